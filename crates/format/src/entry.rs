@@ -1,0 +1,27 @@
+//! One tensor of a header.
+
+use crate::dtype::Dtype;
+
+/// What a header says of one tensor. Proven: `begin..end` lies in the data section and has just the size that
+/// `shape` and `dtype` need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry<'h> {
+    /// The tensor's name.
+    pub name: &'h str,
+    /// Type of the elements.
+    pub dtype: Dtype,
+    /// Elements along each dimension, outermost first. Empty for a scalar.
+    pub shape: &'h [u64],
+    /// First byte, counted from the start of the data section.
+    pub begin: u64,
+    /// Byte after the last, counted from the start of the data section.
+    pub end: u64,
+}
+
+impl Entry<'_> {
+    /// Bytes that the tensor takes.
+    #[must_use]
+    pub const fn nbytes(&self) -> u64 {
+        self.end - self.begin
+    }
+}

@@ -1,0 +1,460 @@
+//! What can be wrong with a header, or with tensors that are to be written.
+
+use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt;
+
+use crate::dtype::Dtype;
+use crate::extent::ExtentError;
+use crate::format::Format;
+use crate::quoted::Quoted;
+use crate::sniff::Foreign;
+
+/// A rule of FORMAT.md that a file, or a list of tensors, breaks.
+///
+/// Names and numbers are kept as they are; `Display` escapes and shortens them. It never speaks of a path: whoever
+/// opened the file adds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FormatError {
+    /// F1: the file has no room for the 8 bytes of the header's length.
+    TooShort {
+        /// Size of the file.
+        file_nbytes: u64,
+    },
+    /// F2: the header is longer than the limit.
+    HeaderTooLarge {
+        /// The length that the file claims, or that a writer would need.
+        found: u64,
+        /// [`crate::Limits::header_nbytes`].
+        limit: u64,
+    },
+    /// F3: the header would pass the end of the file.
+    HeaderPastEnd {
+        /// The length that the file claims.
+        header_nbytes: u64,
+        /// Size of the file.
+        file_nbytes: u64,
+    },
+    /// F4: a byte of the header, or of a string in it, is not UTF-8.
+    InvalidUtf8 {
+        /// Counted from the start of the file.
+        position: u64,
+    },
+    /// F5: the header is not one JSON object with white space around it.
+    InvalidJson {
+        /// What the JSON reader says, with line and column.
+        reason: String,
+    },
+    /// F6: `__metadata__` is not an object of strings.
+    InvalidMetadata {
+        /// The key at fault, when it is a value that is wrong.
+        key: Option<String>,
+        /// What stands there.
+        found: String,
+    },
+    /// F7: two tensors have one name.
+    DuplicateTensor {
+        /// The name, escapes undone.
+        tensor: String,
+    },
+    /// F7: two metadata pairs have one key, or there are two `__metadata__`.
+    DuplicateMetadataKey {
+        /// The key, escapes undone.
+        key: String,
+    },
+    /// F7: an entry names a field twice.
+    DuplicateField {
+        /// The entry's name.
+        tensor: String,
+        /// The field.
+        field: &'static str,
+    },
+    /// F8: an entry, or a field of it, is of the wrong kind.
+    InvalidEntry {
+        /// The entry's name.
+        tensor: String,
+        /// `dtype`, `shape` or `data_offsets`; empty when the entry itself is no object.
+        field: &'static str,
+        /// What had to stand there.
+        expected: &'static str,
+        /// What stands there.
+        found: String,
+    },
+    /// F8: an entry lacks a field.
+    MissingField {
+        /// The entry's name.
+        tensor: String,
+        /// The field.
+        field: &'static str,
+    },
+    /// F8: the dtype is none of this format.
+    UnknownDtype {
+        /// The entry's name.
+        tensor: String,
+        /// As the file spells it.
+        dtype: String,
+    },
+    /// F9: shape and dtype have no size in bytes.
+    Extent {
+        /// The entry's name.
+        tensor: String,
+        /// Its dtype.
+        dtype: Dtype,
+        /// Its shape.
+        shape: Vec<u64>,
+        /// Why not.
+        reason: ExtentError,
+    },
+    /// F10: the range is not as long as shape and dtype need, or ends before it begins.
+    SizeMismatch {
+        /// The entry's name.
+        tensor: String,
+        /// Its dtype.
+        dtype: Dtype,
+        /// Its shape.
+        shape: Vec<u64>,
+        /// Bytes that shape and dtype need.
+        expected: u64,
+        /// Where the header says that the data begins.
+        begin: u64,
+        /// Where the header says that it ends.
+        end: u64,
+    },
+    /// F11: bytes of the data section belong to no tensor.
+    Hole {
+        /// The first tensor after the hole.
+        tensor: String,
+        /// Where the hole begins.
+        begin: u64,
+        /// Where it ends.
+        end: u64,
+    },
+    /// F11: two tensors share bytes, or stand out of order in a `.bt` header.
+    Overlap {
+        /// The tensor that begins too early.
+        tensor: String,
+        /// The tensor before it.
+        other: String,
+        /// Where `tensor` begins.
+        begin: u64,
+        /// Where `other` ends.
+        end: u64,
+    },
+    /// F12: the file ends before the last tensor does.
+    Truncated {
+        /// The first tensor that is cut off.
+        tensor: String,
+        /// Bytes that the tensors need.
+        expected: u64,
+        /// Bytes that the data section has.
+        found: u64,
+    },
+    /// F12: the file goes on after the last tensor.
+    TrailingBytes {
+        /// Bytes that the tensors need.
+        expected: u64,
+        /// Bytes that the data section has.
+        found: u64,
+    },
+    /// B1: the byte that says whether metadata follows is neither 0 nor 1.
+    InvalidOption {
+        /// The byte.
+        found: u8,
+    },
+    /// B2: a number is not written in the shortest form, or in one that is too wide.
+    InvalidVarint {
+        /// Counted from the start of the file.
+        position: u64,
+    },
+    /// B3: a length, count or string passes the end of the header.
+    UnexpectedEnd {
+        /// Counted from the start of the file.
+        position: u64,
+        /// What was being read.
+        reading: &'static str,
+    },
+    /// B4: after the last entry stands something else than up to 7 spaces.
+    InvalidPadding {
+        /// Counted from the start of the file.
+        position: u64,
+    },
+    /// The header is clear but not as the specification writes it, and [`crate::Leniency::Refuse`] was asked for.
+    NotStrict {
+        /// What is unusual.
+        found: String,
+    },
+    /// The file is of another kind altogether.
+    Foreign {
+        /// Which.
+        kind: Foreign,
+        /// The rule that it breaks.
+        fault: Box<FormatError>,
+    },
+    /// A tensor to be written has the name of the metadata.
+    ReservedName,
+    /// A tensor to be written has a dtype that the format lacks.
+    UnsupportedDtype {
+        /// The tensor's name.
+        tensor: String,
+        /// Its dtype.
+        dtype: Dtype,
+        /// The format to be written.
+        format: Format,
+    },
+}
+
+impl FormatError {
+    /// A stable name for the fault, in kebab-case; programs may match it.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            FormatError::TooShort { .. } => "too-short",
+            FormatError::HeaderTooLarge { .. } => "header-too-large",
+            FormatError::HeaderPastEnd { .. } => "header-past-end",
+            FormatError::InvalidUtf8 { .. } => "invalid-utf8",
+            FormatError::InvalidJson { .. } => "invalid-json",
+            FormatError::InvalidMetadata { .. } => "invalid-metadata",
+            FormatError::DuplicateTensor { .. } => "duplicate-tensor",
+            FormatError::DuplicateMetadataKey { .. } => "duplicate-metadata-key",
+            FormatError::DuplicateField { .. } => "duplicate-field",
+            FormatError::InvalidEntry { .. } => "invalid-entry",
+            FormatError::MissingField { .. } => "missing-field",
+            FormatError::UnknownDtype { .. } => "unknown-dtype",
+            FormatError::Extent {
+                reason: ExtentError::Overflow,
+                ..
+            } => "size-overflow",
+            FormatError::Extent {
+                reason: ExtentError::PartialByte { .. },
+                ..
+            } => "partial-byte",
+            FormatError::SizeMismatch { begin, end, .. } if begin > end => "reversed-range",
+            FormatError::SizeMismatch { .. } => "size-mismatch",
+            FormatError::Hole { .. } => "hole",
+            FormatError::Overlap { .. } => "overlap",
+            FormatError::Truncated { .. } => "truncated",
+            FormatError::TrailingBytes { .. } => "trailing-bytes",
+            FormatError::InvalidOption { .. } => "invalid-option",
+            FormatError::InvalidVarint { .. } => "invalid-varint",
+            FormatError::UnexpectedEnd { .. } => "unexpected-end",
+            FormatError::InvalidPadding { .. } => "invalid-padding",
+            FormatError::NotStrict { .. } => "not-strict",
+            FormatError::Foreign { .. } => "foreign-file",
+            FormatError::ReservedName => "reserved-name",
+            FormatError::UnsupportedDtype { .. } => "unsupported-dtype",
+        }
+    }
+
+    /// The tensor that the fault concerns, if it is one.
+    #[must_use]
+    pub fn tensor(&self) -> Option<&str> {
+        match self {
+            FormatError::DuplicateTensor { tensor }
+            | FormatError::DuplicateField { tensor, .. }
+            | FormatError::InvalidEntry { tensor, .. }
+            | FormatError::MissingField { tensor, .. }
+            | FormatError::UnknownDtype { tensor, .. }
+            | FormatError::Extent { tensor, .. }
+            | FormatError::SizeMismatch { tensor, .. }
+            | FormatError::Hole { tensor, .. }
+            | FormatError::Overlap { tensor, .. }
+            | FormatError::Truncated { tensor, .. }
+            | FormatError::UnsupportedDtype { tensor, .. } => Some(tensor),
+            FormatError::ReservedName => Some(crate::METADATA_KEY),
+            _ => None,
+        }
+    }
+
+    /// The sizes that had to agree and did not, in bytes: what was expected, what was found.
+    #[must_use]
+    pub fn expected_found(&self) -> Option<(u64, u64)> {
+        match *self {
+            FormatError::TooShort { file_nbytes } => Some((8, file_nbytes)),
+            FormatError::HeaderTooLarge { found, limit } => Some((limit, found)),
+            FormatError::HeaderPastEnd {
+                header_nbytes,
+                file_nbytes,
+            } => Some((header_nbytes.saturating_add(8), file_nbytes)),
+            FormatError::SizeMismatch {
+                expected, begin, end, ..
+            } => Some((expected, end.saturating_sub(begin))),
+            FormatError::Truncated { expected, found, .. }
+            | FormatError::TrailingBytes { expected, found } => Some((expected, found)),
+            FormatError::Foreign { ref fault, .. } => fault.expected_found(),
+            _ => None,
+        }
+    }
+
+    /// The bytes of the data section that the fault concerns.
+    #[must_use]
+    pub fn range(&self) -> Option<(u64, u64)> {
+        match *self {
+            FormatError::SizeMismatch { begin, end, .. }
+            | FormatError::Hole { begin, end, .. }
+            | FormatError::Overlap { begin, end, .. } => Some((begin, end)),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for FormatError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(tensor) = self.tensor() {
+            write!(f, "tensor {}: ", Quoted(tensor))?;
+        }
+        match self {
+            FormatError::TooShort { file_nbytes } => {
+                write!(
+                    f,
+                    "too short for a header length: expected at least 8 bytes, found {file_nbytes}"
+                )
+            }
+            FormatError::HeaderTooLarge { found, limit } => {
+                write!(
+                    f,
+                    "header too large: expected at most {limit} bytes, found {found}"
+                )
+            }
+            FormatError::HeaderPastEnd {
+                header_nbytes,
+                file_nbytes,
+            } => write!(
+                f,
+                "header passes the end of the file: expected {header_nbytes} bytes after the first 8, found {} \
+                 — incomplete download?",
+                file_nbytes.saturating_sub(8)
+            ),
+            FormatError::InvalidUtf8 { position } => {
+                write!(f, "invalid UTF-8 at byte {position} of the file")
+            }
+            FormatError::InvalidJson { reason } => write!(f, "invalid JSON in the header: {reason}"),
+            FormatError::InvalidMetadata {
+                key: Some(key),
+                found,
+            } => {
+                write!(
+                    f,
+                    "metadata key {}: expected a string, found {found}",
+                    Quoted(key)
+                )
+            }
+            FormatError::InvalidMetadata { key: None, found } => {
+                write!(f, "metadata: expected an object of strings, found {found}")
+            }
+            FormatError::DuplicateTensor { .. } => f.write_str("two tensors have this name"),
+            FormatError::DuplicateMetadataKey { key } => {
+                write!(f, "metadata key {}: it stands there twice", Quoted(key))
+            }
+            FormatError::DuplicateField { field, .. } => write!(f, "field `{field}` stands there twice"),
+            FormatError::InvalidEntry {
+                field: "",
+                expected,
+                found,
+                ..
+            } => {
+                write!(f, "expected {expected}, found {found}")
+            }
+            FormatError::InvalidEntry {
+                field,
+                expected,
+                found,
+                ..
+            } => {
+                write!(f, "field `{field}`: expected {expected}, found {found}")
+            }
+            FormatError::MissingField { field, .. } => write!(f, "field `{field}` is missing"),
+            FormatError::UnknownDtype { dtype, .. } => write!(f, "unknown dtype {}", Quoted(dtype)),
+            FormatError::Extent {
+                dtype, shape, reason, ..
+            } => write!(f, "shape {} of {dtype}: {reason}", Shape(shape)),
+            FormatError::SizeMismatch {
+                dtype,
+                shape,
+                expected,
+                begin,
+                end,
+                ..
+            } => write!(
+                f,
+                "shape {} of {dtype} needs {expected} bytes, header gives {begin}..{end}",
+                Shape(shape)
+            ),
+            FormatError::Hole { begin, end, .. } => {
+                write!(
+                    f,
+                    "bytes {begin}..{end} of the data before it belong to no tensor"
+                )
+            }
+            FormatError::Overlap {
+                other, begin, end, ..
+            } => {
+                write!(
+                    f,
+                    "begins at byte {begin} of the data, before {} ends at {end}",
+                    Quoted(other)
+                )
+            }
+            FormatError::Truncated { expected, found, .. } => write!(
+                f,
+                "the file is {} bytes short: expected {expected} bytes of data, found {found} — incomplete download?",
+                expected - found
+            ),
+            FormatError::TrailingBytes { expected, found } => write!(
+                f,
+                "{} bytes follow the last tensor: expected {expected} bytes of data, found {found}",
+                found - expected
+            ),
+            FormatError::InvalidOption { found } => {
+                write!(f, "first byte of the header: expected 0 or 1, found {found}")
+            }
+            FormatError::InvalidVarint { position } => {
+                write!(
+                    f,
+                    "number at byte {position} of the file is not in its shortest form, or too wide"
+                )
+            }
+            FormatError::UnexpectedEnd { position, reading } => {
+                write!(
+                    f,
+                    "{reading} at byte {position} of the file passes the end of the header"
+                )
+            }
+            FormatError::InvalidPadding { position } => {
+                write!(
+                    f,
+                    "expected up to 7 spaces after the last entry, found other bytes at byte {position} of the file"
+                )
+            }
+            FormatError::NotStrict { found } => write!(f, "not strictly as specified: {found}"),
+            FormatError::Foreign { kind, fault } => write!(f, "this is {kind} ({fault})"),
+            FormatError::ReservedName => f.write_str("the name is reserved for metadata"),
+            FormatError::UnsupportedDtype { dtype, format, .. } => {
+                write!(
+                    f,
+                    "{format} has no dtype {dtype} — save as safetensors, or convert it"
+                )
+            }
+        }
+    }
+}
+
+impl core::error::Error for FormatError {}
+
+/// A shape as it stands in a header, cut where a hostile one would fill the screen.
+pub(crate) struct Shape<'a>(pub(crate) &'a [u64]);
+
+impl fmt::Display for Shape<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 16;
+        f.write_str("[")?;
+        for (axis, dim) in self.0.iter().take(SHOWN).enumerate() {
+            write!(f, "{}{dim}", if axis == 0 { "" } else { ", " })?;
+        }
+        match self.0.len().checked_sub(SHOWN) {
+            None | Some(0) => f.write_str("]"),
+            Some(more) => write!(f, ", … {more} more]"),
+        }
+    }
+}

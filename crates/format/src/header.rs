@@ -1,0 +1,392 @@
+//! A header whose every claim has been checked.
+
+use alloc::borrow::ToOwned;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use crate::dtype::Dtype;
+use crate::entry::Entry;
+use crate::error::FormatError;
+use crate::extent::{self, index, to_u32, to_u64};
+use crate::format::Format;
+use crate::limits::Limits;
+use crate::metadata::Metadata;
+use crate::sniff::Foreign;
+use crate::{bintensors, safetensors};
+
+/// The header of a file, proven: the entries cover the data section exactly, in file order, without hole or
+/// overlap, every size equals shape times dtype, every name is there once. Nothing downstream checks again.
+///
+/// Names and shapes lie back to back in two arenas, so that a header costs a few allocations, not some per
+/// tensor, and less than twice its own bytes.
+#[derive(Clone, Debug)]
+pub struct Header {
+    raw: RawHeader,
+    format: Format,
+    data_start: u64,
+    data_nbytes: u64,
+    /// Entries in the order of their names; empty where that is the order of the file.
+    by_name: Vec<u32>,
+}
+
+/// What a codec read, not yet checked: in the order and with the claims of the file.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RawHeader {
+    pub(crate) names: String,
+    pub(crate) dims: Vec<u64>,
+    pub(crate) records: Vec<Record>,
+    pub(crate) metadata: Option<Metadata>,
+}
+
+/// One entry; its name and shape end where it says and begin where those of the record before it end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Record {
+    begin: u64,
+    end: u64,
+    name_end: u32,
+    dims_end: u32,
+    dtype: Dtype,
+}
+
+impl RawHeader {
+    /// Adds an entry whose name and dimensions were appended to the arenas just before.
+    pub(crate) fn close_entry(&mut self, dtype: Dtype, begin: u64, end: u64) {
+        let name_end = to_u32(self.names.len());
+        let dims_end = to_u32(self.dims.len());
+        self.records.push(Record {
+            begin,
+            end,
+            name_end,
+            dims_end,
+            dtype,
+        });
+    }
+
+    fn entry(&self, number: usize) -> Entry<'_> {
+        let record = &self.records[number];
+        let (name_begin, dims_begin) = match number.checked_sub(1) {
+            None => (0, 0),
+            Some(before) => (self.records[before].name_end, self.records[before].dims_end),
+        };
+        Entry {
+            name: &self.names[index(name_begin)..index(record.name_end)],
+            dtype: record.dtype,
+            shape: &self.dims[index(dims_begin)..index(record.dims_end)],
+            begin: record.begin,
+            end: record.end,
+        }
+    }
+
+    /// The same entries in the order of their data. Writers of safetensors may list them in any order; most list
+    /// them like this already.
+    fn in_data_order(self) -> RawHeader {
+        if self.records.is_sorted_by_key(|record| (record.begin, record.end)) {
+            return self;
+        }
+        let mut order: Vec<usize> = (0..self.records.len()).collect();
+        order.sort_by_key(|&number| (self.records[number].begin, self.records[number].end));
+        let mut sorted = RawHeader {
+            names: String::with_capacity(self.names.len()),
+            dims: Vec::with_capacity(self.dims.len()),
+            records: Vec::with_capacity(self.records.len()),
+            metadata: None,
+        };
+        for entry in order.into_iter().map(|number| self.entry(number)) {
+            sorted.names.push_str(entry.name);
+            sorted.dims.extend_from_slice(entry.shape);
+            sorted.close_entry(entry.dtype, entry.begin, entry.end);
+        }
+        RawHeader {
+            metadata: self.metadata,
+            ..sorted
+        }
+    }
+}
+
+impl Header {
+    /// Bytes at the start of a file that [`Header::parse`] needs: the length and the header itself. Asks for no
+    /// more than the first 8 bytes and the file's size, so that nothing is allocated on the word of a hostile
+    /// file.
+    ///
+    /// # Errors
+    /// Rules F1, F2 and F3; [`FormatError::Foreign`] when `start`, however much of the file it holds, is
+    /// recognised as something else.
+    pub fn head_nbytes(start: &[u8], file_nbytes: u64, limits: &Limits) -> Result<u64, FormatError> {
+        head_nbytes(start, file_nbytes, limits).map_err(|fault| name_foreign(start, fault))
+    }
+
+    /// Reads the header at the start of a file of `file_nbytes` bytes. `head` holds at least the first
+    /// [`Header::head_nbytes`] of them.
+    ///
+    /// ```
+    /// use ingot_format::{Header, Limits};
+    /// let file = b"\x39\0\0\0\0\0\0\0{\"bias\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}12345678";
+    /// let header = Header::parse(file, file.len() as u64, &Limits::default())?;
+    /// let bias = header.get("bias").unwrap();
+    /// assert_eq!((bias.dtype.code(), bias.shape, bias.nbytes()), ("F32", &[2][..], 8));
+    /// # Ok::<(), ingot_format::FormatError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The first rule of FORMAT.md that the file breaks.
+    pub fn parse(head: &[u8], file_nbytes: u64, limits: &Limits) -> Result<Header, FormatError> {
+        let data_start = Header::head_nbytes(head, file_nbytes, limits)?;
+        let text = extent::to_usize(data_start)
+            .and_then(|end| head.get(PREFIX_NBYTES..end))
+            .ok_or(FormatError::HeaderPastEnd {
+                header_nbytes: data_start - 8,
+                file_nbytes: to_u64(head.len()),
+            })?;
+        let format = text
+            .first()
+            .and_then(|&first| Format::of_header(first))
+            .unwrap_or(Format::Safetensors);
+        let raw = match format {
+            Format::Safetensors => safetensors::parse(text, limits.leniency),
+            Format::Bintensors => bintensors::parse(text),
+        };
+        raw.and_then(|raw| Header::prove(raw, format, data_start, file_nbytes - data_start))
+            .map_err(|fault| name_foreign(head, fault))
+    }
+
+    /// Rules F7 and F9 to F12: the only way to a `Header`.
+    pub(crate) fn prove(
+        raw: RawHeader,
+        format: Format,
+        data_start: u64,
+        data_nbytes: u64,
+    ) -> Result<Header, FormatError> {
+        let raw = match format {
+            Format::Safetensors => raw.in_data_order(),
+            // A binary header must list its tensors in that order already (rule F11).
+            Format::Bintensors => raw,
+        };
+        let by_name = prove_names(&raw)?;
+        prove_ranges(&raw, data_nbytes)?;
+        Ok(Header {
+            raw,
+            format,
+            data_start,
+            data_nbytes,
+            by_name,
+        })
+    }
+
+    /// The format that the file has.
+    #[must_use]
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// How many tensors there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.raw.records.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.raw.records.is_empty()
+    }
+
+    /// The tensor at `number` in the order of the data.
+    #[must_use]
+    pub fn entry(&self, number: usize) -> Option<Entry<'_>> {
+        (number < self.len()).then(|| self.raw.entry(number))
+    }
+
+    /// All tensors in the order of their data.
+    pub fn entries(&self) -> impl ExactSizeIterator<Item = Entry<'_>> + Clone {
+        (0..self.len()).map(|number| self.raw.entry(number))
+    }
+
+    /// All tensors in the order of their names, byte by byte.
+    pub fn entries_by_name(&self) -> impl ExactSizeIterator<Item = Entry<'_>> + Clone {
+        (0..self.len()).map(|rank| self.raw.entry(self.nth_by_name(rank)))
+    }
+
+    /// Where the tensor `name` stands in the order of the data.
+    #[must_use]
+    pub fn find(&self, name: &str) -> Option<usize> {
+        // Branch and bound over ranks: a binary search that needs no second copy of the names.
+        let (mut low, mut high) = (0, self.len());
+        while low < high {
+            let middle = low + (high - low) / 2;
+            match self.raw.entry(self.nth_by_name(middle)).name.cmp(name) {
+                core::cmp::Ordering::Less => low = middle + 1,
+                core::cmp::Ordering::Greater => high = middle,
+                core::cmp::Ordering::Equal => return Some(self.nth_by_name(middle)),
+            }
+        }
+        None
+    }
+
+    /// The tensor `name`.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<Entry<'_>> {
+        self.find(name).map(|number| self.raw.entry(number))
+    }
+
+    /// The metadata; `None` where the file has none at all, which is not the same as having an empty one.
+    #[must_use]
+    pub fn metadata(&self) -> Option<&Metadata> {
+        self.raw.metadata.as_ref()
+    }
+
+    /// Where the data section begins, counted from the start of the file.
+    #[must_use]
+    pub fn data_start(&self) -> u64 {
+        self.data_start
+    }
+
+    /// Bytes in the data section.
+    #[must_use]
+    pub fn data_nbytes(&self) -> u64 {
+        self.data_nbytes
+    }
+
+    /// Bytes that a file with this header has.
+    #[must_use]
+    pub fn file_nbytes(&self) -> u64 {
+        // Cannot overflow: `prove` was given the two as parts of a file's size.
+        self.data_start + self.data_nbytes
+    }
+
+    /// The same header in a file whose data section begins at `data_start`.
+    pub(crate) fn at(self, data_start: u64) -> Header {
+        Header { data_start, ..self }
+    }
+
+    fn nth_by_name(&self, rank: usize) -> usize {
+        self.by_name.get(rank).map_or(rank, |&number| index(number))
+    }
+}
+
+/// Bytes of the length that stands before every header.
+pub(crate) const PREFIX_NBYTES: usize = 8;
+
+/// Rules F1 to F3.
+fn head_nbytes(start: &[u8], file_nbytes: u64, limits: &Limits) -> Result<u64, FormatError> {
+    let prefix = start.first_chunk::<PREFIX_NBYTES>();
+    let header_nbytes = match prefix {
+        Some(prefix) if file_nbytes >= to_u64(PREFIX_NBYTES) => u64::from_le_bytes(*prefix),
+        _ => {
+            return Err(FormatError::TooShort {
+                file_nbytes: file_nbytes.min(to_u64(start.len())),
+            });
+        }
+    };
+    if header_nbytes > limits.header_nbytes() {
+        return Err(FormatError::HeaderTooLarge {
+            found: header_nbytes,
+            limit: limits.header_nbytes(),
+        });
+    }
+    // No overflow: the limit has 32 bits.
+    let head_nbytes = header_nbytes + to_u64(PREFIX_NBYTES);
+    if head_nbytes > file_nbytes {
+        return Err(FormatError::HeaderPastEnd {
+            header_nbytes,
+            file_nbytes,
+        });
+    }
+    Ok(head_nbytes)
+}
+
+/// Says what the file is, where it was refused and is recognised.
+fn name_foreign(start: &[u8], fault: FormatError) -> FormatError {
+    match Foreign::of_start(start) {
+        Some(kind) if !matches!(fault, FormatError::Foreign { .. }) => FormatError::Foreign {
+            kind,
+            fault: alloc::boxed::Box::new(fault),
+        },
+        _ => fault,
+    }
+}
+
+/// Rule F7 for names: gives their order, empty where it is the order of the file.
+fn prove_names(raw: &RawHeader) -> Result<Vec<u32>, FormatError> {
+    let name = |number: usize| raw.entry(number).name;
+    let count = raw.records.len();
+    if (1..count).all(|number| name(number - 1) < name(number)) {
+        return Ok(Vec::new());
+    }
+    let mut by_name: Vec<u32> = (0..to_u32(count)).collect();
+    // A stable sort, because it takes over the sorted runs that writers leave, one for each dtype. Names chosen
+    // to collide cost it nothing, as they would a hash table.
+    by_name.sort_by(|&a, &b| name(index(a)).cmp(name(index(b))));
+    match by_name
+        .windows(2)
+        .find(|pair| name(index(pair[0])) == name(index(pair[1])))
+    {
+        Some(pair) => Err(FormatError::DuplicateTensor {
+            tensor: name(index(pair[0])).to_owned(),
+        }),
+        None => Ok(by_name),
+    }
+}
+
+/// Rules F9 to F12, on entries in the order of their data.
+fn prove_ranges(raw: &RawHeader, data_nbytes: u64) -> Result<(), FormatError> {
+    let mut covered = 0;
+    for number in 0..raw.records.len() {
+        let entry = raw.entry(number);
+        let expected = extent::nbytes(entry.dtype, entry.shape).map_err(|reason| FormatError::Extent {
+            tensor: entry.name.to_owned(),
+            dtype: entry.dtype,
+            shape: entry.shape.to_owned(),
+            reason,
+        })?;
+        if entry.begin.checked_add(expected) != Some(entry.end) {
+            return Err(FormatError::SizeMismatch {
+                tensor: entry.name.to_owned(),
+                dtype: entry.dtype,
+                shape: entry.shape.to_owned(),
+                expected,
+                begin: entry.begin,
+                end: entry.end,
+            });
+        }
+        if entry.begin != covered {
+            return Err(misplaced(raw, number, covered));
+        }
+        covered = entry.end;
+    }
+    match covered.cmp(&data_nbytes) {
+        core::cmp::Ordering::Equal => Ok(()),
+        core::cmp::Ordering::Less => Err(FormatError::TrailingBytes {
+            expected: covered,
+            found: data_nbytes,
+        }),
+        core::cmp::Ordering::Greater => {
+            let cut = raw.records.partition_point(|record| record.end <= data_nbytes);
+            let tensor = raw.entry(cut).name.to_owned();
+            Err(FormatError::Truncated {
+                tensor,
+                expected: covered,
+                found: data_nbytes,
+            })
+        }
+    }
+}
+
+/// Rule F11: entry `number` does not begin at `covered`, where the one before it ends.
+#[cold]
+fn misplaced(raw: &RawHeader, number: usize, covered: u64) -> FormatError {
+    let entry = raw.entry(number);
+    let tensor = entry.name.to_owned();
+    match number.checked_sub(1) {
+        Some(before) if entry.begin < covered => FormatError::Overlap {
+            tensor,
+            other: raw.entry(before).name.to_owned(),
+            begin: entry.begin,
+            end: covered,
+        },
+        _ => FormatError::Hole {
+            tensor,
+            begin: covered,
+            end: entry.begin,
+        },
+    }
+}

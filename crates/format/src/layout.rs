@@ -1,0 +1,141 @@
+//! Where tensors go in a new file.
+
+use alloc::borrow::ToOwned;
+use alloc::vec::Vec;
+
+use crate::dtype::Dtype;
+use crate::error::FormatError;
+use crate::extent::{self, to_u32, to_u64};
+use crate::format::Format;
+use crate::header::{Header, PREFIX_NBYTES, RawHeader};
+use crate::limits::Limits;
+use crate::metadata::Metadata;
+use crate::{METADATA_KEY, bintensors, safetensors};
+
+/// A tensor to be written: all but its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spec<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Type of the elements.
+    pub dtype: Dtype,
+    /// Elements along each dimension.
+    pub shape: &'a [u64],
+}
+
+/// A new file, but for the tensors' bytes.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    /// The header of the new file, proven like one that was read.
+    pub header: Header,
+    /// Its bytes: the length, the header, the padding. The data follows at once.
+    pub head: Vec<u8>,
+    /// The tensors' places in the list that was given, in the order of their data.
+    pub order: Vec<usize>,
+}
+
+/// Lays out a file that holds `specs` and `metadata`.
+///
+/// The same input gives the same bytes: metadata keys are sorted, tensors ordered as each format's own library
+/// orders them (FORMAT.md, "Writing").
+///
+/// ```
+/// use ingot_format::{Dtype, Format, Spec, layout};
+/// let specs = [
+///     Spec { name: "mask", dtype: Dtype::U8, shape: &[3] },
+///     Spec { name: "bias", dtype: Dtype::F32, shape: &[2] },
+/// ];
+/// let new = layout(&specs, None, Format::Safetensors)?;
+/// assert_eq!(new.order, [1, 0], "wider elements first");
+/// assert_eq!(new.head.len() % 8, 0);
+/// # Ok::<(), ingot_format::FormatError>(())
+/// ```
+///
+/// # Errors
+/// A name twice or reserved, a size that overflows or ends inside a byte, a dtype that the format lacks, a header
+/// above [`Limits::HEADER_NBYTES`].
+pub fn layout<'a>(
+    specs: &[Spec<'a>],
+    metadata: Option<&[(&'a str, &'a str)]>,
+    format: Format,
+) -> Result<Layout, FormatError> {
+    let order = data_order(specs, format)?;
+    let metadata = metadata.map(sorted).transpose()?;
+    let mut raw = RawHeader {
+        metadata,
+        ..RawHeader::default()
+    };
+    let mut begin = 0_u64;
+    for spec in order.iter().map(|&number| &specs[number]) {
+        let end = extent::nbytes(spec.dtype, spec.shape)
+            .and_then(|nbytes| begin.checked_add(nbytes).ok_or(extent::ExtentError::Overflow))
+            .map_err(|reason| FormatError::Extent {
+                tensor: spec.name.to_owned(),
+                dtype: spec.dtype,
+                shape: spec.shape.to_owned(),
+                reason,
+            })?;
+        raw.names.push_str(spec.name);
+        raw.dims.extend_from_slice(spec.shape);
+        raw.close_entry(spec.dtype, begin, end);
+        begin = end;
+    }
+    let header = Header::prove(raw, format, 0, begin)?;
+    let mut head = alloc::vec![0; PREFIX_NBYTES];
+    match format {
+        Format::Safetensors => safetensors::render(&header, &mut head),
+        Format::Bintensors => bintensors::render(&header, &mut head),
+    }
+    // 8, so that the data begins where an F64 placed first is aligned when the file is mapped.
+    head.resize(head.len().next_multiple_of(8), b' ');
+    let header_nbytes = to_u64(head.len() - PREFIX_NBYTES);
+    if header_nbytes > Limits::HEADER_NBYTES {
+        return Err(FormatError::HeaderTooLarge {
+            found: header_nbytes,
+            limit: Limits::HEADER_NBYTES,
+        });
+    }
+    head[..PREFIX_NBYTES].copy_from_slice(&header_nbytes.to_le_bytes());
+    let header = header.at(to_u64(head.len()));
+    Ok(Layout { header, head, order })
+}
+
+/// The order in which each format's own library writes tensors: wide elements first, so that all lie aligned,
+/// then by name.
+fn data_order(specs: &[Spec<'_>], format: Format) -> Result<Vec<usize>, FormatError> {
+    let mut keyed = Vec::with_capacity(specs.len());
+    for (number, spec) in specs.iter().enumerate() {
+        let rank = match format {
+            Format::Safetensors if spec.name == METADATA_KEY => return Err(FormatError::ReservedName),
+            Format::Safetensors => Some(safetensors::data_rank(spec.dtype)),
+            Format::Bintensors => spec.dtype.bintensors_number(),
+        };
+        let rank = rank.ok_or_else(|| FormatError::UnsupportedDtype {
+            tensor: spec.name.to_owned(),
+            dtype: spec.dtype,
+            format,
+        })?;
+        keyed.push((core::cmp::Reverse(rank), spec.name, to_u32(number)));
+    }
+    // Stable, to profit from callers who sorted by name already.
+    keyed.sort();
+    Ok(keyed
+        .into_iter()
+        .map(|(_, _, number)| extent::index(number))
+        .collect())
+}
+
+/// The pairs in the order of their keys, so that the same metadata gives the same file.
+fn sorted(pairs: &[(&str, &str)]) -> Result<Metadata, FormatError> {
+    let mut pairs = pairs.to_vec();
+    pairs.sort_unstable();
+    let mut metadata = Metadata::default();
+    for (key, value) in pairs {
+        metadata.push(key);
+        metadata.push(value);
+    }
+    match metadata.duplicate() {
+        Some(key) => Err(FormatError::DuplicateMetadataKey { key: key.to_owned() }),
+        None => Ok(metadata),
+    }
+}

@@ -1,0 +1,76 @@
+//! Names from files, made safe to print.
+
+use core::fmt::{self, Write};
+
+/// A name between backticks, with every character escaped that could steer a terminal or hide text, and cut
+/// after [`Quoted::CHARS`] characters. All messages print names through this.
+pub struct Quoted<'a>(pub &'a str);
+
+impl Quoted<'_> {
+    /// Characters of a name that are printed. Longer names exist (a header may hold one of 100 MB) but no
+    /// message should.
+    pub const CHARS: usize = 200;
+}
+
+impl fmt::Display for Quoted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_char('`')?;
+        escape(f, self.0, Quoted::CHARS)?;
+        f.write_char('`')
+    }
+}
+
+/// Text such as a path, escaped like [`Quoted`] but neither quoted nor cut.
+pub struct Escaped<'a>(pub &'a str);
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        escape(f, self.0, usize::MAX)
+    }
+}
+
+fn escape(f: &mut fmt::Formatter<'_>, text: &str, limit: usize) -> fmt::Result {
+    for (count, c) in text.chars().enumerate() {
+        if count == limit {
+            return f.write_char('…');
+        }
+        match c {
+            '\0'..='\x1f' | '\x7f'..='\u{9f}' => write!(f, "\\x{:02x}", u32::from(c))?,
+            _ if is_invisible(c) => write!(f, "\\u{:04x}", u32::from(c))?,
+            _ => f.write_char(c)?,
+        }
+    }
+    Ok(())
+}
+
+/// Characters that reorder, join or hide what stands around them: zero-width and bidirectional controls,
+/// line and paragraph separators, tags and variation selectors.
+fn is_invisible(c: char) -> bool {
+    matches!(c,
+        '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+        | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fe00}'..='\u{fe0f}' | '\u{fff9}'..='\u{fffb}'
+        | '\u{e0000}'..='\u{e0fff}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::{format, string::ToString};
+
+    #[test]
+    fn escapes_what_steers_a_terminal() {
+        assert_eq!(
+            Quoted("a\x1b[31m\u{9b}\u{202e}b").to_string(),
+            "`a\\x1b[31m\\x9b\\u202eb`"
+        );
+    }
+
+    #[test]
+    fn cuts_long_names() {
+        let long = "x".repeat(60_000);
+        assert_eq!(
+            Quoted(&long).to_string(),
+            format!("`{}…`", "x".repeat(Quoted::CHARS))
+        );
+    }
+}

@@ -1,0 +1,333 @@
+//! The quick reader: one pass over the compact JSON that every common writer emits.
+//!
+//! It gives exactly what the reference reader in `json.rs` gives, or steps aside for it. It never says what is
+//! wrong with a header; finding words for that is the reference reader's work.
+
+use core::str;
+
+use crate::METADATA_KEY;
+use crate::dtype::Dtype;
+use crate::error::FormatError;
+use crate::extent::to_u64;
+use crate::header::{PREFIX_NBYTES, RawHeader};
+use crate::limits::Leniency;
+use crate::metadata::Metadata;
+use crate::safetensors::json;
+
+/// Reads the JSON of a header. Rules F4 to F8.
+pub(crate) fn parse(header: &[u8], leniency: Leniency) -> Result<RawHeader, FormatError> {
+    // F4
+    let text = str::from_utf8(header).map_err(|fault| FormatError::InvalidUtf8 {
+        position: to_u64(PREFIX_NBYTES + fault.valid_up_to()),
+    })?;
+    match compact(text) {
+        Some(raw) => Ok(raw),
+        None => json::read(text, leniency),
+    }
+}
+
+/// The header, if it is compact: no white space but the final spaces, no escapes, the fields of an entry in the
+/// usual order.
+fn compact(text: &str) -> Option<RawHeader> {
+    let mut cursor = Cursor { text, at: 0 };
+    let mut raw = RawHeader::default();
+    cursor.literal(b"{")?;
+    if cursor.literal(b"}").is_none() {
+        reserve(&mut raw, text.len());
+        let mut usual = Dtype::F32;
+        loop {
+            match cursor.string()? {
+                METADATA_KEY => metadata(&mut cursor, &mut raw)?,
+                name => {
+                    raw.names.push_str(name);
+                    usual = entry(&mut cursor, &mut raw, usual)?;
+                }
+            }
+            match cursor.byte()? {
+                b',' => {}
+                b'}' => break,
+                _ => return None,
+            }
+        }
+    }
+    cursor.only_spaces_remain().then_some(raw)
+}
+
+/// Makes room for what a header of `header_nbytes` usually holds, so that growing does not copy it again and
+/// again. Memory that is reserved and never written to takes no place, and the shares are such that even a
+/// header made to be small in all but one of them stays below twice its size.
+fn reserve(raw: &mut RawHeader, header_nbytes: usize) {
+    const USUAL_ENTRY_NBYTES: usize = 100;
+    let count = header_nbytes / USUAL_ENTRY_NBYTES + 1;
+    raw.records.reserve(count);
+    raw.dims.reserve(2 * count);
+    raw.names.reserve(header_nbytes / 4);
+}
+
+/// `:{"k":"v",…}` after `"__metadata__"`.
+fn metadata(cursor: &mut Cursor<'_>, raw: &mut RawHeader) -> Option<()> {
+    if raw.metadata.is_some() {
+        return None;
+    }
+    cursor.literal(b":{")?;
+    let mut metadata = Metadata::default();
+    if cursor.literal(b"}").is_none() {
+        loop {
+            metadata.push(cursor.string()?);
+            cursor.literal(b":")?;
+            metadata.push(cursor.string()?);
+            match cursor.byte()? {
+                b',' => {}
+                b'}' => break,
+                _ => return None,
+            }
+        }
+    }
+    if metadata.duplicate().is_some() {
+        return None;
+    }
+    raw.metadata = Some(metadata);
+    Some(())
+}
+
+/// `:{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}` after a name. Gives the dtype, because the next entry
+/// most often has the same.
+fn entry(cursor: &mut Cursor<'_>, raw: &mut RawHeader, usual: Dtype) -> Option<Dtype> {
+    cursor.literal(b":{\"dtype\":")?;
+    let dtype = match cursor.dtype(usual) {
+        Some(()) => usual,
+        None => Dtype::from_code(cursor.string()?)?,
+    };
+    cursor.literal(b",\"shape\":[")?;
+    if cursor.literal(b"]").is_none() {
+        loop {
+            raw.dims.push(cursor.number()?);
+            match cursor.byte()? {
+                b',' => {}
+                b']' => break,
+                _ => return None,
+            }
+        }
+    }
+    cursor.literal(b",\"data_offsets\":[")?;
+    let begin = cursor.number()?;
+    cursor.literal(b",")?;
+    let end = cursor.number()?;
+    cursor.literal(b"]}")?;
+    raw.close_entry(dtype, begin, end);
+    Some(dtype)
+}
+
+/// A place in the text. Every method moves past what it was asked for, or stays and says `None`.
+struct Cursor<'a> {
+    text: &'a str,
+    at: usize,
+}
+
+impl<'a> Cursor<'a> {
+    fn rest(&self) -> &'a [u8] {
+        &self.text.as_bytes()[self.at..]
+    }
+
+    fn byte(&mut self) -> Option<u8> {
+        let byte = *self.text.as_bytes().get(self.at)?;
+        self.at += 1;
+        Some(byte)
+    }
+
+    fn literal<const N: usize>(&mut self, literal: &[u8; N]) -> Option<()> {
+        (self.rest().first_chunk::<N>()? == literal).then(|| self.at += N)
+    }
+
+    /// The quoted code of `dtype`.
+    fn dtype(&mut self, dtype: Dtype) -> Option<()> {
+        let rest = self
+            .rest()
+            .strip_prefix(b"\"")?
+            .strip_prefix(dtype.code().as_bytes())?
+            .strip_prefix(b"\"")?;
+        self.at = self.text.len() - rest.len();
+        Some(())
+    }
+
+    /// A quoted string without escapes.
+    fn string(&mut self) -> Option<&'a str> {
+        let body = self.rest().strip_prefix(b"\"")?;
+        let len = plain_nbytes(body);
+        if body.get(len) != Some(&b'"') {
+            return None;
+        }
+        let begin = self.at + 1;
+        self.at = begin + len + 1;
+        self.text.get(begin..begin + len)
+    }
+
+    /// An unsigned number in plain digits.
+    fn number(&mut self) -> Option<u64> {
+        // 10¹⁹ - 1 is the largest number of 19 digits and fits; longer ones are left to the reference reader.
+        const MAX_DIGITS: usize = 19;
+        let mut number = 0;
+        let mut len = 0;
+        for &byte in self.rest() {
+            let digit = byte.wrapping_sub(b'0');
+            if digit > 9 {
+                break;
+            }
+            if len == MAX_DIGITS {
+                return None;
+            }
+            number = number * 10 + u64::from(digit);
+            len += 1;
+        }
+        let leading_zero = len > 1 && self.rest().first() == Some(&b'0');
+        if len == 0 || leading_zero {
+            return None;
+        }
+        self.at += len;
+        Some(number)
+    }
+
+    fn only_spaces_remain(&self) -> bool {
+        self.rest().iter().all(|&byte| byte == b' ')
+    }
+}
+
+/// Bytes of `body` before the first quote, backslash or control character.
+fn plain_nbytes(body: &[u8]) -> usize {
+    const WORD: usize = 8;
+    let mut at = 0;
+    // Eight bytes at a step: names are some 30 bytes long, and looking at single bytes is what a simple reader
+    // spends most of its time on.
+    while let Some(word) = body.get(at..).and_then(<[u8]>::first_chunk::<WORD>) {
+        let ends = string_ends(u64::from_le_bytes(*word));
+        if ends != 0 {
+            return at + crate::extent::index(ends.trailing_zeros() / 8);
+        }
+        at += WORD;
+    }
+    let tail = body.get(at..).unwrap_or_default();
+    at + tail
+        .iter()
+        .position(|&byte| matches!(byte, b'"' | b'\\' | 0..=0x1f))
+        .unwrap_or(tail.len())
+}
+
+/// Marks the top bit of the bytes of `word` that end a plain string. Bytes above the first one marked may be
+/// marked falsely (a borrow runs upwards), which is why only the lowest mark is used.
+fn string_ends(word: u64) -> u64 {
+    const LOW: u64 = 0x0101_0101_0101_0101;
+    const HIGH: u64 = 0x8080_8080_8080_8080;
+    let zero_bytes = |word: u64| word.wrapping_sub(LOW) & !word;
+    let quotes = zero_bytes(word ^ (LOW * 0x22));
+    let backslashes = zero_bytes(word ^ (LOW * 0x5c));
+    let controls = word.wrapping_sub(LOW * 0x20) & !word;
+    (quotes | backslashes | controls) & HIGH
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::format;
+    use alloc::string::String;
+    use alloc::vec::Vec;
+    use proptest::prelude::*;
+
+    /// All that a raw header says, for comparing.
+    fn contents(raw: &RawHeader) -> (String, Vec<u64>, String, Option<Metadata>) {
+        (
+            raw.names.clone(),
+            raw.dims.clone(),
+            format!("{:?}", raw.records),
+            raw.metadata.clone(),
+        )
+    }
+
+    /// The quick reader agrees with the reference reader, or steps aside.
+    fn agree(text: &str) -> Result<bool, TestCaseError> {
+        let quick = compact(text);
+        if let Some(raw) = &quick {
+            let reference = json::read(text, Leniency::Refuse);
+            prop_assert!(reference.is_ok(), "{text:?}: {reference:?}");
+            prop_assert_eq!(contents(raw), contents(&reference.unwrap()), "{:?}", text);
+        }
+        Ok(quick.is_some())
+    }
+
+    /// Pieces from which texts near to real headers are strung together.
+    fn piece() -> impl Strategy<Value = String> {
+        let number = prop_oneof![
+            Just("0".into()),
+            (0_u64..300).prop_map(|n| format!("{n}")),
+            any::<u64>().prop_map(|n| format!("{n}")),
+            Just("00".into()),
+            Just("18446744073709551616".into()),
+            Just("1.0".into()),
+            Just("-1".into()),
+        ];
+        let dtype = proptest::sample::select(Dtype::ALL).prop_map(|dtype| String::from(dtype.code()));
+        let entry = (
+            "[a-z.é\"\\\\]{0,20}",
+            dtype,
+            proptest::collection::vec(number.clone(), 0..4),
+            number.clone(),
+            number,
+        )
+            .prop_map(|(name, dtype, dims, begin, end)| {
+                format!(
+                    "\"{name}\":{{\"dtype\":\"{dtype}\",\"shape\":[{}],\"data_offsets\":[{begin},{end}]}}",
+                    dims.join(",")
+                )
+            });
+        let metadata = proptest::collection::vec(("[a-c]{0,2}", "\\PC{0,12}"), 0..4).prop_map(|pairs| {
+            let pairs: Vec<String> = pairs
+                .iter()
+                .map(|(key, value)| format!("\"{key}\":\"{value}\""))
+                .collect();
+            format!("\"__metadata__\":{{{}}}", pairs.join(","))
+        });
+        prop_oneof![8 => entry, 1 => metadata]
+    }
+
+    fn text() -> impl Strategy<Value = String> {
+        (proptest::collection::vec(piece(), 0..6), " {0,8}")
+            .prop_map(|(pieces, padding)| format!("{{{}}}{padding}", pieces.join(",")))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        #[test]
+        fn quick_and_reference_reader_agree(text in text()) {
+            agree(&text)?;
+        }
+
+        #[test]
+        fn they_agree_after_one_byte_was_changed(text in text(), at in any::<prop::sample::Index>(), byte in 0_u8..128) {
+            let mut bytes = text.into_bytes();
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+            if let Ok(text) = String::from_utf8(bytes) {
+                agree(&text)?;
+            }
+        }
+
+        #[test]
+        fn plain_length_equals_the_naive_one(body in proptest::collection::vec(any::<u8>(), 0..40)) {
+            let naive = body.iter().position(|&byte| byte == b'"' || byte == b'\\' || byte < 0x20).unwrap_or(body.len());
+            prop_assert_eq!(plain_nbytes(&body), naive);
+        }
+    }
+
+    #[test]
+    fn takes_what_upstream_writes() {
+        for text in [
+            "{}      ",
+            "{\"a\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[0,24]}}",
+            "{\"__metadata__\":{\"format\":\"pt\"},\"a\":{\"dtype\":\"F8_E4M3\",\"shape\":[],\"data_offsets\":[0,1]},\
+             \"b\":{\"dtype\":\"F8_E5M2\",\"shape\":[0],\"data_offsets\":[1,1]}}  ",
+            "{\"é\":{\"dtype\":\"BF16\",\"shape\":[1],\"data_offsets\":[0,2]},\"__metadata__\":{}}",
+        ] {
+            assert!(agree(text).unwrap(), "stepped aside for {text:?}");
+        }
+    }
+}

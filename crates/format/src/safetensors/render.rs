@@ -1,0 +1,99 @@
+//! Writing the JSON header, byte for byte as safetensors writes it.
+
+use alloc::vec::Vec;
+
+use crate::METADATA_KEY;
+use crate::dtype::Dtype;
+use crate::header::Header;
+
+/// Where tensors of this dtype are placed: higher ranks first, so that wide elements lie aligned.
+pub(crate) fn data_rank(dtype: Dtype) -> u8 {
+    dtype as u8
+}
+
+/// Appends the JSON of `header`, without length and padding.
+pub(crate) fn render(header: &Header, out: &mut Vec<u8>) {
+    out.push(b'{');
+    if let Some(metadata) = header.metadata() {
+        string(METADATA_KEY, out);
+        out.extend_from_slice(b":{");
+        for (place, (key, value)) in metadata.iter().enumerate() {
+            comma(place, out);
+            string(key, out);
+            out.push(b':');
+            string(value, out);
+        }
+        out.push(b'}');
+    }
+    let before = usize::from(header.metadata().is_some());
+    for (place, entry) in header.entries().enumerate() {
+        comma(before + place, out);
+        string(entry.name, out);
+        out.extend_from_slice(b":{\"dtype\":\"");
+        out.extend_from_slice(entry.dtype.code().as_bytes());
+        out.extend_from_slice(b"\",\"shape\":");
+        numbers(entry.shape, out);
+        out.extend_from_slice(b",\"data_offsets\":");
+        numbers(&[entry.begin, entry.end], out);
+        out.push(b'}');
+    }
+    out.push(b'}');
+}
+
+fn comma(place: usize, out: &mut Vec<u8>) {
+    if place > 0 {
+        out.push(b',');
+    }
+}
+
+fn numbers(numbers: &[u64], out: &mut Vec<u8>) {
+    out.push(b'[');
+    for (place, &number) in numbers.iter().enumerate() {
+        comma(place, out);
+        decimal(number, out);
+    }
+    out.push(b']');
+}
+
+/// The digits of `number`. Written out here because the formatting machinery takes longer than all the rest of
+/// an entry.
+fn decimal(number: u64, out: &mut Vec<u8>) {
+    let begin = out.len();
+    let mut rest = number;
+    loop {
+        // The remainder is below 10, so its lowest byte is all of it.
+        out.push(b'0' + (rest % 10).to_le_bytes()[0]);
+        rest /= 10;
+        if rest == 0 {
+            break;
+        }
+    }
+    out[begin..].reverse();
+}
+
+/// A JSON string with the escapes that serde_json uses: the short ones where JSON has them, `\u00xx` for other
+/// control characters, and nothing else.
+fn string(text: &str, out: &mut Vec<u8>) {
+    out.push(b'"');
+    for &byte in text.as_bytes() {
+        let short = match byte {
+            b'"' | b'\\' => byte,
+            0x08 => b'b',
+            0x09 => b't',
+            0x0a => b'n',
+            0x0c => b'f',
+            0x0d => b'r',
+            0..=0x1f => {
+                out.extend_from_slice(b"\\u00");
+                out.extend([byte >> 4, byte & 15].map(|half| b"0123456789abcdef"[usize::from(half)]));
+                continue;
+            }
+            _ => {
+                out.push(byte);
+                continue;
+            }
+        };
+        out.extend([b'\\', short]);
+    }
+    out.push(b'"');
+}

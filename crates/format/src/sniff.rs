@@ -1,0 +1,104 @@
+//! What a file is that is not ours: people load the wrong file far more often than a broken one.
+
+use core::fmt;
+
+/// A kind of file that is neither safetensors nor bintensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[allow(
+    missing_docs,
+    reason = "each variant says itself what it is, and Display says it in words"
+)]
+pub enum Foreign {
+    GitLfsPointer,
+    Html,
+    Xml,
+    IndexJson,
+    Json,
+    PytorchZip,
+    Zip,
+    Pickle,
+    Gguf,
+    Hdf5,
+    Npy,
+    Gzip,
+    Zstd,
+    Pdf,
+}
+
+impl Foreign {
+    /// Recognises a file by its first bytes. Meant for files that were refused already: a valid safetensors file
+    /// may begin with any bytes, because its first eight are a number.
+    #[must_use]
+    pub fn of_start(start: &[u8]) -> Option<Foreign> {
+        let text = start.trim_ascii_start();
+        let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text);
+        let begins = |prefix: &[u8]| start.starts_with(prefix);
+        Some(match start {
+            _ if begins(b"version https://git-lfs") => Foreign::GitLfsPointer,
+            _ if begins(b"PK\x03\x04") && contains(start, b"data.pkl") => Foreign::PytorchZip,
+            _ if begins(b"PK\x03\x04") || begins(b"PK\x05\x06") => Foreign::Zip,
+            _ if begins(b"GGUF") => Foreign::Gguf,
+            _ if begins(b"\x89HDF\r\n\x1a\n") => Foreign::Hdf5,
+            _ if begins(b"\x93NUMPY") => Foreign::Npy,
+            _ if begins(b"\x1f\x8b") => Foreign::Gzip,
+            _ if begins(b"\x28\xb5\x2f\xfd") => Foreign::Zstd,
+            _ if begins(b"%PDF-") => Foreign::Pdf,
+            // Protocols 2 to 5, as torch.save wrote before it wrote ZIP files and as pickle writes today.
+            [0x80, 2..=5, ..] => Foreign::Pickle,
+            _ if begins_without_case(text, b"<!doctype html") || begins_without_case(text, b"<html") => {
+                Foreign::Html
+            }
+            _ if text.starts_with(b"<?xml") => Foreign::Xml,
+            _ if text.starts_with(b"{") && contains(text, b"\"weight_map\"") => Foreign::IndexJson,
+            _ if text.starts_with(b"{\"") || text.starts_with(b"{\n") || text.starts_with(b"{\r") => {
+                Foreign::Json
+            }
+            _ => return None,
+        })
+    }
+
+    /// What it is, and what to do about it.
+    #[must_use]
+    pub const fn description(self) -> &'static str {
+        match self {
+            Foreign::GitLfsPointer => "a Git LFS pointer, not the file it points to — run `git lfs pull`",
+            Foreign::Html => {
+                "an HTML page, probably an error or login page saved in place of the file — download it again"
+            }
+            Foreign::Xml => {
+                "an XML document, probably a storage server's error saved in place of the file — download it again"
+            }
+            Foreign::IndexJson => "the index of a sharded checkpoint — open the shards that it names",
+            Foreign::Json => "a JSON document without the 8 bytes of a header length before it",
+            Foreign::PytorchZip => {
+                "a PyTorch checkpoint (ZIP with a pickle) — load it with torch.load and save it again"
+            }
+            Foreign::Zip => "a ZIP archive — unpack it first",
+            Foreign::Pickle => {
+                "a Python pickle, perhaps an old PyTorch checkpoint — load it with torch.load and save it again"
+            }
+            Foreign::Gguf => "a GGUF model",
+            Foreign::Hdf5 => "an HDF5 file",
+            Foreign::Npy => "a NumPy .npy array — load it with numpy.load",
+            Foreign::Gzip => "compressed with gzip — unpack it first",
+            Foreign::Zstd => "compressed with Zstandard — unpack it first",
+            Foreign::Pdf => "a PDF document",
+        }
+    }
+}
+
+impl fmt::Display for Foreign {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.description())
+    }
+}
+
+fn contains(haystack: &[u8], needle: &[u8]) -> bool {
+    haystack.windows(needle.len()).any(|window| window == needle)
+}
+
+fn begins_without_case(text: &[u8], lower: &[u8]) -> bool {
+    text.get(..lower.len())
+        .is_some_and(|start| start.eq_ignore_ascii_case(lower))
+}
