@@ -36,6 +36,7 @@ pub use layout::{Layout, Spec, layout};
 pub use limits::{Leniency, Limits};
 pub use metadata::Metadata;
 pub use quoted::{Escaped, Quoted};
+pub use selection::{Index, Run, Runs, Selection, SelectionError};
 pub use sniff::Foreign;
 
 /// The key under which a safetensors header holds its metadata. No tensor may have this name.

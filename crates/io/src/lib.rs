@@ -1,1 +1,20 @@
-//! Files.
+//! Opens, reads and saves safetensors and bintensors files.
+//!
+//! [`Archive`] opens a file: its header is proven ([`ingot_format::Header`]), its tensors are views of a mapping
+//! or are read in parallel into memory of their own. What is read, and to where, is a [`Plan`].
+
+mod archive;
+mod backend;
+mod error;
+mod execute;
+mod gather;
+mod plan;
+mod source;
+mod watch;
+
+pub use archive::{Archive, OpenOptions, Region};
+pub use backend::{BACKEND_VARIABLE, Backend};
+pub use error::Error;
+pub use plan::{OWN_BLOCK_NBYTES, Place, Plan, Read, SHARED_BLOCK_NBYTES, TooLarge};
+pub use source::{FileSource, Memory, MemorySource, Source, read_full};
+pub use watch::{Unwatched, Watch};

@@ -1,0 +1,399 @@
+//! An open file: its header, and its bytes when they are asked for.
+
+use std::borrow::Cow;
+use std::fs::{File, OpenOptions as FileOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ingot_format::{Entry, Header, Index, Limits, Selection, to_u64, to_usize};
+
+use crate::backend::{BACKEND_VARIABLE, Backend, Choice, choose};
+use crate::error::Error;
+use crate::execute::{Failure, allocate, execute};
+use crate::gather::gather;
+use crate::plan::{self, Place, Plan, TooLarge};
+use crate::source::{FileSource, MappedSource, Memory, Source, read_full};
+use crate::watch::{Unwatched, Watch};
+
+/// How to open a file.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OpenOptions {
+    /// How its bytes are read.
+    pub backend: Backend,
+    /// What headers are taken.
+    pub limits: Limits,
+}
+
+/// An open file. Any number of threads may use it at once.
+///
+/// ```
+/// # let path = std::env::temp_dir().join(format!("ingot-archive-{}.safetensors", std::process::id()));
+/// # std::fs::write(&path, b"\x39\0\0\0\0\0\0\0{\"bias\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}12345678").unwrap();
+/// use ingot_io::{Archive, OpenOptions};
+/// let archive = Archive::open(&path, &OpenOptions::default())?;
+/// let bias = archive.header().get("bias").unwrap();
+/// assert_eq!(bias.shape, [2]);
+/// assert_eq!(archive.read("bias")?.to_vec(), b"12345678");
+/// # std::fs::remove_file(&path).unwrap();
+/// # Ok::<(), ingot_io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Archive {
+    path: Option<PathBuf>,
+    header: Header,
+    source: Box<dyn Source>,
+    backend: &'static str,
+    why: Cow<'static, str>,
+}
+
+/// A tensor's bytes in memory, which they keep alive.
+#[derive(Clone, Debug)]
+pub struct Region {
+    memory: Arc<Memory>,
+    at: usize,
+    nbytes: usize,
+}
+
+impl Region {
+    /// The first byte: readable and writable for [`Region::len`] bytes as long as the region lives.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.memory.as_ptr().wrapping_add(self.at)
+    }
+
+    /// Bytes in it.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.nbytes
+    }
+
+    /// Whether it has none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.nbytes == 0
+    }
+
+    /// The memory that the bytes lie in; many regions may share one.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    /// Where in the memory they begin.
+    #[must_use]
+    pub fn at(&self) -> usize {
+        self.at
+    }
+
+    /// A copy of the bytes.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut copy = vec![0; self.nbytes];
+        self.memory.copy_to(self.at, &mut copy);
+        copy
+    }
+
+    fn aligned_to(&self, alignment: usize) -> bool {
+        self.as_ptr().addr().is_multiple_of(alignment)
+    }
+}
+
+impl Archive {
+    /// Opens a file and proves its header. No tensor is read.
+    ///
+    /// # Errors
+    /// [`Error::Open`] with the system's error; that the path is a directory, or no regular file; [`Error::Header`]
+    /// with the rule that the header breaks; [`Error::Read`] when reading the header fails.
+    pub fn open(path: &Path, options: &OpenOptions) -> Result<Archive, Error> {
+        let open_fault = |source| Error::Open { path: path.to_owned(), source };
+        let file = FileSource::new(open_file(path).map_err(open_fault)?).map_err(open_fault)?;
+        let header = read_header(&file, Some(path), &options.limits)?;
+        let (source, choice) = attach(file, options.backend).map_err(open_fault)?;
+        let path = Some(path.to_owned());
+        Ok(Archive { path, header, source, backend: choice.backend.name(), why: choice.why })
+    }
+
+    /// Opens a source of another kind, such as bytes in memory.
+    ///
+    /// # Errors
+    /// [`Error::Header`] and [`Error::Read`], as for [`Archive::open`].
+    pub fn from_source(source: Box<dyn Source>, limits: &Limits) -> Result<Archive, Error> {
+        let header = read_header(&*source, None, limits)?;
+        Ok(Archive { path: None, header, source, backend: "memory", why: Cow::Borrowed("bytes in memory") })
+    }
+
+    /// The file; `None` for other sources.
+    #[must_use]
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    /// What the file holds.
+    #[must_use]
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// How the bytes are read: `mmap`, `pread` or `memory`.
+    #[must_use]
+    pub fn backend(&self) -> &'static str {
+        self.backend
+    }
+
+    /// Why they are read like this.
+    #[must_use]
+    pub fn why(&self) -> &str {
+        &self.why
+    }
+
+    /// The place of the tensor `name` in the header's order of data.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTensor`], with the name that is most like it.
+    pub fn find(&self, name: &str) -> Result<usize, Error> {
+        self.header.find(name).ok_or_else(|| Error::UnknownTensor {
+            path: self.path.clone(),
+            tensor: name.to_owned(),
+            nearest: nearest(&self.header, name),
+        })
+    }
+
+    /// The bytes of the tensor `name`.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTensor`], and what [`Archive::regions`] says.
+    pub fn read(&self, name: &str) -> Result<Region, Error> {
+        let mut regions = self.regions(&[self.find(name)?], &Unwatched)?;
+        // One number gives one region.
+        regions.pop().ok_or_else(|| Error::Closed { path: self.path.clone() })
+    }
+
+    /// The bytes of many tensors, given as places in the header's order of data; the regions come in the order
+    /// of `numbers`.
+    ///
+    /// Where the file is mapped these are views of the mapping, and nothing is read. A tensor whose elements are
+    /// not aligned in the file is copied to where they are. Elsewhere all are read at once, in parallel.
+    ///
+    /// # Errors
+    /// [`Error::Read`] and [`Error::Changed`] when the bytes cannot be had, [`Error::OutOfMemory`],
+    /// [`Error::Interrupted`].
+    pub fn regions(&self, numbers: &[usize], watch: &dyn Watch) -> Result<Vec<Region>, Error> {
+        let Some(memory) = self.source.memory() else {
+            let regions = self.read_regions(numbers, watch)?;
+            self.check_unchanged()?;
+            return Ok(regions);
+        };
+        // Before anything is handed out, because touching what is no longer there is fatal.
+        self.check_unchanged()?;
+        let mut regions: Vec<_> = numbers.iter().map(|&number| self.view(memory, number)).collect();
+        let unaligned = |rank: &usize| !regions[*rank].aligned_to(self.alignment(numbers[*rank]));
+        let ranks: Vec<usize> = (0..numbers.len()).filter(unaligned).collect();
+        if !ranks.is_empty() {
+            let numbers: Vec<usize> = ranks.iter().map(|&rank| numbers[rank]).collect();
+            for (rank, copy) in ranks.into_iter().zip(self.read_regions(&numbers, watch)?) {
+                regions[rank] = copy;
+            }
+        }
+        Ok(regions)
+    }
+
+    /// What `index` takes of the tensor `name`: its shape, and its bytes in C order. A view of the mapping where
+    /// the bytes lie together in it, else a copy; only the bytes needed are read, or little more.
+    ///
+    /// # Errors
+    /// [`Error::Slice`] when the index does not fit, and what [`Archive::regions`] says.
+    pub fn select(&self, name: &str, index: &[Index], watch: &dyn Watch) -> Result<(Vec<u64>, Region), Error> {
+        let number = self.find(name)?;
+        let Some(entry) = self.header.entry(number) else {
+            return Err(Error::Closed { path: self.path.clone() });
+        };
+        let selection = Selection::new(entry.dtype, entry.shape, index).map_err(|fault| Error::Slice {
+            path: self.path.clone(),
+            tensor: name.to_owned(),
+            shape: entry.shape.to_owned(),
+            fault,
+        })?;
+        let region = self.selected(&entry, &selection, watch)?;
+        Ok((selection.shape().to_owned(), region))
+    }
+
+    fn selected(&self, entry: &Entry<'_>, selection: &Selection, watch: &dyn Watch) -> Result<Region, Error> {
+        let start = self.header.data_start() + entry.begin;
+        let nbytes = to_usize(selection.nbytes()).ok_or_else(|| self.too_large(selection.nbytes()))?;
+        let mut runs = selection.runs();
+        if let (Some(memory), Some(run), None) = (self.source.memory(), runs.next(), runs.next()) {
+            self.check_unchanged()?;
+            // The mapping is as long as the file, so what lies in the file can be addressed in it.
+            let at = to_usize(start + run.begin).ok_or_else(|| self.too_large(start))?;
+            let view = Region { memory: Arc::clone(memory), at, nbytes };
+            if view.aligned_to(plan::alignment(entry)) {
+                return Ok(view);
+            }
+        }
+        let mut block = allocate(nbytes).map_err(|failure| self.explain(failure))?;
+        gather(&*self.source, start, selection, &mut block[..nbytes], watch).map_err(|failure| self.explain(failure))?;
+        self.check_unchanged()?;
+        Ok(Region { memory: Arc::new(Memory::from(block)), at: 0, nbytes })
+    }
+
+    fn read_regions(&self, numbers: &[usize], watch: &dyn Watch) -> Result<Vec<Region>, Error> {
+        let (plan, places) =
+            Plan::of_tensors(&self.header, numbers).map_err(|TooLarge { nbytes }| self.too_large(nbytes))?;
+        let blocks = execute(&plan, &*self.source, watch).map_err(|failure| self.explain(failure))?;
+        let blocks: Vec<_> = blocks.into_iter().map(|block| Arc::new(Memory::from(block))).collect();
+        let region = |place: Place| Region {
+            memory: Arc::clone(&blocks[place.block]),
+            at: place.at,
+            nbytes: place.nbytes,
+        };
+        Ok(places.into_iter().map(region).collect())
+    }
+
+    /// Tensor `number` where it lies in the mapping.
+    fn view(&self, memory: &Arc<Memory>, number: usize) -> Region {
+        let (begin, end) = self.header.entry(number).map_or((0, 0), |entry| (entry.begin, entry.end));
+        // The mapping is as long as the file, so what lies in the file can be addressed in it.
+        let at = to_usize(self.header.data_start() + begin).unwrap_or(usize::MAX);
+        let nbytes = to_usize(end - begin).unwrap_or(0);
+        Region { memory: Arc::clone(memory), at, nbytes }
+    }
+
+    fn alignment(&self, number: usize) -> usize {
+        self.header.entry(number).map_or(1, |entry| plan::alignment(&entry))
+    }
+
+    /// Fails when the file is no longer what was opened.
+    fn check_unchanged(&self) -> Result<(), Error> {
+        let nbytes_at_open = self.source.nbytes();
+        match self.source.nbytes_now() {
+            Ok(Some(now)) if now == nbytes_at_open => Ok(()),
+            Ok(nbytes_now) => Err(Error::Changed { path: self.path.clone(), nbytes_at_open, nbytes_now }),
+            Err(source) => Err(Error::Read {
+                path: self.path.clone(),
+                tensor: None,
+                position: 0,
+                expected: nbytes_at_open,
+                found: 0,
+                source: Some(source),
+            }),
+        }
+    }
+
+    fn too_large(&self, nbytes: u64) -> Error {
+        Error::OutOfMemory { path: self.path.clone(), nbytes, source: None }
+    }
+
+    /// Adds path and tensor to what went wrong below.
+    fn explain(&self, failure: Failure) -> Error {
+        match failure {
+            Failure::Interrupted => Error::Interrupted,
+            Failure::OutOfMemory { nbytes, source } => {
+                Error::OutOfMemory { path: self.path.clone(), nbytes: to_u64(nbytes), source: Some(source) }
+            }
+            Failure::Read { position, expected, found, source } => match self.check_unchanged() {
+                // The likeliest reason for a short read, and the more useful thing to say.
+                Err(changed @ Error::Changed { .. }) => changed,
+                _ => Error::Read {
+                    path: self.path.clone(),
+                    tensor: self.tensor_at(position).map(|entry| entry.name.to_owned()),
+                    position,
+                    expected: to_u64(expected),
+                    found: to_u64(found),
+                    source,
+                },
+            },
+        }
+    }
+
+    /// The tensor that has bytes at `position` in the file.
+    fn tensor_at(&self, position: u64) -> Option<Entry<'_>> {
+        let begin = position.checked_sub(self.header.data_start())?;
+        self.header.entries().find(|entry| entry.begin <= begin && begin < entry.end)
+    }
+}
+
+/// Opens without waiting: a FIFO nobody writes to would otherwise hang the program. That it is none is checked
+/// on the open file, so that nobody can put another in its place between a look and the opening.
+fn open_file(path: &Path) -> io::Result<File> {
+    let mut options = FileOptions::new();
+    options.read(true);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::OpenOptionsExt;
+        options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
+    }
+    options.open(path)
+}
+
+/// Bytes that the first read takes. Most headers are shorter, so that it is the only one.
+const FIRST_READ_NBYTES: u64 = 64 << 10;
+
+/// Reads the header into memory of our own, never from a mapping: what was checked cannot change afterwards.
+fn read_header(source: &dyn Source, path: Option<&Path>, limits: &Limits) -> Result<Header, Error> {
+    let header_fault = |fault| Error::Header { path: path.map(Path::to_owned), fault };
+    let mut head = Vec::new();
+    read_head(source, path, source.nbytes().min(FIRST_READ_NBYTES), &mut head)?;
+    let head_nbytes = Header::head_nbytes(&head, source.nbytes(), limits).map_err(header_fault)?;
+    read_head(source, path, head_nbytes, &mut head)?;
+    Header::parse(&head, source.nbytes(), limits).map_err(header_fault)
+}
+
+/// Lengthens `head`, the first bytes of the source, to `nbytes`.
+fn read_head(source: &dyn Source, path: Option<&Path>, nbytes: u64, head: &mut Vec<u8>) -> Result<(), Error> {
+    let read = head.len();
+    let wanted = to_usize(nbytes).unwrap_or(usize::MAX);
+    if wanted <= read {
+        return Ok(());
+    }
+    head.resize(wanted, 0);
+    let fault = |found: usize, source| Error::Read {
+        path: path.map(Path::to_owned),
+        tensor: None,
+        position: to_u64(read),
+        expected: to_u64(wanted - read),
+        found: to_u64(found),
+        source,
+    };
+    match read_full(source, to_u64(read), &mut head[read..]) {
+        Ok(found) if found == wanted - read => Ok(()),
+        Ok(found) => Err(fault(found, None)),
+        Err(source) => Err(fault(0, Some(source))),
+    }
+}
+
+/// Chooses how to read `file`, and makes it so.
+fn attach(file: FileSource, asked: Backend) -> io::Result<(Box<dyn Source>, Choice)> {
+    let variable = std::env::var(BACKEND_VARIABLE).ok();
+    let choice = choose(asked, variable.as_deref(), file.file());
+    if choice.backend == Backend::Pread {
+        return Ok((Box::new(file), choice));
+    }
+    match MappedSource::new(file) {
+        Ok(mapped) => Ok((Box::new(mapped), choice)),
+        // Address space may be limited, or the file system unable to map.
+        Err((file, fault)) if asked == Backend::Auto => {
+            let why = format!("mapping the file failed: {fault}").into();
+            Ok((Box::new(file), Choice { backend: Backend::Pread, why }))
+        }
+        Err((_, fault)) => Err(fault),
+    }
+}
+
+/// The name in the header that is most like `name`: equal but for case and separators, or with the longest
+/// common end, because prefixes such as `model.` are what most often differs.
+fn nearest(header: &Header, name: &str) -> Option<String> {
+    let letters = |text: &str| -> String {
+        text.chars().filter(|c| c.is_alphanumeric()).flat_map(char::to_lowercase).collect()
+    };
+    let wanted = letters(name);
+    let likeness = |candidate: &str| {
+        let candidate = letters(candidate);
+        let same_end = candidate.bytes().rev().zip(wanted.bytes().rev()).take_while(|(a, b)| a == b).count();
+        let same_start = candidate.bytes().zip(wanted.bytes()).take_while(|(a, b)| a == b).count();
+        same_end.max(same_start)
+    };
+    let best = header.entries().map(|entry| (likeness(entry.name), entry.name)).max_by_key(|pair| pair.0)?;
+    // Less than half in common is no help.
+    (2 * best.0 >= wanted.len().max(1)).then(|| best.1.to_owned())
+}

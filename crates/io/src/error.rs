@@ -1,0 +1,243 @@
+//! What can go wrong with a file.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use ingot_format::{Escaped, FormatError, Quoted, SelectionError};
+
+/// A failure to open, read or save, with what a reader needs to put it right.
+///
+/// `Display` gives one line: path, tensor, what is wrong, expected and found. Names and paths are escaped in it;
+/// the fields hold them as they are.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// The file cannot be opened. The system's own error says why.
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The header breaks a rule of FORMAT.md.
+    Header {
+        /// The file; `None` for bytes in memory.
+        path: Option<PathBuf>,
+        /// The rule.
+        fault: FormatError,
+    },
+    /// The file has no tensor of this name.
+    UnknownTensor {
+        /// The file.
+        path: Option<PathBuf>,
+        /// The name that was asked for.
+        tensor: String,
+        /// The name in the file that is most like it.
+        nearest: Option<String>,
+    },
+    /// The index does not fit the tensor.
+    Slice {
+        /// The file.
+        path: Option<PathBuf>,
+        /// The tensor.
+        tensor: String,
+        /// Its shape.
+        shape: Vec<u64>,
+        /// What does not fit.
+        fault: SelectionError,
+    },
+    /// Reading failed, or gave fewer bytes than there should be.
+    Read {
+        /// The file.
+        path: Option<PathBuf>,
+        /// The tensor whose bytes were read; `None` for the header.
+        tensor: Option<String>,
+        /// Where in the file, in bytes.
+        position: u64,
+        /// Bytes asked for.
+        expected: u64,
+        /// Bytes found.
+        found: u64,
+        /// What the system says; `None` when the file just ended.
+        source: Option<io::Error>,
+    },
+    /// The file was written to, lengthened or shortened since it was opened.
+    Changed {
+        /// The file.
+        path: Option<PathBuf>,
+        /// Its size when it was opened, in bytes.
+        nbytes_at_open: u64,
+        /// Its size now; `None` when it was overwritten and has the same.
+        nbytes_now: Option<u64>,
+    },
+    /// There is no memory for the tensors.
+    OutOfMemory {
+        /// The file.
+        path: Option<PathBuf>,
+        /// Bytes that were asked for.
+        nbytes: u64,
+        /// What the system says.
+        source: Option<io::Error>,
+    },
+    /// The tensors cannot be laid out in a file of this format.
+    Unstorable {
+        /// The file to be written; `None` for bytes in memory.
+        path: Option<PathBuf>,
+        /// Why not.
+        fault: FormatError,
+    },
+    /// Saving failed. What the path held before is still there.
+    Write {
+        /// The file to be written.
+        path: PathBuf,
+        /// What was being done.
+        step: &'static str,
+        /// Bytes that the new file takes.
+        nbytes: u64,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The handle was closed.
+    Closed {
+        /// The file.
+        path: Option<PathBuf>,
+    },
+    /// The caller stopped it. Nothing half-done stays behind.
+    Interrupted,
+}
+
+impl Error {
+    /// A stable name for the failure, in kebab-case; programs may match it.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Error::Open { .. } => "open",
+            Error::Header { fault, .. } | Error::Unstorable { fault, .. } => fault.code(),
+            Error::UnknownTensor { .. } => "unknown-tensor",
+            Error::Slice { fault, .. } => fault.code(),
+            Error::Read { source: None, .. } => "short-read",
+            Error::Read { .. } => "read",
+            Error::Changed { .. } => "changed",
+            Error::OutOfMemory { .. } => "out-of-memory",
+            Error::Write { .. } => "write",
+            Error::Closed { .. } => "closed",
+            Error::Interrupted => "interrupted",
+        }
+    }
+
+    /// The file that the failure concerns.
+    #[must_use]
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Error::Open { path, .. } | Error::Write { path, .. } => Some(path),
+            Error::Header { path, .. }
+            | Error::UnknownTensor { path, .. }
+            | Error::Slice { path, .. }
+            | Error::Read { path, .. }
+            | Error::Changed { path, .. }
+            | Error::OutOfMemory { path, .. }
+            | Error::Unstorable { path, .. }
+            | Error::Closed { path } => path.as_deref(),
+            Error::Interrupted => None,
+        }
+    }
+
+    /// The tensor that the failure concerns.
+    #[must_use]
+    pub fn tensor(&self) -> Option<&str> {
+        match self {
+            Error::Header { fault, .. } | Error::Unstorable { fault, .. } => fault.tensor(),
+            Error::UnknownTensor { tensor, .. } | Error::Slice { tensor, .. } => Some(tensor),
+            Error::Read { tensor, .. } => tensor.as_deref(),
+            _ => None,
+        }
+    }
+
+    /// The sizes that had to agree and did not, in bytes: what was expected, what was found.
+    #[must_use]
+    pub fn expected_found(&self) -> Option<(u64, u64)> {
+        match *self {
+            Error::Header { ref fault, .. } | Error::Unstorable { ref fault, .. } => fault.expected_found(),
+            Error::Read { expected, found, .. } => Some((expected, found)),
+            Error::Changed { nbytes_at_open, nbytes_now: Some(now), .. } => Some((nbytes_at_open, now)),
+            _ => None,
+        }
+    }
+
+    /// The bytes that the failure concerns: of the data section for a fault of the header, of the file for a
+    /// failure to read.
+    #[must_use]
+    pub fn range(&self) -> Option<(u64, u64)> {
+        match *self {
+            Error::Header { ref fault, .. } | Error::Unstorable { ref fault, .. } => fault.range(),
+            Error::Read { position, expected, .. } => Some((position, position.saturating_add(expected))),
+            _ => None,
+        }
+    }
+
+    /// What the system said, where the failure came from it.
+    #[must_use]
+    pub fn system(&self) -> Option<&io::Error> {
+        match self {
+            Error::Open { source, .. } | Error::Write { source, .. } => Some(source),
+            Error::Read { source, .. } | Error::OutOfMemory { source, .. } => source.as_ref(),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(path) = self.path() {
+            write!(f, "{}: ", Escaped(&path.to_string_lossy()))?;
+        }
+        match self {
+            Error::Open { source, .. } => write!(f, "{source}"),
+            Error::Header { fault, .. } | Error::Unstorable { fault, .. } => write!(f, "{fault}"),
+            Error::UnknownTensor { tensor, nearest, .. } => {
+                write!(f, "tensor {}: the file has none of this name", Quoted(tensor))?;
+                match nearest {
+                    Some(nearest) => write!(f, " — did you mean {}?", Quoted(nearest)),
+                    None => Ok(()),
+                }
+            }
+            Error::Slice { tensor, fault, .. } => write!(f, "tensor {}: {fault}", Quoted(tensor)),
+            Error::Read { tensor, position, expected, found, source, .. } => {
+                match tensor {
+                    Some(tensor) => write!(f, "tensor {}: ", Quoted(tensor))?,
+                    None => f.write_str("header: ")?,
+                }
+                let end = position.saturating_add(*expected);
+                match source {
+                    Some(source) => write!(f, "reading bytes {position}..{end} of the file: {source}"),
+                    None => write!(f, "expected {expected} bytes, found {found} at bytes {position}..{end} of the file"),
+                }
+            }
+            Error::Changed { nbytes_at_open, nbytes_now, .. } => match nbytes_now {
+                Some(now) if now < nbytes_at_open => {
+                    write!(f, "the file shrank from {nbytes_at_open} to {now} bytes since it was opened")
+                }
+                Some(now) => write!(f, "the file grew from {nbytes_at_open} to {now} bytes since it was opened"),
+                None => f.write_str("the file was written to since it was opened — open it again"),
+            },
+            Error::OutOfMemory { nbytes, source, .. } => {
+                write!(f, "no memory for {nbytes} bytes")?;
+                source.as_ref().map_or(Ok(()), |source| write!(f, ": {source}"))
+            }
+            Error::Write { step, nbytes, source, .. } => write!(f, "{step} ({nbytes} bytes in all): {source}"),
+            Error::Closed { .. } => f.write_str("file is closed"),
+            Error::Interrupted => f.write_str("interrupted"),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Header { fault, .. } | Error::Unstorable { fault, .. } => Some(fault),
+            Error::Slice { fault, .. } => Some(fault),
+            _ => self.system().map(|fault| fault as &(dyn std::error::Error + 'static)),
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! An open file, read by position.
+
+use std::fs::{File, Metadata};
+use std::io;
+use std::time::SystemTime;
+
+use super::Source;
+
+/// A regular file. Reading by position needs no seeking, so any number of threads may do it.
+#[derive(Debug)]
+pub struct FileSource {
+    file: File,
+    nbytes: u64,
+    modified: Option<SystemTime>,
+}
+
+impl FileSource {
+    /// Takes over an open file, and notes its size and time of modification.
+    ///
+    /// # Errors
+    /// What the system says of the file; that it is a directory, a FIFO, a socket or a device.
+    pub fn new(file: File) -> io::Result<FileSource> {
+        let metadata = file.metadata()?;
+        if metadata.is_dir() {
+            return Err(io::Error::from_raw_os_error(rustix::io::Errno::ISDIR.raw_os_error()));
+        }
+        if !metadata.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+        }
+        Ok(FileSource { nbytes: metadata.len(), modified: metadata.modified().ok(), file })
+    }
+
+    /// The file, for mapping it and for asking about its file system.
+    pub(crate) fn file(&self) -> &File {
+        &self.file
+    }
+
+    fn is_as_it_was(&self, now: &Metadata) -> bool {
+        // Neither the inode's change time nor its link count: replacing the file by rename alters those, and
+        // whoever opened the old file goes on reading it unharmed.
+        now.len() == self.nbytes && now.modified().ok() == self.modified
+    }
+}
+
+impl Source for FileSource {
+    fn nbytes(&self) -> u64 {
+        self.nbytes
+    }
+
+    #[cfg(unix)]
+    fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
+        std::os::unix::fs::FileExt::read_at(&self.file, dest, position)
+    }
+
+    #[cfg(windows)]
+    fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
+        std::os::windows::fs::FileExt::seek_read(&self.file, dest, position)
+    }
+
+    fn nbytes_now(&self) -> io::Result<Option<u64>> {
+        let now = self.file.metadata()?;
+        Ok((self.is_as_it_was(&now) || now.len() != self.nbytes).then_some(now.len()))
+    }
+}

@@ -1,0 +1,108 @@
+//! One place that turns failures into exceptions. The classes stand in `python/ingot/errors.py`.
+
+use std::path::Path;
+
+use ingot_io::Error;
+use pyo3::exceptions::{PyKeyboardInterrupt, PyMemoryError, PyOSError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+/// The exception for `error`.
+pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
+    let class = match error {
+        Error::Open { path, source } => return os_error(py, path, source),
+        Error::Interrupted => return PyKeyboardInterrupt::new_err(()),
+        Error::OutOfMemory { .. } => return PyMemoryError::new_err(error.to_string()),
+        Error::Header { .. } => "HeaderError",
+        Error::UnknownTensor { .. } => "TensorNotFoundError",
+        Error::Slice { .. } => "SliceError",
+        Error::Read { .. } | Error::Changed { .. } => "StorageError",
+        Error::Write { .. } => return write_error(py, error),
+        Error::Unstorable { .. } => "SaveError",
+        Error::Closed { .. } => "ClosedError",
+        // Failures that a later version of ingot-io adds are still ours.
+        _ => "SafetensorError",
+    };
+    ours(py, class, error)
+}
+
+/// An exception of ours, with all that the failure knows.
+fn ours(py: Python<'_>, class: &str, error: &Error) -> PyErr {
+    let make = || -> PyResult<PyErr> {
+        let facts = PyDict::new(py);
+        facts.set_item("code", error.code())?;
+        facts.set_item("path", error.path().map(|path| path.to_string_lossy().into_owned()))?;
+        facts.set_item("tensor", error.tensor())?;
+        let (expected, found) = error.expected_found().unzip();
+        facts.set_item("expected", expected)?;
+        facts.set_item("found", found)?;
+        let (begin, end) = error.range().unzip();
+        facts.set_item("begin", begin)?;
+        facts.set_item("end", end)?;
+        if let Some(errno) = error.system().and_then(std::io::Error::raw_os_error) {
+            facts.set_item("errno", errno)?;
+        }
+        exception(py, class, &error.to_string(), Some(&facts))
+    };
+    make().unwrap_or_else(|failure| failure)
+}
+
+/// An exception of the class `class` of `ingot.errors`.
+pub(crate) fn exception(
+    py: Python<'_>,
+    class: &str,
+    message: &str,
+    facts: Option<&Bound<'_, PyDict>>,
+) -> PyResult<PyErr> {
+    let class = py.import("ingot.errors")?.getattr(class)?;
+    Ok(PyErr::from_value(class.call((message,), facts)?))
+}
+
+/// An exception of the class `class` about one tensor.
+pub(crate) fn about_tensor(py: Python<'_>, class: &str, code: &str, tensor: &str, message: &str) -> PyErr {
+    let make = || -> PyResult<PyErr> {
+        let facts = PyDict::new(py);
+        facts.set_item("code", code)?;
+        facts.set_item("tensor", tensor)?;
+        exception(py, class, message, Some(&facts))
+    };
+    make().unwrap_or_else(|failure| failure)
+}
+
+/// The builtin that Python itself raises for this error number, with file name and number, so that
+/// `except FileNotFoundError` and `except PermissionError` go on working.
+fn os_error(py: Python<'_>, path: &Path, source: &std::io::Error) -> PyErr {
+    let make = || -> PyResult<PyErr> {
+        let os = py.import("os")?;
+        let (errno, text) = match source.raw_os_error() {
+            Some(errno) => (errno, os.call_method1("strerror", (errno,))?),
+            // A NUL in the path, which open() refuses with the same class.
+            None if path.to_string_lossy().contains('\0') => {
+                return Ok(PyValueError::new_err("embedded null byte in the path"));
+            }
+            None => (rustix_invalid(py)?, source.to_string().into_pyobject(py)?.into_any()),
+        };
+        Ok(PyErr::from_value(py.get_type::<PyOSError>().call1((errno, text, path.as_os_str()))?))
+    };
+    make().unwrap_or_else(|failure| failure)
+}
+
+fn rustix_invalid(py: Python<'_>) -> PyResult<i32> {
+    py.import("errno")?.getattr("EINVAL")?.extract()
+}
+
+/// Saving fails with a `StorageError`; but a target that cannot be written for want of permission, or is a
+/// directory, is the builtin, as it is for `open(path, "wb")`.
+fn write_error(py: Python<'_>, error: &Error) -> PyErr {
+    match (error.path(), error.system()) {
+        (Some(path), Some(source))
+            if matches!(
+                source.kind(),
+                std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::IsADirectory | std::io::ErrorKind::NotFound
+            ) =>
+        {
+            os_error(py, path, source)
+        }
+        _ => ours(py, "StorageError", error),
+    }
+}

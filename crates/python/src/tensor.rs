@@ -1,0 +1,421 @@
+//! Memory that crosses into Python and out of it, always as an object that owns it: DLPack capsules and the
+//! buffer protocol.
+//!
+//! The DLPack structures are those of dlpack.h 1.1; the unversioned capsule is what every framework takes.
+//! One of the files in which `unsafe` is allowed.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr;
+use std::sync::Arc;
+
+use ingot_format::{Dtype, to_u64, to_usize};
+use ingot_io::{Memory, Payload, Region, Source};
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::exceptions::{PyBufferError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+const CAPSULE_NAME: &CStr = c"dltensor";
+
+/// `DLDevice`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct DlDevice {
+    device_type: i32,
+    device_id: i32,
+}
+
+/// `kDLCPU`.
+const CPU: i32 = 1;
+
+/// `DLDataType`.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct DlDataType {
+    code: u8,
+    bits: u8,
+    lanes: u16,
+}
+
+/// `DLTensor`.
+#[repr(C)]
+struct DlTensor {
+    data: *mut c_void,
+    device: DlDevice,
+    ndim: i32,
+    dtype: DlDataType,
+    shape: *mut i64,
+    strides: *mut i64,
+    byte_offset: u64,
+}
+
+/// `DLManagedTensor`.
+#[repr(C)]
+struct DlManagedTensor {
+    dl_tensor: DlTensor,
+    manager_ctx: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut DlManagedTensor)>,
+}
+
+/// How DLPack names a dtype: code, bits, and how many elements make one of its units.
+const fn dl_dtype(dtype: Dtype) -> DlDataType {
+    let (code, bits, lanes) = match dtype {
+        Dtype::I8 => (0, 8, 1),
+        Dtype::I16 => (0, 16, 1),
+        Dtype::I32 => (0, 32, 1),
+        Dtype::I64 => (0, 64, 1),
+        Dtype::U8 => (1, 8, 1),
+        Dtype::U16 => (1, 16, 1),
+        Dtype::U32 => (1, 32, 1),
+        Dtype::U64 => (1, 64, 1),
+        Dtype::F16 => (2, 16, 1),
+        Dtype::F32 => (2, 32, 1),
+        Dtype::F64 => (2, 64, 1),
+        Dtype::BF16 => (4, 16, 1),
+        Dtype::C64 => (5, 64, 1),
+        Dtype::BOOL => (6, 8, 1),
+        Dtype::F8_E4M3 => (10, 8, 1),
+        Dtype::F8_E4M3FNUZ => (11, 8, 1),
+        Dtype::F8_E5M2 => (12, 8, 1),
+        Dtype::F8_E5M2FNUZ => (13, 8, 1),
+        Dtype::F8_E8M0 => (14, 8, 1),
+        Dtype::F6_E2M3 => (15, 6, 1),
+        Dtype::F6_E3M2 => (16, 6, 1),
+        // Packed: a unit is a byte with two of them.
+        Dtype::F4 => (17, 4, 2),
+        // A dtype that ingot-format gains is raw bytes until it has a line here.
+        _ => (1, 8, 1),
+    };
+    DlDataType { code, bits, lanes }
+}
+
+/// The shape in units that a framework stores: packed dtypes count bytes along the last dimension.
+///
+/// `None` where the last dimension does not fill bytes, or a dimension passes what DLPack can count.
+pub(crate) fn storage_shape(dtype: Dtype, shape: &[u64]) -> Option<Vec<i64>> {
+    let mut units = shape.iter().map(|&dim| i64::try_from(dim).ok()).collect::<Option<Vec<_>>>()?;
+    let lanes = i64::from(dl_dtype(dtype).lanes);
+    if lanes > 1 {
+        let last = units.last_mut()?;
+        if *last % lanes != 0 {
+            return None;
+        }
+        *last /= lanes;
+    }
+    Some(units)
+}
+
+/// A tensor on its way to a framework: what the capsule points to, and what keeps it alive.
+#[repr(C)]
+struct Exported {
+    /// First, so that a pointer to it is a pointer to the whole.
+    managed: DlManagedTensor,
+    /// Shape, then strides.
+    dims: Dims,
+    /// Never read: it is here to be dropped last.
+    _region: Region,
+}
+
+/// Shape and strides, in place for the ranks that nearly all tensors have.
+enum Dims {
+    Inline([i64; 2 * Dims::INLINE_RANK]),
+    Boxed(Box<[i64]>),
+}
+
+impl Dims {
+    const INLINE_RANK: usize = 4;
+
+    /// `shape`, and the strides of C order, in elements.
+    fn new(shape: &[i64]) -> Dims {
+        let rank = shape.len();
+        let mut dims = if rank <= Dims::INLINE_RANK {
+            Dims::Inline([0; 2 * Dims::INLINE_RANK])
+        } else {
+            Dims::Boxed(vec![0; 2 * rank].into_boxed_slice())
+        };
+        let (sizes, strides) = dims.as_mut_slice().split_at_mut(rank);
+        sizes.copy_from_slice(shape);
+        let mut stride = 1_i64;
+        for (dim, place) in shape.iter().zip(strides).rev() {
+            *place = stride;
+            // Cannot overflow for a tensor that has bytes; for an empty one the strides do not matter.
+            stride = stride.saturating_mul((*dim).max(1));
+        }
+        dims
+    }
+
+    fn as_mut_slice(&mut self) -> &mut [i64] {
+        match self {
+            Dims::Inline(dims) => dims,
+            Dims::Boxed(dims) => dims,
+        }
+    }
+}
+
+/// A capsule over `region`, to be read as `dtype` with `shape` in storage units. Writing to it writes to the
+/// region, which for a mapped file never reaches the file.
+pub(crate) fn capsule<'py>(
+    py: Python<'py>,
+    region: Region,
+    dtype: Dtype,
+    shape: &[i64],
+) -> PyResult<Bound<'py, PyAny>> {
+    let ndim = i32::try_from(shape.len()).map_err(|_| PyValueError::new_err("too many dimensions"))?;
+    let mut exported = Box::new(Exported {
+        managed: DlManagedTensor {
+            dl_tensor: DlTensor {
+                data: region.as_ptr().cast(),
+                device: DlDevice { device_type: CPU, device_id: 0 },
+                ndim,
+                dtype: dl_dtype(dtype),
+                shape: ptr::null_mut(),
+                strides: ptr::null_mut(),
+                byte_offset: 0,
+            },
+            manager_ctx: ptr::null_mut(),
+            deleter: Some(delete),
+        },
+        dims: Dims::new(shape),
+        _region: region,
+    });
+    // The box stays where it is, so pointers into it hold until `delete` frees it.
+    let (sizes, strides) = exported.dims.as_mut_slice().split_at_mut(shape.len());
+    exported.managed.dl_tensor.shape = sizes.as_mut_ptr();
+    exported.managed.dl_tensor.strides = strides.as_mut_ptr();
+    let managed: *mut DlManagedTensor = Box::into_raw(exported).cast();
+    // SAFETY: `PyCapsule_New` asks for a pointer that is not null and a name that outlives the capsule: the
+    // pointer comes from a box, the name is static. The destructor takes just such capsules.
+    let capsule = unsafe { ffi::PyCapsule_New(managed.cast(), CAPSULE_NAME.as_ptr(), Some(drop_capsule)) };
+    // SAFETY: `PyCapsule_New` gives a new reference, or null with an exception set; both are what is asked for.
+    let capsule = unsafe { Bound::from_owned_ptr_or_err(py, capsule) };
+    if capsule.is_err() {
+        // SAFETY: `delete` asks for a pointer from `Box::into_raw` that nobody else frees: no capsule took it.
+        unsafe { delete(managed) };
+    }
+    capsule
+}
+
+/// Frees what [`capsule`] made. Frameworks call it from any thread, with or without the interpreter, when the
+/// last tensor over the memory is gone; nothing here needs Python.
+///
+/// # Safety
+/// `managed` comes from [`capsule`] and is not used afterwards.
+unsafe extern "C" fn delete(managed: *mut DlManagedTensor) {
+    // SAFETY: `from_raw` asks for a pointer from `into_raw` of the same type, once: `managed` is the first field
+    // of the `Exported` in `capsule`, whose layout is C's, and the contract above says once.
+    drop(unsafe { Box::from_raw(managed.cast::<Exported>()) });
+}
+
+/// Frees the tensor of a capsule that no framework took. One that did has renamed the capsule.
+///
+/// # Safety
+/// Python calls it with a capsule from [`capsule`] that is going away.
+unsafe extern "C" fn drop_capsule(capsule: *mut ffi::PyObject) {
+    // SAFETY: asks for an object, which Python gave.
+    if unsafe { ffi::PyCapsule_IsValid(capsule, CAPSULE_NAME.as_ptr()) } == 0 {
+        return;
+    }
+    // SAFETY: asks for a valid capsule of this name, which the line above checked.
+    let managed = unsafe { ffi::PyCapsule_GetPointer(capsule, CAPSULE_NAME.as_ptr()) };
+    // SAFETY: the pointer is the one that `capsule` put there, and no framework took it over: the name says so.
+    unsafe { delete(managed.cast()) };
+}
+
+/// A tensor that a framework exported: all that a file needs to know, and where its bytes lie.
+pub(crate) struct Imported {
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<u64>,
+    start: *const u8,
+    nbytes: usize,
+    _owner: Owner,
+}
+
+// SAFETY: the memory behind `start` is owned by `_owner`, which is `Send` and `Sync` itself, and it is only read.
+unsafe impl Send for Imported {}
+// SAFETY: as for `Send`: nothing in it changes.
+unsafe impl Sync for Imported {}
+
+const _: fn() = || {
+    fn crosses_threads<T: Send + Sync>() {}
+    crosses_threads::<Imported>();
+    crosses_threads::<Owner>();
+    crosses_threads::<Region>();
+};
+
+/// What keeps imported memory alive.
+enum Owner {
+    Capsule(#[allow(dead_code, reason = "held, not read")] Py<PyAny>),
+    Buffer(#[allow(dead_code, reason = "held, not read")] PyUntypedBuffer),
+}
+
+impl Imported {
+    /// The bytes, for as long as `self` is there.
+    pub(crate) fn payload(&self) -> Payload<'_> {
+        // SAFETY: `Payload::new` asks for memory that is readable for as long as the payload lives: `_owner` keeps
+        // it, and the payload borrows `self`. That nobody writes to it meanwhile cannot be proven, and `Payload`
+        // does not ask for it.
+        unsafe { Payload::new(self.start, self.nbytes) }
+    }
+
+    /// Where the bytes lie, for finding tensors that share some.
+    pub(crate) fn addresses(&self) -> (usize, usize) {
+        (self.start.addr(), self.start.addr() + self.nbytes)
+    }
+
+    /// The tensor in a DLPack capsule; `None` where its bytes cannot be written as they lie: on another device,
+    /// not in C order, of a dtype that no file has.
+    pub(crate) fn from_capsule(capsule: &Bound<'_, PyAny>) -> PyResult<Option<Imported>> {
+        // SAFETY: asks for an object, and a name that is a C string.
+        if unsafe { ffi::PyCapsule_IsValid(capsule.as_ptr(), CAPSULE_NAME.as_ptr()) } == 0 {
+            return Err(PyBufferError::new_err("expected a DLPack capsule that was not used before"));
+        }
+        // SAFETY: asks for a valid capsule of this name, which was just checked.
+        let managed = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), CAPSULE_NAME.as_ptr()) };
+        // SAFETY: a valid capsule of this name holds a `DLManagedTensor` (DLPack's contract), which lives as long as
+        // the capsule, and that is borrowed here.
+        let tensor = unsafe { &(*managed.cast::<DlManagedTensor>()).dl_tensor };
+        let Some(dtype) = Dtype::ALL.iter().copied().find(|&dtype| dl_dtype(dtype) == tensor.dtype) else {
+            return Ok(None);
+        };
+        let rank = usize::try_from(tensor.ndim).unwrap_or(0);
+        // SAFETY: DLPack says that `shape` has `ndim` numbers.
+        let sizes = unsafe { numbers(tensor.shape, rank) };
+        // SAFETY: DLPack says that `strides` has `ndim` numbers, or is null for C order.
+        let strides = unsafe { numbers(tensor.strides, rank) };
+        if tensor.device.device_type != CPU || !is_c_order(sizes, strides) {
+            return Ok(None);
+        }
+        let Some((shape, nbytes)) = logical(dtype, sizes) else {
+            return Ok(None);
+        };
+        let at = to_usize(tensor.byte_offset).unwrap_or(usize::MAX);
+        let start = tensor.data.cast::<u8>().cast_const().wrapping_add(at);
+        Ok(Some(Imported { dtype, shape, start, nbytes, _owner: Owner::Capsule(capsule.clone().unbind()) }))
+    }
+
+    /// The bytes of `buffer`, to be stored as `dtype` with `shape`. Fails when the buffer is not in C order or
+    /// does not have just the bytes that those need.
+    pub(crate) fn from_buffer(dtype: Dtype, shape: Vec<u64>, buffer: &Bound<'_, PyAny>) -> PyResult<Imported> {
+        let buffer = PyUntypedBuffer::get(buffer)?;
+        if !buffer.is_c_contiguous() {
+            return Err(PyBufferError::new_err("the buffer is not in C order"));
+        }
+        let nbytes = buffer.len_bytes();
+        let expected = ingot_format::nbytes(dtype, &shape).map_err(|fault| PyValueError::new_err(fault.to_string()))?;
+        if to_u64(nbytes) != expected {
+            return Err(PyValueError::new_err(format!(
+                "shape {shape:?} of {dtype} needs {expected} bytes, the buffer has {nbytes}"
+            )));
+        }
+        let start = buffer.buf_ptr().cast::<u8>().cast_const();
+        Ok(Imported { dtype, shape, start, nbytes, _owner: Owner::Buffer(buffer) })
+    }
+}
+
+/// # Safety
+/// `first` is null, or points to `count` numbers that stay there for `'a`.
+unsafe fn numbers<'a>(first: *const i64, count: usize) -> &'a [i64] {
+    if first.is_null() || count == 0 {
+        return &[];
+    }
+    // SAFETY: the contract above is the one of `from_raw_parts`.
+    unsafe { std::slice::from_raw_parts(first, count) }
+}
+
+/// Whether elements with these strides lie one after another. Strides may be missing, which means just that.
+fn is_c_order(sizes: &[i64], strides: &[i64]) -> bool {
+    if strides.is_empty() || sizes.contains(&0) {
+        return true;
+    }
+    let mut expected = 1_i64;
+    sizes.iter().zip(strides).rev().all(|(&size, &stride)| {
+        // The stride of a dimension with one element is never used.
+        let fits = size == 1 || stride == expected;
+        expected = expected.saturating_mul(size);
+        fits
+    })
+}
+
+/// The shape in elements, and the bytes, of a tensor with `sizes` in storage units.
+fn logical(dtype: Dtype, sizes: &[i64]) -> Option<(Vec<u64>, usize)> {
+    let mut shape = sizes.iter().map(|&size| u64::try_from(size).ok()).collect::<Option<Vec<_>>>()?;
+    let lanes = u64::from(dl_dtype(dtype).lanes);
+    if lanes > 1 {
+        let last = shape.last_mut()?;
+        *last = last.checked_mul(lanes)?;
+    }
+    let nbytes = ingot_format::nbytes(dtype, &shape).ok().and_then(to_usize)?;
+    Some((shape, nbytes))
+}
+
+/// Memory with tensors in it, for frameworks that take the buffer protocol: writable bytes.
+#[pyclass(frozen, module = "ingot._native")]
+pub(crate) struct Buffer {
+    memory: Arc<Memory>,
+}
+
+impl Buffer {
+    pub(crate) fn new(memory: Arc<Memory>) -> Buffer {
+        Buffer { memory }
+    }
+}
+
+#[pymethods]
+impl Buffer {
+    fn __len__(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// # Safety
+    /// Python calls it with a `Py_buffer` to fill.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let memory = &slf.get().memory;
+        let nbytes = ffi::Py_ssize_t::try_from(memory.len())
+            .map_err(|_| PyBufferError::new_err("the memory is too large for a buffer"))?;
+        // SAFETY: `PyBuffer_FillInfo` asks for
+        // - a `Py_buffer` to fill: Python gave `view`;
+        // - `nbytes` readable and writable bytes as long as the object lives: `Memory` is never moved or resized,
+        //   and the object keeps it.
+        let filled =
+            unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), memory.as_ptr().cast(), nbytes, 0, flags) };
+        if filled == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
+    }
+}
+
+/// The bytes of a Python object as a source to read from. They may change at any time, so they are only ever
+/// copied, and the header is checked in its copy.
+pub(crate) struct BufferSource {
+    buffer: PyUntypedBuffer,
+}
+
+impl BufferSource {
+    /// Holds the memory of `object`.
+    pub(crate) fn new(object: &Bound<'_, PyAny>) -> PyResult<BufferSource> {
+        let buffer = PyUntypedBuffer::get(object)?;
+        if !buffer.is_c_contiguous() {
+            return Err(PyBufferError::new_err("the buffer is not in C order"));
+        }
+        Ok(BufferSource { buffer })
+    }
+}
+
+impl std::fmt::Debug for BufferSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "BufferSource({} bytes)", self.buffer.len_bytes())
+    }
+}
+
+impl Source for BufferSource {
+    fn nbytes(&self) -> u64 {
+        to_u64(self.buffer.len_bytes())
+    }
+
+    fn read_at(&self, position: u64, dest: &mut [u8]) -> std::io::Result<usize> {
+        let start = self.buffer.buf_ptr().cast::<u8>().cast_const();
+        // SAFETY: `Payload::new` asks for memory that is readable as long as the payload lives: the buffer is
+        // exported until `self` is dropped, and an exported buffer does not move (PEP 3118).
+        let payload = unsafe { Payload::new(start, self.buffer.len_bytes()) };
+        Ok(to_usize(position).map_or(0, |at| payload.copy_into(at, dest)))
+    }
+}
