@@ -493,13 +493,12 @@ impl Fold {
     fn even(&mut self, count: u64, stride: u64) {
         match self.loops.last_mut() {
             None if stride == self.block => self.block *= count,
-            // The turns of both go on at the same pace. The product overflows only where it could not be equal.
+            // The turns of both go on at one pace, which stays. Where the product overflows it equals no stride.
             Some(Loop::Even {
                 count: inner,
                 stride: pace,
             }) if inner.checked_mul(*pace) == Some(stride) => {
                 *inner *= count;
-                // `stride` is left: it was the pace times the turns.
             }
             _ => self.loops.push(Loop::Even { count, stride }),
         }
@@ -507,11 +506,11 @@ impl Fold {
 
     /// Puts a turn for each of `places`, at least 2, around what is there.
     fn pick(&mut self, places: &[u64], unit: u64) {
-        let is_innermost = self.loops.is_empty();
+        // With a loop inside, two places lie further apart than a block is long, and none touch.
         for begin in places.iter().map(|place| place * unit) {
             let end = begin + self.block;
             match self.blocks.last_mut() {
-                Some(before) if is_innermost && before.end == begin => before.end = end,
+                Some(before) if before.end == begin => before.end = end,
                 _ => self.blocks.push(Run { begin, end }),
             }
         }
