@@ -2,8 +2,9 @@
 //!
 //! [`Header::parse`] takes the start of a file and either gives a header that is proven right or names the rule
 //! that the file breaks; the rules stand in
-//! [FORMAT.md](https://docs.rs/crate/ingot-format/latest/source/FORMAT.md). [`layout()`] goes the other way. This
-//! crate opens no file, starts no thread, and contains no `unsafe`.
+//! [FORMAT.md](https://docs.rs/crate/ingot-format/latest/source/FORMAT.md). [`layout()`] goes the other way.
+//! [`Selection`] says which bytes of a tensor an index takes. This crate opens no file, starts no thread, and
+//! contains no `unsafe`.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -36,7 +37,7 @@ pub use layout::{Layout, Spec, layout};
 pub use limits::{Leniency, Limits};
 pub use metadata::Metadata;
 pub use quoted::{Escaped, Quoted};
-pub use selection::{Index, Run, Runs, Selection, SelectionError};
+pub use selection::{Index, Row, Rows, Run, Runs, Selection, SelectionError};
 pub use sniff::Foreign;
 
 /// The key under which a safetensors header holds its metadata. No tensor may have this name.

@@ -1,1 +1,586 @@
-//! Slices of a tensor.
+//! Slices of a tensor: which of its bytes an index takes, and in which order.
+//!
+//! An index is first reduced to what it takes along each dimension of the tensor ([`Taken`]), which settles the
+//! shape of the result and every mistake of the caller. Then the dimensions are folded, innermost first, into as
+//! few loops over as long blocks as they allow. All positions are in bits until it is known that they are bytes.
+
+mod error;
+mod runs;
+#[cfg(test)]
+mod tests;
+
+use alloc::borrow::ToOwned;
+use alloc::vec::Vec;
+use core::ops::{Range, RangeFrom, RangeFull, RangeTo};
+
+use crate::dtype::Dtype;
+use crate::extent::{self, to_u64};
+
+pub use error::SelectionError;
+pub use runs::{Row, Rows, Run, Runs};
+
+/// One part of an index, as it stands between the commas of `tensor[…]` in Python.
+///
+/// Dimensions that no part speaks of are taken whole. Ranges of Rust convert, and their bounds may be negative:
+///
+/// ```
+/// use ingot_format::Index;
+/// let last_two = Index::from(-2..);
+/// assert_eq!(last_two, Index::Span { start: Some(-2), stop: None, step: None });
+/// assert_eq!(Index::from(..), Index::WHOLE);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Index {
+    /// One place along a dimension, which the result then lacks. Negative ones count from the end.
+    At(i64),
+    /// `start:stop:step`. Bounds are clipped to the dimension, as Python's `slice.indices` does; negative ones
+    /// count from the end.
+    Span {
+        /// First place. `None`: the beginning.
+        start: Option<i64>,
+        /// Place after the last. `None`: the end.
+        stop: Option<i64>,
+        /// Distance between places, above zero. `None`: 1.
+        step: Option<i64>,
+    },
+    /// A list of places, in any order and as often as wanted. Negative ones count from the end.
+    Pick(Vec<i64>),
+    /// `...`: as many whole dimensions as the other parts leave over.
+    Rest,
+    /// `None` in Python: a dimension of size 1 that only the result has.
+    NewAxis,
+}
+
+impl Index {
+    /// `:`, a dimension taken whole.
+    pub const WHOLE: Index = Index::Span {
+        start: None,
+        stop: None,
+        step: None,
+    };
+
+    const fn takes_a_dimension(&self) -> bool {
+        !matches!(self, Index::Rest | Index::NewAxis)
+    }
+}
+
+impl From<i64> for Index {
+    fn from(at: i64) -> Index {
+        Index::At(at)
+    }
+}
+
+impl From<Vec<i64>> for Index {
+    fn from(list: Vec<i64>) -> Index {
+        Index::Pick(list)
+    }
+}
+
+impl From<Range<i64>> for Index {
+    fn from(range: Range<i64>) -> Index {
+        Index::Span {
+            start: Some(range.start),
+            stop: Some(range.end),
+            step: None,
+        }
+    }
+}
+
+impl From<RangeFrom<i64>> for Index {
+    fn from(range: RangeFrom<i64>) -> Index {
+        Index::Span {
+            start: Some(range.start),
+            stop: None,
+            step: None,
+        }
+    }
+}
+
+impl From<RangeTo<i64>> for Index {
+    fn from(range: RangeTo<i64>) -> Index {
+        Index::Span {
+            start: None,
+            stop: Some(range.end),
+            step: None,
+        }
+    }
+}
+
+impl From<RangeFull> for Index {
+    fn from(_: RangeFull) -> Index {
+        Index::WHOLE
+    }
+}
+
+/// The part of a tensor that an index takes. Proven: every byte of it lies in the tensor.
+///
+/// The rules are those of numpy, with these refusals:
+/// - steps below zero, since the formats know no reversed data;
+/// - more than one list;
+/// - a list and an int with something else between them, unless the list's dimension comes first in the result
+///   anyway. There numpy and PyTorch give results of different shapes (`x[0, :, [1, 2]]` of a `2×3×4` tensor is
+///   `2×3` in numpy and `3×2` in PyTorch), so the choice is left to whoever knows which of them the caller uses;
+/// - elements narrower than a byte whose runs begin or end inside one.
+///
+/// ```
+/// use ingot_format::{Dtype, Index, Run, Selection};
+/// let rows = Selection::new(Dtype::F32, &[6, 5], &[Index::from(2..4)])?;
+/// assert_eq!(rows.shape(), [2, 5]);
+/// assert_eq!(rows.runs().collect::<Vec<_>>(), [Run { begin: 40, end: 80 }]);
+///
+/// let column = Selection::new(Dtype::F32, &[6, 5], &[Index::Rest, Index::At(-1)])?;
+/// assert_eq!(column.shape(), [6]);
+/// assert_eq!(column.runs().next(), Some(Run { begin: 16, end: 20 }));
+/// # Ok::<(), ingot_format::SelectionError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Selection {
+    shape: Vec<u64>,
+    nbytes: u64,
+    /// Loops around the rows, outermost first. At most one is [`Loop::Pick`].
+    loops: Vec<Loop>,
+    /// What [`Loop::Pick`] goes through, or one block. Empty if the selection is.
+    blocks: Vec<Run>,
+    /// Blocks in a row.
+    row_count: u64,
+    /// Bytes between the beginnings of neighbours in a row.
+    row_stride: u64,
+}
+
+/// A loop of the iteration. `Even` ones have more than one turn, and neighbours that do not touch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Loop {
+    Even { count: u64, stride: u64 },
+    Pick,
+}
+
+impl Selection {
+    /// What `index` takes of a tensor of `dtype` and `shape`.
+    ///
+    /// ```
+    /// use ingot_format::{Dtype, Index, Selection};
+    /// let picked = Selection::new(Dtype::BF16, &[4, 3], &[Index::Pick(vec![3, 0, 0]), Index::NewAxis])?;
+    /// assert_eq!(picked.shape(), [3, 1, 3]);
+    ///
+    /// let fault = Selection::new(Dtype::BF16, &[4, 3], &[Index::At(4)]).unwrap_err();
+    /// assert_eq!(fault.code(), "index-out-of-range");
+    /// assert_eq!(fault.to_string(), "index 4 is out of range for dimension 0 of size 4");
+    /// # Ok::<(), ingot_format::SelectionError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the index does not fit the shape, or is of a kind that is refused (see [`Selection`]); when the result
+    /// is too large, or begins or ends inside a byte.
+    pub fn new(dtype: Dtype, shape: &[u64], index: &[Index]) -> Result<Selection, SelectionError> {
+        let no_extent = |shape: &[u64], reason| SelectionError::Extent {
+            dtype,
+            shape: shape.to_owned(),
+            reason,
+        };
+        // No position in the tensor can overflow after this, not even counted in bits.
+        extent::nbytes(dtype, shape).map_err(|reason| no_extent(shape, reason))?;
+        let (taken, result) = take(shape, index)?;
+        let mut selection = if result.contains(&0) {
+            Selection::empty()
+        } else {
+            Selection::fold(dtype, shape, &taken)?
+        };
+        // A list may repeat a place until the result overflows, though the tensor does not.
+        selection.nbytes = extent::nbytes(dtype, &result).map_err(|reason| no_extent(&result, reason))?;
+        selection.shape = result;
+        Ok(selection)
+    }
+
+    /// The shape of the result.
+    #[must_use]
+    pub fn shape(&self) -> &[u64] {
+        &self.shape
+    }
+
+    /// Bytes that the result takes: the sum of its runs.
+    #[must_use]
+    pub const fn nbytes(&self) -> u64 {
+        self.nbytes
+    }
+
+    /// The bytes of the result, in its order. No two runs in a row touch, so a whole tensor is one run.
+    ///
+    /// ```
+    /// use ingot_format::{Dtype, Index, Run, Selection};
+    /// let even = Index::Span { start: None, stop: None, step: Some(2) };
+    /// let columns = Selection::new(Dtype::U8, &[2, 3], &[Index::WHOLE, even])?;
+    /// let runs: Vec<Run> = columns.runs().collect();
+    /// // The last column of row 0 and the first of row 1 stand side by side.
+    /// assert_eq!(runs, [Run { begin: 0, end: 1 }, Run { begin: 2, end: 4 }, Run { begin: 5, end: 6 }]);
+    /// # Ok::<(), ingot_format::SelectionError>(())
+    /// ```
+    #[must_use]
+    pub fn runs(&self) -> Runs<'_> {
+        Runs::new(self)
+    }
+
+    /// The same bytes as [`Selection::runs`], as rows of blocks of one size. Rows may touch.
+    ///
+    /// For short blocks this is the faster way: one turn of a tight loop for each, without a call or a test for
+    /// neighbours.
+    ///
+    /// ```
+    /// use ingot_format::{Dtype, Index, Row, Selection};
+    /// let column = Selection::new(Dtype::U8, &[1000, 8], &[Index::WHOLE, Index::At(3)])?;
+    /// let rows: Vec<Row> = column.rows().collect();
+    /// assert_eq!(rows, [Row { begin: 3, nbytes: 1, count: 1000, stride: 8 }]);
+    /// # Ok::<(), ingot_format::SelectionError>(())
+    /// ```
+    #[must_use]
+    pub fn rows(&self) -> Rows<'_> {
+        Rows::new(self)
+    }
+
+    /// Blocks in all rows together. There are at most as many runs, and never less than half as many.
+    #[must_use]
+    pub fn block_count(&self) -> u64 {
+        if self.blocks.is_empty() {
+            return 0;
+        }
+        // Each block has at least one bit of the result, whose bits were counted without an overflow.
+        self.loops
+            .iter()
+            .map(|turn| match turn {
+                Loop::Even { count, .. } => *count,
+                Loop::Pick => to_u64(self.blocks.len()),
+            })
+            .fold(self.row_count, |product, count| product * count)
+    }
+
+    /// Whether the result is one stretch of the tensor, or empty.
+    #[must_use]
+    pub fn is_contiguous(&self) -> bool {
+        self.block_count() <= 1
+    }
+
+    /// The shortest range that all runs lie in. `None` for an empty selection.
+    ///
+    /// ```
+    /// use ingot_format::{Dtype, Index, Run, Selection};
+    /// let column = Selection::new(Dtype::U8, &[10, 8], &[Index::from(1..3), Index::At(3)])?;
+    /// assert_eq!(column.span(), Some(Run { begin: 11, end: 20 }));
+    /// # Ok::<(), ingot_format::SelectionError>(())
+    /// ```
+    #[must_use]
+    pub fn span(&self) -> Option<Run> {
+        let begin = self.blocks.iter().map(|block| block.begin).min()?;
+        let end = self.blocks.iter().map(|block| block.end).max()?;
+        let reach = |count: u64, stride: u64| (count - 1) * stride;
+        let turns = self.loops.iter().map(|turn| match *turn {
+            Loop::Even { count, stride } => reach(count, stride),
+            Loop::Pick => 0,
+        });
+        Some(Run {
+            begin,
+            end: end + turns.sum::<u64>() + reach(self.row_count, self.row_stride),
+        })
+    }
+
+    const fn empty() -> Selection {
+        Selection {
+            shape: Vec::new(),
+            nbytes: 0,
+            loops: Vec::new(),
+            blocks: Vec::new(),
+            row_count: 1,
+            row_stride: 0,
+        }
+    }
+
+    /// Folds the dimensions into loops. Nothing along any of them is empty.
+    fn fold(dtype: Dtype, shape: &[u64], taken: &[Taken]) -> Result<Selection, SelectionError> {
+        let mut fold = Fold {
+            begin: 0,
+            block: dtype.bits(),
+            blocks: Vec::new(),
+            loops: Vec::new(),
+        };
+        let mut unit = dtype.bits();
+        for (taken, dim) in taken.iter().zip(shape).rev() {
+            match taken {
+                Taken::Even { start, count, step } => {
+                    fold.begin += start * unit;
+                    // With one turn the step may be longer than the dimension, and the product overflow.
+                    if *count > 1 {
+                        fold.even(*count, step * unit);
+                    }
+                }
+                Taken::Picked(places) => fold.pick(places, unit),
+            }
+            unit *= dim;
+        }
+        fold.finish(dtype)
+    }
+}
+
+/// What an index takes along one dimension of the tensor.
+enum Taken {
+    /// `count` places from `start` on, `step` apart: a slice, an int, or a list that is like a slice.
+    Even { start: u64, count: u64, step: u64 },
+    /// These places.
+    Picked(Vec<u64>),
+}
+
+/// What `index` takes along each dimension, and the shape of the result.
+fn take(shape: &[u64], index: &[Index]) -> Result<(Vec<Taken>, Vec<u64>), SelectionError> {
+    prove_parts(shape.len(), index)?;
+    let spoken_of = index.iter().filter(|part| part.takes_a_dimension()).count();
+    let mut left_over = shape.len() - spoken_of;
+    let mut taken = Vec::with_capacity(shape.len());
+    let mut result = Vec::with_capacity(shape.len().max(index.len()));
+    for part in index {
+        let axis = taken.len();
+        match part {
+            Index::At(at) => {
+                let start = place(*at, axis, shape[axis])?;
+                taken.push(Taken::Even {
+                    start,
+                    count: 1,
+                    step: 1,
+                });
+            }
+            Index::Span { start, stop, step } => {
+                let (start, count, step) = span(*start, *stop, *step, axis, shape[axis])?;
+                taken.push(Taken::Even { start, count, step });
+                result.push(count);
+            }
+            Index::Pick(list) => {
+                let places = list.iter().map(|&at| place(at, axis, shape[axis]));
+                taken.push(evened(places.collect::<Result<_, _>>()?));
+                result.push(to_u64(list.len()));
+            }
+            Index::Rest => {
+                whole(&shape[axis..axis + left_over], &mut taken, &mut result);
+                left_over = 0;
+            }
+            Index::NewAxis => result.push(1),
+        }
+    }
+    whole(&shape[taken.len()..], &mut taken, &mut result);
+    Ok((taken, result))
+}
+
+/// Takes `dims` as they are.
+fn whole(dims: &[u64], taken: &mut Vec<Taken>, result: &mut Vec<u64>) {
+    taken.extend(dims.iter().map(|&count| Taken::Even {
+        start: 0,
+        count,
+        step: 1,
+    }));
+    result.extend_from_slice(dims);
+}
+
+/// What can be wrong with the parts of an index together.
+fn prove_parts(rank: usize, index: &[Index]) -> Result<(), SelectionError> {
+    let count = |wanted: fn(&Index) -> bool| index.iter().filter(|part| wanted(part)).count();
+    if count(|part| matches!(part, Index::Rest)) > 1 {
+        return Err(SelectionError::TwoEllipses);
+    }
+    if count(|part| matches!(part, Index::Pick(_))) > 1 {
+        return Err(SelectionError::TwoLists);
+    }
+    let found = count(Index::takes_a_dimension);
+    if found > rank {
+        return Err(SelectionError::TooManyIndices { rank, found });
+    }
+    prove_list_in_place(rank - found, index)
+}
+
+/// Refuses a list for which numpy and PyTorch disagree where its dimension goes. PyTorch applies ints first and
+/// leaves it in its place. numpy takes ints for lists, and if not all of these are neighbours it moves the
+/// dimension to the front. `...` parts neighbours even where it stands for no dimension.
+fn prove_list_in_place(left_over: usize, index: &[Index]) -> Result<(), SelectionError> {
+    let Some(list) = index.iter().position(|part| matches!(part, Index::Pick(_))) else {
+        return Ok(());
+    };
+    let is_list_for_numpy = |part: &Index| matches!(part, Index::At(_) | Index::Pick(_));
+    let comes_first = index[..list].iter().all(|part| match part {
+        Index::At(_) => true,
+        Index::Rest => left_over == 0,
+        _ => false,
+    });
+    let first = index.iter().position(is_list_for_numpy).unwrap_or(list);
+    let last = index.iter().rposition(is_list_for_numpy).unwrap_or(list);
+    if comes_first || index[first..=last].iter().all(is_list_for_numpy) {
+        Ok(())
+    } else {
+        Err(SelectionError::SeparatedList)
+    }
+}
+
+/// The place `at` along a dimension of `size`.
+fn place(at: i64, axis: usize, size: u64) -> Result<u64, SelectionError> {
+    let distance = at.unsigned_abs();
+    let place = if at < 0 {
+        size.checked_sub(distance)
+    } else {
+        Some(distance).filter(|&place| place < size)
+    };
+    place.ok_or(SelectionError::IndexOutOfRange {
+        axis,
+        size,
+        index: at,
+    })
+}
+
+/// Start, count and step of a slice, as Python's `slice.indices` gives them for steps above zero.
+fn span(
+    start: Option<i64>,
+    stop: Option<i64>,
+    step: Option<i64>,
+    axis: usize,
+    size: u64,
+) -> Result<(u64, u64, u64), SelectionError> {
+    let step = match step.unwrap_or(1) {
+        0 => return Err(SelectionError::ZeroStep { axis }),
+        step if step < 0 => return Err(SelectionError::NegativeStep { axis, step }),
+        step => step.unsigned_abs(),
+    };
+    let clip = |bound: i64| match bound.unsigned_abs() {
+        distance if bound < 0 => size.saturating_sub(distance),
+        distance => distance.min(size),
+    };
+    let start = start.map_or(0, clip);
+    let stop = stop.map_or(size, clip);
+    Ok((start, stop.saturating_sub(start).div_ceil(step), step))
+}
+
+/// A list whose places are all the same distance apart is a slice, which needs no memory for each place and may
+/// be folded. The distance 0, one place many times, is as good as any other.
+fn evened(places: Vec<u64>) -> Taken {
+    let [start, ref rest @ ..] = places[..] else {
+        return Taken::Picked(places);
+    };
+    let step = match rest.first() {
+        None => Some(1),
+        Some(second) => second.checked_sub(start),
+    };
+    match step {
+        Some(step)
+            if places
+                .windows(2)
+                .all(|pair| pair[0].checked_add(step) == Some(pair[1])) =>
+        {
+            Taken::Even {
+                start,
+                count: to_u64(places.len()),
+                step,
+            }
+        }
+        _ => Taken::Picked(places),
+    }
+}
+
+/// Loops as they grow from the innermost dimension outwards. Positions and sizes are in bits.
+struct Fold {
+    /// Where the first place of every dimension that is not picked leads.
+    begin: u64,
+    /// Size of the blocks.
+    block: u64,
+    /// What the list picks, not counting `begin`. Empty without a list.
+    blocks: Vec<Run>,
+    /// Innermost first.
+    loops: Vec<Loop>,
+}
+
+impl Fold {
+    /// Puts `count` turns, at least 2, around what is there.
+    fn even(&mut self, count: u64, stride: u64) {
+        match self.loops.last_mut() {
+            None if stride == self.block => self.block *= count,
+            // The turns of both go on at one pace, which stays. Where the product overflows it equals no stride.
+            Some(Loop::Even {
+                count: inner,
+                stride: pace,
+            }) if inner.checked_mul(*pace) == Some(stride) => {
+                *inner *= count;
+            }
+            _ => self.loops.push(Loop::Even { count, stride }),
+        }
+    }
+
+    /// Puts a turn for each of `places`, at least 2, around what is there.
+    fn pick(&mut self, places: &[u64], unit: u64) {
+        // With a loop inside, two places lie further apart than a block is long, and none touch.
+        for begin in places.iter().map(|place| place * unit) {
+            let end = begin + self.block;
+            match self.blocks.last_mut() {
+                Some(before) if before.end == begin => before.end = end,
+                _ => self.blocks.push(Run { begin, end }),
+            }
+        }
+        self.loops.push(Loop::Pick);
+    }
+
+    /// Leaves bits for bytes.
+    fn finish(mut self, dtype: Dtype) -> Result<Selection, SelectionError> {
+        if self.blocks.is_empty() {
+            self.blocks.push(Run {
+                begin: 0,
+                end: self.block,
+            });
+        }
+        for block in &mut self.blocks {
+            block.begin += self.begin;
+            block.end += self.begin;
+        }
+        self.prove_bytes(dtype)?;
+        for block in &mut self.blocks {
+            block.begin /= 8;
+            block.end /= 8;
+        }
+        for turn in &mut self.loops {
+            if let Loop::Even { stride, .. } = turn {
+                *stride /= 8;
+            }
+        }
+        self.loops.reverse();
+        let (row_count, row_stride) = match self.loops.pop() {
+            Some(Loop::Even { count, stride }) => (count, stride),
+            Some(Loop::Pick) => {
+                self.loops.push(Loop::Pick);
+                (1, 0)
+            }
+            None => (1, 0),
+        };
+        Ok(Selection {
+            loops: self.loops,
+            blocks: self.blocks,
+            row_count,
+            row_stride,
+            ..Selection::empty()
+        })
+    }
+
+    /// Every run begins and ends on a byte just when every block does and every stride is whole bytes.
+    ///
+    /// That this suffices is plain. It is needed too, though runs may grow together from blocks: the first block
+    /// and the second never touch, or they would have been folded into one. So the first is a run, and must
+    /// begin and end on a byte. Any other block that is first in its loop either begins a run, or ends one that
+    /// came over from the turn before; from either follows that it lies a number of bytes after the first.
+    fn prove_bytes(&self, dtype: Dtype) -> Result<(), SelectionError> {
+        let partial = |block: &Run, stride: u64| SelectionError::PartialByte {
+            dtype,
+            begin_bit: block.begin + stride,
+            end_bit: block.end + stride,
+        };
+        for block in &self.blocks {
+            if !block.begin.is_multiple_of(8) || !block.end.is_multiple_of(8) {
+                return Err(partial(block, 0));
+            }
+        }
+        for turn in &self.loops {
+            if let Loop::Even { stride, .. } = turn
+                && !stride.is_multiple_of(8)
+            {
+                return Err(partial(&self.blocks[0], *stride));
+            }
+        }
+        Ok(())
+    }
+}

@@ -164,7 +164,15 @@ impl Archive {
     /// # Errors
     /// [`Error::UnknownTensor`], and what [`Archive::regions`] says.
     pub fn read(&self, name: &str) -> Result<Region, Error> {
-        let mut regions = self.regions(&[self.find(name)?], &Unwatched)?;
+        self.read_watched(name, &Unwatched)
+    }
+
+    /// The bytes of the tensor `name`, unless `watch` says to stop.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTensor`], and what [`Archive::regions`] says.
+    pub fn read_watched(&self, name: &str, watch: &dyn Watch) -> Result<Region, Error> {
+        let mut regions = self.regions(&[self.find(name)?], watch)?;
         // One number gives one region.
         regions.pop().ok_or_else(|| Error::Closed { path: self.path.clone() })
     }

@@ -58,8 +58,9 @@ impl Wrap {
 
     /// Fails when the framework does not take tensors like `entry`, before any of its bytes are read.
     pub(crate) fn accepts(&self, py: Python<'_>, entry: &Entry<'_>) -> PyResult<()> {
-        self.known(py, entry.dtype).map_err(|refusal| name_tensor(py, refusal, entry.name))?;
-        if storage_shape(entry.dtype, entry.shape).is_none() {
+        let known = self.known(py, entry.dtype).map_err(|refusal| name_tensor(py, refusal, entry.name))?;
+        let takes_any_shape = matches!((self.style, known), (Style::Buffer, Known::Finished(_)));
+        if !takes_any_shape && storage_shape(entry.dtype, entry.shape).is_none() {
             let message = format!(
                 "tensor {}: the last dimension of shape {:?} does not fill bytes of {}, and a framework can only \
                  hold whole ones — read it with get_slice or as bytes",
@@ -82,9 +83,9 @@ impl Wrap {
         shape: &[u64],
         shared: &mut Option<(usize, Bound<'py, Buffer>)>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let units = storage_shape(dtype, shape).ok_or_else(|| PyValueError::new_err("shape cannot be stored"))?;
+        let units = || storage_shape(dtype, shape).ok_or_else(|| PyValueError::new_err("shape cannot be stored"));
         match self.known(py, dtype)? {
-            Known::Natively(as_dtype) => self.make(py, region, dtype, &units, as_dtype.bind(py), shared),
+            Known::Natively(as_dtype) => self.make(py, region, dtype, &units()?, as_dtype.bind(py), shared),
             Known::Finished(finish) => {
                 let nbytes = i64::try_from(region.len()).map_err(|_| PyValueError::new_err("tensor too large"))?;
                 let Known::Natively(bytes) = self.known(py, Dtype::U8)? else {
@@ -92,7 +93,7 @@ impl Wrap {
                 };
                 let raw = self.make(py, region, Dtype::U8, &[nbytes], bytes.bind(py), shared)?;
                 let shape = match self.style {
-                    Style::Dlpack => PyTuple::new(py, units)?,
+                    Style::Dlpack => PyTuple::new(py, units()?)?,
                     Style::Buffer => PyTuple::new(py, shape)?,
                 };
                 finish.bind(py).call1((raw, shape))

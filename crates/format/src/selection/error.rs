@@ -1,0 +1,146 @@
+//! What can be wrong with an index.
+
+use alloc::vec::Vec;
+use core::fmt;
+
+use crate::dtype::Dtype;
+use crate::error::Shape;
+use crate::extent::ExtentError;
+
+/// Why an index takes nothing of a tensor.
+///
+/// `Display` speaks neither of a path nor of the tensor's name: whoever knows them adds them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SelectionError {
+    /// The index speaks of more dimensions than there are.
+    TooManyIndices {
+        /// Dimensions of the tensor.
+        rank: usize,
+        /// Dimensions that the index needs.
+        found: usize,
+    },
+    /// An int, or an entry of a list, lies outside its dimension.
+    IndexOutOfRange {
+        /// The dimension, counted from 0.
+        axis: usize,
+        /// Its size.
+        size: u64,
+        /// The int, as it was given.
+        index: i64,
+    },
+    /// A slice goes backwards.
+    NegativeStep {
+        /// The dimension, counted from 0.
+        axis: usize,
+        /// The step.
+        step: i64,
+    },
+    /// A slice stands still.
+    ZeroStep {
+        /// The dimension, counted from 0.
+        axis: usize,
+    },
+    /// The index has `...` more than once.
+    TwoEllipses,
+    /// The index has more than one list.
+    TwoLists,
+    /// A list and an int have something else between them, and numpy and PyTorch differ in what that means.
+    SeparatedList,
+    /// A run begins or ends inside a byte.
+    PartialByte {
+        /// Type of the elements.
+        dtype: Dtype,
+        /// First bit of the first block that does so, counted from the start of the tensor.
+        begin_bit: u64,
+        /// Bit after its last.
+        end_bit: u64,
+    },
+    /// The tensor or the result has no size in bytes.
+    Extent {
+        /// Type of the elements.
+        dtype: Dtype,
+        /// Shape of the tensor, or of the result.
+        shape: Vec<u64>,
+        /// Why not.
+        reason: ExtentError,
+    },
+}
+
+impl SelectionError {
+    /// A stable name for the fault, in kebab-case; programs may match it.
+    #[must_use]
+    pub const fn code(&self) -> &'static str {
+        match self {
+            SelectionError::TooManyIndices { .. } => "too-many-indices",
+            SelectionError::IndexOutOfRange { .. } => "index-out-of-range",
+            SelectionError::NegativeStep { .. } => "negative-step",
+            SelectionError::ZeroStep { .. } => "zero-step",
+            SelectionError::TwoEllipses => "two-ellipses",
+            SelectionError::TwoLists => "two-lists",
+            SelectionError::SeparatedList => "separated-list",
+            SelectionError::PartialByte { .. }
+            | SelectionError::Extent {
+                reason: ExtentError::PartialByte { .. },
+                ..
+            } => "partial-byte",
+            SelectionError::Extent {
+                reason: ExtentError::Overflow,
+                ..
+            } => "size-overflow",
+        }
+    }
+}
+
+impl fmt::Display for SelectionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SelectionError::TooManyIndices { rank, found } => {
+                write!(
+                    f,
+                    "too many indices: expected at most {rank}, one for each dimension, found {found}"
+                )
+            }
+            SelectionError::IndexOutOfRange { axis, size, index } => {
+                write!(
+                    f,
+                    "index {index} is out of range for dimension {axis} of size {size}"
+                )
+            }
+            SelectionError::NegativeStep { axis, step } => write!(
+                f,
+                "slice of dimension {axis}: expected a step above zero, found {step} — flip after loading"
+            ),
+            SelectionError::ZeroStep { axis } => {
+                write!(
+                    f,
+                    "slice of dimension {axis}: expected a step above zero, found 0"
+                )
+            }
+            SelectionError::TwoEllipses => {
+                f.write_str("expected at most one ellipsis in the index, found another")
+            }
+            SelectionError::TwoLists => f.write_str(
+                "expected at most one list in the index, found another — load the tensor, then index it",
+            ),
+            SelectionError::SeparatedList => f.write_str(
+                "a list and an int stand apart in the index, which numpy and PyTorch read differently \
+                 — load the tensor, then index it",
+            ),
+            SelectionError::PartialByte {
+                dtype,
+                begin_bit,
+                end_bit,
+            } => write!(
+                f,
+                "expected runs of {dtype} that begin and end on a byte, found bits {begin_bit}..{end_bit} \
+                 — load the tensor, then index it"
+            ),
+            SelectionError::Extent { dtype, shape, reason } => {
+                write!(f, "shape {} of {dtype}: {reason}", Shape(shape))
+            }
+        }
+    }
+}
+
+impl core::error::Error for SelectionError {}

@@ -1,0 +1,61 @@
+//! What Python puts between the brackets.
+
+use ingot_format::Index;
+use pyo3::exceptions::{PyNotImplementedError, PyOverflowError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyEllipsis, PyInt, PyList, PySlice, PyTuple};
+
+/// The index, in parts. Fails with `NotImplementedError` for what only the framework itself can make sense of,
+/// such as masks and arrays.
+pub(crate) fn parts(index: &Bound<'_, PyAny>) -> PyResult<Vec<Index>> {
+    match index.cast::<PyTuple>() {
+        Ok(parts) => parts.iter().map(|part| one(&part)).collect(),
+        Err(_) => Ok(vec![one(index)?]),
+    }
+}
+
+fn one(part: &Bound<'_, PyAny>) -> PyResult<Index> {
+    if part.is_none() {
+        return Ok(Index::NewAxis);
+    }
+    if part.is_instance_of::<PyEllipsis>() {
+        return Ok(Index::Rest);
+    }
+    if let Ok(slice) = part.cast::<PySlice>() {
+        let bound = |name| -> PyResult<Option<i64>> {
+            let bound = slice.getattr(name)?;
+            if bound.is_none() { Ok(None) } else { clipped(&bound).map(Some) }
+        };
+        return Ok(Index::Span { start: bound("start")?, stop: bound("stop")?, step: bound("step")? });
+    }
+    if let Ok(list) = part.cast::<PyList>() {
+        return list.iter().map(|number| integer(&number)).collect::<PyResult<_>>().map(Index::Pick);
+    }
+    integer(part).map(Index::At)
+}
+
+/// An integer, or what counts as one: Python's and numpy's, but neither bools, which numpy reads as masks, nor
+/// arrays.
+fn integer(number: &Bound<'_, PyAny>) -> PyResult<i64> {
+    let for_the_framework = || PyNotImplementedError::new_err("an index for the framework");
+    if number.is_instance_of::<PyBool>() || number.hasattr("__len__")? || !number.hasattr("__index__")? {
+        return Err(for_the_framework());
+    }
+    let number = match number.cast::<PyInt>() {
+        Ok(number) => number.clone().into_any(),
+        // Zero-dimensional arrays of the wrong type, and numpy's bools, say here that they are none.
+        Err(_) => number.call_method0("__index__").map_err(|_| for_the_framework())?,
+    };
+    clipped(&number)
+}
+
+/// The integer, or the nearest that 64 bits hold: no dimension is that long, so both mean the same.
+fn clipped(number: &Bound<'_, PyAny>) -> PyResult<i64> {
+    let number = number.call_method0("__index__")?;
+    match number.extract() {
+        Err(fault) if fault.is_instance_of::<PyOverflowError>(number.py()) => {
+            Ok(if number.lt(0)? { i64::MIN } else { i64::MAX })
+        }
+        extracted => extracted,
+    }
+}

@@ -1,0 +1,107 @@
+//! Tensors on their way to a file: names, and bytes where they lie.
+
+use ingot_format::{Dtype, Quoted};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyDict, PyMapping, PyString, PyTuple};
+
+use crate::errors::{about_tensor, exception};
+use crate::tensor::Imported;
+
+/// How a framework's module hands over its tensors.
+pub(crate) struct Exporter<'a, 'py> {
+    /// `export(tensor)` gives a DLPack capsule. Quick, and only of use for tensors that lie as a file needs them.
+    pub(crate) export: Option<&'a Bound<'py, PyAny>>,
+    /// `payload(name, tensor)` gives a capsule, or `(dtype, shape, buffer)`, for any tensor.
+    pub(crate) payload: &'a Bound<'py, PyAny>,
+}
+
+impl Exporter<'_, '_> {
+    /// All tensors of a mapping from names.
+    pub(crate) fn take(&self, tensors: &Bound<'_, PyAny>) -> PyResult<Vec<(String, Imported)>> {
+        if let Ok(tensors) = tensors.cast::<PyDict>() {
+            return tensors.iter().map(|(name, tensor)| self.take_one(&name, &tensor)).collect();
+        }
+        let items = tensors.cast::<PyMapping>()?.items()?;
+        items
+            .iter()
+            .map(|item| {
+                let (name, tensor): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
+                self.take_one(&name, &tensor)
+            })
+            .collect()
+    }
+
+    fn take_one(&self, name: &Bound<'_, PyAny>, tensor: &Bound<'_, PyAny>) -> PyResult<(String, Imported)> {
+        let name = tensor_name(name)?;
+        if let Some(export) = self.export {
+            // A tensor that cannot be exported is one that `payload` has words for.
+            if let Ok(capsule) = export.call1((tensor,))
+                && let Some(imported) = Imported::from_capsule(&capsule)?
+            {
+                return Ok((name, imported));
+            }
+        }
+        let imported = self.slowly(&name, tensor)?;
+        Ok((name, imported))
+    }
+
+    fn slowly(&self, name: &str, tensor: &Bound<'_, PyAny>) -> PyResult<Imported> {
+        let py = tensor.py();
+        let payload = self.payload.call1((name, tensor))?;
+        if payload.is_instance_of::<PyCapsule>() {
+            return Imported::from_capsule(&payload)?.ok_or_else(|| {
+                let message = format!("tensor {}: its dtype has no place in a file", Quoted(name));
+                about_tensor(py, "SaveError", "unsupported-dtype", name, &message)
+            });
+        }
+        let (code, shape, buffer): (String, Vec<u64>, Bound<'_, PyAny>) = payload.cast::<PyTuple>()?.extract()?;
+        let refuse = |code: &str, reason: String| {
+            about_tensor(py, "SaveError", code, name, &format!("tensor {}: {reason}", Quoted(name)))
+        };
+        let dtype = Dtype::from_code(&code)
+            .ok_or_else(|| refuse("unknown-dtype", format!("unknown dtype {}", Quoted(&code))))?;
+        Imported::from_buffer(dtype, shape, &buffer).map_err(|fault| refuse("size-mismatch", fault.value(py).to_string()))
+    }
+}
+
+fn tensor_name(name: &Bound<'_, PyAny>) -> PyResult<String> {
+    let py = name.py();
+    let Ok(text) = name.cast::<PyString>() else {
+        let class = name.get_type().name()?;
+        return Err(PyTypeError::new_err(format!("tensor names must be strings, found {} of type {class}", name.repr()?)));
+    };
+    text.to_str().map(ToOwned::to_owned).map_err(|_| {
+        // A lone surrogate, which UTF-8 cannot spell.
+        let shown = name.repr().map(|repr| repr.to_string()).unwrap_or_default();
+        match exception(py, "SaveError", &format!("tensor {shown}: the name is not valid Unicode"), None) {
+            Ok(refusal) | Err(refusal) => refusal,
+        }
+    })
+}
+
+/// Metadata as pairs of strings; `None` where there is none.
+pub(crate) fn metadata(metadata: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec<(String, String)>>> {
+    let Some(metadata) = metadata.filter(|metadata| !metadata.is_none()) else {
+        return Ok(None);
+    };
+    let items = metadata
+        .cast::<PyMapping>()
+        .map_err(|_| PyTypeError::new_err("metadata must be a dictionary from strings to strings"))?
+        .items()?;
+    let pair = |item: Bound<'_, PyAny>| -> PyResult<(String, String)> {
+        let (key, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
+        Ok((text(&key, "keys", &key)?, text(&value, "values", &key)?))
+    };
+    items.iter().map(pair).collect::<PyResult<_>>().map(Some)
+}
+
+fn text(part: &Bound<'_, PyAny>, what: &str, key: &Bound<'_, PyAny>) -> PyResult<String> {
+    let Ok(text) = part.cast::<PyString>() else {
+        let (key, class) = (key.repr()?, part.get_type().name()?);
+        let message = format!("metadata {what} must be strings, found {class} at key {key}");
+        return Err(PyTypeError::new_err(message));
+    };
+    let invalid = |_| PyValueError::new_err(format!("metadata {what} must be valid Unicode, found {part:?}"));
+    text.to_str().map(ToOwned::to_owned).map_err(invalid)
+}

@@ -1,0 +1,148 @@
+//! Saving.
+
+use ingot_format::{Format, FormatError, Layout, Quoted, Spec, layout, to_usize};
+use ingot_io::{Durability, Error, Payload, ReadOnly, Replace, SaveOptions};
+use pyo3::exceptions::{PyMemoryError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::errors::{about_tensor, raise};
+use crate::intake::{Exporter, metadata};
+use crate::open::file_path;
+use crate::tensor::Imported;
+use crate::watch::Signals;
+
+/// Saves tensors to a file. See `_native.pyi`.
+#[pyfunction]
+#[pyo3(signature = (path, tensors, payload, metadata, format, *, export = None, shared = "copy", durable = true, atomic = true, force = false))]
+#[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
+pub(crate) fn serialize_file(
+    py: Python<'_>,
+    path: &Bound<'_, PyAny>,
+    tensors: &Bound<'_, PyAny>,
+    payload: &Bound<'_, PyAny>,
+    metadata: Option<&Bound<'_, PyAny>>,
+    format: &str,
+    export: Option<&Bound<'_, PyAny>>,
+    shared: &str,
+    durable: bool,
+    atomic: bool,
+    force: bool,
+) -> PyResult<()> {
+    let path = file_path(path)?;
+    let new = NewFile::new(tensors, &Exporter { export, payload }, metadata, format, shared)?;
+    let layout = new.layout().map_err(|fault| raise(py, &Error::Unstorable { path: Some(path.clone()), fault }))?;
+    let payloads = new.payloads(&layout);
+    let options = SaveOptions {
+        durable: if durable { Durability::Durable } else { Durability::Fast },
+        replace: if atomic { Replace::Atomic } else { Replace::InPlace },
+        read_only: if force { ReadOnly::Replace } else { ReadOnly::Refuse },
+    };
+    Signals::detach(py, |signals| ingot_io::save(&path, &layout.head, &payloads, &options, signals))
+}
+
+/// The bytes of a file with tensors in it. See `_native.pyi`.
+#[pyfunction]
+#[pyo3(signature = (tensors, payload, metadata, format, *, export = None, shared = "copy"))]
+pub(crate) fn serialize<'py>(
+    py: Python<'py>,
+    tensors: &Bound<'_, PyAny>,
+    payload: &Bound<'_, PyAny>,
+    metadata: Option<&Bound<'_, PyAny>>,
+    format: &str,
+    export: Option<&Bound<'_, PyAny>>,
+    shared: &str,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let new = NewFile::new(tensors, &Exporter { export, payload }, metadata, format, shared)?;
+    let layout = new.layout().map_err(|fault| raise(py, &Error::Unstorable { path: None, fault }))?;
+    let payloads = new.payloads(&layout);
+    let nbytes = to_usize(layout.header.file_nbytes()).ok_or_else(|| PyMemoryError::new_err("too large for memory"))?;
+    PyBytes::new_with(py, nbytes, |file| {
+        let (head, data) = file.split_at_mut(layout.head.len());
+        head.copy_from_slice(&layout.head);
+        py.detach(|| copy_all(&payloads, data));
+        Ok(())
+    })
+}
+
+fn copy_all(payloads: &[Payload<'_>], data: &mut [u8]) {
+    let mut rest = data;
+    for payload in payloads {
+        let (place, after) = rest.split_at_mut(payload.len());
+        payload.copy_into(0, place);
+        rest = after;
+    }
+}
+
+/// All that goes into a file.
+struct NewFile {
+    tensors: Vec<(String, Imported)>,
+    metadata: Option<Vec<(String, String)>>,
+    format: Format,
+}
+
+impl NewFile {
+    fn new(
+        tensors: &Bound<'_, PyAny>,
+        exporter: &Exporter<'_, '_>,
+        pairs: Option<&Bound<'_, PyAny>>,
+        format: &str,
+        shared: &str,
+    ) -> PyResult<NewFile> {
+        let format = match format {
+            "safetensors" => Format::Safetensors,
+            "bintensors" => Format::Bintensors,
+            _ => {
+                let message = format!("unknown format {format:?}: expected \"safetensors\" or \"bintensors\"");
+                return Err(PyValueError::new_err(message));
+            }
+        };
+        let metadata = metadata(pairs)?;
+        let imported = exporter.take(tensors)?;
+        if shared == "error" {
+            refuse_shared(exporter.payload.py(), &imported)?;
+        }
+        Ok(NewFile { tensors: imported, metadata, format })
+    }
+
+    fn layout(&self) -> Result<Layout, FormatError> {
+        let specs: Vec<Spec<'_>> = self
+            .tensors
+            .iter()
+            .map(|(name, tensor)| Spec { name, dtype: tensor.dtype, shape: &tensor.shape })
+            .collect();
+        let pairs: Option<Vec<(&str, &str)>> = self
+            .metadata
+            .as_ref()
+            .map(|pairs| pairs.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect());
+        layout(&specs, pairs.as_deref(), self.format)
+    }
+
+    /// The tensors' bytes, in the order of the layout.
+    fn payloads(&self, layout: &Layout) -> Vec<Payload<'_>> {
+        layout.order.iter().map(|&number| self.tensors[number].1.payload()).collect()
+    }
+}
+
+/// Fails when two tensors share bytes: the file would hold them twice, and whoever loads it would get two tensors
+/// that no longer change together.
+fn refuse_shared(py: Python<'_>, tensors: &[(String, Imported)]) -> PyResult<()> {
+    let mut ranges: Vec<_> = tensors
+        .iter()
+        .map(|(name, tensor)| (tensor.addresses(), name))
+        .filter(|((begin, end), _)| begin < end)
+        .collect();
+    ranges.sort_unstable();
+    let Some((shared_end, first)) = ranges.windows(2).find(|pair| pair[1].0.0 < pair[0].0.1).map(|pair| (pair[0].0.1, pair[0].1))
+    else {
+        return Ok(());
+    };
+    let others = ranges.iter().filter(|((begin, end), name)| *begin < shared_end && shared_end <= *end && *name != first);
+    let names: Vec<String> = std::iter::once(first).chain(others.map(|row| row.1)).map(|name| Quoted(name).to_string()).collect();
+    let message = format!(
+        "Some tensors share memory, this will lead to duplicate memory on disk and potential differences when \
+         loading them again: {} — save one of them, or save `tensor.clone()`",
+        names.join(", ")
+    );
+    Err(about_tensor(py, "SharedMemoryError", "shared-memory", first, &message))
+}
