@@ -135,13 +135,12 @@ fn read_in_parallel(
             }
         }
     };
+    let caller = thread::current();
     thread::scope(|scope| {
-        let caller = thread::current();
         for _ in 0..workers {
-            let leave = Leave { running: &running, caller: &caller };
             scope.spawn(|| {
-                // Moved in, so that it is dropped, and the caller woken, even if `work` panics.
-                let _leave = leave;
+                // Dropped, and the caller woken, even if `work` panics.
+                let _leave = Leave { running: &running, caller: &caller };
                 work();
             });
         }

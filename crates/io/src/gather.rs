@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use ingot_format::{Run, Selection, to_u64, to_usize};
+use ingot_format::{Run, Selection, to_usize};
 
 use crate::execute::Failure;
 use crate::source::{Source, read_full};

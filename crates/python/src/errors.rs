@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
+use ingot_format::SelectionError;
 use ingot_io::Error;
-use pyo3::exceptions::{PyKeyboardInterrupt, PyMemoryError, PyOSError, PyValueError};
+use pyo3::exceptions::{PyKeyboardInterrupt, PyMemoryError, PyNotImplementedError, PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -15,6 +16,10 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
         Error::OutOfMemory { .. } => return PyMemoryError::new_err(error.to_string()),
         Error::Header { .. } => "HeaderError",
         Error::UnknownTensor { .. } => "TensorNotFoundError",
+        // Where frameworks differ in what it means, the framework itself shall say.
+        Error::Slice { fault: SelectionError::TwoLists | SelectionError::SeparatedList, .. } => {
+            return PyNotImplementedError::new_err(error.to_string());
+        }
         Error::Slice { .. } => "SliceError",
         Error::Read { .. } | Error::Changed { .. } => "StorageError",
         Error::Write { .. } => return write_error(py, error),
@@ -80,14 +85,14 @@ fn os_error(py: Python<'_>, path: &Path, source: &std::io::Error) -> PyErr {
             None if path.to_string_lossy().contains('\0') => {
                 return Ok(PyValueError::new_err("embedded null byte in the path"));
             }
-            None => (rustix_invalid(py)?, source.to_string().into_pyobject(py)?.into_any()),
+            None => (invalid_argument(py)?, source.to_string().into_pyobject(py)?.into_any()),
         };
         Ok(PyErr::from_value(py.get_type::<PyOSError>().call1((errno, text, path.as_os_str()))?))
     };
     make().unwrap_or_else(|failure| failure)
 }
 
-fn rustix_invalid(py: Python<'_>) -> PyResult<i32> {
+fn invalid_argument(py: Python<'_>) -> PyResult<i32> {
     py.import("errno")?.getattr("EINVAL")?.extract()
 }
 

@@ -52,7 +52,7 @@ fn integer(number: &Bound<'_, PyAny>) -> PyResult<i64> {
 /// The integer, or the nearest that 64 bits hold: no dimension is that long, so both mean the same.
 fn clipped(number: &Bound<'_, PyAny>) -> PyResult<i64> {
     let number = number.call_method0("__index__")?;
-    match number.extract() {
+    match number.extract::<i64>() {
         Err(fault) if fault.is_instance_of::<PyOverflowError>(number.py()) => {
             Ok(if number.lt(0)? { i64::MIN } else { i64::MAX })
         }
