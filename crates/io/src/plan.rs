@@ -85,6 +85,8 @@ impl Plan {
             places[rank] = place;
             last = Some((numbers[rank], place));
         }
+        // Small tensors go on filling a shared block after a large one was placed.
+        plan.reads.sort_by_key(|read| (read.block, read.at));
         if plan.blocks.is_empty() {
             // Empty tensors need an address too.
             plan.blocks.push(ALIGNMENT);
@@ -174,5 +176,68 @@ impl fmt::Display for Plan {
             writeln!(f, "{:>16} {:>12} {:>6} {:>10}", read.position, read.nbytes, read.block, read.at)?;
         }
         write!(f, "{} bytes in {} reads into {} blocks", self.nbytes(), self.reads.len(), self.blocks.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ingot_format::{Dtype, Format, Spec, layout};
+    use proptest::prelude::*;
+
+    /// A header with a tensor of U8 for each size.
+    fn header(sizes: &[u64]) -> Header {
+        let names: Vec<String> = (0..sizes.len()).map(|number| format!("{number:04}")).collect();
+        let shapes: Vec<[u64; 1]> = sizes.iter().map(|&size| [size]).collect();
+        let specs: Vec<Spec<'_>> = names
+            .iter()
+            .zip(&shapes)
+            .map(|(name, shape)| Spec { name, dtype: Dtype::U8, shape })
+            .collect();
+        layout(&specs, None, Format::Safetensors).unwrap().header
+    }
+
+    proptest! {
+        /// The obvious plan reads each tensor by itself; the merged one must bring the same bytes to its places.
+        #[test]
+        fn a_merged_plan_delivers_what_one_read_per_tensor_does(
+            sizes in proptest::collection::vec(prop_oneof![0_u64..200, Just(1 << 20), (1_u64 << 20)..(2 << 20)], 1..12),
+            picks in proptest::collection::vec(any::<prop::sample::Index>(), 0..16),
+        ) {
+            let header = header(&sizes);
+            let file: Vec<u8> = (0..header.file_nbytes()).map(|at| (at % 251).to_le_bytes()[0]).collect();
+            let numbers: Vec<usize> = picks.iter().map(|pick| pick.index(sizes.len())).collect();
+            let (plan, places) = Plan::of_tensors(&header, &numbers).unwrap();
+            let mut blocks: Vec<Vec<u8>> = plan.blocks().iter().map(|&nbytes| vec![0xAA; nbytes]).collect();
+            let mut written: Vec<Vec<bool>> = plan.blocks().iter().map(|&nbytes| vec![false; nbytes]).collect();
+            for read in plan.reads() {
+                let from = to_usize(read.position).unwrap();
+                let to = read.at..read.at + read.nbytes;
+                prop_assert!(written[read.block][to.clone()].iter().all(|&byte| !byte), "read twice\n{plan}");
+                written[read.block][to.clone()].fill(true);
+                blocks[read.block][to].copy_from_slice(&file[from..from + read.nbytes]);
+            }
+            for (number, place) in numbers.iter().zip(&places) {
+                let entry = header.entry(*number).unwrap();
+                let from = to_usize(header.data_start() + entry.begin).unwrap();
+                let naive = &file[from..from + to_usize(entry.nbytes()).unwrap()];
+                prop_assert_eq!(&blocks[place.block][place.at..place.at + place.nbytes], naive, "{}", plan);
+            }
+            let mut distinct = numbers.clone();
+            distinct.sort_unstable();
+            distinct.dedup();
+            let needed: u64 = distinct.iter().map(|&number| header.entry(number).unwrap().nbytes()).sum();
+            prop_assert_eq!(plan.nbytes(), needed, "only what is needed is read");
+        }
+    }
+
+    #[test]
+    fn small_neighbours_are_read_at_once_and_large_tensors_have_their_own_block() {
+        let header = header(&[10, 20, 30, 3 << 20, 40]);
+        let (plan, places) = Plan::of_tensors(&header, &[0, 1, 2, 3, 4]).unwrap();
+        let start = header.data_start();
+        assert_eq!(plan.reads()[0], Read { position: start, nbytes: 60, block: 0, at: 0 });
+        assert_eq!(plan.blocks()[places[3].block], 3 << 20);
+        assert_eq!(plan.reads().len(), 3, "{plan}");
     }
 }
