@@ -103,6 +103,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model", nargs="?", type=Path, help=f"default: the one in {PACKAGE}")
     model = parser.parse_args().model or installed_model()
+    # Reading every byte is a test of pages, not of torch: its threads, on a busy machine, cost more than the work.
+    torch.set_num_threads(1)
     out = Path("demo")
     out.mkdir(exist_ok=True)
     ours, theirs, bt = out / "model.safetensors", out / "model.safetensors.peer", out / "model.bt"
