@@ -1,0 +1,105 @@
+# make demo | test | lint | bench | clean
+#
+# Every target sets itself up: it checks for Rust and Python, makes .venv, installs the pinned tools and builds the
+# extension module. Nothing runs twice while its inputs stay the same. What may be set, here or in the environment:
+#
+#   PYTHON            the Python to make .venv with (python3)
+#   TORCH_INDEX       one more package index to look for torch in, such as the one with its builds for CPU only
+#   CARGO_TARGET_DIR  where cargo builds (./target)
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+
+VENV := .venv
+# The release candidate of the peer, for `make bench` only.
+VENV_RC := .venv-rc
+BIN := $(VENV)/bin
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+
+# Maturin and plain cargo share one target directory. pyo3 builds anew when this differs between two runs.
+export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
+# The wheel, the tests and the benches use one profile, and the versions of Cargo.lock.
+CARGO_FLAGS := --release --locked
+
+.PHONY: help demo test test-rust test-python lint lint-rust lint-python bench clean tools
+.DELETE_ON_ERROR:
+# Cargo holds one lock and the benches want the machine for themselves.
+.NOTPARALLEL:
+
+help:
+	@sed -n 's/^# \{0,1\}//; 1,8p' Makefile
+
+demo: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
+	$(BIN)/python examples/demo.py
+
+test: test-rust test-python
+
+test-rust: | tools $(VENV)/.made
+	cargo test $(CARGO_FLAGS) --workspace
+
+test-python: $(VENV)/.ingot $(VENV)/.test
+	$(BIN)/python -m pytest tests
+
+lint: lint-rust lint-python
+	scripts/check-unsafe
+	$(BIN)/typos
+
+lint-rust: | tools $(VENV)/.made
+	cargo fmt --all --check
+	cargo clippy $(CARGO_FLAGS) --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS=-Dwarnings cargo doc $(CARGO_FLAGS) --workspace --no-deps
+
+lint-python: $(VENV)/.ingot $(VENV)/.test $(VENV)/.lint
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest ingot._native
+
+bench: $(VENV)/.ingot $(VENV)/.test $(VENV_RC)/.made
+	cargo bench --locked --workspace
+	$(BIN)/python benches/python/main.py --peer-version $(call pinned,safetensors,test)
+	$(VENV_RC)/bin/python benches/python/main.py --peer-version $(call pinned,safetensors,bench-rc)
+
+# The default target directory only: another one may be shared with other projects.
+clean:
+	rm -rf $(VENV) $(VENV_RC) target demo dist .hypothesis .pytest_cache .mypy_cache .ruff_cache python/ingot/_native.*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --- set-up ---
+
+# The version that requirements/$(2).txt pins for package $(1).
+pinned = $(shell sed -n 's/^$(1)==//p' requirements/$(2).txt)
+
+# Order-only wherever it is asked for: it always runs, and makes nothing out of date.
+tools:
+	@scripts/check-tools "$(PYTHON)"
+
+$(VENV)/.made: | tools
+	"$(PYTHON)" -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.build $(VENV)/.lint: $(VENV)/.%: requirements/%.txt $(VENV)/.made
+	$(BIN)/python $(PIP_INSTALL) -r $<
+	@touch $@
+
+# Where an index offers torch==X+cpu beside torch==X, pip takes the first: it counts as newer.
+$(VENV)/.test: requirements/test.txt $(VENV)/.made
+	$(BIN)/python $(PIP_INSTALL) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -r $<
+	@touch $@
+
+$(VENV)/.demo: requirements/demo.txt $(VENV)/.made
+	$(BIN)/python $(PIP_INSTALL) --no-deps -r $<
+	@touch $@
+
+# Its own peer first, then everything of .venv, the module under development included.
+$(VENV_RC)/.made: requirements/bench-rc.txt $(VENV)/.made
+	"$(PYTHON)" -m venv $(VENV_RC)
+	$(VENV_RC)/bin/python $(PIP_INSTALL) --no-deps -r $<
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		>"$$($(VENV_RC)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/behind.pth"
+	@touch $@
+
+RUST_SOURCES := $(shell find crates/format crates/io crates/python \( -name '*.rs' -o -name Cargo.toml \) 2>/dev/null)
+$(VENV)/.ingot: Cargo.toml Cargo.lock pyproject.toml $(RUST_SOURCES) $(VENV)/.build
+	env -u CONDA_PREFIX VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin develop --release --locked --quiet
+	@touch $@
