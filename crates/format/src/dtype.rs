@@ -98,10 +98,19 @@ impl Dtype {
     /// The dtype of this number in a `.bt` header.
     #[must_use]
     pub fn from_bintensors_number(number: u8) -> Option<Dtype> {
-        Dtype::ALL
-            .iter()
-            .copied()
-            .find(|dtype| dtype.bintensors_number() == Some(number))
+        // A table, because a search through all dtypes takes longer than the rest of an entry.
+        const BY_NUMBER: [Option<Dtype>; 256] = {
+            let mut table = [None; 256];
+            let mut place = 0;
+            while place < Dtype::ALL.len() {
+                if let Some(number) = Dtype::ALL[place].bintensors_number() {
+                    table[number as usize] = Some(Dtype::ALL[place]);
+                }
+                place += 1;
+            }
+            table
+        };
+        BY_NUMBER[usize::from(number)]
     }
 }
 

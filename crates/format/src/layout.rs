@@ -65,6 +65,11 @@ pub fn layout<'a>(
         metadata,
         ..RawHeader::default()
     };
+    if format == Format::Bintensors {
+        let dims = specs.iter().map(|spec| spec.shape.len()).sum();
+        let pairs = raw.metadata.as_ref().map_or(0, Metadata::len);
+        bintensors::check_room(specs.len(), dims, pairs)?;
+    }
     let mut begin = 0_u64;
     for spec in order.iter().map(|&number| &specs[number]) {
         let end = extent::nbytes(spec.dtype, spec.shape)

@@ -1,9 +1,167 @@
-//! Reading the binary header.
+//! Reading the binary header, in one pass.
 
+use alloc::string::ToString;
+use core::str;
+
+use super::{check_room, varint};
+use crate::dtype::Dtype;
 use crate::error::FormatError;
-use crate::header::RawHeader;
+use crate::extent::{to_u64, to_usize};
+use crate::header::{PREFIX_NBYTES, RawHeader};
+use crate::metadata::Metadata;
 
 /// Reads a header. Rules F4, F7, F8 and B1 to B4.
-pub(crate) fn parse(_header: &[u8]) -> Result<RawHeader, FormatError> {
-    Ok(RawHeader::default())
+pub(crate) fn parse(header: &[u8]) -> Result<RawHeader, FormatError> {
+    let mut cursor = Cursor { header, rest: header };
+    let mut raw = RawHeader::default();
+    // B1
+    match cursor.byte("metadata option")? {
+        0 => {}
+        1 => raw.metadata = Some(metadata(&mut cursor)?),
+        found => return Err(FormatError::InvalidOption { found }),
+    }
+    entries(&mut cursor, &mut raw)?;
+    cursor.padding()?;
+    Ok(raw)
+}
+
+/// The count of the pairs, and the pairs.
+fn metadata(cursor: &mut Cursor<'_>) -> Result<Metadata, FormatError> {
+    // The lengths of key and value.
+    const MIN_PAIR_NBYTES: usize = 2;
+    let count = cursor.count("metadata count", MIN_PAIR_NBYTES)?;
+    check_room(0, 0, count)?;
+    let mut metadata = Metadata::default();
+    for _ in 0..count {
+        metadata.push(cursor.string("metadata key")?);
+        metadata.push(cursor.string("metadata value")?);
+    }
+    match metadata.duplicate() {
+        Some(key) => Err(FormatError::DuplicateMetadataKey { key: key.to_string() }),
+        None => Ok(metadata),
+    }
+}
+
+/// The count of the tensors, and an entry for each.
+fn entries(cursor: &mut Cursor<'_>, raw: &mut RawHeader) -> Result<(), FormatError> {
+    // The name's length, dtype, rank, begin and end.
+    const MIN_ENTRY_NBYTES: usize = 5;
+    // Most tensors of a checkpoint are matrices.
+    const USUAL_RANK: usize = 2;
+    let count = cursor.count("tensor count", MIN_ENTRY_NBYTES)?;
+    let pairs = raw.metadata.as_ref().map_or(0, Metadata::len);
+    check_room(count, 0, pairs)?;
+    raw.records.reserve_exact(count);
+    raw.dims.reserve(USUAL_RANK * count);
+    // All that may be names: what is reserved and never written to takes no place.
+    raw.names.reserve(cursor.rest.len() - MIN_ENTRY_NBYTES * count);
+    for _ in 0..count {
+        let name = cursor.string("tensor name")?;
+        raw.names.push_str(name);
+        let number = cursor.number("dtype")?;
+        let dtype = u8::try_from(number)
+            .ok()
+            .and_then(Dtype::from_bintensors_number)
+            .ok_or_else(|| unknown_dtype(name, number))?;
+        let rank = cursor.count("rank", 1)?;
+        check_room(count, raw.dims.len() + rank, pairs)?;
+        for _ in 0..rank {
+            raw.dims.push(cursor.number("dimension")?);
+        }
+        let begin = cursor.number("data range")?;
+        let end = cursor.number("data range")?;
+        raw.close_entry(dtype, begin, end);
+    }
+    Ok(())
+}
+
+#[cold]
+fn unknown_dtype(name: &str, number: u64) -> FormatError {
+    FormatError::UnknownDtype {
+        tensor: name.to_string(),
+        dtype: number.to_string(),
+    }
+}
+
+/// A place in the header. Its methods move past what they give.
+struct Cursor<'h> {
+    header: &'h [u8],
+    rest: &'h [u8],
+}
+
+impl<'h> Cursor<'h> {
+    fn byte(&mut self, reading: &'static str) -> Result<u8, FormatError> {
+        let (&byte, rest) = self
+            .rest
+            .split_first()
+            .ok_or_else(|| past_end(self.position(), reading))?;
+        self.rest = rest;
+        Ok(byte)
+    }
+
+    /// Rules B2 and B3.
+    #[inline]
+    fn number(&mut self, reading: &'static str) -> Result<u64, FormatError> {
+        let position = self.position();
+        varint::take(&mut self.rest).map_err(|fault| match fault {
+            varint::Fault::Cut => past_end(position, reading),
+            varint::Fault::Malformed => FormatError::InvalidVarint { position },
+        })
+    }
+
+    /// How many things follow, each of `min_nbytes` or more. Rule B3: they must fit into the header, so that nothing
+    /// is allocated on the word of a hostile one.
+    #[inline]
+    fn count(&mut self, reading: &'static str, min_nbytes: usize) -> Result<usize, FormatError> {
+        let position = self.position();
+        let count = self.number(reading)?;
+        match to_usize(count) {
+            Some(count) if count <= self.rest.len() / min_nbytes => Ok(count),
+            _ => Err(past_end(position, reading)),
+        }
+    }
+
+    /// A length and as many bytes of text.
+    #[inline]
+    fn string(&mut self, reading: &'static str) -> Result<&'h str, FormatError> {
+        let position = self.position();
+        let nbytes = self.count(reading, 1)?;
+        let (text, rest) = self
+            .rest
+            .split_at_checked(nbytes)
+            .ok_or_else(|| past_end(position, reading))?;
+        // F4
+        let text = str::from_utf8(text).map_err(|fault| FormatError::InvalidUtf8 {
+            position: self.position() + to_u64(fault.valid_up_to()),
+        })?;
+        self.rest = rest;
+        Ok(text)
+    }
+
+    /// Rule B4.
+    fn padding(&self) -> Result<(), FormatError> {
+        const MAX_NBYTES: usize = 7;
+        let spaces = self
+            .rest
+            .iter()
+            .take(MAX_NBYTES)
+            .take_while(|&&byte| byte == b' ')
+            .count();
+        if spaces == self.rest.len() {
+            return Ok(());
+        }
+        Err(FormatError::InvalidPadding {
+            position: self.position() + to_u64(spaces),
+        })
+    }
+
+    /// Counted from the start of the file.
+    fn position(&self) -> u64 {
+        to_u64(PREFIX_NBYTES + self.header.len() - self.rest.len())
+    }
+}
+
+#[cold]
+fn past_end(position: u64, reading: &'static str) -> FormatError {
+    FormatError::UnexpectedEnd { position, reading }
 }

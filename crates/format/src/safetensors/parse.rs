@@ -29,28 +29,25 @@ pub(crate) fn parse(header: &[u8], leniency: Leniency) -> Result<RawHeader, Form
 /// The header, if it is compact: no white space but the final spaces, no escapes, the fields of an entry in the
 /// usual order.
 fn compact(text: &str) -> Option<RawHeader> {
-    let mut cursor = Cursor { text, at: 0 };
+    let mut cursor = Cursor { rest: text };
     let mut raw = RawHeader::default();
-    cursor.literal(b"{")?;
-    if cursor.literal(b"}").is_none() {
+    cursor.literal("{")?;
+    if cursor.literal("}").is_none() {
         reserve(&mut raw, text.len());
-        let mut usual = Dtype::F32;
         loop {
             match cursor.string()? {
                 METADATA_KEY => metadata(&mut cursor, &mut raw)?,
                 name => {
                     raw.names.push_str(name);
-                    usual = entry(&mut cursor, &mut raw, usual)?;
+                    entry(&mut cursor, &mut raw)?;
                 }
             }
-            match cursor.byte()? {
-                b',' => {}
-                b'}' => break,
-                _ => return None,
+            if !cursor.goes_on("}")? {
+                break;
             }
         }
     }
-    cursor.only_spaces_remain().then_some(raw)
+    cursor.rest.bytes().all(|byte| byte == b' ').then_some(raw)
 }
 
 /// Makes room for what a header of `header_nbytes` usually holds, so that growing does not copy it again and
@@ -69,17 +66,15 @@ fn metadata(cursor: &mut Cursor<'_>, raw: &mut RawHeader) -> Option<()> {
     if raw.metadata.is_some() {
         return None;
     }
-    cursor.literal(b":{")?;
+    cursor.literal(":{")?;
     let mut metadata = Metadata::default();
-    if cursor.literal(b"}").is_none() {
+    if cursor.literal("}").is_none() {
         loop {
             metadata.push(cursor.string()?);
-            cursor.literal(b":")?;
+            cursor.literal(":")?;
             metadata.push(cursor.string()?);
-            match cursor.byte()? {
-                b',' => {}
-                b'}' => break,
-                _ => return None,
+            if !cursor.goes_on("}")? {
+                break;
             }
         }
     }
@@ -90,105 +85,91 @@ fn metadata(cursor: &mut Cursor<'_>, raw: &mut RawHeader) -> Option<()> {
     Some(())
 }
 
-/// `:{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}` after a name. Gives the dtype, because the next entry
-/// most often has the same.
-fn entry(cursor: &mut Cursor<'_>, raw: &mut RawHeader, usual: Dtype) -> Option<Dtype> {
-    cursor.literal(b":{\"dtype\":")?;
-    let dtype = match cursor.dtype(usual) {
-        Some(()) => usual,
-        None => Dtype::from_code(cursor.string()?)?,
-    };
-    cursor.literal(b",\"shape\":[")?;
-    if cursor.literal(b"]").is_none() {
+/// `:{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}` after a name.
+#[inline]
+fn entry(cursor: &mut Cursor<'_>, raw: &mut RawHeader) -> Option<()> {
+    cursor.literal(":{\"dtype\":")?;
+    let dtype = cursor.dtype()?;
+    cursor.literal(",\"shape\":[")?;
+    if cursor.literal("]").is_none() {
         loop {
             raw.dims.push(cursor.number()?);
-            match cursor.byte()? {
-                b',' => {}
-                b']' => break,
-                _ => return None,
+            if !cursor.goes_on("]")? {
+                break;
             }
         }
     }
-    cursor.literal(b",\"data_offsets\":[")?;
+    cursor.literal(",\"data_offsets\":[")?;
     let begin = cursor.number()?;
-    cursor.literal(b",")?;
+    cursor.literal(",")?;
     let end = cursor.number()?;
-    cursor.literal(b"]}")?;
+    cursor.literal("]}")?;
     raw.close_entry(dtype, begin, end);
-    Some(dtype)
+    Some(())
 }
 
-/// A place in the text. Every method moves past what it was asked for, or stays and says `None`.
+/// What is left of the text. Every method moves past what it was asked for, or stays and says `None`.
 struct Cursor<'a> {
-    text: &'a str,
-    at: usize,
+    rest: &'a str,
 }
 
 impl<'a> Cursor<'a> {
-    fn rest(&self) -> &'a [u8] {
-        &self.text.as_bytes()[self.at..]
-    }
-
-    fn byte(&mut self) -> Option<u8> {
-        let byte = *self.text.as_bytes().get(self.at)?;
-        self.at += 1;
-        Some(byte)
-    }
-
-    fn literal<const N: usize>(&mut self, literal: &[u8; N]) -> Option<()> {
-        (self.rest().first_chunk::<N>()? == literal).then(|| self.at += N)
-    }
-
-    /// The quoted code of `dtype`.
-    fn dtype(&mut self, dtype: Dtype) -> Option<()> {
-        let rest = self
-            .rest()
-            .strip_prefix(b"\"")?
-            .strip_prefix(dtype.code().as_bytes())?
-            .strip_prefix(b"\"")?;
-        self.at = self.text.len() - rest.len();
+    #[inline]
+    fn literal(&mut self, literal: &str) -> Option<()> {
+        self.rest = self.rest.strip_prefix(literal)?;
         Some(())
     }
 
-    /// A quoted string without escapes.
-    fn string(&mut self) -> Option<&'a str> {
-        let body = self.rest().strip_prefix(b"\"")?;
-        let len = plain_nbytes(body);
-        if body.get(len) != Some(&b'"') {
-            return None;
+    /// Whether a comma stands here and the list goes on, or `close` and it is over.
+    #[inline]
+    fn goes_on(&mut self, close: &str) -> Option<bool> {
+        match self.literal(",") {
+            Some(()) => Some(true),
+            None => self.literal(close).map(|()| false),
         }
-        let begin = self.at + 1;
-        self.at = begin + len + 1;
-        self.text.get(begin..begin + len)
+    }
+
+    /// A quoted string without escapes.
+    #[inline]
+    fn string(&mut self) -> Option<&'a str> {
+        let body = self.rest.strip_prefix('"')?;
+        let (text, after) = body.split_at_checked(plain_nbytes(body.as_bytes()))?;
+        self.rest = after.strip_prefix('"')?;
+        Some(text)
+    }
+
+    /// The quoted code of a dtype.
+    #[inline]
+    fn dtype(&mut self) -> Option<Dtype> {
+        let body = self.rest.strip_prefix('"')?;
+        // Byte by byte, because codes are short: the processor then guesses where they end, and need not wait.
+        let (code, after) = body.split_at_checked(body.bytes().position(|byte| byte == b'"')?)?;
+        self.rest = after.strip_prefix('"')?;
+        Dtype::from_code(code)
     }
 
     /// An unsigned number in plain digits.
+    #[inline]
     fn number(&mut self) -> Option<u64> {
-        // 10¹⁹ - 1 is the largest number of 19 digits and fits; longer ones are left to the reference reader.
+        // 10¹⁹ - 1 is the largest number of 19 digits and fits; longer ones are left to the reference reader, so
+        // it does not matter that they wrap here.
         const MAX_DIGITS: usize = 19;
-        let mut number = 0;
+        let mut number = 0_u64;
         let mut len = 0;
-        for &byte in self.rest() {
+        for byte in self.rest.bytes() {
             let digit = byte.wrapping_sub(b'0');
             if digit > 9 {
                 break;
             }
-            if len == MAX_DIGITS {
-                return None;
-            }
-            number = number * 10 + u64::from(digit);
+            number = number.wrapping_mul(10).wrapping_add(u64::from(digit));
             len += 1;
         }
-        let leading_zero = len > 1 && self.rest().first() == Some(&b'0');
-        if len == 0 || leading_zero {
+        let leading_zero = len > 1 && self.rest.starts_with('0');
+        if len == 0 || len > MAX_DIGITS || leading_zero {
             return None;
         }
-        self.at += len;
+        self.rest = self.rest.get(len..)?;
         Some(number)
-    }
-
-    fn only_spaces_remain(&self) -> bool {
-        self.rest().iter().all(|&byte| byte == b' ')
     }
 }
 
