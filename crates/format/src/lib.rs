@@ -38,5 +38,10 @@ pub use metadata::Metadata;
 pub use quoted::{Escaped, Quoted};
 pub use sniff::Foreign;
 
+/// The programs in FORMAT.md must run.
+#[cfg(doctest)]
+#[doc = include_str!("../FORMAT.md")]
+struct FormatMd;
+
 /// The key under which a safetensors header holds its metadata. No tensor may have this name.
 pub const METADATA_KEY: &str = "__metadata__";
