@@ -22,12 +22,13 @@ impl Format {
     }
 
     /// The format of a header that starts with `first`, the byte after the length. The two cannot be confused:
-    /// JSON starts with `{` or white space, a binary header with 0 or 1.
+    /// JSON starts with `{` or white space, a binary header with 0 or 1. The other control characters count as
+    /// binary, because what starts with one was not meant as JSON; rule B1 then says what is wrong.
     #[must_use]
     pub const fn of_header(first: u8) -> Option<Format> {
         match first {
             b'{' | b' ' | b'\t' | b'\n' | b'\r' => Some(Format::Safetensors),
-            0 | 1 => Some(Format::Bintensors),
+            0..=0x1f => Some(Format::Bintensors),
             _ => None,
         }
     }

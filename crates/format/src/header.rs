@@ -313,6 +313,11 @@ fn head_nbytes(start: &[u8], file_nbytes: u64, limits: &Limits) -> Result<u64, F
 
 /// Says what the file is, where it was refused and is recognised.
 fn name_foreign(start: &[u8], fault: FormatError) -> FormatError {
+    // A length below 4 GiB before a brace: a broken file, but ours. A header of 640 bytes begins it like a pickle,
+    // and advice to unpickle it would be wrong.
+    if let [_, _, _, _, 0, 0, 0, 0, b'{', ..] = start {
+        return fault;
+    }
     match Foreign::of_start(start) {
         Some(kind) if !matches!(fault, FormatError::Foreign { .. }) => FormatError::Foreign {
             kind,

@@ -40,5 +40,10 @@ pub use quoted::{Escaped, Quoted};
 pub use selection::{Index, Row, Rows, Run, Runs, Selection, SelectionError};
 pub use sniff::Foreign;
 
+/// The programs in FORMAT.md must run.
+#[cfg(doctest)]
+#[doc = include_str!("../FORMAT.md")]
+struct FormatMd;
+
 /// The key under which a safetensors header holds its metadata. No tensor may have this name.
 pub const METADATA_KEY: &str = "__metadata__";

@@ -44,8 +44,9 @@ impl Foreign {
             _ if begins(b"\x1f\x8b") => Foreign::Gzip,
             _ if begins(b"\x28\xb5\x2f\xfd") => Foreign::Zstd,
             _ if begins(b"%PDF-") => Foreign::Pdf,
-            // Protocols 2 to 5, as torch.save wrote before it wrote ZIP files and as pickle writes today.
-            [0x80, 2..=5, ..] => Foreign::Pickle,
+            // Protocols 2 to 5, as torch.save wrote before it wrote ZIP files and as pickle writes today. No opcode
+            // lies below `(`; the binary headers of 640 bytes have a zero there.
+            [0x80, 2..=5, b'('..=u8::MAX, ..] => Foreign::Pickle,
             _ if begins_without_case(text, b"<!doctype html") || begins_without_case(text, b"<html") => {
                 Foreign::Html
             }

@@ -7,7 +7,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
-use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
 use crate::METADATA_KEY;
 use crate::dtype::Dtype;
@@ -330,7 +330,7 @@ impl<'de> Place<'de> for OneEntry<'_> {
                     offsets = Some(map.next_value_seed(At(Numbers(field)))?);
                 }
                 _ => {
-                    map.next_value::<IgnoredAny>()?;
+                    map.next_value_seed(At(Unknown))?;
                     let name = self.name;
                     self.reader.unusual(|| {
                         format!("tensor {} has the unknown field {}", Quoted(name), Quoted(&key))
@@ -349,6 +349,34 @@ impl<'de> Place<'de> for OneEntry<'_> {
         };
         self.reader.raw.dims.extend_from_slice(&shape);
         self.reader.raw.close_entry(dtype, begin, end);
+        Ok(())
+    }
+}
+
+/// A value that means nothing here. It is read all the same: `IgnoredAny` passes over lone surrogates, numbers out
+/// of range and any depth, which other readers refuse.
+struct Unknown;
+
+impl<'de> Place<'de> for Unknown {
+    type Value = ();
+
+    fn wrong<E: Error>(self, _: String) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn text<E: Error>(self, _: Cow<'de, str>) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn object<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while map.next_key_seed(At(Key))?.is_some() {
+            map.next_value_seed(At(Unknown))?;
+        }
+        Ok(())
+    }
+
+    fn array<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+        while seq.next_element_seed(At(Unknown))?.is_some() {}
         Ok(())
     }
 }

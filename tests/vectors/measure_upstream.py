@@ -1,0 +1,64 @@
+"""Asks the safetensors and bintensors wheels what they make of every vector.
+
+Without arguments it reports each vector whose `upstream` is not what was measured, and fails if there is one. With
+`--write` it puts what was measured into the TOML files.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib.metadata import version
+
+import bintensors
+import safetensors
+from case import FOLDER, Vector, vectors
+
+# What `upstream` speaks of. Another version may judge otherwise.
+VERSIONS = {"safetensors": "0.8.0", "bintensors": "0.2.0"}
+
+
+def measure(vector: Vector) -> str:
+    """`accept` or `reject`, by the wheel of the vector's format."""
+    if vector.format == "safetensors":
+        deserialize, fault = safetensors.deserialize, safetensors.SafetensorError
+    else:
+        deserialize, fault = bintensors.deserialize, bintensors.BintensorError
+    try:
+        deserialize(vector.file())
+    except fault:
+        return "reject"
+    return "accept"
+
+
+def write(measured: dict[str, str]) -> None:
+    """Puts the verdicts into the files, as the last key of each vector but for its note."""
+    for path in sorted(FOLDER.glob("*.toml")):
+        text = path.read_text("utf-8")
+        head, *blocks = re.split(r"(?m)^(?=\[\[)", text)
+        for at, block in enumerate(blocks):
+            name = re.search(r'(?m)^name = "(.*)"$', block)
+            if block.startswith("[[vector]]") and name:
+                block = re.sub(r"(?m)^upstream = .*\n", "", block)
+                line = f'upstream = "{measured[name[1]]}"\n'
+                blocks[at] = re.sub(r'(?m)^expect = .*\n(code = .*\n)?', lambda m: m[0] + line, block, count=1)
+        path.write_text(head + "".join(blocks), "utf-8")
+
+
+def main() -> int:
+    for package, expected in VERSIONS.items():
+        if version(package) != expected:
+            print(f"{package}: expected version {expected}, found {version(package)}")
+            return 1
+    measured = {vector.name: measure(vector) for vector in vectors()}
+    if sys.argv[1:] == ["--write"]:
+        write(measured)
+        return 0
+    wrong = [vector.name for vector in vectors() if vector.keys.get("upstream") != measured[vector.name]]
+    for name in wrong:
+        print(f"{name}: measured {measured[name]}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
