@@ -1,0 +1,139 @@
+//! Memory that others own: what is written to a file, and where.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::ptr::NonNull;
+
+/// The bytes of one tensor, where they lie: memory that stays readable for `'a`, but that others may change.
+///
+/// A framework hands over memory that any thread of the program may write to, so a `Payload` is no `&[u8]` and
+/// gives none that lasts.
+#[derive(Clone, Copy)]
+pub struct Payload<'a> {
+    start: NonNull<u8>,
+    len: usize,
+    owner: PhantomData<&'a [u8]>,
+}
+
+impl<'a> Payload<'a> {
+    /// `len` bytes from `start` on. `start` may be null when `len` is 0, as it is for the empty arrays of some
+    /// frameworks.
+    ///
+    /// # Safety
+    /// - When `len` is not 0, the `len` bytes from `start` on are one region of initialised memory, mapped for
+    ///   reading for all of `'a`, and `len` is at most `isize::MAX`.
+    /// - They may change at any time. Then the file gets some of the old bytes and some of the new.
+    #[must_use]
+    pub unsafe fn new(start: *const u8, len: usize) -> Payload<'a> {
+        match NonNull::new(start.cast_mut()) {
+            Some(start) => Payload {
+                start,
+                len,
+                owner: PhantomData,
+            },
+            None => Payload::from(&[][..]),
+        }
+    }
+
+    /// The size in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is no byte to write.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Calls `write` with the bytes of `range`, cut at the end of the payload. `write` hands them to the operating
+    /// system and keeps nothing.
+    pub(crate) fn lend<R>(&self, range: Range<usize>, write: impl FnOnce(&[u8]) -> R) -> R {
+        let end = range.end.min(self.len);
+        let begin = range.start.min(end);
+        // SAFETY: `add` asks for an offset within the same allocation that does not pass `isize::MAX`:
+        // `begin <= end <= self.len`, and `new` was promised `self.len` readable bytes in one region.
+        let start = unsafe { self.start.add(begin) };
+        // SAFETY: `from_raw_parts` asks for
+        // - a non-null pointer, aligned for u8: `NonNull`, and every address is aligned for bytes;
+        // - `end - begin` initialised, readable bytes in one allocation, at most `isize::MAX`: `end <= self.len`, for
+        //   which `new` was promised all of this, for `'a`, which outlives this call because `self` has it;
+        // - no write to them while the slice lives. Nobody can prove this where Python code holds the same memory.
+        //   The slice lives for one system call, through which no compiler sees the bytes, so that the consequence is
+        //   what `new` says: a file with bytes from before and after the write. Tried: without the `min` above,
+        //   `a_range_past_the_end_is_cut` fails.
+        let bytes = unsafe { std::slice::from_raw_parts(start.as_ptr(), end - begin) };
+        write(bytes)
+    }
+
+    /// Copies the bytes from `begin` on into `into`, as many as both have, and says how many.
+    pub fn copy_into(&self, begin: usize, into: &mut [u8]) -> usize {
+        let begin = begin.min(self.len);
+        let count = into.len().min(self.len - begin);
+        // SAFETY: `add` asks for an offset within the same allocation: `begin <= self.len`, as in `lend`.
+        let start = unsafe { self.start.add(begin) };
+        // SAFETY: `copy_nonoverlapping` asks for
+        // - `count` readable bytes at the source: `begin + count <= self.len`, see `new`;
+        // - `count` writable bytes at the destination: `count <= into.len()`, and `into` is borrowed mutably;
+        // - alignment: bytes have none;
+        // - no overlap: `into` is a buffer that the writer allocated, a payload was there before it.
+        // Not provable: that no thread writes to the source meanwhile. The consequence is as `new` says.
+        unsafe { std::ptr::copy_nonoverlapping(start.as_ptr(), into.as_mut_ptr(), count) };
+        count
+    }
+}
+
+impl<'a> From<&'a [u8]> for Payload<'a> {
+    fn from(bytes: &'a [u8]) -> Payload<'a> {
+        Payload {
+            start: NonNull::from(bytes).cast(),
+            len: bytes.len(),
+            owner: PhantomData,
+        }
+    }
+}
+
+impl fmt::Debug for Payload<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Payload({} bytes)", self.len)
+    }
+}
+
+// SAFETY: a `Payload` only reads. `new` was promised that the memory is readable for `'a`, which holds from every
+// thread, and that whoever writes to it meanwhile accepts mixed bytes.
+unsafe impl Send for Payload<'_> {}
+// SAFETY: as for `Send`; a shared `Payload` has no state of its own that changes.
+unsafe impl Sync for Payload<'_> {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const _: fn() = || {
+        fn crosses_threads<T: Send + Sync>() {}
+        crosses_threads::<Payload<'_>>();
+    };
+
+    #[test]
+    fn a_range_past_the_end_is_cut() {
+        let bytes = [1, 2, 3];
+        let payload = Payload::from(&bytes[..2]);
+        assert_eq!(payload.lend(1..9, <[u8]>::to_vec), [2]);
+        assert_eq!(payload.lend(7..9, <[u8]>::to_vec), []);
+        let mut into = [0; 4];
+        assert_eq!(payload.copy_into(1, &mut into), 1);
+        assert_eq!(payload.copy_into(8, &mut into), 0);
+        assert_eq!(into, [2, 0, 0, 0]);
+    }
+
+    #[test]
+    fn null_is_an_empty_payload() {
+        // SAFETY: `new` accepts null with a length of 0.
+        let payload = unsafe { Payload::new(std::ptr::null(), 0) };
+        assert!(payload.is_empty());
+        assert_eq!(payload.lend(0..0, <[u8]>::len), 0);
+    }
+}
