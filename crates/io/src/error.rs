@@ -87,11 +87,11 @@ pub enum Error {
         /// Why not.
         fault: FormatError,
     },
-    /// Saving failed. What the path held before is still there.
+    /// Saving failed. What the path held before is still there, unless `step` says otherwise.
     Write {
-        /// The file to be written.
+        /// The file to be written, never a temporary one.
         path: PathBuf,
-        /// What was being done.
+        /// What could not be done, to stand after "could not".
         step: &'static str,
         /// Bytes that the new file takes.
         nbytes: u64,
@@ -225,7 +225,13 @@ impl fmt::Display for Error {
                 write!(f, "no memory for {nbytes} bytes")?;
                 source.as_ref().map_or(Ok(()), |source| write!(f, ": {source}"))
             }
-            Error::Write { step, nbytes, source, .. } => write!(f, "{step} ({nbytes} bytes in all): {source}"),
+            Error::Write { step, nbytes, source, .. } => {
+                write!(f, "could not {step}: {source}: the file needs {nbytes} bytes")?;
+                match crate::save::hint(step, source) {
+                    Some(hint) => write!(f, " — {hint}"),
+                    None => Ok(()),
+                }
+            }
             Error::Closed { .. } => f.write_str("file is closed"),
             Error::Interrupted => f.write_str("interrupted"),
         }

@@ -9,8 +9,8 @@ mod dest;
 mod error;
 mod execute;
 mod gather;
-mod interim;
 mod plan;
+mod save;
 mod source;
 mod watch;
 
@@ -18,7 +18,7 @@ pub use archive::{Archive, OpenOptions, Region};
 pub use backend::{BACKEND_VARIABLE, Backend};
 pub use dest::Payload;
 pub use error::Error;
-pub use interim::{Durability, ReadOnly, Replace, SaveOptions, save};
 pub use plan::{OWN_BLOCK_NBYTES, Place, Plan, Read, SHARED_BLOCK_NBYTES, TooLarge};
+pub use save::{Durability, ReadOnly, Replace, SaveOptions, save};
 pub use source::{FileSource, Memory, MemorySource, Source, read_full};
 pub use watch::{Unwatched, Watch};

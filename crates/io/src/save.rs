@@ -1,0 +1,204 @@
+//! Saving: `head` and `payloads` become a file, and never harm the one that was there.
+//!
+//! The atomic way, which is the default: a temporary file in the target's directory gets everything the target is
+//! to have; it is flushed, renamed over the target, and the directory is flushed. Whatever happens in between, the
+//! path leads to the whole old file or to the whole new one.
+//!
+//! | what stands at the path | what happens |
+//! |---|---|
+//! | nothing | a new file, mode 0666 cut by the umask |
+//! | a file | its mode, and as far as allowed its owner, group, extended attributes and access list, pass on to the new one. Its other hard links keep the old bytes |
+//! | a file that this process may not write to | refused, unless [`ReadOnly::Replace`] |
+//! | a symlink | followed to its end, which may not exist yet; the link stays |
+//! | a pipe, terminal or other device, standard output | the bytes are streamed into it |
+//! | a directory | refused |
+//!
+//! Where a file system renames no file over another, the bytes are copied into the target as [`Replace::InPlace`]
+//! does. Where it cannot reserve space or make unnamed files, saving goes on without.
+
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+#[cfg(unix)]
+mod atomic;
+#[cfg(unix)]
+mod attributes;
+mod flush;
+#[cfg(unix)]
+mod in_place;
+mod pieces;
+#[cfg(not(unix))]
+mod portable;
+#[cfg(unix)]
+mod space;
+#[cfg(unix)]
+mod target;
+#[cfg(unix)]
+mod temp;
+
+use crate::dest::Payload;
+use crate::error::Error;
+use crate::watch::Watch;
+use pieces::Pieces;
+
+/// How to save.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SaveOptions {
+    /// What a loss of power may undo.
+    pub durable: Durability,
+    /// How an existing file is replaced.
+    pub replace: Replace,
+    /// What happens to a file that this process may not write to.
+    pub read_only: ReadOnly,
+}
+
+/// What a loss of power may undo.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Durability {
+    /// Nothing: when [`save`] returns, the file is on the disk.
+    #[default]
+    Durable,
+    /// What was saved in the last half minute or so. A file may then be there with only a part of its bytes.
+    /// A process that ends, however it does, loses nothing.
+    Fast,
+}
+
+/// How an existing file is replaced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Replace {
+    /// By renaming a whole new file over it. Needs the right to create files in the directory.
+    #[default]
+    Atomic,
+    /// By writing into it, which keeps its owner, links and everything else. Needs only the right to write to it.
+    ///
+    /// All bytes go to a temporary file first (beside the target, or else among the system's temporary files), since
+    /// the payloads may lie in a mapping of the target; so it takes twice the time. A process that dies, or a disk that
+    /// fails, while they are then copied leaves a mixed file, and two saves at once do too. Whoever has the old file
+    /// mapped sees it change.
+    InPlace,
+}
+
+/// What happens to a file that this process may not write to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReadOnly {
+    /// It is an error.
+    #[default]
+    Refuse,
+    /// It is replaced by one that is as read-only, which only takes a writable directory. Not with
+    /// [`Replace::InPlace`].
+    Replace,
+}
+
+/// How long a thread waits before it asks the watch again. Half of the 100 ms that are promised.
+const POLL: Duration = Duration::from_millis(50);
+
+/// Writes `head`, then `payloads`, as the file at `path`.
+///
+/// ```
+/// use ingot_io::{Payload, SaveOptions, Unwatched, save};
+///
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("empty.safetensors");
+/// save(&path, b"\x08\0\0\0\0\0\0\0{}      ", &[Payload::from(&[][..])], &SaveOptions::default(), &Unwatched)?;
+/// assert_eq!(std::fs::read(&path)?.len(), 16);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Write`] when the file cannot be written, [`Error::Interrupted`] when `watch` says so. What was at `path`
+/// is still there then, and no temporary file is; except where [`Replace::InPlace`] says otherwise, for streams, and
+/// when the last step failed, to flush the directory: the new file is there, but a loss of power may undo that.
+pub fn save(
+    path: &Path,
+    head: &[u8],
+    payloads: &[Payload<'_>],
+    options: &SaveOptions,
+    watch: &dyn Watch,
+) -> Result<(), Error> {
+    let pieces = Pieces::cut(head, payloads);
+    save_pieces(path, &pieces, options, watch).map_err(|stop| match stop {
+        Stop::Interrupted => Error::Interrupted,
+        Stop::Fault { step, source } => Error::Write {
+            path: path.to_path_buf(),
+            step,
+            nbytes: pieces.nbytes(),
+            source,
+        },
+    })
+}
+
+#[cfg(unix)]
+fn save_pieces(
+    path: &Path,
+    pieces: &Pieces<'_>,
+    options: &SaveOptions,
+    watch: &dyn Watch,
+) -> Result<(), Stop> {
+    use target::Target;
+    match Target::find(path, watch)? {
+        Target::Place(place) => match options.replace {
+            Replace::Atomic => atomic::save(&place, pieces, options, watch),
+            Replace::InPlace => in_place::save(&place, pieces, options, watch),
+        },
+        Target::Nameless(file) => in_place::overwrite(&file, None, pieces, options, watch),
+        Target::Stream(file) => {
+            pieces.stream(&file, watch)?;
+            match options.durable {
+                Durability::Durable => flush::flush(&file, watch),
+                Durability::Fast => Ok(()),
+            }
+        }
+    }
+}
+
+#[cfg(not(unix))]
+use portable::save as save_pieces;
+
+/// Why a save ended early. [`save`] adds the path.
+enum Stop {
+    Fault { step: &'static str, source: io::Error },
+    Interrupted,
+}
+
+/// Adds to an error of the operating system what was being done.
+trait Step<T> {
+    fn step(self, step: &'static str) -> Result<T, Stop>;
+}
+
+impl<T, E: Into<io::Error>> Step<T> for Result<T, E> {
+    fn step(self, step: &'static str) -> Result<T, Stop> {
+        self.map_err(|source| Stop::Fault {
+            step,
+            source: source.into(),
+        })
+    }
+}
+
+/// What can fail, as [`Error::Write`] says it after "could not".
+mod step {
+    pub(super) const OPEN: &str = "open it for writing";
+    pub(super) const READ_ONLY: &str = "replace it, since it is read-only";
+    pub(super) const CREATE: &str = "create a temporary file";
+    #[cfg(unix)]
+    pub(super) const RESERVE: &str = "reserve space";
+    pub(super) const WRITE: &str = "write";
+    pub(super) const ATTRIBUTES: &str = "copy mode and owner";
+    pub(super) const FLUSH: &str = "flush";
+    pub(super) const RENAME: &str = "rename the temporary file over it";
+    #[cfg(unix)]
+    pub(super) const FLUSH_DIRECTORY: &str = "flush its directory, though it is written";
+    pub(super) const COPY: &str = "overwrite it in place, so it holds a mix of old and new bytes";
+}
+
+/// What the user can do about a fault.
+pub(crate) fn hint(step: &str, fault: &io::Error) -> Option<&'static str> {
+    use io::ErrorKind::{PermissionDenied, ResourceBusy};
+    match (step, fault.kind()) {
+        (step::CREATE | step::RENAME, PermissionDenied | ResourceBusy) => {
+            Some("an existing file can be written in place instead, though not atomically (atomic=False)")
+        }
+        (step::READ_ONLY, PermissionDenied) => Some("it can be replaced all the same (force=True)"),
+        _ => None,
+    }
+}

@@ -1,0 +1,85 @@
+//! Saving so that the path always has the whole old file, or the whole new one.
+
+use std::fs::File;
+
+use rustix::fs::Mode;
+
+use super::attributes::Attributes;
+use super::flush::flush;
+use super::pieces::Pieces;
+use super::target::Place;
+use super::temp::{self, Kind, Refused, Temp};
+use super::{Durability, SaveOptions, Step, Stop, Watch, in_place, space, step};
+
+pub(super) fn save(
+    place: &Place,
+    pieces: &Pieces<'_>,
+    options: &SaveOptions,
+    watch: &dyn Watch,
+) -> Result<(), Stop> {
+    place.check_writable(options.read_only)?;
+    temp::remove_stale(place);
+    let mut kind = Kind::Unnamed;
+    loop {
+        let mut temp = fill(place, pieces, kind, options, watch)?;
+        if watch.interrupted() {
+            return Err(Stop::Interrupted);
+        }
+        match temp.publish() {
+            Ok(()) => {
+                return match options.durable {
+                    Durability::Durable => place.directory.flush(temp.file()).step(step::FLUSH_DIRECTORY),
+                    Durability::Fast => Ok(()),
+                };
+            }
+            Err(Refused::Fault(fault)) => return Err(fault).step(step::RENAME),
+            // The payloads are still there, so it costs only time to write them again.
+            Err(Refused::Link) if temp.kind() == Kind::Unnamed => kind = Kind::Named,
+            Err(Refused::Link | Refused::Rename) => {
+                return in_place::copy_to(place, temp.file(), pieces, options);
+            }
+        }
+    }
+}
+
+/// A temporary file with all that the target is to have, but the name.
+fn fill<'p>(
+    place: &'p Place,
+    pieces: &Pieces<'_>,
+    kind: Kind,
+    options: &SaveOptions,
+    watch: &dyn Watch,
+) -> Result<Temp<'p>, Stop> {
+    let attributes = place.existing.map(|stat| Attributes::of(place, &stat));
+    // What replaces a private file is private from the first byte on.
+    let mode = Mode::from_raw_mode(if attributes.is_some() { 0o600 } else { 0o666 });
+    let temp = Temp::create(place, mode, kind).step(step::CREATE)?;
+    space::reserve(temp.file(), pieces.nbytes(), watch)?;
+    pieces.write(temp.file(), watch)?;
+    if let Some(attributes) = attributes {
+        attributes.apply(temp.file()).step(step::ATTRIBUTES)?;
+    }
+    if options.durable == Durability::Durable || close_would_flush(temp.file()) {
+        flush(temp.file(), watch)?;
+    }
+    Ok(temp)
+}
+
+/// Whether closing the file sends its bytes away, as network file systems do so that the next reader sees them.
+/// What goes wrong then, Rust does not report; a flush costs nothing more and does.
+#[cfg(target_os = "linux")]
+fn close_would_flush(file: &File) -> bool {
+    const SMB: u64 = 0x517b;
+    const SMB2: u64 = 0xfe53_4d42;
+    const CIFS: u64 = 0xff53_4d42;
+    rustix::fs::fstatfs(file).is_ok_and(|system| {
+        // The type of the field differs between machines, and 32-bit ones have the numbers as negative ones.
+        let kind = u64::from_ne_bytes(i64::from(system.f_type).to_ne_bytes()) & 0xffff_ffff;
+        system.f_type == rustix::fs::NFS_SUPER_MAGIC || [SMB, SMB2, CIFS].contains(&kind)
+    })
+}
+
+#[cfg(not(target_os = "linux"))]
+fn close_would_flush(_: &File) -> bool {
+    false
+}

@@ -1,0 +1,103 @@
+//! Saving into the file that exists. It can be left half written; the atomic way cannot.
+
+use std::fs::File;
+use std::io::{self, Seek};
+
+use super::pieces::Pieces;
+use super::target::Place;
+use super::{Durability, SaveOptions, Step, Stop, Watch, space, step, temp};
+
+/// Writes into the file that `place` names, or makes it.
+pub(super) fn save(
+    place: &Place,
+    pieces: &Pieces<'_>,
+    options: &SaveOptions,
+    watch: &dyn Watch,
+) -> Result<(), Stop> {
+    let (file, made) = place.open().step(step::OPEN)?;
+    let done = overwrite(&file, Some(place), pieces, options, watch);
+    match done {
+        Err(_) if made => place.remove(),
+        Ok(()) if made && options.durable == Durability::Durable => {
+            place.directory.flush(&file).step(step::FLUSH_DIRECTORY)?;
+        }
+        _ => {}
+    }
+    done
+}
+
+/// Makes `file` hold `pieces` and nothing else. `place` is where it is, if it has a name.
+pub(super) fn overwrite(
+    file: &File,
+    place: Option<&Place>,
+    pieces: &Pieces<'_>,
+    options: &SaveOptions,
+    watch: &dyn Watch,
+) -> Result<(), Stop> {
+    if file.metadata().step(step::OPEN)?.len() == 0 {
+        // Nobody can have mapped anything of it.
+        let done = space::reserve(file, pieces.nbytes(), watch).and_then(|()| pieces.write(file, watch));
+        if done.is_err() {
+            let _ = file.set_len(0);
+            return done;
+        }
+        return finish(file, options);
+    }
+    // The payloads may lie in a mapping of this very file, as they do when a loaded model is saved again. Nothing
+    // tells, so all bytes go to another file first.
+    let scratch = scratch(place).step(step::CREATE)?;
+    space::reserve(&scratch, pieces.nbytes(), watch)?;
+    pieces.write(&scratch, watch)?;
+    space::reserve(file, pieces.nbytes(), watch)?;
+    copy(&scratch, file, pieces.nbytes(), options)
+}
+
+/// Copies `from`, which holds all of `pieces`, into the file that `place` names: what remains where a file system
+/// renames no file over another.
+pub(super) fn copy_to(
+    place: &Place,
+    from: &File,
+    pieces: &Pieces<'_>,
+    options: &SaveOptions,
+) -> Result<(), Stop> {
+    let (file, made) = place.open().step(step::OPEN)?;
+    let done = copy(from, &file, pieces.nbytes(), options);
+    match done {
+        Err(_) if made => place.remove(),
+        Ok(()) if made && options.durable == Durability::Durable => {
+            place.directory.flush(&file).step(step::FLUSH_DIRECTORY)?;
+        }
+        _ => {}
+    }
+    done
+}
+
+/// From here on the old bytes are lost, so no watch is asked: a whole file late is better than half a file.
+fn copy(mut from: &File, mut file: &File, nbytes: u64, options: &SaveOptions) -> Result<(), Stop> {
+    from.rewind().step(step::COPY)?;
+    io::copy(&mut from, &mut file).step(step::COPY)?;
+    // Cut at the end and not at the start, so that whoever has the file mapped meets wrong bytes, but no hole, which
+    // would end the process. A shorter file does that all the same.
+    file.set_len(nbytes).step(step::COPY)?;
+    finish(file, options)
+}
+
+fn finish(file: &File, options: &SaveOptions) -> Result<(), Stop> {
+    match options.durable {
+        Durability::Durable => file.sync_all().step(step::FLUSH),
+        Durability::Fast => Ok(()),
+    }
+}
+
+/// A file without a name, beside the target or, where nothing may be made there, among the system's temporary ones.
+fn scratch(place: Option<&Place>) -> io::Result<File> {
+    use super::target::Directory;
+    let name = place.map_or("model".as_ref(), |place| &*place.name);
+    if let Some(place) = place
+        && let Ok(file) = temp::scratch(&place.directory, name)
+    {
+        return Ok(file);
+    }
+    let directory = Directory::open(rustix::fs::CWD, &*std::env::temp_dir())?;
+    temp::scratch(&directory, name)
+}

