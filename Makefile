@@ -21,7 +21,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # The wheel, the tests and the benches use one profile, and the versions of Cargo.lock.
 CARGO_FLAGS := --release --locked
 
-.PHONY: help demo test test-rust test-python lint lint-rust lint-python bench clean tools
+.PHONY: help demo test test-rust test-python lint lint-rust lint-python bench clean tools rebuild
 .DELETE_ON_ERROR:
 # Cargo holds one lock and the benches want the machine for themselves.
 .NOTPARALLEL:
@@ -99,7 +99,10 @@ $(VENV_RC)/.made: requirements/bench-rc.txt $(VENV)/.made
 		>"$$($(VENV_RC)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/behind.pth"
 	@touch $@
 
+# The module lies among the Python sources, where `git clean` may take it away: built again then.
+rebuild:
+
 RUST_SOURCES := $(shell find crates/format crates/io crates/python \( -name '*.rs' -o -name Cargo.toml \) 2>/dev/null)
-$(VENV)/.ingot: Cargo.toml Cargo.lock pyproject.toml $(RUST_SOURCES) $(VENV)/.build
-	env -u CONDA_PREFIX VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin develop --release --locked --quiet
+$(VENV)/.ingot: Cargo.toml Cargo.lock pyproject.toml $(RUST_SOURCES) $(VENV)/.build $(if $(wildcard python/ingot/_native.*.so),,rebuild)
+	env -u CONDA_PREFIX PIP_QUIET=1 VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin develop --release --locked --quiet
 	@touch $@

@@ -103,7 +103,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model", nargs="?", type=Path, help=f"default: the one in {PACKAGE}")
     model = parser.parse_args().model or installed_model()
-    # Reading every byte is a test of pages, not of torch: its threads, on a busy machine, cost more than the work.
+    # Reading every byte is a test of pages, and torch threads on a busy machine blur it.
     torch.set_num_threads(1)
     out = Path("demo")
     out.mkdir(exist_ok=True)
