@@ -251,6 +251,31 @@ fn every_vector_gets_its_verdict() {
 }
 
 #[test]
+fn no_file_is_accepted_when_it_ends_earlier_or_later() {
+    for (place, case) in tables("vector") {
+        let file = file_bytes(&case);
+        let parse = |file: &[u8]| Header::parse(file, u64::try_from(file.len()).unwrap(), &Limits::default());
+        if text(&case, "expect") == Some("reject") || parse(&file).is_err() || file.len() > 2000 {
+            continue;
+        }
+        for nbytes in 0..file.len() {
+            let code = parse(&file[..nbytes]).map_err(|fault| fault.code()).err();
+            let expected = ["too-short", "header-past-end", "truncated"];
+            assert!(
+                code.is_some_and(|code| expected.contains(&code)),
+                "{place}, {nbytes} bytes of it: {code:?}"
+            );
+        }
+        let longer = parse(&[&file[..], b"\0"].concat());
+        assert_eq!(
+            longer.err().map(|fault| fault.code()),
+            Some("trailing-bytes"),
+            "{place}"
+        );
+    }
+}
+
+#[test]
 fn every_vector_has_a_name_of_its_own_and_known_keys() {
     const KEYS: &str = "name rule format header header_hex header_repeat length_prefix data_hex data_nbytes file \
                         file_hex limit expect code strict tensors metadata upstream note";
