@@ -23,6 +23,9 @@ class Vector:
 
     keys: dict[str, Any]
 
+    def __str__(self) -> str:
+        return self.name
+
     @property
     def name(self) -> str:
         return self.keys["name"]

@@ -1,7 +1,7 @@
 """Asks the safetensors and bintensors wheels what they make of every vector.
 
-Without arguments it reports each vector whose `upstream` is not what was measured, and fails if there is one. With
-`--write` it puts what was measured into the TOML files.
+From the folder above, `python -m vectors.measure_upstream` reports each vector whose `upstream` is not what was
+measured, and fails if there is one. With `--write` it puts what was measured into the TOML files.
 """
 
 from __future__ import annotations
@@ -9,39 +9,41 @@ from __future__ import annotations
 import re
 import sys
 from importlib.metadata import version
+from typing import Any
 
 import bintensors
 import safetensors
-from case import FOLDER, Vector, vectors
+
+from vectors.case import FOLDER, Vector, vectors
 
 # What `upstream` speaks of. Another version may judge otherwise.
 VERSIONS = {"safetensors": "0.8.0", "bintensors": "0.2.0"}
 
 
+def deserialize(format: str, file: bytes) -> list[tuple[str, dict[str, Any]]] | None:
+    """The tensors, as the wheel of that format sees them; None where it refuses the file."""
+    try:
+        return (bintensors if format == "bintensors" else safetensors).deserialize(file)
+    except (safetensors.SafetensorError, bintensors.BintensorError):
+        return None
+
+
 def measure(vector: Vector) -> str:
     """`accept` or `reject`, by the wheel of the vector's format."""
-    if vector.format == "safetensors":
-        deserialize, fault = safetensors.deserialize, safetensors.SafetensorError
-    else:
-        deserialize, fault = bintensors.deserialize, bintensors.BintensorError
-    try:
-        deserialize(vector.file())
-    except fault:
-        return "reject"
-    return "accept"
+    return "reject" if deserialize(vector.format, vector.file()) is None else "accept"
 
 
 def write(measured: dict[str, str]) -> None:
-    """Puts the verdicts into the files, as the last key of each vector but for its note."""
+    """Puts the verdicts into the files, after `expect` and `code`."""
     for path in sorted(FOLDER.glob("*.toml")):
         text = path.read_text("utf-8")
-        head, *blocks = re.split(r"(?m)^(?=\[\[)", text)
+        head, *blocks = re.split(r"(?m)^(?=\[\[[a-z])", text)
         for at, block in enumerate(blocks):
             name = re.search(r'(?m)^name = "(.*)"$', block)
             if block.startswith("[[vector]]") and name:
                 block = re.sub(r"(?m)^upstream = .*\n", "", block)
-                line = f'upstream = "{measured[name[1]]}"\n'
-                blocks[at] = re.sub(r'(?m)^expect = .*\n(code = .*\n)?', lambda m: m[0] + line, block, count=1)
+                verdict = f'\\g<0>upstream = "{measured[name[1]]}"\n'
+                blocks[at] = re.sub(r"(?m)^expect = .*\n(code = .*\n)?", verdict, block, count=1)
         path.write_text(head + "".join(blocks), "utf-8")
 
 

@@ -1,0 +1,210 @@
+"""The vectors of `tests/vectors` through the Python package, and the Python program of FORMAT.md."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from collections.abc import Callable, Iterable
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vectors.case import Vector, from_hex, vectors, writings
+
+import ingot
+from ingot._native import Archive
+
+FORMAT_MD = Path(__file__).parents[1] / "crates" / "format" / "FORMAT.md"
+VECTORS = [pytest.param(vector, id=vector.name) for vector in vectors()]
+ACCEPTED = [pytest.param(vector, id=vector.name) for vector in vectors() if vector.accepted]
+REJECTED = [pytest.param(vector, id=vector.name) for vector in vectors() if not vector.accepted]
+
+
+def options(vector: Vector) -> dict[str, Any]:
+    return {} if vector.limit is None else {"max_header_size": vector.limit}
+
+
+def rows(archive: Any, names: Iterable[str]) -> list[list[Any]]:
+    """What an archive or a handle says of its tensors, as a vector says it."""
+    entries = [archive.info(name) for name in names]
+    return [[entry.name, entry.dtype, list(entry.shape), entry.begin, entry.end] for entry in entries]
+
+
+@pytest.mark.parametrize("vector", ACCEPTED)
+def test_reads_accepted_bytes(vector: Vector) -> None:
+    file = vector.file()
+    archive = Archive.from_buffer(file, **options(vector))
+    assert archive.format == vector.format
+    assert archive.path is None
+    found = rows(archive, archive.offset_names())
+    assert found == vector.keys.get("tensors", found)
+    assert archive.names() == sorted(archive.offset_names(), key=str.encode)
+    metadata = archive.metadata()
+    assert metadata == vector.keys.get("metadata", metadata)
+    # The data section is the rest of the file, and every byte of it belongs to one tensor, in this order.
+    data = file[8 + int.from_bytes(file[:8], "little") :]
+    assert b"".join(tensor["data"] for _, tensor in ingot.deserialize(file)) == data
+
+
+@pytest.mark.parametrize("buffer", [bytearray, memoryview])
+def test_reads_any_buffer(buffer: Any) -> None:
+    for vector in vectors():
+        if vector.accepted and vector.limit is None:
+            assert ingot.deserialize(buffer(vector.file())) == ingot.deserialize(vector.file())
+
+
+@pytest.mark.parametrize("vector", REJECTED)
+def test_refuses_rejected_bytes(vector: Vector) -> None:
+    with pytest.raises(ingot.HeaderError) as caught:
+        Archive.from_buffer(vector.file(), **options(vector))
+    assert caught.value.code == vector.code
+    assert caught.value.path is None
+    assert isinstance(caught.value, ValueError)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("vector", VECTORS)
+def test_strict_reader(vector: Vector) -> None:
+    if vector.strictly_accepted:
+        Archive.from_buffer(vector.file(), strict=True, **options(vector))
+        return
+    with pytest.raises(ingot.HeaderError) as caught:
+        Archive.from_buffer(vector.file(), strict=True, **options(vector))
+    assert caught.value.code == ("not-strict" if vector.accepted else vector.code)
+
+
+@pytest.mark.parametrize("backend", ["auto", "mmap", "pread"])
+@pytest.mark.parametrize("vector", ACCEPTED)
+def test_opens_accepted_files(vector: Vector, backend: str, tmp_path: Path) -> None:
+    # Neither name says what is inside.
+    path = tmp_path / f"{vector.name}.bin"
+    path.write_bytes(vector.file())
+    with ingot.safe_open(path, "np", backend=backend, **options(vector)) as file:
+        assert file.format == vector.format
+        found = rows(file, file.offset_keys())
+        assert found == vector.keys.get("tensors", found)
+        metadata = file.metadata()
+        assert metadata == vector.keys.get("metadata", metadata)
+        assert len(file) == len(found)
+
+
+@pytest.mark.parametrize("backend", ["auto", "mmap", "pread"])
+@pytest.mark.parametrize("vector", REJECTED)
+def test_refuses_rejected_files_by_name(vector: Vector, backend: str, tmp_path: Path) -> None:
+    path = tmp_path / f"{vector.name}.bin"
+    path.write_bytes(vector.file())
+    with pytest.raises(ingot.HeaderError) as caught:
+        ingot.safe_open(path, "np", backend=backend, **options(vector))
+    assert caught.value.code == vector.code
+    assert caught.value.path == str(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert str(caught.value).isprintable()
+    # A name of 100 MB must not fill the screen.
+    assert len(str(caught.value)) < 1000 + len(str(path))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_messages_carry_tensor_and_numbers(strict: bool) -> None:
+    def fault(name: str) -> ingot.HeaderError:
+        (vector,) = (vector for vector in vectors() if vector.name == name)
+        with pytest.raises(ingot.HeaderError) as caught:
+            Archive.from_buffer(vector.file(), strict=strict)
+        return caught.value
+
+    mismatch = fault("range-too-short")
+    assert (mismatch.tensor, mismatch.expected, mismatch.found) == ("a", 24, 20)
+    assert (mismatch.begin, mismatch.end) == (0, 20)
+    hole = fault("hole-in-the-middle")
+    assert (hole.tensor, hole.begin, hole.end) == ("b", 1, 2)
+    truncated = fault("data-one-byte-short")
+    assert (truncated.tensor, truncated.expected, truncated.found) == ("a", 2, 1)
+    assert (fault("header-far-past-the-end").expected, fault("header-far-past-the-end").found) == (100000007, 10)
+    assert "Git LFS" in str(fault("git-lfs-pointer"))
+    assert "NUL" in str(fault("nul-padding"))
+
+
+def zeros(shape: list[int], dtype: str) -> bytes:
+    """The bytes of a tensor to be written; of one too large for any memory, none."""
+    bits = 8 if dtype == "BOOL" else int(re.findall(r"\d+", dtype)[0])
+    nbytes = prod(shape) * bits // 8
+    return bytes(nbytes) if nbytes < 1000 else b""
+
+
+# A dict cannot hold a name twice, and no memory holds tensors whose sizes only overflow when they are added.
+WRITINGS = [case for case in writings() if "name-twice" not in case["name"] and case["name"] != "refuse-sum-overflow"]
+
+
+@pytest.mark.parametrize("writing", [pytest.param(case, id=case["name"]) for case in WRITINGS])
+def test_writes_what_the_vectors_say(writing: dict[str, Any]) -> None:
+    names = [name for name, _, _ in writing["tensors"]]
+    tensors = {
+        name: {"dtype": dtype, "shape": shape, "data": zeros(shape, dtype)} for name, dtype, shape in writing["tensors"]
+    }
+    format = writing.get("format", "safetensors")
+    if "code" in writing:
+        with pytest.raises(ingot.SaveError) as caught:
+            ingot.serialize(tensors, writing.get("metadata"), format=format)
+        assert caught.value.code == writing["code"]
+        return
+    head = from_hex(writing["head_hex"])
+    file = ingot.serialize(tensors, writing.get("metadata"), format=format)
+    assert file[: len(head)] == head
+    assert not any(file[len(head) :])
+    assert ingot.serialize(dict(reversed(tensors.items())), writing.get("metadata"), format=format) == file
+    assert [name for name, _ in ingot.deserialize(file)] == [names[at] for at in writing["order"]]
+
+
+def python_program() -> str:
+    (program,) = re.findall(r"(?s)```python\n(.*?)```", FORMAT_MD.read_text("utf-8"))
+    return program
+
+
+@pytest.fixture
+def read_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Vector], dict[str, Any]]:
+    """The Python program of FORMAT.md; gives its variables when it has run on a vector's file."""
+    program = tmp_path / "read_header.py"
+    program.write_text(python_program(), "utf-8")
+    path = tmp_path / "model.safetensors"
+    monkeypatch.setattr(sys, "argv", [str(program), str(path)])
+
+    def run(vector: Vector) -> dict[str, Any]:
+        path.write_bytes(vector.file())
+        return runpy.run_path(str(program))
+
+    return run
+
+
+JSON = [vector for vector in vectors() if vector.format == "safetensors" and vector.limit is None]
+
+
+def test_the_python_program_of_format_md_prints_the_tensors(
+    read_header: Callable[[Vector], dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (vector,) = (vector for vector in JSON if vector.name == "range-fits")
+    read_header(vector)
+    assert capsys.readouterr().out == "a F32 [2, 3] 24 bytes\n"
+
+
+def test_the_python_program_of_format_md_reads_what_is_accepted(
+    read_header: Callable[[Vector], dict[str, Any]],
+) -> None:
+    for vector in JSON:
+        # FORMAT.md says of this one that the program refuses it.
+        if not vector.accepted or vector.name == "unknown-field-twice":
+            continue
+        found = read_header(vector)
+        archive = Archive.from_buffer(vector.file())
+        assert found["metadata"] == (archive.metadata() or {}), vector.name
+        ranges = {name: entry["data_offsets"] for name, entry in found["entries"].items()}
+        assert ranges == {name: [archive.info(name).begin, archive.info(name).end] for name in archive.names()}
+
+
+def test_the_python_program_of_format_md_checks_the_rules_that_it_names(
+    read_header: Callable[[Vector], dict[str, Any]],
+) -> None:
+    for vector in JSON:
+        if not vector.accepted and vector.keys["rule"] in {"F1", "F2", "F3", "F4", "F6", "F7"}:
+            with pytest.raises(ValueError):  # noqa: PT011 - whatever it says
+                read_header(vector)
