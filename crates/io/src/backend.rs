@@ -102,14 +102,14 @@ fn remote_name(number: u32) -> Option<&'static str> {
 
 /// The number of the file system that `file` lies on.
 #[cfg(target_os = "linux")]
-fn file_system(file: &File) -> Option<u32> {
+pub(crate) fn file_system(file: &File) -> Option<u32> {
     let number = rustix::fs::fstatfs(file).ok()?.f_type;
     // The kernel's numbers have 32 bits; on some machines the field is wider and keeps their sign.
     u32::try_from(number & 0xFFFF_FFFF).ok()
 }
 
 #[cfg(not(target_os = "linux"))]
-fn file_system(_file: &File) -> Option<u32> {
+pub(crate) fn file_system(_file: &File) -> Option<u32> {
     None
 }
 

@@ -136,4 +136,35 @@ mod tests {
         assert!(payload.is_empty());
         assert_eq!(payload.lend(0..0, <[u8]>::len), 0);
     }
+
+    // Here and not in tests/save.rs because only this file may turn a mapping into a payload. Tried: when the in-place
+    // way writes without a second file, this fails.
+    #[test]
+    fn a_payload_may_lie_in_the_file_that_it_replaces() {
+        use crate::{Durability, Replace, SaveOptions, Unwatched, save};
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let old: Vec<u8> = (0..9_000_000_u32).map(|n| n.to_le_bytes()[1]).collect();
+        for replace in [Replace::Atomic, Replace::InPlace] {
+            std::fs::write(&path, &old).unwrap();
+            let file = std::fs::File::open(&path).unwrap();
+            // SAFETY: `map_copy_read_only` asks that nobody shortens the file while the mapping is used. The save below
+            // is the only one that touches it, and gives it more bytes than it had.
+            let mapped = unsafe { memmap2::MmapOptions::new().map_copy_read_only(&file).unwrap() };
+            // SAFETY: `new` asks for `len` readable bytes: the mapping has them, until it is dropped after the save.
+            let payload = unsafe { Payload::new(mapped.as_ptr(), mapped.len()) };
+            let options = SaveOptions {
+                durable: Durability::Fast,
+                replace,
+                ..SaveOptions::default()
+            };
+            // The head moves all bytes on, so that writing straight into the file would overwrite unread ones.
+            let head = vec![b'h'; 2_000_000];
+            save(&path, &head, &[payload, payload], &options, &Unwatched).unwrap();
+            assert!(
+                std::fs::read(&path).unwrap() == [&head[..], &old, &old].concat(),
+                "{replace:?}"
+            );
+        }
+    }
 }

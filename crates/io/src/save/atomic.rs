@@ -50,7 +50,10 @@ fn fill<'p>(
     options: &SaveOptions,
     watch: &dyn Watch,
 ) -> Result<Temp<'p>, Stop> {
-    let attributes = place.existing.map(|stat| Attributes::of(place, &stat));
+    let attributes = match &place.existing {
+        Some(stat) => Some(Attributes::of(place, stat).step(step::ATTRIBUTES)?),
+        None => None,
+    };
     // What replaces a private file is private from the first byte on.
     let mode = Mode::from_raw_mode(if attributes.is_some() { 0o600 } else { 0o666 });
     let temp = Temp::create(place, mode, kind).step(step::CREATE)?;
@@ -67,19 +70,10 @@ fn fill<'p>(
 
 /// Whether closing the file sends its bytes away, as network file systems do so that the next reader sees them.
 /// What goes wrong then, Rust does not report; a flush costs nothing more and does.
-#[cfg(target_os = "linux")]
 fn close_would_flush(file: &File) -> bool {
-    const SMB: u64 = 0x517b;
-    const SMB2: u64 = 0xfe53_4d42;
-    const CIFS: u64 = 0xff53_4d42;
-    rustix::fs::fstatfs(file).is_ok_and(|system| {
-        // The type of the field differs between machines, and 32-bit ones have the numbers as negative ones.
-        let kind = u64::from_ne_bytes(i64::from(system.f_type).to_ne_bytes()) & 0xffff_ffff;
-        system.f_type == rustix::fs::NFS_SUPER_MAGIC || [SMB, SMB2, CIFS].contains(&kind)
-    })
-}
-
-#[cfg(not(target_os = "linux"))]
-fn close_would_flush(_: &File) -> bool {
-    false
+    const NFS: u32 = 0x6969;
+    const SMB: u32 = 0x517B;
+    const CIFS: u32 = 0xFF53_4D42;
+    const SMB2: u32 = 0xFE53_4D42;
+    crate::backend::file_system(file).is_some_and(|number| [NFS, SMB, CIFS, SMB2].contains(&number))
 }

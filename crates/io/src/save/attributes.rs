@@ -17,13 +17,13 @@ pub(super) struct Attributes {
 }
 
 impl Attributes {
-    pub(super) fn of(place: &Place, stat: &Stat) -> Attributes {
-        Attributes {
+    pub(super) fn of(place: &Place, stat: &Stat) -> io::Result<Attributes> {
+        Ok(Attributes {
             mode: Mode::from_raw_mode(stat.st_mode),
             owner: Uid::from_raw(stat.st_uid),
             group: Gid::from_raw(stat.st_gid),
-            extended: Extended::of(place),
-        }
+            extended: Extended::of(place)?,
+        })
     }
 
     /// Gives `file`, which its owner alone may read as yet, the attributes, as far as this process may. No step lets
@@ -77,8 +77,8 @@ struct Extended;
 
 #[cfg(not(target_os = "linux"))]
 impl Extended {
-    fn of(_: &Place) -> Extended {
-        Extended
+    fn of(_: &Place) -> io::Result<Extended> {
+        Ok(Extended)
     }
 
     fn apply(&self, _: &File, _: bool) -> io::Result<bool> {
@@ -103,12 +103,17 @@ mod linux {
     /// The kernel's limit for a value, and for the list of names.
     const LARGEST: usize = 65536;
 
-    /// Extended attributes; `None` when they could not be read.
+    /// Extended attributes; `None` when this process may not read them.
     pub(super) struct Extended(Option<Vec<(CString, Vec<u8>)>>);
 
     impl Extended {
-        pub(super) fn of(place: &Place) -> Extended {
-            Extended(read(place).ok())
+        pub(super) fn of(place: &Place) -> io::Result<Extended> {
+            match read(place) {
+                Ok(pairs) => Ok(Extended(Some(pairs))),
+                // Not found: removed a moment ago.
+                Err(Errno::ACCESS | Errno::PERM | Errno::NOENT) => Ok(Extended(None)),
+                Err(fault) => Err(fault.into()),
+            }
         }
 
         /// Sets all on `file`, the access list only when `owner_kept`. Says whether `file` has the access list of the
@@ -117,7 +122,7 @@ mod linux {
             let mut has_list = false;
             let mut list_kept = self.0.is_some();
             for (name, value) in self.0.iter().flatten() {
-                let is_list = &**name == ACCESS_LIST;
+                let is_list = name.as_c_str() == ACCESS_LIST;
                 has_list |= is_list;
                 let kept = (owner_kept || !is_list)
                     && permitted(fs::fsetxattr(file, name, value, XattrFlags::empty()))?;
@@ -140,7 +145,7 @@ mod linux {
         let mut buffer = vec![0; LARGEST];
         let len = match fs::flistxattr(&file, &mut buffer[..]) {
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(Vec::new()),
-            result => result?,
+            listed => listed?,
         };
         let names: Vec<CString> = buffer[..len]
             .split_inclusive(|&byte| byte == 0)
@@ -152,10 +157,11 @@ mod linux {
         for name in names {
             match fs::fgetxattr(&file, &name, &mut buffer[..]) {
                 Ok(len) => pairs.push((name, buffer[..len].to_vec())),
-                // Without its access list the file may not be treated as one that has none.
-                Err(fault) if &*name == ACCESS_LIST => return Err(fault),
-                // Removed meanwhile, or not ours to see.
-                Err(_) => {}
+                // Removed a moment ago.
+                Err(Errno::NODATA) => {}
+                // Not ours to see. But a file whose access list is unknown is not one that has none.
+                Err(Errno::ACCESS | Errno::PERM | Errno::OPNOTSUPP) if name.as_c_str() != ACCESS_LIST => {}
+                Err(fault) => return Err(fault),
             }
         }
         Ok(pairs)

@@ -16,11 +16,11 @@ pub(super) fn flush(file: &File, watch: &dyn Watch) -> Result<(), Stop> {
         // Nobody listens after an interruption.
         let _ = sender.send(sync(&copy));
     };
-    if thread::Builder::new()
+    // 64 KiB is more than one system call needs.
+    let thread = thread::Builder::new()
         .name("ingot-flush".into())
-        .spawn(run)
-        .is_err()
-    {
+        .stack_size(64 << 10);
+    if thread.spawn(run).is_err() {
         return sync(file).step(step::FLUSH);
     }
     loop {

@@ -151,7 +151,7 @@ impl<'a> Pieces<'a> {
             }
             Ok(())
         };
-        let outcome = thread::scope(|scope| {
+        thread::scope(|scope| {
             let (sender, faults) = mpsc::channel();
             let work = &work;
             let stop = &stop;
@@ -190,8 +190,7 @@ impl<'a> Pieces<'a> {
                     Err(RecvTimeoutError::Timeout) => {}
                 }
             }
-        });
-        outcome
+        })
     }
 
     /// Writes everything into `file` from where it stands, in order. For what has no positions: a pipe, a terminal.
