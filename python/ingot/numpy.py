@@ -219,8 +219,8 @@ def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:
     if code is not None:
         return code, packed.shape, packed
     little = packed.dtype.newbyteorder("<")
-    if little in _PLAIN:
-        return _PLAIN[little], packed.shape, packed.astype(little)
+    if little != packed.dtype:
+        return payload(name, packed.astype(little))
     return _ml_payload(name, packed)
 
 
@@ -256,7 +256,7 @@ def _pack_nibbles(name: str, array: Array) -> Array:
     nibbles = array.reshape(-1).view(numpy.uint8) & 0xF
     if nibbles.size % 2:
         raise SaveError(
-            f"tensor {_quoted(name)}: {nibbles.size} elements of 4 bits end in mid-byte: expected an even count",
+            f"tensor {_quoted(name)}: {nibbles.size} elements of 4 bits end in mid-byte: expected an even size",
             code="partial-byte",
             tensor=name,
             found=nibbles.size,
