@@ -60,10 +60,7 @@ class safe_open:
     arrives.
     """
 
-    __slots__ = ("__weakref__", "_adapter", "_archive", "_arguments", "_move", "path")
-
-    path: str | bytes
-    """The file, as it was given."""
+    __slots__ = ("__weakref__", "_adapter", "_archive", "_arguments", "_move")
 
     def __init__(
         self,
@@ -75,22 +72,20 @@ class safe_open:
         strict: bool = False,
         max_header_size: int | None = None,
     ) -> None:
-        self._archive: Archive | None = None
         self._adapter = adapter(framework)
         self._move = self._adapter.mover(device)
-        archive = Archive.open(filename, backend=backend, strict=strict, max_header_size=max_header_size)
-        assert archive.path is not None
-        self.path = archive.path
-        self._archive = archive
+        self._archive = Archive.open(
+            filename, backend=backend, strict=strict, max_header_size=max_header_size
+        )
         self._arguments = (framework, device, backend, strict, max_header_size)
 
     def keys(self) -> list[str]:
         """Give the names of all tensors, sorted."""
-        return self._opened().names()
+        return self._archive.names()
 
     def offset_keys(self) -> list[str]:
         """Give the names of all tensors in the order in which their data stands in the file."""
-        return self._opened().offset_names()
+        return self._archive.offset_names()
 
     def metadata(self) -> dict[str, str] | None:
         """Give the text that is stored beside the tensors.
@@ -100,7 +95,7 @@ class safe_open:
         dict of str to str, or None
             A fresh dict that the caller may change; None where the file has none.
         """
-        return self._opened().metadata()
+        return self._archive.metadata()
 
     def info(self, name: str) -> TensorInfo:
         """Say what a tensor is without reading it.
@@ -121,7 +116,7 @@ class safe_open:
         TensorNotFoundError
             There is no such tensor.
         """
-        return self._opened().info(name)
+        return self._archive.info(name)
 
     def get_tensor(self, name: str) -> Any:
         """Read one tensor.
@@ -146,7 +141,7 @@ class safe_open:
         StorageError
             Reading failed, or the file is shorter now than when it was opened.
         """
-        archive = self._opened()
+        archive = self._archive
         return _moved(_tensor(archive, name, self._adapter.wrap), self._move)
 
     def get_tensors(self, names: Iterable[str] | None = None) -> dict[str, Any]:
@@ -167,7 +162,7 @@ class safe_open:
         TensorNotFoundError, DtypeError, StorageError
             As `get_tensor` does, for the first tensor that fails.
         """
-        return tensors(self._opened(), names, self._adapter.wrap, self._move)
+        return tensors(self._archive, names, self._adapter.wrap, self._move)
 
     def get_slice(self, name: str) -> TensorSlice:
         """Prepare to read a part of a tensor.
@@ -187,45 +182,50 @@ class safe_open:
         TensorNotFoundError
             There is no such tensor.
         """
-        archive = self._opened()
+        # A handle of its own, so that it outlives this one.
+        archive = self._archive.share()
         return TensorSlice(archive, archive.info(name), self._adapter, self._move)
+
+    @property
+    def path(self) -> str:
+        """The file, as it was given, as a str."""
+        path = self._archive.path
+        return "" if path is None else path
 
     @property
     def format(self) -> str:
         """``"safetensors"`` or ``"bintensors"``."""
-        return self._opened().format
+        return self._archive.format
 
     @property
     def backend(self) -> str:
         """``"mmap"`` or ``"pread"``: how this file is read."""
-        return self._opened().backend
+        return self._archive.backend
 
     @property
     def why(self) -> str:
         """Why that backend was chosen, as a sentence."""
-        return self._opened().why
+        return self._archive.why
 
     def close(self) -> None:
-        """Let go of the file. Again is allowed.
+        """Close the file. Again is allowed.
 
-        The file itself stays open for as long as slices or mapped tensors need it.
+        Slices and mapped tensors keep what they need of it.
         """
-        # The archive lives as long as the last slice of it: dropping our reference closes it at the right
-        # time.
-        self._archive = None
+        self._archive.close()
 
     def __enter__(self) -> Self:
-        self._opened()
+        self._check_open()
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
     def __len__(self) -> int:
-        return len(self._opened())
+        return len(self._archive)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._opened()
+        return name in self._archive
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
@@ -242,21 +242,16 @@ class safe_open:
         return ((name, self.get_tensor(name)) for name in self.keys())
 
     def __repr__(self) -> str:
-        archive = self._archive
-        path = _escaped(self.path)
-        if archive is None:
-            return f"<ingot.safe_open {path}: closed>"
-        return f"<ingot.safe_open {path}: {archive.format}, {archive.backend}, {len(archive)} tensors>"
+        state = "closed" if self._archive.closed else f"{len(self)} tensors"
+        return f"<ingot.safe_open {_escaped(self.path)}: {self.format}, {self.backend}, {state}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        self._opened()
+        self._check_open()
         return _reopen, (self.path, *self._arguments)
 
-    def _opened(self) -> Archive:
-        archive = self._archive
-        if archive is None:
+    def _check_open(self) -> None:
+        if self._archive.closed:
             raise ClosedError(f"{_escaped(self.path)}: file is closed", code="closed", path=self.path)
-        return archive
 
 
 def _reopen(
@@ -318,7 +313,7 @@ class TensorSlice:
         except NotImplementedError:
             part = self._indexed(_tensor(self._archive, name, wrap), index)
         except DtypeError as error:
-            raise _located(error, self._archive, [name]) from error.__cause__
+            raise _located(error, self._archive) from error.__cause__
         return _moved(part, self._move)
 
     def _indexed(self, tensor: Any, index: Any) -> Any:
@@ -344,7 +339,7 @@ def tensors(archive: Archive, names: Iterable[str] | None, wrap: Wrap, move: Mov
     try:
         found = archive.tensors(wanted, wrap)
     except DtypeError as error:
-        raise _located(error, archive, archive.names() if wanted is None else wanted) from error.__cause__
+        raise _located(error, archive) from error.__cause__
     if move is not None:
         for name in found:
             # One by one, so that what has been moved is freed before the next is.
@@ -356,23 +351,17 @@ def _tensor(archive: Archive, name: str, wrap: Wrap) -> Any:
     try:
         return archive.tensor(name, wrap)
     except DtypeError as error:
-        raise _located(error, archive, [name]) from error.__cause__
+        raise _located(error, archive) from error.__cause__
 
 
 def _moved(tensor: Any, move: Move | None) -> Any:
     return tensor if move is None else move(tensor)
 
 
-def _located(error: DtypeError, archive: Archive, names: Iterable[str]) -> DtypeError:
-    """`error`, which an adapter raised about a dtype, with the first of the tensors that have it."""
-    name = next((name for name in names if archive.info(name).dtype == error.found), None)
-    if error.tensor is not None or name is None:
+def _located(error: DtypeError, archive: Archive) -> DtypeError:
+    """`error`, which names the tensor whose dtype an adapter refused, with the file that it is in."""
+    if error.tensor is None or error.path is not None:
         return error
     where = "" if archive.path is None else f"{_escaped(archive.path)}: "
-    return DtypeError(
-        f"{where}tensor {_quoted(name)}: {error}",
-        code=error.code,
-        path=archive.path,
-        tensor=name,
-        found=error.found,
-    )
+    found = archive.info(error.tensor).dtype
+    return DtypeError(f"{where}{error}", code=error.code, path=archive.path, tensor=error.tensor, found=found)

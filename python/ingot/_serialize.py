@@ -176,7 +176,12 @@ def _region(shape: Sequence[int], dtype: str, buffer: Buffer, offset: int) -> tu
     return buffer, offset
 
 
-_REGION = _native.Wrap.buffer(_region, str)
+def _as_bytes(code: str) -> str | Callable[[Any, Any], Any]:
+    # Any dtype is fine as U8, of which `_region` then gives the place.
+    return code if code == "U8" else lambda region, shape: region
+
+
+_REGION = _native.Wrap.buffer(_region, _as_bytes)
 
 
 def _spec(name: str, spec: Mapping[str, Any]) -> tuple[str, Sequence[int], Any]:

@@ -22,8 +22,8 @@ def refuse_shared(tensors: Mapping[str, torch.Tensor]) -> None:
         if pair is not None:
             first, second = map(_quoted, pair)
             raise SharedMemoryError(
-                f"Some tensors share memory: {first} and {second}. A file would hold it twice, and loading "
-                f"would part them: save only one of them, or a `.clone()` of the other",
+                "Some tensors share memory, this will lead to duplicate memory on disk and potential "
+                f"differences when loading them again: {first}, {second} — save one of them, or save `tensor.clone()`",
                 code="shared-memory",
                 tensor=pair[0],
                 found=pair,

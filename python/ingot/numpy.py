@@ -256,7 +256,7 @@ def _pack_nibbles(name: str, array: Array) -> Array:
     nibbles = array.reshape(-1).view(numpy.uint8) & 0xF
     if nibbles.size % 2:
         raise SaveError(
-            f"tensor {_quoted(name)}: {nibbles.size} elements of 4 bits end in mid-byte: expected an even size",
+            f"tensor {_quoted(name)}: {nibbles.size} 4-bit elements end inside a byte: expected an even size",
             code="partial-byte",
             tensor=name,
             found=nibbles.size,
