@@ -9,11 +9,11 @@ import ml_dtypes
 import numpy
 import pytest
 import torch
-from frameworks import suite
-from frameworks.suite import Binding, Layout
 
 import ingot.numpy
 import ingot.torch
+from frameworks import suite
+from frameworks.suite import Binding, Layout
 
 
 def numpy_dtype(code: str) -> numpy.dtype[Any]:

@@ -77,9 +77,8 @@ def serialize(
         A name, a key or a value of the metadata is not a str; an entry is not such a dict; data is not a
         buffer.
     SaveError
-        A dtype is unknown or not in that format, a name is reserved, or no header can hold the tensors.
-    DestinationError
-        A buffer is not contiguous or not of the right size.
+        A dtype is unknown or not in that format, a buffer is not contiguous or not of the right size, a name
+        is reserved, or no header can hold the tensors.
     OptionError
         `format` is not one of the two.
     """
@@ -123,7 +122,7 @@ def serialize_file(
         The file or its directory cannot be opened for writing.
     StorageError
         Writing failed. What stood under that name before still stands there if `atomic`.
-    TypeError, SaveError, DestinationError, OptionError
+    TypeError, SaveError, OptionError
         As for `serialize`, and before the disk is touched.
     """
     tensors = named(tensor_dict)
@@ -190,14 +189,25 @@ def _spec(name: str, spec: Mapping[str, Any]) -> tuple[str, Sequence[int], Any]:
     except (KeyError, TypeError, IndexError):
         raise TypeError(f'tensor {_quoted(name)}: expected a dict with "dtype", "shape" and "data"') from None
     if dtype == "float4_e2m1fn_x2":
-        if not shape:
-            raise SaveError(
-                f"tensor {_quoted(name)}: a packed dtype needs at least one dimension",
-                code="partial-byte",
-                tensor=name,
-            )
-        return "F4", [*shape[:-1], shape[-1] * 2], data
-    return CODES.get(dtype, dtype), shape, data
+        dtype, shape = "F4", unpacked(name, shape)
+    try:
+        view = memoryview(data)
+    except TypeError:
+        raise TypeError(
+            f"tensor {_quoted(name)}: data must be bytes or another buffer, found {type(data).__name__}"
+        ) from None
+    return CODES.get(dtype, dtype), shape, view if view.ndim else view.cast("B")
+
+
+def unpacked(name: str, shape: Sequence[int]) -> list[int]:
+    """The shape in elements of a tensor of F4 whose `shape` counts bytes, each with two of them."""
+    if not shape:
+        raise SaveError(
+            f"tensor {_quoted(name)}: two elements to a byte need a dimension to count them in, found a scalar",
+            code="partial-byte",
+            tensor=name,
+        )
+    return [*shape[:-1], shape[-1] * 2]
 
 
 def named(

@@ -23,7 +23,8 @@ def refuse_shared(tensors: Mapping[str, torch.Tensor]) -> None:
             first, second = map(_quoted, pair)
             raise SharedMemoryError(
                 "Some tensors share memory, this will lead to duplicate memory on disk and potential "
-                f"differences when loading them again: {first}, {second} — save one of them, or save `tensor.clone()`",
+                "differences when loading them again: "
+                f"{first}, {second} — save one of them, or save `tensor.clone()`",
                 code="shared-memory",
                 tensor=pair[0],
                 found=pair,

@@ -217,7 +217,7 @@ def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:
     packed = numpy.asarray(array, order="C")
     code = _PLAIN.get(packed.dtype)
     if code is not None:
-        return code, packed.shape, packed
+        return code, packed.shape, packed if packed.ndim else packed.reshape(1)
     little = packed.dtype.newbyteorder("<")
     if little != packed.dtype:
         return payload(name, packed.astype(little))

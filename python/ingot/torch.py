@@ -6,7 +6,7 @@ from os import fspath
 
 from . import _native, _open
 from ._frameworks import missing
-from ._serialize import format_for, is_durable, known_format, named, texts
+from ._serialize import format_for, is_durable, known_format, named, texts, unpacked
 from .errors import DtypeError, OptionError, SaveError, _quoted
 
 try:
@@ -232,6 +232,7 @@ def payload(name: str, tensor: torch.Tensor) -> Any:
             tensor=name,
             found=str(tensor.dtype),
         )
+    shape = unpacked(name, tensor.shape) if code == "F4" else list(tensor.shape)
     plain = tensor.as_subclass(torch.Tensor).detach().resolve_conj().resolve_neg().cpu()
     if plain.is_contiguous() and _crosses_by_dlpack(plain.dtype):
         return _to_dlpack(plain)
@@ -242,7 +243,6 @@ def payload(name: str, tensor: torch.Tensor) -> Any:
         packed = plain.contiguous()
     if _crosses_by_dlpack(plain.dtype):
         return _to_dlpack(packed.view(plain.dtype))
-    shape = [*plain.shape[:-1], plain.shape[-1] * 2] if code == "F4" else list(plain.shape)
     return code, shape, packed.reshape(-1).view(torch.uint8).numpy()
 
 
@@ -250,13 +250,15 @@ def _not_plain(tensor: torch.Tensor) -> str | None:
     """Why there are no bytes behind this tensor that could be stored; None where there are."""
     kind = type(tensor).__name__
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        return f"a {kind} keeps its values elsewhere: save the plain tensors that it is made of"
+        return f"{kind} keeps its values elsewhere: save the plain tensors that it is made of"
     if isinstance(tensor, torch.nn.UninitializedParameter | torch.nn.UninitializedBuffer):
-        return f"a {kind} has no values yet: run the module once before saving"
+        return f"{kind} has no values yet: run the module once before saving"
     if tensor.is_quantized:
         return f"a quantised tensor ({tensor.dtype}) has no dtype in a file: save `.int_repr()` and its scale"
     if tensor.layout is not torch.strided:
         return f"a tensor of layout {tensor.layout} cannot be stored: save `.to_dense()`"
+    if tensor.is_nested:
+        return "a nested tensor has no shape of its own: save what `.unbind()` gives"
     if tensor.is_meta:
         return "a meta tensor has no values"
     return None

@@ -60,7 +60,9 @@ class Vector:
         header = self._header()
         prefix = self.keys.get("length_prefix", len(header))
         prefix = from_hex(prefix) if isinstance(prefix, str) else prefix.to_bytes(8, "little")
-        return prefix + header + from_hex(self.keys.get("data_hex", "")) + bytes(self.keys.get("data_nbytes", 0))
+        return (
+            prefix + header + from_hex(self.keys.get("data_hex", "")) + bytes(self.keys.get("data_nbytes", 0))
+        )
 
     def _header(self) -> bytes:
         if "header" in self.keys:

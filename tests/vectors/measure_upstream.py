@@ -41,7 +41,9 @@ def write(measured: dict[str, str]) -> None:
             if block.startswith("[[vector]]") and name:
                 block = re.sub(r"(?m)^upstream = .*\n", "", block)
                 line = f'upstream = "{measured[name[1]]}"\n'
-                blocks[at] = re.sub(r'(?m)^expect = .*\n(code = .*\n)?', lambda m: m[0] + line, block, count=1)
+                blocks[at] = re.sub(
+                    r"(?m)^expect = .*\n(code = .*\n)?", lambda m: m[0] + line, block, count=1
+                )
         path.write_text(head + "".join(blocks), "utf-8")
 
 
