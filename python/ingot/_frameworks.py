@@ -1,0 +1,60 @@
+"""The names of frameworks, and the modules that serve them."""
+
+from __future__ import annotations
+
+from .errors import OptionError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, Protocol
+
+    from ._native import Wrap
+
+    class Adapter(Protocol):
+        """What a module such as `ingot.torch` gives to `safe_open`."""
+
+        wrap: Wrap
+
+        def mover(self, device: object) -> Callable[[Any], Any] | None:
+            """The function that takes a tensor from the CPU to `device`; None where it may stay."""
+
+        def at(self, tensor: Any, index: Any) -> Any:
+            """`tensor[index]` by the framework's own rules."""
+
+
+# Upstream's names, each with the module of this package. A framework is added here and nowhere else.
+FRAMEWORKS = {
+    "numpy": "numpy",
+    "np": "numpy",
+    "torch": "torch",
+    "pt": "torch",
+    "pytorch": "torch",
+}
+
+
+def adapter(framework: str) -> Adapter:
+    """The module for `framework`, imported now."""
+    if not isinstance(framework, str):
+        raise TypeError(f"framework must be a str, not {type(framework).__name__}")
+    module = FRAMEWORKS.get(framework)
+    if module is None:
+        raise OptionError(
+            f"framework {framework!r} is unknown: expected one of {', '.join(FRAMEWORKS)}",
+            code="unknown-framework",
+            expected=tuple(FRAMEWORKS),
+            found=framework,
+        )
+    from importlib import import_module
+
+    return import_module(f".{module}", __package__)
+
+
+def missing(package: str, error: ImportError) -> ImportError:
+    """`error` again, with the command that helps. For the import of `package` at the top of its module."""
+    if error.name != package:
+        # The package is there, and something that it needs is not: its own words are the better ones.
+        return error
+    return ModuleNotFoundError(
+        f"ingot.{package} needs {package}, which is not installed: pip install ingot[{package}]", name=package
+    )

@@ -1,0 +1,367 @@
+"""A file of tensors, open for reading."""
+
+from __future__ import annotations
+
+from ._frameworks import adapter
+from ._native import Archive
+from .errors import ClosedError, DtypeError, SliceError, _escaped, _quoted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from os import PathLike
+    from typing import Any, Self
+
+    from ._frameworks import Adapter
+    from ._native import TensorInfo, Wrap
+
+    Move = Callable[[Any], Any]
+
+
+class safe_open:
+    """Open a file and read tensors from it one by one.
+
+    Parameters
+    ----------
+    filename : str, bytes or os.PathLike
+        A `.safetensors` or a `.bt` file. The content decides which, not the name.
+    framework : str
+        What the tensors shall be: ``"numpy"`` or ``"np"``, ``"torch"``, ``"pt"`` or ``"pytorch"``.
+    device : str, int or the framework's device
+        Where the tensors shall be. On ``"cpu"``, the default, they are views of the file where the backend
+        maps it; for any other device they are copied there. NumPy knows only ``"cpu"``.
+    backend : {"auto", "mmap", "pread"}
+        How the file is read. ``"mmap"`` maps it, copy on write: tensors can be written to, the file never
+        changes. ``"pread"`` reads into memory that ingot owns. ``"auto"`` takes what suits the file system.
+        ``INGOT_BACKEND`` in the environment overrides; `backend` and `why` of the handle say what was chosen.
+    strict : bool
+        Also refuse what is harmless but not as a writer should write it (FORMAT.md, "Leniency").
+    max_header_size : int, optional
+        Refuse longer headers, in bytes. 100,000,000 by default, as upstream.
+
+    Raises
+    ------
+    OSError
+        The file cannot be opened: `FileNotFoundError`, `PermissionError`, `IsADirectoryError` and so on.
+    HeaderError
+        The file breaks a rule of its format; ``code`` says which.
+    OptionError
+        `framework`, `device` or `backend` is not one of the choices.
+    ImportError
+        The framework is not installed. The message has the command that installs it.
+
+    Notes
+    -----
+    It works as a context manager and without ``with``. It is a mapping from name to tensor: ``len(file)``,
+    ``name in file``, ``for name in file``, ``file[name]``, ``file.items()``.
+
+    After `close` every method raises `ClosedError`; tensors and slices that were taken before remain good. A
+    handle can be used from many threads at once, and pickled: it is then opened again, by its path, where it
+    arrives.
+    """
+
+    __slots__ = ("__weakref__", "_adapter", "_archive", "_arguments", "_move")
+
+    def __init__(
+        self,
+        filename: str | bytes | PathLike[str] | PathLike[bytes],
+        framework: str,
+        device: Any = "cpu",
+        *,
+        backend: str = "auto",
+        strict: bool = False,
+        max_header_size: int | None = None,
+    ) -> None:
+        self._adapter = adapter(framework)
+        self._move = self._adapter.mover(device)
+        self._archive = Archive.open(
+            filename, backend=backend, strict=strict, max_header_size=max_header_size
+        )
+        self._arguments = (framework, device, backend, strict, max_header_size)
+
+    def keys(self) -> list[str]:
+        """Give the names of all tensors, sorted."""
+        return self._archive.names()
+
+    def offset_keys(self) -> list[str]:
+        """Give the names of all tensors in the order in which their data stands in the file."""
+        return self._archive.offset_names()
+
+    def metadata(self) -> dict[str, str] | None:
+        """Give the text that is stored beside the tensors.
+
+        Returns
+        -------
+        dict of str to str, or None
+            A fresh dict that the caller may change; None where the file has none.
+        """
+        return self._archive.metadata()
+
+    def info(self, name: str) -> TensorInfo:
+        """Say what a tensor is without reading it.
+
+        Parameters
+        ----------
+        name : str
+            The tensor.
+
+        Returns
+        -------
+        TensorInfo
+            With ``name``, ``dtype`` (a code such as ``"BF16"``), ``shape`` (a tuple), ``begin`` and ``end``
+            (bytes, counted from the start of the data section) and ``nbytes``.
+
+        Raises
+        ------
+        TensorNotFoundError
+            There is no such tensor.
+        """
+        return self._archive.info(name)
+
+    def get_tensor(self, name: str) -> Any:
+        """Read one tensor.
+
+        Parameters
+        ----------
+        name : str
+            The tensor.
+
+        Returns
+        -------
+        array or tensor of the framework
+            On the CPU with ``"mmap"`` a view of the mapped file that is read when it is first touched, else a
+            copy. It may be written to, and it outlives the handle.
+
+        Raises
+        ------
+        TensorNotFoundError
+            There is no such tensor. The nearest name is in the message.
+        DtypeError
+            The framework lacks the dtype. The other tensors of the file can be read.
+        StorageError
+            Reading failed, or the file is shorter now than when it was opened.
+        """
+        archive = self._archive
+        return _moved(_tensor(archive, name, self._adapter.wrap), self._move)
+
+    def get_tensors(self, names: Iterable[str] | None = None) -> dict[str, Any]:
+        """Read several tensors at once, which is faster than one by one.
+
+        Parameters
+        ----------
+        names : iterable of str, optional
+            The tensors, all of them by default.
+
+        Returns
+        -------
+        dict of str to array or tensor
+            As `get_tensor` gives them, in the order of `names`.
+
+        Raises
+        ------
+        TensorNotFoundError, DtypeError, StorageError
+            As `get_tensor` does, for the first tensor that fails.
+        """
+        return tensors(self._archive, names, self._adapter.wrap, self._move)
+
+    def get_slice(self, name: str) -> TensorSlice:
+        """Prepare to read a part of a tensor.
+
+        Parameters
+        ----------
+        name : str
+            The tensor.
+
+        Returns
+        -------
+        TensorSlice
+            Index it as you would the tensor: ``file.get_slice("wte")[:10, ::2]``. It outlives the handle.
+
+        Raises
+        ------
+        TensorNotFoundError
+            There is no such tensor.
+        """
+        # A handle of its own, so that it outlives this one.
+        archive = self._archive.share()
+        return TensorSlice(archive, archive.info(name), self._adapter, self._move)
+
+    @property
+    def path(self) -> str:
+        """The file, as it was given, as a str."""
+        path = self._archive.path
+        return "" if path is None else path
+
+    @property
+    def format(self) -> str:
+        """``"safetensors"`` or ``"bintensors"``."""
+        return self._archive.format
+
+    @property
+    def backend(self) -> str:
+        """``"mmap"`` or ``"pread"``: how this file is read."""
+        return self._archive.backend
+
+    @property
+    def why(self) -> str:
+        """Why that backend was chosen, as a sentence."""
+        return self._archive.why
+
+    def close(self) -> None:
+        """Close the file. Again is allowed.
+
+        Slices and mapped tensors keep what they need of it.
+        """
+        self._archive.close()
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return len(self._archive)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._archive
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __getitem__(self, name: str) -> Any:
+        return self.get_tensor(name)
+
+    def values(self) -> Iterator[Any]:
+        """Read the tensors one by one, in the order of `keys`."""
+        return (self.get_tensor(name) for name in self.keys())
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """Read the tensors one by one with their names, in the order of `keys`."""
+        return ((name, self.get_tensor(name)) for name in self.keys())
+
+    def __repr__(self) -> str:
+        state = "closed" if self._archive.closed else f"{len(self)} tensors"
+        return f"<ingot.safe_open {_escaped(self.path)}: {self.format}, {self.backend}, {state}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._check_open()
+        return _reopen, (self.path, *self._arguments)
+
+    def _check_open(self) -> None:
+        if self._archive.closed:
+            raise ClosedError(f"{_escaped(self.path)}: file is closed", code="closed", path=self.path)
+
+
+def _reopen(
+    path: str | bytes,
+    framework: str,
+    device: Any,
+    backend: str,
+    strict: bool,
+    max_header_size: int | None,
+) -> safe_open:
+    return safe_open(path, framework, device, backend=backend, strict=strict, max_header_size=max_header_size)
+
+
+class TensorSlice:
+    """A tensor of an open file, to be read in part. `safe_open.get_slice` makes them."""
+
+    __slots__ = ("_adapter", "_archive", "_info", "_move")
+
+    def __init__(self, archive: Archive, info: TensorInfo, adapter: Adapter, move: Move | None) -> None:
+        self._archive = archive
+        self._info = info
+        self._adapter = adapter
+        self._move = move
+
+    def get_shape(self) -> list[int]:
+        """Give the shape of the whole tensor, as it stands in the header."""
+        return list(self._info.shape)
+
+    def get_dtype(self) -> str:
+        """Give the dtype as its code in the header, such as ``"BF16"``."""
+        return self._info.dtype
+
+    def __getitem__(self, index: Any) -> Any:
+        """Read the part of the tensor that `index` selects.
+
+        Parameters
+        ----------
+        index : int, slice, None, ``...``, list of int, or a tuple of these
+            By the rules of NumPy's basic indexing, and one list of positions. Only the selected bytes are
+            read. Whatever else the framework can index by (masks, arrays, several lists) is left to it: the
+            whole tensor is read, or mapped, and indexed.
+
+        Returns
+        -------
+        array or tensor of the framework
+            A single element is a 0-dimensional array.
+
+        Raises
+        ------
+        SliceError
+            The index does not fit the shape; a step is negative; elements of less than a byte are cut inside
+            a byte.
+        DtypeError, StorageError
+            As `safe_open.get_tensor` does.
+        """
+        name, wrap = self._info.name, self._adapter.wrap
+        try:
+            part = self._archive.select(name, index, wrap)
+        except NotImplementedError:
+            part = self._indexed(_tensor(self._archive, name, wrap), index)
+        except DtypeError as error:
+            raise _located(error, self._archive) from error.__cause__
+        return _moved(part, self._move)
+
+    def _indexed(self, tensor: Any, index: Any) -> Any:
+        try:
+            return self._adapter.at(tensor, index)
+        except IndexError as error:
+            path, name = self._archive.path, self._info.name
+            where = "" if path is None else f"{_escaped(path)}: "
+            raise SliceError(
+                f"{where}tensor {_quoted(name)}: {error}", code="index", path=path, tensor=name
+            ) from error
+
+    def __repr__(self) -> str:
+        return f"<slice of tensor {_quoted(self._info.name)}: {self._info.dtype} {self.get_shape()}>"
+
+
+def tensors(archive: Archive, names: Iterable[str] | None, wrap: Wrap, move: Move | None) -> dict[str, Any]:
+    """The tensors of these names, or all, on the device that `move` takes them to."""
+    if isinstance(names, str):
+        # A str is an iterable of str, so it would be taken for the names of its letters.
+        raise TypeError("names must be an iterable of str, not a str")
+    wanted = None if names is None else list(names)
+    try:
+        found = archive.tensors(wanted, wrap)
+    except DtypeError as error:
+        raise _located(error, archive) from error.__cause__
+    if move is not None:
+        for name in found:
+            # One by one, so that what has been moved is freed before the next is.
+            found[name] = move(found[name])
+    return found
+
+
+def _tensor(archive: Archive, name: str, wrap: Wrap) -> Any:
+    try:
+        return archive.tensor(name, wrap)
+    except DtypeError as error:
+        raise _located(error, archive) from error.__cause__
+
+
+def _moved(tensor: Any, move: Move | None) -> Any:
+    return tensor if move is None else move(tensor)
+
+
+def _located(error: DtypeError, archive: Archive) -> DtypeError:
+    """`error`, which names the tensor whose dtype an adapter refused, with the file that it is in."""
+    if error.tensor is None or error.path is not None:
+        return error
+    where = "" if archive.path is None else f"{_escaped(archive.path)}: "
+    found = archive.info(error.tensor).dtype
+    return DtypeError(f"{where}{error}", code=error.code, path=archive.path, tensor=error.tensor, found=found)

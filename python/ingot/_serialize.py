@@ -1,0 +1,270 @@
+"""Tensors as plain buffers, for whoever has no framework or one that ingot does not know."""
+
+from __future__ import annotations
+
+from os import environ, fsdecode, fspath
+
+from . import _native
+from .errors import OptionError, SaveError, _quoted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from os import PathLike
+    from typing import Any, Literal
+
+    from ._native import Buffer
+
+    Format = Literal["safetensors", "bintensors"]
+    Path = str | bytes | PathLike[str] | PathLike[bytes]
+    Payload = Callable[[str, Any], Any]
+
+FORMATS = ("safetensors", "bintensors")
+
+# The names that frameworks use, each with the code that stands in a header.
+CODES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e8m0fnu": "F8_E8M0",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "int16": "I16",
+    "uint16": "U16",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int32": "I32",
+    "uint32": "U32",
+    "float32": "F32",
+    "complex64": "C64",
+    "float64": "F64",
+    "int64": "I64",
+    "uint64": "U64",
+}
+
+
+def serialize(
+    tensor_dict: Mapping[str, Mapping[str, Any]],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    format: Format = "safetensors",
+) -> bytes:
+    """Give the bytes of a file that holds these buffers.
+
+    Parameters
+    ----------
+    tensor_dict : dict of str to dict
+        Name to ``{"dtype": ..., "shape": ..., "data": ...}``. The dtype is a code of the format (``"F32"``)
+        or a framework's name for it (``"float32"``); ``"float4_e2m1fn_x2"`` takes the packed shape, as torch
+        gives it, and doubles its last dimension. The data is any C-contiguous buffer, little-endian, of
+        exactly the size that dtype and shape ask for; it is read, not kept.
+    metadata : dict of str to str, optional
+        Text to store beside the tensors.
+    format : {"safetensors", "bintensors"}
+        What to write.
+
+    Returns
+    -------
+    bytes
+        The same for the same input: metadata is sorted by key, tensors by alignment and name (FORMAT.md,
+        "Writing").
+
+    Raises
+    ------
+    TypeError
+        A name, a key or a value of the metadata is not a str; an entry is not such a dict; data is not a
+        buffer.
+    SaveError
+        A dtype is unknown or not in that format, a buffer is not contiguous or not of the right size, a name
+        is reserved, or no header can hold the tensors.
+    OptionError
+        `format` is not one of the two.
+    """
+    tensors = named(tensor_dict)
+    return _native.serialize(tensors, _spec, texts(metadata), known_format(format))
+
+
+def serialize_file(
+    tensor_dict: Mapping[str, Mapping[str, Any]],
+    filename: Path,
+    metadata: Mapping[str, str] | None = None,
+    *,
+    format: Format | None = None,
+    durable: bool | None = None,
+    atomic: bool = True,
+    force: bool = False,
+) -> None:
+    """Write these buffers to a file.
+
+    Parameters
+    ----------
+    tensor_dict, metadata
+        As for `serialize`.
+    filename : str, bytes or os.PathLike
+        Where to write. A file of that name is replaced.
+    format : {"safetensors", "bintensors"}, optional
+        What to write. By default ``.bt`` at the end of the file name means bintensors, every other name
+        safetensors.
+    durable : bool, optional
+        Flush the file and its directory to the disk before returning. True by default, unless the environment
+        has ``INGOT_DURABLE=0``.
+    atomic : bool
+        Write beside the file and rename, so that readers see the old file or the new one, whole. False
+        overwrites in place.
+    force : bool
+        Replace a read-only file too.
+
+    Raises
+    ------
+    OSError
+        The file or its directory cannot be opened for writing.
+    StorageError
+        Writing failed. What stood under that name before still stands there if `atomic`.
+    TypeError, SaveError, OptionError
+        As for `serialize`, and before the disk is touched.
+    """
+    tensors = named(tensor_dict)
+    path = fspath(filename)
+    _native.serialize_file(
+        path,
+        tensors,
+        _spec,
+        texts(metadata),
+        format_for(path, format),
+        durable=is_durable(durable),
+        atomic=atomic,
+        force=force,
+    )
+
+
+def deserialize(data: Buffer) -> list[tuple[str, dict[str, Any]]]:
+    """Take the tensors out of the bytes of a file.
+
+    Parameters
+    ----------
+    data : bytes, bytearray, memoryview, mmap or any other C-contiguous buffer
+        A whole file, in either format: its content decides.
+
+    Returns
+    -------
+    list of (str, dict)
+        In the order of the file, each with ``"dtype"`` (a code such as ``"F32"``), ``"shape"`` (a list) and
+        ``"data"``, a bytearray that is a copy of the tensor's bytes.
+
+    Raises
+    ------
+    TypeError
+        `data` is not a buffer.
+    HeaderError
+        The bytes are not such a file.
+    """
+    archive = _native.Archive.from_buffer(data)
+    regions = archive.tensors(None, _REGION)
+    found = []
+    for name in archive.offset_names():
+        entry = archive.info(name)
+        buffer, offset = regions[name]
+        copy = bytearray(memoryview(buffer)[offset : offset + entry.nbytes])
+        found.append((name, {"dtype": entry.dtype, "shape": list(entry.shape), "data": copy}))
+    return found
+
+
+def _region(shape: Sequence[int], dtype: str, buffer: Buffer, offset: int) -> tuple[Buffer, int]:
+    return buffer, offset
+
+
+def _as_bytes(code: str) -> str | Callable[[Any, Any], Any]:
+    # Any dtype is fine as U8, of which `_region` then gives the place.
+    return code if code == "U8" else lambda region, shape: region
+
+
+_REGION = _native.Wrap.buffer(_region, _as_bytes)
+
+
+def _spec(name: str, spec: Mapping[str, Any]) -> tuple[str, Sequence[int], Any]:
+    try:
+        dtype, shape, data = spec["dtype"], spec["shape"], spec["data"]
+    except (KeyError, TypeError, IndexError):
+        raise TypeError(f'tensor {_quoted(name)}: expected a dict with "dtype", "shape" and "data"') from None
+    if dtype == "float4_e2m1fn_x2":
+        dtype, shape = "F4", unpacked(name, shape)
+    try:
+        view = memoryview(data)
+    except TypeError:
+        raise TypeError(
+            f"tensor {_quoted(name)}: data must be bytes or another buffer, found {type(data).__name__}"
+        ) from None
+    return CODES.get(dtype, dtype), shape, view if view.ndim else view.cast("B")
+
+
+def unpacked(name: str, shape: Sequence[int]) -> list[int]:
+    """The shape in elements of a tensor of F4 whose `shape` counts bytes, each with two of them."""
+    if not shape:
+        raise SaveError(
+            f"tensor {_quoted(name)}: two elements to a byte need a dimension to count them in, found a scalar",
+            code="partial-byte",
+            tensor=name,
+        )
+    return [*shape[:-1], shape[-1] * 2]
+
+
+def named(
+    tensors: Mapping[str, Any], what: type[Exception] = TypeError, value: str = "dict"
+) -> dict[str, Any]:
+    """`tensors` as a dict of our own, so that nobody changes it while it is written, with str for its names.
+
+    `what` is raised where it is no mapping: the class that upstream raises for that framework.
+    """
+    if not hasattr(tensors, "keys"):
+        raise what(f"expected a dict of str to {value}, found {type(tensors).__name__}")
+    own = dict(tensors)
+    if set(map(type, own)) - {str}:
+        for name in own:
+            if not isinstance(name, str):
+                raise TypeError(
+                    f"tensor names must be str, found {_quoted(name)} of type {type(name).__name__}"
+                )
+    return own
+
+
+def texts(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
+    """`metadata` as a dict of our own, with nothing but str in it."""
+    if metadata is None:
+        return None
+    if not hasattr(metadata, "keys"):
+        raise TypeError(f"metadata must be a dict of str to str, found {type(metadata).__name__}")
+    own = dict(metadata)
+    for key, value in own.items():
+        if not isinstance(key, str):
+            raise TypeError(f"metadata keys must be str, found {_quoted(key)} of type {type(key).__name__}")
+        if not isinstance(value, str):
+            raise TypeError(
+                f"metadata values must be str, found {type(value).__name__} under key {_quoted(key)}"
+            )
+    return own
+
+
+def known_format(format: str) -> str:
+    """`format`, which must be one of the two."""
+    if format not in FORMATS:
+        raise OptionError(
+            f"format {format!r} is unknown: expected one of {', '.join(FORMATS)}",
+            code="unknown-format",
+            expected=FORMATS,
+            found=format,
+        )
+    return format
+
+
+def format_for(path: str | bytes, format: str | None) -> str:
+    """The format to write under that name."""
+    if format is not None:
+        return known_format(format)
+    return "bintensors" if fsdecode(path).endswith(".bt") else "safetensors"
+
+
+def is_durable(durable: bool | None) -> bool:
+    """Whether to flush: what the caller says, else what the environment says, else yes."""
+    return environ.get("INGOT_DURABLE") != "0" if durable is None else durable

@@ -1,0 +1,205 @@
+"""What can go wrong, as classes.
+
+Every class is a `SafetensorError`, and also the builtin that a Python user would expect at that place, so
+that both ``except ingot.SafetensorError`` and ``except KeyError`` do what they say::
+
+    SafetensorError             Exception     everything below
+    ├── HeaderError             ValueError    the file breaks a rule of its format (FORMAT.md)
+    ├── TensorNotFoundError     KeyError      no tensor of that name
+    ├── SliceError              IndexError    an index that does not fit the tensor
+    ├── StorageError            OSError       reading or writing failed, or the file changed while it was open
+    ├── DestinationError        BufferError   a buffer that is too small, read-only or not contiguous
+    ├── SaveError               ValueError    tensors that the format cannot hold
+    │   └── SharedMemoryError   RuntimeError  tensors that share memory
+    ├── DtypeError              TypeError     a dtype that the framework, or the format, has no room for
+    ├── OptionError             ValueError    an argument that is not one of the choices
+    └── ClosedError             ValueError    the file was closed
+
+A file that cannot be opened is none of these but the operating system's own error: `FileNotFoundError`,
+`PermissionError`, `IsADirectoryError`, with ``errno`` and ``filename``. An argument of the wrong type is a
+plain `TypeError`.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = [
+    "ClosedError",
+    "DestinationError",
+    "DtypeError",
+    "HeaderError",
+    "OptionError",
+    "SafetensorError",
+    "SaveError",
+    "SharedMemoryError",
+    "SliceError",
+    "StorageError",
+    "TensorNotFoundError",
+]
+
+
+class SafetensorError(Exception):
+    """Something is wrong with a file or with the tensors for one.
+
+    Parameters
+    ----------
+    message : str
+        The whole sentence, as ``str(error)`` gives it. Names from files are escaped in it.
+    code : str, optional
+        A stable word for the cause, such as ``"hole"`` or ``"unknown-dtype"``. Compare this, not the message.
+    path : str or bytes, optional
+        The file, as the caller spelled it.
+    tensor : str, optional
+        The name of the tensor, not escaped.
+    expected, found : optional
+        What the rule asks for and what was there.
+    begin, end : int, optional
+        The bytes in question, counted from the start of the data section.
+
+    Notes
+    -----
+    All parameters are attributes. Errors survive pickling, so they cross process boundaries whole.
+    """
+
+    code: str | None
+    path: str | bytes | None
+    tensor: str | None
+    expected: Any
+    found: Any
+    begin: int | None
+    end: int | None
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        code: str | None = None,
+        path: str | bytes | None = None,
+        tensor: str | None = None,
+        expected: Any = None,
+        found: Any = None,
+        begin: int | None = None,
+        end: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.path = path
+        self.tensor = tensor
+        self.expected = expected
+        self.found = found
+        self.begin = begin
+        self.end = end
+
+    # `KeyError` would put quotes round the message, and `OSError` would print only its errno.
+    __str__ = Exception.__str__
+
+
+class HeaderError(SafetensorError, ValueError):
+    """The file breaks a rule of its format. ``code`` is the rule's word in FORMAT.md."""
+
+
+class TensorNotFoundError(SafetensorError, KeyError):
+    """The file holds no tensor of that name. The message gives the nearest name that it does hold."""
+
+
+class SliceError(SafetensorError, IndexError):
+    """The index does not fit the tensor, or is of a kind that a file cannot be sliced by."""
+
+
+class StorageError(SafetensorError, OSError):
+    """Reading or writing failed, or the file changed while it was open.
+
+    ``errno`` is set where the system gave one.
+    """
+
+    def __init__(self, message: str = "", *, errno: int | None = None, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.errno = errno
+        self.filename = self.path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # `OSError` keeps `errno` outside of `__dict__`, where pickling does not look.
+        return _storage_error, (type(self), self.args, self.errno, self.__dict__)
+
+
+def _storage_error(
+    kind: type[StorageError], args: tuple[Any, ...], errno: int | None, fields: dict[str, Any]
+) -> StorageError:
+    error = kind(*args, errno=errno)
+    error.__dict__.update(fields)
+    error.filename = error.path
+    return error
+
+
+class DestinationError(SafetensorError, BufferError):
+    """A buffer cannot take the bytes, or cannot give them: too small, read-only, not contiguous."""
+
+
+class SaveError(SafetensorError, ValueError):
+    """The tensors cannot be stored: a dtype the format lacks, a reserved name, a tensor without values."""
+
+
+class SharedMemoryError(SaveError, RuntimeError):
+    """Some tensors share memory, so that a file would hold it twice and loading would part them."""
+
+
+class DtypeError(SafetensorError, TypeError):
+    """The framework lacks the tensor's dtype, or the array holds no numbers. Others are not affected."""
+
+
+class OptionError(SafetensorError, ValueError):
+    """An argument is of the right type but not one of the choices. The message lists them."""
+
+
+class ClosedError(SafetensorError, ValueError):
+    """The file was closed. Tensors and slices that were taken from it before remain good."""
+
+
+class _Escapes(dict[int, "str | int"]):
+    """Characters that could steer a terminal or hide text, as escapes.
+
+    The same characters as `Quoted` in crates/format escapes, and lone surrogates, which only Python has.
+    """
+
+    def __missing__(self, point: int) -> str | int:
+        if point < 0x20 or 0x7F <= point < 0xA0:
+            text: str | int = f"\\x{point:02x}"
+        elif any(first <= point <= last for first, last in _INVISIBLE):
+            text = f"\\u{point:04x}"
+        else:
+            text = point
+        self[point] = text
+        return text
+
+
+_INVISIBLE = (
+    (0xAD, 0xAD),
+    (0x61C, 0x61C),
+    (0x180E, 0x180E),
+    (0x200B, 0x200F),
+    (0x2028, 0x202E),
+    (0x2060, 0x206F),
+    (0xD800, 0xDFFF),
+    (0xFE00, 0xFE0F),
+    (0xFEFF, 0xFEFF),
+    (0xFFF9, 0xFFFB),
+    (0xE0000, 0xE0FFF),
+)
+_LONGEST_NAME = 200
+
+
+def _escaped(text: str | bytes) -> str:
+    """`text`, made safe to print on a terminal."""
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "backslashreplace")
+    return text.translate(_Escapes())
+
+
+def _quoted(name: object) -> str:
+    """A name from a file between backticks, escaped, and cut where it is longer than messages should be."""
+    text = name if isinstance(name, str) else repr(name)
+    cut = text if len(text) <= _LONGEST_NAME else text[:_LONGEST_NAME] + "…"
+    return f"`{_escaped(cut)}`"

@@ -1,0 +1,358 @@
+"""Load and save PyTorch tensors."""
+
+from __future__ import annotations
+
+from os import fspath
+
+from . import _native, _open
+from ._frameworks import missing
+from ._serialize import format_for, is_durable, known_format, named, texts, unpacked
+from .errors import DtypeError, OptionError, SaveError, _quoted
+
+try:
+    import torch
+except ModuleNotFoundError as error:
+    raise missing("torch", error) from None
+
+from ._torch_sharing import refuse_shared
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from ._native import Buffer
+    from ._serialize import Format, Path
+
+__all__ = ["load", "load_file", "save", "save_file"]
+
+# Header code to the name in torch. An older torch lacks some, which then blocks those tensors only.
+_NAMES = {
+    "BOOL": "bool",
+    "F4": "float4_e2m1fn_x2",
+    "U8": "uint8",
+    "I8": "int8",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "I16": "int16",
+    "U16": "uint16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I32": "int32",
+    "U32": "uint32",
+    "F32": "float32",
+    "C64": "complex64",
+    "F64": "float64",
+    "I64": "int64",
+    "U64": "uint64",
+}
+DTYPES: dict[str, torch.dtype] = {
+    code: getattr(torch, name) for code, name in _NAMES.items() if hasattr(torch, name)
+}
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
+
+_from_dlpack = torch._C._from_dlpack
+_to_dlpack = torch._C._to_dlpack
+
+
+def load_file(filename: Path, device: Any = "cpu", *, backend: str = "auto") -> dict[str, torch.Tensor]:
+    """Load all tensors of a file.
+
+    Parameters
+    ----------
+    filename : str, bytes or os.PathLike
+        A `.safetensors` or a `.bt` file. The content decides which, not the name.
+    device : str, int or torch.device
+        Where the tensors shall be; whatever `torch.device` takes. ``"meta"`` gives shapes and dtypes and
+        reads nothing.
+    backend : {"auto", "mmap", "pread"}
+        As for `ingot.safe_open`.
+
+    Returns
+    -------
+    dict of str to torch.Tensor
+        Sorted by name. On the CPU with ``"mmap"`` they are views of the mapped file, copy on write: they may
+        be written to, the file does not change, and nothing is read before it is touched. ``F4`` comes
+        packed, as ``float4_e2m1fn_x2``, with half the last dimension of the header.
+
+    Raises
+    ------
+    OSError
+        The file cannot be opened.
+    HeaderError
+        The file breaks a rule of its format; ``code`` says which.
+    DtypeError
+        This torch lacks a tensor's dtype. `ingot.safe_open` reads the other tensors.
+    StorageError
+        Reading failed.
+    OptionError
+        `device` or `backend` is not one of the choices.
+    """
+    move = mover(device)
+    return _open.tensors(_native.Archive.open(filename, backend=backend), None, wrap, move)
+
+
+def load(data: Buffer) -> dict[str, torch.Tensor]:
+    """Load all tensors from the bytes of a file.
+
+    Parameters
+    ----------
+    data : bytes, bytearray, memoryview, mmap or any other C-contiguous buffer
+        A whole file, in either format: its content decides.
+
+    Returns
+    -------
+    dict of str to torch.Tensor
+        As `load_file` gives them, on the CPU, but with memory of their own: `data` is copied and may change
+        afterwards.
+
+    Raises
+    ------
+    TypeError
+        `data` is not a buffer.
+    HeaderError, DtypeError
+        As `load_file` does.
+    """
+    return _open.tensors(_native.Archive.from_buffer(data), None, wrap, None)
+
+
+def save(
+    tensors: Mapping[str, torch.Tensor],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    format: Format = "safetensors",
+) -> bytes:
+    """Give the bytes of a file that holds these tensors.
+
+    Parameters
+    ----------
+    tensors : dict of str to torch.Tensor
+        Of any layout and on any device. What is stored is the tensor's values in C order; those that are
+        strided, conjugated, negated lazily or not on the CPU are copied for it.
+    metadata : dict of str to str, optional
+        Text to store beside the tensors.
+    format : {"safetensors", "bintensors"}
+        What to write.
+
+    Returns
+    -------
+    bytes
+        The same for the same input (FORMAT.md, "Writing").
+
+    Raises
+    ------
+    ValueError
+        `tensors` is not a dict or a value is not a tensor (both as upstream).
+    TypeError
+        A name, a key or a value of the metadata is not a str.
+    SharedMemoryError
+        Two tensors share memory (upstream's rule).
+    SaveError
+        A tensor has no plain values (sparse, quantised, meta, or a wrapper such as a DTensor), the format
+        lacks its dtype, a name is reserved, or no header can hold the tensors.
+    OptionError
+        `format` is not one of the two.
+    """
+    own = _tensors(tensors)
+    return _native.serialize(
+        own, _payload(own), texts(metadata), known_format(format), export=_export(own), shared="error"
+    )
+
+
+def save_file(
+    tensors: Mapping[str, torch.Tensor],
+    filename: Path,
+    metadata: Mapping[str, str] | None = None,
+    *,
+    format: Format | None = None,
+    durable: bool | None = None,
+    atomic: bool = True,
+    force: bool = False,
+) -> None:
+    """Save tensors to a file.
+
+    Parameters
+    ----------
+    tensors, metadata
+        As for `save`. Tensors must not change while they are written.
+    filename : str, bytes or os.PathLike
+        Where to write. A file of that name is replaced, also when the tensors were loaded from it.
+    format : {"safetensors", "bintensors"}, optional
+        What to write. By default ``.bt`` at the end of the file name means bintensors, every other name
+        safetensors.
+    durable : bool, optional
+        Flush the file and its directory to the disk before returning. True by default, unless the environment
+        has ``INGOT_DURABLE=0``.
+    atomic : bool
+        Write beside the file and rename, so that readers see the old file or the new one, whole. False
+        overwrites in place.
+    force : bool
+        Replace a read-only file too.
+
+    Raises
+    ------
+    OSError
+        The file or its directory cannot be opened for writing.
+    StorageError
+        Writing failed. What stood under that name before still stands there if `atomic`.
+    ValueError, TypeError, SharedMemoryError, SaveError, OptionError
+        As `save` does, and before the disk is touched.
+    """
+    own = _tensors(tensors)
+    path = fspath(filename)
+    _native.serialize_file(
+        path,
+        own,
+        _payload(own),
+        texts(metadata),
+        format_for(path, format),
+        export=_export(own),
+        shared="error",
+        durable=is_durable(durable),
+        atomic=atomic,
+        force=force,
+    )
+
+
+def payload(name: str, tensor: torch.Tensor) -> Any:
+    """`tensor` as a capsule or a buffer of plain values in C order on the CPU. Copies only if it must."""
+    code = _CODES.get(tensor.dtype)
+    reason = _not_plain(tensor)
+    if reason is not None:
+        raise SaveError(
+            f"tensor {_quoted(name)}: {reason}", code="no-values", tensor=name, found=type(tensor).__name__
+        )
+    if code is None:
+        raise SaveError(
+            f"tensor {_quoted(name)}: the format has no dtype for {tensor.dtype}",
+            code="unsupported-dtype",
+            tensor=name,
+            found=str(tensor.dtype),
+        )
+    shape = unpacked(name, tensor.shape) if code == "F4" else list(tensor.shape)
+    plain = tensor.as_subclass(torch.Tensor).detach().resolve_conj().resolve_neg().cpu()
+    if plain.is_contiguous() and _crosses_by_dlpack(plain.dtype):
+        return _to_dlpack(plain)
+    if plain.itemsize == 1:
+        # torch has no copy for its rarer dtypes, but it has one for bytes.
+        packed = plain.view(torch.uint8).contiguous()
+    else:
+        packed = plain.contiguous()
+    if _crosses_by_dlpack(plain.dtype):
+        return _to_dlpack(packed.view(plain.dtype))
+    return code, shape, packed.reshape(-1).view(torch.uint8).numpy()
+
+
+def _not_plain(tensor: torch.Tensor) -> str | None:
+    """Why there are no bytes behind this tensor that could be stored; None where there are."""
+    kind = type(tensor).__name__
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return f"{kind} keeps its values elsewhere: save the plain tensors that it is made of"
+    if isinstance(tensor, torch.nn.UninitializedParameter | torch.nn.UninitializedBuffer):
+        return f"{kind} has no values yet: run the module once before saving"
+    if tensor.is_quantized:
+        return f"a quantised tensor ({tensor.dtype}) has no dtype in a file: save `.int_repr()` and its scale"
+    if tensor.layout is not torch.strided:
+        return f"a tensor of layout {tensor.layout} cannot be stored: save `.to_dense()`"
+    if tensor.is_nested:
+        return "a nested tensor has no shape of its own: save what `.unbind()` gives"
+    if tensor.is_meta:
+        return "a meta tensor has no values"
+    return None
+
+
+def _tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A dict of our own, which holds tensors and nothing else."""
+    own = named(tensors, ValueError, "torch.Tensor")
+    for kind in set(map(type, own.values())):
+        if not issubclass(kind, torch.Tensor):
+            name = next(name for name, value in own.items() if type(value) is kind)
+            raise ValueError(f"tensor {_quoted(name)}: expected a torch.Tensor, found {kind.__name__}")
+    return own
+
+
+_PLAIN_CLASSES = {torch.Tensor, torch.nn.Parameter}
+
+
+def _export(tensors: dict[str, torch.Tensor]) -> Callable[[torch.Tensor], Any] | None:
+    """The fast way out, where it gives the right bytes for every one of these tensors.
+
+    It knows nothing of lazy conjugation and negation and of subclasses, and exports what lies beneath.
+    Written with `map`, so that no Python function runs per tensor.
+    """
+    values = tensors.values()
+    if (
+        set(map(type, values)) <= _PLAIN_CLASSES
+        and not any(map(torch.Tensor.is_neg, values))
+        and not any(map(torch.Tensor.is_conj, values))
+    ):
+        return _to_dlpack
+    return None
+
+
+def _payload(tensors: dict[str, torch.Tensor]) -> Callable[[str, torch.Tensor], Any]:
+    """`payload`, which before the first copy looks for memory that these tensors share.
+
+    What is copied no longer shares anything, so the extension cannot see it any more.
+    """
+    looked = False
+
+    def packed(name: str, tensor: torch.Tensor) -> Any:
+        nonlocal looked
+        if not looked:
+            refuse_shared({name: tensor for name, tensor in tensors.items() if _not_plain(tensor) is None})
+            looked = True
+        return payload(name, tensor)
+
+    return packed
+
+
+def _crosses_by_dlpack(dtype: torch.dtype) -> bool:
+    """Whether this torch exports and imports `dtype` by DLPack. It learnt the smaller floats one by one."""
+    try:
+        return _from_dlpack(_to_dlpack(torch.empty(1, dtype=dtype))).dtype is dtype
+    except (RuntimeError, BufferError):
+        return False
+
+
+def _resolve(code: str) -> Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor] | None:
+    """None where DLPack has that dtype, else how to make the tensor from its bytes."""
+    dtype = DTYPES.get(code)
+    if dtype is None:
+        why = f"torch {torch.__version__} has no dtype for {code}"
+        if code.startswith("F6"):
+            why += ", and how 6-bit values are packed is not settled"
+        raise DtypeError(why, code="dtype-not-in-framework", found=code)
+    if _crosses_by_dlpack(dtype):
+        return None
+    return lambda raw, shape: raw.view(dtype).reshape(shape)
+
+
+wrap = _native.Wrap.dlpack(_from_dlpack, _resolve)
+
+
+def mover(device: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """The function that takes a tensor to `device`; None for the CPU, where tensors are already."""
+    if device is None:
+        return None
+    try:
+        target = torch.device(device)
+    except RuntimeError as error:
+        first = str(error).partition("\n")[0]
+        raise OptionError(
+            f"device {device!r} is unknown to torch: {first}", code="unknown-device", found=device
+        ) from error
+    if target.type == "cpu":
+        return None
+    return lambda tensor: tensor.to(target)
+
+
+def at(tensor: torch.Tensor, index: Any) -> torch.Tensor:
+    """`tensor[index]`."""
+    if tensor.dtype is DTYPES.get("F4"):
+        # A packed tensor would be indexed by bytes, not by elements.
+        raise IndexError("F4 can only be indexed by ints, slices, None, ... and one list: expected these")
+    return tensor[index]

@@ -1,0 +1,243 @@
+"""What every framework's module must do, written once.
+
+A `Binding` says how a framework makes a tensor from bytes and gives the bytes back. The checks below use
+nothing else of it, and take NumPy's own idea of each layout as the truth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy
+import pytest
+
+import ingot
+
+BITS = {
+    "BOOL": 8,
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    "U8": 8,
+    "I8": 8,
+    "F8_E5M2": 8,
+    "F8_E4M3": 8,
+    "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8,
+    "F8_E5M2FNUZ": 8,
+    "I16": 16,
+    "U16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "I32": 32,
+    "U32": 32,
+    "F32": 32,
+    "C64": 64,
+    "F64": 64,
+    "I64": 64,
+    "U64": 64,
+}
+BINTENSORS = (
+    ["BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "I16", "U16", "F16", "BF16"]
+    + ["I32", "U32", "F32", "F64", "I64", "U64"]
+)  # fmt: skip
+FORMATS = ("safetensors", "bintensors")
+BACKENDS = ("mmap", "pread")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A shape to start from, the view of an array of that shape, and the framework's way to the same view."""
+
+    shape: tuple[int, ...]
+    oracle: Callable[[Any], Any] = lambda array: array
+    view: Callable[[Any], Any] | None = None
+    """The oracle's where not given."""
+
+
+# What every framework has, in words that all of them understand.
+LAYOUTS = {
+    "empty": Layout((3, 0, 2)),
+    "scalar": Layout(()),
+    "vector": Layout((6,)),
+    "cube": Layout((2, 3, 4)),
+    "transposed": Layout((4, 2, 6), lambda array: array.swapaxes(0, 1)),
+    "strided": Layout((4, 4), lambda array: array[::2]),
+    "one-sized": Layout((1, 4, 1, 2), lambda array: array[:, 1:3]),
+}
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One framework, as this suite needs to know it."""
+
+    module: ModuleType
+    """Its module in ingot."""
+    refused: Mapping[str, str]
+    """The dtypes that it cannot hold, each with a word from the reason."""
+    build: Callable[[str, bytes, tuple[int, ...]], Any]
+    """A C-contiguous tensor of that dtype code, bytes and header shape."""
+    bytes_of: Callable[[str, Any], bytes]
+    """The bytes of a tensor in C order, as the file holds them."""
+    shape_of: Callable[[str, Any], list[int]]
+    """The shape that the header of that tensor has."""
+    dtype_of: Callable[[str], Any]
+    """The dtype of a tensor of that code."""
+    layouts: Mapping[str, Layout]
+    """What only this framework has."""
+
+    @property
+    def name(self) -> str:
+        return self.module.__name__.removeprefix("ingot.")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tensor, and what a file must hold for it."""
+
+    tensor: Any
+    code: str
+    shape: list[int]
+    data: bytes
+
+
+def pattern(code: str, shape: tuple[int, ...]) -> bytes:
+    """Bytes for a tensor, no two elements alike where the dtype has room, and no NaN."""
+    nbytes = math.prod(shape) * BITS[code] // 8
+    values = numpy.arange(nbytes, dtype=numpy.uint32)
+    return (values % 2 if code == "BOOL" else values % 61 + 3).astype(numpy.uint8).tobytes()
+
+
+def elements(code: str, data: bytes, shape: tuple[int, ...]) -> numpy.ndarray[Any, Any]:
+    """The bytes as an array of elements without meaning. Those of F4 stand in it by two.
+
+    Nothing in this suite touches the last dimension of F4, so that two elements move together, as one byte.
+    """
+    stored = (*shape[:-1], shape[-1] // 2) if code == "F4" else shape
+    return numpy.frombuffer(data, f"V{max(BITS[code] // 8, 1)}").reshape(stored)
+
+
+def layouts_of(binding: Binding) -> dict[str, Layout]:
+    return LAYOUTS | dict(binding.layouts)
+
+
+def case(binding: Binding, code: str, layout: Layout) -> Case:
+    """The tensor of that layout. Its bytes come from NumPy, which sees no more than elements of some size."""
+    shape = (2,) if code == "F4" and layout.shape == () else layout.shape
+    data = pattern(code, shape)
+    tensor = (layout.view or layout.oracle)(binding.build(code, data, shape))
+    array = layout.oracle(elements(code, data, shape))
+    return Case(tensor, code, binding.shape_of(code, tensor), numpy.ascontiguousarray(array).tobytes())
+
+
+def stored(data: bytes) -> dict[str, tuple[str, list[int], bytes]]:
+    return {
+        name: (entry["dtype"], entry["shape"], bytes(entry["data"]))
+        for name, entry in ingot.deserialize(data)
+    }
+
+
+def check_same(binding: Binding, loaded: Any, expected: Case) -> None:
+    assert binding.shape_of(expected.code, loaded) == expected.shape
+    assert loaded.dtype == binding.dtype_of(expected.code)
+    assert binding.bytes_of(expected.code, loaded) == expected.data
+
+
+def check_save(binding: Binding, expected: Case, format: str) -> bytes:
+    """`save` gives the bytes of the logical tensor, or refuses what that format lacks."""
+    if format == "bintensors" and expected.code not in BINTENSORS:
+        with pytest.raises(ingot.SaveError) as caught:
+            binding.module.save({"t": expected.tensor}, format=format)
+        assert caught.value.code == "unsupported-dtype"
+        assert "`t`" in str(caught.value)
+        assert expected.code in str(caught.value)
+        return b""
+    data: bytes = binding.module.save({"t": expected.tensor}, {"key": "value"}, format=format)
+    assert stored(data) == {"t": (expected.code, expected.shape, expected.data)}
+    return data
+
+
+def check_bytes(binding: Binding, expected: Case, format: str) -> None:
+    """`load` reads what `save` gave, into memory that can be written to."""
+    data = check_save(binding, expected, format)
+    if data:
+        for source in (data, bytearray(data), memoryview(data)):
+            loaded = binding.module.load(source)
+            assert list(loaded) == ["t"]
+            check_same(binding, loaded["t"], expected)
+
+
+def check_file(binding: Binding, expected: Case, format: str, folder: Path) -> None:
+    """`save_file` writes the bytes that `save` gives, and `load_file` reads them by every backend."""
+    data = check_save(binding, expected, format)
+    if not data:
+        return
+    path = folder / ("model.bt" if format == "bintensors" else "model.safetensors")
+    binding.module.save_file({"t": expected.tensor}, path, {"key": "value"})
+    assert path.read_bytes() == data
+    for backend in BACKENDS:
+        check_same(binding, binding.module.load_file(path, backend=backend)["t"], expected)
+        with ingot.safe_open(path, binding.name, backend=backend) as file:
+            assert file.backend == backend
+            check_same(binding, file.get_tensor("t"), expected)
+            check_slices(binding, file.get_slice("t"), expected)
+
+
+def check_slices(binding: Binding, part: Any, expected: Case) -> None:
+    """`get_slice` gives what NumPy's indexing gives. What it gives for any index is the matter of test_slices."""
+    assert part.get_shape() == expected.shape
+    assert part.get_dtype() == expected.code
+    indices: list[Any] = [..., ()]
+    if len(expected.shape) > (expected.code == "F4"):
+        # Of the first dimension only, which no dtype packs here.
+        indices += [
+            slice(None),
+            slice(1, None),
+            slice(None, None, 2),
+            slice(0, 0),
+            slice(-2, 100),
+            (0,),
+            -1,
+            [],
+        ]
+    if len(expected.shape) > 2:
+        indices += [(slice(None), 0), (..., slice(1), slice(None)), None]
+    whole = elements(expected.code, expected.data, tuple(expected.shape))
+    for index in indices:
+        try:
+            wanted = whole[index]
+        except IndexError:
+            with pytest.raises(IndexError):
+                part[index]
+            continue
+        found = part[index]
+        shape = [*wanted.shape[:-1], wanted.shape[-1] * 2] if expected.code == "F4" else list(wanted.shape)
+        assert binding.shape_of(expected.code, found) == shape, index
+        assert binding.bytes_of(expected.code, found) == wanted.tobytes(), index
+
+
+def check_refused(binding: Binding, code: str, folder: Path) -> None:
+    """A dtype that the framework lacks blocks its tensor, and no other."""
+    path = folder / "refused.safetensors"
+    tensors = {
+        "good": {"dtype": "F32", "shape": [2], "data": pattern("F32", (2,))},
+        "odd": {"dtype": code, "shape": [8], "data": pattern(code, (8,))},
+    }
+    ingot.serialize_file(tensors, path)
+    with pytest.raises(ingot.DtypeError) as caught:
+        binding.module.load_file(path)
+    assert caught.value.tensor == "odd"
+    assert caught.value.code == "dtype-not-in-framework"
+    assert str(path) in str(caught.value)
+    assert binding.refused[code] in str(caught.value)
+    with ingot.safe_open(path, binding.name) as file:
+        assert file.info("odd").dtype == code
+        assert binding.bytes_of("F32", file["good"]) == tensors["good"]["data"]
+        for read in (file.get_tensor, file.get_slice("odd").__getitem__):
+            with pytest.raises(ingot.DtypeError, match="odd"):
+                read("odd" if read == file.get_tensor else ...)
