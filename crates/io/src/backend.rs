@@ -90,7 +90,7 @@ pub(crate) fn choose(asked: Backend, variable: Option<&str>, file: &File) -> Cho
         let why = "mapped files on Windows count against the commit limit and cannot be replaced";
         return Choice { backend: Backend::Pread, why: why.into() };
     }
-    match file_system(file).and_then(|number| remote_name(number)) {
+    match file_system(file).and_then(remote_name) {
         Some(name) => Choice { backend: Backend::Pread, why: format!("{name} is slow to map").into() },
         None => Choice { backend: Backend::Mmap, why: "local file system".into() },
     }
