@@ -12,7 +12,7 @@ FOLDER = Path(__file__).parent
 
 
 def from_hex(text: str) -> bytes:
-    """The bytes of hexadecimal digits with white space anywhere; text between single quotes is taken as it is."""
+    """The bytes of hexadecimal digits, white space anywhere; between single quotes stands text."""
     parts = text.split("'")
     return b"".join(part.encode() if odd % 2 else bytes.fromhex(part) for odd, part in enumerate(parts))
 
@@ -63,7 +63,8 @@ class Vector:
         header = self._header()
         prefix = self.keys.get("length_prefix", len(header))
         prefix = from_hex(prefix) if isinstance(prefix, str) else prefix.to_bytes(8, "little")
-        return prefix + header + from_hex(self.keys.get("data_hex", "")) + bytes(self.keys.get("data_nbytes", 0))
+        data = from_hex(self.keys.get("data_hex", "")) + bytes(self.keys.get("data_nbytes", 0))
+        return prefix + header + data
 
     def _header(self) -> bytes:
         if "header" in self.keys:
