@@ -1,5 +1,10 @@
 //! Saving, and everything that can go wrong with it. The numbers W… are those of the list of threats.
 #![cfg(unix)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "the functions that tests share are tests too, though clippy cannot see it"
+)]
 
 use std::ffi::OsStr;
 use std::fs::{self, File, Permissions};

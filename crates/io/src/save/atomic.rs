@@ -7,9 +7,10 @@ use rustix::fs::Mode;
 use super::attributes::Attributes;
 use super::flush::flush;
 use super::pieces::Pieces;
+use super::space::{self, Size};
 use super::target::Place;
 use super::temp::{self, Kind, Refused, Temp};
-use super::{Durability, SaveOptions, Step, Stop, Watch, in_place, space, step};
+use super::{Durability, SaveOptions, Step, Stop, Watch, in_place, step};
 
 pub(super) fn save(
     place: &Place,
@@ -57,7 +58,7 @@ fn fill<'p>(
     // What replaces a private file is private from the first byte on.
     let mode = Mode::from_raw_mode(if attributes.is_some() { 0o600 } else { 0o666 });
     let temp = Temp::create(place, mode, kind).step(step::CREATE)?;
-    space::reserve(temp.file(), pieces.nbytes(), watch)?;
+    space::reserve(temp.file(), pieces.nbytes(), Size::Set, watch)?;
     pieces.write(temp.file(), watch)?;
     if let Some(attributes) = attributes {
         attributes.apply(temp.file()).step(step::ATTRIBUTES)?;

@@ -4,8 +4,9 @@ use std::fs::File;
 use std::io::{self, Seek};
 
 use super::pieces::Pieces;
+use super::space::{self, Size};
 use super::target::Place;
-use super::{Durability, SaveOptions, Step, Stop, Watch, space, step, temp};
+use super::{Durability, SaveOptions, Step, Stop, Watch, step, temp};
 
 /// Writes into the file that `place` names, or makes it.
 pub(super) fn save(
@@ -36,7 +37,8 @@ pub(super) fn overwrite(
 ) -> Result<(), Stop> {
     if file.metadata().step(step::OPEN)?.len() == 0 {
         // Nobody can have mapped anything of it.
-        let done = space::reserve(file, pieces.nbytes(), watch).and_then(|()| pieces.write(file, watch));
+        let done =
+            space::reserve(file, pieces.nbytes(), Size::Set, watch).and_then(|()| pieces.write(file, watch));
         if done.is_err() {
             let _ = file.set_len(0);
             return done;
@@ -46,9 +48,9 @@ pub(super) fn overwrite(
     // The payloads may lie in a mapping of this very file, as they do when a loaded model is saved again. Nothing
     // tells, so all bytes go to another file first.
     let scratch = scratch(place).step(step::CREATE)?;
-    space::reserve(&scratch, pieces.nbytes(), watch)?;
+    space::reserve(&scratch, pieces.nbytes(), Size::Set, watch)?;
     pieces.write(&scratch, watch)?;
-    space::reserve(file, pieces.nbytes(), watch)?;
+    space::reserve(file, pieces.nbytes(), Size::Kept, watch)?;
     copy(&scratch, file, pieces.nbytes(), options)
 }
 

@@ -1,7 +1,7 @@
 //! The bytes of a file, cut into pieces and written.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -194,6 +194,7 @@ impl<'a> Pieces<'a> {
     }
 
     /// Writes everything into `file` from where it stands, in order. For what has no positions: a pipe, a terminal.
+    #[cfg(unix)]
     pub(super) fn stream(&self, file: &File, watch: &dyn Watch) -> Result<(), Stop> {
         let mut buffer = Vec::new();
         for piece in &self.pieces {
@@ -233,7 +234,9 @@ fn write_all_at(file: &File, mut bytes: &[u8], mut position: u64) -> io::Result<
     Ok(())
 }
 
+#[cfg(unix)]
 fn stream_all(mut file: &File, mut bytes: &[u8], watch: &dyn Watch) -> Result<(), Stop> {
+    use std::io::Write;
     while !bytes.is_empty() {
         if watch.interrupted() {
             return Err(Stop::Interrupted);
@@ -256,11 +259,6 @@ fn wait_writable(file: &File) {
     let timeout = Timespec::try_from(POLL).ok();
     // What poll could say, the next write says better.
     let _ = poll(&mut [PollFd::new(file, PollFlags::OUT)], timeout.as_ref());
-}
-
-#[cfg(not(unix))]
-fn wait_writable(_: &File) {
-    thread::sleep(POLL);
 }
 
 #[cfg(test)]
