@@ -5,7 +5,11 @@
 //!
 //! `cargo bench -p ingot-format --bench headers`
 
-#![allow(missing_docs, reason = "criterion's macros write functions without documentation")]
+#![allow(
+    missing_docs,
+    reason = "criterion's macros write functions without documentation"
+)]
+#![allow(clippy::expect_used, reason = "a bench has nobody to report to")]
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -45,7 +49,10 @@ fn specs(names: &[String]) -> Vec<Spec<'_>> {
 /// A whole file, its tensors filled with zeros.
 fn file(new: &Layout) -> Vec<u8> {
     let mut file = new.head.clone();
-    file.resize(to_usize(new.header.file_nbytes()).expect("the file fits in memory"), 0);
+    file.resize(
+        to_usize(new.header.file_nbytes()).expect("the file fits in memory"),
+        0,
+    );
     file
 }
 

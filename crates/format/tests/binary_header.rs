@@ -1,5 +1,11 @@
 //! The binary header, byte by byte: files that bintensors wrote, and one file for each way to break a rule.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
+
 use ingot_format::{Dtype, Entry, Format, FormatError, Header, Layout, Limits, Spec, layout, to_u64};
 
 /// A file around `header`, its length rightly given.
@@ -163,7 +169,12 @@ fn rejects_headers_that_grow_too_large_in_memory() {
     for header in [with_dims, pairs] {
         assert_eq!(fault(&header, 1).code(), "header-too-large");
     }
-    let entries = [&[0, 252][..], &3_125_001_u32.to_le_bytes(), &vec![0; 5 * 3_125_001]].concat();
+    let entries = [
+        &[0, 252][..],
+        &3_125_001_u32.to_le_bytes(),
+        &vec![0; 5 * 3_125_001],
+    ]
+    .concat();
     assert_eq!(fault(&entries, 0).code(), "header-too-large");
     let shape = vec![1; 12_500_001];
     let spec = Spec {
@@ -172,7 +183,11 @@ fn rejects_headers_that_grow_too_large_in_memory() {
         shape: &shape,
     };
     let fault = layout(&[spec], None, Format::Bintensors).unwrap_err();
-    assert_eq!(fault.code(), "header-too-large", "no file is written that is not read");
+    assert_eq!(
+        fault.code(),
+        "header-too-large",
+        "no file is written that is not read"
+    );
 }
 
 #[test]
@@ -185,10 +200,17 @@ fn rejects_numbers_in_a_longer_form() {
         (b"\x00\x01\x01w\x01\xfb\x00\x00\x00\x01", 13),
         (b"\x00\x01\x01w\x01\x01\xfc\x01\x00\x00\x00\x00\x01", 14),
         (b"\x00\x01\x01w\x01\x00\xfb\x00\x00\x01", 14),
-        (b"\x00\x01\x01w\x01\x00\x00\xfd\x01\x00\x00\x00\x00\x00\x00\x00", 15),
+        (
+            b"\x00\x01\x01w\x01\x00\x00\xfd\x01\x00\x00\x00\x00\x00\x00\x00",
+            15,
+        ),
         (b"\x01\xfb\x00\x00\x00", 9),
     ] {
-        assert_eq!(fault(header, 1), FormatError::InvalidVarint { position }, "{header:?}");
+        assert_eq!(
+            fault(header, 1),
+            FormatError::InvalidVarint { position },
+            "{header:?}"
+        );
     }
 }
 
@@ -222,7 +244,11 @@ fn rejects_text_that_is_not_utf8() {
         (b"\x01\x01\x01\x80\x01v\x00", 11),
         (b"\x01\x01\x01k\x02\xc3(\x00", 13),
     ] {
-        assert_eq!(fault(header, 1), FormatError::InvalidUtf8 { position }, "{header:?}");
+        assert_eq!(
+            fault(header, 1),
+            FormatError::InvalidUtf8 { position },
+            "{header:?}"
+        );
     }
     // A character cut in two is no text, even where its halves lie in neighbouring names.
     let header = b"\x00\x02\x01\xc3\x01\x00\x00\x01\x01\xa9\x01\x00\x01\x02";
@@ -232,7 +258,10 @@ fn rejects_text_that_is_not_utf8() {
 #[test]
 fn rejects_two_tensors_with_one_name() {
     let header = b"\x00\x03\x01w\x01\x00\x00\x01\x01a\x01\x00\x01\x02\x01w\x01\x00\x02\x03";
-    assert_eq!(fault(header, 3), FormatError::DuplicateTensor { tensor: "w".into() });
+    assert_eq!(
+        fault(header, 3),
+        FormatError::DuplicateTensor { tensor: "w".into() }
+    );
 }
 
 #[test]
