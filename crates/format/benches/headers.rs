@@ -9,6 +9,7 @@
     missing_docs,
     reason = "criterion's macros write functions without documentation"
 )]
+#![allow(clippy::expect_used, reason = "a bench has nobody to report to")]
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

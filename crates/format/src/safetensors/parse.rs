@@ -174,7 +174,7 @@ impl<'a> Cursor<'a> {
 }
 
 /// Bytes of `body` before the first quote, backslash or control character.
-fn plain_nbytes(body: &[u8]) -> usize {
+pub(super) fn plain_nbytes(body: &[u8]) -> usize {
     const WORD: usize = 8;
     let mut at = 0;
     // Eight bytes at a step: names are some 30 bytes long, and looking at single bytes is what a simple reader

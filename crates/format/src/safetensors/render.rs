@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 use crate::METADATA_KEY;
 use crate::dtype::Dtype;
 use crate::header::Header;
+use crate::safetensors::parse::plain_nbytes;
 
 /// Where tensors of this dtype are placed: higher ranks first, so that wide elements lie aligned.
 pub(crate) fn data_rank(dtype: Dtype) -> u8 {
@@ -58,42 +59,53 @@ fn numbers(numbers: &[u64], out: &mut Vec<u8>) {
 /// The digits of `number`. Written out here because the formatting machinery takes longer than all the rest of
 /// an entry.
 fn decimal(number: u64, out: &mut Vec<u8>) {
-    let begin = out.len();
+    // As many as `u64::MAX` has.
+    let mut digits = [0; 20];
+    let mut begin = digits.len();
     let mut rest = number;
     loop {
+        begin -= 1;
         // The remainder is below 10, so its lowest byte is all of it.
-        out.push(b'0' + (rest % 10).to_le_bytes()[0]);
+        digits[begin] = b'0' + (rest % 10).to_le_bytes()[0];
         rest /= 10;
         if rest == 0 {
             break;
         }
     }
-    out[begin..].reverse();
+    out.extend_from_slice(&digits[begin..]);
 }
 
 /// A JSON string with the escapes that serde_json uses: the short ones where JSON has them, `\u00xx` for other
 /// control characters, and nothing else.
 fn string(text: &str, out: &mut Vec<u8>) {
     out.push(b'"');
-    for &byte in text.as_bytes() {
-        let short = match byte {
-            b'"' | b'\\' => byte,
-            0x08 => b'b',
-            0x09 => b't',
-            0x0a => b'n',
-            0x0c => b'f',
-            0x0d => b'r',
-            0..=0x1f => {
-                out.extend_from_slice(b"\\u00");
-                out.extend([byte >> 4, byte & 15].map(|half| b"0123456789abcdef"[usize::from(half)]));
-                continue;
-            }
-            _ => {
-                out.push(byte);
-                continue;
-            }
+    let mut rest = text.as_bytes();
+    loop {
+        let (plain, special) = rest.split_at(plain_nbytes(rest));
+        out.extend_from_slice(plain);
+        let Some((&byte, after)) = special.split_first() else {
+            break;
         };
-        out.extend([b'\\', short]);
+        escape(byte, out);
+        rest = after;
     }
     out.push(b'"');
+}
+
+fn escape(byte: u8, out: &mut Vec<u8>) {
+    let short = match byte {
+        0x08 => b'b',
+        0x09 => b't',
+        0x0a => b'n',
+        0x0c => b'f',
+        0x0d => b'r',
+        0..=0x1f => {
+            out.extend_from_slice(b"\\u00");
+            out.extend([byte >> 4, byte & 15].map(|half| b"0123456789abcdef"[usize::from(half)]));
+            return;
+        }
+        // A quote or a backslash.
+        _ => byte,
+    };
+    out.extend([b'\\', short]);
 }
