@@ -236,11 +236,8 @@ def payload(name: str, tensor: torch.Tensor) -> Any:
     plain = tensor.as_subclass(torch.Tensor).detach().resolve_conj().resolve_neg().cpu()
     if plain.is_contiguous() and _crosses_by_dlpack(plain.dtype):
         return _to_dlpack(plain)
-    if plain.itemsize == 1:
-        # torch has no copy for its rarer dtypes, but it has one for bytes.
-        packed = plain.view(torch.uint8).contiguous()
-    else:
-        packed = plain.contiguous()
+    # torch has no copy for its rarer dtypes, but it has one for bytes.
+    packed = (plain.view(torch.uint8) if plain.itemsize == 1 else plain).contiguous()
     if _crosses_by_dlpack(plain.dtype):
         return _to_dlpack(packed.view(plain.dtype))
     return code, shape, packed.reshape(-1).view(torch.uint8).numpy()
