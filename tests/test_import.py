@@ -34,7 +34,7 @@ def in_a_fresh_process(script: str) -> object:
 def test_importing_ingot_imports_nothing_else() -> None:
     # Neither numpy nor torch, nor what costs time in the standard library: typing, dataclasses, enum, re.
     new = in_a_fresh_process(
-        "before = set(sys.modules); import ingot; answer = sorted(set(sys.modules) - before)"
+        "import os; before = set(sys.modules); import ingot; answer = sorted(set(sys.modules) - before)"
     )
     assert isinstance(new, list)
     assert [name for name in new if name.partition(".")[0] != "ingot"] in ([], ["__future__"])

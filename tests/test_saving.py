@@ -109,6 +109,7 @@ def wrapper() -> torch.Tensor:
         (lambda: torch.nn.LazyLinear(3).weight, "UninitializedParameter"),
         (wrapper, "FakeTensor"),
     ],
+    ids=["coo", "csr", "mkldnn", "meta", "quantised", "nested", "lazy", "fake"],
 )
 def test_torch_refuses_tensors_without_plain_values(
     save: Any, build: Callable[[], torch.Tensor], word: str
@@ -276,12 +277,11 @@ def test_durable_is_the_callers_then_the_environments_choice(monkeypatch: pytest
     assert asked == [True, True, False, False, True, False, True, True, False]
 
 
-def test_a_read_only_file_is_replaced_only_by_force(tmp_path: Path) -> None:
+def test_a_read_only_file_is_replaced_by_force(tmp_path: Path) -> None:
+    # That it is refused otherwise, whoever runs the tests, is tested where files are written (crates/io).
     path = tmp_path / "t"
     ingot.numpy.save_file({"t": ARRAY}, path, durable=False)
     path.chmod(0o444)
-    with pytest.raises(PermissionError):
-        ingot.numpy.save_file({}, path, durable=False)
     ingot.numpy.save_file({}, path, durable=False, force=True)
     assert ingot.numpy.load_file(path) == {}
 

@@ -96,7 +96,8 @@ torch_parts: st.SearchStrategy[Any] = st.one_of(
 )
 
 
-@given(shape=st.sampled_from(SHAPES), index=indices(torch_parts))
+# torch does not check the places in a list where there are no elements to take.
+@given(shape=st.sampled_from([shape for shape in SHAPES if 0 not in shape]), index=indices(torch_parts))
 def test_torch_indexes_as_torch_does(path: Path, shape: tuple[int, ...], index: Any) -> None:
     tensor = torch.from_numpy(array_of(shape))
     with ingot.safe_open(path, "pt") as file:
@@ -130,7 +131,7 @@ def test_a_step_of_zero_is_refused(path: Path) -> None:
     assert caught.value.code == "zero-step"
 
 
-@pytest.mark.parametrize("index", ["a", 1.0, {}, (slice("a", None),)])
+@pytest.mark.parametrize("index", ["a", 1.0, {}, (slice("a", None),)], ids=str)
 def test_what_is_no_index_is_refused_with_a_builtin(path: Path, index: Any) -> None:
     with ingot.safe_open(path, "np") as file, pytest.raises((IndexError, TypeError)):
         file.get_slice("(5,)")[index]

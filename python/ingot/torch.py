@@ -74,7 +74,7 @@ def load_file(filename: Path, device: Any = "cpu", *, backend: str = "auto") -> 
     Returns
     -------
     dict of str to torch.Tensor
-        Sorted by name. On the CPU with ``"mmap"`` they are views of the mapped file, copy on write: they may
+        In the order of the file. On the CPU with ``"mmap"`` they are views of the mapped file, copy on write: they may
         be written to, the file does not change, and nothing is read before it is touched. ``F4`` comes
         packed, as ``float4_e2m1fn_x2``, with half the last dimension of the header.
 
