@@ -155,7 +155,7 @@ class safe_open:
         Returns
         -------
         dict of str to array or tensor
-            As `get_tensor` gives them, in the order of `names`.
+            As `get_tensor` gives them, in the order of `names`, else in that of the file.
 
         Raises
         ------

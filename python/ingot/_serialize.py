@@ -203,7 +203,7 @@ def unpacked(name: str, shape: Sequence[int]) -> list[int]:
     """The shape in elements of a tensor of F4 whose `shape` counts bytes, each with two of them."""
     if not shape:
         raise SaveError(
-            f"tensor {_quoted(name)}: two elements to a byte need a dimension to count them in, found a scalar",
+            f"tensor {_quoted(name)}: two elements to a byte need a dimension, found a scalar",
             code="partial-byte",
             tensor=name,
         )

@@ -68,7 +68,7 @@ def load_file(filename: Path, *, backend: str = "auto") -> dict[str, Array]:
     Returns
     -------
     dict of str to numpy.ndarray
-        Sorted by name, with the shape of the header. With ``"mmap"`` they are views of the mapped file, copy
+        In the order of the file, with the shape of the header. With ``"mmap"`` they are views of the mapped file, copy
         on write: they may be written to, the file does not change, and nothing is read before it is touched.
         ``BF16``, ``F8_…`` and ``F4`` are the dtypes of ml_dtypes; ``F4`` is unpacked, one element to a byte.
 
@@ -218,6 +218,14 @@ def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:
     code = _PLAIN.get(packed.dtype)
     if code is not None:
         return code, packed.shape, packed if packed.ndim else packed.reshape(1)
+    # Those of ml_dtypes are of kind V, as records are; 2 stands for a dtype that is registered and no record.
+    if packed.dtype.kind in "OSUMmTV" and packed.dtype.isbuiltin != 2:
+        raise DtypeError(
+            f"tensor {_quoted(name)}: an array of dtype {packed.dtype} cannot be stored: expected numbers",
+            code="unsupported-dtype",
+            tensor=name,
+            found=str(packed.dtype),
+        )
     little = packed.dtype.newbyteorder("<")
     if little != packed.dtype:
         return payload(name, packed.astype(little))
@@ -234,14 +242,6 @@ def _ml_payload(name: str, array: Array) -> tuple[str, tuple[int, ...], Any]:
         return code, array.shape, array.reshape(-1).view(numpy.uint8)
     if dtype.name == ML_DTYPES["F4"]:
         return "F4", array.shape, _pack_nibbles(name, array)
-    # Those of ml_dtypes are of kind V too; 2 stands for a dtype that is registered and not a record.
-    if dtype.kind in "OSUMmTV" and dtype.isbuiltin != 2:
-        raise DtypeError(
-            f"tensor {_quoted(name)}: an array of dtype {dtype} cannot be stored: expected numbers",
-            code="unsupported-dtype",
-            tensor=name,
-            found=str(dtype),
-        )
     reason = ": how 6-bit values are packed is not settled" if dtype.name.startswith("float6") else ""
     raise SaveError(
         f"tensor {_quoted(name)}: the format has no dtype for {dtype}{reason}",

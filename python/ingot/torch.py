@@ -74,7 +74,7 @@ def load_file(filename: Path, device: Any = "cpu", *, backend: str = "auto") -> 
     Returns
     -------
     dict of str to torch.Tensor
-        Sorted by name. On the CPU with ``"mmap"`` they are views of the mapped file, copy on write: they may
+        In the order of the file. On the CPU with ``"mmap"`` they are views of the mapped file, copy on write: they may
         be written to, the file does not change, and nothing is read before it is touched. ``F4`` comes
         packed, as ``float4_e2m1fn_x2``, with half the last dimension of the header.
 
@@ -236,11 +236,8 @@ def payload(name: str, tensor: torch.Tensor) -> Any:
     plain = tensor.as_subclass(torch.Tensor).detach().resolve_conj().resolve_neg().cpu()
     if plain.is_contiguous() and _crosses_by_dlpack(plain.dtype):
         return _to_dlpack(plain)
-    if plain.itemsize == 1:
-        # torch has no copy for its rarer dtypes, but it has one for bytes.
-        packed = plain.view(torch.uint8).contiguous()
-    else:
-        packed = plain.contiguous()
+    # torch has no copy for its rarer dtypes, but it has one for bytes.
+    packed = (plain.view(torch.uint8) if plain.itemsize == 1 else plain).contiguous()
     if _crosses_by_dlpack(plain.dtype):
         return _to_dlpack(packed.view(plain.dtype))
     return code, shape, packed.reshape(-1).view(torch.uint8).numpy()

@@ -1,0 +1,193 @@
+"""The classes of ingot.errors, and what their messages say."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+import ingot
+import ingot.numpy
+import ingot.torch
+from ingot import errors
+
+BUILTIN = {
+    "SafetensorError": (Exception,),
+    "HeaderError": (ValueError,),
+    "TensorNotFoundError": (KeyError,),
+    "SliceError": (IndexError,),
+    "StorageError": (OSError,),
+    "DestinationError": (BufferError,),
+    "SaveError": (ValueError,),
+    "SharedMemoryError": (ValueError, RuntimeError, errors.SaveError),
+    "DtypeError": (TypeError,),
+    "OptionError": (ValueError,),
+    "ClosedError": (ValueError,),
+}
+CLASSES = [getattr(errors, name) for name in BUILTIN]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "model.safetensors"
+    ingot.numpy.save_file({"weight": numpy.zeros((2, 3), numpy.float32)}, path, durable=False)
+    return path
+
+
+def test_every_class_is_listed_here() -> None:
+    assert set(BUILTIN) == set(errors.__all__)
+    assert all(getattr(ingot, name) is getattr(errors, name) for name in errors.__all__)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_each_is_a_safetensor_error_and_the_fitting_builtin(kind: type[Exception]) -> None:
+    assert issubclass(kind, ingot.SafetensorError)
+    assert issubclass(kind, BUILTIN[kind.__name__])
+    assert kind.__module__ == "ingot.errors"
+    assert kind.__doc__
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("clone", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])
+def test_message_and_attributes_survive_pickling(
+    kind: type[ingot.SafetensorError], clone: Callable[[Any], Any]
+) -> None:
+    fields: dict[str, Any] = {
+        "code": "hole",
+        "path": "model.safetensors",
+        "tensor": "wte",
+        "expected": 24,
+        "found": (1, 2),
+        "begin": 0,
+        "end": 20,
+    }
+    error = kind("model.safetensors: tensor `wte`: a hole", **fields)
+    for one in (error, clone(error)):
+        assert type(one) is kind
+        # `KeyError` would have put quotes round it.
+        assert str(one) == "model.safetensors: tensor `wte`: a hole"
+        assert {name: getattr(one, name) for name in fields} == fields
+    assert kind("text").code is None
+
+
+def test_a_storage_error_has_what_an_os_error_has() -> None:
+    error = errors.StorageError("model: no space", errno=errno.ENOSPC, path="model", code="write")
+    for one in (error, pickle.loads(pickle.dumps(error))):
+        assert one.errno == errno.ENOSPC
+        assert one.filename == "model"
+        assert str(one) == "model: no space"
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"), [(FileNotFoundError, "absent.safetensors"), (IsADirectoryError, ".")]
+)
+def test_what_cannot_be_opened_is_the_systems_own_error(
+    kind: type[OSError], path: str, tmp_path: Path
+) -> None:
+    target = tmp_path / path
+    for open_it in (
+        lambda: ingot.safe_open(target, "np"),
+        lambda: ingot.numpy.load_file(target),
+        lambda: ingot.torch.load_file(target),
+    ):
+        with pytest.raises(kind) as caught:
+            open_it()
+        assert not isinstance(caught.value, ingot.SafetensorError)
+        assert caught.value.errno in (errno.ENOENT, errno.EISDIR)
+        assert caught.value.filename == str(target)
+
+
+def test_a_broken_header_names_file_and_rule(tmp_path: Path) -> None:
+    path = tmp_path / "broken.safetensors"
+    path.write_bytes(b"\x02\0\0\0\0\0\0\0[]")
+    with pytest.raises(ingot.HeaderError, match="broken") as caught:
+        ingot.numpy.load_file(path)
+    assert caught.value.code == "invalid-json"
+    assert caught.value.path == str(path)
+    with pytest.raises(ingot.HeaderError) as caught:
+        ingot.numpy.load(path.read_bytes())
+    assert caught.value.path is None
+
+
+def test_a_missing_tensor_is_named_with_the_nearest(path: Path) -> None:
+    with ingot.safe_open(path, "np") as file:
+        for ask in (
+            file.get_tensor,
+            file.get_slice,
+            file.info,
+            file.__getitem__,
+            lambda n: file.get_tensors([n]),
+        ):
+            with pytest.raises(ingot.TensorNotFoundError, match="`weight`") as caught:
+                ask("wieght")
+            assert caught.value.tensor == "wieght"
+            assert caught.value.path == str(path)
+
+
+def test_an_index_that_does_not_fit_is_explained(path: Path) -> None:
+    with ingot.safe_open(path, "np") as file, pytest.raises(ingot.SliceError, match="`weight`") as caught:
+        file.get_slice("weight")[5]
+    assert caught.value.code == "index-out-of-range"
+    assert caught.value.path == str(path)
+
+
+HOSTILE = "a\x1b[31m\r\n\u202eb\x9b"
+
+
+def test_control_characters_are_escaped_in_every_message(tmp_path: Path) -> None:
+    path = tmp_path / f"{HOSTILE}.safetensors"
+    ingot.serialize_file(
+        {HOSTILE: {"dtype": "F6_E2M3", "shape": [4], "data": b"abc"}}, path, {"k": "v"}, durable=False
+    )
+    file = ingot.safe_open(path, "np")
+    part = file.get_slice(HOSTILE)
+    small = torch.zeros(2)
+    attempts: list[Callable[[], Any]] = [
+        lambda: file.get_tensor(HOSTILE),
+        lambda: file.get_tensor(HOSTILE + "?"),
+        lambda: part[9],
+        lambda: part[[0], [9]],
+        lambda: ingot.numpy.load_file(path),
+        lambda: ingot.numpy.save({HOSTILE: "text"}),
+        lambda: ingot.numpy.save({HOSTILE: numpy.zeros(1, object)}),
+        lambda: ingot.numpy.save({HOSTILE: numpy.zeros(1, complex)}),
+        lambda: ingot.numpy.save({"t": numpy.zeros(1)}, {HOSTILE: 1}),  # type: ignore[dict-item]
+        lambda: ingot.torch.save({HOSTILE: 1}),  # type: ignore[dict-item]
+        lambda: ingot.torch.save({HOSTILE: torch.zeros(1, device="meta")}),
+        lambda: ingot.torch.save({HOSTILE: small, "b": small}),
+        lambda: ingot.torch.save({HOSTILE: small, "b": small.expand(2, 2)}),
+        lambda: ingot.serialize({HOSTILE: {"dtype": "F32"}}),
+        lambda: ingot.serialize({HOSTILE: {"dtype": "F32", "shape": [2], "data": b""}}),
+        lambda: ingot.serialize({HOSTILE: {"dtype": HOSTILE, "shape": [2], "data": b""}}),
+        lambda: file.close() or file.keys(),
+        file.__enter__,
+        lambda: pickle.dumps(file),
+    ]
+    for number, attempt in enumerate(attempts):
+        with pytest.raises((ingot.SafetensorError, TypeError, ValueError)) as caught:
+            attempt()
+        message = str(caught.value)
+        assert "\\x1b[31m" in message, number
+        assert message.isprintable(), number
+    assert repr(file).isprintable()
+    assert repr(part).isprintable()
+
+
+def test_long_names_are_cut() -> None:
+    with pytest.raises(TypeError) as caught:
+        ingot.numpy.save({"x" * 60_000: 1})
+    assert len(str(caught.value)) < 400
+    assert "…" in str(caught.value)
+
+
+def test_lone_surrogates_can_be_printed() -> None:
+    with pytest.raises(ValueError, match="ud800") as caught:
+        ingot.numpy.save({"\ud800": numpy.zeros(1)})
+    str(caught.value).encode()

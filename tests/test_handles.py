@@ -1,0 +1,287 @@
+"""`safe_open`: what it gives, how it behaves as a mapping, and when it is closed."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import pickle
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+import ingot
+import ingot.numpy
+import ingot.torch
+from ingot import _frameworks
+
+TENSORS = {
+    "b": numpy.arange(6, dtype=numpy.float32).reshape(2, 3),
+    "a": numpy.arange(4, dtype=numpy.int8),
+    "c": numpy.array(2.5),
+}
+
+
+@pytest.fixture(params=["model.safetensors", "model.bt"])
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / request.param
+    ingot.numpy.save_file(TENSORS, path, {"format": "np"}, durable=False)
+    return path
+
+
+def test_it_says_what_is_in_the_file(path: Path) -> None:
+    with ingot.safe_open(path, "np") as file:
+        assert file.keys() == ["a", "b", "c"]
+        assert file.offset_keys() == ["c", "b", "a"]
+        assert file.format == ("bintensors" if path.suffix == ".bt" else "safetensors")
+        assert file.path == str(path)
+        assert file.backend in ("mmap", "pread")
+        assert file.why
+        assert repr(file) == f"<ingot.safe_open {path}: {file.format}, {file.backend}, 3 tensors>"
+        info = file.info("b")
+        assert (info.name, info.dtype, info.shape) == ("b", "F32", (2, 3))
+        assert (info.begin, info.end, info.nbytes) == (8, 32, 24)
+
+
+def test_the_metadata_is_a_fresh_dict(path: Path) -> None:
+    with ingot.safe_open(path, "np") as file:
+        metadata = file.metadata()
+        assert metadata == {"format": "np"}
+        metadata.pop("format")
+        assert file.metadata() == {"format": "np"}
+
+
+def test_no_metadata_is_none(tmp_path: Path) -> None:
+    ingot.numpy.save_file(TENSORS, tmp_path / "t", durable=False)
+    with ingot.safe_open(tmp_path / "t", "np") as file:
+        assert file.metadata() is None
+
+
+def test_it_is_a_mapping(path: Path) -> None:
+    with ingot.safe_open(path, "np") as file:
+        assert len(file) == 3
+        assert "a" in file
+        assert "nope" not in file
+        assert 3 not in file
+        assert list(file) == ["a", "b", "c"]
+        assert (file["b"] == TENSORS["b"]).all()
+        assert [name for name, _ in file.items()] == ["a", "b", "c"]
+        assert all((tensor == TENSORS[name]).all() for name, tensor in file.items())
+        assert [tensor.shape for tensor in file.values()] == [(4,), (2, 3), ()]
+        assert {name: tensor.tolist() for name, tensor in dict(file).items()} == {
+            name: tensor.tolist() for name, tensor in TENSORS.items()
+        }
+
+
+def test_get_tensors_gives_all_or_those_named_in_that_order(path: Path) -> None:
+    with ingot.safe_open(path, "np") as file:
+        assert list(file.get_tensors()) == ["c", "b", "a"]
+        assert list(file.get_tensors(name for name in ("c", "a"))) == ["c", "a"]
+        assert file.get_tensors([]) == {}
+        with pytest.raises(TypeError, match="str"):
+            file.get_tensors("ab")
+        with pytest.raises(TypeError):
+            file.get_tensor(3)  # type: ignore[arg-type]
+
+
+def test_the_keywords_are_upstreams(path: Path) -> None:
+    with ingot.safe_open(filename=str(path), framework="pt", device="cpu") as file:
+        assert torch.equal(file.get_tensor(name="a"), torch.arange(4, dtype=torch.int8))
+
+
+@pytest.mark.parametrize("spell", [str, Path, lambda path: str(path).encode()])
+def test_any_kind_of_path(path: Path, spell: Callable[[Path], Any]) -> None:
+    with ingot.safe_open(spell(path), "np") as file:
+        assert file.path == str(path)
+
+
+def test_it_works_without_with_and_is_closed_by_hand(path: Path) -> None:
+    # As transformers does.
+    file = ingot.safe_open(path, framework="pt")
+    held = {file}
+    assert file.get_slice("a")[1:2].tolist() == [1]
+    file.__exit__(None, None, None)
+    assert held
+    with pytest.raises(ingot.ClosedError):
+        file.get_tensor("a")
+
+
+def test_after_close_everything_says_so(path: Path) -> None:
+    file = ingot.safe_open(path, "np")
+    file.close()
+    file.close()
+    questions: list[Callable[[], Any]] = [
+        file.keys,
+        file.offset_keys,
+        file.metadata,
+        file.get_tensors,
+        file.__enter__,
+        lambda: file.get_tensor("a"),
+        lambda: file.get_slice("a"),
+        lambda: file.info("a"),
+        lambda: file["a"],
+        lambda: len(file),
+        lambda: "a" in file,
+        lambda: list(file),
+        lambda: list(file.items()),
+        lambda: pickle.dumps(file),
+    ]
+    for ask in questions:
+        with pytest.raises(ingot.ClosedError, match="file is closed") as caught:
+            ask()
+        assert caught.value.code == "closed"
+        assert caught.value.path == str(path)
+    assert repr(file).endswith("closed>")
+    assert file.path == str(path)
+
+
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+def test_slices_and_tensors_outlive_the_handle(path: Path, backend: str) -> None:
+    with ingot.safe_open(path, "np", backend=backend) as file:
+        part, tensor = file.get_slice("b"), file["b"]
+    del file
+    gc.collect()
+    assert (part[:, 1] == TENSORS["b"][:, 1]).all()
+    assert part.get_shape() == [2, 3]
+    assert part.get_dtype() == "F32"
+    assert (part[[[True, False, True]] * 2] == TENSORS["b"][:, [0, 2]].reshape(-1)).all()
+    assert (tensor == TENSORS["b"]).all()
+
+
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+@pytest.mark.parametrize("framework", ["np", "pt"])
+def test_tensors_may_be_written_to_and_the_file_stays(path: Path, backend: str, framework: str) -> None:
+    before = path.read_bytes()
+    with ingot.safe_open(path, framework, backend=backend) as file:
+        tensor = file["b"]
+        tensor[:] = -1
+        assert (file.get_slice("a")[...] == tensor.sum() * 0 + file["a"]).all()
+    assert (tensor == -1).all()
+    assert path.read_bytes() == before
+
+
+def test_loaded_bytes_are_copies() -> None:
+    data = bytearray(ingot.numpy.save(TENSORS))
+    original = bytes(data)
+    from_numpy, from_torch = ingot.numpy.load(data), ingot.torch.load(data)
+    data[-len(data) // 2 :] = b"\xff" * (len(data) // 2)
+    assert (from_numpy["b"] == TENSORS["b"]).all()
+    assert torch.equal(from_torch["b"], torch.from_numpy(TENSORS["b"]))
+    frozen = ingot.torch.load(original)
+    frozen["b"].zero_()
+    assert original == ingot.numpy.save(TENSORS)
+
+
+def test_any_buffer_is_read(tmp_path: Path) -> None:
+    data = ingot.numpy.save(TENSORS)
+    file = tmp_path / "t"
+    file.write_bytes(data)
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        for buffer in (data, bytearray(data), memoryview(data), numpy.frombuffer(data, numpy.uint8), mapped):
+            assert list(ingot.numpy.load(buffer)) == ["c", "b", "a"]
+            assert [name for name, _ in ingot.deserialize(buffer)] == ["c", "b", "a"]
+    for no_buffer in ("text", 3, None):
+        for read in (ingot.numpy.load, ingot.torch.load, ingot.deserialize):
+            with pytest.raises(TypeError):
+                read(no_buffer)  # type: ignore[operator]
+
+
+def test_deserialize_gives_bytearrays_in_the_order_of_the_file() -> None:
+    tensors = {
+        "x": {"dtype": "F32", "shape": [1], "data": b"abcd"},
+        "y": {"dtype": "float64", "shape": (1,), "data": bytearray(8)},
+        "z": {"dtype": "float4_e2m1fn_x2", "shape": [2, 1], "data": memoryview(b"ab")},
+        "f6": {"dtype": "F6_E2M3", "shape": [4], "data": b"abc"},
+        "0d": {"dtype": "int16", "shape": [], "data": numpy.array(513, numpy.int16)},
+    }
+    found = ingot.deserialize(ingot.serialize(tensors, {"k": "v"}))
+    assert found == [
+        ("y", {"dtype": "F64", "shape": [1], "data": bytearray(8)}),
+        ("x", {"dtype": "F32", "shape": [1], "data": bytearray(b"abcd")}),
+        ("0d", {"dtype": "I16", "shape": [], "data": bytearray(b"\1\2")}),
+        ("f6", {"dtype": "F6_E2M3", "shape": [4], "data": bytearray(b"abc")}),
+        ("z", {"dtype": "F4", "shape": [2, 2], "data": bytearray(b"ab")}),
+    ]
+    assert all(type(entry["data"]) is bytearray for _, entry in found)
+
+
+def test_it_is_pickled_by_path(path: Path) -> None:
+    with ingot.safe_open(path, "pt", backend="pread") as file:
+        other = pickle.loads(pickle.dumps(file))
+    assert other.backend == "pread"
+    assert torch.equal(other["b"], torch.from_numpy(TENSORS["b"]))
+
+
+def test_many_threads_may_use_one_handle(path: Path) -> None:
+    file = ingot.safe_open(path, "np", backend="pread")
+    wrong = threading.Event()
+
+    def read() -> None:
+        for _ in range(50):
+            if not (file["b"] == TENSORS["b"]).all() or file.get_slice("b")[1, 2] != 5:
+                wrong.set()
+
+    threads = [threading.Thread(target=read) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong.is_set()
+
+
+@pytest.mark.parametrize("framework", _frameworks.FRAMEWORKS)
+def test_every_name_of_a_framework(path: Path, framework: str) -> None:
+    kind = torch.Tensor if _frameworks.FRAMEWORKS[framework] == "torch" else numpy.ndarray
+    with ingot.safe_open(path, framework) as file:
+        assert isinstance(file["a"], kind)
+
+
+def test_unknown_choices_are_refused_with_a_list(path: Path) -> None:
+    with pytest.raises(ingot.OptionError, match="numpy, np, torch, pt, pytorch"):
+        ingot.safe_open(path, "nope")
+    with pytest.raises(TypeError):
+        ingot.safe_open(path, 3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="mmap"):
+        ingot.safe_open(path, "np", backend="nope")
+    with pytest.raises(ingot.OptionError, match="cpu"):
+        ingot.safe_open(path, "np", device="cuda:0")
+    for call in (ingot.torch.load_file, lambda path, device: ingot.safe_open(path, "pt", device)):
+        with pytest.raises(ingot.OptionError, match="nope"):
+            call(path, device="nope")
+        with pytest.raises(TypeError):
+            call(path, device=1.5)
+    with pytest.raises(ingot.OptionError, match="safetensors, bintensors"):
+        ingot.numpy.save({}, format="pickle")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu:0", None, torch.device("cpu")])
+def test_the_cpu_by_any_name(path: Path, device: object) -> None:
+    assert ingot.torch.load_file(path, device)["a"].device.type == "cpu"
+
+
+def test_the_meta_device_has_shapes_and_dtypes(path: Path) -> None:
+    loaded = ingot.torch.load_file(path, device="meta")
+    assert {name: (tensor.device.type, tuple(tensor.shape)) for name, tensor in loaded.items()} == {
+        name: ("meta", array.shape) for name, array in TENSORS.items()
+    }
+    with ingot.safe_open(path, "pt", device="meta") as file:
+        assert file["b"].is_meta
+        assert file.get_slice("b")[0].is_meta
+        assert file.get_slice("b")[torch.tensor([0])].is_meta
+
+
+def test_strict_and_the_limit_reach_the_reader(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    ingot.numpy.save_file(TENSORS, path, durable=False)
+    with pytest.raises(ingot.HeaderError) as caught:
+        ingot.safe_open(path, "np", max_header_size=10)
+    assert caught.value.code == "header-too-large"
+    path.write_bytes(b"\x0a\0\0\0\0\0\0\0" + b" {}".ljust(10))
+    assert len(ingot.safe_open(path, "np")) == 0
+    with pytest.raises(ingot.HeaderError) as caught:
+        ingot.safe_open(path, "np", strict=True)
+    assert caught.value.code == "not-strict"

@@ -1,0 +1,106 @@
+"""What `import ingot` pulls in, and what happens where a framework is missing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ingot
+
+PACKAGE = Path(ingot.__file__).parent
+
+
+def in_a_fresh_process(script: str) -> object:
+    """What `script` puts into `answer`. Without the site module, so that nothing was imported before."""
+    installed = [entry for entry in sys.path if "site-packages" in entry]
+    lines = [
+        "import sys",
+        f"sys.path[:0] = {[str(PACKAGE.parent), *installed]!r}",
+        script,
+        "import json",
+        "print(json.dumps(answer))",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", "\n".join(lines)], capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout)
+
+
+def test_importing_ingot_imports_nothing_else() -> None:
+    # Neither numpy nor torch, nor what costs time in the standard library: typing, dataclasses, enum, re.
+    new = in_a_fresh_process(
+        "import os; before = set(sys.modules); import ingot; answer = sorted(set(sys.modules) - before)"
+    )
+    assert isinstance(new, list)
+    assert [name for name in new if name.partition(".")[0] != "ingot"] in ([], ["__future__"])
+    assert "ingot._native" in new
+    assert "ingot.numpy" not in new
+    assert "ingot.torch" not in new
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_a_framework_is_imported_when_it_is_named(framework: str) -> None:
+    script = f"import ingot; ingot.{framework}.load_file; answer = 'ingot.{framework}' in sys.modules"
+    assert in_a_fresh_process(script) is True
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize(
+    "use", ["import ingot.{}", "import ingot; ingot.{}", "import ingot; ingot.safe_open('x', '{}')"]
+)
+def test_a_missing_framework_is_named_with_what_installs_it(framework: str, use: str) -> None:
+    script = f"""
+sys.modules[{framework!r}] = None
+try:
+    {use.format(framework)}
+except ImportError as error:
+    answer = [type(error).__name__, error.name, str(error)]
+"""
+    kind, name, message = in_a_fresh_process(script)  # type: ignore[misc]
+    assert kind == "ModuleNotFoundError"
+    assert name == framework
+    assert f"pip install ingot[{framework}]" in message
+
+
+def test_a_missing_ml_dtypes_blocks_only_the_tensors_that_need_it(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    tensors = {
+        "half": {"dtype": "BF16", "shape": [1], "data": b"\0\0"},
+        "single": {"dtype": "F32", "shape": [1], "data": bytes(4)},
+    }
+    ingot.serialize_file(tensors, path, durable=False)
+    script = f"""
+sys.modules["ml_dtypes"] = None
+import ingot.numpy
+file = ingot.safe_open({str(path)!r}, "np")
+answer = [file["single"].tolist()]
+for read in (lambda: file["half"], lambda: ingot.numpy.load_file({str(path)!r})):
+    try:
+        read()
+    except ingot.DtypeError as error:
+        answer.append([error.tensor, error.found, str(error)])
+"""
+    values, *refusals = in_a_fresh_process(script)  # type: ignore[misc]
+    assert values == [0.0]
+    assert len(refusals) == 2
+    for tensor, found, message in refusals:
+        assert (tensor, found) == ("half", "BF16")
+        assert message.startswith(f"{path}: tensor `half`: ")
+        assert "pip install ingot[numpy]" in message
+
+
+def test_the_names_that_are_promised_are_there() -> None:
+    assert set(ingot.__all__) <= set(dir(ingot))
+    for name in ingot.__all__:
+        assert getattr(ingot, name) is not None
+    with pytest.raises(AttributeError, match="nope"):
+        ingot.nope  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    assert ingot.__version__ == importlib.metadata.version("ingot")

@@ -1,0 +1,331 @@
+"""What `save` and `save_file` refuse, and what they choose."""
+
+from __future__ import annotations
+
+import collections
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy
+import pytest
+import torch
+
+import ingot
+import ingot.numpy
+import ingot.torch
+
+ARRAY = numpy.zeros(3, numpy.float32)
+TENSOR = torch.zeros(3)
+
+
+@pytest.fixture(params=["save", "save_file"])
+def save(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """Both ways to save, each leaving the disk alone when it fails."""
+
+    def call(module: Any, tensors: Any, *args: Any, **options: Any) -> Any:
+        if request.param == "save":
+            return module.save(tensors, *args, **options)
+        path = tmp_path / "t"
+        before = path.exists()
+        try:
+            module.save_file(tensors, path, *args, durable=False, **options)
+        except Exception:
+            assert path.exists() == before
+            assert [file.name for file in tmp_path.iterdir()] == (["t"] if before else [])
+            raise
+        return path.read_bytes()
+
+    return call
+
+
+@pytest.mark.parametrize("value", ["text", 3, None, [1.0], TENSOR, b"x"])
+def test_numpy_saves_arrays_only(save: Any, value: Any) -> None:
+    with pytest.raises(TypeError, match="`key`"):
+        save(ingot.numpy, {"key": value})
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        numpy.array([None]),
+        numpy.zeros(2, "i4,i4"),
+        numpy.zeros(2, [("bfloat16", "f4")]),
+        numpy.zeros(2, "M8[s]"),
+        numpy.zeros(2, "m8[s]"),
+        numpy.array(["text"]),
+        numpy.array([b"text"]),
+        numpy.zeros(2, "V4"),
+        numpy.array(["text"], numpy.dtypes.StringDType()),
+    ],
+    ids=lambda array: str(array.dtype),
+)
+def test_numpy_refuses_what_is_no_number(save: Any, array: Any) -> None:
+    with pytest.raises(TypeError, match="`key`") as caught:
+        save(ingot.numpy, {"good": ARRAY, "key": array})
+    assert isinstance(caught.value, ingot.DtypeError)
+    assert caught.value.tensor == "key"
+
+
+@pytest.mark.parametrize(
+    "dtype", [complex, numpy.longdouble, ml_dtypes.int4, ml_dtypes.float6_e2m3fn, ml_dtypes.float8_e4m3]
+)
+def test_numpy_refuses_numbers_that_no_file_has(save: Any, dtype: Any) -> None:
+    with pytest.raises(ingot.SaveError, match="`key`") as caught:
+        save(ingot.numpy, {"key": numpy.zeros(4, dtype)})
+    assert caught.value.code == "unsupported-dtype"
+
+
+def test_a_masked_array_does_not_lose_its_mask_silently(save: Any) -> None:
+    with pytest.raises(TypeError, match=r"`key`.*mask"):
+        save(ingot.numpy, {"key": numpy.ma.masked_array([1, 2], [True, False])})
+
+
+def test_an_odd_number_of_nibbles_is_refused(save: Any) -> None:
+    with pytest.raises(ingot.SaveError) as caught:
+        save(ingot.numpy, {"key": numpy.zeros(3, ml_dtypes.float4_e2m1fn)})
+    assert caught.value.code == "partial-byte"
+
+
+def wrapper() -> torch.Tensor:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.zeros(3)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("build", "word"),
+    [
+        (lambda: TENSOR.to_sparse(), "to_dense"),
+        (lambda: torch.zeros(2, 2).to_sparse_csr(), "to_dense"),
+        (lambda: TENSOR.to_mkldnn(), "to_dense"),
+        (lambda: TENSOR.to("meta"), "meta"),
+        (lambda: torch.quantize_per_tensor(TENSOR, 0.1, 0, torch.quint8), "int_repr"),
+        (lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), "unbind"),
+        (lambda: torch.nn.LazyLinear(3).weight, "UninitializedParameter"),
+        (wrapper, "FakeTensor"),
+    ],
+    ids=["coo", "csr", "mkldnn", "meta", "quantised", "nested", "lazy", "fake"],
+)
+def test_torch_refuses_tensors_without_plain_values(
+    save: Any, build: Callable[[], torch.Tensor], word: str
+) -> None:
+    with pytest.raises(ingot.SaveError, match=f"`key`.*{word}") as caught:
+        save(ingot.torch, {"good": TENSOR, "key": build()})
+    assert caught.value.tensor == "key"
+
+
+def test_torch_refuses_numbers_that_no_file_has(save: Any) -> None:
+    with pytest.raises(ingot.SaveError, match=r"`key`.*complex128") as caught:
+        save(ingot.torch, {"key": torch.zeros(2, dtype=torch.complex128)})
+    assert caught.value.code == "unsupported-dtype"
+
+
+def test_the_arguments_are_checked_as_upstream_does(save: Any) -> None:
+    with pytest.raises(ValueError, match="dict"):
+        save(ingot.torch, [TENSOR])
+    with pytest.raises(ValueError, match=r"`key`.*int"):
+        save(ingot.torch, {"key": 3})
+    with pytest.raises(ValueError, match=r"`key`.*ndarray"):
+        save(ingot.torch, {"key": ARRAY})
+    with pytest.raises(TypeError, match="dict"):
+        save(ingot.numpy, [ARRAY])
+    for module, value in ((ingot.numpy, ARRAY), (ingot.torch, TENSOR)):
+        with pytest.raises(TypeError, match="int"):
+            save(module, {1: value})
+        for metadata in ({"a": 1}, {1: "a"}, [("a", "b")], "abc"):
+            with pytest.raises(TypeError, match="metadata"):
+                save(module, {"t": value}, metadata)
+        with pytest.raises(ingot.SaveError) as caught:
+            save(module, {"__metadata__": value})
+        assert caught.value.code == "reserved-name"
+        with pytest.raises(ValueError, match="ud800"):
+            save(module, {"\ud800": value})
+        with pytest.raises(ValueError, match="ud800"):
+            save(module, {"t": value}, {"a": "\ud800"})
+
+
+def test_any_mapping_and_any_str_will_do(save: Any) -> None:
+    class Name(str):
+        pass
+
+    data = save(ingot.numpy, collections.UserDict({Name("t"): ARRAY}), collections.UserDict({Name("k"): "v"}))
+    assert data == ingot.numpy.save({"t": ARRAY}, {"k": "v"})
+    assert save(ingot.torch, collections.OrderedDict(t=TENSOR), {"k": "v"}) == data
+
+
+def test_the_callers_dicts_stay_as_they_are(save: Any) -> None:
+    tensors, metadata = {"t": torch.zeros(2, 3).t()}, {"b": "1", "a": "2"}
+    save(ingot.torch, tensors, metadata)
+    assert list(tensors) == ["t"]
+    assert not tensors["t"].is_contiguous()
+    assert list(metadata) == ["b", "a"]
+
+
+def shared() -> list[Any]:
+    base = torch.arange(24.0).reshape(4, 6)
+    flat = torch.arange(6.0)
+    complex = flat.view(torch.complex64)
+    return [
+        pytest.param({"a": base, "b": base}, id="one tensor twice"),
+        pytest.param({"a": base, "b": base.view(-1)}, id="another shape"),
+        pytest.param({"a": base, "b": base[1:]}, id="a part"),
+        pytest.param({"a": base, "b": base.t()}, id="transposed"),
+        pytest.param({"a": base[:, ::2], "b": base[:, 2:4], "c": base[:, 1::2]}, id="columns"),
+        pytest.param({"a": flat, "b": flat[2].expand(3, 3)}, id="broadcast"),
+        pytest.param({"a": flat[1:3], "b": flat.unfold(0, 2, 1)}, id="windows"),
+        pytest.param({"a": complex, "b": complex.conj()}, id="conjugate"),
+        pytest.param({"b": torch.nn.Parameter(flat), "a": flat}, id="a parameter"),
+    ]
+
+
+@pytest.mark.parametrize("tensors", shared())
+def test_shared_memory_is_refused_by_name(save: Any, tensors: dict[str, torch.Tensor]) -> None:
+    with pytest.raises(ingot.SharedMemoryError, match=r"^Some tensors share memory") as caught:
+        save(ingot.torch, tensors)
+    assert "`a`" in str(caught.value)
+    assert "`b`" in str(caught.value)
+    assert "clone()" in str(caught.value)
+    assert isinstance(caught.value, RuntimeError)
+
+
+def test_neighbours_in_one_storage_share_nothing(save: Any) -> None:
+    base = torch.arange(24.0).reshape(4, 6)
+    for parts in (base.chunk(2), base.chunk(3, dim=1), (base[:, ::2], base[:, 1::2]), base.unbind(1)):
+        tensors = {str(number): part for number, part in enumerate(parts)}
+        loaded = ingot.torch.load(save(ingot.torch, tensors))
+        assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
+    empty = base[:, :0]
+    assert len(ingot.torch.load(save(ingot.torch, {"a": base, "b": empty, "c": empty}))) == 3
+
+
+def test_numpy_may_save_shared_memory(save: Any) -> None:
+    loaded = ingot.numpy.load(save(ingot.numpy, {"a": ARRAY, "b": ARRAY}))
+    assert (loaded["a"] == loaded["b"]).all()
+
+
+def test_parameters_and_state_dicts_are_tensors(save: Any) -> None:
+    layer = torch.nn.Linear(3, 2)
+    data = save(ingot.torch, layer.state_dict())
+    assert data == save(ingot.torch, dict(layer.named_parameters()))
+    assert torch.equal(ingot.torch.load(data)["weight"], layer.weight)
+
+
+def test_a_subclass_with_storage_is_a_tensor(save: Any) -> None:
+    class Image(torch.Tensor):
+        pass
+
+    image = torch.ones(2, 3).as_subclass(Image)
+    assert torch.equal(ingot.torch.load(save(ingot.torch, {"t": image}))["t"], torch.ones(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "format", "written"),
+    [
+        ("m.safetensors", None, "safetensors"),
+        ("m", None, "safetensors"),
+        ("m.bt.backup", None, "safetensors"),
+        ("m.bt", None, "bintensors"),
+        ("m.bt", "safetensors", "safetensors"),
+        ("m.safetensors", "bintensors", "bintensors"),
+    ],
+)
+@pytest.mark.parametrize("spell", [str, Path, os.fsencode])
+def test_the_name_or_the_caller_chooses_the_format(
+    tmp_path: Path, name: str, format: Any, written: str, spell: Callable[[Path], Any]
+) -> None:
+    path = tmp_path / name
+    spec = {"t": {"dtype": "F32", "shape": [3], "data": bytes(12)}}
+    for call in (
+        lambda target: ingot.numpy.save_file({"t": ARRAY}, target, format=format, durable=False),
+        lambda target: ingot.torch.save_file({"t": TENSOR}, target, format=format, durable=False),
+        lambda target: ingot.serialize_file(spec, target, format=format, durable=False),
+    ):
+        call(spell(path))
+        with ingot.safe_open(path, "np") as file:
+            assert file.format == written
+            assert file["t"].tolist() == [0, 0, 0]
+        path.unlink()
+
+
+def test_saving_over_the_file_that_was_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    ingot.torch.save_file({"t": torch.arange(1000.0)}, path)
+    loaded = ingot.torch.load_file(path)
+    loaded["t"][0] = 7
+    ingot.torch.save_file(loaded, path)
+    assert ingot.torch.load_file(path)["t"][:3].tolist() == [7, 1, 2]
+    assert loaded["t"][:3].tolist() == [7, 1, 2]
+
+
+def test_durable_is_the_callers_then_the_environments_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(
+        ingot._native, "serialize_file", lambda *args, durable, **options: asked.append(durable)
+    )
+    for variable in (None, "0", "1"):
+        if variable is not None:
+            monkeypatch.setenv("INGOT_DURABLE", variable)
+        else:
+            monkeypatch.delenv("INGOT_DURABLE", raising=False)
+        for durable in (None, True, False):
+            ingot.numpy.save_file({}, "t", durable=durable)
+    assert asked == [True, True, False, False, True, False, True, True, False]
+
+
+def test_a_read_only_file_is_replaced_by_force(tmp_path: Path) -> None:
+    # That it is refused otherwise, whoever runs the tests, is tested where files are written (crates/io).
+    path = tmp_path / "t"
+    ingot.numpy.save_file({"t": ARRAY}, path, durable=False)
+    path.chmod(0o444)
+    ingot.numpy.save_file({}, path, durable=False, force=True)
+    assert ingot.numpy.load_file(path) == {}
+
+
+def test_in_place_keeps_the_inode(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    ingot.numpy.save_file({"t": ARRAY}, path, durable=False)
+    inode = path.stat().st_ino
+    ingot.numpy.save_file({"t": ARRAY + 1}, path, durable=False, atomic=False)
+    assert path.stat().st_ino == inode
+    assert ingot.numpy.load_file(path, backend="pread")["t"].tolist() == [1, 1, 1]
+
+
+class TestOlderTorch:
+    """torch learnt to pass the small floats by DLPack one by one; before that they go as bytes."""
+
+    @pytest.fixture(autouse=True)
+    def without_small_floats(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(ingot.torch, "_crosses_by_dlpack", lambda dtype: dtype.itemsize > 1)
+        monkeypatch.setattr(ingot.torch, "_export", lambda tensors: None)
+        wrap = ingot._native.Wrap.dlpack(ingot.torch._from_dlpack, self.resolve)
+        monkeypatch.setattr(ingot.torch, "wrap", wrap)
+
+    @staticmethod
+    def resolve(code: str) -> Any:
+        # U8 is what the bytes themselves come as.
+        return None if code == "U8" else ingot.torch._resolve(code)
+
+    @pytest.mark.parametrize("code", [code for code in ingot.torch.DTYPES if code != "U8"])
+    @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3), (3, 1, 2)])
+    def test_everything_still_comes_back(self, tmp_path: Path, code: str, shape: tuple[int, ...]) -> None:
+        dtype = ingot.torch.DTYPES[code]
+        if code == "F4" and not shape:
+            shape = (1,)
+        count = torch.zeros(shape).numel() * dtype.itemsize
+        raw = (torch.arange(count) % 2).to(torch.uint8)
+        tensor = raw.view(dtype).reshape(shape).swapaxes(0, -1) if shape else raw.view(dtype).reshape(())
+        ingot.torch.save_file({"t": tensor}, tmp_path / "t", durable=False)
+        loaded = ingot.torch.load_file(tmp_path / "t")["t"]
+        assert loaded.dtype == dtype
+        assert loaded.shape == tensor.shape
+
+        def flat(tensor: torch.Tensor) -> list[int]:
+            parts = tensor.view(torch.uint8) if dtype.itemsize == 1 else tensor
+            return parts.contiguous().reshape(-1).view(torch.uint8).tolist()
+
+        assert flat(loaded) == flat(tensor)

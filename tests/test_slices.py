@@ -1,0 +1,202 @@
+"""What `get_slice(name)[index]` gives, with NumPy as the oracle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ingot
+import ingot.numpy
+
+SHAPES = [(), (5,), (1,), (0,), (4, 5), (3, 0, 2), (4, 3, 6), (2, 1, 3, 4)]
+
+
+def array_of(shape: tuple[int, ...]) -> numpy.ndarray[Any, Any]:
+    return numpy.arange(numpy.prod(shape, dtype=int), dtype=numpy.int32).reshape(shape)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with an array of every shape."""
+    path = tmp_path_factory.mktemp("slices") / "slices.safetensors"
+    ingot.numpy.save_file({str(shape): array_of(shape) for shape in SHAPES}, path, durable=False)
+    return path
+
+
+numbers = st.integers(-7, 7)
+bounds = st.none() | numbers | st.sampled_from([-(2**70), 2**70])
+parts: st.SearchStrategy[Any] = st.one_of(
+    numbers,
+    numbers.map(numpy.int64),
+    st.builds(slice, bounds, bounds, st.none() | st.integers(1, 4) | st.just(2**70)),
+    st.just(slice(None)),
+    st.none(),
+    st.just(...),
+)
+odd_parts: st.SearchStrategy[Any] = st.one_of(
+    st.lists(numbers, max_size=4),
+    st.booleans(),
+    st.lists(st.booleans(), max_size=6),
+    st.lists(numbers, max_size=3).map(lambda list: numpy.array(list, dtype=numpy.int64)),
+    st.integers(-2, 2).map(numpy.array),
+    st.just(numpy.bool_(True)),
+)
+
+
+def indices(parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return parts | st.lists(parts, max_size=5).map(tuple)
+
+
+def check(part: ingot._open.TensorSlice, array: numpy.ndarray[Any, Any], index: Any) -> None:
+    """The same values in the same shape, or an `IndexError` from both."""
+    try:
+        wanted = numpy.asarray(array[index])
+    except IndexError:
+        with pytest.raises(ingot.SliceError) as caught:
+            part[index]
+        assert caught.value.tensor == str(array.shape)
+        return
+    found = part[index]
+    assert isinstance(found, numpy.ndarray)
+    assert found.shape == wanted.shape
+    assert found.dtype == wanted.dtype
+    assert (found == wanted).all()
+
+
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+@given(shape=st.sampled_from(SHAPES), index=indices(parts))
+def test_ints_and_slices_are_numpys(path: Path, backend: str, shape: tuple[int, ...], index: Any) -> None:
+    with ingot.safe_open(path, "np", backend=backend) as file:
+        check(file.get_slice(str(shape)), array_of(shape), index)
+
+
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+@given(shape=st.sampled_from(SHAPES), index=indices(parts | odd_parts))
+def test_lists_masks_and_arrays_are_numpys(
+    path: Path, backend: str, shape: tuple[int, ...], index: Any
+) -> None:
+    with ingot.safe_open(path, "np", backend=backend) as file:
+        check(file.get_slice(str(shape)), array_of(shape), index)
+
+
+# No bounds beyond 64 bits: torch wraps those, with a warning.
+torch_parts: st.SearchStrategy[Any] = st.one_of(
+    numbers,
+    st.builds(slice, st.none() | numbers, st.none() | numbers, st.none() | st.integers(1, 4)),
+    st.none(),
+    st.just(...),
+    st.lists(numbers, max_size=4),
+    st.booleans(),
+)
+
+
+# torch does not check the places in a list where there are no elements to take.
+@given(shape=st.sampled_from([shape for shape in SHAPES if 0 not in shape]), index=indices(torch_parts))
+def test_torch_indexes_as_torch_does(path: Path, shape: tuple[int, ...], index: Any) -> None:
+    tensor = torch.from_numpy(array_of(shape))
+    with ingot.safe_open(path, "pt") as file:
+        part = file.get_slice(str(shape))
+    try:
+        wanted = tensor[index]
+    except (IndexError, RuntimeError, TypeError):
+        # torch refuses more than NumPy does, such as `x[:]` of a scalar; where it answers, we agree with it.
+        return
+    if isinstance(index, tuple) and sum(part is ... for part in index) > 1:
+        # Which torch reads as it likes, and NumPy not at all.
+        with pytest.raises(ingot.SliceError):
+            part[index]
+        return
+    found = part[index]
+    assert found.shape == wanted.shape
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("index", [slice(None, None, -1), (..., slice(3, 0, -2))])
+def test_negative_steps_are_refused_by_name(path: Path, index: Any) -> None:
+    with ingot.safe_open(path, "np") as file, pytest.raises(ingot.SliceError, match="step") as caught:
+        file.get_slice("(4, 5)")[index]
+    assert caught.value.code == "negative-step"
+    assert caught.value.path == str(path)
+
+
+def test_a_step_of_zero_is_refused(path: Path) -> None:
+    with ingot.safe_open(path, "np") as file, pytest.raises(ingot.SliceError) as caught:
+        file.get_slice("(5,)")[::0]
+    assert caught.value.code == "zero-step"
+
+
+@pytest.mark.parametrize("index", ["a", 1.0, {}, (slice("a", None),)], ids=str)
+def test_what_is_no_index_is_refused_with_a_builtin(path: Path, index: Any) -> None:
+    with ingot.safe_open(path, "np") as file, pytest.raises((IndexError, TypeError)):
+        file.get_slice("(5,)")[index]
+
+
+def test_true_is_a_mask_and_not_one(path: Path) -> None:
+    # Upstream reads it as 1.
+    with ingot.safe_open(path, "np") as file:
+        assert file.get_slice("(4, 5)")[True].shape == (1, 4, 5)
+        assert file.get_slice("(4, 5)")[False].shape == (0, 4, 5)
+    with ingot.safe_open(path, "pt") as file:
+        assert file.get_slice("(4, 5)")[True].shape == (1, 4, 5)
+        assert file.get_slice("(4, 5)")[torch.tensor(True)].shape == (1, 4, 5)
+
+
+def test_a_single_element_is_an_array(path: Path) -> None:
+    with ingot.safe_open(path, "np") as file:
+        for index in [(1, 2), (numpy.array(1), numpy.array(2)), (..., 1, 2)]:
+            element = file.get_slice("(4, 5)")[index]
+            assert isinstance(element, numpy.ndarray)
+            assert element.shape == ()
+            assert element == 7
+
+
+def test_the_repr_says_what_it_is(path: Path) -> None:
+    with ingot.safe_open(path, "np") as file:
+        assert repr(file.get_slice("(4, 5)")) == "<slice of tensor `(4, 5)`: I32 [4, 5]>"
+
+
+class TestF4:
+    """Two elements to a byte: `get_shape` counts elements, and so do indices."""
+
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        path = tmp_path / "f4.safetensors"
+        data = bytes(range(12))
+        ingot.serialize_file({"t": {"dtype": "F4", "shape": [3, 8], "data": data}}, path, durable=False)
+        return path
+
+    @pytest.mark.parametrize("framework", ["np", "pt"])
+    def test_on_byte_boundaries(self, path: Path, framework: str) -> None:
+        # Upstream raises for torch here.
+        with ingot.safe_open(path, framework) as file:
+            part = file.get_slice("t")
+            for index in [(slice(1, 2),), (..., slice(2, 6)), (-1, slice(4, None)), (slice(None, None, 2),)]:
+                found, whole = part[index], numpy.arange(12).reshape(3, 4)
+                *rows, last = index
+                if isinstance(last, slice) and last.step is None and len(index) > 1:
+                    halves = slice(*(end and end // 2 for end in (last.start, last.stop)))
+                    wanted = whole[(*rows, halves)]
+                else:
+                    wanted = whole[index]
+                if framework == "pt":
+                    assert found.view(torch.uint8).tolist() == wanted.tolist()
+                else:
+                    assert found.shape == (*wanted.shape[:-1], wanted.shape[-1] * 2)
+                    nibbles = found.view(numpy.uint8)
+                    assert (nibbles[..., 0::2] | nibbles[..., 1::2] << 4).tolist() == wanted.tolist()
+
+    @pytest.mark.parametrize("framework", ["np", "pt"])
+    def test_inside_a_byte_is_refused(self, path: Path, framework: str) -> None:
+        with ingot.safe_open(path, framework) as file, pytest.raises(ingot.SliceError) as caught:
+            file.get_slice("t")[:, 1:3]
+        assert caught.value.code == "partial-byte"
+
+    def test_torch_does_not_index_bytes_for_elements(self, path: Path) -> None:
+        with ingot.safe_open(path, "pt") as file, pytest.raises(ingot.SliceError, match="`t`"):
+            file.get_slice("t")[[0, 1], [0, 1]]

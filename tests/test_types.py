@@ -1,0 +1,71 @@
+"""What a type checker sees. It checks this file; running it checks that the calls are right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, assert_type
+
+import numpy
+import torch
+
+import ingot
+import ingot.numpy
+import ingot.torch
+
+
+def test_numpy(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    arrays = {"t": numpy.zeros(3)}
+    assert_type(ingot.numpy.save(arrays, {"k": "v"}, format="bintensors"), bytes)
+    ingot.numpy.save_file(arrays, path, None, format=None, durable=False, atomic=True, force=False)
+    assert_type(ingot.numpy.load_file(path, backend="pread"), dict[str, numpy.ndarray[Any, numpy.dtype[Any]]])
+    assert_type(ingot.numpy.load(path.read_bytes()), dict[str, numpy.ndarray[Any, numpy.dtype[Any]]])
+
+
+def test_torch(tmp_path: Path) -> None:
+    path = str(tmp_path / "t.safetensors")
+    tensors = {"t": torch.nn.Parameter(torch.zeros(3))}
+    assert_type(ingot.torch.save(tensors, {"k": "v"}, format="safetensors"), bytes)
+    ingot.torch.save_file(tensors, path, None, format="bintensors", durable=None, atomic=True, force=False)
+    assert_type(ingot.torch.load_file(path, "cpu", backend="auto"), dict[str, torch.Tensor])
+    assert_type(ingot.torch.load(bytearray(ingot.torch.save(tensors))), dict[str, torch.Tensor])
+
+
+def test_handles(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    ingot.numpy.save_file({"t": numpy.zeros((2, 3))}, path)
+    with ingot.safe_open(path, framework="np", device="cpu", backend="auto", strict=True) as file:
+        assert_type(file, ingot.safe_open)
+        assert_type(file.keys(), list[str])
+        assert_type(file.offset_keys(), list[str])
+        assert_type(file.metadata(), dict[str, str] | None)
+        assert_type(file.get_tensors(["t"]), dict[str, Any])
+        assert_type(len(file), int)
+        assert_type("t" in file, bool)
+        assert_type(iter(file), Iterator[str])
+        assert_type(file.items(), Iterator[tuple[str, Any]])
+        assert_type(file.path, str)
+        assert_type(file.format, str)
+        assert_type(file.backend, str)
+        assert_type(file.why, str)
+        part = file.get_slice("t")
+        assert_type(part.get_shape(), list[int])
+        assert_type(part.get_dtype(), str)
+        info = file.info("t")
+        assert_type(info.shape, tuple[int, ...])
+        assert_type(info.nbytes, int)
+
+
+def test_buffers() -> None:
+    data = ingot.serialize({"t": {"dtype": "F32", "shape": [1], "data": b"abcd"}})
+    assert_type(data, bytes)
+    assert_type(ingot.deserialize(memoryview(data)), list[tuple[str, dict[str, Any]]])
+    assert_type(ingot.__version__, str)
+
+
+def test_errors() -> None:
+    error = ingot.HeaderError("text", code="hole", begin=1)
+    assert_type(error.code, str | None)
+    assert_type(error.tensor, str | None)
+    assert_type(error.begin, int | None)
