@@ -1,12 +1,12 @@
 //! One suite that every source must pass.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use ingot_format::Limits;
-use ingot_format::{Dtype, Format, Header, Index, Spec, layout};
+use ingot_format::{Dtype, Format, Header, Index, Limits, Spec, layout, to_u64};
 use ingot_io::{Archive, Backend, FileSource, MemorySource, OpenOptions, Source, Unwatched};
 
 /// A source that gives few bytes at a time and is interrupted now and then, as a network file system may do.
@@ -18,7 +18,7 @@ struct Stuttering {
 
 impl Source for Stuttering {
     fn nbytes(&self) -> u64 {
-        self.bytes.len() as u64
+        to_u64(self.bytes.len())
     }
 
     fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
@@ -58,7 +58,9 @@ fn file() -> (Vec<u8>, Vec<(String, Vec<u8>)>) {
         .map(|(number, &size)| {
             (
                 format!("t{number:02}"),
-                (0..size).map(|at| (at * 31 + number as u64) as u8).collect(),
+                (0..size)
+                    .map(|at| (at * 31 + to_u64(number)).to_le_bytes()[0])
+                    .collect(),
             )
         })
         .collect();
@@ -105,12 +107,8 @@ fn suite(archive: &Archive, tensors: &[(String, Vec<u8>)]) {
             step: Some(step),
         }];
         let (shape, region) = archive.select(name, &index, &Unwatched).unwrap();
-        let expected: Vec<u8> = bytes[start as usize..]
-            .iter()
-            .step_by(step as usize)
-            .copied()
-            .collect();
-        assert_eq!(shape, [expected.len() as u64]);
+        let expected: Vec<u8> = bytes[size(start)..].iter().step_by(size(step)).copied().collect();
+        assert_eq!(shape, [to_u64(expected.len())]);
         assert_eq!(region.to_vec(), expected, "every {step}th from {start}");
     }
     let none = [Index::Span {
@@ -119,6 +117,11 @@ fn suite(archive: &Archive, tensors: &[(String, Vec<u8>)]) {
         step: None,
     }];
     assert!(archive.select(name, &none, &Unwatched).unwrap().1.is_empty());
+}
+
+/// `n` as a size.
+fn size(n: i64) -> usize {
+    usize::try_from(n).unwrap()
 }
 
 fn open(path: &Path, backend: Backend) -> Archive {
@@ -166,7 +169,7 @@ fn every_source_gives_the_same_bytes() {
 #[test]
 fn unaligned_elements_are_copied_to_where_they_are_aligned() {
     let json = br#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"F64","shape":[2],"data_offsets":[1,17]}}"#;
-    let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
+    let mut bytes = to_u64(json.len()).to_le_bytes().to_vec();
     bytes.extend_from_slice(json);
     bytes.extend(0..17);
     let folder = tempfile::tempdir().unwrap();
@@ -193,7 +196,7 @@ fn a_file_that_shrank_or_was_written_to_is_noticed() {
         let path = folder.path().join(format!("{backend}.safetensors"));
         std::fs::write(&path, &bytes).unwrap();
         let archive = open(&path, backend);
-        let shorter = bytes.len() as u64 - 10;
+        let shorter = to_u64(bytes.len()) - 10;
         File::options()
             .write(true)
             .open(&path)
@@ -202,7 +205,7 @@ fn a_file_that_shrank_or_was_written_to_is_noticed() {
             .unwrap();
         let fault = archive.read("t11").unwrap_err();
         assert_eq!(fault.code(), "changed", "{fault}");
-        assert_eq!(fault.expected_found(), Some((bytes.len() as u64, shorter)));
+        assert_eq!(fault.expected_found(), Some((to_u64(bytes.len()), shorter)));
 
         std::fs::write(&path, &bytes).unwrap();
         let archive = open(&path, backend);
