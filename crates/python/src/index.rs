@@ -65,7 +65,8 @@ fn integer(number: &Bound<'_, PyAny>) -> PyResult<i64> {
 
 /// The integer, or the nearest that 64 bits hold: no dimension is that long, so both mean the same.
 fn clipped(number: &Bound<'_, PyAny>) -> PyResult<i64> {
-    let number = number.call_method0("__index__")?;
+    // Python's own words for what is no integer: a TypeError.
+    let number = number.py().import("operator")?.call_method1("index", (number,))?;
     match number.extract::<i64>() {
         Err(fault) if fault.is_instance_of::<PyOverflowError>(number.py()) => {
             Ok(if number.lt(0)? { i64::MIN } else { i64::MAX })
