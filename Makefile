@@ -21,7 +21,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # The wheel, the tests and the benches use one profile, and the versions of Cargo.lock.
 CARGO_FLAGS := --release --locked
 
-.PHONY: help demo test test-rust test-python lint lint-rust lint-python bench clean tools rebuild
+.PHONY: help demo test test-rust test-python lint lint-rust lint-python lint-text lint-types bench clean tools rebuild
 .DELETE_ON_ERROR:
 # Cargo holds one lock and the benches want the machine for themselves.
 .NOTPARALLEL:
@@ -40,18 +40,22 @@ test-rust: | tools $(VENV)/.made
 test-python: $(VENV)/.ingot $(VENV)/.test
 	$(BIN)/python -m pytest tests
 
-lint: lint-rust lint-python
-	scripts/check-unsafe
-	$(BIN)/typos
+lint: lint-rust lint-python lint-types lint-text
 
 lint-rust: | tools $(VENV)/.made
 	cargo fmt --all --check
 	cargo clippy $(CARGO_FLAGS) --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS=-Dwarnings cargo doc $(CARGO_FLAGS) --workspace --no-deps
 
-lint-python: $(VENV)/.ingot $(VENV)/.test $(VENV)/.lint
+lint-python: $(VENV)/.lint
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+
+lint-text: $(VENV)/.lint
+	scripts/check-unsafe
+	$(BIN)/typos
+
+lint-types: $(VENV)/.ingot $(VENV)/.test $(VENV)/.lint
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest ingot._native
 
