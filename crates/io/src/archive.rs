@@ -106,12 +106,21 @@ impl Archive {
     /// [`Error::Open`] with the system's error; that the path is a directory, or no regular file; [`Error::Header`]
     /// with the rule that the header breaks; [`Error::Read`] when reading the header fails.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Archive, Error> {
-        let open_fault = |source| Error::Open { path: path.to_owned(), source };
+        let open_fault = |source| Error::Open {
+            path: path.to_owned(),
+            source,
+        };
         let file = FileSource::new(open_file(path).map_err(open_fault)?).map_err(open_fault)?;
         let header = read_header(&file, Some(path), &options.limits)?;
         let (source, choice) = attach(file, options.backend).map_err(open_fault)?;
         let path = Some(path.to_owned());
-        Ok(Archive { path, header, source, backend: choice.backend.name(), why: choice.why })
+        Ok(Archive {
+            path,
+            header,
+            source,
+            backend: choice.backend.name(),
+            why: choice.why,
+        })
     }
 
     /// Opens a source of another kind, such as bytes in memory.
@@ -120,7 +129,13 @@ impl Archive {
     /// [`Error::Header`] and [`Error::Read`], as for [`Archive::open`].
     pub fn from_source(source: Box<dyn Source>, limits: &Limits) -> Result<Archive, Error> {
         let header = read_header(&*source, None, limits)?;
-        Ok(Archive { path: None, header, source, backend: "memory", why: Cow::Borrowed("bytes in memory") })
+        Ok(Archive {
+            path: None,
+            header,
+            source,
+            backend: "memory",
+            why: Cow::Borrowed("bytes in memory"),
+        })
     }
 
     /// The file; `None` for other sources.
@@ -174,7 +189,9 @@ impl Archive {
     pub fn read_watched(&self, name: &str, watch: &dyn Watch) -> Result<Region, Error> {
         let mut regions = self.regions(&[self.find(name)?], watch)?;
         // One number gives one region.
-        regions.pop().ok_or_else(|| Error::Closed { path: self.path.clone() })
+        regions.pop().ok_or_else(|| Error::Closed {
+            path: self.path.clone(),
+        })
     }
 
     /// The bytes of many tensors, given as places in the header's order of data; the regions come in the order
@@ -211,10 +228,17 @@ impl Archive {
     ///
     /// # Errors
     /// [`Error::Slice`] when the index does not fit, and what [`Archive::regions`] says.
-    pub fn select(&self, name: &str, index: &[Index], watch: &dyn Watch) -> Result<(Vec<u64>, Region), Error> {
+    pub fn select(
+        &self,
+        name: &str,
+        index: &[Index],
+        watch: &dyn Watch,
+    ) -> Result<(Vec<u64>, Region), Error> {
         let number = self.find(name)?;
         let Some(entry) = self.header.entry(number) else {
-            return Err(Error::Closed { path: self.path.clone() });
+            return Err(Error::Closed {
+                path: self.path.clone(),
+            });
         };
         let selection = Selection::new(entry.dtype, entry.shape, index).map_err(|fault| Error::Slice {
             path: self.path.clone(),
@@ -234,22 +258,34 @@ impl Archive {
             self.check_unchanged()?;
             // The mapping is as long as the file, so what lies in the file can be addressed in it.
             let at = to_usize(start + run.begin).ok_or_else(|| self.too_large(start))?;
-            let view = Region { memory: Arc::clone(memory), at, nbytes };
+            let view = Region {
+                memory: Arc::clone(memory),
+                at,
+                nbytes,
+            };
             if view.aligned_to(plan::alignment(entry)) {
                 return Ok(view);
             }
         }
         let mut block = allocate(nbytes).map_err(|failure| self.explain(failure))?;
-        gather(&*self.source, start, selection, &mut block[..nbytes], watch).map_err(|failure| self.explain(failure))?;
+        gather(&*self.source, start, selection, &mut block[..nbytes], watch)
+            .map_err(|failure| self.explain(failure))?;
         self.check_unchanged()?;
-        Ok(Region { memory: Arc::new(Memory::from(block)), at: 0, nbytes })
+        Ok(Region {
+            memory: Arc::new(Memory::from(block)),
+            at: 0,
+            nbytes,
+        })
     }
 
     fn read_regions(&self, numbers: &[usize], watch: &dyn Watch) -> Result<Vec<Region>, Error> {
         let (plan, places) =
             Plan::of_tensors(&self.header, numbers).map_err(|TooLarge { nbytes }| self.too_large(nbytes))?;
         let blocks = execute(&plan, &*self.source, watch).map_err(|failure| self.explain(failure))?;
-        let blocks: Vec<_> = blocks.into_iter().map(|block| Arc::new(Memory::from(block))).collect();
+        let blocks: Vec<_> = blocks
+            .into_iter()
+            .map(|block| Arc::new(Memory::from(block)))
+            .collect();
         let region = |place: Place| Region {
             memory: Arc::clone(&blocks[place.block]),
             at: place.at,
@@ -260,15 +296,24 @@ impl Archive {
 
     /// Tensor `number` where it lies in the mapping.
     fn view(&self, memory: &Arc<Memory>, number: usize) -> Region {
-        let (begin, end) = self.header.entry(number).map_or((0, 0), |entry| (entry.begin, entry.end));
+        let (begin, end) = self
+            .header
+            .entry(number)
+            .map_or((0, 0), |entry| (entry.begin, entry.end));
         // The mapping is as long as the file, so what lies in the file can be addressed in it.
         let at = to_usize(self.header.data_start() + begin).unwrap_or(usize::MAX);
         let nbytes = to_usize(end - begin).unwrap_or(0);
-        Region { memory: Arc::clone(memory), at, nbytes }
+        Region {
+            memory: Arc::clone(memory),
+            at,
+            nbytes,
+        }
     }
 
     fn alignment(&self, number: usize) -> usize {
-        self.header.entry(number).map_or(1, |entry| plan::alignment(&entry))
+        self.header
+            .entry(number)
+            .map_or(1, |entry| plan::alignment(&entry))
     }
 
     /// Fails when the file is no longer what was opened.
@@ -276,7 +321,11 @@ impl Archive {
         let nbytes_at_open = self.source.nbytes();
         match self.source.nbytes_now() {
             Ok(Some(now)) if now == nbytes_at_open => Ok(()),
-            Ok(nbytes_now) => Err(Error::Changed { path: self.path.clone(), nbytes_at_open, nbytes_now }),
+            Ok(nbytes_now) => Err(Error::Changed {
+                path: self.path.clone(),
+                nbytes_at_open,
+                nbytes_now,
+            }),
             Err(source) => Err(Error::Read {
                 path: self.path.clone(),
                 tensor: None,
@@ -289,17 +338,28 @@ impl Archive {
     }
 
     fn too_large(&self, nbytes: u64) -> Error {
-        Error::OutOfMemory { path: self.path.clone(), nbytes, source: None }
+        Error::OutOfMemory {
+            path: self.path.clone(),
+            nbytes,
+            source: None,
+        }
     }
 
     /// Adds path and tensor to what went wrong below.
     fn explain(&self, failure: Failure) -> Error {
         match failure {
             Failure::Interrupted => Error::Interrupted,
-            Failure::OutOfMemory { nbytes, source } => {
-                Error::OutOfMemory { path: self.path.clone(), nbytes: to_u64(nbytes), source: Some(source) }
-            }
-            Failure::Read { position, expected, found, source } => match self.check_unchanged() {
+            Failure::OutOfMemory { nbytes, source } => Error::OutOfMemory {
+                path: self.path.clone(),
+                nbytes: to_u64(nbytes),
+                source: Some(source),
+            },
+            Failure::Read {
+                position,
+                expected,
+                found,
+                source,
+            } => match self.check_unchanged() {
                 // The likeliest reason for a short read, and the more useful thing to say.
                 Err(changed @ Error::Changed { .. }) => changed,
                 _ => Error::Read {
@@ -317,7 +377,9 @@ impl Archive {
     /// The tensor that has bytes at `position` in the file.
     fn tensor_at(&self, position: u64) -> Option<Entry<'_>> {
         let begin = position.checked_sub(self.header.data_start())?;
-        self.header.entries().find(|entry| entry.begin <= begin && begin < entry.end)
+        self.header
+            .entries()
+            .find(|entry| entry.begin <= begin && begin < entry.end)
     }
 }
 
@@ -339,7 +401,10 @@ const FIRST_READ_NBYTES: u64 = 64 << 10;
 
 /// Reads the header into memory of our own, never from a mapping: what was checked cannot change afterwards.
 fn read_header(source: &dyn Source, path: Option<&Path>, limits: &Limits) -> Result<Header, Error> {
-    let header_fault = |fault| Error::Header { path: path.map(Path::to_owned), fault };
+    let header_fault = |fault| Error::Header {
+        path: path.map(Path::to_owned),
+        fault,
+    };
     let mut head = Vec::new();
     read_head(source, path, source.nbytes().min(FIRST_READ_NBYTES), &mut head)?;
     let head_nbytes = Header::head_nbytes(&head, source.nbytes(), limits).map_err(header_fault)?;
@@ -382,7 +447,13 @@ fn attach(file: FileSource, asked: Backend) -> io::Result<(Box<dyn Source>, Choi
         // Address space may be limited, or the file system unable to map.
         Err((file, fault)) if asked == Backend::Auto => {
             let why = format!("mapping the file failed: {fault}").into();
-            Ok((Box::new(file), Choice { backend: Backend::Pread, why }))
+            Ok((
+                Box::new(file),
+                Choice {
+                    backend: Backend::Pread,
+                    why,
+                },
+            ))
         }
         Err((_, fault)) => Err(fault),
     }
@@ -392,16 +463,31 @@ fn attach(file: FileSource, asked: Backend) -> io::Result<(Box<dyn Source>, Choi
 /// common end, because prefixes such as `model.` are what most often differs.
 fn nearest(header: &Header, name: &str) -> Option<String> {
     let letters = |text: &str| -> String {
-        text.chars().filter(|c| c.is_alphanumeric()).flat_map(char::to_lowercase).collect()
+        text.chars()
+            .filter(|c| c.is_alphanumeric())
+            .flat_map(char::to_lowercase)
+            .collect()
     };
     let wanted = letters(name);
     let likeness = |candidate: &str| {
         let candidate = letters(candidate);
-        let same_end = candidate.bytes().rev().zip(wanted.bytes().rev()).take_while(|(a, b)| a == b).count();
-        let same_start = candidate.bytes().zip(wanted.bytes()).take_while(|(a, b)| a == b).count();
+        let same_end = candidate
+            .bytes()
+            .rev()
+            .zip(wanted.bytes().rev())
+            .take_while(|(a, b)| a == b)
+            .count();
+        let same_start = candidate
+            .bytes()
+            .zip(wanted.bytes())
+            .take_while(|(a, b)| a == b)
+            .count();
         same_end.max(same_start)
     };
-    let best = header.entries().map(|entry| (likeness(entry.name), entry.name)).max_by_key(|pair| pair.0)?;
+    let best = header
+        .entries()
+        .map(|entry| (likeness(entry.name), entry.name))
+        .max_by_key(|pair| pair.0)?;
     // Less than half in common is no help.
     (2 * best.0 >= wanted.len().max(1)).then(|| best.1.to_owned())
 }

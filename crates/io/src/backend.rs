@@ -80,24 +80,44 @@ const REMOTE_FILE_SYSTEMS: &[(u32, &str)] = &[
 /// Chooses for `file`. `variable` is the value of [`BACKEND_VARIABLE`], where it is set.
 pub(crate) fn choose(asked: Backend, variable: Option<&str>, file: &File) -> Choice {
     if asked != Backend::Auto {
-        return Choice { backend: asked, why: "asked for by the caller".into() };
+        return Choice {
+            backend: asked,
+            why: "asked for by the caller".into(),
+        };
     }
     match variable.and_then(Backend::from_name) {
         Some(Backend::Auto) | None => {}
-        Some(backend) => return Choice { backend, why: format!("{BACKEND_VARIABLE}={backend}").into() },
+        Some(backend) => {
+            return Choice {
+                backend,
+                why: format!("{BACKEND_VARIABLE}={backend}").into(),
+            };
+        }
     }
     if cfg!(windows) {
         let why = "mapped files on Windows count against the commit limit and cannot be replaced";
-        return Choice { backend: Backend::Pread, why: why.into() };
+        return Choice {
+            backend: Backend::Pread,
+            why: why.into(),
+        };
     }
     match file_system(file).and_then(remote_name) {
-        Some(name) => Choice { backend: Backend::Pread, why: format!("{name} is slow to map").into() },
-        None => Choice { backend: Backend::Mmap, why: "local file system".into() },
+        Some(name) => Choice {
+            backend: Backend::Pread,
+            why: format!("{name} is slow to map").into(),
+        },
+        None => Choice {
+            backend: Backend::Mmap,
+            why: "local file system".into(),
+        },
     }
 }
 
 fn remote_name(number: u32) -> Option<&'static str> {
-    REMOTE_FILE_SYSTEMS.iter().find(|row| row.0 == number).map(|row| row.1)
+    REMOTE_FILE_SYSTEMS
+        .iter()
+        .find(|row| row.0 == number)
+        .map(|row| row.1)
 }
 
 /// The number of the file system that `file` lies on.

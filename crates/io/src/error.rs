@@ -160,7 +160,11 @@ impl Error {
         match *self {
             Error::Header { ref fault, .. } | Error::Unstorable { ref fault, .. } => fault.expected_found(),
             Error::Read { expected, found, .. } => Some((expected, found)),
-            Error::Changed { nbytes_at_open, nbytes_now: Some(now), .. } => Some((nbytes_at_open, now)),
+            Error::Changed {
+                nbytes_at_open,
+                nbytes_now: Some(now),
+                ..
+            } => Some((nbytes_at_open, now)),
             _ => None,
         }
     }
@@ -171,7 +175,9 @@ impl Error {
     pub fn range(&self) -> Option<(u64, u64)> {
         match *self {
             Error::Header { ref fault, .. } | Error::Unstorable { ref fault, .. } => fault.range(),
-            Error::Read { position, expected, .. } => Some((position, position.saturating_add(expected))),
+            Error::Read {
+                position, expected, ..
+            } => Some((position, position.saturating_add(expected))),
             _ => None,
         }
     }
@@ -203,7 +209,14 @@ impl fmt::Display for Error {
                 }
             }
             Error::Slice { tensor, fault, .. } => write!(f, "tensor {}: {fault}", Quoted(tensor)),
-            Error::Read { tensor, position, expected, found, source, .. } => {
+            Error::Read {
+                tensor,
+                position,
+                expected,
+                found,
+                source,
+                ..
+            } => {
                 match tensor {
                     Some(tensor) => write!(f, "tensor {}: ", Quoted(tensor))?,
                     None => f.write_str("header: ")?,
@@ -211,21 +224,36 @@ impl fmt::Display for Error {
                 let end = position.saturating_add(*expected);
                 match source {
                     Some(source) => write!(f, "reading bytes {position}..{end} of the file: {source}"),
-                    None => write!(f, "expected {expected} bytes, found {found} at bytes {position}..{end} of the file"),
+                    None => write!(
+                        f,
+                        "expected {expected} bytes, found {found} at bytes {position}..{end} of the file"
+                    ),
                 }
             }
-            Error::Changed { nbytes_at_open, nbytes_now, .. } => match nbytes_now {
+            Error::Changed {
+                nbytes_at_open,
+                nbytes_now,
+                ..
+            } => match nbytes_now {
                 Some(now) if now < nbytes_at_open => {
-                    write!(f, "the file shrank from {nbytes_at_open} to {now} bytes since it was opened")
+                    write!(
+                        f,
+                        "the file shrank from {nbytes_at_open} to {now} bytes since it was opened"
+                    )
                 }
-                Some(now) => write!(f, "the file grew from {nbytes_at_open} to {now} bytes since it was opened"),
+                Some(now) => write!(
+                    f,
+                    "the file grew from {nbytes_at_open} to {now} bytes since it was opened"
+                ),
                 None => f.write_str("the file was written to since it was opened — open it again"),
             },
             Error::OutOfMemory { nbytes, source, .. } => {
                 write!(f, "no memory for {nbytes} bytes")?;
                 source.as_ref().map_or(Ok(()), |source| write!(f, ": {source}"))
             }
-            Error::Write { step, nbytes, source, .. } => {
+            Error::Write {
+                step, nbytes, source, ..
+            } => {
                 write!(f, "could not {step}: {source}: the file needs {nbytes} bytes")?;
                 match crate::save::hint(step, source) {
                     Some(hint) => write!(f, " — {hint}"),
@@ -243,7 +271,9 @@ impl std::error::Error for Error {
         match self {
             Error::Header { fault, .. } | Error::Unstorable { fault, .. } => Some(fault),
             Error::Slice { fault, .. } => Some(fault),
-            _ => self.system().map(|fault| fault as &(dyn std::error::Error + 'static)),
+            _ => self
+                .system()
+                .map(|fault| fault as &(dyn std::error::Error + 'static)),
         }
     }
 }

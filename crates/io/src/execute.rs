@@ -19,7 +19,12 @@ pub(crate) enum Failure {
     /// The system refuses the memory.
     OutOfMemory { nbytes: usize, source: io::Error },
     /// Reading failed, or gave fewer bytes than there should be (then there is no `source`).
-    Read { position: u64, expected: usize, found: usize, source: Option<io::Error> },
+    Read {
+        position: u64,
+        expected: usize,
+        found: usize,
+        source: Option<io::Error>,
+    },
     /// The caller wants no more.
     Interrupted,
 }
@@ -45,9 +50,16 @@ struct Chunk<'m> {
 
 /// Reads all that `plan` says from `source`, and gives its blocks, filled.
 pub(crate) fn execute(plan: &Plan, source: &dyn Source, watch: &dyn Watch) -> Result<Vec<MmapMut>, Failure> {
-    let mut blocks = plan.blocks().iter().map(|&nbytes| allocate(nbytes)).collect::<Result<Vec<_>, _>>()?;
+    let mut blocks = plan
+        .blocks()
+        .iter()
+        .map(|&nbytes| allocate(nbytes))
+        .collect::<Result<Vec<_>, _>>()?;
     let mut chunks = split(plan, &mut blocks);
-    let workers = thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS).min(chunks.len());
+    let workers = thread::available_parallelism()
+        .map_or(1, usize::from)
+        .min(MAX_THREADS)
+        .min(chunks.len());
     if workers <= 1 || plan.nbytes() <= ALONE_NBYTES {
         for chunk in chunks {
             if watch.interrupted() {
@@ -92,7 +104,10 @@ fn split<'m>(plan: &Plan, blocks: &'m mut [MmapMut]) -> Vec<Chunk<'m>> {
             let mut position = read.position;
             while dest.len() > CHUNK_NBYTES {
                 let (chunk, more) = dest.split_at_mut(CHUNK_NBYTES);
-                chunks.push(Chunk { position, dest: chunk });
+                chunks.push(Chunk {
+                    position,
+                    dest: chunk,
+                });
                 position += to_u64(CHUNK_NBYTES);
                 dest = more;
             }
@@ -109,8 +124,18 @@ fn read(source: &dyn Source, chunk: Chunk<'_>) -> Result<(), Failure> {
     let expected = dest.len();
     match read_full(source, position, dest) {
         Ok(found) if found == expected => Ok(()),
-        Ok(found) => Err(Failure::Read { position, expected, found, source: None }),
-        Err(fault) => Err(Failure::Read { position, expected, found: 0, source: Some(fault) }),
+        Ok(found) => Err(Failure::Read {
+            position,
+            expected,
+            found,
+            source: None,
+        }),
+        Err(fault) => Err(Failure::Read {
+            position,
+            expected,
+            found: 0,
+            source: Some(fault),
+        }),
     }
 }
 
@@ -126,7 +151,13 @@ fn read_in_parallel(
     let first_failure = Mutex::new(None);
     let stop = AtomicBool::new(false);
     let running = AtomicUsize::new(workers);
-    let next = || if stop.load(Ordering::Relaxed) { None } else { locked(&chunks).pop() };
+    let next = || {
+        if stop.load(Ordering::Relaxed) {
+            None
+        } else {
+            locked(&chunks).pop()
+        }
+    };
     let work = || {
         while let Some(chunk) = next() {
             if let Err(failure) = read(source, chunk) {
@@ -140,7 +171,10 @@ fn read_in_parallel(
         for _ in 0..workers {
             scope.spawn(|| {
                 // Dropped, and the caller woken, even if `work` panics.
-                let _leave = Leave { running: &running, caller: &caller };
+                let _leave = Leave {
+                    running: &running,
+                    caller: &caller,
+                };
                 work();
             });
         }

@@ -24,7 +24,11 @@ pub(crate) fn gather(
     watch: &dyn Watch,
 ) -> Result<(), Failure> {
     // From memory nothing is gained by reading what lies between two runs.
-    let (max_gap, max_span) = if source.memory().is_some() { (0, u64::MAX) } else { (MAX_GAP_NBYTES, MAX_SPAN_NBYTES) };
+    let (max_gap, max_span) = if source.memory().is_some() {
+        (0, u64::MAX)
+    } else {
+        (MAX_GAP_NBYTES, MAX_SPAN_NBYTES)
+    };
     let mut pace = Pace::default();
     let mut scratch = Vec::new();
     let mut group: Vec<Run> = Vec::new();
@@ -79,8 +83,18 @@ fn read_exactly(source: &dyn Source, position: u64, dest: &mut [u8]) -> Result<(
     let expected = dest.len();
     match read_full(source, position, dest) {
         Ok(found) if found == expected => Ok(()),
-        Ok(found) => Err(Failure::Read { position, expected, found, source: None }),
-        Err(fault) => Err(Failure::Read { position, expected, found: 0, source: Some(fault) }),
+        Ok(found) => Err(Failure::Read {
+            position,
+            expected,
+            found,
+            source: None,
+        }),
+        Err(fault) => Err(Failure::Read {
+            position,
+            expected,
+            found: 0,
+            source: Some(fault),
+        }),
     }
 }
 
@@ -97,7 +111,10 @@ struct Pace {
 
 impl Default for Pace {
     fn default() -> Pace {
-        Pace { groups: 0, asked: Instant::now() }
+        Pace {
+            groups: 0,
+            asked: Instant::now(),
+        }
     }
 }
 
@@ -112,6 +129,10 @@ impl Pace {
             return Ok(());
         }
         *self = Pace::default();
-        if watch.interrupted() { Err(Failure::Interrupted) } else { Ok(()) }
+        if watch.interrupted() {
+            Err(Failure::Interrupted)
+        } else {
+            Ok(())
+        }
     }
 }

@@ -69,9 +69,19 @@ impl Plan {
     pub fn of_tensors(header: &Header, numbers: &[usize]) -> Result<(Plan, Vec<Place>), TooLarge> {
         let mut in_file_order: Vec<usize> = (0..numbers.len()).collect();
         in_file_order.sort_by_key(|&rank| numbers[rank]);
-        let mut plan = Plan { reads: Vec::new(), blocks: Vec::new() };
+        let mut plan = Plan {
+            reads: Vec::new(),
+            blocks: Vec::new(),
+        };
         let mut shared = None;
-        let mut places = vec![Place { block: 0, at: 0, nbytes: 0 }; numbers.len()];
+        let mut places = vec![
+            Place {
+                block: 0,
+                at: 0,
+                nbytes: 0
+            };
+            numbers.len()
+        ];
         let mut last: Option<(usize, Place)> = None;
         for rank in in_file_order {
             let place = match last {
@@ -79,7 +89,11 @@ impl Plan {
                 _ => match header.entry(numbers[rank]) {
                     Some(entry) => plan.place(header, &entry, &mut shared)?,
                     // Only numbers of this header are given; one that is not takes no bytes.
-                    None => Place { block: 0, at: 0, nbytes: 0 },
+                    None => Place {
+                        block: 0,
+                        at: 0,
+                        nbytes: 0,
+                    },
                 },
             };
             places[rank] = place;
@@ -95,14 +109,25 @@ impl Plan {
     }
 
     /// Finds memory for one tensor. `shared` is the block that takes small ones, if one is open.
-    fn place(&mut self, header: &Header, entry: &Entry<'_>, shared: &mut Option<usize>) -> Result<Place, TooLarge> {
+    fn place(
+        &mut self,
+        header: &Header,
+        entry: &Entry<'_>,
+        shared: &mut Option<usize>,
+    ) -> Result<Place, TooLarge> {
         let nbytes = to_usize(entry.nbytes())
             .filter(|&nbytes| nbytes <= usize::MAX / 4)
-            .ok_or(TooLarge { nbytes: entry.nbytes() })?;
+            .ok_or(TooLarge {
+                nbytes: entry.nbytes(),
+            })?;
         let position = header.data_start() + entry.begin;
         if nbytes >= OWN_BLOCK_NBYTES {
             self.blocks.push(nbytes);
-            let place = Place { block: self.blocks.len() - 1, at: 0, nbytes };
+            let place = Place {
+                block: self.blocks.len() - 1,
+                at: 0,
+                nbytes,
+            };
             self.push(position, place);
             return Ok(place);
         }
@@ -115,10 +140,16 @@ impl Plan {
         };
         let end = self.blocks[block];
         let follows = self.reads.last().is_some_and(|read| {
-            read.block == block && read.at + read.nbytes == end && read.position + to_u64(read.nbytes) == position
+            read.block == block
+                && read.at + read.nbytes == end
+                && read.position + to_u64(read.nbytes) == position
         });
         let is_aligned = end.is_multiple_of(alignment(entry));
-        let at = if follows && is_aligned { end } else { end.next_multiple_of(ALIGNMENT) };
+        let at = if follows && is_aligned {
+            end
+        } else {
+            end.next_multiple_of(ALIGNMENT)
+        };
         self.blocks[block] = at + nbytes;
         let place = Place { block, at, nbytes };
         self.push(position, place);
@@ -136,7 +167,12 @@ impl Plan {
             {
                 last.nbytes += place.nbytes;
             }
-            _ => self.reads.push(Read { position, nbytes: place.nbytes, block: place.block, at: place.at }),
+            _ => self.reads.push(Read {
+                position,
+                nbytes: place.nbytes,
+                block: place.block,
+                at: place.at,
+            }),
         }
     }
 
@@ -171,11 +207,25 @@ pub(crate) fn alignment(entry: &Entry<'_>) -> usize {
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{:>16} {:>12} {:>6} {:>10}", "position", "nbytes", "block", "at")?;
+        writeln!(
+            f,
+            "{:>16} {:>12} {:>6} {:>10}",
+            "position", "nbytes", "block", "at"
+        )?;
         for read in &self.reads {
-            writeln!(f, "{:>16} {:>12} {:>6} {:>10}", read.position, read.nbytes, read.block, read.at)?;
+            writeln!(
+                f,
+                "{:>16} {:>12} {:>6} {:>10}",
+                read.position, read.nbytes, read.block, read.at
+            )?;
         }
-        write!(f, "{} bytes in {} reads into {} blocks", self.nbytes(), self.reads.len(), self.blocks.len())
+        write!(
+            f,
+            "{} bytes in {} reads into {} blocks",
+            self.nbytes(),
+            self.reads.len(),
+            self.blocks.len()
+        )
     }
 }
 
@@ -192,7 +242,11 @@ mod tests {
         let specs: Vec<Spec<'_>> = names
             .iter()
             .zip(&shapes)
-            .map(|(name, shape)| Spec { name, dtype: Dtype::U8, shape })
+            .map(|(name, shape)| Spec {
+                name,
+                dtype: Dtype::U8,
+                shape,
+            })
             .collect();
         layout(&specs, None, Format::Safetensors).unwrap().header
     }
@@ -236,7 +290,15 @@ mod tests {
         let header = header(&[10, 20, 30, 3 << 20, 40]);
         let (plan, places) = Plan::of_tensors(&header, &[0, 1, 2, 3, 4]).unwrap();
         let start = header.data_start();
-        assert_eq!(plan.reads()[0], Read { position: start, nbytes: 60, block: 0, at: 0 });
+        assert_eq!(
+            plan.reads()[0],
+            Read {
+                position: start,
+                nbytes: 60,
+                block: 0,
+                at: 0
+            }
+        );
         assert_eq!(plan.blocks()[places[3].block], 3 << 20);
         assert_eq!(plan.reads().len(), 3, "{plan}");
     }

@@ -5,9 +5,9 @@ use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use ingot_format::Limits;
 use ingot_format::{Dtype, Format, Header, Index, Spec, layout};
 use ingot_io::{Archive, Backend, FileSource, MemorySource, OpenOptions, Source, Unwatched};
-use ingot_format::Limits;
 
 /// A source that gives few bytes at a time and is interrupted now and then, as a network file system may do.
 #[derive(Debug)]
@@ -35,20 +35,42 @@ impl Source for Stuttering {
 
 /// Tensors of all the sizes that are treated differently: none, small neighbours, and large enough for a block,
 /// a chunk and a thread of their own.
-const SIZES: &[u64] = &[0, 1, 3, 64, 100, 4096, 70_000, (1 << 20) - 1, 1 << 20, (9 << 20) + 5, 0, 7];
+const SIZES: &[u64] = &[
+    0,
+    1,
+    3,
+    64,
+    100,
+    4096,
+    70_000,
+    (1 << 20) - 1,
+    1 << 20,
+    (9 << 20) + 5,
+    0,
+    7,
+];
 
 /// A file with a tensor of each size, its bytes counting up from a different start.
 fn file() -> (Vec<u8>, Vec<(String, Vec<u8>)>) {
     let tensors: Vec<(String, Vec<u8>)> = SIZES
         .iter()
         .enumerate()
-        .map(|(number, &size)| (format!("t{number:02}"), (0..size).map(|at| (at * 31 + number as u64) as u8).collect()))
+        .map(|(number, &size)| {
+            (
+                format!("t{number:02}"),
+                (0..size).map(|at| (at * 31 + number as u64) as u8).collect(),
+            )
+        })
         .collect();
     let shapes: Vec<[u64; 1]> = SIZES.iter().map(|&size| [size]).collect();
     let specs: Vec<Spec<'_>> = tensors
         .iter()
         .zip(&shapes)
-        .map(|((name, _), shape)| Spec { name, dtype: Dtype::U8, shape })
+        .map(|((name, _), shape)| Spec {
+            name,
+            dtype: Dtype::U8,
+            shape,
+        })
         .collect();
     let new = layout(&specs, None, Format::Safetensors).unwrap();
     let mut bytes = new.head;
@@ -77,18 +99,37 @@ fn suite(archive: &Archive, tensors: &[(String, Vec<u8>)]) {
     }
     let (name, bytes) = &tensors[9];
     for (step, start) in [(1, 5), (2, 0), (1000, 17), (50_000, 3), (3_000_000, 1)] {
-        let index = [Index::Span { start: Some(start), stop: None, step: Some(step) }];
+        let index = [Index::Span {
+            start: Some(start),
+            stop: None,
+            step: Some(step),
+        }];
         let (shape, region) = archive.select(name, &index, &Unwatched).unwrap();
-        let expected: Vec<u8> = bytes[start as usize..].iter().step_by(step as usize).copied().collect();
+        let expected: Vec<u8> = bytes[start as usize..]
+            .iter()
+            .step_by(step as usize)
+            .copied()
+            .collect();
         assert_eq!(shape, [expected.len() as u64]);
         assert_eq!(region.to_vec(), expected, "every {step}th from {start}");
     }
-    let none = [Index::Span { start: Some(5), stop: Some(5), step: None }];
+    let none = [Index::Span {
+        start: Some(5),
+        stop: Some(5),
+        step: None,
+    }];
     assert!(archive.select(name, &none, &Unwatched).unwrap().1.is_empty());
 }
 
 fn open(path: &Path, backend: Backend) -> Archive {
-    Archive::open(path, &OpenOptions { backend, ..OpenOptions::default() }).unwrap()
+    Archive::open(
+        path,
+        &OpenOptions {
+            backend,
+            ..OpenOptions::default()
+        },
+    )
+    .unwrap()
 }
 
 #[test]
@@ -97,7 +138,11 @@ fn every_source_gives_the_same_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("all.safetensors");
     std::fs::write(&path, &bytes).unwrap();
-    for (backend, name) in [(Backend::Mmap, "mmap"), (Backend::Pread, "pread"), (Backend::Auto, "mmap")] {
+    for (backend, name) in [
+        (Backend::Mmap, "mmap"),
+        (Backend::Pread, "pread"),
+        (Backend::Auto, "mmap"),
+    ] {
         let archive = open(&path, backend);
         assert_eq!(archive.backend(), name, "{}", archive.why());
         suite(&archive, &tensors);
@@ -105,10 +150,16 @@ fn every_source_gives_the_same_bytes() {
     let sources: [Box<dyn Source>; 3] = [
         Box::new(FileSource::new(File::open(&path).unwrap()).unwrap()),
         Box::new(MemorySource::new(bytes.clone())),
-        Box::new(Stuttering { bytes, calls: AtomicUsize::new(0) }),
+        Box::new(Stuttering {
+            bytes,
+            calls: AtomicUsize::new(0),
+        }),
     ];
     for source in sources {
-        suite(&Archive::from_source(source, &Limits::default()).unwrap(), &tensors);
+        suite(
+            &Archive::from_source(source, &Limits::default()).unwrap(),
+            &tensors,
+        );
     }
 }
 
@@ -127,7 +178,10 @@ fn unaligned_elements_are_copied_to_where_they_are_aligned() {
         assert_eq!(region.as_ptr().addr() % 8, 0, "{backend}");
         assert_eq!(region.to_vec(), (1..17).collect::<Vec<u8>>());
         let (_, second) = archive.select("b", &[Index::At(1)], &Unwatched).unwrap();
-        assert_eq!((second.as_ptr().addr() % 8, second.to_vec()), (0, (9..17).collect::<Vec<u8>>()));
+        assert_eq!(
+            (second.as_ptr().addr() % 8, second.to_vec()),
+            (0, (9..17).collect::<Vec<u8>>())
+        );
     }
 }
 
@@ -140,7 +194,12 @@ fn a_file_that_shrank_or_was_written_to_is_noticed() {
         std::fs::write(&path, &bytes).unwrap();
         let archive = open(&path, backend);
         let shorter = bytes.len() as u64 - 10;
-        File::options().write(true).open(&path).unwrap().set_len(shorter).unwrap();
+        File::options()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_len(shorter)
+            .unwrap();
         let fault = archive.read("t11").unwrap_err();
         assert_eq!(fault.code(), "changed", "{fault}");
         assert_eq!(fault.expected_found(), Some((bytes.len() as u64, shorter)));
@@ -149,7 +208,13 @@ fn a_file_that_shrank_or_was_written_to_is_noticed() {
         let archive = open(&path, backend);
         let file = File::options().write(true).open(&path).unwrap();
         file.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
-        assert!(archive.read("t03").unwrap_err().to_string().contains("was written to since it was opened"));
+        assert!(
+            archive
+                .read("t03")
+                .unwrap_err()
+                .to_string()
+                .contains("was written to since it was opened")
+        );
     }
 }
 
@@ -172,12 +237,25 @@ fn a_file_replaced_by_rename_is_read_on_as_it_was() {
 fn what_is_no_regular_file_is_refused_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let open = |path: &Path| Archive::open(path, &OpenOptions::default()).unwrap_err();
-    assert_eq!(open(folder.path()).system().unwrap().kind(), io::ErrorKind::IsADirectory);
-    assert_eq!(open(&folder.path().join("none")).system().unwrap().kind(), io::ErrorKind::NotFound);
+    assert_eq!(
+        open(folder.path()).system().unwrap().kind(),
+        io::ErrorKind::IsADirectory
+    );
+    assert_eq!(
+        open(&folder.path().join("none")).system().unwrap().kind(),
+        io::ErrorKind::NotFound
+    );
     let fifo = folder.path().join("fifo");
     rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR).unwrap();
-    assert_eq!(open(&fifo).to_string(), format!("{}: not a regular file", fifo.display()));
-    assert!(open(Path::new("/dev/zero")).to_string().ends_with("not a regular file"));
+    assert_eq!(
+        open(&fifo).to_string(),
+        format!("{}: not a regular file", fifo.display())
+    );
+    assert!(
+        open(Path::new("/dev/zero"))
+            .to_string()
+            .ends_with("not a regular file")
+    );
 }
 
 #[test]
@@ -185,17 +263,38 @@ fn a_missing_tensor_is_named_with_the_likeliest_one() {
     let (bytes, _) = file();
     let archive = Archive::from_source(Box::new(MemorySource::new(bytes)), &Limits::default()).unwrap();
     let fault = archive.read("T_03").unwrap_err();
-    assert_eq!(fault.to_string(), "tensor `T_03`: the file has none of this name — did you mean `t03`?");
-    assert!(!archive.read("zebra").unwrap_err().to_string().contains("did you mean"));
+    assert_eq!(
+        fault.to_string(),
+        "tensor `T_03`: the file has none of this name — did you mean `t03`?"
+    );
+    assert!(
+        !archive
+            .read("zebra")
+            .unwrap_err()
+            .to_string()
+            .contains("did you mean")
+    );
 }
 
 #[test]
 fn a_large_header_is_read_whole() {
-    let names: Vec<String> = (0..5000).map(|number| format!("tensor.number.{number:08}")).collect();
-    let specs: Vec<Spec<'_>> = names.iter().map(|name| Spec { name, dtype: Dtype::F32, shape: &[0] }).collect();
+    let names: Vec<String> = (0..5000)
+        .map(|number| format!("tensor.number.{number:08}"))
+        .collect();
+    let specs: Vec<Spec<'_>> = names
+        .iter()
+        .map(|name| Spec {
+            name,
+            dtype: Dtype::F32,
+            shape: &[0],
+        })
+        .collect();
     let new = layout(&specs, Some(&[("k", "v")]), Format::Bintensors).unwrap();
     assert!(new.head.len() > 64 << 10, "longer than the first read");
     let archive = Archive::from_source(Box::new(MemorySource::new(new.head)), &Limits::default()).unwrap();
     let header: &Header = archive.header();
-    assert_eq!((header.len(), header.metadata().unwrap().get("k")), (5000, Some("v")));
+    assert_eq!(
+        (header.len(), header.metadata().unwrap().get("k")),
+        (5000, Some("v"))
+    );
 }

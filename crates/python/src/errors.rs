@@ -17,7 +17,10 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
         Error::Header { .. } => "HeaderError",
         Error::UnknownTensor { .. } => "TensorNotFoundError",
         // Where frameworks differ in what it means, the framework itself shall say.
-        Error::Slice { fault: SelectionError::TwoLists | SelectionError::SeparatedList, .. } => {
+        Error::Slice {
+            fault: SelectionError::TwoLists | SelectionError::SeparatedList,
+            ..
+        } => {
             return PyNotImplementedError::new_err(error.to_string());
         }
         Error::Slice { .. } => "SliceError",
@@ -36,7 +39,10 @@ fn ours(py: Python<'_>, class: &str, error: &Error) -> PyErr {
     let make = || -> PyResult<PyErr> {
         let facts = PyDict::new(py);
         facts.set_item("code", error.code())?;
-        facts.set_item("path", error.path().map(|path| path.to_string_lossy().into_owned()))?;
+        facts.set_item(
+            "path",
+            error.path().map(|path| path.to_string_lossy().into_owned()),
+        )?;
         facts.set_item("tensor", error.tensor())?;
         let (expected, found) = error.expected_found().unzip();
         facts.set_item("expected", expected)?;
@@ -85,9 +91,16 @@ fn os_error(py: Python<'_>, path: &Path, source: &std::io::Error) -> PyErr {
             None if path.to_string_lossy().contains('\0') => {
                 return Ok(PyValueError::new_err("embedded null byte in the path"));
             }
-            None => (invalid_argument(py)?, source.to_string().into_pyobject(py)?.into_any()),
+            None => (
+                invalid_argument(py)?,
+                source.to_string().into_pyobject(py)?.into_any(),
+            ),
         };
-        Ok(PyErr::from_value(py.get_type::<PyOSError>().call1((errno, text, path.as_os_str()))?))
+        Ok(PyErr::from_value(py.get_type::<PyOSError>().call1((
+            errno,
+            text,
+            path.as_os_str(),
+        ))?))
     };
     make().unwrap_or_else(|failure| failure)
 }
@@ -103,7 +116,9 @@ fn write_error(py: Python<'_>, error: &Error) -> PyErr {
         (Some(path), Some(source))
             if matches!(
                 source.kind(),
-                std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::IsADirectory | std::io::ErrorKind::NotFound
+                std::io::ErrorKind::PermissionDenied
+                    | std::io::ErrorKind::IsADirectory
+                    | std::io::ErrorKind::NotFound
             ) =>
         {
             os_error(py, path, source)

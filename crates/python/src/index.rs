@@ -24,12 +24,24 @@ fn one(part: &Bound<'_, PyAny>) -> PyResult<Index> {
     if let Ok(slice) = part.cast::<PySlice>() {
         let bound = |name| -> PyResult<Option<i64>> {
             let bound = slice.getattr(name)?;
-            if bound.is_none() { Ok(None) } else { clipped(&bound).map(Some) }
+            if bound.is_none() {
+                Ok(None)
+            } else {
+                clipped(&bound).map(Some)
+            }
         };
-        return Ok(Index::Span { start: bound("start")?, stop: bound("stop")?, step: bound("step")? });
+        return Ok(Index::Span {
+            start: bound("start")?,
+            stop: bound("stop")?,
+            step: bound("step")?,
+        });
     }
     if let Ok(list) = part.cast::<PyList>() {
-        return list.iter().map(|number| integer(&number)).collect::<PyResult<_>>().map(Index::Pick);
+        return list
+            .iter()
+            .map(|number| integer(&number))
+            .collect::<PyResult<_>>()
+            .map(Index::Pick);
     }
     integer(part).map(Index::At)
 }
@@ -44,7 +56,9 @@ fn integer(number: &Bound<'_, PyAny>) -> PyResult<i64> {
     let number = match number.cast::<PyInt>() {
         Ok(number) => number.clone().into_any(),
         // Zero-dimensional arrays of the wrong type, and numpy's bools, say here that they are none.
-        Err(_) => number.call_method0("__index__").map_err(|_| for_the_framework())?,
+        Err(_) => number
+            .call_method0("__index__")
+            .map_err(|_| for_the_framework())?,
     };
     clipped(&number)
 }

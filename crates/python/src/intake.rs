@@ -20,7 +20,10 @@ impl Exporter<'_, '_> {
     /// All tensors of a mapping from names.
     pub(crate) fn take(&self, tensors: &Bound<'_, PyAny>) -> PyResult<Vec<(String, Imported)>> {
         if let Ok(tensors) = tensors.cast::<PyDict>() {
-            return tensors.iter().map(|(name, tensor)| self.take_one(&name, &tensor)).collect();
+            return tensors
+                .iter()
+                .map(|(name, tensor)| self.take_one(&name, &tensor))
+                .collect();
         }
         let items = tensors.cast::<PyMapping>()?.items()?;
         items
@@ -55,13 +58,21 @@ impl Exporter<'_, '_> {
                 about_tensor(py, "SaveError", "unsupported-dtype", name, &message)
             });
         }
-        let (code, shape, buffer): (String, Vec<u64>, Bound<'_, PyAny>) = payload.cast::<PyTuple>()?.extract()?;
+        let (code, shape, buffer): (String, Vec<u64>, Bound<'_, PyAny>) =
+            payload.cast::<PyTuple>()?.extract()?;
         let refuse = |code: &str, reason: String| {
-            about_tensor(py, "SaveError", code, name, &format!("tensor {}: {reason}", Quoted(name)))
+            about_tensor(
+                py,
+                "SaveError",
+                code,
+                name,
+                &format!("tensor {}: {reason}", Quoted(name)),
+            )
         };
         let dtype = Dtype::from_code(&code)
             .ok_or_else(|| refuse("unknown-dtype", format!("unknown dtype {}", Quoted(&code))))?;
-        Imported::from_buffer(dtype, shape, &buffer).map_err(|fault| refuse("size-mismatch", fault.value(py).to_string()))
+        Imported::from_buffer(dtype, shape, &buffer)
+            .map_err(|fault| refuse("size-mismatch", fault.value(py).to_string()))
     }
 }
 
@@ -69,12 +80,20 @@ fn tensor_name(name: &Bound<'_, PyAny>) -> PyResult<String> {
     let py = name.py();
     let Ok(text) = name.cast::<PyString>() else {
         let class = name.get_type().name()?;
-        return Err(PyTypeError::new_err(format!("tensor names must be strings, found {} of type {class}", name.repr()?)));
+        return Err(PyTypeError::new_err(format!(
+            "tensor names must be strings, found {} of type {class}",
+            name.repr()?
+        )));
     };
     text.to_str().map(ToOwned::to_owned).map_err(|_| {
         // A lone surrogate, which UTF-8 cannot spell.
         let shown = name.repr().map(|repr| repr.to_string()).unwrap_or_default();
-        match exception(py, "SaveError", &format!("tensor {shown}: the name is not valid Unicode"), None) {
+        match exception(
+            py,
+            "SaveError",
+            &format!("tensor {shown}: the name is not valid Unicode"),
+            None,
+        ) {
             Ok(refusal) | Err(refusal) => refusal,
         }
     })

@@ -61,9 +61,14 @@ impl Archive {
     ) -> PyResult<Archive> {
         let path = file_path(path)?;
         let backend = Backend::from_name(backend).ok_or_else(|| {
-            PyValueError::new_err(format!("unknown backend {backend:?}: expected \"auto\", \"mmap\" or \"pread\""))
+            PyValueError::new_err(format!(
+                "unknown backend {backend:?}: expected \"auto\", \"mmap\" or \"pread\""
+            ))
         })?;
-        let options = OpenOptions { backend, limits: limits(strict, max_header_size) };
+        let options = OpenOptions {
+            backend,
+            limits: limits(strict, max_header_size),
+        };
         let archive = py.detach(|| ingot_io::Archive::open(&path, &options));
         archive.map(Archive::of).map_err(|error| raise(py, &error))
     }
@@ -104,7 +109,10 @@ impl Archive {
 
     #[getter]
     fn closed(&self) -> bool {
-        self.archive.read().unwrap_or_else(PoisonError::into_inner).is_none()
+        self.archive
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_none()
     }
 
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
@@ -114,11 +122,19 @@ impl Archive {
     fn __contains__(&self, py: Python<'_>, name: &Bound<'_, PyAny>) -> PyResult<bool> {
         let archive = self.opened(py)?;
         // A name that is no string, or no valid one, is in no file.
-        Ok(name.extract::<&str>().is_ok_and(|name| archive.header().find(name).is_some()))
+        Ok(name
+            .extract::<&str>()
+            .is_ok_and(|name| archive.header().find(name).is_some()))
     }
 
     fn names<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        PyList::new(py, self.opened(py)?.header().entries_by_name().map(|entry| entry.name))
+        PyList::new(
+            py,
+            self.opened(py)?
+                .header()
+                .entries_by_name()
+                .map(|entry| entry.name),
+        )
     }
 
     fn offset_names<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
@@ -162,7 +178,9 @@ impl Archive {
             None => (0..archive.header().len()).collect(),
             Some(names) => numbers(py, &archive, names)?,
         };
-        let entries = numbers.iter().filter_map(|&number| archive.header().entry(number));
+        let entries = numbers
+            .iter()
+            .filter_map(|&number| archive.header().entry(number));
         // All refusals come before the first byte is read.
         for entry in entries.clone() {
             wrap.accepts(py, &entry)?;
@@ -197,7 +215,13 @@ impl Archive {
         wrap.accepts(py, &entry)?;
         let index = index::parts(index)?;
         let (shape, region) = Signals::detach(py, |signals| archive.select(name, &index, signals))?;
-        wrap.accepts(py, &Entry { shape: &shape, ..entry })?;
+        wrap.accepts(
+            py,
+            &Entry {
+                shape: &shape,
+                ..entry
+            },
+        )?;
         wrap.wrap(py, &region, entry.dtype, &shape, &mut None)
     }
 
@@ -213,7 +237,10 @@ impl Archive {
     }
 
     fn close(&self) {
-        self.archive.write().unwrap_or_else(PoisonError::into_inner).take();
+        self.archive
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
     }
 }
 
@@ -230,14 +257,25 @@ impl Archive {
 
     fn opened(&self, py: Python<'_>) -> PyResult<Arc<ingot_io::Archive>> {
         let archive = self.archive.read().unwrap_or_else(PoisonError::into_inner);
-        archive.clone().ok_or_else(|| raise(py, &Error::Closed { path: self.path.clone() }))
+        archive.clone().ok_or_else(|| {
+            raise(
+                py,
+                &Error::Closed {
+                    path: self.path.clone(),
+                },
+            )
+        })
     }
 }
 
 fn limits(strict: bool, max_header_size: Option<u64>) -> Limits {
     Limits {
         header_nbytes: max_header_size.unwrap_or(Limits::HEADER_NBYTES),
-        leniency: if strict { Leniency::Refuse } else { Leniency::Accept },
+        leniency: if strict {
+            Leniency::Refuse
+        } else {
+            Leniency::Accept
+        },
     }
 }
 
@@ -259,7 +297,11 @@ pub(crate) fn file_path(path: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
 
 fn buffer_expected(data: &Bound<'_, PyAny>, fault: &PyErr) -> PyErr {
     if fault.is_instance_of::<PyTypeError>(data.py()) {
-        let class = data.get_type().name().map(|name| name.to_string()).unwrap_or_default();
+        let class = data
+            .get_type()
+            .name()
+            .map(|name| name.to_string())
+            .unwrap_or_default();
         return PyTypeError::new_err(format!("expected bytes or another buffer, found {class}"));
     }
     fault.clone_ref(data.py())
@@ -275,7 +317,9 @@ fn find<'a>(py: Python<'_>, archive: &'a ingot_io::Archive, name: &str) -> PyRes
 
 fn numbers(py: Python<'_>, archive: &ingot_io::Archive, names: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
     if names.is_instance_of::<PyString>() {
-        return Err(PyTypeError::new_err("expected a sequence of names, found a single string"));
+        return Err(PyTypeError::new_err(
+            "expected a sequence of names, found a single string",
+        ));
     }
     let number = |name: PyResult<Bound<'_, PyAny>>| Ok(find(py, archive, name?.extract::<&str>()?)?.0);
     names.try_iter()?.map(number).collect()

@@ -31,14 +31,32 @@ pub(crate) fn serialize_file(
 ) -> PyResult<()> {
     let path = file_path(path)?;
     let new = NewFile::new(tensors, &Exporter { export, payload }, metadata, format, shared)?;
-    let layout = new.layout().map_err(|fault| raise(py, &Error::Unstorable { path: Some(path.clone()), fault }))?;
+    let layout = new.layout().map_err(|fault| {
+        raise(
+            py,
+            &Error::Unstorable {
+                path: Some(path.clone()),
+                fault,
+            },
+        )
+    })?;
     let payloads = new.payloads(&layout);
     let options = SaveOptions {
-        durable: if durable { Durability::Durable } else { Durability::Fast },
+        durable: if durable {
+            Durability::Durable
+        } else {
+            Durability::Fast
+        },
         replace: if atomic { Replace::Atomic } else { Replace::InPlace },
-        read_only: if force { ReadOnly::Replace } else { ReadOnly::Refuse },
+        read_only: if force {
+            ReadOnly::Replace
+        } else {
+            ReadOnly::Refuse
+        },
     };
-    Signals::detach(py, |signals| ingot_io::save(&path, &layout.head, &payloads, &options, signals))
+    Signals::detach(py, |signals| {
+        ingot_io::save(&path, &layout.head, &payloads, &options, signals)
+    })
 }
 
 /// The bytes of a file with tensors in it. See `_native.pyi`.
@@ -54,9 +72,12 @@ pub(crate) fn serialize<'py>(
     shared: &str,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let new = NewFile::new(tensors, &Exporter { export, payload }, metadata, format, shared)?;
-    let layout = new.layout().map_err(|fault| raise(py, &Error::Unstorable { path: None, fault }))?;
+    let layout = new
+        .layout()
+        .map_err(|fault| raise(py, &Error::Unstorable { path: None, fault }))?;
     let payloads = new.payloads(&layout);
-    let nbytes = to_usize(layout.header.file_nbytes()).ok_or_else(|| PyMemoryError::new_err("too large for memory"))?;
+    let nbytes = to_usize(layout.header.file_nbytes())
+        .ok_or_else(|| PyMemoryError::new_err("too large for memory"))?;
     PyBytes::new_with(py, nbytes, |file| {
         let (head, data) = file.split_at_mut(layout.head.len());
         head.copy_from_slice(&layout.head);
@@ -93,7 +114,8 @@ impl NewFile {
             "safetensors" => Format::Safetensors,
             "bintensors" => Format::Bintensors,
             _ => {
-                let message = format!("unknown format {format:?}: expected \"safetensors\" or \"bintensors\"");
+                let message =
+                    format!("unknown format {format:?}: expected \"safetensors\" or \"bintensors\"");
                 return Err(PyValueError::new_err(message));
             }
         };
@@ -102,25 +124,39 @@ impl NewFile {
         if shared == "error" {
             refuse_shared(exporter.payload.py(), &imported)?;
         }
-        Ok(NewFile { tensors: imported, metadata, format })
+        Ok(NewFile {
+            tensors: imported,
+            metadata,
+            format,
+        })
     }
 
     fn layout(&self) -> Result<Layout, FormatError> {
         let specs: Vec<Spec<'_>> = self
             .tensors
             .iter()
-            .map(|(name, tensor)| Spec { name, dtype: tensor.dtype, shape: &tensor.shape })
+            .map(|(name, tensor)| Spec {
+                name,
+                dtype: tensor.dtype,
+                shape: &tensor.shape,
+            })
             .collect();
-        let pairs: Option<Vec<(&str, &str)>> = self
-            .metadata
-            .as_ref()
-            .map(|pairs| pairs.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect());
+        let pairs: Option<Vec<(&str, &str)>> = self.metadata.as_ref().map(|pairs| {
+            pairs
+                .iter()
+                .map(|(key, value)| (key.as_str(), value.as_str()))
+                .collect()
+        });
         layout(&specs, pairs.as_deref(), self.format)
     }
 
     /// The tensors' bytes, in the order of the layout.
     fn payloads(&self, layout: &Layout) -> Vec<Payload<'_>> {
-        layout.order.iter().map(|&number| self.tensors[number].1.payload()).collect()
+        layout
+            .order
+            .iter()
+            .map(|&number| self.tensors[number].1.payload())
+            .collect()
     }
 }
 
@@ -133,16 +169,30 @@ fn refuse_shared(py: Python<'_>, tensors: &[(String, Imported)]) -> PyResult<()>
         .filter(|((begin, end), _)| begin < end)
         .collect();
     ranges.sort_unstable();
-    let Some((shared_end, first)) = ranges.windows(2).find(|pair| pair[1].0.0 < pair[0].0.1).map(|pair| (pair[0].0.1, pair[0].1))
+    let Some((shared_end, first)) = ranges
+        .windows(2)
+        .find(|pair| pair[1].0.0 < pair[0].0.1)
+        .map(|pair| (pair[0].0.1, pair[0].1))
     else {
         return Ok(());
     };
-    let others = ranges.iter().filter(|((begin, end), name)| *begin < shared_end && shared_end <= *end && *name != first);
-    let names: Vec<String> = std::iter::once(first).chain(others.map(|row| row.1)).map(|name| Quoted(name).to_string()).collect();
+    let others = ranges
+        .iter()
+        .filter(|((begin, end), name)| *begin < shared_end && shared_end <= *end && *name != first);
+    let names: Vec<String> = std::iter::once(first)
+        .chain(others.map(|row| row.1))
+        .map(|name| Quoted(name).to_string())
+        .collect();
     let message = format!(
         "Some tensors share memory, this will lead to duplicate memory on disk and potential differences when \
          loading them again: {} — save one of them, or save `tensor.clone()`",
         names.join(", ")
     );
-    Err(about_tensor(py, "SharedMemoryError", "shared-memory", first, &message))
+    Err(about_tensor(
+        py,
+        "SharedMemoryError",
+        "shared-memory",
+        first,
+        &message,
+    ))
 }

@@ -94,7 +94,10 @@ const fn dl_dtype(dtype: Dtype) -> DlDataType {
 ///
 /// `None` where the last dimension does not fill bytes, or a dimension passes what DLPack can count.
 pub(crate) fn storage_shape(dtype: Dtype, shape: &[u64]) -> Option<Vec<i64>> {
-    let mut units = shape.iter().map(|&dim| i64::try_from(dim).ok()).collect::<Option<Vec<_>>>()?;
+    let mut units = shape
+        .iter()
+        .map(|&dim| i64::try_from(dim).ok())
+        .collect::<Option<Vec<_>>>()?;
     let lanes = i64::from(dl_dtype(dtype).lanes);
     if lanes > 1 {
         let last = units.last_mut()?;
@@ -166,7 +169,10 @@ pub(crate) fn capsule<'py>(
         managed: DlManagedTensor {
             dl_tensor: DlTensor {
                 data: region.as_ptr().cast(),
-                device: DlDevice { device_type: CPU, device_id: 0 },
+                device: DlDevice {
+                    device_type: CPU,
+                    device_id: 0,
+                },
                 ndim,
                 dtype: dl_dtype(dtype),
                 shape: ptr::null_mut(),
@@ -268,14 +274,20 @@ impl Imported {
     pub(crate) fn from_capsule(capsule: &Bound<'_, PyAny>) -> PyResult<Option<Imported>> {
         // SAFETY: asks for an object, and a name that is a C string.
         if unsafe { ffi::PyCapsule_IsValid(capsule.as_ptr(), CAPSULE_NAME.as_ptr()) } == 0 {
-            return Err(PyBufferError::new_err("expected a DLPack capsule that was not used before"));
+            return Err(PyBufferError::new_err(
+                "expected a DLPack capsule that was not used before",
+            ));
         }
         // SAFETY: asks for a valid capsule of this name, which was just checked.
         let managed = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), CAPSULE_NAME.as_ptr()) };
         // SAFETY: a valid capsule of this name holds a `DLManagedTensor` (DLPack's contract), which lives as long as
         // the capsule, and that is borrowed here.
         let tensor = unsafe { &(*managed.cast::<DlManagedTensor>()).dl_tensor };
-        let Some(dtype) = Dtype::ALL.iter().copied().find(|&dtype| dl_dtype(dtype) == tensor.dtype) else {
+        let Some(dtype) = Dtype::ALL
+            .iter()
+            .copied()
+            .find(|&dtype| dl_dtype(dtype) == tensor.dtype)
+        else {
             return Ok(None);
         };
         let rank = usize::try_from(tensor.ndim).unwrap_or(0);
@@ -291,12 +303,22 @@ impl Imported {
         };
         let at = to_usize(tensor.byte_offset).unwrap_or(usize::MAX);
         let start = tensor.data.cast::<u8>().cast_const().wrapping_add(at);
-        Ok(Some(Imported { dtype, shape, start, nbytes, _owner: Owner::Capsule(capsule.clone().unbind()) }))
+        Ok(Some(Imported {
+            dtype,
+            shape,
+            start,
+            nbytes,
+            _owner: Owner::Capsule(capsule.clone().unbind()),
+        }))
     }
 
     /// The bytes of `buffer`, to be stored as `dtype` with `shape`. Fails when the buffer is not in C order or
     /// does not have just the bytes that those need.
-    pub(crate) fn from_buffer(dtype: Dtype, shape: Vec<u64>, buffer: &Bound<'_, PyAny>) -> PyResult<Imported> {
+    pub(crate) fn from_buffer(
+        dtype: Dtype,
+        shape: Vec<u64>,
+        buffer: &Bound<'_, PyAny>,
+    ) -> PyResult<Imported> {
         let buffer = PyUntypedBuffer::get(buffer)?;
         if !buffer.is_c_contiguous() {
             return Err(PyBufferError::new_err("the buffer is not in C order"));
@@ -311,7 +333,13 @@ impl Imported {
             )));
         }
         let start = buffer.buf_ptr().cast::<u8>().cast_const();
-        Ok(Imported { dtype, shape, start, nbytes, _owner: Owner::Buffer(buffer) })
+        Ok(Imported {
+            dtype,
+            shape,
+            start,
+            nbytes,
+            _owner: Owner::Buffer(buffer),
+        })
     }
 }
 
@@ -341,7 +369,10 @@ fn is_c_order(sizes: &[i64], strides: &[i64]) -> bool {
 
 /// The shape in elements, and the bytes, of a tensor with `sizes` in storage units.
 fn logical(dtype: Dtype, sizes: &[i64]) -> Option<(Vec<u64>, usize)> {
-    let mut shape = sizes.iter().map(|&size| u64::try_from(size).ok()).collect::<Option<Vec<_>>>()?;
+    let mut shape = sizes
+        .iter()
+        .map(|&size| u64::try_from(size).ok())
+        .collect::<Option<Vec<_>>>()?;
     let lanes = u64::from(dl_dtype(dtype).lanes);
     if lanes > 1 {
         let last = shape.last_mut()?;
@@ -381,7 +412,11 @@ impl Buffer {
         //   and the object keeps it.
         let filled =
             unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), memory.as_ptr().cast(), nbytes, 0, flags) };
-        if filled == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
+        if filled == 0 {
+            Ok(())
+        } else {
+            Err(PyErr::fetch(slf.py()))
+        }
     }
 }
 

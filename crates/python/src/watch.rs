@@ -19,7 +19,10 @@ impl Watch for Signals {
         match checked {
             Ok(()) => false,
             Err(raised) => {
-                self.raised.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(raised);
+                self.raised
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .get_or_insert(raised);
                 true
             }
         }
@@ -28,12 +31,21 @@ impl Watch for Signals {
 
 impl Signals {
     /// Calls `work` without holding the interpreter, and turns its failure into an exception.
-    pub(crate) fn detach<T: Send>(py: Python<'_>, work: impl Send + FnOnce(&Signals) -> Result<T, Error>) -> PyResult<T> {
+    pub(crate) fn detach<T: Send>(
+        py: Python<'_>,
+        work: impl Send + FnOnce(&Signals) -> Result<T, Error>,
+    ) -> PyResult<T> {
         let signals = Signals::default();
         let outcome = py.detach(|| work(&signals));
-        outcome.map_err(|error| match signals.raised.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            Some(raised) => raised,
-            None => raise(py, &error),
+        outcome.map_err(|error| {
+            match signals
+                .raised
+                .into_inner()
+                .unwrap_or_else(PoisonError::into_inner)
+            {
+                Some(raised) => raised,
+                None => raise(py, &error),
+            }
         })
     }
 }

@@ -53,12 +53,19 @@ impl Wrap {
 
 impl Wrap {
     fn new(style: Style, make: Py<PyAny>, resolve: Py<PyAny>) -> Wrap {
-        Wrap { style, make, resolve, known: [const { PyOnceLock::new() }; Dtype::ALL.len()] }
+        Wrap {
+            style,
+            make,
+            resolve,
+            known: [const { PyOnceLock::new() }; Dtype::ALL.len()],
+        }
     }
 
     /// Fails when the framework does not take tensors like `entry`, before any of its bytes are read.
     pub(crate) fn accepts(&self, py: Python<'_>, entry: &Entry<'_>) -> PyResult<()> {
-        let known = self.known(py, entry.dtype).map_err(|refusal| name_tensor(py, refusal, entry.name))?;
+        let known = self
+            .known(py, entry.dtype)
+            .map_err(|refusal| name_tensor(py, refusal, entry.name))?;
         let takes_any_shape = matches!((self.style, known), (Style::Buffer, Known::Finished(_)));
         if !takes_any_shape && storage_shape(entry.dtype, entry.shape).is_none() {
             let message = format!(
@@ -68,7 +75,13 @@ impl Wrap {
                 entry.shape,
                 entry.dtype
             );
-            return Err(about_tensor(py, "DtypeError", "dtype-not-in-framework", entry.name, &message));
+            return Err(about_tensor(
+                py,
+                "DtypeError",
+                "dtype-not-in-framework",
+                entry.name,
+                &message,
+            ));
         }
         Ok(())
     }
@@ -83,11 +96,13 @@ impl Wrap {
         shape: &[u64],
         shared: &mut Option<(usize, Bound<'py, Buffer>)>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let units = || storage_shape(dtype, shape).ok_or_else(|| PyValueError::new_err("shape cannot be stored"));
+        let units =
+            || storage_shape(dtype, shape).ok_or_else(|| PyValueError::new_err("shape cannot be stored"));
         match self.known(py, dtype)? {
             Known::Natively(as_dtype) => self.make(py, region, dtype, &units()?, as_dtype.bind(py), shared),
             Known::Finished(finish) => {
-                let nbytes = i64::try_from(region.len()).map_err(|_| PyValueError::new_err("tensor too large"))?;
+                let nbytes =
+                    i64::try_from(region.len()).map_err(|_| PyValueError::new_err("tensor too large"))?;
                 let Known::Natively(bytes) = self.known(py, Dtype::U8)? else {
                     return Err(PyValueError::new_err("a framework must take U8 as it is"));
                 };
@@ -133,14 +148,22 @@ impl Wrap {
             let answer = self.resolve.bind(py).call1((dtype.code(),))?;
             // Classes are callable too, and are what numpy calls some of its dtypes.
             let finishes = answer.is_callable() && !answer.is_instance_of::<PyType>();
-            Ok(if finishes { Known::Finished(answer.unbind()) } else { Known::Natively(answer.unbind()) })
+            Ok(if finishes {
+                Known::Finished(answer.unbind())
+            } else {
+                Known::Natively(answer.unbind())
+            })
         })
     }
 }
 
 /// Adds the tensor's name to a framework's refusal of its dtype.
 fn name_tensor(py: Python<'_>, refusal: PyErr, tensor: &str) -> PyErr {
-    let reason = refusal.value(py).str().map(|text| text.to_string()).unwrap_or_default();
+    let reason = refusal
+        .value(py)
+        .str()
+        .map(|text| text.to_string())
+        .unwrap_or_default();
     let message = format!("tensor {}: {reason}", ingot_format::Quoted(tensor));
     let named = about_tensor(py, "DtypeError", "dtype-not-in-framework", tensor, &message);
     named.set_cause(py, Some(refusal));

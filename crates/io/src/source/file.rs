@@ -22,12 +22,18 @@ impl FileSource {
     pub fn new(file: File) -> io::Result<FileSource> {
         let metadata = file.metadata()?;
         if metadata.is_dir() {
-            return Err(io::Error::from_raw_os_error(rustix::io::Errno::ISDIR.raw_os_error()));
+            return Err(io::Error::from_raw_os_error(
+                rustix::io::Errno::ISDIR.raw_os_error(),
+            ));
         }
         if !metadata.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
         }
-        Ok(FileSource { nbytes: metadata.len(), modified: metadata.modified().ok(), file })
+        Ok(FileSource {
+            nbytes: metadata.len(),
+            modified: metadata.modified().ok(),
+            file,
+        })
     }
 
     /// The file, for mapping it and for asking about its file system.

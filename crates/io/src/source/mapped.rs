@@ -60,7 +60,9 @@ impl Memory {
 
 impl From<MmapMut> for Memory {
     fn from(pages: MmapMut) -> Memory {
-        Memory { pages: MmapRaw::from(pages) }
+        Memory {
+            pages: MmapRaw::from(pages),
+        }
     }
 }
 
@@ -80,7 +82,10 @@ impl MappedSource {
         // never wrong bytes.
         let pages = unsafe { MmapOptions::new().map_copy(file.file()) };
         match pages {
-            Ok(pages) => Ok(MappedSource { file, memory: Arc::new(Memory::from(pages)) }),
+            Ok(pages) => Ok(MappedSource {
+                file,
+                memory: Arc::new(Memory::from(pages)),
+            }),
             Err(fault) => Err((file, fault)),
         }
     }

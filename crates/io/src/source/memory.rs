@@ -24,7 +24,9 @@ impl<B: AsRef<[u8]> + Send + Sync + std::fmt::Debug> Source for MemorySource<B> 
 
     fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
         let bytes = self.bytes.as_ref();
-        let rest = ingot_format::to_usize(position).and_then(|at| bytes.get(at..)).unwrap_or_default();
+        let rest = ingot_format::to_usize(position)
+            .and_then(|at| bytes.get(at..))
+            .unwrap_or_default();
         let count = dest.len().min(rest.len());
         dest[..count].copy_from_slice(&rest[..count]);
         Ok(count)

@@ -9,8 +9,8 @@ use std::io;
 use std::sync::Arc;
 
 pub use file::FileSource;
-pub use mapped::Memory;
 pub(crate) use mapped::MappedSource;
+pub use mapped::Memory;
 pub use memory::MemorySource;
 
 /// A run of bytes that tensors can be read from: a file, a mapping, memory, and later a URL.
