@@ -40,6 +40,9 @@ mod entry;
 mod error;
 mod extent;
 mod format;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod header;
 mod layout;
 mod limits;

@@ -6,6 +6,8 @@ mod json;
 mod parse;
 mod render;
 
+#[cfg(feature = "fuzzing")]
+pub(crate) use parse::compare;
 pub(crate) use parse::parse;
 pub(crate) use render::{data_rank, render};
 
