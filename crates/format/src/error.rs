@@ -6,10 +6,11 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use crate::dtype::Dtype;
-use crate::extent::ExtentError;
+use crate::extent::{self, ExtentError, to_u64};
 use crate::format::Format;
 use crate::quoted::Quoted;
 use crate::sniff::Foreign;
+use crate::view::dims;
 
 /// A rule of FORMAT.md that a file, or a list of tensors, breaks.
 ///
@@ -203,6 +204,43 @@ pub enum FormatError {
         /// The format to be written.
         format: Format,
     },
+    /// A tensor to be written has not as many bytes as its shape and dtype need.
+    WrongLength {
+        /// The tensor's name.
+        tensor: String,
+        /// Its dtype.
+        dtype: Dtype,
+        /// Its shape.
+        shape: Vec<u64>,
+        /// Bytes that shape and dtype need.
+        expected: u64,
+        /// Bytes that it has.
+        found: u64,
+    },
+    /// A file to be written in memory does not fit there.
+    TooLargeForMemory {
+        /// Size of the file.
+        nbytes: u64,
+    },
+    /// A step of writing a file failed.
+    #[cfg(feature = "std")]
+    Write {
+        /// The step, as the system calls it.
+        step: &'static str,
+        /// What the system says.
+        source: SystemError,
+    },
+    /// The file is sound, but of the format that was not asked for.
+    OtherFormat {
+        /// The format that was asked for.
+        expected: Format,
+        /// The format that it has.
+        found: Format,
+    },
+    /// No tensor has this name. Spelled as in the safetensors crate, because programs match it.
+    TensorNotFound(String),
+    /// A dtype, a shape, and a number of bytes that is not what these need. Spelled as in the safetensors crate.
+    InvalidTensorView(Dtype, Vec<usize>, usize),
 }
 
 impl FormatError {
@@ -244,6 +282,17 @@ impl FormatError {
             FormatError::Foreign { .. } => "foreign-file",
             FormatError::ReservedName => "reserved-name",
             FormatError::UnsupportedDtype { .. } => "unsupported-dtype",
+            FormatError::WrongLength { .. } => "wrong-length",
+            FormatError::TooLargeForMemory { .. } => "too-large-for-memory",
+            #[cfg(feature = "std")]
+            FormatError::Write { .. } => "write-failed",
+            FormatError::OtherFormat { .. } => "other-format",
+            FormatError::TensorNotFound(_) => "unknown-tensor",
+            FormatError::InvalidTensorView(dtype, shape, _) => match extent::nbytes(*dtype, &dims(shape)) {
+                Ok(_) => "wrong-length",
+                Err(ExtentError::Overflow) => "size-overflow",
+                Err(ExtentError::PartialByte { .. }) => "partial-byte",
+            },
         }
     }
 
@@ -261,7 +310,9 @@ impl FormatError {
             | FormatError::Hole { tensor, .. }
             | FormatError::Overlap { tensor, .. }
             | FormatError::Truncated { tensor, .. }
-            | FormatError::UnsupportedDtype { tensor, .. } => Some(tensor),
+            | FormatError::UnsupportedDtype { tensor, .. }
+            | FormatError::WrongLength { tensor, .. }
+            | FormatError::TensorNotFound(tensor) => Some(tensor),
             FormatError::ReservedName => Some(crate::METADATA_KEY),
             _ => None,
         }
@@ -281,7 +332,12 @@ impl FormatError {
                 expected, begin, end, ..
             } => Some((expected, end.saturating_sub(begin))),
             FormatError::Truncated { expected, found, .. }
-            | FormatError::TrailingBytes { expected, found } => Some((expected, found)),
+            | FormatError::TrailingBytes { expected, found }
+            | FormatError::WrongLength { expected, found, .. } => Some((expected, found)),
+            FormatError::InvalidTensorView(dtype, ref shape, found) => {
+                let expected = extent::nbytes(dtype, &dims(shape)).ok()?;
+                Some((expected, to_u64(found)))
+            }
             FormatError::Foreign { ref fault, .. } => fault.expected_found(),
             _ => None,
         }
@@ -436,11 +492,96 @@ impl fmt::Display for FormatError {
                     "{format} has no dtype {dtype} — save as safetensors, or convert it"
                 )
             }
+            FormatError::WrongLength {
+                dtype,
+                shape,
+                expected,
+                found,
+                ..
+            } => {
+                let shape = Shape(shape);
+                write!(
+                    f,
+                    "shape {shape} of {dtype} needs {expected} bytes, data has {found}"
+                )
+            }
+            FormatError::TooLargeForMemory { nbytes } => {
+                write!(f, "no room in memory for a file of {nbytes} bytes")
+            }
+            #[cfg(feature = "std")]
+            FormatError::Write { step, source } => write!(f, "{step}: {source}"),
+            FormatError::OtherFormat { expected, found } => {
+                write!(f, "not the format asked for: expected {expected}, found {found}")
+            }
+            FormatError::TensorNotFound(_) => f.write_str("there is none of this name"),
+            FormatError::InvalidTensorView(dtype, shape, found) => {
+                let dims = dims(shape);
+                write!(f, "shape {} of {dtype}", Shape(&dims))?;
+                match extent::nbytes(*dtype, &dims) {
+                    Ok(expected) => write!(f, " needs {expected} bytes, data has {found}"),
+                    Err(reason) => write!(f, ": {reason}"),
+                }
+            }
         }
     }
 }
 
-impl core::error::Error for FormatError {}
+impl core::error::Error for FormatError {
+    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
+        match self {
+            #[cfg(feature = "std")]
+            FormatError::Write { source, .. } => Some(&*source.0),
+            _ => None,
+        }
+    }
+}
+
+/// What the operating system says of a step that failed: a [`std::io::Error`] that can be cloned and compared,
+/// as the faults around it can.
+///
+/// ```
+/// use ingot_format::SystemError;
+/// let fault = SystemError::from(std::io::Error::from_raw_os_error(2));
+/// assert_eq!(fault.kind(), std::io::ErrorKind::NotFound);
+/// assert_eq!(fault, fault.clone());
+/// ```
+#[cfg(feature = "std")]
+#[derive(Clone, Debug)]
+pub struct SystemError(alloc::sync::Arc<std::io::Error>);
+
+#[cfg(feature = "std")]
+impl core::ops::Deref for SystemError {
+    type Target = std::io::Error;
+
+    fn deref(&self) -> &std::io::Error {
+        &self.0
+    }
+}
+
+#[cfg(feature = "std")]
+impl From<std::io::Error> for SystemError {
+    fn from(fault: std::io::Error) -> SystemError {
+        SystemError(alloc::sync::Arc::new(fault))
+    }
+}
+
+/// Two are equal when their kind and the system's own number are.
+#[cfg(feature = "std")]
+impl PartialEq for SystemError {
+    fn eq(&self, other: &SystemError) -> bool {
+        (self.kind(), self.raw_os_error()) == (other.kind(), other.raw_os_error())
+    }
+}
+
+#[cfg(feature = "std")]
+impl Eq for SystemError {}
+
+#[cfg(feature = "std")]
+impl fmt::Display for SystemError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
 
 /// A shape as it stands in a header, cut where a hostile one would fill the screen.
 pub(crate) struct Shape<'a>(pub(crate) &'a [u64]);

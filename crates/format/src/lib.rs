@@ -3,8 +3,30 @@
 //! [`Header::parse`] takes the start of a file and either gives a header that is proven right or names the rule
 //! that the file breaks; the rules stand in
 //! [FORMAT.md](https://docs.rs/crate/ingot-format/latest/source/FORMAT.md). [`layout()`] goes the other way.
-//! [`Selection`] says which bytes of a tensor an index takes. This crate opens no file, starts no thread, and
-//! contains no `unsafe`.
+//! [`Selection`] says which bytes of a tensor an index takes. This crate starts no thread, contains no `unsafe`,
+//! and opens no file but in `serialize_to_file`.
+//!
+//! Files that lie in memory are read with [`SafeTensors`] and [`BinTensors`] and written with [`serialize`]:
+//!
+//! ```
+//! use ingot_format::{Dtype, SafeTensors, TensorView, serialize};
+//!
+//! let bias = TensorView::new(Dtype::F32, vec![2], b"12345678")?;
+//! let file = serialize([("bias", &bias)], None)?;
+//! assert_eq!(SafeTensors::deserialize(&file)?.tensor("bias")?, bias);
+//! # Ok::<(), ingot_format::FormatError>(())
+//! ```
+//!
+//! # Coming from the safetensors crate
+//!
+//! The modules [`safetensors`] and [`bintensors`] each hold all the names of that crate's root, so that
+//! `use safetensors::{…}` becomes `use ingot_format::safetensors::{…}`; for safetensors the same names stand at
+//! the root too. Three things differ:
+//!
+//! - `SafeTensorError` is another name of [`FormatError`], with other variants; `TensorNotFound` and
+//!   `InvalidTensorView` are as they were.
+//! - `read_metadata` gives a [`Header`], in which a tensor is looked up with [`Header::get`].
+//! - Names and tensors come in the order of the data, not in one that changes from run to run.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -12,24 +34,32 @@ extern crate alloc;
 #[cfg(any(feature = "std", test))]
 extern crate std;
 
-mod bintensors;
+pub mod bintensors;
 mod dtype;
 mod entry;
 mod error;
 mod extent;
 mod format;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod header;
 mod layout;
 mod limits;
 mod metadata;
 mod quoted;
-mod safetensors;
+pub mod safetensors;
 mod selection;
+mod serialize;
 mod sniff;
+mod tensors;
+mod view;
 
 pub use dtype::Dtype;
 pub use entry::Entry;
 pub use error::FormatError;
+#[cfg(feature = "std")]
+pub use error::SystemError;
 pub use extent::{ExtentError, nbytes, to_u64, to_usize};
 pub use format::Format;
 pub use header::Header;
@@ -37,8 +67,13 @@ pub use layout::{Layout, Spec, layout};
 pub use limits::{Leniency, Limits};
 pub use metadata::Metadata;
 pub use quoted::{Escaped, Quoted};
+#[cfg(feature = "std")]
+pub use safetensors::{serialize, serialize_to_file};
 pub use selection::{Index, Row, Rows, Run, Runs, Selection, SelectionError};
+pub use serialize::to_vec;
 pub use sniff::Foreign;
+pub use tensors::{BinTensors, Binary, Json, Kind, SafeTensors, Tensors};
+pub use view::{TensorView, View};
 
 /// The programs in FORMAT.md must run.
 #[cfg(doctest)]

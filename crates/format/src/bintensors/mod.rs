@@ -1,4 +1,6 @@
-//! The binary header of `.bt`.
+//! The `.bt` format: a binary header.
+//!
+//! Has the names that the root of the bintensors crate has.
 
 mod parse;
 mod render;
@@ -11,6 +13,11 @@ use crate::limits::Limits;
 
 pub(crate) use parse::parse;
 pub(crate) use render::render;
+
+pub use crate::{BinTensors, Dtype, FormatError as BinTensorError, TensorView, View};
+
+#[cfg(feature = "std")]
+crate::serialize::serialize_as!(crate::Format::Bintensors, "bintensors", "bt", "BinTensors");
 
 /// What the entries, dimensions and metadata pairs of one header may take in memory, in bytes.
 ///

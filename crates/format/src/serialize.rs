@@ -1,0 +1,451 @@
+//! Tensors to whole files, in memory or on disk.
+
+use alloc::borrow::ToOwned;
+use alloc::vec::Vec;
+
+use crate::error::FormatError;
+use crate::extent::{to_u64, to_usize};
+use crate::format::Format;
+use crate::layout::{Layout, Spec, layout};
+use crate::view::View;
+
+/// The file that holds `data` and `metadata`. What [`crate::serialize`] does, for either format, and for
+/// programs without `std`, which have no `HashMap`.
+///
+/// The same input gives the same bytes, in whatever order it comes.
+///
+/// ```
+/// use ingot_format::{Dtype, Format, SafeTensors, TensorView, to_vec};
+/// let bias = TensorView::new(Dtype::F32, vec![2], b"12345678")?;
+/// let file = to_vec([("bias", bias)], Some(&[("license", "MIT")]), Format::Safetensors)?;
+/// let tensors = SafeTensors::deserialize(&file)?;
+/// assert_eq!(tensors.tensor("bias")?.data(), b"12345678");
+/// assert_eq!(tensors.header().metadata().and_then(|metadata| metadata.get("license")), Some("MIT"));
+/// # Ok::<(), ingot_format::FormatError>(())
+/// ```
+///
+/// # Errors
+/// What [`layout()`] refuses; [`FormatError::WrongLength`] when a tensor's bytes are not as many as its shape and
+/// dtype need; [`FormatError::TooLargeForMemory`].
+pub fn to_vec<S: AsRef<str>, V: View>(
+    data: impl IntoIterator<Item = (S, V)>,
+    metadata: Option<&[(&str, &str)]>,
+    format: Format,
+) -> Result<Vec<u8>, FormatError> {
+    let contents = Contents::new(data, metadata, format)?;
+    let file_nbytes = contents.layout.header.file_nbytes();
+    let mut file = Vec::new();
+    // Views may fetch their bytes from elsewhere, so that all of them need not fit where each of them does.
+    to_usize(file_nbytes)
+        .and_then(|len| file.try_reserve_exact(len).ok())
+        .ok_or(FormatError::TooLargeForMemory { nbytes: file_nbytes })?;
+    contents.write(|part| {
+        file.extend_from_slice(part);
+        Ok(())
+    })?;
+    Ok(file)
+}
+
+/// A file that is ready to be written: every tensor has its place, and claims as many bytes as it needs.
+struct Contents<S, V> {
+    layout: Layout,
+    tensors: Vec<(S, V)>,
+}
+
+impl<S: AsRef<str>, V: View> Contents<S, V> {
+    fn new(
+        data: impl IntoIterator<Item = (S, V)>,
+        metadata: Option<&[(&str, &str)]>,
+        format: Format,
+    ) -> Result<Self, FormatError> {
+        let tensors: Vec<(S, V)> = data.into_iter().collect();
+        let mut dims: Vec<u64> = Vec::new();
+        for (_, view) in &tensors {
+            dims.extend(view.shape().iter().copied().map(to_u64));
+        }
+        let mut rest = dims.as_slice();
+        let specs: Vec<Spec<'_>> = tensors
+            .iter()
+            .map(|(name, view)| {
+                // A view whose shape changes between two calls gets a wrong length below, not a panic here.
+                let (shape, after) = rest.split_at(view.shape().len().min(rest.len()));
+                rest = after;
+                Spec {
+                    name: name.as_ref(),
+                    dtype: view.dtype(),
+                    shape,
+                }
+            })
+            .collect();
+        let layout = layout(&specs, metadata, format)?;
+        let contents = Contents { layout, tensors };
+        for number in 0..contents.tensors.len() {
+            let found = contents.view(number).data_len();
+            contents.expect_nbytes(number, found)?;
+        }
+        Ok(contents)
+    }
+
+    /// Hands over the file, part by part.
+    fn write(&self, mut sink: impl FnMut(&[u8]) -> Result<(), FormatError>) -> Result<(), FormatError> {
+        sink(&self.layout.head)?;
+        for number in 0..self.tensors.len() {
+            let data = self.view(number).data();
+            // Again, because the trait cannot make a view keep its word, and a header that lies must not be
+            // written.
+            self.expect_nbytes(number, data.len())?;
+            sink(&data)?;
+        }
+        Ok(())
+    }
+
+    /// The tensor at `number` in the order of the data.
+    fn view(&self, number: usize) -> &V {
+        &self.tensors[self.layout.order[number]].1
+    }
+
+    /// Whether `found` bytes are what the tensor at `number` in the order of the data needs.
+    fn expect_nbytes(&self, number: usize, found: usize) -> Result<(), FormatError> {
+        let found = to_u64(found);
+        match self.layout.header.entry(number) {
+            Some(entry) if entry.nbytes() != found => Err(FormatError::WrongLength {
+                tensor: entry.name.to_owned(),
+                dtype: entry.dtype,
+                shape: entry.shape.to_owned(),
+                expected: entry.nbytes(),
+                found,
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// `serialize` and `serialize_to_file` of one format. Both modules offer the two names, with the signatures that
+/// the safetensors crate has.
+#[cfg(feature = "std")]
+macro_rules! serialize_as {
+    ($format:expr, $name:literal, $extension:literal, $tensors:literal) => {
+        #[doc = concat!("The ", $name, " file that holds `data` and `metadata`, in memory.")]
+        ///
+        /// The same input gives the same bytes, in whatever order it comes. [`crate::to_vec`] does the same
+        /// without `std`.
+        ///
+        /// ```
+        /// use std::collections::HashMap;
+        #[doc = concat!("use ingot_format::{Dtype, ", $tensors, ", TensorView, ", $name, "};")]
+        /// let bias = TensorView::new(Dtype::F32, vec![2], b"12345678")?;
+        /// let metadata = HashMap::from([("license".to_owned(), "MIT".to_owned())]);
+        #[doc = concat!("let file = ", $name, "::serialize([(\"bias\", &bias)], Some(metadata))?;")]
+        #[doc = concat!("assert_eq!(", $tensors, "::deserialize(&file)?.tensor(\"bias\")?, bias);")]
+        /// # Ok::<(), ingot_format::FormatError>(())
+        /// ```
+        ///
+        /// # Errors
+        /// A name twice or reserved, a size that overflows or ends inside a byte, a dtype that the format lacks,
+        /// a header that is too large, bytes that are not as many as shape and dtype need, too little memory.
+        #[allow(
+            clippy::implicit_hasher,
+            reason = "a caller who passes `None` would have to name a hasher"
+        )]
+        pub fn serialize<S: AsRef<str>, V: $crate::View>(
+            data: impl IntoIterator<Item = (S, V)>,
+            metadata: Option<std::collections::HashMap<std::string::String, std::string::String>>,
+        ) -> Result<std::vec::Vec<u8>, $crate::FormatError> {
+            let metadata = $crate::serialize::pairs(metadata.as_ref());
+            $crate::to_vec(data, metadata.as_deref(), $format)
+        }
+
+        #[doc = concat!("Writes the ", $name, " file that holds `data` and `metadata` to `path`.")]
+        ///
+        /// What stood there before stays until the new file is whole and flushed: the bytes go to a temporary
+        /// file in the same directory, which then takes the name. A symbolic link is followed, permissions are
+        /// kept, a read-only file is refused; a FIFO or device is written to as it is.
+        ///
+        /// This is as much as `std` can do simply. The crate `ingot-io` has the full `save`: it also keeps owner
+        /// and extended attributes, asks for the space beforehand, writes in parallel, flushes the directory,
+        /// and can be interrupted.
+        ///
+        /// ```
+        #[doc = concat!("use ingot_format::{Dtype, ", $tensors, ", TensorView, ", $name, "};")]
+        /// let bias = TensorView::new(Dtype::F32, vec![2], b"12345678")?;
+        #[doc = concat!("let path = std::env::temp_dir().join(format!(\"example-{}.", $extension, "\", std::process::id()));")]
+        #[doc = concat!($name, "::serialize_to_file([(\"bias\", &bias)], None, &path)?;")]
+        /// let file = std::fs::read(&path)?;
+        #[doc = concat!("assert_eq!(", $tensors, "::deserialize(&file)?.tensor(\"bias\")?, bias);")]
+        /// # std::fs::remove_file(&path)?;
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
+        ///
+        /// # Errors
+        /// As [`serialize`], but for memory; [`FormatError::Write`](crate::FormatError::Write) when the system
+        /// refuses a step. Whichever it is, what stood at `path` still does, and no temporary file is left.
+        #[allow(
+            clippy::implicit_hasher,
+            reason = "a caller who passes `None` would have to name a hasher"
+        )]
+        pub fn serialize_to_file<S: AsRef<str>, V: $crate::View>(
+            data: impl IntoIterator<Item = (S, V)>,
+            metadata: Option<std::collections::HashMap<std::string::String, std::string::String>>,
+            path: &std::path::Path,
+        ) -> Result<(), $crate::FormatError> {
+            let metadata = $crate::serialize::pairs(metadata.as_ref());
+            $crate::serialize::to_file(data, metadata.as_deref(), $format, path)
+        }
+    };
+}
+
+#[cfg(feature = "std")]
+pub(crate) use on_disk::{pairs, to_file};
+#[cfg(feature = "std")]
+pub(crate) use serialize_as;
+
+#[cfg(feature = "std")]
+mod on_disk {
+    use std::collections::HashMap;
+    use std::fs::{self, File, OpenOptions};
+    use std::hash::{BuildHasher, RandomState};
+    use std::io::{self, Write};
+    use std::path::{Path, PathBuf};
+    use std::string::String;
+    use std::vec::Vec;
+
+    use super::{Contents, Format, FormatError, View};
+
+    /// The pairs of a map, borrowed.
+    pub(crate) fn pairs(metadata: Option<&HashMap<String, String>>) -> Option<Vec<(&str, &str)>> {
+        let pairs = metadata?
+            .iter()
+            .map(|(key, value)| (key.as_str(), value.as_str()));
+        Some(pairs.collect())
+    }
+
+    /// Writes a file so that the old one at `path` is there until the new one is whole.
+    pub(crate) fn to_file<S: AsRef<str>, V: View>(
+        data: impl IntoIterator<Item = (S, V)>,
+        metadata: Option<&[(&str, &str)]>,
+        format: Format,
+        path: &Path,
+    ) -> Result<(), FormatError> {
+        // First of all, so that faults in the input never touch the disk.
+        let contents = Contents::new(data, metadata, format)?;
+        match fs::metadata(path) {
+            Ok(old) if old.is_file() => {
+                if old.permissions().readonly() {
+                    return Err(write_fault("open")(io::ErrorKind::PermissionDenied.into()));
+                }
+                replace(&contents, &behind_links(path), Some(old.permissions()))
+            }
+            Ok(_) => {
+                let mut device = OpenOptions::new()
+                    .write(true)
+                    .open(path)
+                    .map_err(write_fault("open"))?;
+                contents.write(|part| device.write_all(part).map_err(write_fault("write")))
+            }
+            Err(fault) if fault.kind() == io::ErrorKind::NotFound => {
+                replace(&contents, &behind_links(path), None)
+            }
+            Err(fault) => Err(write_fault("open")(fault)),
+        }
+    }
+
+    fn replace<S: AsRef<str>, V: View>(
+        contents: &Contents<S, V>,
+        target: &Path,
+        permissions: Option<fs::Permissions>,
+    ) -> Result<(), FormatError> {
+        let (temporary, mut file) = Temporary::beside(target).map_err(write_fault("create"))?;
+        contents.write(|part| file.write_all(part).map_err(write_fault("write")))?;
+        if let Some(permissions) = permissions {
+            file.set_permissions(permissions).map_err(write_fault("chmod"))?;
+        }
+        // Before the rename: after a power cut the name could otherwise stand for an empty file.
+        file.sync_all().map_err(write_fault("fsync"))?;
+        temporary.rename(target).map_err(write_fault("rename"))
+    }
+
+    /// Where `path` leads, whether or not something is there: renaming onto a link would replace the link.
+    fn behind_links(path: &Path) -> PathBuf {
+        // As many as Linux follows. The system has refused circles before.
+        const LINKS: usize = 40;
+        let mut target = path.to_path_buf();
+        for _ in 0..LINKS {
+            match fs::read_link(&target) {
+                // An absolute link takes the place of all of the path, a relative one of its last part.
+                Ok(link) => {
+                    target.pop();
+                    target.push(link);
+                }
+                Err(_) => break,
+            }
+        }
+        target
+    }
+
+    fn write_fault(step: &'static str) -> impl Fn(io::Error) -> FormatError {
+        move |source| FormatError::Write {
+            step,
+            source: source.into(),
+        }
+    }
+
+    /// A file that goes away again unless it is renamed.
+    struct Temporary {
+        path: PathBuf,
+        is_renamed: bool,
+    }
+
+    impl Temporary {
+        /// A new file in the directory of `target`, so that renaming it never crosses file systems.
+        fn beside(target: &Path) -> io::Result<(Temporary, File)> {
+            loop {
+                // Random, and refused where it exists, so that nobody can put a link there beforehand. Not made
+                // from the target's name, which may be as long as names can be.
+                let number = RandomState::new().hash_one(target);
+                let path = target.with_file_name(std::format!(".ingot-{number:016x}.tmp"));
+                match OpenOptions::new().write(true).create_new(true).open(&path) {
+                    Err(fault) if fault.kind() == io::ErrorKind::AlreadyExists => {}
+                    Err(fault) => return Err(fault),
+                    Ok(file) => {
+                        let temporary = Temporary {
+                            path,
+                            is_renamed: false,
+                        };
+                        return Ok((temporary, file));
+                    }
+                }
+            }
+        }
+
+        fn rename(mut self, target: &Path) -> io::Result<()> {
+            fs::rename(&self.path, target)?;
+            self.is_renamed = true;
+            Ok(())
+        }
+    }
+
+    impl Drop for Temporary {
+        fn drop(&mut self) {
+            if !self.is_renamed {
+                // Nothing sensible can be done when even this fails; the first fault is on its way to the caller.
+                drop(fs::remove_file(&self.path));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Dtype, SafeTensors, TensorView};
+    use alloc::borrow::Cow;
+    use alloc::string::ToString;
+    use alloc::vec;
+
+    fn view(dtype: Dtype, shape: &[usize], data: &'static [u8]) -> TensorView<'static> {
+        TensorView::new(dtype, shape.to_vec(), data).unwrap()
+    }
+
+    fn to_safetensors<V: View>(data: Vec<(&str, V)>) -> Result<Vec<u8>, FormatError> {
+        to_vec(data, None, Format::Safetensors)
+    }
+
+    /// A view that says one thing and does another.
+    pub(super) struct Liar {
+        pub(super) claimed: usize,
+        pub(super) given: usize,
+    }
+
+    impl View for Liar {
+        fn dtype(&self) -> Dtype {
+            Dtype::F32
+        }
+        fn shape(&self) -> &[usize] {
+            &[2, 3]
+        }
+        fn data(&self) -> Cow<'_, [u8]> {
+            vec![0; self.given].into()
+        }
+        fn data_len(&self) -> usize {
+            self.claimed
+        }
+    }
+
+    #[test]
+    fn what_was_written_reads_back() {
+        let file = to_safetensors(vec![
+            ("mask", view(Dtype::U8, &[3], b"abc")),
+            ("bias", view(Dtype::F32, &[2], b"12345678")),
+            ("empty", view(Dtype::F64, &[0, 4], b"")),
+        ])
+        .unwrap();
+        let tensors = SafeTensors::deserialize(&file).unwrap();
+        assert_eq!(tensors.names(), ["empty", "bias", "mask"]);
+        assert_eq!(tensors.tensor("mask").unwrap().data(), b"abc");
+        assert_eq!(tensors.tensor("bias").unwrap().data(), b"12345678");
+        assert_eq!(tensors.tensor("empty").unwrap().shape(), [0, 4]);
+        assert_eq!(tensors.iter().len(), 3);
+        assert_eq!(tensors.tensors().len(), 3);
+    }
+
+    #[test]
+    fn refuses_two_tensors_with_one_name() {
+        let byte = view(Dtype::U8, &[1], b"a");
+        let fault = to_safetensors(vec![("a", &byte), ("b", &byte), ("a", &byte)]).unwrap_err();
+        assert_eq!(fault.code(), "duplicate-tensor");
+        assert_eq!(fault.tensor(), Some("a"));
+    }
+
+    #[test]
+    fn refuses_the_reserved_name() {
+        let byte = view(Dtype::U8, &[1], b"a");
+        let fault = to_safetensors(vec![(crate::METADATA_KEY, byte)]).unwrap_err();
+        assert_eq!(fault, FormatError::ReservedName);
+    }
+
+    #[test]
+    fn refuses_a_view_that_claims_or_gives_another_length() {
+        for (claimed, given) in [(20, 24), (24, 20), (28, 28)] {
+            let fault = to_safetensors(vec![("w", Liar { claimed, given })]).unwrap_err();
+            assert_eq!(fault.code(), "wrong-length");
+            assert_eq!(fault.tensor(), Some("w"));
+            assert_eq!(fault.expected_found().unwrap().0, 24);
+        }
+        let fault = to_safetensors(vec![(
+            "w",
+            Liar {
+                claimed: 20,
+                given: 24,
+            },
+        )])
+        .unwrap_err();
+        assert_eq!(
+            fault.to_string(),
+            "tensor `w`: shape [2, 3] of F32 needs 24 bytes, data has 20"
+        );
+    }
+
+    /// A view that needs more memory than any machine has.
+    struct Vast;
+
+    impl View for Vast {
+        fn dtype(&self) -> Dtype {
+            Dtype::U8
+        }
+        fn shape(&self) -> &[usize] {
+            &[usize::MAX / 16]
+        }
+        fn data(&self) -> Cow<'_, [u8]> {
+            unreachable!("asked for bytes that have no room")
+        }
+        fn data_len(&self) -> usize {
+            usize::MAX / 16
+        }
+    }
+
+    #[test]
+    fn refuses_what_memory_cannot_hold() {
+        let fault = to_safetensors(vec![("vast", Vast)]).unwrap_err();
+        assert_eq!(fault.code(), "too-large-for-memory");
+    }
+}

@@ -1,0 +1,325 @@
+//! Files that lie in memory, for reading.
+
+use alloc::borrow::ToOwned;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt;
+use core::marker::PhantomData;
+
+use crate::entry::Entry;
+use crate::error::FormatError;
+use crate::extent::{ExtentError, to_u64, to_usize};
+use crate::format::Format;
+use crate::header::{Header, PREFIX_NBYTES};
+use crate::limits::Limits;
+use crate::view::TensorView;
+
+/// The tensors of a `.safetensors` file that lies in memory.
+///
+/// ```
+/// use ingot_format::SafeTensors;
+/// let file = b"\x39\0\0\0\0\0\0\0{\"bias\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}12345678";
+/// let tensors = SafeTensors::deserialize(file)?;
+/// assert_eq!(tensors.names(), ["bias"]);
+/// assert_eq!(tensors.tensor("bias")?.data(), b"12345678");
+/// # Ok::<(), ingot_format::FormatError>(())
+/// ```
+pub type SafeTensors<'data> = Tensors<'data, Json>;
+
+/// The tensors of a `.bt` file that lies in memory.
+///
+/// ```
+/// use ingot_format::{BinTensors, Dtype, TensorView, bintensors};
+/// let bias = TensorView::new(Dtype::F32, vec![2], b"12345678")?;
+/// let file = bintensors::serialize([("bias", bias)], None)?;
+/// let tensors = BinTensors::deserialize(&file)?;
+/// assert_eq!(tensors.names(), ["bias"]);
+/// assert_eq!(tensors.tensor("bias")?.data(), b"12345678");
+/// # Ok::<(), ingot_format::FormatError>(())
+/// ```
+pub type BinTensors<'data> = Tensors<'data, Binary>;
+
+/// The tensors of a file that lies in memory: [`SafeTensors`] or [`BinTensors`]. Nothing is copied but the
+/// header.
+///
+/// Tensors come in the order of their data, wherever they come in a list.
+pub struct Tensors<'data, K> {
+    header: Header,
+    data: &'data [u8],
+    kind: PhantomData<K>,
+}
+
+/// Which file format [`Tensors`] read. There are two, [`Json`] and [`Binary`].
+pub trait Kind: sealed::Sealed {
+    /// The format.
+    const FORMAT: Format;
+}
+
+/// Marks [`SafeTensors`].
+#[derive(Clone, Copy, Debug)]
+pub enum Json {}
+
+/// Marks [`BinTensors`].
+#[derive(Clone, Copy, Debug)]
+pub enum Binary {}
+
+impl Kind for Json {
+    const FORMAT: Format = Format::Safetensors;
+}
+
+impl Kind for Binary {
+    const FORMAT: Format = Format::Bintensors;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for super::Json {}
+    impl Sealed for super::Binary {}
+}
+
+impl<'data, K: Kind> Tensors<'data, K> {
+    /// Reads the file in `buffer`, which is all of it. The tensors' bytes stay where they are.
+    ///
+    /// ```
+    /// use ingot_format::SafeTensors;
+    /// let file = b"\x08\0\0\0\0\0\0\0{}      ";
+    /// assert!(SafeTensors::deserialize(file)?.is_empty());
+    /// let fault = SafeTensors::deserialize(&file[..12]).unwrap_err();
+    /// assert_eq!(fault.code(), "header-past-end");
+    /// # Ok::<(), ingot_format::FormatError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The first rule of FORMAT.md that the file breaks; [`FormatError::OtherFormat`] when it is a sound file of
+    /// the other format.
+    pub fn deserialize(buffer: &'data [u8]) -> Result<Self, FormatError> {
+        let (header_nbytes, header) = Self::read_metadata(buffer)?;
+        Ok(Tensors {
+            header,
+            // In range, because the header was read from there.
+            data: &buffer[PREFIX_NBYTES + header_nbytes..],
+            kind: PhantomData,
+        })
+    }
+
+    /// The length of the header in bytes, without the 8 that hold it, and the header itself. Like the function
+    /// of this name in the safetensors crate this wants all of the file; [`Header::parse`] is content with its
+    /// start.
+    ///
+    /// ```
+    /// use ingot_format::SafeTensors;
+    /// let file = b"\x22\0\0\0\0\0\0\0{\"__metadata__\":{\"license\":\"MIT\"}}";
+    /// let (header_nbytes, header) = SafeTensors::read_metadata(file)?;
+    /// assert_eq!(header_nbytes, 34);
+    /// assert_eq!(header.metadata().and_then(|metadata| metadata.get("license")), Some("MIT"));
+    /// # Ok::<(), ingot_format::FormatError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Tensors::deserialize`].
+    pub fn read_metadata(buffer: &'data [u8]) -> Result<(usize, Header), FormatError> {
+        let header = Header::parse(buffer, to_u64(buffer.len()), &Limits::default())?;
+        if header.format() != K::FORMAT {
+            return Err(FormatError::OtherFormat {
+                expected: K::FORMAT,
+                found: header.format(),
+            });
+        }
+        if let Some(entry) = header.entries().find(|entry| shape(entry).is_none()) {
+            return Err(FormatError::Extent {
+                tensor: entry.name.to_owned(),
+                dtype: entry.dtype,
+                shape: entry.shape.to_owned(),
+                reason: ExtentError::Overflow,
+            });
+        }
+        // The header lies in `buffer`, so its length is one in memory.
+        let data_start = to_usize(header.data_start()).unwrap_or(buffer.len());
+        Ok((data_start - PREFIX_NBYTES, header))
+    }
+
+    /// All tensors with their names.
+    ///
+    /// ```
+    /// # use ingot_format::{Dtype, SafeTensors, TensorView, serialize};
+    /// let file = serialize([("bias", TensorView::new(Dtype::U8, vec![2], &[1, 2])?)], None)?;
+    /// for (name, view) in SafeTensors::deserialize(&file)?.tensors() {
+    ///     assert_eq!((name.as_str(), view.data()), ("bias", &[1, 2][..]));
+    /// }
+    /// # Ok::<(), ingot_format::FormatError>(())
+    /// ```
+    #[must_use]
+    pub fn tensors(&self) -> Vec<(String, TensorView<'data>)> {
+        self.iter().map(|(name, view)| (name.to_owned(), view)).collect()
+    }
+
+    /// All tensors with their names, one by one.
+    ///
+    /// ```
+    /// # use ingot_format::{Dtype, SafeTensors, TensorView, serialize};
+    /// let wide = TensorView::new(Dtype::F32, vec![1], &[0; 4])?;
+    /// let narrow = TensorView::new(Dtype::U8, vec![1], &[0])?;
+    /// let file = serialize([("narrow", narrow), ("wide", wide)], None)?;
+    /// let tensors = SafeTensors::deserialize(&file)?;
+    /// assert!(tensors.iter().map(|(name, _)| name).eq(["wide", "narrow"]), "in the order of the data");
+    /// # Ok::<(), ingot_format::FormatError>(())
+    /// ```
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, TensorView<'data>)> {
+        self.header.entries().map(|entry| (entry.name, self.view(&entry)))
+    }
+
+    /// The tensor `name`.
+    ///
+    /// ```
+    /// # use ingot_format::{Dtype, FormatError, SafeTensors, TensorView, serialize};
+    /// let file = serialize([("bias", TensorView::new(Dtype::U8, vec![2], &[1, 2])?)], None)?;
+    /// let tensors = SafeTensors::deserialize(&file)?;
+    /// assert_eq!(tensors.tensor("bias")?.shape(), [2]);
+    /// assert_eq!(tensors.tensor("gain"), Err(FormatError::TensorNotFound("gain".into())));
+    /// # Ok::<(), FormatError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FormatError::TensorNotFound`].
+    pub fn tensor(&self, name: &str) -> Result<TensorView<'data>, FormatError> {
+        match self.header.get(name) {
+            Some(entry) => Ok(self.view(&entry)),
+            None => Err(FormatError::TensorNotFound(name.to_owned())),
+        }
+    }
+
+    /// The names of all tensors.
+    ///
+    /// ```
+    /// # use ingot_format::{Dtype, SafeTensors, TensorView, serialize};
+    /// let byte = TensorView::new(Dtype::U8, vec![1], &[0])?;
+    /// let file = serialize([("b", &byte), ("a", &byte)], None)?;
+    /// assert_eq!(SafeTensors::deserialize(&file)?.names(), ["a", "b"]);
+    /// # Ok::<(), ingot_format::FormatError>(())
+    /// ```
+    #[must_use]
+    pub fn names(&self) -> Vec<&str> {
+        self.header.entries().map(|entry| entry.name).collect()
+    }
+
+    /// How many tensors there are.
+    ///
+    /// ```
+    /// # use ingot_format::SafeTensors;
+    /// assert_eq!(SafeTensors::deserialize(b"\x02\0\0\0\0\0\0\0{}")?.len(), 0);
+    /// # Ok::<(), ingot_format::FormatError>(())
+    /// ```
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.header.len()
+    }
+
+    /// Whether there are none.
+    ///
+    /// ```
+    /// # use ingot_format::SafeTensors;
+    /// assert!(SafeTensors::deserialize(b"\x02\0\0\0\0\0\0\0{}")?.is_empty());
+    /// # Ok::<(), ingot_format::FormatError>(())
+    /// ```
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.header.is_empty()
+    }
+
+    /// All that the file says of its tensors, and its metadata.
+    ///
+    /// ```
+    /// # use ingot_format::SafeTensors;
+    /// let tensors = SafeTensors::deserialize(b"\x02\0\0\0\0\0\0\0{}")?;
+    /// assert_eq!(tensors.header().file_nbytes(), 10);
+    /// # Ok::<(), ingot_format::FormatError>(())
+    /// ```
+    #[must_use]
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    fn view(&self, entry: &Entry<'_>) -> TensorView<'data> {
+        // Neither fallback is ever taken: `read_metadata` made sure of the shapes, and the header is proven to
+        // cover `data` exactly.
+        let range = to_usize(entry.begin).zip(to_usize(entry.end));
+        let data = range.and_then(|(begin, end)| self.data.get(begin..end));
+        TensorView::proven(
+            entry.dtype,
+            shape(entry).unwrap_or_default(),
+            data.unwrap_or_default(),
+        )
+    }
+}
+
+impl<K> Clone for Tensors<'_, K> {
+    fn clone(&self) -> Self {
+        Tensors {
+            header: self.header.clone(),
+            data: self.data,
+            kind: PhantomData,
+        }
+    }
+}
+
+/// Says what the header says; the data would fill the screen.
+impl<K> fmt::Debug for Tensors<'_, K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tensors")
+            .field("format", &self.header.format())
+            .field("len", &self.header.len())
+            .field("data_nbytes", &self.data.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The shape as one in memory; `None` where addresses are too short for it.
+fn shape(entry: &Entry<'_>) -> Option<Vec<usize>> {
+    entry.shape.iter().map(|&dim| to_usize(dim)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Dtype, to_vec};
+    use alloc::string::ToString;
+    use alloc::vec;
+
+    fn file(format: Format) -> Vec<u8> {
+        let bias = TensorView::new(Dtype::F32, vec![2], b"12345678").unwrap();
+        to_vec([("bias", bias)], None, format).unwrap()
+    }
+
+    #[test]
+    fn each_reads_its_own_format_and_names_the_other() {
+        let (json, binary) = (file(Format::Safetensors), file(Format::Bintensors));
+        assert!(SafeTensors::deserialize(&json).is_ok());
+        assert!(BinTensors::deserialize(&binary).is_ok());
+        let fault = SafeTensors::deserialize(&binary).unwrap_err();
+        assert_eq!(fault.code(), "other-format");
+        assert_eq!(
+            fault.to_string(),
+            "not the format asked for: expected safetensors, found bintensors"
+        );
+        assert_eq!(BinTensors::deserialize(&json).unwrap_err().code(), "other-format");
+    }
+
+    #[test]
+    fn views_outlive_the_reader() {
+        let buffer = file(Format::Safetensors);
+        let view = SafeTensors::deserialize(&buffer).unwrap().tensor("bias").unwrap();
+        assert_eq!(view.data(), b"12345678");
+    }
+
+    #[test]
+    fn an_unknown_name_is_named() {
+        let buffer = file(Format::Safetensors);
+        let fault = SafeTensors::deserialize(&buffer)
+            .unwrap()
+            .tensor("gain")
+            .unwrap_err();
+        assert_eq!(fault.code(), "unknown-tensor");
+        assert_eq!(fault.tensor(), Some("gain"));
+        assert_eq!(fault.to_string(), "tensor `gain`: there is none of this name");
+    }
+}

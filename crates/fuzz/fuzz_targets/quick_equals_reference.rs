@@ -1,0 +1,11 @@
+//! The quick reader of JSON headers says what the reference reader says, or steps aside. The input is the JSON.
+#![no_main]
+
+use ingot_format::fuzzing::quick_equals_reference;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|text: &str| {
+    if let Err(difference) = quick_equals_reference(text) {
+        panic!("{difference}");
+    }
+});
