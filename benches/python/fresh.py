@@ -1,6 +1,7 @@
 """A Python process that did nothing before, for figures that a used one would hide."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -8,9 +9,12 @@ from pathlib import Path
 
 
 def run(program: Path, *arguments: str) -> dict:
-    """The JSON object that `program` prints. Compiled modules are cached by the first run."""
+    """The JSON object that `program` prints."""
     command = [sys.executable, str(program), *arguments]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    # Installers compile the packages they install. Sources in a checkout are compiled by the first run,
+    # unless this variable forbids it, and every run would time the compiler.
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}")
     return json.loads(done.stdout)

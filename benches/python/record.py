@@ -142,9 +142,9 @@ def sentences(found: dict) -> list[str]:
         f"load {machine['load_at_start']:.1f} at the start.",
         ", ".join(f"{package} {version}" for package, version in versions.items()) + ".",
         "Medians. Both sides were compared byte by byte first, then ran turn by turn in one process (the "
-        "long header and the import: in fresh processes, in turn). Files in the page cache, garbage collector "
-        "on. "
-        "Saves write new files; a row says durable=True where ours flushes to the disk, the peers never do.",
+        "long header and the import: in fresh processes, in turn). Files in the page cache, garbage "
+        "collector on. Saves write new files; a row says durable=True where ours flushes to the disk, the "
+        "peers never do.",
         "Ratio: the peer's median over ours, then the lowest and the highest of the single rounds. Spread: "
         "the part of the median within which the middle half of the samples lies, ours and the peer's.",
     ]
