@@ -59,10 +59,10 @@ lint-types: $(VENV)/.ingot $(VENV)/.test $(VENV)/.lint
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest ingot._native
 
-bench: $(VENV)/.ingot $(VENV)/.test $(VENV_RC)/.made
+bench: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo $(VENV_RC)/.made
 	cargo bench --locked --workspace
 	$(BIN)/python benches/python/main.py --peer-version $(call pinned,safetensors,test)
-	$(VENV_RC)/bin/python benches/python/main.py --peer-version $(call pinned,safetensors,bench-rc)
+	$(VENV_RC)/bin/python benches/python/main.py --peer safetensors --peer-version $(call pinned,safetensors,bench-rc)
 
 # The default target directory only: another one may be shared with other projects.
 clean:

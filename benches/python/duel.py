@@ -1,0 +1,57 @@
+"""Two ways to do one thing, timed turn by turn."""
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+Action = Callable[[], object]
+
+
+@dataclass
+class Samples:
+    """What was measured, in the order of the rounds. `theirs` is empty where there is no peer."""
+
+    ours: list[float] = field(default_factory=list)
+    theirs: list[float] = field(default_factory=list)
+    unit: str = "s"
+
+
+@dataclass
+class Duel:
+    """Ours and the peer's action, with the proof that they do the same."""
+
+    ours: Action
+    theirs: Action
+    # Called with both results. Raises unless they are equal, byte by byte.
+    assert_same: Callable[[object, object], None]
+    # Called before every action, off the clock.
+    reset: Callable[[], object] = lambda: None
+
+    def run(self, rounds: int) -> Samples:
+        """Compare once, which also warms both up, then time.
+
+        They take turns in the process, and the first of a round is the second of the next, so that neither
+        gains from its place. The cyclic garbage collector stays on, as users have it; what is garbage by then
+        is collected off the clock, so that no action pays for the one before. Freeing the result is off the
+        clock too.
+        """
+        self._assert_same()
+        samples = Samples()
+        for round_ in range(rounds):
+            turns = [(self.ours, samples.ours), (self.theirs, samples.theirs)]
+            for action, taken in turns if round_ % 2 == 0 else reversed(turns):
+                self.reset()
+                gc.collect()
+                start = time.perf_counter()
+                result = action()
+                taken.append(time.perf_counter() - start)
+                del result
+        return samples
+
+    def _assert_same(self) -> None:
+        # A call of its own, so that both results are gone when the clock starts.
+        self.reset()
+        ours = self.ours()
+        self.reset()
+        self.assert_same(ours, self.theirs())

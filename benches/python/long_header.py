@@ -1,0 +1,82 @@
+"""Opening the largest header that is legal: time and memory. As a program: one opening in a fresh process."""
+
+import functools
+import hashlib
+import importlib
+import json
+import sys
+import time
+from pathlib import Path
+
+COUNT = 1_750_000
+
+
+def write(path: Path, count: int) -> None:
+    """A file of `count` tensors without elements, in the shortest entries. 98.6 MB of header for `COUNT`."""
+    entries = ",".join(f'"{i:x}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}' for i in range(count))
+    header = b"{" + entries.encode() + b"}"
+    header += b" " * (-len(header) % 8)
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+
+
+@functools.cache
+def _opened(place, rounds: int) -> tuple[dict[str, list[dict]], int]:
+    """What each opening took, and the bytes of the header. Two rows show it."""
+    import fresh
+
+    count = place.count(COUNT)
+    path = place.made(f"empty-{count}.safetensors", lambda path: write(path, count))
+    header_nbytes = int.from_bytes(path.read_bytes()[:8], "little")
+    sides = ("ingot", "safetensors")
+    checks = [fresh.run(Path(__file__), side, str(path), "names") for side in sides]
+    assert checks[0]["count"] == checks[1]["count"] == count, "the number of tensors differs"
+    assert checks[0]["names"] == checks[1]["names"], "the names differ"
+    return fresh.in_turn(
+        rounds, lambda side: fresh.run(Path(__file__), side, str(path)), sides
+    ), header_nbytes
+
+
+def seconds(place, rounds: int):
+    from duel import Samples
+
+    found, _ = _opened(place, rounds)
+    ours, theirs = ([run["seconds"] for run in runs] for runs in found.values())
+    return Samples(ours, theirs)
+
+
+def memory(place, rounds: int):
+    from duel import Samples
+
+    found, header_nbytes = _opened(place, rounds)
+    ours, theirs = ([run["nbytes"] / header_nbytes for run in runs] for runs in found.values())
+    return Samples(ours, theirs, "× header")
+
+
+def _resident(field: str) -> int:
+    """Bytes from /proc/self/status. `ru_maxrss` would not do: a new process inherits its parent's."""
+    with open("/proc/self/status") as status:
+        (line,) = (line for line in status if line.startswith(field + ":"))
+    return int(line.split()[1]) * 1024
+
+
+def _open_once(package: str, path: str, names: bool) -> dict:
+    opener = importlib.import_module(package).safe_open
+    import numpy  # noqa: F401  both import it when they open a file; it is not what is measured
+
+    importlib.import_module(f"{package}.numpy")
+    # Starts the peak anew (proc_pid_clear_refs(5)).
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _resident("VmRSS")
+    start = time.perf_counter()
+    file = opener(path, framework="np")
+    seconds = time.perf_counter() - start
+    peak = _resident("VmHWM")
+    found = {"seconds": seconds, "nbytes": peak - before}
+    if names:
+        keys = sorted(file.keys())
+        found |= {"count": len(keys), "names": hashlib.sha256("\0".join(keys).encode()).hexdigest()}
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(_open_once(sys.argv[1], sys.argv[2], "names" in sys.argv[3:])))

@@ -1,0 +1,73 @@
+"""Measures ingot against its peers and records the figures.
+
+`make bench` runs it; benches/README.md explains.
+"""
+
+import argparse
+import importlib.metadata
+import tempfile
+from pathlib import Path
+
+import record
+from scenarios import SCENARIOS
+from workplace import Workplace
+
+RECORDS = Path(__file__).parents[1] / "record"
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--peer-version", help="stop unless safetensors has this version")
+    parser.add_argument(
+        "--peer", choices=("safetensors", "bintensors"), help="only the rows against this one"
+    )
+    parser.add_argument("--only", metavar="TEXT", help="only the rows whose name contains this")
+    parser.add_argument(
+        "--dir", type=Path, help="where to put the files: 3 GB (default: a temporary directory)"
+    )
+    parser.add_argument("--record", type=Path, help="where to put the record (default: benches/record)")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="shrink counts and sizes, for trying the code"
+    )
+    parser.add_argument("--rounds", type=int, help="the same number of rounds for every row")
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = arguments()
+    installed = importlib.metadata.version("safetensors")
+    if given.peer_version not in (None, installed):
+        raise SystemExit(f"expected safetensors {given.peer_version}, found {installed}")
+    chosen = [
+        scenario
+        for scenario in SCENARIOS
+        if given.peer in (None, scenario.peer) and (given.only or "") in scenario.what
+    ]
+    if not chosen:
+        raise SystemExit(f"no row has {given.only!r} in its name")
+    with tempfile.TemporaryDirectory(prefix="ingot-bench-", dir=given.dir) as directory:
+        place = Workplace(Path(directory), given.scale)
+        found = record.conditions(place.directory, given.scale)
+        print(*record.sentences(found), "", sep="\n", flush=True)
+        found |= {"peer": "safetensors", "rows": []}
+        for scenario in chosen:
+            row = record.row(scenario, scenario.measure(place, given.rounds or scenario.rounds))
+            found["rows"].append(row)
+            print(
+                f"{scenario.what}\n   ",
+                *(
+                    f"{head} {cell};"
+                    for head, cell in zip(record.HEAD[1:], record.cells(row)[1:], strict=True)
+                    if cell
+                ),
+                f"{row['rounds']} rounds\n    {scenario.result}",
+                flush=True,
+            )
+    # A part of the table, or one that was shrunk, is no record unless asked for.
+    whole = given.scale == 1 and given.only is None and given.rounds is None
+    if given.record or whole:
+        print(f"\nrecorded in {record.write(found, given.record or RECORDS)}")
+
+
+if __name__ == "__main__":
+    main()

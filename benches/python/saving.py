@@ -1,0 +1,62 @@
+"""Saving whole files."""
+
+import bintensors.torch
+import safetensors.numpy
+import safetensors.torch
+
+import ingot.numpy
+import ingot.torch
+import same
+from duel import Duel, Samples
+from workplace import Workplace, small_tensors
+
+
+def torch_small(full: int):
+    return _saving(
+        lambda place: small_tensors(place.count(full)), ingot.torch.save_file, safetensors.torch.save_file
+    )
+
+
+def _saving(tensors, ours, theirs, suffix: str = ".safetensors", durable: bool = False):
+    def measure(place: Workplace, rounds: int) -> Samples:
+        held = tensors(place)
+        our_path, their_path = (place.directory / f"{who}{suffix}" for who in ("ours", "theirs"))
+
+        def reset() -> None:
+            # Both write a new file. Renaming over an old one makes some file systems flush the data first,
+            # and the row would time the disk.
+            our_path.unlink(missing_ok=True)
+            their_path.unlink(missing_ok=True)
+
+        def assert_same(_ours: object, _theirs: object) -> None:
+            # What the call under the clock wrote is gone by now, so both write once more.
+            ours(held, our_path, durable=durable)
+            theirs(held, their_path)
+            same.files(our_path, their_path)
+
+        try:
+            return Duel(
+                lambda: ours(held, our_path, durable=durable),
+                lambda: theirs(held, their_path),
+                assert_same,
+                reset,
+            ).run(rounds)
+        finally:
+            reset()
+
+    return measure
+
+
+def _torch_model(place: Workplace):
+    # Cloned, so that what is saved lies in memory and is not read from the model's file.
+    return {name: tensor.clone() for name, tensor in safetensors.torch.load_file(place.model()).items()}
+
+
+def _numpy_model(place: Workplace):
+    return safetensors.numpy.load_file(place.model())
+
+
+torch_model = _saving(_torch_model, ingot.torch.save_file, safetensors.torch.save_file)
+torch_model_durable = _saving(_torch_model, ingot.torch.save_file, safetensors.torch.save_file, durable=True)
+torch_model_bt = _saving(_torch_model, ingot.torch.save_file, bintensors.torch.save_file, ".bt")
+numpy_model = _saving(_numpy_model, ingot.numpy.save_file, safetensors.numpy.save_file)

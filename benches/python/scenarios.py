@@ -1,0 +1,186 @@
+"""The table: what is measured, against whom, and what is owed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import importing
+import loading
+import long_header
+import opening
+import saving
+import slicing
+from duel import Samples
+from workplace import Workplace
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The figure owed, and the one aimed at."""
+
+    owed: float
+    aim: float
+    # The ratio to the peer, of which more is better, or our own figure, of which less is better.
+    of: Literal["ratio", "figure"] = "ratio"
+
+    def met(self, figure: float) -> Literal["aim met", "owed met", "MISSED"]:
+        for word, bound in (("aim met", self.aim), ("owed met", self.owed)):
+            if figure >= bound if self.of == "ratio" else figure <= bound:
+                return word
+        return "MISSED"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One row."""
+
+    what: str
+    peer: Literal["safetensors", "bintensors"]
+    measure: Callable[[Workplace, int], Samples]
+    # What the two results are worth: writable? outlives the file? a copy?
+    result: str
+    goal: Goal | None = None
+    rounds: int = 15
+
+
+VIEWS = "both: views of a private mapping, writable, outlive the handle; nothing is read before it is touched"
+VIEW_AND_COPY = "ours: views of a private mapping, writable, nothing read before it is touched; peer: copies"
+COPIES = "both: copies in memory of their own, writable"
+FLUSHED_BY_NOBODY = "neither flushes; ours is renamed into place, so is the peer's"
+LISTS = "both: a list of str"
+SCENARIOS = [
+    Scenario(
+        "open + keys(), 10,000 tensors",
+        "safetensors",
+        opening.names_of_safetensors(10_000),
+        LISTS,
+        Goal(10, 15),
+    ),
+    Scenario(
+        "open + keys(), 100,000 tensors",
+        "safetensors",
+        opening.names_of_safetensors(100_000),
+        LISTS,
+        Goal(12, 20),
+        rounds=7,
+    ),
+    Scenario(
+        "open + keys(), .bt, 20,000 tensors",
+        "bintensors",
+        opening.names_of_bintensors(20_000),
+        LISTS,
+        Goal(4, 8),
+    ),
+    Scenario(
+        "torch.load_file, 20,000 small bf16",
+        "safetensors",
+        loading.torch_small(20_000),
+        VIEWS,
+        Goal(15, 25),
+        rounds=11,
+    ),
+    Scenario(
+        "numpy.load_file, 1 GiB in 8 f32",
+        "safetensors",
+        loading.numpy_large,
+        VIEW_AND_COPY,
+        Goal(50, 1000),
+        rounds=7,
+    ),
+    Scenario(
+        "numpy.load_file, 1 GiB in 8 f32, every byte then read",
+        "safetensors",
+        loading.numpy_large_touched,
+        "the sum of each array",
+        rounds=7,
+    ),
+    Scenario(
+        'numpy.load_file(backend="pread"), 1 GiB in 8 f32',
+        "safetensors",
+        loading.numpy_large_owned,
+        COPIES,
+        rounds=7,
+    ),
+    Scenario(
+        "numpy.load_file, 20,000 small f32",
+        "safetensors",
+        loading.numpy_small(20_000),
+        VIEW_AND_COPY,
+        Goal(4, 8),
+        rounds=11,
+    ),
+    Scenario(
+        "torch.save_file(durable=False), 20,000 small bf16",
+        "safetensors",
+        saving.torch_small(20_000),
+        FLUSHED_BY_NOBODY,
+        Goal(5, 15),
+        rounds=11,
+    ),
+    Scenario(
+        "open, header of 94 MiB (1.75 million empty tensors): memory",
+        "safetensors",
+        long_header.memory,
+        "peak resident memory over what the process had; a fresh process each",
+        Goal(4, 2, of="figure"),
+        rounds=5,
+    ),
+    Scenario(
+        "open, header of 94 MiB (1.75 million empty tensors): time",
+        "safetensors",
+        long_header.seconds,
+        "a fresh process each",
+        Goal(1, 0.3, of="figure"),
+        rounds=5,
+    ),
+    Scenario(
+        "import, without numpy and torch",
+        "safetensors",
+        importing.measure,
+        "a fresh interpreter each, compiled modules cached",
+        Goal(0.030, 0.010, of="figure"),
+    ),
+    Scenario("torch.load_file, real model of 90.9 MB", "safetensors", loading.torch_model, VIEWS),
+    Scenario("numpy.load_file, real model", "safetensors", loading.numpy_model, VIEW_AND_COPY),
+    Scenario(
+        "torch.save_file(durable=False), real model",
+        "safetensors",
+        saving.torch_model,
+        FLUSHED_BY_NOBODY,
+        rounds=9,
+    ),
+    Scenario(
+        "torch.save_file(durable=True), real model",
+        "safetensors",
+        saving.torch_model_durable,
+        "ours: flushed to the disk; peer: not",
+        rounds=9,
+    ),
+    Scenario(
+        "numpy.save_file(durable=False), real model",
+        "safetensors",
+        saving.numpy_model,
+        FLUSHED_BY_NOBODY,
+        rounds=9,
+    ),
+    Scenario("torch.load_file, .bt, real model", "bintensors", loading.torch_model_bt, VIEWS),
+    Scenario(
+        "torch.save_file(durable=False), .bt, real model",
+        "bintensors",
+        saving.torch_model_bt,
+        FLUSHED_BY_NOBODY,
+        rounds=9,
+    ),
+    Scenario(
+        "get_slice, 64 rows of 32,768 × 1,024 f32, cloned",
+        "safetensors",
+        slicing.rows,
+        COPIES,
+    ),
+    Scenario(
+        "get_slice, 64 columns of 32,768 × 1,024 f32, cloned",
+        "safetensors",
+        slicing.columns,
+        COPIES,
+    ),
+]
