@@ -48,6 +48,14 @@ impl FileSource {
     }
 }
 
+/// With the system's number where there is one, so that Python raises the class it has for that.
+fn is_a_directory() -> io::Error {
+    #[cfg(unix)]
+    return rustix::io::Errno::ISDIR.into();
+    #[cfg(not(unix))]
+    return io::ErrorKind::IsADirectory.into();
+}
+
 impl Source for FileSource {
     fn nbytes(&self) -> u64 {
         self.nbytes
