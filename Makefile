@@ -16,7 +16,7 @@ VENV_RC := .venv-rc
 BIN := $(VENV)/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
-# Maturin and plain cargo share one target directory. pyo3 builds anew when this differs between two runs.
+# Clippy builds pyo3 as well, which takes its settings from a Python: this one, not what comes first on the path.
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # The wheel, the tests and the benches use one profile, and the versions of Cargo.lock.
 CARGO_FLAGS := --release --locked
