@@ -245,7 +245,10 @@ def test_unknown_choices_are_refused_with_a_list(path: Path) -> None:
         ingot.safe_open(path, "nope")
     with pytest.raises(TypeError):
         ingot.safe_open(path, 3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="mmap"):
+    for load in (ingot.numpy.load_file, ingot.torch.load_file):
+        with pytest.raises(ingot.OptionError, match="auto, mmap, pread"):
+            load(path, backend="nope")  # type: ignore[operator]
+    with pytest.raises(ingot.OptionError, match="auto, mmap, pread"):
         ingot.safe_open(path, "np", backend="nope")
     with pytest.raises(ingot.OptionError, match="cpu"):
         ingot.safe_open(path, "np", device="cuda:0")

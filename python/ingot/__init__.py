@@ -10,6 +10,7 @@ this package costs nothing to import and needs nothing but itself.
 
 from __future__ import annotations
 
+from ._native import __version__
 from ._open import safe_open
 from ._serialize import deserialize, serialize, serialize_file
 from .errors import (
@@ -51,8 +52,6 @@ __all__ = [
     "serialize_file",
     "torch",
 ]
-
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ._frameworks import adapter
 from ._native import Archive
-from .errors import ClosedError, DtypeError, SliceError, _escaped, _quoted
+from .errors import ClosedError, DtypeError, OptionError, SliceError, _escaped, _quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ._native import TensorInfo, Wrap
 
     Move = Callable[[Any], Any]
+
+BACKENDS = ("auto", "mmap", "pread")
 
 
 class safe_open:
@@ -74,9 +76,7 @@ class safe_open:
     ) -> None:
         self._adapter = adapter(framework)
         self._move = self._adapter.mover(device)
-        self._archive = Archive.open(
-            filename, backend=backend, strict=strict, max_header_size=max_header_size
-        )
+        self._archive = open_archive(filename, backend, strict, max_header_size)
         self._arguments = (framework, device, backend, strict, max_header_size)
 
     def keys(self) -> list[str]:
@@ -328,6 +328,23 @@ class TensorSlice:
 
     def __repr__(self) -> str:
         return f"<slice of tensor {_quoted(self._info.name)}: {self._info.dtype} {self.get_shape()}>"
+
+
+def open_archive(
+    filename: str | bytes | PathLike[str] | PathLike[bytes],
+    backend: str,
+    strict: bool = False,
+    max_header_size: int | None = None,
+) -> Archive:
+    """The open file."""
+    if backend not in BACKENDS:
+        raise OptionError(
+            f"backend {backend!r} is unknown: expected one of {', '.join(BACKENDS)}",
+            code="unknown-backend",
+            expected=BACKENDS,
+            found=backend,
+        )
+    return Archive.open(filename, backend, strict, max_header_size)
 
 
 def tensors(archive: Archive, names: Iterable[str] | None, wrap: Wrap, move: Move | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from os import PathLike
     from typing import Any, Literal
 
-    from ._native import Buffer
+    from typing_extensions import Buffer
 
     Format = Literal["safetensors", "bintensors"]
     Path = str | bytes | PathLike[str] | PathLike[bytes]

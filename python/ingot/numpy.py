@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from ._native import Buffer
+    from typing_extensions import Buffer
+
     from ._serialize import Format, Path
 
     Array = numpy.ndarray[Any, numpy.dtype[Any]]
@@ -68,9 +69,10 @@ def load_file(filename: Path, *, backend: str = "auto") -> dict[str, Array]:
     Returns
     -------
     dict of str to numpy.ndarray
-        In the order of the file, with the shape of the header. With ``"mmap"`` they are views of the mapped file, copy
-        on write: they may be written to, the file does not change, and nothing is read before it is touched.
-        ``BF16``, ``F8_…`` and ``F4`` are the dtypes of ml_dtypes; ``F4`` is unpacked, one element to a byte.
+        In the order of the file, with the shape of the header. With ``"mmap"`` they are views of the mapped
+        file, copy on write: they may be written to, the file does not change, and nothing is read before it
+        is touched. ``BF16``, ``F8_…`` and ``F4`` are the dtypes of ml_dtypes; ``F4`` is unpacked, one element
+        to a byte.
 
     Raises
     ------
@@ -86,7 +88,7 @@ def load_file(filename: Path, *, backend: str = "auto") -> dict[str, Array]:
     OptionError
         `backend` is not one of the choices.
     """
-    return _open.tensors(_native.Archive.open(filename, backend=backend), None, wrap, None)
+    return _open.tensors(_open.open_archive(filename, backend), None, wrap, None)
 
 
 def load(data: Buffer) -> dict[str, Array]:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from ._native import Buffer
+    from typing_extensions import Buffer
+
     from ._serialize import Format, Path
 
 __all__ = ["load", "load_file", "save", "save_file"]
@@ -74,9 +75,9 @@ def load_file(filename: Path, device: Any = "cpu", *, backend: str = "auto") -> 
     Returns
     -------
     dict of str to torch.Tensor
-        In the order of the file. On the CPU with ``"mmap"`` they are views of the mapped file, copy on write: they may
-        be written to, the file does not change, and nothing is read before it is touched. ``F4`` comes
-        packed, as ``float4_e2m1fn_x2``, with half the last dimension of the header.
+        In the order of the file. On the CPU with ``"mmap"`` they are views of the mapped file, copy on write:
+        they may be written to, the file does not change, and nothing is read before it is touched. ``F4``
+        comes packed, as ``float4_e2m1fn_x2``, with half the last dimension of the header.
 
     Raises
     ------
@@ -92,7 +93,7 @@ def load_file(filename: Path, device: Any = "cpu", *, backend: str = "auto") -> 
         `device` or `backend` is not one of the choices.
     """
     move = mover(device)
-    return _open.tensors(_native.Archive.open(filename, backend=backend), None, wrap, move)
+    return _open.tensors(_open.open_archive(filename, backend), None, wrap, move)
 
 
 def load(data: Buffer) -> dict[str, torch.Tensor]:
