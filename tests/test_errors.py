@@ -126,8 +126,8 @@ def test_a_missing_tensor_is_named_with_the_nearest(path: Path) -> None:
             lambda n: file.get_tensors([n]),
         ):
             with pytest.raises(ingot.TensorNotFoundError, match="`weight`") as caught:
-                ask("wieght")
-            assert caught.value.tensor == "wieght"
+                ask("weihgt")
+            assert caught.value.tensor == "weihgt"
             assert caught.value.path == str(path)
 
 

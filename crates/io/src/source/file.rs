@@ -22,9 +22,7 @@ impl FileSource {
     pub fn new(file: File) -> io::Result<FileSource> {
         let metadata = file.metadata()?;
         if metadata.is_dir() {
-            return Err(io::Error::from_raw_os_error(
-                rustix::io::Errno::ISDIR.raw_os_error(),
-            ));
+            return Err(is_a_directory());
         }
         if !metadata.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
