@@ -4,7 +4,6 @@
 use alloc::borrow::{Cow, ToOwned};
 use alloc::format;
 use alloc::string::String;
-use alloc::vec::Vec;
 use core::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
@@ -322,12 +321,12 @@ impl<'de> Place<'de> for OneEntry<'_> {
                 "shape" => {
                     self.once(shape.as_ref(), "shape")?;
                     let field = self.field("shape", "an array of integers");
-                    shape = Some(map.next_value_seed(At(Numbers(field)))?);
+                    shape = Some(map.next_value_seed(At(Dims(field)))?);
                 }
                 "data_offsets" => {
                     self.once(offsets.as_ref(), "data_offsets")?;
                     let field = self.field("data_offsets", "an array of two integers");
-                    offsets = Some(map.next_value_seed(At(Numbers(field)))?);
+                    offsets = Some(map.next_value_seed(At(Offsets(field)))?);
                 }
                 _ => {
                     map.next_value_seed(At(Unknown))?;
@@ -339,15 +338,13 @@ impl<'de> Place<'de> for OneEntry<'_> {
             }
         }
         let dtype = self.required(dtype, "dtype")?;
-        let shape = self.required(shape, "shape")?;
-        let offsets = self.required(offsets, "data_offsets")?;
-        let &[begin, end] = offsets.as_slice() else {
-            let found = format!("{} of them", offsets.len());
+        self.required(shape, "shape")?;
+        let ([begin, end], count) = self.required(offsets, "data_offsets")?;
+        if count != 2 {
             return self
                 .field("data_offsets", "an array of two integers")
-                .wrong(found);
-        };
-        self.reader.raw.dims.extend_from_slice(&shape);
+                .wrong(format!("{count} of them"));
+        }
         self.reader.raw.close_entry(dtype, begin, end);
         Ok(())
     }
@@ -390,6 +387,16 @@ struct Field<'r> {
 }
 
 impl Field<'_> {
+    /// The same field, for something inside it.
+    fn again(&mut self) -> Field<'_> {
+        Field {
+            reader: self.reader,
+            name: self.name,
+            field: self.field,
+            expected: self.expected,
+        }
+    }
+
     fn wrong<T, E: Error>(self, found: String) -> Result<T, E> {
         let Field {
             reader,
@@ -430,37 +437,44 @@ impl<'de> Place<'de> for Code<'_> {
     }
 }
 
-/// An array of unsigned integers.
-struct Numbers<'r>(Field<'r>);
+/// An array of dimensions. They go straight to the others of the header: a list of their own would take as much
+/// memory again, which is four times the header where all dimensions have one digit.
+struct Dims<'r>(Field<'r>);
 
-impl<'de> Place<'de> for Numbers<'_> {
-    type Value = Vec<u64>;
+impl<'de> Place<'de> for Dims<'_> {
+    type Value = ();
 
-    fn wrong<E: Error>(self, found: String) -> Result<Vec<u64>, E> {
+    fn wrong<E: Error>(self, found: String) -> Result<(), E> {
         self.0.wrong(found)
     }
 
-    fn array<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<u64>, A::Error> {
-        let Field {
-            reader,
-            name,
-            field,
-            expected,
-        } = self.0;
-        let mut numbers = Vec::new();
-        loop {
-            let place = Number(Field {
-                reader: &mut *reader,
-                name,
-                field,
-                expected,
-            });
-            match seq.next_element_seed(At(place))? {
-                Some(number) => numbers.push(number),
-                None => break,
-            }
+    fn array<A: SeqAccess<'de>>(mut self, mut seq: A) -> Result<(), A::Error> {
+        while let Some(dim) = seq.next_element_seed(At(Number(self.0.again())))? {
+            self.0.reader.raw.dims.push(dim);
         }
-        Ok(numbers)
+        Ok(())
+    }
+}
+
+/// An array of two numbers, with the count of those that are there.
+struct Offsets<'r>(Field<'r>);
+
+impl<'de> Place<'de> for Offsets<'_> {
+    type Value = ([u64; 2], usize);
+
+    fn wrong<E: Error>(self, found: String) -> Result<Self::Value, E> {
+        self.0.wrong(found)
+    }
+
+    fn array<A: SeqAccess<'de>>(mut self, mut seq: A) -> Result<Self::Value, A::Error> {
+        let (mut pair, mut count) = ([0; 2], 0);
+        while let Some(number) = seq.next_element_seed(At(Number(self.0.again())))? {
+            if let Some(place) = pair.get_mut(count) {
+                *place = number;
+            }
+            count += 1;
+        }
+        Ok((pair, count))
     }
 }
 
