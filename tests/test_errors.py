@@ -138,6 +138,26 @@ def test_an_index_that_does_not_fit_is_explained(path: Path) -> None:
     assert caught.value.path == str(path)
 
 
+def test_a_shape_that_numpy_cannot_hold_blocks_only_its_tensor(tmp_path: Path) -> None:
+    path = tmp_path / "deep.safetensors"
+    deep = {"dtype": "U8", "shape": [1] * 65, "data": b"x"}
+    ingot.serialize_file({"deep": deep, "flat": deep | {"shape": [1]}}, path, durable=False)
+    with ingot.safe_open(path, "np") as file:
+        assert file["flat"].tolist() == [ord("x")]
+        reads: list[Callable[[], Any]] = [
+            lambda: file["deep"],
+            file.get_tensors,
+            lambda: file.get_slice("deep")[...],
+            lambda: ingot.numpy.load_file(path),
+        ]
+        for read in reads:
+            with pytest.raises(ingot.DtypeError, match="`deep`") as caught:
+                read()
+            assert caught.value.code == "shape-not-in-framework"
+            assert caught.value.path == str(path)
+    assert ingot.torch.load_file(path)["deep"].ndim == 65
+
+
 HOSTILE = "a\x1b[31m\r\n\u202eb\x9b"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ._frameworks import adapter
 from ._native import Archive
-from .errors import ClosedError, DtypeError, OptionError, SliceError, _escaped, _quoted
+from .errors import ClosedError, DtypeError, OptionError, SafetensorError, SliceError, _escaped, _quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class safe_open:
         TensorNotFoundError
             There is no such tensor. The nearest name is in the message.
         DtypeError
-            The framework lacks the dtype. The other tensors of the file can be read.
+            The framework lacks the dtype or cannot hold the shape. The other tensors of the file can be read.
         StorageError
             Reading failed, or the file is shorter now than when it was opened.
         """
@@ -314,6 +314,10 @@ class TensorSlice:
             part = self._indexed(_tensor(self._archive, name, wrap), index)
         except DtypeError as error:
             raise _located(error, self._archive) from error.__cause__
+        except ValueError as error:
+            if isinstance(error, SafetensorError):
+                raise
+            raise _shapeless(error, self._archive, name) from error
         return _moved(part, self._move)
 
     def _indexed(self, tensor: Any, index: Any) -> Any:
@@ -357,6 +361,13 @@ def tensors(archive: Archive, names: Iterable[str] | None, wrap: Wrap, move: Mov
         found = archive.tensors(wanted, wrap)
     except DtypeError as error:
         raise _located(error, archive) from error.__cause__
+    except ValueError as error:
+        if isinstance(error, SafetensorError):
+            raise
+        # The framework refused a shape and did not say whose: one by one finds it.
+        for name in archive.offset_names() if wanted is None else wanted:
+            _tensor(archive, name, wrap)
+        raise
     if move is not None:
         for name in found:
             # One by one, so that what has been moved is freed before the next is.
@@ -369,16 +380,27 @@ def _tensor(archive: Archive, name: str, wrap: Wrap) -> Any:
         return archive.tensor(name, wrap)
     except DtypeError as error:
         raise _located(error, archive) from error.__cause__
+    except ValueError as error:
+        if isinstance(error, SafetensorError):
+            raise
+        raise _shapeless(error, archive, name) from error
 
 
 def _moved(tensor: Any, move: Move | None) -> Any:
     return tensor if move is None else move(tensor)
 
 
+def _shapeless(error: ValueError, archive: Archive, name: str) -> DtypeError:
+    """What to raise for a framework that cannot hold a tensor's shape, such as NumPy above 64 dimensions."""
+    shape = archive.info(name).shape
+    message = f"tensor {_quoted(name)}: the framework cannot hold its shape: {error}"
+    return _located(DtypeError(message, code="shape-not-in-framework", tensor=name, found=shape), archive)
+
+
 def _located(error: DtypeError, archive: Archive) -> DtypeError:
-    """`error`, which names the tensor whose dtype an adapter refused, with the file that it is in."""
+    """`error`, which names the tensor that a framework refused, with the file that it is in."""
     if error.tensor is None or error.path is not None:
         return error
     where = "" if archive.path is None else f"{_escaped(archive.path)}: "
-    found = archive.info(error.tensor).dtype
+    found = archive.info(error.tensor).dtype if error.found is None else error.found
     return DtypeError(f"{where}{error}", code=error.code, path=archive.path, tensor=error.tensor, found=found)

@@ -11,7 +11,7 @@ that both ``except ingot.SafetensorError`` and ``except KeyError`` do what they 
     ├── DestinationError        BufferError   a buffer that is too small, read-only or not contiguous
     ├── SaveError               ValueError    tensors that the format cannot hold
     │   └── SharedMemoryError   RuntimeError  tensors that share memory
-    ├── DtypeError              TypeError     a dtype that the framework, or the format, has no room for
+    ├── DtypeError              TypeError     a dtype or a shape that the framework cannot hold
     ├── OptionError             ValueError    an argument that is not one of the choices
     └── ClosedError             ValueError    the file was closed
 
@@ -147,7 +147,10 @@ class SharedMemoryError(SaveError, RuntimeError):
 
 
 class DtypeError(SafetensorError, TypeError):
-    """The framework lacks the tensor's dtype, or the array holds no numbers. Others are not affected."""
+    """The framework lacks the tensor's dtype or cannot hold its shape, or an array to save holds no numbers.
+
+    Other tensors are not affected.
+    """
 
 
 class OptionError(SafetensorError, ValueError):

@@ -81,8 +81,8 @@ def load_file(filename: Path, *, backend: str = "auto") -> dict[str, Array]:
     HeaderError
         The file breaks a rule of its format; ``code`` says which.
     DtypeError
-        NumPy lacks a tensor's dtype, or ml_dtypes is not installed. `ingot.safe_open` reads the other
-        tensors.
+        NumPy lacks a tensor's dtype or has fewer dimensions, or ml_dtypes is not installed. `ingot.safe_open`
+        reads the other tensors.
     StorageError
         Reading failed.
     OptionError
