@@ -267,6 +267,8 @@ impl Archive {
                 return Ok(view);
             }
         }
+        // Before the first byte too: where the file is mapped, copying what is no longer there is fatal.
+        self.check_unchanged()?;
         let mut block = allocate(nbytes).map_err(|failure| self.explain(failure))?;
         gather(&*self.source, start, selection, &mut block[..nbytes], watch)
             .map_err(|failure| self.explain(failure))?;

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use ingot_format::SelectionError;
 use ingot_io::Error;
-use pyo3::exceptions::{PyKeyboardInterrupt, PyMemoryError, PyNotImplementedError, PyOSError, PyValueError};
+use pyo3::exceptions::{PyKeyboardInterrupt, PyMemoryError, PyNotImplementedError, PyOSError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -39,10 +39,7 @@ fn ours(py: Python<'_>, class: &str, error: &Error) -> PyErr {
     let make = || -> PyResult<PyErr> {
         let facts = PyDict::new(py);
         facts.set_item("code", error.code())?;
-        facts.set_item(
-            "path",
-            error.path().map(|path| path.to_string_lossy().into_owned()),
-        )?;
+        facts.set_item("path", error.path().map(Path::as_os_str))?;
         facts.set_item("tensor", error.tensor())?;
         let (expected, found) = error.expected_found().unzip();
         facts.set_item("expected", expected)?;
@@ -87,10 +84,6 @@ fn os_error(py: Python<'_>, path: &Path, source: &std::io::Error) -> PyErr {
         let os = py.import("os")?;
         let (errno, text) = match source.raw_os_error() {
             Some(errno) => (errno, os.call_method1("strerror", (errno,))?),
-            // A NUL in the path, which open() refuses with the same class.
-            None if path.to_string_lossy().contains('\0') => {
-                return Ok(PyValueError::new_err("embedded null byte in the path"));
-            }
             None => (
                 invalid_argument(py)?,
                 source.to_string().into_pyobject(py)?.into_any(),

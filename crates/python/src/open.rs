@@ -189,7 +189,7 @@ impl Archive {
         let tensors = PyDict::new(py);
         let mut shared = None;
         for (entry, region) in entries.zip(&regions) {
-            let tensor = wrap.wrap(py, region, entry.dtype, entry.shape, &mut shared)?;
+            let tensor = wrap.wrap(py, region, &entry, &mut shared)?;
             tensors.set_item(PyString::new(py, entry.name), tensor)?;
         }
         Ok(tensors)
@@ -200,7 +200,7 @@ impl Archive {
         let entry = find(py, &archive, name)?.1;
         wrap.accepts(py, &entry)?;
         let region = Signals::detach(py, |signals| archive.read_watched(name, signals))?;
-        wrap.wrap(py, &region, entry.dtype, entry.shape, &mut None)
+        wrap.wrap(py, &region, &entry, &mut None)
     }
 
     fn select<'py>(
@@ -215,14 +215,12 @@ impl Archive {
         wrap.accepts(py, &entry)?;
         let index = index::parts(index)?;
         let (shape, region) = Signals::detach(py, |signals| archive.select(name, &index, signals))?;
-        wrap.accepts(
-            py,
-            &Entry {
-                shape: &shape,
-                ..entry
-            },
-        )?;
-        wrap.wrap(py, &region, entry.dtype, &shape, &mut None)
+        let part = Entry {
+            shape: &shape,
+            ..entry
+        };
+        wrap.accepts(py, &part)?;
+        wrap.wrap(py, &region, &part, &mut None)
     }
 
     /// A second handle to the same open file, closed on its own.
@@ -283,6 +281,10 @@ fn limits(strict: bool, max_header_size: Option<u64>) -> Limits {
 pub(crate) fn file_path(path: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
     let encoded = path.py().import("os")?.call_method1("fsencode", (path,))?;
     let bytes = encoded.cast::<PyBytes>()?.as_bytes();
+    // As `open()` does. The system would see a shorter path.
+    if bytes.contains(&0) {
+        return Err(PyValueError::new_err("embedded null byte in the path"));
+    }
     #[cfg(unix)]
     {
         use std::os::unix::ffi::OsStrExt;

@@ -2,7 +2,7 @@
 
 use ingot_format::{Dtype, Entry};
 use ingot_io::Region;
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyTuple, PyType};
@@ -65,7 +65,7 @@ impl Wrap {
     pub(crate) fn accepts(&self, py: Python<'_>, entry: &Entry<'_>) -> PyResult<()> {
         let known = self
             .known(py, entry.dtype)
-            .map_err(|refusal| name_tensor(py, refusal, entry.name))?;
+            .map_err(|refusal| name_tensor(py, refusal, entry.name, "dtype-not-in-framework"))?;
         let takes_any_shape = matches!((self.style, known), (Style::Buffer, Known::Finished(_)));
         if !takes_any_shape && storage_shape(entry.dtype, entry.shape).is_none() {
             let message = format!(
@@ -86,9 +86,29 @@ impl Wrap {
         Ok(())
     }
 
-    /// The tensor over `region`. `shared` is the buffer made for the region before, to be used again when it is
+    /// The tensor `entry` over `region`. `shared` is the buffer made for the region before, to be used again when it is
     /// over the same memory.
     pub(crate) fn wrap<'py>(
+        &self,
+        py: Python<'py>,
+        region: &Region,
+        entry: &Entry<'_>,
+        shared: &mut Option<(usize, Bound<'py, Buffer>)>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.wrap_unnamed(py, region, entry.dtype, entry.shape, shared)
+            .map_err(|refusal| {
+                // What a framework says of a shape that it has no room for. Errors of ours know their tensor.
+                let is_frameworks = refusal.get_type(py).is(py.get_type::<PyValueError>())
+                    || refusal.get_type(py).is(py.get_type::<PyRuntimeError>());
+                if is_frameworks {
+                    name_tensor(py, refusal, entry.name, "shape-not-in-framework")
+                } else {
+                    refusal
+                }
+            })
+    }
+
+    fn wrap_unnamed<'py>(
         &self,
         py: Python<'py>,
         region: &Region,
@@ -157,15 +177,15 @@ impl Wrap {
     }
 }
 
-/// Adds the tensor's name to a framework's refusal of its dtype.
-fn name_tensor(py: Python<'_>, refusal: PyErr, tensor: &str) -> PyErr {
+/// Adds the tensor's name to a framework's refusal of its dtype or its shape.
+fn name_tensor(py: Python<'_>, refusal: PyErr, tensor: &str, code: &str) -> PyErr {
     let reason = refusal
         .value(py)
         .str()
         .map(|text| text.to_string())
         .unwrap_or_default();
     let message = format!("tensor {}: {reason}", ingot_format::Quoted(tensor));
-    let named = about_tensor(py, "DtypeError", "dtype-not-in-framework", tensor, &message);
+    let named = about_tensor(py, "DtypeError", code, tensor, &message);
     named.set_cause(py, Some(refusal));
     named
 }
