@@ -90,23 +90,11 @@ const fn dl_dtype(dtype: Dtype) -> DlDataType {
     DlDataType { code, bits, lanes }
 }
 
-/// The shape in units that a framework stores: packed dtypes count bytes along the last dimension.
-///
-/// `None` where the last dimension does not fill bytes, or a dimension passes what DLPack can count.
-pub(crate) fn storage_shape(dtype: Dtype, shape: &[u64]) -> Option<Vec<i64>> {
-    let mut units = shape
-        .iter()
-        .map(|&dim| i64::try_from(dim).ok())
-        .collect::<Option<Vec<_>>>()?;
-    let lanes = i64::from(dl_dtype(dtype).lanes);
-    if lanes > 1 {
-        let last = units.last_mut()?;
-        if *last % lanes != 0 {
-            return None;
-        }
-        *last /= lanes;
-    }
-    Some(units)
+/// Whether [`Dims::of`] gives something: without making it, since every tensor is asked.
+pub(crate) fn has_storage_shape(dtype: Dtype, shape: &[u64]) -> bool {
+    let lanes = u64::from(dl_dtype(dtype).lanes);
+    let fills_bytes = lanes == 1 || shape.last().is_some_and(|last| last % lanes == 0);
+    fills_bytes && shape.iter().all(|&dim| i64::try_from(dim).is_ok())
 }
 
 /// A tensor on its way to a framework: what the capsule points to, and what keeps it alive.
@@ -121,7 +109,12 @@ struct Exported {
 }
 
 /// Shape and strides, in place for the ranks that nearly all tensors have.
-enum Dims {
+pub(crate) struct Dims {
+    rank: usize,
+    numbers: Numbers,
+}
+
+enum Numbers {
     Inline([i64; 2 * Dims::INLINE_RANK]),
     Boxed(Box<[i64]>),
 }
@@ -129,42 +122,66 @@ enum Dims {
 impl Dims {
     const INLINE_RANK: usize = 4;
 
-    /// `shape`, and the strides of C order, in elements.
-    fn new(shape: &[i64]) -> Dims {
+    /// The shape in units that a framework stores: packed dtypes count bytes along the last dimension.
+    ///
+    /// `None` where the last dimension does not fill bytes, or a dimension passes what DLPack can count.
+    pub(crate) fn of(dtype: Dtype, shape: &[u64]) -> Option<Dims> {
         let rank = shape.len();
-        let mut dims = if rank <= Dims::INLINE_RANK {
-            Dims::Inline([0; 2 * Dims::INLINE_RANK])
+        let numbers = if rank <= Dims::INLINE_RANK {
+            Numbers::Inline([0; 2 * Dims::INLINE_RANK])
         } else {
-            Dims::Boxed(vec![0; 2 * rank].into_boxed_slice())
+            Numbers::Boxed(vec![0; 2 * rank].into_boxed_slice())
         };
-        let (sizes, strides) = dims.as_mut_slice().split_at_mut(rank);
-        sizes.copy_from_slice(shape);
+        let mut dims = Dims { rank, numbers };
+        let (sizes, strides) = dims.split_mut();
+        for (size, &dim) in sizes.iter_mut().zip(shape) {
+            *size = i64::try_from(dim).ok()?;
+        }
+        let lanes = i64::from(dl_dtype(dtype).lanes);
+        if lanes > 1 {
+            let last = sizes.last_mut()?;
+            if *last % lanes != 0 {
+                return None;
+            }
+            *last /= lanes;
+        }
         let mut stride = 1_i64;
-        for (dim, place) in shape.iter().zip(strides).rev() {
+        for (&mut size, place) in sizes.iter_mut().zip(strides).rev() {
             *place = stride;
             // Cannot overflow for a tensor that has bytes; for an empty one the strides do not matter.
-            stride = stride.saturating_mul((*dim).max(1));
+            stride = stride.saturating_mul(size.max(1));
         }
-        dims
+        Some(dims)
     }
 
-    fn as_mut_slice(&mut self) -> &mut [i64] {
-        match self {
-            Dims::Inline(dims) => dims,
-            Dims::Boxed(dims) => dims,
+    /// The shape in storage units.
+    pub(crate) fn sizes(&self) -> &[i64] {
+        match &self.numbers {
+            Numbers::Inline(numbers) => &numbers[..self.rank],
+            Numbers::Boxed(numbers) => &numbers[..self.rank],
         }
+    }
+
+    /// Shape, and the strides of C order in elements.
+    fn split_mut(&mut self) -> (&mut [i64], &mut [i64]) {
+        let numbers: &mut [i64] = match &mut self.numbers {
+            Numbers::Inline(numbers) => numbers,
+            Numbers::Boxed(numbers) => numbers,
+        };
+        let (sizes, strides) = numbers.split_at_mut(self.rank);
+        (sizes, &mut strides[..self.rank])
     }
 }
 
-/// A capsule over `region`, to be read as `dtype` with `shape` in storage units. Writing to it writes to the
+/// A capsule over `region`, to be read as `dtype` with the shape in `dims`. Writing to it writes to the
 /// region, which for a mapped file never reaches the file.
 pub(crate) fn capsule<'py>(
     py: Python<'py>,
     region: Region,
     dtype: Dtype,
-    shape: &[i64],
+    dims: Dims,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let ndim = i32::try_from(shape.len()).map_err(|_| PyValueError::new_err("too many dimensions"))?;
+    let ndim = i32::try_from(dims.rank).map_err(|_| PyValueError::new_err("too many dimensions"))?;
     let mut exported = Box::new(Exported {
         managed: DlManagedTensor {
             dl_tensor: DlTensor {
@@ -182,11 +199,11 @@ pub(crate) fn capsule<'py>(
             manager_ctx: ptr::null_mut(),
             deleter: Some(delete),
         },
-        dims: Dims::new(shape),
+        dims,
         _region: region,
     });
     // The box stays where it is, so pointers into it hold until `delete` frees it.
-    let (sizes, strides) = exported.dims.as_mut_slice().split_at_mut(shape.len());
+    let (sizes, strides) = exported.dims.split_mut();
     exported.managed.dl_tensor.shape = sizes.as_mut_ptr();
     exported.managed.dl_tensor.strides = strides.as_mut_ptr();
     let managed: *mut DlManagedTensor = Box::into_raw(exported).cast();

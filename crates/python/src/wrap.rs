@@ -1,6 +1,6 @@
 //! How bytes become a framework's tensors.
 
-use ingot_format::{Dtype, Entry};
+use ingot_format::{Dtype, Entry, to_u64};
 use ingot_io::Region;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -8,7 +8,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyTuple, PyType};
 
 use crate::errors::about_tensor;
-use crate::tensor::{Buffer, capsule, storage_shape};
+use crate::tensor::{Buffer, Dims, capsule, has_storage_shape};
 
 /// What a framework's module hands over: a callable that makes tensors, and one that says how it knows a dtype.
 #[pyclass(frozen, module = "ingot._native")]
@@ -67,7 +67,7 @@ impl Wrap {
             .known(py, entry.dtype)
             .map_err(|refusal| name_tensor(py, refusal, entry.name, "dtype-not-in-framework"))?;
         let takes_any_shape = matches!((self.style, known), (Style::Buffer, Known::Finished(_)));
-        if !takes_any_shape && storage_shape(entry.dtype, entry.shape).is_none() {
+        if !takes_any_shape && !has_storage_shape(entry.dtype, entry.shape) {
             let message = format!(
                 "tensor {}: the last dimension of shape {:?} does not fill bytes of {}, and a framework can only \
                  hold whole ones — read it with get_slice or as bytes",
@@ -117,18 +117,18 @@ impl Wrap {
         shared: &mut Option<(usize, Bound<'py, Buffer>)>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let units =
-            || storage_shape(dtype, shape).ok_or_else(|| PyValueError::new_err("shape cannot be stored"));
+            || Dims::of(dtype, shape).ok_or_else(|| PyValueError::new_err("shape cannot be stored"));
         match self.known(py, dtype)? {
-            Known::Natively(as_dtype) => self.make(py, region, dtype, &units()?, as_dtype.bind(py), shared),
+            Known::Natively(as_dtype) => self.make(py, region, dtype, units()?, as_dtype.bind(py), shared),
             Known::Finished(finish) => {
-                let nbytes =
-                    i64::try_from(region.len()).map_err(|_| PyValueError::new_err("tensor too large"))?;
+                let nbytes = Dims::of(Dtype::U8, &[to_u64(region.len())])
+                    .ok_or_else(|| PyValueError::new_err("tensor too large"))?;
                 let Known::Natively(bytes) = self.known(py, Dtype::U8)? else {
                     return Err(PyValueError::new_err("a framework must take U8 as it is"));
                 };
-                let raw = self.make(py, region, Dtype::U8, &[nbytes], bytes.bind(py), shared)?;
+                let raw = self.make(py, region, Dtype::U8, nbytes, bytes.bind(py), shared)?;
                 let shape = match self.style {
-                    Style::Dlpack => PyTuple::new(py, units()?)?,
+                    Style::Dlpack => PyTuple::new(py, units()?.sizes())?,
                     Style::Buffer => PyTuple::new(py, shape)?,
                 };
                 finish.bind(py).call1((raw, shape))
@@ -141,7 +141,7 @@ impl Wrap {
         py: Python<'py>,
         region: &Region,
         dtype: Dtype,
-        units: &[i64],
+        units: Dims,
         as_dtype: &Bound<'py, PyAny>,
         shared: &mut Option<(usize, Bound<'py, Buffer>)>,
     ) -> PyResult<Bound<'py, PyAny>> {
@@ -157,7 +157,7 @@ impl Wrap {
                         &shared.insert((address, buffer)).1
                     }
                 };
-                make.call1((PyTuple::new(py, units)?, as_dtype, buffer, region.at()))
+                make.call1((PyTuple::new(py, units.sizes())?, as_dtype, buffer, region.at()))
             }
         }
     }
