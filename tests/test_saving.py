@@ -193,6 +193,42 @@ def test_shared_memory_is_refused_by_name(save: Any, tensors: dict[str, torch.Te
     assert isinstance(caught.value, RuntimeError)
 
 
+def test_every_view_within_a_shared_tensor_is_named(save: Any) -> None:
+    whole = torch.arange(8.0)
+    tensors = {"whole": whole, "early": whole[1:3], "late": whole[4:5], "other": torch.zeros(2)}
+    with pytest.raises(ingot.SharedMemoryError) as caught:
+        save(ingot.torch, tensors)
+    assert all(f"`{name}`" in str(caught.value) for name in ("whole", "early", "late"))
+    assert "other" not in str(caught.value)
+
+
+def test_a_thousand_shared_tensors_make_a_short_message(save: Any) -> None:
+    whole = torch.arange(8.0)
+    with pytest.raises(ingot.SharedMemoryError, match="and 995 more"):
+        save(ingot.torch, {str(number): whole for number in range(1000)})
+
+
+@pytest.mark.parametrize(
+    ("spec", "code"),
+    [
+        ({"dtype": "F32", "shape": [-1], "data": b""}, "invalid-shape"),
+        ({"dtype": "F32", "shape": [2], "data": b"1234"}, "size-mismatch"),
+        ({"dtype": "F99", "shape": [1], "data": b"1234"}, "unknown-dtype"),
+        ({"dtype": "U8", "shape": [2], "data": memoryview(b"1234")[::2]}, "not-contiguous"),
+    ],
+)
+def test_a_buffer_that_does_not_fit_is_refused_by_name(spec: dict[str, Any], code: str) -> None:
+    with pytest.raises(ingot.SaveError, match="^tensor `bad`: ") as caught:
+        ingot.serialize({"bad": spec})
+    assert (caught.value.code, caught.value.tensor) == (code, "bad")
+
+
+def test_a_name_that_no_file_can_spell_is_refused(save: Any) -> None:
+    with pytest.raises(ingot.SaveError) as caught:
+        save(ingot.torch, {"\ud800": torch.zeros(1)})
+    assert caught.value.code == "invalid-unicode"
+
+
 def test_neighbours_in_one_storage_share_nothing(save: Any) -> None:
     base = torch.arange(24.0).reshape(4, 6)
     for parts in (base.chunk(2), base.chunk(3, dim=1), (base[:, ::2], base[:, 1::2]), base.unbind(1)):

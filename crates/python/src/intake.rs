@@ -1,11 +1,11 @@
 //! Tensors on their way to a file: names, and bytes where they lie.
 
 use ingot_format::{Dtype, Quoted};
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::{PyBufferError, PyException, PyMemoryError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyMapping, PyString, PyTuple};
 
-use crate::errors::{about_tensor, exception};
+use crate::errors::about_tensor;
 use crate::tensor::Imported;
 
 /// How a framework's module hands over its tensors.
@@ -38,11 +38,14 @@ impl Exporter<'_, '_> {
     fn take_one(&self, name: &Bound<'_, PyAny>, tensor: &Bound<'_, PyAny>) -> PyResult<(String, Imported)> {
         let name = tensor_name(name)?;
         if let Some(export) = self.export {
-            // A tensor that cannot be exported is one that `payload` has words for.
-            if let Ok(capsule) = export.call1((tensor,))
-                && let Some(imported) = Imported::from_capsule(&capsule)?
-            {
-                return Ok((name, imported));
+            match export.call1((tensor,)) {
+                Ok(capsule) => {
+                    if let Some(imported) = Imported::from_capsule(&capsule)? {
+                        return Ok((name, imported));
+                    }
+                }
+                Err(fault) if is_refusal(tensor.py(), &fault) => {}
+                Err(fault) => return Err(fault),
             }
         }
         let imported = self.slowly(&name, tensor)?;
@@ -58,22 +61,35 @@ impl Exporter<'_, '_> {
                 about_tensor(py, "SaveError", "unsupported-dtype", name, &message)
             });
         }
-        let (code, shape, buffer): (String, Vec<u64>, Bound<'_, PyAny>) =
+        let (code, shape, buffer): (String, Bound<'_, PyAny>, Bound<'_, PyAny>) =
             payload.cast::<PyTuple>()?.extract()?;
         let refuse = |code: &str, reason: String| {
-            about_tensor(
-                py,
-                "SaveError",
-                code,
-                name,
-                &format!("tensor {}: {reason}", Quoted(name)),
-            )
+            let message = format!("tensor {}: {reason}", Quoted(name));
+            about_tensor(py, "SaveError", code, name, &message)
         };
         let dtype = Dtype::from_code(&code)
             .ok_or_else(|| refuse("unknown-dtype", format!("unknown dtype {}", Quoted(&code))))?;
-        Imported::from_buffer(dtype, shape, &buffer)
-            .map_err(|fault| refuse("size-mismatch", fault.value(py).to_string()))
+        let shape: Vec<u64> = shape.extract().map_err(|_| {
+            refuse(
+                "invalid-shape",
+                format!("expected a shape of integers from 0 to 2^64 - 1, found {shape}"),
+            )
+        })?;
+        Imported::from_buffer(dtype, shape, &buffer).map_err(|fault| {
+            let reason = fault.value(py).to_string();
+            match () {
+                () if fault.is_instance_of::<PyBufferError>(py) => refuse("not-contiguous", reason),
+                () if fault.is_instance_of::<PyValueError>(py) => refuse("size-mismatch", reason),
+                () => fault,
+            }
+        })
     }
+}
+
+/// Whether an exporter only says that it cannot take the tensor, for which `payload` then has words; and not that
+/// the user pressed Ctrl-C or that memory ran out.
+fn is_refusal(py: Python<'_>, fault: &PyErr) -> bool {
+    fault.is_instance_of::<PyException>(py) && !fault.is_instance_of::<PyMemoryError>(py)
 }
 
 fn tensor_name(name: &Bound<'_, PyAny>) -> PyResult<String> {
@@ -88,14 +104,8 @@ fn tensor_name(name: &Bound<'_, PyAny>) -> PyResult<String> {
     text.to_str().map(ToOwned::to_owned).map_err(|_| {
         // A lone surrogate, which UTF-8 cannot spell.
         let shown = name.repr().map(|repr| repr.to_string()).unwrap_or_default();
-        match exception(
-            py,
-            "SaveError",
-            &format!("tensor {shown}: the name is not valid Unicode"),
-            None,
-        ) {
-            Ok(refusal) | Err(refusal) => refusal,
-        }
+        let message = format!("tensor {shown}: the name is not valid Unicode");
+        about_tensor(py, "SaveError", "invalid-unicode", &shown, &message)
     })
 }
 

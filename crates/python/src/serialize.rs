@@ -160,6 +160,9 @@ impl NewFile {
     }
 }
 
+/// Names that a message lists; a whole model may share one buffer.
+const MAX_NAMED: usize = 5;
+
 /// Fails when two tensors share bytes: the file would hold them twice, and whoever loads it would get two tensors
 /// that no longer change together.
 fn refuse_shared(py: Python<'_>, tensors: &[(String, Imported)]) -> PyResult<()> {
@@ -169,20 +172,24 @@ fn refuse_shared(py: Python<'_>, tensors: &[(String, Imported)]) -> PyResult<()>
         .filter(|((begin, end), _)| begin < end)
         .collect();
     ranges.sort_unstable();
-    let Some((shared_end, first)) = ranges
-        .windows(2)
-        .find(|pair| pair[1].0.0 < pair[0].0.1)
-        .map(|pair| (pair[0].0.1, pair[0].1))
-    else {
+    // Ranges that reach into each other, one after another, are one group.
+    let mut reach = 0;
+    let mut groups = ranges.chunk_by(|((_, end), _), ((begin, _), _)| {
+        reach = reach.max(*end);
+        *begin < reach
+    });
+    let Some(group) = groups.find(|group| group.len() > 1) else {
         return Ok(());
     };
-    let others = ranges
+    let first = group[0].1;
+    let mut names: Vec<String> = group
         .iter()
-        .filter(|((begin, end), name)| *begin < shared_end && shared_end <= *end && *name != first);
-    let names: Vec<String> = std::iter::once(first)
-        .chain(others.map(|row| row.1))
-        .map(|name| Quoted(name).to_string())
+        .take(MAX_NAMED)
+        .map(|row| Quoted(row.1).to_string())
         .collect();
+    if group.len() > MAX_NAMED {
+        names.push(format!("and {} more", group.len() - MAX_NAMED));
+    }
     let message = format!(
         "Some tensors share memory, this will lead to duplicate memory on disk and potential differences when \
          loading them again: {} — save one of them, or save `tensor.clone()`",

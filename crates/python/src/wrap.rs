@@ -2,7 +2,7 @@
 
 use ingot_format::{Dtype, Entry, to_u64};
 use ingot_io::Region;
-use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyException, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyTuple, PyType};
@@ -116,8 +116,7 @@ impl Wrap {
         shape: &[u64],
         shared: &mut Option<(usize, Bound<'py, Buffer>)>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let units =
-            || Dims::of(dtype, shape).ok_or_else(|| PyValueError::new_err("shape cannot be stored"));
+        let units = || Dims::of(dtype, shape).ok_or_else(|| PyValueError::new_err("shape cannot be stored"));
         match self.known(py, dtype)? {
             Known::Natively(as_dtype) => self.make(py, region, dtype, units()?, as_dtype.bind(py), shared),
             Known::Finished(finish) => {
@@ -179,6 +178,10 @@ impl Wrap {
 
 /// Adds the tensor's name to a framework's refusal of its dtype or its shape.
 fn name_tensor(py: Python<'_>, refusal: PyErr, tensor: &str, code: &str) -> PyErr {
+    if !refusal.is_instance_of::<PyException>(py) {
+        // Ctrl-C while a framework is imported, say.
+        return refusal;
+    }
     let reason = refusal
         .value(py)
         .str()
