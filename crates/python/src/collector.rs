@@ -17,7 +17,9 @@ impl Paused<'_> {
         if was_on {
             collector.call_method0("disable")?;
         }
-        Ok(Paused { collector: was_on.then_some(collector) })
+        Ok(Paused {
+            collector: was_on.then_some(collector),
+        })
     }
 }
 

@@ -96,8 +96,7 @@ impl Wrap {
         shape: &[u64],
         shared: &mut Option<(usize, Bound<'py, Buffer>)>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let units =
-            || Dims::of(dtype, shape).ok_or_else(|| PyValueError::new_err("shape cannot be stored"));
+        let units = || Dims::of(dtype, shape).ok_or_else(|| PyValueError::new_err("shape cannot be stored"));
         match self.known(py, dtype)? {
             Known::Natively(as_dtype) => self.make(py, region, dtype, units()?, as_dtype.bind(py), shared),
             Known::Finished(finish) => {
