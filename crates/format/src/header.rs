@@ -62,6 +62,13 @@ impl RawHeader {
         });
     }
 
+    /// Makes room for so many entries, with so much text and so many dimensions in all.
+    pub(crate) fn reserve(&mut self, entries: usize, text: usize, dims: usize) {
+        self.records.reserve(entries);
+        self.names.reserve(text);
+        self.dims.reserve(dims);
+    }
+
     fn entry(&self, number: usize) -> Entry<'_> {
         let record = &self.records[number];
         let (name_begin, dims_begin) = match number.checked_sub(1) {
@@ -121,6 +128,14 @@ impl RawHeader {
 }
 
 impl Header {
+    /// About the bytes that this header takes when it is written, for making room.
+    pub(crate) fn likely_nbytes(&self) -> usize {
+        // What stands around names and numbers in JSON, and numbers of a usual size.
+        const AROUND_ENTRY: usize = 72;
+        const AROUND_DIMENSION: usize = 6;
+        self.raw.names.len() + self.raw.records.len() * AROUND_ENTRY + self.raw.dims.len() * AROUND_DIMENSION
+    }
+
     /// Bytes at the start of a file that [`Header::parse`] needs: the length and the header itself. Asks for no
     /// more than the first 8 bytes and the file's size, so that nothing is allocated on the word of a hostile
     /// file.

@@ -70,6 +70,11 @@ pub fn layout<'a>(
         let pairs = raw.metadata.as_ref().map_or(0, Metadata::len);
         bintensors::check_room(specs.len(), dims, pairs)?;
     }
+    raw.reserve(
+        specs.len(),
+        specs.iter().map(|spec| spec.name.len()).sum(),
+        specs.iter().map(|spec| spec.shape.len()).sum(),
+    );
     let mut begin = 0_u64;
     for spec in order.iter().map(|&number| &specs[number]) {
         let end = extent::nbytes(spec.dtype, spec.shape)
@@ -86,7 +91,8 @@ pub fn layout<'a>(
         begin = end;
     }
     let header = Header::prove(raw, format, 0, begin)?;
-    let mut head = alloc::vec![0; PREFIX_NBYTES];
+    let mut head = Vec::with_capacity(PREFIX_NBYTES + header.likely_nbytes());
+    head.resize(PREFIX_NBYTES, 0);
     match format {
         Format::Safetensors => safetensors::render(&header, &mut head),
         Format::Bintensors => bintensors::render(&header, &mut head),

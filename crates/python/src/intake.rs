@@ -8,6 +8,9 @@ use pyo3::types::{PyCapsule, PyDict, PyMapping, PyString, PyTuple};
 use crate::errors::about_tensor;
 use crate::tensor::Imported;
 
+/// A name and a tensor, of whatever types the caller gave.
+pub(crate) type Item<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>);
+
 /// How a framework's module hands over its tensors.
 pub(crate) struct Exporter<'a, 'py> {
     /// `export(tensor)` gives a DLPack capsule. Quick, and only of use for tensors that lie as a file needs them.
@@ -17,25 +20,19 @@ pub(crate) struct Exporter<'a, 'py> {
 }
 
 impl Exporter<'_, '_> {
-    /// All tensors of a mapping from names.
-    pub(crate) fn take(&self, tensors: &Bound<'_, PyAny>) -> PyResult<Vec<(String, Imported)>> {
-        if let Ok(tensors) = tensors.cast::<PyDict>() {
-            return tensors
-                .iter()
-                .map(|(name, tensor)| self.take_one(&name, &tensor))
-                .collect();
-        }
-        let items = tensors.cast::<PyMapping>()?.items()?;
+    /// The tensors of these items; their names stay with the items.
+    pub(crate) fn take<'a>(&self, items: &'a [Item<'_>]) -> PyResult<Vec<(&'a str, Imported)>> {
         items
             .iter()
-            .map(|item| {
-                let (name, tensor): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
-                self.take_one(&name, &tensor)
-            })
+            .map(|(name, tensor)| self.take_one(name, tensor))
             .collect()
     }
 
-    fn take_one(&self, name: &Bound<'_, PyAny>, tensor: &Bound<'_, PyAny>) -> PyResult<(String, Imported)> {
+    fn take_one<'a>(
+        &self,
+        name: &'a Bound<'_, PyAny>,
+        tensor: &Bound<'_, PyAny>,
+    ) -> PyResult<(&'a str, Imported)> {
         let name = tensor_name(name)?;
         if let Some(export) = self.export {
             match export.call1((tensor,)) {
@@ -48,7 +45,7 @@ impl Exporter<'_, '_> {
                 Err(fault) => return Err(fault),
             }
         }
-        let imported = self.slowly(&name, tensor)?;
+        let imported = self.slowly(name, tensor)?;
         Ok((name, imported))
     }
 
@@ -86,13 +83,16 @@ impl Exporter<'_, '_> {
     }
 }
 
-/// Whether an exporter only says that it cannot take the tensor, for which `payload` then has words; and not that
-/// the user pressed Ctrl-C or that memory ran out.
-fn is_refusal(py: Python<'_>, fault: &PyErr) -> bool {
-    fault.is_instance_of::<PyException>(py) && !fault.is_instance_of::<PyMemoryError>(py)
+/// All items of a mapping from names to tensors.
+pub(crate) fn items<'py>(tensors: &Bound<'py, PyAny>) -> PyResult<Vec<Item<'py>>> {
+    if let Ok(tensors) = tensors.cast::<PyDict>() {
+        return Ok(tensors.iter().collect());
+    }
+    let items = tensors.cast::<PyMapping>()?.items()?;
+    items.iter().map(|item| item.extract()).collect()
 }
 
-fn tensor_name(name: &Bound<'_, PyAny>) -> PyResult<String> {
+fn tensor_name<'a>(name: &'a Bound<'_, PyAny>) -> PyResult<&'a str> {
     let py = name.py();
     let Ok(text) = name.cast::<PyString>() else {
         let class = name.get_type().name()?;
@@ -101,7 +101,7 @@ fn tensor_name(name: &Bound<'_, PyAny>) -> PyResult<String> {
             name.repr()?
         )));
     };
-    text.to_str().map(ToOwned::to_owned).map_err(|_| {
+    text.to_str().map_err(|_| {
         // A lone surrogate, which UTF-8 cannot spell.
         let shown = name.repr().map(|repr| repr.to_string()).unwrap_or_default();
         let message = format!("tensor {shown}: the name is not valid Unicode");

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::errors::{about_tensor, raise};
-use crate::intake::{Exporter, metadata};
+use crate::intake::{Exporter, Item, items, metadata};
 use crate::open::file_path;
 use crate::tensor::Imported;
 use crate::watch::Signals;
@@ -30,7 +30,8 @@ pub(crate) fn serialize_file(
     force: bool,
 ) -> PyResult<()> {
     let path = file_path(path)?;
-    let new = NewFile::new(tensors, &Exporter { export, payload }, metadata, format, shared)?;
+    let items = items(tensors)?;
+    let new = NewFile::new(&items, &Exporter { export, payload }, metadata, format, shared)?;
     let layout = new.layout().map_err(|fault| {
         raise(
             py,
@@ -71,7 +72,8 @@ pub(crate) fn serialize<'py>(
     export: Option<&Bound<'_, PyAny>>,
     shared: &str,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    let new = NewFile::new(tensors, &Exporter { export, payload }, metadata, format, shared)?;
+    let items = items(tensors)?;
+    let new = NewFile::new(&items, &Exporter { export, payload }, metadata, format, shared)?;
     let layout = new
         .layout()
         .map_err(|fault| raise(py, &Error::Unstorable { path: None, fault }))?;
@@ -96,20 +98,20 @@ fn copy_all(payloads: &[Payload<'_>], data: &mut [u8]) {
 }
 
 /// All that goes into a file.
-struct NewFile {
-    tensors: Vec<(String, Imported)>,
+struct NewFile<'a> {
+    tensors: Vec<(&'a str, Imported)>,
     metadata: Option<Vec<(String, String)>>,
     format: Format,
 }
 
-impl NewFile {
+impl<'a> NewFile<'a> {
     fn new(
-        tensors: &Bound<'_, PyAny>,
+        items: &'a [Item<'_>],
         exporter: &Exporter<'_, '_>,
         pairs: Option<&Bound<'_, PyAny>>,
         format: &str,
         shared: &str,
-    ) -> PyResult<NewFile> {
+    ) -> PyResult<NewFile<'a>> {
         let format = match format {
             "safetensors" => Format::Safetensors,
             "bintensors" => Format::Bintensors,
@@ -120,7 +122,7 @@ impl NewFile {
             }
         };
         let metadata = metadata(pairs)?;
-        let imported = exporter.take(tensors)?;
+        let imported = exporter.take(items)?;
         if shared == "error" {
             refuse_shared(exporter.payload.py(), &imported)?;
         }
@@ -165,10 +167,10 @@ const MAX_NAMED: usize = 5;
 
 /// Fails when two tensors share bytes: the file would hold them twice, and whoever loads it would get two tensors
 /// that no longer change together.
-fn refuse_shared(py: Python<'_>, tensors: &[(String, Imported)]) -> PyResult<()> {
+fn refuse_shared(py: Python<'_>, tensors: &[(&str, Imported)]) -> PyResult<()> {
     let mut ranges: Vec<_> = tensors
         .iter()
-        .map(|(name, tensor)| (tensor.addresses(), name))
+        .map(|(name, tensor)| (tensor.addresses(), *name))
         .filter(|((begin, end), _)| begin < end)
         .collect();
     ranges.sort_unstable();
