@@ -12,8 +12,9 @@ use crate::backend::{BACKEND_VARIABLE, Backend, Choice, choose};
 use crate::error::Error;
 use crate::execute::{Failure, allocate, execute};
 use crate::gather::gather;
+use crate::head::read_header;
 use crate::plan::{self, Place, Plan, TooLarge};
-use crate::source::{FileSource, MappedSource, Memory, Source, read_full};
+use crate::source::{FileSource, MappedSource, Memory, Source};
 use crate::watch::{Unwatched, Watch};
 
 /// How to open a file.
@@ -396,45 +397,6 @@ fn open_file(path: &Path) -> io::Result<File> {
         options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
     }
     options.open(path)
-}
-
-/// Bytes that the first read takes. Most headers are shorter, so that it is the only one.
-const FIRST_READ_NBYTES: u64 = 64 << 10;
-
-/// Reads the header into memory of our own, never from a mapping: what was checked cannot change afterwards.
-fn read_header(source: &dyn Source, path: Option<&Path>, limits: &Limits) -> Result<Header, Error> {
-    let header_fault = |fault| Error::Header {
-        path: path.map(Path::to_owned),
-        fault,
-    };
-    let mut head = Vec::new();
-    read_head(source, path, source.nbytes().min(FIRST_READ_NBYTES), &mut head)?;
-    let head_nbytes = Header::head_nbytes(&head, source.nbytes(), limits).map_err(header_fault)?;
-    read_head(source, path, head_nbytes, &mut head)?;
-    Header::parse(&head, source.nbytes(), limits).map_err(header_fault)
-}
-
-/// Lengthens `head`, the first bytes of the source, to `nbytes`.
-fn read_head(source: &dyn Source, path: Option<&Path>, nbytes: u64, head: &mut Vec<u8>) -> Result<(), Error> {
-    let read = head.len();
-    let wanted = to_usize(nbytes).unwrap_or(usize::MAX);
-    if wanted <= read {
-        return Ok(());
-    }
-    head.resize(wanted, 0);
-    let fault = |found: usize, source| Error::Read {
-        path: path.map(Path::to_owned),
-        tensor: None,
-        position: to_u64(read),
-        expected: to_u64(wanted - read),
-        found: to_u64(found),
-        source,
-    };
-    match read_full(source, to_u64(read), &mut head[read..]) {
-        Ok(found) if found == wanted - read => Ok(()),
-        Ok(found) => Err(fault(found, None)),
-        Err(source) => Err(fault(0, Some(source))),
-    }
 }
 
 /// Chooses how to read `file`, and makes it so.

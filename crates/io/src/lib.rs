@@ -9,6 +9,7 @@ mod dest;
 mod error;
 mod execute;
 mod gather;
+mod head;
 mod plan;
 mod save;
 mod source;
