@@ -83,6 +83,12 @@ impl Exporter<'_, '_> {
     }
 }
 
+/// Whether an exporter only says that it cannot take the tensor, for which `payload` then has words; and not that
+/// the user pressed Ctrl-C or that memory ran out.
+fn is_refusal(py: Python<'_>, fault: &PyErr) -> bool {
+    fault.is_instance_of::<PyException>(py) && !fault.is_instance_of::<PyMemoryError>(py)
+}
+
 /// All items of a mapping from names to tensors.
 pub(crate) fn items<'py>(tensors: &Bound<'py, PyAny>) -> PyResult<Vec<Item<'py>>> {
     if let Ok(tensors) = tensors.cast::<PyDict>() {
