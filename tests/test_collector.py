@@ -36,7 +36,7 @@ def test_it_rests_while_tensors_are_made_and_runs_again_afterwards(path):
 
 
 def test_it_runs_again_when_a_tensor_cannot_be_made(path):
-    with pytest.raises(RuntimeError, match="no tensor"):
+    with pytest.raises(ingot.DtypeError, match="no tensor"):
         _load_and_note(path, [], fails=True)
     assert gc.isenabled()
 
