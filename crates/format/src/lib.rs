@@ -54,6 +54,7 @@ mod serialize;
 mod sniff;
 mod tensors;
 mod view;
+mod window;
 
 pub use dtype::Dtype;
 pub use entry::Entry;
@@ -74,6 +75,7 @@ pub use serialize::to_vec;
 pub use sniff::Foreign;
 pub use tensors::{BinTensors, Binary, Json, Kind, SafeTensors, Tensors};
 pub use view::{TensorView, View};
+pub use window::HeaderWindow;
 
 /// The programs in FORMAT.md must run.
 #[cfg(doctest)]

@@ -77,13 +77,8 @@ pub(crate) fn execute(plan: &Plan, source: &dyn Source, watch: &dyn Watch) -> Re
 
 /// Memory for one block, zero until it is written to.
 pub(crate) fn allocate(nbytes: usize) -> Result<MmapMut, Failure> {
-    memory(nbytes).map_err(|source| Failure::OutOfMemory { nbytes, source })
-}
-
-/// As [`allocate`], with the system's own error.
-pub(crate) fn memory(nbytes: usize) -> io::Result<MmapMut> {
     // A mapping has at least one byte.
-    let block = MmapMut::map_anon(nbytes.max(1))?;
+    let block = MmapMut::map_anon(nbytes.max(1)).map_err(|source| Failure::OutOfMemory { nbytes, source })?;
     #[cfg(target_os = "linux")]
     if nbytes >= HUGE_PAGE_NBYTES {
         // Faulting pages in is what owned loads spend their time on; huge pages make 512 of them one. A kernel
@@ -93,8 +88,8 @@ pub(crate) fn memory(nbytes: usize) -> io::Result<MmapMut> {
     Ok(block)
 }
 
-/// Bytes of a huge page, on the machines that have 4 KiB pages.
-pub(crate) const HUGE_PAGE_NBYTES: usize = 2 << 20;
+#[cfg(target_os = "linux")]
+const HUGE_PAGE_NBYTES: usize = 2 << 20;
 
 /// Cuts the plan into chunks, each with the part of a block that it alone may write to.
 fn split<'m>(plan: &Plan, blocks: &'m mut [MmapMut]) -> Vec<Chunk<'m>> {

@@ -3,7 +3,6 @@
 //! It converts, lets go of the interpreter, calls `ingot-io`, and turns failures into exceptions. It knows no
 //! framework: those live in `python/ingot`, and hand over what makes their tensors ([`wrap::Wrap`]).
 
-mod collector;
 mod errors;
 mod index;
 mod intake;

@@ -10,7 +10,6 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
-use crate::collector::Paused;
 use crate::errors::raise;
 use crate::index;
 use crate::tensor::BufferSource;
@@ -189,7 +188,6 @@ impl Archive {
         let regions = Signals::detach(py, |signals| archive.regions(&numbers, signals))?;
         let tensors = PyDict::new(py);
         let mut shared = None;
-        let _paused = Paused::new(py)?;
         for (entry, region) in entries.zip(&regions) {
             let tensor = wrap.wrap(py, region, &entry, &mut shared)?;
             tensors.set_item(PyString::new(py, entry.name), tensor)?;

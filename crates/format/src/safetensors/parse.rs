@@ -20,34 +20,107 @@ pub(crate) fn parse(header: &[u8], leniency: Leniency) -> Result<RawHeader, Form
     let text = str::from_utf8(header).map_err(|fault| FormatError::InvalidUtf8 {
         position: to_u64(PREFIX_NBYTES + fault.valid_up_to()),
     })?;
-    match compact(text) {
+    match Compact::whole(text) {
         Some(raw) => Ok(raw),
         None => json::read(text, leniency),
     }
 }
 
-/// The header, if it is compact: no white space but the final spaces, no escapes, the fields of an entry in the
-/// usual order.
-fn compact(text: &str) -> Option<RawHeader> {
-    let mut cursor = Cursor { rest: text };
-    let mut raw = RawHeader::default();
-    cursor.literal("{")?;
-    if cursor.literal("}").is_none() {
-        reserve(&mut raw, text.len());
-        loop {
-            match cursor.string()? {
-                METADATA_KEY => metadata(&mut cursor, &mut raw)?,
-                name => {
-                    raw.names.push_str(name);
-                    entry(&mut cursor, &mut raw)?;
-                }
-            }
-            if !cursor.goes_on("}")? {
+/// A compact header, read as far as it has come: no white space but the final spaces, no escapes, the fields of an
+/// entry in the usual order.
+#[derive(Debug, Default)]
+pub(crate) struct Compact {
+    raw: RawHeader,
+    place: Place,
+}
+
+/// What has to come next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Place {
+    #[default]
+    Start,
+    Item,
+    Padding,
+}
+
+impl Compact {
+    /// For a header of `header_nbytes`, with room for what it usually holds.
+    pub(crate) fn with_room(header_nbytes: usize) -> Compact {
+        let mut compact = Compact::default();
+        reserve(&mut compact.raw, header_nbytes);
+        compact
+    }
+
+    /// The header that is all of `text`.
+    fn whole(text: &str) -> Option<RawHeader> {
+        let mut compact = Compact::with_room(text.len());
+        (compact.read(text) == text.len()).then_some(compact)?.finish()
+    }
+
+    /// Reads what `text` has in whole: items and what stands around them. Says how many bytes that were; what comes
+    /// after them is cut off, or not compact.
+    pub(crate) fn read(&mut self, text: &str) -> usize {
+        let mut cursor = Cursor { rest: text };
+        let mut done = text.len();
+        while self.step(&mut cursor).is_some() {
+            done = cursor.rest.len();
+            if done == 0 {
                 break;
             }
         }
+        text.len() - done
     }
-    cursor.rest.bytes().all(|byte| byte == b' ').then_some(raw)
+
+    /// Everything, once all of the header was read.
+    pub(crate) fn finish(self) -> Option<RawHeader> {
+        (self.place == Place::Padding).then_some(self.raw)
+    }
+
+    /// Reads one item with the comma or the brace after it. Leaves no trace of one that it cannot read.
+    #[inline]
+    fn step(&mut self, cursor: &mut Cursor<'_>) -> Option<()> {
+        match self.place {
+            Place::Start => {
+                cursor.literal("{")?;
+                self.place = if cursor.literal("}").is_some() {
+                    Place::Padding
+                } else {
+                    Place::Item
+                };
+            }
+            Place::Item => {
+                let (names, dims) = (self.raw.names.len(), self.raw.dims.len());
+                let Some(goes_on) = item(cursor, &mut self.raw) else {
+                    self.raw.names.truncate(names);
+                    self.raw.dims.truncate(dims);
+                    return None;
+                };
+                self.place = if goes_on { Place::Item } else { Place::Padding };
+            }
+            Place::Padding => cursor.literal(" ")?,
+        }
+        Some(())
+    }
+}
+
+/// One entry, or the metadata, and whether another item follows.
+#[inline]
+fn item(cursor: &mut Cursor<'_>, raw: &mut RawHeader) -> Option<bool> {
+    match cursor.string()? {
+        METADATA_KEY => {
+            let metadata = metadata(cursor, raw)?;
+            let goes_on = cursor.goes_on("}")?;
+            raw.metadata = Some(metadata);
+            Some(goes_on)
+        }
+        name => {
+            raw.names.push_str(name);
+            let (dtype, begin, end) = entry(cursor, raw)?;
+            let goes_on = cursor.goes_on("}")?;
+            raw.close_entry(dtype, begin, end);
+            Some(goes_on)
+        }
+    }
 }
 
 /// Makes room for what a header of `header_nbytes` usually holds, so that growing does not copy it again and
@@ -62,7 +135,7 @@ fn reserve(raw: &mut RawHeader, header_nbytes: usize) {
 }
 
 /// `:{"k":"v",…}` after `"__metadata__"`.
-fn metadata(cursor: &mut Cursor<'_>, raw: &mut RawHeader) -> Option<()> {
+fn metadata(cursor: &mut Cursor<'_>, raw: &RawHeader) -> Option<Metadata> {
     if raw.metadata.is_some() {
         return None;
     }
@@ -78,16 +151,12 @@ fn metadata(cursor: &mut Cursor<'_>, raw: &mut RawHeader) -> Option<()> {
             }
         }
     }
-    if metadata.duplicate().is_some() {
-        return None;
-    }
-    raw.metadata = Some(metadata);
-    Some(())
+    metadata.duplicate().is_none().then_some(metadata)
 }
 
-/// `:{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}` after a name.
+/// `:{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}` after a name. The dimensions go to `raw` at once.
 #[inline]
-fn entry(cursor: &mut Cursor<'_>, raw: &mut RawHeader) -> Option<()> {
+fn entry(cursor: &mut Cursor<'_>, raw: &mut RawHeader) -> Option<(Dtype, u64, u64)> {
     cursor.literal(":{\"dtype\":")?;
     let dtype = cursor.dtype()?;
     cursor.literal(",\"shape\":[")?;
@@ -104,8 +173,7 @@ fn entry(cursor: &mut Cursor<'_>, raw: &mut RawHeader) -> Option<()> {
     cursor.literal(",")?;
     let end = cursor.number()?;
     cursor.literal("]}")?;
-    raw.close_entry(dtype, begin, end);
-    Some(())
+    Some((dtype, begin, end))
 }
 
 /// What is left of the text. Every method moves past what it was asked for, or stays and says `None`.
@@ -226,7 +294,7 @@ fn string_ends(word: u64) -> u64 {
 /// Compares the two readers: whether the quick one took `text`, or how it differs from the reference reader.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn compare(text: &str) -> Result<bool, alloc::string::String> {
-    let Some(quick) = compact(text) else {
+    let Some(quick) = Compact::whole(text) else {
         return Ok(false);
     };
     // Strict, because what the quick reader takes is never unusual.
