@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use ingot_format::{Run, Selection, to_usize};
+use ingot_format::{Run, Selection, to_u64, to_usize};
 
 use crate::execute::Failure;
 use crate::source::{Source, read_full};
@@ -29,7 +29,7 @@ pub(crate) fn gather(
     } else {
         (MAX_GAP_NBYTES, MAX_SPAN_NBYTES)
     };
-    let mut pace = Pace::default();
+    let mut pace = Pace::new(watch);
     let mut scratch = Vec::new();
     let mut group: Vec<Run> = Vec::new();
     let mut rest = dest;
@@ -41,13 +41,12 @@ pub(crate) fn gather(
             _ => true,
         };
         if !joins {
-            rest = read_group(source, start, &group, &mut scratch, rest)?;
+            rest = read_group(source, start, &group, &mut scratch, rest, &mut pace)?;
             group.clear();
-            pace.check(watch)?;
         }
         group.push(run);
     }
-    read_group(source, start, &group, &mut scratch, rest)?;
+    read_group(source, start, &group, &mut scratch, rest, &mut pace)?;
     Ok(())
 }
 
@@ -58,6 +57,7 @@ fn read_group<'d>(
     group: &[Run],
     scratch: &mut Vec<u8>,
     dest: &'d mut [u8],
+    pace: &mut Pace<'_>,
 ) -> Result<&'d mut [u8], Failure> {
     let (Some(first), Some(last)) = (group.first(), group.last()) else {
         return Ok(dest);
@@ -65,11 +65,11 @@ fn read_group<'d>(
     let position = start + first.begin;
     if group.len() == 1 {
         let (part, rest) = dest.split_at_mut(size(first.end - first.begin));
-        read_exactly(source, position, part)?;
+        read_exactly(source, position, part, pace)?;
         return Ok(rest);
     }
     scratch.resize(size(last.end - first.begin), 0);
-    read_exactly(source, position, scratch)?;
+    read_exactly(source, position, scratch, pace)?;
     let mut rest = dest;
     for run in group {
         let (part, after) = rest.split_at_mut(size(run.end - run.begin));
@@ -79,23 +79,31 @@ fn read_group<'d>(
     Ok(rest)
 }
 
-fn read_exactly(source: &dyn Source, position: u64, dest: &mut [u8]) -> Result<(), Failure> {
-    let expected = dest.len();
-    match read_full(source, position, dest) {
-        Ok(found) if found == expected => Ok(()),
-        Ok(found) => Err(Failure::Read {
+/// In pieces, because one run may be all of a tensor, and whoever interrupts does not wait for gigabytes.
+fn read_exactly(
+    source: &dyn Source,
+    position: u64,
+    dest: &mut [u8],
+    pace: &mut Pace<'_>,
+) -> Result<(), Failure> {
+    let mut position = position;
+    for piece in dest.chunks_mut(size(MAX_SPAN_NBYTES)) {
+        let expected = piece.len();
+        let fault = |found, source| Failure::Read {
             position,
             expected,
             found,
-            source: None,
-        }),
-        Err(fault) => Err(Failure::Read {
-            position,
-            expected,
-            found: 0,
-            source: Some(fault),
-        }),
+            source,
+        };
+        match read_full(source, position, piece) {
+            Ok(found) if found == expected => {}
+            Ok(found) => return Err(fault(found, None)),
+            Err(source) => return Err(fault(0, Some(source))),
+        }
+        position += to_u64(expected);
+        pace.check(expected)?;
     }
+    Ok(())
 }
 
 /// A size that fits, because the whole selection was allocated before.
@@ -104,32 +112,38 @@ fn size(nbytes: u64) -> usize {
 }
 
 /// Asks a watch now and then, because asking may cost more than copying a run.
-struct Pace {
-    groups: u32,
+struct Pace<'w> {
+    watch: &'w dyn Watch,
+    nbytes: usize,
     asked: Instant,
 }
 
-impl Default for Pace {
-    fn default() -> Pace {
+impl<'w> Pace<'w> {
+    const INTERVAL: Duration = Duration::from_millis(50);
+    /// Bytes between two looks at the clock.
+    const NBYTES: usize = 4 << 20;
+    /// What a read counts besides its bytes: a call of the system takes about as long as copying these.
+    const READ_NBYTES: usize = 64 << 10;
+
+    fn new(watch: &'w dyn Watch) -> Pace<'w> {
         Pace {
-            groups: 0,
+            watch,
+            nbytes: 0,
             asked: Instant::now(),
         }
     }
-}
 
-impl Pace {
-    const INTERVAL: Duration = Duration::from_millis(50);
-    /// Groups between two looks at the clock.
-    const GROUPS: u32 = 64;
-
-    fn check(&mut self, watch: &dyn Watch) -> Result<(), Failure> {
-        self.groups += 1;
-        if self.groups < Pace::GROUPS || self.asked.elapsed() < Pace::INTERVAL {
+    fn check(&mut self, nbytes: usize) -> Result<(), Failure> {
+        self.nbytes += nbytes + Pace::READ_NBYTES;
+        if self.nbytes < Pace::NBYTES {
             return Ok(());
         }
-        *self = Pace::default();
-        if watch.interrupted() {
+        self.nbytes = 0;
+        if self.asked.elapsed() < Pace::INTERVAL {
+            return Ok(());
+        }
+        self.asked = Instant::now();
+        if self.watch.interrupted() {
             Err(Failure::Interrupted)
         } else {
             Ok(())

@@ -80,7 +80,10 @@ impl MappedSource {
         // held. None is ever made: `Memory` takes the pages over at once and gives out only a pointer. Not
         // provable: a process that shortens the file makes pages go away, and touching one of those is a SIGBUS,
         // never wrong bytes.
-        let pages = unsafe { MmapOptions::new().map_copy(file.file()) };
+        //
+        // Without reserving swap for pages that might be written to: the system would refuse files that are larger
+        // than its memory, though hardly anybody writes to such tensors.
+        let pages = unsafe { MmapOptions::new().no_reserve_swap().map_copy(file.file()) };
         match pages {
             Ok(pages) => Ok(MappedSource {
                 file,
