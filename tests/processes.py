@@ -1,0 +1,78 @@
+"""Running Python code in a process of its own: for what crashes, is killed, is limited, or is measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# The user and group of nobody on every system that the tests run on.
+NOBODY = 65534
+
+# What every program below may use without saying so.
+PRELUDE = """
+import gc, json, os, resource, signal, sys, threading, time
+import numpy
+import ingot, ingot.numpy
+
+def say(value):
+    print(json.dumps(value), flush=True)
+
+def memory(name):
+    "A line of /proc/self/status that is given in kilobytes, in bytes: VmRSS, VmHWM, VmSize."
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith(name + ":"))
+
+def forget_peak():
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+def become_nobody():
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def signal(self) -> str | None:
+        """The signal that ended it, such as ``"SIGBUS"``."""
+        return signal.Signals(-self.code).name if self.code < 0 else None
+
+    def said(self) -> Any:
+        """What it gave to `say` last. It must have ended well."""
+        assert self.code == 0, f"{self.signal or self.code}\n{self.out}\n{self.err}"
+        return json.loads(self.out.splitlines()[-1])
+
+
+def run(program: str, *arguments: object, folder: Path | None = None, **variables: str) -> Ended:
+    """Run `program` after the prelude, with `arguments` as ``sys.argv[1:]``, `variables` in the environment."""
+    # Panics of a wheel need not print where they were.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RUST_BACKTRACE": "0", **variables}
+    ended = subprocess.run(
+        [sys.executable, "-c", PRELUDE + program, *map(str, arguments)],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        errors="backslashreplace",
+        check=False,
+    )
+    return Ended(ended.returncode, ended.stdout, ended.stderr)

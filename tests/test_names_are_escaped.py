@@ -1,0 +1,194 @@
+"""Names come from files, and messages end on terminals: nothing in a name may steer one, or hide what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+import ingot
+import ingot.numpy
+import ingot.torch
+
+# Colours, a title, the clipboard, a line of its own, one over the other, what reads backwards, and what is not seen.
+HOSTILE = {
+    "escape": "\x1b[31mred\x1b[0m",
+    "title": "\x1b]0;title\x07",
+    "clipboard": "\x1b]52;c;cm0gLXJm\x1b\\",
+    "one-byte escape": "\x9b31m\x9d0;x\x9c",
+    "lines": "a\r\nTraceback: all is well\n",
+    "backspace": "evil\b\b\b\bgood",
+    "nul and delete": "a\x00b\x7f",
+    "next line": "a\x85b\u2028c\u2029d",
+    "bidirectional": "\u202egnp.exe\u202c\u2066x\u2069\u200f\u061c",
+    "zero width": "a\u200bb\u200d\u2060\ufeffc\u00ad",
+    "tags": "a\U000e0041\U000e007fb",
+    "annotation": "a\ufff9b\ufffac\ufffb",
+    "noncharacter": "a\ufffe\uffff",
+    "private": "a\ue000\U0010fffd",
+    "format": "%s%n{0}{name}`tick`",
+}
+# Text of all the world is shown as it is.
+HARMLESS = "café 模型 модель मॉडल 🦀 e\u0301"
+
+
+def file_of(header: bytes, data: bytes = b"") -> bytes:
+    return len(header).to_bytes(8, "little") + header + data
+
+
+def shown(text: str) -> bool:
+    """Whether a terminal shows all of `text` where it stands."""
+    return all(char.isprintable() for char in text)
+
+
+def entry(dtype: str = "U8", begin: int = 0, end: int = 1, **more: Any) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": [1], "data_offsets": [begin, end], **more}
+
+
+def broken(name: str) -> dict[str, bytes]:
+    """Files, each with one fault, in which `name` stands wherever a name can."""
+    key = json.dumps(name, ensure_ascii=False) if "\x00" not in name else json.dumps(name)
+    good = json.dumps(entry()).encode()
+    key_bytes = re.sub(r"[\x00-\x1f]", lambda char: f"\\u{ord(char[0]):04x}", key).encode("utf-8", "surrogatepass")
+    one = b"{" + key_bytes + b":%s}"
+    metadata = b'{"__metadata__":{%s}}'
+    return {
+        "duplicate-tensor": b"{" + key_bytes + b":" + good + b"," + key_bytes + b":" + good + b"}",
+        "duplicate-metadata-key": metadata % (key_bytes + b':"",' + key_bytes + b':""'),
+        "invalid-metadata": metadata % (key_bytes + b":1"),
+        "invalid-entry": one % b"[]",
+        "missing-field": one % b'{"dtype":"U8"}',
+        "duplicate-field": one % (b'{"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]}'),
+        "unknown-dtype": one % (b'{"dtype":' + key_bytes + b',"shape":[1],"data_offsets":[0,1]}'),
+        "size-overflow": one % b'{"dtype":"U8","shape":[9223372036854775807,9],"data_offsets":[0,1]}',
+        "partial-byte": one % b'{"dtype":"F4","shape":[1],"data_offsets":[0,1]}',
+        "size-mismatch": one % b'{"dtype":"U8","shape":[1],"data_offsets":[0,2]}',
+        "reversed-range": one % b'{"dtype":"U8","shape":[1],"data_offsets":[1,0]}',
+        "hole": one % b'{"dtype":"U8","shape":[1],"data_offsets":[1,2]}',
+        "overlap": b'{"a":' + good + b"," + key_bytes + b":" + good + b"}",
+        "truncated": one % b'{"dtype":"U8","shape":[4],"data_offsets":[0,4]}',
+        "not-strict": one % (b'{"dtype":"U8","shape":[1],"data_offsets":[0,1],' + key_bytes + b":1}"),
+    }
+
+
+CODES = list(broken("x"))
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("code", CODES)
+def test_in_the_message_of_every_rule(kind: str, code: str, tmp_path: Path) -> None:
+    name = HOSTILE[kind]
+    data = file_of(broken(name)[code], b"\0")
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(data)
+    with pytest.raises(ingot.HeaderError) as caught:
+        ingot.safe_open(path, "np", strict=code == "not-strict")
+    message = str(caught.value)
+    assert caught.value.code == code
+    assert shown(message), ascii(message)
+    # Whoever wants the name itself has it.
+    if caught.value.tensor is not None:
+        assert caught.value.tensor == name
+
+
+def test_text_of_all_the_world_is_shown() -> None:
+    with pytest.raises(ingot.HeaderError) as caught:
+        ingot.numpy.load(file_of(broken(HARMLESS)["invalid-entry"], b"\0"))
+    assert HARMLESS in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in HOSTILE if "nul" not in kind])
+def test_in_paths(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / HOSTILE[kind].replace("/", "-")
+    folder.mkdir()
+    path = folder / "model.safetensors"
+    ingot.numpy.save_file({"a": numpy.ones(3)}, path, durable=False)
+    file = ingot.safe_open(path, "np")
+    part = file.get_slice("a")
+    attempts: list[Callable[[], Any]] = [
+        lambda: file["nope"],
+        lambda: part[9],
+        lambda: part[1.5],
+        lambda: ingot.safe_open(folder, "np"),
+        lambda: ingot.safe_open(folder / "missing", "np"),
+        lambda: ingot.safe_open(os.fsencode(folder / "missing"), "np"),
+        lambda: ingot.numpy.save_file({}, folder),
+        lambda: ingot.numpy.save_file({}, folder / "missing" / "t"),
+        lambda: os.truncate(path, 40) or file["a"],
+        lambda: ingot.torch.load_file(path),
+        lambda: file.close() or file.keys(),
+        lambda: pickle.dumps(file),
+    ]
+    assert shown(repr(file))
+    assert shown(file.why)
+    for number, attempt in enumerate(attempts):
+        with pytest.raises((OSError, ingot.SafetensorError)) as caught:
+            attempt()
+        assert shown(str(caught.value)), (number, ascii(str(caught.value)))
+    assert shown(repr(file))
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_in_what_is_read(kind: str, tmp_path: Path) -> None:
+    name, path = HOSTILE[kind], tmp_path / "model.bt"
+    for format in ("safetensors", "bintensors"):
+        spec = {"dtype": "U8", "shape": [4], "data": b"abcd"}
+        ingot.serialize_file({name: spec}, path, {name: name}, format=format, durable=False)
+        with ingot.safe_open(path, "np") as file:
+            assert (file.keys(), file.metadata()) == ([name], {name: name})
+            part = file.get_slice(name)
+            for attempt in (
+                lambda: file.get_tensor(name + "x"),
+                lambda: file.get_tensors([name, "\x1b"]),
+                lambda: part[4],
+                lambda: part[::-1],
+                lambda: part["\x1b"],
+                lambda: os.truncate(path, 60) or file[name],
+            ):
+                with pytest.raises(ingot.SafetensorError) as caught:
+                    attempt()
+                assert shown(str(caught.value)), ascii(str(caught.value))
+            for thing in (part, file, file.info(name)):
+                assert shown(repr(thing)), ascii(repr(thing))
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_in_what_is_saved(kind: str, tmp_path: Path) -> None:
+    name, small = HOSTILE[kind], torch.zeros(2)
+    attempts: list[Callable[[], Any]] = [
+        lambda: ingot.numpy.save({name: 1}),
+        lambda: ingot.numpy.save({name: numpy.zeros(1, object)}),
+        lambda: ingot.numpy.save({name: numpy.zeros(1, [(name.replace("\0", ""), "f4")])}),
+        lambda: ingot.numpy.save({name: numpy.zeros(1, complex)}),
+        lambda: ingot.numpy.save({"a": numpy.zeros(1)}, {name: 1}),  # type: ignore[dict-item]
+        lambda: ingot.numpy.save({"a": numpy.zeros(1)}, {name: "\ud800"}),
+        lambda: ingot.numpy.save({name + "\ud800": numpy.zeros(1)}),
+        lambda: ingot.numpy.save({name.encode(): numpy.zeros(1)}),  # type: ignore[dict-item]
+        lambda: ingot.torch.save({name: small, "b": small}),
+        lambda: ingot.torch.save({name: small.to_sparse()}),
+        lambda: ingot.torch.save({name: torch.zeros(1, dtype=torch.complex128)}),
+        lambda: ingot.serialize({name: {"dtype": name, "shape": [1], "data": b""}}),
+        lambda: ingot.serialize({name: {"dtype": "F32", "shape": [1], "data": b""}}),
+        lambda: ingot.serialize({name: {"dtype": "F32", "shape": [-1], "data": b""}}),
+        lambda: ingot.serialize({name: {"dtype": "F4", "shape": [1], "data": b""}}),
+        lambda: ingot.serialize({name: {"dtype": "F4", "shape": [2], "data": b"a"}}, format="bintensors"),
+        lambda: ingot.serialize({name: {}}),
+        lambda: ingot.numpy.save({}, format=name),  # type: ignore[arg-type]
+        lambda: ingot.safe_open("t", name),
+        lambda: ingot.safe_open("t", "np", name),
+        lambda: ingot.safe_open("t", "pt", name),
+        lambda: ingot.safe_open(tmp_path / "t", "np", backend=name),
+    ]
+    ingot.numpy.save_file({}, tmp_path / "t", durable=False)
+    for number, attempt in enumerate(attempts):
+        with pytest.raises((TypeError, ValueError, OverflowError)) as caught:
+            attempt()
+        assert shown(str(caught.value)), (number, ascii(str(caught.value)))
