@@ -7,7 +7,7 @@ from os import fspath
 from . import _native, _open
 from ._frameworks import missing
 from ._serialize import format_for, is_durable, known_format, named, texts, unpacked
-from .errors import DtypeError, OptionError, SaveError, _quoted
+from .errors import DtypeError, OptionError, SaveError, _escaped, _quoted
 
 try:
     import torch
@@ -341,7 +341,7 @@ def mover(device: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
     except RuntimeError as error:
         first = str(error).partition("\n")[0]
         raise OptionError(
-            f"device {device!r} is unknown to torch: {first}", code="unknown-device", found=device
+            f"device {device!r} is unknown to torch: {_escaped(first)}", code="unknown-device", found=device
         ) from error
     if target.type == "cpu":
         return None
