@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import re
+import sys
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,9 +45,22 @@ def file_of(header: bytes, data: bytes = b"") -> bytes:
     return len(header).to_bytes(8, "little") + header + data
 
 
+# Characters of category Cf that are seen: signs before numbers in Arabic and Syriac, and how hieroglyphs are stacked.
+SEEN = {*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD, *range(0x13430, 0x13440)}
+# Characters of other categories that are not: fillers, joiners, vowels that are never written, variation selectors.
+UNSEEN = {0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, *range(0x180B, 0x1810), 0x3164, 0xFFA0, *range(0xFE00, 0xFE10)}
+UNSEEN |= {*range(0xE0100, 0xE01F0)}
+
+
+def steers_or_hides(char: str) -> bool:
+    if unicodedata.category(char) == "Cf":
+        return ord(char) not in SEEN
+    return unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp") or ord(char) in UNSEEN
+
+
 def shown(text: str) -> bool:
-    """Whether a terminal shows all of `text` where it stands."""
-    return all(char.isprintable() for char in text)
+    """Whether a terminal shows all of `text` where it stands: no controls, nothing invisible, one line."""
+    return not any(map(steers_or_hides, text))
 
 
 def entry(dtype: str = "U8", begin: int = 0, end: int = 1, **more: Any) -> dict[str, Any]:
@@ -55,27 +69,26 @@ def entry(dtype: str = "U8", begin: int = 0, end: int = 1, **more: Any) -> dict[
 
 def broken(name: str) -> dict[str, bytes]:
     """Files, each with one fault, in which `name` stands wherever a name can."""
-    key = json.dumps(name, ensure_ascii=False) if "\x00" not in name else json.dumps(name)
+    key = json.dumps(name, ensure_ascii=False).encode()
     good = json.dumps(entry()).encode()
-    key_bytes = re.sub(r"[\x00-\x1f]", lambda char: f"\\u{ord(char[0]):04x}", key).encode("utf-8", "surrogatepass")
-    one = b"{" + key_bytes + b":%s}"
+    one = b"{" + key.replace(b"%", b"%%") + b":%s}"
     metadata = b'{"__metadata__":{%s}}'
     return {
-        "duplicate-tensor": b"{" + key_bytes + b":" + good + b"," + key_bytes + b":" + good + b"}",
-        "duplicate-metadata-key": metadata % (key_bytes + b':"",' + key_bytes + b':""'),
-        "invalid-metadata": metadata % (key_bytes + b":1"),
+        "duplicate-tensor": b"{" + key + b":" + good + b"," + key + b":" + good + b"}",
+        "duplicate-metadata-key": metadata % (key + b':"",' + key + b':""'),
+        "invalid-metadata": metadata % (key + b":1"),
         "invalid-entry": one % b"[]",
         "missing-field": one % b'{"dtype":"U8"}',
         "duplicate-field": one % (b'{"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]}'),
-        "unknown-dtype": one % (b'{"dtype":' + key_bytes + b',"shape":[1],"data_offsets":[0,1]}'),
+        "unknown-dtype": one % (b'{"dtype":' + key + b',"shape":[1],"data_offsets":[0,1]}'),
         "size-overflow": one % b'{"dtype":"U8","shape":[9223372036854775807,9],"data_offsets":[0,1]}',
         "partial-byte": one % b'{"dtype":"F4","shape":[1],"data_offsets":[0,1]}',
         "size-mismatch": one % b'{"dtype":"U8","shape":[1],"data_offsets":[0,2]}',
         "reversed-range": one % b'{"dtype":"U8","shape":[1],"data_offsets":[1,0]}',
         "hole": one % b'{"dtype":"U8","shape":[1],"data_offsets":[1,2]}',
-        "overlap": b'{"a":' + good + b"," + key_bytes + b":" + good + b"}",
+        "overlap": b'{"a":' + good + b"," + key + b":" + good + b"}",
         "truncated": one % b'{"dtype":"U8","shape":[4],"data_offsets":[0,4]}',
-        "not-strict": one % (b'{"dtype":"U8","shape":[1],"data_offsets":[0,1],' + key_bytes + b":1}"),
+        "not-strict": one % (b'{"dtype":"U8","shape":[1],"data_offsets":[0,1],' + key + b":1}"),
     }
 
 
@@ -97,6 +110,20 @@ def test_in_the_message_of_every_rule(kind: str, code: str, tmp_path: Path) -> N
     # Whoever wants the name itself has it.
     if caught.value.tensor is not None:
         assert caught.value.tensor == name
+
+
+def test_every_character_that_steers_or_hides_is_escaped() -> None:
+    every = [chr(point) for point in range(sys.maxunicode + 1)]
+    bad = "".join(char for char in every if steers_or_hides(char) and unicodedata.category(char) != "Cs")
+    for begin in range(0, len(bad), 20):
+        part = bad[begin : begin + 20]
+        entries = {part: entry(end=2)}
+        with pytest.raises(ingot.HeaderError) as caught:
+            ingot.numpy.load(file_of(json.dumps(entries, ensure_ascii=True).encode(), b"\0\0"))
+        assert shown(str(caught.value)), ascii(str(caught.value))
+        with pytest.raises(TypeError) as refused:
+            ingot.numpy.save({part: 1})
+        assert shown(str(refused.value)), ascii(str(refused.value))
 
 
 def test_text_of_all_the_world_is_shown() -> None:
