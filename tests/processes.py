@@ -63,7 +63,7 @@ class Ended:
 
 
 def run(program: str, *arguments: object, folder: Path | None = None, **variables: str) -> Ended:
-    """Run `program` after the prelude, with `arguments` as ``sys.argv[1:]``, `variables` in the environment."""
+    """Run `program` after the prelude, with `arguments` as ``sys.argv[1:]``, `variables` as environment."""
     # Panics of a wheel need not print where they were.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RUST_BACKTRACE": "0", **variables}
     ended = subprocess.run(

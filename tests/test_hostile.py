@@ -1,4 +1,4 @@
-"""A hostile environment: kills, full disks, missing rights, files cut short, many threads, limits, and huge headers.
+"""A hostile environment: kills, full disks, missing rights, files cut short, threads, limits, huge headers.
 
 Everything that is limited, killed or measured runs in a process of its own.
 """
@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy
 import pytest
-from processes import Ended, run
 
 import ingot
 import ingot.numpy
 import ingot.torch
+from processes import Ended, run
 
 BACKENDS = ["mmap", "pread"]
 ARRAY = numpy.arange(24, dtype=numpy.float32).reshape(6, 4)
@@ -53,7 +53,8 @@ random.seed(int(sys.argv[1]))
 
 def state(number, nbytes):
     "A file that is easy to tell from any other, and any mix of two."
-    return {"a": numpy.full(nbytes, number % 251, numpy.uint8), "b": numpy.full(nbytes // 3, number % 251, numpy.uint8)}
+    sizes = {"a": nbytes, "b": nbytes // 3}
+    return {name: numpy.full(size, number % 251, numpy.uint8) for name, size in sizes.items()}
 
 def check():
     with ingot.safe_open(path, "np", backend="pread") as file:
@@ -148,11 +149,8 @@ def test_a_full_disk_keeps_the_old_file(small_disk: Path, options: dict[str, Any
 
 def test_a_disk_that_is_full_to_the_last_byte(small_disk: Path) -> None:
     path = small_disk / "model.safetensors"
-    filler = os.open(small_disk / "filler", os.O_CREAT | os.O_WRONLY)
     with pytest.raises(OSError, match="No space"):
-        while True:
-            os.write(filler, bytes(4096))
-    os.close(filler)
+        (small_disk / "filler").write_bytes(bytes(8 << 20))
     with pytest.raises(ingot.StorageError) as caught:
         ingot.numpy.save_file({"a": ARRAY}, path)
     assert caught.value.errno == errno.ENOSPC
@@ -215,7 +213,8 @@ file = ingot.safe_open("model.safetensors", "np", backend=backend)
 parts = {name: file.get_slice(name) for name in file}
 os.truncate("model.safetensors", keep)
 reads = [lambda: file["d"], lambda: file["a"], file.get_tensors, lambda: list(file.items())]
-for index in (numpy.s_[0], numpy.s_[::2], numpy.s_[:, ::3], numpy.s_[[1, 0]], numpy.s_[..., None], numpy.s_[-1, -1]):
+at = numpy.s_
+for index in (at[0], at[::2], at[:, ::3], at[[1, 0]], at[..., None], at[-1, -1]):
     reads += [lambda index=index, name=name: parts[name][index] for name in "ad"]
 found = set()
 for read in reads:
@@ -241,7 +240,8 @@ file = ingot.safe_open("model.safetensors", "np", backend="mmap")
 before = file["b"]
 os.truncate("model.safetensors", 200)
 found = [float(before.sum())]
-for read in (lambda: file["b"], file.get_tensors, lambda: file.get_slice("b")[1:], lambda: file.get_slice("b")[::7]):
+part = file.get_slice("b")
+for read in (lambda: file["b"], file.get_tensors, lambda: part[1:], lambda: part[::7]):
     try:
         found.append(len(read()))
     except ingot.StorageError as fault:
@@ -283,7 +283,9 @@ say(sorted(codes))
     ("backend", "read"),
     [("pread", 'file["a"]'), ("pread", "part[::2]"), ("mmap", "part[::2]"), ("mmap", "part[[0, -1]]")],
 )
-def test_a_file_cut_short_while_it_is_copied_is_an_error_and_no_signal(path: Path, backend: str, read: str) -> None:
+def test_a_file_cut_short_while_it_is_copied_is_an_error_and_no_signal(
+    path: Path, backend: str, read: str
+) -> None:
     ingot.numpy.save_file({"a": numpy.ones((1000, 1000), numpy.uint8)}, path, durable=False)
     found = run(CUT_BY_ANOTHER, backend, read, folder=path.parent)
     assert set(found.said()) <= {"read", "changed", "read-failed", "truncated"}
@@ -400,11 +402,12 @@ for _ in range(10):
     if child == 0:
         # Nothing of the parent's locks and threads may be waited for.
         signal.alarm(120)
-        ok = all((numpy.asarray(tensor) == number).all() for number, tensor in enumerate(file.get_tensors(["a", "b"]).values()))
+        tensors = file.get_tensors(["a", "b"]).values()
+        ok = all((numpy.asarray(tensor) == number).all() for number, tensor in enumerate(tensors))
         ok &= (numpy.asarray(part[::2]) == 1).all() and file.keys() == ["a", "b"]
         with ingot.safe_open("model.safetensors", framework, backend=backend) as again:
             ok &= (numpy.asarray(again["b"]) == 1).all()
-        ingot.numpy.save_file({"a": numpy.ones(5_000_000)}, f"child", durable=False)
+        ingot.numpy.save_file({"a": numpy.ones(5_000_000)}, "child", durable=False)
         ok &= bool((ingot.numpy.load_file("child", backend=backend)["a"] == 1).all())
         file.close()
         os._exit(0 if ok else 1)
@@ -433,8 +436,8 @@ def test_a_file_of_a_tebibyte_opens_and_its_end_is_read(path: Path, backend: str
     nbytes = 1 << 40
     try:
         file_of(
-            b'{"a":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]},"b":{"dtype":"I16","shape":[1],"data_offsets":[%d,%d]}}'
-            % (nbytes, nbytes, nbytes, nbytes + 2),
+            b'{"a":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]},'
+            b'"b":{"dtype":"I16","shape":[1],"data_offsets":[%d,%d]}}' % (nbytes, nbytes, nbytes, nbytes + 2),
             nbytes + 2,
             path,
         )
@@ -473,7 +476,8 @@ def test_where_address_space_is_short_auto_reads_instead_of_mapping(path: Path) 
 limit = memory("VmSize") + (512 << 20)
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 with ingot.safe_open("model.safetensors", "np") as file:
-    found = [file.backend, file.why, file.get_slice("a")[-2:].tolist(), file.get_slice("a")[:: 1 << 29].tolist()]
+    part = file.get_slice("a")
+    found = [file.backend, file.why, part[-2:].tolist(), part[:: 1 << 29].tolist()]
     try:
         file["a"]
     except MemoryError as fault:
@@ -484,7 +488,9 @@ except OSError as fault:
     found += [fault.errno, fault.filename]
 say(found)
 """
-    backend, why, end, some, message, number, filename = run(program, folder=path.parent, INGOT_BACKEND="").said()
+    backend, why, end, some, message, number, filename = run(
+        program, folder=path.parent, INGOT_BACKEND=""
+    ).said()
     assert backend == "pread"
     assert "mapping the file failed" in why
     assert (end, some) == ([0, 0], [0, 0])
@@ -549,7 +555,8 @@ def can_count_io() -> bool:
 @pytest.mark.parametrize("framework", ["np", "pt"])
 def test_ctrl_c_ends_a_long_load(path: Path, framework: str) -> None:
     file_of(
-        b'{"a":{"dtype":"U8","shape":[2,%d],"data_offsets":[0,%d]},"b":{"dtype":"U8","shape":[1],"data_offsets":[%d,%d]}}'
+        b'{"a":{"dtype":"U8","shape":[2,%d],"data_offsets":[0,%d]},'
+        b'"b":{"dtype":"U8","shape":[1],"data_offsets":[%d,%d]}}'
         % (2 << 30, 4 << 30, 4 << 30, (4 << 30) + 1),
         (4 << 30) + 1,
         path,
@@ -560,13 +567,18 @@ if framework == "pt":
     import ingot.torch
 file = ingot.safe_open("model.safetensors", framework, backend="pread")
 part = file.get_slice("a")
-calls = [lambda: file["a"], file.get_tensors, lambda: part[:], lambda: part[1], lambda: part[:, 1:], lambda: part[:, ::2]]
+calls = [lambda: file["a"], file.get_tensors]
+calls += [lambda: part[:], lambda: part[1], lambda: part[:, 1:], lambda: part[:, ::2]]
 found = [interrupted("rchar", call) for call in calls]
 load_file = (ingot.torch if framework == "pt" else ingot.numpy).load_file
 found.append(interrupted("rchar", lambda: load_file("model.safetensors", backend="pread")))
 say([found, memory("VmRSS") < 1 << 30, file["b"].tolist()])
 """
-    assert run(INTERRUPTED + program, framework, folder=path.parent).said() == [["interrupted"] * 7, True, [0]]
+    assert run(INTERRUPTED + program, framework, folder=path.parent).said() == [
+        ["interrupted"] * 7,
+        True,
+        [0],
+    ]
 
 
 @pytest.mark.skipif(not can_count_io(), reason="this kernel does not count what a process reads and writes")
@@ -610,6 +622,12 @@ except KeyboardInterrupt:
 
 # Memory
 
+
+def empty(number: int, shape: str = "0") -> str:
+    """An entry of a header, for a tensor without elements."""
+    return f'"{number:x}":{{"dtype":"U8","shape":[{shape}],"data_offsets":[0,0]}}'
+
+
 OPENED = """
 with open("model.safetensors", "rb") as file:
     nbytes = int.from_bytes(file.read(8), "little")
@@ -623,7 +641,7 @@ say([len(file), len(file.metadata() or {}), nbytes, peak - before, after - befor
 
 
 def opened_at(path: Path, times: float = 4) -> tuple[int, int]:
-    """The numbers of tensors and of metadata keys. Opening must take at most `times` the header at its peak."""
+    """The numbers of tensors and of metadata keys. Opening must take at most `times` the header."""
     tensors, keys, nbytes, peak, after = run(OPENED, folder=path.parent).said()
     print(f"peak {peak / nbytes:.2f} times the header, {after / nbytes:.2f} held")
     assert peak <= times * nbytes
@@ -632,7 +650,7 @@ def opened_at(path: Path, times: float = 4) -> tuple[int, int]:
 
 def test_a_header_of_many_empty_tensors_takes_little_memory(path: Path) -> None:
     count = 1_750_000
-    entries = ('"%x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' % number for number in range(count))
+    entries = map(empty, range(count))
     file_of(("{" + ",".join(entries) + "}").encode(), 0, path)
     assert path.stat().st_size > 94_000_000
     assert opened_at(path) == (count, 0)
@@ -652,7 +670,8 @@ def test_a_header_of_many_tensors_out_of_order_takes_little_memory(path: Path) -
     # As above, but read by the careful parser: with white space, and other keys before the usual ones.
     count = 1_200_000
     entries = (
-        '"%07d" : {"shape" : [0], "data_offsets":[0,0], "dtype":"U8" }' % (number * 7919 % count) for number in range(count)
+        f'"{number * 7919 % count:07}" : {{"shape" : [0], "data_offsets":[0,0], "dtype":"U8" }}'
+        for number in range(count)
     )
     file_of(("{" + ",".join(entries) + "}").encode(), 0, path)
     assert opened_at(path) == (count, 0)
@@ -661,14 +680,14 @@ def test_a_header_of_many_tensors_out_of_order_takes_little_memory(path: Path) -
 @pytest.mark.parametrize(("rank", "count"), [(100, 300_000), (40_000_000, 1)])
 def test_a_header_of_long_shapes_takes_a_little_more_memory(path: Path, rank: int, count: int) -> None:
     shape = ",".join("0" * rank)
-    entries = ('"%06d":{"dtype":"U8","shape":[%s],"data_offsets":[0,0]}' % (number, shape) for number in range(count))
+    entries = (empty(number, shape) for number in range(count))
     file_of(("{" + ",".join(entries) + "}").encode(), 0, path)
-    # A dimension is held in 8 bytes and may take 2 in the file, which makes 4 times, beside the header itself.
+    # A dimension is held in 8 bytes and may take 2 in the file: 4 times, beside the header itself.
     assert opened_at(path, 5.1) == (count, 0)
 
 
 def test_a_bt_header_of_many_tensors_takes_no_more_memory_than_the_limit(path: Path) -> None:
-    # An entry of a `.bt` file may take 9 bytes, so what bounds the memory is the limit that upstream's reader has too:
+    # An entry of a `.bt` file may take 9 bytes, so what bounds the memory is a limit that upstream has too:
     # what is read may take 100 MB. The header itself comes on top.
     count = 1_500_000
     spec = {"dtype": "U8", "shape": [0], "data": b""}
@@ -681,7 +700,7 @@ def test_a_bt_header_of_many_tensors_takes_no_more_memory_than_the_limit(path: P
 @pytest.mark.parametrize("refused", ["duplicate", "unknown dtype", "cut"])
 def test_a_large_header_that_is_refused_takes_little_memory(path: Path, refused: str) -> None:
     count = 1_750_000
-    entries = ['"%x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}' % number for number in range(count)]
+    entries = [empty(number) for number in range(count)]
     if refused == "duplicate":
         entries[-1] = entries[0]
     elif refused == "unknown dtype":
@@ -760,7 +779,9 @@ say([first[0], last[0], first[1], last[1], last[2] - first[2]])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("framework", ["np", "pt"])
 def test_opening_and_saving_again_and_again_leaks_nothing(path: Path, backend: str, framework: str) -> None:
-    ingot.numpy.save_file({"a": numpy.ones((100, 100)), "b": numpy.ones(20_000)}, path, {"k": "v"}, durable=False)
+    ingot.numpy.save_file(
+        {"a": numpy.ones((100, 100)), "b": numpy.ones(20_000)}, path, {"k": "v"}, durable=False
+    )
     (path.parent / "broken").write_bytes(b"\x02\0\0\0\0\0\0\0[]")
     before, after, mapped, still_mapped, grown = run(LEAKS, backend, framework, folder=path.parent).said()
     assert before == after
@@ -777,7 +798,8 @@ def state():
     with open("/proc/self/maps") as maps:
         mapped = sum("model.safetensors" in line for line in maps)
     with os.scandir("/proc/self/fd") as links:
-        opened = sum("model.safetensors" in os.readlink(link.path) for link in links if os.path.islink(link.path))
+        targets = [os.readlink(link.path) for link in links if os.path.islink(link.path)]
+    opened = sum("model.safetensors" in target for target in targets)
     return [opened, mapped]
 
 mapping = int(sys.argv[1] == "mmap")
@@ -812,7 +834,8 @@ say("closed")
 
 ROUND_TRIP = """
 import ingot.torch, torch, ml_dtypes
-arrays = {f"{dtype}-{shape}": numpy.ones(shape, dtype) for dtype in ("u1", "<f4", ">f8", "?", ml_dtypes.bfloat16) for shape in ((), (0, 3), (5, 7))}
+dtypes, shapes = ("u1", "<f4", ">f8", "?", ml_dtypes.bfloat16), ((), (0, 3), (5, 7))
+arrays = {f"{dtype}-{shape}": numpy.ones(shape, dtype) for dtype in dtypes for shape in shapes}
 arrays["f"] = numpy.asfortranarray(numpy.arange(12.0).reshape(3, 4))
 for format in ("safetensors", "bintensors"):
     data = ingot.numpy.save(arrays, {"k": "v"}, format=format)
@@ -834,9 +857,9 @@ for format in ("safetensors", "bintensors"):
         for broken in (data[:-1], data[:20], b"", data + b"x", data[:8] + bytes(len(data) - 8)):
             with open("broken", "wb") as file:
                 file.write(broken)
-            for load in (lambda: ingot.numpy.load(broken), lambda: ingot.torch.load_file("broken", backend=backend)):
+            for load in (ingot.numpy.load, lambda _: ingot.torch.load_file("broken", backend=backend)):
                 try:
-                    load()
+                    load(broken)
                     assert False
                 except ingot.HeaderError as fault:
                     str(fault)
@@ -844,7 +867,9 @@ say("came back")
 """
 
 
-@pytest.mark.parametrize("variables", [{"PYTHONMALLOC": "debug"}, {"PYTHONDEVMODE": "1", "MALLOC_PERTURB_": "165"}])
+@pytest.mark.parametrize(
+    "variables", [{"PYTHONMALLOC": "debug"}, {"PYTHONDEVMODE": "1", "MALLOC_PERTURB_": "165"}]
+)
 def test_a_round_trip_survives_debugging_allocators(tmp_path: Path, variables: dict[str, str]) -> None:
     ended: Ended = run(ROUND_TRIP, folder=tmp_path, **variables)
     assert ended.said() == "came back"
@@ -863,8 +888,10 @@ for backend in ("mmap", "pread"):
         keep += [file, file.get_slice("a"), file["a"], iter(file), file.items()]
 keep.append(keep)
 sys.keep = keep
-daemon = threading.Thread(target=lambda: [ingot.numpy.load_file("model.safetensors", backend="pread") for _ in iter(int, 1)], daemon=True)
-daemon.start()
+def load():
+    while True:
+        ingot.numpy.load_file("model.safetensors", backend="pread")
+threading.Thread(target=load, daemon=True).start()
 say("ends")
 """
     ended = run(program, folder=path.parent)
