@@ -39,7 +39,7 @@ impl HeaderWindow {
     #[must_use]
     pub fn new(head_nbytes: u64, file_nbytes: u64) -> HeaderWindow {
         let left = head_nbytes.saturating_sub(to_u64(PREFIX_NBYTES));
-        let compact = Compact::with_room(to_usize(left).unwrap_or(0));
+        let compact = Compact::default();
         HeaderWindow {
             compact,
             head_nbytes,
@@ -61,6 +61,8 @@ impl HeaderWindow {
             Err(_) => return None,
         };
         let taken = self.compact.read(text);
+        // Not sooner: a header whose first item is longer than any window will be read by other means.
+        self.compact.make_room(to_usize(self.left).unwrap_or(0));
         self.left = self.left.checked_sub(to_u64(taken))?;
         Some(taken)
     }

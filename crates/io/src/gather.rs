@@ -23,12 +23,6 @@ pub(crate) fn gather(
     dest: &mut [u8],
     watch: &dyn Watch,
 ) -> Result<(), Failure> {
-    // From memory nothing is gained by reading what lies between two runs.
-    let (max_gap, max_span) = if source.memory().is_some() {
-        (0, u64::MAX)
-    } else {
-        (MAX_GAP_NBYTES, MAX_SPAN_NBYTES)
-    };
     let mut pace = Pace::new(watch);
     let mut scratch = Vec::new();
     let mut group: Vec<Run> = Vec::new();
@@ -36,7 +30,9 @@ pub(crate) fn gather(
     for run in selection.runs() {
         let joins = match (group.first(), group.last()) {
             (Some(first), Some(last)) => {
-                last.end <= run.begin && run.begin - last.end < max_gap && run.end - first.begin <= max_span
+                last.end <= run.begin
+                    && run.begin - last.end < MAX_GAP_NBYTES
+                    && run.end - first.begin <= MAX_SPAN_NBYTES
             }
             _ => true,
         };

@@ -32,6 +32,7 @@ pub(crate) fn parse(header: &[u8], leniency: Leniency) -> Result<RawHeader, Form
 pub(crate) struct Compact {
     raw: RawHeader,
     place: Place,
+    has_room: bool,
 }
 
 /// What has to come next.
@@ -44,17 +45,19 @@ enum Place {
 }
 
 impl Compact {
-    /// For a header of `header_nbytes`, with room for what it usually holds.
-    pub(crate) fn with_room(header_nbytes: usize) -> Compact {
-        let mut compact = Compact::default();
-        reserve(&mut compact.raw, header_nbytes);
-        compact
-    }
-
     /// The header that is all of `text`.
     fn whole(text: &str) -> Option<RawHeader> {
-        let mut compact = Compact::with_room(text.len());
+        let mut compact = Compact::default();
+        reserve(&mut compact.raw, text.len());
         (compact.read(text) == text.len()).then_some(compact)?.finish()
+    }
+
+    /// Makes room for the rest of a header of `header_nbytes`, once its first entries were read.
+    pub(crate) fn make_room(&mut self, header_nbytes: usize) {
+        if !self.has_room && !self.raw.records.is_empty() {
+            reserve(&mut self.raw, header_nbytes);
+            self.has_room = true;
+        }
     }
 
     /// Reads what `text` has in whole: items and what stands around them. Says how many bytes that were; what comes

@@ -100,7 +100,9 @@ impl Source for MappedSource {
     }
 
     fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
-        Ok(ingot_format::to_usize(position).map_or(0, |at| self.memory.copy_to(at, dest)))
+        // From the file, not from the mapping: where another process shortened it, this is a short read, and
+        // copying from the pages that are gone would be a SIGBUS.
+        self.file.read_at(position, dest)
     }
 
     fn memory(&self) -> Option<&Arc<Memory>> {
