@@ -30,6 +30,11 @@ def test_torch(tmp_path: Path) -> None:
     ingot.torch.save_file(tensors, path, None, format="bintensors", durable=None, atomic=True, force=False)
     assert_type(ingot.torch.load_file(path, "cpu", backend="auto"), dict[str, torch.Tensor])
     assert_type(ingot.torch.load(bytearray(ingot.torch.save(tensors))), dict[str, torch.Tensor])
+    ingot.torch.save_file(tensors, path, shared="alias", contiguous="error", durable=False)
+    assert_type(ingot.torch.load_file(path, shared="alias"), dict[str, torch.Tensor])
+    model = torch.nn.Linear(2, 2)
+    ingot.torch.save_model(model, path, {"k": "v"}, force_contiguous=True)
+    assert_type(ingot.torch.load_model(model, path, strict=True, device="cpu"), tuple[set[str], list[str]])
 
 
 def test_handles(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ._frameworks import adapter
 from ._native import Archive
-from .errors import ClosedError, DtypeError, OptionError, SafetensorError, SliceError, _escaped, _quoted
+from ._serialize import one_of
+from .errors import ClosedError, DtypeError, SafetensorError, SliceError, _escaped, _quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -247,7 +248,7 @@ class safe_open:
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._check_open()
-        return _reopen, (self.path, *self._arguments)
+        return _reopen, (type(self), self.path, *self._arguments)
 
     def _check_open(self) -> None:
         if self._archive.closed:
@@ -255,6 +256,7 @@ class safe_open:
 
 
 def _reopen(
+    kind: type[safe_open],
     path: str | bytes,
     framework: str,
     device: Any,
@@ -262,7 +264,11 @@ def _reopen(
     strict: bool,
     max_header_size: int | None,
 ) -> safe_open:
-    return safe_open(path, framework, device, backend=backend, strict=strict, max_header_size=max_header_size)
+    file = object.__new__(kind)
+    safe_open.__init__(
+        file, path, framework, device, backend=backend, strict=strict, max_header_size=max_header_size
+    )
+    return file
 
 
 class TensorSlice:
@@ -341,14 +347,7 @@ def open_archive(
     max_header_size: int | None = None,
 ) -> Archive:
     """The open file."""
-    if backend not in BACKENDS:
-        raise OptionError(
-            f"backend {backend!r} is unknown: expected one of {', '.join(BACKENDS)}",
-            code="unknown-backend",
-            expected=BACKENDS,
-            found=backend,
-        )
-    return Archive.open(filename, backend, strict, max_header_size)
+    return Archive.open(filename, one_of("backend", backend, BACKENDS), strict, max_header_size)
 
 
 def tensors(archive: Archive, names: Iterable[str] | None, wrap: Wrap, move: Move | None) -> dict[str, Any]:

@@ -246,16 +246,21 @@ def texts(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
     return own
 
 
+def one_of(option: str, value: str, choices: tuple[str, ...]) -> str:
+    """`value`, which must be one of the choices for `option`."""
+    if value not in choices:
+        raise OptionError(
+            f"{option} {value!r} is unknown: expected one of {', '.join(choices)}",
+            code=f"unknown-{option}",
+            expected=choices,
+            found=value,
+        )
+    return value
+
+
 def known_format(format: str) -> str:
     """`format`, which must be one of the two."""
-    if format not in FORMATS:
-        raise OptionError(
-            f"format {format!r} is unknown: expected one of {', '.join(FORMATS)}",
-            code="unknown-format",
-            expected=FORMATS,
-            found=format,
-        )
-    return format
+    return one_of("format", format, FORMATS)
 
 
 def format_for(path: str | bytes, format: str | None) -> str:

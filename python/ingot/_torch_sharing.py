@@ -17,24 +17,30 @@ def refuse_shared(tensors: Mapping[str, torch.Tensor]) -> None:
     Views of one storage that only lie between each other, such as the parts of ``weight.chunk(3, dim=1)``,
     share nothing. Upstream refuses those as well, because it refuses every tensor that is not contiguous.
     """
-    for names in _crowds(tensors):
-        pair = _first_pair(names, tensors)
+    for names in crowds(tensors):
+        pair = first_pair(names, tensors)
         if pair is not None:
-            first, second = map(_quoted, pair)
-            raise SharedMemoryError(
-                "Some tensors share memory, this will lead to duplicate memory on disk and potential "
-                "differences when loading them again: "
-                f"{first}, {second} — save one of them, or save `tensor.clone()`",
-                code="shared-memory",
-                tensor=pair[0],
-                found=pair,
-            )
+            raise shares_memory(pair)
 
 
-def _crowds(tensors: Mapping[str, torch.Tensor]) -> Iterator[list[str]]:
+def shares_memory(
+    pair: tuple[str, str], hint: str = 'save with shared="alias" or "copy", or save `tensor.clone()`'
+) -> SharedMemoryError:
+    """The error for two tensors that share memory. It begins as upstream's does."""
+    first, second = map(_quoted, pair)
+    return SharedMemoryError(
+        "Some tensors share memory, this will lead to duplicate memory on disk and potential "
+        f"differences when loading them again: {first}, {second} — {hint}",
+        code="shared-memory",
+        tensor=pair[0],
+        found=pair,
+    )
+
+
+def crowds(tensors: Mapping[str, torch.Tensor]) -> Iterator[list[str]]:
     """Groups of tensors whose extents, first byte to last, overlap. Only these can share a byte."""
     extents = sorted(
-        (str(tensor.device), *_extent(tensor), name) for name, tensor in tensors.items() if tensor.numel()
+        (str(tensor.device), *extent(tensor), name) for name, tensor in tensors.items() if tensor.numel()
     )
     crowd: list[str] = []
     where, reach = "", 0
@@ -49,16 +55,16 @@ def _crowds(tensors: Mapping[str, torch.Tensor]) -> Iterator[list[str]]:
         yield crowd
 
 
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+def extent(tensor: torch.Tensor) -> tuple[int, int]:
     """The addresses of the first byte and of the one after the last. torch has no negative strides."""
     begin = tensor.data_ptr()
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return begin, begin + (last + 1) * tensor.itemsize
 
 
-def _first_pair(names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> tuple[str, str] | None:
+def first_pair(names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> tuple[str, str] | None:
     """Two tensors with a byte in common. Exact: each marks its bytes on a map of the memory they span."""
-    extents = {name: _extent(tensors[name]) for name in names}
+    extents = {name: extent(tensors[name]) for name in names}
     start = min(begin for begin, _ in extents.values())
     taken = torch.zeros(max(end for _, end in extents.values()) - start, dtype=torch.bool)
     marks: dict[str, torch.Tensor] = {}

@@ -6,7 +6,7 @@ from os import fspath
 
 from . import _native, _open
 from ._frameworks import missing
-from ._serialize import format_for, is_durable, known_format, named, texts, unpacked
+from ._serialize import format_for, is_durable, known_format, named, one_of, texts, unpacked
 from .errors import DtypeError, OptionError, SaveError, _escaped, _quoted
 
 try:
@@ -14,18 +14,30 @@ try:
 except ModuleNotFoundError as error:
     raise missing("torch", error) from None
 
+from ._torch_alias import restore, views_among, with_views
+from ._torch_model import load_model, save_model
+from ._torch_plain import not_plain
 from ._torch_sharing import refuse_shared
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import Any
+    from typing import Any, Literal
 
     from typing_extensions import Buffer
 
+    from ._native import Archive
     from ._serialize import Format, Path
 
-__all__ = ["load", "load_file", "save", "save_file"]
+    Shared = Literal["error", "copy", "alias"]
+    Contiguous = Literal["error", "copy"]
+    Loaded = Literal["alias", "drop"]
+
+__all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model"]
+
+SHARED = ("error", "copy", "alias")
+CONTIGUOUS = ("error", "copy")
+LOADED = ("alias", "drop")
 
 # Header code to the name in torch. An older torch lacks some, which then blocks those tensors only.
 _NAMES = {
@@ -59,7 +71,9 @@ _from_dlpack = torch._C._from_dlpack
 _to_dlpack = torch._C._to_dlpack
 
 
-def load_file(filename: Path, device: Any = "cpu", *, backend: str = "auto") -> dict[str, torch.Tensor]:
+def load_file(
+    filename: Path, device: Any = "cpu", *, backend: str = "auto", shared: Loaded = "alias"
+) -> dict[str, torch.Tensor]:
     """Load all tensors of a file.
 
     Parameters
@@ -71,6 +85,10 @@ def load_file(filename: Path, device: Any = "cpu", *, backend: str = "auto") -> 
         reads nothing.
     backend : {"auto", "mmap", "pread"}
         As for `ingot.safe_open`.
+    shared : {"alias", "drop"}
+        What to do with the names that ``save_file(..., shared="alias")`` did not write tensors for.
+        ``"alias"`` gives them back, on the same memory as the tensor that was written; ``"drop"`` gives what
+        the file itself holds. Other files have no such names.
 
     Returns
     -------
@@ -90,19 +108,23 @@ def load_file(filename: Path, device: Any = "cpu", *, backend: str = "auto") -> 
     StorageError
         Reading failed.
     OptionError
-        `device` or `backend` is not one of the choices.
+        `device`, `backend` or `shared` is not one of the choices.
+    SafetensorError
+        The record of shared tensors in the metadata is broken (``code`` is ``"invalid-alias"``).
     """
     move = mover(device)
-    return _open.tensors(_open.open_archive(filename, backend), None, wrap, move)
+    return _loaded(_open.open_archive(filename, backend), move, shared)
 
 
-def load(data: Buffer) -> dict[str, torch.Tensor]:
+def load(data: Buffer, *, shared: Loaded = "alias") -> dict[str, torch.Tensor]:
     """Load all tensors from the bytes of a file.
 
     Parameters
     ----------
     data : bytes, bytearray, memoryview, mmap or any other C-contiguous buffer
         A whole file, in either format: its content decides.
+    shared : {"alias", "drop"}
+        As for `load_file`.
 
     Returns
     -------
@@ -114,10 +136,22 @@ def load(data: Buffer) -> dict[str, torch.Tensor]:
     ------
     TypeError
         `data` is not a buffer.
-    HeaderError, DtypeError
+    HeaderError, DtypeError, OptionError, SafetensorError
         As `load_file` does.
     """
-    return _open.tensors(_native.Archive.from_buffer(data), None, wrap, None)
+    return _loaded(_native.Archive.from_buffer(data), None, shared)
+
+
+def _loaded(
+    archive: Archive, move: Callable[[torch.Tensor], torch.Tensor] | None, shared: Loaded
+) -> dict[str, torch.Tensor]:
+    """All tensors of a file, and those that its record of shared tensors adds."""
+    one_of("shared", shared, LOADED)
+    found = _open.tensors(archive, None, wrap, move)
+    if shared == "alias":
+        where = "" if archive.path is None else f"{_escaped(archive.path)}: "
+        restore(found, archive.metadata(), where)
+    return found
 
 
 def save(
@@ -125,6 +159,8 @@ def save(
     metadata: Mapping[str, str] | None = None,
     *,
     format: Format = "safetensors",
+    shared: Shared = "error",
+    contiguous: Contiguous = "copy",
 ) -> bytes:
     """Give the bytes of a file that holds these tensors.
 
@@ -137,6 +173,14 @@ def save(
         Text to store beside the tensors.
     format : {"safetensors", "bintensors"}
         What to write.
+    shared : {"error", "copy", "alias"}
+        What to do with tensors that share memory. ``"error"`` refuses them, as upstream. ``"copy"`` writes
+        each in full. ``"alias"`` writes the memory once and notes the other names in the metadata, under
+        ``ingot.shared``, so that `load_file` gives all of them back on one memory; other readers see the
+        tensor that was written only.
+    contiguous : {"copy", "error"}
+        What to do with tensors that do not lie in C order, such as transposed and ``channels_last`` ones:
+        pack a copy, one tensor at a time, or refuse them, as upstream.
 
     Returns
     -------
@@ -150,16 +194,23 @@ def save(
     TypeError
         A name, a key or a value of the metadata is not a str.
     SharedMemoryError
-        Two tensors share memory (upstream's rule).
+        Two tensors share memory and `shared` is ``"error"``; or it is ``"alias"`` and neither of them holds
+        all of it. Two of the names are in the message.
     SaveError
-        A tensor has no plain values (sparse, quantised, meta, or a wrapper such as a DTensor), the format
-        lacks its dtype, a name is reserved, or no header can hold the tensors.
+        A tensor has no plain values (sparse, quantised, meta, or a wrapper such as a DTensor), is not
+        contiguous while `contiguous` is ``"error"``, the format lacks its dtype, a name is reserved, or no
+        header can hold the tensors.
     OptionError
-        `format` is not one of the two.
+        `format`, `shared` or `contiguous` is not one of the choices.
     """
-    own = _tensors(tensors)
+    own, texts_of_file = _stored(tensors, metadata, shared, contiguous)
     return _native.serialize(
-        own, _payload(own), texts(metadata), known_format(format), export=_export(own), shared="error"
+        own,
+        _payload(own, shared),
+        texts_of_file,
+        known_format(format),
+        export=_export(own),
+        shared=_native_shared(shared),
     )
 
 
@@ -169,6 +220,8 @@ def save_file(
     metadata: Mapping[str, str] | None = None,
     *,
     format: Format | None = None,
+    shared: Shared = "error",
+    contiguous: Contiguous = "copy",
     durable: bool | None = None,
     atomic: bool = True,
     force: bool = False,
@@ -184,6 +237,8 @@ def save_file(
     format : {"safetensors", "bintensors"}, optional
         What to write. By default ``.bt`` at the end of the file name means bintensors, every other name
         safetensors.
+    shared, contiguous
+        As for `save`.
     durable : bool, optional
         Flush the file and its directory to the disk before returning. True by default, unless the environment
         has ``INGOT_DURABLE=0``.
@@ -202,16 +257,16 @@ def save_file(
     ValueError, TypeError, SharedMemoryError, SaveError, OptionError
         As `save` does, and before the disk is touched.
     """
-    own = _tensors(tensors)
+    own, texts_of_file = _stored(tensors, metadata, shared, contiguous)
     path = fspath(filename)
     _native.serialize_file(
         path,
         own,
-        _payload(own),
-        texts(metadata),
+        _payload(own, shared),
+        texts_of_file,
         format_for(path, format),
         export=_export(own),
-        shared="error",
+        shared=_native_shared(shared),
         durable=is_durable(durable),
         atomic=atomic,
         force=force,
@@ -221,7 +276,7 @@ def save_file(
 def payload(name: str, tensor: torch.Tensor) -> Any:
     """`tensor` as a capsule or a buffer of plain values in C order on the CPU. Copies only if it must."""
     code = _CODES.get(tensor.dtype)
-    reason = _not_plain(tensor)
+    reason = not_plain(tensor)
     if reason is not None:
         raise SaveError(
             f"tensor {_quoted(name)}: {reason}", code="no-values", tensor=name, found=type(tensor).__name__
@@ -244,22 +299,47 @@ def payload(name: str, tensor: torch.Tensor) -> Any:
     return code, shape, packed.reshape(-1).view(torch.uint8).numpy()
 
 
-def _not_plain(tensor: torch.Tensor) -> str | None:
-    """Why there are no bytes behind this tensor that could be stored; None where there are."""
-    kind = type(tensor).__name__
-    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        return f"{kind} keeps its values elsewhere: save the plain tensors that it is made of"
-    if isinstance(tensor, torch.nn.UninitializedParameter | torch.nn.UninitializedBuffer):
-        return f"{kind} has no values yet: run the module once before saving"
-    if tensor.is_quantized:
-        return f"a quantised tensor ({tensor.dtype}) has no dtype in a file: save `.int_repr()` and its scale"
-    if tensor.layout is not torch.strided:
-        return f"a tensor of layout {tensor.layout} cannot be stored: save `.to_dense()`"
-    if tensor.is_nested:
-        return "a nested tensor has no shape of its own: save what `.unbind()` gives"
-    if tensor.is_meta:
-        return "a meta tensor has no values"
-    return None
+def _stored(
+    tensors: Mapping[str, torch.Tensor],
+    metadata: Mapping[str, str] | None,
+    shared: Shared,
+    contiguous: Contiguous,
+) -> tuple[dict[str, torch.Tensor], dict[str, str] | None]:
+    """The tensors to write and the metadata to write with them."""
+    one_of("shared", shared, SHARED)
+    one_of("contiguous", contiguous, CONTIGUOUS)
+    own, pairs = _tensors(tensors), texts(metadata)
+    if contiguous == "error":
+        refuse_strided(own)
+    if shared == "alias":
+        views = views_among(_plain_ones(own))
+        own = {name: tensor for name, tensor in own.items() if name not in views}
+        pairs = with_views(pairs, views)
+    return own, pairs
+
+
+def refuse_strided(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise `SaveError` where a tensor does not lie in C order. It begins as upstream's error does."""
+    for name, tensor in tensors.items():
+        if tensor.layout is torch.strided and not tensor.is_contiguous():
+            raise SaveError(
+                f"You are trying to save a non contiguous tensor: {_quoted(name)} of shape "
+                f"{list(tensor.shape)} and strides {list(tensor.stride())}: pack it with `.contiguous()`, or "
+                'save it by `ingot.torch` with contiguous="copy"',
+                code="not-contiguous",
+                tensor=name,
+                found=tensor.stride(),
+            )
+
+
+def _plain_ones(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Those that have memory to speak of. The others are refused by `payload`, each with its reason."""
+    return {name: tensor for name, tensor in tensors.items() if not_plain(tensor) is None}
+
+
+def _native_shared(shared: Shared) -> str:
+    # What aliases there are has been settled before the extension looks.
+    return "copy" if shared == "copy" else "error"
 
 
 def _tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -291,17 +371,17 @@ def _export(tensors: dict[str, torch.Tensor]) -> Callable[[torch.Tensor], Any] |
     return None
 
 
-def _payload(tensors: dict[str, torch.Tensor]) -> Callable[[str, torch.Tensor], Any]:
+def _payload(tensors: dict[str, torch.Tensor], shared: Shared) -> Callable[[str, torch.Tensor], Any]:
     """`payload`, which before the first copy looks for memory that these tensors share.
 
     What is copied no longer shares anything, so the extension cannot see it any more.
     """
-    looked = False
+    looked = shared != "error"
 
     def packed(name: str, tensor: torch.Tensor) -> Any:
         nonlocal looked
         if not looked:
-            refuse_shared({name: tensor for name, tensor in tensors.items() if _not_plain(tensor) is None})
+            refuse_shared(_plain_ones(tensors))
             looked = True
         return payload(name, tensor)
 

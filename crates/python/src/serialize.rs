@@ -194,7 +194,7 @@ fn refuse_shared(py: Python<'_>, tensors: &[(&str, Imported)]) -> PyResult<()> {
     }
     let message = format!(
         "Some tensors share memory, this will lead to duplicate memory on disk and potential differences when \
-         loading them again: {} — save one of them, or save `tensor.clone()`",
+         loading them again: {} — save with shared=\"alias\" or \"copy\", or save `tensor.clone()`",
         names.join(", ")
     );
     Err(about_tensor(

@@ -1,0 +1,345 @@
+"""Torch tensors that share memory: what is written once, and what comes back as one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ingot
+import ingot.torch
+from ingot import _torch_alias
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "model.safetensors"
+
+
+def data_nbytes(path: Path) -> int:
+    """The size of the file without its header."""
+    head = path.read_bytes()[:8]
+    return path.stat().st_size - 8 - int.from_bytes(head, "little")
+
+
+def names(path: Path) -> list[str]:
+    with ingot.safe_open(path, "pt") as file:
+        return file.keys()
+
+
+def metadata(path: Path) -> dict[str, str] | None:
+    with ingot.safe_open(path, "pt") as file:
+        return file.metadata()
+
+
+def check_same(loaded: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:
+    assert set(loaded) == set(saved)
+    for name, tensor in saved.items():
+        assert torch.equal(loaded[name], tensor)
+        assert loaded[name].dtype == tensor.dtype
+        assert loaded[name].stride() == tensor.stride()
+
+
+class Twice(nn.Module):
+    """One layer under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(100, 100)
+        self.b = self.a
+
+
+class Rows(nn.Module):
+    """A part of a storage that nobody holds whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("row", torch.zeros(1000, 4)[1:2])
+
+
+# --- save_file and load_file ---
+
+
+@pytest.mark.parametrize("format", ["safetensors", "bintensors"])
+def test_a_layer_used_twice_is_written_once_and_comes_back_as_one(path: Path, format: Any) -> None:
+    state = Twice().state_dict()
+    ingot.torch.save_file(state, path, {"step": "1"}, shared="alias", format=format, durable=False)
+    assert names(path) == ["a.bias", "a.weight"]
+    with ingot.safe_open(path, "pt") as file:
+        assert file.get_slice("a.weight").get_shape() == [100, 100]
+        assert file.metadata()["step"] == "1"  # type: ignore[index]
+    # The weight and the bias once, and a header of a few hundred bytes.
+    assert 40_400 <= path.stat().st_size < 41_000
+    loaded = ingot.torch.load_file(path)
+    check_same(loaded, state)
+    loaded["b.weight"].fill_(7)
+    assert (loaded["a.weight"] == 7).all()
+
+
+def test_a_row_of_a_big_tensor_takes_the_bytes_of_a_row(path: Path) -> None:
+    big = torch.randn(100_000, 4)
+    for shared in ("error", "copy", "alias"):
+        ingot.torch.save_file({"row": big[1:2]}, path, shared=shared, durable=False)
+        assert data_nbytes(path) == 16
+        check_same(ingot.torch.load_file(path), {"row": big[1:2]})
+
+
+def test_views_come_back_on_the_memory_of_the_whole(path: Path) -> None:
+    big = torch.arange(40.0).reshape(10, 4)
+    tensors = {
+        "big": big,
+        "column": big[:, 1],
+        "flat": big.view(-1),
+        "other": torch.ones(3),
+        "row": big[1:2],
+        "same row": big[1:2],
+        "transposed": big.t(),
+    }
+    ingot.torch.save_file(tensors, path, shared="alias", durable=False)
+    assert names(path) == ["big", "other"]
+    for loaded in (ingot.torch.load_file(path), ingot.torch.load(path.read_bytes())):
+        check_same(loaded, tensors)
+        loaded["row"].fill_(-1)
+        assert loaded["big"][1].tolist() == loaded["same row"][0].tolist() == [-1] * 4
+        assert loaded["column"][1] == loaded["transposed"][0, 1] == loaded["flat"][4] == -1
+
+
+def test_one_transposed_tensor_under_two_names_comes_back_in_c_order(path: Path) -> None:
+    turned = torch.arange(6.0).reshape(2, 3).t()
+    ingot.torch.save_file({"a": turned, "b": turned}, path, shared="alias", durable=False)
+    loaded = ingot.torch.load_file(path)
+    assert torch.equal(loaded["a"], turned)
+    assert torch.equal(loaded["b"], turned)
+    assert loaded["a"].data_ptr() == loaded["b"].data_ptr()
+
+
+@pytest.mark.parametrize("code", sorted(ingot.torch.DTYPES))
+def test_every_dtype_can_have_two_names(path: Path, code: str) -> None:
+    tensor = torch.arange(8, dtype=torch.uint8).view(ingot.torch.DTYPES[code]) if code != "BOOL" else None
+    if tensor is None:
+        tensor = torch.tensor([True, False])
+    ingot.torch.save_file({"a": tensor, "b": tensor}, path, shared="alias", durable=False)
+    loaded = ingot.torch.load_file(path)
+    assert loaded["b"].dtype == tensor.dtype
+    assert loaded["b"].data_ptr() == loaded["a"].data_ptr()
+    assert loaded["b"].view(torch.uint8).tolist() == tensor.view(torch.uint8).tolist()
+
+
+def test_drop_gives_what_the_file_itself_holds(path: Path) -> None:
+    ingot.torch.save_file(Twice().state_dict(), path, shared="alias", durable=False)
+    assert set(ingot.torch.load_file(path, shared="drop")) == {"a.weight", "a.bias"}
+    assert set(ingot.torch.load(path.read_bytes(), shared="drop")) == {"a.weight", "a.bias"}
+
+
+def test_copy_writes_each_in_full(path: Path) -> None:
+    state = Twice().state_dict()
+    ingot.torch.save_file(state, path, shared="copy", durable=False)
+    assert data_nbytes(path) == 80_800
+    loaded = ingot.torch.load_file(path)
+    check_same(loaded, state)
+    assert loaded["a.weight"].data_ptr() != loaded["b.weight"].data_ptr()
+
+
+def test_error_names_two_of_the_tensors_and_the_way_out(path: Path) -> None:
+    with pytest.raises(ingot.SharedMemoryError, match=r"^Some tensors share memory") as caught:
+        ingot.torch.save_file(Twice().state_dict(), path)
+    assert "`a." in str(caught.value)
+    assert "`b." in str(caught.value)
+    assert 'shared="alias"' in str(caught.value)
+    assert not path.exists()
+
+
+def test_alias_refuses_tensors_none_of_which_holds_all(path: Path) -> None:
+    big = torch.zeros(10, 4)
+    with pytest.raises(ingot.SharedMemoryError, match=r'`a`, `b` — none holds all of it.*shared="copy"'):
+        ingot.torch.save_file({"a": big[:3], "b": big[2:5]}, path, shared="alias")
+    # Of one memory, but nobody could say where in the other it lies.
+    with pytest.raises(ingot.SharedMemoryError, match="`a`, `b`"):
+        ingot.torch.save_file({"a": big, "b": big.view(torch.int32)}, path, shared="alias")
+    with pytest.raises(ingot.SharedMemoryError, match="`a`, `b`"):
+        ingot.torch.save_file({"a": big[0], "b": big[0].expand(3, 4)}, path, shared="alias")
+    assert not path.exists()
+
+
+def test_parts_that_share_no_byte_are_all_written(path: Path) -> None:
+    big = torch.arange(12.0).reshape(2, 6)
+    parts = dict(zip("abc", big.chunk(3, dim=1), strict=True))
+    ingot.torch.save_file(parts, path, shared="alias", durable=False)
+    assert data_nbytes(path) == 48
+    loaded = ingot.torch.load_file(path)
+    assert all(torch.equal(loaded[name], part) for name, part in parts.items())
+
+
+def test_alias_without_anything_shared_is_the_same_file(path: Path) -> None:
+    tensors = {"a": torch.ones(2), "b": torch.zeros(3)}
+    for texts in (None, {}, {"step": "1"}):
+        assert ingot.torch.save(tensors, texts, shared="alias") == ingot.torch.save(tensors, texts)
+
+
+def test_a_record_of_other_tensors_is_not_carried_along(path: Path) -> None:
+    ingot.torch.save_file(Twice().state_dict(), path, shared="alias", durable=False)
+    tensors = {"a": torch.zeros(1)}
+    ingot.torch.save_file(tensors, path, metadata(path), shared="alias", durable=False)
+    assert _torch_alias.KEY not in (metadata(path) or {})
+    assert set(ingot.torch.load_file(path)) == {"a"}
+
+
+def test_an_unknown_choice_lists_the_choices(path: Path) -> None:
+    path.write_bytes(ingot.torch.save({}))
+    calls: list[tuple[Callable[..., Any], Any, str]] = [
+        (ingot.torch.save, {}, "error, copy, alias"),
+        (lambda data, shared: ingot.torch.save_file(data, path, shared=shared), {}, "error, copy, alias"),
+        (ingot.torch.load_file, path, "alias, drop"),
+        (ingot.torch.load, path.read_bytes(), "alias, drop"),
+    ]
+    for call, first, choices in calls:
+        with pytest.raises(ingot.OptionError, match=f"shared 'both' is unknown: expected one of {choices}"):
+            call(first, shared="both")
+
+
+# --- records that nobody would write ---
+
+
+def with_record(record: Any) -> bytes:
+    text = record if isinstance(record, str) else json.dumps(record)
+    tensors = {"a": torch.arange(6.0).reshape(2, 3), "c": torch.ones(1)}
+    return ingot.torch.save(tensors, {_torch_alias.KEY: text})
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        "{",
+        "[" * 100_000,
+        [],
+        {"b": "a"},
+        {"b": {}},
+        {"b": {"of": 1}},
+        {"b": {"of": "a", "shape": [1]}},
+        {"b": {"of": "a", "shape": [1], "stride": [1], "begin": -1}},
+        {"b": {"of": "a", "shape": [1], "stride": [True], "begin": 0}},
+        {"b": {"of": "a", "shape": [1, 1], "stride": [1], "begin": 0}},
+        {"b": {"of": "a", "shape": [1], "stride": [1], "begin": 2**63}},
+        {"b": {"of": "a", "shape": [2], "stride": [1], "begin": 5}},
+        {"b": {"of": "a", "shape": [7], "stride": [0], "begin": 0}},
+        {"b": {"of": "a", "shape": [2, 2], "stride": [5, 1], "begin": 0}},
+        {"b": {"of": "a", "shape": [2**40, 2**40], "stride": [0, 0], "begin": 0}},
+    ],
+)
+def test_a_broken_record_is_refused(record: Any) -> None:
+    with pytest.raises(ingot.SafetensorError, match=r"metadata `ingot.shared`") as caught:
+        ingot.torch.load(with_record(record))
+    assert caught.value.code == "invalid-alias"
+    assert set(ingot.torch.load(with_record(record), shared="drop")) == {"a", "c"}
+
+
+def test_a_record_neither_replaces_a_tensor_nor_invents_one() -> None:
+    loaded = ingot.torch.load(with_record({"c": {"of": "a"}, "d": {"of": "gone"}, "e": {"of": "a"}}))
+    assert set(loaded) == {"a", "c", "e"}
+    assert loaded["c"].tolist() == [1.0]
+
+
+# --- save_model and load_model ---
+
+
+def test_a_model_keeps_the_first_name_and_notes_the_other(path: Path) -> None:
+    texts = {"format": "pt"}
+    model = Twice()
+    ingot.torch.save_model(model, path, texts)
+    assert texts == {"format": "pt"}
+    assert names(path) == ["a.bias", "a.weight"]
+    assert metadata(path) == {"format": "pt", "b.weight": "a.weight", "b.bias": "a.bias"}
+    assert data_nbytes(path) == 40_400
+    other = Twice()
+    assert ingot.torch.load_model(other, path) == (set(), [])
+    assert torch.equal(other.b.weight, model.a.weight)
+
+
+def test_a_model_with_a_part_of_a_storage_is_refused_with_the_fix(path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"no suitable name to keep.*`row`.*`\.clone\(\)`") as caught:
+        ingot.torch.save_model(Rows(), path)
+    assert isinstance(caught.value, ingot.SharedMemoryError)
+    ingot.torch.save_file({"row": torch.ones(1, 4)}, path, durable=False)
+    model = Rows()
+    assert ingot.torch.load_model(model, path) == (set(), [])
+    assert model.row.tolist() == [[1.0] * 4]  # type: ignore[operator]
+
+
+def test_strict_names_what_is_missing_and_what_is_too_many(path: Path) -> None:
+    ingot.torch.save_file({"weight": torch.ones(2, 2), "extra": torch.ones(1)}, path, durable=False)
+    with pytest.raises(RuntimeError) as caught:
+        ingot.torch.load_model(nn.Linear(2, 2), path)
+    assert str(caught.value).splitlines() == [
+        "Error(s) in loading state_dict for Linear:",
+        '    Missing key(s) in state_dict: "bias"',
+        '    Unexpected key(s) in state_dict: "extra"',
+    ]
+    assert ingot.torch.load_model(nn.Linear(2, 2), path, strict=False) == ({"bias"}, ["extra"])
+
+
+def test_a_tied_model_refuses_a_file_with_two_tensors_for_one(path: Path) -> None:
+    state = {name: tensor.clone() for name, tensor in Twice().state_dict().items()}
+    ingot.torch.save_file(state, path, durable=False)
+    missing, unexpected = ingot.torch.load_model(Twice(), path, strict=False)
+    assert (missing, sorted(unexpected)) == (set(), ["b.bias", "b.weight"])
+
+
+class Hooked(nn.Module):
+    """Files of an earlier version call its layer otherwise, and hold tied tensors once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(2, 2)
+        self.b = self.a
+        self.done = 0
+        self.register_load_state_dict_pre_hook(self._rename)
+        self.register_load_state_dict_post_hook(self._finish)
+
+    @staticmethod
+    def _rename(module: Any, state: dict[str, torch.Tensor], *_: Any) -> None:
+        for name in ("weight", "bias"):
+            state[f"a.{name}"] = state[f"b.{name}"] = state.pop(f"old.{name}")
+
+    @staticmethod
+    def _finish(module: Any, keys: Any) -> None:
+        module.done += 1
+
+
+def test_loading_a_model_runs_its_hooks(path: Path) -> None:
+    ingot.torch.save_file({"old.weight": torch.ones(2, 2), "old.bias": torch.ones(2)}, path, durable=False)
+    model = Hooked()
+    # The hook gives both names, which the file has not: neither is unexpected.
+    assert ingot.torch.load_model(model, path) == (set(), [])
+    assert model.done == 1
+    assert (model.b.weight == 1).all()
+
+
+def test_another_dtype_is_reported_and_loaded(path: Path) -> None:
+    ingot.torch.save_model(nn.Linear(2, 2), path)
+    model = nn.Linear(2, 2).half()
+    with pytest.warns(UserWarning, match=r"converted 2 tensors.*`bias`, `weight`"):
+        assert ingot.torch.load_model(model, path) == (set(), [])
+    assert model.weight.dtype == torch.float16
+
+
+def test_a_strided_model_is_packed_or_refused(path: Path) -> None:
+    model = nn.Module()
+    model.register_buffer("turned", torch.arange(6.0).reshape(2, 3).t())
+    with pytest.raises(ValueError, match="non contiguous tensor: `turned`"):
+        ingot.torch.save_model(model, path, force_contiguous=False)
+    ingot.torch.save_model(model, path)
+    assert torch.equal(ingot.torch.load_file(path)["turned"], model.turned)  # type: ignore[arg-type]
+
+
+def test_long_lists_of_names_are_cut(path: Path) -> None:
+    state = torch.zeros(100)
+    model = nn.Module()
+    for number in range(6):
+        model.register_buffer(f"part{number}", state[:50])
+    with pytest.raises(ingot.SharedMemoryError, match="`part0`, `part1`, `part2` and 3 more"):
+        ingot.torch.save_model(model, path)
