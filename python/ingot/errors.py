@@ -41,7 +41,15 @@ __all__ = [
 ]
 
 
-class SafetensorError(Exception):
+class _Error(Exception):
+    """Here so that `ingot.compat` can put upstream's class among the bases of the one below.
+
+    Python exchanges the bases of a class only where they are laid out alike, and `Exception` is laid out
+    differently from every class that is written in Python.
+    """
+
+
+class SafetensorError(_Error):
     """Something is wrong with a file or with the tensors for one.
 
     Parameters

@@ -1,0 +1,128 @@
+"""Stand in for `safetensors`, so that programs which import it run on ingot unchanged.
+
+>>> import ingot.compat
+>>> ingot.compat.install()
+>>> from safetensors.torch import load_file  # ingot's  # doctest: +SKIP
+
+or, with nothing changed at all::
+
+    python -m ingot.compat script.py args…
+    python -m ingot.compat -m pytest …
+
+From `install` on ``import safetensors`` finds the package beside this file. It has the names, signatures and
+behaviour of safetensors 0.8 and 0.9, and those of 0.7 that are still in use. Errors begin with upstream's
+words and go on with ingot's, and are caught by ``except`` clauses for either package's `SafetensorError`.
+
+Where every process of a program shall do so, also those that it starts, put one line into a file
+``ingot-compat.pth`` in the ``site-packages`` directory::
+
+    import os; os.environ.get("INGOT_COMPAT") == "1" and __import__("ingot.compat").compat.install()
+
+Python runs it when it starts. Without ``INGOT_COMPAT=1`` in the environment that costs one look into a dict.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import PathFinder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from importlib.machinery import ModuleSpec
+    from importlib.metadata import Distribution, DistributionFinder
+    from types import ModuleType
+
+__all__ = ["install", "uninstall"]
+
+NAME = "safetensors"
+
+
+class _Finder:
+    """Finds `safetensors` in this package. What is below it, Python finds by itself from there."""
+
+    @staticmethod
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return PathFinder.find_spec(name, list(__path__)) if name == NAME else None
+
+    @staticmethod
+    def find_distributions(context: DistributionFinder.Context) -> Iterable[Distribution]:
+        """A distribution of that name where none is installed, because programs ask for its version."""
+        if context.name is None or context.name.lower() != NAME:
+            return ()
+        from . import _distribution
+
+        return _distribution.stand_in(context)
+
+
+# What was imported under the name before, to be put back. None while nothing is installed.
+_before: dict[str, ModuleType] | None = None
+
+
+def install() -> None:
+    """Let ``import safetensors`` find ingot from now on.
+
+    Again is allowed, and does nothing.
+
+    Warns
+    -----
+    RuntimeWarning
+        `safetensors` was imported already. What was taken from it stays as it was; the message names the
+        libraries that have done so.
+    """
+    global _before
+    if _before is not None:
+        return
+    _before = _take_modules()
+    sys.meta_path.insert(0, _Finder)
+    if _before:
+        import warnings
+
+        holders = ", ".join(_holders(_before)) or "code that has not kept it"
+        warnings.warn(
+            f"safetensors was imported before ingot.compat.install(), by {holders}: what they took from it "
+            "is not ingot's. Install first, or start the program with `python -m ingot.compat`",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def uninstall() -> None:
+    """Let ``import safetensors`` find what it found before `install`.
+
+    Modules that were imported in between keep what they took. Again is allowed, and does nothing.
+    """
+    global _before
+    if _before is None:
+        return
+    sys.meta_path.remove(_Finder)
+    _take_modules()
+    sys.modules.update(_before)
+    _before = None
+    wording = sys.modules.get(f"{__name__}._wording")
+    if wording is not None:
+        wording.part()
+
+
+def _take_modules() -> dict[str, ModuleType]:
+    """The modules under the name, which are no longer imported after this."""
+    names = [name for name in sys.modules if name == NAME or name.startswith(NAME + ".")]
+    return {name: sys.modules.pop(name) for name in names}
+
+
+def _holders(modules: dict[str, ModuleType]) -> list[str]:
+    """The top-level names of the libraries that hold one of these modules, or something made in one."""
+    made = {id(module) for module in modules.values()}
+    for name, module in modules.items():
+        # Classes of the extension module say that they are builtins.
+        native = name.endswith("._safetensors_rust")
+        for key, value in vars(module).items():
+            if not key.startswith("__") and (native or getattr(value, "__module__", None) in modules):
+                made.add(id(value))
+    holders = set()
+    for name, module in list(sys.modules.items()):
+        if any(id(value) in made for value in list(getattr(module, "__dict__", {}).values())):
+            holders.add(name.partition(".")[0])
+    return sorted(holders)

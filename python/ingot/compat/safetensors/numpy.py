@@ -1,0 +1,121 @@
+"""The names of `safetensors.numpy`."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from ingot import numpy as _ingot
+from ingot.compat._handles import MMAP, chosen, safe_open
+from ingot.compat._specs import TensorSpec, deserialize, serialize, serialize_file
+from ingot.compat._wording import reading, writing
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+    from typing_extensions import Buffer
+
+    from ingot._serialize import Path
+
+    Array = np.ndarray[Any, np.dtype[Any]]
+
+__all__ = [
+    "TensorSpec",
+    "deserialize",
+    "load",
+    "load_file",
+    "safe_open",
+    "save",
+    "save_file",
+    "serialize",
+    "serialize_file",
+]
+
+# What is changed here holds for `load`, as it does upstream.
+_TYPES: dict[str, Any] = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "I64": np.int64,
+    "U64": np.uint64,
+    "I32": np.int32,
+    "U32": np.uint32,
+    "I16": np.int16,
+    "U16": np.uint16,
+    "I8": np.int8,
+    "U8": np.uint8,
+    "BOOL": bool,
+    "C64": np.complex64,
+}
+_FRESH = dict(_TYPES)
+
+
+@reading("Error while deserializing header")
+def load_file(filename: Path, *, backend: str = MMAP) -> dict[str, Array]:
+    """Load all arrays of a file, as `ingot.numpy.load_file`."""
+    return _ingot.load_file(filename, backend=chosen(backend))
+
+
+@reading("Error while deserializing")
+def load(data: Buffer) -> dict[str, Array]:
+    """Load all arrays from the bytes of a file, as `ingot.numpy.load`."""
+    if _TYPES != _FRESH:
+        return _view2np(deserialize(data))
+    return _ingot.load(data)
+
+
+@writing
+def save(tensor_dict: dict[str, Array], metadata: dict[str, str] | None = None) -> bytes:
+    """Give the bytes of a file that holds these arrays, as `ingot.numpy.save`."""
+    return _ingot.save(tensor_dict, metadata)
+
+
+@writing
+def save_file(tensor_dict: dict[str, Array], filename: Path, metadata: dict[str, str] | None = None) -> None:
+    """Save arrays to a file, as `ingot.numpy.save_file`."""
+    _ingot.save_file(tensor_dict, filename, metadata, format="safetensors")
+
+
+def _getdtype(dtype_str: str) -> Any:
+    if dtype_str not in _TYPES and dtype_str in _ingot.ML_DTYPES:
+        return _ingot._resolve(dtype_str)
+    return np.dtype(_TYPES[dtype_str])
+
+
+def _view2np(safeview: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Array]:
+    found: dict[str, Array] = {}
+    for name, view in safeview:
+        dtype = _getdtype(view["dtype"])
+        shape = tuple(view["shape"])
+        if isinstance(dtype, np.dtype):
+            found[name] = np.frombuffer(view["data"], dtype).reshape(shape)
+        else:
+            # Elements of less than a byte, to be unpacked.
+            found[name] = dtype(np.frombuffer(view["data"], np.uint8), shape)
+    return found
+
+
+def _is_little_endian(tensor: Array) -> bool:
+    order = tensor.dtype.byteorder
+    return order in "<|" or (order == "=" and sys.byteorder == "little")
+
+
+def _tobytes(tensor: Array) -> bytes:
+    """The bytes of the array in C order, little-endian."""
+    return bytes(memoryview(_ingot.payload("", tensor)[2]).cast("B")) if tensor.size else b""
+
+
+def _flatten(tensor_dict: dict[str, Array], keep_alive_buffer: list[Any]) -> dict[str, TensorSpec]:
+    """As 0.8 hands them to `serialize`: by their address. Who keeps the list keeps them alive."""
+    specs = {}
+    for name, array in tensor_dict.items():
+        _, shape, packed = _ingot.payload(name, array)
+        data = np.asarray(packed)
+        keep_alive_buffer.append(data)
+        specs[name] = TensorSpec(
+            dtype=array.dtype.name, shape=shape, data_ptr=data.ctypes.data, data_len=data.nbytes
+        )
+    return specs

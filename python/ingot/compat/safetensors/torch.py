@@ -1,0 +1,234 @@
+"""The names of `safetensors.torch`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import torch
+
+from ingot import torch as _ingot
+from ingot._torch_model import (
+    duplicate_names,
+    end_ptr,
+    into_model,
+    overlapping,
+    shared_storages,
+    storage_ptr,
+    storage_size,
+)
+from ingot._torch_model import is_complete as _is_complete
+from ingot._torch_model import save_model as _save_model
+from ingot.compat._handles import MMAP, chosen, safe_open
+from ingot.compat._specs import TensorSpec, deserialize, serialize, serialize_file
+from ingot.compat._wording import reading, writing
+from ingot.errors import SaveError, SharedMemoryError, _quoted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+    from typing_extensions import Buffer
+
+    from ingot._serialize import Path
+
+    View = Iterable[tuple[str, Mapping[str, Any]]]
+
+__all__ = [
+    "TensorSpec",
+    "_is_complete",
+    "deserialize",
+    "load",
+    "load_file",
+    "load_model",
+    "safe_open",
+    "save",
+    "save_file",
+    "save_model",
+    "serialize",
+    "serialize_file",
+    "storage_ptr",
+    "storage_size",
+]
+
+# Programs read these two, and add to them. What is changed here holds for `load`, as it does upstream.
+_TYPES = dict(_ingot.DTYPES)
+_SIZE = {dtype: dtype.itemsize for dtype in _TYPES.values()}
+
+_FRESH = dict(_TYPES)
+_CODES = {dtype: code for code, dtype in _FRESH.items()}
+
+_float4_e2m1_x2 = getattr(torch, "float4_e2m1fn_x2", None)
+_float8_e4m3fn = getattr(torch, "float8_e4m3fn", None)
+_float8_e4m3fnuz = getattr(torch, "float8_e4m3fnuz", None)
+_float8_e5m2 = getattr(torch, "float8_e5m2", None)
+_float8_e5m2fnuz = getattr(torch, "float8_e5m2fnuz", None)
+_float8_e8m0 = getattr(torch, "float8_e8m0fnu", None)
+
+
+@reading("Error while deserializing header")
+def load_file(filename: Path, device: Any = "cpu", *, backend: str = MMAP) -> dict[str, torch.Tensor]:
+    """Load all tensors of a file, as `ingot.torch.load_file`."""
+    return _ingot.load_file(filename, device, backend=chosen(backend), shared="drop")
+
+
+@reading("Error while deserializing")
+def load(data: Buffer) -> dict[str, torch.Tensor]:
+    """Load all tensors from the bytes of a file, as `ingot.torch.load`."""
+    if _TYPES != _FRESH:
+        return _view2torch(deserialize(data))
+    return _ingot.load(data, shared="drop")
+
+
+@writing
+def save(tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> bytes:
+    """Give the bytes of a file that holds these tensors, each contiguous and with memory of its own."""
+    _evaluate_tensors_for_save(tensors)
+    return _ingot.save(tensors, metadata, contiguous="error")
+
+
+@writing
+def save_file(
+    tensors: dict[str, torch.Tensor], filename: Path, metadata: dict[str, str] | None = None
+) -> None:
+    """Save tensors to a file, each contiguous and with memory of its own."""
+    _evaluate_tensors_for_save(tensors)
+    _ingot.save_file(tensors, filename, metadata, format="safetensors", contiguous="error")
+
+
+@writing
+def save_model(
+    model: torch.nn.Module,
+    filename: Path,
+    metadata: dict[str, str] | None = None,
+    force_contiguous: bool = True,
+) -> None:
+    """Save the tensors of a module, those that share memory once, as `ingot.torch.save_model`."""
+    _save_model(model, filename, metadata, force_contiguous)
+
+
+def load_model(
+    model: torch.nn.Module, filename: Path, strict: bool = True, device: Any = "cpu", *, backend: str = MMAP
+) -> tuple[set[str], list[str]]:
+    """Load a file into a module, as `ingot.torch.load_model`, which also says what it converted."""
+    return into_model(model, load_file(filename, device, backend=backend), strict)
+
+
+def _getdtype(dtype_str: str) -> torch.dtype:
+    return _TYPES[dtype_str]
+
+
+def _view2torch(safeview: View) -> dict[str, torch.Tensor]:
+    found = {}
+    for name, view in safeview:
+        dtype, shape = _getdtype(view["dtype"]), list(view["shape"])
+        if dtype is _float4_e2m1_x2:
+            shape[-1] //= 2
+        data = view["data"]
+        # torch makes no tensor from a buffer without bytes.
+        raw = torch.frombuffer(data, dtype=torch.uint8) if len(data) else torch.empty(0, dtype=torch.uint8)
+        found[name] = raw.view(dtype).reshape(shape)
+    return found
+
+
+def _to_ndarray(tensor: torch.Tensor) -> tuple[Any, torch.Tensor]:
+    """The bytes of the tensor in C order as an array, and the tensor that owns them."""
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    return plain.reshape(-1).view(torch.uint8).numpy(), plain
+
+
+def _tobytes(tensor: torch.Tensor, name: str) -> bytes:
+    if tensor.layout is not torch.strided:
+        raise _sparse(f"a sparse tensor: {_quoted(name)}", name)
+    _ingot.refuse_strided({name: tensor})
+    data: bytes = _to_ndarray(tensor)[0].tobytes()
+    return data
+
+
+def _flatten(tensors: dict[str, torch.Tensor]) -> dict[str, dict[str, Any]]:
+    """As 0.7 handed tensors to `serialize`: by their bytes."""
+    _evaluate_tensors_for_save(tensors)
+    return {
+        name: {"dtype": _dtype_name(name, tensor), "shape": tensor.shape, "data": _tobytes(tensor, name)}
+        for name, tensor in tensors.items()
+    }
+
+
+def _flatten_as_ptr(tensors: dict[str, torch.Tensor], keep_alive_buffer: list[Any]) -> dict[str, TensorSpec]:
+    """As 0.8 hands them to `serialize`: by their address. Who keeps the list keeps them alive."""
+    _evaluate_tensors_for_save(tensors)
+    _ingot.refuse_strided(tensors)
+    specs = {}
+    for name, tensor in tensors.items():
+        array, owner = _to_ndarray(tensor)
+        keep_alive_buffer.append((array, owner))
+        specs[name] = TensorSpec(
+            dtype=_dtype_name(name, tensor),
+            shape=tensor.shape,
+            data_ptr=array.ctypes.data,
+            data_len=array.nbytes,
+        )
+    return specs
+
+
+def _dtype_name(name: str, tensor: torch.Tensor) -> str:
+    if tensor.dtype not in _CODES:
+        raise SaveError(
+            f"tensor {_quoted(name)}: the format has no dtype for {tensor.dtype}",
+            code="unsupported-dtype",
+            tensor=name,
+            found=str(tensor.dtype),
+        )
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _evaluate_tensors_for_save(tensors: dict[str, torch.Tensor]) -> None:
+    """Refuse, with upstream's words and in its order, what is no tensor, sparse, or shares memory."""
+    if not isinstance(tensors, dict):
+        raise ValueError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(
+                f"Key {_quoted(name)} is invalid, expected torch.Tensor but received {type(tensor)}"
+            )
+    sparse = [name for name, tensor in tensors.items() if tensor.layout is not torch.strided]
+    if sparse:
+        raise _sparse(f"a sparse tensors: `{sparse}`", sparse[0])
+    # Where the extents of two meet, one of them is not contiguous, or they have a byte in common.
+    if crowded := [names for names in _find_shared_tensors(tensors) if len(names) > 1]:
+        _ingot.refuse_strided({name: tensors[name] for names in crowded for name in sorted(names)})
+        listed = ", ".join(f"{{{', '.join(map(repr, sorted(names)))}}}" for names in crowded)
+        raise SharedMemoryError(
+            "\n            Some tensors share memory, this will lead to duplicate memory on disk and "
+            f"potential differences when loading them again: [{listed}]: save a module with `save_model`, "
+            'or call `ingot.torch.save_file` with shared="alias"',
+            code="shared-memory",
+            tensor=min(crowded[0]),
+            found=tuple(sorted(crowded[0])),
+        )
+
+
+def _sparse(what: str, name: str) -> SaveError:
+    return SaveError(f"You are trying to save {what}: save its `.to_dense()`", code="no-values", tensor=name)
+
+
+def _end_ptr(tensor: torch.Tensor) -> int:
+    return end_ptr(tensor)
+
+
+def _find_shared_tensors(state_dict: dict[str, torch.Tensor]) -> list[set[str]]:
+    return shared_storages(state_dict)
+
+
+def _filter_shared_not_shared(tensors: list[set[str]], state_dict: dict[str, torch.Tensor]) -> list[set[str]]:
+    return [crowd for names in tensors for crowd in overlapping(names, state_dict)]
+
+
+def _remove_duplicate_names(
+    state_dict: dict[str, torch.Tensor],
+    *,
+    preferred_names: list[str] | None = None,
+    discard_names: list[str] | None = None,
+) -> dict[str, list[str]]:
+    found = duplicate_names(state_dict, preferred_names=preferred_names, discard_names=discard_names)
+    return defaultdict(list, found)
