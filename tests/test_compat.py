@@ -88,6 +88,7 @@ def own_names(module: Any) -> set[str]:
     }
 
 
+MADE_BY_OTHERS = {"PrefetchLoader", "PySafeSlice", "TensorMeta"}
 # What 0.7 had, and what 0.9.0rc1 adds to 0.8.0.
 MORE = {
     "top": {"PrefetchLoader", "PySafeSlice", "TensorMeta"},
@@ -121,7 +122,7 @@ def test_every_function_takes_what_the_wheels_does(compat: SimpleNamespace, modu
     checked = 0
     for name in sorted(own_names(getattr(REAL, module))):
         theirs, ours = getattr(getattr(REAL, module), name), getattr(getattr(compat, module), name)
-        if callable(theirs) and theirs is not RealError:
+        if callable(theirs) and theirs is not RealError and name not in MADE_BY_OTHERS:
             try:
                 inspect.signature(theirs)
             except ValueError:

@@ -1,0 +1,47 @@
+"""The names of `safetensors.tensorflow`."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from ingot.compat._handles import MMAP, safe_open
+
+from . import numpy
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from typing_extensions import Buffer
+
+    from ingot._serialize import Path
+
+__all__ = ["load", "load_file", "safe_open", "save", "save_file"]
+
+
+def load_file(filename: Path, *, backend: str = MMAP) -> dict[str, Any]:
+    """Load all tensors of a file."""
+    return _np2tf(numpy.load_file(filename, backend=backend))
+
+
+def load(data: Buffer) -> dict[str, Any]:
+    """Load all tensors from the bytes of a file."""
+    return _np2tf(numpy.load(data))
+
+
+def save(tensors: dict[str, Any], metadata: dict[str, str] | None = None) -> bytes:
+    """Give the bytes of a file that holds these tensors."""
+    return numpy.save(_tf2np(tensors), metadata)
+
+
+def save_file(tensors: dict[str, Any], filename: Path, metadata: dict[str, str] | None = None) -> None:
+    """Save tensors to a file."""
+    numpy.save_file(_tf2np(tensors), filename, metadata)
+
+
+def _np2tf(numpy_dict: dict[str, Any]) -> dict[str, Any]:
+    return {name: tf.convert_to_tensor(array) for name, array in numpy_dict.items()}
+
+
+def _tf2np(tf_dict: dict[str, Any]) -> dict[str, Any]:
+    return {name: tensor.numpy() for name, tensor in tf_dict.items()}
