@@ -58,6 +58,7 @@ lint-text: $(VENV)/.lint
 lint-types: $(VENV)/.ingot $(VENV)/.test $(VENV)/.lint
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest ingot._native
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 bench: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo $(VENV_RC)/.made
 	cargo bench --locked --workspace

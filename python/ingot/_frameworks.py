@@ -47,7 +47,10 @@ def adapter(framework: str) -> Adapter:
         )
     from importlib import import_module
 
-    return import_module(f".{module}", __package__)
+    # A module with the names of an `Adapter`, which checkers cannot see.
+    imported: Any = import_module(f".{module}", __package__)
+    found: Adapter = imported
+    return found
 
 
 def missing(package: str, error: ImportError) -> ImportError:

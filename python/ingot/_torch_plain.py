@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import torch
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 
 def not_plain(tensor: torch.Tensor) -> str | None:
     """Why there are no bytes behind this tensor that could be stored; None where there are."""
-    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+    if _dispatch(type(tensor)) is not _dispatch(torch.Tensor):
         return _wrapped(tensor)
     if isinstance(tensor, torch.nn.UninitializedParameter | torch.nn.UninitializedBuffer):
         return f"{type(tensor).__name__} has no values yet: run the module once before saving"
@@ -22,9 +26,14 @@ def not_plain(tensor: torch.Tensor) -> str | None:
     return None
 
 
-def _wrapped(tensor: torch.Tensor) -> str:
+def _dispatch(kind: Any) -> object:
+    """What a class does with operations: torch's own where its values are where torch looks for them."""
+    return kind.__torch_dispatch__
+
+
+def _wrapped(tensor: Any) -> str:
     """The way out for a tensor whose class keeps its values elsewhere."""
-    kind = type(tensor)
+    kind: Any = type(tensor)
     if hasattr(tensor, "full_tensor"):
         return (
             f"{kind.__name__} is one part of a tensor: save `.full_tensor()`, "

@@ -102,7 +102,8 @@ class SafetensorError(_Error):
         self.end = end
 
     # `KeyError` would put quotes round the message, and `OSError` would print only its errno.
-    __str__ = Exception.__str__
+    def __str__(self) -> str:
+        return Exception.__str__(self)
 
 
 class HeaderError(SafetensorError, ValueError):
@@ -122,6 +123,8 @@ class StorageError(SafetensorError, OSError):
 
     ``errno`` is set where the system gave one.
     """
+
+    filename: Any
 
     def __init__(self, message: str = "", *, errno: int | None = None, **fields: Any) -> None:
         super().__init__(message, **fields)

@@ -409,7 +409,7 @@ def _resolve(code: str) -> Callable[[torch.Tensor, tuple[int, ...]], torch.Tenso
     return lambda raw, shape: raw.view(dtype).reshape(shape)
 
 
-wrap = _native.Wrap.dlpack(_from_dlpack, _resolve)
+wrap: _native.Wrap = _native.Wrap.dlpack(_from_dlpack, _resolve)
 
 
 def mover(device: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:

@@ -21,4 +21,4 @@ __all__ = [
     "serialize_file",
 ]
 
-SafetensorError = join()
+SafetensorError: type[Exception] = join()
