@@ -130,6 +130,7 @@ def of_torchao() -> torch.Tensor:
         (lambda: torch.zeros(2, device="meta"), ["meta tensor", "no values"]),
         (fake, ["FakeTensor", "no values"]),
         (lambda: torch.eye(2).to_sparse(), ["sparse_coo", "`.to_dense()`"]),
+        (lambda: torch.eye(2).to_sparse_csr(), ["sparse_csr", "`.to_dense()`"]),
         (lambda: torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.quint8), ["quantised", "int_repr"]),
         (lambda: torch.nested.nested_tensor([torch.ones(2)]), ["nested", "unbind"]),
         (torch.nn.UninitializedParameter, ["UninitializedParameter", "run the module once"]),
@@ -141,11 +142,13 @@ def of_torchao() -> torch.Tensor:
 )
 @pytest.mark.filterwarnings("ignore")  # torch warns of what it is about to drop.
 @pytest.mark.parametrize("shared", ["error", "copy", "alias"])
+@pytest.mark.parametrize("contiguous", ["error", "copy"])
 def test_a_tensor_without_bytes_is_refused_by_class_and_way_out(
-    make: Callable[[], torch.Tensor], words: list[str], shared: Any, tmp_path: Path
+    make: Callable[[], torch.Tensor], words: list[str], shared: Any, contiguous: Any, tmp_path: Path
 ) -> None:
+    tensors = {"plain": torch.ones(1), "t": make()}
     with pytest.raises(ingot.SaveError) as caught:
-        ingot.torch.save_file({"plain": torch.ones(1), "t": make()}, tmp_path / "t", shared=shared)
+        ingot.torch.save_file(tensors, tmp_path / "t", shared=shared, contiguous=contiguous)
     assert caught.value.tensor == "t"
     assert all(word in str(caught.value) for word in ["`t`", *words]), str(caught.value)
     assert not (tmp_path / "t").exists()

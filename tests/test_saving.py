@@ -218,7 +218,7 @@ def test_a_thousand_shared_tensors_make_a_short_message(save: Any) -> None:
     ],
 )
 def test_a_buffer_that_does_not_fit_is_refused_by_name(spec: dict[str, Any], code: str) -> None:
-    with pytest.raises(ingot.SaveError, match="^tensor `bad`: ") as caught:
+    with pytest.raises(ingot.SaveError, match=r"^tensor `bad`: ") as caught:
         ingot.serialize({"bad": spec})
     assert (caught.value.code, caught.value.tensor) == (code, "bad")
 

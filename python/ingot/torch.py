@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from os import fspath
 
 from . import _native, _open
@@ -67,6 +68,7 @@ DTYPES: dict[str, torch.dtype] = {
 }
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 
+_layout = attrgetter("layout")
 _from_dlpack = torch._C._from_dlpack
 _to_dlpack = torch._C._to_dlpack
 
@@ -320,8 +322,16 @@ def _stored(
 
 def refuse_strided(tensors: Mapping[str, torch.Tensor]) -> None:
     """Raise `SaveError` where a tensor does not lie in C order. It begins as upstream's error does."""
+    values = tensors.values()
+    # With `map`, so that no Python function runs per tensor where all is well.
+    if (
+        set(map(type, values)) <= _PLAIN_CLASSES
+        and set(map(_layout, values)) <= {torch.strided}
+        and all(map(torch.Tensor.is_contiguous, values))
+    ):
+        return
     for name, tensor in tensors.items():
-        if tensor.layout is torch.strided and not tensor.is_contiguous():
+        if not_plain(tensor) is None and not tensor.is_contiguous():
             raise SaveError(
                 f"You are trying to save a non contiguous tensor: {_quoted(name)} of shape "
                 f"{list(tensor.shape)} and strides {list(tensor.stride())}: pack it with `.contiguous()`, or "

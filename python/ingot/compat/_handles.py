@@ -10,10 +10,10 @@ from ingot import _open
 from ingot._frameworks import adapter
 from ingot._native import Archive
 from ingot._serialize import one_of
-from ingot.errors import SliceError
+from ingot.errors import SafetensorError, SliceError
 
 from ._prefetch import PrefetchLoader
-from ._wording import StepError, reading
+from ._wording import StepError, begin_as_upstream, reading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from ingot._serialize import Path
 
-_opening = reading("Error while deserializing header")
+_OPENING = "Error while deserializing header"
+_opening = reading(_OPENING)
 
 
 class Unsaid(str):
@@ -129,10 +130,15 @@ class safe_open(ingot.safe_open):
         """Give the text that is stored beside the tensors, None where there is none."""
         return super().metadata()
 
-    @_opening
     def get_tensor(self, name: str) -> Any:
         """Read one tensor."""
-        return super().get_tensor(name)
+        # Written out: programs call this a hundred thousand times, and each call of Python counts.
+        try:
+            tensor = _open._tensor(self._archive, name, self._adapter.wrap)
+        except SafetensorError as error:
+            begin_as_upstream(error, _OPENING)
+            raise
+        return tensor if self._move is None else self._move(tensor)
 
     @_opening
     def get_tensors(self, names: Iterable[str] | None = None) -> dict[str, Any]:

@@ -60,14 +60,19 @@ def reading(doing: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
             try:
                 return function(*args, **kwargs)
             except SafetensorError as error:
-                words = _beginning(error, doing)
-                if words is not None:
-                    _reword(error, words)
+                begin_as_upstream(error, doing)
                 raise
 
         return call
 
     return decorate
+
+
+def begin_as_upstream(error: SafetensorError, doing: str) -> None:
+    """Put upstream's words before those of `error`, where upstream has the like of it."""
+    words = _beginning(error, doing)
+    if words is not None:
+        _reword(error, words)
 
 
 def writing(function: Callable[P, R]) -> Callable[P, R]:

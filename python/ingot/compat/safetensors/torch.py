@@ -83,8 +83,12 @@ def load(data: Buffer) -> dict[str, torch.Tensor]:
 @writing
 def save(tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> bytes:
     """Give the bytes of a file that holds these tensors, each contiguous and with memory of its own."""
-    _evaluate_tensors_for_save(tensors)
-    return _ingot.save(tensors, metadata, contiguous="error")
+    _refuse_non_tensors(tensors)
+    try:
+        return _ingot.save(tensors, metadata, contiguous="error")
+    except SaveError as error:
+        refusal = error
+    raise _as_upstream(refusal, tensors)
 
 
 @writing
@@ -92,8 +96,12 @@ def save_file(
     tensors: dict[str, torch.Tensor], filename: Path, metadata: dict[str, str] | None = None
 ) -> None:
     """Save tensors to a file, each contiguous and with memory of its own."""
-    _evaluate_tensors_for_save(tensors)
-    _ingot.save_file(tensors, filename, metadata, format="safetensors", contiguous="error")
+    _refuse_non_tensors(tensors)
+    try:
+        return _ingot.save_file(tensors, filename, metadata, format="safetensors", contiguous="error")
+    except SaveError as error:
+        refusal = error
+    raise _as_upstream(refusal, tensors)
 
 
 @writing
@@ -184,13 +192,7 @@ def _dtype_name(name: str, tensor: torch.Tensor) -> str:
 
 def _evaluate_tensors_for_save(tensors: dict[str, torch.Tensor]) -> None:
     """Refuse, with upstream's words and in its order, what is no tensor, sparse, or shares memory."""
-    if not isinstance(tensors, dict):
-        raise ValueError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise ValueError(
-                f"Key {_quoted(name)} is invalid, expected torch.Tensor but received {type(tensor)}"
-            )
+    _refuse_non_tensors(tensors)
     sparse = [name for name, tensor in tensors.items() if tensor.layout is not torch.strided]
     if sparse:
         raise _sparse(f"a sparse tensors: `{sparse}`", sparse[0])
@@ -206,6 +208,27 @@ def _evaluate_tensors_for_save(tensors: dict[str, torch.Tensor]) -> None:
             tensor=min(crowded[0]),
             found=tuple(sorted(crowded[0])),
         )
+
+
+def _refuse_non_tensors(tensors: dict[str, torch.Tensor]) -> None:
+    if not isinstance(tensors, dict):
+        raise ValueError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
+    for kind in set(map(type, tensors.values())):
+        if not issubclass(kind, torch.Tensor):
+            name = next(name for name, value in tensors.items() if type(value) is kind)
+            raise ValueError(f"Key {_quoted(name)} is invalid, expected torch.Tensor but received {kind}")
+
+
+def _as_upstream(refusal: SaveError, tensors: dict[str, torch.Tensor]) -> SaveError:
+    """What upstream would have said first, else `refusal` itself.
+
+    ingot looks for the same faults much faster, so it looks first; it finds them in another order.
+    """
+    try:
+        _evaluate_tensors_for_save(tensors)
+    except SaveError as error:
+        return error
+    return refusal
 
 
 def _sparse(what: str, name: str) -> SaveError:
