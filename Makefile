@@ -1,4 +1,4 @@
-# make demo | test | lint | bench | clean
+# make demo | test | lint | bench | fuzz | clean
 #
 # Every target sets itself up: it checks for Rust and Python, makes .venv, installs the pinned tools and builds the
 # extension module. Nothing runs twice while its inputs stay the same. What may be set, here or in the environment:
@@ -21,7 +21,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # The wheel, the tests and the benches use one profile, and the versions of Cargo.lock.
 CARGO_FLAGS := --release --locked
 
-.PHONY: help demo test test-rust test-python lint lint-rust lint-python lint-text lint-types bench clean tools rebuild
+.PHONY: help demo test test-rust test-python lint lint-rust lint-python lint-text lint-types bench fuzz clean tools rebuild
 .DELETE_ON_ERROR:
 # Cargo holds one lock and the benches want the machine for themselves.
 .NOTPARALLEL:
@@ -59,6 +59,11 @@ lint-types: $(VENV)/.ingot $(VENV)/.test $(VENV)/.lint
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest ingot._native
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+# Seconds for each target; needs a C++ compiler for the fuzzer itself.
+FUZZ_SECONDS ?= 5
+fuzz: | tools
+	PYTHON="$(PYTHON)" scripts/fuzz $(FUZZ_SECONDS)
 
 bench: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo $(VENV_RC)/.made
 	cargo bench --locked --workspace

@@ -131,7 +131,9 @@ class safe_open:
         -------
         array or tensor of the framework
             On the CPU with ``"mmap"`` a view of the mapped file that is read when it is first touched, else a
-            copy. It may be written to, and it outlives the handle.
+            copy. It may be written to, and it outlives the handle. Views that one handle gives of one tensor
+            share their memory, as upstream's torch tensors do: what is written to one is seen by the others,
+            and never by the file. Parts that are not contiguous are copies of what the file holds.
 
         Raises
         ------

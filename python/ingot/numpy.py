@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from os import fspath
+from sys import modules
 
 from . import _native, _open
 from ._frameworks import missing
@@ -211,7 +212,9 @@ def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:
     """The code, the shape and the bytes of `array` in C order, little-endian. Copies only if it must."""
     if not isinstance(array, (numpy.ndarray, numpy.generic)):
         raise TypeError(f"tensor {_quoted(name)}: expected a numpy.ndarray, found {type(array).__name__}")
-    if isinstance(array, numpy.ma.MaskedArray):
+    # Not imported for this: whoever made a masked array has done so.
+    masked = modules.get("numpy.ma")
+    if masked is not None and isinstance(array, masked.MaskedArray):
         raise TypeError(
             f"tensor {_quoted(name)}: a masked array would lose its mask: save `.filled()`, or data and mask"
         )
