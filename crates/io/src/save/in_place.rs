@@ -15,8 +15,20 @@ pub(super) fn save(
     options: &SaveOptions,
     watch: &dyn Watch,
 ) -> Result<(), Stop> {
+    fill(place, options, |file| {
+        overwrite(file, Some(place), pieces, options, watch)
+    })
+}
+
+/// Opens the file that `place` names, or makes it, and lets `write` fill it. One that was made goes again when that
+/// fails.
+fn fill(
+    place: &Place,
+    options: &SaveOptions,
+    write: impl FnOnce(&File) -> Result<(), Stop>,
+) -> Result<(), Stop> {
     let (file, made) = place.open().step(step::OPEN)?;
-    let done = overwrite(&file, Some(place), pieces, options, watch);
+    let done = write(&file);
     match done {
         Err(_) if made => place.remove(),
         Ok(()) if made && options.durable == Durability::Durable => {
@@ -62,16 +74,7 @@ pub(super) fn copy_to(
     pieces: &Pieces<'_>,
     options: &SaveOptions,
 ) -> Result<(), Stop> {
-    let (file, made) = place.open().step(step::OPEN)?;
-    let done = copy(from, &file, pieces.nbytes(), options);
-    match done {
-        Err(_) if made => place.remove(),
-        Ok(()) if made && options.durable == Durability::Durable => {
-            place.directory.flush(&file).step(step::FLUSH_DIRECTORY)?;
-        }
-        _ => {}
-    }
-    done
+    fill(place, options, |file| copy(from, file, pieces.nbytes(), options))
 }
 
 /// From here on the old bytes are lost, so no watch is asked: a whole file late is better than half a file.
