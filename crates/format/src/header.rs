@@ -69,6 +69,13 @@ impl RawHeader {
         self.dims.reserve(dims);
     }
 
+    fn name(&self, number: usize) -> &str {
+        let begin = number
+            .checked_sub(1)
+            .map_or(0, |before| self.records[before].name_end);
+        &self.names[index(begin)..index(self.records[number].name_end)]
+    }
+
     fn entry(&self, number: usize) -> Entry<'_> {
         let record = &self.records[number];
         let (name_begin, dims_begin) = match number.checked_sub(1) {
@@ -84,20 +91,13 @@ impl RawHeader {
         }
     }
 
-    /// All entries in the order of the list. One pass, which is quicker than asking for each by its number.
-    fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
-        let (mut name_begin, mut dims_begin) = (0, 0);
+    /// All names in the order of the list. One pass, which is quicker than asking for each by its number.
+    fn names(&self) -> impl Iterator<Item = &str> {
+        let mut begin = 0;
         self.records.iter().map(move |record| {
-            let name = index(name_begin)..index(record.name_end);
-            let dims = index(dims_begin)..index(record.dims_end);
-            (name_begin, dims_begin) = (record.name_end, record.dims_end);
-            Entry {
-                name: &self.names[name],
-                dtype: record.dtype,
-                shape: &self.dims[dims],
-                begin: record.begin,
-                end: record.end,
-            }
+            let name = index(begin)..index(record.name_end);
+            begin = record.name_end;
+            &self.names[name]
         })
     }
 
@@ -238,14 +238,24 @@ impl Header {
         (0..self.len()).map(|rank| self.raw.entry(self.nth_by_name(rank)))
     }
 
+    /// All names in the order of the data.
+    pub fn names(&self) -> impl ExactSizeIterator<Item = &str> + Clone {
+        (0..self.len()).map(|number| self.raw.name(number))
+    }
+
+    /// All names in their own order, byte by byte.
+    pub fn names_by_name(&self) -> impl ExactSizeIterator<Item = &str> + Clone {
+        (0..self.len()).map(|rank| self.raw.name(self.nth_by_name(rank)))
+    }
+
     /// Where the tensor `name` stands in the order of the data.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<usize> {
-        // Branch and bound over ranks: a binary search that needs no second copy of the names.
+        // A binary search over ranks, which needs no second copy of the names.
         let (mut low, mut high) = (0, self.len());
         while low < high {
             let middle = low + (high - low) / 2;
-            match self.raw.entry(self.nth_by_name(middle)).name.cmp(name) {
+            match self.raw.name(self.nth_by_name(middle)).cmp(name) {
                 core::cmp::Ordering::Less => low = middle + 1,
                 core::cmp::Ordering::Greater => high = middle,
                 core::cmp::Ordering::Equal => return Some(self.nth_by_name(middle)),
@@ -344,10 +354,10 @@ fn name_foreign(start: &[u8], fault: FormatError) -> FormatError {
 
 /// Rule F7 for names: gives their order, empty where it is the order of the file.
 fn prove_names(raw: &RawHeader) -> Result<Vec<u32>, FormatError> {
-    if raw.entries().map(|entry| entry.name).is_sorted_by(|a, b| a < b) {
+    if raw.names().is_sorted_by(|a, b| a < b) {
         return Ok(Vec::new());
     }
-    let name = |number: usize| raw.entry(number).name;
+    let name = |number: usize| raw.name(number);
     let mut by_name: Vec<u32> = (0..to_u32(raw.records.len())).collect();
     // A stable sort, because it takes over the sorted runs that writers leave, one for each dtype. Names chosen
     // to collide cost it nothing, as they would a hash table.
@@ -366,27 +376,18 @@ fn prove_names(raw: &RawHeader) -> Result<Vec<u32>, FormatError> {
 /// Rules F9 to F12, on entries in the order of their data.
 fn prove_ranges(raw: &RawHeader, data_nbytes: u64) -> Result<(), FormatError> {
     let mut covered = 0;
-    for (number, entry) in raw.entries().enumerate() {
-        let expected = extent::nbytes(entry.dtype, entry.shape).map_err(|reason| FormatError::Extent {
-            tensor: entry.name.to_owned(),
-            dtype: entry.dtype,
-            shape: entry.shape.to_owned(),
-            reason,
-        })?;
-        if entry.begin.checked_add(expected) != Some(entry.end) {
-            return Err(FormatError::SizeMismatch {
-                tensor: entry.name.to_owned(),
-                dtype: entry.dtype,
-                shape: entry.shape.to_owned(),
-                expected,
-                begin: entry.begin,
-                end: entry.end,
-            });
+    let mut dims_begin = 0;
+    for (number, record) in raw.records.iter().enumerate() {
+        let dims_end = index(record.dims_end);
+        let nbytes = extent::nbytes(record.dtype, &raw.dims[dims_begin..dims_end]);
+        let has_its_size = nbytes.is_ok_and(|nbytes| record.begin.checked_add(nbytes) == Some(record.end));
+        if !has_its_size || record.begin != covered {
+            return Err(
+                broken_range(&raw.entry(number), nbytes).unwrap_or_else(|| misplaced(raw, number, covered))
+            );
         }
-        if entry.begin != covered {
-            return Err(misplaced(raw, number, covered));
-        }
-        covered = entry.end;
+        covered = record.end;
+        dims_begin = dims_end;
     }
     match covered.cmp(&data_nbytes) {
         core::cmp::Ordering::Equal => Ok(()),
@@ -403,6 +404,32 @@ fn prove_ranges(raw: &RawHeader, data_nbytes: u64) -> Result<(), FormatError> {
                 found: data_nbytes,
             })
         }
+    }
+}
+
+/// Rules F9 and F10, for an entry whose shape and dtype take `nbytes`.
+#[cold]
+fn broken_range(entry: &Entry<'_>, nbytes: Result<u64, extent::ExtentError>) -> Option<FormatError> {
+    let (tensor, dtype, shape) = (entry.name.to_owned(), entry.dtype, entry.shape.to_owned());
+    match nbytes {
+        Err(reason) => Some(FormatError::Extent {
+            tensor,
+            dtype,
+            shape,
+            reason,
+        }),
+        Ok(expected) if entry.begin.checked_add(expected) != Some(entry.end) => {
+            let (begin, end) = (entry.begin, entry.end);
+            Some(FormatError::SizeMismatch {
+                tensor,
+                dtype,
+                shape,
+                expected,
+                begin,
+                end,
+            })
+        }
+        Ok(_) => None,
     }
 }
 

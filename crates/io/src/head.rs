@@ -8,14 +8,12 @@ use ingot_format::{Header, HeaderWindow, Limits, to_u64, to_usize};
 use crate::error::Error;
 use crate::source::{Source, read_full};
 
-/// Bytes that the first read takes. Most headers are shorter, so that it is the only one.
+/// Bytes that the first read takes, and those of a long header that lie in memory at a time. Most headers are shorter,
+/// so that it is the only read; and it is little enough to stay in a core's cache.
 const START_NBYTES: u64 = 64 << 10;
 
 /// Bytes of the length before the header.
-const PREFIX_NBYTES: u64 = 8;
-
-/// Bytes of a long header that lie in memory at a time: few enough to stay in a core's cache.
-const WINDOW_NBYTES: usize = 256 << 10;
+const PREFIX_NBYTES: usize = 8;
 
 /// Reads the header into memory of our own, never from a mapping: what was checked cannot change afterwards.
 /// `path` is for the errors.
@@ -32,40 +30,42 @@ pub(crate) fn read_header(
     read(source, path, 0, &mut start)?;
     let head_nbytes = Header::head_nbytes(&start, source.nbytes(), limits).map_err(in_file)?;
     if head_nbytes > to_u64(start.len()) {
-        if let Some(header) = read_through_window(source, path, head_nbytes)? {
+        if let Some(header) = read_through_window(source, path, head_nbytes, &mut start)? {
             return Ok(header);
         }
-        let read_before = start.len();
+        // The window was written over.
         start.resize(size(head_nbytes), 0);
-        read(source, path, to_u64(read_before), &mut start[read_before..])?;
+        read(source, path, 0, &mut start)?;
     }
     Header::parse(&start, source.nbytes(), limits).map_err(in_file)
 }
 
 /// Reads a header that is as common writers write it, without ever holding all of it: half of the time that opening
-/// 100,000 tensors took went into fresh pages for its 13 MB. `None` means that it has to be read whole.
+/// 100,000 tensors took went into fresh pages for its 13 MB. `window` holds the start of the file, and then one part
+/// of the header after the other. `None` means that the header has to be read whole.
 fn read_through_window(
     source: &dyn Source,
     path: Option<&Path>,
     head_nbytes: u64,
+    window: &mut [u8],
 ) -> Result<Option<Header>, Error> {
     let mut header = HeaderWindow::new(head_nbytes, source.nbytes());
-    let mut window = vec![0; WINDOW_NBYTES];
-    let (mut position, mut kept) = (PREFIX_NBYTES, 0);
-    while position < head_nbytes || kept > 0 {
-        let more = size(head_nbytes - position).min(WINDOW_NBYTES - kept);
-        read(source, path, position, &mut window[kept..kept + more])?;
-        position += to_u64(more);
-        let filled = kept + more;
-        match header.feed(&window[..filled]) {
+    let (mut position, mut begin, mut end) = (to_u64(window.len()), PREFIX_NBYTES, window.len());
+    loop {
+        match header.feed(&window[begin..end]) {
             None | Some(0) => return Ok(None),
-            Some(taken) => {
-                window.copy_within(taken..filled, 0);
-                kept = filled - taken;
-            }
+            Some(taken) => begin += taken,
         }
+        if begin == end && position == head_nbytes {
+            return Ok(header.finish());
+        }
+        window.copy_within(begin..end, 0);
+        (begin, end) = (0, end - begin);
+        let more = size(head_nbytes - position).min(window.len() - end);
+        read(source, path, position, &mut window[end..end + more])?;
+        position += to_u64(more);
+        end += more;
     }
-    Ok(header.finish())
 }
 
 /// Fills `dest` from `position` on.

@@ -128,17 +128,11 @@ impl Archive {
     }
 
     fn names<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        PyList::new(
-            py,
-            self.opened(py)?
-                .header()
-                .entries_by_name()
-                .map(|entry| entry.name),
-        )
+        PyList::new(py, self.opened(py)?.header().names_by_name())
     }
 
     fn offset_names<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        PyList::new(py, self.opened(py)?.header().entries().map(|entry| entry.name))
+        PyList::new(py, self.opened(py)?.header().names())
     }
 
     fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
