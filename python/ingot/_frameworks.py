@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from sys import modules
+
 from .errors import DtypeError, OptionError
 
 TYPE_CHECKING = False
@@ -51,10 +53,13 @@ def adapter(framework: str) -> Adapter:
             expected=tuple(FRAMEWORKS),
             found=framework,
         )
-    from importlib import import_module
-
+    name = f"{__package__}.{module}"
     # A module with the names of an `Adapter`, which checkers cannot see.
-    imported: Any = import_module(f".{module}", __package__)
+    imported: Any = modules.get(name)
+    if imported is None:
+        from importlib import import_module
+
+        imported = import_module(name)
     found: Adapter = imported
     return found
 
