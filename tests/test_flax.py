@@ -23,9 +23,13 @@ WIDE = ("F64", "I64", "U64")
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A file with an F32 tensor that is 64-byte aligned where it is mapped, one that is not, and wide ones."""
+    """A file with an F32 tensor that is 64-byte aligned where it is mapped, others, and wide ones."""
     arrays = {code: numpy.ones(8, ingot.numpy.DTYPES[code]) for code in WIDE}
-    arrays |= {"aligned": numpy.arange(16, dtype="f4"), "off": numpy.arange(15, dtype="f4"), "z": numpy.ones(3, "f4")}
+    arrays |= {
+        "aligned": numpy.arange(16, dtype="f4"),
+        "off": numpy.arange(15, dtype="f4"),
+        "z": numpy.ones(3, "f4"),
+    }
     # The data section begins where the header ends, which the metadata moves to a multiple of 64.
     for length in range(64):
         data = ingot.numpy.save(arrays, {"pad": "x" * length})
@@ -129,18 +133,14 @@ def test_what_has_no_values_is_refused_with_the_way_out(tmp_path: Path) -> None:
     with pytest.raises(ingot.SaveError, match="outside"):
         jax.jit(lambda tensor: ingot.flax.save({"odd": tensor}) and tensor)(jnp.ones(3))
     for tensor in (jnp.ones(4, jnp.int4), numpy.ones(4, ml_dtypes.uint4)):
-        with pytest.raises(ingot.SaveError, match="the format has no dtype for u?int4"):
+        with pytest.raises(ingot.SaveError, match=r"the format has no dtype for u?int4"):
             ingot.flax.save_file({"odd": tensor}, path)
     assert not path.exists()
 
 
-@pytest.mark.parametrize("value", [{"bias": 1}, [1, 2], 1.5, None, "text"])
-def test_what_is_no_array_is_refused_by_its_name(value: Any, tmp_path: Path) -> None:
-    path = tmp_path / "t.safetensors"
-    with pytest.raises(TypeError, match=r"tensor `odd`: expected a jax.Array, found") as caught:
-        ingot.flax.save_file({"good": jnp.ones(3), "odd": value}, path)
-    assert ("flatten_dict" in str(caught.value)) == isinstance(value, dict)
-    assert not path.exists()
+def test_a_tree_is_refused_with_what_makes_one_dict_of_it() -> None:
+    with pytest.raises(TypeError, match="flatten_dict"):
+        ingot.flax.save({"params": {"bias": jnp.ones(3)}})
 
 
 def test_an_index_out_of_range_is_an_error(path: Path) -> None:

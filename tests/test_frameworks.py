@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 
+import ingot
 from frameworks import suite
 from frameworks.suite import Binding, Layout
+from ingot import _frameworks
 
-# The frameworks, each with the package that it is installed by. In the order of import: paddle dies behind tensorflow.
+# The frameworks, each with the package that it is installed by, in the order of their imports: paddle ends
+# the process that has imported tensorflow before.
 PACKAGES = {
     "paddle": "paddle",
     "numpy": "numpy",
@@ -90,3 +93,54 @@ def test_a_dtype_that_the_framework_lacks_blocks_only_its_tensor(
 def test_tables_are_complete(binding: Binding) -> None:
     assert set(binding.table) | set(binding.refused) == set(suite.BITS)
     assert not set(binding.table) & set(binding.refused)
+
+
+# What upstream accepts.
+ALIASES = {
+    "numpy": ["np", "numpy"],
+    "torch": ["pt", "torch", "pytorch"],
+    "flax": ["jax", "flax"],
+    "tensorflow": ["tf", "tensorflow"],
+    "mlx": ["mlx"],
+    "paddle": ["paddle"],
+}
+
+
+@pytest.mark.parametrize("binding", each(lambda binding: iter([("", ())])))
+def test_every_name_of_a_framework_and_its_cpu(binding: Binding, tmp_path: Path) -> None:
+    names = ALIASES[binding.name]
+    assert set(names) == {name for name, module in _frameworks.FRAMEWORKS.items() if module == binding.name}
+    path = tmp_path / "t.safetensors"
+    expected = suite.case(binding, "F32", suite.LAYOUTS["cube"])
+    binding.module.save_file({"t": expected.tensor}, path)
+    for name in names:
+        for device in ("cpu", None):
+            with ingot.safe_open(path, name, device=device) as file:
+                suite.check_same(binding, file["t"], expected)
+                suite.check_same(binding, file.get_tensors()["t"], expected)
+
+
+@pytest.mark.parametrize("binding", each(lambda binding: iter([("", ())])))
+@pytest.mark.parametrize("device", ["nope", "nope:0", 3.5])
+def test_an_unknown_device_is_refused_before_the_file_is_opened(binding: Binding, device: Any) -> None:
+    # A float is for torch itself to refuse.
+    with pytest.raises((ingot.OptionError, TypeError), match=r"cpu|device"):
+        ingot.safe_open("no such file", binding.name, device)
+
+
+@pytest.mark.parametrize("binding", each(lambda binding: iter([("", ())])))
+@pytest.mark.parametrize(
+    "value", [{"bias": 1}, [1.0, 2.0], 1.5, None, "text", object()], ids=lambda value: type(value).__name__
+)
+def test_what_is_no_tensor_is_refused_by_its_name(binding: Binding, value: Any, tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    good = suite.case(binding, "F32", suite.LAYOUTS["vector"]).tensor
+    # ValueError is what upstream raises for torch.
+    with pytest.raises((TypeError, ValueError), match=f"tensor `odd`: expected an? .*{type(value).__name__}"):
+        binding.module.save_file({"good": good, "odd": value}, path)
+    for wrong in ({1: good}, [good]):
+        with pytest.raises((TypeError, ValueError), match=r"expected a dict|must be str"):
+            binding.module.save_file(wrong, path)
+    with pytest.raises(TypeError, match="metadata"):
+        binding.module.save_file({"good": good}, path, {"step": 1})
+    assert not path.exists()

@@ -4,9 +4,9 @@
 >>> with ingot.safe_open("model.safetensors", "np") as file:  # doctest: +SKIP
 ...     print(file.keys(), file["wte"].shape)
 
-`ingot.numpy`, `ingot.torch`, `ingot.flax` (jax), `ingot.tensorflow`, `ingot.mlx` and `ingot.paddle` load and save
-whole files. They are imported when they are first used, so that this package costs nothing to import and needs
-nothing but itself.
+`ingot.numpy`, `ingot.torch`, `ingot.flax` (jax), `ingot.tensorflow`, `ingot.mlx` and `ingot.paddle` load and
+save whole files. They are imported when they are first used, so that this package costs nothing to import and
+needs nothing but itself.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sys import modules
 
-from .errors import DtypeError, OptionError
+from .errors import DtypeError, OptionError, _quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -94,3 +94,9 @@ def unknown_device(framework: str, device: object, choices: Sequence[str]) -> Op
         expected=tuple(choices),
         found=device,
     )
+
+
+def not_a_tensor(name: str, value: object, expected: str, flatten: str = "") -> TypeError:
+    """The refusal to save `value`. `flatten` is how the framework makes one dict of dicts within dicts."""
+    way_out = f": {flatten} makes one dict of them" if flatten and hasattr(value, "keys") else ""
+    return TypeError(f"tensor {_quoted(name)}: expected {expected}, found {type(value).__name__}{way_out}")

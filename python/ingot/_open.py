@@ -29,8 +29,8 @@ class safe_open:
     filename : str, bytes or os.PathLike
         A `.safetensors` or a `.bt` file. The content decides which, not the name.
     framework : str
-        What the tensors shall be: ``"numpy"`` or ``"np"``; ``"torch"``, ``"pt"`` or ``"pytorch"``; ``"jax"`` or
-        ``"flax"``; ``"tensorflow"`` or ``"tf"``; ``"mlx"``; ``"paddle"``.
+        What the tensors shall be: ``"numpy"`` or ``"np"``; ``"torch"``, ``"pt"`` or ``"pytorch"``; ``"jax"``
+        or ``"flax"``; ``"tensorflow"`` or ``"tf"``; ``"mlx"``; ``"paddle"``.
     device : str, int or the framework's device
         Where the tensors shall be. On ``"cpu"``, the default, they are views of the file where the backend
         maps it; for any other device they are copied there. NumPy knows only ``"cpu"``.

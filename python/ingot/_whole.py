@@ -1,4 +1,4 @@
-"""`load`, `load_file`, `save` and `save_file`, written once for the frameworks that differ in their tensors only."""
+"""`load`, `load_file`, `save` and `save_file` for frameworks that differ in their tensors only."""
 
 from __future__ import annotations
 
@@ -132,11 +132,11 @@ class Whole(Generic[Tensor]):
         Raises
         ------
         TypeError
-            `tensors` is not a dict, a value is not a tensor (a dict within the dict is none), or a name, a key
-            or a value of the metadata is not a str.
+            `tensors` is not a dict, a value is not a tensor (a dict within the dict is none), or a name, a
+            key or a value of the metadata is not a str.
         SaveError
-            A tensor has no plain values, the format lacks its dtype, a name is reserved, or no header can hold
-            the tensors.
+            A tensor has no plain values, the format lacks its dtype, a name is reserved, or no header can
+            hold the tensors.
         OptionError
             `format` is not one of the two.
         """

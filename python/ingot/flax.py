@@ -1,18 +1,18 @@
 """Load and save jax arrays.
 
-``device`` is a `jax.Device`, a `jax.sharding.Sharding`, a platform such as ``"cpu"``, one of its devices such as
-``"gpu:1"``, the number of a device, or None for jax's default device. Tensors go there straight from the file.
-On the CPU those that start at a multiple of 64 bytes in memory, as jax asks, are views of the file where it is
-mapped; the others are copied.
+``device`` is a `jax.Device`, a `jax.sharding.Sharding`, a platform such as ``"cpu"``, one of its devices
+such as ``"gpu:1"``, the number of a device, or None for jax's default device. Tensors go there straight
+from the file. On the CPU, those that start at a multiple of 64 bytes in memory, as jax asks, are views of
+the file where it is mapped; the others are copied.
 
-64-bit dtypes (``F64``, ``I64``, ``U64``) need ``jax_enable_x64``. Without it jax would make them 32-bit ones, so
-they are refused, each tensor by itself. ``F4`` is unpacked, one element to a byte.
+64-bit dtypes (``F64``, ``I64``, ``U64``) need ``jax_enable_x64``. Without it jax would make them 32-bit
+ones, so they are refused, each tensor by itself. ``F4`` is unpacked, one element to a byte.
 """
 
 from __future__ import annotations
 
 from . import _native
-from ._frameworks import lacks, missing, unknown_device
+from ._frameworks import lacks, missing, not_a_tensor, unknown_device
 from ._whole import Whole
 from .errors import DtypeError, SaveError, _quoted
 
@@ -56,7 +56,6 @@ DTYPES = {
     "I64": "int64",
     "U64": "uint64",
 }
-WIDE = {numpy.dtype(dtype) for dtype in ("f8", "i8", "u8")}
 
 
 def _resolve(code: str) -> Any:
@@ -74,14 +73,15 @@ def mover(device: Any) -> Callable[[arrays.Array], jax.Array]:
     target = _target(device)
 
     def put(array: arrays.Array) -> jax.Array:
-        # Asked each time, since it can be switched at any time, and for a `with` block only.
-        if array.dtype in WIDE and not jax.config.jax_enable_x64:
+        # Asked each time, since 64 bits can be switched at any time, and for a `with` block only.
+        if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
             raise DtypeError(
                 f"jax without 64 bits would make {array.dtype} a 32-bit dtype: "
                 'jax.config.update("jax_enable_x64", True) keeps it',
                 code="dtype-not-in-framework",
             )
-        return jax.device_put(array, target)
+        moved: jax.Array = jax.device_put(array, target)
+        return moved
 
     return put
 
@@ -115,10 +115,7 @@ def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:
                 f"tensor {_quoted(name)}: {reason}", code="no-values", tensor=name, found=str(array.dtype)
             )
     elif not isinstance(array, (numpy.ndarray, numpy.generic)):
-        raise TypeError(
-            f"tensor {_quoted(name)}: expected a jax.Array, found {type(array).__name__}"
-            + (': flax.traverse_util.flatten_dict(tree, sep=".") makes one dict' if hasattr(array, "keys") else "")
-        )
+        raise not_a_tensor(name, array, "a jax.Array", 'flax.traverse_util.flatten_dict(tree, sep=".")')
     return arrays.payload(name, numpy.asarray(array))
 
 
@@ -126,7 +123,7 @@ def _not_plain(array: jax.Array) -> str | None:
     """Why `array` has no values to store, with the way out."""
     if isinstance(array, jax.core.Tracer):
         return "inside jax.jit, jax.grad and the like arrays have no values: save outside of them"
-    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+    if jnp.issubdtype(array.dtype, jax.dtypes.extended):
         return f"{array.dtype} is no dtype of numbers: save jax.random.key_data(key)"
     if array.is_deleted():
         return "the array was deleted or donated"

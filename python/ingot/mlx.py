@@ -1,14 +1,14 @@
 """Load and save mlx arrays.
 
-mlx keeps arrays in memory that the CPU and the GPU share, so ``device`` moves nothing: ``"cpu"``, ``"gpu"`` and mlx's
-own devices are taken where mlx has them. Arrays are copies, since mlx takes no memory but its own. It has neither
-8-bit nor 4-bit floats; ``F64`` can be computed with on the CPU only.
+mlx keeps arrays in memory that the CPU and the GPU share, so ``device`` moves nothing: ``"cpu"``, ``"gpu"``
+and mlx's own devices are taken where mlx has them. Arrays are copies, since mlx takes no memory but its
+own. It has neither 8-bit nor 4-bit floats, and computes with ``F64`` on the CPU only.
 """
 
 from __future__ import annotations
 
 from . import _native
-from ._frameworks import lacks, missing, unknown_device
+from ._frameworks import lacks, missing, not_a_tensor, unknown_device
 from ._whole import Whole
 from .errors import SaveError, _quoted
 
@@ -77,10 +77,7 @@ def at(array: mx.array, index: Any) -> mx.array:
 def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:
     """The code, the shape and the bytes of `array` in C order. Copies only if it must."""
     if not isinstance(array, mx.array):
-        raise TypeError(
-            f"tensor {_quoted(name)}: expected an mx.array, found {type(array).__name__}"
-            + (": mlx.utils.tree_flatten(tree, destination={}) makes one dict" if hasattr(array, "keys") else "")
-        )
+        raise not_a_tensor(name, array, "an mx.array", "mlx.utils.tree_flatten(tree, destination={})")
     code = _CODES.get(array.dtype)
     if code is None:
         raise SaveError(

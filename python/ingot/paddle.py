@@ -1,15 +1,15 @@
 """Load and save Paddle tensors.
 
 ``device`` is what `paddle.Tensor.to` takes: ``"cpu"``, ``"gpu:0"`` and the like, or a place such as
-`paddle.CPUPlace`; None is the CPU. There, tensors are views of the file where it is mapped, copy on write: they may be
-written to, and the file does not change. Paddle has no dtype for ``U16``; for ``U32`` and ``U64`` it has one, and
-hardly anything that computes with it.
+`paddle.CPUPlace`; None is the CPU. There, tensors are views of the file where it is mapped, copy on write:
+they may be written to, and the file does not change. Paddle has no dtype for ``U16``; for ``U32`` and
+``U64`` it has one, and hardly anything that computes with it.
 """
 
 from __future__ import annotations
 
 from . import _native
-from ._frameworks import lacks, missing, unknown_device
+from ._frameworks import lacks, missing, not_a_tensor, unknown_device
 from ._whole import Whole
 from .errors import SaveError, _quoted
 
@@ -19,6 +19,7 @@ except ModuleNotFoundError as error:
     raise missing("paddle", error) from None
 
 from paddle.utils.dlpack import from_dlpack, to_dlpack
+from paddle.version import full_version as VERSION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["load", "load_file", "save", "save_file"]
 
-# Header code to the name in Paddle. An older one lacks some, which then blocks those tensors only. What it calls
-# uint16 is bfloat16.
+# Header code to the name in Paddle. An older one lacks some, which then blocks those tensors only.
+# U16 is not here, because what Paddle calls uint16 is bfloat16.
 _NAMES = {
     "BOOL": "bool",
     "U8": "uint8",
@@ -53,7 +54,7 @@ _STORED = set(DTYPES.values())
 def _resolve(code: str) -> None:
     """None: Paddle imports every dtype that it has by DLPack."""
     if code not in DTYPES:
-        raise lacks(f"paddle {paddle.__version__}", code)
+        raise lacks(f"paddle {VERSION}", code)
 
 
 wrap: _native.Wrap = _native.Wrap.dlpack(from_dlpack, _resolve)
@@ -78,7 +79,7 @@ def at(tensor: paddle.Tensor, index: Any) -> paddle.Tensor:
 def payload(name: str, tensor: Any) -> Any:
     """`tensor` as a capsule of plain values in C order on the CPU. Copies only if it must."""
     if not isinstance(tensor, paddle.Tensor):
-        raise TypeError(f"tensor {_quoted(name)}: expected a paddle.Tensor, found {type(tensor).__name__}")
+        raise not_a_tensor(name, tensor, "a paddle.Tensor")
     reason = _not_plain(tensor)
     if reason is not None:
         raise SaveError(

@@ -1,9 +1,9 @@
 """Load and save TensorFlow tensors.
 
-``device`` is a name such as ``"cpu"``, ``"/GPU:0"`` or ``"/device:GPU:0"``, a `tf.config.LogicalDevice`, or None for
-where TensorFlow puts new tensors. Tensors are copied there straight from the file. They are no views of it, because
-TensorFlow ends the process when it meets memory that is not aligned to its liking. ``F4`` is unpacked, one element
-to a byte.
+``device`` is a name such as ``"cpu"``, ``"/GPU:0"`` or ``"/device:GPU:0"``, a `tf.config.LogicalDevice`, or
+None for where TensorFlow puts new tensors. Tensors are copied there straight from the file. They are no
+views of it: TensorFlow ends the process when it computes with memory that does not start at a multiple of
+64 bytes. ``F4`` is unpacked, one element to a byte.
 
 Variables, of TensorFlow and of Keras, are saved as what they hold.
 """
@@ -11,7 +11,7 @@ Variables, of TensorFlow and of Keras, are saved as what they hold.
 from __future__ import annotations
 
 from . import _native
-from ._frameworks import lacks, missing, unknown_device
+from ._frameworks import lacks, missing, not_a_tensor, unknown_device
 from ._whole import Whole
 from .errors import SaveError, _quoted
 
@@ -91,7 +91,7 @@ def _target(device: Any) -> str:
     """The full name of `device`. TensorFlow itself takes the CPU for one that is not there."""
     there = {_kind_and_number(one.name): one.name for one in tf.config.list_logical_devices()}
     try:
-        return there[_kind_and_number(getattr(device, "name", device))]
+        return str(there[_kind_and_number(getattr(device, "name", device))])
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise unknown_device("tensorflow", device, list(there.values())) from error
 
@@ -111,7 +111,7 @@ def payload(name: str, tensor: Any) -> tuple[str, tuple[int, ...], Any]:
     # A variable of Keras is a class of its own around one of TensorFlow's.
     plain = tensor if isinstance(tensor, (tf.Tensor, tf.Variable)) else getattr(tensor, "value", None)
     if not isinstance(plain, (tf.Tensor, tf.Variable)):
-        raise TypeError(f"tensor {_quoted(name)}: expected a tf.Tensor, found {type(tensor).__name__}")
+        raise not_a_tensor(name, tensor, "a tf.Tensor")
     if tf.is_symbolic_tensor(plain):
         raise SaveError(
             f"tensor {_quoted(name)}: inside tf.function tensors have no values: save outside of it",
@@ -119,7 +119,7 @@ def payload(name: str, tensor: Any) -> tuple[str, tuple[int, ...], Any]:
             tensor=name,
             found=type(tensor).__name__,
         )
-    # `asarray` shares the memory. Of a single element of ml_dtypes only `numpy()` makes something that it takes.
+    # `asarray` shares the memory. It does not know single elements of ml_dtypes, which `numpy()` does.
     return arrays.payload(name, numpy.asarray(plain if plain.shape.rank else plain.numpy()))
 
 

@@ -9,7 +9,7 @@ import numpy
 
 import ingot.mlx
 
-from .suite import Binding, Layout
+from .suite import BITS, Binding, Layout
 
 
 def mlx_build(code: str, data: bytes, shape: tuple[int, ...]) -> mx.array:
@@ -24,12 +24,7 @@ def mlx_bytes(code: str, array: Any) -> bytes:
 
 BINDING = Binding(
     module=ingot.mlx,
-    refused={
-        code: "mlx has no dtype for"
-        for code in (
-            "F4", "F6_E2M3", "F6_E3M2", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ",
-        )
-    },
+    refused={code: "mlx has no dtype for" for code in BITS if code.startswith(("F4", "F6", "F8"))},
     build=mlx_build,
     bytes_of=mlx_bytes,
     shape_of=lambda code, array: list(array.shape),
@@ -43,4 +38,4 @@ BINDING = Binding(
         ),
         "reversed": Layout((4, 3, 2), lambda array: array[::-1]),
     },
-)  # fmt: skip
+)

@@ -43,10 +43,9 @@ def by_numpy(view: Callable[[Any], Any]) -> Callable[[paddle.Tensor], paddle.Ten
 
 BINDING = Binding(
     module=ingot.paddle,
-    refused={
-        code: "paddle"
-        for code in ("F4", "F6_E2M3", "F6_E3M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "U16")
-    },
+    refused=dict.fromkeys(
+        ("F4", "F6_E2M3", "F6_E3M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "U16"), "paddle"
+    ),
     build=paddle_build,
     bytes_of=paddle_bytes,
     shape_of=lambda code, tensor: list(tensor.shape),
