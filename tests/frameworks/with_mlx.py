@@ -24,7 +24,7 @@ def mlx_bytes(code: str, array: Any) -> bytes:
 
 BINDING = Binding(
     module=ingot.mlx,
-    refused={code: "mlx has no dtype for" for code in BITS if code.startswith(("F4", "F6", "F8"))},
+    refused={code: "mlx has no dtype for" for code in BITS if code.startswith(("F4", "F6_", "F8_"))},
     build=mlx_build,
     bytes_of=mlx_bytes,
     shape_of=lambda code, array: list(array.shape),
