@@ -88,7 +88,7 @@ def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:
         )
     # As bytes, since not every dtype has a letter in the buffer protocol; on the CPU, since GPUs have no F64.
     flat = mx.reshape(mx.contiguous(array, stream=mx.cpu), (-1,), stream=mx.cpu)
-    return code, array.shape, memoryview(mx.view(flat, mx.uint8, stream=mx.cpu))  # type: ignore[arg-type]
+    return code, array.shape, memoryview(mx.view(flat, mx.uint8, stream=mx.cpu))
 
 
 _whole: Whole[mx.array] = Whole(wrap, mover, payload)
