@@ -69,7 +69,8 @@ def missing(package: str, error: ImportError, module: str | None = None) -> Impo
 
     The module is named as the package is where it is not given.
     """
-    if error.name != package:
+    # What of mlx is imported is `mlx.core`.
+    if error.name not in (package, f"{package}.core"):
         # The package is there, and something that it needs is not: its own words are the better ones.
         return error
     return ModuleNotFoundError(
