@@ -1,4 +1,4 @@
-# make demo | test | lint | bench | fuzz | clean
+# make demo | test | test-frameworks | lint | bench | fuzz | clean
 #
 # Every target sets itself up: it checks for Rust and Python, makes .venv, installs the pinned tools and builds the
 # extension module. Nothing runs twice while its inputs stay the same. What may be set, here or in the environment:
@@ -11,6 +11,8 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 
 VENV := .venv
+# jax, tensorflow, mlx and paddle, for `make test-frameworks` only: they want other versions than torch does.
+VENV_FRAMEWORKS := .venv-frameworks
 # The release candidate of the peer, for `make bench` only.
 VENV_RC := .venv-rc
 BIN := $(VENV)/bin
@@ -21,7 +23,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # The wheel, the tests and the benches use one profile, and the versions of Cargo.lock.
 CARGO_FLAGS := --release --locked
 
-.PHONY: help demo test test-rust test-python lint lint-rust lint-python lint-text lint-types bench fuzz clean tools rebuild
+.PHONY: help demo test test-rust test-python test-frameworks lint lint-rust lint-python lint-text lint-types bench fuzz clean tools rebuild
 .DELETE_ON_ERROR:
 # Cargo holds one lock and the benches want the machine for themselves.
 .NOTPARALLEL:
@@ -39,6 +41,9 @@ test-rust: | tools $(VENV)/.made
 
 test-python: $(VENV)/.ingot $(VENV)/.test
 	$(BIN)/python -m pytest tests
+
+test-frameworks: $(VENV)/.ingot $(VENV_FRAMEWORKS)/.made
+	$(VENV_FRAMEWORKS)/bin/python -m pytest tests/test_frameworks.py tests/test_flax.py
 
 lint: lint-rust lint-python lint-types lint-text
 
@@ -72,7 +77,7 @@ bench: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo $(VENV_RC)/.made
 
 # The default target directory only: another one may be shared with other projects.
 clean:
-	rm -rf $(VENV) $(VENV_RC) target demo dist .hypothesis .pytest_cache .mypy_cache .ruff_cache python/ingot/_native.*.so
+	rm -rf $(VENV) $(VENV_RC) $(VENV_FRAMEWORKS) target demo dist .hypothesis .pytest_cache .mypy_cache .ruff_cache python/ingot/_native.*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- set-up ---
@@ -107,6 +112,13 @@ $(VENV_RC)/.made: requirements/bench-rc.txt $(VENV)/.made
 	$(VENV_RC)/bin/python $(PIP_INSTALL) --no-deps -r $<
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 		>"$$($(VENV_RC)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/behind.pth"
+	@touch $@
+
+# The sources of ingot, with the module that .venv has built among them.
+$(VENV_FRAMEWORKS)/.made: requirements/frameworks.txt $(VENV)/.made
+	"$(PYTHON)" -m venv $(VENV_FRAMEWORKS)
+	$(VENV_FRAMEWORKS)/bin/python $(PIP_INSTALL) -r $<
+	echo "$(CURDIR)/python" >"$$($(VENV_FRAMEWORKS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ingot.pth"
 	@touch $@
 
 # The module lies among the Python sources, where `git clean` may take it away: built again then.

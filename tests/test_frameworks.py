@@ -1,122 +1,146 @@
-"""The framework suite, bound to NumPy and to torch."""
+"""The framework suite, bound to every framework that is installed."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
-import numpy
 import pytest
-import torch
 
-import ingot.numpy
-import ingot.torch
+import ingot
 from frameworks import suite
 from frameworks.suite import Binding, Layout
+from ingot import _frameworks
+
+# The frameworks, each with the package that it is installed by, in the order of their imports: paddle ends
+# the process that has imported tensorflow before.
+PACKAGES = {
+    "paddle": "paddle",
+    "numpy": "numpy",
+    "torch": "torch",
+    "flax": "jax",
+    "tensorflow": "tensorflow",
+    "mlx": "mlx",
+}
 
 
-def numpy_dtype(code: str) -> numpy.dtype[Any]:
-    name = ingot.numpy.DTYPES.get(code)
-    return numpy.dtype(name if name else getattr(ml_dtypes, ingot.numpy.ML_DTYPES[code]))
+def bound() -> dict[str, Binding]:
+    """The bindings of those that are installed."""
+    found = {}
+    for name, package in PACKAGES.items():
+        if importlib.util.find_spec(package):
+            with warnings.catch_warnings():
+                # What frameworks warn of as they are imported is between them and their own dependencies.
+                warnings.simplefilter("ignore")
+                found[name] = importlib.import_module(f"frameworks.with_{name}").BINDING
+    return found
 
 
-def numpy_build(code: str, data: bytes, shape: tuple[int, ...]) -> Any:
-    raw = numpy.frombuffer(bytearray(data), numpy.uint8)
-    if code == "F4":
-        raw = numpy.stack([raw & 0xF, raw >> 4], axis=-1).reshape(-1)
-    return raw.view(numpy_dtype(code)).reshape(shape)
+BINDINGS = bound()
+Params = Callable[[Binding], Iterator[tuple[str, tuple[Any, ...]]]]
 
 
-def numpy_bytes(code: str, array: Any) -> bytes:
-    packed = numpy.ascontiguousarray(array).reshape(-1)
-    if code != "F4":
-        return packed.astype(packed.dtype.newbyteorder("<")).tobytes()
-    nibbles = packed.view(numpy.uint8).reshape(-1, 2)
-    return (nibbles[:, 0] | nibbles[:, 1] << 4).astype(numpy.uint8).tobytes()
+def each(params: Params) -> list[Any]:
+    """The params for every binding, and for each framework that is missing one that is skipped."""
+    there = [
+        pytest.param(binding, *values, id="-".join([name, *filter(None, [title])]))
+        for name, binding in BINDINGS.items()
+        for title, values in params(binding)
+    ]
+    count = len(there[0].values)
+    return there + [
+        pytest.param(*[None] * count, id=name, marks=pytest.mark.skip(f"{package} is not installed"))
+        for name, package in PACKAGES.items()
+        if name not in BINDINGS
+    ]
 
 
-NUMPY = Binding(
-    module=ingot.numpy,
-    refused={"F6_E2M3": "6-bit", "F6_E3M2": "6-bit"},
-    build=numpy_build,
-    bytes_of=numpy_bytes,
-    shape_of=lambda code, array: list(array.shape),
-    dtype_of=numpy_dtype,
-    layouts={
-        "reversed": Layout((4, 3, 2), lambda array: array[::-1]),
-        "broadcast": Layout((1, 2), lambda array: numpy.broadcast_to(array, (3, array.shape[1]))),
-        "fortran": Layout((2, 3, 4), view=lambda array: array.copy(order="F")),
-        "big-endian": Layout((2, 3, 4), view=lambda array: array.astype(array.dtype.newbyteorder(">"))),
-    },
-)
+def cases(binding: Binding) -> Iterator[tuple[str, tuple[str, Layout]]]:
+    for code in suite.BITS:
+        if code not in binding.refused:
+            for title, layout in suite.layouts_of(binding).items():
+                yield f"{code}-{title}", (code, layout)
 
 
-def torch_build(code: str, data: bytes, shape: tuple[int, ...]) -> torch.Tensor:
-    storage = (*shape[:-1], shape[-1] // 2) if code == "F4" else shape
-    raw = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-    return raw.view(ingot.torch.DTYPES[code]).reshape(storage)
-
-
-def torch_bytes(code: str, tensor: torch.Tensor) -> bytes:
-    return bytes(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
-
-
-def torch_shape(code: str, tensor: torch.Tensor) -> list[int]:
-    return [*tensor.shape[:-1], tensor.shape[-1] * 2] if code == "F4" else list(tensor.shape)
-
-
-TORCH = Binding(
-    module=ingot.torch,
-    refused={"F6_E2M3": "6-bit", "F6_E3M2": "6-bit"},
-    build=torch_build,
-    bytes_of=torch_bytes,
-    shape_of=torch_shape,
-    dtype_of=ingot.torch.DTYPES.__getitem__,
-    layouts={
-        "broadcast": Layout(
-            (1, 2),
-            lambda array: numpy.broadcast_to(array, (3, array.shape[1])),
-            lambda tensor: tensor.expand(3, -1),
-        ),
-        "parameter": Layout((2, 4), view=lambda tensor: torch.nn.Parameter(tensor, requires_grad=False)),
-    },
-)
-BINDINGS = {"numpy": NUMPY, "torch": TORCH}
-CASES = [
-    pytest.param(binding, code, layout, id=f"{name}-{code}-{title}")
-    for name, binding in BINDINGS.items()
-    for code in suite.BITS
-    if code not in binding.refused
-    for title, layout in suite.layouts_of(binding).items()
-]
-REFUSED = [
-    pytest.param(binding, code, id=f"{name}-{code}")
-    for name, binding in BINDINGS.items()
-    for code in binding.refused
-]
+def refusals(binding: Binding) -> Iterator[tuple[str, tuple[str]]]:
+    return ((code, (code,)) for code in binding.refused)
 
 
 @pytest.mark.parametrize("format", suite.FORMATS)
-@pytest.mark.parametrize(("binding", "code", "layout"), CASES)
+@pytest.mark.parametrize(("binding", "code", "layout"), each(cases))
 def test_bytes_round_trip(binding: Binding, code: str, layout: Layout, format: str) -> None:
     suite.check_bytes(binding, suite.case(binding, code, layout), format)
 
 
 @pytest.mark.parametrize("format", suite.FORMATS)
-@pytest.mark.parametrize(("binding", "code", "layout"), CASES)
+@pytest.mark.parametrize(("binding", "code", "layout"), each(cases))
 def test_files_round_trip(binding: Binding, code: str, layout: Layout, format: str, tmp_path: Path) -> None:
     suite.check_file(binding, suite.case(binding, code, layout), format, tmp_path)
 
 
-@pytest.mark.parametrize(("binding", "code"), REFUSED)
+@pytest.mark.parametrize(("binding", "code"), each(refusals))
 def test_a_dtype_that_the_framework_lacks_blocks_only_its_tensor(
     binding: Binding, code: str, tmp_path: Path
 ) -> None:
     suite.check_refused(binding, code, tmp_path)
 
 
-@pytest.mark.parametrize("binding", BINDINGS.values(), ids=BINDINGS)
+@pytest.mark.parametrize("binding", each(lambda binding: iter([("", ())])))
 def test_tables_are_complete(binding: Binding) -> None:
-    tables = {"numpy": ingot.numpy.DTYPES | ingot.numpy.ML_DTYPES, "torch": ingot.torch.DTYPES}
-    assert set(tables[binding.name]) | set(binding.refused) == set(suite.BITS)
+    assert set(binding.table) | set(binding.refused) == set(suite.BITS)
+    assert not set(binding.table) & set(binding.refused)
+
+
+# What upstream accepts.
+ALIASES = {
+    "numpy": ["np", "numpy"],
+    "torch": ["pt", "torch", "pytorch"],
+    "flax": ["jax", "flax"],
+    "tensorflow": ["tf", "tensorflow"],
+    "mlx": ["mlx"],
+    "paddle": ["paddle"],
+}
+
+
+@pytest.mark.parametrize("binding", each(lambda binding: iter([("", ())])))
+def test_every_name_of_a_framework_and_its_cpu(binding: Binding, tmp_path: Path) -> None:
+    names = ALIASES[binding.name]
+    assert set(names) == {name for name, module in _frameworks.FRAMEWORKS.items() if module == binding.name}
+    path = tmp_path / "t.safetensors"
+    expected = suite.case(binding, "F32", suite.LAYOUTS["cube"])
+    binding.module.save_file({"t": expected.tensor}, path)
+    for name in names:
+        for device in ("cpu", None):
+            with ingot.safe_open(path, name, device=device) as file:
+                suite.check_same(binding, file["t"], expected)
+                suite.check_same(binding, file.get_tensors()["t"], expected)
+
+
+@pytest.mark.parametrize("binding", each(lambda binding: iter([("", ())])))
+@pytest.mark.parametrize("device", ["nope", "nope:0", 3.5])
+def test_an_unknown_device_is_refused_before_the_file_is_opened(binding: Binding, device: Any) -> None:
+    # A float is for torch itself to refuse.
+    with pytest.raises((ingot.OptionError, TypeError), match=r"cpu|device"):
+        ingot.safe_open("no such file", binding.name, device)
+
+
+@pytest.mark.parametrize("binding", each(lambda binding: iter([("", ())])))
+@pytest.mark.parametrize(
+    "value", [{"bias": 1}, [1.0, 2.0], 1.5, None, "text", object()], ids=lambda value: type(value).__name__
+)
+def test_what_is_no_tensor_is_refused_by_its_name(binding: Binding, value: Any, tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    good = suite.case(binding, "F32", suite.LAYOUTS["vector"]).tensor
+    # ValueError is what upstream raises for torch.
+    with pytest.raises((TypeError, ValueError), match=f"tensor `odd`: expected an? .*{type(value).__name__}"):
+        binding.module.save_file({"good": good, "odd": value}, path)
+    for wrong in ({1: good}, [good]):
+        with pytest.raises((TypeError, ValueError), match=r"expected a dict|must be str"):
+            binding.module.save_file(wrong, path)
+    with pytest.raises(TypeError, match="metadata"):
+        binding.module.save_file({"good": good}, path, {"step": 1})
+    assert not path.exists()

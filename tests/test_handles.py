@@ -17,7 +17,6 @@ import torch
 import ingot
 import ingot.numpy
 import ingot.torch
-from ingot import _frameworks
 
 TENSORS = {
     "b": numpy.arange(6, dtype=numpy.float32).reshape(2, 3),
@@ -231,13 +230,6 @@ def test_many_threads_may_use_one_handle(path: Path) -> None:
     for thread in threads:
         thread.join()
     assert not wrong.is_set()
-
-
-@pytest.mark.parametrize("framework", _frameworks.FRAMEWORKS)
-def test_every_name_of_a_framework(path: Path, framework: str) -> None:
-    kind = torch.Tensor if _frameworks.FRAMEWORKS[framework] == "torch" else numpy.ndarray
-    with ingot.safe_open(path, framework) as file:
-        assert isinstance(file["a"], kind)
 
 
 def test_unknown_choices_are_refused_with_a_list(path: Path) -> None:

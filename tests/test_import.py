@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import ingot
+from ingot._frameworks import FRAMEWORKS
 
 PACKAGE = Path(ingot.__file__).parent
 
@@ -49,13 +50,17 @@ def test_a_framework_is_imported_when_it_is_named(framework: str) -> None:
     assert in_a_fresh_process(script) is True
 
 
-@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize(
+    ("framework", "package"),
+    [("numpy", "numpy"), ("torch", "torch"), ("flax", "jax"), ("tensorflow", "tensorflow"), ("mlx", "mlx")]
+    + [("paddle", "paddle")],
+)
 @pytest.mark.parametrize(
     "use", ["import ingot.{}", "import ingot; ingot.{}", "import ingot; ingot.safe_open('x', '{}')"]
 )
-def test_a_missing_framework_is_named_with_what_installs_it(framework: str, use: str) -> None:
+def test_a_missing_framework_is_named_with_what_installs_it(framework: str, package: str, use: str) -> None:
     script = f"""
-sys.modules[{framework!r}] = None
+sys.modules[{package!r}] = None
 try:
     {use.format(framework)}
 except ImportError as error:
@@ -63,8 +68,8 @@ except ImportError as error:
 """
     kind, name, message = in_a_fresh_process(script)  # type: ignore[misc]
     assert kind == "ModuleNotFoundError"
-    assert name == framework
-    assert f"pip install ingot[{framework}]" in message
+    assert name == package
+    assert f"pip install ingot[{package}]" in message
 
 
 def test_a_missing_ml_dtypes_blocks_only_the_tensors_that_need_it(tmp_path: Path) -> None:
@@ -96,8 +101,10 @@ for read in (lambda: file["half"], lambda: ingot.numpy.load_file({str(path)!r}))
 
 def test_the_names_that_are_promised_are_there() -> None:
     assert set(ingot.__all__) <= set(dir(ingot))
-    for name in ingot.__all__:
+    frameworks = set(FRAMEWORKS.values())
+    for name in set(ingot.__all__) - frameworks:
         assert getattr(ingot, name) is not None
+    assert frameworks < set(ingot.__all__)
     with pytest.raises(AttributeError, match="nope"):
         ingot.nope  # type: ignore[attr-defined]  # noqa: B018
 

@@ -4,8 +4,9 @@
 >>> with ingot.safe_open("model.safetensors", "np") as file:  # doctest: +SKIP
 ...     print(file.keys(), file["wte"].shape)
 
-`ingot.numpy` and `ingot.torch` load and save whole files. They are imported when they are first used, so that
-this package costs nothing to import and needs nothing but itself.
+`ingot.numpy`, `ingot.torch`, `ingot.flax` (jax), `ingot.tensorflow`, `ingot.mlx` and `ingot.paddle` load and
+save whole files. They are imported when they are first used, so that this package costs nothing to import and
+needs nothing but itself.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from .errors import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from . import errors, numpy, torch
+    from . import errors, flax, mlx, numpy, paddle, tensorflow, torch
 
 __all__ = [
     "ClosedError",
@@ -46,17 +47,21 @@ __all__ = [
     "__version__",
     "deserialize",
     "errors",
+    "flax",
+    "mlx",
     "numpy",
+    "paddle",
     "safe_open",
     "serialize",
     "serialize_file",
+    "tensorflow",
     "torch",
 ]
 
 
 def __getattr__(name: str) -> object:
     # `import ingot; ingot.torch.load_file(...)` works, and torch is only imported by that line.
-    if name in ("numpy", "torch"):
+    if name in ("flax", "mlx", "numpy", "paddle", "tensorflow", "torch"):
         from importlib import import_module
 
         return import_module(f".{name}", __name__)

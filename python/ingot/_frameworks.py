@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from sys import modules
 
-from .errors import OptionError
+from .errors import DtypeError, OptionError, _quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any, Protocol
 
     from ._native import Wrap
@@ -32,6 +32,12 @@ FRAMEWORKS = {
     "torch": "torch",
     "pt": "torch",
     "pytorch": "torch",
+    "flax": "flax",
+    "jax": "flax",
+    "tensorflow": "tensorflow",
+    "tf": "tensorflow",
+    "mlx": "mlx",
+    "paddle": "paddle",
 }
 
 
@@ -58,11 +64,40 @@ def adapter(framework: str) -> Adapter:
     return found
 
 
-def missing(package: str, error: ImportError) -> ImportError:
-    """`error` again, with the command that helps. For the import of `package` at the top of its module."""
-    if error.name != package:
+def missing(package: str, error: ImportError, module: str | None = None) -> ImportError:
+    """`error` again, with the command that helps. For the import of `package` at the top of `module`.
+
+    The module is named as the package is where it is not given.
+    """
+    # What of mlx is imported is `mlx.core`.
+    if error.name not in (package, f"{package}.core"):
         # The package is there, and something that it needs is not: its own words are the better ones.
         return error
     return ModuleNotFoundError(
-        f"ingot.{package} needs {package}, which is not installed: pip install ingot[{package}]", name=package
+        f"ingot.{module or package} needs {package}, which is not installed: pip install ingot[{package}]",
+        name=package,
     )
+
+
+def lacks(framework: str, code: str) -> DtypeError:
+    """The refusal of a dtype that `framework`, a name with its version, does not have."""
+    reason = ", and how 6-bit values are packed is not settled" if code.startswith("F6") else ""
+    return DtypeError(
+        f"{framework} has no dtype for {code}{reason}", code="dtype-not-in-framework", found=code
+    )
+
+
+def unknown_device(framework: str, device: object, choices: Sequence[str]) -> OptionError:
+    """The refusal of a device that `framework` does not have here."""
+    return OptionError(
+        f"device {device!r} is unknown to {framework}: expected one of {', '.join(choices)}",
+        code="unknown-device",
+        expected=tuple(choices),
+        found=device,
+    )
+
+
+def not_a_tensor(name: str, value: object, expected: str, flatten: str = "") -> TypeError:
+    """The refusal to save `value`. `flatten` is how the framework makes one dict of dicts within dicts."""
+    way_out = f": {flatten} makes one dict of them" if flatten and hasattr(value, "keys") else ""
+    return TypeError(f"tensor {_quoted(name)}: expected {expected}, found {type(value).__name__}{way_out}")

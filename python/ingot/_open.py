@@ -29,7 +29,8 @@ class safe_open:
     filename : str, bytes or os.PathLike
         A `.safetensors` or a `.bt` file. The content decides which, not the name.
     framework : str
-        What the tensors shall be: ``"numpy"`` or ``"np"``, ``"torch"``, ``"pt"`` or ``"pytorch"``.
+        What the tensors shall be: ``"numpy"`` or ``"np"``; ``"torch"``, ``"pt"`` or ``"pytorch"``; ``"jax"``
+        or ``"flax"``; ``"tensorflow"`` or ``"tf"``; ``"mlx"``; ``"paddle"``.
     device : str, int or the framework's device
         Where the tensors shall be. On ``"cpu"``, the default, they are views of the file where the backend
         maps it; for any other device they are copied there. NumPy knows only ``"cpu"``.
@@ -145,7 +146,7 @@ class safe_open:
             Reading failed, or the file is shorter now than when it was opened.
         """
         archive = self._archive
-        return _moved(_tensor(archive, name, self._adapter.wrap), self._move)
+        return _moved(archive, name, _tensor(archive, name, self._adapter.wrap), self._move)
 
     def get_tensors(self, names: Iterable[str] | None = None) -> dict[str, Any]:
         """Read several tensors at once, which is faster than one by one.
@@ -326,7 +327,7 @@ class TensorSlice:
             if isinstance(error, SafetensorError):
                 raise
             raise _shapeless(error, self._archive, name) from error
-        return _moved(part, self._move)
+        return _moved(self._archive, name, part, self._move)
 
     def _indexed(self, tensor: Any, index: Any) -> Any:
         try:
@@ -372,7 +373,7 @@ def tensors(archive: Archive, names: Iterable[str] | None, wrap: Wrap, move: Mov
     if move is not None:
         for name in found:
             # One by one, so that what has been moved is freed before the next is.
-            found[name] = move(found[name])
+            found[name] = _moved(archive, name, found[name], move)
     return found
 
 
@@ -387,8 +388,16 @@ def _tensor(archive: Archive, name: str, wrap: Wrap) -> Any:
         raise _shapeless(error, archive, name) from error
 
 
-def _moved(tensor: Any, move: Move | None) -> Any:
-    return tensor if move is None else move(tensor)
+def _moved(archive: Archive, name: str, tensor: Any, move: Move | None) -> Any:
+    if move is None:
+        return tensor
+    try:
+        return move(tensor)
+    except DtypeError as error:
+        refusal = DtypeError(
+            f"tensor {_quoted(name)}: {error}", code=error.code, tensor=name, found=error.found
+        )
+        raise _located(refusal, archive) from error.__cause__
 
 
 def _shapeless(error: ValueError, archive: Archive, name: str) -> DtypeError:

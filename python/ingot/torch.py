@@ -6,9 +6,9 @@ from operator import attrgetter
 from os import fspath
 
 from . import _native, _open
-from ._frameworks import missing
+from ._frameworks import lacks, missing
 from ._serialize import format_for, is_durable, known_format, named, one_of, texts, unpacked
-from .errors import DtypeError, OptionError, SaveError, _escaped, _quoted
+from .errors import OptionError, SaveError, _escaped, _quoted
 
 try:
     import torch
@@ -410,10 +410,7 @@ def _resolve(code: str) -> Callable[[torch.Tensor, tuple[int, ...]], torch.Tenso
     """None where DLPack has that dtype, else how to make the tensor from its bytes."""
     dtype = DTYPES.get(code)
     if dtype is None:
-        why = f"torch {torch.__version__} has no dtype for {code}"
-        if code.startswith("F6"):
-            why += ", and how 6-bit values are packed is not settled"
-        raise DtypeError(why, code="dtype-not-in-framework", found=code)
+        raise lacks(f"torch {torch.__version__}", code)
     if _crosses_by_dlpack(dtype):
         return None
     return lambda raw, shape: raw.view(dtype).reshape(shape)

@@ -7,7 +7,7 @@ nothing else of it, and take NumPy's own idea of each layout as the truth.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -86,6 +86,8 @@ class Binding:
     """The shape that the header of that tensor has."""
     dtype_of: Callable[[str], Any]
     """The dtype of a tensor of that code."""
+    table: Collection[str]
+    """The codes of its dtype table in ingot."""
     layouts: Mapping[str, Layout]
     """What only this framework has."""
 

@@ -135,10 +135,12 @@ class safe_open(ingot.safe_open):
         # Written out: programs call this a hundred thousand times, and each call of Python counts.
         try:
             tensor = _open._tensor(self._archive, name, self._adapter.wrap)
+            if self._move is not None:
+                tensor = _open._moved(self._archive, name, tensor, self._move)
         except SafetensorError as error:
             begin_as_upstream(error, _OPENING)
             raise
-        return tensor if self._move is None else self._move(tensor)
+        return tensor
 
     @_opening
     def get_tensors(self, names: Iterable[str] | None = None) -> dict[str, Any]:

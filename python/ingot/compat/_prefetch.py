@@ -172,4 +172,4 @@ def _read(
     archive: Archive, name: str, rows: slice | None, wrap: Wrap, move: Callable[[Any], Any] | None
 ) -> Any:
     part = _tensor(archive, name, wrap) if rows is None else archive.select(name, rows, wrap)
-    return _moved(part, move)
+    return _moved(archive, name, part, move)

@@ -1,0 +1,139 @@
+"""Load and save jax arrays.
+
+``device`` is a `jax.Device`, a `jax.sharding.Sharding`, a platform such as ``"cpu"``, one of its devices
+such as ``"gpu:1"``, the number of a device, or None for jax's default device. Tensors go there straight
+from the file. On the CPU, those that start at a multiple of 64 bytes in memory, as jax asks, are views of
+the file where it is mapped; the others are copied.
+
+64-bit dtypes (``F64``, ``I64``, ``U64``) need ``jax_enable_x64``. Without it jax would make them 32-bit
+ones, so they are refused, each tensor by itself. ``F4`` is unpacked, one element to a byte.
+"""
+
+from __future__ import annotations
+
+from . import _native
+from ._frameworks import lacks, missing, not_a_tensor, unknown_device
+from ._whole import Whole
+from .errors import DtypeError, SaveError, _quoted
+
+try:
+    import jax
+except ModuleNotFoundError as error:
+    raise missing("jax", error, "flax") from None
+
+import numpy
+from jax import numpy as jnp
+
+from . import numpy as arrays
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+__all__ = ["load", "load_file", "save", "save_file"]
+
+# Header code to the name in jax. An older jax lacks some, which then blocks those tensors only.
+DTYPES = {
+    "BOOL": "bool_",
+    "F4": "float4_e2m1fn",
+    "U8": "uint8",
+    "I8": "int8",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "I16": "int16",
+    "U16": "uint16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I32": "int32",
+    "U32": "uint32",
+    "F32": "float32",
+    "C64": "complex64",
+    "F64": "float64",
+    "I64": "int64",
+    "U64": "uint64",
+}
+
+
+def _resolve(code: str) -> Any:
+    """NumPy's dtype where jax has it too: every jax array begins as a NumPy view of the file."""
+    if not hasattr(jnp, DTYPES.get(code, "")):
+        raise lacks(f"jax {jax.__version__}", code)
+    return arrays._resolve(code)
+
+
+wrap: _native.Wrap = _native.Wrap.buffer(numpy.ndarray, _resolve)
+
+
+def mover(device: Any) -> Callable[[arrays.Array], jax.Array]:
+    """The function that makes a jax array on `device` of a NumPy view."""
+    target = _target(device)
+
+    def put(array: arrays.Array) -> jax.Array:
+        # Asked each time, since 64 bits can be switched at any time, and for a `with` block only.
+        if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
+            raise DtypeError(
+                f"jax without 64 bits would make {array.dtype} a 32-bit dtype: "
+                'jax.config.update("jax_enable_x64", True) keeps it',
+                code="dtype-not-in-framework",
+            )
+        moved: jax.Array = jax.device_put(array, target)
+        return moved
+
+    return put
+
+
+def _target(device: Any) -> Any:
+    """What `jax.device_put` takes for `device`."""
+    if device is None or isinstance(device, (jax.Device, jax.sharding.Sharding)):
+        return device
+    platform, _, number = device.partition(":") if isinstance(device, str) else (None, "", str(device))
+    try:
+        # By text, so that -1 and True are no numbers of devices.
+        there = {str(place): one for place, one in enumerate(jax.local_devices(backend=platform))}
+        # jax takes "" for its default platform.
+        return there["" if platform == "" else number or "0"]
+    except (RuntimeError, KeyError) as error:
+        choices = [f"{one.platform}:{place}" for place, one in enumerate(jax.local_devices())]
+        raise unknown_device("jax", device, ["cpu", *choices]) from error
+
+
+def at(array: arrays.Array, index: Any) -> arrays.Array:
+    """`array[index]` by NumPy's rules: jax's own give the nearest element for one that is not there."""
+    return arrays.at(array, index)
+
+
+def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:
+    """As NumPy's `payload`, for what jax holds. Copies only what is not on the CPU, or not in C order."""
+    if isinstance(array, jax.Array):
+        reason = _not_plain(array)
+        if reason is not None:
+            raise SaveError(
+                f"tensor {_quoted(name)}: {reason}", code="no-values", tensor=name, found=str(array.dtype)
+            )
+    elif not isinstance(array, (numpy.ndarray, numpy.generic)):
+        raise not_a_tensor(name, array, "a jax.Array", 'flax.traverse_util.flatten_dict(tree, sep=".")')
+    return arrays.payload(name, numpy.asarray(array))
+
+
+def _not_plain(array: jax.Array) -> str | None:
+    """Why `array` has no values to store, with the way out."""
+    if isinstance(array, jax.core.Tracer):
+        return "inside jax.jit, jax.grad and the like arrays have no values: save outside of them"
+    if jnp.issubdtype(array.dtype, jax.dtypes.extended):
+        return f"{array.dtype} is no dtype of numbers: save jax.random.key_data(key)"
+    if array.is_deleted():
+        return "the array was deleted or donated"
+    if not array.is_fully_addressable:
+        return "parts of it are with other processes: save one file per process, or gather it first"
+    return None
+
+
+_whole: Whole[jax.Array] = Whole(wrap, mover, payload)
+load = _whole.load
+load_file = _whole.load_file
+save = _whole.save
+save_file = _whole.save_file

@@ -1,0 +1,98 @@
+"""Load and save mlx arrays.
+
+mlx keeps arrays in memory that the CPU and the GPU share, so ``device`` moves nothing: ``"cpu"``, ``"gpu"``
+and mlx's own devices are taken where mlx has them. Arrays are copies, since mlx takes no memory but its
+own. It has neither 8-bit nor 4-bit floats, and computes with ``F64`` on the CPU only.
+"""
+
+from __future__ import annotations
+
+from . import _native
+from ._frameworks import lacks, missing, not_a_tensor, unknown_device
+from ._whole import Whole
+from .errors import SaveError, _quoted
+
+try:
+    import mlx.core as mx
+except ModuleNotFoundError as error:
+    raise missing("mlx", error) from None
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+__all__ = ["load", "load_file", "save", "save_file"]
+
+DTYPES = {
+    "BOOL": mx.bool_,
+    "U8": mx.uint8,
+    "I8": mx.int8,
+    "I16": mx.int16,
+    "U16": mx.uint16,
+    "F16": mx.float16,
+    "BF16": mx.bfloat16,
+    "I32": mx.int32,
+    "U32": mx.uint32,
+    "F32": mx.float32,
+    "C64": mx.complex64,
+    "F64": mx.float64,
+    "I64": mx.int64,
+    "U64": mx.uint64,
+}
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
+
+
+def _resolve(code: str) -> Callable[[mx.array, tuple[int, ...]], mx.array] | None:
+    """None where `mx.array` keeps that dtype, else how to make the array from its bytes."""
+    if code not in DTYPES:
+        raise lacks("mlx", code)
+    # `mx.array` makes F32 of F64.
+    return _doubles if code == "F64" else None
+
+
+def _doubles(raw: mx.array, shape: tuple[int, ...]) -> mx.array:
+    # On the CPU, since GPUs have no F64, and now, since mlx would do it when it is first needed.
+    array = mx.reshape(mx.view(raw, mx.float64, stream=mx.cpu), shape, stream=mx.cpu)
+    mx.eval(array)
+    return array
+
+
+wrap: _native.Wrap = _native.Wrap.dlpack(mx.array, _resolve)
+
+
+def mover(device: Any) -> None:
+    """Nothing: arrays are where every device of mlx finds them."""
+    there = [kind for kind in (mx.cpu, mx.gpu) if mx.is_available(kind)]
+    known = [None, *(one for kind in there for one in (kind, mx.Device(kind), kind.name))]
+    if device not in known:
+        raise unknown_device("mlx", device, [kind.name for kind in there])
+
+
+def at(array: mx.array, index: Any) -> mx.array:
+    """`array[index]`. mlx does not check that the numbers in an array are in range."""
+    return array[index]
+
+
+def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:
+    """The code, the shape and the bytes of `array` in C order. Copies only if it must."""
+    if not isinstance(array, mx.array):
+        raise not_a_tensor(name, array, "an mx.array", "mlx.utils.tree_flatten(tree, destination={})")
+    code = _CODES.get(array.dtype)
+    if code is None:
+        raise SaveError(
+            f"tensor {_quoted(name)}: the format has no dtype for {array.dtype}",
+            code="unsupported-dtype",
+            tensor=name,
+            found=str(array.dtype),
+        )
+    # As bytes, since not every dtype has a letter in the buffer protocol; on the CPU, since GPUs have no F64.
+    flat = mx.reshape(mx.contiguous(array, stream=mx.cpu), (-1,), stream=mx.cpu)
+    return code, array.shape, memoryview(mx.view(flat, mx.uint8, stream=mx.cpu))
+
+
+_whole: Whole[mx.array] = Whole(wrap, mover, payload)
+load = _whole.load
+load_file = _whole.load_file
+save = _whole.save
+save_file = _whole.save_file

@@ -1,0 +1,114 @@
+"""Load and save Paddle tensors.
+
+``device`` is what `paddle.Tensor.to` takes: ``"cpu"``, ``"gpu:0"`` and the like, or a place such as
+`paddle.CPUPlace`; None is the CPU. There, tensors are views of the file where it is mapped, copy on write:
+they may be written to, and the file does not change. Paddle has no dtype for ``U16``; for ``U32`` and
+``U64`` it has one, and hardly anything that computes with it.
+"""
+
+from __future__ import annotations
+
+from . import _native
+from ._frameworks import lacks, missing, not_a_tensor, unknown_device
+from ._whole import Whole
+from .errors import SaveError, _quoted
+
+try:
+    import paddle
+except ModuleNotFoundError as error:
+    raise missing("paddle", error) from None
+
+from paddle.utils.dlpack import from_dlpack, to_dlpack
+from paddle.version import full_version as VERSION
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+__all__ = ["load", "load_file", "save", "save_file"]
+
+# Header code to the name in Paddle. An older one lacks some, which then blocks those tensors only.
+# U16 is not here, because what Paddle calls uint16 is bfloat16.
+_NAMES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3": "float8_e4m3fn",
+    "I16": "int16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I32": "int32",
+    "U32": "uint32",
+    "F32": "float32",
+    "C64": "complex64",
+    "F64": "float64",
+    "I64": "int64",
+    "U64": "uint64",
+}
+DTYPES = {code: getattr(paddle, name) for code, name in _NAMES.items() if hasattr(paddle, name)}
+_STORED = set(DTYPES.values())
+
+
+def _resolve(code: str) -> None:
+    """None: Paddle imports every dtype that it has by DLPack."""
+    if code not in DTYPES:
+        raise lacks(f"paddle {VERSION}", code)
+
+
+wrap: _native.Wrap = _native.Wrap.dlpack(from_dlpack, _resolve)
+
+
+def mover(device: Any) -> Callable[[paddle.Tensor], paddle.Tensor] | None:
+    """The function that takes a tensor to `device`; None for the CPU, where tensors are already."""
+    if device is None:
+        return None
+    try:
+        place = paddle.empty([0]).to(device).place
+    except (ValueError, TypeError, RuntimeError, OSError) as error:
+        raise unknown_device("paddle", device, ["cpu", *paddle.device.get_available_device()]) from error
+    return None if place.is_cpu_place() else lambda tensor: tensor.to(device)
+
+
+def at(tensor: paddle.Tensor, index: Any) -> paddle.Tensor:
+    """`tensor[index]`."""
+    return tensor[index]
+
+
+def payload(name: str, tensor: Any) -> Any:
+    """`tensor` as a capsule of plain values in C order on the CPU. Copies only if it must."""
+    if not isinstance(tensor, paddle.Tensor):
+        raise not_a_tensor(name, tensor, "a paddle.Tensor")
+    reason = _not_plain(tensor)
+    if reason is not None:
+        raise SaveError(
+            f"tensor {_quoted(name)}: {reason}", code="no-values", tensor=name, found=type(tensor).__name__
+        )
+    if tensor.dtype not in _STORED:
+        raise SaveError(
+            f"tensor {_quoted(name)}: the format has no dtype for {tensor.dtype}",
+            code="unsupported-dtype",
+            tensor=name,
+            found=str(tensor.dtype),
+        )
+    return to_dlpack(tensor.detach().cpu().contiguous())
+
+
+def _not_plain(tensor: paddle.Tensor) -> str | None:
+    """Why `tensor` has no values to store in order, with the way out."""
+    # An empty tensor needs no values.
+    if not tensor._is_initialized() and 0 not in tensor.shape:
+        return "it was never given values"
+    if tensor.is_dist():
+        return "it is a part of one tensor on many devices: save `paddle.distributed.unshard_dtensor(tensor)`"
+    if not tensor.is_dense():
+        return "it is sparse: save `.to_dense()`, or its parts"
+    return None
+
+
+_whole: Whole[paddle.Tensor] = Whole(wrap, mover, payload)
+load = _whole.load
+load_file = _whole.load_file
+save = _whole.save
+save_file = _whole.save_file

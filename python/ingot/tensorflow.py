@@ -1,0 +1,130 @@
+"""Load and save TensorFlow tensors.
+
+``device`` is a name such as ``"cpu"``, ``"/GPU:0"`` or ``"/device:GPU:0"``, a `tf.config.LogicalDevice`, or
+None for where TensorFlow puts new tensors. Tensors are copied there straight from the file. They are no
+views of it: TensorFlow ends the process when it computes with memory that does not start at a multiple of
+64 bytes. ``F4`` is unpacked, one element to a byte.
+
+Variables, of TensorFlow and of Keras, are saved as what they hold.
+"""
+
+from __future__ import annotations
+
+from . import _native
+from ._frameworks import lacks, missing, not_a_tensor, unknown_device
+from ._whole import Whole
+from .errors import SaveError, _quoted
+
+try:
+    import tensorflow as tf
+except ModuleNotFoundError as error:
+    raise missing("tensorflow", error) from None
+
+import numpy
+
+from . import numpy as arrays
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+__all__ = ["load", "load_file", "save", "save_file"]
+
+# Header code to the name in TensorFlow. An older one lacks some, which then blocks those tensors only.
+DTYPES = {
+    "BOOL": "bool",
+    "F4": "float4_e2m1fn",
+    "U8": "uint8",
+    "I8": "int8",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "I16": "int16",
+    "U16": "uint16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I32": "int32",
+    "U32": "uint32",
+    "F32": "float32",
+    "C64": "complex64",
+    "F64": "float64",
+    "I64": "int64",
+    "U64": "uint64",
+}
+
+
+def _resolve(code: str) -> Any:
+    """NumPy's dtype where TensorFlow has it too: every tensor begins as a NumPy view of the file."""
+    try:
+        tf.as_dtype(DTYPES[code])
+    except (KeyError, TypeError):
+        raise lacks(f"tensorflow {tf.__version__}", code) from None
+    return arrays._resolve(code)
+
+
+wrap: _native.Wrap = _native.Wrap.buffer(numpy.ndarray, _resolve)
+
+
+def mover(device: Any) -> Callable[[arrays.Array], tf.Tensor]:
+    """The function that makes a tensor on `device` of a NumPy view."""
+    if device is None:
+        return _tensor
+    target = _target(device)
+
+    def put(array: arrays.Array) -> tf.Tensor:
+        with tf.device(target):
+            return _tensor(array)
+
+    return put
+
+
+def _tensor(array: arrays.Array) -> tf.Tensor:
+    if array.ndim:
+        return tf.convert_to_tensor(array)
+    # TensorFlow takes no single elements of the dtypes of ml_dtypes.
+    return tf.reshape(tf.convert_to_tensor(array.reshape(1)), ())
+
+
+def _target(device: Any) -> str:
+    """The full name of `device`. TensorFlow itself takes the CPU for one that is not there."""
+    there = {_kind_and_number(one.name): one.name for one in tf.config.list_logical_devices()}
+    try:
+        return str(there[_kind_and_number(getattr(device, "name", device))])
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise unknown_device("tensorflow", device, list(there.values())) from error
+
+
+def _kind_and_number(name: str) -> tuple[str, int]:
+    spec = tf.DeviceSpec.from_string(name)
+    return spec.device_type, spec.device_index or 0
+
+
+def at(array: arrays.Array, index: Any) -> arrays.Array:
+    """`array[index]` by NumPy's rules: TensorFlow's own know neither masks nor arrays."""
+    return arrays.at(array, index)
+
+
+def payload(name: str, tensor: Any) -> tuple[str, tuple[int, ...], Any]:
+    """As NumPy's `payload`, for what a tensor or a variable holds. Copies only what is not on the CPU."""
+    # A variable of Keras is a class of its own around one of TensorFlow's.
+    plain = tensor if isinstance(tensor, (tf.Tensor, tf.Variable)) else getattr(tensor, "value", None)
+    if not isinstance(plain, (tf.Tensor, tf.Variable)):
+        raise not_a_tensor(name, tensor, "a tf.Tensor")
+    if tf.is_symbolic_tensor(plain):
+        raise SaveError(
+            f"tensor {_quoted(name)}: inside tf.function tensors have no values: save outside of it",
+            code="no-values",
+            tensor=name,
+            found=type(tensor).__name__,
+        )
+    # `asarray` shares the memory. It does not know single elements of ml_dtypes, which `numpy()` does.
+    return arrays.payload(name, numpy.asarray(plain if plain.shape.rank else plain.numpy()))
+
+
+_whole: Whole[tf.Tensor] = Whole(wrap, mover, payload)
+load = _whole.load
+load_file = _whole.load_file
+save = _whole.save
+save_file = _whole.save_file
