@@ -3,8 +3,8 @@
 //! [`Header::parse`] takes the start of a file and either gives a header that is proven right or names the rule
 //! that the file breaks; the rules stand in
 //! [FORMAT.md](https://docs.rs/crate/ingot-format/latest/source/FORMAT.md). [`layout()`] goes the other way.
-//! [`Selection`] says which bytes of a tensor an index takes. This crate starts no thread, contains no `unsafe`,
-//! and opens no file but in `serialize_to_file`.
+//! [`Selection`] says which bytes of a tensor an index takes. This crate opens no file, starts no thread,
+//! and contains no `unsafe`.
 //!
 //! Files that lie in memory are read with [`SafeTensors`] and [`BinTensors`] and written with [`serialize`]:
 //!
@@ -21,7 +21,8 @@
 //!
 //! The modules [`safetensors`] and [`bintensors`] each hold all the names of that crate's root, so that
 //! `use safetensors::{…}` becomes `use ingot_format::safetensors::{…}`; for safetensors the same names stand at
-//! the root too. Three things differ:
+//! the root too. `serialize_to_file` opens a file and is in the crate `ingot-io`, beside all of these names. Three
+//! things differ:
 //!
 //! - `SafeTensorError` is another name of [`FormatError`], with other variants; `TensorNotFound` and
 //!   `InvalidTensorView` are as they were.
@@ -59,8 +60,6 @@ mod window;
 pub use dtype::Dtype;
 pub use entry::Entry;
 pub use error::FormatError;
-#[cfg(feature = "std")]
-pub use error::SystemError;
 pub use extent::{ExtentError, nbytes, to_u64, to_usize};
 pub use format::Format;
 pub use header::Header;
@@ -69,9 +68,9 @@ pub use limits::{Leniency, Limits};
 pub use metadata::Metadata;
 pub use quoted::{Escaped, Quoted};
 #[cfg(feature = "std")]
-pub use safetensors::{serialize, serialize_to_file};
+pub use safetensors::serialize;
 pub use selection::{Index, Row, Rows, Run, Runs, Selection, SelectionError};
-pub use serialize::to_vec;
+pub use serialize::{Contents, to_vec};
 pub use sniff::Foreign;
 pub use tensors::{BinTensors, Binary, Json, Kind, SafeTensors, Tensors};
 pub use view::{TensorView, View};

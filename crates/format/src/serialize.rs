@@ -1,6 +1,6 @@
-//! Tensors to whole files, in memory or on disk.
+//! Tensors to whole files.
 
-use alloc::borrow::ToOwned;
+use alloc::borrow::{Cow, ToOwned};
 use alloc::vec::Vec;
 
 use crate::error::FormatError;
@@ -39,21 +39,40 @@ pub fn to_vec<S: AsRef<str>, V: View>(
     to_usize(file_nbytes)
         .and_then(|len| file.try_reserve_exact(len).ok())
         .ok_or(FormatError::TooLargeForMemory { nbytes: file_nbytes })?;
-    contents.write(|part| {
-        file.extend_from_slice(part);
-        Ok(())
-    })?;
+    file.extend_from_slice(contents.head());
+    for data in contents.data() {
+        file.extend_from_slice(&data?);
+    }
     Ok(file)
 }
 
-/// A file that is ready to be written: every tensor has its place, and claims as many bytes as it needs.
-struct Contents<S, V> {
+/// A file that is ready to be written: every tensor has its place, and claims as many bytes as it needs. For whoever
+/// writes to something that this crate knows nothing of.
+///
+/// ```
+/// use ingot_format::{Contents, Dtype, Format, TensorView};
+/// let bias = TensorView::new(Dtype::F32, vec![2], b"12345678")?;
+/// let contents = Contents::new([("bias", bias)], None, Format::Safetensors)?;
+/// let mut file = contents.head().to_vec();
+/// for data in contents.data() {
+///     file.extend_from_slice(&data?);
+/// }
+/// assert!(file.ends_with(b"12345678"));
+/// # Ok::<(), ingot_format::FormatError>(())
+/// ```
+#[derive(Debug)]
+pub struct Contents<S, V> {
     layout: Layout,
     tensors: Vec<(S, V)>,
 }
 
 impl<S: AsRef<str>, V: View> Contents<S, V> {
-    fn new(
+    /// Lays out a file of `format` with `data` and `metadata`.
+    ///
+    /// # Errors
+    /// What [`layout()`] refuses; [`FormatError::WrongLength`] when a tensor claims not as many bytes as its shape and
+    /// dtype need.
+    pub fn new(
         data: impl IntoIterator<Item = (S, V)>,
         metadata: Option<&[(&str, &str)]>,
         format: Format,
@@ -86,17 +105,24 @@ impl<S: AsRef<str>, V: View> Contents<S, V> {
         Ok(contents)
     }
 
-    /// Hands over the file, part by part.
-    fn write(&self, mut sink: impl FnMut(&[u8]) -> Result<(), FormatError>) -> Result<(), FormatError> {
-        sink(&self.layout.head)?;
-        for number in 0..self.tensors.len() {
+    /// The file's first bytes: the length, the header, the padding. The data follows at once.
+    #[must_use]
+    pub fn head(&self) -> &[u8] {
+        &self.layout.head
+    }
+
+    /// The tensors' bytes in the order of the file, each asked for when its turn comes.
+    ///
+    /// # Errors
+    /// [`FormatError::WrongLength`] for a tensor that gives not as many bytes as it claimed.
+    pub fn data(&self) -> impl ExactSizeIterator<Item = Result<Cow<'_, [u8]>, FormatError>> {
+        (0..self.tensors.len()).map(|number| {
             let data = self.view(number).data();
             // Again, because the trait cannot make a view keep its word, and a header that lies must not be
             // written.
             self.expect_nbytes(number, data.len())?;
-            sink(&data)?;
-        }
-        Ok(())
+            Ok(data)
+        })
     }
 
     /// The tensor at `number` in the order of the data.
@@ -120,11 +146,10 @@ impl<S: AsRef<str>, V: View> Contents<S, V> {
     }
 }
 
-/// `serialize` and `serialize_to_file` of one format. Both modules offer the two names, with the signatures that
-/// the safetensors crate has.
+/// `serialize` of one format, with the signature that the safetensors crate has.
 #[cfg(feature = "std")]
 macro_rules! serialize_as {
-    ($format:expr, $name:literal, $extension:literal, $tensors:literal) => {
+    ($format:expr, $name:literal, $tensors:literal) => {
         #[doc = concat!("The ", $name, " file that holds `data` and `metadata`, in memory.")]
         ///
         /// The same input gives the same bytes, in whatever order it comes. [`crate::to_vec`] does the same
@@ -154,191 +179,27 @@ macro_rules! serialize_as {
             let metadata = $crate::serialize::pairs(metadata.as_ref());
             $crate::to_vec(data, metadata.as_deref(), $format)
         }
-
-        #[doc = concat!("Writes the ", $name, " file that holds `data` and `metadata` to `path`.")]
-        ///
-        /// What stood there before stays until the new file is whole and flushed: the bytes go to a temporary
-        /// file in the same directory, which then takes the name. A symbolic link is followed, permissions are
-        /// kept, a read-only file is refused; a FIFO or device is written to as it is.
-        ///
-        /// This is as much as `std` can do simply. The crate `ingot-io` has the full `save`: it also keeps owner
-        /// and extended attributes, asks for the space beforehand, writes in parallel, flushes the directory,
-        /// and can be interrupted.
-        ///
-        /// ```
-        #[doc = concat!("use ingot_format::{Dtype, ", $tensors, ", TensorView, ", $name, "};")]
-        /// let bias = TensorView::new(Dtype::F32, vec![2], b"12345678")?;
-        #[doc = concat!("let path = std::env::temp_dir().join(format!(\"example-{}.", $extension, "\", std::process::id()));")]
-        #[doc = concat!($name, "::serialize_to_file([(\"bias\", &bias)], None, &path)?;")]
-        /// let file = std::fs::read(&path)?;
-        #[doc = concat!("assert_eq!(", $tensors, "::deserialize(&file)?.tensor(\"bias\")?, bias);")]
-        /// # std::fs::remove_file(&path)?;
-        /// # Ok::<(), Box<dyn std::error::Error>>(())
-        /// ```
-        ///
-        /// # Errors
-        /// As [`serialize`], but for memory; [`FormatError::Write`](crate::FormatError::Write) when the system
-        /// refuses a step. Whichever it is, what stood at `path` still does, and no temporary file is left.
-        #[allow(
-            clippy::implicit_hasher,
-            reason = "a caller who passes `None` would have to name a hasher"
-        )]
-        pub fn serialize_to_file<S: AsRef<str>, V: $crate::View>(
-            data: impl IntoIterator<Item = (S, V)>,
-            metadata: Option<std::collections::HashMap<std::string::String, std::string::String>>,
-            path: &std::path::Path,
-        ) -> Result<(), $crate::FormatError> {
-            let metadata = $crate::serialize::pairs(metadata.as_ref());
-            $crate::serialize::to_file(data, metadata.as_deref(), $format, path)
-        }
     };
 }
 
 #[cfg(feature = "std")]
-pub(crate) use on_disk::{pairs, to_file};
-#[cfg(feature = "std")]
 pub(crate) use serialize_as;
 
+/// The pairs of a map, borrowed.
 #[cfg(feature = "std")]
-mod on_disk {
-    use std::collections::HashMap;
-    use std::fs::{self, File, OpenOptions};
-    use std::hash::{BuildHasher, RandomState};
-    use std::io::{self, Write};
-    use std::path::{Path, PathBuf};
-    use std::string::String;
-    use std::vec::Vec;
-
-    use super::{Contents, Format, FormatError, View};
-
-    /// The pairs of a map, borrowed.
-    pub(crate) fn pairs(metadata: Option<&HashMap<String, String>>) -> Option<Vec<(&str, &str)>> {
-        let pairs = metadata?
-            .iter()
-            .map(|(key, value)| (key.as_str(), value.as_str()));
-        Some(pairs.collect())
-    }
-
-    /// Writes a file so that the old one at `path` is there until the new one is whole.
-    pub(crate) fn to_file<S: AsRef<str>, V: View>(
-        data: impl IntoIterator<Item = (S, V)>,
-        metadata: Option<&[(&str, &str)]>,
-        format: Format,
-        path: &Path,
-    ) -> Result<(), FormatError> {
-        // First of all, so that faults in the input never touch the disk.
-        let contents = Contents::new(data, metadata, format)?;
-        match fs::metadata(path) {
-            Ok(old) if old.is_file() => {
-                if old.permissions().readonly() {
-                    return Err(write_fault("open")(io::ErrorKind::PermissionDenied.into()));
-                }
-                replace(&contents, &behind_links(path), Some(old.permissions()))
-            }
-            Ok(_) => {
-                let mut device = OpenOptions::new()
-                    .write(true)
-                    .open(path)
-                    .map_err(write_fault("open"))?;
-                contents.write(|part| device.write_all(part).map_err(write_fault("write")))
-            }
-            Err(fault) if fault.kind() == io::ErrorKind::NotFound => {
-                replace(&contents, &behind_links(path), None)
-            }
-            Err(fault) => Err(write_fault("open")(fault)),
-        }
-    }
-
-    fn replace<S: AsRef<str>, V: View>(
-        contents: &Contents<S, V>,
-        target: &Path,
-        permissions: Option<fs::Permissions>,
-    ) -> Result<(), FormatError> {
-        let (temporary, mut file) = Temporary::beside(target).map_err(write_fault("create"))?;
-        contents.write(|part| file.write_all(part).map_err(write_fault("write")))?;
-        if let Some(permissions) = permissions {
-            file.set_permissions(permissions).map_err(write_fault("chmod"))?;
-        }
-        // Before the rename: after a power cut the name could otherwise stand for an empty file.
-        file.sync_all().map_err(write_fault("fsync"))?;
-        temporary.rename(target).map_err(write_fault("rename"))
-    }
-
-    /// Where `path` leads, whether or not something is there: renaming onto a link would replace the link.
-    fn behind_links(path: &Path) -> PathBuf {
-        // As many as Linux follows. The system has refused circles before.
-        const LINKS: usize = 40;
-        let mut target = path.to_path_buf();
-        for _ in 0..LINKS {
-            match fs::read_link(&target) {
-                // An absolute link takes the place of all of the path, a relative one of its last part.
-                Ok(link) => {
-                    target.pop();
-                    target.push(link);
-                }
-                Err(_) => break,
-            }
-        }
-        target
-    }
-
-    fn write_fault(step: &'static str) -> impl Fn(io::Error) -> FormatError {
-        move |source| FormatError::Write {
-            step,
-            source: source.into(),
-        }
-    }
-
-    /// A file that goes away again unless it is renamed.
-    struct Temporary {
-        path: PathBuf,
-        is_renamed: bool,
-    }
-
-    impl Temporary {
-        /// A new file in the directory of `target`, so that renaming it never crosses file systems.
-        fn beside(target: &Path) -> io::Result<(Temporary, File)> {
-            loop {
-                // Random, and refused where it exists, so that nobody can put a link there beforehand. Not made
-                // from the target's name, which may be as long as names can be.
-                let number = RandomState::new().hash_one(target);
-                let path = target.with_file_name(std::format!(".ingot-{number:016x}.tmp"));
-                match OpenOptions::new().write(true).create_new(true).open(&path) {
-                    Err(fault) if fault.kind() == io::ErrorKind::AlreadyExists => {}
-                    Err(fault) => return Err(fault),
-                    Ok(file) => {
-                        let temporary = Temporary {
-                            path,
-                            is_renamed: false,
-                        };
-                        return Ok((temporary, file));
-                    }
-                }
-            }
-        }
-
-        fn rename(mut self, target: &Path) -> io::Result<()> {
-            fs::rename(&self.path, target)?;
-            self.is_renamed = true;
-            Ok(())
-        }
-    }
-
-    impl Drop for Temporary {
-        fn drop(&mut self) {
-            if !self.is_renamed {
-                // Nothing sensible can be done when even this fails; the first fault is on its way to the caller.
-                drop(fs::remove_file(&self.path));
-            }
-        }
-    }
+pub(crate) fn pairs(
+    metadata: Option<&std::collections::HashMap<std::string::String, std::string::String>>,
+) -> Option<Vec<(&str, &str)>> {
+    let pairs = metadata?
+        .iter()
+        .map(|(key, value)| (key.as_str(), value.as_str()));
+    Some(pairs.collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{Dtype, SafeTensors, TensorView};
-    use alloc::borrow::Cow;
     use alloc::string::ToString;
     use alloc::vec;
 

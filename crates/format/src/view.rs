@@ -9,7 +9,7 @@ use crate::extent::{self, ExtentError, to_u64, to_usize};
 use crate::selection::{Index, Selection, SelectionError};
 
 /// What a writer needs to know of a tensor. Implement it for a framework's own tensors to write them with
-/// [`crate::serialize`], [`crate::serialize_to_file`] or [`crate::to_vec`].
+/// [`crate::serialize`] or [`crate::to_vec`].
 ///
 /// It is implemented for [`TensorView`] and `&TensorView` only, not for every `&V`: many programs implement it
 /// for their type and for references to it, and a general implementation would get in their way.

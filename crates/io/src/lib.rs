@@ -12,6 +12,7 @@ mod gather;
 mod head;
 mod plan;
 mod save;
+mod serialize;
 mod source;
 mod watch;
 
@@ -21,5 +22,7 @@ pub use dest::Payload;
 pub use error::Error;
 pub use plan::{OWN_BLOCK_NBYTES, Place, Plan, Read, SHARED_BLOCK_NBYTES, TooLarge};
 pub use save::{Durability, ReadOnly, Replace, SaveOptions, save};
+pub use serialize::safetensors::serialize_to_file;
+pub use serialize::{bintensors, safetensors};
 pub use source::{FileSource, Memory, MemorySource, Source, read_full};
 pub use watch::{Unwatched, Watch};

@@ -17,7 +17,7 @@ pub(crate) use render::render;
 pub use crate::{BinTensors, Dtype, FormatError as BinTensorError, TensorView, View};
 
 #[cfg(feature = "std")]
-crate::serialize::serialize_as!(crate::Format::Bintensors, "bintensors", "bt", "BinTensors");
+crate::serialize::serialize_as!(crate::Format::Bintensors, "bintensors", "BinTensors");
 
 /// What the entries, dimensions and metadata pairs of one header may take in memory, in bytes.
 ///

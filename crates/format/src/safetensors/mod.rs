@@ -14,9 +14,4 @@ pub(crate) use render::{data_rank, render};
 pub use crate::{Dtype, FormatError as SafeTensorError, SafeTensors, TensorView, View};
 
 #[cfg(feature = "std")]
-crate::serialize::serialize_as!(
-    crate::Format::Safetensors,
-    "safetensors",
-    "safetensors",
-    "SafeTensors"
-);
+crate::serialize::serialize_as!(crate::Format::Safetensors, "safetensors", "SafeTensors");

@@ -1,0 +1,100 @@
+//! Tensors of a Rust program to a file.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::path::Path;
+
+use ingot_format::{Contents, Format, FormatError, View};
+
+use crate::dest::Payload;
+use crate::error::Error;
+use crate::save::{SaveOptions, save};
+use crate::watch::Unwatched;
+
+/// What `serialize_to_file` of either format does: [`save`] with its defaults. All views are asked for their bytes
+/// before the disk is touched, so those that have to fetch or compute them are all in memory at once.
+fn to_file<S: AsRef<str>, V: View>(
+    data: impl IntoIterator<Item = (S, V)>,
+    metadata: Option<&HashMap<String, String>>,
+    format: Format,
+    path: &Path,
+) -> Result<(), Error> {
+    let unstorable = |fault| Error::Unstorable {
+        path: Some(path.to_owned()),
+        fault,
+    };
+    let pairs: Option<Vec<(&str, &str)>> = metadata.map(|map| {
+        map.iter()
+            .map(|(key, value)| (key.as_str(), value.as_str()))
+            .collect()
+    });
+    let contents = Contents::new(data, pairs.as_deref(), format).map_err(unstorable)?;
+    let data: Vec<Cow<'_, [u8]>> = contents
+        .data()
+        .collect::<Result<_, FormatError>>()
+        .map_err(unstorable)?;
+    let payloads: Vec<Payload<'_>> = data.iter().map(|bytes| Payload::from(&**bytes)).collect();
+    save(
+        path,
+        contents.head(),
+        &payloads,
+        &SaveOptions::default(),
+        &Unwatched,
+    )
+}
+
+/// The module of one format: the names of its crate in [`ingot_format`], and `serialize_to_file`, with the signature
+/// that the safetensors crate has.
+macro_rules! format_module {
+    ($format:expr, $name:ident, $extension:literal, $tensors:literal) => {
+        #[doc = concat!("All that [`ingot_format::", stringify!($name), "`] has, and files.")]
+        pub mod $name {
+            use std::collections::HashMap;
+            use std::path::Path;
+
+            pub use ingot_format::$name::*;
+
+            use crate::error::Error;
+
+            #[doc = concat!("Writes the ", stringify!($name), " file that holds `data` and `metadata` to `path`.")]
+            ///
+            /// What stood there before stays until the new file is whole and on the disk: this is [`crate::save`]
+            /// with its defaults.
+            ///
+            /// ```
+            #[doc = concat!("use ingot_io::", stringify!($name), "::{Dtype, ", $tensors, ", TensorView, serialize_to_file};")]
+            /// let bias = TensorView::new(Dtype::F32, vec![2], b"12345678")?;
+            /// let folder = tempfile::tempdir()?;
+            #[doc = concat!("let path = folder.path().join(\"example.", $extension, "\");")]
+            /// serialize_to_file([("bias", &bias)], None, &path)?;
+            /// let file = std::fs::read(&path)?;
+            #[doc = concat!("assert_eq!(", $tensors, "::deserialize(&file)?.tensor(\"bias\")?, bias);")]
+            /// # Ok::<(), Box<dyn std::error::Error>>(())
+            /// ```
+            ///
+            /// # Errors
+            /// [`Error::Unstorable`] for a name twice or reserved, a size that overflows or ends inside a byte, a
+            /// dtype that the format lacks, a header that is too large, or bytes that are not as many as shape and
+            /// dtype need, all before the disk is touched; [`Error::Write`] when the system refuses a step.
+            #[allow(
+                clippy::implicit_hasher,
+                reason = "a caller who passes `None` would have to name a hasher"
+            )]
+            pub fn serialize_to_file<S: AsRef<str>, V: View>(
+                data: impl IntoIterator<Item = (S, V)>,
+                metadata: Option<HashMap<String, String>>,
+                path: &Path,
+            ) -> Result<(), Error> {
+                super::to_file(data, metadata.as_ref(), $format, path)
+            }
+        }
+    };
+}
+
+format_module!(
+    ingot_format::Format::Safetensors,
+    safetensors,
+    "safetensors",
+    "SafeTensors"
+);
+format_module!(ingot_format::Format::Bintensors, bintensors, "bt", "BinTensors");
