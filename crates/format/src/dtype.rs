@@ -2,6 +2,8 @@
 
 use core::fmt;
 
+use crate::extent;
+
 macro_rules! dtypes {
     ($($(#[$doc:meta])* $code:ident $text:literal $bits:literal $bt:expr;)*) => {
         /// The type of a tensor's elements.
@@ -95,6 +97,19 @@ dtypes! {
 }
 
 impl Dtype {
+    /// [`Dtype::bits`], as the safetensors crate calls it.
+    #[must_use]
+    pub fn bitsize(&self) -> usize {
+        // 64 at most.
+        extent::to_usize(self.bits()).unwrap_or(64)
+    }
+
+    /// Whole bytes of one element, as the safetensors crate has them: none for the packed dtypes.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.bitsize() / 8
+    }
+
     /// The dtype of this number in a `.bt` header.
     #[must_use]
     pub fn from_bintensors_number(number: u8) -> Option<Dtype> {

@@ -222,6 +222,10 @@ pub enum FormatError {
         /// Size of the file.
         nbytes: u64,
     },
+    /// What the operating system says, for functions that have the types of the safetensors crate. Nothing in this
+    /// crate opens a file.
+    #[cfg(feature = "std")]
+    IoError(SystemError),
     /// The file is sound, but of the format that was not asked for.
     OtherFormat {
         /// The format that was asked for.
@@ -276,6 +280,8 @@ impl FormatError {
             FormatError::UnsupportedDtype { .. } => "unsupported-dtype",
             FormatError::WrongLength { .. } => "wrong-length",
             FormatError::TooLargeForMemory { .. } => "too-large-for-memory",
+            #[cfg(feature = "std")]
+            FormatError::IoError(_) => "io",
             FormatError::OtherFormat { .. } => "other-format",
             FormatError::TensorNotFound(_) => "unknown-tensor",
             FormatError::InvalidTensorView(dtype, shape, _) => match extent::nbytes(*dtype, &dims(shape)) {
@@ -498,6 +504,8 @@ impl fmt::Display for FormatError {
             FormatError::TooLargeForMemory { nbytes } => {
                 write!(f, "no room in memory for a file of {nbytes} bytes")
             }
+            #[cfg(feature = "std")]
+            FormatError::IoError(source) => write!(f, "{source}"),
             FormatError::OtherFormat { expected, found } => {
                 write!(f, "not the format asked for: expected {expected}, found {found}")
             }
@@ -514,7 +522,70 @@ impl fmt::Display for FormatError {
     }
 }
 
-impl core::error::Error for FormatError {}
+impl core::error::Error for FormatError {
+    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
+        match self {
+            #[cfg(feature = "std")]
+            FormatError::IoError(source) => Some(&*source.0),
+            _ => None,
+        }
+    }
+}
+
+/// What the operating system says: a [`std::io::Error`] that can be cloned and compared,
+/// as the faults around it can.
+///
+/// ```
+/// use ingot_format::SystemError;
+/// let fault = SystemError::from(std::io::Error::from_raw_os_error(2));
+/// assert_eq!(fault.kind(), std::io::ErrorKind::NotFound);
+/// assert_eq!(fault, fault.clone());
+/// ```
+#[cfg(feature = "std")]
+#[derive(Clone, Debug)]
+pub struct SystemError(alloc::sync::Arc<std::io::Error>);
+
+#[cfg(feature = "std")]
+impl core::ops::Deref for SystemError {
+    type Target = std::io::Error;
+
+    fn deref(&self) -> &std::io::Error {
+        &self.0
+    }
+}
+
+/// So that `?` works on reading a file in a function that gives a `SafeTensorError`.
+#[cfg(feature = "std")]
+impl From<std::io::Error> for FormatError {
+    fn from(fault: std::io::Error) -> FormatError {
+        FormatError::IoError(SystemError::from(fault))
+    }
+}
+
+#[cfg(feature = "std")]
+impl From<std::io::Error> for SystemError {
+    fn from(fault: std::io::Error) -> SystemError {
+        SystemError(alloc::sync::Arc::new(fault))
+    }
+}
+
+/// Two are equal when their kind and the system's own number are.
+#[cfg(feature = "std")]
+impl PartialEq for SystemError {
+    fn eq(&self, other: &SystemError) -> bool {
+        (self.kind(), self.raw_os_error()) == (other.kind(), other.raw_os_error())
+    }
+}
+
+#[cfg(feature = "std")]
+impl Eq for SystemError {}
+
+#[cfg(feature = "std")]
+impl fmt::Display for SystemError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
 
 /// A shape as it stands in a header, cut where a hostile one would fill the screen.
 pub(crate) struct Shape<'a>(pub(crate) &'a [u64]);

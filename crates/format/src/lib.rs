@@ -19,15 +19,16 @@
 //!
 //! # Coming from the safetensors crate
 //!
-//! The modules [`safetensors`] and [`bintensors`] each hold all the names of that crate's root, so that
-//! `use safetensors::{…}` becomes `use ingot_format::safetensors::{…}`; for safetensors the same names stand at
-//! the root too. `serialize_to_file` opens a file and is in the crate `ingot-io`, beside all of these names. Three
-//! things differ:
+//! `use safetensors::…` becomes `use ingot_format::…`: the names of that crate's root and of its modules `tensor` and
+//! `slice` are here, and again in the module [`safetensors`]; [`bintensors`] has those of the bintensors crate.
+//! `serialize_to_file` opens a file and is in the crate `ingot-io`, beside all of these names. What differs:
 //!
-//! - `SafeTensorError` is another name of [`FormatError`], with other variants; `TensorNotFound` and
-//!   `InvalidTensorView` are as they were.
-//! - `read_metadata` gives a [`Header`], in which a tensor is looked up with [`Header::get`].
+//! - `SafeTensorError` is another name of [`FormatError`], with other variants; `TensorNotFound`, `InvalidTensorView`
+//!   and `IoError` are as they were.
 //! - Names and tensors come in the order of the data, not in one that changes from run to run.
+//! - In [`slice`], an empty range has no bytes; in that crate it has, beside another range or with a step, all bytes of
+//!   the tensor. A range that ends before it begins is refused; there it is a panic. An empty one may stand at the end of
+//!   a dimension, as in slices of Rust.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -52,14 +53,19 @@ mod quoted;
 pub mod safetensors;
 mod selection;
 mod serialize;
+pub mod slice;
 mod sniff;
+#[cfg(feature = "std")]
+pub mod tensor;
 mod tensors;
 mod view;
 mod window;
 
 pub use dtype::Dtype;
 pub use entry::Entry;
-pub use error::FormatError;
+#[cfg(feature = "std")]
+pub use error::SystemError;
+pub use error::{FormatError, FormatError as SafeTensorError};
 pub use extent::{ExtentError, nbytes, to_u64, to_usize};
 pub use format::Format;
 pub use header::Header;

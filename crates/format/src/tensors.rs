@@ -93,7 +93,7 @@ impl<'data, K: Kind> Tensors<'data, K> {
     /// The first rule of FORMAT.md that the file breaks; [`FormatError::OtherFormat`] when it is a sound file of
     /// the other format.
     pub fn deserialize(buffer: &'data [u8]) -> Result<Self, FormatError> {
-        let (header_nbytes, header) = Self::read_metadata(buffer)?;
+        let (header_nbytes, header) = Self::read_header(buffer)?;
         Ok(Tensors {
             header,
             // In range, because the header was read from there.
@@ -102,22 +102,28 @@ impl<'data, K: Kind> Tensors<'data, K> {
         })
     }
 
-    /// The length of the header in bytes, without the 8 that hold it, and the header itself. Like the function
-    /// of this name in the safetensors crate this wants all of the file; [`Header::parse`] is content with its
-    /// start.
+    /// The length of the header in bytes, without the 8 that hold it, and what it says. Like the function of this name
+    /// in the safetensors crate this wants all of the file; [`Header::parse`] is content with its start.
     ///
     /// ```
     /// use ingot_format::SafeTensors;
     /// let file = b"\x22\0\0\0\0\0\0\0{\"__metadata__\":{\"license\":\"MIT\"}}";
-    /// let (header_nbytes, header) = SafeTensors::read_metadata(file)?;
+    /// let (header_nbytes, metadata) = SafeTensors::read_metadata(file)?;
     /// assert_eq!(header_nbytes, 34);
-    /// assert_eq!(header.metadata().and_then(|metadata| metadata.get("license")), Some("MIT"));
+    /// assert_eq!(metadata.metadata().as_ref().unwrap()["license"], "MIT");
     /// # Ok::<(), ingot_format::FormatError>(())
     /// ```
     ///
     /// # Errors
     /// As [`Tensors::deserialize`].
-    pub fn read_metadata(buffer: &'data [u8]) -> Result<(usize, Header), FormatError> {
+    #[cfg(feature = "std")]
+    pub fn read_metadata(buffer: &'data [u8]) -> Result<(usize, crate::tensor::Metadata), FormatError> {
+        let (header_nbytes, header) = Self::read_header(buffer)?;
+        Ok((header_nbytes, crate::tensor::Metadata::of_header(header)))
+    }
+
+    /// The length of the header, and the header, all of whose sizes fit into memory.
+    fn read_header(buffer: &'data [u8]) -> Result<(usize, Header), FormatError> {
         let header = Header::parse(buffer, to_u64(buffer.len()), &Limits::default())?;
         if header.format() != K::FORMAT {
             return Err(FormatError::OtherFormat {
@@ -240,7 +246,7 @@ impl<'data, K: Kind> Tensors<'data, K> {
     }
 
     fn view(&self, entry: &Entry<'_>) -> TensorView<'data> {
-        // Neither fallback is ever taken: `read_metadata` made sure of the shapes, and the header is proven to
+        // Neither fallback is ever taken: `read_header` made sure of the shapes, and the header is proven to
         // cover `data` exactly.
         let range = to_usize(entry.begin).zip(to_usize(entry.end));
         let data = range.and_then(|(begin, end)| self.data.get(begin..end));

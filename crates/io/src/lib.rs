@@ -22,7 +22,9 @@ pub use dest::Payload;
 pub use error::Error;
 pub use plan::{OWN_BLOCK_NBYTES, Place, Plan, Read, SHARED_BLOCK_NBYTES, TooLarge};
 pub use save::{Durability, ReadOnly, Replace, SaveOptions, save};
-pub use serialize::safetensors::serialize_to_file;
+pub use serialize::safetensors::{
+    Dtype, SafeTensorError, SafeTensors, TensorView, View, serialize, serialize_to_file, slice, tensor,
+};
 pub use serialize::{bintensors, safetensors};
 pub use source::{FileSource, Memory, MemorySource, Source, read_full};
 pub use watch::{Unwatched, Watch};

@@ -2,12 +2,12 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::io;
 use std::path::Path;
 
 use ingot_format::{Contents, Format, FormatError, View};
 
 use crate::dest::Payload;
-use crate::error::Error;
 use crate::save::{SaveOptions, save};
 use crate::watch::Unwatched;
 
@@ -18,21 +18,14 @@ fn to_file<S: AsRef<str>, V: View>(
     metadata: Option<&HashMap<String, String>>,
     format: Format,
     path: &Path,
-) -> Result<(), Error> {
-    let unstorable = |fault| Error::Unstorable {
-        path: Some(path.to_owned()),
-        fault,
-    };
+) -> Result<(), FormatError> {
     let pairs: Option<Vec<(&str, &str)>> = metadata.map(|map| {
         map.iter()
             .map(|(key, value)| (key.as_str(), value.as_str()))
             .collect()
     });
-    let contents = Contents::new(data, pairs.as_deref(), format).map_err(unstorable)?;
-    let data: Vec<Cow<'_, [u8]>> = contents
-        .data()
-        .collect::<Result<_, FormatError>>()
-        .map_err(unstorable)?;
+    let contents = Contents::new(data, pairs.as_deref(), format)?;
+    let data: Vec<Cow<'_, [u8]>> = contents.data().collect::<Result<_, FormatError>>()?;
     let payloads: Vec<Payload<'_>> = data.iter().map(|bytes| Payload::from(&**bytes)).collect();
     save(
         path,
@@ -41,6 +34,14 @@ fn to_file<S: AsRef<str>, V: View>(
         &SaveOptions::default(),
         &Unwatched,
     )
+    // With all that it says, the path among it.
+    .map_err(|fault| {
+        io::Error::new(
+            fault.system().map_or(io::ErrorKind::Other, io::Error::kind),
+            fault,
+        )
+        .into()
+    })
 }
 
 /// The module of one format: the names of its crate in [`ingot_format`], and `serialize_to_file`, with the signature
@@ -52,9 +53,8 @@ macro_rules! format_module {
             use std::collections::HashMap;
             use std::path::Path;
 
+            use ingot_format::FormatError;
             pub use ingot_format::$name::*;
-
-            use crate::error::Error;
 
             #[doc = concat!("Writes the ", stringify!($name), " file that holds `data` and `metadata` to `path`.")]
             ///
@@ -73,9 +73,9 @@ macro_rules! format_module {
             /// ```
             ///
             /// # Errors
-            /// [`Error::Unstorable`] for a name twice or reserved, a size that overflows or ends inside a byte, a
-            /// dtype that the format lacks, a header that is too large, or bytes that are not as many as shape and
-            /// dtype need, all before the disk is touched; [`Error::Write`] when the system refuses a step.
+            /// A name twice or reserved, a size that overflows or ends inside a byte, a dtype that the format lacks, a
+            /// header that is too large, or bytes that are not as many as shape and dtype need, all before the disk is
+            /// touched; [`FormatError::IoError`] with a [`crate::Error`] in it when the system refuses a step.
             #[allow(
                 clippy::implicit_hasher,
                 reason = "a caller who passes `None` would have to name a hasher"
@@ -84,7 +84,7 @@ macro_rules! format_module {
                 data: impl IntoIterator<Item = (S, V)>,
                 metadata: Option<HashMap<String, String>>,
                 path: &Path,
-            ) -> Result<(), Error> {
+            ) -> Result<(), FormatError> {
                 super::to_file(data, metadata.as_ref(), $format, path)
             }
         }

@@ -1,6 +1,6 @@
 //! The `.safetensors` format: a JSON header.
 //!
-//! Has the names that the root of the safetensors crate has.
+//! Has the names of the safetensors crate, its modules `slice` and `tensor` among them.
 
 mod json;
 mod parse;
@@ -11,7 +11,9 @@ pub(crate) use parse::compare;
 pub(crate) use parse::{Compact, parse};
 pub(crate) use render::{data_rank, render};
 
-pub use crate::{Dtype, FormatError as SafeTensorError, SafeTensors, TensorView, View};
+#[cfg(feature = "std")]
+pub use crate::tensor;
+pub use crate::{Dtype, SafeTensorError, SafeTensors, TensorView, View, slice};
 
 #[cfg(feature = "std")]
 crate::serialize::serialize_as!(crate::Format::Safetensors, "safetensors", "SafeTensors");

@@ -1,0 +1,288 @@
+//! Slices as the safetensors crate has them, for programs that come from there. [`Selection`] says more.
+
+use alloc::vec::Vec;
+use core::fmt;
+use core::num::NonZeroUsize;
+use core::ops::{Bound, Range, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToInclusive};
+
+use crate::dtype::Dtype;
+use crate::extent::{to_u64, to_usize};
+use crate::selection::{Index, Selection};
+use crate::view::{TensorView, dims};
+
+/// What to take along one dimension. Ranges of `usize` and single places convert to it.
+#[derive(Clone, Debug)]
+pub enum TensorIndexer {
+    /// One place, and the result lacks the dimension.
+    Select(usize),
+    /// From a place, to a place, in steps.
+    Narrow(Bound<usize>, Bound<usize>, NonZeroUsize),
+}
+
+/// As `start:stop`, or `start:stop:step`.
+impl fmt::Display for TensorIndexer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            TensorIndexer::Select(place) => write!(f, "{place}"),
+            TensorIndexer::Narrow(start, stop, step) => {
+                if let Some(start) = first(start) {
+                    write!(f, "{start}")?;
+                }
+                f.write_str(":")?;
+                if let Some(stop) = after(stop) {
+                    write!(f, "{stop}")?;
+                }
+                if step == NonZeroUsize::MIN {
+                    Ok(())
+                } else {
+                    write!(f, ":{step}")
+                }
+            }
+        }
+    }
+}
+
+/// The place at which a range begins; `None` for the first of all.
+fn first(bound: Bound<usize>) -> Option<usize> {
+    match bound {
+        Bound::Unbounded => None,
+        Bound::Included(place) => Some(place),
+        Bound::Excluded(place) => Some(place.saturating_add(1)),
+    }
+}
+
+/// The place before which a range ends; `None` for the end of the dimension.
+fn after(bound: Bound<usize>) -> Option<usize> {
+    match bound {
+        Bound::Unbounded => None,
+        Bound::Included(place) => Some(place.saturating_add(1)),
+        Bound::Excluded(place) => Some(place),
+    }
+}
+
+impl From<usize> for TensorIndexer {
+    fn from(place: usize) -> TensorIndexer {
+        TensorIndexer::Select(place)
+    }
+}
+
+macro_rules! from_ranges {
+    ($($range:ty),*) => {
+        $(impl From<$range> for TensorIndexer {
+            fn from(range: $range) -> TensorIndexer {
+                use core::ops::RangeBounds;
+                TensorIndexer::Narrow(range.start_bound().cloned(), range.end_bound().cloned(), NonZeroUsize::MIN)
+            }
+        })*
+    };
+}
+
+from_ranges!(
+    Range<usize>,
+    RangeFrom<usize>,
+    RangeFull,
+    RangeInclusive<usize>,
+    RangeTo<usize>,
+    RangeToInclusive<usize>
+);
+
+/// Why a slice cannot be taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InvalidSlice {
+    /// More parts than the tensor has dimensions.
+    TooManySlices,
+    /// A place past the end of its dimension, or a range that ends before it begins.
+    SliceOutOfRange {
+        /// Which dimension.
+        dim_index: usize,
+        /// The place that is out of range.
+        asked: usize,
+        /// Size of the dimension.
+        dim_size: usize,
+    },
+    /// Elements narrower than a byte would be cut inside one; or the whole tensor has no size in bytes.
+    MisalignedSlice,
+}
+
+impl fmt::Display for InvalidSlice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            InvalidSlice::TooManySlices => f.write_str("more slices than the tensor has dimensions"),
+            InvalidSlice::SliceOutOfRange {
+                dim_index,
+                asked,
+                dim_size,
+            } => write!(
+                f,
+                "index {asked} out of bounds for tensor dimension #{dim_index} of size {dim_size}"
+            ),
+            InvalidSlice::MisalignedSlice => f.write_str("the slice begins or ends inside a byte"),
+        }
+    }
+}
+
+impl core::error::Error for InvalidSlice {}
+
+/// `tensor.slice(…)`: with one place or range, or with a tuple of up to six.
+///
+/// ```
+/// use ingot_format::slice::IndexOp;
+/// use ingot_format::{Dtype, TensorView};
+/// let matrix = TensorView::new(Dtype::U8, vec![2, 3], &[1, 2, 3, 4, 5, 6])?;
+/// let columns = matrix.slice((.., 1..))?;
+/// assert_eq!(columns.newshape(), [2, 2]);
+/// assert_eq!(columns.flatten().collect::<Vec<_>>(), [&2, &3, &5, &6]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub trait IndexOp<'data, T> {
+    /// The bytes that `index` takes, in stretches, each where it lies.
+    ///
+    /// # Errors
+    /// [`InvalidSlice`] when the tensor does not have what is asked for.
+    fn slice(&'data self, index: T) -> Result<SliceIterator<'data>, InvalidSlice>;
+}
+
+impl<'data, A: Into<TensorIndexer>> IndexOp<'data, A> for TensorView<'data> {
+    fn slice(&'data self, index: A) -> Result<SliceIterator<'data>, InvalidSlice> {
+        self.sliced_data(&[index.into()])
+    }
+}
+
+macro_rules! index_by_tuples {
+    ($(($($part:ident)+))*) => {
+        $(impl<'data, $($part: Into<TensorIndexer>),+> IndexOp<'data, ($($part,)+)> for TensorView<'data> {
+            #[allow(non_snake_case, reason = "the parts are named as their types are")]
+            fn slice(&'data self, ($($part,)+): ($($part,)+)) -> Result<SliceIterator<'data>, InvalidSlice> {
+                self.sliced_data(&[$($part.into()),+])
+            }
+        })*
+    };
+}
+
+index_by_tuples!((A)(A B)(A B C)(A B C D)(A B C D E)(A B C D E F));
+
+impl<'data> TensorView<'data> {
+    /// The bytes that `slices` take, in stretches, each where it lies. [`TensorView::select`] takes every index
+    /// that numpy takes, and copies.
+    ///
+    /// # Errors
+    /// [`InvalidSlice`] when the tensor does not have what is asked for.
+    pub fn sliced_data(&'data self, slices: &[TensorIndexer]) -> Result<SliceIterator<'data>, InvalidSlice> {
+        let (ranges, newshape) = slice_byte_ranges(self.dtype(), self.shape(), slices)?;
+        let remaining = ranges.iter().map(|(begin, end)| end - begin).sum();
+        Ok(SliceIterator {
+            data: self.data(),
+            ranges: ranges.into_iter(),
+            remaining,
+            newshape,
+        })
+    }
+}
+
+/// Where the bytes of a slice lie, counted from the start of the tensor: begin and end of each stretch.
+pub type SliceByteRanges = Vec<(usize, usize)>;
+
+/// The shape of what a slice takes.
+pub type SlicedShape = Vec<usize>;
+
+/// Where the bytes lie that `slices` take of a tensor, and the shape of the result; without the tensor's bytes.
+///
+/// ```
+/// use ingot_format::Dtype;
+/// use ingot_format::slice::slice_byte_ranges;
+/// let (ranges, shape) = slice_byte_ranges(Dtype::F32, &[6, 5], &[(2..4).into()])?;
+/// assert_eq!((ranges, shape), (vec![(40, 80)], vec![2, 5]));
+/// # Ok::<(), ingot_format::slice::InvalidSlice>(())
+/// ```
+///
+/// # Errors
+/// [`InvalidSlice`] when a tensor of this shape does not have what is asked for.
+pub fn slice_byte_ranges(
+    dtype: Dtype,
+    shape: &[usize],
+    slices: &[TensorIndexer],
+) -> Result<(SliceByteRanges, SlicedShape), InvalidSlice> {
+    if slices.len() > shape.len() {
+        return Err(InvalidSlice::TooManySlices);
+    }
+    let index: Vec<Index> = slices
+        .iter()
+        .zip(shape)
+        .enumerate()
+        .map(|(dim_index, (slice, &dim_size))| within(slice, dim_index, dim_size))
+        .collect::<Result<_, _>>()?;
+    // `within` has looked at places and bounds, which leaves elements narrower than a byte.
+    let selection = Selection::new(dtype, &dims(shape), &index).map_err(|_| InvalidSlice::MisalignedSlice)?;
+    // All of it lies in a tensor that `usize` can count the bytes of, or is empty.
+    let fit = |n: u64| to_usize(n).unwrap_or(usize::MAX);
+    let ranges = selection
+        .runs()
+        .map(|run| (fit(run.begin), fit(run.end)))
+        .collect();
+    Ok((ranges, selection.shape().iter().map(|&dim| fit(dim)).collect()))
+}
+
+/// The part of an index, proven to lie in its dimension: a selection would clip it.
+fn within(slice: &TensorIndexer, dim_index: usize, dim_size: usize) -> Result<Index, InvalidSlice> {
+    let out_of_range = |asked| InvalidSlice::SliceOutOfRange {
+        dim_index,
+        asked,
+        dim_size,
+    };
+    let signed = |place: usize| i64::try_from(to_u64(place)).map_err(|_| out_of_range(place));
+    match *slice {
+        TensorIndexer::Select(place) if place < dim_size => Ok(Index::At(signed(place)?)),
+        TensorIndexer::Select(place) => Err(out_of_range(place)),
+        TensorIndexer::Narrow(start, stop, step) => {
+            let (start, stop) = (first(start).unwrap_or(0), after(stop).unwrap_or(dim_size));
+            match (start <= stop, stop <= dim_size) {
+                (true, true) => Ok(Index::Span {
+                    start: Some(signed(start)?),
+                    stop: Some(signed(stop)?),
+                    step: Some(signed(step.get()).unwrap_or(i64::MAX)),
+                }),
+                (_, false) => Err(out_of_range(stop - 1)),
+                (false, true) => Err(out_of_range(start)),
+            }
+        }
+    }
+}
+
+/// The bytes of a slice: stretches of the tensor's memory, which together are the result in C order.
+#[derive(Clone, Debug)]
+pub struct SliceIterator<'data> {
+    data: &'data [u8],
+    ranges: alloc::vec::IntoIter<(usize, usize)>,
+    remaining: usize,
+    newshape: Vec<usize>,
+}
+
+impl SliceIterator<'_> {
+    /// Bytes in the stretches that are still to come.
+    #[must_use]
+    pub fn remaining_byte_len(&self) -> usize {
+        self.remaining
+    }
+
+    /// The shape of the result.
+    #[must_use]
+    pub fn newshape(&self) -> Vec<usize> {
+        self.newshape.clone()
+    }
+}
+
+impl<'data> Iterator for SliceIterator<'data> {
+    type Item = &'data [u8];
+
+    fn next(&mut self) -> Option<&'data [u8]> {
+        let (begin, end) = self.ranges.next()?;
+        self.remaining -= end - begin;
+        self.data.get(begin..end)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.ranges.size_hint()
+    }
+}
+
+impl ExactSizeIterator for SliceIterator<'_> {}

@@ -1,0 +1,277 @@
+//! The names of the safetensors crate's module `tensor`, for programs that come from there.
+//!
+//! [`Metadata`] is a header as that crate gives it. [`Header`] says the same and more, and costs a few allocations
+//! instead of some for each tensor.
+
+use alloc::borrow::ToOwned;
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt;
+use std::collections::HashMap;
+
+use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
+use serde::ser::{Serialize, SerializeMap, SerializeStruct, Serializer};
+
+use crate::METADATA_KEY;
+use crate::error::FormatError;
+use crate::extent::{to_u64, to_usize};
+use crate::format::Format;
+use crate::header::{Header, RawHeader};
+
+pub use crate::safetensors::serialize;
+pub use crate::{Dtype, SafeTensorError, SafeTensors, TensorView, View};
+
+/// What a header says of one tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// Type of the elements.
+    pub dtype: Dtype,
+    /// Elements along each dimension, outermost first. Empty for a scalar.
+    pub shape: Vec<usize>,
+    /// First byte, and byte after the last, counted from the start of the data section.
+    pub data_offsets: (usize, usize),
+}
+
+/// A header: what stands in it of each tensor, and its text. Proven as a [`Header`] is.
+///
+/// ```
+/// use ingot_format::tensor::{Dtype, Metadata, TensorInfo};
+/// let bias = TensorInfo { dtype: Dtype::F32, shape: vec![2], data_offsets: (0, 8) };
+/// let metadata = Metadata::new(None, vec![("bias".to_string(), bias)])?;
+/// assert_eq!(metadata.info("bias").unwrap().shape, [2]);
+/// assert_eq!(metadata.data_len(), 8);
+/// # Ok::<(), ingot_format::FormatError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Metadata {
+    header: Header,
+    /// In the order of the header's entries.
+    tensors: Vec<TensorInfo>,
+    text: Option<HashMap<String, String>>,
+}
+
+impl Metadata {
+    /// The header that says this of these tensors, which may come in any order.
+    ///
+    /// # Errors
+    /// As [`Header::parse`]: two tensors with one name, a size that does not fit shape and dtype, bytes that belong
+    /// to two tensors or to none.
+    pub fn new(
+        metadata: Option<HashMap<String, String>>,
+        tensors: Vec<(String, TensorInfo)>,
+    ) -> Result<Metadata, FormatError> {
+        let mut raw = RawHeader::default();
+        for (name, info) in &tensors {
+            raw.names.push_str(name);
+            raw.dims.extend(info.shape.iter().copied().map(to_u64));
+            let (begin, end) = info.data_offsets;
+            raw.close_entry(info.dtype, to_u64(begin), to_u64(end));
+        }
+        let data_nbytes = tensors.iter().map(|(_, info)| info.data_offsets.1).max();
+        let header = Header::prove(raw, Format::Safetensors, 0, to_u64(data_nbytes.unwrap_or(0)))?;
+        Ok(Metadata::of(header, metadata))
+    }
+
+    /// What a header says, whose sizes all fit into memory.
+    pub(crate) fn of_header(header: Header) -> Metadata {
+        let own = |(key, value): (&str, &str)| (key.to_owned(), value.to_owned());
+        let text = header.metadata().map(|pairs| pairs.iter().map(own).collect());
+        Metadata::of(header, text)
+    }
+
+    fn of(header: Header, text: Option<HashMap<String, String>>) -> Metadata {
+        // Never cut off: whoever calls has made sure that all sizes fit.
+        let fit = |n: u64| to_usize(n).unwrap_or(usize::MAX);
+        let tensors = header
+            .entries()
+            .map(|entry| TensorInfo {
+                dtype: entry.dtype,
+                shape: entry.shape.iter().map(|&dim| fit(dim)).collect(),
+                data_offsets: (fit(entry.begin), fit(entry.end)),
+            })
+            .collect();
+        Metadata {
+            header,
+            tensors,
+            text,
+        }
+    }
+
+    /// What the header says of the tensor `name`.
+    #[must_use]
+    pub fn info(&self, name: &str) -> Option<&TensorInfo> {
+        self.header.find(name).and_then(|number| self.tensors.get(number))
+    }
+
+    /// All tensors by name.
+    #[must_use]
+    pub fn tensors(&self) -> HashMap<String, &TensorInfo> {
+        self.named().map(|(name, info)| (name.to_owned(), info)).collect()
+    }
+
+    /// The names of all tensors, in the order of their data.
+    #[must_use]
+    pub fn offset_keys(&self) -> Vec<String> {
+        self.header.names().map(ToOwned::to_owned).collect()
+    }
+
+    /// Bytes of the data section.
+    #[must_use]
+    pub fn data_len(&self) -> usize {
+        self.tensors.last().map_or(0, |info| info.data_offsets.1)
+    }
+
+    /// The text that stands beside the tensors.
+    #[must_use]
+    pub fn metadata(&self) -> &Option<HashMap<String, String>> {
+        &self.text
+    }
+
+    fn named(&self) -> impl Iterator<Item = (&str, &TensorInfo)> {
+        self.header.names().zip(&self.tensors)
+    }
+}
+
+/// As the JSON of a header: keys of the text sorted, tensors in the order of their data.
+impl Serialize for Metadata {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        if let Some(text) = &self.text {
+            map.serialize_entry(METADATA_KEY, &text.iter().collect::<BTreeMap<_, _>>())?;
+        }
+        for (name, info) in self.named() {
+            map.serialize_entry(name, info)?;
+        }
+        map.end()
+    }
+}
+
+/// Refuses what [`Metadata::new`] refuses, and two texts. For a program that has only the start of a file.
+impl<'de> Deserialize<'de> for Metadata {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Metadata, D::Error> {
+        deserializer.deserialize_map(HeaderVisitor)
+    }
+}
+
+struct HeaderVisitor;
+
+impl<'de> Visitor<'de> for HeaderVisitor {
+    type Value = Metadata;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a safetensors header")
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Metadata, M::Error> {
+        let mut text: Option<HashMap<String, String>> = None;
+        let mut tensors = Vec::new();
+        while let Some(name) = map.next_key::<String>()? {
+            if name != METADATA_KEY {
+                tensors.push((name, map.next_value()?));
+            } else if text.is_none() {
+                text = map.next_value::<Option<Text>>()?.map(|Text(pairs)| pairs);
+            } else {
+                return Err(de::Error::duplicate_field(METADATA_KEY));
+            }
+        }
+        Metadata::new(text, tensors).map_err(de::Error::custom)
+    }
+}
+
+/// Pairs of strings, each key once.
+struct Text(HashMap<String, String>);
+
+impl<'de> Deserialize<'de> for Text {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Text, D::Error> {
+        deserializer.deserialize_map(TextVisitor)
+    }
+}
+
+struct TextVisitor;
+
+impl<'de> Visitor<'de> for TextVisitor {
+    type Value = Text;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map from strings to strings")
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Text, M::Error> {
+        let mut pairs = HashMap::new();
+        while let Some((key, value)) = map.next_entry::<String, String>()? {
+            if pairs.contains_key(&key) {
+                return Err(de::Error::custom(format_args!("two values for {key:?}")));
+            }
+            pairs.insert(key, value);
+        }
+        Ok(Text(pairs))
+    }
+}
+
+const DTYPE: &str = "dtype";
+const SHAPE: &str = "shape";
+const DATA_OFFSETS: &str = "data_offsets";
+
+impl Serialize for TensorInfo {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_struct("TensorInfo", 3)?;
+        fields.serialize_field(DTYPE, &self.dtype)?;
+        fields.serialize_field(SHAPE, &self.shape)?;
+        fields.serialize_field(DATA_OFFSETS, &self.data_offsets)?;
+        fields.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for TensorInfo {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<TensorInfo, D::Error> {
+        deserializer.deserialize_map(InfoVisitor)
+    }
+}
+
+struct InfoVisitor;
+
+impl<'de> Visitor<'de> for InfoVisitor {
+    type Value = TensorInfo;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("dtype, shape and data_offsets of a tensor")
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<TensorInfo, M::Error> {
+        let (mut dtype, mut shape, mut data_offsets) = (None, None, None);
+        while let Some(field) = map.next_key::<String>()? {
+            match &*field {
+                DTYPE => set(&mut dtype, DTYPE, map.next_value()?)?,
+                SHAPE => set(&mut shape, SHAPE, map.next_value()?)?,
+                DATA_OFFSETS => set(&mut data_offsets, DATA_OFFSETS, map.next_value()?)?,
+                _ => drop(map.next_value::<de::IgnoredAny>()?),
+            }
+        }
+        Ok(TensorInfo {
+            dtype: dtype.ok_or_else(|| de::Error::missing_field(DTYPE))?,
+            shape: shape.ok_or_else(|| de::Error::missing_field(SHAPE))?,
+            data_offsets: data_offsets.ok_or_else(|| de::Error::missing_field(DATA_OFFSETS))?,
+        })
+    }
+}
+
+fn set<T, E: de::Error>(field: &mut Option<T>, name: &'static str, value: T) -> Result<(), E> {
+    match field.replace(value) {
+        None => Ok(()),
+        Some(_) => Err(E::duplicate_field(name)),
+    }
+}
+
+impl Serialize for Dtype {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.code())
+    }
+}
+
+impl<'de> Deserialize<'de> for Dtype {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Dtype, D::Error> {
+        let code = String::deserialize(deserializer)?;
+        Dtype::from_code(&code).ok_or_else(|| de::Error::custom(format_args!("unknown dtype `{code}`")))
+    }
+}
