@@ -26,7 +26,7 @@
 //! - `SafeTensorError` is another name of [`FormatError`], with other variants; `TensorNotFound`, `InvalidTensorView`
 //!   and `IoError` are as they were.
 //! - Names and tensors come in the order of the data, not in one that changes from run to run.
-//! - In [`slice`], an empty range has no bytes; in that crate it has, beside another range or with a step, all bytes of
+//! - In [`mod@slice`], an empty range has no bytes; in that crate it has, beside another range or with a step, all bytes of
 //!   the tensor. A range that ends before it begins is refused; there it is a panic. An empty one may stand at the end of
 //!   a dimension, as in slices of Rust.
 #![no_std]
