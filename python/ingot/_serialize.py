@@ -5,6 +5,7 @@ from __future__ import annotations
 from os import environ, fsdecode, fspath
 
 from . import _native
+from ._dtypes import CODES, F4_PACKED
 from .errors import OptionError, SaveError, _quoted
 
 TYPE_CHECKING = False
@@ -20,29 +21,6 @@ if TYPE_CHECKING:
     Payload = Callable[[str, Any], Any]
 
 FORMATS = ("safetensors", "bintensors")
-
-# The names that frameworks use, each with the code that stands in a header.
-CODES = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e8m0fnu": "F8_E8M0",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ",
-    "int16": "I16",
-    "uint16": "U16",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int32": "I32",
-    "uint32": "U32",
-    "float32": "F32",
-    "complex64": "C64",
-    "float64": "F64",
-    "int64": "I64",
-    "uint64": "U64",
-}
 
 
 def serialize(
@@ -225,7 +203,7 @@ def _spec(name: str, spec: Mapping[str, Any]) -> tuple[str, Sequence[int], Any]:
         dtype, shape, data = spec["dtype"], spec["shape"], spec["data"]
     except (KeyError, TypeError, IndexError):
         raise TypeError(f'tensor {_quoted(name)}: expected a dict with "dtype", "shape" and "data"') from None
-    if dtype == "float4_e2m1fn_x2":
+    if dtype == F4_PACKED:
         dtype, shape = "F4", unpacked(name, shape)
     try:
         view = memoryview(data)
