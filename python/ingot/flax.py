@@ -50,9 +50,9 @@ wrap: _native.Wrap = _native.Wrap.buffer(numpy.ndarray, _resolve)
 
 def mover(device: Any) -> Callable[[arrays.Array], jax.Array]:
     """The function that makes a jax array on `device` of a NumPy view."""
-    target = _target(device)
+    put = narrowing(device)
 
-    def put(array: arrays.Array) -> jax.Array:
+    def put_whole(array: arrays.Array) -> jax.Array:
         # Asked each time, since 64 bits can be switched at any time, and for a `with` block only.
         if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
             raise DtypeError(
@@ -60,6 +60,16 @@ def mover(device: Any) -> Callable[[arrays.Array], jax.Array]:
                 'jax.config.update("jax_enable_x64", True) keeps it',
                 code="dtype-not-in-framework",
             )
+        return put(array)
+
+    return put_whole
+
+
+def narrowing(device: Any) -> Callable[[arrays.Array], jax.Array]:
+    """As `mover`, with 32 bits for 64 where jax has no more. For `ingot.compat`: upstream does so."""
+    target = _target(device)
+
+    def put(array: arrays.Array) -> jax.Array:
         moved: jax.Array = jax.device_put(array, target)
         return moved
 

@@ -55,6 +55,16 @@ def mover(device: Any) -> None:
         raise unknown_device("mlx", device, [kind.name for kind in there])
 
 
+def narrowing(device: Any) -> Callable[[mx.array], mx.array]:
+    """As `mover`, with F32 for F64, as mlx makes it of NumPy's. For `ingot.compat`: upstream does so."""
+    mover(device)
+    return _narrowed
+
+
+def _narrowed(array: mx.array) -> mx.array:
+    return array.astype(mx.float32, stream=mx.cpu) if array.dtype == mx.float64 else array
+
+
 def at(array: mx.array, index: Any) -> mx.array:
     """`array[index]`. mlx does not check that the numbers in an array are in range."""
     return array[index]
