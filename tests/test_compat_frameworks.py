@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,8 @@ import ingot
 import ingot.compat
 import ingot.numpy
 
-NAMES = {"flax": "jax", "tensorflow": "tensorflow", "mlx": "mlx.core", "paddle": "paddle"}
+# In the order of their imports: paddle ends the process that has imported tensorflow before.
+NAMES = {"paddle": "paddle", "flax": "jax", "tensorflow": "tensorflow", "mlx": "mlx.core"}
 PRIVATE = {
     "flax": {"_np2jnp", "_jnp2np"},
     "tensorflow": {"_np2tf", "_tf2np"},
@@ -27,12 +29,20 @@ PRIVATE = {
         "_tobytes", "_view2paddle",
     },
 }  # fmt: skip
-# The dtypes that a framework lacks, or does not take from NumPy.
+# The dtypes that a framework lacks.
 LACKS = {
     "flax": set[str](),
     "tensorflow": {"F8_E8M0"},
     "mlx": {"F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F4"},
-    "paddle": {"U16", "U32", "U64", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F4"},
+    "paddle": {"U16", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F4"},
+}
+# What they make of dtypes of 64 bits by themselves; jax, unless it is told to keep them.
+NARROW = {"flax": {"F64": "float32", "I64": "int32", "U64": "uint32"}, "mlx": {"F64": "float32"}}
+CONVERSIONS = {
+    "flax": ("_np2jnp", "_jnp2np"),
+    "tensorflow": ("_np2tf", "_tf2np"),
+    "mlx": ("_np2mx", "_mx2np"),
+    "paddle": ("_np2paddle", "_paddle2np"),
 }
 CODES = [*ingot.numpy.DTYPES, *ingot.numpy.ML_DTYPES]
 
@@ -42,6 +52,17 @@ def framework(request: pytest.FixtureRequest) -> str:
     pytest.importorskip(NAMES[request.param])
     name: str = request.param
     return name
+
+
+@pytest.fixture(autouse=True)
+def without_64_bits_in_jax() -> Iterator[None]:
+    """Jax as it is when it is imported. Other tests of this process may have switched it."""
+    jax = sys.modules.get("jax")
+    if jax is None:
+        yield
+        return
+    with jax.enable_x64(False):
+        yield
 
 
 @pytest.fixture
@@ -74,7 +95,6 @@ def test_every_name_is_there_with_the_wheels_signature(framework: str, module: M
             ]
 
 
-@pytest.mark.filterwarnings("ignore:.*requested in .* is not available")  # jax without 64 bits
 @pytest.mark.parametrize("code", CODES)
 def test_every_dtype_goes_there_and_back(
     framework: str, module: ModuleType, code: str, tmp_path: Path
@@ -82,18 +102,81 @@ def test_every_dtype_goes_there_and_back(
     data = ingot.numpy.save({"t": array_of(code)})
     path = tmp_path / "t.safetensors"
     path.write_bytes(data)
-    if code in LACKS[framework]:
-        for load, source in ((module.load, data), (module.load_file, path)):
-            with pytest.raises(Exception, match=r"dtype|numpy type"):
-                load(source)
-        return
-    for loaded in (module.load(data), module.load_file(path), module.load_file(path, backend="pread")):
+    reads = [
+        lambda: module.load(data),
+        lambda: module.load_file(path),
+        lambda: module.load_file(path, backend="pread"),
+        lambda: {"t": handle(path, framework).get_tensor("t")},
+        lambda: {"t": handle(path, framework).get_slice("t")[:]},
+    ]
+    for read in reads:
+        if code in LACKS[framework]:
+            with pytest.raises(ingot.DtypeError, match=f"tensor `t`: .* has no dtype for {code}"):
+                read()
+            continue
+        loaded = read()
+        narrow = NARROW.get(framework, {}).get(code)
+        if narrow is not None:
+            # As upstream, which leaves it to the framework.
+            assert str(loaded["t"].dtype).endswith(narrow)
+            continue
+        assert module.save(loaded) == data
         module.save_file(loaded, path)
-        if framework == "flax" and code in ("F64", "I64", "U64"):
-            continue  # 32 bits, as upstream, unless jax is told to keep 64.
-        if framework == "mlx" and code == "F64":
-            continue  # 32 bits, as upstream.
-        assert module.save(loaded) == path.read_bytes() == data
+        assert path.read_bytes() == data
+
+
+@pytest.mark.parametrize("code", NARROW["flax"])
+def test_jax_keeps_64_bits_where_it_has_them(code: str, tmp_path: Path) -> None:
+    jax = pytest.importorskip("jax")
+    data = ingot.numpy.save({"t": array_of(code)})
+    path = tmp_path / "t.safetensors"
+    path.write_bytes(data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        ingot.compat.install()
+    try:
+        flax = importlib.import_module("safetensors.flax")
+        with jax.enable_x64(True):
+            whole = flax.load_file(path)
+            assert handle(path, "flax").get_tensor("t").dtype == whole["t"].dtype == array_of(code).dtype
+            assert flax.save(whole) == data
+    finally:
+        ingot.compat.uninstall()
+
+
+def handle(path: Path, framework: str) -> Any:
+    return importlib.import_module("safetensors").safe_open(path, framework)
+
+
+def test_what_the_wheel_saves_too_is_the_same_file(framework: str, module: ModuleType) -> None:
+    codes = [code for code in CODES if code not in LACKS[framework]]
+    loaded = module.load(ingot.numpy.save({code: array_of(code) for code in codes}))
+    ingot.compat.uninstall()
+    real = importlib.import_module(f"safetensors.{framework}")
+    known = {name: tensor for name, tensor in loaded.items() if saves(real, tensor)}
+    assert {"F32", "F16", "I32", "U8", "BOOL"} <= set(known)
+    assert module.save(known, {"format": framework}) == real.save(known, {"format": framework})
+
+
+def saves(real: ModuleType, tensor: Any) -> bool:
+    try:
+        real.save({"t": tensor})
+    except Exception:  # The wheel raises whatever the framework does.
+        return False
+    return True
+
+
+@pytest.mark.parametrize("code", ["BF16", "F32", "F8_E4M3", "BOOL", "I64"])
+def test_what_is_private_goes_by_numpy(framework: str, module: ModuleType, code: str) -> None:
+    if code in LACKS[framework] or code in NARROW.get(framework, {}):
+        return
+    there, back = CONVERSIONS[framework]
+    arrays = {name: array_of(code) for name in ("z", "a")}
+    converted = getattr(module, back)(getattr(module, there)(arrays))
+    assert list(converted) == ["z", "a"]
+    for name, array in arrays.items():
+        assert converted[name].dtype == array.dtype
+        assert converted[name].tobytes() == array.tobytes()
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (1, 1)])

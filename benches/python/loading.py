@@ -9,6 +9,7 @@ import ingot.numpy
 import ingot.torch
 import same
 from duel import Duel, Samples
+from ingot.compat.safetensors import torch as compat
 from workplace import Workplace
 
 
@@ -36,6 +37,18 @@ def _numpy(file, **options: str):
             lambda: safetensors.numpy.load_file(path),
             same.arrays,
         ).run(rounds)
+
+    return measure
+
+
+def through_compat(full: int):
+    """What programs call that import safetensors, against what they would call in ingot."""
+
+    def measure(place: Workplace, rounds: int) -> Samples:
+        path = place.small_vectors(full)
+        return Duel(lambda: compat.load_file(path), lambda: ingot.torch.load_file(path), same.tensors).run(
+            rounds
+        )
 
     return measure
 

@@ -19,7 +19,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--peer-version", help="stop unless safetensors has this version")
     parser.add_argument(
-        "--peer", choices=("safetensors", "bintensors"), help="only the rows against this one"
+        "--peer", choices=("safetensors", "bintensors", "ingot"), help="only the rows against this one"
     )
     parser.add_argument("--only", metavar="TEXT", help="only the rows whose name contains this")
     parser.add_argument(

@@ -35,7 +35,7 @@ class Scenario:
     """One row."""
 
     what: str
-    peer: Literal["safetensors", "bintensors"]
+    peer: Literal["safetensors", "bintensors", "ingot"]
     measure: Callable[[Workplace, int], Samples]
     # What the two results are worth: writable? outlives the file? a copy?
     result: str
@@ -78,6 +78,13 @@ SCENARIOS = [
         VIEWS,
         Goal(15, 25),
         rounds=11,
+    ),
+    Scenario(
+        "torch.load_file under ingot.compat, 20,000 small f32",
+        "ingot",
+        loading.through_compat(20_000),
+        VIEWS,
+        Goal(1 / 1.1, 1),
     ),
     Scenario(
         "numpy.load_file, 1 GiB in 8 f32",

@@ -57,6 +57,16 @@ class Workplace:
             ),
         )
 
+    def small_vectors(self, full: int) -> Path:
+        """Many f32 tensors of 16 elements, so that next to nothing but the calls themselves costs time."""
+        count = self.count(full)
+        return self.made(
+            f"vectors-f32-{count}.safetensors",
+            lambda path: safetensors.torch.save_file(
+                {name: torch.full((16,), float(i)) for i, name in enumerate(names(count))}, path
+            ),
+        )
+
     def one_gib(self) -> Path:
         """Eight f32 arrays of 128 MiB."""
         rows = self.count(32 * 1024)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from os import environ, fsdecode, fspath
 
 from . import _native
+from ._dtypes import CODES, F4_PACKED
 from .errors import OptionError, SaveError, _quoted
 
 TYPE_CHECKING = False
@@ -20,29 +21,6 @@ if TYPE_CHECKING:
     Payload = Callable[[str, Any], Any]
 
 FORMATS = ("safetensors", "bintensors")
-
-# The names that frameworks use, each with the code that stands in a header.
-CODES = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e8m0fnu": "F8_E8M0",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ",
-    "int16": "I16",
-    "uint16": "U16",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int32": "I32",
-    "uint32": "U32",
-    "float32": "F32",
-    "complex64": "C64",
-    "float64": "F64",
-    "int64": "I64",
-    "uint64": "U64",
-}
 
 
 def serialize(
@@ -125,14 +103,51 @@ def serialize_file(
     TypeError, SaveError, OptionError
         As for `serialize`, and before the disk is touched.
     """
-    tensors = named(tensor_dict)
+    write_file(
+        filename,
+        named(tensor_dict),
+        _spec,
+        metadata,
+        format=format,
+        durable=durable,
+        atomic=atomic,
+        force=force,
+    )
+
+
+def write_file(
+    filename: Path,
+    tensors: dict[str, Any],
+    payload: Payload,
+    metadata: Mapping[str, str] | None,
+    *,
+    format: Format | None,
+    export: Callable[[Any], Any] | None = None,
+    shared: str = "copy",
+    durable: bool | None,
+    atomic: bool,
+    force: bool,
+) -> None:
+    """Write a file. The end of every function that does, with tensors of whatever framework.
+
+    Parameters
+    ----------
+    filename, metadata, format, durable, atomic, force
+        As for `serialize_file`.
+    tensors : dict of str to tensor
+        As `named` gives it.
+    payload, export, shared
+        As for `_native.serialize_file`: how the tensors are handed over, and what of those that share memory.
+    """
     path = fspath(filename)
     _native.serialize_file(
         path,
         tensors,
-        _spec,
+        payload,
         texts(metadata),
         format_for(path, format),
+        export=export,
+        shared=shared,
         durable=is_durable(durable),
         atomic=atomic,
         force=force,
@@ -188,7 +203,7 @@ def _spec(name: str, spec: Mapping[str, Any]) -> tuple[str, Sequence[int], Any]:
         dtype, shape, data = spec["dtype"], spec["shape"], spec["data"]
     except (KeyError, TypeError, IndexError):
         raise TypeError(f'tensor {_quoted(name)}: expected a dict with "dtype", "shape" and "data"') from None
-    if dtype == "float4_e2m1fn_x2":
+    if dtype == F4_PACKED:
         dtype, shape = "F4", unpacked(name, shape)
     try:
         view = memoryview(data)

@@ -12,6 +12,7 @@ ones, so they are refused, each tensor by itself. ``F4`` is unpacked, one elemen
 from __future__ import annotations
 
 from . import _native
+from ._dtypes import F4_LOOSE, NAMES
 from ._frameworks import lacks, missing, not_a_tensor, unknown_device
 from ._whole import Whole
 from .errors import DtypeError, SaveError, _quoted
@@ -33,34 +34,13 @@ if TYPE_CHECKING:
 
 __all__ = ["load", "load_file", "save", "save_file"]
 
-# Header code to the name in jax. An older jax lacks some, which then blocks those tensors only.
-DTYPES = {
-    "BOOL": "bool_",
-    "F4": "float4_e2m1fn",
-    "U8": "uint8",
-    "I8": "int8",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E8M0": "float8_e8m0fnu",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "I16": "int16",
-    "U16": "uint16",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I32": "int32",
-    "U32": "uint32",
-    "F32": "float32",
-    "C64": "complex64",
-    "F64": "float64",
-    "I64": "int64",
-    "U64": "uint64",
-}
+# Those that this jax has. One that it lacks blocks the tensors of that dtype only.
+DTYPES = {code for code, name in {**NAMES, "BOOL": "bool_", "F4": F4_LOOSE}.items() if hasattr(jnp, name)}
 
 
 def _resolve(code: str) -> Any:
     """NumPy's dtype where jax has it too: every jax array begins as a NumPy view of the file."""
-    if not hasattr(jnp, DTYPES.get(code, "")):
+    if code not in DTYPES:
         raise lacks(f"jax {jax.__version__}", code)
     return arrays._resolve(code)
 
@@ -70,9 +50,9 @@ wrap: _native.Wrap = _native.Wrap.buffer(numpy.ndarray, _resolve)
 
 def mover(device: Any) -> Callable[[arrays.Array], jax.Array]:
     """The function that makes a jax array on `device` of a NumPy view."""
-    target = _target(device)
+    put = narrowing(device)
 
-    def put(array: arrays.Array) -> jax.Array:
+    def put_whole(array: arrays.Array) -> jax.Array:
         # Asked each time, since 64 bits can be switched at any time, and for a `with` block only.
         if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
             raise DtypeError(
@@ -80,6 +60,16 @@ def mover(device: Any) -> Callable[[arrays.Array], jax.Array]:
                 'jax.config.update("jax_enable_x64", True) keeps it',
                 code="dtype-not-in-framework",
             )
+        return put(array)
+
+    return put_whole
+
+
+def narrowing(device: Any) -> Callable[[arrays.Array], jax.Array]:
+    """As `mover`, with 32 bits for 64 where jax has no more. For `ingot.compat`: upstream does so."""
+    target = _target(device)
+
+    def put(array: arrays.Array) -> jax.Array:
         moved: jax.Array = jax.device_put(array, target)
         return moved
 

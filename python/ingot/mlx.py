@@ -8,6 +8,7 @@ own. It has neither 8-bit nor 4-bit floats, and computes with ``F64`` on the CPU
 from __future__ import annotations
 
 from . import _native
+from ._dtypes import NAMES
 from ._frameworks import lacks, missing, not_a_tensor, unknown_device
 from ._whole import Whole
 from .errors import SaveError, _quoted
@@ -24,22 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["load", "load_file", "save", "save_file"]
 
-DTYPES = {
-    "BOOL": mx.bool_,
-    "U8": mx.uint8,
-    "I8": mx.int8,
-    "I16": mx.int16,
-    "U16": mx.uint16,
-    "F16": mx.float16,
-    "BF16": mx.bfloat16,
-    "I32": mx.int32,
-    "U32": mx.uint32,
-    "F32": mx.float32,
-    "C64": mx.complex64,
-    "F64": mx.float64,
-    "I64": mx.int64,
-    "U64": mx.uint64,
-}
+DTYPES = {code: getattr(mx, name) for code, name in {**NAMES, "BOOL": "bool_"}.items() if hasattr(mx, name)}
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
@@ -67,6 +53,16 @@ def mover(device: Any) -> None:
     known = [None, *(one for kind in there for one in (kind, mx.Device(kind), kind.name))]
     if device not in known:
         raise unknown_device("mlx", device, [kind.name for kind in there])
+
+
+def narrowing(device: Any) -> Callable[[mx.array], mx.array]:
+    """As `mover`, with F32 for F64, as mlx makes it of NumPy's. For `ingot.compat`: upstream does so."""
+    mover(device)
+    return _narrowed
+
+
+def _narrowed(array: mx.array) -> mx.array:
+    return array.astype(mx.float32, stream=mx.cpu) if array.dtype == mx.float64 else array
 
 
 def at(array: mx.array, index: Any) -> mx.array:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from os import fspath
 from sys import modules
 
 from . import _native, _open
+from ._dtypes import CODES, F4_LOOSE, NAMES
 from ._frameworks import missing
-from ._serialize import CODES, format_for, is_durable, known_format, named, texts
+from ._serialize import known_format, named, texts, write_file
 from .errors import DtypeError, OptionError, SaveError, _quoted
 
 try:
@@ -44,16 +44,8 @@ DTYPES = {
     "I64": "<i8",
     "U64": "<u8",
 }
-# Header code to the name in ml_dtypes, which is imported when a file needs it.
-ML_DTYPES = {
-    "BF16": "bfloat16",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E8M0": "float8_e8m0fnu",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "F4": "float4_e2m1fn",
-}
+# Header code to the name in ml_dtypes, which has the others and is imported when a file needs it.
+ML_DTYPES = {code: name for code, name in NAMES.items() if code not in DTYPES} | {"F4": F4_LOOSE}
 _PLAIN = {numpy.dtype(dtype): code for code, dtype in DTYPES.items()}
 
 
@@ -194,15 +186,13 @@ def save_file(
     TypeError, DtypeError, SaveError, OptionError
         As `save` does, and before the disk is touched.
     """
-    tensors = named(tensor_dict, value="array")
-    path = fspath(filename)
-    _native.serialize_file(
-        path,
-        tensors,
+    write_file(
+        filename,
+        named(tensor_dict, value="array"),
         payload,
-        texts(metadata),
-        format_for(path, format),
-        durable=is_durable(durable),
+        metadata,
+        format=format,
+        durable=durable,
         atomic=atomic,
         force=force,
     )
@@ -245,7 +235,7 @@ def _ml_payload(name: str, array: Array) -> tuple[str, tuple[int, ...], Any]:
     if code is not None:
         # The buffer protocol has no letter for these dtypes, so the bytes go as bytes.
         return code, array.shape, array.reshape(-1).view(numpy.uint8)
-    if dtype.name == ML_DTYPES["F4"]:
+    if dtype.name == F4_LOOSE:
         return "F4", array.shape, _pack_nibbles(name, array)
     reason = ": how 6-bit values are packed is not settled" if dtype.name.startswith("float6") else ""
     raise SaveError(

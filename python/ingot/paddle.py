@@ -9,6 +9,7 @@ they may be written to, and the file does not change. Paddle has no dtype for ``
 from __future__ import annotations
 
 from . import _native
+from ._dtypes import NAMES
 from ._frameworks import lacks, missing, not_a_tensor, unknown_device
 from ._whole import Whole
 from .errors import SaveError, _quoted
@@ -28,26 +29,11 @@ if TYPE_CHECKING:
 
 __all__ = ["load", "load_file", "save", "save_file"]
 
-# Header code to the name in Paddle. An older one lacks some, which then blocks those tensors only.
-# U16 is not here, because what Paddle calls uint16 is bfloat16.
-_NAMES = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E4M3": "float8_e4m3fn",
-    "I16": "int16",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I32": "int32",
-    "U32": "uint32",
-    "F32": "float32",
-    "C64": "complex64",
-    "F64": "float64",
-    "I64": "int64",
-    "U64": "uint64",
+# Those that this Paddle has. One that it lacks blocks the tensors of that dtype only. U16 is always one: what
+# Paddle calls uint16 is bfloat16.
+DTYPES = {
+    code: getattr(paddle, name) for code, name in NAMES.items() if code != "U16" and hasattr(paddle, name)
 }
-DTYPES = {code: getattr(paddle, name) for code, name in _NAMES.items() if hasattr(paddle, name)}
 _STORED = set(DTYPES.values())
 
 

@@ -11,6 +11,7 @@ Variables, of TensorFlow and of Keras, are saved as what they hold.
 from __future__ import annotations
 
 from . import _native
+from ._dtypes import F4_LOOSE, NAMES
 from ._frameworks import lacks, missing, not_a_tensor, unknown_device
 from ._whole import Whole
 from .errors import SaveError, _quoted
@@ -31,36 +32,25 @@ if TYPE_CHECKING:
 
 __all__ = ["load", "load_file", "save", "save_file"]
 
-# Header code to the name in TensorFlow. An older one lacks some, which then blocks those tensors only.
+
+def _dtype(name: str) -> Any:
+    """The dtype of that name; None where this TensorFlow has none."""
+    try:
+        return tf.as_dtype(name)
+    except TypeError:
+        return None
+
+
+# One that it lacks blocks the tensors of that dtype only.
 DTYPES = {
-    "BOOL": "bool",
-    "F4": "float4_e2m1fn",
-    "U8": "uint8",
-    "I8": "int8",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "I16": "int16",
-    "U16": "uint16",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I32": "int32",
-    "U32": "uint32",
-    "F32": "float32",
-    "C64": "complex64",
-    "F64": "float64",
-    "I64": "int64",
-    "U64": "uint64",
+    code: dtype for code, name in {**NAMES, "F4": F4_LOOSE}.items() if (dtype := _dtype(name)) is not None
 }
 
 
 def _resolve(code: str) -> Any:
     """NumPy's dtype where TensorFlow has it too: every tensor begins as a NumPy view of the file."""
-    try:
-        tf.as_dtype(DTYPES[code])
-    except (KeyError, TypeError):
-        raise lacks(f"tensorflow {tf.__version__}", code) from None
+    if code not in DTYPES:
+        raise lacks(f"tensorflow {tf.__version__}", code)
     return arrays._resolve(code)
 
 

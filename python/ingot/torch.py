@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from os import fspath
 
 from . import _native, _open
+from ._dtypes import F4_PACKED, NAMES
 from ._frameworks import lacks, missing
-from ._serialize import format_for, is_durable, known_format, named, one_of, texts, unpacked
+from ._serialize import known_format, named, one_of, texts, unpacked, write_file
 from .errors import OptionError, SaveError, _escaped, _quoted
 
 try:
@@ -40,31 +40,9 @@ SHARED = ("error", "copy", "alias")
 CONTIGUOUS = ("error", "copy")
 LOADED = ("alias", "drop")
 
-# Header code to the name in torch. An older torch lacks some, which then blocks those tensors only.
-_NAMES = {
-    "BOOL": "bool",
-    "F4": "float4_e2m1fn_x2",
-    "U8": "uint8",
-    "I8": "int8",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E8M0": "float8_e8m0fnu",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "I16": "int16",
-    "U16": "uint16",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I32": "int32",
-    "U32": "uint32",
-    "F32": "float32",
-    "C64": "complex64",
-    "F64": "float64",
-    "I64": "int64",
-    "U64": "uint64",
-}
+# Those that this torch has. One that it lacks blocks the tensors of that dtype only.
 DTYPES: dict[str, torch.dtype] = {
-    code: getattr(torch, name) for code, name in _NAMES.items() if hasattr(torch, name)
+    code: getattr(torch, name) for code, name in {**NAMES, "F4": F4_PACKED}.items() if hasattr(torch, name)
 }
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 
@@ -260,16 +238,15 @@ def save_file(
         As `save` does, and before the disk is touched.
     """
     own, texts_of_file = _stored(tensors, metadata, shared, contiguous)
-    path = fspath(filename)
-    _native.serialize_file(
-        path,
+    write_file(
+        filename,
         own,
         _payload(own, shared),
         texts_of_file,
-        format_for(path, format),
+        format=format,
         export=_export(own),
         shared=_native_shared(shared),
-        durable=is_durable(durable),
+        durable=durable,
         atomic=atomic,
         force=force,
     )

@@ -34,7 +34,7 @@ BINDING = Binding(
     build=tf_build,
     bytes_of=tf_bytes,
     shape_of=lambda code, tensor: list(tensor.shape),
-    dtype_of=lambda code: tf.as_dtype(ingot.tensorflow.DTYPES[code]),
+    dtype_of=ingot.tensorflow.DTYPES.__getitem__,
     table=ingot.tensorflow.DTYPES,
     layouts={
         # TensorFlow's tensors lie in C order always, and it computes with few of its smaller dtypes.

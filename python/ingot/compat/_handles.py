@@ -17,9 +17,10 @@ from ._wording import StepError, begin_as_upstream, reading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from typing import IO, Any, Self
 
+    from ingot._frameworks import Adapter
     from ingot._serialize import Path
 
 _OPENING = "Error while deserializing header"
@@ -41,6 +42,16 @@ MMAP = Unsaid("mmap")
 def chosen(backend: Any) -> Any:
     """The backend for ingot, which says which there are."""
     return "auto" if backend is ... or backend is MMAP else backend
+
+
+def mover(module: Adapter, device: Any) -> Callable[[Any], Any] | None:
+    """What takes a tensor to `device`, which narrows 64 bits where the framework does so of itself.
+
+    Upstream leaves that to the framework, and programs count on it. ingot's own modules keep all bits, or
+    refuse.
+    """
+    move: Callable[[Any], Any] | None = getattr(module, "narrowing", module.mover)(device)
+    return move
 
 
 class TensorMeta:
@@ -105,6 +116,7 @@ class safe_open(ingot.safe_open):
     @_opening
     def __init__(self, filename: Path, framework: str, device: Any = ..., *, backend: Any = ...) -> None:
         super().__init__(filename, framework, _device(device), backend=chosen(backend))
+        self._move = mover(self._adapter, _device(device))
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._check_open()
@@ -174,7 +186,7 @@ class safe_open(ingot.safe_open):
         threads : int
             How many threads read.
         """
-        move = self._move if device is None else self._adapter.mover(device)
+        move = self._move if device is None else mover(self._adapter, device)
         return PrefetchLoader(self._archive.share(), self._adapter.wrap, move, plan, threads)
 
 
@@ -187,7 +199,7 @@ class _safe_open_handle(safe_open):
     def __init__(self, f: IO[bytes], framework: str, device: Any = ..., *, backend: Any = ...) -> None:
         one_of("backend", chosen(backend), _open.BACKENDS)
         self._adapter = adapter(framework)
-        self._move = self._adapter.mover(_device(device))
+        self._move = mover(self._adapter, _device(device))
         self._archive = Archive.from_buffer(_mapped(f.fileno()))
         self._arguments = (framework, _device(device), "auto", False, None)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ingot
-from ingot._serialize import CODES, unpacked
+from ingot._dtypes import CODES, F4_PACKED
+from ingot._serialize import unpacked
 from ingot.errors import SaveError, _quoted
 
 from ._wording import reading, writing
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from ingot._serialize import Path
 
-_NAMES = {**CODES, "float4_e2m1fn_x2": "F4"}
+_NAMES = {**CODES, F4_PACKED: "F4"}
 
 
 class TensorSpec:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from ingot.compat._handles import MMAP, safe_open
-
-from . import numpy
+from ingot import flax as _ingot
+from ingot._whole import Whole
+from ingot.compat._handles import MMAP, chosen, safe_open
+from ingot.compat._wording import reading, writing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,25 +20,31 @@ if TYPE_CHECKING:
 
 __all__ = ["load", "load_file", "safe_open", "save", "save_file"]
 
+_whole = Whole(_ingot.wrap, _ingot.narrowing, _ingot.payload)
 
+
+@reading("Error while deserializing header")
 def load_file(filename: Path, *, backend: str = MMAP) -> dict[str, Any]:
-    """Load all tensors of a file."""
-    return _np2jnp(numpy.load_file(filename, backend=backend))
+    """Load all tensors of a file, as `ingot.flax.load_file`, but as narrow as jax is."""
+    return _whole.load_file(filename, backend=chosen(backend))
 
 
+@reading("Error while deserializing")
 def load(data: Buffer) -> dict[str, Any]:
-    """Load all tensors from the bytes of a file."""
-    return _np2jnp(numpy.load(data))
+    """Load all tensors from the bytes of a file, as `ingot.flax.load`, but as narrow as jax is."""
+    return _whole.load(data)
 
 
+@writing
 def save(tensors: dict[str, Any], metadata: dict[str, str] | None = None) -> bytes:
-    """Give the bytes of a file that holds these tensors."""
-    return numpy.save(_jnp2np(tensors), metadata)
+    """Give the bytes of a file that holds these tensors, as `ingot.flax.save`."""
+    return _ingot.save(tensors, metadata)
 
 
+@writing
 def save_file(tensors: dict[str, Any], filename: Path, metadata: dict[str, str] | None = None) -> None:
-    """Save tensors to a file."""
-    numpy.save_file(_jnp2np(tensors), filename, metadata)
+    """Save tensors to a file, as `ingot.flax.save_file`."""
+    _ingot.save_file(tensors, filename, metadata, format="safetensors")
 
 
 def _np2jnp(numpy_dict: dict[str, Any]) -> dict[str, Any]:

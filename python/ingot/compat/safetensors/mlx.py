@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import mlx.core as mx
-import numpy as np
-
-from ingot.compat._handles import MMAP, safe_open
-from ingot.errors import DtypeError, _quoted
+from ingot import mlx as _ingot
+from ingot._whole import Whole
+from ingot.compat._handles import MMAP, chosen, safe_open
+from ingot.compat._wording import reading, writing
 
 from . import numpy
 
@@ -20,51 +19,39 @@ if TYPE_CHECKING:
 
 __all__ = ["load", "load_file", "safe_open", "save", "save_file"]
 
+_whole = Whole(_ingot.wrap, _ingot.narrowing, _ingot.payload)
 
+
+@reading("Error while deserializing header")
 def load_file(filename: Path, *, backend: str = MMAP) -> dict[str, Any]:
-    """Load all tensors of a file."""
-    return _np2mx(numpy.load_file(filename, backend=backend))
+    """Load all tensors of a file, as `ingot.mlx.load_file`, with F32 for F64."""
+    return _whole.load_file(filename, backend=chosen(backend))
 
 
+@reading("Error while deserializing")
 def load(data: Buffer) -> dict[str, Any]:
-    """Load all tensors from the bytes of a file."""
-    return _np2mx(numpy.load(data))
+    """Load all tensors from the bytes of a file, as `ingot.mlx.load`, with F32 for F64."""
+    return _whole.load(data)
 
 
+@writing
 def save(tensors: dict[str, Any], metadata: dict[str, str] | None = None) -> bytes:
-    """Give the bytes of a file that holds these tensors."""
-    return numpy.save(_mx2np(tensors), metadata)
+    """Give the bytes of a file that holds these tensors, as `ingot.mlx.save`."""
+    return _ingot.save(tensors, metadata)
 
 
+@writing
 def save_file(tensors: dict[str, Any], filename: Path, metadata: dict[str, str] | None = None) -> None:
-    """Save tensors to a file."""
-    numpy.save_file(_mx2np(tensors), filename, metadata)
+    """Save tensors to a file, as `ingot.mlx.save_file`."""
+    _ingot.save_file(tensors, filename, metadata, format="safetensors")
 
 
 def _np2mx(numpy_dict: dict[str, Any]) -> dict[str, Any]:
-    return {name: _array(name, array) for name, array in numpy_dict.items()}
+    found = load(numpy.save(numpy_dict))
+    return {name: found[name] for name in numpy_dict}
 
 
 def _mx2np(mx_dict: dict[str, Any]) -> dict[str, Any]:
-    return {name: _bytes(array) for name, array in mx_dict.items()}
-
-
-def _array(name: str, array: Any) -> Any:
-    try:
-        return mx.array(array)
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise DtypeError(
-            f"tensor {_quoted(name)}: mlx has no dtype for {array.dtype}",
-            code="dtype-not-in-framework",
-            tensor=name,
-            found=str(array.dtype),
-        ) from error
-
-
-def _bytes(array: Any) -> Any:
-    if array.dtype != mx.bfloat16:
-        return np.array(array)
-    # NumPy knows bfloat16 by ml_dtypes only, and mlx does not hand it over.
-    import ml_dtypes
-
-    return np.array(array.view(mx.uint16)).view(ml_dtypes.bfloat16)
+    # By bytes, since mlx does not hand every dtype to NumPy.
+    found = numpy.load(save(mx_dict))
+    return {name: found[name] for name in mx_dict}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import paddle
 
-from ingot.compat._handles import MMAP, safe_open
+from ingot import paddle as _ingot
+from ingot.compat._handles import MMAP, chosen, safe_open
 from ingot.compat._specs import TensorSpec, deserialize, serialize, serialize_file
-from ingot.errors import DtypeError, _quoted
+from ingot.compat._wording import reading, writing
 
 from . import numpy
 
@@ -32,21 +33,7 @@ __all__ = [
     "serialize_file",
 ]
 
-_TYPES: dict[str, Any] = {
-    "F64": paddle.float64,
-    "F32": paddle.float32,
-    "F16": paddle.float16,
-    "BF16": paddle.bfloat16,
-    "I64": paddle.int64,
-    "I32": paddle.int32,
-    "I16": paddle.int16,
-    "I8": paddle.int8,
-    "U8": paddle.uint8,
-    "BOOL": paddle.bool,
-    "F8_E4M3": paddle.float8_e4m3fn,
-    "F8_E5M2": paddle.float8_e5m2,
-    "C64": paddle.complex64,
-}
+_TYPES: dict[str, Any] = dict(_ingot.DTYPES)
 _SIZE = {dtype: int(code[-2:]) // 8 if code[-2:].isdigit() else 1 for code, dtype in _TYPES.items()}
 # What paddle takes from NumPy and gives to it for each dtype.
 NPDTYPES: dict[Any, Any] = {
@@ -64,28 +51,30 @@ NPDTYPES: dict[Any, Any] = {
     paddle.float8_e5m2: np.uint8,
     paddle.complex64: np.complex64,
 }
-# The dtypes that NumPy has by ml_dtypes only: what paddle takes their bytes for.
-_RAW: dict[str, Any] = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
 
 
+@reading("Error while deserializing header")
 def load_file(filename: Path, device: Any = "cpu", *, backend: str = MMAP) -> dict[str, Any]:
-    """Load all tensors of a file."""
-    return _np2paddle(numpy.load_file(filename, backend=backend), device)
+    """Load all tensors of a file, as `ingot.paddle.load_file`."""
+    return _ingot.load_file(filename, device, backend=chosen(backend))
 
 
+@reading("Error while deserializing")
 def load(data: Buffer, device: str = "cpu") -> dict[str, Any]:
-    """Load all tensors from the bytes of a file."""
-    return _np2paddle(numpy.load(data), device)
+    """Load all tensors from the bytes of a file, as `ingot.paddle.load`."""
+    return _ingot.load(data, device)
 
 
+@writing
 def save(tensors: dict[str, Any], metadata: dict[str, str] | None = None) -> bytes:
-    """Give the bytes of a file that holds these tensors."""
-    return numpy.save(_paddle2np(tensors), metadata)
+    """Give the bytes of a file that holds these tensors, as `ingot.paddle.save`."""
+    return _ingot.save(tensors, metadata)
 
 
+@writing
 def save_file(tensors: dict[str, Any], filename: Path, metadata: dict[str, str] | None = None) -> None:
-    """Save tensors to a file."""
-    numpy.save_file(_paddle2np(tensors), filename, metadata)
+    """Save tensors to a file, as `ingot.paddle.save_file`."""
+    _ingot.save_file(tensors, filename, metadata, format="safetensors")
 
 
 def _getdtype(dtype_str: str) -> Any:
@@ -93,47 +82,22 @@ def _getdtype(dtype_str: str) -> Any:
 
 
 def _np2paddle(numpy_dict: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
-    return {name: _tensor(name, array, device) for name, array in numpy_dict.items()}
-
-
-def _tensor(name: str, array: Any, device: Any) -> Any:
-    dtype = array.dtype.name
-    raw = _RAW.get(dtype)
-    if raw is not None:
-        tensor = paddle.to_tensor(array.view(raw), place=device)
-        return tensor if dtype == "bfloat16" else tensor.view(getattr(paddle, dtype))
-    # From NumPy it takes uint16 for bfloat16, and has no kernels for the wider ones.
-    if dtype in ("uint16", "uint32", "uint64") or array.dtype.isbuiltin != 1:
-        raise DtypeError(
-            f"tensor {_quoted(name)}: paddle takes no array of dtype {dtype}",
-            code="dtype-not-in-framework",
-            tensor=name,
-            found=dtype,
-        )
-    return paddle.to_tensor(array, place=device)
+    found = load(numpy.save(numpy_dict), device)
+    return {name: found[name] for name in numpy_dict}
 
 
 def _paddle2np(paddle_dict: dict[str, Any]) -> dict[str, Any]:
-    return {name: _array(tensor) for name, tensor in paddle_dict.items()}
-
-
-def _array(tensor: Any) -> Any:
-    array = tensor.detach().cpu().numpy()
-    for name in _RAW:
-        if tensor.dtype == getattr(paddle, name):
-            # NumPy has these by ml_dtypes only, and paddle gives their bytes.
-            import ml_dtypes
-
-            return np.ascontiguousarray(array).view(getattr(ml_dtypes, name)).reshape(tensor.shape)
-    return array
+    # By bytes, since paddle takes NumPy's uint16 for bfloat16 and gives it for that.
+    found = numpy.load(save(paddle_dict))
+    return {name: found[name] for name in paddle_dict}
 
 
 def _to_ndarray(tensor: Any, name: str) -> Any:
-    return _array(tensor)
+    return _paddle2np({name: tensor})[name]
 
 
 def _tobytes(tensor: Any, name: str) -> bytes:
-    return numpy._tobytes(_array(tensor))
+    return numpy._tobytes(_to_ndarray(tensor, name))
 
 
 def _flatten(tensors: dict[str, Any], keep_alive_buffer: list[Any]) -> dict[str, TensorSpec]:
