@@ -43,7 +43,7 @@ test-python: $(VENV)/.ingot $(VENV)/.test
 	$(BIN)/python -m pytest tests
 
 test-frameworks: $(VENV)/.ingot $(VENV_FRAMEWORKS)/.made
-	$(VENV_FRAMEWORKS)/bin/python -m pytest tests/test_frameworks.py tests/test_flax.py
+	$(VENV_FRAMEWORKS)/bin/python -m pytest tests/test_frameworks.py tests/test_flax.py tests/test_compat_frameworks.py
 
 lint: lint-rust lint-python lint-types lint-text
 

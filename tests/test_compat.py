@@ -105,16 +105,21 @@ def test_every_name_is_there(compat: SimpleNamespace, module: str) -> None:
 
 
 def fits(ours: Any, theirs: Any) -> bool:
-    """Whether ours can be called as theirs, by the same names, order and defaults."""
+    """Whether ours can be called as theirs: by position in the same order, by the same names and defaults."""
     own, other = inspect.signature(ours).parameters, inspect.signature(theirs).parameters
     shared = [name for name in own if name in other]
     more = [own[name] for name in own if name not in other]
+    by_position = [name for name in other if other[name].kind is not inspect.Parameter.KEYWORD_ONLY]
     return (
         shared == list(other)
-        and all(own[name].kind >= other[name].kind for name in shared)
+        and list(own)[: len(by_position)] == by_position
+        and all(own[name].kind in (other[name].kind, POSITIONAL_OR_KEYWORD) for name in shared)
         and all(own[name].default == other[name].default for name in shared)
         and all(parameter.default is not inspect.Parameter.empty for parameter in more)
     )
+
+
+POSITIONAL_OR_KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 @pytest.mark.parametrize("module", ["top", "torch", "numpy"])
@@ -143,18 +148,62 @@ def test_every_method_is_there(compat: SimpleNamespace, kind: str) -> None:
             assert fits(getattr(ours, name), getattr(theirs, name)), name
 
 
-def test_what_0_9_adds_is_there(compat: SimpleNamespace) -> None:
-    for kind in (compat.top.safe_open, compat.top._safe_open_handle):
-        assert str(inspect.signature(kind.prefetch)).startswith("(self, plan: ")
-        parameters = inspect.signature(kind.prefetch).parameters
-        assert [(p.name, p.kind.name, p.default) for p in parameters.values()][1:] == [
-            ("plan", "POSITIONAL_OR_KEYWORD", None),
-            ("device", "KEYWORD_ONLY", None),
-            ("threads", "KEYWORD_ONLY", 8),
-        ]
-        assert list(inspect.signature(kind.get_tensor_meta).parameters) == ["self", "name"]
-    for name in ("__enter__", "__exit__", "__iter__", "__len__", "close", "names", "take"):
-        assert hasattr(compat.top.PrefetchLoader, name)
+# What 0.9.0rc1 adds to 0.8.0: the classes, and their methods as they are called. All else is as it was.
+HANDLE = {
+    "prefetch": lambda self, /, plan=None, *, device=None, threads=8: ...,
+    "get_tensor_meta": lambda self, /, name: ...,
+}
+ADDED = {
+    "safe_open": HANDLE,
+    "_safe_open_handle": HANDLE,
+    "PrefetchLoader": {
+        "names": lambda self, /: ...,
+        "take": lambda self, /, name: ...,
+        "close": lambda self, /: ...,
+        "__iter__": lambda self, /: ...,
+        "__len__": lambda self, /: ...,
+        "__enter__": lambda self, /: ...,
+        "__exit__": None,
+    },
+    "PySafeSlice": {
+        "get_shape": lambda self, /: ...,
+        "get_dtype": lambda self, /: ...,
+        "__getitem__": lambda self, key, /: ...,
+    },
+    "TensorMeta": {"dtype": None, "shape": None, "data_offsets": None},
+    "TensorStream": {"__iter__": lambda self, /: ..., "__next__": lambda self, /: ...},
+}
+
+
+@pytest.mark.parametrize("kind", ADDED)
+def test_what_0_9_adds_is_there(compat: SimpleNamespace, kind: str) -> None:
+    ours = getattr(compat.rust, kind)
+    # Only the extension module has the class of what `iter(loader)` gives.
+    assert kind == "TensorStream" or getattr(compat.top, kind) is ours
+    for name, theirs in ADDED[kind].items():
+        assert hasattr(ours, name), name
+        if theirs is not None:
+            assert fits(getattr(ours, name), theirs), f"{name}{inspect.signature(getattr(ours, name))}"
+
+
+MISFITS = {
+    "another order": lambda b=1, a=1: ...,
+    "no names": lambda a, b=1, /: ...,
+    "no place": lambda a, *, b=1: ...,
+    "another default": lambda a, b=2: ...,
+    "no default": lambda a, b: ...,
+    "one more between": lambda a, c=0, b=1: ...,
+    "one more without default": lambda a, b=1, *, c: ...,
+    "one less": lambda a: ...,
+}
+
+
+@pytest.mark.parametrize("ours", MISFITS.values(), ids=MISFITS)
+def test_a_signature_that_does_not_fit_is_noticed(ours: Any) -> None:
+    def theirs(a: Any, b: int = 1) -> None: ...
+
+    assert not fits(ours, theirs)
+    assert fits(lambda a, b=1, *, c=0: ..., theirs)
 
 
 def test_the_tables_have_what_the_wheels_have(compat: SimpleNamespace) -> None:

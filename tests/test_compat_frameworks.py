@@ -87,12 +87,17 @@ def test_every_name_is_there_with_the_wheels_signature(framework: str, module: M
     assert {"load", "load_file", "save", "save_file", "safe_open", *PRIVATE[framework]} <= set(dir(module))
     ingot.compat.uninstall()
     real = importlib.import_module(f"safetensors.{framework}")
-    for name in ("load", "load_file", "save", "save_file", *PRIVATE[framework]):
-        if callable(getattr(module, name)) and hasattr(real, name):
-            ours, theirs = (inspect.signature(getattr(one, name)).parameters for one in (module, real))
-            assert [(p.name, p.kind, p.default) for p in ours.values()] == [
-                (p.name, p.kind, p.default) for p in theirs.values()
-            ]
+    functions = {
+        name: value
+        for name, value in vars(real).items()
+        if inspect.isfunction(value) and value.__module__ == real.__name__
+    }
+    assert {"load", "load_file", "save", "save_file", *CONVERSIONS[framework]} <= set(functions)
+    for name, function in functions.items():
+        ours, theirs = (
+            inspect.signature(one).parameters.values() for one in (getattr(module, name), function)
+        )
+        assert [(p.name, p.kind, p.default) for p in ours] == [(p.name, p.kind, p.default) for p in theirs]
 
 
 @pytest.mark.parametrize("code", CODES)

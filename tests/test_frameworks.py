@@ -89,6 +89,13 @@ def test_a_dtype_that_the_framework_lacks_blocks_only_its_tensor(
     suite.check_refused(binding, code, tmp_path)
 
 
+@pytest.mark.parametrize(("binding", "code"), each(lambda binding: ((code, (code,)) for code in suite.BITS)))
+def test_every_framework_has_every_dtype_or_says_that_it_has_not(
+    binding: Binding, code: str, tmp_path: Path
+) -> None:
+    suite.check_cell(binding, code, PACKAGES[binding.name], tmp_path)
+
+
 @pytest.mark.parametrize("binding", each(lambda binding: iter([("", ())])))
 def test_tables_are_complete(binding: Binding) -> None:
     assert set(binding.table) | set(binding.refused) == set(suite.BITS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -241,3 +242,54 @@ def check_refused(binding: Binding, code: str, folder: Path) -> None:
         for read in (file.get_tensor, file.get_slice("odd").__getitem__):
             with pytest.raises(ingot.DtypeError, match="odd"):
                 read("odd" if read == file.get_tensor else ...)
+
+
+def check_cell(binding: Binding, code: str, package: str, folder: Path) -> None:
+    """A dtype goes there and back in every way, bit for bit, or is refused in every way, for a reason."""
+    shape = (16, 16)
+    data = every_byte(code, shape)
+    path = folder / "cell.safetensors"
+    ingot.serialize_file({"t": {"dtype": code, "shape": shape, "data": data}}, path, durable=False)
+    file = path.read_bytes()
+    if code in binding.refused:
+        for read in reads(binding, file, path).values():
+            with pytest.raises(ingot.DtypeError, match=rf"tensor `t`: {package}\b.* no dtype for {code}\b"):
+                read()
+        return
+    expected = Case(binding.build(code, data, shape), code, list(shape), data)
+    assert binding.module.save({"t": expected.tensor}) == file
+    for way, read in reads(binding, file, path).items():
+        loaded = read()
+        check_same(binding, loaded, expected)
+        again = folder / f"{way}.safetensors"
+        binding.module.save_file({"t": loaded}, again, durable=False)
+        assert again.read_bytes() == file, way
+
+
+def every_byte(code: str, shape: tuple[int, ...]) -> bytes:
+    """Bytes for a tensor, all of them where it has room: NaNs of every kind are among them."""
+    nbytes = math.prod(shape) * BITS[code] // 8
+    values = numpy.arange(nbytes, dtype=numpy.uint32) * 37
+    return (values % 2 if code == "BOOL" else values).astype(numpy.uint8).tobytes()
+
+
+def reads(binding: Binding, file: bytes, path: Path) -> dict[str, Callable[[], Any]]:
+    """Every way to the tensor `t`."""
+    ways: dict[str, Callable[[], Any]] = {"load": lambda: binding.module.load(file)["t"]}
+    for backend in BACKENDS:
+        ways[f"load_file-{backend}"] = partial(load_one, binding, path, backend)
+        for method in ("get_tensor", "get_slice", "get_tensors"):
+            ways[f"{method}-{backend}"] = partial(open_one, binding, path, backend, method)
+    return ways
+
+
+def load_one(binding: Binding, path: Path, backend: str) -> Any:
+    return binding.module.load_file(path, backend=backend)["t"]
+
+
+def open_one(binding: Binding, path: Path, backend: str, method: str) -> Any:
+    with ingot.safe_open(path, binding.name, backend=backend) as file:
+        if method == "get_tensors":
+            return file.get_tensors(["t"])["t"]
+        found = getattr(file, method)("t")
+        return found[:] if method == "get_slice" else found
