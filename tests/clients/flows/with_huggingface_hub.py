@@ -47,10 +47,9 @@ def save(folder: Path, note: Note) -> None:
     # Two names for one memory.
     save_torch_state_dict({**state, "d": state["a"]}, folder / "state", max_shard_size=40)
     OnTheHub().save_pretrained(folder / "mixin")
-    file = folder / "whole" / "model.safetensors"
     entries = [
         ("model_index.json", b'{"unet": ["diffusers", "UNet"]}'),
-        ("unet/model.safetensors", file),
+        ("unet/model.safetensors", safetensors.torch.save(state)),
         ("unet/config.json", b"{}"),
     ]
     export_entries_as_dduf(folder / "archive.dduf", entries)

@@ -76,8 +76,7 @@ def load_shards(folder: Path, own: Path) -> None:
 def save(folder: Path, note: Note) -> None:
     on_all_ranks(save_shards, folder)
     dcp.save(values(), storage_writer=HuggingFaceStorageWriter(str(folder / "whole")), no_dist=True)
-    parted = HuggingFaceStorageWriter(str(folder / "parted"), FILES, thread_count=2)
-    dcp.save(values(), storage_writer=parted, no_dist=True)
+    dcp.save(values(), storage_writer=HuggingFaceStorageWriter(str(folder / "parted"), FILES), no_dist=True)
     (folder / "consolidated later").mkdir()
     consolidate_safetensors_files(str(folder / "sharded"), str(folder / "consolidated later"), FILES)
     note("files", sorted(str(path.relative_to(folder)) for path in folder.rglob("*.safetensors")))
