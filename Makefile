@@ -1,4 +1,4 @@
-# make demo | test | test-frameworks | lint | bench | fuzz | clean
+# make demo | test | test-frameworks | test-clients | lint | bench | fuzz | clean
 #
 # Every target sets itself up: it checks for Rust and Python, makes .venv, installs the pinned tools and builds the
 # extension module. Nothing runs twice while its inputs stay the same. What may be set, here or in the environment:
@@ -13,6 +13,8 @@ TORCH_INDEX ?=
 VENV := .venv
 # jax, tensorflow, mlx and paddle, for `make test-frameworks` only: they want other versions than torch does.
 VENV_FRAMEWORKS := .venv-frameworks
+# Libraries that use safetensors, for `make test-clients` only, in front of everything that .venv holds.
+VENV_CLIENTS := .venv-clients
 # The release candidate of the peer, for `make bench` only.
 VENV_RC := .venv-rc
 BIN := $(VENV)/bin
@@ -23,7 +25,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # The wheel, the tests and the benches use one profile, and the versions of Cargo.lock.
 CARGO_FLAGS := --release --locked
 
-.PHONY: help demo test test-rust test-python test-frameworks lint lint-rust lint-python lint-text lint-types bench fuzz clean tools rebuild
+.PHONY: help demo test test-rust test-python test-frameworks test-clients lint lint-rust lint-python lint-text lint-types bench fuzz clean tools rebuild
 .DELETE_ON_ERROR:
 # Cargo holds one lock and the benches want the machine for themselves.
 .NOTPARALLEL:
@@ -44,6 +46,9 @@ test-python: $(VENV)/.ingot $(VENV)/.test
 
 test-frameworks: $(VENV)/.ingot $(VENV_FRAMEWORKS)/.made
 	$(VENV_FRAMEWORKS)/bin/python -m pytest tests/test_frameworks.py tests/test_flax.py
+
+test-clients: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo $(VENV_CLIENTS)/.made
+	$(VENV_CLIENTS)/bin/python -m pytest tests/clients
 
 lint: lint-rust lint-python lint-types lint-text
 
@@ -77,13 +82,19 @@ bench: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo $(VENV_RC)/.made
 
 # The default target directory only: another one may be shared with other projects.
 clean:
-	rm -rf $(VENV) $(VENV_RC) $(VENV_FRAMEWORKS) target demo dist .hypothesis .pytest_cache .mypy_cache .ruff_cache python/ingot/_native.*.so
+	rm -rf $(VENV) $(VENV_RC) $(VENV_FRAMEWORKS) $(VENV_CLIENTS) target demo dist .hypothesis .pytest_cache .mypy_cache .ruff_cache python/ingot/_native.*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- set-up ---
 
 # The version that requirements/$(2).txt pins for package $(1).
 pinned = $(shell sed -n 's/^$(1)==//p' requirements/$(2).txt)
+
+# Puts all that .venv holds behind what the venv $(1) holds itself.
+define behind
+$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	>"$$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/behind.pth"
+endef
 
 # Order-only wherever it is asked for: it always runs, and makes nothing out of date.
 tools:
@@ -110,8 +121,14 @@ $(VENV)/.demo: requirements/demo.txt $(VENV)/.made
 $(VENV_RC)/.made: requirements/bench-rc.txt $(VENV)/.made
 	"$(PYTHON)" -m venv $(VENV_RC)
 	$(VENV_RC)/bin/python $(PIP_INSTALL) --no-deps -r $<
-	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
-		>"$$($(VENV_RC)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/behind.pth"
+	$(call behind,$(VENV_RC))
+	@touch $@
+
+# Behind before the installation: pip sees the torch that .venv has, and leaves it where it is.
+$(VENV_CLIENTS)/.made: requirements/clients.txt $(VENV)/.test
+	"$(PYTHON)" -m venv $(VENV_CLIENTS)
+	$(call behind,$(VENV_CLIENTS))
+	$(VENV_CLIENTS)/bin/python $(PIP_INSTALL) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -r $<
 	@touch $@
 
 # The sources of ingot, with the module that .venv has built among them.
