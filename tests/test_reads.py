@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections import deque
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -84,3 +88,132 @@ def test_what_progress_raises_stops_the_load_and_comes_out(large, threads):
 
     with pytest.raises(Enough):
         read(large[0], threads=threads, progress=stop)
+
+
+def threads():
+    """The names of the threads of this process."""
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        # A thread may end between the list and the look.
+        with suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/self/task/{task}/comm") as name:
+            names.append(name.read().strip())
+    return names
+
+
+def assert_none_left():
+    # The system may list a thread for a moment after it was joined.
+    for _ in range(100):
+        left = [name for name in threads() if name.startswith("ingot")]
+        if not left:
+            return
+        time.sleep(0.05)
+    raise AssertionError(left)
+
+
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+@pytest.mark.parametrize("ahead", [0, 10 << 20, 1 << 40])
+def test_iterating_gives_every_tensor_in_the_order_asked_for(large, backend, ahead):
+    path, arrays = large
+    with ingot.safe_open(path, "np", backend=backend) as file:
+        orders = {"file": file.offset_keys(), "name": file.keys(), ("w2", "b3", "w0"): ["w2", "b3", "w0"]}
+        for order, names in orders.items():
+            found = list(file.iter_tensors(order, ahead=ahead))
+            assert [name for name, _ in found] == names
+            same(dict(found), {name: arrays[name] for name in names})
+
+
+def test_an_iterator_outlives_its_handle(large):
+    path, arrays = large
+    with ingot.safe_open(path, "np", backend="pread") as file:
+        tensors = file.iter_tensors()
+    same(dict(tensors), arrays)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are counted in /proc")
+@pytest.mark.parametrize("end", ["close", "drop"])
+def test_ending_an_iterator_half_way_ends_its_threads(large, end):
+    with ingot.safe_open(large[0], "np", backend="pread") as file:
+        tensors = file.iter_tensors(ahead=1 << 20)
+        next(tensors)
+        assert "ingot-prefetch" in threads()
+        if end == "close":
+            tensors.close()
+            with pytest.raises(ingot.ClosedError):
+                next(tensors)
+        else:
+            del tensors
+        assert_none_left()
+
+
+def test_what_is_no_order_is_refused(large):
+    with ingot.safe_open(large[0], "np") as file:
+        with pytest.raises(ingot.OptionError, match="order 'size' is unknown") as caught:
+            file.iter_tensors("size")
+        assert caught.value.code == "unknown-order"
+        with pytest.raises(ingot.TensorNotFoundError):
+            file.iter_tensors(["w0", "none"])
+        with pytest.raises(ingot.OptionError, match="negative"):
+            file.iter_tensors(ahead=-1)
+
+
+def test_a_file_that_shrinks_under_an_iterator_is_named(large, tmp_path):
+    path = tmp_path / "shrinks.safetensors"
+    path.write_bytes(large[0].read_bytes())
+    with (
+        ingot.safe_open(path, "np", backend="pread") as file,
+        file.iter_tensors(file.offset_keys(), ahead=0) as tensors,
+    ):
+        next(tensors)
+        os.truncate(path, 20 << 20)
+        with pytest.raises(ingot.StorageError, match="shrank from") as caught:
+            dict(tensors)
+        assert caught.value.path == os.fspath(path)
+
+
+def test_an_unknown_dtype_does_not_end_an_iterator(tmp_path):
+    tensors = {
+        "a": {"dtype": "F6_E2M3", "shape": [4], "data": b"123"},
+        "b": {"dtype": "F32", "shape": [1], "data": bytes(4)},
+    }
+    ingot.serialize_file(tensors, tmp_path / "t", durable=False)
+    with ingot.safe_open(tmp_path / "t", "np") as file, file.iter_tensors(["a", "b"]) as found:
+        with pytest.raises(ingot.DtypeError, match="`a`"):
+            next(found)
+        assert next(found)[0] == "b"
+
+
+def test_warming_says_how_much_is_there(large):
+    path, arrays = large
+    assert ingot.warm(path) == sum(array.nbytes for array in arrays.values())
+    with ingot.safe_open(path, "np") as file:
+        assert file.warm(["w1", "b4"]) == arrays["w1"].nbytes + arrays["b4"].nbytes
+        with pytest.raises(ingot.TensorNotFoundError):
+            file.warm(["none"])
+
+
+def test_an_environment_with_an_unknown_backend_is_refused(large, monkeypatch):
+    monkeypatch.setenv("INGOT_BACKEND", "mmpa")
+    with pytest.raises(ingot.OptionError, match="expected one of auto, mmap, pread") as caught:
+        ingot.numpy.load_file(large[0])
+    assert caught.value.code == "unknown-backend"
+    assert ingot.numpy.load_file(large[0], backend="mmap")
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are counted in /proc")
+def test_a_signal_stops_a_load_and_leaves_no_thread(large):
+    class Stop(Exception):
+        pass
+
+    def stop(*_):
+        raise Stop
+
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(Stop):
+            # Hours of loading.
+            deque((read(large[0]) for _ in range(1_000_000)), maxlen=0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert_none_left()

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from os import PathLike
     from typing import Any, Self
 
+    from ._ahead import Order, TensorIterator
     from ._frameworks import Adapter
     from ._native import TensorInfo, Wrap
 
@@ -37,7 +38,8 @@ class safe_open:
     backend : {"auto", "mmap", "pread"}
         How the file is read. ``"mmap"`` maps it, copy on write: tensors can be written to, the file never
         changes. ``"pread"`` reads into memory that ingot owns. ``"auto"`` takes what suits the file system.
-        ``INGOT_BACKEND`` in the environment overrides; `backend` and `why` of the handle say what was chosen.
+        ``INGOT_BACKEND`` in the environment decides where this is ``"auto"``; `backend` and `why` of the
+        handle say what was chosen.
     strict : bool
         Also refuse what is harmless but not as a writer should write it (FORMAT.md, "Leniency").
     max_header_size : int, optional
@@ -50,7 +52,7 @@ class safe_open:
     HeaderError
         The file breaks a rule of its format; ``code`` says which.
     OptionError
-        `framework`, `device` or `backend` is not one of the choices.
+        `framework`, `device`, `backend` or ``INGOT_BACKEND`` is not one of the choices.
     ImportError
         The framework is not installed. The message has the command that installs it.
 
@@ -167,6 +169,63 @@ class safe_open:
             As `get_tensor` does, for the first tensor that fails.
         """
         return tensors(self._archive, names, self._adapter.wrap, self._move)
+
+    def iter_tensors(self, order: Order = "file", *, ahead: int = 256 << 20) -> TensorIterator:
+        """Read the tensors one after the other, in the background, ahead of whoever takes them.
+
+        Parameters
+        ----------
+        order : {"file", "name"} or iterable of str
+            In which order they come: that of their data, which is the fastest; that of their names; or these
+            tensors only, in this order.
+        ahead : int
+            How many bytes may be read and not yet taken, 256 MiB by default. A tensor that is larger is read
+            when nothing else waits. Where the file is mapped they are bytes of the page cache.
+
+        Returns
+        -------
+        TensorIterator
+            Of pairs of name and tensor, as `get_tensor` gives them. It outlives the handle. Closing or
+            dropping it frees what was not taken and ends the thread that reads.
+
+        Raises
+        ------
+        TensorNotFoundError
+            `order` names a tensor that there is not.
+        OptionError
+            `order` or `ahead` is not one of the choices.
+        DtypeError, StorageError
+            As `get_tensor` does, from the iterator, when the tensor's turn comes. The next call goes on with
+            the next tensor.
+        """
+        from ._ahead import TensorIterator, checked_ahead, in_order
+
+        # A handle of its own, so that it outlives this one.
+        archive = self._archive.share()
+        names = in_order(archive, order)
+        return TensorIterator(archive, names, self._adapter.wrap, self._move, checked_ahead(ahead))
+
+    def warm(self, names: Iterable[str] | None = None) -> int:
+        """Bring tensors into the system's page cache, as `ingot.warm` does for a whole file.
+
+        Parameters
+        ----------
+        names : iterable of str, optional
+            The tensors, all of them by default.
+
+        Returns
+        -------
+        int
+            Their bytes.
+
+        Raises
+        ------
+        TensorNotFoundError
+            There is no such tensor.
+        StorageError
+            Reading failed.
+        """
+        return self._archive.warm(names)
 
     def get_slice(self, name: str) -> TensorSlice:
         """Prepare to read a part of a tensor.

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::fs::{File, OpenOptions as FileOptions};
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -18,6 +19,7 @@ use crate::head::read_header;
 use crate::plan::{self, Place, Plan};
 use crate::region::Region;
 use crate::source::{FileSource, MappedSource, Memory, Source};
+use crate::warm::warm;
 use crate::watch::{Unwatched, Watch};
 
 /// How to open a file.
@@ -56,7 +58,8 @@ impl Archive {
     ///
     /// # Errors
     /// [`Error::Open`] with the system's error; that the path is a directory, or no regular file; [`Error::Header`]
-    /// with the rule that the header breaks; [`Error::Read`] when reading the header fails.
+    /// with the rule that the header breaks; [`Error::Read`] when reading the header fails;
+    /// [`Error::UnknownBackend`] when the environment asks for one that is none.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Archive, Error> {
         let open_fault = |source| Error::Open {
             path: path.to_owned(),
@@ -64,7 +67,9 @@ impl Archive {
         };
         let file = FileSource::new(open_file(path).map_err(open_fault)?).map_err(open_fault)?;
         let header = read_header(&file, Some(path), &options.limits)?;
-        let (source, choice) = attach(file, options.backend).map_err(open_fault)?;
+        let variable = std::env::var(BACKEND_VARIABLE).ok();
+        let choice = choose(options.backend, variable.as_deref(), file.remote())?;
+        let (source, choice) = attach(file, options.backend, choice).map_err(open_fault)?;
         let path = Some(path.to_owned());
         Ok(Archive {
             path,
@@ -119,22 +124,23 @@ impl Archive {
     /// # Errors
     /// [`Error::UnknownTensor`], with the name that is most like it.
     pub fn find(&self, name: &str) -> Result<Tensor<'_>, Error> {
-        let found = self
-            .header
-            .find(name)
-            .and_then(|number| Some((number, self.header.entry(number)?)));
-        match found {
-            Some((number, entry)) => Ok(Tensor {
-                archive: self,
-                number,
-                entry,
-            }),
-            None => Err(Error::UnknownTensor {
-                path: self.path.clone(),
-                tensor: name.to_owned(),
-                nearest: nearest(&self.header, name),
-            }),
-        }
+        let found = self.header.find(name).and_then(|number| self.tensor(number));
+        found.ok_or_else(|| Error::UnknownTensor {
+            path: self.path.clone(),
+            tensor: name.to_owned(),
+            nearest: nearest(&self.header, name),
+        })
+    }
+
+    /// The tensor at this place in the header's order of data.
+    #[must_use]
+    pub fn tensor(&self, number: usize) -> Option<Tensor<'_>> {
+        let entry = self.header.entry(number)?;
+        Some(Tensor {
+            archive: self,
+            number,
+            entry,
+        })
     }
 
     /// The bytes of the tensor `name`.
@@ -190,6 +196,50 @@ impl Archive {
             }
         }
         Ok(regions)
+    }
+
+    /// Brings the bytes of these tensors into the system's cache, and keeps none: what is read or touched next is
+    /// there. Gives their number.
+    ///
+    /// # Errors
+    /// As [`Archive::regions`].
+    pub fn warm(&self, numbers: &[usize], options: &ReadOptions, watch: &dyn Watch) -> Result<u64, Error> {
+        let runs = self.runs(numbers);
+        let nbytes = runs.iter().map(|run| run.end - run.start).sum();
+        warm(runs, nbytes, &*self.source, options, watch).map_err(|failure| self.explain(failure))?;
+        self.check_unchanged()?;
+        Ok(nbytes)
+    }
+
+    /// As [`Archive::warm`] where the file is mapped. Elsewhere tensors have memory of their own, and warming it would
+    /// be reading it twice.
+    pub(crate) fn warm_behind_mapping(
+        &self,
+        numbers: &[usize],
+        options: &ReadOptions,
+        watch: &dyn Watch,
+    ) -> Result<(), Error> {
+        match self.source.memory() {
+            Some(_) => self.warm(numbers, options, watch).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// Where in the file the bytes of these tensors are: in its order, and neighbours as one.
+    fn runs(&self, numbers: &[usize]) -> Vec<Range<u64>> {
+        let mut numbers = numbers.to_vec();
+        numbers.sort_unstable();
+        numbers.dedup();
+        let start = self.header.data_start();
+        let mut runs: Vec<Range<u64>> = Vec::new();
+        for entry in numbers.iter().filter_map(|&number| self.header.entry(number)) {
+            let run = start + entry.begin..start + entry.end;
+            match runs.last_mut() {
+                Some(last) if last.end == run.start => last.end = run.end,
+                _ => runs.push(run),
+            }
+        }
+        runs
     }
 
     fn read_regions(
@@ -364,10 +414,8 @@ fn open_file(path: &Path) -> io::Result<File> {
     options.open(path)
 }
 
-/// Chooses how to read `file`, and makes it so.
-fn attach(file: FileSource, asked: Backend) -> io::Result<(Box<dyn Source>, Choice)> {
-    let variable = std::env::var(BACKEND_VARIABLE).ok();
-    let choice = choose(asked, variable.as_deref(), file.file());
+/// Makes it so that `file` is read as was chosen, where `asked` is what the caller wants.
+fn attach(file: FileSource, asked: Backend, choice: Choice) -> io::Result<(Box<dyn Source>, Choice)> {
     if choice.backend == Backend::Pread {
         return Ok((Box::new(file), choice));
     }

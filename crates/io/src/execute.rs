@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::thread;
 
-use ingot_format::to_u64;
+use ingot_format::{to_u64, to_usize};
 
 use crate::block::Block;
 use crate::dest::Dest;
@@ -24,11 +24,52 @@ pub struct ReadOptions {
 /// threads finish together and an interruption is noticed soon. A whole number of huge pages.
 const CHUNK_NBYTES: usize = 8 << 20;
 
+/// Where reads wait, chunks may be as small as this, so that all threads have some: a read takes so long that it does
+/// not pay to make them smaller.
+const WAITING_CHUNK_NBYTES: usize = 1 << 20;
+
 /// Below this, starting a thread takes longer than reading.
 const ALONE_NBYTES: u64 = 4 << 20;
 
 /// More threads than this have not been seen to make copying from the page cache faster.
 const MAX_THREADS: usize = 16;
+
+/// Reads that are under way at once where each of them waits: whoever waits needs no core.
+const WAITING_THREADS: usize = 16;
+
+/// How a number of bytes is read: on how many threads, and how much at once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reading {
+    pub(crate) threads: usize,
+    pub(crate) chunk_nbytes: usize,
+}
+
+impl Reading {
+    /// What suits `nbytes` bytes of `source`.
+    pub(crate) fn of(nbytes: u64, source: &dyn Source, options: &ReadOptions) -> Reading {
+        let threads = options.threads.map(NonZeroUsize::get);
+        if !source.waits() {
+            let cores = || {
+                thread::available_parallelism()
+                    .map_or(1, usize::from)
+                    .min(MAX_THREADS)
+            };
+            let suits = || if nbytes <= ALONE_NBYTES { 1 } else { cores() };
+            return Reading {
+                threads: threads.unwrap_or_else(suits),
+                chunk_nbytes: CHUNK_NBYTES,
+            };
+        }
+        let threads = threads.unwrap_or(WAITING_THREADS);
+        let each = to_usize(nbytes).unwrap_or(usize::MAX) / threads;
+        Reading {
+            threads,
+            chunk_nbytes: each
+                .clamp(WAITING_CHUNK_NBYTES, CHUNK_NBYTES)
+                .next_multiple_of(WAITING_CHUNK_NBYTES),
+        }
+    }
+}
 
 /// Some bytes still to be read, and their place in memory.
 struct Chunk<'m> {
@@ -44,9 +85,15 @@ pub(crate) fn execute(
     options: &ReadOptions,
     watch: &dyn Watch,
 ) -> Result<(), Failure> {
-    let chunks = split(plan, dests);
-    let threads = threads(plan.nbytes(), options);
-    share(threads, chunks, plan.nbytes(), |chunk| read(source, chunk), watch)
+    let reading = Reading::of(plan.nbytes(), source, options);
+    let chunks = split(plan, dests, reading.chunk_nbytes);
+    share(
+        reading.threads,
+        chunks,
+        plan.nbytes(),
+        |chunk| read(source, chunk),
+        watch,
+    )
 }
 
 /// As [`execute`], into fresh memory.
@@ -66,19 +113,8 @@ pub(crate) fn execute_owned(
     Ok(blocks)
 }
 
-/// How many threads read `nbytes` bytes.
-pub(crate) fn threads(nbytes: u64, options: &ReadOptions) -> usize {
-    match options.threads {
-        Some(threads) => threads.get(),
-        None if nbytes <= ALONE_NBYTES => 1,
-        None => thread::available_parallelism()
-            .map_or(1, usize::from)
-            .min(MAX_THREADS),
-    }
-}
-
 /// Cuts the plan into chunks, in the order of the file.
-fn split<'m>(plan: &Plan, dests: Vec<Dest<'m>>) -> Vec<Chunk<'m>> {
+fn split<'m>(plan: &Plan, dests: Vec<Dest<'m>>, chunk_nbytes: usize) -> Vec<Chunk<'m>> {
     let mut chunks = Vec::new();
     let mut reads = plan.reads().iter().peekable();
     for (number, dest) in dests.into_iter().enumerate() {
@@ -87,7 +123,7 @@ fn split<'m>(plan: &Plan, dests: Vec<Dest<'m>>) -> Vec<Chunk<'m>> {
         while let Some(read) = reads.next_if(|read| read.block == number) {
             let (_, from_read) = rest.split_at(read.at - at);
             let (dest, after) = from_read.split_at(read.nbytes);
-            cut(read.position, dest, &mut chunks);
+            cut(read.position, dest, chunk_nbytes, &mut chunks);
             rest = after;
             at = read.at + read.nbytes;
         }
@@ -96,14 +132,14 @@ fn split<'m>(plan: &Plan, dests: Vec<Dest<'m>>) -> Vec<Chunk<'m>> {
     chunks
 }
 
-fn cut<'m>(mut position: u64, mut dest: Dest<'m>, chunks: &mut Vec<Chunk<'m>>) {
-    while dest.len() > CHUNK_NBYTES {
-        let (chunk, rest) = dest.split_at(CHUNK_NBYTES);
+fn cut<'m>(mut position: u64, mut dest: Dest<'m>, chunk_nbytes: usize, chunks: &mut Vec<Chunk<'m>>) {
+    while dest.len() > chunk_nbytes {
+        let (chunk, rest) = dest.split_at(chunk_nbytes);
         chunks.push(Chunk {
             position,
             dest: chunk,
         });
-        position += to_u64(CHUNK_NBYTES);
+        position += to_u64(chunk_nbytes);
         dest = rest;
     }
     chunks.push(Chunk { position, dest });

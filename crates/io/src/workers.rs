@@ -1,5 +1,6 @@
 //! Work that threads share while their caller watches.
 
+use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
@@ -69,7 +70,7 @@ impl<T: Send, W: Fn(T) -> Result<usize, Failure> + Sync> Shared<T, W> {
     fn spread(&self, threads: usize, watch: &dyn Watch) -> bool {
         let caller = thread::current();
         thread::scope(|scope| {
-            let mut started = 0;
+            let mut started = Vec::new();
             for _ in 0..threads {
                 self.running.fetch_add(1, Ordering::Relaxed);
                 // Dropped, and the caller woken, even if `work` panics or the thread never runs.
@@ -84,16 +85,23 @@ impl<T: Send, W: Fn(T) -> Result<usize, Failure> + Sync> Shared<T, W> {
                             let _leave = leave;
                             while self.step() {}
                         });
-                if spawned.is_err() {
-                    break;
+                match spawned {
+                    Ok(thread) => started.push(thread),
+                    Err(_) => break,
                 }
-                started += 1;
             }
             while self.running.load(Ordering::Acquire) > 0 {
                 self.look(watch);
                 thread::park_timeout(WATCH_INTERVAL);
             }
-            started > 0
+            let has_started = !started.is_empty();
+            for thread in started {
+                // The scope alone would wait for the work, and not for the threads.
+                if let Err(panic) = thread.join() {
+                    resume_unwind(panic);
+                }
+            }
+            has_started
         })
     }
 

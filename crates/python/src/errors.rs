@@ -27,6 +27,7 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
         Error::Read { .. } | Error::Changed { .. } => "StorageError",
         Error::Write { .. } => return write_error(py, error),
         Error::Unstorable { .. } => "SaveError",
+        Error::UnknownBackend { .. } => "OptionError",
         Error::Closed { .. } => "ClosedError",
         // Failures that a later version of ingot-io adds are still ours.
         _ => "SafetensorError",

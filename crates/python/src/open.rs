@@ -13,6 +13,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 use crate::errors::raise;
 use crate::index;
+use crate::prefetch::{Stream, request};
 use crate::tensor::BufferSource;
 use crate::watch::Signals;
 use crate::wrap::Wrap;
@@ -172,10 +173,7 @@ impl Archive {
         progress: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyDict>> {
         let archive = self.opened(py)?;
-        let numbers = match names {
-            None => (0..archive.header().len()).collect(),
-            Some(names) => numbers(py, &archive, names)?,
-        };
+        let numbers = chosen(py, &archive, names)?;
         let entries = numbers
             .iter()
             .filter_map(|&number| archive.header().entry(number));
@@ -221,6 +219,38 @@ impl Archive {
         };
         wrap.accepts(py, archive.path(), &part)?;
         wrap.wrap(py, archive.path(), &region, &part, &mut None)
+    }
+
+    /// Starts to read tensors in the background: pairs of a name and what to take of it, None for all.
+    #[pyo3(signature = (requests, ahead, threads = None))]
+    fn stream(
+        &self,
+        py: Python<'_>,
+        requests: Vec<(Bound<'_, PyAny>, Bound<'_, PyAny>)>,
+        ahead: u64,
+        threads: Option<NonZeroUsize>,
+    ) -> PyResult<Stream> {
+        let archive = self.opened(py)?;
+        let requests = requests
+            .into_iter()
+            .map(|(name, index)| request(find(py, &archive, name.extract()?)?.number(), &index))
+            .collect::<PyResult<_>>()?;
+        Ok(Stream::new(archive, requests, ahead, threads))
+    }
+
+    /// Brings the bytes of these tensors, or of all, into the system's cache; says how many.
+    #[pyo3(signature = (names = None, *, threads = None, progress = None))]
+    fn warm(
+        &self,
+        py: Python<'_>,
+        names: Option<&Bound<'_, PyAny>>,
+        threads: Option<NonZeroUsize>,
+        progress: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<u64> {
+        let archive = self.opened(py)?;
+        let numbers = chosen(py, &archive, names)?;
+        let options = ReadOptions { threads };
+        Signals::telling(progress).run(py, |signals| archive.warm(&numbers, &options, signals))
     }
 
     /// A second handle to the same open file, closed on its own.
@@ -313,7 +343,15 @@ fn find<'a>(py: Python<'_>, archive: &'a ingot_io::Archive, name: &str) -> PyRes
     archive.find(name).map_err(|error| raise(py, &error))
 }
 
-fn numbers(py: Python<'_>, archive: &ingot_io::Archive, names: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
+/// The places of these names, or of all, in the header's order of data.
+fn chosen(
+    py: Python<'_>,
+    archive: &ingot_io::Archive,
+    names: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Vec<usize>> {
+    let Some(names) = names else {
+        return Ok((0..archive.header().len()).collect());
+    };
     if names.is_instance_of::<PyString>() {
         // A str is an iterable of str, so it would be taken for the names of its letters.
         return Err(PyTypeError::new_err(

@@ -126,6 +126,10 @@ impl Source for MappedSource {
         Some(&self.memory)
     }
 
+    fn waits(&self) -> bool {
+        self.file.waits()
+    }
+
     fn nbytes_now(&self) -> io::Result<Option<u64>> {
         self.file.nbytes_now()
     }

@@ -31,6 +31,12 @@ pub trait Source: Send + Sync + Debug {
         None
     }
 
+    /// Whether a read waits for something other than this machine's memory and disks, so that many at once take no
+    /// longer than one.
+    fn waits(&self) -> bool {
+        false
+    }
+
     /// Bytes there are now. Differs from [`Source::nbytes`] when someone wrote to the file since; `None` when
     /// they were overwritten and their number is the same.
     ///
