@@ -11,7 +11,6 @@ import os
 import pickle
 import subprocess
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -656,21 +655,16 @@ def test_prefetch_follows_a_plan_and_outlives_its_handle(compat: SimpleNamespace
         loader.take("nope")
 
 
-def test_prefetch_hands_out_what_is_ready_first(compat: SimpleNamespace, path: Path) -> None:
-    file = compat.top.safe_open(path, "pt")
-    go = threading.Event()
-
-    def slowly(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.shape == (3,):
-            assert go.wait(60)
-        return tensor
-
-    # The first in the file is ready last.
-    file._move = slowly
-    stream = iter(file.prefetch(threads=3))
-    first = {next(stream)[0], next(stream)[0]}
-    go.set()
-    assert (first, next(stream)[0]) == ({"b", "s"}, "a")
+def test_prefetch_hands_out_of_turn_what_is_asked_for(
+    compat: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = {f"t{i}": torch.full((1000,), i) for i in range(9)}
+    compat.torch.save_file(tensors, tmp_path / "t")
+    # Room for one, so that the last cannot have been read in its turn.
+    monkeypatch.setattr("ingot.compat._prefetch.AHEAD", 8000)
+    with compat.top.safe_open(tmp_path / "t", "pt", backend="pread").prefetch(threads=3) as loader:
+        assert loader.take("t8")[0] == 8
+        assert [(name, int(tensor[0])) for name, tensor in loader] == [(f"t{i}", i) for i in range(8)]
 
 
 def test_prefetch_raises_where_the_tensor_is_asked_for(compat: SimpleNamespace, tmp_path: Path) -> None:

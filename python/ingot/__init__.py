@@ -11,6 +11,7 @@ needs nothing but itself.
 
 from __future__ import annotations
 
+from ._ahead import warm
 from ._native import __version__
 from ._open import safe_open
 from ._serialize import deserialize, serialize, serialize_file
@@ -56,6 +57,7 @@ __all__ = [
     "serialize_file",
     "tensorflow",
     "torch",
+    "warm",
 ]
 
 

@@ -1,12 +1,12 @@
 """The extension module. Everything in it is used through `ingot`, not by hand."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any, final
 
 from typing_extensions import Buffer as AnyBuffer
 
-__all__ = ["Archive", "Buffer", "TensorInfo", "Wrap", "__version__", "serialize", "serialize_file"]
+__all__ = ["Archive", "Buffer", "Stream", "TensorInfo", "Wrap", "__version__", "serialize", "serialize_file"]
 
 __version__: str
 
@@ -15,6 +15,12 @@ class Buffer:
     """Memory with tensors in it, for `Wrap.buffer`. Of the buffer protocol, and writable."""
 
     def __len__(self) -> int: ...
+
+@final
+class Stream:
+    def next(self, wrap: Wrap) -> tuple[str, Any] | None: ...
+    def take(self, name: str, wrap: Wrap) -> Any | None: ...
+    def close(self) -> None: ...
 
 @final
 class TensorInfo:
@@ -65,9 +71,26 @@ class Archive:
     def offset_names(self) -> list[str]: ...
     def metadata(self) -> dict[str, str] | None: ...
     def info(self, name: str) -> TensorInfo: ...
-    def tensors(self, names: Sequence[str] | None, wrap: Wrap) -> dict[str, Any]: ...
+    def tensors(
+        self,
+        names: Iterable[str] | None,
+        wrap: Wrap,
+        *,
+        threads: int | None = None,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> dict[str, Any]: ...
     def tensor(self, name: str, wrap: Wrap) -> Any: ...
     def select(self, name: str, index: Any, wrap: Wrap) -> Any: ...
+    def stream(
+        self, requests: Sequence[tuple[str, Any]], ahead: int, threads: int | None = None
+    ) -> Stream: ...
+    def warm(
+        self,
+        names: Iterable[str] | None = None,
+        *,
+        threads: int | None = None,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> int: ...
     def share(self) -> Archive: ...
     def close(self) -> None: ...
 

@@ -4,6 +4,8 @@ use std::borrow::Cow;
 use std::fmt;
 use std::fs::File;
 
+use crate::error::Error;
+
 /// How to read a file: what the caller asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Backend {
@@ -17,15 +19,13 @@ pub enum Backend {
 }
 
 impl Backend {
+    /// Every choice.
+    pub const ALL: [Backend; 3] = [Backend::Auto, Backend::Mmap, Backend::Pread];
+
     /// The backend of this name: `auto`, `mmap` or `pread`.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Backend> {
-        match name {
-            "auto" => Some(Backend::Auto),
-            "mmap" => Some(Backend::Mmap),
-            "pread" => Some(Backend::Pread),
-            _ => None,
-        }
+        Backend::ALL.into_iter().find(|backend| backend.name() == name)
     }
 
     /// The name that options use.
@@ -75,42 +75,47 @@ const REMOTE_FILE_SYSTEMS: &[(u32, &str)] = &[
     (0x7461_636F, "OCFS2"),
     (0x2003_0528, "OrangeFS"),
     (0x786F_4256, "vboxsf"),
+    (0xBACB_ACBC, "vmhgfs"),
+    (0x7C7C_6673, "prl_fs"),
+    (0x6B41_4653, "kAFS"),
+    (0xBEEF_DEAD, "StorNext"),
+    (0xAAD7_AAEA, "PanFS"),
+    (0x0131_11A8, "IBRIX"),
 ];
 
-/// Chooses for `file`. `variable` is the value of [`BACKEND_VARIABLE`], where it is set.
-pub(crate) fn choose(asked: Backend, variable: Option<&str>, file: &File) -> Choice {
+/// Chooses for a file on the file system `remote`, where that is one of [`REMOTE_FILE_SYSTEMS`]. `variable` is the
+/// value of [`BACKEND_VARIABLE`], where it is set.
+pub(crate) fn choose(
+    asked: Backend,
+    variable: Option<&str>,
+    remote: Option<&'static str>,
+) -> Result<Choice, Error> {
+    let chosen = |backend, why| Ok(Choice { backend, why });
     if asked != Backend::Auto {
-        return Choice {
-            backend: asked,
-            why: "asked for by the caller".into(),
-        };
+        return chosen(asked, "asked for by the caller".into());
     }
-    match variable.and_then(Backend::from_name) {
-        Some(Backend::Auto) | None => {}
-        Some(backend) => {
-            return Choice {
-                backend,
-                why: format!("{BACKEND_VARIABLE}={backend}").into(),
-            };
+    match variable {
+        None | Some("" | "auto") => {}
+        Some(name) => {
+            let backend = Backend::from_name(name).ok_or_else(|| Error::UnknownBackend {
+                found: name.to_owned(),
+            })?;
+            return chosen(backend, format!("{BACKEND_VARIABLE}={backend}").into());
         }
     }
     if cfg!(windows) {
         let why = "mapped files on Windows count against the commit limit and cannot be replaced";
-        return Choice {
-            backend: Backend::Pread,
-            why: why.into(),
-        };
+        return chosen(Backend::Pread, why.into());
     }
-    match file_system(file).and_then(remote_name) {
-        Some(name) => Choice {
-            backend: Backend::Pread,
-            why: format!("{name} is slow to map").into(),
-        },
-        None => Choice {
-            backend: Backend::Mmap,
-            why: "local file system".into(),
-        },
+    match remote {
+        Some(name) => chosen(Backend::Pread, format!("{name} is slow to map").into()),
+        None => chosen(Backend::Mmap, "local file system".into()),
     }
+}
+
+/// The file system that `file` lies on, where it is one of [`REMOTE_FILE_SYSTEMS`].
+pub(crate) fn remote_file_system(file: &File) -> Option<&'static str> {
+    file_system(file).and_then(remote_name)
 }
 
 fn remote_name(number: u32) -> Option<&'static str> {
@@ -138,7 +143,7 @@ mod tests {
     use super::*;
 
     fn chosen(asked: Backend, variable: Option<&str>) -> Choice {
-        choose(asked, variable, &tempfile::tempfile().unwrap())
+        choose(asked, variable, None).unwrap()
     }
 
     #[test]
@@ -147,12 +152,45 @@ mod tests {
         assert_eq!(chosen(Backend::Auto, Some("pread")).backend, Backend::Pread);
         assert_eq!(chosen(Backend::Auto, Some("pread")).why, "INGOT_BACKEND=pread");
         assert_eq!(chosen(Backend::Auto, Some("auto")), chosen(Backend::Auto, None));
+        assert_eq!(chosen(Backend::Auto, Some("")), chosen(Backend::Auto, None));
+    }
+
+    #[test]
+    fn a_backend_that_is_none_is_refused_with_the_choices() {
+        let refusal = choose(Backend::Auto, Some("mmpa"), None).unwrap_err();
+        assert_eq!(refusal.code(), "unknown-backend");
+        assert_eq!(
+            refusal.to_string(),
+            "INGOT_BACKEND `mmpa` is unknown: expected one of auto, mmap, pread"
+        );
+        assert!(
+            choose(Backend::Mmap, Some("mmpa"), None).is_ok(),
+            "the caller has said which"
+        );
+    }
+
+    #[test]
+    fn what_comes_over_a_network_is_read_and_what_does_not_is_mapped() {
+        for (_, name) in REMOTE_FILE_SYSTEMS {
+            let choice = choose(Backend::Auto, None, Some(name)).unwrap();
+            assert_eq!(
+                (choice.backend, &*choice.why),
+                (Backend::Pread, &*format!("{name} is slow to map"))
+            );
+            assert_eq!(
+                choose(Backend::Mmap, None, Some(name)).unwrap().backend,
+                Backend::Mmap
+            );
+        }
+        assert_eq!(remote_file_system(&tempfile::tempfile().unwrap()), None);
     }
 
     #[test]
     fn the_table_names_each_file_system_once() {
         for (number, name) in REMOTE_FILE_SYSTEMS {
-            assert_eq!(remote_name(*number), Some(*name));
+            assert_eq!(remote_name(*number), Some(*name), "two rows with one number");
+            let rows = REMOTE_FILE_SYSTEMS.iter().filter(|row| row.1 == *name).count();
+            assert_eq!(rows, 1, "{name}");
         }
         let ext4 = 0xEF53;
         assert_eq!(remote_name(ext4), None);

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use ingot_format::{Escaped, FormatError, Quoted, SelectionError};
 
+use crate::backend::{BACKEND_VARIABLE, Backend};
+
 /// A failure to open, read or save, with what a reader needs to put it right.
 ///
 /// `Display` gives one line: path, tensor, what is wrong, expected and found. Names and paths are escaped in it;
@@ -98,6 +100,11 @@ pub enum Error {
         /// What the system says.
         source: io::Error,
     },
+    /// The environment asks for a way to read that there is not.
+    UnknownBackend {
+        /// What it asks for.
+        found: String,
+    },
     /// The handle was closed.
     Closed {
         /// The file.
@@ -121,6 +128,7 @@ impl Error {
             Error::Changed { .. } => "changed",
             Error::OutOfMemory { .. } => "out-of-memory",
             Error::Write { .. } => "write",
+            Error::UnknownBackend { .. } => "unknown-backend",
             Error::Closed { .. } => "closed",
             Error::Interrupted => "interrupted",
         }
@@ -139,7 +147,7 @@ impl Error {
             | Error::OutOfMemory { path, .. }
             | Error::Unstorable { path, .. }
             | Error::Closed { path } => path.as_deref(),
-            Error::Interrupted => None,
+            Error::UnknownBackend { .. } | Error::Interrupted => None,
         }
     }
 
@@ -260,6 +268,12 @@ impl fmt::Display for Error {
                     None => Ok(()),
                 }
             }
+            Error::UnknownBackend { found } => write!(
+                f,
+                "{BACKEND_VARIABLE} {} is unknown: expected one of {}",
+                Quoted(found),
+                Backend::ALL.map(Backend::name).join(", ")
+            ),
             Error::Closed { .. } => f.write_str("file is closed"),
             Error::Interrupted => f.write_str("interrupted"),
         }

@@ -4,10 +4,15 @@
 use std::fs::File;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use ingot_format::{Dtype, Format, Header, Index, Limits, Spec, layout, to_u64};
-use ingot_io::{Archive, Backend, FileSource, MemorySource, OpenOptions, Source, Unwatched};
+use ingot_io::{
+    Archive, Backend, Error, FileSource, MemorySource, OpenOptions, Prefetch, ReadOptions, Request, Source,
+    Unwatched, Watch,
+};
 
 /// A source that gives few bytes at a time and is interrupted now and then, as a network file system may do.
 #[derive(Debug)]
@@ -91,7 +96,9 @@ fn suite(archive: &Archive, tensors: &[(String, Vec<u8>)]) {
     let backwards: Vec<usize> = all.iter().rev().copied().collect();
     let some_twice = vec![3, 9, 3, 0, 9];
     for numbers in [all, backwards, some_twice, Vec::new()] {
-        let regions = archive.regions(&numbers, &Unwatched).unwrap();
+        let regions = archive
+            .regions(&numbers, &ReadOptions::default(), &Unwatched)
+            .unwrap();
         assert_eq!(regions.len(), numbers.len());
         for (number, region) in numbers.iter().zip(regions) {
             let name = archive.header().entry(*number).unwrap().name;
@@ -106,7 +113,7 @@ fn suite(archive: &Archive, tensors: &[(String, Vec<u8>)]) {
             stop: None,
             step: Some(step),
         }];
-        let (shape, region) = archive.select(name, &index, &Unwatched).unwrap();
+        let (shape, region) = archive.find(name).unwrap().select(&index, &Unwatched).unwrap();
         let expected: Vec<u8> = bytes[size(start)..].iter().step_by(size(step)).copied().collect();
         assert_eq!(shape, [to_u64(expected.len())]);
         assert_eq!(region.to_vec(), expected, "every {step}th from {start}");
@@ -116,7 +123,15 @@ fn suite(archive: &Archive, tensors: &[(String, Vec<u8>)]) {
         stop: Some(5),
         step: None,
     }];
-    assert!(archive.select(name, &none, &Unwatched).unwrap().1.is_empty());
+    assert!(
+        archive
+            .find(name)
+            .unwrap()
+            .select(&none, &Unwatched)
+            .unwrap()
+            .1
+            .is_empty()
+    );
 }
 
 /// `n` as a size.
@@ -180,7 +195,11 @@ fn unaligned_elements_are_copied_to_where_they_are_aligned() {
         let region = archive.read("b").unwrap();
         assert_eq!(region.as_ptr().addr() % 8, 0, "{backend}");
         assert_eq!(region.to_vec(), (1..17).collect::<Vec<u8>>());
-        let (_, second) = archive.select("b", &[Index::At(1)], &Unwatched).unwrap();
+        let (_, second) = archive
+            .find("b")
+            .unwrap()
+            .select(&[Index::At(1)], &Unwatched)
+            .unwrap();
         assert_eq!(
             (second.as_ptr().addr() % 8, second.to_vec()),
             (0, (9..17).collect::<Vec<u8>>())
@@ -300,4 +319,200 @@ fn a_large_header_is_read_whole() {
         (header.len(), header.metadata().unwrap().get("k")),
         (5000, Some("v"))
     );
+}
+
+/// A source that waits before it gives anything, as a network does, and fails from some byte on.
+#[derive(Debug)]
+struct Distant {
+    bytes: Vec<u8>,
+    /// Reads of this byte fail.
+    broken: Option<u64>,
+    calls: Arc<AtomicUsize>,
+    under_way: AtomicUsize,
+    most_under_way: Arc<AtomicUsize>,
+}
+
+impl Distant {
+    fn new(bytes: Vec<u8>, broken: Option<u64>) -> Distant {
+        Distant {
+            bytes,
+            broken,
+            calls: Arc::default(),
+            under_way: AtomicUsize::new(0),
+            most_under_way: Arc::default(),
+        }
+    }
+}
+
+impl Source for Distant {
+    fn nbytes(&self) -> u64 {
+        to_u64(self.bytes.len())
+    }
+
+    fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        let under_way = self.under_way.fetch_add(1, Ordering::Relaxed) + 1;
+        self.most_under_way.fetch_max(under_way, Ordering::Relaxed);
+        std::thread::sleep(Duration::from_millis(5));
+        self.under_way.fetch_sub(1, Ordering::Relaxed);
+        let end = position + to_u64(dest.len());
+        if self
+            .broken
+            .is_some_and(|broken| position <= broken && broken < end)
+        {
+            return Err(rustix::io::Errno::IO.into());
+        }
+        let rest = &self.bytes[usize::try_from(position).unwrap()..];
+        let count = dest.len().min(rest.len());
+        dest[..count].copy_from_slice(&rest[..count]);
+        Ok(count)
+    }
+
+    fn waits(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn many_reads_are_under_way_at_once_where_each_of_them_waits() {
+    let (bytes, tensors) = file();
+    let source = Distant::new(bytes, None);
+    let most = Arc::clone(&source.most_under_way);
+    let archive = Archive::from_source(Box::new(source), &Limits::default()).unwrap();
+    let all: Vec<usize> = (0..tensors.len()).collect();
+    archive
+        .regions(&all, &ReadOptions::default(), &Unwatched)
+        .unwrap();
+    let cores = std::thread::available_parallelism().unwrap().get();
+    assert!(most.load(Ordering::Relaxed) > cores.min(9), "{most:?}");
+}
+
+#[test]
+fn a_failing_device_is_named_with_the_tensor_and_the_bytes() {
+    let (bytes, tensors) = file();
+    let (name, _) = &tensors[9];
+    let archive =
+        Archive::from_source(Box::new(MemorySource::new(bytes.clone())), &Limits::default()).unwrap();
+    let entry = archive.header().get(name).unwrap();
+    let broken = archive.header().data_start() + entry.begin + 3_000_000;
+    let archive =
+        Archive::from_source(Box::new(Distant::new(bytes, Some(broken))), &Limits::default()).unwrap();
+    let fault = archive.read(name).unwrap_err();
+    let (begin, end) = fault.range().unwrap();
+    assert_eq!((fault.code(), fault.tensor()), ("read", Some(&**name)));
+    assert!((begin..end).contains(&broken), "{fault}");
+    assert_eq!(
+        fault.system().unwrap().raw_os_error(),
+        Some(rustix::io::Errno::IO.raw_os_error())
+    );
+    assert!(archive.read("t03").is_ok(), "the others can be read");
+}
+
+/// All tensors of a source, taken from a [`Prefetch`].
+fn prefetched(source: Box<dyn Source>, ahead: u64) -> (Prefetch, Vec<String>) {
+    let archive = Arc::new(Archive::from_source(source, &Limits::default()).unwrap());
+    let names = archive.header().names().map(ToOwned::to_owned).collect();
+    let requests = (0..archive.header().len())
+        .map(|number| Request { number, index: None })
+        .collect();
+    (
+        Prefetch::new(archive, requests, ahead, ReadOptions::default()),
+        names,
+    )
+}
+
+#[test]
+fn what_is_read_ahead_comes_in_order_whatever_the_room() {
+    let (bytes, tensors) = file();
+    for ahead in [0, 100_000, 4 << 20, u64::MAX] {
+        let (prefetch, names) = prefetched(Box::new(MemorySource::new(bytes.clone())), ahead);
+        for (rank, name) in names.iter().enumerate() {
+            let (found, part) = prefetch.next(&Unwatched).unwrap().unwrap();
+            let expected = &tensors.iter().find(|tensor| tensor.0 == *name).unwrap().1;
+            assert_eq!(
+                (found, &part.region.to_vec()),
+                (rank, expected),
+                "{name}, {ahead}"
+            );
+        }
+        assert!(prefetch.next(&Unwatched).unwrap().is_none());
+    }
+}
+
+#[test]
+fn one_that_is_taken_out_of_turn_does_not_wait_for_room() {
+    let (bytes, tensors) = file();
+    let (prefetch, names) = prefetched(Box::new(MemorySource::new(bytes)), 0);
+    for rank in (0..names.len()).rev() {
+        let part = prefetch.take(rank, &Unwatched).unwrap().unwrap();
+        let expected = &tensors.iter().find(|tensor| tensor.0 == names[rank]).unwrap().1;
+        assert_eq!(&part.region.to_vec(), expected);
+        assert!(
+            prefetch.take(rank, &Unwatched).unwrap().is_none(),
+            "handed out twice"
+        );
+    }
+}
+
+#[test]
+fn a_tensor_that_cannot_be_read_ahead_fails_alone_and_in_its_turn() {
+    let (bytes, _) = file();
+    let broken = to_u64(bytes.len()) - 20;
+    let (prefetch, names) = prefetched(Box::new(Distant::new(bytes, Some(broken))), u64::MAX);
+    let outcomes: Vec<_> = names.iter().map(|_| prefetch.next(&Unwatched)).collect();
+    let failed: Vec<_> = outcomes
+        .iter()
+        .filter_map(|outcome| outcome.as_ref().err())
+        .collect();
+    assert_eq!(failed.len(), 1, "{outcomes:?}");
+    assert_eq!(failed[0].code(), "read");
+    assert!(prefetch.next(&Unwatched).unwrap().is_none());
+}
+
+#[test]
+fn closing_half_way_stops_reading() {
+    let (bytes, _) = file();
+    let source = Distant::new(bytes, None);
+    let calls = Arc::clone(&source.calls);
+    let (prefetch, _) = prefetched(Box::new(source), u64::MAX);
+    prefetch.next(&Unwatched).unwrap();
+    prefetch.close();
+    let after = calls.load(Ordering::Relaxed);
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(calls.load(Ordering::Relaxed), after, "a thread goes on");
+    assert_eq!(prefetch.next(&Unwatched).unwrap_err().code(), "closed");
+}
+
+/// Stops at once.
+struct Stopped;
+
+impl Watch for Stopped {
+    fn interrupted(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn what_was_waited_for_when_it_was_interrupted_can_be_had_later() {
+    let (bytes, _) = file();
+    let (prefetch, names) = prefetched(Box::new(Distant::new(bytes, None)), 0);
+    let last = names.len() - 3;
+    assert!(matches!(prefetch.take(last, &Stopped), Err(Error::Interrupted)));
+    assert!(prefetch.take(last, &Unwatched).unwrap().is_some());
+    assert!(matches!(
+        prefetch.next(&Stopped),
+        Ok(Some(_)) | Err(Error::Interrupted)
+    ));
+}
+
+#[test]
+fn warming_reads_just_the_bytes_of_the_tensors() {
+    let (bytes, tensors) = file();
+    let archive = Archive::from_source(Box::new(MemorySource::new(bytes)), &Limits::default()).unwrap();
+    let warmed = archive
+        .warm(&[3, 9, 3], &ReadOptions::default(), &Unwatched)
+        .unwrap();
+    let nbytes = |number: usize| archive.header().entry(number).unwrap().nbytes();
+    assert_eq!(warmed, nbytes(3) + nbytes(9));
+    assert!(tensors.len() > 9);
 }

@@ -7,6 +7,7 @@ mod errors;
 mod index;
 mod intake;
 mod open;
+mod prefetch;
 mod serialize;
 mod tensor;
 mod watch;
@@ -17,6 +18,8 @@ mod wrap;
 mod _native {
     #[pymodule_export]
     use crate::open::{Archive, TensorInfo};
+    #[pymodule_export]
+    use crate::prefetch::Stream;
     #[pymodule_export]
     use crate::serialize::{serialize, serialize_file};
     #[pymodule_export]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import Future, ThreadPoolExecutor
-from queue import SimpleQueue
-
-from ingot._open import _moved, _tensor
-from ingot.errors import ClosedError, SafetensorError, TensorNotFoundError, _quoted
+from ingot._ahead import AHEAD
+from ingot._open import _moved
+from ingot.errors import SafetensorError, TensorNotFoundError, _quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,8 +17,9 @@ if TYPE_CHECKING:
 class PrefetchLoader:
     """The tensors of one file, read in the background. `safe_open.prefetch` makes them.
 
-    Each tensor is handed out once, by `take` or by iteration. Iteration gives pairs of name and tensor, in
-    the order in which they are ready.
+    Each tensor is handed out once, by `take` or by iteration. Iteration gives pairs of name and tensor in the
+    order of the file, each as soon as it is read. What is read and not handed out is bounded; a tensor that
+    is taken out of turn does not wait for room.
 
     Parameters
     ----------
@@ -44,20 +42,13 @@ class PrefetchLoader:
         if threads < 0:
             raise OverflowError("threads must not be negative")
         self._archive = archive
+        self._wrap = wrap
+        self._move = move
         rows = _rows(archive, plan)
         self._names = [name for name in archive.offset_names() if name in rows]
-        self._ready: SimpleQueue[str] = SimpleQueue()
-        self._lock = threading.Lock()
-        # What has not been handed out.
-        self._waiting: dict[str, Future[Any]] = {}
-        self._closed = False
-        self._pool = ThreadPoolExecutor(max(threads, 1), thread_name_prefix="ingot-prefetch")
-        for name in self._names:
-            future = self._pool.submit(_read, archive, name, rows[name], wrap, move)
-            self._waiting[name] = future
-            future.add_done_callback(lambda _, name=name: self._ready.put(name))  # type: ignore[misc]
-        # No more work comes. The threads end with the last tensor.
-        self._pool.shutdown(wait=False)
+        self._planned = frozenset(self._names)
+        requests = [(name, rows[name]) for name in self._names]
+        self._stream = archive.stream(requests, AHEAD, max(threads, 1))
 
     def names(self) -> list[str]:
         """Give the names of the tensors that it hands out, in the order of the file."""
@@ -73,16 +64,25 @@ class PrefetchLoader:
         SafetensorError
             It was handed out before.
         """
-        return self._taken(name).result()
+        if name not in self._planned:
+            self._check_open()
+            raise TensorNotFoundError(
+                f"tensor {_quoted(name)} is not in the plan of this loader",
+                code="unknown-tensor",
+                tensor=name,
+            )
+        tensor = self._stream.take(name, self._wrap)
+        if tensor is None:
+            raise SafetensorError(
+                f"tensor {_quoted(name)} was taken before: a loader hands out each tensor once",
+                code="taken",
+                tensor=name,
+            )
+        return _moved(self._archive, name, tensor, self._move)
 
     def close(self) -> None:
         """Stop reading, and let go of the tensors that were not handed out. Again is allowed."""
-        with self._lock:
-            self._closed = True
-            waiting, self._waiting = self._waiting, {}
-        for future in waiting.values():
-            future.cancel()
-        self._pool.shutdown(wait=True)
+        self._stream.close()
         self._archive.close()
 
     def __iter__(self) -> TensorStream:
@@ -97,39 +97,21 @@ class PrefetchLoader:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _taken(self, name: str) -> Future[Any]:
-        with self._lock:
-            future = self._waiting.pop(name, None)
-            closed = self._closed
-        if future is not None:
-            return future
-        if closed:
-            raise ClosedError("the loader is closed", code="closed")
-        if name in self._names:
-            raise SafetensorError(
-                f"tensor {_quoted(name)} was taken before: a loader hands out each tensor once",
-                code="taken",
-                tensor=name,
-            )
-        raise TensorNotFoundError(
-            f"tensor {_quoted(name)} is not in the plan of this loader", code="unknown-tensor", tensor=name
-        )
+    def _check_open(self) -> None:
+        # A method of a closed archive raises what says so.
+        len(self._archive)
 
     def _next(self) -> tuple[str, Any]:
-        """The next pair that is ready and was not taken by name."""
-        while True:
-            with self._lock:
-                if not self._waiting:
-                    raise StopIteration
-            name = self._ready.get()
-            with self._lock:
-                future = self._waiting.pop(name, None)
-            if future is not None:
-                return name, future.result()
+        """The next pair that was not taken by name."""
+        found = self._stream.next(self._wrap)
+        if found is None:
+            raise StopIteration
+        name, tensor = found
+        return name, _moved(self._archive, name, tensor, self._move)
 
 
 class TensorStream:
-    """The pairs of a `PrefetchLoader`, in the order in which they are ready."""
+    """The pairs of a `PrefetchLoader`."""
 
     def __init__(self, loader: PrefetchLoader) -> None:
         self._loader = loader
@@ -166,10 +148,3 @@ def _checked(name: str, rows: object, shape: tuple[int, ...]) -> slice | None:
 
 def _bad_plan(name: str, what: str) -> SafetensorError:
     return SafetensorError(f"prefetch plan {what}", code="invalid-plan", tensor=name)
-
-
-def _read(
-    archive: Archive, name: str, rows: slice | None, wrap: Wrap, move: Callable[[Any], Any] | None
-) -> Any:
-    part = _tensor(archive, name, wrap) if rows is None else archive.select(name, rows, wrap)
-    return _moved(archive, name, part, move)

@@ -5,6 +5,7 @@ use std::io;
 use std::time::SystemTime;
 
 use super::Source;
+use crate::backend::remote_file_system;
 
 /// A regular file. Reading by position needs no seeking, so any number of threads may do it.
 #[derive(Debug)]
@@ -12,6 +13,8 @@ pub struct FileSource {
     file: File,
     nbytes: u64,
     modified: Option<SystemTime>,
+    /// The file system, where reading from it waits for a network or another process.
+    remote: Option<&'static str>,
 }
 
 impl FileSource {
@@ -30,11 +33,17 @@ impl FileSource {
         Ok(FileSource {
             nbytes: metadata.len(),
             modified: metadata.modified().ok(),
+            remote: remote_file_system(&file),
             file,
         })
     }
 
-    /// The file, for mapping it and for asking about its file system.
+    /// The file system, where mapping a file on it is slow.
+    pub(crate) fn remote(&self) -> Option<&'static str> {
+        self.remote
+    }
+
+    /// The file, for mapping it.
     pub(crate) fn file(&self) -> &File {
         &self.file
     }
@@ -67,6 +76,10 @@ impl Source for FileSource {
     #[cfg(windows)]
     fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
         std::os::windows::fs::FileExt::seek_read(&self.file, dest, position)
+    }
+
+    fn waits(&self) -> bool {
+        self.remote.is_some()
     }
 
     fn nbytes_now(&self) -> io::Result<Option<u64>> {

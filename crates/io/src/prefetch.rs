@@ -1,0 +1,375 @@
+//! Reading tensors in the background, before they are asked for.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use ingot_format::Index;
+
+use crate::archive::Archive;
+use crate::error::Error;
+use crate::execute::ReadOptions;
+use crate::region::Region;
+use crate::watch::Watch;
+
+/// How often whoever waits looks whether to stop.
+const WATCH_INTERVAL: Duration = Duration::from_millis(50);
+
+/// What is read at once is at most this part of what is read ahead: while one part is handed out, others are read.
+const PARTS: u64 = 4;
+
+/// What to read of one tensor.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Its place in the header's order of data.
+    pub number: usize,
+    /// The part of it; all of it by default.
+    pub index: Option<Vec<Index>>,
+}
+
+/// A part of a tensor that has been read.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// Its shape, where it is not the whole tensor.
+    pub shape: Option<Vec<u64>>,
+    /// Its bytes.
+    pub region: Region,
+}
+
+/// Tensors that a thread reads in the background, each handed out once.
+///
+/// What is read and not handed out takes no more memory than it was told, or than one tensor where that is larger.
+/// Where the file is mapped its bytes are brought into the page cache, and the tensors are views as ever.
+/// Dropping it stops the thread, waits for it, and frees what was not handed out.
+#[derive(Debug)]
+pub struct Prefetch {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    process: u32,
+}
+
+#[derive(Debug)]
+struct Shared {
+    archive: Arc<Archive>,
+    requests: Vec<Request>,
+    options: ReadOptions,
+    ahead: u64,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    slots: Vec<Slot>,
+    /// The first that the thread has not come to.
+    begun: usize,
+    /// The first that was not handed out.
+    first: usize,
+    /// Bytes that are being read or were, and were not handed out.
+    held: u64,
+    /// Whether the thread will read on.
+    is_running: bool,
+    /// Whether it waits for room.
+    is_full: bool,
+    is_closed: bool,
+}
+
+#[derive(Debug)]
+enum Slot {
+    Waiting,
+    Reading,
+    Ready(Result<Part, Error>),
+    Taken,
+}
+
+impl Prefetch {
+    /// Starts to read `requests`, in this order, with at most `ahead` bytes waiting to be handed out.
+    #[must_use]
+    pub fn new(archive: Arc<Archive>, requests: Vec<Request>, ahead: u64, options: ReadOptions) -> Prefetch {
+        let state = State {
+            slots: requests.iter().map(|_| Slot::Waiting).collect(),
+            begun: 0,
+            first: 0,
+            held: 0,
+            is_running: true,
+            is_full: false,
+            is_closed: false,
+        };
+        let shared = Arc::new(Shared {
+            archive,
+            requests,
+            options,
+            ahead,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        });
+        let of_thread = Arc::clone(&shared);
+        let thread = thread::Builder::new()
+            .name("ingot-prefetch".to_owned())
+            .spawn(move || {
+                // Also when the thread panics, so that nobody waits for it for ever.
+                let _leave = Leave(&of_thread);
+                of_thread.read_all();
+            })
+            .ok();
+        if thread.is_none() {
+            // The system refuses it: then whoever asks for a tensor reads it.
+            shared.locked().is_running = false;
+        }
+        Prefetch {
+            shared,
+            thread: Mutex::new(thread),
+            process: std::process::id(),
+        }
+    }
+
+    /// The next of the requests that was not handed out, by its place among them, when it is read; `None` after the
+    /// last.
+    ///
+    /// # Errors
+    /// What reading it met, once; [`Error::Interrupted`] when `watch` wants to wait no longer, [`Error::Closed`].
+    pub fn next(&self, watch: &dyn Watch) -> Result<Option<(usize, Part)>, Error> {
+        let first = self.shared.locked().first;
+        for rank in first..self.shared.requests.len() {
+            let part = self.take(rank, watch);
+            if !matches!(part, Err(Error::Interrupted)) {
+                self.shared.locked().first = rank + 1;
+            }
+            if let Some(part) = part? {
+                return Ok(Some((rank, part)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The request `rank`, when it is read; `None` where it was handed out before. One that the thread has not come to
+    /// is read by the caller, at once.
+    ///
+    /// # Errors
+    /// As [`Prefetch::next`].
+    pub fn take(&self, rank: usize, watch: &dyn Watch) -> Result<Option<Part>, Error> {
+        let shared = &self.shared;
+        if self.process != std::process::id() {
+            // A fork has no threads, and perhaps a lock that nobody will open.
+            return Err(shared.closed());
+        }
+        let mut state = shared.locked();
+        loop {
+            if state.is_closed {
+                return Err(shared.closed());
+            }
+            let is_next = state.begun == rank && state.is_running && !state.is_full;
+            match state.slots.get_mut(rank) {
+                None | Some(Slot::Taken) => return Ok(None),
+                Some(slot @ Slot::Waiting) if !is_next => {
+                    *slot = Slot::Taken;
+                    drop(state);
+                    let part = shared.read(rank, watch);
+                    if matches!(part, Err(Error::Interrupted)) {
+                        // Nothing was handed out, so that whoever goes on gets it.
+                        shared.put_back(rank);
+                    }
+                    return part.map(Some);
+                }
+                Some(slot @ Slot::Ready(_)) => {
+                    if let Slot::Ready(outcome) = std::mem::replace(slot, Slot::Taken) {
+                        state.held = state.held.saturating_sub(shared.nbytes(rank));
+                        shared.changed.notify_all();
+                        return outcome.map(Some);
+                    }
+                }
+                Some(Slot::Waiting | Slot::Reading) => {}
+            }
+            state = shared
+                .changed
+                .wait_timeout(state, WATCH_INTERVAL)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+            drop(state);
+            if watch.interrupted() {
+                return Err(Error::Interrupted);
+            }
+            state = shared.locked();
+        }
+    }
+
+    /// Stops reading, and lets go of what was not handed out. Again is allowed.
+    pub fn close(&self) {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if self.process != std::process::id() {
+            // Not of this process, so not to be waited for, nor let go of.
+            std::mem::forget(thread);
+            return;
+        }
+        {
+            let mut state = self.shared.locked();
+            state.is_closed = true;
+            state.slots.clear();
+        }
+        self.shared.changed.notify_all();
+        if let Some(thread) = thread {
+            // A panic in it has been reported on its own thread.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Prefetch {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Watch for Shared {
+    fn interrupted(&self) -> bool {
+        self.locked().is_closed
+    }
+}
+
+impl Shared {
+    /// What the thread does.
+    fn read_all(&self) {
+        while let Some(ranks) = self.next_batch() {
+            let mut outcomes = self.read_batch(&ranks);
+            let mut state = self.locked();
+            for &rank in &ranks {
+                if let (Some(slot @ Slot::Reading), Some(outcome)) =
+                    (state.slots.get_mut(rank), outcomes.remove(&rank))
+                {
+                    *slot = Slot::Ready(outcome);
+                }
+            }
+            drop(state);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Waits until there is room, and says what to read next; nothing at the end.
+    fn next_batch(&self) -> Option<Vec<usize>> {
+        let mut state = self.locked();
+        loop {
+            while matches!(state.slots.get(state.begun), Some(Slot::Taken)) {
+                state.begun += 1;
+            }
+            if state.is_closed || state.begun >= self.requests.len() {
+                return None;
+            }
+            let (ranks, nbytes) = self.batch(&state);
+            if state.held == 0 || state.held.saturating_add(nbytes) <= self.ahead {
+                for &rank in &ranks {
+                    state.slots[rank] = Slot::Reading;
+                    state.begun = rank + 1;
+                }
+                state.held += nbytes;
+                return Some(ranks);
+            }
+            state.is_full = true;
+            self.changed.notify_all();
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.is_full = false;
+        }
+    }
+
+    /// The next requests that make up one part of what is read ahead, and their bytes.
+    fn batch(&self, state: &State) -> (Vec<usize>, u64) {
+        let (mut ranks, mut total) = (Vec::new(), 0_u64);
+        for rank in state.begun..self.requests.len() {
+            if !matches!(state.slots[rank], Slot::Waiting) {
+                continue;
+            }
+            let nbytes = self.nbytes(rank);
+            if !ranks.is_empty() && total.saturating_add(nbytes) > self.ahead / PARTS {
+                break;
+            }
+            ranks.push(rank);
+            total = total.saturating_add(nbytes);
+        }
+        (ranks, total)
+    }
+
+    /// All of one batch at once; one by one where that fails, so that each has its own failure.
+    fn read_batch(&self, ranks: &[usize]) -> HashMap<usize, Result<Part, Error>> {
+        let whole: Vec<usize> = ranks
+            .iter()
+            .copied()
+            .filter(|&rank| self.requests[rank].index.is_none())
+            .collect();
+        let numbers: Vec<usize> = whole.iter().map(|&rank| self.requests[rank].number).collect();
+        let mut outcomes = HashMap::with_capacity(ranks.len());
+        let warm = self.archive.warm_behind_mapping(&numbers, &self.options, self);
+        if let Ok(regions) = warm.and_then(|()| self.archive.regions(&numbers, &self.options, self)) {
+            let parts = regions.into_iter().map(|region| Part { shape: None, region });
+            outcomes.extend(whole.into_iter().zip(parts.map(Ok)));
+        }
+        for &rank in ranks {
+            if self.interrupted() {
+                break;
+            }
+            outcomes.entry(rank).or_insert_with(|| self.read(rank, self));
+        }
+        outcomes
+    }
+
+    fn read(&self, rank: usize, watch: &dyn Watch) -> Result<Part, Error> {
+        let request = &self.requests[rank];
+        let tensor = self.archive.tensor(request.number).ok_or_else(|| self.closed())?;
+        match &request.index {
+            None => {
+                let region = tensor.read(&self.options, watch)?;
+                Ok(Part { shape: None, region })
+            }
+            Some(index) => {
+                let (shape, region) = tensor.select(index, watch)?;
+                Ok(Part {
+                    shape: Some(shape),
+                    region,
+                })
+            }
+        }
+    }
+
+    fn put_back(&self, rank: usize) {
+        let mut state = self.locked();
+        state.begun = state.begun.min(rank);
+        if let Some(slot) = state.slots.get_mut(rank) {
+            *slot = Slot::Waiting;
+        }
+    }
+
+    /// What counts for a request: never less than it takes.
+    fn nbytes(&self, rank: usize) -> u64 {
+        self.archive
+            .header()
+            .entry(self.requests[rank].number)
+            .map_or(0, |entry| entry.nbytes())
+    }
+
+    fn closed(&self) -> Error {
+        Error::Closed {
+            path: self.archive.path().map(ToOwned::to_owned),
+        }
+    }
+
+    fn locked(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Says, when dropped, that the thread has ended.
+struct Leave<'a>(&'a Shared);
+
+impl Drop for Leave<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.locked();
+        state.is_running = false;
+        // Whoever waits for one of these reads it.
+        for slot in &mut state.slots {
+            if matches!(slot, Slot::Reading) {
+                *slot = Slot::Waiting;
+            }
+        }
+        drop(state);
+        self.0.changed.notify_all();
+    }
+}

@@ -1,0 +1,219 @@
+"""How files are read into memory: by many threads, watched, and under faults."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+import ingot
+import ingot.numpy
+from ingot._native import Archive
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """A file of four arrays of 9 MiB and some small ones."""
+    arrays = {f"w{i}": np.full((9, 1 << 18), i, np.float32) for i in range(4)}
+    arrays |= {f"b{i}": np.full(i, i, np.float64) for i in range(5)}
+    path = tmp_path_factory.mktemp("reads") / "large.safetensors"
+    ingot.numpy.save_file(arrays, path, durable=False)
+    return path, arrays
+
+
+def same(found, arrays):
+    assert found.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert np.array_equal(found[name], array), name
+
+
+def read(path, **options):
+    return Archive.open(os.fspath(path), "pread").tensors(None, ingot.numpy.wrap, **options)
+
+
+@pytest.mark.parametrize("threads", [None, 1, 2, 33])
+def test_any_number_of_threads_reads_the_same(large, threads):
+    path, arrays = large
+    same(read(path, threads=threads), arrays)
+
+
+def test_no_threads_are_no_reads(large):
+    with pytest.raises((ValueError, OverflowError)):
+        read(large[0], threads=0)
+
+
+def test_where_the_system_refuses_threads_the_caller_reads(large):
+    path, arrays = large
+    program = (
+        "import sys, ingot.numpy\n"
+        "found = ingot.numpy.load_file(sys.argv[1], backend='pread')\n"
+        "print(sum(float(array.sum()) for array in found.values()))"
+    )
+    # No system has so much memory for a thread's stack, so it starts none.
+    environment = os.environ | {"RUST_MIN_STACK": str(1 << 60)}
+    done = subprocess.run(
+        [sys.executable, "-c", program, os.fspath(path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == sum(float(array.sum()) for array in arrays.values())
+
+
+def test_progress_is_told_never_less_and_at_last_all(large):
+    path, arrays = large
+    told = []
+    same(read(path, progress=lambda done, total: told.append((done, total))), arrays)
+    total = sum(array.nbytes for array in arrays.values())
+    assert told == sorted(told)
+    assert told[-1] == (total, total)
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_what_progress_raises_stops_the_load_and_comes_out(large, threads):
+    class Enough(Exception):
+        pass
+
+    def stop(done, total):
+        raise Enough
+
+    with pytest.raises(Enough):
+        read(large[0], threads=threads, progress=stop)
+
+
+def threads():
+    """The names of the threads of this process."""
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        # A thread may end between the list and the look.
+        with suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/self/task/{task}/comm") as name:
+            names.append(name.read().strip())
+    return names
+
+
+def assert_none_left():
+    # The system may list a thread for a moment after it was joined.
+    for _ in range(100):
+        left = [name for name in threads() if name.startswith("ingot")]
+        if not left:
+            return
+        time.sleep(0.05)
+    raise AssertionError(left)
+
+
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+@pytest.mark.parametrize("ahead", [0, 10 << 20, 1 << 40])
+def test_iterating_gives_every_tensor_in_the_order_asked_for(large, backend, ahead):
+    path, arrays = large
+    with ingot.safe_open(path, "np", backend=backend) as file:
+        orders = {"file": file.offset_keys(), "name": file.keys(), ("w2", "b3", "w0"): ["w2", "b3", "w0"]}
+        for order, names in orders.items():
+            found = list(file.iter_tensors(order, ahead=ahead))
+            assert [name for name, _ in found] == names
+            same(dict(found), {name: arrays[name] for name in names})
+
+
+def test_an_iterator_outlives_its_handle(large):
+    path, arrays = large
+    with ingot.safe_open(path, "np", backend="pread") as file:
+        tensors = file.iter_tensors()
+    same(dict(tensors), arrays)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are counted in /proc")
+@pytest.mark.parametrize("end", ["close", "drop"])
+def test_ending_an_iterator_half_way_ends_its_threads(large, end):
+    with ingot.safe_open(large[0], "np", backend="pread") as file:
+        tensors = file.iter_tensors(ahead=1 << 20)
+        next(tensors)
+        assert "ingot-prefetch" in threads()
+        if end == "close":
+            tensors.close()
+            with pytest.raises(ingot.ClosedError):
+                next(tensors)
+        else:
+            del tensors
+        assert_none_left()
+
+
+def test_what_is_no_order_is_refused(large):
+    with ingot.safe_open(large[0], "np") as file:
+        with pytest.raises(ingot.OptionError, match="order 'size' is unknown") as caught:
+            file.iter_tensors("size")
+        assert caught.value.code == "unknown-order"
+        with pytest.raises(ingot.TensorNotFoundError):
+            file.iter_tensors(["w0", "none"])
+        with pytest.raises(ingot.OptionError, match="negative"):
+            file.iter_tensors(ahead=-1)
+
+
+def test_a_file_that_shrinks_under_an_iterator_is_named(large, tmp_path):
+    path = tmp_path / "shrinks.safetensors"
+    path.write_bytes(large[0].read_bytes())
+    with (
+        ingot.safe_open(path, "np", backend="pread") as file,
+        file.iter_tensors(file.offset_keys(), ahead=0) as tensors,
+    ):
+        next(tensors)
+        os.truncate(path, 20 << 20)
+        with pytest.raises(ingot.StorageError, match="shrank from") as caught:
+            dict(tensors)
+        assert caught.value.path == os.fspath(path)
+
+
+def test_an_unknown_dtype_does_not_end_an_iterator(tmp_path):
+    tensors = {
+        "a": {"dtype": "F6_E2M3", "shape": [4], "data": b"123"},
+        "b": {"dtype": "F32", "shape": [1], "data": bytes(4)},
+    }
+    ingot.serialize_file(tensors, tmp_path / "t", durable=False)
+    with ingot.safe_open(tmp_path / "t", "np") as file, file.iter_tensors(["a", "b"]) as found:
+        with pytest.raises(ingot.DtypeError, match="`a`"):
+            next(found)
+        assert next(found)[0] == "b"
+
+
+def test_warming_says_how_much_is_there(large):
+    path, arrays = large
+    assert ingot.warm(path) == sum(array.nbytes for array in arrays.values())
+    with ingot.safe_open(path, "np") as file:
+        assert file.warm(["w1", "b4"]) == arrays["w1"].nbytes + arrays["b4"].nbytes
+        with pytest.raises(ingot.TensorNotFoundError):
+            file.warm(["none"])
+
+
+def test_an_environment_with_an_unknown_backend_is_refused(large, monkeypatch):
+    monkeypatch.setenv("INGOT_BACKEND", "mmpa")
+    with pytest.raises(ingot.OptionError, match="expected one of auto, mmap, pread") as caught:
+        ingot.numpy.load_file(large[0])
+    assert caught.value.code == "unknown-backend"
+    assert ingot.numpy.load_file(large[0], backend="mmap")
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are counted in /proc")
+def test_a_signal_stops_a_load_and_leaves_no_thread(large):
+    class Stop(Exception):
+        pass
+
+    def stop(*_):
+        raise Stop
+
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(Stop):
+            # Hours of loading.
+            deque((read(large[0]) for _ in range(1_000_000)), maxlen=0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert_none_left()
