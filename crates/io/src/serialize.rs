@@ -6,8 +6,8 @@ use std::path::Path;
 
 use ingot_format::{Contents, Format, FormatError, View};
 
-use crate::dest::Payload;
 use crate::error::Error;
+use crate::payload::Payload;
 use crate::save::{SaveOptions, save};
 use crate::watch::Unwatched;
 

@@ -7,6 +7,7 @@ mod errors;
 mod index;
 mod intake;
 mod open;
+mod produced;
 mod serialize;
 mod shared;
 mod tensor;
@@ -19,7 +20,7 @@ mod _native {
     #[pymodule_export]
     use crate::open::{Archive, TensorInfo};
     #[pymodule_export]
-    use crate::serialize::{serialize, serialize_file};
+    use crate::serialize::{NewFile, prepare, serialize};
     #[pymodule_export]
     use crate::tensor::Buffer;
     #[pymodule_export]
