@@ -45,12 +45,19 @@ class Line:
             self._waiting.append((future, call))
             if len(self._waiting) > 1:
                 return future
+        if not self._starts_thread():
+            self._run()
+        return future
+
+    def _starts_thread(self) -> bool:
+        """Whether there is a thread now. An interpreter that is about to exit waits for no new one."""
+        if not threading.main_thread().is_alive():
+            return False
         try:
             threading.Thread(target=self._run, name=self._name, daemon=False).start()
         except RuntimeError:
-            # The interpreter is about to exit, or there can be no more threads.
-            self._run()
-        return future
+            return False
+        return True
 
     def _run(self) -> None:
         while True:

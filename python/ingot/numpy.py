@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from sys import modules
 from typing import overload
 
@@ -330,10 +331,16 @@ def _nibbles_fetcher(name: str, array: Array) -> Callable[[int, int], Array]:
 
 
 def _elements(array: Array, begin: int, end: int) -> Array:
-    """The elements from `begin` to `end` in C order, flat. Copies no more than those."""
+    """The elements from `begin` to `end` in C order, flat. Copies only those, and the rest of their rows."""
     if array.flags.c_contiguous:
         return array.reshape(-1)[begin:end]
-    return array.flat[begin:end]
+    while array.shape[0] == 1:
+        array = array[0]
+    row = prod(array.shape[1:])
+    first, last = begin // row, -(-end // row)
+    if last - first == 1 and array.ndim > 1:
+        return _elements(array[first], begin - first * row, end - first * row)
+    return array[first:last].reshape(-1)[begin - first * row : end - first * row]
 
 
 def _unpack_nibbles(dtype: numpy.dtype[Any]) -> Callable[[Array, tuple[int, ...]], Array]:
