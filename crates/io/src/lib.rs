@@ -12,6 +12,7 @@ mod execute;
 mod failure;
 mod gather;
 mod head;
+mod payload;
 mod plan;
 mod prefetch;
 mod region;
@@ -24,13 +25,14 @@ mod workers;
 
 pub use archive::{Archive, OpenOptions, Tensor};
 pub use backend::{BACKEND_VARIABLE, Backend};
-pub use dest::{Dest, Payload};
+pub use dest::{Bytes, Dest};
 pub use error::Error;
 pub use execute::ReadOptions;
+pub use payload::{Dim, FileRange, Footprint, Payload, Produce, Strided, overlapping};
 pub use plan::{OWN_BLOCK_NBYTES, Place, Plan, Read, SHARED_BLOCK_NBYTES, TooLarge};
 pub use prefetch::{Part, Prefetch, Request};
 pub use region::Region;
-pub use save::{Durability, ReadOnly, Replace, SaveOptions, save};
+pub use save::{Durability, ReadOnly, Replace, SaveOptions, Snapshot, save};
 pub use serialize::safetensors::{
     Dtype, SafeTensorError, SafeTensors, TensorView, View, serialize, serialize_to_file, slice, tensor,
 };

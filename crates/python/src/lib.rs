@@ -8,7 +8,9 @@ mod index;
 mod intake;
 mod open;
 mod prefetch;
+mod produced;
 mod serialize;
+mod shared;
 mod tensor;
 mod watch;
 mod wrap;
@@ -21,7 +23,7 @@ mod _native {
     #[pymodule_export]
     use crate::prefetch::Stream;
     #[pymodule_export]
-    use crate::serialize::{serialize, serialize_file};
+    use crate::serialize::{NewFile, prepare, serialize};
     #[pymodule_export]
     use crate::tensor::Buffer;
     #[pymodule_export]

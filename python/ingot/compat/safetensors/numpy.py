@@ -105,15 +105,22 @@ def _is_little_endian(tensor: Array) -> bool:
 
 def _tobytes(tensor: Array) -> bytes:
     """The bytes of the array in C order, little-endian."""
-    return bytes(memoryview(_ingot.payload("", tensor)[2]).cast("B")) if tensor.size else b""
+    return _packed("", tensor)[1].tobytes()
+
+
+def _packed(name: str, array: Array) -> tuple[tuple[int, ...], Array]:
+    """The shape, and the elements as a file has them, in memory."""
+    code, shape, stored = _ingot.payload(name, array)
+    if callable(stored):
+        stored = stored(0, array.size // 2 if code == "F4" else array.nbytes)
+    return shape, np.ascontiguousarray(stored)
 
 
 def _flatten(tensor_dict: dict[str, Array], keep_alive_buffer: list[Any]) -> dict[str, TensorSpec]:
     """As 0.8 hands them to `serialize`: by their address. Who keeps the list keeps them alive."""
     specs = {}
     for name, array in tensor_dict.items():
-        _, shape, packed = _ingot.payload(name, array)
-        data = np.asarray(packed)
+        shape, data = _packed(name, array)
         keep_alive_buffer.append(data)
         specs[name] = TensorSpec(
             dtype=array.dtype.name, shape=shape, data_ptr=data.ctypes.data, data_len=data.nbytes

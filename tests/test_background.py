@@ -1,0 +1,285 @@
+"""Saving in the background, and telling how far it is."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import threading
+import types
+from concurrent.futures import CancelledError, Future
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+import ingot
+import ingot.numpy
+from ingot import _progress
+from ingot._background import Line
+from processes import run
+
+MIB = 1 << 20
+
+
+def pipe(folder: Path) -> tuple[Path, threading.Thread, list[bytes]]:
+    """A pipe that is read only when its thread is started: a save into it lasts until then."""
+    path, found = folder / "pipe", []
+    os.mkfifo(path)
+    return path, threading.Thread(target=lambda: found.append(path.read_bytes())), found
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("ingot")]
+
+
+def wait_for_no_threads() -> None:
+    for thread in threading.enumerate():
+        if thread.name.startswith("ingot"):
+            thread.join()
+
+
+@pytest.mark.parametrize("nbytes", [0, 3, 5 * MIB, 70 * MIB])
+@pytest.mark.parametrize("durable", [True, False])
+def test_the_file_has_what_the_tensors_were_at_the_call(tmp_path: Path, nbytes: int, durable: bool) -> None:
+    array = numpy.arange(nbytes, dtype=numpy.uint8)
+    expected = ingot.numpy.save({"a": array, "t": numpy.arange(6.0).reshape(2, 3).T})
+    future = ingot.numpy.save_file(
+        {"a": array, "t": numpy.arange(6.0).reshape(2, 3).T}, tmp_path / "t", background=True, durable=durable
+    )
+    array[:] = 77
+    assert future.result() is None
+    assert (tmp_path / "t").read_bytes() == expected
+    wait_for_no_threads()
+    assert os.listdir(tmp_path) == ["t"]
+
+
+def test_without_a_snapshot_nothing_is_copied(tmp_path: Path) -> None:
+    path, reader, found = pipe(tmp_path)
+    array = numpy.zeros(3, numpy.uint8)
+    future = ingot.numpy.save_file({"a": array}, path, background=True, snapshot=False)
+    # The caller breaks the promise, and the file shows it: it was not copied.
+    array[:] = 1
+    reader.start()
+    future.result()
+    reader.join()
+    assert found == [ingot.numpy.save({"a": array})]
+
+
+def test_saves_follow_one_another_however_their_path_is_spelt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, reader, _ = pipe(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to("t")
+    first = ingot.numpy.save_file({}, slow, background=True)
+    spellings: list[Any] = ["t", "./t", "link", tmp_path / "t", b"t"]
+    saves = [
+        ingot.numpy.save_file({"a": numpy.full(3, number)}, path, background=True, durable=False)
+        for number, path in enumerate(spellings)
+    ]
+    # A relative path leads to where it did at the call.
+    monkeypatch.chdir("/")
+    assert not any(future.done() for future in [first, *saves])
+    assert threads() == ["ingot-background"]
+    reader.start()
+    for future in [first, *saves]:
+        future.result()
+    reader.join()
+    assert ingot.numpy.load_file(tmp_path / "t")["a"].tolist() == [len(spellings) - 1] * 3
+    wait_for_no_threads()
+
+
+def test_a_failure_is_the_one_that_a_plain_save_raises(tmp_path: Path) -> None:
+    path = tmp_path / "nowhere" / "t"
+    with pytest.raises(FileNotFoundError) as plain:
+        ingot.numpy.save_file({"a": numpy.zeros(3)}, path)
+    fault = ingot.numpy.save_file({"a": numpy.zeros(3)}, path, background=True).exception()
+    assert type(fault) is type(plain.value)
+    assert str(fault) == str(plain.value)
+    # What is wrong with the tensors is said at once.
+    with pytest.raises(ingot.DtypeError):
+        ingot.numpy.save_file({"a": numpy.array([None])}, path, background=True)
+
+
+def test_a_save_that_waits_can_be_cancelled(tmp_path: Path) -> None:
+    slow, reader, _ = pipe(tmp_path)
+    first = ingot.numpy.save_file({}, slow, background=True)
+    second = ingot.numpy.save_file({}, tmp_path / "t", background=True)
+    assert second.cancel()
+    reader.start()
+    first.result()
+    reader.join()
+    wait_for_no_threads()
+    with pytest.raises(CancelledError):
+        second.result()
+    assert not (tmp_path / "t").exists()
+
+
+def test_the_interpreter_waits_before_it_exits(tmp_path: Path) -> None:
+    program = """
+array = numpy.ones(40 << 20, numpy.uint8)
+ingot.numpy.save_file({"a": array}, "one", background=True)
+ingot.numpy.save_file({"a": array}, "two", background=True, snapshot=False)
+import atexit
+# Too late for a thread of its own.
+atexit.register(lambda: ingot.numpy.save_file({"a": array[:3]}, "three", background=True))
+say("exits")
+"""
+    assert run(program, folder=tmp_path).said() == "exits"
+    assert sorted(os.listdir(tmp_path)) == ["one", "three", "two"]
+    for name in ("one", "two"):
+        assert ingot.numpy.load_file(tmp_path / name)["a"].shape == (40 << 20,)
+    assert ingot.numpy.load_file(tmp_path / "three")["a"].tolist() == [1] * 3
+
+
+def test_a_child_knows_that_its_parent_saves_and_can_save_itself(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    program = """
+signal.alarm(60)
+running = ingot.numpy.save_file({}, "pipe", background=True)
+waiting = ingot.numpy.save_file({"a": numpy.ones(3)}, "parent", background=True)
+child = os.fork()
+if child == 0:
+    try:
+        for future in (running, waiting):
+            assert isinstance(future.exception(timeout=10), RuntimeError)
+        ingot.numpy.save_file({"a": numpy.ones(3)}, "child", background=True).result(10)
+        assert not os.path.exists("parent")
+        os._exit(0)
+    finally:
+        os._exit(1)
+code = os.waitpid(child, 0)[1]
+threading.Thread(target=lambda: open("pipe", "rb").read()).start()
+say([code, running.result(10), waiting.result(10)])
+"""
+    assert run(program, folder=tmp_path).said() == [0, None, None]
+    assert sorted(os.listdir(tmp_path)) == ["child", "parent", "pipe"]
+
+
+def test_a_line_keeps_no_call_that_is_done() -> None:
+    line = Line("ingot-test")
+
+    class Held:
+        pass
+
+    import weakref
+
+    held = Held()
+    gone = weakref.ref(held)
+    future: Future[None] = line.put(lambda held=held: None)
+    del held
+    future.result()
+    wait_for_no_threads()
+    assert gone() is None
+
+
+# Progress
+
+
+def test_a_function_is_told_bytes_up_to_all(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    for options in ({}, {"background": True}, {"atomic": False}):
+        told.clear()
+        future = ingot.numpy.save_file(
+            {"a": numpy.zeros(40 * MIB, numpy.uint8)},
+            tmp_path / "t",
+            progress=lambda *numbers: told.append(numbers),
+            durable=False,
+            **options,  # type: ignore[call-overload]
+        )
+        if future is not None:
+            future.result()
+        total = (tmp_path / "t").stat().st_size
+        assert told == sorted(told)
+        assert {numbers[1] for numbers in told} == {total}
+        assert told[-1] == (total, total)
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("nbytes", [3, 40 * MIB])
+@pytest.mark.parametrize("options", [{}, {"durable": False}, {"atomic": False}])
+def test_a_function_that_raises_stops_the_save(
+    tmp_path: Path, background: bool, nbytes: int, options: Any
+) -> None:
+    path = tmp_path / "t"
+    ingot.numpy.save_file({"a": numpy.zeros(3)}, path)
+    before = path.read_bytes()
+
+    class Stop(Exception):
+        pass
+
+    def save(stop: Any) -> None:
+        tensors = {"a": numpy.zeros(nbytes, numpy.uint8)}
+        future = ingot.numpy.save_file(tensors, path, progress=stop, background=background, **options)
+        assert future is not None
+        future.result()
+
+    def at_once(done: int, total: int) -> None:
+        raise Stop
+
+    def at_the_end(done: int, total: int) -> None:
+        # Everything is written, and only the name is missing.
+        if done == total:
+            raise Stop
+
+    for stop in (at_once, at_the_end):
+        with pytest.raises(Stop):
+            save(stop)
+        assert path.read_bytes() == before
+        assert os.listdir(tmp_path) == ["t"]
+
+
+@pytest.mark.parametrize("progress", [3, "yes", None])
+def test_progress_is_true_false_or_a_function(tmp_path: Path, progress: Any) -> None:
+    with pytest.raises(TypeError, match="progress"):
+        ingot.numpy.save_file({}, tmp_path / "t", progress=progress)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_bar_of_our_own_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # As where tqdm is not installed.
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    ingot.numpy.save_file({"a": numpy.zeros(3 * MIB, numpy.uint8)}, tmp_path / "m.bt", progress=True)
+    assert capsys.readouterr().err == "Saving m.bt: 100 % of 3.0 MiB\n"
+
+
+def test_on_a_terminal_the_line_grows() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    out = Terminal()
+    line = _progress._Line("Saving t", out)
+    for done in (0, 5, 5, 10):
+        line.tell(done, 10)
+    line.close()
+    assert out.getvalue() == ("\rSaving t:   0 % of 10 B\rSaving t:  50 % of 10 B\rSaving t: 100 % of 10 B\n")
+
+
+def test_a_bar_of_tqdm_gets_the_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bars: list[Any] = []
+
+    class Tqdm:
+        def __init__(self, **options: Any) -> None:
+            self.n, self.total, self.closed = 0, None, False
+            bars.append(self)
+
+        def update(self, more: int) -> None:
+            self.n += more
+
+        def close(self) -> None:
+            self.closed = True
+
+    module = types.ModuleType("tqdm.auto")
+    module.tqdm = Tqdm  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tqdm.auto", module)
+    path = tmp_path / "t"
+    ingot.numpy.save_file({"a": numpy.zeros(3)}, path, progress=True)
+    (bar,) = bars
+    assert bar.n == bar.total == path.stat().st_size
+    assert bar.closed
