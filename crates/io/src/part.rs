@@ -6,7 +6,7 @@ use ingot_format::{Dtype, Index, Selection, to_u64, to_usize};
 
 use crate::archive::{Archive, Tensor};
 use crate::block::Block;
-use crate::convert::{convert, converts};
+use crate::convert::{convert, converts, is_float};
 use crate::dest::Dest;
 use crate::error::{Error, Misfit};
 use crate::execute::{ReadOptions, threads};
@@ -37,14 +37,15 @@ const STAGE_NBYTES: usize = 64 << 10;
 const ALIGNMENT: usize = 64;
 
 impl<'a> Part<'a> {
-    /// What `index` takes of `tensor`, converted to `dtype`. An empty index takes all; no dtype leaves what there is.
+    /// What `index` takes of `tensor`; an empty index takes all. Floats are converted to `dtype`, if there is one. What
+    /// is no float stays what it is.
     ///
     /// # Errors
     /// [`Error::Slice`] when the index does not fit; [`Error::Conversion`] between dtypes that are not converted.
     pub fn new(tensor: Tensor<'a>, index: &[Index], dtype: Option<Dtype>) -> Result<Part<'a>, Error> {
         let selection = tensor.selection(index)?;
         let stored = tensor.entry().dtype;
-        let dtype = dtype.unwrap_or(stored);
+        let dtype = dtype.filter(|_| is_float(stored)).unwrap_or(stored);
         if !converts(stored, dtype) {
             return Err(Error::Conversion {
                 path: tensor.archive().path().map(ToOwned::to_owned),

@@ -167,12 +167,14 @@ fn runs_side_by_side_are_read_at_once() {
 
 #[test]
 fn a_conversion_that_is_not_known_is_refused_with_both_dtypes() {
-    let bytes = file(&[("m", Dtype::I32, &[4])]);
+    let bytes = file(&[("m", Dtype::F32, &[4]), ("n", Dtype::I32, &[4])]);
     let archive = Archive::from_source(Box::new(MemorySource::new(bytes)), &Limits::default()).unwrap();
-    let refused = Part::new(archive.find("m").unwrap(), &[], Some(Dtype::F32)).unwrap_err();
+    let integers = Part::new(archive.find("n").unwrap(), &[], Some(Dtype::F16)).unwrap();
+    assert_eq!(integers.dtype(), Dtype::I32);
+    let refused = Part::new(archive.find("m").unwrap(), &[], Some(Dtype::I32)).unwrap_err();
     assert!(matches!(refused, Error::Conversion { .. }));
     assert_eq!(refused.code(), "no-conversion");
-    assert_eq!(refused.to_string(), "tensor `m`: I32 is not converted to F32");
+    assert_eq!(refused.to_string(), "tensor `m`: F32 is not converted to I32");
 }
 
 #[test]

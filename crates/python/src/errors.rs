@@ -27,6 +27,8 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
         Error::Read { .. } | Error::Changed { .. } => "StorageError",
         Error::Write { .. } => return write_error(py, error),
         Error::Unstorable { .. } => "SaveError",
+        Error::Conversion { .. } => "DtypeError",
+        Error::Destination { .. } => "DestinationError",
         Error::Closed { .. } => "ClosedError",
         // Failures that a later version of ingot-io adds are still ours.
         _ => "SafetensorError",

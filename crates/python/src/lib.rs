@@ -7,6 +7,7 @@ mod errors;
 mod index;
 mod intake;
 mod open;
+mod parts;
 mod serialize;
 mod tensor;
 mod watch;

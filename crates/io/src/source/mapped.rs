@@ -196,7 +196,8 @@ fn copy_by_the_kernel(pages: &MmapRaw, start: u64, runs: &[Run], dest: &mut [u8]
     usize::try_from(copied).is_ok_and(|copied| copied == dest.len())
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
+#[cfg(target_os = "linux")]
 mod tests {
     use super::*;
 
