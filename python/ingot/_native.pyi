@@ -86,7 +86,7 @@ class Archive:
     def fill(
         self,
         wanted: list[tuple[str, Any, str | None]],
-        memories: list[tuple[str, Any]],
+        memories: list[tuple[str, Any, bool]],
         *,
         threads: int | None = None,
         progress: Callable[[int, int], object] | None = None,

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     # The name in the file, the index into it and the dtype to convert to.
     Wanted = tuple[str, Any, str | None]
+    # The code of the dtype, a capsule or a buffer, and whether the buffer is of a tensor without dimensions.
+    Memory = tuple[str, Any, bool]
 
 Tensor = TypeVar("Tensor")
 
@@ -147,7 +149,7 @@ def load(
 def fill(
     archive: Archive,
     wanted: list[Wanted],
-    memories: Mapping[str, tuple[str, Any]],
+    memories: Mapping[str, Memory],
 ) -> None:
     """Read what is wanted into memory of others."""
     archive.fill(wanted, list(memories.values()))

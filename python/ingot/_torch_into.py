@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ._native import Archive
+    from ._select import Memory, Wanted
 
 # Bytes that are read at once for a tensor that torch has to copy.
 PIECE_NBYTES = 64 << 20
@@ -115,15 +116,13 @@ def _read(archive: Archive, wanted: list[tuple[str, str, torch.Tensor]]) -> None
             straight[name] = (source, tensor, code)
         else:
             pieces.append((source, tensor, code if converts else None))
-    requests: list[tuple[str, Any, str | None]] = [
-        (source, None, code) for source, _, code in straight.values()
-    ]
+    requests: list[Wanted] = [(source, None, code) for source, _, code in straight.values()]
     fill(archive, requests, {name: memory(name, tensor) for name, (_, tensor, _) in straight.items()})
     for source, tensor, code in pieces:
         copy_pieces(archive, (source, None, code), tensor)
 
 
-def copy_pieces(archive: Archive, wanted: tuple[str, Any, str | None], tensor: torch.Tensor) -> None:
+def copy_pieces(archive: Archive, wanted: Wanted, tensor: torch.Tensor) -> None:
     """Have torch copy what is wanted to `tensor`, a piece at a time. Only of whole tensors are there many."""
     from .torch import wrap
 
@@ -152,9 +151,7 @@ def _pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[Any, ...]]:
         yield (slice(begin, begin + step),)
 
 
-def fill_tensors(
-    archive: Archive, wanted: list[tuple[str, Any, str | None]], tensors: Mapping[str, torch.Tensor]
-) -> None:
+def fill_tensors(archive: Archive, wanted: list[Wanted], tensors: Mapping[str, torch.Tensor]) -> None:
     """Read what is wanted into `tensors`, those of the CPU straight."""
     pairs = list(zip(wanted, tensors.items(), strict=True))
     straight = [pair for pair in pairs if pair[1][1].device.type == "cpu"]
@@ -166,7 +163,7 @@ def fill_tensors(
             copy_pieces(archive, one, tensor)
 
 
-def memory(name: str, tensor: torch.Tensor) -> tuple[str, Any]:
+def memory(name: str, tensor: torch.Tensor) -> Memory:
     """The code of the tensor's dtype, and its memory as a capsule."""
     from .torch import _crosses_by_dlpack, _to_dlpack
 
@@ -177,9 +174,9 @@ def memory(name: str, tensor: torch.Tensor) -> tuple[str, Any]:
         )
     plain = tensor.detach()
     if _crosses_by_dlpack(plain.dtype):
-        return code, _to_dlpack(plain)
+        return code, _to_dlpack(plain), False
     # The elements of dtypes that DLPack of this torch lacks are of one byte.
-    return code, _to_dlpack(plain.view(torch.uint8))
+    return code, _to_dlpack(plain.view(torch.uint8)), False
 
 
 def _code(tensor: torch.Tensor) -> str | None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from ._native import Archive, TensorInfo
-    from ._select import Wanted
+    from ._select import Memory, Wanted
     from ._serialize import Format, Path
 
     Array = numpy.ndarray[Any, numpy.dtype[Any]]
@@ -374,7 +374,7 @@ def _fill(archive: Archive, wanted: list[Wanted], arrays: Mapping[str, Any]) -> 
     _select.fill(archive, wanted, {name: _memory(name, array) for name, array in arrays.items()})
 
 
-def _memory(name: str, array: Any) -> tuple[str, Any]:
+def _memory(name: str, array: Any) -> Memory:
     """The code of the array's dtype, and its memory as a buffer."""
     if not isinstance(array, numpy.ndarray):
         raise TypeError(f"tensor {_quoted(name)}: expected a numpy.ndarray, found {type(array).__name__}")
@@ -387,8 +387,9 @@ def _memory(name: str, array: Any) -> tuple[str, Any]:
             f"no file has the destination's dtype, {array.dtype!r}, as it lies in memory",
             "destination-dtype",
         )
-    # The buffer protocol has no letter for the dtypes of ml_dtypes. Numbers of the same size lie as they do.
-    return code, array.view(f"V{array.itemsize}") if array.dtype.kind == "V" else array
+    # The buffer protocol has no letter for the dtypes of ml_dtypes, and no shape without dimensions.
+    lettered = array.view(f"V{array.itemsize}") if array.dtype.kind == "V" else array
+    return code, lettered if array.ndim else lettered.reshape(1), not array.ndim
 
 
 def mover(device: object) -> None:

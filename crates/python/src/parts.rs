@@ -15,8 +15,9 @@ use crate::wrap::Wrap;
 /// A name, an index or None for all of it, the code of a dtype or None for what is stored.
 pub(crate) type Wanted<'py> = (Bound<'py, PyString>, Option<Bound<'py, PyAny>>, Option<String>);
 
-/// The code of a dtype, and memory for elements of it: a DLPack capsule or a buffer.
-pub(crate) type Memory<'py> = (String, Bound<'py, PyAny>);
+/// The code of a dtype, memory for elements of it (a DLPack capsule or a buffer), and whether its one element is a
+/// tensor without dimensions: Python has no such buffers.
+pub(crate) type Memory<'py> = (String, Bound<'py, PyAny>, bool);
 
 /// The tensors that are asked for, in that order.
 pub(crate) fn take<'py>(
@@ -71,14 +72,15 @@ pub(crate) fn fill<'py>(
 ) -> PyResult<()> {
     let parts = parts(py, archive, wanted)?;
     let mut destinations = Vec::with_capacity(memories.len());
-    for (part, (code, memory)) in parts.iter().zip(memories) {
+    for (part, (code, memory, is_scalar)) in parts.iter().zip(memories) {
         // A dtype that no file has is that of no part, which is what the refusal then says.
         let dtype = Dtype::from_code(&code).unwrap_or(part.dtype());
-        let destination = Destination::new(dtype, &memory).map_err(|fault| {
-            match fault.is_instance_of::<PyBufferError>(py) {
-                true => refuse(py, part, "destination", &fault.value(py).to_string()),
-                false => fault,
-            }
+        let destination = Destination::new(dtype, &memory, is_scalar).map_err(|fault| match fault
+            .is_instance_of::<PyBufferError>(
+            py,
+        ) {
+            true => refuse(py, part, "destination", &fault.value(py).to_string()),
+            false => fault,
         })?;
         destinations.push(destination);
     }

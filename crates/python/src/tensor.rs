@@ -381,11 +381,12 @@ unsafe impl Sync for Destination {}
 
 impl Destination {
     /// The elements of a DLPack capsule or of a buffer, which are `dtype` whatever that says they are. Fails for what
-    /// is on another device, may not be written to or holds elements of another size.
-    pub(crate) fn new(dtype: Dtype, memory: &Bound<'_, PyAny>) -> PyResult<Destination> {
+    /// is on another device, may not be written to or holds elements of another size. Of a buffer that `is_scalar` only
+    /// the first element counts.
+    pub(crate) fn new(dtype: Dtype, memory: &Bound<'_, PyAny>, is_scalar: bool) -> PyResult<Destination> {
         // SAFETY: asks for an object, and a name that is a C string.
         if unsafe { ffi::PyCapsule_IsValid(memory.as_ptr(), CAPSULE_NAME.as_ptr()) } == 0 {
-            Destination::from_buffer(dtype, memory)
+            Destination::from_buffer(dtype, memory, is_scalar)
         } else {
             Destination::from_capsule(dtype, memory)
         }
@@ -420,26 +421,18 @@ impl Destination {
         Destination::of(dtype, start, itemsize, sizes, strides, owner)
     }
 
-    fn from_buffer(dtype: Dtype, memory: &Bound<'_, PyAny>) -> PyResult<Destination> {
+    fn from_buffer(dtype: Dtype, memory: &Bound<'_, PyAny>, is_scalar: bool) -> PyResult<Destination> {
         let buffer = PyUntypedBuffer::get(memory)?;
         if buffer.readonly() {
             return Err(PyBufferError::new_err("the destination may not be written to"));
         }
-        let sizes: Option<Vec<i64>> = buffer
-            .shape()
-            .iter()
-            .map(|&size| i64::try_from(size).ok())
-            .collect();
-        let strides = Some(buffer.strides().to_vec());
+        let rank = if is_scalar { 0 } else { buffer.dimensions() };
+        let sizes = buffer.shape().iter().map(|&size| i64::try_from(size).ok());
+        let sizes = sizes.take(rank).collect::<Option<Vec<_>>>().unwrap_or_default();
+        let strides = buffer.strides().iter().copied().take(rank).collect();
         let (start, itemsize) = (buffer.buf_ptr().cast(), buffer.item_size());
-        Destination::of(
-            dtype,
-            start,
-            itemsize,
-            &sizes.unwrap_or_default(),
-            strides,
-            Owner::Buffer(buffer),
-        )
+        let owner = Owner::Buffer(buffer);
+        Destination::of(dtype, start, itemsize, &sizes, Some(strides), owner)
     }
 
     fn of(
