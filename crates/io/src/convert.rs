@@ -190,14 +190,14 @@ struct Small {
     bias: u32,
     /// The largest magnitude that is a number.
     largest: u32,
-    /// What is larger than that: infinity, or a NaN.
+    /// What is larger than that: infinity, a NaN, or the largest itself where PyTorch (2.13) saturates.
     overflow: u32,
     nan: Nan,
 }
 
 #[derive(Clone, Copy, PartialEq)]
 enum Nan {
-    /// The magnitude of all ones, with the sign of what became one. So is every magnitude above `overflow`.
+    /// The magnitude of all ones, with the sign of what became one. With more than one mantissa above the infinity, if there is one.
     Signed,
     /// Only the byte 0x80, which would be a negative zero.
     NegativeZero,
@@ -206,7 +206,7 @@ enum Nan {
 }
 
 impl Small {
-    const E4M3: Small = Small::new(3, 7, 0x7E, 0x7F, Nan::Signed);
+    const E4M3: Small = Small::new(3, 7, 0x7E, 0x7E, Nan::Signed);
     const E5M2: Small = Small::new(2, 15, 0x7B, 0x7C, Nan::Signed);
     const E4M3FNUZ: Small = Small::new(3, 8, 0x7F, 0x80, Nan::NegativeZero);
     const E5M2FNUZ: Small = Small::new(2, 16, 0x7F, 0x80, Nan::NegativeZero);
@@ -247,7 +247,7 @@ impl Small {
             Nan::NegativeZero if byte == 0x80 => return INFINITY | 1,
             Nan::AllOnes if byte == 0xFF => return INFINITY | 1,
             Nan::AllOnes if byte == 0 => return 1 << 22,
-            Nan::Signed if magnitude >= self.overflow => {
+            Nan::Signed if magnitude > self.largest => {
                 let mantissa = magnitude & ((1 << self.mantissa_bits) - 1);
                 let quiet = if mantissa == 0 { 0 } else { QUIET_BIT };
                 return sign | INFINITY | quiet | mantissa << (23 - self.mantissa_bits);
@@ -360,6 +360,7 @@ mod tests {
         };
         let magnitude = u32::try_from(magnitude).unwrap();
         match dtype {
+            Dtype::F8_E4M3 if magnitude == 0x7F => 0x7E | u32::from(value.is_sign_negative()) << 7,
             Dtype::F8_E4M3FNUZ | Dtype::F8_E5M2FNUZ if magnitude > 0x7F => 0x80,
             Dtype::F8_E4M3FNUZ | Dtype::F8_E5M2FNUZ if magnitude == 0 => 0,
             _ if value.is_sign_negative() => sign_bit | magnitude,
