@@ -21,6 +21,9 @@ const SHORT_RUN_NBYTES: u64 = 8 << 10;
 /// Below this number of runs there is nothing to be won by anything but reading them.
 const FEW_RUNS: usize = 8;
 
+/// The page of the machines on which the distance of addresses was seen to matter.
+pub(crate) const PAGE_NBYTES: usize = 4096;
+
 /// Runs that are looked at together: as many as one call of the system takes.
 const BATCH: usize = 1024;
 
@@ -60,6 +63,11 @@ impl<'s> Cursor<'s> {
             self.passed = reach % row.nbytes;
             left = 0;
         }
+    }
+
+    /// Where the next run begins, counted from the start of the tensor.
+    pub(crate) fn begin(&self) -> u64 {
+        self.row.as_ref().map_or(0, |row| row.begin + self.passed)
     }
 
     /// The next run, of at most `most` bytes.
@@ -196,8 +204,8 @@ fn read_span<'d>(
         read_exactly(source, position, part)?;
         return Ok(rest);
     }
-    scratch.resize(length(whole).max(scratch.len()), 0);
-    let scratch = &mut scratch[..length(whole)];
+    scratch.resize((length(whole) + PAGE_NBYTES).max(scratch.len()), 0);
+    let scratch = level(scratch, position, length(whole));
     read_exactly(source, position, scratch)?;
     let mut at = 0;
     for &run in span {
@@ -209,6 +217,17 @@ fn read_span<'d>(
         at += length(run);
     }
     Ok(rest)
+}
+
+/// `nbytes` bytes of `buffer`, which has a page more, that begin as far into a page as `position` does in the file.
+///
+/// Processors copy to an address a few bytes further into a page than the one they copy from at a fifth of their speed
+/// (2026-11, pread of 64 KiB: 2 GB/s where the distance is 8 or 16 bytes, 10 GB/s where it is 0, 32 or 64).
+pub(crate) fn level(buffer: &mut [u8], position: u64, nbytes: usize) -> &mut [u8] {
+    let page = to_u64(PAGE_NBYTES);
+    let address = to_u64(buffer.as_ptr().addr()) % page;
+    let skip = to_usize((position % page + page - address) % page).unwrap_or(0);
+    &mut buffer[skip..skip + nbytes]
 }
 
 /// A size that fits, because the whole selection has a place in memory.

@@ -11,7 +11,7 @@ use crate::dest::Dest;
 use crate::error::{Error, Misfit};
 use crate::execute::{ReadOptions, threads};
 use crate::failure::{Failure, size};
-use crate::gather::{Cursor, gather};
+use crate::gather::{Cursor, PAGE_NBYTES, gather, level};
 use crate::plan::{OWN_BLOCK_NBYTES, SHARED_BLOCK_NBYTES};
 use crate::region::Region;
 use crate::source::{Memory, Source};
@@ -357,11 +357,11 @@ impl Job<'_, '_> {
         }
         let (stored, wanted) = (size(width(from))?, size(width(to))?);
         let most = STAGE_NBYTES / stored.max(wanted);
-        let mut stage = vec![0; most * stored];
+        let mut stage = vec![0; most * stored + PAGE_NBYTES];
         let mut converted = vec![0; most * wanted];
         while place.len() > 0 {
             let (now, later) = place.split_at(most * wanted);
-            let stage = &mut stage[..now.len() / wanted * stored];
+            let stage = level(&mut stage, start + cursor.begin(), now.len() / wanted * stored);
             gather(source, start, &mut cursor, stage)?;
             match now {
                 Place::Together(mut dest) => dest.fill(|bytes| convert(from, to, stage, bytes)),
