@@ -20,7 +20,7 @@ def run(program: Path, *arguments: str) -> dict:
     return json.loads(done.stdout)
 
 
-def in_turn(rounds: int, measure: Callable[[str], dict], sides: tuple[str, str]) -> dict[str, list[dict]]:
+def in_turn(rounds: int, measure: Callable[[str], dict], sides: tuple[str, ...]) -> dict[str, list[dict]]:
     """`measure` of both sides, `rounds` times, in changing order."""
     found: dict[str, list[dict]] = {side: [] for side in sides}
     for round_ in range(rounds):

@@ -49,7 +49,7 @@ class TensorIterator:
         if found is None:
             raise StopIteration
         name, tensor = found
-        return name, _open._moved(self._archive, name, tensor, self._move)
+        return name, _open.moved(self._archive, name, tensor, self._move)
 
     def close(self) -> None:
         """Stop reading, and let go of what was not taken. Again is allowed."""

@@ -101,6 +101,22 @@ class Archive:
         threads: int | None = None,
         progress: Callable[[int, int], object] | None = None,
     ) -> int: ...
+    def parts(
+        self,
+        wanted: list[tuple[str, Any, str | None]],
+        wrap: Wrap,
+        *,
+        threads: int | None = None,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> list[Any]: ...
+    def fill(
+        self,
+        wanted: list[tuple[str, Any, str | None]],
+        memories: list[tuple[str, Any, bool]],
+        *,
+        threads: int | None = None,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> None: ...
     def share(self) -> Archive: ...
     def close(self) -> None: ...
 

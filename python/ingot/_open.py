@@ -148,7 +148,7 @@ class safe_open:
             Reading failed, or the file is shorter now than when it was opened.
         """
         archive = self._archive
-        return _moved(archive, name, archive.tensor(name, self._adapter.wrap), self._move)
+        return moved(archive, name, archive.tensor(name, self._adapter.wrap), self._move)
 
     def get_tensors(self, names: Iterable[str] | None = None) -> dict[str, Any]:
         """Read several tensors at once, which is faster than one by one.
@@ -380,7 +380,7 @@ class TensorSlice:
             part = self._archive.select(name, index, wrap)
         except NotImplementedError:
             part = self._indexed(self._archive.tensor(name, wrap), index)
-        return _moved(self._archive, name, part, self._move)
+        return moved(self._archive, name, part, self._move)
 
     def _indexed(self, tensor: Any, index: Any) -> Any:
         try:
@@ -411,11 +411,12 @@ def tensors(archive: Archive, names: Iterable[str] | None, wrap: Wrap, move: Mov
     if move is not None:
         for name in found:
             # One by one, so that what has been moved is freed before the next is.
-            found[name] = _moved(archive, name, found[name], move)
+            found[name] = moved(archive, name, found[name], move)
     return found
 
 
-def _moved(archive: Archive, name: str, tensor: Any, move: Move | None) -> Any:
+def moved(archive: Archive, name: str, tensor: Any, move: Move | None) -> Any:
+    """`tensor` on the device that `move` takes it to."""
     if move is None:
         return tensor
     try:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+    from ._native import Archive
+
     Views = dict[str, dict[str, Any]]
 
 KEY = "ingot.shared"
@@ -95,17 +97,23 @@ def with_views(metadata: dict[str, str] | None, views: Views) -> dict[str, str] 
     return others if others or metadata is not None else None
 
 
-def restore(tensors: dict[str, torch.Tensor], metadata: Mapping[str, str] | None, where: str) -> None:
-    """Add to `tensors` those that the record in `metadata` names, on the memory of those that are there.
+def recorded(archive: Archive, where: str) -> Views:
+    """The names that the record in the file's metadata adds to those of its tensors.
 
     A name that the file itself has stays what it is, and one whose base is not there is left out: the record
     may have been copied along with other metadata.
     """
+    metadata = archive.metadata()
     if metadata is None or KEY not in metadata:
-        return
-    for name, place in _record(metadata[KEY], where).items():
-        if name not in tensors and place["of"] in tensors:
-            tensors[name] = _view(name, tensors[place["of"]], place, where)
+        return {}
+    record = _record(metadata[KEY], where)
+    return {name: place for name, place in record.items() if name not in archive and place["of"] in archive}
+
+
+def restore(tensors: dict[str, torch.Tensor], views: Views, where: str) -> None:
+    """Add `views` to `tensors`, on the memory of those that are there."""
+    for name, place in views.items():
+        tensors[name] = _view(name, tensors[place["of"]], place, where)
 
 
 def _record(text: str, where: str) -> Views:

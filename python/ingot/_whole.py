@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Generic, TypeVar, overload
 
 from . import _native, _open
+from ._select import Selected, chosen
 from ._serialize import known_format, named, texts, write_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from concurrent.futures import Future
     from typing import Any, Literal
 
     from typing_extensions import Buffer, Unpack
 
+    from ._native import TensorInfo
     from ._progress import Progress
     from ._serialize import Format, Path, Payload, SaveOptions
 
@@ -46,8 +48,18 @@ class Whole(Generic[Tensor]):
         self._mover = mover
         self._payload = payload
 
-    def load_file(self, filename: Path, device: Any = None, *, backend: str = "auto") -> dict[str, Tensor]:
-        """Load all tensors of a file.
+    def load_file(
+        self,
+        filename: Path,
+        device: Any = None,
+        *,
+        backend: str = "auto",
+        keys: Iterable[str] | None = None,
+        prefix: str | tuple[str, ...] | None = None,
+        where: Callable[[TensorInfo], object] | None = None,
+        slices: Mapping[str, Any] | None = None,
+    ) -> dict[str, Tensor]:
+        """Load the tensors of a file, or some of them, or parts of them.
 
         Parameters
         ----------
@@ -58,12 +70,14 @@ class Whole(Generic[Tensor]):
             upstream puts them: on the framework's default device, and paddle's on the CPU.
         backend : {"auto", "mmap", "pread"}
             As for `ingot.safe_open`.
+        keys, prefix, where, slices : optional
+            As for `ingot.numpy.load_file`: which tensors, and how much of each. Nothing else is read.
 
         Returns
         -------
         dict of str to tensor
-            In the order of the file, with the shape of the header. The module says which tensors are views of
-            the file and which are copies.
+            In the order of `keys`, else of the file, with the shape of the header. The module says which
+            tensors are views of the file and which are copies.
 
         Raises
         ------
@@ -74,13 +88,19 @@ class Whole(Generic[Tensor]):
         DtypeError
             The framework lacks a tensor's dtype or cannot hold its shape. `ingot.safe_open` reads the other
             tensors.
+        TensorNotFoundError
+            `keys` or `slices` name a tensor that the file does not have. The nearest name is in the message.
+        SliceError
+            An index does not fit its tensor.
         StorageError
             Reading failed.
         OptionError
-            `device` or `backend` is not one of the choices.
+            `device` or `backend` is not one of the choices; or `slices` have a tensor that the other options
+            leave out.
         """
         move = self._mover(device)
-        return _open.tensors(_open.open_archive(filename, backend), None, self._wrap, move)
+        selected: Selected[Tensor] = Selected(keys, prefix, where, slices)
+        return chosen(_open.open_archive(filename, backend), selected, self._wrap, move)
 
     def load(self, data: Buffer, device: Any = None) -> dict[str, Tensor]:
         """Load all tensors from the bytes of a file.

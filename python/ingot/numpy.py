@@ -6,9 +6,10 @@ from math import prod
 from sys import modules
 from typing import overload
 
-from . import _native, _open
+from . import _native, _open, _select
 from ._dtypes import CODES, F4_LOOSE, NAMES
 from ._frameworks import missing
+from ._select import Selected, float_code, misfit
 from ._serialize import known_format, named, texts, write_file
 from .errors import DtypeError, OptionError, SaveError, _quoted
 
@@ -19,13 +20,15 @@ except ModuleNotFoundError as error:
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from concurrent.futures import Future
     from typing import Any, Literal
 
     from typing_extensions import Buffer, Unpack
 
+    from ._native import Archive, TensorInfo
     from ._progress import Progress
+    from ._select import Memory, Wanted
     from ._serialize import Format, Path, SaveOptions
 
     Array = numpy.ndarray[Any, numpy.dtype[Any]]
@@ -53,8 +56,18 @@ ML_DTYPES = {code: name for code, name in NAMES.items() if code not in DTYPES} |
 _PLAIN = {numpy.dtype(dtype): code for code, dtype in DTYPES.items()}
 
 
-def load_file(filename: Path, *, backend: str = "auto") -> dict[str, Array]:
-    """Load all arrays of a file.
+def load_file(
+    filename: Path,
+    *,
+    backend: str = "auto",
+    keys: Iterable[str] | None = None,
+    prefix: str | tuple[str, ...] | None = None,
+    where: Callable[[TensorInfo], object] | None = None,
+    slices: Mapping[str, Any] | None = None,
+    dtype: Any = None,
+    out: Mapping[str, Array] | None = None,
+) -> dict[str, Array]:
+    """Load the arrays of a file, or some of them, or parts of them.
 
     Parameters
     ----------
@@ -62,14 +75,34 @@ def load_file(filename: Path, *, backend: str = "auto") -> dict[str, Array]:
         A `.safetensors` or a `.bt` file. The content decides which, not the name.
     backend : {"auto", "mmap", "pread"}
         As for `ingot.safe_open`.
+    keys : iterable of str, optional
+        Only these arrays, in this order.
+    prefix : str or tuple of str, optional
+        Only arrays whose names begin with it, or with one of them.
+    where : callable, optional
+        Only arrays for which it gives something true. It is called with what `ingot.safe_open.info` gives. An
+        array has to pass all of `keys`, `prefix` and `where`; nothing is read of those that do not.
+    slices : dict of str to index, optional
+        For some of these arrays, the part that shall be read: what would stand in ``array[...]``, as for
+        `ingot.safe_open.get_slice`. Of rows no other byte is read, of columns half as many again at most,
+        where they are longer than 1 KiB.
+    dtype : numpy.dtype, its name, or a code of the header such as ``"BF16"``, optional
+        Convert floating-point arrays to this dtype while they are read, chunk by chunk, with the values that
+        PyTorch's ``tensor.to(dtype)`` gives. The arrays in the dtype of the file are never in memory. Others
+        stay what they are.
+    out : dict of str to numpy.ndarray, optional
+        Read these arrays into memory that is there already, without a second copy, and give the same objects
+        back. They may be strided in any way. They need the shape and the dtype of what is read into them, and
+        memory that no other of them has.
 
     Returns
     -------
     dict of str to numpy.ndarray
-        In the order of the file, with the shape of the header. With ``"mmap"`` they are views of the mapped
-        file, copy on write: they may be written to, the file does not change, and nothing is read before it
-        is touched. ``BF16``, ``F8_…`` and ``F4`` are the dtypes of ml_dtypes; ``F4`` is unpacked, one element
-        to a byte.
+        In the order of `keys`, else of the file, with the shape of the header. With ``"mmap"`` they are views
+        of the mapped file, copy on write: they may be written to, the file does not change, and nothing is
+        read before it is touched; slices that do not lie together in the file, and converted arrays, have
+        memory of their own. ``BF16``, ``F8_…`` and ``F4`` are the dtypes of ml_dtypes; ``F4`` is unpacked,
+        one element to a byte.
 
     Raises
     ------
@@ -77,15 +110,26 @@ def load_file(filename: Path, *, backend: str = "auto") -> dict[str, Array]:
         The file cannot be opened.
     HeaderError
         The file breaks a rule of its format; ``code`` says which.
+    TensorNotFoundError
+        `keys`, `slices` or `out` name an array that the file does not have. The nearest name is in the
+        message.
+    SliceError
+        An index does not fit its array.
     DtypeError
-        NumPy lacks a tensor's dtype or has fewer dimensions, or ml_dtypes is not installed. `ingot.safe_open`
-        reads the other tensors.
+        NumPy lacks a tensor's dtype or has fewer dimensions, ml_dtypes is not installed, or a dtype cannot be
+        converted. `ingot.safe_open` reads the other tensors.
+    DestinationError
+        An array of `out` has another shape or dtype, may not be written to, or shares memory with another or
+        with itself. Nothing has been read.
     StorageError
-        Reading failed.
+        Reading failed. What was read by then is in the arrays of `out`.
     OptionError
-        `backend` is not one of the choices.
+        `backend` or `dtype` is not one of the choices; or `slices` or `out` have an array that the other
+        options leave out.
     """
-    return _open.tensors(_open.open_archive(filename, backend), None, wrap, None)
+    code = None if dtype is None else float_code(_code(dtype), dtype)
+    selected = Selected(keys, prefix, where, slices, code, out)
+    return _select.chosen(_open.open_archive(filename, backend), selected, wrap, None, _fill)
 
 
 def load(data: Buffer) -> dict[str, Array]:
@@ -379,6 +423,40 @@ def _resolve(code: str) -> numpy.dtype[Any] | Callable[[Array, tuple[int, ...]],
 
 
 wrap: _native.Wrap = _native.Wrap.buffer(numpy.ndarray, _resolve)
+
+
+def _code(dtype: Any) -> str | None:
+    """The header's word for a dtype, or for what NumPy takes for one."""
+    if isinstance(dtype, str) and (dtype in DTYPES or dtype in ML_DTYPES):
+        return dtype
+    try:
+        known = numpy.dtype(dtype)
+    except TypeError:
+        return CODES.get(dtype) if isinstance(dtype, str) else None
+    return _PLAIN.get(known) or CODES.get(known.name)
+
+
+def _fill(archive: Archive, wanted: list[Wanted], arrays: Mapping[str, Any]) -> None:
+    """Read what is wanted into `arrays`."""
+    _select.fill(archive, wanted, {name: _memory(name, array) for name, array in arrays.items()})
+
+
+def _memory(name: str, array: Any) -> Memory:
+    """The code of the array's dtype, and its memory as a buffer."""
+    if not isinstance(array, numpy.ndarray):
+        raise TypeError(f"tensor {_quoted(name)}: expected a numpy.ndarray, found {type(array).__name__}")
+    code = _PLAIN.get(array.dtype)
+    if code is None and array.dtype.isnative:
+        code = CODES.get(array.dtype.name)
+    if code is None:
+        raise misfit(
+            name,
+            f"no file has the destination's dtype, {array.dtype!r}, as it lies in memory",
+            "destination-dtype",
+        )
+    # The buffer protocol has no letter for the dtypes of ml_dtypes, and no shape without dimensions.
+    lettered = array.view(f"V{array.itemsize}") if array.dtype.kind == "V" else array
+    return code, lettered if array.ndim else lettered.reshape(1), not array.ndim
 
 
 def mover(device: object) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import overload
 
-from . import _native, _open
+from . import _native, _open, _select
 from ._dtypes import F4_PACKED, NAMES
 from ._frameworks import lacks, missing
+from ._select import Selected, float_code
 from ._serialize import known_format, named, one_of, texts, unpacked, write_file
 from .errors import OptionError, SaveError, _escaped, _quoted
 
@@ -16,7 +17,8 @@ try:
 except ModuleNotFoundError as error:
     raise missing("torch", error) from None
 
-from ._torch_alias import restore, views_among, with_views
+from ._torch_alias import recorded, restore, views_among, with_views
+from ._torch_into import Incompatible, fill_tensors, into, refuse_destination
 from ._torch_model import load_model, save_model
 from ._torch_pieces import fetcher
 from ._torch_plain import not_plain
@@ -24,15 +26,16 @@ from ._torch_sharing import refuse_shared
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from concurrent.futures import Future
     from typing import Any, Literal
 
     from typing_extensions import Buffer, Unpack
 
-    from ._native import Archive
+    from ._native import Archive, TensorInfo
     from ._progress import Progress
     from ._serialize import Format, Path, SaveOptions
+    from ._torch_alias import Views
 
     Shared = Literal["error", "copy", "alias"]
     Contiguous = Literal["error", "copy"]
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
         contiguous: Contiguous
 
 
-__all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model"]
+__all__ = ["Incompatible", "load", "load_file", "load_into", "load_model", "save", "save_file", "save_model"]
 
 SHARED = ("error", "copy", "alias")
 CONTIGUOUS = ("error", "copy")
@@ -61,9 +64,19 @@ _to_dlpack = torch._C._to_dlpack
 
 
 def load_file(
-    filename: Path, device: Any = "cpu", *, backend: str = "auto", shared: Loaded = "alias"
+    filename: Path,
+    device: Any = "cpu",
+    *,
+    backend: str = "auto",
+    shared: Loaded = "alias",
+    keys: Iterable[str] | None = None,
+    prefix: str | tuple[str, ...] | None = None,
+    where: Callable[[TensorInfo], object] | None = None,
+    slices: Mapping[str, Any] | None = None,
+    dtype: torch.dtype | str | None = None,
+    out: Mapping[str, torch.Tensor] | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Load all tensors of a file.
+    """Load the tensors of a file, or some of them, or parts of them.
 
     Parameters
     ----------
@@ -71,20 +84,40 @@ def load_file(
         A `.safetensors` or a `.bt` file. The content decides which, not the name.
     device : str, int or torch.device
         Where the tensors shall be; whatever `torch.device` takes. ``"meta"`` gives shapes and dtypes and
-        reads nothing.
+        reads nothing. Tensors of `out` stay where they are.
     backend : {"auto", "mmap", "pread"}
         As for `ingot.safe_open`.
     shared : {"alias", "drop"}
         What to do with the names that ``save_file(..., shared="alias")`` did not write tensors for.
         ``"alias"`` gives them back, on the same memory as the tensor that was written; ``"drop"`` gives what
         the file itself holds. Other files have no such names.
+    keys : iterable of str, optional
+        Only these tensors, in this order.
+    prefix : str or tuple of str, optional
+        Only tensors whose names begin with it, or with one of them.
+    where : callable, optional
+        Only tensors for which it gives something true. It is called with what `ingot.safe_open.info` gives.
+        A tensor has to pass all of `keys`, `prefix` and `where`; nothing is read of those that do not.
+    slices : dict of str to index, optional
+        For some of these tensors, the part that shall be read: what would stand in ``tensor[...]``, as for
+        `ingot.safe_open.get_slice`. Of rows no other byte is read, of columns half as many again at most,
+        where they are longer than 1 KiB.
+    dtype : torch.dtype or str, optional
+        Convert floating-point tensors to this dtype while they are read, chunk by chunk; a code of the header
+        such as ``"BF16"`` will do. The values are those of ``tensor.to(dtype)``, and the tensors in the dtype
+        of the file are never in memory. Integers, bools and complex numbers stay what they are.
+    out : dict of str to torch.Tensor, optional
+        Read these tensors into memory that is there already, without a second copy, and give the same objects
+        back. They may be strided in any way, and on other devices. They need the shape and the dtype of what
+        is read into them, and memory that no other of them has.
 
     Returns
     -------
     dict of str to torch.Tensor
-        In the order of the file. On the CPU with ``"mmap"`` they are views of the mapped file, copy on write:
-        they may be written to, the file does not change, and nothing is read before it is touched. ``F4``
-        comes packed, as ``float4_e2m1fn_x2``, with half the last dimension of the header.
+        In the order of `keys`, else of the file. On the CPU with ``"mmap"`` they are views of the mapped
+        file, copy on write: they may be written to, the file does not change, and nothing is read before it
+        is touched; slices that do not lie together in the file, and converted tensors, have memory of their
+        own. ``F4`` comes packed, as ``float4_e2m1fn_x2``, with half the last dimension of the header.
 
     Raises
     ------
@@ -92,17 +125,29 @@ def load_file(
         The file cannot be opened.
     HeaderError
         The file breaks a rule of its format; ``code`` says which.
+    TensorNotFoundError
+        `keys`, `slices` or `out` name a tensor that the file does not have. The nearest name is in the
+        message.
+    SliceError
+        An index does not fit its tensor.
     DtypeError
-        This torch lacks a tensor's dtype. `ingot.safe_open` reads the other tensors.
+        This torch lacks a tensor's dtype, or it cannot be converted. `ingot.safe_open` reads the other
+        tensors.
+    DestinationError
+        A tensor of `out` has another shape or dtype, or shares memory with another or with itself. Nothing
+        has been read.
     StorageError
-        Reading failed.
+        Reading failed. What was read by then is in the tensors of `out`.
     OptionError
-        `device`, `backend` or `shared` is not one of the choices.
+        `device`, `backend`, `shared` or `dtype` is not one of the choices; or `slices` or `out` have a tensor
+        that the other options leave out.
     SafetensorError
         The record of shared tensors in the metadata is broken (``code`` is ``"invalid-alias"``).
     """
     move = mover(device)
-    return _loaded(_open.open_archive(filename, backend), move, shared)
+    code = None if dtype is None else float_code(_code(dtype), dtype)
+    selected = Selected(keys, prefix, where, slices, code, out)
+    return _loaded(_open.open_archive(filename, backend), move, shared, selected)
 
 
 def load(data: Buffer, *, shared: Loaded = "alias") -> dict[str, torch.Tensor]:
@@ -128,19 +173,115 @@ def load(data: Buffer, *, shared: Loaded = "alias") -> dict[str, torch.Tensor]:
     HeaderError, DtypeError, OptionError, SafetensorError
         As `load_file` does.
     """
-    return _loaded(_native.Archive.from_buffer(data), None, shared)
+    return _loaded(_native.Archive.from_buffer(data), None, shared, Selected())
+
+
+def load_into(
+    target: torch.nn.Module | Mapping[str, torch.Tensor],
+    filename: Path,
+    *,
+    strict: bool = True,
+    backend: str = "auto",
+) -> Incompatible:
+    """Load a file into the tensors of a module, without a second copy of them.
+
+    Parameters
+    ----------
+    target : torch.nn.Module or dict of str to torch.Tensor
+        What to fill: the module's parameters and persistent buffers, or the tensors of the dict. They stay
+        the objects that they are, on the device where they are, laid out in memory as they are; no gradient
+        is recorded.
+    filename : str, bytes or os.PathLike
+        As for `load_file`.
+    strict : bool
+        Refuse a file that lacks a tensor of `target`, or has one that `target` lacks.
+    backend : {"auto", "mmap", "pread"}
+        As for `ingot.safe_open`.
+
+    Returns
+    -------
+    Incompatible
+        ``missing_keys``, tensors of `target` that the file lacks, and ``unexpected_keys``, those of the file
+        that `target` lacks: as `torch.nn.Module.load_state_dict` gives them. A name that shares its tensor
+        with one that the file has is not missing.
+
+    Raises
+    ------
+    DestinationError
+        A tensor has another shape than in the file, no memory (on ``"meta"``), or memory that it shares with
+        another in part. Nothing has been read.
+    RuntimeError
+        `strict` is set and a tensor is missing or unexpected. Nothing has been read.
+    TypeError
+        A value of the dict is not a tensor.
+    OSError, HeaderError, DtypeError, StorageError, OptionError
+        As `load_file` does. What was read before a failure stays in the tensors.
+
+    Notes
+    -----
+    Tensors are read straight into the memory of the CPU, and converted on the way where both dtypes are
+    floating point. For other devices and other dtypes they are read in pieces of 64 MiB at most, which torch
+    then copies. The module's own loading hooks do not run: `load_model` runs them.
+    """
+    return into(target, _open.open_archive(filename, backend), strict)
 
 
 def _loaded(
-    archive: Archive, move: Callable[[torch.Tensor], torch.Tensor] | None, shared: Loaded
+    archive: Archive,
+    move: Callable[[torch.Tensor], torch.Tensor] | None,
+    shared: Loaded,
+    selected: Selected[torch.Tensor],
 ) -> dict[str, torch.Tensor]:
-    """All tensors of a file, and those that its record of shared tensors adds."""
+    """The tensors that were asked for, and those that the file's record of shared tensors adds."""
     one_of("shared", shared, LOADED)
-    found = _open.tensors(archive, None, wrap, move)
-    if shared == "alias":
-        where = "" if archive.path is None else f"{_escaped(archive.path)}: "
-        restore(found, archive.metadata(), where)
-    return found
+    where = "" if archive.path is None else f"{_escaped(archive.path)}: "
+    views = recorded(archive, where) if shared == "alias" else {}
+    if selected.is_everything():
+        found = _open.tensors(archive, None, wrap, move)
+        restore(found, views, where)
+        return found
+    names = selected.names(archive, {name: place["of"] for name, place in views.items()})
+    if selected.is_plain() and views.keys().isdisjoint(names):
+        return _open.tensors(archive, names, wrap, move)
+    return _parts(archive, move, selected, names, views, where)
+
+
+def _parts(
+    archive: Archive,
+    move: Callable[[torch.Tensor], torch.Tensor] | None,
+    selected: Selected[torch.Tensor],
+    names: list[str],
+    views: Views,
+    where: str,
+) -> dict[str, torch.Tensor]:
+    cut = {name for name in names if selected.of(name) is not None} | set(selected.out or ())
+    for name in cut & views.keys():
+        if "shape" in views[name]:
+            raise OptionError(
+                f"{where}tensor {_quoted(name)} is stored as part of {_quoted(views[name]['of'])}: it cannot "
+                "be sliced or given a place while it is loaded",
+                code="stored-as-part",
+                path=archive.path,
+                tensor=name,
+            )
+    # Names that share memory are views of what is read whole; where that is not asked for it is read for
+    # them.
+    restored = {name: views[name] for name in names if name in views and name not in cut}
+    sources = {name: views[name]["of"] if name in views else name for name in names if name not in restored}
+    for name, tensor in (selected.out or {}).items():
+        refuse_destination(name, tensor)
+    found = _select.load(archive, selected, sources, wrap, fill_tensors)
+    bases = dict.fromkeys(place["of"] for place in restored.values())
+    lacking = {base: base for base in bases if base not in sources or base in cut}
+    others = _select.load(archive, Selected(dtype=selected.dtype), lacking, wrap)
+    if move is not None:
+        for name in sources.keys() - (selected.out or {}).keys():
+            found[name] = _open.moved(archive, sources[name], found[name], move)
+        for name in others:
+            others[name] = _open.moved(archive, name, others[name], move)
+    shared = {base: others[base] if base in lacking else found[base] for base in bases}
+    restore(shared, restored, where)
+    return {name: shared[name] if name in restored else found[name] for name in names}
 
 
 def save(
@@ -445,6 +586,12 @@ def _resolve(code: str) -> Callable[[torch.Tensor, tuple[int, ...]], torch.Tenso
     if _crosses_by_dlpack(dtype):
         return None
     return lambda raw, shape: raw.view(dtype).reshape(shape)
+
+
+def _code(dtype: torch.dtype | str) -> str | None:
+    """The header's word for a dtype, or for its name in torch."""
+    known = DTYPES.get(dtype, getattr(torch, dtype, None)) if isinstance(dtype, str) else dtype
+    return None if known is None else _CODES.get(known)
 
 
 wrap: _native.Wrap = _native.Wrap.dlpack(_from_dlpack, _resolve)

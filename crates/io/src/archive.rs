@@ -14,8 +14,8 @@ use crate::block::Block;
 use crate::error::Error;
 use crate::execute::{ReadOptions, execute, execute_owned};
 use crate::failure::{Failure, size};
-use crate::gather::gather;
 use crate::head::read_header;
+use crate::part::Part;
 use crate::plan::{self, Place, Plan};
 use crate::region::Region;
 use crate::source::{FileSource, MappedSource, Memory, Source};
@@ -105,6 +105,10 @@ impl Archive {
     #[must_use]
     pub fn header(&self) -> &Header {
         &self.header
+    }
+
+    pub(crate) fn source(&self) -> &dyn Source {
+        &*self.source
     }
 
     /// How the bytes are read: `mmap`, `pread` or `memory`.
@@ -270,7 +274,7 @@ impl Archive {
     }
 
     /// Fails when the file is no longer what was opened.
-    fn check_unchanged(&self) -> Result<(), Error> {
+    pub(crate) fn check_unchanged(&self) -> Result<(), Error> {
         let nbytes_at_open = self.source.nbytes();
         match self.source.nbytes_now() {
             Ok(Some(now)) if now == nbytes_at_open => Ok(()),
@@ -291,7 +295,7 @@ impl Archive {
     }
 
     /// Adds path and tensor to what went wrong below.
-    fn explain(&self, failure: Failure) -> Error {
+    pub(crate) fn explain(&self, failure: Failure) -> Error {
         let tensor = match &failure {
             Failure::Read { position, .. } => match self.check_unchanged() {
                 // The likeliest reason for a short read, and the more useful thing to say.
@@ -364,40 +368,44 @@ impl<'a> Tensor<'a> {
     /// # Errors
     /// [`Error::Slice`] when the index does not fit, and what [`Archive::regions`] says.
     pub fn select(&self, index: &[Index], watch: &dyn Watch) -> Result<(Vec<u64>, Region), Error> {
+        let part = [Part::new(*self, index, None)?];
+        let mut regions = self.archive.parts(&part, &ReadOptions::default(), watch)?;
+        // One part gives one region.
+        let region = regions.pop().ok_or_else(|| Error::Closed {
+            path: self.archive.path.clone(),
+        })?;
+        Ok((part[0].shape().to_owned(), region))
+    }
+
+    pub(crate) fn archive(&self) -> &'a Archive {
+        self.archive
+    }
+
+    /// Where it begins in the file.
+    pub(crate) fn start(&self) -> u64 {
+        self.archive.header.data_start() + self.entry.begin
+    }
+
+    pub(crate) fn selection(&self, index: &[Index]) -> Result<Selection, Error> {
         let entry = &self.entry;
-        let selection = Selection::new(entry.dtype, entry.shape, index).map_err(|fault| Error::Slice {
+        Selection::new(entry.dtype, entry.shape, index).map_err(|fault| Error::Slice {
             path: self.archive.path.clone(),
             tensor: entry.name.to_owned(),
             shape: entry.shape.to_owned(),
             fault,
-        })?;
-        let region = self.selected(&selection, watch)?;
-        Ok((selection.shape().to_owned(), region))
+        })
     }
 
-    fn selected(&self, selection: &Selection, watch: &dyn Watch) -> Result<Region, Error> {
-        let archive = self.archive;
-        // Before the first byte too: where the file is mapped, touching what is no longer there is fatal.
-        archive.check_unchanged()?;
-        let mut runs = selection.runs();
-        if let (Some(memory), Some(run), None) = (archive.source.memory(), runs.next(), runs.next()) {
-            let begin = self.entry.begin;
-            let view = archive.view(memory, begin + run.begin, begin + run.end);
-            if view.aligned_to(plan::alignment(&self.entry)) {
-                return Ok(view);
-            }
-        }
-        let start = archive.header.data_start() + self.entry.begin;
-        let gathered = || {
-            let mut block = Block::allocate(size(selection.nbytes())?)?;
-            block
-                .dest()
-                .fill(|bytes| gather(&*archive.source, start, selection, bytes, watch))?;
-            Ok(block)
+    /// Where a selection of it lies in the mapping, if it lies together there, on an address for its elements.
+    pub(crate) fn view(&self, selection: &Selection) -> Option<Region> {
+        let memory = self.archive.source.memory()?;
+        let begin = self.entry.begin;
+        let view = match selection.span() {
+            Some(_) if !selection.is_contiguous() => return None,
+            Some(run) => self.archive.view(memory, begin + run.begin, begin + run.end),
+            None => self.archive.view(memory, begin, begin),
         };
-        let block = gathered().map_err(|failure| archive.explain(failure))?;
-        archive.check_unchanged()?;
-        Ok(Region::from(block))
+        view.aligned_to(plan::alignment(&self.entry)).then_some(view)
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use ingot_format::{Escaped, FormatError, Quoted, SelectionError};
+use ingot_format::{Dtype, Escaped, FormatError, Quoted, SelectionError};
 
 use crate::backend::{BACKEND_VARIABLE, Backend};
 
@@ -105,6 +105,26 @@ pub enum Error {
         /// What it asks for.
         found: String,
     },
+    /// The tensor is not converted to the dtype that was asked for.
+    Conversion {
+        /// The file.
+        path: Option<PathBuf>,
+        /// The tensor.
+        tensor: String,
+        /// The dtype that it has in the file.
+        stored: Dtype,
+        /// The dtype that was asked for.
+        wanted: Dtype,
+    },
+    /// The memory that a tensor was to be read into does not fit it.
+    Destination {
+        /// The file.
+        path: Option<PathBuf>,
+        /// The tensor.
+        tensor: String,
+        /// What does not fit.
+        misfit: Misfit,
+    },
     /// The handle was closed.
     Closed {
         /// The file.
@@ -112,6 +132,62 @@ pub enum Error {
     },
     /// The caller stopped it. Nothing half-done stays behind.
     Interrupted,
+}
+
+/// Why memory does not fit the tensor that was to be read into it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Misfit {
+    /// It is for elements of another kind.
+    Dtype {
+        /// What would be read.
+        expected: Dtype,
+        /// What the memory is for.
+        found: Dtype,
+    },
+    /// It has another shape.
+    Shape {
+        /// The shape that would be read.
+        expected: Vec<u64>,
+        /// The shape of the memory.
+        found: Vec<u64>,
+    },
+    /// Some of it is to take another tensor too.
+    Overlap {
+        /// The other tensor.
+        other: String,
+    },
+}
+
+impl Misfit {
+    fn code(&self) -> &'static str {
+        match self {
+            Misfit::Dtype { .. } => "destination-dtype",
+            Misfit::Shape { .. } => "destination-shape",
+            Misfit::Overlap { .. } => "destination-overlap",
+        }
+    }
+}
+
+impl fmt::Display for Misfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Misfit::Dtype { expected, found } => {
+                write!(
+                    f,
+                    "the destination has another dtype: expected {expected}, found {found}"
+                )
+            }
+            Misfit::Shape { expected, found } => {
+                write!(
+                    f,
+                    "the destination has another shape: expected {expected:?}, found {found:?}"
+                )
+            }
+            Misfit::Overlap { other } => {
+                write!(f, "the destination shares memory with that of {}", Quoted(other))
+            }
+        }
+    }
 }
 
 impl Error {
@@ -129,6 +205,8 @@ impl Error {
             Error::OutOfMemory { .. } => "out-of-memory",
             Error::Write { .. } => "write",
             Error::UnknownBackend { .. } => "unknown-backend",
+            Error::Conversion { .. } => "no-conversion",
+            Error::Destination { misfit, .. } => misfit.code(),
             Error::Closed { .. } => "closed",
             Error::Interrupted => "interrupted",
         }
@@ -146,6 +224,8 @@ impl Error {
             | Error::Changed { path, .. }
             | Error::OutOfMemory { path, .. }
             | Error::Unstorable { path, .. }
+            | Error::Conversion { path, .. }
+            | Error::Destination { path, .. }
             | Error::Closed { path } => path.as_deref(),
             Error::UnknownBackend { .. } | Error::Interrupted => None,
         }
@@ -156,7 +236,10 @@ impl Error {
     pub fn tensor(&self) -> Option<&str> {
         match self {
             Error::Header { fault, .. } | Error::Unstorable { fault, .. } => fault.tensor(),
-            Error::UnknownTensor { tensor, .. } | Error::Slice { tensor, .. } => Some(tensor),
+            Error::UnknownTensor { tensor, .. }
+            | Error::Slice { tensor, .. }
+            | Error::Conversion { tensor, .. }
+            | Error::Destination { tensor, .. } => Some(tensor),
             Error::Read { tensor, .. } => tensor.as_deref(),
             _ => None,
         }
@@ -274,6 +357,17 @@ impl fmt::Display for Error {
                 Quoted(found),
                 Backend::ALL.map(Backend::name).join(", ")
             ),
+            Error::Conversion {
+                tensor,
+                stored,
+                wanted,
+                ..
+            } => write!(
+                f,
+                "tensor {}: {stored} is not converted to {wanted}",
+                Quoted(tensor)
+            ),
+            Error::Destination { tensor, misfit, .. } => write!(f, "tensor {}: {misfit}", Quoted(tensor)),
             Error::Closed { .. } => f.write_str("file is closed"),
             Error::Interrupted => f.write_str("interrupted"),
         }

@@ -6,12 +6,14 @@
 mod archive;
 mod backend;
 mod block;
+mod convert;
 mod dest;
 mod error;
 mod execute;
 mod failure;
 mod gather;
 mod head;
+mod part;
 mod payload;
 mod plan;
 mod prefetch;
@@ -19,18 +21,21 @@ mod region;
 mod save;
 mod serialize;
 mod source;
+mod strided_dest;
 mod warm;
 mod watch;
 mod workers;
 
 pub use archive::{Archive, OpenOptions, Tensor};
 pub use backend::{BACKEND_VARIABLE, Backend};
+pub use convert::{convert, converts, is_float};
 pub use dest::{Bytes, Dest};
-pub use error::Error;
+pub use error::{Error, Misfit};
 pub use execute::ReadOptions;
+pub use part::{Part, Target};
 pub use payload::{Dim, FileRange, Footprint, Payload, Produce, Strided, overlapping};
 pub use plan::{OWN_BLOCK_NBYTES, Place, Plan, Read, SHARED_BLOCK_NBYTES, TooLarge};
-pub use prefetch::{Part, Prefetch, Request};
+pub use prefetch::{Fetched, Prefetch, Request};
 pub use region::Region;
 pub use save::{Durability, ReadOnly, Replace, SaveOptions, Snapshot, save};
 pub use serialize::safetensors::{
@@ -38,4 +43,5 @@ pub use serialize::safetensors::{
 };
 pub use serialize::{bintensors, safetensors};
 pub use source::{FileSource, Memory, MemorySource, Source};
+pub use strided_dest::StridedDest;
 pub use watch::{Unwatched, Watch};

@@ -30,7 +30,7 @@ pub struct Request {
 
 /// A part of a tensor that has been read.
 #[derive(Clone, Debug)]
-pub struct Part {
+pub struct Fetched {
     /// Its shape, where it is not the whole tensor.
     pub shape: Option<Vec<u64>>,
     /// Its bytes.
@@ -79,7 +79,7 @@ struct State {
 enum Slot {
     Waiting,
     Reading,
-    Ready(Result<Part, Error>),
+    Ready(Result<Fetched, Error>),
     Taken,
 }
 
@@ -129,7 +129,7 @@ impl Prefetch {
     ///
     /// # Errors
     /// What reading it met, once; [`Error::Interrupted`] when `watch` wants to wait no longer, [`Error::Closed`].
-    pub fn next(&self, watch: &dyn Watch) -> Result<Option<(usize, Part)>, Error> {
+    pub fn next(&self, watch: &dyn Watch) -> Result<Option<(usize, Fetched)>, Error> {
         let first = self.shared.locked().first;
         for rank in first..self.shared.requests.len() {
             let part = self.take(rank, watch);
@@ -148,7 +148,7 @@ impl Prefetch {
     ///
     /// # Errors
     /// As [`Prefetch::next`].
-    pub fn take(&self, rank: usize, watch: &dyn Watch) -> Result<Option<Part>, Error> {
+    pub fn take(&self, rank: usize, watch: &dyn Watch) -> Result<Option<Fetched>, Error> {
         let shared = &self.shared;
         if self.process != std::process::id() {
             // A fork has no threads, and perhaps a lock that nobody will open.
@@ -289,7 +289,7 @@ impl Shared {
     }
 
     /// All of one batch at once; one by one where that fails, so that each has its own failure.
-    fn read_batch(&self, ranks: &[usize]) -> HashMap<usize, Result<Part, Error>> {
+    fn read_batch(&self, ranks: &[usize]) -> HashMap<usize, Result<Fetched, Error>> {
         let whole: Vec<usize> = ranks
             .iter()
             .copied()
@@ -299,7 +299,7 @@ impl Shared {
         let mut outcomes = HashMap::with_capacity(ranks.len());
         let warm = self.archive.warm_behind_mapping(&numbers, &self.options, self);
         if let Ok(regions) = warm.and_then(|()| self.archive.regions(&numbers, &self.options, self)) {
-            let parts = regions.into_iter().map(|region| Part { shape: None, region });
+            let parts = regions.into_iter().map(|region| Fetched { shape: None, region });
             outcomes.extend(whole.into_iter().zip(parts.map(Ok)));
         }
         for &rank in ranks {
@@ -311,17 +311,17 @@ impl Shared {
         outcomes
     }
 
-    fn read(&self, rank: usize, watch: &dyn Watch) -> Result<Part, Error> {
+    fn read(&self, rank: usize, watch: &dyn Watch) -> Result<Fetched, Error> {
         let request = &self.requests[rank];
         let tensor = self.archive.tensor(request.number).ok_or_else(|| self.closed())?;
         match &request.index {
             None => {
                 let region = tensor.read(&self.options, watch)?;
-                Ok(Part { shape: None, region })
+                Ok(Fetched { shape: None, region })
             }
             Some(index) => {
                 let (shape, region) = tensor.select(index, watch)?;
-                Ok(Part {
+                Ok(Fetched {
                     shape: Some(shape),
                     region,
                 })

@@ -28,6 +28,8 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
         Error::Write { .. } => return write_error(py, error),
         Error::Unstorable { .. } => "SaveError",
         Error::UnknownBackend { .. } => "OptionError",
+        Error::Conversion { .. } => "DtypeError",
+        Error::Destination { .. } => "DestinationError",
         Error::Closed { .. } => "ClosedError",
         // Failures that a later version of ingot-io adds are still ours.
         _ => "SafetensorError",

@@ -7,6 +7,7 @@ mod errors;
 mod index;
 mod intake;
 mod open;
+mod parts;
 mod prefetch;
 mod produced;
 mod serialize;

@@ -13,6 +13,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 use crate::errors::raise;
 use crate::index;
+use crate::parts::{self, Memory, Wanted};
 use crate::prefetch::{Stream, request};
 use crate::tensor::BufferSource;
 use crate::watch::Signals;
@@ -251,6 +252,34 @@ impl Archive {
         let numbers = chosen(py, &archive, names)?;
         let options = ReadOptions { threads };
         Signals::telling(progress).run(py, |signals| archive.warm(&numbers, &options, signals))
+    }
+
+    #[pyo3(signature = (wanted, wrap, *, threads = None, progress = None))]
+    fn parts<'py>(
+        &self,
+        py: Python<'py>,
+        wanted: Vec<Wanted<'py>>,
+        wrap: &Wrap,
+        threads: Option<NonZeroUsize>,
+        progress: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let archive = self.opened(py)?;
+        let signals = Signals::telling(progress);
+        parts::take(py, &archive, &wanted, wrap, &ReadOptions { threads }, signals)
+    }
+
+    #[pyo3(signature = (wanted, memories, *, threads = None, progress = None))]
+    fn fill<'py>(
+        &self,
+        py: Python<'py>,
+        wanted: Vec<Wanted<'py>>,
+        memories: Vec<Memory<'py>>,
+        threads: Option<NonZeroUsize>,
+        progress: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<()> {
+        let archive = self.opened(py)?;
+        let signals = Signals::telling(progress);
+        parts::fill(py, &archive, &wanted, memories, &ReadOptions { threads }, signals)
     }
 
     /// A second handle to the same open file, closed on its own.

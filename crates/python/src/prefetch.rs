@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use ingot_format::Entry;
-use ingot_io::{Error, Part, Prefetch, ReadOptions, Request};
+use ingot_io::{Error, Fetched, Prefetch, ReadOptions, Request};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
@@ -104,7 +104,7 @@ impl Stream {
         &self,
         py: Python<'py>,
         entry: &Entry<'_>,
-        part: &Part,
+        part: &Fetched,
         wrap: &Wrap,
     ) -> PyResult<Bound<'py, PyAny>> {
         let entry = Entry {

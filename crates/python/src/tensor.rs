@@ -11,7 +11,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use ingot_format::{Dtype, to_u64, to_usize};
-use ingot_io::{Bytes, Dim, Footprint, Memory, Payload, Region, Source, Strided};
+use ingot_io::{Bytes, Dim, Footprint, Memory, Payload, Region, Source, Strided, StridedDest, Target};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
@@ -267,6 +267,7 @@ enum Held {
 const _: fn() = || {
     fn crosses_threads<T: Send + Sync>() {}
     crosses_threads::<Imported>();
+    crosses_threads::<Destination>();
     crosses_threads::<Owner>();
     crosses_threads::<Region>();
 };
@@ -421,6 +422,147 @@ impl Imported {
             _owner: Owner::Buffer(buffer),
         })
     }
+}
+
+/// Memory of a framework that a tensor shall be read into.
+pub(crate) struct Destination {
+    dtype: Dtype,
+    shape: Vec<u64>,
+    start: *mut u8,
+    itemsize: usize,
+    sizes: Vec<usize>,
+    /// In bytes.
+    strides: Vec<isize>,
+    _owner: Owner,
+}
+
+// SAFETY: the memory behind `start` is owned by `_owner`, which is `Send` and `Sync` itself. Only `target` gives access
+// to it, and only for whoever was promised to be alone.
+unsafe impl Send for Destination {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Destination {}
+
+impl Destination {
+    /// The elements of a DLPack capsule or of a buffer, which are `dtype` whatever that says they are. Fails for what
+    /// is on another device, may not be written to or holds elements of another size. Of a buffer that `is_scalar` only
+    /// the first element counts.
+    pub(crate) fn new(dtype: Dtype, memory: &Bound<'_, PyAny>, is_scalar: bool) -> PyResult<Destination> {
+        // SAFETY: asks for an object, and a name that is a C string.
+        if unsafe { ffi::PyCapsule_IsValid(memory.as_ptr(), CAPSULE_NAME.as_ptr()) } == 0 {
+            Destination::from_buffer(dtype, memory, is_scalar)
+        } else {
+            Destination::from_capsule(dtype, memory)
+        }
+    }
+
+    fn from_capsule(dtype: Dtype, capsule: &Bound<'_, PyAny>) -> PyResult<Destination> {
+        // SAFETY: asks for a valid capsule of this name, which `new` checked.
+        let managed = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), CAPSULE_NAME.as_ptr()) };
+        // SAFETY: a valid capsule of this name holds a `DLManagedTensor` (DLPack's contract), which lives as long as
+        // the capsule, and that is borrowed here.
+        let tensor = unsafe { &(*managed.cast::<DlManagedTensor>()).dl_tensor };
+        if tensor.device.device_type != CPU {
+            return Err(PyBufferError::new_err(
+                "the destination is not in the memory of the CPU",
+            ));
+        }
+        let rank = usize::try_from(tensor.ndim).unwrap_or(0);
+        // SAFETY: DLPack says that `shape` has `ndim` numbers.
+        let sizes = unsafe { numbers(tensor.shape, rank) };
+        // SAFETY: DLPack says that `strides` has `ndim` numbers, or is null for C order.
+        let strides = unsafe { numbers(tensor.strides, rank) };
+        let itemsize = usize::from(tensor.dtype.bits) * usize::from(tensor.dtype.lanes) / 8;
+        let at = to_usize(tensor.byte_offset).unwrap_or(usize::MAX);
+        let start = tensor.data.cast::<u8>().wrapping_add(at);
+        let strides = strides.iter().map(|&stride| {
+            isize::try_from(stride)
+                .ok()?
+                .checked_mul(isize::try_from(itemsize).ok()?)
+        });
+        let strides = strides.collect::<Option<Vec<_>>>();
+        let owner = Owner::Capsule(capsule.clone().unbind());
+        Destination::of(dtype, start, itemsize, sizes, strides, owner)
+    }
+
+    fn from_buffer(dtype: Dtype, memory: &Bound<'_, PyAny>, is_scalar: bool) -> PyResult<Destination> {
+        let buffer = PyUntypedBuffer::get(memory)?;
+        if buffer.readonly() {
+            return Err(PyBufferError::new_err("the destination may not be written to"));
+        }
+        let rank = if is_scalar { 0 } else { buffer.dimensions() };
+        let sizes = buffer.shape().iter().map(|&size| i64::try_from(size).ok());
+        let sizes = sizes.take(rank).collect::<Option<Vec<_>>>().unwrap_or_default();
+        let strides = buffer.strides().iter().copied().take(rank).collect();
+        let (start, itemsize) = (buffer.buf_ptr().cast(), buffer.item_size());
+        let owner = Owner::Buffer(buffer);
+        Destination::of(dtype, start, itemsize, &sizes, Some(strides), owner)
+    }
+
+    fn of(
+        dtype: Dtype,
+        start: *mut u8,
+        itemsize: usize,
+        sizes: &[i64],
+        strides: Option<Vec<isize>>,
+        owner: Owner,
+    ) -> PyResult<Destination> {
+        let unit = dl_dtype(dtype);
+        let expected = usize::from(unit.bits) * usize::from(unit.lanes) / 8;
+        let places = sizes.iter().map(|&size| usize::try_from(size).ok());
+        let places = places.collect::<Option<Vec<_>>>();
+        let (Some((shape, _)), Some(places), Some(strides)) = (logical(dtype, sizes), places, strides) else {
+            return Err(PyBufferError::new_err(
+                "the destination has a shape that no memory can hold",
+            ));
+        };
+        if itemsize != expected {
+            return Err(PyBufferError::new_err(format!(
+                "the destination has elements of another size: expected {expected} bytes, found {itemsize}"
+            )));
+        }
+        let strides = if strides.len() == places.len() {
+            strides
+        } else {
+            c_strides(&places, itemsize)
+        };
+        Ok(Destination {
+            dtype,
+            shape,
+            start,
+            itemsize,
+            sizes: places,
+            strides,
+            _owner: owner,
+        })
+    }
+
+    /// The elements, to be filled; `None` where some of them share memory with each other.
+    pub(crate) fn target(&mut self) -> Option<Target<'_>> {
+        // SAFETY: `StridedDest::new` asks for
+        // - elements that are writable for as long as the result lives: DLPack and the buffer protocol promise them for
+        //   this shape and these strides, `_owner` keeps them, and the result borrows `self`. `of` checked the size of
+        //   an element, `from_buffer` that they may be written to; DLPack has no word for that;
+        // - nobody else who writes to them. That no other thread of the program does nobody can prove; the consequence
+        //   are bytes of both.
+        let memory = unsafe { StridedDest::new(self.start, self.itemsize, &self.sizes, &self.strides) }?;
+        Some(Target {
+            dtype: self.dtype,
+            shape: self.shape.clone(),
+            memory,
+        })
+    }
+}
+
+/// The strides of elements that lie in C order, in bytes.
+fn c_strides(sizes: &[usize], itemsize: usize) -> Vec<isize> {
+    let mut stride = isize::try_from(itemsize).unwrap_or(isize::MAX);
+    let mut strides = vec![0; sizes.len()];
+    for (place, &size) in strides.iter_mut().zip(sizes).rev() {
+        *place = stride;
+        // Where this overflows the tensor has no elements: it has a size in memory.
+        stride = stride.saturating_mul(isize::try_from(size.max(1)).unwrap_or(isize::MAX));
+    }
+    strides
 }
 
 /// # Safety

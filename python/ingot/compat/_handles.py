@@ -148,7 +148,7 @@ class safe_open(ingot.safe_open):
         try:
             tensor = self._archive.tensor(name, self._adapter.wrap)
             if self._move is not None:
-                tensor = _open._moved(self._archive, name, tensor, self._move)
+                tensor = _open.moved(self._archive, name, tensor, self._move)
         except SafetensorError as error:
             begin_as_upstream(error, _OPENING)
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ingot._ahead import AHEAD
-from ingot._open import _moved
+from ingot._open import moved
 from ingot.errors import SafetensorError, TensorNotFoundError, _quoted
 
 TYPE_CHECKING = False
@@ -78,7 +78,7 @@ class PrefetchLoader:
                 code="taken",
                 tensor=name,
             )
-        return _moved(self._archive, name, tensor, self._move)
+        return moved(self._archive, name, tensor, self._move)
 
     def close(self) -> None:
         """Stop reading, and let go of the tensors that were not handed out. Again is allowed."""
@@ -107,7 +107,7 @@ class PrefetchLoader:
         if found is None:
             raise StopIteration
         name, tensor = found
-        return name, _moved(self._archive, name, tensor, self._move)
+        return name, moved(self._archive, name, tensor, self._move)
 
 
 class TensorStream:

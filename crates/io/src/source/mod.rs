@@ -8,6 +8,8 @@ use std::fmt::Debug;
 use std::io;
 use std::sync::Arc;
 
+use ingot_format::Run;
+
 pub use file::FileSource;
 pub(crate) use mapped::MappedSource;
 pub use mapped::Memory;
@@ -25,6 +27,12 @@ pub trait Source: Send + Sync + Debug {
     /// # Errors
     /// Whatever the device or the system says.
     fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize>;
+
+    /// Fills `dest` with many short runs of bytes, counted from `start`, where the source has a faster way than reading
+    /// them one by one. When it has none, or fails, `dest` holds anything and the answer is `false`.
+    fn copy_runs(&self, _start: u64, _runs: &[Run], _dest: &mut [u8]) -> bool {
+        false
+    }
 
     /// The bytes as memory that tensors may lie in, where the source is such memory.
     fn memory(&self) -> Option<&Arc<Memory>> {

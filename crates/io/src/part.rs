@@ -1,0 +1,385 @@
+//! Parts of tensors, read and converted on the way.
+
+use std::sync::Arc;
+
+use ingot_format::{Dtype, Index, Selection, to_u64, to_usize};
+
+use crate::archive::{Archive, Tensor};
+use crate::block::Block;
+use crate::convert::{convert, converts, is_float};
+use crate::dest::Dest;
+use crate::error::{Error, Misfit};
+use crate::execute::{ReadOptions, Reading};
+use crate::failure::{Failure, size};
+use crate::gather::{Cursor, PAGE_NBYTES, gather, level};
+use crate::plan::{OWN_BLOCK_NBYTES, SHARED_BLOCK_NBYTES};
+use crate::region::Region;
+use crate::source::{Memory, Source};
+use crate::strided_dest::{StridedDest, overlap};
+use crate::watch::Watch;
+use crate::workers::share;
+
+/// What is wanted of a tensor, and as what. Proven to be possible.
+#[derive(Clone, Debug)]
+pub struct Part<'a> {
+    tensor: Tensor<'a>,
+    selection: Selection,
+    dtype: Dtype,
+}
+
+/// Bytes of a tensor that one thread takes at once. A huge page, so that no two threads find memory for one.
+const CHUNK_NBYTES: usize = 2 << 20;
+
+/// Bytes that wait between the file and the conversion or the scattering. Few, so that they never leave the cache.
+const STAGE_NBYTES: usize = 64 << 10;
+
+/// Where parts begin in shared memory: a cache line, which is what vector units ask for at most.
+const ALIGNMENT: usize = 64;
+
+impl<'a> Part<'a> {
+    /// What `index` takes of `tensor`; an empty index takes all. Floats are converted to `dtype`, if there is one. What
+    /// is no float stays what it is.
+    ///
+    /// # Errors
+    /// [`Error::Slice`] when the index does not fit; [`Error::Conversion`] between dtypes that are not converted.
+    pub fn new(tensor: Tensor<'a>, index: &[Index], dtype: Option<Dtype>) -> Result<Part<'a>, Error> {
+        let selection = tensor.selection(index)?;
+        let stored = tensor.entry().dtype;
+        let dtype = dtype.filter(|_| is_float(stored)).unwrap_or(stored);
+        if !converts(stored, dtype) {
+            return Err(Error::Conversion {
+                path: tensor.archive().path().map(ToOwned::to_owned),
+                tensor: tensor.entry().name.to_owned(),
+                stored,
+                wanted: dtype,
+            });
+        }
+        Ok(Part {
+            tensor,
+            selection,
+            dtype,
+        })
+    }
+
+    /// The tensor.
+    #[must_use]
+    pub fn tensor(&self) -> &Tensor<'a> {
+        &self.tensor
+    }
+
+    /// The shape of the result.
+    #[must_use]
+    pub fn shape(&self) -> &[u64] {
+        self.selection.shape()
+    }
+
+    /// The dtype of the result.
+    #[must_use]
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    fn refuse(&self, misfit: Misfit) -> Error {
+        Error::Destination {
+            path: self.tensor.archive().path().map(ToOwned::to_owned),
+            tensor: self.tensor.entry().name.to_owned(),
+            misfit,
+        }
+    }
+
+    fn stored(&self) -> Dtype {
+        self.tensor.entry().dtype
+    }
+
+    /// Only dtypes of whole bytes are converted; for others both widths are one.
+    fn nbytes(&self) -> Result<usize, Failure> {
+        let bits = self.selection.nbytes();
+        let elements = bits / width(self.stored());
+        size(match elements.checked_mul(width(self.dtype)) {
+            Some(_) if self.dtype == self.stored() => bits,
+            Some(nbytes) => nbytes,
+            None => u64::MAX,
+        })
+    }
+
+    /// Where the part lies in the mapping, if it does so as it is wanted.
+    fn view(&self) -> Option<Region> {
+        let is_as_stored = self.dtype == self.stored();
+        if is_as_stored {
+            self.tensor.view(&self.selection)
+        } else {
+            None
+        }
+    }
+}
+
+/// Bytes of an element that is converted.
+fn width(dtype: Dtype) -> u64 {
+    dtype.bits().div_ceil(8)
+}
+
+impl Archive {
+    /// The bytes of many parts, in their order, read in parallel. Views of the mapping where a part lies in it as it is
+    /// wanted, else in memory of their own.
+    ///
+    /// # Errors
+    /// As [`Archive::regions`].
+    pub fn parts(
+        &self,
+        parts: &[Part<'_>],
+        options: &ReadOptions,
+        watch: &dyn Watch,
+    ) -> Result<Vec<Region>, Error> {
+        self.check_unchanged()?;
+        let mut regions: Vec<Option<Region>> = parts.iter().map(Part::view).collect();
+        let missing: Vec<usize> = (0..parts.len()).filter(|&rank| regions[rank].is_none()).collect();
+        if !missing.is_empty() {
+            let wanted: Vec<&Part<'_>> = missing.iter().map(|&rank| &parts[rank]).collect();
+            let read = || read_owned(self.source(), &wanted, options, watch);
+            let read = read().map_err(|failure| self.explain(failure))?;
+            for (rank, region) in missing.into_iter().zip(read) {
+                regions[rank] = Some(region);
+            }
+            self.check_unchanged()?;
+        }
+        Ok(regions.into_iter().flatten().collect())
+    }
+
+    /// Reads parts, in parallel, into memory of others.
+    ///
+    /// # Errors
+    /// [`Error::Destination`] where a target does not fit its part, or shares memory with another target, before
+    /// anything is read; then as [`Archive::regions`]. What has been read by then stays in the targets.
+    pub fn fill(
+        &self,
+        parts: &[Part<'_>],
+        targets: Vec<Target<'_>>,
+        options: &ReadOptions,
+        watch: &dyn Watch,
+    ) -> Result<(), Error> {
+        for (part, target) in parts.iter().zip(&targets) {
+            if let Some(misfit) = target.misfit(part) {
+                return Err(part.refuse(misfit));
+            }
+        }
+        let memories: Vec<&StridedDest<'_>> = targets.iter().map(|target| &target.memory).collect();
+        if let Some((one, other)) = overlap(&memories) {
+            let other = parts[other].tensor.entry().name.to_owned();
+            return Err(parts[one].refuse(Misfit::Overlap { other }));
+        }
+        let mut jobs = Vec::new();
+        for (part, target) in parts.iter().zip(targets) {
+            let place = match target.memory.into_dest() {
+                Ok(dest) => Place::Together(dest),
+                Err(strided) => Place::Apart(strided),
+            };
+            cut(part, place, &mut jobs);
+        }
+        self.check_unchanged()?;
+        work(self.source(), jobs, options, watch).map_err(|failure| self.explain(failure))?;
+        self.check_unchanged()
+    }
+}
+
+/// Memory of others for one part.
+#[derive(Debug)]
+pub struct Target<'d> {
+    /// What its elements are.
+    pub dtype: Dtype,
+    /// How many there are, along each dimension.
+    pub shape: Vec<u64>,
+    /// Where they lie. Of as many bytes as dtype and shape say.
+    pub memory: StridedDest<'d>,
+}
+
+impl Target<'_> {
+    fn misfit(&self, part: &Part<'_>) -> Option<Misfit> {
+        if self.dtype != part.dtype {
+            return Some(Misfit::Dtype {
+                expected: part.dtype,
+                found: self.dtype,
+            });
+        }
+        let fits =
+            self.shape == part.shape() && part.nbytes().is_ok_and(|nbytes| nbytes == self.memory.len());
+        (!fits).then(|| Misfit::Shape {
+            expected: part.shape().to_owned(),
+            found: self.shape.clone(),
+        })
+    }
+}
+
+/// Reads parts into memory of their own. Small ones share, because a block costs system calls and at least a page.
+fn read_owned(
+    source: &dyn Source,
+    parts: &[&Part<'_>],
+    options: &ReadOptions,
+    watch: &dyn Watch,
+) -> Result<Vec<Region>, Failure> {
+    let mut sizes: Vec<usize> = Vec::new();
+    let mut shared = None;
+    let mut places = Vec::with_capacity(parts.len());
+    for part in parts {
+        let nbytes = part.nbytes()?;
+        let block = match shared {
+            _ if nbytes >= OWN_BLOCK_NBYTES => None,
+            Some(block) if sizes[block] + ALIGNMENT + nbytes <= SHARED_BLOCK_NBYTES => Some(block),
+            _ => {
+                shared = Some(sizes.len());
+                None
+            }
+        };
+        let block = block.unwrap_or_else(|| {
+            sizes.push(0);
+            sizes.len() - 1
+        });
+        let at = sizes[block].next_multiple_of(ALIGNMENT);
+        sizes[block] = at + nbytes;
+        places.push((block, at, nbytes));
+    }
+    let blocks = sizes.into_iter().map(Block::allocate);
+    let mut blocks = blocks.collect::<Result<Vec<_>, _>>()?;
+    let mut rests: Vec<(usize, Option<Dest<'_>>)> =
+        blocks.iter_mut().map(|block| (0, Some(block.dest()))).collect();
+    let mut jobs = Vec::new();
+    for (part, &(block, at, nbytes)) in parts.iter().zip(&places) {
+        let (from, rest) = &mut rests[block];
+        if let Some(dest) = rest.take() {
+            let (_, dest) = dest.split_at(at - *from);
+            let (dest, after) = dest.split_at(nbytes);
+            (*from, *rest) = (at + nbytes, Some(after));
+            cut(part, Place::Together(dest), &mut jobs);
+        }
+    }
+    work(source, jobs, options, watch)?;
+    let memories: Vec<_> = blocks
+        .into_iter()
+        .map(|block| Arc::new(Memory::from(block)))
+        .collect();
+    let region =
+        |(block, at, nbytes): (usize, usize, usize)| Region::new(Arc::clone(&memories[block]), at, nbytes);
+    Ok(places.into_iter().map(region).collect())
+}
+
+/// Where the bytes of a part go.
+enum Place<'d> {
+    /// To memory that lies together.
+    Together(Dest<'d>),
+    /// To elements here and there.
+    Apart(StridedDest<'d>),
+}
+
+impl<'d> Place<'d> {
+    fn len(&self) -> usize {
+        match self {
+            Place::Together(dest) => dest.len(),
+            Place::Apart(strided) => strided.len(),
+        }
+    }
+
+    fn split_at(self, at: usize) -> (Place<'d>, Place<'d>) {
+        match self {
+            Place::Together(dest) => {
+                let (first, rest) = dest.split_at(at);
+                (Place::Together(first), Place::Together(rest))
+            }
+            Place::Apart(strided) => {
+                let (first, rest) = strided.split_at(at);
+                (Place::Apart(first), Place::Apart(rest))
+            }
+        }
+    }
+}
+
+/// What one thread does at once.
+struct Job<'p, 'd> {
+    /// Where the tensor begins in the file.
+    start: u64,
+    cursor: Cursor<'p>,
+    from: Dtype,
+    to: Dtype,
+    place: Place<'d>,
+}
+
+/// Cuts a part into jobs.
+fn cut<'p, 'd>(part: &'p Part<'_>, place: Place<'d>, jobs: &mut Vec<Job<'p, 'd>>) {
+    let (from, to) = (part.stored(), part.dtype);
+    let mut cursor = Cursor::new(&part.selection);
+    let mut rest = place;
+    // So many bytes of the place that neither they nor their source are more than a chunk.
+    let (stored, wanted) = (width(from), width(to));
+    let elements = to_u64(CHUNK_NBYTES) / stored.max(wanted);
+    let most = to_usize(elements * wanted).unwrap_or(CHUNK_NBYTES);
+    while rest.len() > 0 {
+        let (place, after) = rest.split_at(most);
+        let taken = to_u64(place.len()) / wanted * stored;
+        jobs.push(Job {
+            start: part.tensor.start(),
+            cursor: cursor.clone(),
+            from,
+            to,
+            place,
+        });
+        cursor.skip(taken);
+        rest = after;
+    }
+}
+
+/// Does all jobs, on several threads where that pays.
+fn work(
+    source: &dyn Source,
+    jobs: Vec<Job<'_, '_>>,
+    options: &ReadOptions,
+    watch: &dyn Watch,
+) -> Result<(), Failure> {
+    let total = jobs.iter().map(|job| to_u64(job.place.len())).sum();
+    share(
+        Reading::of(total, source, options).threads,
+        jobs,
+        total,
+        |job| job.run(source),
+        watch,
+    )
+}
+
+impl Job<'_, '_> {
+    /// Gives the bytes that it filled.
+    fn run(self, source: &dyn Source) -> Result<usize, Failure> {
+        let nbytes = self.place.len();
+        let Job {
+            start,
+            mut cursor,
+            from,
+            to,
+            place,
+        } = self;
+        let mut place = place;
+        if let Place::Together(dest) = &mut place {
+            dest.populate();
+            if from == to {
+                dest.fill(|bytes| gather(source, start, &mut cursor, bytes))?;
+                return Ok(nbytes);
+            }
+        }
+        let (stored, wanted) = (size(width(from))?, size(width(to))?);
+        let most = STAGE_NBYTES / stored.max(wanted);
+        let mut stage = vec![0; most * stored + PAGE_NBYTES];
+        let mut converted = vec![0; most * wanted];
+        while place.len() > 0 {
+            let (now, later) = place.split_at(most * wanted);
+            let stage = level(&mut stage, start + cursor.begin(), now.len() / wanted * stored);
+            gather(source, start, &mut cursor, stage)?;
+            match now {
+                Place::Together(mut dest) => dest.fill(|bytes| convert(from, to, stage, bytes)),
+                Place::Apart(mut strided) if from == to => strided.fill(stage),
+                Place::Apart(mut strided) => {
+                    let converted = &mut converted[..strided.len()];
+                    convert(from, to, stage, converted);
+                    strided.fill(converted);
+                }
+            }
+            place = later;
+        }
+        Ok(nbytes)
+    }
+}

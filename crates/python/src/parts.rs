@@ -1,0 +1,121 @@
+//! Parts of tensors: what is asked for, and memory of the caller that it goes to.
+
+use ingot_format::{Dtype, Entry, Quoted};
+use ingot_io::{Archive, Part, ReadOptions};
+use pyo3::exceptions::PyBufferError;
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyString};
+
+use crate::errors::{about_tensor, raise};
+use crate::index;
+use crate::tensor::Destination;
+use crate::watch::Signals;
+use crate::wrap::Wrap;
+
+/// A name, an index or None for all of it, the code of a dtype or None for what is stored.
+pub(crate) type Wanted<'py> = (Bound<'py, PyString>, Option<Bound<'py, PyAny>>, Option<String>);
+
+/// The code of a dtype, memory for elements of it (a DLPack capsule or a buffer), and whether its one element is a
+/// tensor without dimensions: Python has no such buffers.
+pub(crate) type Memory<'py> = (String, Bound<'py, PyAny>, bool);
+
+/// The tensors that are asked for, in that order.
+pub(crate) fn take<'py>(
+    py: Python<'py>,
+    archive: &Archive,
+    wanted: &[Wanted<'py>],
+    wrap: &Wrap,
+    options: &ReadOptions,
+    signals: Signals,
+) -> PyResult<Bound<'py, PyList>> {
+    let parts = parts(py, archive, wanted)?;
+    let entry = |part: &'_ Part<'_>| (part.dtype(), part.shape().to_owned());
+    // All refusals come before the first byte is read.
+    for part in &parts {
+        let (dtype, shape) = entry(part);
+        let stored = part.tensor().entry();
+        wrap.accepts(
+            py,
+            archive.path(),
+            &Entry {
+                dtype,
+                shape: &shape,
+                ..*stored
+            },
+        )?;
+    }
+    let regions = signals.run(py, |signals| archive.parts(&parts, options, signals))?;
+    let tensors = PyList::empty(py);
+    let mut shared = None;
+    for (part, region) in parts.iter().zip(&regions) {
+        let (dtype, shape) = entry(part);
+        let stored = part.tensor().entry();
+        let entry = Entry {
+            dtype,
+            shape: &shape,
+            ..*stored
+        };
+        let tensor = wrap.wrap(py, archive.path(), region, &entry, &mut shared)?;
+        tensors.append(tensor)?;
+    }
+    Ok(tensors)
+}
+
+/// Reads the tensors that are asked for into `memories`.
+pub(crate) fn fill<'py>(
+    py: Python<'py>,
+    archive: &Archive,
+    wanted: &[Wanted<'py>],
+    memories: Vec<Memory<'py>>,
+    options: &ReadOptions,
+    signals: Signals,
+) -> PyResult<()> {
+    let parts = parts(py, archive, wanted)?;
+    let mut destinations = Vec::with_capacity(memories.len());
+    for (part, (code, memory, is_scalar)) in parts.iter().zip(memories) {
+        // A dtype that no file has is that of no part, which is what the refusal then says.
+        let dtype = Dtype::from_code(&code).unwrap_or(part.dtype());
+        let destination = Destination::new(dtype, &memory, is_scalar).map_err(|fault| match fault
+            .is_instance_of::<PyBufferError>(
+            py,
+        ) {
+            true => refuse(py, part, "destination", &fault.value(py).to_string()),
+            false => fault,
+        })?;
+        destinations.push(destination);
+    }
+    let mut targets = Vec::with_capacity(destinations.len());
+    for (part, destination) in parts.iter().zip(&mut destinations) {
+        targets.push(destination.target().ok_or_else(|| {
+            refuse(
+                py,
+                part,
+                "destination-overlap",
+                "elements of the destination share memory with each other",
+            )
+        })?);
+    }
+    signals.run(py, |signals| archive.fill(&parts, targets, options, signals))
+}
+
+fn parts<'a>(py: Python<'_>, archive: &'a Archive, wanted: &[Wanted<'_>]) -> PyResult<Vec<Part<'a>>> {
+    let part = |(name, index, code): &Wanted<'_>| {
+        let name = name.to_str()?;
+        let tensor = archive.find(name).map_err(|error| raise(py, &error))?;
+        let index = index.as_ref().map(index::parts).transpose()?.unwrap_or_default();
+        let dtype = code.as_deref().and_then(Dtype::from_code);
+        Part::new(tensor, &index, dtype).map_err(|error| raise(py, &error))
+    };
+    wanted.iter().map(part).collect()
+}
+
+fn refuse(py: Python<'_>, part: &Part<'_>, code: &str, reason: &str) -> PyErr {
+    let name = part.tensor().entry().name;
+    about_tensor(
+        py,
+        "DestinationError",
+        code,
+        name,
+        &format!("tensor {}: {reason}", Quoted(name)),
+    )
+}

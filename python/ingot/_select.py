@@ -1,0 +1,172 @@
+"""Reading less than a whole file, or into memory that is there already."""
+
+from __future__ import annotations
+
+from typing import Generic, NamedTuple, TypeVar
+
+from ._open import moved, tensors
+from .errors import DestinationError, OptionError, SliceError, _quoted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterable, Mapping
+    from typing import Any
+
+    from ._native import Archive, TensorInfo, Wrap
+
+    # The name in the file, the index into it and the dtype to convert to.
+    Wanted = tuple[str, Any, str | None]
+    # The code of the dtype, a capsule or a buffer, and whether the buffer is of a tensor without dimensions.
+    Memory = tuple[str, Any, bool]
+
+Tensor = TypeVar("Tensor")
+
+# Codes of the dtypes that floats are converted to.
+FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
+
+
+class Selected(NamedTuple, Generic[Tensor]):
+    """What `load_file` was asked for: which tensors, how much of each, as what and to where."""
+
+    keys: Iterable[str] | None = None
+    prefix: str | tuple[str, ...] | None = None
+    where: Callable[[TensorInfo], object] | None = None
+    slices: Mapping[str, Any] | None = None
+    dtype: str | None = None
+    out: Mapping[str, Tensor] | None = None
+
+    def is_everything(self) -> bool:
+        """Whether it is the whole file as it is."""
+        return all(option is None for option in self)
+
+    def names(self, archive: Archive, others: Mapping[str, str] | None = None) -> list[str]:
+        """The tensors that `keys`, `prefix` and `where` all admit: in the order of `keys`, else of the file.
+
+        `others` are more names that tensors of the file have, each with the one that the file knows.
+        """
+        others = {} if others is None else others
+        names = self._asked(archive, others)
+        if self.prefix is not None:
+            names = [name for name in names if name.startswith(self.prefix)]
+        if self.where is not None:
+            names = [name for name in names if self.where(archive.info(others.get(name, name)))]
+        for option, mapping in (("slices", self.slices), ("out", self.out)):
+            self._refuse_unselected(archive, option, mapping, names, others)
+        return names
+
+    def _asked(self, archive: Archive, others: Mapping[str, str]) -> list[str]:
+        if self.keys is None:
+            return [*archive.offset_names(), *others]
+        if isinstance(self.keys, str):
+            # A str is an iterable of str, so it would be taken for the names of its letters.
+            raise TypeError("keys must be an iterable of str, not a str")
+        names = list(dict.fromkeys(self.keys))
+        for name in names:
+            if name not in others and name not in archive:
+                archive.info(name)
+        return names
+
+    def _refuse_unselected(
+        self,
+        archive: Archive,
+        option: str,
+        mapping: Mapping[str, Any] | None,
+        names: list[str],
+        others: Container[str],
+    ) -> None:
+        selected = set(names)
+        for name in () if mapping is None else mapping:
+            if name in selected:
+                continue
+            if name not in others:
+                # Says so where there is no such tensor at all.
+                archive.info(name)
+            raise OptionError(
+                f"{option} has tensor {_quoted(name)}, which keys, prefix and where leave out",
+                code="not-selected",
+                path=archive.path,
+                tensor=name,
+            )
+
+    def of(self, name: str) -> Any:
+        """The index into the tensor `name`; None for all of it."""
+        return None if self.slices is None else self.slices.get(name)
+
+    def is_plain(self) -> bool:
+        """Whether tensors come whole and as they are."""
+        return self.slices is None and self.dtype is None and self.out is None
+
+
+def chosen(
+    archive: Archive,
+    selected: Selected[Any],
+    wrap: Wrap,
+    move: Callable[[Any], Any] | None,
+    into: Callable[[Archive, list[Wanted], Mapping[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """The tensors that were asked for, on the device that `move` takes them to."""
+    if selected.is_everything():
+        return tensors(archive, None, wrap, move)
+    names = selected.names(archive)
+    if selected.is_plain():
+        return tensors(archive, names, wrap, move)
+    found = load(archive, selected, {name: name for name in names}, wrap, into)
+    if move is not None:
+        for name in found.keys() - (selected.out or {}).keys():
+            found[name] = moved(archive, name, found[name], move)
+    return found
+
+
+def load(
+    archive: Archive,
+    selected: Selected[Any],
+    names: Mapping[str, str],
+    wrap: Wrap,
+    into: Callable[[Archive, list[Wanted], Mapping[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """The tensors of `names`, each with its name in the file. `into` fills those that have a place."""
+    out = selected.out or {}
+    fresh = [name for name in names if name not in out]
+
+    def wanted(chosen: Iterable[str]) -> list[Wanted]:
+        return [(names[name], selected.of(name), selected.dtype) for name in chosen]
+
+    try:
+        if out and into is not None:
+            # First, because it may be refused.
+            into(archive, wanted(out), out)
+        read = dict(zip(fresh, archive.parts(wanted(fresh), wrap), strict=True))
+    except NotImplementedError as error:
+        raise SliceError(
+            "an index in slices is one that only frameworks know: expected ints, slices, None, ... and one "
+            "list of ints — index the tensor after loading it",
+            code="index",
+            path=archive.path,
+        ) from error
+    return {name: out[name] if name in out else read[name] for name in names}
+
+
+def fill(
+    archive: Archive,
+    wanted: list[Wanted],
+    memories: Mapping[str, Memory],
+) -> None:
+    """Read what is wanted into memory of others."""
+    archive.fill(wanted, list(memories.values()))
+
+
+def float_code(code: str | None, dtype: object) -> str:
+    """`code`, which is that of `dtype`, if floats are converted to it."""
+    if code in FLOATS:
+        return code
+    raise OptionError(
+        f"dtype {dtype!r} is none that floats are converted to: expected one of {', '.join(FLOATS)}",
+        code="no-conversion",
+        expected=FLOATS,
+        found=dtype,
+    )
+
+
+def misfit(name: str, reason: str, code: str = "destination") -> DestinationError:
+    """The refusal to read the tensor `name` into memory of the caller."""
+    return DestinationError(f"tensor {_quoted(name)}: {reason}", code=code, tensor=name)
