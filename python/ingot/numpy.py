@@ -85,7 +85,7 @@ def load_file(
     slices : dict of str to index, optional
         For some of these arrays, the part that shall be read: what would stand in ``array[...]``, as for
         `ingot.safe_open.get_slice`. Of rows no other byte is read, of columns half as many again at most,
-        where they are longer than 1 KiB.
+        where a row of the tensor takes 3 KiB or more.
     dtype : numpy.dtype, its name, or a code of the header such as ``"BF16"``, optional
         Convert floating-point arrays to this dtype while they are read, chunk by chunk, with the values that
         PyTorch's ``tensor.to(dtype)`` gives. The arrays in the dtype of the file are never in memory. Others

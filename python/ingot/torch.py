@@ -101,7 +101,7 @@ def load_file(
     slices : dict of str to index, optional
         For some of these tensors, the part that shall be read: what would stand in ``tensor[...]``, as for
         `ingot.safe_open.get_slice`. Of rows no other byte is read, of columns half as many again at most,
-        where they are longer than 1 KiB.
+        where a row of the tensor takes 3 KiB or more.
     dtype : torch.dtype or str, optional
         Convert floating-point tensors to this dtype while they are read, chunk by chunk; a code of the header
         such as ``"BF16"`` will do. The values are those of ``tensor.to(dtype)``, and the tensors in the dtype

@@ -80,7 +80,7 @@ fn fill<'p>(
 }
 
 /// What must reach the disk before the save is over goes there at once: past the page cache where that is possible, or
-/// else by flushes while the rest is written (2 GiB, ext4, November 2026, against one flush at the end: TODO).
+/// else by flushes while the rest is written.
 fn way(file: &File, pieces: &Pieces<'_>, options: &SaveOptions) -> Way {
     match options.durable {
         Durability::Fast => Way::Cached(None),

@@ -24,8 +24,8 @@ const THREADS: usize = 8;
 
 /// The bytes of payloads, copied.
 ///
-/// The time it takes is that of the system finding memory: as huge pages, and populated just before it is written to,
-/// 2 GiB take a third of the time of what an allocator gives (two threads, November 2026).
+/// The time it takes is that of the system finding memory, so the memory is of huge pages, each populated just before it
+/// is written to.
 #[derive(Debug)]
 pub struct Snapshot {
     blocks: Vec<MmapMut>,
