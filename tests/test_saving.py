@@ -298,11 +298,18 @@ def test_saving_over_the_file_that_was_loaded(tmp_path: Path) -> None:
     assert loaded["t"][:3].tolist() == [7, 1, 2]
 
 
-def test_durable_is_the_callers_then_the_environments_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_durable_is_the_callers_then_the_environments_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[bool] = []
-    monkeypatch.setattr(
-        ingot._native, "serialize_file", lambda *args, durable, **options: asked.append(durable)
-    )
+    prepare = ingot._native.prepare
+
+    def noted(*args: Any, durable: bool, **options: Any) -> Any:
+        asked.append(durable)
+        return prepare(*args, durable=False, **options)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ingot._native, "prepare", noted)
     for variable in (None, "0", "1"):
         if variable is not None:
             monkeypatch.setenv("INGOT_DURABLE", variable)

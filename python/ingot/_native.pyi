@@ -6,7 +6,7 @@ from typing import Any, final
 
 from typing_extensions import Buffer as AnyBuffer
 
-__all__ = ["Archive", "Buffer", "TensorInfo", "Wrap", "__version__", "serialize", "serialize_file"]
+__all__ = ["Archive", "Buffer", "NewFile", "TensorInfo", "Wrap", "__version__", "prepare", "serialize"]
 
 __version__: str
 
@@ -80,7 +80,18 @@ def serialize(
     export: Callable[[Any], Any] | None = None,
     shared: str = "copy",
 ) -> bytes: ...
-def serialize_file(
+
+@final
+class NewFile:
+    """A file that is yet to be written: header, and tensors that must stay as they are until then."""
+
+    def snapshot(self) -> None:
+        """Copy the tensors, so that they may change."""
+
+    def write(self, progress: Callable[[int, int], object] | None = None) -> None:
+        """Write the file. `progress` is told bytes done and bytes in all."""
+
+def prepare(
     path: str | bytes | PathLike[str] | PathLike[bytes],
     tensors: Mapping[str, Any],
     payload: Callable[[str, Any], Any],
@@ -92,4 +103,10 @@ def serialize_file(
     durable: bool = True,
     atomic: bool = True,
     force: bool = False,
-) -> None: ...
+) -> NewFile:
+    """Take over all that goes into a file. Nothing is written yet.
+
+    `payload(name, tensor)` gives a DLPack capsule, ``(code, shape, buffer)`` or ``(code, shape, fetch)``, of
+    which ``fetch(begin, end)`` gives those bytes as a capsule or a buffer. `export(tensor)` gives a capsule
+    and comes first; where it raises or its capsule is of no use, `payload` is called.
+    """

@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
-from os import environ, fsdecode, fspath
+from os import environ, fsdecode, fspath, getcwd
+from os.path import basename, join
 
 from . import _native
 from ._dtypes import CODES, F4_PACKED
-from .errors import OptionError, SaveError, _quoted
+from .errors import OptionError, SaveError, _escaped, _quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Future
     from os import PathLike
-    from typing import Any, Literal
+    from typing import Any, Literal, TypedDict
 
     from typing_extensions import Buffer
 
+    from ._progress import Progress
+
     Format = Literal["safetensors", "bintensors"]
+    Align = Literal[8, 64, 4096]
     Path = str | bytes | PathLike[str] | PathLike[bytes]
     Payload = Callable[[str, Any], Any]
 
+    class SaveOptions(TypedDict, total=False):
+        """What every framework's `save_file` takes, but for what decides what it returns."""
+
+        format: Format | None
+        durable: bool | None
+        atomic: bool
+        force: bool
+        progress: Progress
+        snapshot: bool
+        reserve_header: int
+        align: Align
+
+
 FORMATS = ("safetensors", "bintensors")
+ALIGNMENTS = (8, 64, 4096)
 
 
 def serialize(
@@ -127,7 +146,12 @@ def write_file(
     durable: bool | None,
     atomic: bool,
     force: bool,
-) -> None:
+    progress: Progress = False,
+    background: bool = False,
+    snapshot: bool = True,
+    reserve_header: int = 0,
+    align: int = 8,
+) -> Future[None] | None:
     """Write a file. The end of every function that does, with tensors of whatever framework.
 
     Parameters
@@ -137,21 +161,51 @@ def write_file(
     tensors : dict of str to tensor
         As `named` gives it.
     payload, export, shared
-        As for `_native.serialize_file`: how the tensors are handed over, and what of those that share memory.
+        As for `_native.prepare`: how the tensors are handed over, and what of those that share memory.
+    progress, background, snapshot, reserve_header, align
+        As for `ingot.numpy.save_file`.
     """
     path = fspath(filename)
-    _native.serialize_file(
-        path,
+    write = _writer(progress, path)
+    file = _native.prepare(
+        # Where a relative path leads now, and not when its turn comes.
+        join(getcwd(), fsdecode(path)) if background else path,
         tensors,
         payload,
         texts(metadata),
         format_for(path, format),
         export=export,
         shared=shared,
+        reserve=room(reserve_header),
+        align=alignment(align),
         durable=is_durable(durable),
         atomic=atomic,
         force=force,
     )
+    # What is left of the tensors is in `file`.
+    del tensors, payload, export
+    if not background:
+        return write(file)
+    if snapshot:
+        file.snapshot()
+    from ._background import SAVES
+
+    return SAVES.put(lambda: write(file))
+
+
+def _writer(progress: Progress, path: str | bytes) -> Callable[[_native.NewFile], None]:
+    """What writes a file and tells `progress`. Imported when asked for, since few programs need it."""
+    if progress is False:
+        return _native.NewFile.write
+    from ._progress import checked, told
+
+    progress = checked(progress)
+
+    def write(file: _native.NewFile) -> None:
+        with told(progress, f"Saving {_escaped(basename(fsdecode(path)))}") as tell:
+            file.write(tell)
+
+    return write
 
 
 def deserialize(data: Buffer) -> list[tuple[str, dict[str, Any]]]:
@@ -211,6 +265,10 @@ def _spec(name: str, spec: Mapping[str, Any]) -> tuple[str, Sequence[int], Any]:
         raise TypeError(
             f"tensor {_quoted(name)}: data must be bytes or another buffer, found {type(data).__name__}"
         ) from None
+    if not view.c_contiguous:
+        raise SaveError(
+            f"tensor {_quoted(name)}: the buffer is not in C order", code="not-contiguous", tensor=name
+        )
     return CODES.get(dtype, dtype), shape, view if view.ndim else view.cast("B")
 
 
@@ -271,6 +329,31 @@ def one_of(option: str, value: str, choices: tuple[str, ...]) -> str:
             found=value,
         )
     return value
+
+
+def alignment(align: int) -> int:
+    """`align`, which must be one of the choices."""
+    if align not in ALIGNMENTS:
+        raise OptionError(
+            f"align {align!r} is unknown: expected one of {', '.join(map(str, ALIGNMENTS))}",
+            code="unknown-align",
+            expected=ALIGNMENTS,
+            found=align,
+        )
+    return align
+
+
+def room(nbytes: int) -> int:
+    """`nbytes` to reserve in a header, which must be a number of bytes."""
+    if isinstance(nbytes, bool) or not hasattr(nbytes, "__index__"):
+        raise TypeError(f"bytes to reserve must be an int, found {type(nbytes).__name__}")
+    if not 0 <= nbytes < 2**63:
+        raise OptionError(
+            f"cannot reserve {nbytes} bytes: expected 0 or more, and less than 2^63",
+            code="invalid-reserve",
+            found=nbytes,
+        )
+    return nbytes
 
 
 def known_format(format: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, overload
 
 from . import _native, _open
 from ._serialize import known_format, named, texts, write_file
@@ -10,11 +10,13 @@ from ._serialize import known_format, named, texts, write_file
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import Any
+    from concurrent.futures import Future
+    from typing import Any, Literal
 
-    from typing_extensions import Buffer
+    from typing_extensions import Buffer, Unpack
 
-    from ._serialize import Format, Path, Payload
+    from ._progress import Progress
+    from ._serialize import Align, Format, Path, Payload, SaveOptions
 
 Tensor = TypeVar("Tensor")
 
@@ -143,6 +145,28 @@ class Whole(Generic[Tensor]):
             named(tensors, value="tensor"), self._payload, texts(metadata), known_format(format)
         )
 
+    @overload
+    def save_file(
+        self,
+        tensors: Mapping[str, Tensor],
+        filename: Path,
+        metadata: Mapping[str, str] | None = None,
+        *,
+        background: Literal[True],
+        **options: Unpack[SaveOptions],
+    ) -> Future[None]: ...
+
+    @overload
+    def save_file(
+        self,
+        tensors: Mapping[str, Tensor],
+        filename: Path,
+        metadata: Mapping[str, str] | None = None,
+        *,
+        background: Literal[False] = False,
+        **options: Unpack[SaveOptions],
+    ) -> None: ...
+
     def save_file(
         self,
         tensors: Mapping[str, Tensor],
@@ -153,7 +177,12 @@ class Whole(Generic[Tensor]):
         durable: bool | None = None,
         atomic: bool = True,
         force: bool = False,
-    ) -> None:
+        progress: Progress = False,
+        background: bool = False,
+        snapshot: bool = True,
+        reserve_header: int = 0,
+        align: Align = 8,
+    ) -> Future[None] | None:
         """Save tensors to a file.
 
         Parameters
@@ -173,6 +202,29 @@ class Whole(Generic[Tensor]):
             overwrites in place.
         force : bool
             Replace a read-only file too.
+        progress : bool or callable
+            True shows a bar: tqdm's if it is installed, else a line on standard error. A callable is told
+            ``(bytes done, bytes in all)`` about twenty times a second and at the end, and may raise to
+            stop the save; the old file stays then.
+        background : bool
+            Return a `concurrent.futures.Future` soon, and write in a thread. What goes wrong while writing
+            is raised by its ``result()``. Such saves follow one another in the order of the calls. The
+            interpreter does not exit before they are done.
+        snapshot : bool
+            With `background`: copy the tensors before returning, so that they may change while they are
+            written. False copies nothing; they must then stay as they are until the future is done, and
+            what a device still computes must be finished.
+        reserve_header : int
+            Bytes of room in the header, so that `ingot.update_metadata` need not write the file anew. They are
+            spaces that every reader passes over (FORMAT.md, "Room for later edits, and alignment").
+        align : {8, 64, 4096}
+            What the position of the data in the file is a multiple of, by more such spaces. Neither for
+            bintensors.
+
+        Returns
+        -------
+        None or concurrent.futures.Future
+            The future of a save in the background, whose result is None.
 
         Raises
         ------
@@ -183,7 +235,7 @@ class Whole(Generic[Tensor]):
         TypeError, SaveError, OptionError
             As `save` does, and before the disk is touched.
         """
-        write_file(
+        return write_file(
             filename,
             named(tensors, value="tensor"),
             self._payload,
@@ -192,4 +244,9 @@ class Whole(Generic[Tensor]):
             durable=durable,
             atomic=atomic,
             force=force,
+            progress=progress,
+            background=background,
+            snapshot=snapshot,
+            reserve_header=reserve_header,
+            align=align,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sys import modules
+from typing import overload
 
 from . import _native, _open
 from ._dtypes import CODES, F4_LOOSE, NAMES
@@ -18,11 +19,13 @@ except ModuleNotFoundError as error:
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import Any
+    from concurrent.futures import Future
+    from typing import Any, Literal
 
-    from typing_extensions import Buffer
+    from typing_extensions import Buffer, Unpack
 
-    from ._serialize import Format, Path
+    from ._progress import Progress
+    from ._serialize import Align, Format, Path, SaveOptions
 
     Array = numpy.ndarray[Any, numpy.dtype[Any]]
 
@@ -119,8 +122,8 @@ def save(
     ----------
     tensor_dict : dict of str to numpy.ndarray
         Arrays and NumPy scalars of any layout: Fortran order, strided, reversed, broadcast, big-endian. What
-        is stored is always ``numpy.ascontiguousarray(array)``, little-endian; only arrays that are not so
-        already are copied.
+        is stored is always ``numpy.ascontiguousarray(array)``, little-endian; arrays that are not so already
+        are put in order a few MiB at a time.
     metadata : dict of str to str, optional
         Text to store beside the tensors.
     format : {"safetensors", "bintensors"}
@@ -147,6 +150,28 @@ def save(
     )
 
 
+@overload
+def save_file(
+    tensor_dict: Mapping[str, Any],
+    filename: Path,
+    metadata: Mapping[str, str] | None = None,
+    *,
+    background: Literal[True],
+    **options: Unpack[SaveOptions],
+) -> Future[None]: ...
+
+
+@overload
+def save_file(
+    tensor_dict: Mapping[str, Any],
+    filename: Path,
+    metadata: Mapping[str, str] | None = None,
+    *,
+    background: Literal[False] = False,
+    **options: Unpack[SaveOptions],
+) -> None: ...
+
+
 def save_file(
     tensor_dict: Mapping[str, Any],
     filename: Path,
@@ -156,7 +181,12 @@ def save_file(
     durable: bool | None = None,
     atomic: bool = True,
     force: bool = False,
-) -> None:
+    progress: Progress = False,
+    background: bool = False,
+    snapshot: bool = True,
+    reserve_header: int = 0,
+    align: Align = 8,
+) -> Future[None] | None:
     """Save arrays to a file.
 
     Parameters
@@ -176,6 +206,29 @@ def save_file(
         overwrites in place.
     force : bool
         Replace a read-only file too.
+    progress : bool or callable
+        True shows a bar: tqdm's if it is installed, else a line on standard error. A callable is told
+        ``(bytes done, bytes in all)`` about twenty times a second and at the end, and may raise to
+        stop the save; the old file stays then.
+    background : bool
+        Return a `concurrent.futures.Future` soon, and write in a thread. What goes wrong while writing
+        is raised by its ``result()``. Such saves follow one another in the order of the calls. The
+        interpreter does not exit before they are done.
+    snapshot : bool
+        With `background`: copy the tensors before returning, so that they may change while they are
+        written. False copies nothing; they must then stay as they are until the future is done, and
+        what a device still computes must be finished.
+    reserve_header : int
+        Bytes of room in the header, so that `ingot.update_metadata` need not write the file anew. They are
+        spaces that every reader passes over (FORMAT.md, "Room for later edits, and alignment").
+    align : {8, 64, 4096}
+        What the position of the data in the file is a multiple of, by more such spaces. Neither for
+        bintensors.
+
+    Returns
+    -------
+    None or concurrent.futures.Future
+        The future of a save in the background, whose result is None.
 
     Raises
     ------
@@ -186,7 +239,7 @@ def save_file(
     TypeError, DtypeError, SaveError, OptionError
         As `save` does, and before the disk is touched.
     """
-    write_file(
+    return write_file(
         filename,
         named(tensor_dict, value="array"),
         payload,
@@ -195,11 +248,16 @@ def save_file(
         durable=durable,
         atomic=atomic,
         force=force,
+        progress=progress,
+        background=background,
+        snapshot=snapshot,
+        reserve_header=reserve_header,
+        align=align,
     )
 
 
 def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:
-    """The code, the shape and the bytes of `array` in C order, little-endian. Copies only if it must."""
+    """The code, the shape, and the array or a function that gives its bytes. Copies nothing."""
     if not isinstance(array, (numpy.ndarray, numpy.generic)):
         raise TypeError(f"tensor {_quoted(name)}: expected a numpy.ndarray, found {type(array).__name__}")
     # Not imported for this: whoever made a masked array has done so.
@@ -208,35 +266,34 @@ def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:
         raise TypeError(
             f"tensor {_quoted(name)}: a masked array would lose its mask: save `.filled()`, or data and mask"
         )
-    # `asarray` and not `ascontiguousarray`, which makes a 0-dimensional array 1-dimensional.
-    packed = numpy.asarray(array, order="C")
-    code = _PLAIN.get(packed.dtype)
+    plain = numpy.asarray(array)
+    code = _PLAIN.get(plain.dtype)
     if code is not None:
-        return code, packed.shape, packed if packed.ndim else packed.reshape(1)
+        return code, plain.shape, plain if plain.ndim else plain.reshape(1)
     # Those of ml_dtypes are of kind V, as records are; 2 stands for a dtype that is registered and no record.
-    if packed.dtype.kind in "OSUMmTV" and packed.dtype.isbuiltin != 2:
+    if plain.dtype.kind in "OSUMmTV" and plain.dtype.isbuiltin != 2:
         raise DtypeError(
-            f"tensor {_quoted(name)}: an array of dtype {packed.dtype} cannot be stored: expected numbers",
+            f"tensor {_quoted(name)}: an array of dtype {plain.dtype} cannot be stored: expected numbers",
             code="unsupported-dtype",
             tensor=name,
-            found=str(packed.dtype),
+            found=str(plain.dtype),
         )
-    little = packed.dtype.newbyteorder("<")
-    if little != packed.dtype:
-        return payload(name, packed.astype(little))
-    return _ml_payload(name, packed)
+    little = plain.dtype.newbyteorder("<")
+    if little in _PLAIN:
+        return _PLAIN[little], plain.shape, _fetcher(plain, little)
+    return _ml_payload(name, plain)
 
 
 def _ml_payload(name: str, array: Array) -> tuple[str, tuple[int, ...], Any]:
-    """As `payload`, for C-contiguous arrays of the dtypes that NumPy itself does not have."""
+    """As `payload`, for the dtypes that NumPy itself does not have."""
     dtype = array.dtype
     # By name, because ml_dtypes need not be imported: whoever made the array has done so.
     code = CODES.get(dtype.name)
     if code is not None:
-        # The buffer protocol has no letter for these dtypes, so the bytes go as bytes.
-        return code, array.shape, array.reshape(-1).view(numpy.uint8)
+        # The buffer protocol has no letter for these dtypes, so they go as integers of their size.
+        return code, array.shape, numpy.atleast_1d(array).view(f"u{dtype.itemsize}")
     if dtype.name == F4_LOOSE:
-        return "F4", array.shape, _pack_nibbles(name, array)
+        return "F4", array.shape, _nibbles_fetcher(name, array)
     reason = ": how 6-bit values are packed is not settled" if dtype.name.startswith("float6") else ""
     raise SaveError(
         f"tensor {_quoted(name)}: the format has no dtype for {dtype}{reason}",
@@ -246,17 +303,40 @@ def _ml_payload(name: str, array: Array) -> tuple[str, tuple[int, ...], Any]:
     )
 
 
-def _pack_nibbles(name: str, array: Array) -> Array:
-    """Two elements to a byte, the first in the low half."""
-    nibbles = array.reshape(-1).view(numpy.uint8) & 0xF
-    if nibbles.size % 2:
+def _fetcher(array: Array, little: numpy.dtype[Any]) -> Callable[[int, int], Array]:
+    """A function that gives bytes of `array`, turned into the little-endian dtype."""
+    size = little.itemsize
+
+    def fetch(begin: int, end: int) -> Array:
+        first = begin // size
+        part = _elements(array, first, -(-end // size)).astype(little)
+        return part.view(numpy.uint8)[begin - first * size : end - first * size]
+
+    return fetch
+
+
+def _nibbles_fetcher(name: str, array: Array) -> Callable[[int, int], Array]:
+    """A function that gives bytes with two elements each, the first in the low half."""
+    if array.size % 2:
         raise SaveError(
-            f"tensor {_quoted(name)}: {nibbles.size} 4-bit elements end inside a byte: expected an even size",
+            f"tensor {_quoted(name)}: {array.size} 4-bit elements end inside a byte: expected an even size",
             code="partial-byte",
             tensor=name,
-            found=nibbles.size,
+            found=array.size,
         )
-    return nibbles[0::2] | (nibbles[1::2] << 4)
+
+    def fetch(begin: int, end: int) -> Array:
+        nibbles = _elements(array, 2 * begin, 2 * end).view(numpy.uint8) & 0xF
+        return nibbles[0::2] | (nibbles[1::2] << 4)
+
+    return fetch
+
+
+def _elements(array: Array, begin: int, end: int) -> Array:
+    """The elements from `begin` to `end` in C order, flat. Copies no more than those."""
+    if array.flags.c_contiguous:
+        return array.reshape(-1)[begin:end]
+    return array.flat[begin:end]
 
 
 def _unpack_nibbles(dtype: numpy.dtype[Any]) -> Callable[[Array, tuple[int, ...]], Array]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from operator import attrgetter
+from typing import overload
 
 from . import _native, _open
 from ._dtypes import F4_PACKED, NAMES
@@ -17,22 +18,30 @@ except ModuleNotFoundError as error:
 
 from ._torch_alias import restore, views_among, with_views
 from ._torch_model import load_model, save_model
+from ._torch_pieces import fetcher
 from ._torch_plain import not_plain
 from ._torch_sharing import refuse_shared
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from concurrent.futures import Future
     from typing import Any, Literal
 
-    from typing_extensions import Buffer
+    from typing_extensions import Buffer, Unpack
 
     from ._native import Archive
-    from ._serialize import Format, Path
+    from ._progress import Progress
+    from ._serialize import Align, Format, Path, SaveOptions
 
     Shared = Literal["error", "copy", "alias"]
     Contiguous = Literal["error", "copy"]
     Loaded = Literal["alias", "drop"]
+
+    class TorchSaveOptions(SaveOptions, total=False):
+        shared: Shared
+        contiguous: Contiguous
+
 
 __all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model"]
 
@@ -148,7 +157,8 @@ def save(
     ----------
     tensors : dict of str to torch.Tensor
         Of any layout and on any device. What is stored is the tensor's values in C order; those that are
-        strided, conjugated, negated lazily or not on the CPU are copied for it.
+        strided, conjugated, negated lazily or not on the CPU are put in order, or fetched, a few MiB at a
+        time.
     metadata : dict of str to str, optional
         Text to store beside the tensors.
     format : {"safetensors", "bintensors"}
@@ -160,7 +170,7 @@ def save(
         tensor that was written only.
     contiguous : {"copy", "error"}
         What to do with tensors that do not lie in C order, such as transposed and ``channels_last`` ones:
-        pack a copy, one tensor at a time, or refuse them, as upstream.
+        pack them, a few MiB at a time, or refuse them, as upstream.
 
     Returns
     -------
@@ -194,6 +204,28 @@ def save(
     )
 
 
+@overload
+def save_file(
+    tensors: Mapping[str, torch.Tensor],
+    filename: Path,
+    metadata: Mapping[str, str] | None = None,
+    *,
+    background: Literal[True],
+    **options: Unpack[TorchSaveOptions],
+) -> Future[None]: ...
+
+
+@overload
+def save_file(
+    tensors: Mapping[str, torch.Tensor],
+    filename: Path,
+    metadata: Mapping[str, str] | None = None,
+    *,
+    background: Literal[False] = False,
+    **options: Unpack[TorchSaveOptions],
+) -> None: ...
+
+
 def save_file(
     tensors: Mapping[str, torch.Tensor],
     filename: Path,
@@ -205,7 +237,12 @@ def save_file(
     durable: bool | None = None,
     atomic: bool = True,
     force: bool = False,
-) -> None:
+    progress: Progress = False,
+    background: bool = False,
+    snapshot: bool = True,
+    reserve_header: int = 0,
+    align: Align = 8,
+) -> Future[None] | None:
     """Save tensors to a file.
 
     Parameters
@@ -227,6 +264,29 @@ def save_file(
         overwrites in place.
     force : bool
         Replace a read-only file too.
+    progress : bool or callable
+        True shows a bar: tqdm's if it is installed, else a line on standard error. A callable is told
+        ``(bytes done, bytes in all)`` about twenty times a second and at the end, and may raise to
+        stop the save; the old file stays then.
+    background : bool
+        Return a `concurrent.futures.Future` soon, and write in a thread. What goes wrong while writing
+        is raised by its ``result()``. Such saves follow one another in the order of the calls. The
+        interpreter does not exit before they are done.
+    snapshot : bool
+        With `background`: copy the tensors before returning, so that they may change while they are
+        written. False copies nothing; they must then stay as they are until the future is done, and
+        what a device still computes must be finished.
+    reserve_header : int
+        Bytes of room in the header, so that `ingot.update_metadata` need not write the file anew. They are
+        spaces that every reader passes over (FORMAT.md, "Room for later edits, and alignment").
+    align : {8, 64, 4096}
+        What the position of the data in the file is a multiple of, by more such spaces. Neither for
+        bintensors.
+
+    Returns
+    -------
+    None or concurrent.futures.Future
+        The future of a save in the background, whose result is None.
 
     Raises
     ------
@@ -238,7 +298,7 @@ def save_file(
         As `save` does, and before the disk is touched.
     """
     own, texts_of_file = _stored(tensors, metadata, shared, contiguous)
-    write_file(
+    return write_file(
         filename,
         own,
         _payload(own, shared),
@@ -249,11 +309,16 @@ def save_file(
         durable=durable,
         atomic=atomic,
         force=force,
+        progress=progress,
+        background=background,
+        snapshot=snapshot,
+        reserve_header=reserve_header,
+        align=align,
     )
 
 
 def payload(name: str, tensor: torch.Tensor) -> Any:
-    """`tensor` as a capsule or a buffer of plain values in C order on the CPU. Copies only if it must."""
+    """`tensor` as a capsule, as a buffer, or as a function that gives its bytes. Copies nothing."""
     code = _CODES.get(tensor.dtype)
     reason = not_plain(tensor)
     if reason is not None:
@@ -268,14 +333,13 @@ def payload(name: str, tensor: torch.Tensor) -> Any:
             found=str(tensor.dtype),
         )
     shape = unpacked(name, tensor.shape) if code == "F4" else list(tensor.shape)
-    plain = tensor.as_subclass(torch.Tensor).detach().resolve_conj().resolve_neg().cpu()
-    if plain.is_contiguous() and _crosses_by_dlpack(plain.dtype):
-        return _to_dlpack(plain)
-    # torch has no copy for its rarer dtypes, but it has one for bytes.
-    packed = (plain.view(torch.uint8) if plain.itemsize == 1 else plain).contiguous()
-    if _crosses_by_dlpack(plain.dtype):
-        return _to_dlpack(packed.view(plain.dtype))
-    return code, shape, packed.reshape(-1).view(torch.uint8).numpy()
+    plain = tensor.as_subclass(torch.Tensor).detach()
+    if plain.device.type == "cpu" and not plain.is_conj() and not plain.is_neg():
+        if _crosses_by_dlpack(plain.dtype):
+            return _to_dlpack(plain)
+        if plain.is_contiguous():
+            return code, shape, plain.reshape(-1).view(torch.uint8).numpy()
+    return code, shape, fetcher(plain)
 
 
 def _stored(

@@ -1,4 +1,4 @@
-//! Memory that others own: what is written to a file, and where.
+//! Memory that others own, and that is written to a file from where it lies.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -6,18 +6,18 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-/// The bytes of one tensor, where they lie: memory that stays readable for `'a`, but that others may change.
+/// Bytes where they lie: memory that stays readable for `'a`, but that others may change.
 ///
-/// A framework hands over memory that any thread of the program may write to, so a `Payload` is no `&[u8]` and
-/// gives none that lasts.
+/// A framework hands over memory that any thread of the program may write to, so this is no `&[u8]` and gives
+/// none that lasts.
 #[derive(Clone, Copy)]
-pub struct Payload<'a> {
+pub struct Bytes<'a> {
     start: NonNull<u8>,
     len: usize,
     owner: PhantomData<&'a [u8]>,
 }
 
-impl<'a> Payload<'a> {
+impl<'a> Bytes<'a> {
     /// `len` bytes from `start` on. `start` may be null when `len` is 0, as it is for the empty arrays of some
     /// frameworks.
     ///
@@ -26,14 +26,14 @@ impl<'a> Payload<'a> {
     ///   reading for all of `'a`, and `len` is at most `isize::MAX`.
     /// - They may change at any time. Then the file gets some of the old bytes and some of the new.
     #[must_use]
-    pub unsafe fn new(start: *const u8, len: usize) -> Payload<'a> {
+    pub unsafe fn new(start: *const u8, len: usize) -> Bytes<'a> {
         match NonNull::new(start.cast_mut()) {
-            Some(start) => Payload {
+            Some(start) => Bytes {
                 start,
                 len,
                 owner: PhantomData,
             },
-            None => Payload::from(&[][..]),
+            None => Bytes::from(&[][..]),
         }
     }
 
@@ -47,6 +47,12 @@ impl<'a> Payload<'a> {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// The address of the first byte.
+    #[must_use]
+    pub fn addr(&self) -> usize {
+        self.start.as_ptr().addr()
     }
 
     /// Calls `write` with the bytes of `range`, cut at the end of the payload. `write` hands them to the operating
@@ -86,9 +92,9 @@ impl<'a> Payload<'a> {
     }
 }
 
-impl<'a> From<&'a [u8]> for Payload<'a> {
-    fn from(bytes: &'a [u8]) -> Payload<'a> {
-        Payload {
+impl<'a> From<&'a [u8]> for Bytes<'a> {
+    fn from(bytes: &'a [u8]) -> Bytes<'a> {
+        Bytes {
             start: NonNull::from(bytes).cast(),
             len: bytes.len(),
             owner: PhantomData,
@@ -96,17 +102,17 @@ impl<'a> From<&'a [u8]> for Payload<'a> {
     }
 }
 
-impl fmt::Debug for Payload<'_> {
+impl fmt::Debug for Bytes<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Payload({} bytes)", self.len)
+        write!(f, "Bytes({} bytes)", self.len)
     }
 }
 
-// SAFETY: a `Payload` only reads. `new` was promised that the memory is readable for `'a`, which holds from every
+// SAFETY: a `Bytes` only reads. `new` was promised that the memory is readable for `'a`, which holds from every
 // thread, and that whoever writes to it meanwhile accepts mixed bytes.
-unsafe impl Send for Payload<'_> {}
-// SAFETY: as for `Send`; a shared `Payload` has no state of its own that changes.
-unsafe impl Sync for Payload<'_> {}
+unsafe impl Send for Bytes<'_> {}
+// SAFETY: as for `Send`; a shared `Bytes` has no state of its own that changes.
+unsafe impl Sync for Bytes<'_> {}
 
 #[cfg(test)]
 mod tests {
@@ -114,13 +120,13 @@ mod tests {
 
     const _: fn() = || {
         fn crosses_threads<T: Send + Sync>() {}
-        crosses_threads::<Payload<'_>>();
+        crosses_threads::<Bytes<'_>>();
     };
 
     #[test]
     fn a_range_past_the_end_is_cut() {
         let bytes = [1, 2, 3];
-        let payload = Payload::from(&bytes[..2]);
+        let payload = Bytes::from(&bytes[..2]);
         assert_eq!(payload.lend(1..9, <[u8]>::to_vec), [2]);
         assert_eq!(payload.lend(7..9, <[u8]>::len), 0);
         let mut into = [0; 4];
@@ -132,7 +138,7 @@ mod tests {
     #[test]
     fn null_is_an_empty_payload() {
         // SAFETY: `new` accepts null with a length of 0.
-        let payload = unsafe { Payload::new(std::ptr::null(), 0) };
+        let payload = unsafe { Bytes::new(std::ptr::null(), 0) };
         assert!(payload.is_empty());
         assert_eq!(payload.lend(0..0, <[u8]>::len), 0);
     }
@@ -141,7 +147,7 @@ mod tests {
     // way writes without a second file, this fails.
     #[test]
     fn a_payload_may_lie_in_the_file_that_it_replaces() {
-        use crate::{Durability, Replace, SaveOptions, Unwatched, save};
+        use crate::{Durability, Payload, Replace, SaveOptions, Unwatched, save};
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         let old: Vec<u8> = (0..9_000_000_u32).map(|n| n.to_le_bytes()[1]).collect();
@@ -152,7 +158,8 @@ mod tests {
             // is the only one that touches it, and gives it more bytes than it had.
             let mapped = unsafe { memmap2::MmapOptions::new().map_copy_read_only(&file).unwrap() };
             // SAFETY: `new` asks for `len` readable bytes: the mapping has them, until it is dropped after the save.
-            let payload = unsafe { Payload::new(mapped.as_ptr(), mapped.len()) };
+            let bytes = unsafe { Bytes::new(mapped.as_ptr(), mapped.len()) };
+            let payload = Payload::Bytes(bytes);
             let options = SaveOptions {
                 durable: Durability::Fast,
                 replace,
@@ -160,7 +167,7 @@ mod tests {
             };
             // The head moves all bytes on, so that writing straight into the file would overwrite unread ones.
             let head = vec![b'h'; 2_000_000];
-            save(&path, &head, &[payload, payload], &options, &Unwatched).unwrap();
+            save(&path, &head, &[payload.clone(), payload], &options, &Unwatched).unwrap();
             assert!(
                 std::fs::read(&path).unwrap() == [&head[..], &old, &old].concat(),
                 "{replace:?}"

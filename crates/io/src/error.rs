@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::edit::EditError;
 use ingot_format::{Escaped, FormatError, Quoted, SelectionError};
 
 /// A failure to open, read or save, with what a reader needs to put it right.
@@ -98,6 +99,13 @@ pub enum Error {
         /// What the system says.
         source: io::Error,
     },
+    /// The file was not edited, merged or filled.
+    Edit {
+        /// The file to be written.
+        path: PathBuf,
+        /// Why not.
+        fault: EditError,
+    },
     /// The handle was closed.
     Closed {
         /// The file.
@@ -121,6 +129,7 @@ impl Error {
             Error::Changed { .. } => "changed",
             Error::OutOfMemory { .. } => "out-of-memory",
             Error::Write { .. } => "write",
+            Error::Edit { fault, .. } => fault.code(),
             Error::Closed { .. } => "closed",
             Error::Interrupted => "interrupted",
         }
@@ -130,7 +139,7 @@ impl Error {
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         match self {
-            Error::Open { path, .. } | Error::Write { path, .. } => Some(path),
+            Error::Open { path, .. } | Error::Write { path, .. } | Error::Edit { path, .. } => Some(path),
             Error::Header { path, .. }
             | Error::UnknownTensor { path, .. }
             | Error::Slice { path, .. }
@@ -150,6 +159,7 @@ impl Error {
             Error::Header { fault, .. } | Error::Unstorable { fault, .. } => fault.tensor(),
             Error::UnknownTensor { tensor, .. } | Error::Slice { tensor, .. } => Some(tensor),
             Error::Read { tensor, .. } => tensor.as_deref(),
+            Error::Edit { fault, .. } => fault.tensor(),
             _ => None,
         }
     }
@@ -160,6 +170,7 @@ impl Error {
         match *self {
             Error::Header { ref fault, .. } | Error::Unstorable { ref fault, .. } => fault.expected_found(),
             Error::Read { expected, found, .. } => Some((expected, found)),
+            Error::Edit { ref fault, .. } => fault.expected_found(),
             Error::Changed {
                 nbytes_at_open,
                 nbytes_now: Some(now),
@@ -260,6 +271,7 @@ impl fmt::Display for Error {
                     None => Ok(()),
                 }
             }
+            Error::Edit { fault, .. } => write!(f, "{fault}"),
             Error::Closed { .. } => f.write_str("file is closed"),
             Error::Interrupted => f.write_str("interrupted"),
         }
@@ -271,6 +283,7 @@ impl std::error::Error for Error {
         match self {
             Error::Header { fault, .. } | Error::Unstorable { fault, .. } => Some(fault),
             Error::Slice { fault, .. } => Some(fault),
+            Error::Edit { fault, .. } => Some(fault),
             _ => self
                 .system()
                 .map(|fault| fault as &(dyn std::error::Error + 'static)),

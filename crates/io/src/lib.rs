@@ -6,25 +6,36 @@
 mod archive;
 mod backend;
 mod dest;
+mod edit;
 mod error;
 mod execute;
 mod gather;
 mod head;
+mod payload;
 mod plan;
+mod rearrange;
 mod save;
 mod serialize;
 mod source;
 mod watch;
+#[cfg(unix)]
+mod writer;
 
 pub use archive::{Archive, OpenOptions, Region};
 pub use backend::{BACKEND_VARIABLE, Backend};
-pub use dest::Payload;
+pub use dest::Bytes;
+pub use edit::origin::Origin;
+pub use edit::{EditError, Edited, MetadataChange, Way, replace_tensor, update_metadata};
 pub use error::Error;
+pub use payload::{Dim, FileRange, Footprint, Payload, Produce, Strided, overlapping};
 pub use plan::{OWN_BLOCK_NBYTES, Place, Plan, Read, SHARED_BLOCK_NBYTES, TooLarge};
-pub use save::{Durability, ReadOnly, Replace, SaveOptions, save};
+pub use rearrange::{Pick, assemble};
+pub use save::{Durability, ReadOnly, Replace, SaveOptions, Snapshot, save};
 pub use serialize::safetensors::{
     Dtype, SafeTensorError, SafeTensors, TensorView, View, serialize, serialize_to_file, slice, tensor,
 };
 pub use serialize::{bintensors, safetensors};
 pub use source::{FileSource, Memory, MemorySource, Source, read_full};
 pub use watch::{Unwatched, Watch};
+#[cfg(unix)]
+pub use writer::{Appender, Writer};

@@ -24,23 +24,33 @@ use std::time::Duration;
 mod atomic;
 #[cfg(unix)]
 mod attributes;
+mod direct;
+#[cfg(unix)]
+pub(crate) mod draft;
 mod flush;
 #[cfg(unix)]
 mod in_place;
 mod pieces;
 #[cfg(not(unix))]
 mod portable;
+mod ring;
+mod snapshot;
 #[cfg(unix)]
 mod space;
+#[cfg(unix)]
+mod stream;
 #[cfg(unix)]
 mod target;
 #[cfg(unix)]
 mod temp;
+mod write;
 
-use crate::dest::Payload;
 use crate::error::Error;
+use crate::payload::Payload;
 use crate::watch::Watch;
 use pieces::Pieces;
+pub(crate) use pieces::write_all_at;
+pub use snapshot::Snapshot;
 
 /// How to save.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -143,7 +153,7 @@ fn save_pieces(
         },
         Target::Nameless(file) => in_place::overwrite(&file, None, pieces, options, watch),
         Target::Stream(file) => {
-            pieces.stream(&file, watch)?;
+            stream::write(pieces, &file, watch)?;
             match options.durable {
                 Durability::Durable => flush::flush(&file, watch),
                 Durability::Fast => Ok(()),
@@ -159,6 +169,15 @@ use portable::save as save_pieces;
 enum Stop {
     Fault { step: &'static str, source: io::Error },
     Interrupted,
+}
+
+impl From<io::Error> for Stop {
+    fn from(source: io::Error) -> Stop {
+        Stop::Fault {
+            step: step::READ,
+            source,
+        }
+    }
 }
 
 /// Adds to an error of the operating system what was being done.
@@ -182,6 +201,7 @@ mod step {
     pub(super) const CREATE: &str = "create a temporary file";
     #[cfg(unix)]
     pub(super) const RESERVE: &str = "reserve space";
+    pub(super) const READ: &str = "get the bytes of a tensor";
     pub(super) const WRITE: &str = "write";
     pub(super) const ATTRIBUTES: &str = "copy mode and owner";
     pub(super) const FLUSH: &str = "flush";

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use ingot_format::{Contents, Format, FormatError, View};
 
-use crate::dest::Payload;
+use crate::payload::Payload;
 use crate::save::{SaveOptions, save};
 use crate::watch::Unwatched;
 

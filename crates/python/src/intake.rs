@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyMapping, PyString, PyTuple};
 
 use crate::errors::about_tensor;
+use crate::produced::{Producer, Raised};
 use crate::tensor::Imported;
 
 /// A name and a tensor, of whatever types the caller gave.
@@ -13,10 +14,13 @@ pub(crate) type Item<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>);
 
 /// How a framework's module hands over its tensors.
 pub(crate) struct Exporter<'a, 'py> {
-    /// `export(tensor)` gives a DLPack capsule. Quick, and only of use for tensors that lie as a file needs them.
+    /// `export(tensor)` gives a DLPack capsule. Quick, and only of use for tensors in memory.
     pub(crate) export: Option<&'a Bound<'py, PyAny>>,
-    /// `payload(name, tensor)` gives a capsule, or `(dtype, shape, buffer)`, for any tensor.
+    /// `payload(name, tensor)` gives a capsule, or `(dtype, shape, buffer)`, or `(dtype, shape, fetch)` with a function
+    /// that gives the bytes from `begin` to `end`, for any tensor.
     pub(crate) payload: &'a Bound<'py, PyAny>,
+    /// Takes what those functions raise.
+    pub(crate) raised: Raised,
 }
 
 impl Exporter<'_, '_> {
@@ -72,6 +76,12 @@ impl Exporter<'_, '_> {
                 format!("expected a shape of integers from 0 to 2^64 - 1, found {shape}"),
             )
         })?;
+        if buffer.is_callable() {
+            // A shape without a size is refused when the file is laid out, with the rule that it breaks.
+            let nbytes = ingot_format::nbytes(dtype, &shape).unwrap_or(0);
+            let producer = Producer::new(buffer.unbind(), nbytes, self.raised.clone());
+            return Ok(Imported::produced(dtype, shape, producer));
+        }
         Imported::from_buffer(dtype, shape, &buffer).map_err(|fault| {
             let reason = fault.value(py).to_string();
             match () {
@@ -129,6 +139,14 @@ pub(crate) fn metadata(metadata: Option<&Bound<'_, PyAny>>) -> PyResult<Option<V
         Ok((text(&key, "keys", &key)?, text(&value, "values", &key)?))
     };
     items.iter().map(pair).collect::<PyResult<_>>().map(Some)
+}
+
+/// The same pairs, for those who only read them.
+pub(crate) fn borrowed(pairs: &[(String, String)]) -> Vec<(&str, &str)> {
+    pairs
+        .iter()
+        .map(|(key, value)| (key.as_str(), value.as_str()))
+        .collect()
 }
 
 fn text(part: &Bound<'_, PyAny>, what: &str, key: &Bound<'_, PyAny>) -> PyResult<String> {

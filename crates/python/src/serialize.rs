@@ -1,23 +1,27 @@
 //! Saving.
 
-use ingot_format::{Format, FormatError, Layout, Quoted, Spec, layout, to_usize};
-use ingot_io::{Durability, Error, Payload, ReadOnly, Replace, SaveOptions};
-use pyo3::exceptions::{PyMemoryError, PyValueError};
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use ingot_format::{Align, Format, FormatError, Layout, LayoutOptions, Spec, layout_with, to_u64, to_usize};
+use ingot_io::{Durability, Error, Payload, ReadOnly, Replace, SaveOptions, Snapshot};
+use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::errors::{about_tensor, raise};
-use crate::intake::{Exporter, Item, items, metadata};
+use crate::errors::raise;
+use crate::intake::{Exporter, Item, borrowed, items, metadata};
 use crate::open::file_path;
+use crate::produced::Raised;
+use crate::shared::refuse_shared;
 use crate::tensor::Imported;
 use crate::watch::Signals;
 
-/// Saves tensors to a file. See `_native.pyi`.
+/// Takes over all that goes into a file. See `_native.pyi`.
 #[pyfunction]
-#[pyo3(signature = (path, tensors, payload, metadata, format, *, export = None, shared = "copy", durable = true, atomic = true, force = false))]
+#[pyo3(signature = (path, tensors, payload, metadata, format, *, export = None, shared = "copy", reserve = 0, align = 8, durable = true, atomic = true, force = false))]
 #[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
-pub(crate) fn serialize_file(
-    py: Python<'_>,
+pub(crate) fn prepare(
     path: &Bound<'_, PyAny>,
     tensors: &Bound<'_, PyAny>,
     payload: &Bound<'_, PyAny>,
@@ -25,39 +29,106 @@ pub(crate) fn serialize_file(
     format: &str,
     export: Option<&Bound<'_, PyAny>>,
     shared: &str,
+    reserve: u64,
+    align: u64,
     durable: bool,
     atomic: bool,
     force: bool,
-) -> PyResult<()> {
+) -> PyResult<NewFile> {
     let path = file_path(path)?;
-    let items = items(tensors)?;
-    let new = NewFile::new(&items, &Exporter { export, payload }, metadata, format, shared)?;
-    let layout = new.layout().map_err(|fault| {
-        raise(
-            py,
-            &Error::Unstorable {
-                path: Some(path.clone()),
-                fault,
-            },
-        )
-    })?;
-    let payloads = new.payloads(&layout);
-    let options = SaveOptions {
-        durable: if durable {
-            Durability::Durable
-        } else {
-            Durability::Fast
-        },
-        replace: if atomic { Replace::Atomic } else { Replace::InPlace },
-        read_only: if force {
-            ReadOnly::Replace
-        } else {
-            ReadOnly::Refuse
-        },
+    let exporter = Exporter {
+        export,
+        payload,
+        raised: Raised::default(),
     };
-    Signals::detach(py, |signals| {
-        ingot_io::save(&path, &layout.head, &payloads, &options, signals)
+    let form = Form {
+        format: format_of(format)?,
+        options: layout_options(reserve, align)?,
+    };
+    let contents = Contents::new(&items(tensors)?, &exporter, metadata, form, shared, Some(&path))?;
+    let options = save_options(durable, atomic, force);
+    Ok(NewFile {
+        path,
+        head: contents.layout.head.clone(),
+        options,
+        raised: exporter.raised,
+        data: Mutex::new(Some(Data::Tensors(contents.tensors))),
     })
+}
+
+/// A file that is yet to be written. See `_native.pyi`.
+#[pyclass(frozen, module = "ingot._native")]
+pub(crate) struct NewFile {
+    path: PathBuf,
+    head: Vec<u8>,
+    options: SaveOptions,
+    raised: Raised,
+    /// `None` while or after it is written.
+    data: Mutex<Option<Data>>,
+}
+
+/// The bytes after the head.
+enum Data {
+    Tensors(Vec<Imported>),
+    Snapshot(Snapshot),
+}
+
+impl Data {
+    fn payloads(&self) -> Vec<Payload<'_>> {
+        match self {
+            Data::Tensors(tensors) => tensors.iter().map(Imported::payload).collect(),
+            Data::Snapshot(snapshot) => snapshot.payloads(),
+        }
+    }
+}
+
+#[pymethods]
+impl NewFile {
+    /// Copies the tensors and lets go of them.
+    fn snapshot(&self, py: Python<'_>) -> PyResult<()> {
+        let data = self.take()?;
+        let copy = self.run(py, Signals::default(), |signals| {
+            Snapshot::take(&data.payloads(), &self.path, signals)
+        })?;
+        self.put(Data::Snapshot(copy));
+        Ok(())
+    }
+
+    /// Writes the file.
+    #[pyo3(signature = (progress = None))]
+    fn write(&self, py: Python<'_>, progress: Option<Bound<'_, PyAny>>) -> PyResult<()> {
+        let data = self.take()?;
+        self.run(py, Signals::telling(progress), |signals| {
+            ingot_io::save(&self.path, &self.head, &data.payloads(), &self.options, signals)?;
+            // Memory goes back while the interpreter runs others.
+            if let Data::Snapshot(snapshot) = data {
+                drop(snapshot);
+            }
+            Ok(())
+        })
+    }
+}
+
+impl NewFile {
+    fn run<T: Send>(
+        &self,
+        py: Python<'_>,
+        signals: Signals,
+        work: impl Send + FnOnce(&Signals) -> Result<T, Error>,
+    ) -> PyResult<T> {
+        let outcome = signals.run(py, work);
+        outcome.map_err(|fault| self.raised.take().unwrap_or(fault))
+    }
+
+    fn take(&self) -> PyResult<Data> {
+        let mut data = self.data.lock().unwrap_or_else(PoisonError::into_inner);
+        data.take()
+            .ok_or_else(|| PyRuntimeError::new_err("the file is being written, or was"))
+    }
+
+    fn put(&self, data: Data) {
+        *self.data.lock().unwrap_or_else(PoisonError::into_inner) = Some(data);
+    }
 }
 
 /// The bytes of a file with tensors in it. See `_native.pyi`.
@@ -72,136 +143,204 @@ pub(crate) fn serialize<'py>(
     export: Option<&Bound<'_, PyAny>>,
     shared: &str,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    let items = items(tensors)?;
-    let new = NewFile::new(&items, &Exporter { export, payload }, metadata, format, shared)?;
-    let layout = new
-        .layout()
-        .map_err(|fault| raise(py, &Error::Unstorable { path: None, fault }))?;
-    let payloads = new.payloads(&layout);
+    let exporter = Exporter {
+        export,
+        payload,
+        raised: Raised::default(),
+    };
+    let form = Form::usual(format)?;
+    let contents = Contents::new(&items(tensors)?, &exporter, metadata, form, shared, None)?;
+    let layout = &contents.layout;
+    let payloads: Vec<Payload<'_>> = contents.tensors.iter().map(Imported::payload).collect();
     let nbytes = to_usize(layout.header.file_nbytes())
         .ok_or_else(|| PyMemoryError::new_err("too large for memory"))?;
     PyBytes::new_with(py, nbytes, |file| {
         let (head, data) = file.split_at_mut(layout.head.len());
         head.copy_from_slice(&layout.head);
-        py.detach(|| copy_all(&payloads, data));
-        Ok(())
+        let copied = py.detach(|| copy_all(&payloads, data));
+        copied.map_err(|fault| exporter.raised.take().unwrap_or_else(|| fault.into()))
     })
 }
 
-fn copy_all(payloads: &[Payload<'_>], data: &mut [u8]) {
+/// Hands the bytes of a file to `write`, piece by piece. See `_native.pyi`.
+#[pyfunction]
+pub(crate) fn stream(
+    py: Python<'_>,
+    write: &Bound<'_, PyAny>,
+    tensors: &Bound<'_, PyAny>,
+    payload: &Bound<'_, PyAny>,
+    metadata: Option<&Bound<'_, PyAny>>,
+    format: &str,
+) -> PyResult<()> {
+    let exporter = Exporter {
+        export: None,
+        payload,
+        raised: Raised::default(),
+    };
+    let form = Form::usual(format)?;
+    let contents = Contents::new(&items(tensors)?, &exporter, metadata, form, "copy", None)?;
+    let head = Payload::from(&*contents.layout.head);
+    let parts: Vec<Payload<'_>> = std::iter::once(head)
+        .chain(contents.tensors.iter().map(Imported::payload))
+        .collect();
+    let mut place = (0, 0);
+    loop {
+        let (next, len) = piece_end(&parts, place);
+        if len == 0 {
+            return Ok(());
+        }
+        let piece = PyBytes::new_with(py, len, |into| {
+            let filled = py.detach(|| fill(&parts, place, into));
+            filled.map_err(|fault| exporter.raised.take().unwrap_or_else(|| fault.into()))
+        })?;
+        write.call1((piece,))?;
+        place = next;
+    }
+}
+
+/// Bytes that are handed over at once.
+const PIECE: usize = 4 << 20;
+
+/// Where the piece ends that begins at `place`, a part and a byte of it, and how many bytes it has.
+fn piece_end(parts: &[Payload<'_>], (mut part, mut at): (usize, u64)) -> ((usize, u64), usize) {
+    let mut len = 0;
+    while let Some(payload) = parts.get(part)
+        && len < PIECE
+    {
+        let count = (payload.nbytes() - at).min(to_u64(PIECE - len));
+        len += to_usize(count).unwrap_or(0);
+        at += count;
+        if at == payload.nbytes() {
+            (part, at) = (part + 1, 0);
+        }
+    }
+    ((part, at), len)
+}
+
+fn fill(parts: &[Payload<'_>], (part, mut at): (usize, u64), into: &mut [u8]) -> std::io::Result<()> {
+    let mut rest = into;
+    for payload in &parts[part..] {
+        let count = to_usize(payload.nbytes() - at).map_or(rest.len(), |left| left.min(rest.len()));
+        let (place, after) = rest.split_at_mut(count);
+        payload.read(at, place)?;
+        (rest, at) = (after, 0);
+    }
+    Ok(())
+}
+
+fn copy_all(payloads: &[Payload<'_>], data: &mut [u8]) -> std::io::Result<()> {
     let mut rest = data;
     for payload in payloads {
-        let (place, after) = rest.split_at_mut(payload.len());
-        payload.copy_into(0, place);
+        let len = to_usize(payload.nbytes()).unwrap_or(rest.len());
+        let (place, after) = rest.split_at_mut(len);
+        payload.read(0, place)?;
         rest = after;
     }
+    Ok(())
 }
 
 /// All that goes into a file.
-struct NewFile<'a> {
-    tensors: Vec<(&'a str, Imported)>,
-    metadata: Option<Vec<(String, String)>>,
-    format: Format,
+struct Contents {
+    layout: Layout,
+    /// In the order of the layout.
+    tensors: Vec<Imported>,
 }
 
-impl<'a> NewFile<'a> {
+impl Contents {
     fn new(
-        items: &'a [Item<'_>],
+        items: &[Item<'_>],
         exporter: &Exporter<'_, '_>,
         pairs: Option<&Bound<'_, PyAny>>,
-        format: &str,
+        form: Form,
         shared: &str,
-    ) -> PyResult<NewFile<'a>> {
-        let format = match format {
-            "safetensors" => Format::Safetensors,
-            "bintensors" => Format::Bintensors,
-            _ => {
-                let message =
-                    format!("unknown format {format:?}: expected \"safetensors\" or \"bintensors\"");
-                return Err(PyValueError::new_err(message));
-            }
-        };
-        let metadata = metadata(pairs)?;
-        let imported = exporter.take(items)?;
+        path: Option<&PathBuf>,
+    ) -> PyResult<Contents> {
+        let py = exporter.payload.py();
+        let pairs = metadata(pairs)?;
+        let tensors = exporter.take(items)?;
         if shared == "error" {
-            refuse_shared(exporter.payload.py(), &imported)?;
+            refuse_shared(py, &tensors)?;
         }
-        Ok(NewFile {
-            tensors: imported,
-            metadata,
-            format,
+        let layout = laid_out(&tensors, pairs.as_deref(), form).map_err(|fault| {
+            let path = path.cloned();
+            raise(py, &Error::Unstorable { path, fault })
+        })?;
+        let mut tensors: Vec<Option<Imported>> =
+            tensors.into_iter().map(|(_, tensor)| Some(tensor)).collect();
+        let ordered = layout.order.iter().filter_map(|&number| tensors[number].take());
+        Ok(Contents {
+            tensors: ordered.collect(),
+            layout,
         })
-    }
-
-    fn layout(&self) -> Result<Layout, FormatError> {
-        let specs: Vec<Spec<'_>> = self
-            .tensors
-            .iter()
-            .map(|(name, tensor)| Spec {
-                name,
-                dtype: tensor.dtype,
-                shape: &tensor.shape,
-            })
-            .collect();
-        let pairs: Option<Vec<(&str, &str)>> = self.metadata.as_ref().map(|pairs| {
-            pairs
-                .iter()
-                .map(|(key, value)| (key.as_str(), value.as_str()))
-                .collect()
-        });
-        layout(&specs, pairs.as_deref(), self.format)
-    }
-
-    /// The tensors' bytes, in the order of the layout.
-    fn payloads(&self, layout: &Layout) -> Vec<Payload<'_>> {
-        layout
-            .order
-            .iter()
-            .map(|&number| self.tensors[number].1.payload())
-            .collect()
     }
 }
 
-/// Names that a message lists; a whole model may share one buffer.
-const MAX_NAMED: usize = 5;
+fn laid_out(
+    tensors: &[(&str, Imported)],
+    pairs: Option<&[(String, String)]>,
+    form: Form,
+) -> Result<Layout, FormatError> {
+    let specs: Vec<Spec<'_>> = tensors
+        .iter()
+        .map(|(name, tensor)| Spec {
+            name,
+            dtype: tensor.dtype,
+            shape: &tensor.shape,
+        })
+        .collect();
+    layout_with(&specs, pairs.map(borrowed).as_deref(), form.format, &form.options)
+}
 
-/// Fails when two tensors share bytes: the file would hold them twice, and whoever loads it would get two tensors
-/// that no longer change together.
-fn refuse_shared(py: Python<'_>, tensors: &[(&str, Imported)]) -> PyResult<()> {
-    let mut ranges: Vec<_> = tensors
-        .iter()
-        .map(|(name, tensor)| (tensor.addresses(), *name))
-        .filter(|((begin, end), _)| begin < end)
-        .collect();
-    ranges.sort_unstable();
-    // Ranges that reach into each other, one after another, are one group.
-    let mut reach = 0;
-    let mut groups = ranges.chunk_by(|((_, end), _), ((begin, _), _)| {
-        reach = reach.max(*end);
-        *begin < reach
-    });
-    let Some(group) = groups.find(|group| group.len() > 1) else {
-        return Ok(());
-    };
-    let first = group[0].1;
-    let mut names: Vec<String> = group
-        .iter()
-        .take(MAX_NAMED)
-        .map(|row| Quoted(row.1).to_string())
-        .collect();
-    if group.len() > MAX_NAMED {
-        names.push(format!("and {} more", group.len() - MAX_NAMED));
+/// How a file is laid out, but for what is in it.
+#[derive(Clone, Copy)]
+struct Form {
+    format: Format,
+    options: LayoutOptions,
+}
+
+impl Form {
+    fn usual(format: &str) -> PyResult<Form> {
+        Ok(Form {
+            format: format_of(format)?,
+            options: LayoutOptions::default(),
+        })
     }
-    let message = format!(
-        "Some tensors share memory, this will lead to duplicate memory on disk and potential differences when \
-         loading them again: {} — save with shared=\"alias\" or \"copy\", or save `tensor.clone()`",
-        names.join(", ")
-    );
-    Err(about_tensor(
-        py,
-        "SharedMemoryError",
-        "shared-memory",
-        first,
-        &message,
-    ))
+}
+
+/// The format of that name.
+pub(crate) fn format_of(name: &str) -> PyResult<Format> {
+    [Format::Safetensors, Format::Bintensors]
+        .into_iter()
+        .find(|format| format.name() == name)
+        .ok_or_else(|| {
+            let message = format!("unknown format {name:?}: expected \"safetensors\" or \"bintensors\"");
+            PyValueError::new_err(message)
+        })
+}
+
+/// Room in the header, and where the data begins.
+pub(crate) fn layout_options(reserve: u64, align: u64) -> PyResult<LayoutOptions> {
+    let align = Align::from_nbytes(align)
+        .ok_or_else(|| PyValueError::new_err(format!("unknown alignment {align}: expected 8, 64 or 4096")))?;
+    Ok(LayoutOptions {
+        reserve,
+        align,
+        ..LayoutOptions::default()
+    })
+}
+
+pub(crate) fn save_options(durable: bool, atomic: bool, force: bool) -> SaveOptions {
+    SaveOptions {
+        durable: if durable {
+            Durability::Durable
+        } else {
+            Durability::Fast
+        },
+        replace: if atomic { Replace::Atomic } else { Replace::InPlace },
+        read_only: if force {
+            ReadOnly::Replace
+        } else {
+            ReadOnly::Refuse
+        },
+    }
 }

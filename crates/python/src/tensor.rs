@@ -6,15 +6,18 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_int, c_void};
+use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
 
 use ingot_format::{Dtype, to_u64, to_usize};
-use ingot_io::{Memory, Payload, Region, Source};
+use ingot_io::{Bytes, Dim, Footprint, Memory, Payload, Region, Source, Strided};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
+
+use crate::produced::Producer;
 
 const CAPSULE_NAME: &CStr = c"dltensor";
 
@@ -245,19 +248,21 @@ unsafe extern "C" fn drop_capsule(capsule: *mut ffi::PyObject) {
     unsafe { delete(managed.cast()) };
 }
 
-/// A tensor that a framework exported: all that a file needs to know, and where its bytes lie.
+/// A tensor that a framework exported: all that a file needs to know, and where its bytes come from.
 pub(crate) struct Imported {
     pub(crate) dtype: Dtype,
     pub(crate) shape: Vec<u64>,
-    start: *const u8,
-    nbytes: usize,
+    held: Held,
     _owner: Owner,
 }
 
-// SAFETY: the memory behind `start` is owned by `_owner`, which is `Send` and `Sync` itself, and it is only read.
-unsafe impl Send for Imported {}
-// SAFETY: as for `Send`: nothing in it changes.
-unsafe impl Sync for Imported {}
+/// Where the bytes come from. The lifetimes are stretched: `_owner` keeps the memory, and nothing leaves an `Imported`
+/// but what borrows it.
+enum Held {
+    Bytes(Bytes<'static>),
+    Strided(Strided<'static>),
+    Produced(Producer),
+}
 
 const _: fn() = || {
     fn crosses_threads<T: Send + Sync>() {}
@@ -270,24 +275,50 @@ const _: fn() = || {
 enum Owner {
     Capsule(#[allow(dead_code, reason = "held, not read")] Py<PyAny>),
     Buffer(#[allow(dead_code, reason = "held, not read")] PyUntypedBuffer),
+    /// What produces the bytes has the object.
+    Producer,
 }
 
 impl Imported {
+    /// A tensor whose bytes are fetched when they are written.
+    pub(crate) fn produced(dtype: Dtype, shape: Vec<u64>, producer: Producer) -> Imported {
+        Imported {
+            dtype,
+            shape,
+            held: Held::Produced(producer),
+            _owner: Owner::Producer,
+        }
+    }
+
     /// The bytes, for as long as `self` is there.
     pub(crate) fn payload(&self) -> Payload<'_> {
-        // SAFETY: `Payload::new` asks for memory that is readable for as long as the payload lives: `_owner` keeps
-        // it, and the payload borrows `self`. That nobody writes to it meanwhile cannot be proven, and `Payload`
-        // does not ask for it.
-        unsafe { Payload::new(self.start, self.nbytes) }
+        match &self.held {
+            Held::Bytes(bytes) => Payload::Bytes(*bytes),
+            Held::Strided(strided) => Payload::Strided(strided.clone()),
+            Held::Produced(producer) => Payload::Produced(producer),
+        }
     }
 
-    /// Where the bytes lie, for finding tensors that share some.
-    pub(crate) fn addresses(&self) -> (usize, usize) {
-        (self.start.addr(), self.start.addr() + self.nbytes)
+    /// The memory that the bytes lie in, for finding tensors that share some; `None` when they are elsewhere.
+    pub(crate) fn footprint(&self) -> Option<Footprint> {
+        match &self.held {
+            Held::Bytes(bytes) => Some(Footprint::new(bytes.addr(), bytes.len(), &[])),
+            Held::Strided(strided) => Some(strided.footprint()),
+            Held::Produced(_) => None,
+        }
     }
 
-    /// The tensor in a DLPack capsule; `None` where its bytes cannot be written as they lie: on another device,
-    /// not in C order, of a dtype that no file has.
+    /// From the first of the bytes to the last, where they lie in memory.
+    pub(crate) fn extent(&self) -> Range<usize> {
+        match &self.held {
+            Held::Bytes(bytes) => bytes.addr()..bytes.addr() + bytes.len(),
+            Held::Strided(strided) => strided.footprint().extent(),
+            Held::Produced(_) => 0..0,
+        }
+    }
+
+    /// The tensor in a DLPack capsule; `None` where its elements cannot be written from where they lie: on another
+    /// device, of a dtype that no file has, strided and smaller than a byte.
     pub(crate) fn from_capsule(capsule: &Bound<'_, PyAny>) -> PyResult<Option<Imported>> {
         // SAFETY: asks for an object, and a name that is a C string.
         if unsafe { ffi::PyCapsule_IsValid(capsule.as_ptr(), CAPSULE_NAME.as_ptr()) } == 0 {
@@ -312,7 +343,7 @@ impl Imported {
         let sizes = unsafe { numbers(tensor.shape, rank) };
         // SAFETY: DLPack says that `strides` has `ndim` numbers, or is null for C order.
         let strides = unsafe { numbers(tensor.strides, rank) };
-        if tensor.device.device_type != CPU || !is_c_order(sizes, strides) {
+        if tensor.device.device_type != CPU {
             return Ok(None);
         }
         let Some((shape, nbytes)) = logical(dtype, sizes) else {
@@ -320,26 +351,38 @@ impl Imported {
         };
         let at = to_usize(tensor.byte_offset).unwrap_or(usize::MAX);
         let start = tensor.data.cast::<u8>().cast_const().wrapping_add(at);
+        let held = if is_c_order(sizes, strides) {
+            // SAFETY: `Bytes::new` asks for `nbytes` readable bytes for as long as the result lives: the capsule has a
+            // tensor of that size in C order there, and keeps it (DLPack's contract). `_owner` keeps the capsule; what
+            // borrows `self` goes before. That nobody writes to them meanwhile cannot be proven and is not asked for.
+            Held::Bytes(unsafe { Bytes::new(start, nbytes) })
+        } else {
+            let Some((itemsize, dims)) = strided(tensor.dtype, sizes, strides) else {
+                return Ok(None);
+            };
+            // SAFETY: `Strided::new` asks for the same of every element that the dimensions lead to: they are those of
+            // the capsule's tensor.
+            match unsafe { Strided::new(start, itemsize, &dims) } {
+                Some(strided) => Held::Strided(strided),
+                None => return Ok(None),
+            }
+        };
         Ok(Some(Imported {
             dtype,
             shape,
-            start,
-            nbytes,
+            held,
             _owner: Owner::Capsule(capsule.clone().unbind()),
         }))
     }
 
-    /// The bytes of `buffer`, to be stored as `dtype` with `shape`. Fails when the buffer is not in C order or
-    /// does not have just the bytes that those need.
+    /// The elements of `buffer` in C order, to be stored as `dtype` with `shape`. Fails when it does not have just the
+    /// bytes that those need.
     pub(crate) fn from_buffer(
         dtype: Dtype,
         shape: Vec<u64>,
         buffer: &Bound<'_, PyAny>,
     ) -> PyResult<Imported> {
         let buffer = PyUntypedBuffer::get(buffer)?;
-        if !buffer.is_c_contiguous() {
-            return Err(PyBufferError::new_err("the buffer is not in C order"));
-        }
         let nbytes = buffer.len_bytes();
         // A shape without a size is refused when the file is laid out, with the rule that it breaks.
         if let Ok(expected) = ingot_format::nbytes(dtype, &shape)
@@ -350,11 +393,31 @@ impl Imported {
             )));
         }
         let start = buffer.buf_ptr().cast::<u8>().cast_const();
+        let held = if buffer.is_c_contiguous() {
+            // SAFETY: `Bytes::new` asks for `nbytes` readable bytes for as long as the result lives: an exported buffer
+            // has them and does not move (PEP 3118). `_owner` keeps it exported; what borrows `self` goes before.
+            Held::Bytes(unsafe { Bytes::new(start, nbytes) })
+        } else if buffer
+            .suboffsets()
+            .is_some_and(|offsets| offsets.iter().any(|&offset| offset >= 0))
+        {
+            return Err(PyBufferError::new_err("the buffer is one of pointers"));
+        } else {
+            let dims: Vec<Dim> = buffer
+                .shape()
+                .iter()
+                .zip(buffer.strides())
+                .map(|(&count, &stride)| Dim { count, stride })
+                .collect();
+            // SAFETY: `Strided::new` asks for the same of every element that the dimensions lead to: they are those of
+            // the buffer.
+            let strided = unsafe { Strided::new(start, buffer.item_size(), &dims) };
+            Held::Strided(strided.ok_or_else(|| PyBufferError::new_err("the buffer is too large"))?)
+        };
         Ok(Imported {
             dtype,
             shape,
-            start,
-            nbytes,
+            held,
             _owner: Owner::Buffer(buffer),
         })
     }
@@ -382,6 +445,22 @@ fn is_c_order(sizes: &[i64], strides: &[i64]) -> bool {
         expected = expected.saturating_mul(size);
         fits
     })
+}
+
+/// The bytes of an element, and where the others are from it, in bytes. `None` for those that do not fill bytes.
+fn strided(dtype: DlDataType, sizes: &[i64], strides: &[i64]) -> Option<(usize, Vec<Dim>)> {
+    let nbits = usize::from(dtype.bits) * usize::from(dtype.lanes);
+    let itemsize = nbits / 8;
+    let dim = |(&size, &stride): (&i64, &i64)| {
+        Some(Dim {
+            count: usize::try_from(size).ok()?,
+            stride: isize::try_from(stride)
+                .ok()?
+                .checked_mul(isize::try_from(itemsize).ok()?)?,
+        })
+    };
+    let dims = sizes.iter().zip(strides).map(dim).collect::<Option<_>>()?;
+    (nbits % 8 == 0).then_some((itemsize, dims))
 }
 
 /// The shape in elements, and the bytes, of a tensor with `sizes` in storage units.
@@ -467,9 +546,9 @@ impl Source for BufferSource {
 
     fn read_at(&self, position: u64, dest: &mut [u8]) -> std::io::Result<usize> {
         let start = self.buffer.buf_ptr().cast::<u8>().cast_const();
-        // SAFETY: `Payload::new` asks for memory that is readable as long as the payload lives: the buffer is
-        // exported until `self` is dropped, and an exported buffer does not move (PEP 3118).
-        let payload = unsafe { Payload::new(start, self.buffer.len_bytes()) };
-        Ok(to_usize(position).map_or(0, |at| payload.copy_into(at, dest)))
+        // SAFETY: `Bytes::new` asks for memory that is readable as long as the bytes live: the buffer is exported until
+        // `self` is dropped, and an exported buffer does not move (PEP 3118).
+        let bytes = unsafe { Bytes::new(start, self.buffer.len_bytes()) };
+        Ok(to_usize(position).map_or(0, |at| bytes.copy_into(at, dest)))
     }
 }

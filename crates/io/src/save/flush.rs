@@ -2,34 +2,85 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use super::{POLL, Step, Stop, Watch, step};
 
-/// Makes the bytes of `file` durable. That may take seconds and cannot be broken off, so a thread does it; when the
-/// watch asks to stop, the thread is left alone with a file that nobody will ever see.
-pub(super) fn flush(file: &File, watch: &dyn Watch) -> Result<(), Stop> {
-    let (sender, outcome) = mpsc::channel();
-    let copy = file.try_clone().step(step::FLUSH)?;
-    let run = move || {
-        // Nobody listens after an interruption.
-        let _ = sender.send(sync(&copy));
-    };
-    // 64 KiB is more than one system call needs.
-    let thread = thread::Builder::new()
-        .name("ingot-flush".into())
-        .stack_size(64 << 10);
-    if thread.spawn(run).is_err() {
-        return sync(file).step(step::FLUSH);
+/// Bytes that are sent to the disk at once while others are still written. Enough that it writes long runs.
+const AHEAD: u64 = 32 << 20;
+
+/// A thread that makes the bytes of a file durable. That may take seconds and cannot be broken off; when the watch asks
+/// to stop, the thread is left alone with a file that nobody will ever see.
+pub(super) struct Flusher {
+    /// Takes how many bytes are written; closed when it is all.
+    written: Sender<u64>,
+    /// Only [`Flusher::finish`] listens; behind a lock so that the threads that write can share this.
+    outcome: Mutex<Receiver<io::Result<()>>>,
+}
+
+impl Flusher {
+    /// `None` where there can be no thread.
+    pub(super) fn start(file: &File) -> Option<Flusher> {
+        let copy = file.try_clone().ok()?;
+        let (written, progress) = mpsc::channel();
+        let (sender, outcome) = mpsc::channel();
+        let run = move || {
+            // Nobody listens after an interruption.
+            let _ = sender.send(run(&copy, &progress));
+        };
+        // 64 KiB is more than system calls need.
+        let thread = thread::Builder::new()
+            .name("ingot-flush".into())
+            .stack_size(64 << 10);
+        thread.spawn(run).ok()?;
+        Some(Flusher {
+            written,
+            outcome: Mutex::new(outcome),
+        })
     }
-    loop {
-        match outcome.recv_timeout(POLL) {
-            Ok(outcome) => return outcome.step(step::FLUSH),
-            Err(RecvTimeoutError::Timeout) if watch.interrupted() => return Err(Stop::Interrupted),
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => return sync(file).step(step::FLUSH),
+
+    /// Says that `done` bytes are written, wherever in the file.
+    pub(super) fn wrote(&self, done: u64) {
+        // The thread has ended when a flush failed. The end hears of it.
+        let _ = self.written.send(done);
+    }
+
+    /// Flushes the rest, and waits.
+    pub(super) fn finish(self, file: &File, watch: &dyn Watch) -> Result<(), Stop> {
+        drop(self.written);
+        let outcome = self.outcome.into_inner().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match outcome.recv_timeout(POLL) {
+                Ok(outcome) => return outcome.step(step::FLUSH),
+                Err(RecvTimeoutError::Timeout) if watch.interrupted() => return Err(Stop::Interrupted),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return sync(file).step(step::FLUSH),
+            }
         }
+    }
+}
+
+fn run(file: &File, written: &Receiver<u64>) -> io::Result<()> {
+    let mut flushed = 0;
+    while let Ok(done) = written.recv() {
+        // What was written while the last flush ran.
+        let done = written.try_iter().last().unwrap_or(done);
+        if done >= flushed + AHEAD {
+            // The size is that of the reserved file already, so nothing but the bytes needs to go.
+            file.sync_data()?;
+            flushed = done;
+        }
+    }
+    sync(file)
+}
+
+/// Makes the bytes of `file` durable.
+pub(super) fn flush(file: &File, watch: &dyn Watch) -> Result<(), Stop> {
+    match Flusher::start(file) {
+        Some(flusher) => flusher.finish(file, watch),
+        None => sync(file).step(step::FLUSH),
     }
 }
 

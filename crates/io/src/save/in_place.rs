@@ -6,6 +6,7 @@ use std::io::{self, Seek};
 use super::pieces::Pieces;
 use super::space::{self, Size};
 use super::target::Place;
+use super::write::{self, Way};
 use super::{Durability, SaveOptions, Step, Stop, Watch, step, temp};
 
 /// Writes into the file that `place` names, or makes it.
@@ -49,8 +50,8 @@ pub(super) fn overwrite(
 ) -> Result<(), Stop> {
     if file.metadata().step(step::OPEN)?.len() == 0 {
         // Nobody can have mapped anything of it.
-        let done =
-            space::reserve(file, pieces.nbytes(), Size::Set, watch).and_then(|()| pieces.write(file, watch));
+        let done = space::reserve(file, pieces.nbytes(), Size::Set, watch)
+            .and_then(|()| write::write(pieces, file, &Way::Cached(None), watch));
         if done.is_err() {
             let _ = file.set_len(0);
             return done;
@@ -61,7 +62,7 @@ pub(super) fn overwrite(
     // tells, so all bytes go to another file first.
     let scratch = scratch(place).step(step::CREATE)?;
     space::reserve(&scratch, pieces.nbytes(), Size::Set, watch)?;
-    pieces.write(&scratch, watch)?;
+    write::write(pieces, &scratch, &Way::Cached(None), watch)?;
     space::reserve(file, pieces.nbytes(), Size::Kept, watch)?;
     copy(&scratch, file, pieces.nbytes(), options)
 }

@@ -1,225 +1,210 @@
-//! The bytes of a file, cut into pieces and written.
+//! The bytes of a file, cut into pieces.
 
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::thread;
 
-use ingot_format::to_u64;
+use ingot_format::{to_u64, to_usize};
 
-use super::{POLL, Step, Stop, Watch, step};
-use crate::dest::Payload;
+use crate::dest::Bytes;
+use crate::payload::{FileRange, Payload};
 
-/// Payloads at least this long are written from where they lie; shorter ones are gathered first. 1 MiB, because
-/// copying one costs less than 0.1 ms and a call for each of thousands of small tensors costs more.
-const DIRECT: usize = 1 << 20;
-/// Gathered bytes that are written at once.
-const GATHERED: usize = 4 << 20;
-/// Bytes of a large payload that are written at once: few enough that threads share the work evenly and a watch is
-/// heard soon, enough that the calls do not count.
-const PIECE: usize = 8 << 20;
-/// From this size on, threads write: starting them costs about 0.1 ms, as long as writing 0.5 MB.
-const PARALLEL: u64 = 32 << 20;
-/// More than 4 threads in one file wait for each other in the kernel.
-const THREADS: usize = 4;
+/// Bytes that are written at once: few enough that threads share the work evenly, a watch is heard soon and buffers of
+/// this size are no burden, enough that the calls do not count. Threads that write pieces do not meet in one page.
+pub(super) const PIECE: usize = 4 << 20;
+/// Bytes of one payload in one piece that are written from where they lie; fewer are gathered first. 1 MiB, because
+/// copying that costs less than 0.1 ms and a call for each of thousands of small tensors costs more.
+const STRAIGHT: usize = 1 << 20;
 
 /// Head and payloads, in file order.
 pub(super) struct Pieces<'a> {
     head: Payload<'a>,
     payloads: &'a [Payload<'a>],
-    pieces: Vec<Piece>,
-    nbytes: u64,
+    /// Where each part, of which the head is the first, ends, counted from the start of the file.
+    ends: Vec<u64>,
+    /// Pieces with bytes that only the saving thread fetches, in order.
+    fetched: Vec<usize>,
 }
 
-/// Bytes that are written in one call. They begin inside one part of the file and may run on into the parts after it.
-struct Piece {
-    /// Counted from the start of the file.
-    position: u64,
-    /// 0 is the head, 1 the first payload.
-    part: usize,
-    /// Where in that part.
-    begin: usize,
+/// Bytes of one part in one piece.
+struct Span<'p, 'a> {
+    payload: &'p Payload<'a>,
+    begin: u64,
     len: usize,
 }
 
 impl<'a> Pieces<'a> {
     pub(super) fn cut(head: &'a [u8], payloads: &'a [Payload<'a>]) -> Pieces<'a> {
-        let mut cut = Pieces {
+        let mut pieces = Pieces {
             head: Payload::from(head),
             payloads,
-            pieces: Vec::new(),
-            nbytes: 0,
+            ends: Vec::with_capacity(payloads.len() + 1),
+            fetched: Vec::new(),
         };
-        let mut gathered: Option<Piece> = None;
-        for part in 0..=payloads.len() {
-            let len = cut.part(part).len();
-            if len >= DIRECT {
-                cut.pieces.extend(gathered.take());
-                cut.cut_large(part, len);
-                continue;
+        let mut end = to_u64(head.len());
+        pieces.ends.push(end);
+        for payload in payloads {
+            let begin = end;
+            end = end.saturating_add(payload.nbytes());
+            pieces.ends.push(end);
+            if matches!(payload, Payload::Produced(_)) {
+                pieces.fetch(begin..end);
             }
-            if gathered.as_ref().is_some_and(|piece| piece.len + len > GATHERED) {
-                cut.pieces.extend(gathered.take());
-            }
-            let position = cut.nbytes;
-            gathered
-                .get_or_insert(Piece {
-                    position,
-                    part,
-                    begin: 0,
-                    len: 0,
-                })
-                .len += len;
-            cut.nbytes += to_u64(len);
         }
-        cut.pieces.extend(gathered);
-        cut
+        pieces
     }
 
-    fn cut_large(&mut self, part: usize, len: usize) {
-        let mut begin = 0;
-        while begin < len {
-            // The first cut comes where the position in the file is a multiple of PIECE, so that two threads do not
-            // write into one page.
-            let past = self.nbytes % to_u64(PIECE);
-            let until = PIECE - ingot_format::to_usize(past).unwrap_or(0);
-            let count = until.min(len - begin);
-            self.pieces.push(Piece {
-                position: self.nbytes,
-                part,
-                begin,
-                len: count,
-            });
-            begin += count;
-            self.nbytes = self.nbytes.saturating_add(to_u64(count));
+    /// Notes that the bytes of `range` have to be fetched. It lies after all those that were noted before.
+    fn fetch(&mut self, range: Range<u64>) {
+        if range.is_empty() {
+            return;
         }
-    }
-
-    fn part(&self, part: usize) -> Payload<'a> {
-        match part.checked_sub(1) {
-            None => self.head,
-            Some(payload) => self.payloads[payload],
-        }
+        let number = |position: u64| to_usize(position / to_u64(PIECE)).unwrap_or(usize::MAX);
+        let first = self
+            .fetched
+            .last()
+            .map_or(0, |last| last + 1)
+            .max(number(range.start));
+        self.fetched.extend(first..=number(range.end - 1));
     }
 
     /// Size of the file.
     pub(super) fn nbytes(&self) -> u64 {
-        self.nbytes
+        self.ends.last().copied().unwrap_or(0)
     }
 
-    /// Calls `write` with the bytes of `piece`: in place when they lie in one part, else gathered in `buffer`.
-    fn lend<R>(&self, piece: &Piece, buffer: &mut Vec<u8>, write: impl FnOnce(&[u8]) -> R) -> R {
-        let first = self.part(piece.part);
-        let in_first: Range<usize> = piece.begin..piece.begin + piece.len;
-        if in_first.end <= first.len() {
-            return first.lend(in_first, write);
-        }
-        buffer.resize(piece.len, 0);
-        let mut filled = first.copy_into(piece.begin, buffer);
-        let mut part = piece.part;
-        while filled < piece.len {
-            part += 1;
-            filled += self.part(part).copy_into(0, &mut buffer[filled..]);
-        }
-        write(buffer)
+    pub(super) fn count(&self) -> usize {
+        to_usize(self.nbytes().div_ceil(to_u64(PIECE))).unwrap_or(usize::MAX)
     }
 
-    /// Writes everything into `file`, each piece at its position. `file` is empty or is to be overwritten.
-    pub(super) fn write(&self, file: &File, watch: &dyn Watch) -> Result<(), Stop> {
-        let threads = match self.nbytes < PARALLEL {
-            true => 0,
-            false => thread::available_parallelism().map_or(1, |threads| threads.get().min(THREADS)),
-        };
-        self.write_with(file, threads, watch)
+    /// The pieces with bytes that only the saving thread fetches.
+    pub(super) fn fetched(&self) -> &[usize] {
+        &self.fetched
     }
 
-    /// With `threads` at work beside the calling one, which then only watches; with none, it writes itself.
-    fn write_with(&self, file: &File, threads: usize, watch: &dyn Watch) -> Result<(), Stop> {
-        let next = AtomicUsize::new(0);
-        let stop = AtomicBool::new(false);
-        let work = |interrupted: &dyn Fn() -> bool| -> io::Result<()> {
-            let mut buffer = Vec::new();
-            while let Some(piece) = self.pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
-                if interrupted() {
-                    break;
-                }
-                self.lend(piece, &mut buffer, |bytes| {
-                    write_all_at(file, bytes, piece.position)
-                })?;
-            }
-            Ok(())
-        };
-        thread::scope(|scope| {
-            let (sender, faults) = mpsc::channel();
-            let work = &work;
-            let stop = &stop;
-            let spawn = |_: &usize| {
-                let sender = sender.clone();
-                let run = move || {
-                    // Dropped on unwinding as well, so that the watcher below never waits for ever.
-                    let sender = sender;
-                    if let Err(fault) = work(&|| stop.load(Ordering::Relaxed)) {
-                        // Nobody listens when another thread failed first.
-                        let _ = sender.send(fault);
-                    }
-                };
-                thread::Builder::new()
-                    .name("ingot-save".into())
-                    .spawn_scoped(scope, run)
-            };
-            let spawned = (0..threads).take_while(|n| spawn(n).is_ok()).count();
-            drop(sender);
-            if spawned == 0 {
-                return match work(&|| note(stop, watch.interrupted())) {
-                    Ok(()) if stop.load(Ordering::Relaxed) => Err(Stop::Interrupted),
-                    result => result.step(step::WRITE),
-                };
-            }
-            loop {
-                match faults.recv_timeout(POLL) {
-                    Ok(fault) => {
-                        stop.store(true, Ordering::Relaxed);
-                        return Err(fault).step(step::WRITE);
-                    }
-                    Err(RecvTimeoutError::Disconnected) => return Ok(()),
-                    Err(RecvTimeoutError::Timeout) if note(stop, watch.interrupted()) => {
-                        return Err(Stop::Interrupted);
-                    }
-                    Err(RecvTimeoutError::Timeout) => {}
-                }
-            }
+    pub(super) fn is_fetched(&self, piece: usize) -> bool {
+        self.fetched.binary_search(&piece).is_ok()
+    }
+
+    /// Where `piece` lies in the file.
+    pub(super) fn range(&self, piece: usize) -> Range<u64> {
+        let begin = to_u64(piece).saturating_mul(to_u64(PIECE));
+        begin..begin.saturating_add(to_u64(PIECE)).min(self.nbytes())
+    }
+
+    /// The size of `piece` in bytes.
+    pub(super) fn len(&self, piece: usize) -> usize {
+        let range = self.range(piece);
+        to_usize(range.end - range.start).unwrap_or(0)
+    }
+
+    fn spans(&self, piece: usize) -> impl Iterator<Item = Span<'_, 'a>> {
+        let range = self.range(piece);
+        let first = self.ends.partition_point(|&end| end <= range.start);
+        (first..self.ends.len()).map_while(move |part| {
+            let starts = part.checked_sub(1).map_or(0, |before| self.ends[before]);
+            let begin = starts.max(range.start);
+            (begin < range.end).then(|| Span {
+                payload: part
+                    .checked_sub(1)
+                    .map_or(&self.head, |number| &self.payloads[number]),
+                begin: begin - starts,
+                len: to_usize(self.ends[part].min(range.end) - begin).unwrap_or(0),
+            })
         })
     }
 
-    /// Writes everything into `file` from where it stands, in order. For what has no positions: a pipe, a terminal.
-    #[cfg(unix)]
-    pub(super) fn stream(&self, file: &File, watch: &dyn Watch) -> Result<(), Stop> {
-        let mut buffer = Vec::new();
-        for piece in &self.pieces {
-            self.lend(piece, &mut buffer, |bytes| stream_all(file, bytes, watch))?;
+    /// Fills `into`, which has the size of `piece`, with its bytes.
+    pub(super) fn fill(&self, piece: usize, into: &mut [u8]) -> io::Result<()> {
+        let mut rest = into;
+        for span in self.spans(piece) {
+            let (place, after) = rest.split_at_mut(span.len);
+            span.payload.read(span.begin, place)?;
+            rest = after;
         }
         Ok(())
     }
-}
 
-/// Sets `stop` when `interrupted`, and says whether it is.
-fn note(stop: &AtomicBool, interrupted: bool) -> bool {
-    if interrupted {
-        stop.store(true, Ordering::Relaxed);
+    /// Calls `write` with the bytes of `piece`, in order: long ones as they are, short ones gathered in `buffer`.
+    pub(super) fn each_run<E: From<io::Error>>(
+        &self,
+        piece: usize,
+        buffer: &mut Vec<u8>,
+        mut write: impl FnMut(Run<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        buffer.clear();
+        for span in self.spans(piece) {
+            if let Some(run) = span.straight() {
+                write(Run::Gathered(buffer))?;
+                write(run)?;
+                buffer.clear();
+            } else {
+                let filled = buffer.len();
+                buffer.resize(filled + span.len, 0);
+                span.payload.read(span.begin, &mut buffer[filled..])?;
+            }
+        }
+        write(Run::Gathered(buffer))
     }
-    interrupted
 }
 
+/// Bytes of a piece, one after another in the file.
+pub(super) enum Run<'r> {
+    Gathered(&'r [u8]),
+    Bytes(&'r Bytes<'r>, Range<usize>),
+    File(&'r FileRange<'r>, Range<u64>),
+}
+
+impl<'p> Span<'p, '_> {
+    fn straight(&self) -> Option<Run<'p>> {
+        if self.len < STRAIGHT {
+            return None;
+        }
+        match self.payload {
+            Payload::Bytes(bytes) => {
+                let begin = to_usize(self.begin)?;
+                Some(Run::Bytes(bytes, begin..begin + self.len))
+            }
+            Payload::File(range) => Some(Run::File(range, self.begin..self.begin + to_u64(self.len))),
+            Payload::Strided(_) | Payload::Produced(_) => None,
+        }
+    }
+}
+
+impl Run<'_> {
+    pub(super) fn len(&self) -> u64 {
+        match self {
+            Run::Gathered(bytes) => to_u64(bytes.len()),
+            Run::Bytes(_, range) => to_u64(range.len()),
+            Run::File(_, range) => range.end - range.start,
+        }
+    }
+
+    /// Writes the run at `position` of `file`. `buffer` is for what passes through memory.
+    pub(super) fn write_at(&self, file: &File, position: u64, buffer: &mut Vec<u8>) -> io::Result<()> {
+        match self {
+            Run::Gathered(bytes) => write_all_at(file, bytes, position),
+            Run::Bytes(bytes, range) => {
+                bytes.lend(range.clone(), |bytes| write_all_at(file, bytes, position))
+            }
+            Run::File(source, range) => {
+                let copied = source.copy_to(range.start, range.end - range.start, file, position)?;
+                let rest = range.start + copied..range.end;
+                buffer.resize(to_usize(rest.end - rest.start).unwrap_or(0), 0);
+                Payload::File(**source).read(rest.start, buffer)?;
+                write_all_at(file, buffer, position + copied)
+            }
+        }
+    }
+}
 #[cfg(unix)]
-fn write_all_at(file: &File, bytes: &[u8], position: u64) -> io::Result<()> {
+pub(crate) fn write_all_at(file: &File, bytes: &[u8], position: u64) -> io::Result<()> {
     // Goes on after short writes and after signals.
     std::os::unix::fs::FileExt::write_all_at(file, bytes, position)
 }
 
 #[cfg(windows)]
-fn write_all_at(file: &File, mut bytes: &[u8], mut position: u64) -> io::Result<()> {
+pub(crate) fn write_all_at(file: &File, mut bytes: &[u8], mut position: u64) -> io::Result<()> {
     while !bytes.is_empty() {
         match std::os::windows::fs::FileExt::seek_write(file, bytes, position) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
@@ -234,74 +219,55 @@ fn write_all_at(file: &File, mut bytes: &[u8], mut position: u64) -> io::Result<
     Ok(())
 }
 
-#[cfg(unix)]
-fn stream_all(mut file: &File, mut bytes: &[u8], watch: &dyn Watch) -> Result<(), Stop> {
-    use std::io::Write;
-    while !bytes.is_empty() {
-        if watch.interrupted() {
-            return Err(Stop::Interrupted);
-        }
-        match file.write(bytes) {
-            Ok(0) => return Err(io::Error::from(io::ErrorKind::WriteZero)).step(step::WRITE),
-            Ok(count) => bytes = &bytes[count..],
-            Err(fault) if fault.kind() == io::ErrorKind::Interrupted => {}
-            Err(fault) if fault.kind() == io::ErrorKind::WouldBlock => wait_writable(file),
-            Err(fault) => return Err(fault).step(step::WRITE),
-        }
-    }
-    Ok(())
-}
-
-/// Waits until a reader made room, or it is time to ask the watch.
-#[cfg(unix)]
-fn wait_writable(file: &File) {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let timeout = Timespec::try_from(POLL).ok();
-    // What poll could say, the next write says better.
-    let _ = poll(&mut [PollFd::new(file, PollFlags::OUT)], timeout.as_ref());
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
-    use std::io::Read;
 
-    fn bytes(len: usize) -> Vec<u8> {
-        (0..len).map(|n| u8::try_from(n % 251).unwrap_or(0)).collect()
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(24))]
-        #[test]
-        fn pieces_are_the_file_for_any_sizes(
-            sizes in prop::collection::vec(prop_oneof![
-                4 => 0..2000usize, 2 => DIRECT - 2..DIRECT + 2, 1 => PIECE - 2..2 * PIECE + 2, 1 => GATHERED..GATHERED + 2,
-            ], 0..8),
-            head in 0..3000usize,
-            threads in 0..3usize,
-        ) {
-            let whole = bytes(2 * PIECE + 4);
-            let payloads: Vec<Payload<'_>> = sizes.iter().map(|&len| Payload::from(&whole[..len])).collect();
-            let naive = sizes.iter().fold(whole[..head].to_vec(), |mut file, &len| {
-                file.extend(&whole[..len]);
-                file
-            });
-            let pieces = Pieces::cut(&whole[..head], &payloads);
-            prop_assert_eq!(pieces.nbytes(), to_u64(naive.len()));
-            let mut file = tempfile::tempfile().unwrap();
-            prop_assert!(pieces.write_with(&file, threads, &crate::Unwatched).is_ok());
-            let mut found = Vec::new();
-            file.read_to_end(&mut found).unwrap();
-            prop_assert!(found == naive);
-        }
+    #[test]
+    fn small_payloads_share_a_run() {
+        let small = [1; 1000];
+        let payloads = vec![Payload::from(&small[..]); 4000];
+        let pieces = Pieces::cut(&small, &payloads);
+        assert_eq!(pieces.count(), 1);
+        let mut runs = Vec::new();
+        let mut buffer = Vec::new();
+        pieces
+            .each_run(0, &mut buffer, |run| -> io::Result<()> {
+                runs.push(run.len());
+                Ok(())
+            })
+            .unwrap();
+        assert_eq!(runs, [4_001_000]);
     }
 
     #[test]
-    fn small_payloads_share_a_call() {
-        let small = bytes(1000);
-        let payloads = vec![Payload::from(&small[..]); 4000];
-        let pieces = Pieces::cut(&small, &payloads);
-        assert_eq!(pieces.pieces.len(), 1);
+    fn only_pieces_with_something_to_fetch_are_fetched() {
+        #[derive(Debug)]
+        struct Far(u64);
+        impl crate::Produce for Far {
+            fn nbytes(&self) -> u64 {
+                self.0
+            }
+
+            fn produce(&self, _: u64, _: &mut [u8]) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let near = vec![0; PIECE];
+        let (one, none, many) = (Far(1), Far(0), Far(to_u64(2 * PIECE)));
+        let payloads = [
+            Payload::from(&near[..]),
+            Payload::Produced(&one),
+            Payload::Produced(&one),
+            Payload::Produced(&none),
+            Payload::from(&near[..]),
+            Payload::Produced(&none),
+            Payload::Produced(&many),
+        ];
+        let pieces = Pieces::cut(b"", &payloads);
+        assert_eq!(pieces.fetched(), [1, 2, 3, 4]);
+        let pieces = Pieces::cut(b"head", &payloads[..6]);
+        assert_eq!(pieces.fetched(), [1]);
+        assert!(pieces.is_fetched(1) && !pieces.is_fetched(0) && !pieces.is_fetched(2));
     }
 }

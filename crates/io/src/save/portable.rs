@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::flush::{flush, sync};
 use super::pieces::Pieces;
+use super::write::{self, Way};
 use super::{Durability, ReadOnly, Replace, SaveOptions, Step, Stop, Watch, step};
 
 const SUFFIX: &str = ".ingot-tmp";
@@ -34,7 +35,7 @@ pub(super) fn save(
     remove_stale(path);
     let temp = Temp::create(path).step(step::CREATE)?;
     let file = OpenOptions::new().write(true).open(&temp.0).step(step::CREATE)?;
-    pieces.write(&file, watch)?;
+    write::write(pieces, &file, &Way::Cached(None), watch)?;
     if options.durable == Durability::Durable {
         flush(&file, watch)?;
     }
@@ -61,7 +62,7 @@ fn in_place(path: &Path, pieces: &Pieces<'_>, options: &SaveOptions, watch: &dyn
         .open(path)
         .step(step::OPEN)?;
     if file.metadata().step(step::OPEN)?.len() == 0 {
-        pieces.write(&file, watch)?;
+        write::write(pieces, &file, &Way::Cached(None), watch)?;
     } else {
         // The payloads may lie in a mapping of this very file.
         let temp = Temp::create(&std::env::temp_dir().join("model")).step(step::CREATE)?;
@@ -70,7 +71,7 @@ fn in_place(path: &Path, pieces: &Pieces<'_>, options: &SaveOptions, watch: &dyn
             .write(true)
             .open(&temp.0)
             .step(step::CREATE)?;
-        pieces.write(&scratch, watch)?;
+        write::write(pieces, &scratch, &Way::Cached(None), watch)?;
         scratch.rewind().step(step::COPY)?;
         io::copy(&mut scratch, &mut &file).step(step::COPY)?;
         file.set_len(pieces.nbytes()).step(step::COPY)?;

@@ -1,0 +1,66 @@
+//! What a tensor's part of a file is made from.
+
+use std::io;
+
+use ingot_format::{to_u64, to_usize};
+
+use crate::dest::Bytes;
+
+mod file;
+mod footprint;
+mod produced;
+mod strided;
+
+pub use file::FileRange;
+pub use footprint::{Footprint, overlapping};
+pub use produced::Produce;
+pub use strided::{Dim, Strided};
+
+/// The bytes of one tensor, on their way to a file.
+#[derive(Clone, Debug)]
+pub enum Payload<'a> {
+    /// They lie in memory as the file is to have them.
+    Bytes(Bytes<'a>),
+    /// They lie in memory in another order. They are packed piece by piece, as they are written.
+    Strided(Strided<'a>),
+    /// They lie in another file. The system copies or shares them there, where it can.
+    File(FileRange<'a>),
+    /// They are somewhere else, such as on another device, and are fetched piece by piece.
+    Produced(&'a dyn Produce),
+}
+
+impl Payload<'_> {
+    /// The size in bytes.
+    #[must_use]
+    pub fn nbytes(&self) -> u64 {
+        match self {
+            Payload::Bytes(bytes) => to_u64(bytes.len()),
+            Payload::Strided(strided) => to_u64(strided.len()),
+            Payload::File(range) => range.nbytes(),
+            Payload::Produced(source) => source.nbytes(),
+        }
+    }
+
+    /// Fills `into` with the bytes from `begin` on; there are that many.
+    ///
+    /// # Errors
+    /// When another file, or whoever produces the bytes, does not give them.
+    pub fn read(&self, begin: u64, into: &mut [u8]) -> io::Result<()> {
+        let at = || to_usize(begin).ok_or(io::ErrorKind::InvalidInput);
+        match self {
+            Payload::Bytes(bytes) => {
+                bytes.copy_into(at()?, into);
+            }
+            Payload::Strided(strided) => strided.copy_into(at()?, into),
+            Payload::File(range) => range.read(begin, into)?,
+            Payload::Produced(source) => source.produce(begin, into)?,
+        }
+        Ok(())
+    }
+}
+
+impl<'a> From<&'a [u8]> for Payload<'a> {
+    fn from(bytes: &'a [u8]) -> Payload<'a> {
+        Payload::Bytes(Bytes::from(bytes))
+    }
+}

@@ -1,0 +1,177 @@
+//! Writing past the page cache, for files that have to reach the disk before the save is over.
+
+use std::fs::File;
+use std::io;
+
+/// What a disk may want positions, sizes and addresses to be multiples of: the largest block that disks have.
+pub(super) const BLOCK: usize = 4096;
+
+/// Bytes in memory that begin where a disk may read them.
+#[derive(Default)]
+pub(super) struct Aligned {
+    bytes: Vec<u8>,
+    begin: usize,
+}
+
+impl Aligned {
+    /// The first `len` bytes, whatever they are. They keep their place from the first call on, if `len` is not more
+    /// than `most` in any.
+    pub(super) fn first(&mut self, len: usize, most: usize) -> &mut [u8] {
+        let most = most.max(len);
+        if self.bytes.len() < self.begin + most {
+            self.bytes = vec![0; most + BLOCK];
+            self.begin = self.bytes.as_ptr().align_offset(BLOCK).min(BLOCK);
+        }
+        &mut self.bytes[self.begin..self.begin + len]
+    }
+}
+
+#[cfg(target_os = "linux")]
+pub(super) use linux::Direct;
+
+#[cfg(not(target_os = "linux"))]
+pub(super) use elsewhere::Direct;
+
+#[cfg(target_os = "linux")]
+mod linux {
+    use std::fs::File;
+    use std::io;
+    use std::os::fd::AsRawFd;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use ingot_format::to_u64;
+    use rustix::fs::{self, Mode, OFlags};
+    use rustix::io::{Errno, retry_on_intr};
+
+    use super::BLOCK;
+
+    /// From this size on. Below, the cache takes the bytes and flushes them as fast.
+    const WORTH_IT: u64 = 32 << 20;
+    /// Where it was tried. Others refuse it, or take it and copy all the same.
+    const FILE_SYSTEMS: [u32; 3] = [
+        0xEF53,      /* ext4 */
+        0x5846_5342, /* XFS */
+        0x794C_7630, /* overlayfs */
+    ];
+
+    /// A file that is open a second time, for writing without the page cache.
+    pub(in crate::save) struct Direct {
+        file: File,
+        refused: AtomicBool,
+    }
+
+    impl Direct {
+        /// `None` where writing `nbytes` through the page cache is as good.
+        pub(in crate::save) fn open(file: &File, nbytes: u64) -> Option<Direct> {
+            let worth_it = nbytes >= WORTH_IT
+                && crate::backend::file_system(file).is_some_and(|number| FILE_SYSTEMS.contains(&number));
+            worth_it.then(|| Direct::reopen(file)).flatten()
+        }
+
+        fn reopen(file: &File) -> Option<Direct> {
+            // The file may have no name to open it by.
+            let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+            let flags = OFlags::WRONLY | OFlags::DIRECT | OFlags::CLOEXEC;
+            let fd = retry_on_intr(|| fs::open(&*path, flags, Mode::empty())).ok()?;
+            Some(Direct {
+                file: fd.into(),
+                refused: AtomicBool::new(false),
+            })
+        }
+
+        /// Writes as many of `bytes` as come before the last multiple of [`BLOCK`], and says how many: fewer where the
+        /// system refuses. `position` is a multiple of it, and `bytes` begin at one in memory.
+        pub(in crate::save) fn write_at(&self, bytes: &[u8], position: u64) -> io::Result<usize> {
+            let whole = bytes.len() / BLOCK * BLOCK;
+            let mut written = 0;
+            while written < whole && !self.refused.load(Ordering::Relaxed) {
+                match rustix::io::pwrite(&self.file, &bytes[written..whole], position + to_u64(written)) {
+                    // Not a whole number of blocks: the disk is about to be full, or the system went on without.
+                    Ok(count) if count % BLOCK != 0 => {
+                        written += count;
+                        break;
+                    }
+                    Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                    Ok(count) => written += count,
+                    Err(Errno::INTR) => {}
+                    // A block larger than any that was known, or a file system that changed its mind.
+                    Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOTBLK) => {
+                        self.refused.store(true, Ordering::Relaxed);
+                    }
+                    Err(fault) => return Err(fault.into()),
+                }
+            }
+            Ok(written)
+        }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+        use crate::save::direct::Aligned;
+
+        #[test]
+        fn whole_blocks_are_written_and_the_rest_is_left() {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("file");
+            std::fs::write(&path, vec![0; 3 * BLOCK]).unwrap();
+            let file = File::options().read(true).write(true).open(&path).unwrap();
+            let Some(direct) = Direct::reopen(&file) else {
+                eprintln!(
+                    "not run: the file system of {} has no direct writing",
+                    path.display()
+                );
+                return;
+            };
+            let mut buffer = Aligned::default();
+            let bytes = buffer.first(BLOCK + 100, 2 * BLOCK);
+            bytes.fill(7);
+            let written = direct.write_at(bytes, to_u64(BLOCK)).unwrap();
+            assert!(written == BLOCK || direct.refused.load(Ordering::Relaxed));
+            let expected = [vec![0; BLOCK], vec![7; written], vec![0; 2 * BLOCK - written]].concat();
+            assert!(std::fs::read(&path).unwrap() == expected);
+            // Not a multiple of a block, which every file system refuses.
+            assert!(direct.write_at(bytes, 1).is_ok_and(|written| written == 0));
+            assert!(direct.refused.load(Ordering::Relaxed));
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod elsewhere {
+    use std::fs::File;
+    use std::io;
+
+    /// There is no such way here.
+    pub(in crate::save) enum Direct {}
+
+    impl Direct {
+        pub(in crate::save) fn open(_: &File, _: u64) -> Option<Direct> {
+            None
+        }
+
+        pub(in crate::save) fn write_at(&self, _: &[u8], _: u64) -> io::Result<usize> {
+            match *self {}
+        }
+    }
+}
+
+/// Writes `bytes` at `position`: past the page cache as far as `direct` takes them, the rest through it.
+pub(super) fn write(direct: &Direct, file: &File, bytes: &[u8], position: u64) -> io::Result<()> {
+    let written = direct.write_at(bytes, position)?;
+    super::pieces::write_all_at(file, &bytes[written..], position + ingot_format::to_u64(written))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn aligned_bytes_begin_at_a_block_and_stay_there() {
+        let mut buffer = Aligned::default();
+        let begin = buffer.first(10, 3 * BLOCK).as_ptr();
+        assert_eq!(begin.align_offset(BLOCK), 0);
+        assert_eq!(buffer.first(3 * BLOCK, 3 * BLOCK).as_ptr(), begin);
+        assert_eq!(buffer.first(4 * BLOCK, 4 * BLOCK).as_ptr().align_offset(BLOCK), 0);
+    }
+}

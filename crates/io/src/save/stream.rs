@@ -1,0 +1,65 @@
+//! Writing into what takes bytes in order only: a pipe, a terminal.
+
+use std::fs::File;
+use std::io::{self, Write};
+
+use super::pieces::{PIECE, Pieces, Run};
+use super::{POLL, Step, Stop, Watch, step};
+use crate::payload::Payload;
+use ingot_format::to_u64;
+
+/// Writes everything into `file` from where it stands.
+pub(super) fn write(pieces: &Pieces<'_>, file: &File, watch: &dyn Watch) -> Result<(), Stop> {
+    let (mut buffer, mut passing) = (Vec::new(), Vec::new());
+    let mut done = 0;
+    for piece in 0..pieces.count() {
+        pieces.each_run(piece, &mut buffer, |run| {
+            let nbytes = run.len();
+            write_run(&run, file, &mut passing, watch)?;
+            done += nbytes;
+            watch.progressed(done, pieces.nbytes());
+            Ok::<(), Stop>(())
+        })?;
+    }
+    Ok(())
+}
+
+fn write_run(run: &Run<'_>, file: &File, buffer: &mut Vec<u8>, watch: &dyn Watch) -> Result<(), Stop> {
+    match run {
+        Run::Gathered(bytes) => write_all(file, bytes, watch),
+        Run::Bytes(bytes, range) => bytes.lend(range.clone(), |bytes| write_all(file, bytes, watch)),
+        Run::File(source, range) => {
+            for begin in (range.start..range.end).step_by(PIECE) {
+                let end = range.end.min(begin + to_u64(PIECE));
+                buffer.resize(ingot_format::to_usize(end - begin).unwrap_or(0), 0);
+                Payload::File(**source).read(begin, buffer).step(step::READ)?;
+                write_all(file, buffer, watch)?;
+            }
+            Ok(())
+        }
+    }
+}
+
+fn write_all(mut file: &File, mut bytes: &[u8], watch: &dyn Watch) -> Result<(), Stop> {
+    while !bytes.is_empty() {
+        if watch.interrupted() {
+            return Err(Stop::Interrupted);
+        }
+        match file.write(bytes) {
+            Ok(0) => return Err(io::Error::from(io::ErrorKind::WriteZero)).step(step::WRITE),
+            Ok(count) => bytes = &bytes[count..],
+            Err(fault) if fault.kind() == io::ErrorKind::Interrupted => {}
+            Err(fault) if fault.kind() == io::ErrorKind::WouldBlock => wait_writable(file),
+            Err(fault) => return Err(fault).step(step::WRITE),
+        }
+    }
+    Ok(())
+}
+
+/// Waits until a reader made room, or it is time to ask the watch.
+fn wait_writable(file: &File) {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let timeout = Timespec::try_from(POLL).ok();
+    // What poll could say, the next write says better.
+    let _ = poll(&mut [PollFd::new(file, PollFlags::OUT)], timeout.as_ref());
+}

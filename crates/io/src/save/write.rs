@@ -1,0 +1,433 @@
+//! Writing the pieces of a file into it, by several threads.
+
+use std::fs::File;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+
+use ingot_format::to_u64;
+
+use super::direct::{self, Aligned, Direct};
+use super::flush::Flusher;
+use super::pieces::{PIECE, Pieces};
+use super::ring::{Closing, Ring};
+use super::{POLL, Step, Stop, Watch, step};
+
+/// From this size on, threads write: starting them costs about 0.1 ms, as long as writing 0.5 MB.
+const PARALLEL: u64 = 32 << 20;
+/// More than 4 threads in one file wait for each other in the kernel.
+const THREADS: usize = 4;
+
+/// By which way bytes reach the file.
+pub(super) enum Way {
+    /// Through the page cache. The flusher, if there is one, is told what may be flushed meanwhile.
+    Cached(Option<Flusher>),
+    /// Past the page cache.
+    Direct(Direct),
+}
+
+/// Writes everything into `file`, each piece at its position. `file` is empty or is to be overwritten.
+pub(super) fn write(pieces: &Pieces<'_>, file: &File, way: &Way, watch: &dyn Watch) -> Result<(), Stop> {
+    let cores = || thread::available_parallelism().map_or(1, usize::from);
+    let threads = match (pieces.nbytes() < PARALLEL, way) {
+        (true, _) => 0,
+        (false, Way::Cached(_)) => cores().min(THREADS),
+        // They wait for the disk, not for a core.
+        (false, Way::Direct(_)) => THREADS,
+    };
+    let writer = Writer {
+        pieces,
+        file,
+        way,
+        next: AtomicUsize::new(0),
+        done: AtomicU64::new(0),
+        stop: AtomicBool::new(false),
+        ring: Ring::new(if pieces.fetched().is_empty() {
+            0
+        } else {
+            threads + 1
+        }),
+    };
+    writer.write_with(threads, watch)
+}
+
+struct Writer<'w, 'a> {
+    pieces: &'w Pieces<'a>,
+    file: &'w File,
+    way: &'w Way,
+    /// The piece that nobody has begun with.
+    next: AtomicUsize,
+    /// Bytes that are written.
+    done: AtomicU64,
+    /// Set when the save has failed or was interrupted.
+    stop: AtomicBool,
+    ring: Ring,
+}
+
+/// What a thread fills before it writes.
+#[derive(Default)]
+struct Buffers {
+    gathered: Vec<u8>,
+    passing: Vec<u8>,
+    aligned: Aligned,
+}
+
+impl Writer<'_, '_> {
+    /// With `threads` at work beside the calling one, which then only fetches and watches; with none, it writes itself.
+    fn write_with(&self, threads: usize, watch: &dyn Watch) -> Result<(), Stop> {
+        thread::scope(|scope| {
+            let (sender, faults) = mpsc::channel();
+            let spawn = |_: &usize| {
+                let sender = sender.clone();
+                let run = move || {
+                    // Dropped on unwinding as well, so that the watcher below never waits for ever.
+                    let sender = sender;
+                    if let Err(fault) = self.work() {
+                        // Nobody listens when another thread failed first.
+                        let _ = sender.send(fault);
+                    }
+                };
+                thread::Builder::new()
+                    .name("ingot-save".into())
+                    .spawn_scoped(scope, run)
+            };
+            let spawned = (0..threads).take_while(|n| spawn(n).is_ok()).count();
+            drop(sender);
+            let outcome = match spawned {
+                0 => self.work_alone(watch),
+                _ => self
+                    .fetch(&faults, watch)
+                    .and_then(|()| self.wait(&faults, watch)),
+            };
+            self.stop.store(outcome.is_err(), Ordering::Relaxed);
+            outcome
+        })
+    }
+
+    /// Writes all pieces on this thread.
+    fn work_alone(&self, watch: &dyn Watch) -> Result<(), Stop> {
+        let mut buffers = Buffers::default();
+        for piece in 0..self.pieces.count() {
+            self.ask(watch)?;
+            self.write_piece(piece, &mut buffers).step(step::WRITE)?;
+        }
+        self.tell(watch);
+        Ok(())
+    }
+
+    /// Writes what the saving thread has fetched, as soon as it has, and in between whatever comes next.
+    fn work(&self) -> io::Result<()> {
+        let mut buffers = Buffers::default();
+        while !self.stop.load(Ordering::Relaxed) {
+            if let Some((piece, buffer)) = self.ring.ready() {
+                self.write_fetched(piece, buffer)?;
+                continue;
+            }
+            let piece = self.next.fetch_add(1, Ordering::Relaxed);
+            if piece >= self.pieces.count() {
+                break;
+            }
+            if !self.pieces.is_fetched(piece) {
+                self.write_piece(piece, &mut buffers)?;
+            }
+        }
+        drop(buffers);
+        while !self.pieces.fetched().is_empty()
+            && !self.stop.load(Ordering::Relaxed)
+            && let Some((piece, buffer)) = self.ring.next()
+        {
+            self.write_fetched(piece, buffer)?;
+        }
+        Ok(())
+    }
+
+    fn write_piece(&self, piece: usize, buffers: &mut Buffers) -> io::Result<()> {
+        let mut position = self.pieces.range(piece).start;
+        match self.way {
+            Way::Cached(_) => {
+                let Buffers {
+                    gathered, passing, ..
+                } = buffers;
+                self.pieces.each_run(piece, gathered, |run| {
+                    run.write_at(self.file, position, passing)?;
+                    position += run.len();
+                    Ok::<(), io::Error>(())
+                })?;
+            }
+            Way::Direct(direct) => {
+                let bytes = buffers.aligned.first(self.pieces.len(piece), PIECE);
+                self.pieces.fill(piece, bytes)?;
+                direct::write(direct, self.file, bytes, position)?;
+            }
+        }
+        self.wrote(piece);
+        Ok(())
+    }
+
+    fn write_fetched(&self, piece: usize, mut buffer: Aligned) -> io::Result<()> {
+        let position = self.pieces.range(piece).start;
+        let bytes = buffer.first(self.pieces.len(piece), PIECE);
+        match self.way {
+            Way::Cached(_) => super::pieces::write_all_at(self.file, bytes, position)?,
+            Way::Direct(direct) => direct::write(direct, self.file, bytes, position)?,
+        }
+        self.ring.give_back(buffer);
+        self.wrote(piece);
+        Ok(())
+    }
+
+    fn wrote(&self, piece: usize) {
+        let nbytes = to_u64(self.pieces.len(piece));
+        let done = self.done.fetch_add(nbytes, Ordering::Relaxed) + nbytes;
+        if let Way::Cached(Some(flusher)) = self.way {
+            flusher.wrote(done);
+        }
+    }
+
+    /// Fetches what only this thread may fetch, while the others write.
+    fn fetch(&self, faults: &Receiver<io::Error>, watch: &dyn Watch) -> Result<(), Stop> {
+        let _closing = Closing(&self.ring);
+        for &piece in self.pieces.fetched() {
+            let mut buffer = loop {
+                self.ask(watch)?;
+                if let Ok(fault) = faults.try_recv() {
+                    return Err(fault).step(step::WRITE);
+                }
+                if let Some(buffer) = self.ring.empty(POLL) {
+                    break buffer;
+                }
+            };
+            let bytes = buffer.first(self.pieces.len(piece), PIECE);
+            self.pieces.fill(piece, bytes).step(step::READ)?;
+            self.ring.put(piece, buffer);
+        }
+        Ok(())
+    }
+
+    /// Waits until the others are done.
+    fn wait(&self, faults: &Receiver<io::Error>, watch: &dyn Watch) -> Result<(), Stop> {
+        loop {
+            match faults.recv_timeout(POLL) {
+                Ok(fault) => return Err(fault).step(step::WRITE),
+                Err(RecvTimeoutError::Disconnected) => {
+                    self.tell(watch);
+                    return Ok(());
+                }
+                Err(RecvTimeoutError::Timeout) => self.ask(watch)?,
+            }
+        }
+    }
+
+    fn tell(&self, watch: &dyn Watch) {
+        watch.progressed(self.done.load(Ordering::Relaxed), self.pieces.nbytes());
+    }
+
+    fn ask(&self, watch: &dyn Watch) -> Result<(), Stop> {
+        self.tell(watch);
+        match watch.interrupted() {
+            true => Err(Stop::Interrupted),
+            false => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dest::Bytes;
+    use crate::payload::{FileRange, Payload, Produce};
+    use crate::{Unwatched, save};
+    use proptest::prelude::*;
+    use std::io::Write;
+    use std::sync::Mutex;
+    use std::thread::ThreadId;
+
+    fn bytes(len: usize) -> Vec<u8> {
+        (0..len).map(|n| u8::try_from(n % 251).unwrap()).collect()
+    }
+
+    /// Bytes from elsewhere, which notes who asks for them.
+    #[derive(Debug)]
+    struct Far<'b> {
+        bytes: &'b [u8],
+        asked_by: Mutex<Vec<ThreadId>>,
+    }
+
+    impl Produce for Far<'_> {
+        fn nbytes(&self) -> u64 {
+            to_u64(self.bytes.len())
+        }
+
+        fn produce(&self, begin: u64, into: &mut [u8]) -> io::Result<()> {
+            self.asked_by.lock().unwrap().push(thread::current().id());
+            let begin = ingot_format::to_usize(begin).unwrap();
+            into.copy_from_slice(&self.bytes[begin..begin + into.len()]);
+            Ok(())
+        }
+    }
+
+    fn written(pieces: &Pieces<'_>, threads: usize, direct: bool) -> Vec<u8> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let file = File::create_new(&path).unwrap();
+        let way = match direct.then(|| Direct::open(&file, u64::MAX)).flatten() {
+            Some(direct) => Way::Direct(direct),
+            None => Way::Cached(Flusher::start(&file)),
+        };
+        let writer = Writer {
+            pieces,
+            file: &file,
+            way: &way,
+            next: AtomicUsize::new(0),
+            done: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+            ring: Ring::new(threads + 1),
+        };
+        assert!(writer.write_with(threads, &Unwatched).is_ok());
+        std::fs::read(&path).unwrap()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+        #[test]
+        fn pieces_are_the_file_for_any_payloads_and_any_way(
+            parts in prop::collection::vec((prop_oneof![
+                4 => 0..2000usize, 2 => (1 << 20) - 2..(1usize << 20) + 2, 1 => PIECE - 2..2 * PIECE + 2,
+            ], 0..4u8), 0..8),
+            head in 0..3000usize,
+            threads in 0..3usize,
+            direct in any::<bool>(),
+        ) {
+            let whole = bytes(2 * PIECE + 4);
+            let mut other = tempfile::tempfile().unwrap();
+            other.write_all(&whole).unwrap();
+            let far: Vec<Far<'_>> = parts
+                .iter()
+                .map(|&(len, _)| Far { bytes: &whole[..len], asked_by: Mutex::default() })
+                .collect();
+            let payloads: Vec<Payload<'_>> = parts
+                .iter()
+                .zip(&far)
+                .map(|(&(len, kind), far)| match kind {
+                    0 => Payload::File(FileRange::new(&other, 0, to_u64(len))),
+                    1 => Payload::Produced(far),
+                    _ => Payload::Bytes(Bytes::from(&whole[..len])),
+                })
+                .collect();
+            let naive = parts.iter().fold(whole[..head].to_vec(), |mut file, &(len, _)| {
+                file.extend(&whole[..len]);
+                file
+            });
+            let pieces = Pieces::cut(&whole[..head], &payloads);
+            prop_assert_eq!(pieces.nbytes(), to_u64(naive.len()));
+            prop_assert!(written(&pieces, threads, direct) == naive);
+            for far in far {
+                prop_assert!(far.asked_by.into_inner().unwrap().iter().all(|&id| id == thread::current().id()));
+            }
+        }
+    }
+
+    /// Fails once it is asked for a byte past `good`.
+    #[derive(Debug)]
+    struct Broken {
+        nbytes: u64,
+        good: u64,
+    }
+
+    impl Produce for Broken {
+        fn nbytes(&self) -> u64 {
+            self.nbytes
+        }
+
+        fn produce(&self, begin: u64, into: &mut [u8]) -> io::Result<()> {
+            match begin + to_u64(into.len()) > self.good {
+                true => Err(io::Error::other("the device fell off the bus")),
+                false => Ok(()),
+            }
+        }
+    }
+
+    #[test]
+    fn a_producer_that_fails_ends_the_save_and_leaves_the_old_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, "old").unwrap();
+        let near = bytes(40 << 20);
+        // Alone, among threads at the start, and among threads at the end.
+        for (nbytes, good) in [(100, 0), (64 << 20, 0), (64 << 20, 60 << 20)] {
+            let broken = Broken { nbytes, good };
+            let payloads = [Payload::Produced(&broken), Payload::from(&near[..])];
+            let payloads = if good == 0 && nbytes == 100 {
+                &payloads[..1]
+            } else {
+                &payloads
+            };
+            let error = save(
+                &path,
+                b"head",
+                payloads,
+                &crate::SaveOptions::default(),
+                &Unwatched,
+            )
+            .unwrap_err();
+            assert!(error.to_string().contains("could not "), "{error}");
+            assert!(error.to_string().contains("fell off the bus"), "{error}");
+            assert_eq!(std::fs::read(&path).unwrap(), b"old");
+            assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+        }
+    }
+
+    #[test]
+    fn another_file_that_is_too_short_ends_the_save() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let mut other = tempfile::tempfile().unwrap();
+        other.write_all(&bytes(3 << 20)).unwrap();
+        for nbytes in [(3 << 20) + 1, 3 << 20] {
+            let payloads = [Payload::File(FileRange::new(&other, 1, nbytes))];
+            let saved = save(
+                &path,
+                b"head",
+                &payloads,
+                &crate::SaveOptions::default(),
+                &Unwatched,
+            );
+            let text = saved.unwrap_err().to_string();
+            assert!(text.contains("ended at byte 3145728"), "{text}");
+            assert!(!path.exists());
+        }
+    }
+
+    #[test]
+    fn progress_grows_and_ends_with_all() {
+        #[derive(Default)]
+        struct Seen(Mutex<Vec<(u64, u64)>>);
+        impl Watch for Seen {
+            fn progressed(&self, done: u64, total: u64) {
+                self.0.lock().unwrap().push((done, total));
+            }
+        }
+        let folder = tempfile::tempdir().unwrap();
+        for len in [100, 10 << 20, 40 << 20] {
+            let seen = Seen::default();
+            let whole = bytes(len);
+            let payloads = [Payload::from(&whole[..])];
+            save(
+                &folder.path().join("file"),
+                b"head",
+                &payloads,
+                &crate::SaveOptions::default(),
+                &seen,
+            )
+            .unwrap();
+            let total = to_u64(len) + 4;
+            let seen = seen.0.into_inner().unwrap();
+            assert!(
+                seen.is_sorted() && seen.iter().all(|told| told.1 == total),
+                "{seen:?}"
+            );
+            assert_eq!(seen.last(), Some(&(total, total)));
+        }
+    }
+}
