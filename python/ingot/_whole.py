@@ -46,7 +46,24 @@ class Whole(Generic[Tensor]):
         self._mover = mover
         self._payload = payload
 
-    def load_file(self, filename: Path, device: Any = None, *, backend: str = "auto") -> dict[str, Tensor]:
+    @overload
+    def load_file(
+        self, filename: Path, device: Any = None, *, backend: str = "auto", return_metadata: Literal[True]
+    ) -> tuple[dict[str, Tensor], dict[str, str] | None]: ...
+
+    @overload
+    def load_file(
+        self,
+        filename: Path,
+        device: Any = None,
+        *,
+        backend: str = "auto",
+        return_metadata: Literal[False] = False,
+    ) -> dict[str, Tensor]: ...
+
+    def load_file(
+        self, filename: Path, device: Any = None, *, backend: str = "auto", return_metadata: bool = False
+    ) -> dict[str, Tensor] | tuple[dict[str, Tensor], dict[str, str] | None]:
         """Load all tensors of a file.
 
         Parameters
@@ -58,12 +75,15 @@ class Whole(Generic[Tensor]):
             upstream puts them: on the framework's default device, and paddle's on the CPU.
         backend : {"auto", "mmap", "pread"}
             As for `ingot.safe_open`.
+        return_metadata : bool
+            Return the metadata too, of the same look at the file.
 
         Returns
         -------
         dict of str to tensor
-            In the order of the file, with the shape of the header. The module says which tensors are views of
-            the file and which are copies.
+            In the order of the file, with the shape of the header. The module says which tensors are views
+            of the file and which are copies. With `return_metadata` a tuple of this and of what
+            `ingot.read_metadata` gives.
 
         Raises
         ------
@@ -80,7 +100,9 @@ class Whole(Generic[Tensor]):
             `device` or `backend` is not one of the choices.
         """
         move = self._mover(device)
-        return _open.tensors(_open.open_archive(filename, backend), None, self._wrap, move)
+        archive = _open.open_archive(filename, backend)
+        found = _open.tensors(archive, None, self._wrap, move)
+        return (found, archive.metadata()) if return_metadata else found
 
     def load(self, data: Buffer, device: Any = None) -> dict[str, Tensor]:
         """Load all tensors from the bytes of a file.
@@ -215,8 +237,8 @@ class Whole(Generic[Tensor]):
             written. False copies nothing; they must then stay as they are until the future is done, and
             what a device still computes must be finished.
         reserve_header : int
-            Bytes of room in the header, so that `ingot.update_metadata` need not write the file anew. They are
-            spaces that every reader passes over (FORMAT.md, "Room for later edits, and alignment").
+            Bytes of room in the header, so that `ingot.update_metadata` need not write the file anew. They
+            are spaces that every reader passes over (FORMAT.md, "Room for later edits, and alignment").
         align : {8, 64, 4096}
             What the position of the data in the file is a multiple of, by more such spaces. Neither for
             bintensors.

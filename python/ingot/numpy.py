@@ -52,7 +52,21 @@ ML_DTYPES = {code: name for code, name in NAMES.items() if code not in DTYPES} |
 _PLAIN = {numpy.dtype(dtype): code for code, dtype in DTYPES.items()}
 
 
-def load_file(filename: Path, *, backend: str = "auto") -> dict[str, Array]:
+@overload
+def load_file(
+    filename: Path, *, backend: str = "auto", return_metadata: Literal[True]
+) -> tuple[dict[str, Array], dict[str, str] | None]: ...
+
+
+@overload
+def load_file(
+    filename: Path, *, backend: str = "auto", return_metadata: Literal[False] = False
+) -> dict[str, Array]: ...
+
+
+def load_file(
+    filename: Path, *, backend: str = "auto", return_metadata: bool = False
+) -> dict[str, Array] | tuple[dict[str, Array], dict[str, str] | None]:
     """Load all arrays of a file.
 
     Parameters
@@ -61,6 +75,8 @@ def load_file(filename: Path, *, backend: str = "auto") -> dict[str, Array]:
         A `.safetensors` or a `.bt` file. The content decides which, not the name.
     backend : {"auto", "mmap", "pread"}
         As for `ingot.safe_open`.
+    return_metadata : bool
+        Return the metadata too, of the same look at the file.
 
     Returns
     -------
@@ -68,7 +84,7 @@ def load_file(filename: Path, *, backend: str = "auto") -> dict[str, Array]:
         In the order of the file, with the shape of the header. With ``"mmap"`` they are views of the mapped
         file, copy on write: they may be written to, the file does not change, and nothing is read before it
         is touched. ``BF16``, ``F8_…`` and ``F4`` are the dtypes of ml_dtypes; ``F4`` is unpacked, one element
-        to a byte.
+        to a byte. With `return_metadata` a tuple of this and of what `ingot.read_metadata` gives.
 
     Raises
     ------
@@ -84,7 +100,9 @@ def load_file(filename: Path, *, backend: str = "auto") -> dict[str, Array]:
     OptionError
         `backend` is not one of the choices.
     """
-    return _open.tensors(_open.open_archive(filename, backend), None, wrap, None)
+    archive = _open.open_archive(filename, backend)
+    found = _open.tensors(archive, None, wrap, None)
+    return (found, archive.metadata()) if return_metadata else found
 
 
 def load(data: Buffer) -> dict[str, Array]:

@@ -60,9 +60,36 @@ _from_dlpack = torch._C._from_dlpack
 _to_dlpack = torch._C._to_dlpack
 
 
+@overload
 def load_file(
-    filename: Path, device: Any = "cpu", *, backend: str = "auto", shared: Loaded = "alias"
-) -> dict[str, torch.Tensor]:
+    filename: Path,
+    device: Any = "cpu",
+    *,
+    backend: str = "auto",
+    shared: Loaded = "alias",
+    return_metadata: Literal[True],
+) -> tuple[dict[str, torch.Tensor], dict[str, str] | None]: ...
+
+
+@overload
+def load_file(
+    filename: Path,
+    device: Any = "cpu",
+    *,
+    backend: str = "auto",
+    shared: Loaded = "alias",
+    return_metadata: Literal[False] = False,
+) -> dict[str, torch.Tensor]: ...
+
+
+def load_file(
+    filename: Path,
+    device: Any = "cpu",
+    *,
+    backend: str = "auto",
+    shared: Loaded = "alias",
+    return_metadata: bool = False,
+) -> dict[str, torch.Tensor] | tuple[dict[str, torch.Tensor], dict[str, str] | None]:
     """Load all tensors of a file.
 
     Parameters
@@ -78,13 +105,16 @@ def load_file(
         What to do with the names that ``save_file(..., shared="alias")`` did not write tensors for.
         ``"alias"`` gives them back, on the same memory as the tensor that was written; ``"drop"`` gives what
         the file itself holds. Other files have no such names.
+    return_metadata : bool
+        Return the metadata too, of the same look at the file.
 
     Returns
     -------
     dict of str to torch.Tensor
-        In the order of the file. On the CPU with ``"mmap"`` they are views of the mapped file, copy on write:
-        they may be written to, the file does not change, and nothing is read before it is touched. ``F4``
-        comes packed, as ``float4_e2m1fn_x2``, with half the last dimension of the header.
+        In the order of the file. On the CPU with ``"mmap"`` they are views of the mapped file, copy on
+        write: they may be written to, the file does not change, and nothing is read before it is touched.
+        ``F4`` comes packed, as ``float4_e2m1fn_x2``, with half the last dimension of the header. With
+        `return_metadata` a tuple of this and of what `ingot.read_metadata` gives.
 
     Raises
     ------
@@ -102,7 +132,9 @@ def load_file(
         The record of shared tensors in the metadata is broken (``code`` is ``"invalid-alias"``).
     """
     move = mover(device)
-    return _loaded(_open.open_archive(filename, backend), move, shared)
+    archive = _open.open_archive(filename, backend)
+    found = _loaded(archive, move, shared)
+    return (found, archive.metadata()) if return_metadata else found
 
 
 def load(data: Buffer, *, shared: Loaded = "alias") -> dict[str, torch.Tensor]:
