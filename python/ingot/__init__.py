@@ -32,7 +32,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from . import errors, flax, mlx, numpy, paddle, tensorflow, torch
     from ._edit import read_metadata, replace_tensor, update_metadata
-    from ._rearrange import merge, rewrite
+    from ._rearrange import merge, rewrite, split
     from ._stream import write_to
     from ._writer import Writer
 
@@ -63,6 +63,7 @@ __all__ = [
     "safe_open",
     "serialize",
     "serialize_file",
+    "split",
     "tensorflow",
     "torch",
     "update_metadata",
@@ -76,6 +77,7 @@ _LATER = {
     "read_metadata": "_edit",
     "replace_tensor": "_edit",
     "rewrite": "_rearrange",
+    "split": "_rearrange",
     "update_metadata": "_edit",
     "write_to": "_stream",
 }

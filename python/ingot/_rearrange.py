@@ -143,6 +143,78 @@ def rewrite(
     _write(opened, out, picks, pairs, format, reserve_header, align, durable, force)
 
 
+def split(
+    source: Path,
+    directory: Path,
+    max_shard_size: int | str = "5GB",
+    *,
+    filename_pattern: str = "model{suffix}.safetensors",
+    metadata: Mapping[str, str] | None = _KEPT,
+    durable: bool | None = None,
+) -> None:
+    """Make several files and an index of one file, as huggingface_hub's ``save_torch_state_dict`` does.
+
+    Parameters
+    ----------
+    source : str, bytes or os.PathLike
+        The file, in either format.
+    directory : str, bytes or os.PathLike
+        Where to write. It is made if it is not there. Files of an earlier checkpoint that `filename_pattern`
+        fits, and no others, are removed when the new one is in place.
+    max_shard_size : int or str
+        The bytes of tensors that a file may hold: a number, or one with ``KB``, ``MB``, ``GB`` or ``TB``,
+        which are powers of 1000. A tensor that is larger gets a file of its own.
+    filename_pattern : str
+        The names of the files, with ``{suffix}`` where ``-00001-of-00003`` goes. A single file has no suffix
+        and no index. ``.bt`` at the end writes bintensors files.
+    metadata : dict of str to str or None, optional
+        The text to store. By default that of the source. It goes into the index, and its ``format`` (``"pt"``
+        where there is none) into each file; into the file, where there is only one.
+    durable : bool, optional
+        As for `save_file`.
+
+    Raises
+    ------
+    OSError, HeaderError, SaveError, StorageError, TypeError
+        As for `merge`.
+    OptionError
+        `max_shard_size` is no such size, or `filename_pattern` is no name with one ``{suffix}``.
+
+    Notes
+    -----
+    The index is written last: if this fails, the directory holds the old checkpoint or the new one, whole,
+    on file systems with hard links. What an interrupted call left behind, the next one removes.
+    """
+    from ._shards import Place, nbytes, write
+    from ._shards import split as planned
+
+    path, flush = fspath(source), is_durable(durable)
+    place, limit = Place(fsdecode(directory), filename_pattern), nbytes(max_shard_size)
+    opened = Sources.open([path])
+    names, sizes = opened.names(0), opened.sizes(0)
+    pairs = (opened.metadata(0) if metadata is _KEPT else texts(metadata)) or {}
+    of_file = {"format": pairs.get("format", "pt")}
+    shards = planned(sizes, limit)
+    files = place.names(len(shards))
+    index: dict[str, object] | None = None
+    if len(shards) == 1:
+        of_file |= pairs
+    else:
+        of_index = {key: value for key, value in pairs.items() if key != "format"}
+        index = {
+            "metadata": {"total_size": sum(sizes), **of_index},
+            "weight_map": {
+                names[number]: file for file, shard in zip(files, shards, strict=True) for number in shard
+            },
+        }
+
+    def save(shard_path: str, shard: list[int]) -> None:
+        picks = [(0, number, names[number]) for number in shard]
+        _write(opened, shard_path, picks, of_file, None, 0, 8, flush, False)
+
+    write(place, dict(zip(files, shards, strict=True)), save, index, flush)
+
+
 def _write(
     opened: Sources,
     out: Path,

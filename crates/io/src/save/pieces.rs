@@ -68,6 +68,14 @@ impl<'a> Pieces<'a> {
         self.fetched.extend(first..=number(range.end - 1));
     }
 
+    /// Whether there are bytes for the system to copy from other files.
+    pub(super) fn copy_files(&self) -> bool {
+        let copied = |payload: &Payload<'_>| {
+            matches!(payload, Payload::File(_)) && payload.nbytes() >= to_u64(STRAIGHT)
+        };
+        self.payloads.iter().any(copied)
+    }
+
     /// Size of the file.
     pub(super) fn nbytes(&self) -> u64 {
         self.ends.last().copied().unwrap_or(0)
