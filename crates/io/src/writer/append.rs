@@ -30,6 +30,7 @@ pub struct Appender {
     names: HashSet<String>,
     /// Bytes of data that were appended.
     end: u64,
+    process: u32,
 }
 
 /// What an entry takes at most, beside its name and its dimensions: the words, two numbers of 20 digits, commas.
@@ -73,6 +74,7 @@ impl Appender {
             tensors: Vec::new(),
             names: HashSet::new(),
             end: 0,
+            process: std::process::id(),
         })
     }
 
@@ -96,6 +98,7 @@ impl Appender {
         payload: &Payload<'_>,
         watch: &dyn Watch,
     ) -> Result<(), Error> {
+        self.check_open()?;
         let spec = Spec { name, dtype, shape };
         let expected = self.check(&spec)?;
         if payload.nbytes() != expected {
@@ -136,6 +139,7 @@ impl Appender {
     /// # Errors
     /// [`Error::Write`]; [`Error::Edit`] with [`EditError::Committed`].
     pub fn commit(&mut self, watch: &dyn Watch) -> Result<(), Error> {
+        self.check_open()?;
         let head = self.laid_out(None)?.head;
         let options = self.options;
         let Some(draft) = &mut self.draft else {
@@ -169,6 +173,14 @@ impl Appender {
             begin += count;
         }
         Ok(())
+    }
+
+    fn check_open(&self) -> Result<(), Error> {
+        match &self.draft {
+            None => Err(self.refuse(EditError::Committed)),
+            Some(_) if self.process != std::process::id() => Err(self.refuse(EditError::Forked)),
+            Some(_) => Ok(()),
+        }
     }
 
     /// What one tensor alone must keep to, and its size.
@@ -228,7 +240,10 @@ impl Appender {
 
 impl Drop for Appender {
     fn drop(&mut self) {
-        if let Some(draft) = &mut self.draft {
+        // What a fork leaves, is still the other process's.
+        if self.process == std::process::id()
+            && let Some(draft) = &mut self.draft
+        {
             draft.discard();
         }
     }
