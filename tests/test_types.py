@@ -74,3 +74,26 @@ def test_errors() -> None:
     assert_type(error.code, str | None)
     assert_type(error.tensor, str | None)
     assert_type(error.begin, int | None)
+
+
+def test_editing(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    tensors = {"t": torch.zeros(3)}
+    ingot.torch.save_file(tensors, path, {"k": "v"}, reserve_header=100, align=64, durable=False)
+    assert_type(ingot.read_metadata(path), dict[str, str] | None)
+    assert_type(
+        ingot.torch.load_file(path, return_metadata=True),
+        tuple[dict[str, torch.Tensor], dict[str, str] | None],
+    )
+    assert ingot.update_metadata(path, set={"a": "b"}, remove=["k"], durable=False) == "in-place"
+    ingot.replace_tensor(path, "t", numpy.zeros(3, numpy.float32), durable=False)
+    ingot.rewrite(path, tmp_path / "out.bt", keep=["t"], rename={"t": "u"}, durable=False)
+    ingot.merge([path, tmp_path / "out.bt"], path, on_duplicate="first", metadata=None, durable=False)
+    ingot.split(path, tmp_path / "shards", "1GB", durable=False)
+    with ingot.Writer(path, {"t": ("F32", [3])}, {"k": "v"}, durable=False) as writer:
+        assert_type(writer, ingot.Writer)
+        assert_type(ingot.Writer.join(path), ingot.Writer)
+        writer.write("t", torch.zeros(3), ...)
+        writer.commit()
+    with (tmp_path / "stream").open("wb") as file:
+        ingot.write_to(file, tensors)

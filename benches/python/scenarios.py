@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import editing
 import importing
 import loading
 import long_header
@@ -189,5 +190,67 @@ SCENARIOS = [
         "safetensors",
         slicing.columns,
         COPIES,
+    ),
+    Scenario(
+        "update_metadata, 2 GiB with room",
+        "safetensors",
+        editing.updated(room=True, durable=True),
+        "ours: in place, flushed; peer: all loaded and saved to another file, not flushed",
+        Goal(200, 1000),
+        rounds=7,
+    ),
+    Scenario(
+        "update_metadata(durable=False), 2 GiB with room",
+        "safetensors",
+        editing.updated(room=True, durable=False),
+        "as above, neither flushed",
+        Goal(200, 1000),
+        rounds=7,
+    ),
+    Scenario(
+        "update_metadata(durable=False), 2 GiB without room",
+        "safetensors",
+        editing.updated(room=False, durable=False),
+        "both: a new file, not flushed; with reflinks (--dir on XFS or Btrfs) 20 is owed",
+        Goal(1.5, 20),
+        rounds=7,
+    ),
+    Scenario(
+        "update_metadata, 2 GiB without room",
+        "safetensors",
+        editing.updated(room=False, durable=True),
+        "as above, ours flushed",
+        rounds=5,
+    ),
+    Scenario(
+        "merge(durable=False), 8 files of 256 MiB",
+        "safetensors",
+        editing.merged(durable=False),
+        "both: one file of 2 GiB, neither flushed",
+        Goal(3, 6),
+        rounds=7,
+    ),
+    Scenario(
+        "merge, 8 files of 256 MiB",
+        "safetensors",
+        editing.merged(durable=True),
+        "as above, ours flushed",
+        rounds=5,
+    ),
+    Scenario(
+        "merge, 8 files of 256 MiB: memory",
+        "safetensors",
+        editing.merged_memory,
+        "peak resident memory over what the process had; a fresh process each",
+        Goal(64, 16, of="figure"),
+        rounds=3,
+    ),
+    Scenario(
+        "Writer, 4 GiB in 16 tensors: memory over one tensor",
+        "safetensors",
+        editing.streamed_memory,
+        "ours: each tensor made when it is written; peer: all made, then saved; a fresh process each",
+        Goal(64, 16, of="figure"),
+        rounds=3,
     ),
 ]

@@ -32,6 +32,10 @@ from .errors import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from . import errors, flax, mlx, numpy, paddle, tensorflow, torch
+    from ._edit import read_metadata, replace_tensor, update_metadata
+    from ._rearrange import merge, rewrite, split
+    from ._stream import write_to
+    from ._writer import Writer
 
 __all__ = [
     "ClosedError",
@@ -45,20 +49,40 @@ __all__ = [
     "SliceError",
     "StorageError",
     "TensorNotFoundError",
+    "Writer",
     "__version__",
     "deserialize",
     "errors",
     "flax",
+    "merge",
     "mlx",
     "numpy",
     "paddle",
+    "read_metadata",
+    "replace_tensor",
+    "rewrite",
     "safe_open",
     "serialize",
     "serialize_file",
+    "split",
     "tensorflow",
     "torch",
+    "update_metadata",
     "warm",
+    "write_to",
 ]
+
+# Imported when they are first used, each from its module.
+_LATER = {
+    "Writer": "_writer",
+    "merge": "_rearrange",
+    "read_metadata": "_edit",
+    "replace_tensor": "_edit",
+    "rewrite": "_rearrange",
+    "split": "_rearrange",
+    "update_metadata": "_edit",
+    "write_to": "_stream",
+}
 
 
 def __getattr__(name: str) -> object:
@@ -67,6 +91,12 @@ def __getattr__(name: str) -> object:
         from importlib import import_module
 
         return import_module(f".{name}", __name__)
+    module = _LATER.get(name)
+    if module is not None:
+        from importlib import import_module
+
+        found = globals()[name] = getattr(import_module(f".{module}", __name__), name)
+        return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -64,6 +64,30 @@ def adapter(framework: str) -> Adapter:
     return found
 
 
+# The packages whose tensors these modules take. jax's arrays are made in jaxlib.
+_OWNERS = {
+    "numpy": "numpy",
+    "ml_dtypes": "numpy",
+    "torch": "torch",
+    "jax": "flax",
+    "jaxlib": "flax",
+    "tensorflow": "tensorflow",
+    "mlx": "mlx",
+    "paddle": "paddle",
+}
+
+
+def payload(name: str, tensor: Any) -> Any:
+    """What the module of the tensor's own framework hands over for it."""
+    # Classes derived from a framework's are that framework's.
+    for kind in type(tensor).__mro__:
+        module = _OWNERS.get(kind.__module__.partition(".")[0])
+        if module is not None:
+            made: Any = adapter(module)
+            return made.payload(name, tensor)
+    raise not_a_tensor(name, tensor, "an array or a tensor")
+
+
 def missing(package: str, error: ImportError, module: str | None = None) -> ImportError:
     """`error` again, with the command that helps. For the import of `package` at the top of `module`.
 

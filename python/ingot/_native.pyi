@@ -2,20 +2,26 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
-from typing import Any, final
+from typing import Any, Literal, final
 
 from typing_extensions import Buffer as AnyBuffer
 
 __all__ = [
+    "Appender",
     "Archive",
     "Buffer",
     "NewFile",
+    "Sources",
     "Stream",
     "TensorInfo",
     "Wrap",
+    "Writer",
     "__version__",
     "prepare",
+    "replace_tensor",
     "serialize",
+    "stream",
+    "update_metadata",
 ]
 
 __version__: str
@@ -149,6 +155,8 @@ def prepare(
     *,
     export: Callable[[Any], Any] | None = None,
     shared: str = "copy",
+    reserve: int = 0,
+    align: int = 8,
     durable: bool = True,
     atomic: bool = True,
     force: bool = False,
@@ -159,3 +167,93 @@ def prepare(
     which ``fetch(begin, end)`` gives those bytes as a capsule or a buffer. `export(tensor)` gives a capsule
     and comes first; where it raises or its capsule is of no use, `payload` is called.
     """
+
+def stream(
+    write: Callable[[bytes], object],
+    tensors: Mapping[str, Any],
+    payload: Callable[[str, Any], Any],
+    metadata: Mapping[str, str] | None,
+    format: str,
+) -> None:
+    """Hand the bytes of a file to `write`, a few MiB at a time. `payload` as for `prepare`."""
+
+def update_metadata(
+    path: str | bytes | PathLike[str] | PathLike[bytes],
+    set: Mapping[str, str],
+    remove: Sequence[str],
+    in_place: bool,
+    durable: bool,
+) -> Literal["unchanged", "in-place", "rewritten"]: ...
+def replace_tensor(
+    path: str | bytes | PathLike[str] | PathLike[bytes],
+    name: str,
+    tensor: Any,
+    payload: Callable[[str, Any], Any],
+    durable: bool,
+) -> None: ...
+
+@final
+class Sources:
+    """Files whose tensors go into others."""
+
+    @staticmethod
+    def open(paths: Sequence[str | bytes | PathLike[str] | PathLike[bytes]]) -> Sources: ...
+    def __len__(self) -> int: ...
+    def names(self, source: int) -> list[str]:
+        """Give the names of the tensors of one file, in the order of the data."""
+
+    def sizes(self, source: int) -> list[int]:
+        """Give their sizes in bytes."""
+
+    def metadata(self, source: int) -> dict[str, str] | None: ...
+    def format(self, source: int) -> str: ...
+    def write(
+        self,
+        path: str | bytes | PathLike[str] | PathLike[bytes],
+        picks: Sequence[tuple[int, int, str]],
+        metadata: Mapping[str, str] | None,
+        format: str,
+        *,
+        reserve: int = 0,
+        align: int = 8,
+        durable: bool = True,
+        force: bool = False,
+    ) -> None:
+        """Write a file of `picks`: a source, the number of a tensor in it, the name in the new file."""
+
+# Only where there is a Unix underneath.
+@final
+class Writer:
+    @staticmethod
+    def create(
+        path: str | bytes | PathLike[str] | PathLike[bytes],
+        specs: Sequence[tuple[str, str, Sequence[int]]],
+        metadata: Mapping[str, str] | None,
+        format: str,
+        *,
+        reserve: int = 0,
+        align: int = 8,
+        durable: bool = True,
+        force: bool = False,
+    ) -> Writer: ...
+    @staticmethod
+    def join(path: str | bytes | PathLike[str] | PathLike[bytes], *, durable: bool = True) -> Writer: ...
+    def names(self) -> list[str]: ...
+    def write(self, name: str, tensor: Any, index: Any, payload: Callable[[str, Any], Any]) -> None: ...
+    def commit(self) -> None: ...
+    def close(self) -> None: ...
+
+@final
+class Appender:
+    @staticmethod
+    def create(
+        path: str | bytes | PathLike[str] | PathLike[bytes],
+        reserve: int,
+        metadata: Mapping[str, str] | None,
+        *,
+        durable: bool = True,
+        force: bool = False,
+    ) -> Appender: ...
+    def append(self, name: str, tensor: Any, payload: Callable[[str, Any], Any]) -> None: ...
+    def commit(self) -> None: ...
+    def close(self) -> None: ...

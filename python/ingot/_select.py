@@ -10,7 +10,7 @@ from .errors import DestinationError, OptionError, SliceError, _quoted
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping
-    from typing import Any
+    from typing import Any, TypedDict
 
     from ._native import Archive, TensorInfo, Wrap
 
@@ -18,6 +18,16 @@ if TYPE_CHECKING:
     Wanted = tuple[str, Any, str | None]
     # The code of the dtype, a capsule or a buffer, and whether the buffer is of a tensor without dimensions.
     Memory = tuple[str, Any, bool]
+
+    class LoadOptions(TypedDict, total=False):
+        """What every framework's `load_file` takes, but for what decides what it returns."""
+
+        backend: str
+        keys: Iterable[str] | None
+        prefix: str | tuple[str, ...] | None
+        where: Callable[[TensorInfo], object] | None
+        slices: Mapping[str, Any] | None
+
 
 Tensor = TypeVar("Tensor")
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ._progress import Progress
 
     Format = Literal["safetensors", "bintensors"]
+    Align = Literal[8, 64, 4096]
     Path = str | bytes | PathLike[str] | PathLike[bytes]
     Payload = Callable[[str, Any], Any]
 
@@ -33,9 +34,12 @@ if TYPE_CHECKING:
         force: bool
         progress: Progress
         snapshot: bool
+        reserve_header: int
+        align: Align
 
 
 FORMATS = ("safetensors", "bintensors")
+ALIGNMENTS = (8, 64, 4096)
 
 
 def serialize(
@@ -145,6 +149,8 @@ def write_file(
     progress: Progress = False,
     background: bool = False,
     snapshot: bool = True,
+    reserve_header: int = 0,
+    align: int = 8,
 ) -> Future[None] | None:
     """Write a file. The end of every function that does, with tensors of whatever framework.
 
@@ -156,7 +162,7 @@ def write_file(
         As `named` gives it.
     payload, export, shared
         As for `_native.prepare`: how the tensors are handed over, and what of those that share memory.
-    progress, background, snapshot
+    progress, background, snapshot, reserve_header, align
         As for `ingot.numpy.save_file`.
     """
     path = fspath(filename)
@@ -170,6 +176,8 @@ def write_file(
         format_for(path, format),
         export=export,
         shared=shared,
+        reserve=room(reserve_header),
+        align=alignment(align),
         durable=is_durable(durable),
         atomic=atomic,
         force=force,
@@ -321,6 +329,31 @@ def one_of(option: str, value: str, choices: tuple[str, ...]) -> str:
             found=value,
         )
     return value
+
+
+def alignment(align: int) -> int:
+    """`align`, which must be one of the choices."""
+    if align not in ALIGNMENTS:
+        raise OptionError(
+            f"align {align!r} is unknown: expected one of {', '.join(map(str, ALIGNMENTS))}",
+            code="unknown-align",
+            expected=ALIGNMENTS,
+            found=align,
+        )
+    return align
+
+
+def room(nbytes: int) -> int:
+    """`nbytes` to reserve in a header, which must be a number of bytes."""
+    if isinstance(nbytes, bool) or not hasattr(nbytes, "__index__"):
+        raise TypeError(f"bytes to reserve must be an int, found {type(nbytes).__name__}")
+    if not 0 <= nbytes < 2**63:
+        raise OptionError(
+            f"cannot reserve {nbytes} bytes: expected 0 or more, and less than 2^63",
+            code="invalid-reserve",
+            found=nbytes,
+        )
+    return nbytes
 
 
 def known_format(format: str) -> str:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from ._native import TensorInfo
     from ._progress import Progress
-    from ._serialize import Format, Path, Payload, SaveOptions
+    from ._select import LoadOptions
+    from ._serialize import Align, Format, Path, Payload, SaveOptions
 
 Tensor = TypeVar("Tensor")
 
@@ -48,6 +49,26 @@ class Whole(Generic[Tensor]):
         self._mover = mover
         self._payload = payload
 
+    @overload
+    def load_file(
+        self,
+        filename: Path,
+        device: Any = None,
+        *,
+        return_metadata: Literal[True],
+        **options: Unpack[LoadOptions],
+    ) -> tuple[dict[str, Tensor], dict[str, str] | None]: ...
+
+    @overload
+    def load_file(
+        self,
+        filename: Path,
+        device: Any = None,
+        *,
+        return_metadata: Literal[False] = False,
+        **options: Unpack[LoadOptions],
+    ) -> dict[str, Tensor]: ...
+
     def load_file(
         self,
         filename: Path,
@@ -58,7 +79,8 @@ class Whole(Generic[Tensor]):
         prefix: str | tuple[str, ...] | None = None,
         where: Callable[[TensorInfo], object] | None = None,
         slices: Mapping[str, Any] | None = None,
-    ) -> dict[str, Tensor]:
+        return_metadata: bool = False,
+    ) -> dict[str, Tensor] | tuple[dict[str, Tensor], dict[str, str] | None]:
         """Load the tensors of a file, or some of them, or parts of them.
 
         Parameters
@@ -72,12 +94,15 @@ class Whole(Generic[Tensor]):
             As for `ingot.safe_open`.
         keys, prefix, where, slices : optional
             As for `ingot.numpy.load_file`: which tensors, and how much of each. Nothing else is read.
+        return_metadata : bool
+            Return the metadata too, of the same look at the file.
 
         Returns
         -------
         dict of str to tensor
             In the order of `keys`, else of the file, with the shape of the header. The module says which
-            tensors are views of the file and which are copies.
+            tensors are views of the file and which are copies. With `return_metadata` a tuple of this and of
+            what `ingot.read_metadata` gives.
 
         Raises
         ------
@@ -100,7 +125,9 @@ class Whole(Generic[Tensor]):
         """
         move = self._mover(device)
         selected: Selected[Tensor] = Selected(keys, prefix, where, slices)
-        return chosen(_open.open_archive(filename, backend), selected, self._wrap, move)
+        archive = _open.open_archive(filename, backend)
+        found = chosen(archive, selected, self._wrap, move)
+        return (found, archive.metadata()) if return_metadata else found
 
     def load(self, data: Buffer, device: Any = None) -> dict[str, Tensor]:
         """Load all tensors from the bytes of a file.
@@ -200,6 +227,8 @@ class Whole(Generic[Tensor]):
         progress: Progress = False,
         background: bool = False,
         snapshot: bool = True,
+        reserve_header: int = 0,
+        align: Align = 8,
     ) -> Future[None] | None:
         """Save tensors to a file.
 
@@ -232,6 +261,12 @@ class Whole(Generic[Tensor]):
             With `background`: copy the tensors before returning, so that they may change while they are
             written. False copies nothing; they must then stay as they are until the future is done, and
             what a device still computes must be finished.
+        reserve_header : int
+            Bytes of room in the header, so that `ingot.update_metadata` need not write the file anew. They
+            are spaces that every reader passes over (FORMAT.md, "Room for later edits, and alignment").
+        align : {8, 64, 4096}
+            What the position of the data in the file is a multiple of, by more such spaces. Neither for
+            bintensors.
 
         Returns
         -------
@@ -259,4 +294,6 @@ class Whole(Generic[Tensor]):
             progress=progress,
             background=background,
             snapshot=snapshot,
+            reserve_header=reserve_header,
+            align=align,
         )

@@ -28,10 +28,15 @@ if TYPE_CHECKING:
 
     from ._native import Archive, TensorInfo
     from ._progress import Progress
-    from ._select import Memory, Wanted
-    from ._serialize import Format, Path, SaveOptions
+    from ._select import LoadOptions, Memory, Wanted
+    from ._serialize import Align, Format, Path, SaveOptions
 
     Array = numpy.ndarray[Any, numpy.dtype[Any]]
+
+    class ArrayLoadOptions(LoadOptions, total=False):
+        dtype: Any
+        out: Mapping[str, Array] | None
+
 
 __all__ = ["load", "load_file", "save", "save_file"]
 
@@ -56,6 +61,18 @@ ML_DTYPES = {code: name for code, name in NAMES.items() if code not in DTYPES} |
 _PLAIN = {numpy.dtype(dtype): code for code, dtype in DTYPES.items()}
 
 
+@overload
+def load_file(
+    filename: Path, *, return_metadata: Literal[True], **options: Unpack[ArrayLoadOptions]
+) -> tuple[dict[str, Array], dict[str, str] | None]: ...
+
+
+@overload
+def load_file(
+    filename: Path, *, return_metadata: Literal[False] = False, **options: Unpack[ArrayLoadOptions]
+) -> dict[str, Array]: ...
+
+
 def load_file(
     filename: Path,
     *,
@@ -66,7 +83,8 @@ def load_file(
     slices: Mapping[str, Any] | None = None,
     dtype: Any = None,
     out: Mapping[str, Array] | None = None,
-) -> dict[str, Array]:
+    return_metadata: bool = False,
+) -> dict[str, Array] | tuple[dict[str, Array], dict[str, str] | None]:
     """Load the arrays of a file, or some of them, or parts of them.
 
     Parameters
@@ -94,6 +112,8 @@ def load_file(
         Read these arrays into memory that is there already, without a second copy, and give the same objects
         back. They may be strided in any way. They need the shape and the dtype of what is read into them, and
         memory that no other of them has.
+    return_metadata : bool
+        Return the metadata too, of the same look at the file.
 
     Returns
     -------
@@ -102,7 +122,7 @@ def load_file(
         of the mapped file, copy on write: they may be written to, the file does not change, and nothing is
         read before it is touched; slices that do not lie together in the file, and converted arrays, have
         memory of their own. ``BF16``, ``F8_…`` and ``F4`` are the dtypes of ml_dtypes; ``F4`` is unpacked,
-        one element to a byte.
+        one element to a byte. With `return_metadata` a tuple of this and of what `ingot.read_metadata` gives.
 
     Raises
     ------
@@ -129,7 +149,9 @@ def load_file(
     """
     code = None if dtype is None else float_code(_code(dtype), dtype)
     selected = Selected(keys, prefix, where, slices, code, out)
-    return _select.chosen(_open.open_archive(filename, backend), selected, wrap, None, _fill)
+    archive = _open.open_archive(filename, backend)
+    found = _select.chosen(archive, selected, wrap, None, _fill)
+    return (found, archive.metadata()) if return_metadata else found
 
 
 def load(data: Buffer) -> dict[str, Array]:
@@ -229,6 +251,8 @@ def save_file(
     progress: Progress = False,
     background: bool = False,
     snapshot: bool = True,
+    reserve_header: int = 0,
+    align: Align = 8,
 ) -> Future[None] | None:
     """Save arrays to a file.
 
@@ -261,6 +285,12 @@ def save_file(
         With `background`: copy the tensors before returning, so that they may change while they are
         written. False copies nothing; they must then stay as they are until the future is done, and
         what a device still computes must be finished.
+    reserve_header : int
+        Bytes of room in the header, so that `ingot.update_metadata` need not write the file anew. They are
+        spaces that every reader passes over (FORMAT.md, "Room for later edits, and alignment").
+    align : {8, 64, 4096}
+        What the position of the data in the file is a multiple of, by more such spaces. Neither for
+        bintensors.
 
     Returns
     -------
@@ -288,6 +318,8 @@ def save_file(
         progress=progress,
         background=background,
         snapshot=snapshot,
+        reserve_header=reserve_header,
+        align=align,
     )
 
 

@@ -34,12 +34,18 @@ if TYPE_CHECKING:
 
     from ._native import Archive, TensorInfo
     from ._progress import Progress
-    from ._serialize import Format, Path, SaveOptions
+    from ._select import LoadOptions
+    from ._serialize import Align, Format, Path, SaveOptions
     from ._torch_alias import Views
 
     Shared = Literal["error", "copy", "alias"]
     Contiguous = Literal["error", "copy"]
     Loaded = Literal["alias", "drop"]
+
+    class TorchLoadOptions(LoadOptions, total=False):
+        shared: Loaded
+        dtype: torch.dtype | str | None
+        out: Mapping[str, torch.Tensor] | None
 
     class TorchSaveOptions(SaveOptions, total=False):
         shared: Shared
@@ -63,6 +69,26 @@ _from_dlpack = torch._C._from_dlpack
 _to_dlpack = torch._C._to_dlpack
 
 
+@overload
+def load_file(
+    filename: Path,
+    device: Any = "cpu",
+    *,
+    return_metadata: Literal[True],
+    **options: Unpack[TorchLoadOptions],
+) -> tuple[dict[str, torch.Tensor], dict[str, str] | None]: ...
+
+
+@overload
+def load_file(
+    filename: Path,
+    device: Any = "cpu",
+    *,
+    return_metadata: Literal[False] = False,
+    **options: Unpack[TorchLoadOptions],
+) -> dict[str, torch.Tensor]: ...
+
+
 def load_file(
     filename: Path,
     device: Any = "cpu",
@@ -75,7 +101,8 @@ def load_file(
     slices: Mapping[str, Any] | None = None,
     dtype: torch.dtype | str | None = None,
     out: Mapping[str, torch.Tensor] | None = None,
-) -> dict[str, torch.Tensor]:
+    return_metadata: bool = False,
+) -> dict[str, torch.Tensor] | tuple[dict[str, torch.Tensor], dict[str, str] | None]:
     """Load the tensors of a file, or some of them, or parts of them.
 
     Parameters
@@ -110,6 +137,8 @@ def load_file(
         Read these tensors into memory that is there already, without a second copy, and give the same objects
         back. They may be strided in any way, and on other devices. They need the shape and the dtype of what
         is read into them, and memory that no other of them has.
+    return_metadata : bool
+        Return the metadata too, of the same look at the file.
 
     Returns
     -------
@@ -117,7 +146,8 @@ def load_file(
         In the order of `keys`, else of the file. On the CPU with ``"mmap"`` they are views of the mapped
         file, copy on write: they may be written to, the file does not change, and nothing is read before it
         is touched; slices that do not lie together in the file, and converted tensors, have memory of their
-        own. ``F4`` comes packed, as ``float4_e2m1fn_x2``, with half the last dimension of the header.
+        own. ``F4`` comes packed, as ``float4_e2m1fn_x2``, with half the last dimension of the header. With
+        `return_metadata` a tuple of this and of what `ingot.read_metadata` gives.
 
     Raises
     ------
@@ -147,7 +177,9 @@ def load_file(
     move = mover(device)
     code = None if dtype is None else float_code(_code(dtype), dtype)
     selected = Selected(keys, prefix, where, slices, code, out)
-    return _loaded(_open.open_archive(filename, backend), move, shared, selected)
+    archive = _open.open_archive(filename, backend)
+    found = _loaded(archive, move, shared, selected)
+    return (found, archive.metadata()) if return_metadata else found
 
 
 def load(data: Buffer, *, shared: Loaded = "alias") -> dict[str, torch.Tensor]:
@@ -381,6 +413,8 @@ def save_file(
     progress: Progress = False,
     background: bool = False,
     snapshot: bool = True,
+    reserve_header: int = 0,
+    align: Align = 8,
 ) -> Future[None] | None:
     """Save tensors to a file.
 
@@ -415,6 +449,12 @@ def save_file(
         With `background`: copy the tensors before returning, so that they may change while they are
         written. False copies nothing; they must then stay as they are until the future is done, and
         what a device still computes must be finished.
+    reserve_header : int
+        Bytes of room in the header, so that `ingot.update_metadata` need not write the file anew. They are
+        spaces that every reader passes over (FORMAT.md, "Room for later edits, and alignment").
+    align : {8, 64, 4096}
+        What the position of the data in the file is a multiple of, by more such spaces. Neither for
+        bintensors.
 
     Returns
     -------
@@ -445,6 +485,8 @@ def save_file(
         progress=progress,
         background=background,
         snapshot=snapshot,
+        reserve_header=reserve_header,
+        align=align,
     )
 
 

@@ -195,6 +195,8 @@ pub enum FormatError {
     },
     /// A tensor to be written has the name of the metadata.
     ReservedName,
+    /// A `.bt` file was asked to have room in its header, or an alignment of its data: rule B4 leaves no place for it.
+    NoRoom,
     /// A tensor to be written has a dtype that the format lacks.
     UnsupportedDtype {
         /// The tensor's name.
@@ -277,6 +279,7 @@ impl FormatError {
             FormatError::NotStrict { .. } => "not-strict",
             FormatError::Foreign { .. } => "foreign-file",
             FormatError::ReservedName => "reserved-name",
+            FormatError::NoRoom => "no-room",
             FormatError::UnsupportedDtype { .. } => "unsupported-dtype",
             FormatError::WrongLength { .. } => "wrong-length",
             FormatError::TooLargeForMemory { .. } => "too-large-for-memory",
@@ -482,6 +485,9 @@ impl fmt::Display for FormatError {
             FormatError::NotStrict { found } => write!(f, "not strictly as specified: {found}"),
             FormatError::Foreign { kind, fault } => write!(f, "this is {kind} ({fault})"),
             FormatError::ReservedName => f.write_str("the name is reserved for metadata"),
+            FormatError::NoRoom => f.write_str(
+                "a bintensors header has no room for padding (at most 7 bytes) — save as safetensors",
+            ),
             FormatError::UnsupportedDtype { dtype, format, .. } => {
                 write!(
                     f,

@@ -300,6 +300,21 @@ impl Header {
         Header { data_start, ..self }
     }
 
+    /// The same header with other metadata.
+    pub(crate) fn with_metadata(&self, metadata: Option<Metadata>) -> Header {
+        let raw = RawHeader {
+            names: self.raw.names.clone(),
+            dims: self.raw.dims.clone(),
+            records: self.raw.records.clone(),
+            metadata,
+        };
+        Header {
+            raw,
+            by_name: self.by_name.clone(),
+            ..*self
+        }
+    }
+
     fn nth_by_name(&self, rank: usize) -> usize {
         self.by_name.get(rank).map_or(rank, |&number| index(number))
     }

@@ -23,6 +23,61 @@ pub struct Spec<'a> {
     pub shape: &'a [u64],
 }
 
+/// What a writer may choose. By default the bytes are those that safetensors and bintensors write.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LayoutOptions {
+    /// The order of the data.
+    pub order: Order,
+    /// Bytes of room for longer metadata, at least: spaces after it, so that [`edit_metadata`](crate::edit_metadata)
+    /// need not move the data, nor an entry.
+    pub reserve: u64,
+    /// Where the data begins.
+    pub align: Align,
+}
+
+/// The order of tensors in a new file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// As FORMAT.md, "Writing", says: wide elements first, then by name.
+    #[default]
+    Sorted,
+    /// As they were given.
+    Given,
+}
+
+/// What the position of the data section is a multiple of. The padding is white space in the header, so every reader
+/// takes it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Align {
+    /// 8 bytes, so that the widest elements are aligned where the file is mapped.
+    #[default]
+    Elements,
+    /// 64 bytes: a cache line, and what vector instructions and accelerators ask for.
+    CacheLine,
+    /// 4096 bytes: a page, for direct reading and for sharing blocks between files.
+    Page,
+}
+
+impl Align {
+    /// The alignment of so many bytes; `None` where there is no such choice.
+    #[must_use]
+    pub fn from_nbytes(nbytes: u64) -> Option<Align> {
+        [Align::Elements, Align::CacheLine, Align::Page]
+            .into_iter()
+            .find(|align| align.nbytes() == nbytes)
+    }
+
+    /// In bytes.
+    #[must_use]
+    pub fn nbytes(self) -> u64 {
+        match self {
+            Align::Elements => 8,
+            Align::CacheLine => 64,
+            Align::Page => 4096,
+        }
+    }
+}
+
 /// A new file, but for the tensors' bytes.
 #[derive(Clone, Debug)]
 pub struct Layout {
@@ -59,7 +114,35 @@ pub fn layout<'a>(
     metadata: Option<&[(&'a str, &'a str)]>,
     format: Format,
 ) -> Result<Layout, FormatError> {
-    let order = data_order(specs, format)?;
+    layout_with(specs, metadata, format, &LayoutOptions::default())
+}
+
+/// As [`layout()`], with what a writer may choose.
+///
+/// ```
+/// use ingot_format::{Align, Format, LayoutOptions, layout_with};
+/// let options = LayoutOptions { reserve: 100, align: Align::CacheLine, ..LayoutOptions::default() };
+/// let new = layout_with(&[], None, Format::Safetensors, &options)?;
+/// assert_eq!(new.head.len() % 64, 0);
+/// assert!(new.head.len() > 8 + 100);
+/// # Ok::<(), ingot_format::FormatError>(())
+/// ```
+///
+/// # Errors
+/// As [`layout()`]; [`FormatError::NoRoom`] where a `.bt` file shall have room or be aligned.
+pub fn layout_with<'a>(
+    specs: &[Spec<'a>],
+    metadata: Option<&[(&'a str, &'a str)]>,
+    format: Format,
+    options: &LayoutOptions,
+) -> Result<Layout, FormatError> {
+    if format == Format::Bintensors && (options.reserve, options.align) != (0, Align::Elements) {
+        return Err(FormatError::NoRoom);
+    }
+    let mut order = data_order(specs, format)?;
+    if options.order == Order::Given {
+        order = (0..specs.len()).collect();
+    }
     let metadata = metadata.map(sorted).transpose()?;
     let mut raw = RawHeader {
         metadata,
@@ -93,22 +176,36 @@ pub fn layout<'a>(
     let header = Header::prove(raw, format, 0, begin)?;
     let mut head = Vec::with_capacity(PREFIX_NBYTES + header.likely_nbytes());
     head.resize(PREFIX_NBYTES, 0);
-    match format {
+    let room_at = match format {
         Format::Safetensors => safetensors::render(&header, &mut head),
-        Format::Bintensors => bintensors::render(&header, &mut head),
-    }
+        Format::Bintensors => {
+            bintensors::render(&header, &mut head);
+            head.len()
+        }
+    };
     // 8, so that the data begins where an F64 placed first is aligned when the file is mapped.
     head.resize(head.len().next_multiple_of(8), b' ');
+    let room = room_nbytes(to_u64(head.len()), options)?;
+    head.splice(room_at..room_at, core::iter::repeat_n(b' ', room));
     let header_nbytes = to_u64(head.len() - PREFIX_NBYTES);
-    if header_nbytes > Limits::HEADER_NBYTES {
-        return Err(FormatError::HeaderTooLarge {
-            found: header_nbytes,
-            limit: Limits::HEADER_NBYTES,
-        });
-    }
     head[..PREFIX_NBYTES].copy_from_slice(&header_nbytes.to_le_bytes());
     let header = header.at(to_u64(head.len()));
     Ok(Layout { header, head, order })
+}
+
+/// Spaces to add to a head of `head_nbytes`.
+fn room_nbytes(head_nbytes: u64, options: &LayoutOptions) -> Result<usize, FormatError> {
+    let whole = head_nbytes
+        .checked_add(options.reserve)
+        .and_then(|nbytes| nbytes.checked_next_multiple_of(options.align.nbytes()))
+        .unwrap_or(u64::MAX);
+    let found = whole - to_u64(PREFIX_NBYTES);
+    extent::to_usize(whole - head_nbytes)
+        .filter(|_| found <= Limits::HEADER_NBYTES)
+        .ok_or(FormatError::HeaderTooLarge {
+            found,
+            limit: Limits::HEADER_NBYTES,
+        })
 }
 
 /// The order in which each format's own library writes tensors: wide elements first, so that all lie aligned,
@@ -137,7 +234,7 @@ fn data_order(specs: &[Spec<'_>], format: Format) -> Result<Vec<usize>, FormatEr
 }
 
 /// The pairs in the order of their keys, so that the same metadata gives the same file.
-fn sorted(pairs: &[(&str, &str)]) -> Result<Metadata, FormatError> {
+pub(crate) fn sorted(pairs: &[(&str, &str)]) -> Result<Metadata, FormatError> {
     let mut pairs = pairs.to_vec();
     pairs.sort_unstable();
     let mut metadata = Metadata::default();

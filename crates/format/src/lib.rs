@@ -38,6 +38,7 @@ extern crate std;
 
 pub mod bintensors;
 mod dtype;
+mod edit;
 mod entry;
 mod error;
 mod extent;
@@ -62,6 +63,7 @@ mod view;
 mod window;
 
 pub use dtype::Dtype;
+pub use edit::edit_metadata;
 pub use entry::Entry;
 #[cfg(feature = "std")]
 pub use error::SystemError;
@@ -69,7 +71,7 @@ pub use error::{FormatError, FormatError as SafeTensorError};
 pub use extent::{ExtentError, nbytes, to_u64, to_usize};
 pub use format::Format;
 pub use header::Header;
-pub use layout::{Layout, Spec, layout};
+pub use layout::{Align, Layout, LayoutOptions, Order, Spec, layout, layout_with};
 pub use limits::{Leniency, Limits};
 pub use metadata::Metadata;
 pub use quoted::{Escaped, Quoted};

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use ingot_format::{Dtype, Escaped, FormatError, Quoted, SelectionError};
 
 use crate::backend::{BACKEND_VARIABLE, Backend};
+use crate::edit::EditError;
 
 /// A failure to open, read or save, with what a reader needs to put it right.
 ///
@@ -125,6 +126,13 @@ pub enum Error {
         /// What does not fit.
         misfit: Misfit,
     },
+    /// The file was not edited, merged or filled.
+    Edit {
+        /// The file to be written.
+        path: PathBuf,
+        /// Why not.
+        fault: EditError,
+    },
     /// The handle was closed.
     Closed {
         /// The file.
@@ -207,6 +215,7 @@ impl Error {
             Error::UnknownBackend { .. } => "unknown-backend",
             Error::Conversion { .. } => "no-conversion",
             Error::Destination { misfit, .. } => misfit.code(),
+            Error::Edit { fault, .. } => fault.code(),
             Error::Closed { .. } => "closed",
             Error::Interrupted => "interrupted",
         }
@@ -216,7 +225,7 @@ impl Error {
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         match self {
-            Error::Open { path, .. } | Error::Write { path, .. } => Some(path),
+            Error::Open { path, .. } | Error::Write { path, .. } | Error::Edit { path, .. } => Some(path),
             Error::Header { path, .. }
             | Error::UnknownTensor { path, .. }
             | Error::Slice { path, .. }
@@ -241,6 +250,7 @@ impl Error {
             | Error::Conversion { tensor, .. }
             | Error::Destination { tensor, .. } => Some(tensor),
             Error::Read { tensor, .. } => tensor.as_deref(),
+            Error::Edit { fault, .. } => fault.tensor(),
             _ => None,
         }
     }
@@ -251,6 +261,7 @@ impl Error {
         match *self {
             Error::Header { ref fault, .. } | Error::Unstorable { ref fault, .. } => fault.expected_found(),
             Error::Read { expected, found, .. } => Some((expected, found)),
+            Error::Edit { ref fault, .. } => fault.expected_found(),
             Error::Changed {
                 nbytes_at_open,
                 nbytes_now: Some(now),
@@ -368,6 +379,7 @@ impl fmt::Display for Error {
                 Quoted(tensor)
             ),
             Error::Destination { tensor, misfit, .. } => write!(f, "tensor {}: {misfit}", Quoted(tensor)),
+            Error::Edit { fault, .. } => write!(f, "{fault}"),
             Error::Closed { .. } => f.write_str("file is closed"),
             Error::Interrupted => f.write_str("interrupted"),
         }
@@ -379,6 +391,7 @@ impl std::error::Error for Error {
         match self {
             Error::Header { fault, .. } | Error::Unstorable { fault, .. } => Some(fault),
             Error::Slice { fault, .. } => Some(fault),
+            Error::Edit { fault, .. } => Some(fault),
             _ => self
                 .system()
                 .map(|fault| fault as &(dyn std::error::Error + 'static)),

@@ -8,6 +8,7 @@ mod backend;
 mod block;
 mod convert;
 mod dest;
+mod edit;
 mod error;
 mod execute;
 mod failure;
@@ -17,6 +18,7 @@ mod part;
 mod payload;
 mod plan;
 mod prefetch;
+mod rearrange;
 mod region;
 mod save;
 mod serialize;
@@ -25,17 +27,22 @@ mod strided_dest;
 mod warm;
 mod watch;
 mod workers;
+#[cfg(unix)]
+mod writer;
 
 pub use archive::{Archive, OpenOptions, Tensor};
 pub use backend::{BACKEND_VARIABLE, Backend};
 pub use convert::{convert, converts, is_float};
 pub use dest::{Bytes, Dest};
+pub use edit::origin::Origin;
+pub use edit::{EditError, Edited, MetadataChange, Way, replace_tensor, update_metadata};
 pub use error::{Error, Misfit};
 pub use execute::ReadOptions;
 pub use part::{Part, Target};
 pub use payload::{Dim, FileRange, Footprint, Payload, Produce, Strided, overlapping};
 pub use plan::{OWN_BLOCK_NBYTES, Place, Plan, Read, SHARED_BLOCK_NBYTES, TooLarge};
 pub use prefetch::{Fetched, Prefetch, Request};
+pub use rearrange::{Pick, assemble};
 pub use region::Region;
 pub use save::{Durability, ReadOnly, Replace, SaveOptions, Snapshot, save};
 pub use serialize::safetensors::{
@@ -45,3 +52,5 @@ pub use serialize::{bintensors, safetensors};
 pub use source::{FileSource, Memory, MemorySource, Source};
 pub use strided_dest::StridedDest;
 pub use watch::{Unwatched, Watch};
+#[cfg(unix)]
+pub use writer::{Appender, Writer};

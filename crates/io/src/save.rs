@@ -25,6 +25,8 @@ mod atomic;
 #[cfg(unix)]
 mod attributes;
 mod direct;
+#[cfg(unix)]
+pub(crate) mod draft;
 mod flush;
 #[cfg(unix)]
 mod in_place;
@@ -47,6 +49,7 @@ use crate::error::Error;
 use crate::payload::Payload;
 use crate::watch::Watch;
 use pieces::Pieces;
+pub(crate) use pieces::write_all_at;
 pub use snapshot::Snapshot;
 
 /// How to save.

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use ingot_format::{Entry, Escaped, Quoted, SelectionError};
-use ingot_io::Error;
+use ingot_io::{EditError, Error};
 use pyo3::exceptions::{PyKeyboardInterrupt, PyMemoryError, PyNotImplementedError, PyOSError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -30,11 +30,25 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
         Error::UnknownBackend { .. } => "OptionError",
         Error::Conversion { .. } => "DtypeError",
         Error::Destination { .. } => "DestinationError",
+        Error::Edit { fault, .. } => edit_class(fault),
         Error::Closed { .. } => "ClosedError",
         // Failures that a later version of ingot-io adds are still ours.
         _ => "SafetensorError",
     };
     ours(py, class, error)
+}
+
+/// What is wrong with tensors is another thing than what others do to the file.
+fn edit_class(fault: &EditError) -> &'static str {
+    match fault {
+        EditError::Duplicate { .. }
+        | EditError::Mismatch { .. }
+        | EditError::FilledTwice { .. }
+        | EditError::NotFilled { .. }
+        | EditError::ReserveFull { .. } => "SaveError",
+        EditError::Committed | EditError::Forked => "ClosedError",
+        _ => "StorageError",
+    }
 }
 
 /// An exception of ours, with all that the failure knows.

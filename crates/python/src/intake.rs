@@ -141,6 +141,14 @@ pub(crate) fn metadata(metadata: Option<&Bound<'_, PyAny>>) -> PyResult<Option<V
     items.iter().map(pair).collect::<PyResult<_>>().map(Some)
 }
 
+/// The same pairs, for those who only read them.
+pub(crate) fn borrowed(pairs: &[(String, String)]) -> Vec<(&str, &str)> {
+    pairs
+        .iter()
+        .map(|(key, value)| (key.as_str(), value.as_str()))
+        .collect()
+}
+
 fn text(part: &Bound<'_, PyAny>, what: &str, key: &Bound<'_, PyAny>) -> PyResult<String> {
     let Ok(text) = part.cast::<PyString>() else {
         let (key, class) = (key.repr()?, part.get_type().name()?);

@@ -3,6 +3,7 @@
 //! It converts, lets go of the interpreter, calls `ingot-io`, and turns failures into exceptions. It knows no
 //! framework: those live in `python/ingot`, and hand over what makes their tensors ([`wrap::Wrap`]).
 
+mod edit;
 mod errors;
 mod index;
 mod intake;
@@ -15,20 +16,27 @@ mod shared;
 mod tensor;
 mod watch;
 mod wrap;
+#[cfg(unix)]
+mod writer;
 
 /// The module that Python imports.
 #[pyo3::pymodule(gil_used = false)]
 mod _native {
     #[pymodule_export]
+    use crate::edit::{Sources, replace_tensor, update_metadata};
+    #[pymodule_export]
     use crate::open::{Archive, TensorInfo};
     #[pymodule_export]
     use crate::prefetch::Stream;
     #[pymodule_export]
-    use crate::serialize::{NewFile, prepare, serialize};
+    use crate::serialize::{NewFile, prepare, serialize, stream};
     #[pymodule_export]
     use crate::tensor::Buffer;
     #[pymodule_export]
     use crate::wrap::Wrap;
+    #[cfg(unix)]
+    #[pymodule_export]
+    use crate::writer::{Appender, Writer};
 
     #[pymodule_export]
     #[allow(non_upper_case_globals, reason = "the name that Python modules use")]

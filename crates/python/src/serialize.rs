@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use ingot_format::{Format, FormatError, Layout, Spec, layout, to_usize};
+use ingot_format::{Align, Format, FormatError, Layout, LayoutOptions, Spec, layout_with, to_u64, to_usize};
 use ingot_io::{Durability, Error, Payload, ReadOnly, Replace, SaveOptions, Snapshot};
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::errors::raise;
-use crate::intake::{Exporter, Item, items, metadata};
+use crate::intake::{Exporter, Item, borrowed, items, metadata};
 use crate::open::file_path;
 use crate::produced::Raised;
 use crate::shared::refuse_shared;
@@ -19,7 +19,7 @@ use crate::watch::Signals;
 
 /// Takes over all that goes into a file. See `_native.pyi`.
 #[pyfunction]
-#[pyo3(signature = (path, tensors, payload, metadata, format, *, export = None, shared = "copy", durable = true, atomic = true, force = false))]
+#[pyo3(signature = (path, tensors, payload, metadata, format, *, export = None, shared = "copy", reserve = 0, align = 8, durable = true, atomic = true, force = false))]
 #[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
 pub(crate) fn prepare(
     path: &Bound<'_, PyAny>,
@@ -29,6 +29,8 @@ pub(crate) fn prepare(
     format: &str,
     export: Option<&Bound<'_, PyAny>>,
     shared: &str,
+    reserve: u64,
+    align: u64,
     durable: bool,
     atomic: bool,
     force: bool,
@@ -39,20 +41,12 @@ pub(crate) fn prepare(
         payload,
         raised: Raised::default(),
     };
-    let contents = Contents::new(&items(tensors)?, &exporter, metadata, format, shared, Some(&path))?;
-    let options = SaveOptions {
-        durable: if durable {
-            Durability::Durable
-        } else {
-            Durability::Fast
-        },
-        replace: if atomic { Replace::Atomic } else { Replace::InPlace },
-        read_only: if force {
-            ReadOnly::Replace
-        } else {
-            ReadOnly::Refuse
-        },
+    let form = Form {
+        format: format_of(format)?,
+        options: layout_options(reserve, align)?,
     };
+    let contents = Contents::new(&items(tensors)?, &exporter, metadata, form, shared, Some(&path))?;
+    let options = save_options(durable, atomic, force);
     Ok(NewFile {
         path,
         head: contents.layout.head.clone(),
@@ -154,7 +148,8 @@ pub(crate) fn serialize<'py>(
         payload,
         raised: Raised::default(),
     };
-    let contents = Contents::new(&items(tensors)?, &exporter, metadata, format, shared, None)?;
+    let form = Form::usual(format)?;
+    let contents = Contents::new(&items(tensors)?, &exporter, metadata, form, shared, None)?;
     let layout = &contents.layout;
     let payloads: Vec<Payload<'_>> = contents.tensors.iter().map(Imported::payload).collect();
     let nbytes = to_usize(layout.header.file_nbytes())
@@ -165,6 +160,72 @@ pub(crate) fn serialize<'py>(
         let copied = py.detach(|| copy_all(&payloads, data));
         copied.map_err(|fault| exporter.raised.take().unwrap_or_else(|| fault.into()))
     })
+}
+
+/// Hands the bytes of a file to `write`, piece by piece. See `_native.pyi`.
+#[pyfunction]
+pub(crate) fn stream(
+    py: Python<'_>,
+    write: &Bound<'_, PyAny>,
+    tensors: &Bound<'_, PyAny>,
+    payload: &Bound<'_, PyAny>,
+    metadata: Option<&Bound<'_, PyAny>>,
+    format: &str,
+) -> PyResult<()> {
+    let exporter = Exporter {
+        export: None,
+        payload,
+        raised: Raised::default(),
+    };
+    let form = Form::usual(format)?;
+    let contents = Contents::new(&items(tensors)?, &exporter, metadata, form, "copy", None)?;
+    let head = Payload::from(&*contents.layout.head);
+    let parts: Vec<Payload<'_>> = std::iter::once(head)
+        .chain(contents.tensors.iter().map(Imported::payload))
+        .collect();
+    let mut place = (0, 0);
+    loop {
+        let (next, len) = piece_end(&parts, place);
+        if len == 0 {
+            return Ok(());
+        }
+        let piece = PyBytes::new_with(py, len, |into| {
+            let filled = py.detach(|| fill(&parts, place, into));
+            filled.map_err(|fault| exporter.raised.take().unwrap_or_else(|| fault.into()))
+        })?;
+        write.call1((piece,))?;
+        place = next;
+    }
+}
+
+/// Bytes that are handed over at once.
+const PIECE: usize = 4 << 20;
+
+/// Where the piece ends that begins at `place`, a part and a byte of it, and how many bytes it has.
+fn piece_end(parts: &[Payload<'_>], (mut part, mut at): (usize, u64)) -> ((usize, u64), usize) {
+    let mut len = 0;
+    while let Some(payload) = parts.get(part)
+        && len < PIECE
+    {
+        let count = (payload.nbytes() - at).min(to_u64(PIECE - len));
+        len += to_usize(count).unwrap_or(0);
+        at += count;
+        if at == payload.nbytes() {
+            (part, at) = (part + 1, 0);
+        }
+    }
+    ((part, at), len)
+}
+
+fn fill(parts: &[Payload<'_>], (part, mut at): (usize, u64), into: &mut [u8]) -> std::io::Result<()> {
+    let mut rest = into;
+    for payload in &parts[part..] {
+        let count = to_usize(payload.nbytes() - at).map_or(rest.len(), |left| left.min(rest.len()));
+        let (place, after) = rest.split_at_mut(count);
+        payload.read(at, place)?;
+        (rest, at) = (after, 0);
+    }
+    Ok(())
 }
 
 fn copy_all(payloads: &[Payload<'_>], data: &mut [u8]) -> std::io::Result<()> {
@@ -190,26 +251,17 @@ impl Contents {
         items: &[Item<'_>],
         exporter: &Exporter<'_, '_>,
         pairs: Option<&Bound<'_, PyAny>>,
-        format: &str,
+        form: Form,
         shared: &str,
         path: Option<&PathBuf>,
     ) -> PyResult<Contents> {
         let py = exporter.payload.py();
-        let format = match format {
-            "safetensors" => Format::Safetensors,
-            "bintensors" => Format::Bintensors,
-            _ => {
-                let message =
-                    format!("unknown format {format:?}: expected \"safetensors\" or \"bintensors\"");
-                return Err(PyValueError::new_err(message));
-            }
-        };
         let pairs = metadata(pairs)?;
         let tensors = exporter.take(items)?;
         if shared == "error" {
             refuse_shared(py, &tensors)?;
         }
-        let layout = laid_out(&tensors, pairs.as_deref(), format).map_err(|fault| {
+        let layout = laid_out(&tensors, pairs.as_deref(), form).map_err(|fault| {
             let path = path.cloned();
             raise(py, &Error::Unstorable { path, fault })
         })?;
@@ -226,7 +278,7 @@ impl Contents {
 fn laid_out(
     tensors: &[(&str, Imported)],
     pairs: Option<&[(String, String)]>,
-    format: Format,
+    form: Form,
 ) -> Result<Layout, FormatError> {
     let specs: Vec<Spec<'_>> = tensors
         .iter()
@@ -236,11 +288,59 @@ fn laid_out(
             shape: &tensor.shape,
         })
         .collect();
-    let pairs: Option<Vec<(&str, &str)>> = pairs.map(|pairs| {
-        pairs
-            .iter()
-            .map(|(key, value)| (key.as_str(), value.as_str()))
-            .collect()
-    });
-    layout(&specs, pairs.as_deref(), format)
+    layout_with(&specs, pairs.map(borrowed).as_deref(), form.format, &form.options)
+}
+
+/// How a file is laid out, but for what is in it.
+#[derive(Clone, Copy)]
+struct Form {
+    format: Format,
+    options: LayoutOptions,
+}
+
+impl Form {
+    fn usual(format: &str) -> PyResult<Form> {
+        Ok(Form {
+            format: format_of(format)?,
+            options: LayoutOptions::default(),
+        })
+    }
+}
+
+/// The format of that name.
+pub(crate) fn format_of(name: &str) -> PyResult<Format> {
+    [Format::Safetensors, Format::Bintensors]
+        .into_iter()
+        .find(|format| format.name() == name)
+        .ok_or_else(|| {
+            let message = format!("unknown format {name:?}: expected \"safetensors\" or \"bintensors\"");
+            PyValueError::new_err(message)
+        })
+}
+
+/// Room in the header, and where the data begins.
+pub(crate) fn layout_options(reserve: u64, align: u64) -> PyResult<LayoutOptions> {
+    let align = Align::from_nbytes(align)
+        .ok_or_else(|| PyValueError::new_err(format!("unknown alignment {align}: expected 8, 64 or 4096")))?;
+    Ok(LayoutOptions {
+        reserve,
+        align,
+        ..LayoutOptions::default()
+    })
+}
+
+pub(crate) fn save_options(durable: bool, atomic: bool, force: bool) -> SaveOptions {
+    SaveOptions {
+        durable: if durable {
+            Durability::Durable
+        } else {
+            Durability::Fast
+        },
+        replace: if atomic { Replace::Atomic } else { Replace::InPlace },
+        read_only: if force {
+            ReadOnly::Replace
+        } else {
+            ReadOnly::Refuse
+        },
+    }
 }

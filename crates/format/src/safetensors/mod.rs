@@ -9,7 +9,7 @@ mod render;
 #[cfg(feature = "fuzzing")]
 pub(crate) use parse::compare;
 pub(crate) use parse::{Compact, parse};
-pub(crate) use render::{data_rank, render};
+pub(crate) use render::{data_rank, render, render_metadata};
 
 #[cfg(feature = "std")]
 pub use crate::tensor;

@@ -26,8 +26,8 @@ pub(crate) fn parse(header: &[u8], leniency: Leniency) -> Result<RawHeader, Form
     }
 }
 
-/// A compact header, read as far as it has come: no white space but the final spaces, no escapes, the fields of an
-/// entry in the usual order.
+/// A compact header, read as far as it has come: no white space but spaces at the end and where room for metadata is
+/// left, no escapes, the fields of an entry in the usual order.
 #[derive(Debug, Default)]
 pub(crate) struct Compact {
     raw: RawHeader,
@@ -40,7 +40,11 @@ pub(crate) struct Compact {
 enum Place {
     #[default]
     Start,
+    /// Room for metadata, and then the first item or the end.
+    First,
     Item,
+    /// Room for more metadata, and then what stands after an item.
+    AfterMetadata,
     Padding,
 }
 
@@ -85,43 +89,60 @@ impl Compact {
         match self.place {
             Place::Start => {
                 cursor.literal("{")?;
-                self.place = if cursor.literal("}").is_some() {
-                    Place::Padding
-                } else {
-                    Place::Item
+                self.place = Place::First;
+            }
+            Place::First => {
+                cursor.spaces();
+                self.place = match cursor.literal("}") {
+                    Some(()) => Place::Padding,
+                    None if cursor.rest.is_empty() => Place::First,
+                    None => Place::Item,
                 };
             }
             Place::Item => {
                 let (names, dims) = (self.raw.names.len(), self.raw.dims.len());
-                let Some(goes_on) = item(cursor, &mut self.raw) else {
+                let Some(place) = item(cursor, &mut self.raw) else {
                     self.raw.names.truncate(names);
                     self.raw.dims.truncate(dims);
                     return None;
                 };
-                self.place = if goes_on { Place::Item } else { Place::Padding };
+                self.place = place;
             }
-            Place::Padding => cursor.literal(" ")?,
+            Place::AfterMetadata => {
+                cursor.spaces();
+                if !cursor.rest.is_empty() {
+                    self.place = after(cursor.goes_on("}")?);
+                }
+            }
+            Place::Padding => {
+                cursor.spaces();
+                return cursor.rest.is_empty().then_some(());
+            }
         }
         Some(())
     }
 }
 
-/// One entry, or the metadata, and whether another item follows.
+/// What comes after an item: whether another does, `goes_on` says.
 #[inline]
-fn item(cursor: &mut Cursor<'_>, raw: &mut RawHeader) -> Option<bool> {
+fn after(goes_on: bool) -> Place {
+    if goes_on { Place::Item } else { Place::Padding }
+}
+
+/// One entry with what stands after it, or the metadata.
+#[inline]
+fn item(cursor: &mut Cursor<'_>, raw: &mut RawHeader) -> Option<Place> {
     match cursor.string()? {
         METADATA_KEY => {
-            let metadata = metadata(cursor, raw)?;
-            let goes_on = cursor.goes_on("}")?;
-            raw.metadata = Some(metadata);
-            Some(goes_on)
+            raw.metadata = Some(metadata(cursor, raw)?);
+            Some(Place::AfterMetadata)
         }
         name => {
             raw.names.push_str(name);
             let (dtype, begin, end) = entry(cursor, raw)?;
             let goes_on = cursor.goes_on("}")?;
             raw.close_entry(dtype, begin, end);
-            Some(goes_on)
+            Some(after(goes_on))
         }
     }
 }
@@ -189,6 +210,11 @@ impl<'a> Cursor<'a> {
     fn literal(&mut self, literal: &str) -> Option<()> {
         self.rest = self.rest.strip_prefix(literal)?;
         Some(())
+    }
+
+    /// Moves past spaces, of which there may be none.
+    fn spaces(&mut self) {
+        self.rest = self.rest.trim_start_matches(' ');
     }
 
     /// Whether a comma stands here and the list goes on, or `close` and it is over.
@@ -369,19 +395,20 @@ mod tests {
                     dims.join(",")
                 )
             });
-        let metadata = proptest::collection::vec(("[a-c]{0,2}", "\\PC{0,12}"), 0..4).prop_map(|pairs| {
+        let pairs = proptest::collection::vec(("[a-c]{0,2}", "\\PC{0,12}"), 0..4);
+        let metadata = (pairs, " {0,3}").prop_map(|(pairs, room)| {
             let pairs: Vec<String> = pairs
                 .iter()
                 .map(|(key, value)| format!("\"{key}\":\"{value}\""))
                 .collect();
-            format!("\"__metadata__\":{{{}}}", pairs.join(","))
+            format!("\"__metadata__\":{{{}}}{room}", pairs.join(","))
         });
         prop_oneof![8 => entry, 1 => metadata]
     }
 
     fn text() -> impl Strategy<Value = String> {
-        (proptest::collection::vec(piece(), 0..6), " {0,8}")
-            .prop_map(|(pieces, padding)| format!("{{{}}}{padding}", pieces.join(",")))
+        (" {0,2}", proptest::collection::vec(piece(), 0..6), " {0,8}")
+            .prop_map(|(room, pieces, padding)| format!("{{{room}{}}}{padding}", pieces.join(",")))
     }
 
     proptest! {
@@ -417,6 +444,11 @@ mod tests {
             "{\"__metadata__\":{\"format\":\"pt\"},\"a\":{\"dtype\":\"F8_E4M3\",\"shape\":[],\"data_offsets\":[0,1]},\
              \"b\":{\"dtype\":\"F8_E5M2\",\"shape\":[0],\"data_offsets\":[1,1]}}  ",
             "{\"é\":{\"dtype\":\"BF16\",\"shape\":[1],\"data_offsets\":[0,2]},\"__metadata__\":{}}",
+            // With room for more metadata, as ingot writes.
+            "{   }  ",
+            "{\"__metadata__\":{\"k\":\"v\"}    }  ",
+            "{\"__metadata__\":{}   ,\"a\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1]}}",
+            "{  \"a\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1]}}",
         ] {
             assert!(agree(text).unwrap(), "stepped aside for {text:?}");
         }

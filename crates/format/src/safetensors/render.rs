@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 use crate::METADATA_KEY;
 use crate::dtype::Dtype;
 use crate::header::Header;
+use crate::metadata::Metadata;
 use crate::safetensors::parse::plain_nbytes;
 
 /// Where tensors of this dtype are placed: higher ranks first, so that wide elements lie aligned.
@@ -12,20 +13,13 @@ pub(crate) fn data_rank(dtype: Dtype) -> u8 {
     dtype as u8
 }
 
-/// Appends the JSON of `header`, without length and padding.
-pub(crate) fn render(header: &Header, out: &mut Vec<u8>) {
+/// Appends the JSON of `header`, without length and padding. Says where in `out` room for longer metadata belongs.
+pub(crate) fn render(header: &Header, out: &mut Vec<u8>) -> usize {
     out.push(b'{');
     if let Some(metadata) = header.metadata() {
-        string(METADATA_KEY, out);
-        out.extend_from_slice(b":{");
-        for (place, (key, value)) in metadata.iter().enumerate() {
-            comma(place, out);
-            string(key, out);
-            out.push(b':');
-            string(value, out);
-        }
-        out.push(b'}');
+        render_metadata(metadata, out);
     }
+    let room_at = out.len();
     let before = usize::from(header.metadata().is_some());
     for (place, entry) in header.entries().enumerate() {
         comma(before + place, out);
@@ -37,6 +31,20 @@ pub(crate) fn render(header: &Header, out: &mut Vec<u8>) {
         out.extend_from_slice(b",\"data_offsets\":");
         numbers(&[entry.begin, entry.end], out);
         out.push(b'}');
+    }
+    out.push(b'}');
+    room_at
+}
+
+/// Appends the member of the header that holds `metadata`.
+pub(crate) fn render_metadata(metadata: &Metadata, out: &mut Vec<u8>) {
+    string(METADATA_KEY, out);
+    out.extend_from_slice(b":{");
+    for (place, (key, value)) in metadata.iter().enumerate() {
+        comma(place, out);
+        string(key, out);
+        out.push(b':');
+        string(value, out);
     }
     out.push(b'}');
 }

@@ -25,7 +25,7 @@ impl<'a> FileRange<'a> {
     }
 
     /// Fills `into` with the bytes from `begin` of the range on.
-    pub(super) fn read(&self, begin: u64, into: &mut [u8]) -> io::Result<()> {
+    pub(crate) fn read(&self, begin: u64, into: &mut [u8]) -> io::Result<()> {
         let mut filled = 0;
         while filled < into.len() {
             let position = self.begin + begin + to_u64(filled);

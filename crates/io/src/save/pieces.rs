@@ -68,6 +68,14 @@ impl<'a> Pieces<'a> {
         self.fetched.extend(first..=number(range.end - 1));
     }
 
+    /// Whether there are bytes for the system to copy from other files.
+    pub(super) fn copy_files(&self) -> bool {
+        let copied = |payload: &Payload<'_>| {
+            matches!(payload, Payload::File(_)) && payload.nbytes() >= to_u64(STRAIGHT)
+        };
+        self.payloads.iter().any(copied)
+    }
+
     /// Size of the file.
     pub(super) fn nbytes(&self) -> u64 {
         self.ends.last().copied().unwrap_or(0)
@@ -198,13 +206,13 @@ impl Run<'_> {
     }
 }
 #[cfg(unix)]
-pub(super) fn write_all_at(file: &File, bytes: &[u8], position: u64) -> io::Result<()> {
+pub(crate) fn write_all_at(file: &File, bytes: &[u8], position: u64) -> io::Result<()> {
     // Goes on after short writes and after signals.
     std::os::unix::fs::FileExt::write_all_at(file, bytes, position)
 }
 
 #[cfg(windows)]
-pub(super) fn write_all_at(file: &File, mut bytes: &[u8], mut position: u64) -> io::Result<()> {
+pub(crate) fn write_all_at(file: &File, mut bytes: &[u8], mut position: u64) -> io::Result<()> {
     while !bytes.is_empty() {
         match std::os::windows::fs::FileExt::seek_write(file, bytes, position) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),

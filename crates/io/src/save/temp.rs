@@ -67,6 +67,15 @@ impl<'p> Temp<'p> {
         })
     }
 
+    /// The named `file`, which was made by other means.
+    pub(super) fn of(place: &'p Place, file: File, name: OsString) -> Temp<'p> {
+        Temp {
+            place,
+            file,
+            name: Some(name),
+        }
+    }
+
     pub(super) fn file(&self) -> &File {
         &self.file
     }
@@ -160,7 +169,8 @@ fn unnamed(_: &Directory, _: Mode) -> Option<File> {
     None
 }
 
-fn named(directory: &Directory, target: &OsStr, mode: Mode) -> io::Result<(File, OsString)> {
+/// A new file with a temporary name, and the name.
+pub(super) fn named(directory: &Directory, target: &OsStr, mode: Mode) -> io::Result<(File, OsString)> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     for _ in 0..TRIES {
         let name = temp_name(target);
@@ -221,6 +231,15 @@ fn temp_name(target: &OsStr) -> OsString {
     OsString::from_vec(name)
 }
 
+/// The one temporary name that is known without looking for it: of what those who fill a file together note. It looks
+/// like the others, so that it is removed like them when it is left behind.
+pub(super) fn notes_name(target: &OsStr) -> OsString {
+    let mut name = temp_prefix(target);
+    name.extend([b'0'; RANDOM]);
+    name.extend(SUFFIX);
+    OsString::from_vec(name)
+}
+
 fn temp_prefix(target: &OsStr) -> Vec<u8> {
     let stem = target.as_bytes();
     let stem = match target.to_str() {
@@ -254,6 +273,10 @@ mod tests {
         assert!(!is_temp_of(b".a.b.0123456789abcdef.ingot-tmp", OsStr::new("a")));
         assert!(!is_temp_of(b".a..ingot-tmp", OsStr::new("a")));
         assert!(!is_temp_of(b"a", OsStr::new("a")));
+        assert!(is_temp_of(
+            notes_name(OsStr::new("a")).as_bytes(),
+            OsStr::new("a")
+        ));
     }
 
     #[test]

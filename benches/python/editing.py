@@ -1,0 +1,200 @@
+"""Changing, merging and filling large files. As a program: one of these in a fresh process, for memory."""
+
+import itertools
+import json
+import sys
+import time
+from pathlib import Path
+
+TENSORS = 8
+MIB = 1 << 20
+
+
+def updated(*, room: bool, durable: bool):
+    """One more key in the metadata of 2 GiB; the peer can only load and save."""
+
+    def measure(place, rounds: int):
+        import safetensors.torch
+
+        import ingot
+        from duel import Duel
+
+        path = place.made(
+            f"edited-{place.scale}.safetensors", lambda path: _write(path, place.count(256 * MIB), ["layers"])
+        )
+        theirs_at = place.directory / "edited-by-peer.safetensors"
+        steps = map(str, itertools.count())
+        # Once before, so that there is room or none.
+        ingot.update_metadata(path, set={"step": "-"}, in_place=False, durable=True)
+        expected = "in-place" if room else "rewritten"
+
+        def ours() -> None:
+            done = ingot.update_metadata(path, set={"step": next(steps)}, in_place=room, durable=durable)
+            assert done == expected, f"expected {expected}, it was {done}"
+
+        def theirs() -> None:
+            tensors = safetensors.torch.load_file(path)
+            safetensors.torch.save_file(tensors, theirs_at, {"step": next(steps)})
+
+        try:
+            return Duel(
+                ours,
+                theirs,
+                lambda *_: _assert_same(path, theirs_at),
+                lambda: theirs_at.unlink(missing_ok=True),
+            ).run(rounds)
+        finally:
+            theirs_at.unlink(missing_ok=True)
+
+    return measure
+
+
+def merged(*, durable: bool):
+    """Eight files of 256 MiB become one."""
+
+    def measure(place, rounds: int):
+        import ingot
+        from duel import Duel
+
+        paths = _shards(place)
+        ours_at, theirs_at = (place.directory / f"merged-by-{who}.safetensors" for who in ("us", "peer"))
+
+        def reset() -> None:
+            ours_at.unlink(missing_ok=True)
+            theirs_at.unlink(missing_ok=True)
+
+        def assert_same(_ours: object, _theirs: object) -> None:
+            ingot.merge(paths, ours_at, durable=durable)
+            _load_and_save(paths, theirs_at)
+            _assert_same(ours_at, theirs_at)
+
+        try:
+            return Duel(
+                lambda: ingot.merge(paths, ours_at, durable=durable),
+                lambda: _load_and_save(paths, theirs_at),
+                assert_same,
+                reset,
+            ).run(rounds)
+        finally:
+            reset()
+
+    return measure
+
+
+def merged_memory(place, rounds: int):
+    """The same in fresh processes: memory."""
+    paths = _shards(place)
+    out = place.directory / "merged.safetensors"
+    try:
+        return _memory(rounds, lambda side: (f"merge-{side}", str(out), *map(str, paths)))
+    finally:
+        out.unlink(missing_ok=True)
+
+
+def streamed_memory(place, rounds: int):
+    """4 GiB in 16 tensors, each made when it is written: memory over that of one tensor."""
+    nbytes = place.count(256 * MIB)
+    out = place.directory / "streamed.safetensors"
+    try:
+        return _memory(rounds, lambda side: (f"stream-{side}", str(out), str(nbytes)), less=nbytes)
+    finally:
+        out.unlink(missing_ok=True)
+
+
+def _memory(rounds: int, arguments, less: int = 0):
+    import fresh
+    from duel import Samples
+
+    found = fresh.in_turn(
+        rounds, lambda side: fresh.run(Path(__file__), *arguments(side)), ("ingot", "safetensors")
+    )
+    ours, theirs = ([(run["nbytes"] - less) / MIB for run in runs] for runs in found.values())
+    return Samples(ours, theirs, "MiB")
+
+
+def _shards(place) -> list[Path]:
+    return [
+        place.made(
+            f"shard-{number}-{place.scale}.safetensors",
+            lambda path, number=number: _write(path, place.count(32 * MIB), [f"layers.{number}"]),
+        )
+        for number in range(8)
+    ]
+
+
+def _write(path: Path, nbytes: int, prefixes: list[str]) -> None:
+    """Eight tensors of so many bytes under each prefix."""
+    import safetensors.torch
+    import torch
+
+    tensors = {
+        f"{prefix}.{number}.weight": torch.full((max(1, nbytes // 4),), float(number))
+        for prefix in prefixes
+        for number in range(TENSORS)
+    }
+    safetensors.torch.save_file(tensors, path)
+
+
+def _load_and_save(paths: list[Path], out: Path) -> None:
+    import safetensors.torch
+
+    tensors = {}
+    for path in paths:
+        tensors |= safetensors.torch.load_file(path)
+    safetensors.torch.save_file(tensors, out)
+
+
+def _assert_same(ours: Path, theirs: Path) -> None:
+    import safetensors.torch
+
+    import same
+
+    same.tensors(safetensors.torch.load_file(ours), safetensors.torch.load_file(theirs))
+
+
+def _resident(field: str) -> int:
+    """Bytes from /proc/self/status. `ru_maxrss` would not do: a new process inherits its parent's."""
+    with open("/proc/self/status") as status:
+        (line,) = (line for line in status if line.startswith(field + ":"))
+    return int(line.split()[1]) * 1024
+
+
+def _stream(side: str, out: str, nbytes: int) -> None:
+    import numpy
+
+    import ingot
+
+    names = [f"layers.{number}.weight" for number in range(16)]
+    if side == "safetensors":
+        import safetensors.numpy
+
+        safetensors.numpy.save_file({name: numpy.ones(nbytes, numpy.uint8) for name in names}, out)
+        return
+    with ingot.Writer(out, {name: ("U8", [nbytes]) for name in names}) as writer:
+        for name in names:
+            writer.write(name, numpy.ones(nbytes, numpy.uint8))
+        writer.commit()
+
+
+def main(task: str, out: str, *rest: str) -> None:
+    action, side = task.split("-")
+
+    import ingot
+
+    # What is imported when it is first used is none of the work's memory.
+    ingot.merge  # noqa: B018
+    before = _resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    start = time.perf_counter()
+    if action == "stream":
+        _stream(side, out, int(rest[0]))
+    elif side == "ingot":
+        ingot.merge(rest, out)
+    else:
+        _load_and_save([Path(path) for path in rest], Path(out))
+    seconds = time.perf_counter() - start
+    print(json.dumps({"nbytes": _resident("VmHWM") - before, "seconds": seconds}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

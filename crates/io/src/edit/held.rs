@@ -1,0 +1,167 @@
+//! A file that is being edited.
+
+use std::fs::{File, Metadata, OpenOptions};
+use std::io;
+use std::path::Path;
+use std::time::SystemTime;
+
+use ingot_format::{Header, Limits, to_usize};
+
+use super::EditError;
+use crate::error::Error;
+use crate::source::FileSource;
+use crate::watch::Watch;
+
+/// A file that is open, locked against other edits, and what its path leads to.
+pub(super) struct Held<'p> {
+    path: &'p Path,
+    source: FileSource,
+    state: State,
+}
+
+/// What tells whether a file is the one that was opened, and as it was.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct State {
+    identity: (u64, u64),
+    nbytes: u64,
+    modified: Option<SystemTime>,
+}
+
+impl State {
+    fn of(metadata: &Metadata) -> State {
+        #[cfg(unix)]
+        let identity = {
+            use std::os::unix::fs::MetadataExt;
+            (metadata.dev(), metadata.ino())
+        };
+        // Nothing that stable Rust tells.
+        #[cfg(not(unix))]
+        let identity = (0, 0);
+        State {
+            identity,
+            nbytes: metadata.len(),
+            modified: metadata.modified().ok(),
+        }
+    }
+}
+
+impl<'p> Held<'p> {
+    /// Waits until nobody else edits the file.
+    pub(super) fn open(path: &'p Path, watch: &dyn Watch) -> Result<Held<'p>, Error> {
+        let open_fault = |source| Error::Open {
+            path: path.to_owned(),
+            source,
+        };
+        loop {
+            let source = FileSource::new(open_both_ways(path).map_err(open_fault)?).map_err(open_fault)?;
+            lock::wait(source.file(), watch).map_err(|fault| fault.map_or(Error::Interrupted, open_fault))?;
+            let state = State::of(&source.file().metadata().map_err(open_fault)?);
+            // The edit that held the lock may have put another file in the place of this one.
+            if State::of(&std::fs::metadata(path).map_err(open_fault)?).identity == state.identity {
+                return Ok(Held { path, source, state });
+            }
+        }
+    }
+
+    pub(super) fn file(&self) -> &File {
+        self.source.file()
+    }
+
+    /// All bytes before the data, and what they say.
+    pub(super) fn head(&self) -> Result<(Vec<u8>, Header), Error> {
+        let limits = Limits::default();
+        let header = crate::head::read_header(&self.source, Some(self.path), &limits)?;
+        let mut head = vec![0; to_usize(header.data_start()).unwrap_or(usize::MAX)];
+        crate::payload::FileRange::new(self.file(), 0, header.data_start())
+            .read(0, &mut head)
+            .map_err(|source| Error::Read {
+                path: Some(self.path.to_owned()),
+                tensor: None,
+                position: 0,
+                expected: header.data_start(),
+                found: 0,
+                source: Some(source),
+            })?;
+        Ok((head, header))
+    }
+
+    /// Fails when the path leads to another file by now, or somebody wrote to this one.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        let now = std::fs::metadata(self.path)
+            .ok()
+            .map(|metadata| State::of(&metadata));
+        if now == Some(self.state) {
+            return Ok(());
+        }
+        Err(Error::Edit {
+            path: self.path.to_owned(),
+            fault: EditError::Overtaken,
+        })
+    }
+
+    /// Writes `bytes`, which lie in one page, at `position`.
+    pub(super) fn overwrite(&self, position: u64, bytes: &[u8], durable: bool) -> Result<(), Error> {
+        let write = || -> io::Result<()> {
+            crate::save::write_all_at(self.file(), bytes, position)?;
+            if durable {
+                self.file().sync_data()?;
+            }
+            Ok(())
+        };
+        write().map_err(|source| Error::Write {
+            path: self.path.to_owned(),
+            step: "change its header in place",
+            nbytes: self.state.nbytes,
+            source,
+        })
+    }
+}
+
+fn open_both_ways(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true);
+    #[cfg(unix)]
+    {
+        // A FIFO opens at once, and is then refused for what it is.
+        use std::os::unix::fs::OpenOptionsExt;
+        options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
+    }
+    options.open(path)
+}
+
+#[cfg(unix)]
+mod lock {
+    use super::{File, Watch, io};
+    use rustix::fs::{FlockOperation, flock};
+    use rustix::io::Errno;
+    use std::thread;
+    use std::time::Duration;
+
+    /// How long to sleep before the lock is tried again: an edit in place takes less.
+    const PAUSE: Duration = Duration::from_millis(5);
+
+    /// Locks `file` until it is closed. `Err(None)` when the watch says to stop.
+    pub(super) fn wait(file: &File, watch: &dyn Watch) -> Result<(), Option<io::Error>> {
+        loop {
+            match flock(file, FlockOperation::NonBlockingLockExclusive) {
+                Err(Errno::WOULDBLOCK) if watch.interrupted() => return Err(None),
+                Err(Errno::WOULDBLOCK) => thread::sleep(PAUSE),
+                Err(Errno::INTR) => {}
+                // A file system without locks: an edit that is overtaken is noticed all the same, if not by the
+                // microsecond.
+                Ok(()) | Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::NOLCK | Errno::INVAL) => return Ok(()),
+                Err(fault) => return Err(Some(fault.into())),
+            }
+        }
+    }
+}
+
+#[cfg(not(unix))]
+mod lock {
+    use super::{File, Watch, io};
+
+    /// Edits are told apart by what they find only.
+    pub(super) fn wait(_: &File, _: &dyn Watch) -> Result<(), Option<io::Error>> {
+        Ok(())
+    }
+}

@@ -1,0 +1,270 @@
+//! A file that is filled before it gets its name, by one process or several.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags};
+use rustix::io::{Errno, retry_on_intr};
+
+use super::attributes::Attributes;
+use super::flush::flush;
+use super::space::{self, Size};
+use super::target::{Place, Target};
+use super::temp::{self, Refused, Temp};
+use super::{Durability, SaveOptions, Step, Stop, Watch, step};
+use crate::edit::EditError;
+use crate::error::Error;
+
+/// A temporary file for a path, and beside it a file for notes under a name that the path gives.
+pub(crate) struct Draft {
+    path: PathBuf,
+    place: Place,
+    attributes: Option<Attributes>,
+    file: File,
+    name: OsString,
+    notes: Option<File>,
+    nbytes: u64,
+}
+
+impl Draft {
+    /// Makes the temporary file, of `nbytes`, and the notes.
+    pub(crate) fn create(
+        path: &Path,
+        nbytes: u64,
+        options: &SaveOptions,
+        watch: &dyn Watch,
+    ) -> Result<Draft, Error> {
+        let fault = |stop| explain(path, nbytes, stop);
+        let place = find(path, watch)?;
+        place.check_writable(options.read_only).map_err(fault)?;
+        temp::remove_stale(&place);
+        let notes = match make_notes(&place).step(step::CREATE).map_err(fault)? {
+            Some(notes) => notes,
+            None => return Err(refuse(path, EditError::Busy)),
+        };
+        let mut draft = Draft::begin(path, place, notes, nbytes).map_err(fault)?;
+        draft.nbytes = nbytes;
+        if let Err(stop) = space::reserve(&draft.file, nbytes, Size::Set, watch) {
+            draft.discard();
+            return Err(fault(stop));
+        }
+        Ok(draft)
+    }
+
+    fn begin(path: &Path, place: Place, notes: File, nbytes: u64) -> Result<Draft, Stop> {
+        let made = || -> io::Result<(Option<Attributes>, File, OsString)> {
+            let attributes = match &place.existing {
+                Some(stat) => Some(Attributes::of(&place, stat)?),
+                None => None,
+            };
+            // What replaces a private file is private from the first byte on.
+            let mode = Mode::from_raw_mode(if attributes.is_some() { 0o600 } else { 0o666 });
+            let (file, name) = temp::named(&place.directory, &place.name, mode)?;
+            Ok((attributes, file, name))
+        };
+        match made() {
+            Ok((attributes, file, name)) => Ok(Draft {
+                path: path.to_owned(),
+                place,
+                attributes,
+                file,
+                name,
+                notes: Some(notes),
+                nbytes,
+            }),
+            Err(fault) => {
+                remove_if(&place, &temp::notes_name(&place.name), &notes);
+                Err(fault).step(step::CREATE)
+            }
+        }
+    }
+
+    /// The notes that somebody made beside `path`, open for appending and shared with all who have them open. `None` when
+    /// nobody fills it.
+    pub(crate) fn notes_of(path: &Path, watch: &dyn Watch) -> Result<Option<File>, Error> {
+        let place = find(path, watch)?;
+        open_notes(&place)
+            .step(step::CREATE)
+            .map_err(|stop| explain(path, 0, stop))
+    }
+
+    /// The temporary file of this `name`, which somebody else made.
+    pub(crate) fn join(path: &Path, name: &OsStr, notes: File, watch: &dyn Watch) -> Result<Draft, Error> {
+        let place = find(path, watch)?;
+        let opened = || -> io::Result<(File, Option<Attributes>)> {
+            let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let file: File =
+                retry_on_intr(|| fs::openat(&place.directory, name, flags, Mode::empty()))?.into();
+            let attributes = match &place.existing {
+                Some(stat) => Some(Attributes::of(&place, stat)?),
+                None => None,
+            };
+            Ok((file, attributes))
+        };
+        let (file, attributes) = opened()
+            .step(step::CREATE)
+            .map_err(|stop| explain(path, 0, stop))?;
+        let nbytes = file.metadata().map_or(0, |metadata| metadata.len());
+        Ok(Draft {
+            path: path.to_owned(),
+            place,
+            attributes,
+            file,
+            name: name.to_owned(),
+            notes: Some(notes),
+            nbytes,
+        })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// The name of the temporary file.
+    pub(crate) fn name(&self) -> &OsStr {
+        &self.name
+    }
+
+    /// Another handle of the notes.
+    pub(crate) fn notes(&self) -> Result<File, Error> {
+        let notes = self.notes.as_ref().ok_or(io::ErrorKind::NotFound);
+        notes
+            .map_err(io::Error::from)
+            .and_then(File::try_clone)
+            .map_err(|fault| self.write_fault(fault))
+    }
+
+    /// Writes `bytes` at `position`.
+    pub(crate) fn write(&self, bytes: &[u8], position: u64) -> Result<(), Error> {
+        super::write_all_at(&self.file, bytes, position).map_err(|fault| self.write_fault(fault))
+    }
+
+    /// `source` kept a part of the file from being written.
+    pub(crate) fn write_fault(&self, source: io::Error) -> Error {
+        explain(
+            &self.path,
+            self.nbytes,
+            Stop::Fault {
+                step: step::WRITE,
+                source,
+            },
+        )
+    }
+
+    /// Gives the file the name of its path.
+    pub(crate) fn publish(&mut self, options: &SaveOptions, watch: &dyn Watch) -> Result<(), Error> {
+        self.try_publish(options, watch)
+            .map_err(|stop| explain(&self.path, self.nbytes, stop))
+    }
+
+    fn try_publish(&mut self, options: &SaveOptions, watch: &dyn Watch) -> Result<(), Stop> {
+        if let Some(attributes) = &self.attributes {
+            attributes.apply(&self.file).step(step::ATTRIBUTES)?;
+        }
+        if options.durable == Durability::Durable {
+            flush(&self.file, watch)?;
+        }
+        let file = self.file.try_clone().step(step::RENAME)?;
+        match Temp::of(&self.place, file, self.name.clone()).publish() {
+            Ok(()) => {}
+            Err(Refused::Fault(fault)) => return Err(fault).step(step::RENAME),
+            Err(Refused::Link | Refused::Rename) => return Err(Errno::OPNOTSUPP).step(step::RENAME),
+        }
+        self.remove_notes();
+        match options.durable {
+            Durability::Durable => self.place.directory.flush(&self.file).step(step::FLUSH_DIRECTORY),
+            Durability::Fast => Ok(()),
+        }
+    }
+
+    /// Removes what was made, as far as it still has the name it had.
+    pub(crate) fn discard(&mut self) {
+        remove_if(&self.place, &self.name, &self.file);
+        self.remove_notes();
+    }
+
+    fn remove_notes(&mut self) {
+        if let Some(notes) = self.notes.take() {
+            remove_if(&self.place, &temp::notes_name(&self.place.name), &notes);
+        }
+    }
+}
+
+fn find(path: &Path, watch: &dyn Watch) -> Result<Place, Error> {
+    match Target::find(path, watch).map_err(|stop| explain(path, 0, stop))? {
+        Target::Place(place) => Ok(place),
+        Target::Nameless(_) | Target::Stream(_) => Err(refuse(path, EditError::NoPlace)),
+    }
+}
+
+fn refuse(path: &Path, fault: EditError) -> Error {
+    Error::Edit {
+        path: path.to_owned(),
+        fault,
+    }
+}
+
+fn explain(path: &Path, nbytes: u64, stop: Stop) -> Error {
+    match stop {
+        Stop::Interrupted => Error::Interrupted,
+        Stop::Fault { step, source } => Error::Write {
+            path: path.to_owned(),
+            step,
+            nbytes,
+            source,
+        },
+    }
+}
+
+/// Notes that nobody else has; `None` when somebody does. A lock that all share who have them open keeps them from being
+/// taken for ones that were left behind.
+fn make_notes(place: &Place) -> io::Result<Option<File>> {
+    let flags =
+        OFlags::RDWR | OFlags::APPEND | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let name = temp::notes_name(&place.name);
+    let mode = Mode::from_raw_mode(0o600);
+    let file: File = match retry_on_intr(|| fs::openat(&place.directory, &*name, flags, mode)) {
+        Ok(fd) => fd.into(),
+        Err(Errno::EXIST) => return Ok(None),
+        Err(fault) => return Err(fault.into()),
+    };
+    Ok(share(&file)?.then_some(file))
+}
+
+fn open_notes(place: &Place) -> io::Result<Option<File>> {
+    let flags = OFlags::RDWR | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let name = temp::notes_name(&place.name);
+    match retry_on_intr(|| fs::openat(&place.directory, &*name, flags, Mode::empty())) {
+        Ok(fd) => {
+            let file = File::from(fd);
+            Ok(share(&file)?.then_some(file))
+        }
+        Err(Errno::NOENT) => Ok(None),
+        Err(fault) => Err(fault.into()),
+    }
+}
+
+/// Whether `file` still has a name once it is locked: a save that cleans up may have been quicker.
+fn share(file: &File) -> io::Result<bool> {
+    match fs::flock(file, FlockOperation::NonBlockingLockShared) {
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        // Without locks, nothing is ever cleaned up either.
+        _ => Ok(fs::fstat(file)?.st_nlink > 0),
+    }
+}
+
+/// Removes `name` if `file` has it.
+fn remove_if(place: &Place, name: &OsStr, file: &File) {
+    let named = fs::statat(&place.directory, name, AtFlags::SYMLINK_NOFOLLOW);
+    if let (Ok(named), Ok(ours)) = (named, fs::fstat(file))
+        && (named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino)
+    {
+        let _ = fs::unlinkat(&place.directory, name, AtFlags::empty());
+    }
+}

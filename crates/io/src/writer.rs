@@ -1,0 +1,409 @@
+//! Filling a file tensor by tensor, by threads and processes, without ever holding all of it.
+//!
+//! [`Writer`] is told all names, dtypes and shapes first, and takes tensors and slices of them in any order. It writes
+//! into a temporary file, which gets its name by [`Writer::commit`] when every byte was written once; until then, and for
+//! good when that never comes, the path leads to what was there before. Another process fills the same file after
+//! [`Writer::join`]. [`Appender`] is told each tensor with its bytes, and keeps space for the header.
+
+use std::ffi::OsStr;
+use std::io;
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Mutex;
+
+use ingot_format::{
+    Dtype, Entry, Format, Header, Index, LayoutOptions, Limits, Selection, Spec, layout_with, to_u64,
+    to_usize,
+};
+
+use crate::edit::EditError;
+use crate::error::Error;
+use crate::payload::{FileRange, Payload};
+use crate::save::SaveOptions;
+use crate::save::draft::Draft;
+use crate::watch::Watch;
+
+mod append;
+mod coverage;
+mod journal;
+
+pub use append::Appender;
+use journal::{End, Journal, Verdict};
+
+/// Bytes of a tensor that pass through memory at a time, where they do not lie there as the file is to have them.
+const PIECE: u64 = 4 << 20;
+/// What notes for a file of tensors begin with, and the version of the rest.
+const MAGIC: [u8; 8] = *b"ingot-w1";
+/// Bytes before the records: what they begin with, the size of the file, and the name of the temporary file.
+const PREAMBLE: u64 = 8 + 8 + 8 + 256;
+
+/// A file that is filled in any order. Any number of threads may do it at once.
+pub struct Writer {
+    draft: Mutex<Draft>,
+    /// The same file, for writing without the lock.
+    filling: Filling,
+    options: SaveOptions,
+    role: Role,
+    process: u32,
+}
+
+/// Whether leaving takes the file away.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Founder,
+    Guest,
+}
+
+struct Filling {
+    path: std::path::PathBuf,
+    file: std::fs::File,
+    header: Header,
+    journal: Journal,
+    nbytes: u64,
+}
+
+impl Writer {
+    /// Begins the file at `path` that holds tensors of these `specs`.
+    ///
+    /// # Errors
+    /// [`Error::Unstorable`] for what the format cannot hold; [`Error::Write`]; [`Error::Edit`] with
+    /// [`EditError::Busy`] when somebody else fills this file, or [`EditError::NoPlace`].
+    pub fn create(
+        path: &Path,
+        specs: &[Spec<'_>],
+        metadata: Option<&[(&str, &str)]>,
+        format: Format,
+        layout_options: &LayoutOptions,
+        options: &SaveOptions,
+        watch: &dyn Watch,
+    ) -> Result<Writer, Error> {
+        let layout =
+            layout_with(specs, metadata, format, layout_options).map_err(|fault| Error::Unstorable {
+                path: Some(path.to_owned()),
+                fault,
+            })?;
+        let mut draft = Draft::create(path, layout.header.file_nbytes(), options, watch)?;
+        match Writer::begin(&draft, &layout.head, layout.header) {
+            Ok(filling) => Ok(Writer {
+                draft: Mutex::new(draft),
+                filling,
+                options: *options,
+                role: Role::Founder,
+                process: std::process::id(),
+            }),
+            Err(fault) => {
+                draft.discard();
+                Err(fault)
+            }
+        }
+    }
+
+    fn begin(draft: &Draft, head: &[u8], header: Header) -> Result<Filling, Error> {
+        draft.write(head, 0)?;
+        let notes = draft.notes()?;
+        let preamble = preamble(header.file_nbytes(), draft.name()).ok_or_else(|| broken(draft.path()))?;
+        io::Write::write_all(&mut &notes, &preamble).map_err(|fault| draft.write_fault(fault))?;
+        Filling::new(draft, header, notes)
+    }
+
+    /// Takes part in filling the file at `path`, which a writer in this or another process began.
+    ///
+    /// # Errors
+    /// [`Error::Edit`] with [`EditError::NothingToJoin`], or [`EditError::BrokenJournal`]; [`Error::Write`] when the
+    /// temporary file cannot be opened.
+    pub fn join(path: &Path, options: &SaveOptions, watch: &dyn Watch) -> Result<Writer, Error> {
+        let notes = Draft::notes_of(path, watch)?.ok_or_else(|| refuse(path, EditError::NothingToJoin))?;
+        let (nbytes, name) = read_preamble(&notes).ok_or_else(|| broken(path))?;
+        let draft = Draft::join(path, &name, notes, watch)?;
+        let mut start = [0; 8];
+        FileRange::new(draft.file(), 0, 8)
+            .read(0, &mut start)
+            .map_err(|_| broken(path))?;
+        let head_nbytes =
+            Header::head_nbytes(&start, nbytes, &Limits::default()).map_err(|_| broken(path))?;
+        let mut head = vec![0; to_usize(head_nbytes).unwrap_or(usize::MAX)];
+        FileRange::new(draft.file(), 0, head_nbytes)
+            .read(0, &mut head)
+            .map_err(|_| broken(path))?;
+        let header = Header::parse(&head, nbytes, &Limits::default()).map_err(|_| broken(path))?;
+        let notes = draft.notes()?;
+        let filling = Filling::new(&draft, header, notes)?;
+        Ok(Writer {
+            draft: Mutex::new(draft),
+            filling,
+            options: *options,
+            role: Role::Guest,
+            process: std::process::id(),
+        })
+    }
+
+    /// What the file will hold.
+    #[must_use]
+    pub fn header(&self) -> &Header {
+        &self.filling.header
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.filling.path
+    }
+
+    /// Writes the elements of the tensor `name` that `index` takes: all by an empty one. `payload` has those bytes, of a
+    /// tensor of `dtype` and `shape`.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTensor`]; [`Error::Slice`] when the index does not fit the tensor; [`Error::Edit`] with
+    /// [`EditError::Mismatch`] when the payload does not fit the index, [`EditError::FilledTwice`], or how the file
+    /// ended; [`Error::Write`]. Nothing counts as written then.
+    pub fn write(
+        &self,
+        name: &str,
+        index: &[Index],
+        dtype: Dtype,
+        shape: &[u64],
+        payload: &Payload<'_>,
+    ) -> Result<(), Error> {
+        self.check_process()?;
+        let filling = &self.filling;
+        let entry = filling.entry(name)?;
+        let selection = filling.select(&entry, index, dtype, shape, payload)?;
+        let ranges: Vec<Range<u64>> = selection
+            .runs()
+            .map(|run| entry.begin + run.begin..entry.begin + run.end)
+            .collect();
+        if ranges.is_empty() {
+            return filling.check_open();
+        }
+        let (claim, verdict) = filling.journal.claim(&ranges).map_err(|_| filling.broken())?;
+        filling.judge(verdict, name)?;
+        if let Err(fault) = filling.fill(&ranges, payload) {
+            // What it says first is the better reason.
+            let _ = filling.journal.failed(claim);
+            return Err(fault);
+        }
+        let verdict = filling.journal.done(claim).map_err(|_| filling.broken())?;
+        filling.judge(verdict, name)
+    }
+
+    /// Gives the file its name, once every byte was written, by whomever.
+    ///
+    /// # Errors
+    /// [`Error::Edit`] with [`EditError::NotFilled`], after which writing may go on; [`Error::Write`], after which the file
+    /// is gone.
+    pub fn commit(&self, watch: &dyn Watch) -> Result<(), Error> {
+        self.check_process()?;
+        let filling = &self.filling;
+        let verdict = filling.journal.commit().map_err(|_| filling.broken())?;
+        if verdict == Verdict::Incomplete {
+            return Err(filling.refuse(filling.missing()));
+        }
+        filling.judge(verdict, "")?;
+        let mut draft = self
+            .draft
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let published = draft.publish(&self.options, watch);
+        if published.is_err() {
+            draft.discard();
+        }
+        published
+    }
+
+    /// A fork has the same files open, and the same place in them.
+    fn check_process(&self) -> Result<(), Error> {
+        if self.process == std::process::id() {
+            Ok(())
+        } else {
+            Err(self.filling.refuse(EditError::Forked))
+        }
+    }
+}
+
+/// Whoever began the file takes it away by leaving, unless it was committed.
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if self.role == Role::Guest || self.check_process().is_err() {
+            return;
+        }
+        if matches!(self.filling.journal.abandon(), Ok(Verdict::Ended(End::Committed))) {
+            return;
+        }
+        self.draft
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .discard();
+    }
+}
+
+impl Filling {
+    fn new(draft: &Draft, header: Header, notes: std::fs::File) -> Result<Filling, Error> {
+        let file = draft
+            .file()
+            .try_clone()
+            .map_err(|fault| draft.write_fault(fault))?;
+        Ok(Filling {
+            path: draft.path().to_owned(),
+            file,
+            journal: Journal::new(notes, PREAMBLE, header.data_nbytes()),
+            nbytes: header.file_nbytes(),
+            header,
+        })
+    }
+
+    fn entry(&self, name: &str) -> Result<Entry<'_>, Error> {
+        self.header.get(name).ok_or_else(|| Error::UnknownTensor {
+            path: Some(self.path.clone()),
+            tensor: name.to_owned(),
+            nearest: None,
+        })
+    }
+
+    fn select(
+        &self,
+        entry: &Entry<'_>,
+        index: &[Index],
+        dtype: Dtype,
+        shape: &[u64],
+        payload: &Payload<'_>,
+    ) -> Result<Selection, Error> {
+        let selection = Selection::new(entry.dtype, entry.shape, index).map_err(|fault| Error::Slice {
+            path: Some(self.path.clone()),
+            tensor: entry.name.to_owned(),
+            shape: entry.shape.to_owned(),
+            fault,
+        })?;
+        if (entry.dtype, selection.shape()) != (dtype, shape) || payload.nbytes() != selection.nbytes() {
+            return Err(self.refuse(EditError::Mismatch {
+                tensor: entry.name.to_owned(),
+                expected: (entry.dtype, selection.shape().to_owned()),
+                found: (dtype, shape.to_owned()),
+            }));
+        }
+        Ok(selection)
+    }
+
+    /// Writes the bytes of `payload` to these ranges of the data, one after the other.
+    fn fill(&self, ranges: &[Range<u64>], payload: &Payload<'_>) -> Result<(), Error> {
+        let mut done = 0;
+        let mut buffer = Vec::new();
+        for range in ranges {
+            let mut begin = range.start;
+            while begin < range.end {
+                let count = (range.end - begin).min(PIECE);
+                let position = self.header.data_start() + begin;
+                put(payload, done, count, &self.file, position, &mut buffer).map_err(|source| {
+                    Error::Write {
+                        path: self.path.clone(),
+                        step: "write",
+                        nbytes: self.nbytes,
+                        source,
+                    }
+                })?;
+                begin += count;
+                done += count;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_open(&self) -> Result<(), Error> {
+        match self.journal.end() {
+            Some(end) => self.judge(Verdict::Ended(end), ""),
+            None => Ok(()),
+        }
+    }
+
+    fn judge(&self, verdict: Verdict, name: &str) -> Result<(), Error> {
+        let fault = match verdict {
+            Verdict::Accepted => return Ok(()),
+            Verdict::Taken(_) => EditError::FilledTwice {
+                tensor: name.to_owned(),
+            },
+            Verdict::Incomplete => self.missing(),
+            Verdict::Ended(End::Committed) => EditError::Committed,
+            Verdict::Ended(End::Abandoned) => EditError::Abandoned,
+        };
+        Err(self.refuse(fault))
+    }
+
+    /// The first tensor that has bytes which were not written.
+    fn missing(&self) -> EditError {
+        let found = |entry: &Entry<'_>| self.journal.written(&(entry.begin..entry.end));
+        let missing = self.header.entries().find(|entry| found(entry) < entry.nbytes());
+        match missing {
+            Some(entry) => EditError::NotFilled {
+                tensor: entry.name.to_owned(),
+                expected: entry.nbytes(),
+                found: found(&entry),
+            },
+            None => EditError::BrokenJournal,
+        }
+    }
+
+    fn refuse(&self, fault: EditError) -> Error {
+        refuse(&self.path, fault)
+    }
+
+    fn broken(&self) -> Error {
+        broken(&self.path)
+    }
+}
+
+/// Writes `count` bytes of `payload` from `begin` on at `position`.
+fn put(
+    payload: &Payload<'_>,
+    begin: u64,
+    count: u64,
+    file: &std::fs::File,
+    position: u64,
+    buffer: &mut Vec<u8>,
+) -> io::Result<()> {
+    if let Payload::Bytes(bytes) = payload
+        && let (Some(begin), Some(count)) = (to_usize(begin), to_usize(count))
+    {
+        return bytes.lend(begin..begin + count, |bytes| {
+            crate::save::write_all_at(file, bytes, position)
+        });
+    }
+    buffer.resize(to_usize(count).unwrap_or(usize::MAX), 0);
+    payload.read(begin, buffer)?;
+    crate::save::write_all_at(file, buffer, position)
+}
+
+fn refuse(path: &Path, fault: EditError) -> Error {
+    Error::Edit {
+        path: path.to_owned(),
+        fault,
+    }
+}
+
+fn broken(path: &Path) -> Error {
+    refuse(path, EditError::BrokenJournal)
+}
+
+/// What others need to join.
+fn preamble(nbytes: u64, name: &OsStr) -> Option<Vec<u8>> {
+    let name = name.as_bytes();
+    let mut preamble = MAGIC.to_vec();
+    preamble.extend(nbytes.to_le_bytes());
+    preamble.extend(to_u64(name.len()).to_le_bytes());
+    preamble.extend(name);
+    let len = to_usize(PREAMBLE)?;
+    (preamble.len() <= len).then(|| {
+        preamble.resize(len, 0);
+        preamble
+    })
+}
+
+fn read_preamble(notes: &std::fs::File) -> Option<(u64, std::ffi::OsString)> {
+    let mut preamble = vec![0; to_usize(PREAMBLE)?];
+    FileRange::new(notes, 0, PREAMBLE).read(0, &mut preamble).ok()?;
+    let rest = preamble.strip_prefix(&MAGIC)?;
+    let (nbytes, rest) = rest.split_first_chunk()?;
+    let (len, rest) = rest.split_first_chunk()?;
+    let name = rest.get(..to_usize(u64::from_le_bytes(*len))?)?;
+    // It is opened in the directory of the file, and nowhere else.
+    (!name.contains(&b'/')).then(|| (u64::from_le_bytes(*nbytes), OsStr::from_bytes(name).to_owned()))
+}

@@ -1,0 +1,586 @@
+//! Editing, merging and filling files, on the disk.
+
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ingot_format::{
+    Align, Dtype, Format, Index, LayoutOptions, SafeTensors, Spec, TensorView, layout_with, serialize,
+};
+use ingot_io::{
+    Appender, Durability, Edited, Error, MetadataChange, Origin, Payload, Pick, SaveOptions, Unwatched,
+    Watch, Way, Writer, assemble, replace_tensor, save, update_metadata,
+};
+use proptest::prelude::*;
+
+const FAST: SaveOptions = SaveOptions {
+    durable: Durability::Fast,
+    replace: ingot_io::Replace::Atomic,
+    read_only: ingot_io::ReadOnly::Refuse,
+};
+
+type Tensors = BTreeMap<String, Vec<u8>>;
+type Pairs = BTreeMap<String, String>;
+
+fn borrowed(pairs: &Pairs) -> Vec<(&str, &str)> {
+    pairs.iter().map(|(key, value)| (&**key, &**value)).collect()
+}
+
+/// A file of U8 tensors.
+fn write(path: &Path, tensors: &Tensors, pairs: Option<&Pairs>, format: Format, options: &LayoutOptions) {
+    let shapes: Vec<[u64; 1]> = tensors.values().map(|data| [data.len() as u64]).collect();
+    let specs: Vec<Spec<'_>> = tensors
+        .keys()
+        .zip(&shapes)
+        .map(|(name, shape)| Spec {
+            name,
+            dtype: Dtype::U8,
+            shape,
+        })
+        .collect();
+    let pairs = pairs.map(borrowed);
+    let layout = layout_with(&specs, pairs.as_deref(), format, options).unwrap();
+    let data: Vec<&Vec<u8>> = tensors.values().collect();
+    let payloads: Vec<Payload<'_>> = layout
+        .order
+        .iter()
+        .map(|&number| Payload::from(&**data[number]))
+        .collect();
+    save(path, &layout.head, &payloads, &FAST, &Unwatched).unwrap();
+}
+
+/// What safetensors, the crate, reads.
+fn read(path: &Path) -> (Tensors, Option<Pairs>) {
+    let file = fs::read(path).unwrap();
+    let (_, header) = safetensors::SafeTensors::read_metadata(&file).unwrap();
+    let pairs = header.metadata().as_ref().map(|pairs| {
+        pairs
+            .iter()
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect()
+    });
+    let tensors = safetensors::SafeTensors::deserialize(&file).unwrap();
+    let tensors = tensors
+        .tensors()
+        .into_iter()
+        .map(|(name, view)| (name, view.data().to_vec()))
+        .collect();
+    (tensors, pairs)
+}
+
+fn only(folder: &Path, names: &[&str]) {
+    let mut found: Vec<String> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    found.sort();
+    assert_eq!(found, names);
+}
+
+fn place() -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    (folder, path)
+}
+
+fn some_tensors() -> Tensors {
+    (0..20_u8)
+        .map(|n| (format!("layer.{n}"), vec![n; usize::from(n) * 1000]))
+        .collect()
+}
+
+fn pairs() -> impl Strategy<Value = Pairs> {
+    let text = prop_oneof!["[a-c]{0,2}", any::<String>(), "x{0,3000}"];
+    proptest::collection::btree_map("[a-e]", text, 0..4)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(120))]
+
+    #[test]
+    fn any_series_of_edits_leaves_the_tensors_and_the_last_word(
+        start in proptest::option::of(pairs()),
+        reserve in prop_oneof![Just(0_u64), 0..9000_u64],
+        edits in proptest::collection::vec((pairs(), proptest::collection::vec("[a-e]", 0..2), any::<bool>()), 1..5),
+    ) {
+        let (folder, path) = place();
+        let tensors = some_tensors();
+        let options = LayoutOptions { reserve, ..LayoutOptions::default() };
+        write(&path, &tensors, start.as_ref(), Format::Safetensors, &options);
+        let mut expected = start;
+        for (set, remove, in_place) in edits {
+            let before = fs::read(&path).unwrap();
+            let inode = fs::metadata(&path).unwrap().ino();
+            let (set_refs, remove_refs) = (borrowed(&set), remove.iter().map(|key| &**key).collect::<Vec<_>>());
+            let change = MetadataChange { set: &set_refs, remove: &remove_refs };
+            let way = if in_place { Way::InPlace } else { Way::Rewrite };
+            let edited = update_metadata(&path, &change, way, &FAST, &Unwatched).unwrap();
+            if expected.is_some() || !set.is_empty() {
+                let pairs = expected.get_or_insert_default();
+                pairs.extend(set);
+                pairs.retain(|key, _| !remove.contains(key));
+            }
+            let after = fs::read(&path).unwrap();
+            match edited {
+                Edited::Unchanged => prop_assert!(before == after),
+                Edited::Rewritten => prop_assert_ne!(fs::metadata(&path).unwrap().ino(), inode),
+                Edited::InPlace => {
+                    prop_assert!(in_place);
+                    prop_assert_eq!(fs::metadata(&path).unwrap().ino(), inode);
+                    prop_assert_eq!(before.len(), after.len());
+                    let pages: std::collections::BTreeSet<usize> =
+                        (0..before.len()).filter(|&at| before[at] != after[at]).map(|at| at / 4096).collect();
+                    prop_assert!(pages.len() <= 1, "{pages:?}");
+                }
+            }
+            prop_assert_eq!(&read(&path), &(tensors.clone(), expected.clone()));
+        }
+        only(folder.path(), &["file"]);
+    }
+
+    #[test]
+    fn a_merged_file_is_the_saved_one_byte_for_byte(
+        split in proptest::collection::vec(0..3_usize, 20),
+        metadata in proptest::option::of(pairs()),
+        (from, to) in (any::<bool>(), any::<bool>()),
+    ) {
+        let format = |binary| if binary { Format::Bintensors } else { Format::Safetensors };
+        let folder = tempfile::tempdir().unwrap();
+        let whole = some_tensors();
+        let mut parts = vec![Tensors::new(); 3];
+        for ((name, data), &part) in whole.iter().zip(&split) {
+            parts[part].insert(name.clone(), data.clone());
+        }
+        let origins: Vec<Origin> = parts
+            .iter()
+            .enumerate()
+            .map(|(number, part)| {
+                let path = folder.path().join(format!("part{number}"));
+                write(&path, part, None, format(from), &LayoutOptions::default());
+                Origin::open(&path).unwrap()
+            })
+            .collect();
+        let names: Vec<(usize, usize, &str)> = origins
+            .iter()
+            .enumerate()
+            .flat_map(|(at, origin)| origin.header().names().enumerate().map(move |(number, name)| (at, number, name)))
+            .collect();
+        let picks: Vec<Pick<'_>> =
+            names.iter().map(|&(at, number, name)| Pick { origin: &origins[at], number, name }).collect();
+        let pairs = metadata.as_ref().map(borrowed);
+        let (merged, saved) = (folder.path().join("merged"), folder.path().join("saved"));
+        assemble(&merged, &picks, pairs.as_deref(), format(to), &LayoutOptions::default(), &FAST, &Unwatched).unwrap();
+        write(&saved, &whole, metadata.as_ref(), format(to), &LayoutOptions::default());
+        prop_assert!(fs::read(&merged).unwrap() == fs::read(&saved).unwrap());
+    }
+}
+
+#[test]
+fn an_edit_keeps_the_mode_follows_a_link_and_refuses_what_is_read_only() {
+    let (folder, path) = place();
+    write(
+        &path,
+        &some_tensors(),
+        None,
+        Format::Safetensors,
+        &LayoutOptions::default(),
+    );
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+    let link = folder.path().join("link");
+    std::os::unix::fs::symlink("file", &link).unwrap();
+    let change = MetadataChange {
+        set: &[("k", "v")],
+        remove: &[],
+    };
+    let edited = update_metadata(&link, &change, Way::Rewrite, &FAST, &Unwatched).unwrap();
+    assert_eq!(edited, Edited::Rewritten);
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o640);
+    assert_eq!(read(&path).1.unwrap()["k"], "v");
+    let missing = update_metadata(
+        &folder.path().join("none"),
+        &change,
+        Way::InPlace,
+        &FAST,
+        &Unwatched,
+    );
+    assert!(matches!(missing, Err(Error::Open { .. })));
+}
+
+#[test]
+fn a_header_that_would_be_too_large_is_refused_before_anything_is_touched() {
+    let (_folder, path) = place();
+    write(
+        &path,
+        &some_tensors(),
+        None,
+        Format::Safetensors,
+        &LayoutOptions::default(),
+    );
+    let before = (fs::read(&path).unwrap(), fs::metadata(&path).unwrap().ino());
+    let value = "x".repeat(100_000_000);
+    let change = MetadataChange {
+        set: &[("k", &value)],
+        remove: &[],
+    };
+    let fault = update_metadata(&path, &change, Way::InPlace, &FAST, &Unwatched).unwrap_err();
+    assert_eq!(fault.code(), "header-too-large");
+    assert!(before == (fs::read(&path).unwrap(), fs::metadata(&path).unwrap().ino()));
+}
+
+#[test]
+fn of_many_edits_at_once_none_is_lost() {
+    let (folder, path) = place();
+    let options = LayoutOptions {
+        reserve: 300,
+        ..LayoutOptions::default()
+    };
+    write(&path, &some_tensors(), None, Format::Safetensors, &options);
+    std::thread::scope(|scope| {
+        for worker in 0..4 {
+            let path = &path;
+            scope.spawn(move || {
+                for turn in 0..12 {
+                    let key = format!("{worker}.{turn}");
+                    let change = MetadataChange {
+                        set: &[(&key, "here")],
+                        remove: &[],
+                    };
+                    let way = if turn % 3 == 0 { Way::Rewrite } else { Way::InPlace };
+                    update_metadata(path, &change, way, &FAST, &Unwatched).unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(read(&path).1.unwrap().len(), 48);
+    only(folder.path(), &["file"]);
+}
+
+/// Saves another file to the path while an edit goes on.
+struct Meddler<'p> {
+    path: &'p Path,
+    done: AtomicBool,
+}
+
+impl Watch for Meddler<'_> {
+    fn interrupted(&self) -> bool {
+        if !self.done.swap(true, Ordering::Relaxed) {
+            let other = Tensors::from([("other".to_owned(), vec![1])]);
+            write(
+                self.path,
+                &other,
+                None,
+                Format::Safetensors,
+                &LayoutOptions::default(),
+            );
+        }
+        false
+    }
+}
+
+#[test]
+fn an_edit_that_a_save_overtakes_is_refused_and_the_save_stays() {
+    let (folder, path) = place();
+    write(
+        &path,
+        &some_tensors(),
+        None,
+        Format::Safetensors,
+        &LayoutOptions::default(),
+    );
+    let meddler = Meddler {
+        path: &path,
+        done: AtomicBool::new(false),
+    };
+    let change = MetadataChange {
+        set: &[("k", "v")],
+        remove: &[],
+    };
+    let fault = update_metadata(&path, &change, Way::Rewrite, &FAST, &meddler).unwrap_err();
+    assert_eq!(fault.code(), "overtaken");
+    assert_eq!(read(&path).0.into_keys().collect::<Vec<_>>(), ["other"]);
+    only(folder.path(), &["file"]);
+}
+
+#[test]
+fn a_replaced_tensor_is_the_only_thing_that_changes() {
+    let (_folder, path) = place();
+    let mut tensors = some_tensors();
+    let options = LayoutOptions {
+        align: Align::Page,
+        ..LayoutOptions::default()
+    };
+    write(
+        &path,
+        &tensors,
+        Some(&Pairs::from([("k".into(), "v".into())])),
+        Format::Safetensors,
+        &options,
+    );
+    let before = fs::read(&path).unwrap();
+    let new = vec![200; 7000];
+    let replace = |name: &str, dtype, shape: &[u64]| {
+        replace_tensor(
+            &path,
+            name,
+            dtype,
+            shape,
+            &Payload::from(&new[..]),
+            &FAST,
+            &Unwatched,
+        )
+    };
+    for (name, dtype, shape, code) in [
+        ("layer.8", Dtype::U8, [7000], "mismatch"),
+        ("layer.7", Dtype::I8, [7000], "mismatch"),
+        ("layer.7", Dtype::U8, [7001], "mismatch"),
+        ("layer.20", Dtype::U8, [7000], "unknown-tensor"),
+    ] {
+        assert_eq!(replace(name, dtype, &shape).unwrap_err().code(), code);
+        assert!(fs::read(&path).unwrap() == before);
+    }
+    replace("layer.7", Dtype::U8, &[7000]).unwrap();
+    tensors.insert("layer.7".into(), new.clone());
+    assert!(read(&path).0 == tensors);
+    assert_eq!(
+        fs::read(&path)
+            .unwrap()
+            .iter()
+            .zip(&before)
+            .filter(|(a, b)| a != b)
+            .count(),
+        7000
+    );
+}
+
+#[test]
+fn two_files_with_one_name_are_both_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let origins: Vec<Origin> = ["first", "second"]
+        .iter()
+        .map(|name| {
+            let path = folder.path().join(name);
+            let tensors = Tensors::from([("weight".to_owned(), vec![1, 2])]);
+            write(
+                &path,
+                &tensors,
+                None,
+                Format::Safetensors,
+                &LayoutOptions::default(),
+            );
+            Origin::open(&path).unwrap()
+        })
+        .collect();
+    let picks: Vec<Pick<'_>> = origins
+        .iter()
+        .map(|origin| Pick {
+            origin,
+            number: 0,
+            name: "weight",
+        })
+        .collect();
+    let out = folder.path().join("out");
+    let fault = assemble(
+        &out,
+        &picks,
+        None,
+        Format::Safetensors,
+        &LayoutOptions::default(),
+        &FAST,
+        &Unwatched,
+    )
+    .unwrap_err();
+    let text = fault.to_string();
+    assert!(
+        text.contains("`weight`") && text.contains("first") && text.contains("second"),
+        "{text}"
+    );
+    assert_eq!(fault.code(), "duplicate-tensor");
+    only(folder.path(), &["first", "second"]);
+}
+
+fn specs() -> [Spec<'static>; 2] {
+    [
+        Spec {
+            name: "matrix",
+            dtype: Dtype::U8,
+            shape: &[4, 6],
+        },
+        Spec {
+            name: "bias",
+            dtype: Dtype::F32,
+            shape: &[2],
+        },
+    ]
+}
+
+fn begin(path: &Path) -> Writer {
+    Writer::create(
+        path,
+        &specs(),
+        None,
+        Format::Safetensors,
+        &LayoutOptions::default(),
+        &FAST,
+        &Unwatched,
+    )
+    .unwrap()
+}
+
+#[test]
+fn columns_and_rows_fill_a_file_that_is_the_saved_one() {
+    let (folder, path) = place();
+    fs::write(&path, "old").unwrap();
+    let writer = begin(&path);
+    let matrix: Vec<u8> = (0..24).collect();
+    let column = |at: usize| -> Vec<u8> { (0..4).map(|row| matrix[row * 6 + at]).collect() };
+    for at in 0..5 {
+        let index = [Index::WHOLE, Index::At(i64::try_from(at).unwrap())];
+        writer
+            .write("matrix", &index, Dtype::U8, &[4], &Payload::from(&column(at)[..]))
+            .unwrap();
+    }
+    let fault = writer.commit(&Unwatched).unwrap_err();
+    // F32 comes first in the file.
+    assert_eq!((fault.code(), fault.tensor()), ("never-filled", Some("bias")));
+    writer
+        .write("bias", &[], Dtype::F32, &[2], &Payload::from(&[9; 8][..]))
+        .unwrap();
+    let fault = writer.commit(&Unwatched).unwrap_err();
+    assert_eq!(
+        (fault.code(), fault.expected_found()),
+        ("partly-filled", Some((24, 20)))
+    );
+    let row = [Index::At(0)];
+    let fault = writer
+        .write("matrix", &row, Dtype::U8, &[6], &Payload::from(&matrix[..6]))
+        .unwrap_err();
+    assert_eq!((fault.code(), fault.tensor()), ("filled-twice", Some("matrix")));
+    for (dtype, shape) in [(Dtype::I8, &[4][..]), (Dtype::U8, &[4, 1])] {
+        let index = [Index::WHOLE, Index::At(5)];
+        let fault = writer
+            .write("matrix", &index, dtype, shape, &Payload::from(&column(5)[..]))
+            .unwrap_err();
+        assert_eq!(fault.code(), "mismatch");
+    }
+    let rest = [Index::WHOLE, Index::At(-1)];
+    let guest = Writer::join(&path, &FAST, &Unwatched).unwrap();
+    guest
+        .write("matrix", &rest, Dtype::U8, &[4], &Payload::from(&column(5)[..]))
+        .unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"old");
+    guest.commit(&Unwatched).unwrap();
+    let fault = writer
+        .write("bias", &[], Dtype::F32, &[2], &Payload::from(&[9; 8][..]))
+        .unwrap_err();
+    assert_eq!(fault.code(), "committed");
+    drop((writer, guest));
+    let views = [
+        ("matrix", TensorView::new(Dtype::U8, vec![4, 6], &matrix).unwrap()),
+        ("bias", TensorView::new(Dtype::F32, vec![2], &[9; 8]).unwrap()),
+    ];
+    assert!(fs::read(&path).unwrap() == serialize(views, None).unwrap());
+    only(folder.path(), &["file"]);
+}
+
+#[test]
+fn leaving_without_a_commit_leaves_the_old_file_and_ends_it_for_the_others() {
+    let (folder, path) = place();
+    fs::write(&path, "old").unwrap();
+    let writer = begin(&path);
+    let second = Writer::create(
+        &path,
+        &specs(),
+        None,
+        Format::Safetensors,
+        &LayoutOptions::default(),
+        &FAST,
+        &Unwatched,
+    );
+    assert_eq!(second.err().unwrap().code(), "busy");
+    let guest = Writer::join(&path, &FAST, &Unwatched).unwrap();
+    drop(writer);
+    only(folder.path(), &["file"]);
+    assert_eq!(fs::read(&path).unwrap(), b"old");
+    let fault = guest
+        .write("bias", &[], Dtype::F32, &[2], &Payload::from(&[9; 8][..]))
+        .unwrap_err();
+    assert_eq!(fault.code(), "abandoned");
+    assert_eq!(guest.commit(&Unwatched).unwrap_err().code(), "abandoned");
+    assert_eq!(
+        Writer::join(&path, &FAST, &Unwatched).err().unwrap().code(),
+        "nothing-to-join"
+    );
+    drop(begin(&path));
+}
+
+#[test]
+fn a_save_does_not_clean_up_what_a_writer_is_filling() {
+    let (folder, path) = place();
+    let writer = begin(&path);
+    write(
+        &path,
+        &some_tensors(),
+        None,
+        Format::Safetensors,
+        &LayoutOptions::default(),
+    );
+    writer
+        .write("bias", &[], Dtype::F32, &[2], &Payload::from(&[9; 8][..]))
+        .unwrap();
+    writer
+        .write("matrix", &[], Dtype::U8, &[4, 6], &Payload::from(&[7; 24][..]))
+        .unwrap();
+    writer.commit(&Unwatched).unwrap();
+    assert_eq!(read(&path).0.len(), 2);
+    only(folder.path(), &["file"]);
+}
+
+#[test]
+fn appended_tensors_are_in_the_file_until_the_header_is_full() {
+    let (folder, path) = place();
+    let mut appender = Appender::create(&path, 1000, Some(&[("k", "v")]), &FAST, &Unwatched).unwrap();
+    let mut expected = Tensors::new();
+    let fault = loop {
+        let name = format!("step.{}", expected.len());
+        let data = vec![1; 3 * expected.len()];
+        let shape = [data.len() as u64];
+        match appender.append(&name, Dtype::U8, &shape, &Payload::from(&data[..]), &Unwatched) {
+            Ok(()) => expected.insert(name, data),
+            Err(fault) => break fault,
+        };
+    };
+    assert_eq!(fault.code(), "reserve-full");
+    assert!(expected.len() > 12, "only {} tensors", expected.len());
+    let twice = appender.append("step.0", Dtype::U8, &[0], &Payload::from(&[][..]), &Unwatched);
+    assert_eq!(twice.unwrap_err().code(), "duplicate-tensor");
+    assert!(!path.exists());
+    appender.commit(&Unwatched).unwrap();
+    assert_eq!(appender.commit(&Unwatched).unwrap_err().code(), "committed");
+    let late = appender.append("late", Dtype::U8, &[0], &Payload::from(&[][..]), &Unwatched);
+    assert_eq!(late.unwrap_err().code(), "committed");
+    drop(appender);
+    assert!(read(&path) == (expected, Some(Pairs::from([("k".into(), "v".into())]))));
+    let file = fs::read(&path).unwrap();
+    assert_eq!(
+        SafeTensors::deserialize(&file).unwrap().header().data_start(),
+        1000
+    );
+    only(folder.path(), &["file"]);
+}
+
+#[test]
+fn an_appender_that_is_left_leaves_nothing() {
+    let (folder, path) = place();
+    drop(Appender::create(&path, 1 << 20, None, &FAST, &Unwatched).unwrap());
+    only(folder.path(), &[]);
+    let fault = Appender::create(&path, 200_000_000, None, &FAST, &Unwatched)
+        .err()
+        .unwrap();
+    assert_eq!(fault.code(), "header-too-large");
+}

@@ -1,0 +1,153 @@
+"""Metadata, and single tensors, of files that are there."""
+
+from __future__ import annotations
+
+from os import fspath
+
+from . import _native
+from ._frameworks import payload
+from ._open import open_archive
+from ._serialize import is_durable, texts
+from .errors import _quoted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any, Literal
+
+    from ._serialize import Path
+
+
+def read_metadata(path: Path) -> dict[str, str] | None:
+    """Give the text that is stored beside the tensors of a file. No tensor is read.
+
+    Parameters
+    ----------
+    path : str, bytes or os.PathLike
+        A `.safetensors` or a `.bt` file. The content decides which, not the name.
+
+    Returns
+    -------
+    dict of str to str, or None
+        As ``safe_open(...).metadata()`` gives it: None where the file has none, which is not the same as an
+        empty one.
+
+    Raises
+    ------
+    OSError
+        The file cannot be opened.
+    HeaderError
+        The file breaks a rule of its format; ``code`` says which.
+    """
+    return open_archive(path, "pread").metadata()
+
+
+def update_metadata(
+    path: Path,
+    set: Mapping[str, str] | None = None,
+    remove: Iterable[str] = (),
+    *,
+    in_place: bool = True,
+    durable: bool | None = None,
+) -> Literal["unchanged", "in-place", "rewritten"]:
+    """Change the text that is stored beside the tensors of a file. No tensor is read.
+
+    Parameters
+    ----------
+    path : str, bytes or os.PathLike
+        The file, in either format. A symlink is followed.
+    set : dict of str to str, optional
+        Keys with their new values. Other keys keep theirs.
+    remove : iterable of str
+        Keys to remove. Those that are not there are passed over; one that is in `set` too is removed.
+    in_place : bool
+        False always makes a new file.
+    durable : bool, optional
+        Flush to the disk before returning. True by default, unless the environment has ``INGOT_DURABLE=0``.
+
+    Returns
+    -------
+    {"unchanged", "in-place", "rewritten"}
+        What was done. ``"rewritten"`` leaves room for the next change, of at least 512 bytes.
+
+    Raises
+    ------
+    TypeError
+        A key or a value is not a str. The message names the key.
+    OSError
+        The file cannot be opened for reading and writing.
+    HeaderError
+        The file breaks a rule of its format.
+    SaveError
+        The header would be longer than 100,000,000 bytes. Nothing was touched.
+    StorageError
+        Writing failed, or somebody else replaced the file meanwhile (``code`` is ``"overtaken"``): what they
+        wrote stays.
+
+    Notes
+    -----
+    The file is changed in place where the new metadata fits into the room of the header (``reserve_header``
+    of `save_file`, the spaces that an earlier change left, those at the end of a header) and all bytes that
+    differ lie within one 4096-byte page of the file. They are then changed by one write, which the system
+    copies at once. What that means:
+
+    - A process that is killed, at any moment, leaves the old file or the new one.
+    - A reader that reads the header before or after the write sees the old or the new metadata, whole. One
+      that reads it in the very microsecond in which it is copied may see some old and some new bytes, on
+      file systems that do not lock reads against writes (ext4, tmpfs; XFS does): a value that is part old,
+      part new, or a header that is refused. That came to 2 of 28,000 reads beside a process that did nothing
+      but edit. Names, shapes and data are never in question. ``in_place=False`` avoids it.
+    - Loss of power leaves the old or the new page if the disk writes blocks of 4096 bytes as a whole, as
+      those with physical sectors of that size do. ``in_place=False`` does not depend on it.
+    - Handles that were open before notice, by the time of modification, that the file was written to, and
+      raise `StorageError` (``code`` is ``"changed"``) when they are asked for tensors; tensors that were
+      taken from them remain good.
+
+    Otherwise a new file is made beside the old one and renamed over it, with all that `save_file` promises:
+    mode, owner and symlinks are kept, readers see the old file or the new one, whole, whatever happens. The
+    data is shared with the old file where the file system can (reflinks on XFS and Btrfs), else it is copied
+    by the kernel.
+
+    Changes at the same time, in any number of processes, wait for one another (``flock``), and none is lost.
+    """
+    if isinstance(remove, str):
+        # A str is an iterable of str, so it would be taken for the names of its letters.
+        raise TypeError("remove must be an iterable of str, not a str")
+    gone = list(remove)
+    for key in gone:
+        if not isinstance(key, str):
+            raise TypeError(f"metadata keys must be str, found {_quoted(key)} of type {type(key).__name__}")
+    return _native.update_metadata(fspath(path), texts(set) or {}, gone, in_place, is_durable(durable))
+
+
+def replace_tensor(path: Path, name: str, tensor: Any, *, durable: bool | None = None) -> None:
+    """Put other values into one tensor of a file. The rest stays as it is, byte for byte.
+
+    Parameters
+    ----------
+    path : str, bytes or os.PathLike
+        The file, in either format. A symlink is followed.
+    name : str
+        The tensor.
+    tensor : array or tensor of any framework
+        Of the dtype and the shape that stand in the header.
+    durable : bool, optional
+        As for `update_metadata`.
+
+    Raises
+    ------
+    TensorNotFoundError
+        There is no such tensor.
+    SaveError
+        Dtype or shape differ (``code`` is ``"mismatch"``), or the tensor has no values.
+    OSError, HeaderError, StorageError
+        As for `update_metadata`.
+
+    Notes
+    -----
+    This always makes a new file and renames it over the old one, with the promises of `save_file`. Writing
+    into the old one could not be done at once, and no reader knows of a journal by which it could be seen
+    whole; so a killed process or a reader in between would get half of the old values and half of the new.
+    The other tensors are shared with the old file or copied by the kernel, as for `update_metadata`.
+    """
+    _native.replace_tensor(fspath(path), name, tensor, payload, is_durable(durable))

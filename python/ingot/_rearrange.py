@@ -1,0 +1,318 @@
+"""Files made of the tensors of other files, whose bytes are copied and never decoded."""
+
+from __future__ import annotations
+
+from os import fsdecode, fspath
+
+from ._native import Sources
+from ._serialize import alignment, format_for, is_durable, one_of, room, texts
+from .errors import SaveError, TensorNotFoundError, _escaped, _quoted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any, Literal
+
+    from ._serialize import Align, Format, Path
+
+    Pick = tuple[int, int, str]
+    Which = str | Iterable[str] | Callable[[str], bool]
+
+ON_DUPLICATE = ("error", "first", "last")
+
+# In place of the metadata: that of the sources.
+_KEPT: Any = ...
+
+
+def merge(
+    sources: Iterable[Path],
+    out: Path,
+    *,
+    on_duplicate: Literal["error", "first", "last"] = "error",
+    metadata: Mapping[str, str] | None = _KEPT,
+    format: Format | None = None,
+    reserve_header: int = 0,
+    align: Align = 8,
+    durable: bool | None = None,
+    force: bool = False,
+) -> None:
+    """Make one file of several. No tensor is decoded, and next to no memory is taken.
+
+    Parameters
+    ----------
+    sources : iterable of str, bytes or os.PathLike
+        The files, in either format or in both.
+    out : str, bytes or os.PathLike
+        Where to write; it may be one of the sources. What is there stays until the new file is whole.
+    on_duplicate : {"error", "first", "last"}
+        What to do with a name that several sources have: refuse it, or take it from the first or the last
+        of them.
+    metadata : dict of str to str or None, optional
+        The text to store. By default what the sources have, all together, which must not contradict each
+        other.
+    format, reserve_header, align, durable, force
+        As for `save_file`.
+
+    Raises
+    ------
+    OSError, HeaderError
+        A source cannot be opened, or breaks a rule of its format.
+    SaveError
+        Two sources have a tensor of one name (``code`` is ``"duplicate-tensor"``; both are named); their
+        metadata contradict each other (``"metadata-conflict"``); the format lacks a dtype.
+    StorageError
+        Writing failed, or a source was changed meanwhile (``"overtaken"``).
+    TypeError, OptionError
+        An argument is not what it should be.
+
+    Notes
+    -----
+    The file is byte for byte the one that `save_file` of the same tensors and metadata writes.
+    """
+    one_of("on_duplicate", on_duplicate, ON_DUPLICATE)
+    if isinstance(sources, (str, bytes)) or hasattr(sources, "__fspath__"):
+        raise TypeError("sources must be an iterable of paths, not a path")
+    paths = [fspath(path) for path in sources]
+    opened = Sources.open(paths)
+    picks = [(at, *pick) for at in range(len(paths)) for pick in enumerate(opened.names(at))]
+    if on_duplicate != "error":
+        by_name: dict[str, Pick] = {}
+        for pick in reversed(picks) if on_duplicate == "first" else picks:
+            by_name[pick[2]] = pick
+        picks = list(by_name.values())
+    pairs = _together(paths, opened) if metadata is _KEPT else texts(metadata)
+    _write(opened, out, picks, pairs, format, reserve_header, align, durable, force)
+
+
+def rewrite(
+    source: Path,
+    out: Path,
+    *,
+    rename: Mapping[str, str] | Callable[[str], str] | None = None,
+    keep: Which | None = None,
+    drop: Which | None = None,
+    metadata: Mapping[str, str] | None = _KEPT,
+    format: Format | None = None,
+    reserve_header: int = 0,
+    align: Align = 8,
+    durable: bool | None = None,
+    force: bool = False,
+) -> None:
+    """Make a file of the tensors of another: some of them, under other names, in the other format.
+
+    Parameters
+    ----------
+    source : str, bytes or os.PathLike
+        The file, in either format.
+    out : str, bytes or os.PathLike
+        Where to write; it may be `source`. What is there stays until the new file is whole.
+    rename : dict of str to str, or callable, optional
+        New names for old ones; or what gives the new name for every old one. Of those that are kept.
+    keep, drop : str, iterable of str, or callable, optional
+        Which tensors go into the new file: those of `keep`, all by default, without those of `drop`. A
+        callable is asked for each name. A str is a pattern for whole names, as in a shell: ``*`` is any
+        text, ``?`` one character, ``[abc]`` one of these; a name without them is itself. ``"encoder.*"`` is
+        a prefix.
+    metadata : dict of str to str or None, optional
+        The text to store. By default that of the source.
+    format, reserve_header, align, durable, force
+        As for `save_file`: by default the name of `out` decides the format.
+
+    Raises
+    ------
+    TensorNotFoundError
+        A pattern, or a name to rename, fits no tensor.
+    SaveError
+        Two tensors would have one name; the format lacks a dtype.
+    OSError, HeaderError, StorageError, TypeError, OptionError
+        As for `merge`.
+
+    Notes
+    -----
+    The file is byte for byte the one that `save_file` of the same tensors and metadata writes.
+    """
+    path = fspath(source)
+    opened = Sources.open([path])
+    names = opened.names(0)
+    kept = set(names) if keep is None else _chosen(names, keep, path)
+    if drop is not None:
+        kept -= _chosen(names, drop, path)
+    new_name = _renaming(names, rename, path)
+    picks = [(0, number, new_name(name)) for number, name in enumerate(names) if name in kept]
+    pairs = opened.metadata(0) if metadata is _KEPT else texts(metadata)
+    _write(opened, out, picks, pairs, format, reserve_header, align, durable, force)
+
+
+def split(
+    source: Path,
+    directory: Path,
+    max_shard_size: int | str = "5GB",
+    *,
+    filename_pattern: str = "model{suffix}.safetensors",
+    metadata: Mapping[str, str] | None = _KEPT,
+    durable: bool | None = None,
+) -> None:
+    """Make several files and an index of one file, as huggingface_hub's ``save_torch_state_dict`` does.
+
+    Parameters
+    ----------
+    source : str, bytes or os.PathLike
+        The file, in either format.
+    directory : str, bytes or os.PathLike
+        Where to write. It is made if it is not there. Files of an earlier checkpoint that `filename_pattern`
+        fits, and no others, are removed when the new one is in place.
+    max_shard_size : int or str
+        The bytes of tensors that a file may hold: a number, or one with ``KB``, ``MB``, ``GB`` or ``TB``,
+        which are powers of 1000. A tensor that is larger gets a file of its own.
+    filename_pattern : str
+        The names of the files, with ``{suffix}`` where ``-00001-of-00003`` goes. A single file has no suffix
+        and no index. ``.bt`` at the end writes bintensors files.
+    metadata : dict of str to str or None, optional
+        The text to store. By default that of the source. It goes into the index, and its ``format`` (``"pt"``
+        where there is none) into each file; into the file, where there is only one.
+    durable : bool, optional
+        As for `save_file`.
+
+    Raises
+    ------
+    OSError, HeaderError, SaveError, StorageError, TypeError
+        As for `merge`.
+    OptionError
+        `max_shard_size` is no such size, or `filename_pattern` is no name with one ``{suffix}``.
+
+    Notes
+    -----
+    The index is written last: if this fails, the directory holds the old checkpoint or the new one, whole,
+    on file systems with hard links. What an interrupted call left behind, the next one removes.
+    """
+    from ._shards import Place, nbytes, write
+    from ._shards import split as planned
+
+    path, flush = fspath(source), is_durable(durable)
+    place, limit = Place(fsdecode(directory), filename_pattern), nbytes(max_shard_size)
+    opened = Sources.open([path])
+    names, sizes = opened.names(0), opened.sizes(0)
+    pairs = (opened.metadata(0) if metadata is _KEPT else texts(metadata)) or {}
+    of_file = {"format": pairs.get("format", "pt")}
+    shards = planned(sizes, limit)
+    files = place.names(len(shards))
+    index: dict[str, object] | None = None
+    if len(shards) == 1:
+        of_file |= pairs
+    else:
+        of_index = {key: value for key, value in pairs.items() if key != "format"}
+        index = {
+            "metadata": {"total_size": sum(sizes), **of_index},
+            "weight_map": {
+                names[number]: file for file, shard in zip(files, shards, strict=True) for number in shard
+            },
+        }
+
+    def save(shard_path: str, shard: list[int]) -> None:
+        picks = [(0, number, names[number]) for number in shard]
+        _write(opened, shard_path, picks, of_file, None, 0, 8, flush, False)
+
+    write(place, dict(zip(files, shards, strict=True)), save, index, flush)
+
+
+def _write(
+    opened: Sources,
+    out: Path,
+    picks: list[Pick],
+    metadata: dict[str, str] | None,
+    format: Format | None,
+    reserve_header: int,
+    align: int,
+    durable: bool | None,
+    force: bool,
+) -> None:
+    path = fspath(out)
+    opened.write(
+        path,
+        picks,
+        metadata,
+        format_for(path, format),
+        reserve=room(reserve_header),
+        align=alignment(align),
+        durable=is_durable(durable),
+        force=force,
+    )
+
+
+def _together(paths: list[str | bytes], opened: Sources) -> dict[str, str] | None:
+    """The metadata of all sources; None where none has any."""
+    found: dict[str, tuple[str, str | bytes]] | None = None
+    for at, path in enumerate(paths):
+        pairs = opened.metadata(at)
+        if pairs is None:
+            continue
+        found = {} if found is None else found
+        for key, value in pairs.items():
+            other, first = found.setdefault(key, (value, path))
+            if other != value:
+                raise SaveError(
+                    f"metadata key {_quoted(key)}: {_escaped(first)} and {_escaped(path)} differ "
+                    "— say which by metadata=",
+                    code="metadata-conflict",
+                    path=path,
+                    expected=other,
+                    found=value,
+                )
+    return None if found is None else {key: value for key, (value, _) in found.items()}
+
+
+def _chosen(names: list[str], which: Which, path: str | bytes) -> set[str]:
+    """Those of `names` that `which` takes."""
+    if callable(which):
+        return {name for name in names if which(name)}
+    # Imported here: it brings `re`.
+    from fnmatch import fnmatchcase
+
+    chosen: set[str] = set()
+    there = set(names)
+    for pattern in [which] if isinstance(which, str) else which:
+        if not isinstance(pattern, str):
+            raise TypeError(f"patterns must be str, found {type(pattern).__name__}")
+        fits = {pattern} & there or {name for name in names if fnmatchcase(name, pattern)}
+        if not fits:
+            raise _not_found(path, pattern)
+        chosen |= fits
+    return chosen
+
+
+def _renaming(
+    names: list[str], rename: Mapping[str, str] | Callable[[str], str] | None, path: str | bytes
+) -> Callable[[str], str]:
+    """What gives the new name for an old one."""
+    if rename is None:
+        return str
+    if callable(rename):
+        give = rename
+    elif hasattr(rename, "keys"):
+        table = dict(rename)
+        for name in table.keys() - set(names):
+            raise _not_found(path, name)
+
+        def give(name: str) -> str:
+            return table.get(name, name)
+    else:
+        raise TypeError(f"rename must be a dict or a callable, found {type(rename).__name__}")
+
+    def checked(name: str) -> str:
+        new = give(name)
+        if not isinstance(new, str):
+            raise TypeError(
+                f"tensor {_quoted(name)}: expected a str for its new name, found {type(new).__name__}"
+            )
+        return new
+
+    return checked
+
+
+def _not_found(path: str | bytes, name: str) -> TensorNotFoundError:
+    return TensorNotFoundError(
+        f"{_escaped(path)}: tensor {_quoted(name)}: the file has none of this name",
+        code="unknown-tensor",
+        path=fsdecode(path),
+        tensor=name,
+    )

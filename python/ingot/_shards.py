@@ -1,0 +1,200 @@
+"""A checkpoint of several files and an index, as huggingface_hub has them, in a directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from contextlib import suppress
+from secrets import token_hex
+from typing import TypeVar
+
+from .errors import OptionError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_SUFFIX = "{suffix}"
+_SIZE = re.compile(r"\s*([+-]?\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
+
+Shard = TypeVar("Shard")
+
+
+def nbytes(size: int | str) -> int:
+    """`size` in bytes."""
+    if isinstance(size, int):
+        return size
+    if not isinstance(size, str):
+        raise TypeError(f"max_shard_size must be an int or a str, found {type(size).__name__}")
+    match = _SIZE.fullmatch(size)
+    unit = UNITS.get(match[2].upper()) if match else None
+    if match is None or unit is None:
+        raise OptionError(
+            f"max_shard_size {size!r} is no size: expected a number of bytes, or one with {', '.join(UNITS)}",
+            code="invalid-size",
+            expected=tuple(UNITS),
+            found=size,
+        )
+    return int(float(match[1]) * unit)
+
+
+def split(sizes: Iterable[int], limit: int) -> list[list[int]]:
+    """The tensors of each file, by their numbers: in their order, as many as fit.
+
+    One that is too large comes at once, alone.
+    """
+    shards: list[list[int]] = []
+    current: list[int] = []
+    filled = 0
+    for number, size in enumerate(sizes):
+        if size > limit:
+            shards.append([number])
+            continue
+        if filled + size > limit:
+            shards.append(current)
+            current, filled = [], 0
+        current.append(number)
+        filled += size
+    if current or not shards:
+        shards.append(current)
+    return shards
+
+
+class Place:
+    """A directory, and which names in it are those of a checkpoint."""
+
+    def __init__(self, directory: str, pattern: str) -> None:
+        if not isinstance(pattern, str):
+            raise TypeError(f"filename_pattern must be a str, found {type(pattern).__name__}")
+        if pattern.count(_SUFFIX) != 1 or os.path.basename(pattern) != pattern or pattern.startswith("."):
+            raise OptionError(
+                f"filename_pattern {pattern!r} cannot be used: expected a file name with one {_SUFFIX}",
+                code="invalid-pattern",
+                found=pattern,
+            )
+        self.directory = directory
+        self._pattern = pattern
+        self.index = pattern.replace(_SUFFIX, "") + ".index.json"
+        before, after = map(re.escape, pattern.split(_SUFFIX))
+        self._files = re.compile(f"{before}(-[0-9]{{5,}}-of-[0-9]{{5,}})?{after}")
+        self._hidden = re.compile(r"\.ingot-[0-9a-f]{8}\.(.+)")
+
+    def names(self, count: int) -> list[str]:
+        """The names of so many files."""
+        if count == 1:
+            return [self._pattern.replace(_SUFFIX, "")]
+        numbers = range(1, count + 1)
+        return [self._pattern.replace(_SUFFIX, f"-{number:05d}-of-{count:05d}") for number in numbers]
+
+    def path(self, name: str) -> str:
+        return os.path.join(self.directory, name)
+
+    def files(self) -> list[str]:
+        """The names of all files here that belong to a checkpoint."""
+        return [name for name in sorted(os.listdir(self.directory)) if self._files.fullmatch(name)]
+
+    def leftovers(self) -> list[str]:
+        """The names of what interrupted saves left here."""
+        found = []
+        for name in sorted(os.listdir(self.directory)):
+            hidden = self._hidden.fullmatch(name)
+            if hidden and (hidden[1] == self.index or self._files.fullmatch(hidden[1])):
+                found.append(name)
+        return found
+
+    def flush(self) -> None:
+        """Bring to the disk what was renamed and removed here."""
+        if os.name == "nt":
+            # Windows flushes no directories.
+            return
+        directory = os.open(self.directory, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def write(
+    place: Place,
+    shards: Mapping[str, Shard],
+    save: Callable[[str, Shard], None],
+    index: dict[str, object] | None,
+    durable: bool,
+) -> None:
+    """Write all files under other names, then put them in place, the index last, and remove what was there.
+
+    `save` writes one of the shards to the path that it is given.
+    """
+    os.makedirs(place.directory, exist_ok=True)
+    stale = place.leftovers()
+    prefix = f".ingot-{token_hex(4)}."
+    aside: list[str] = []
+    try:
+        for name, shard in shards.items():
+            aside.append(prefix + name)
+            save(place.path(prefix + name), shard)
+        if index is not None:
+            aside.append(prefix + place.index)
+            _write_text(place.path(prefix + place.index), json.dumps(index, indent=2), durable)
+        stale += _keep_old(place, shards, durable)
+        for name in shards:
+            os.replace(place.path(prefix + name), place.path(name))
+        if durable:
+            place.flush()
+        if index is not None:
+            os.replace(place.path(prefix + place.index), place.path(place.index))
+        else:
+            _remove(place, [place.index])
+        if durable:
+            place.flush()
+    except BaseException:
+        _remove(place, aside)
+        raise
+    _remove(place, stale + [name for name in place.files() if name not in shards])
+
+
+def _keep_old(place: Place, shards: Iterable[str], durable: bool) -> list[str]:
+    """Point the old index to hard links of old files that are about to be replaced. Gives their names."""
+    try:
+        with open(place.path(place.index), encoding="utf-8") as file:
+            old = json.load(file)
+        weight_map = old["weight_map"]
+        replaced = sorted(set(weight_map.values()) & set(shards))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        # Without an index that names them, there is nothing that would be half of one and half of another.
+        return []
+    prefix = f".ingot-{token_hex(4)}."
+    links: list[str] = []
+    try:
+        for name in replaced:
+            os.link(place.path(name), place.path(prefix + name))
+            links.append(prefix + name)
+    except OSError:
+        # The file system has none, or the old checkpoint is not whole.
+        _remove(place, links)
+        return []
+    if links:
+        old["weight_map"] = {
+            tensor: prefix + file if file in replaced else file for tensor, file in weight_map.items()
+        }
+        _write_text(place.path(prefix + place.index), json.dumps(old, indent=2), durable)
+        os.replace(place.path(prefix + place.index), place.path(place.index))
+        if durable:
+            place.flush()
+    return links
+
+
+def _write_text(path: str, text: str, durable: bool) -> None:
+    with open(path, "w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _remove(place: Place, names: Iterable[str]) -> None:
+    for name in names:
+        with suppress(FileNotFoundError):
+            os.remove(place.path(name))

@@ -1,0 +1,258 @@
+"""A file that is filled tensor by tensor."""
+
+from __future__ import annotations
+
+from os import fspath
+
+from . import _native
+from ._dtypes import CODES, F4_LOOSE, F4_PACKED
+from ._frameworks import payload
+from ._serialize import alignment, format_for, is_durable, known_format, named, room, texts, unpacked
+from .errors import ClosedError, OptionError, _escaped, _quoted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any, Self
+
+    from ._serialize import Align, Format, Path
+
+    Index = Any
+
+_ALL = ...
+
+
+class Writer:
+    """Write a file that need not fit in memory: tensor by tensor, slice by slice, by threads and processes.
+
+    Parameters
+    ----------
+    path : str, bytes or os.PathLike
+        The file. What is there stays until `commit`.
+    specs : dict of str to (dtype, shape), optional
+        All tensors of the file. The dtype is a code of the format (``"BF16"``), a framework's dtype or its
+        name. Whatever has ``dtype`` and ``shape`` will do in place of the pair: a tensor on the meta device,
+        an array, what ``safe_open(...).info(name)`` gives.
+    metadata : dict of str to str, optional
+        Text to store beside the tensors.
+    reserve : int, optional
+        In place of `specs`, where they are not known: bytes for the header, about 100 and the name for each
+        tensor. Tensors are then appended whole, in the order of the calls, and `join` is not possible.
+    format : {"safetensors", "bintensors"}, optional
+        What to write. By default ``.bt`` at the end of the path means bintensors. Not with `reserve`, which
+        bintensors headers have no place for.
+    reserve_header, align
+        As for `save_file`, with `specs`.
+    durable : bool, optional
+        Flush the file and its directory in `commit`. True by default, unless the environment has
+        ``INGOT_DURABLE=0``.
+    force : bool
+        Replace a read-only file too.
+
+    Raises
+    ------
+    OSError
+        The directory cannot be written to.
+    StorageError
+        There is no space, or another writer fills the same file (``code`` is ``"busy"``).
+    TypeError, SaveError, OptionError
+        The specs are none, or no file can hold such tensors.
+
+    Notes
+    -----
+    With ``with``, leaving without a commit leaves the old file and removes what was written; so does losing
+    the writer, and the next save to this path cleans up after a process that was killed. The file is the
+    one that `save_file` of the same tensors writes, byte for byte, except with `reserve`.
+
+    Several processes fill one file: one makes the writer, the others `join`, on the same machine. Each
+    element has to be written exactly once, by anybody; who writes what need not be agreed on beforehand, as
+    a second attempt is refused. One of them commits when all have written. After a fork, the child has to
+    join.
+
+    Every range that is written apart takes some 50 bytes beside the file until the commit, so writing the
+    columns of a large matrix one by one costs more than writing its rows.
+
+    Examples
+    --------
+    >>> with ingot.Writer("out.safetensors", {"wte": ("F32", [50257, 768])}) as writer:  # doctest: +SKIP
+    ...     for first in range(0, 50257, 1000):
+    ...         writer.write("wte", rows(first, first + 1000), index=slice(first, first + 1000))
+    ...     writer.commit()
+    """
+
+    __slots__ = ("__weakref__", "_path", "_writer")
+
+    def __init__(
+        self,
+        path: Path,
+        specs: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        *,
+        reserve: int | None = None,
+        format: Format | None = None,
+        reserve_header: int = 0,
+        align: Align = 8,
+        durable: bool | None = None,
+        force: bool = False,
+    ) -> None:
+        _check_platform()
+        self._path = fspath(path)
+        pairs, flush = texts(metadata), is_durable(durable)
+        self._writer: _native.Writer | _native.Appender
+        if (specs is None) == (reserve is None):
+            raise OptionError("expected either specs or reserve", code="specs-or-reserve")
+        if reserve is not None:
+            if format is not None and known_format(format) != "safetensors":
+                raise OptionError(
+                    "reserve is for safetensors: a bintensors header has no room",
+                    code="no-room",
+                    found=format,
+                )
+            self._writer = _native.Appender.create(
+                self._path, room(reserve), pairs, durable=flush, force=force
+            )
+        else:
+            self._writer = _native.Writer.create(
+                self._path,
+                [_declared(name, spec) for name, spec in named(specs or {}, value="(dtype, shape)").items()],
+                pairs,
+                format_for(self._path, format),
+                reserve=room(reserve_header),
+                align=alignment(align),
+                durable=flush,
+                force=force,
+            )
+
+    @classmethod
+    def join(cls, path: Path, *, durable: bool | None = None) -> Self:
+        """Take part in filling a file that a writer in another process, or in this one, began.
+
+        Parameters
+        ----------
+        path : str, bytes or os.PathLike
+            The path that it was given, or another way to the same.
+        durable : bool, optional
+            As for `Writer`, for a commit by this one.
+
+        Returns
+        -------
+        Writer
+            Leaving it without a commit takes nothing away: only the one that began the file does that.
+
+        Raises
+        ------
+        StorageError
+            Nobody fills such a file (``code`` is ``"nothing-to-join"``).
+        """
+        _check_platform()
+        writer = object.__new__(cls)
+        writer._path = fspath(path)
+        writer._writer = _native.Writer.join(writer._path, durable=is_durable(durable))
+        return writer
+
+    def write(self, name: str, tensor: Any, index: Index = _ALL) -> None:
+        """Write a tensor, or a part of one.
+
+        Parameters
+        ----------
+        name : str
+            One of the specs; with `reserve` any name that is not there yet.
+        tensor : array or tensor of any framework
+            Its values. Neither kept nor changed; it must not change while it is written.
+        index : int, slice, None, ``...``, list of int, or a tuple of these
+            Which elements of the tensor these are, by the rules of NumPy's basic indexing: the shape of
+            `tensor` is that of ``whole[index]``. All by default. Not with `reserve`.
+
+        Raises
+        ------
+        TensorNotFoundError
+            No spec has this name.
+        SliceError
+            The index does not fit the spec.
+        SaveError
+            Dtype or shape are not those of the spec (``code`` is ``"mismatch"``); elements were written
+            before, or are being written by somebody else (``"filled-twice"``); there is no space left in
+            the header (``"reserve-full"``).
+        ClosedError
+            The file was committed, or this writer was closed.
+        StorageError
+            Writing failed, or the one that began the file left (``"abandoned"``).
+
+        Notes
+        -----
+        What is refused, or fails, does not count as written.
+        """
+        if isinstance(self._writer, _native.Appender):
+            if index is not _ALL:
+                raise OptionError("with reserve, tensors are appended whole", code="appended-in-part")
+            self._writer.append(name, tensor, payload)
+            return
+        try:
+            self._writer.write(name, tensor, index, payload)
+        except NotImplementedError:
+            raise TypeError(
+                f"tensor {_quoted(name)}: expected an index of ints, slices, None, ... or one list of ints"
+            ) from None
+
+    def commit(self) -> None:
+        """Give the file its name, and bring it to the disk first.
+
+        Raises
+        ------
+        SaveError
+            Elements were not written: never (``code`` is ``"never-filled"``) or in part
+            (``"partly-filled"``). The tensor is named, and writing may go on.
+        ClosedError
+            The file was committed before.
+        StorageError
+            Flushing or renaming failed. The old file is there; what was written is not.
+        """
+        self._writer.commit()
+
+    def close(self) -> None:
+        """Leave. Without a commit the file is given up, if this writer began it. Again is allowed."""
+        self._writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<ingot.Writer {_escaped(self._path)}>"
+
+    def __reduce__(self) -> Any:
+        raise ClosedError("a writer stays in its process: join the file in the other one", code="forked")
+
+
+def _check_platform() -> None:
+    if not hasattr(_native, "Writer"):
+        raise NotImplementedError("ingot.Writer needs what Unix has: write the file by save_file")
+
+
+def _declared(name: str, spec: Any) -> tuple[str, str, list[int]]:
+    """Name, code and shape in elements."""
+    dtype, shape = _pair(name, spec)
+    # torch.float32, numpy.dtype("float32"), "float32" and "F32".
+    word = getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
+    if isinstance(dtype, type):
+        word = dtype.__name__
+    if word == F4_PACKED:
+        return name, "F4", unpacked(name, shape)
+    return name, "F4" if word == F4_LOOSE else CODES.get(word, word), list(shape)
+
+
+def _pair(name: str, spec: Any) -> tuple[Any, Sequence[int]]:
+    if isinstance(spec, (tuple, list)) and len(spec) == 2:
+        dtype, shape = spec
+    else:
+        dtype, shape = getattr(spec, "dtype", None), getattr(spec, "shape", None)
+    if dtype is None or shape is None or isinstance(shape, (str, int)):
+        raise TypeError(
+            f"tensor {_quoted(name)}: expected (dtype, shape), or what has both, found {type(spec).__name__}"
+        )
+    for dim in shape:
+        if isinstance(dim, bool) or not hasattr(dim, "__index__"):
+            raise TypeError(f"tensor {_quoted(name)}: expected a shape of ints, found {shape!r}")
+    return dtype, [int(dim) for dim in shape]

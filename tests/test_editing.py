@@ -1,0 +1,557 @@
+"""Changing files, merging and splitting them. The wheel of safetensors reads every result."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import bintensors.torch
+import numpy
+import pytest
+import safetensors
+import safetensors.numpy
+import safetensors.torch
+import torch
+
+import ingot
+import ingot.numpy
+import ingot.torch
+from processes import PRELUDE, run
+
+BOTH = pytest.mark.parametrize("suffix", [".safetensors", ".bt"])
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    return {
+        "encoder.0.weight": torch.arange(600.0).reshape(20, 30),
+        "encoder.0.bias": torch.arange(30, dtype=torch.float64),
+        "head.weight": torch.arange(300, dtype=torch.bfloat16).reshape(3, 100),
+        "head.mask": torch.tensor([True, False, True]),
+        "step": torch.tensor(7),
+        "nothing": torch.zeros(0, 4),
+    }
+
+
+def save(path: Path, metadata: dict[str, str] | None = None, **options: Any) -> Path:
+    ingot.torch.save_file(tensors(), path, metadata, durable=False, **options)
+    return path
+
+
+def upstream(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str] | None]:
+    if path.suffix == ".bt":
+        with bintensors.safe_open(str(path), "pt") as file:
+            return bintensors.torch.load_file(str(path)), file.metadata()
+    with safetensors.safe_open(path, "pt") as file:
+        return safetensors.torch.load_file(path), file.metadata()
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor)
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir())
+
+
+# --- room and alignment
+
+
+@pytest.mark.parametrize("reserve", [0, 1, 100, 5000, 200_000])
+@pytest.mark.parametrize("align", [8, 64, 4096])
+@pytest.mark.parametrize("metadata", [None, {}, {"format": "pt", "a": 'x"\n'}])
+def test_every_reader_takes_a_header_with_room(
+    tmp_path: Path, reserve: int, align: Any, metadata: dict[str, str] | None
+) -> None:
+    path = save(tmp_path / "t.safetensors", metadata, reserve_header=reserve, align=align)
+    found, pairs = upstream(path)
+    assert_same(found, tensors())
+    assert (pairs or {}) == (metadata or {})
+    raw = path.read_bytes()
+    (length,) = struct.unpack("<Q", raw[:8])
+    assert (8 + length) % align == 0
+    # What huggingface_hub and the readers written in JavaScript do.
+    header = json.loads(raw[8 : 8 + length])
+    assert header.pop("__metadata__", None) == metadata
+    assert header.keys() == tensors().keys()
+    usual = save(tmp_path / "usual.safetensors", metadata).stat().st_size
+    assert reserve <= len(raw) - usual < reserve + align
+    with ingot.safe_open(path, "pt", strict=True) as file:
+        assert file.metadata() == metadata
+
+
+def test_without_options_not_a_byte_is_different(tmp_path: Path) -> None:
+    path = save(tmp_path / "t.safetensors", {"k": "v"}, reserve_header=0, align=8)
+    assert path.read_bytes() == safetensors.torch.save(tensors(), {"k": "v"})
+
+
+@pytest.mark.parametrize("options", [{"reserve_header": 1}, {"align": 64}])
+def test_bintensors_has_no_room(tmp_path: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(ingot.SaveError, match="bintensors") as caught:
+        save(tmp_path / "t.bt", **options)
+    assert caught.value.code == "no-room"
+    assert names_in(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"align": 16}, ingot.OptionError),
+        ({"align": "64"}, ingot.OptionError),
+        ({"reserve_header": -1}, ingot.OptionError),
+        ({"reserve_header": 2**64}, ingot.OptionError),
+        ({"reserve_header": 100_000_000}, ingot.SaveError),
+        ({"reserve_header": 1.5}, TypeError),
+        ({"reserve_header": True}, TypeError),
+    ],
+)
+def test_room_that_cannot_be_is_refused(
+    tmp_path: Path, options: dict[str, Any], kind: type[Exception]
+) -> None:
+    with pytest.raises(kind):
+        save(tmp_path / "t.safetensors", **options)
+    assert names_in(tmp_path) == []
+
+
+# --- metadata
+
+
+@BOTH
+def test_metadata_comes_with_the_tensors(tmp_path: Path, suffix: str) -> None:
+    path = save(tmp_path / f"t{suffix}", {"k": "v"})
+    found, metadata = ingot.torch.load_file(path, return_metadata=True)
+    assert_same(found, tensors())
+    assert metadata == ingot.read_metadata(path) == {"k": "v"}
+    arrays = {"a": numpy.zeros(3)}
+    ingot.numpy.save_file(arrays, path)
+    assert ingot.numpy.load_file(path, return_metadata=True)[1] is None
+    assert ingot.read_metadata(path) is None
+
+
+@BOTH
+def test_an_update_changes_the_metadata_and_nothing_else(tmp_path: Path, suffix: str) -> None:
+    path = save(tmp_path / f"t{suffix}", {"a": "1", "b": "2", "c": "3"})
+    done = ingot.update_metadata(path, set={"b": "two", "d": "\u00fc" * 3000}, remove=["c", "absent"])
+    assert done == "rewritten"
+    found, metadata = upstream(path)
+    assert_same(found, tensors())
+    assert metadata == {"a": "1", "b": "two", "d": "\u00fc" * 3000}
+    assert ingot.update_metadata(path, set={"a": "1"}, remove=["absent"]) == "unchanged"
+    assert names_in(tmp_path) == [path.name]
+
+
+def test_with_room_the_file_is_changed_where_it_is(tmp_path: Path) -> None:
+    path = save(tmp_path / "t.safetensors", reserve_header=1000)
+    inode = path.stat().st_ino
+    expected = {}
+    for step in range(12):
+        expected[f"key {step}"] = "x" * step
+        assert ingot.update_metadata(path, set=expected) == "in-place"
+        found, metadata = upstream(path)
+        assert_same(found, tensors())
+        assert metadata == expected
+    assert path.stat().st_ino == inode
+    assert ingot.update_metadata(path, remove=list(expected)) == "in-place"
+    assert upstream(path)[1] in ({}, None)
+    assert ingot.read_metadata(path) == {}
+
+
+def test_a_rewrite_leaves_room_for_the_next_change(tmp_path: Path) -> None:
+    path = save(tmp_path / "t.safetensors")
+    assert ingot.update_metadata(path, set={"a": "x" * 100}) == "rewritten"
+    assert ingot.update_metadata(path, set={"a": "x" * 400}) == "in-place"
+    assert ingot.update_metadata(path, set={"a": "y"}, in_place=False) == "rewritten"
+
+
+def test_spaces_at_the_end_of_a_foreign_header_are_room(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    raw = safetensors.numpy.save({"w": numpy.arange(5.0)})
+    (length,) = struct.unpack("<Q", raw[:8])
+    header = raw[8 : 8 + length] + b" " * 200
+    path.write_bytes(struct.pack("<Q", len(header)) + header + raw[8 + length :])
+    assert ingot.update_metadata(path, set={"k": "v"}) == "in-place"
+    assert upstream(path)[1] == {"k": "v"}
+    assert torch.equal(upstream(path)[0]["w"], torch.arange(5.0, dtype=torch.float64))
+
+
+def test_a_change_that_crosses_a_page_is_a_new_file(tmp_path: Path) -> None:
+    path = save(tmp_path / "t.safetensors", {"a": "x" * 4050}, reserve_header=9000)
+    assert ingot.update_metadata(path, set={"b": "y" * 200}) == "rewritten"
+    assert upstream(path)[1] == {"a": "x" * 4050, "b": "y" * 200}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ({"set": {"step": 3}}, "`step`"),
+        ({"set": {"step": None}}, "`step`"),
+        ({"set": {3: "x"}}, "`3`"),
+        ({"set": [("a", "b")]}, "dict"),
+        ({"remove": [b"step"]}, "b'step'"),
+        ({"remove": "step"}, "iterable"),
+    ],
+)
+def test_what_is_no_text_is_refused_by_name(tmp_path: Path, arguments: dict[str, Any], word: str) -> None:
+    path = save(tmp_path / "t.safetensors", {"step": "1"}, reserve_header=100)
+    before = path.read_bytes()
+    with pytest.raises(TypeError, match=word):
+        ingot.update_metadata(path, **arguments)
+    assert path.read_bytes() == before
+
+
+def test_a_header_beyond_the_limit_is_refused_and_nothing_touched(tmp_path: Path) -> None:
+    path = save(tmp_path / "t.safetensors", {"step": "1"})
+    before = path.read_bytes(), path.stat().st_mtime_ns
+    with pytest.raises(ingot.SaveError, match="100000000") as caught:
+        ingot.update_metadata(path, set={"long": "x" * 100_000_000})
+    assert caught.value.code == "header-too-large"
+    assert (path.read_bytes(), path.stat().st_mtime_ns) == before
+
+
+def test_files_that_cannot_be_edited_say_so(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        ingot.update_metadata(tmp_path / "none", set={"a": "b"})
+    with pytest.raises(IsADirectoryError):
+        ingot.update_metadata(tmp_path, set={"a": "b"})
+    page = tmp_path / "page.html"
+    page.write_text("<!doctype html><html></html>")
+    with pytest.raises(ingot.HeaderError):
+        ingot.update_metadata(page, set={"a": "b"})
+    assert page.read_text().startswith("<!doctype")
+
+
+EDITOR = """
+path, who, how = sys.argv[1], sys.argv[2], sys.argv[3]
+for turn in range(25):
+    ingot.update_metadata(path, set={f"{who}.{turn}": "here"}, in_place=how == "in-place", durable=False)
+"""
+
+
+@pytest.mark.parametrize("how", ["in-place", "rewrite"])
+def test_of_edits_in_several_processes_none_is_lost(tmp_path: Path, how: str) -> None:
+    path = save(tmp_path / "t.safetensors", reserve_header=3900)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    editors = [
+        subprocess.Popen([sys.executable, "-c", PRELUDE + EDITOR, str(path), str(n), how], env=environment)
+        for n in range(3)
+    ]
+    assert [editor.wait() for editor in editors] == [0, 0, 0]
+    metadata = upstream(path)[1]
+    assert metadata is not None
+    assert len(metadata) == 75
+    assert_same(upstream(path)[0], tensors())
+
+
+RESTLESS = """
+path, how = sys.argv[1], sys.argv[2]
+say("ready")
+for turn in range(10**9):
+    if how == "replace":
+        new = numpy.full((20, 30), turn, numpy.float32)
+        ingot.replace_tensor(path, "encoder.0.weight", new, durable=False)
+    else:
+        value = "ab"[turn % 2] * (100 + turn * 37 % 300)
+        ingot.update_metadata(path, set={"k": value}, in_place=how == "in-place", durable=False)
+"""
+
+
+@pytest.mark.parametrize("how", ["in-place", "rewrite", "replace"])
+def test_a_process_killed_at_any_moment_leaves_a_whole_file(tmp_path: Path, how: str) -> None:
+    path = save(tmp_path / "t.safetensors", {"k": "a"}, reserve_header=600)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    pause = random.Random(0)
+    for _ in range(12):
+        editor = subprocess.Popen(
+            [sys.executable, "-c", PRELUDE + RESTLESS, str(path), how],
+            env=environment,
+            stdout=subprocess.PIPE,
+        )
+        assert editor.stdout is not None
+        editor.stdout.readline()
+        time.sleep(pause.uniform(0.0, 0.03))
+        editor.send_signal(signal.SIGKILL)
+        editor.wait()
+        editor.stdout.close()
+        found, metadata = upstream(path)
+        assert metadata is not None
+        assert len(set(metadata["k"])) == 1
+        assert found.keys() == tensors().keys()
+        assert len(found["encoder.0.weight"].unique()) in (1, 600)
+    # Whatever was left beside it, the next save removes.
+    ingot.update_metadata(path, set={"end": "1"}, in_place=False)
+    assert names_in(tmp_path) == [path.name]
+
+
+# --- one tensor
+
+
+@BOTH
+def test_one_tensor_is_replaced(tmp_path: Path, suffix: str) -> None:
+    path = save(tmp_path / f"t{suffix}", {"k": "v"})
+    new = torch.full((3, 100), 0.5, dtype=torch.bfloat16)
+    ingot.replace_tensor(path, "head.weight", new.t().contiguous().t())
+    found, metadata = upstream(path)
+    assert_same(found, {**tensors(), "head.weight": new})
+    assert metadata == {"k": "v"}
+
+
+def test_a_tensor_of_another_kind_does_not_replace_one(tmp_path: Path) -> None:
+    path = save(tmp_path / "t.safetensors")
+    before = path.read_bytes()
+    for value in (torch.zeros(100, 3, dtype=torch.bfloat16), torch.zeros(3, 100)):
+        with pytest.raises(ingot.SaveError, match=r"`head\.weight`") as caught:
+            ingot.replace_tensor(path, "head.weight", value)
+        assert caught.value.code == "mismatch"
+    with pytest.raises(ingot.TensorNotFoundError):
+        ingot.replace_tensor(path, "head", torch.zeros(1))
+    with pytest.raises(TypeError, match="`step`"):
+        ingot.replace_tensor(path, "step", "7")
+    assert path.read_bytes() == before
+
+
+# --- merge, split, rewrite
+
+
+@pytest.mark.parametrize("out", ["out.safetensors", "out.bt"])
+def test_a_merged_file_is_the_saved_one(tmp_path: Path, out: str) -> None:
+    every = {name: tensor for name, tensor in tensors().items() if name != "nothing"}
+    sources = []
+    for number, name in enumerate(every):
+        path = tmp_path / f"{number}{('.safetensors', '.bt')[number % 2]}"
+        metadata = {"format": "pt", f"k{number}": "v"} if number else None
+        ingot.torch.save_file({name: every[name]}, path, metadata, durable=False)
+        sources.append(path)
+    ingot.merge(sources, tmp_path / out)
+    together = {"format": "pt"} | {f"k{number}": "v" for number in range(1, len(sources))}
+    ingot.torch.save_file(every, tmp_path / f"saved{out}", together, durable=False)
+    assert (tmp_path / out).read_bytes() == (tmp_path / f"saved{out}").read_bytes()
+    assert_same(upstream(tmp_path / out)[0], every)
+    # Over one of its own sources.
+    ingot.merge(sources, sources[0], metadata=None)
+    assert_same(upstream(sources[0])[0], every)
+    assert ingot.read_metadata(sources[0]) is None
+
+
+def test_a_name_in_two_sources_is_refused_or_chosen(tmp_path: Path) -> None:
+    paths = [tmp_path / "first.safetensors", tmp_path / "second.safetensors"]
+    for value, path in enumerate(paths):
+        ingot.torch.save_file({"w": torch.full((2,), float(value))}, path, durable=False)
+    out = tmp_path / "out.safetensors"
+    with pytest.raises(ingot.SaveError, match=r"`w`.*first\.safetensors.*second\.safetensors") as caught:
+        ingot.merge(paths, out)
+    assert (caught.value.code, caught.value.tensor) == ("duplicate-tensor", "w")
+    assert not out.exists()
+    for choice, value in (("first", 0.0), ("last", 1.0)):
+        ingot.merge(paths, out, on_duplicate=choice)  # type: ignore[arg-type]
+        assert upstream(out)[0]["w"].tolist() == [value, value]
+    with pytest.raises(ingot.OptionError):
+        ingot.merge(paths, out, on_duplicate="both")  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        ingot.merge(paths[0], out)  # type: ignore[arg-type]
+
+
+def test_metadata_that_differ_have_to_be_chosen(tmp_path: Path) -> None:
+    paths = [tmp_path / "first.safetensors", tmp_path / "second.safetensors"]
+    for value, path in enumerate(paths):
+        ingot.torch.save_file({path.stem: torch.zeros(1)}, path, {"step": str(value)}, durable=False)
+    with pytest.raises(ingot.SaveError, match=r"`step`.*first.*second") as caught:
+        ingot.merge(paths, tmp_path / "out")
+    assert caught.value.code == "metadata-conflict"
+    ingot.merge(paths, tmp_path / "out", metadata={"step": "2"})
+    assert ingot.read_metadata(tmp_path / "out") == {"step": "2"}
+
+
+# What to do, and the old names of what is there then, by the new ones.
+REWRITES: list[tuple[dict[str, Any], dict[str, str]]] = [
+    ({}, {name: name for name in tensors()}),
+    ({"keep": "encoder.*"}, {name: name for name in ("encoder.0.weight", "encoder.0.bias")}),
+    ({"keep": ["step", "head.*"], "drop": "*.mask"}, {name: name for name in ("step", "head.weight")}),
+    ({"drop": lambda name: "." in name}, {name: name for name in ("step", "nothing")}),
+    ({"keep": "step", "rename": {"step": "global step"}}, {"global step": "step"}),
+    ({"rename": str.upper}, {name.upper(): name for name in tensors()}),
+]
+
+
+@pytest.mark.parametrize(("options", "old_names"), REWRITES)
+@BOTH
+def test_a_rewritten_file_is_the_saved_one(
+    tmp_path: Path, options: dict[str, Any], old_names: dict[str, str], suffix: str
+) -> None:
+    expected = {new: tensors()[old] for new, old in old_names.items()}
+    source = save(tmp_path / "t.safetensors", {"a": "1"})
+    out = tmp_path / f"out{suffix}"
+    ingot.rewrite(source, out, **options)
+    saved = tmp_path / f"saved{suffix}"
+    ingot.torch.save_file(expected, saved, {"a": "1"}, durable=False)
+    assert out.read_bytes() == saved.read_bytes()
+    ingot.rewrite(out, source, format="safetensors", metadata={"b": "2"})
+    assert upstream(source)[1] == {"b": "2"}
+    assert_same(upstream(source)[0], expected)
+
+
+def test_what_fits_no_tensor_is_an_error(tmp_path: Path) -> None:
+    path = save(tmp_path / "t.safetensors")
+    before = path.read_bytes()
+    for options in ({"keep": "decoder.*"}, {"drop": ["step", "stop"]}, {"rename": {"stop": "x"}}):
+        with pytest.raises(ingot.TensorNotFoundError):
+            ingot.rewrite(path, path, **options)
+    with pytest.raises(ingot.SaveError) as caught:
+        ingot.rewrite(path, path, rename=lambda name: "same")
+    assert caught.value.code == "duplicate-tensor"
+    with pytest.raises(TypeError):
+        ingot.rewrite(path, path, rename=lambda name: 3)  # type: ignore[arg-type, return-value]
+    ingot.torch.save_file({"c": torch.zeros(1, dtype=torch.complex64)}, tmp_path / "c.safetensors")
+    with pytest.raises(ingot.SaveError) as caught:
+        ingot.rewrite(tmp_path / "c.safetensors", tmp_path / "c.bt")
+    assert caught.value.code == "unsupported-dtype"
+    assert path.read_bytes() == before
+    assert not (tmp_path / "c.bt").exists()
+
+
+@pytest.mark.parametrize(("size", "limit"), [(100, 100), ("1KB", 1000), ("2.5KB", 2500), ("5GB", 5 * 10**9)])
+def test_a_split_file_is_a_checkpoint_of_shards(tmp_path: Path, size: Any, limit: int) -> None:
+    source, directory = tmp_path / "whole.safetensors", tmp_path / "shards"
+    every = {f"layer.{n}.weight": torch.full((n, 10), float(n)) for n in range(12)}
+    ingot.torch.save_file(every, source, {"format": "pt", "note": "x"}, durable=False)
+    ingot.split(source, directory, size)
+    files = sorted(directory.glob("*.safetensors"))
+    found: dict[str, torch.Tensor] = {}
+    for number, file in enumerate(files, 1):
+        shard, metadata = upstream(file)
+        if len(files) == 1:
+            assert (file.name, metadata) == ("model.safetensors", {"format": "pt", "note": "x"})
+        else:
+            assert file.name == f"model-{number:05d}-of-{len(files):05d}.safetensors"
+            assert metadata == {"format": "pt"}
+        assert len(shard) == 1 or sum(4 * tensor.numel() for tensor in shard.values()) <= limit
+        found |= shard
+    assert_same(found, every)
+    index = directory / "model.safetensors.index.json"
+    assert index.exists() == (len(files) > 1) == (limit < 2640)
+    if index.exists():
+        read = json.loads(index.read_text())
+        assert read["metadata"] == {"total_size": 2640, "note": "x"}
+        for name, file_name in read["weight_map"].items():
+            assert name in upstream(directory / file_name)[0]
+    again = tmp_path / "again.safetensors"
+    ingot.merge(files, again, metadata={"format": "pt", "note": "x"})
+    assert again.read_bytes() == source.read_bytes()
+    # What is no part of it any more goes.
+    ingot.split(source, directory, "5GB")
+    assert names_in(directory) == ["model.safetensors"]
+
+
+def test_a_size_or_a_pattern_that_is_none_is_refused(tmp_path: Path) -> None:
+    source = save(tmp_path / "t.safetensors")
+    with pytest.raises(ingot.OptionError):
+        ingot.split(source, tmp_path / "out", "5 elephants")
+    with pytest.raises(ingot.OptionError):
+        ingot.split(source, tmp_path / "out", filename_pattern="../model{suffix}.safetensors")
+    assert names_in(tmp_path) == ["t.safetensors"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="no way to measure peak memory")
+def test_merging_takes_next_to_no_memory(tmp_path: Path) -> None:
+    paths = []
+    for number in range(4):
+        path = tmp_path / f"{number}.safetensors"
+        arrays = {f"{number}.{part}": numpy.full(4 << 20, number, numpy.float32) for part in range(4)}
+        ingot.numpy.save_file(arrays, path, durable=False)
+        paths.append(path)
+    program = """
+import ingot._rearrange
+forget_peak()
+before = memory("VmRSS")
+ingot.merge(sys.argv[2:], sys.argv[1], durable=os.environ["FLUSH"] == "1")
+say(memory("VmHWM") - before)
+"""
+    for flush in "01":
+        ended = run(program, tmp_path / "out", *paths, FLUSH=flush)
+        assert ended.said() < 64 << 20
+        assert (tmp_path / "out").stat().st_size > 256 << 20
+
+
+# --- streams
+
+
+class Dribble(io.RawIOBase):
+    """A raw file that takes a few bytes at a time."""
+
+    def __init__(self, most: int) -> None:
+        self.taken = bytearray()
+        self.most = most
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        part = bytes(data)[: self.most]
+        self.taken += part
+        return len(part)
+
+
+@BOTH
+def test_a_stream_gets_the_bytes_of_the_file(suffix: str) -> None:
+    format: Any = {".bt": "bintensors", ".safetensors": "safetensors"}[suffix]
+    array = numpy.asfortranarray(numpy.arange(6.0).reshape(2, 3))
+    big = torch.ones(3 << 20)
+    mixed = {**tensors(), "array": array, "big": big}
+    as_torch = {**tensors(), "array": torch.from_numpy(array.copy(order="C")), "big": big}
+    expected = ingot.torch.save(as_torch, {"k": "v"}, format=format)
+    memory, dribble = io.BytesIO(), Dribble(100_000)
+    for file in (memory, dribble):
+        ingot.write_to(file, mixed, {"k": "v"}, format=format)
+    assert memory.getvalue() == expected == dribble.taken
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as outer, outer.open("model", "w") as inner:
+        ingot.write_to(inner, mixed, {"k": "v"}, format=format)
+    assert zipfile.ZipFile(archive).read("model") == expected
+
+
+def test_what_a_stream_raises_comes_through(tmp_path: Path) -> None:
+    class Full(io.BytesIO):
+        def write(self, data: Any, /) -> int:
+            raise ConnectionResetError("gone")
+
+    with pytest.raises(ConnectionResetError, match="gone"):
+        ingot.write_to(Full(), tensors())
+    for count, kind in ((0, ingot.StorageError), (10**9, ingot.StorageError), (None, BlockingIOError)):
+        stubborn = Dribble(1)
+        stubborn.write = lambda data, count=count: count  # type: ignore[method-assign, misc]
+        with pytest.raises(kind):
+            ingot.write_to(stubborn, tensors())
+    with (tmp_path / "text").open("w") as text, pytest.raises(TypeError, match="text"):
+        ingot.write_to(text, tensors())
+    for nothing in (io.StringIO(), object(), None, str(tmp_path)):
+        with pytest.raises(TypeError):
+            ingot.write_to(nothing, tensors())  # type: ignore[arg-type]
+    memory = io.BytesIO()
+    with pytest.raises(TypeError, match="`b`"):
+        ingot.write_to(memory, {"a": torch.zeros(1), "b": [1.0]})
+    assert memory.getvalue() == b""
+
+
+def test_a_handle_that_was_open_notices_an_edit_in_place(tmp_path: Path) -> None:
+    path = save(tmp_path / "t.safetensors", reserve_header=100)
+    with ingot.safe_open(path, "pt") as file:
+        before = file.get_tensor("step")
+        assert ingot.update_metadata(path, set={"a": "b"}) == "in-place"
+        with pytest.raises(ingot.StorageError) as caught:
+            file.get_tensor("head.weight")
+        assert caught.value.code == "changed"
+        assert before.item() == 7
+    with ingot.safe_open(path, "pt") as file:
+        assert ingot.update_metadata(path, set={"a": "c"}, in_place=False) == "rewritten"
+        assert_same(file.get_tensors(), tensors())

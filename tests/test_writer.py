@@ -1,0 +1,429 @@
+"""Files that are filled tensor by tensor. The wheel of safetensors reads every result."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy
+import pytest
+import safetensors.numpy
+import safetensors.torch
+import torch
+
+import ingot
+import ingot.numpy
+import ingot.torch
+from processes import PRELUDE, run
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    return {
+        "matrix": torch.arange(600.0).reshape(20, 30),
+        "half": torch.arange(30, dtype=torch.bfloat16),
+        "mask": torch.tensor([True, False, True]),
+        "step": torch.tensor(7),
+        "nothing": torch.zeros(0, 4),
+    }
+
+
+SPECS = {
+    "matrix": ("F32", [20, 30]),
+    "half": (torch.bfloat16, (30,)),
+    "mask": (numpy.dtype(bool), torch.Size([3])),
+    "step": torch.tensor(0, device="meta"),
+    "nothing": ("float32", [0, 4]),
+}
+
+
+def fill(writer: ingot.Writer, *but: str) -> None:
+    for name, tensor in tensors().items():
+        if name not in but:
+            writer.write(name, tensor)
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir())
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".bt"])
+def test_a_filled_file_is_the_saved_one(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"t{suffix}"
+    with ingot.Writer(path, SPECS, {"k": "v"}, durable=True) as writer:
+        matrix = tensors()["matrix"]
+        fill(writer, "matrix")
+        writer.write("matrix", matrix[10:, ::2].numpy(), (slice(10, None), slice(None, None, 2)))
+        writer.write("matrix", matrix[10:, 1::2], (slice(10, None), slice(1, None, 2)))
+        writer.write("matrix", matrix[[3, 1, 2, 0]], [3, 1, 2, 0])
+        writer.write("matrix", matrix[4:10], slice(-16, -10))
+        assert not path.exists()
+        writer.commit()
+    ingot.torch.save_file(tensors(), tmp_path / f"saved{suffix}", {"k": "v"})
+    assert path.read_bytes() == (tmp_path / f"saved{suffix}").read_bytes()
+    assert names_in(tmp_path) == sorted([f"t{suffix}", f"saved{suffix}"])
+
+
+def test_room_and_alignment_are_those_of_a_saved_file(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"reserve_header": 300, "align": 4096}
+    with ingot.Writer(tmp_path / "t.safetensors", SPECS, **options) as writer:
+        fill(writer)
+        writer.commit()
+    ingot.torch.save_file(tensors(), tmp_path / "saved.safetensors", **options)
+    assert (tmp_path / "t.safetensors").read_bytes() == (tmp_path / "saved.safetensors").read_bytes()
+
+
+def test_specs_come_in_every_form(tmp_path: Path) -> None:
+    source = tmp_path / "source.safetensors"
+    arrays = {
+        "bf16": numpy.zeros(4, ml_dtypes.bfloat16),
+        "f4": numpy.zeros((2, 4), ml_dtypes.float4_e2m1fn),
+        "u2": numpy.zeros((3, 1), numpy.uint16),
+    }
+    ingot.numpy.save_file(arrays, source)
+    with ingot.safe_open(source, "np") as file:
+        by_info = {name: file.info(name) for name in file}
+    by_class = {"bf16": (ml_dtypes.bfloat16, [4]), "f4": ("F4", [2, 4]), "u2": (numpy.uint16, (3, 1))}
+    packed = {**by_class, "f4": (torch.float4_e2m1fn_x2, [2, 2])}
+    for specs in (arrays, by_info, by_class, packed):
+        with ingot.Writer(tmp_path / "t", specs) as writer:
+            for name, array in arrays.items():
+                writer.write(name, array)
+            writer.commit()
+        assert (tmp_path / "t").read_bytes() == source.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("specs", "kind"),
+    [
+        ({"a": ("F33", [1])}, ingot.SaveError),
+        ({"a": ("F32", [2**63])}, ingot.SaveError),
+        ({"__metadata__": ("F32", [1])}, ingot.SaveError),
+        ({"a": ("F32", [-1])}, (OverflowError, TypeError, ValueError)),
+        ({"a": ("F32", [1.5])}, TypeError),
+        ({"a": ("F32", "12")}, TypeError),
+        ({"a": "F32"}, TypeError),
+        ({3: ("F32", [1])}, TypeError),
+        (["a"], TypeError),
+    ],
+)
+def test_specs_that_are_none_are_refused(tmp_path: Path, specs: Any, kind: Any) -> None:
+    with pytest.raises(kind):
+        ingot.Writer(tmp_path / "t", specs)
+    assert names_in(tmp_path) == []
+
+
+def test_either_specs_or_reserve(tmp_path: Path) -> None:
+    for arguments in ({}, {"specs": SPECS, "reserve": 100}, {"reserve": 100, "format": "bintensors"}):
+        with pytest.raises(ingot.OptionError):
+            ingot.Writer(tmp_path / "t", **arguments)  # type: ignore[arg-type]
+    assert names_in(tmp_path) == []
+
+
+def test_what_is_missing_or_written_twice_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    path.write_bytes(b"old")
+    with ingot.Writer(path, SPECS) as writer:
+        fill(writer, "matrix", "half")
+        writer.write("half", tensors()["half"][:10], slice(10))
+        refused: list[tuple[Callable[[], object], str, str]] = [
+            (writer.commit, "never-filled", "matrix"),
+            (lambda: writer.write("half", tensors()["half"][9:11], slice(9, 11)), "filled-twice", "half"),
+            (lambda: writer.write("mask", tensors()["mask"]), "filled-twice", "mask"),
+            (lambda: writer.write("matrix", torch.zeros(30, 20)), "mismatch", "matrix"),
+            (lambda: writer.write("matrix", torch.zeros(20, 30).double()), "mismatch", "matrix"),
+            (lambda: writer.write("matrix", torch.zeros(1, 30), 0), "mismatch", "matrix"),
+        ]
+        for attempt, code, name in refused:
+            with pytest.raises(ingot.SaveError, match=f"`{name}`") as caught:
+                attempt()
+            assert (caught.value.code, caught.value.tensor) == (code, name)
+        with pytest.raises(ingot.TensorNotFoundError):
+            writer.write("other", torch.zeros(1))
+        with pytest.raises(ingot.SliceError):
+            writer.write("matrix", torch.zeros(30), 20)
+        with pytest.raises(TypeError, match="`matrix`"):
+            writer.write("matrix", torch.zeros(20, 30), torch.zeros(20) > 1)
+        writer.write("matrix", tensors()["matrix"])
+        with pytest.raises(ingot.SaveError, match="`half`") as caught:
+            writer.commit()
+        assert (caught.value.code, caught.value.expected, caught.value.found) == ("partly-filled", 60, 20)
+        assert path.read_bytes() == b"old"
+        writer.write("half", tensors()["half"][10:], slice(10, None))
+        writer.commit()
+        for late in (writer.commit, lambda: writer.write("mask", tensors()["mask"])):
+            with pytest.raises(ingot.ClosedError) as closed:
+                late()
+            assert closed.value.code == "committed"
+    with pytest.raises(ingot.ClosedError):
+        writer.commit()
+    assert safetensors.torch.load_file(path).keys() == tensors().keys()
+
+
+def test_without_a_commit_the_old_file_stays(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    path.write_bytes(b"old")
+    with ingot.Writer(path, SPECS) as writer:
+        fill(writer)
+    with pytest.raises(KeyError, match="mine"), ingot.Writer(path, SPECS) as writer:
+        raise KeyError("mine")
+    lost = ingot.Writer(path, SPECS)
+    with pytest.raises(ingot.StorageError) as caught:
+        ingot.Writer(path, SPECS)
+    assert caught.value.code == "busy"
+    del lost
+    assert path.read_bytes() == b"old"
+    assert names_in(tmp_path) == ["t.safetensors"]
+
+
+def test_mode_and_link_are_kept(tmp_path: Path) -> None:
+    path, link = tmp_path / "t.safetensors", tmp_path / "link"
+    path.write_bytes(b"old")
+    path.chmod(0o604)
+    link.symlink_to(path.name)
+    with ingot.Writer(link, SPECS) as writer:
+        fill(writer)
+        writer.commit()
+    assert link.is_symlink()
+    assert path.stat().st_mode & 0o777 == 0o604
+    assert len(safetensors.torch.load_file(path)) == 5
+
+
+def test_threads_fill_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    whole = torch.arange(64 * 1000.0).reshape(64, 1000)
+    refused = []
+    with ingot.Writer(path, {"whole": whole}) as writer:
+
+        def work(seed: int) -> None:
+            rows = list(range(64))
+            random.Random(seed).shuffle(rows)
+            for row in rows:
+                try:
+                    writer.write("whole", whole[row], row)
+                except ingot.SaveError as error:
+                    refused.append(error.code)
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        writer.commit()
+    assert refused == ["filled-twice"] * 5 * 64
+    assert torch.equal(safetensors.torch.load_file(path)["whole"], whole)
+
+
+GUEST = """
+path, rank, ranks = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+whole = numpy.arange(96 * 40, dtype="f4").reshape(96, 40)
+writer = ingot.Writer.join(path)
+step = 40 // ranks
+writer.write("columns", whole[:, rank * step:(rank + 1) * step], (..., slice(rank * step, (rank + 1) * step)))
+won = 0
+for row in range(96):
+    try:
+        writer.write("rows", whole[row], row)
+        won += 1
+    except ingot.SaveError as error:
+        assert error.code == "filled-twice", error
+writer.close()
+say(won)
+"""
+
+
+def test_processes_fill_one_file_and_of_those_that_meet_one_wins(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with ingot.Writer(path, {"rows": ("F32", [96, 40]), "columns": ("F32", [96, 40])}) as writer:
+        guests = [
+            subprocess.Popen(
+                [sys.executable, "-c", PRELUDE + GUEST, str(path), str(rank), "4"],
+                env=environment,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(4)
+        ]
+        said = [guest.communicate()[0] for guest in guests]
+        assert [guest.returncode for guest in guests] == [0] * 4
+        assert sum(map(int, said)) == 96
+        writer.commit()
+    whole = numpy.arange(96 * 40, dtype="f4").reshape(96, 40)
+    found = safetensors.numpy.load_file(path)
+    assert numpy.array_equal(found["rows"], whole)
+    assert numpy.array_equal(found["columns"], whole)
+    assert names_in(tmp_path) == ["t.safetensors"]
+
+
+def test_a_guest_may_commit_and_leaving_takes_nothing_away(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    with pytest.raises(ingot.StorageError) as caught:
+        ingot.Writer.join(path)
+    assert caught.value.code == "nothing-to-join"
+    writer = ingot.Writer(path, SPECS)
+    with ingot.Writer.join(path) as guest:
+        fill(guest, "mask")
+    with ingot.Writer.join(path) as guest:
+        guest.write("mask", tensors()["mask"])
+        guest.commit()
+    with pytest.raises(ingot.ClosedError):
+        writer.write("mask", tensors()["mask"])
+    writer.close()
+    assert len(safetensors.torch.load_file(path)) == 5
+    with ingot.Writer(path, SPECS) as writer:
+        guest = ingot.Writer.join(path)
+    with pytest.raises(ingot.StorageError) as caught:
+        fill(guest)
+    assert caught.value.code == "abandoned"
+    assert names_in(tmp_path) == ["t.safetensors"]
+
+
+def test_a_process_that_dies_leaves_what_it_claimed_unwritten(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    program = """
+writer = ingot.Writer.join(sys.argv[1])
+writer.write("a", numpy.ones(4, "f4"))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    with ingot.Writer(path, {"a": ("F32", [4]), "b": ("F32", [4])}) as writer:
+        assert run(program, path).signal == "SIGKILL"
+        with pytest.raises(ingot.SaveError, match="`b`") as caught:
+            writer.commit()
+        assert caught.value.code == "never-filled"
+        writer.write("b", torch.zeros(4))
+        writer.commit()
+    assert safetensors.numpy.load_file(path)["a"].tolist() == [1.0] * 4
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_forked_child_has_to_join(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    program = """
+writer = ingot.Writer(sys.argv[1], {"a": ("F32", [4])})
+child = os.fork()
+if child == 0:
+    try:
+        writer.write("a", numpy.ones(4, "f4"))
+    except ingot.ClosedError as error:
+        assert error.code == "forked"
+        writer.close()
+        with ingot.Writer.join(sys.argv[1]) as guest:
+            guest.write("a", numpy.ones(4, "f4"))
+        os._exit(0)
+    os._exit(1)
+assert os.waitpid(child, 0)[1] == 0
+writer.commit()
+writer.close()
+say(ingot.numpy.load_file(sys.argv[1])["a"].tolist())
+"""
+    assert run(program, path).said() == [1.0] * 4
+    with pytest.raises(ingot.ClosedError):
+        pickle.dumps(ingot.Writer(path, SPECS))
+
+
+KILLED = """
+path = sys.argv[1]
+say("ready")
+for turn in range(10**9):
+    with ingot.Writer(path, {"a": ("F32", [1000]), "b": ("F32", [100_000])}, durable=False) as writer:
+        for row in range(10):
+            rows = slice(100 * row, 100 * row + 100)
+            writer.write("a", numpy.full(100, turn, numpy.float32), rows)
+        writer.write("b", numpy.full(100_000, turn, numpy.float32))
+        writer.commit()
+"""
+
+
+def test_a_writer_killed_at_any_moment_leaves_a_whole_file(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    ingot.numpy.save_file(
+        {"a": numpy.zeros(1000, numpy.float32), "b": numpy.zeros(100_000, numpy.float32)}, path
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    pause = random.Random(1)
+    for _ in range(12):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", PRELUDE + KILLED, str(path)], env=environment, stdout=subprocess.PIPE
+        )
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        time.sleep(pause.uniform(0.0, 0.03))
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        writer.stdout.close()
+        found = safetensors.numpy.load_file(path)
+        assert len({*found["a"], *found["b"]}) == 1
+    # Nobody holds it, so there is nothing to join, and the next writer cleans up.
+    with ingot.Writer(path, SPECS) as last:
+        fill(last)
+        last.commit()
+    assert names_in(tmp_path) == ["t.safetensors"]
+
+
+def test_tensors_are_appended_until_the_header_is_full(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    path.write_bytes(b"old")
+    expected = {}
+    with ingot.Writer(path, metadata={"k": "v"}, reserve=2000) as writer:
+
+        def go_on() -> None:
+            for step in range(1000):
+                array = numpy.full((step, 3), step, numpy.float16)
+                writer.write(f"step {step}", torch.from_numpy(array) if step % 2 else array)
+                expected[f"step {step}"] = array
+
+        with pytest.raises(ingot.SaveError) as caught:
+            go_on()
+        assert (caught.value.code, caught.value.tensor) == ("reserve-full", f"step {len(expected)}")
+        assert len(expected) > 20
+        with pytest.raises(ingot.SaveError) as caught:
+            writer.write("step 1", numpy.zeros(1))
+        assert caught.value.code == "duplicate-tensor"
+        with pytest.raises(ingot.OptionError):
+            writer.write("part", numpy.zeros(1), 0)
+        assert path.read_bytes() == b"old"
+        writer.commit()
+        with pytest.raises(ingot.ClosedError):
+            writer.write("late", numpy.zeros(1))
+    with safetensors.safe_open(path, "np") as file:
+        assert file.metadata() == {"k": "v"}
+        assert len(file.keys()) == len(expected)
+        for name, array in expected.items():
+            assert numpy.array_equal(file.get_tensor(name), array)
+    with pytest.raises(ingot.SaveError):
+        ingot.Writer(path, reserve=200_000_000)
+    with ingot.Writer(path, reserve=1000) as writer:
+        writer.write("a", numpy.zeros(1))
+    assert len(safetensors.numpy.load_file(path)) == len(expected)
+    assert names_in(tmp_path) == ["t.safetensors"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="no way to measure peak memory")
+@pytest.mark.parametrize("how", ["specs", "reserve"])
+def test_a_file_of_many_tensors_takes_the_memory_of_one(tmp_path: Path, how: str) -> None:
+    program = """
+count, nbytes = 24, 16 << 20
+forget_peak()
+before = memory("VmRSS")
+specs = {f"t{n}": ("U8", [nbytes]) for n in range(count)}
+options = {"specs": specs} if sys.argv[2] == "specs" else {"reserve": 1 << 20}
+with ingot.Writer(sys.argv[1], **options) as writer:
+    for n in range(count):
+        writer.write(f"t{n}", numpy.full(nbytes, n, numpy.uint8))
+    writer.commit()
+say(memory("VmHWM") - before)
+"""
+    path = tmp_path / "t.safetensors"
+    assert run(program, path, how).said() < (16 << 20) + (64 << 20)
+    with safetensors.safe_open(path, "np") as file:
+        assert all((file.get_tensor(f"t{n}") == n).all() for n in range(24))
