@@ -286,6 +286,7 @@ def _renaming(
     """What gives the new name for an old one."""
     if rename is None:
         return str
+    give: Callable[[str], str]
     if callable(rename):
         give = rename
     elif hasattr(rename, "keys"):
@@ -293,8 +294,10 @@ def _renaming(
         for name in table.keys() - set(names):
             raise _not_found(path, name)
 
-        def give(name: str) -> str:
+        def looked_up(name: str) -> str:
             return table.get(name, name)
+
+        give = looked_up
     else:
         raise TypeError(f"rename must be a dict or a callable, found {type(rename).__name__}")
 
