@@ -50,9 +50,6 @@ test-frameworks: $(VENV)/.ingot $(VENV_FRAMEWORKS)/.made
 test-clients: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo $(VENV_CLIENTS)/.made
 	$(VENV_CLIENTS)/bin/python -m pytest tests/clients
 
-test-clients: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo $(VENV_CLIENTS)/.made
-	$(VENV_CLIENTS)/bin/python -m pytest tests/clients
-
 lint: lint-rust lint-python lint-types lint-text
 
 lint-rust: | tools $(VENV)/.made
