@@ -461,6 +461,7 @@ fn every_code_appears_in_a_vector() {
     // Faults of a caller or of the system, not of a file: the tests beside the code that finds them have these.
     let elsewhere = [
         "io",
+        "no-room",
         "other-format",
         "too-large-for-memory",
         "unknown-tensor",
