@@ -357,8 +357,11 @@ def _ml_payload(name: str, array: Array) -> tuple[str, tuple[int, ...], Any]:
     # By name, because ml_dtypes need not be imported: whoever made the array has done so.
     code = CODES.get(dtype.name)
     if code is not None:
-        # The buffer protocol has no letter for these dtypes, so they go as integers of their size.
-        return code, array.shape, numpy.atleast_1d(array).view(f"u{dtype.itemsize}")
+        # The buffer protocol has no letter for these dtypes: they go as integers of their size and byte order.
+        integer = numpy.dtype(f"u{dtype.itemsize}")
+        integers = numpy.atleast_1d(array).view(integer if dtype.isnative else integer.newbyteorder())
+        little = integer.newbyteorder("<")
+        return code, array.shape, integers if integers.dtype == little else _fetcher(integers, little)
     if dtype.name == F4_LOOSE:
         return "F4", array.shape, _nibbles_fetcher(name, array)
     reason = ": how 6-bit values are packed is not settled" if dtype.name.startswith("float6") else ""
