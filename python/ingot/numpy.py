@@ -357,7 +357,7 @@ def _ml_payload(name: str, array: Array) -> tuple[str, tuple[int, ...], Any]:
     # By name, because ml_dtypes need not be imported: whoever made the array has done so.
     code = CODES.get(dtype.name)
     if code is not None:
-        # The buffer protocol has no letter for these dtypes: they go as integers of their size and byte order.
+        # The buffer protocol has no letter for these dtypes: they go as integers of their size and order.
         integer = numpy.dtype(f"u{dtype.itemsize}")
         integers = numpy.atleast_1d(array).view(integer if dtype.isnative else integer.newbyteorder())
         little = integer.newbyteorder("<")
