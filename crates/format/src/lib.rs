@@ -45,6 +45,7 @@ mod format;
 #[doc(hidden)]
 pub mod fuzzing;
 mod header;
+mod index;
 mod layout;
 mod limits;
 mod metadata;
@@ -63,6 +64,7 @@ pub use error::FormatError;
 pub use extent::{ExtentError, nbytes, to_u64, to_usize};
 pub use format::Format;
 pub use header::Header;
+pub use index::{IndexError, IndexReader, ShardIndex, ShardNameFault};
 pub use layout::{Layout, Spec, layout};
 pub use limits::{Leniency, Limits};
 pub use metadata::Metadata;
