@@ -15,6 +15,7 @@ from ._native import __version__
 from ._open import safe_open
 from ._serialize import deserialize, serialize, serialize_file
 from .errors import (
+    CheckpointError,
     ClosedError,
     DestinationError,
     DtypeError,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from . import errors, flax, mlx, numpy, paddle, tensorflow, torch
 
 __all__ = [
+    "CheckpointError",
     "ClosedError",
     "DestinationError",
     "DtypeError",

@@ -300,7 +300,9 @@ impl Header {
         Header { data_start, ..self }
     }
 
-    fn nth_by_name(&self, rank: usize) -> usize {
+    /// Where the tensor that is at `rank` in the order of names stands in the order of the data.
+    #[must_use]
+    pub fn nth_by_name(&self, rank: usize) -> usize {
         self.by_name.get(rank).map_or(rank, |&number| index(number))
     }
 }

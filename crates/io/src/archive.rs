@@ -107,16 +107,24 @@ impl Archive {
     /// [`Error::Open`] with the system's error; that the path is a directory, or no regular file; [`Error::Header`]
     /// with the rule that the header breaks; [`Error::Read`] when reading the header fails.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Archive, Error> {
-        let open_fault = |source| Error::Open {
+        let file = open_file(path).map_err(|source| Error::Open {
             path: path.to_owned(),
             source,
+        })?;
+        Archive::of_file(file, path.to_owned(), options)
+    }
+
+    /// As [`Archive::open`], for a file that is open. `path` is for the errors.
+    pub(crate) fn of_file(file: File, path: PathBuf, options: &OpenOptions) -> Result<Archive, Error> {
+        let open_fault = |source| Error::Open {
+            path: path.clone(),
+            source,
         };
-        let file = FileSource::new(open_file(path).map_err(open_fault)?).map_err(open_fault)?;
-        let header = read_header(&file, Some(path), &options.limits)?;
+        let file = FileSource::new(file).map_err(open_fault)?;
+        let header = read_header(&file, Some(&path), &options.limits)?;
         let (source, choice) = attach(file, options.backend).map_err(open_fault)?;
-        let path = Some(path.to_owned());
         Ok(Archive {
-            path,
+            path: Some(path),
             header,
             source,
             backend: choice.backend.name(),
@@ -171,7 +179,7 @@ impl Archive {
         self.header.find(name).ok_or_else(|| Error::UnknownTensor {
             path: self.path.clone(),
             tensor: name.to_owned(),
-            nearest: nearest(&self.header, name),
+            nearest: nearest(self.header.names(), name),
         })
     }
 
@@ -388,7 +396,7 @@ impl Archive {
 
 /// Opens without waiting: a FIFO nobody writes to would otherwise hang the program. That it is none is checked
 /// on the open file, so that nobody can put another in its place between a look and the opening.
-fn open_file(path: &Path) -> io::Result<File> {
+pub(crate) fn open_file(path: &Path) -> io::Result<File> {
     let mut options = FileOptions::new();
     options.read(true);
     #[cfg(unix)]
@@ -423,9 +431,9 @@ fn attach(file: FileSource, asked: Backend) -> io::Result<(Box<dyn Source>, Choi
     }
 }
 
-/// The name in the header that is most like `name`: equal but for case and separators, or with the longest
+/// The one of `names` that is most like `name`: equal but for case and separators, or with the longest
 /// common end, because prefixes such as `model.` are what most often differs.
-fn nearest(header: &Header, name: &str) -> Option<String> {
+pub(crate) fn nearest<'n>(names: impl Iterator<Item = &'n str>, name: &str) -> Option<String> {
     let letters = |text: &str| -> String {
         text.chars()
             .filter(|c| c.is_alphanumeric())
@@ -448,9 +456,8 @@ fn nearest(header: &Header, name: &str) -> Option<String> {
             .count();
         same_end.max(same_start)
     };
-    let best = header
-        .entries()
-        .map(|entry| (likeness(entry.name), entry.name))
+    let best = names
+        .map(|name| (likeness(name), name))
         .max_by_key(|pair| pair.0)?;
     // Less than half in common is no help.
     (2 * best.0 >= wanted.len().max(1)).then(|| best.1.to_owned())

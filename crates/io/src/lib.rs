@@ -5,6 +5,7 @@
 
 mod archive;
 mod backend;
+mod checkpoint;
 mod dest;
 mod error;
 mod execute;
@@ -18,6 +19,7 @@ mod watch;
 
 pub use archive::{Archive, OpenOptions, Region};
 pub use backend::{BACKEND_VARIABLE, Backend};
+pub use checkpoint::{Checkpoint, CheckpointFault, CheckpointOptions, Opened, Reach, open, parameter_count};
 pub use dest::Payload;
 pub use error::Error;
 pub use plan::{OWN_BLOCK_NBYTES, Place, Plan, Read, SHARED_BLOCK_NBYTES, TooLarge};

@@ -3,6 +3,7 @@
 //! It converts, lets go of the interpreter, calls `ingot-io`, and turns failures into exceptions. It knows no
 //! framework: those live in `python/ingot`, and hand over what makes their tensors ([`wrap::Wrap`]).
 
+mod checkpoint;
 mod errors;
 mod index;
 mod intake;
@@ -15,6 +16,8 @@ mod wrap;
 /// The module that Python imports.
 #[pyo3::pymodule(gil_used = false)]
 mod _native {
+    #[pymodule_export]
+    use crate::checkpoint::{Checkpoint, open};
     #[pymodule_export]
     use crate::open::{Archive, TensorInfo};
     #[pymodule_export]

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use ingot_format::{Entry, Leniency, Limits};
+use ingot_format::{Dtype, Entry, Header, Leniency, Limits};
 use ingot_io::{Backend, Error, OpenOptions};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -38,6 +38,19 @@ pub(crate) struct TensorInfo {
     nbytes: u64,
 }
 
+impl TensorInfo {
+    pub(crate) fn of(py: Python<'_>, entry: &Entry<'_>) -> PyResult<TensorInfo> {
+        Ok(TensorInfo {
+            name: entry.name.to_owned(),
+            dtype: entry.dtype.code(),
+            shape: PyTuple::new(py, entry.shape)?.unbind(),
+            begin: entry.begin,
+            end: entry.end,
+            nbytes: entry.nbytes(),
+        })
+    }
+}
+
 #[pymethods]
 impl TensorInfo {
     fn __repr__(&self) -> String {
@@ -60,15 +73,7 @@ impl Archive {
         max_header_size: Option<u64>,
     ) -> PyResult<Archive> {
         let path = file_path(path)?;
-        let backend = Backend::from_name(backend).ok_or_else(|| {
-            PyValueError::new_err(format!(
-                "unknown backend {backend:?}: expected \"auto\", \"mmap\" or \"pread\""
-            ))
-        })?;
-        let options = OpenOptions {
-            backend,
-            limits: limits(strict, max_header_size),
-        };
+        let options = options(backend, strict, max_header_size)?;
         let archive = py.detach(|| ingot_io::Archive::open(&path, &options));
         archive.map(Archive::of).map_err(|error| raise(py, &error))
     }
@@ -136,28 +141,16 @@ impl Archive {
     }
 
     fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
-        let archive = self.opened(py)?;
-        let Some(metadata) = archive.header().metadata() else {
-            return Ok(None);
-        };
-        let pairs = PyDict::new(py);
-        for (key, value) in metadata.iter() {
-            pairs.set_item(key, value)?;
-        }
-        Ok(Some(pairs))
+        texts(py, self.opened(py)?.header())
     }
 
     fn info(&self, py: Python<'_>, name: &str) -> PyResult<TensorInfo> {
         let archive = self.opened(py)?;
-        let entry = find(py, &archive, name)?.1;
-        Ok(TensorInfo {
-            name: entry.name.to_owned(),
-            dtype: entry.dtype.code(),
-            shape: PyTuple::new(py, entry.shape)?.unbind(),
-            begin: entry.begin,
-            end: entry.end,
-            nbytes: entry.nbytes(),
-        })
+        TensorInfo::of(py, &find(py, &archive, name)?.1)
+    }
+
+    fn parameter_count<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        counts(py, ingot_io::parameter_count([self.opened(py)?.header()]))
     }
 
     #[pyo3(signature = (names, wrap))]
@@ -237,7 +230,7 @@ impl Archive {
 }
 
 impl Archive {
-    fn of(archive: ingot_io::Archive) -> Archive {
+    pub(crate) fn of(archive: ingot_io::Archive) -> Archive {
         Archive {
             path: archive.path().map(ToOwned::to_owned),
             format: archive.header().format().name(),
@@ -258,6 +251,39 @@ impl Archive {
             )
         })
     }
+}
+
+pub(crate) fn options(backend: &str, strict: bool, max_header_size: Option<u64>) -> PyResult<OpenOptions> {
+    let backend = Backend::from_name(backend).ok_or_else(|| {
+        PyValueError::new_err(format!(
+            "unknown backend {backend:?}: expected \"auto\", \"mmap\" or \"pread\""
+        ))
+    })?;
+    Ok(OpenOptions {
+        backend,
+        limits: limits(strict, max_header_size),
+    })
+}
+
+/// The metadata of a file as a dict.
+pub(crate) fn texts<'py>(py: Python<'py>, header: &Header) -> PyResult<Option<Bound<'py, PyDict>>> {
+    let Some(metadata) = header.metadata() else {
+        return Ok(None);
+    };
+    let pairs = PyDict::new(py);
+    for (key, value) in metadata.iter() {
+        pairs.set_item(key, value)?;
+    }
+    Ok(Some(pairs))
+}
+
+/// Elements of each dtype as a dict.
+pub(crate) fn counts(py: Python<'_>, counts: Vec<(Dtype, u128)>) -> PyResult<Bound<'_, PyDict>> {
+    let pairs = PyDict::new(py);
+    for (dtype, count) in counts {
+        pairs.set_item(dtype.code(), count)?;
+    }
+    Ok(pairs)
 }
 
 fn limits(strict: bool, max_header_size: Option<u64>) -> Limits {

@@ -1,0 +1,133 @@
+//! Which file, or which index, is meant by a path.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use ingot_format::{Foreign, FormatError};
+
+use crate::archive::Archive;
+use crate::checkpoint::folder::Folder;
+use crate::checkpoint::{CheckpointFault, CheckpointOptions, Reach};
+use crate::error::Error;
+
+/// What a path leads to.
+pub(super) enum Located {
+    File(Archive),
+    Index { folder: Folder, name: OsString },
+}
+
+/// The index that everybody looks for first.
+const USUAL_INDEX: &str = "model.safetensors.index.json";
+
+/// What files of tensors are called, and what stands between that and `json` in the name of an index.
+const EXTENSIONS: [&str; 2] = [".safetensors", ".bt"];
+
+pub(super) fn locate(path: &Path, options: &CheckpointOptions) -> Result<Located, Error> {
+    if path.extension().is_some_and(|extension| extension == "json") && !path.is_dir() {
+        return index_at(path, options.reach);
+    }
+    match open_one(path, options) {
+        Err(Error::Open { source, .. }) if source.kind() == io::ErrorKind::IsADirectory => {
+            in_directory(path, options)
+        }
+        Err(Error::Header {
+            fault:
+                FormatError::Foreign {
+                    kind: Foreign::IndexJson,
+                    ..
+                },
+            ..
+        }) => index_at(path, options.reach),
+        other => other.map(Located::File),
+    }
+}
+
+fn open_one(path: &Path, options: &CheckpointOptions) -> Result<Archive, Error> {
+    if options.reach == Reach::FollowLinks {
+        return Archive::open(path, &options.open);
+    }
+    if path.is_dir() {
+        return Err(Error::Open {
+            path: path.to_owned(),
+            source: io::ErrorKind::IsADirectory.into(),
+        });
+    }
+    let (folder, name) = parted(path, options.reach)?;
+    Archive::of_file(folder.open(&name)?, path.to_owned(), &options.open)
+}
+
+fn index_at(path: &Path, reach: Reach) -> Result<Located, Error> {
+    let (folder, name) = parted(path, reach)?;
+    Ok(Located::Index { folder, name })
+}
+
+fn parted(path: &Path, reach: Reach) -> Result<(Folder, OsString), Error> {
+    let folder = Folder::new(path.parent().unwrap_or(Path::new("")), reach)?;
+    Ok((folder, path.file_name().unwrap_or_default().to_owned()))
+}
+
+/// An index before files, because files beside an index are its shards: first the usual one, then the only one. Then
+/// the only file.
+fn in_directory(path: &Path, options: &CheckpointOptions) -> Result<Located, Error> {
+    let open_fault = |source| Error::Open {
+        path: path.to_owned(),
+        source,
+    };
+    let mut names = Vec::new();
+    for entry in fs::read_dir(path).map_err(open_fault)? {
+        names.push(entry.map_err(open_fault)?.file_name());
+    }
+    // The order in which a file system lists names says nothing.
+    names.sort();
+    let indexes: Vec<&OsString> = names.iter().filter(|name| is_index(name)).collect();
+    let files: Vec<&OsString> = names.iter().filter(|name| is_file_of_tensors(name)).collect();
+    let usual = indexes.iter().find(|name| ***name == USUAL_INDEX);
+    match (usual, &indexes[..], &files[..]) {
+        (Some(name), _, _) | (None, [name], _) => Ok(Located::Index {
+            folder: Folder::new(path, options.reach)?,
+            name: (*name).clone(),
+        }),
+        (None, [], [name]) => {
+            let folder = Folder::new(path, options.reach)?;
+            let file = folder.open(name)?;
+            Archive::of_file(file, path.join(name), &options.open).map(Located::File)
+        }
+        (None, [], []) => Err(Error::Checkpoint {
+            path: path.to_owned(),
+            fault: CheckpointFault::NoCheckpoint,
+        }),
+        (None, [], many) | (None, many, _) => {
+            let found = many
+                .iter()
+                .map(|name| name.to_string_lossy().into_owned())
+                .collect();
+            Err(Error::Checkpoint {
+                path: path.to_owned(),
+                fault: CheckpointFault::Ambiguous { found },
+            })
+        }
+    }
+}
+
+/// `model.safetensors.index.json`, and with a variant `model.safetensors.index.fp16.json`.
+fn is_index(name: &OsStr) -> bool {
+    let Some(name) = name.to_str().filter(|name| is_shown(name)) else {
+        return false;
+    };
+    name.ends_with(".json")
+        && EXTENSIONS
+            .iter()
+            .any(|extension| name.contains(&format!("{extension}.index.")))
+}
+
+fn is_file_of_tensors(name: &OsStr) -> bool {
+    name.to_str()
+        .is_some_and(|name| is_shown(name) && EXTENSIONS.iter().any(|extension| name.ends_with(extension)))
+}
+
+/// Hidden files are those of an interrupted save, or of the file manager of a Mac.
+fn is_shown(name: &str) -> bool {
+    !name.starts_with('.')
+}
