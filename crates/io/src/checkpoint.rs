@@ -3,8 +3,8 @@
 mod fault;
 mod folder;
 mod locate;
+mod read;
 
-use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io;
 use std::num::NonZero;
@@ -13,12 +13,14 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use ingot_format::{Dtype, Entry, Header, Index, IndexReader, ShardIndex, to_u64};
+use ingot_format::{Dtype, Header, IndexReader, ShardIndex, to_u64};
 
 pub use fault::CheckpointFault;
 
-use crate::archive::{Archive, OpenOptions, Region, nearest};
+use crate::archive::{Archive, OpenOptions, Tensor, nearest};
 use crate::error::Error;
+use crate::execute::ReadOptions;
+use crate::region::Region;
 use crate::watch::Watch;
 use folder::Folder;
 use locate::{Located, locate};
@@ -60,8 +62,15 @@ pub struct Checkpoint {
     shards: Vec<Archive>,
     /// For each tensor, in the order of the index, its place in its shard's order of data.
     places: Vec<u32>,
-    /// Tensors in all shards before each one: numbers run through the shards, in the order of their names.
-    starts: Vec<usize>,
+}
+
+/// Where a tensor of a checkpoint is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShardPlace {
+    /// The number of the shard.
+    pub shard: usize,
+    /// The tensor's place in that shard's order of data.
+    pub number: usize,
 }
 
 /// Opens a file, the shards of an index, or whatever of these a directory holds. The content decides, not the name:
@@ -114,20 +123,11 @@ impl Checkpoint {
                 }
             }
         }
-        let starts = shards
-            .iter()
-            .scan(0, |before, shard| {
-                let start = *before;
-                *before += shard.header().len();
-                Some(start)
-            })
-            .collect();
         Ok(Checkpoint {
             path,
             index,
             shards,
             places,
-            starts,
         })
     }
 
@@ -171,74 +171,60 @@ impl Checkpoint {
         self.shards.iter().flat_map(|shard| shard.header().names())
     }
 
-    /// The number of the tensor `name`: its place in the order of [`Checkpoint::names`].
+    /// The tensor `name`, in the shard that holds it.
     ///
     /// # Errors
     /// [`Error::UnknownTensor`], with the name that is most like it.
-    pub fn find(&self, name: &str) -> Result<usize, Error> {
-        let Some(found) = self.index.find(name) else {
-            return Err(Error::UnknownTensor {
+    pub fn find(&self, name: &str) -> Result<Tensor<'_>, Error> {
+        let place = self.index.find(name).map(|number| self.place_of(number));
+        place
+            .and_then(|place| self.tensor(place))
+            .ok_or_else(|| Error::UnknownTensor {
                 path: Some(self.path.clone()),
                 tensor: name.to_owned(),
                 nearest: nearest(self.index.entries().map(|entry| entry.0), name),
-            });
-        };
-        Ok(self.starts[self.index.entry(found).1] + position(self.places[found]))
+            })
     }
 
-    /// Tensor `number`, and the shard that it is in. `None` where there are not as many.
+    /// Where the tensor is that stands at `number` in the order of the index.
+    fn place_of(&self, number: usize) -> ShardPlace {
+        ShardPlace {
+            shard: self.index.entry(number).1,
+            number: position(self.places[number]),
+        }
+    }
+
+    /// Where the tensor `name` is.
     #[must_use]
-    pub fn entry(&self, number: usize) -> Option<(&Archive, Entry<'_>)> {
-        let (shard, place) = self.place(number);
-        let archive = self.shards.get(shard)?;
-        Some((archive, archive.header().entry(place)?))
+    pub fn place(&self, name: &str) -> Option<ShardPlace> {
+        self.index.find(name).map(|number| self.place_of(number))
     }
 
-    /// The shard of tensor `number`, and its place in that one's order of data.
-    fn place(&self, number: usize) -> (usize, usize) {
-        // Shards without tensors start where the next one does; the last that starts there has it.
-        let shard = self
-            .starts
-            .partition_point(|&start| start <= number)
-            .saturating_sub(1);
-        (shard, number - self.starts.get(shard).copied().unwrap_or(0))
+    /// The tensor at `place`.
+    #[must_use]
+    pub fn tensor(&self, place: ShardPlace) -> Option<Tensor<'_>> {
+        self.shards.get(place.shard)?.tensor(place.number)
     }
 
-    /// The bytes of many tensors, given as numbers; the regions come in the order of `numbers`.
+    /// The places of all tensors in the order of the data, shard after shard.
+    pub fn all_places(&self) -> impl Iterator<Item = ShardPlace> {
+        self.shards.iter().enumerate().flat_map(|(shard, archive)| {
+            (0..archive.header().len()).map(move |number| ShardPlace { shard, number })
+        })
+    }
+
+    /// The bytes of many tensors; the regions come in the order of `wanted`. Views where a shard is mapped. What has to
+    /// be read is read at once, from all shards in parallel.
     ///
     /// # Errors
     /// As [`Archive::regions`].
-    pub fn regions(&self, numbers: &[usize], watch: &dyn Watch) -> Result<Vec<Region>, Error> {
-        let mut wanted: BTreeMap<usize, (Vec<usize>, Vec<usize>)> = BTreeMap::new();
-        for (rank, &number) in numbers.iter().enumerate() {
-            let (shard, place) = self.place(number);
-            let (ranks, places) = wanted.entry(shard).or_default();
-            ranks.push(rank);
-            places.push(place);
-        }
-        let mut regions: Vec<Option<Region>> = vec![None; numbers.len()];
-        for (shard, (ranks, places)) in wanted {
-            let found = self.shards[shard].regions(&places, watch)?;
-            for (rank, region) in ranks.into_iter().zip(found) {
-                regions[rank] = Some(region);
-            }
-        }
-        // Each rank was given to one shard, and each shard gives as many regions as it was asked for.
-        Ok(regions.into_iter().flatten().collect())
-    }
-
-    /// What `index` takes of the tensor `name`, as [`Archive::select`] gives it.
-    ///
-    /// # Errors
-    /// [`Error::UnknownTensor`], and what [`Archive::select`] says.
-    pub fn select(
+    pub fn regions(
         &self,
-        name: &str,
-        index: &[Index],
+        wanted: &[ShardPlace],
+        options: &ReadOptions,
         watch: &dyn Watch,
-    ) -> Result<(Vec<u64>, Region), Error> {
-        let (shard, _) = self.place(self.find(name)?);
-        self.shards[shard].select(name, index, watch)
+    ) -> Result<Vec<Region>, Error> {
+        read::regions(&self.shards, wanted, options, watch)
     }
 
     /// Bytes of all tensors, as the headers of the shards say. They may pass what 64 bits count only where the files

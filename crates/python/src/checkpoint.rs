@@ -1,11 +1,12 @@
 //! Open checkpoints of many files. What can be asked of one is what can be asked of a single file.
 
 use std::ffi::OsString;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use ingot_format::Entry;
-use ingot_io::{CheckpointOptions, Error, Opened, Reach};
+use ingot_io::{CheckpointOptions, Error, Opened, Reach, ReadOptions, ShardPlace, Tensor};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
@@ -154,51 +155,55 @@ impl Checkpoint {
 
     fn info(&self, py: Python<'_>, name: &str) -> PyResult<TensorInfo> {
         let checkpoint = self.opened(py)?;
-        TensorInfo::of(py, &find(py, &checkpoint, name)?.2)
+        TensorInfo::of(py, find(py, &checkpoint, name)?.entry())
     }
 
     /// The path of the shard that the tensor is in.
     fn shard_of(&self, py: Python<'_>, name: &str) -> PyResult<Option<OsString>> {
         let checkpoint = self.opened(py)?;
-        let (_, shard, _) = find(py, &checkpoint, name)?;
+        let shard = find(py, &checkpoint, name)?.archive();
         Ok(shard.path().map(|path| path.as_os_str().to_owned()))
     }
 
-    #[pyo3(signature = (names, wrap))]
+    #[pyo3(signature = (names, wrap, *, threads = None, progress = None))]
     fn tensors<'py>(
         &self,
         py: Python<'py>,
         names: Option<&Bound<'py, PyAny>>,
         wrap: &Wrap,
+        threads: Option<NonZeroUsize>,
+        progress: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyDict>> {
         let checkpoint = self.opened(py)?;
-        let numbers = match names {
-            None => (0..checkpoint.len()).collect(),
-            Some(names) => numbers(py, &checkpoint, names)?,
+        let places = match names {
+            None => checkpoint.all_places().collect(),
+            Some(names) => places(py, &checkpoint, names)?,
         };
-        let entries = numbers
-            .iter()
-            .filter_map(|&number| Some(checkpoint.entry(number)?.1));
+        let wanted = places.iter().filter_map(|&place| checkpoint.tensor(place));
         // All refusals come before the first byte is read.
-        for entry in entries.clone() {
-            wrap.accepts(py, &entry)?;
+        for tensor in wanted.clone() {
+            wrap.accepts(py, tensor.archive().path(), tensor.entry())?;
         }
-        let regions = Signals::detach(py, |signals| checkpoint.regions(&numbers, signals))?;
+        let options = ReadOptions { threads };
+        let regions =
+            Signals::telling(progress).run(py, |signals| checkpoint.regions(&places, &options, signals))?;
         let tensors = PyDict::new(py);
         let mut shared = None;
-        for (entry, region) in entries.zip(&regions) {
-            let tensor = wrap.wrap(py, region, &entry, &mut shared)?;
-            tensors.set_item(PyString::new(py, entry.name), tensor)?;
+        for (tensor, region) in wanted.zip(&regions) {
+            let (path, entry) = (tensor.archive().path(), tensor.entry());
+            let wrapped = wrap.wrap(py, path, region, entry, &mut shared)?;
+            tensors.set_item(PyString::new(py, entry.name), wrapped)?;
         }
         Ok(tensors)
     }
 
     fn tensor<'py>(&self, py: Python<'py>, name: &str, wrap: &Wrap) -> PyResult<Bound<'py, PyAny>> {
         let checkpoint = self.opened(py)?;
-        let (_, shard, entry) = find(py, &checkpoint, name)?;
-        wrap.accepts(py, &entry)?;
-        let region = Signals::detach(py, |signals| shard.read_watched(name, signals))?;
-        wrap.wrap(py, &region, &entry, &mut None)
+        let tensor = find(py, &checkpoint, name)?;
+        let (path, entry) = (tensor.archive().path(), tensor.entry());
+        wrap.accepts(py, path, entry)?;
+        let region = Signals::detach(py, |signals| tensor.read(&ReadOptions::default(), signals))?;
+        wrap.wrap(py, path, &region, entry, &mut None)
     }
 
     fn select<'py>(
@@ -209,16 +214,17 @@ impl Checkpoint {
         wrap: &Wrap,
     ) -> PyResult<Bound<'py, PyAny>> {
         let checkpoint = self.opened(py)?;
-        let (_, shard, entry) = find(py, &checkpoint, name)?;
-        wrap.accepts(py, &entry)?;
+        let tensor = find(py, &checkpoint, name)?;
+        let (path, entry) = (tensor.archive().path(), tensor.entry());
+        wrap.accepts(py, path, entry)?;
         let index = index::parts(index)?;
-        let (shape, region) = Signals::detach(py, |signals| shard.select(name, &index, signals))?;
+        let (shape, region) = Signals::detach(py, |signals| tensor.select(&index, signals))?;
         let part = Entry {
             shape: &shape,
-            ..entry
+            ..*entry
         };
-        wrap.accepts(py, &part)?;
-        wrap.wrap(py, &region, &part, &mut None)
+        wrap.accepts(py, path, &part)?;
+        wrap.wrap(py, path, &region, &part, &mut None)
     }
 
     /// A second handle to the same open files, closed on its own.
@@ -271,29 +277,29 @@ fn closed(py: Python<'_>, path: Option<PathBuf>) -> PyErr {
     raise(py, &Error::Closed { path })
 }
 
-/// A tensor's number, its shard, and what that says of it.
-fn find<'a>(
-    py: Python<'_>,
-    checkpoint: &'a ingot_io::Checkpoint,
-    name: &str,
-) -> PyResult<(usize, &'a ingot_io::Archive, Entry<'a>)> {
-    let number = checkpoint.find(name).map_err(|error| raise(py, &error))?;
-    match checkpoint.entry(number) {
-        Some((shard, entry)) => Ok((number, shard, entry)),
-        None => Err(closed(py, None)),
-    }
+fn find<'a>(py: Python<'_>, checkpoint: &'a ingot_io::Checkpoint, name: &str) -> PyResult<Tensor<'a>> {
+    checkpoint.find(name).map_err(|error| raise(py, &error))
 }
 
-fn numbers(
+fn places(
     py: Python<'_>,
     checkpoint: &ingot_io::Checkpoint,
     names: &Bound<'_, PyAny>,
-) -> PyResult<Vec<usize>> {
+) -> PyResult<Vec<ShardPlace>> {
     if names.is_instance_of::<PyString>() {
         return Err(PyTypeError::new_err(
             "expected a sequence of names, found a single string",
         ));
     }
-    let number = |name: PyResult<Bound<'_, PyAny>>| Ok(find(py, checkpoint, name?.extract::<&str>()?)?.0);
-    names.try_iter()?.map(number).collect()
+    let mut places = Vec::new();
+    for name in names.try_iter()? {
+        let name = name?;
+        let name = name.extract::<&str>()?;
+        match checkpoint.place(name) {
+            Some(place) => places.push(place),
+            // It has the words for what is not there.
+            None => drop(find(py, checkpoint, name)?),
+        }
+    }
+    Ok(places)
 }

@@ -1,11 +1,12 @@
 //! Open files.
 
 use std::ffi::OsString;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use ingot_format::{Dtype, Entry, Header, Leniency, Limits};
-use ingot_io::{Backend, Error, OpenOptions};
+use ingot_io::{Backend, Error, OpenOptions, ReadOptions, Tensor};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
@@ -146,19 +147,21 @@ impl Archive {
 
     fn info(&self, py: Python<'_>, name: &str) -> PyResult<TensorInfo> {
         let archive = self.opened(py)?;
-        TensorInfo::of(py, &find(py, &archive, name)?.1)
+        TensorInfo::of(py, find(py, &archive, name)?.entry())
     }
 
     fn parameter_count<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         counts(py, ingot_io::parameter_count([self.opened(py)?.header()]))
     }
 
-    #[pyo3(signature = (names, wrap))]
+    #[pyo3(signature = (names, wrap, *, threads = None, progress = None))]
     fn tensors<'py>(
         &self,
         py: Python<'py>,
         names: Option<&Bound<'py, PyAny>>,
         wrap: &Wrap,
+        threads: Option<NonZeroUsize>,
+        progress: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyDict>> {
         let archive = self.opened(py)?;
         let numbers = match names {
@@ -170,13 +173,15 @@ impl Archive {
             .filter_map(|&number| archive.header().entry(number));
         // All refusals come before the first byte is read.
         for entry in entries.clone() {
-            wrap.accepts(py, &entry)?;
+            wrap.accepts(py, archive.path(), &entry)?;
         }
-        let regions = Signals::detach(py, |signals| archive.regions(&numbers, signals))?;
+        let options = ReadOptions { threads };
+        let regions =
+            Signals::telling(progress).run(py, |signals| archive.regions(&numbers, &options, signals))?;
         let tensors = PyDict::new(py);
         let mut shared = None;
         for (entry, region) in entries.zip(&regions) {
-            let tensor = wrap.wrap(py, region, &entry, &mut shared)?;
+            let tensor = wrap.wrap(py, archive.path(), region, &entry, &mut shared)?;
             tensors.set_item(PyString::new(py, entry.name), tensor)?;
         }
         Ok(tensors)
@@ -184,10 +189,10 @@ impl Archive {
 
     fn tensor<'py>(&self, py: Python<'py>, name: &str, wrap: &Wrap) -> PyResult<Bound<'py, PyAny>> {
         let archive = self.opened(py)?;
-        let entry = find(py, &archive, name)?.1;
-        wrap.accepts(py, &entry)?;
-        let region = Signals::detach(py, |signals| archive.read_watched(name, signals))?;
-        wrap.wrap(py, &region, &entry, &mut None)
+        let tensor = find(py, &archive, name)?;
+        wrap.accepts(py, archive.path(), tensor.entry())?;
+        let region = Signals::detach(py, |signals| tensor.read(&ReadOptions::default(), signals))?;
+        wrap.wrap(py, archive.path(), &region, tensor.entry(), &mut None)
     }
 
     fn select<'py>(
@@ -198,16 +203,16 @@ impl Archive {
         wrap: &Wrap,
     ) -> PyResult<Bound<'py, PyAny>> {
         let archive = self.opened(py)?;
-        let entry = find(py, &archive, name)?.1;
-        wrap.accepts(py, &entry)?;
+        let tensor = find(py, &archive, name)?;
+        wrap.accepts(py, archive.path(), tensor.entry())?;
         let index = index::parts(index)?;
-        let (shape, region) = Signals::detach(py, |signals| archive.select(name, &index, signals))?;
+        let (shape, region) = Signals::detach(py, |signals| tensor.select(&index, signals))?;
         let part = Entry {
             shape: &shape,
-            ..entry
+            ..*tensor.entry()
         };
-        wrap.accepts(py, &part)?;
-        wrap.wrap(py, &region, &part, &mut None)
+        wrap.accepts(py, archive.path(), &part)?;
+        wrap.wrap(py, archive.path(), &region, &part, &mut None)
     }
 
     /// A second handle to the same open file, closed on its own.
@@ -329,20 +334,17 @@ fn buffer_expected(data: &Bound<'_, PyAny>, fault: &PyErr) -> PyErr {
     fault.clone_ref(data.py())
 }
 
-fn find<'a>(py: Python<'_>, archive: &'a ingot_io::Archive, name: &str) -> PyResult<(usize, Entry<'a>)> {
-    let number = archive.find(name).map_err(|error| raise(py, &error))?;
-    match archive.header().entry(number) {
-        Some(entry) => Ok((number, entry)),
-        None => Err(raise(py, &Error::Closed { path: None })),
-    }
+fn find<'a>(py: Python<'_>, archive: &'a ingot_io::Archive, name: &str) -> PyResult<Tensor<'a>> {
+    archive.find(name).map_err(|error| raise(py, &error))
 }
 
 fn numbers(py: Python<'_>, archive: &ingot_io::Archive, names: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
     if names.is_instance_of::<PyString>() {
+        // A str is an iterable of str, so it would be taken for the names of its letters.
         return Err(PyTypeError::new_err(
-            "expected a sequence of names, found a single string",
+            "names must be an iterable of str, not a str",
         ));
     }
-    let number = |name: PyResult<Bound<'_, PyAny>>| Ok(find(py, archive, name?.extract::<&str>()?)?.0);
+    let number = |name: PyResult<Bound<'_, PyAny>>| Ok(find(py, archive, name?.extract::<&str>()?)?.number());
     names.try_iter()?.map(number).collect()
 }
