@@ -1,9 +1,13 @@
-"""A file of tensors, open for reading."""
+"""A file of tensors, or a checkpoint of many, open for reading."""
 
 from __future__ import annotations
 
+from os.path import basename
+from warnings import warn
+
+from . import _native
 from ._frameworks import adapter
-from ._native import Archive
+from ._native import Archive, Checkpoint
 from ._serialize import one_of
 from .errors import ClosedError, DtypeError, SliceError, _escaped, _quoted
 
@@ -22,12 +26,15 @@ BACKENDS = ("auto", "mmap", "pread")
 
 
 class safe_open:
-    """Open a file and read tensors from it one by one.
+    """Open a file, or a checkpoint of many files, and read tensors from it one by one.
 
     Parameters
     ----------
     filename : str, bytes or os.PathLike
-        A `.safetensors` or a `.bt` file. The content decides which, not the name.
+        A `.safetensors` or a `.bt` file; the content decides which, not the name. Or the index of a sharded
+        checkpoint (``model.safetensors.index.json``): its shards become one handle. Or a directory with
+        ``model.safetensors.index.json`` in it, else with one other ``*.safetensors.index.json``, else with one
+        file of tensors.
     framework : str
         What the tensors shall be: ``"numpy"`` or ``"np"``; ``"torch"``, ``"pt"`` or ``"pytorch"``; ``"jax"``
         or ``"flax"``; ``"tensorflow"`` or ``"tf"``; ``"mlx"``; ``"paddle"``.
@@ -42,17 +49,30 @@ class safe_open:
         Also refuse what is harmless but not as a writer should write it (FORMAT.md, "Leniency").
     max_header_size : int, optional
         Refuse longer headers, in bytes. 100,000,000 by default, as upstream.
+    confine : bool
+        Refuse symbolic links below the directory that `filename` is or lies in, and files with a second name
+        (hard links). By default links are followed, because the cache of the Hub is made of them. An index
+        that names files outside of its directory is always refused.
 
     Raises
     ------
     OSError
-        The file cannot be opened: `FileNotFoundError`, `PermissionError`, `IsADirectoryError` and so on.
+        The file cannot be opened: `FileNotFoundError`, `PermissionError` and so on. `FileNotFoundError` names
+        the shards that are missing. `IsADirectoryError`: a directory without a checkpoint.
     HeaderError
         The file breaks a rule of its format; ``code`` says which.
+    CheckpointError
+        The index breaks a rule (FORMAT.md, I1 to I8), or the shards do not hold what it says, or the directory
+        holds several checkpoints.
     OptionError
         `framework`, `device` or `backend` is not one of the choices.
     ImportError
         The framework is not installed. The message has the command that installs it.
+
+    Warns
+    -----
+    UserWarning
+        ``total_size`` in the index is not the size of the tensors. Nothing depends on it.
 
     Notes
     -----
@@ -75,18 +95,19 @@ class safe_open:
         backend: str = "auto",
         strict: bool = False,
         max_header_size: int | None = None,
+        confine: bool = False,
     ) -> None:
         self._adapter = adapter(framework)
         self._move = self._adapter.mover(device)
-        self._archive = open_archive(filename, backend, strict, max_header_size)
-        self._arguments = (framework, device, backend, strict, max_header_size)
+        self._archive = open_archive(filename, backend, strict, max_header_size, confine)
+        self._arguments = (framework, device, backend, strict, max_header_size, confine)
 
     def keys(self) -> list[str]:
         """Give the names of all tensors, sorted."""
         return self._archive.names()
 
     def offset_keys(self) -> list[str]:
-        """Give the names of all tensors in the order in which their data stands in the file."""
+        """Give the names of all tensors in the order in which their data stands in the file, shard after shard."""
         return self._archive.offset_names()
 
     def metadata(self) -> dict[str, str] | None:
@@ -95,9 +116,61 @@ class safe_open:
         Returns
         -------
         dict of str to str, or None
-            A fresh dict that the caller may change; None where the file has none.
+            A fresh dict that the caller may change; None where the file has none. For a sharded checkpoint that
+            of the index, whose values may be any JSON, such as the int ``total_size``; `shard_metadata` has
+            that of the files.
         """
         return self._archive.metadata()
+
+    def shard_metadata(self) -> dict[str, dict[str, str] | None]:
+        """Give the metadata of each file.
+
+        Returns
+        -------
+        dict of str to dict or None
+            By the name that the index has for the file. A single file has its own name.
+        """
+        archive = self._archive
+        if isinstance(archive, Checkpoint):
+            return archive.shard_metadata()
+        return {basename(self.path): archive.metadata()}
+
+    @property
+    def shards(self) -> list[str]:
+        """The paths of the files, in the order of their names: of one, where this is no sharded checkpoint."""
+        archive = self._archive
+        return archive.shards if isinstance(archive, Checkpoint) else [self.path]
+
+    def shard_of(self, name: str) -> str:
+        """Give the path of the file that holds a tensor.
+
+        Parameters
+        ----------
+        name : str
+            The tensor.
+
+        Raises
+        ------
+        TensorNotFoundError
+            There is no such tensor.
+        """
+        archive = self._archive
+        if isinstance(archive, Checkpoint):
+            return archive.shard_of(name)
+        archive.info(name)
+        return self.path
+
+    def parameter_count(self) -> dict[str, int]:
+        """Count the elements of each dtype, over all files.
+
+        Returns
+        -------
+        dict of str to int
+            By the dtype's code, such as ``{"BF16": 7241732096}``. Elements as they are stored: a scalar is one,
+            buffers count, and what a quantised model packs into an ``I32`` is one. In the order of FORMAT.md's
+            table.
+        """
+        return self._archive.parameter_count()
 
     def info(self, name: str) -> TensorInfo:
         """Say what a tensor is without reading it.
@@ -192,7 +265,7 @@ class safe_open:
 
     @property
     def path(self) -> str:
-        """The file, as it was given, as a str."""
+        """The file, as it was given, as a str; the index of a sharded checkpoint."""
         path = self._archive.path
         return "" if path is None else path
 
@@ -266,10 +339,18 @@ def _reopen(
     backend: str,
     strict: bool,
     max_header_size: int | None,
+    confine: bool,
 ) -> safe_open:
     file = object.__new__(kind)
     safe_open.__init__(
-        file, path, framework, device, backend=backend, strict=strict, max_header_size=max_header_size
+        file,
+        path,
+        framework,
+        device,
+        backend=backend,
+        strict=strict,
+        max_header_size=max_header_size,
+        confine=confine,
     )
     return file
 
@@ -279,7 +360,7 @@ class TensorSlice:
 
     __slots__ = ("_adapter", "_archive", "_info", "_move")
 
-    def __init__(self, archive: Archive, info: TensorInfo, adapter: Adapter, move: Move | None) -> None:
+    def __init__(self, archive: Archive | Checkpoint, info: TensorInfo, adapter: Adapter, move: Move | None) -> None:
         self._archive = archive
         self._info = info
         self._adapter = adapter
@@ -341,12 +422,22 @@ def open_archive(
     backend: str,
     strict: bool = False,
     max_header_size: int | None = None,
-) -> Archive:
-    """The open file."""
-    return Archive.open(filename, one_of("backend", backend, BACKENDS), strict, max_header_size)
+    confine: bool = False,
+) -> Archive | Checkpoint:
+    """The open file, or the open shards."""
+    opened = _native.open(filename, one_of("backend", backend, BACKENDS), strict, max_header_size, confine)
+    if isinstance(opened, Checkpoint):
+        nbytes, wrong = opened.total_nbytes()
+        if wrong is not None:
+            warn(
+                f"{_escaped(opened.path)}: the index gives total_size as {wrong}, and the tensors take {nbytes} "
+                "bytes: nothing depends on it",
+                stacklevel=3,
+            )
+    return opened
 
 
-def tensors(archive: Archive, names: Iterable[str] | None, wrap: Wrap, move: Move | None) -> dict[str, Any]:
+def tensors(archive: Archive | Checkpoint, names: Iterable[str] | None, wrap: Wrap, move: Move | None) -> dict[str, Any]:
     """The tensors of these names, or all, on the device that `move` takes them to."""
     found = archive.tensors(names, wrap)
     if move is not None:
@@ -356,7 +447,7 @@ def tensors(archive: Archive, names: Iterable[str] | None, wrap: Wrap, move: Mov
     return found
 
 
-def _moved(archive: Archive, name: str, tensor: Any, move: Move | None) -> Any:
+def _moved(archive: Archive | Checkpoint, name: str, tensor: Any, move: Move | None) -> Any:
     if move is None:
         return tensor
     try:
@@ -371,6 +462,6 @@ def _moved(archive: Archive, name: str, tensor: Any, move: Move | None) -> Any:
         ) from error.__cause__
 
 
-def _where(archive: Archive) -> str:
+def _where(archive: Archive | Checkpoint) -> str:
     """What messages about a file begin with."""
     return "" if archive.path is None else f"{_escaped(archive.path)}: "

@@ -63,7 +63,8 @@ def load_file(filename: Path, *, backend: str = "auto") -> dict[str, Array]:
     Parameters
     ----------
     filename : str, bytes or os.PathLike
-        A `.safetensors` or a `.bt` file. The content decides which, not the name.
+        A `.safetensors` or a `.bt` file, the index of a sharded checkpoint, or a directory with one of these: as
+        for `ingot.safe_open`.
     backend : {"auto", "mmap", "pread"}
         As for `ingot.safe_open`.
 
@@ -81,6 +82,8 @@ def load_file(filename: Path, *, backend: str = "auto") -> dict[str, Array]:
         The file cannot be opened.
     HeaderError
         The file breaks a rule of its format; ``code`` says which.
+    CheckpointError
+        The index breaks a rule, or the shards do not hold what it says.
     DtypeError
         NumPy lacks a tensor's dtype or has fewer dimensions, or ml_dtypes is not installed. `ingot.safe_open`
         reads the other tensors.

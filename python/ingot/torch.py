@@ -18,6 +18,7 @@ except ModuleNotFoundError as error:
 from ._torch_alias import restore, views_among, with_views
 from ._torch_model import load_model, save_model
 from ._torch_plain import not_plain
+from ._torch_sharded import save_sharded
 from ._torch_sharing import refuse_shared
 
 TYPE_CHECKING = False
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from ._native import Archive
+    from ._native import Archive, Checkpoint
     from ._serialize import Format, Path
 
     Shared = Literal["error", "copy", "alias"]
     Contiguous = Literal["error", "copy"]
     Loaded = Literal["alias", "drop"]
 
-__all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model"]
+__all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model", "save_sharded"]
 
 SHARED = ("error", "copy", "alias")
 CONTIGUOUS = ("error", "copy")
@@ -81,7 +82,8 @@ def load_file(
     Parameters
     ----------
     filename : str, bytes or os.PathLike
-        A `.safetensors` or a `.bt` file. The content decides which, not the name.
+        A `.safetensors` or a `.bt` file, the index of a sharded checkpoint, or a directory with one of these: as
+        for `ingot.safe_open`.
     device : str, int or torch.device
         Where the tensors shall be; whatever `torch.device` takes. ``"meta"`` gives shapes and dtypes and
         reads nothing.
@@ -105,6 +107,8 @@ def load_file(
         The file cannot be opened.
     HeaderError
         The file breaks a rule of its format; ``code`` says which.
+    CheckpointError
+        The index breaks a rule, or the shards do not hold what it says.
     DtypeError
         This torch lacks a tensor's dtype. `ingot.safe_open` reads the other tensors.
     StorageError
@@ -145,14 +149,17 @@ def load(data: Buffer, *, shared: Loaded = "alias") -> dict[str, torch.Tensor]:
 
 
 def _loaded(
-    archive: Archive, move: Callable[[torch.Tensor], torch.Tensor] | None, shared: Loaded
+    archive: Archive | Checkpoint, move: Callable[[torch.Tensor], torch.Tensor] | None, shared: Loaded
 ) -> dict[str, torch.Tensor]:
     """All tensors of a file, and those that its record of shared tensors adds."""
     one_of("shared", shared, LOADED)
     found = _open.tensors(archive, None, wrap, move)
     if shared == "alias":
         where = "" if archive.path is None else f"{_escaped(archive.path)}: "
-        restore(found, archive.metadata(), where)
+        # The index of a checkpoint says nothing of memory: each file speaks for its own tensors.
+        shards = archive.shard_metadata().values() if isinstance(archive, _native.Checkpoint) else [archive.metadata()]
+        for metadata in shards:
+            restore(found, metadata, where)
     return found
 
 

@@ -159,10 +159,10 @@ impl Checkpoint {
     }
 
     /// The path of the shard that the tensor is in.
-    fn shard_of(&self, py: Python<'_>, name: &str) -> PyResult<Option<OsString>> {
+    fn shard_of(&self, py: Python<'_>, name: &str) -> PyResult<OsString> {
         let checkpoint = self.opened(py)?;
         let shard = find(py, &checkpoint, name)?.archive();
-        Ok(shard.path().map(|path| path.as_os_str().to_owned()))
+        Ok(shard.path().unwrap_or(&self.path).as_os_str().to_owned())
     }
 
     #[pyo3(signature = (names, wrap, *, threads = None, progress = None))]

@@ -18,8 +18,9 @@ pub(super) enum Located {
     Index { folder: Folder, name: OsString },
 }
 
-/// The index that everybody looks for first.
+/// The index, and the file, that everybody looks for first.
 const USUAL_INDEX: &str = "model.safetensors.index.json";
+const USUAL_FILE: &str = "model.safetensors";
 
 /// What files of tensors are called, and what stands between that and `json` in the name of an index.
 const EXTENSIONS: [&str; 2] = [".safetensors", ".bt"];
@@ -69,7 +70,7 @@ fn parted(path: &Path, reach: Reach) -> Result<(Folder, OsString), Error> {
 }
 
 /// An index before files, because files beside an index are its shards: first the usual one, then the only one. Then
-/// the only file.
+/// files, likewise.
 fn in_directory(path: &Path, options: &CheckpointOptions) -> Result<Located, Error> {
     let open_fault = |source| Error::Open {
         path: path.to_owned(),
@@ -83,15 +84,25 @@ fn in_directory(path: &Path, options: &CheckpointOptions) -> Result<Located, Err
     names.sort();
     let indexes: Vec<&OsString> = names.iter().filter(|name| is_index(name)).collect();
     let files: Vec<&OsString> = names.iter().filter(|name| is_file_of_tensors(name)).collect();
-    let usual = indexes.iter().find(|name| ***name == USUAL_INDEX);
-    match (usual, &indexes[..], &files[..]) {
-        (Some(name), _, _) | (None, [name], _) => Ok(Located::Index {
+    let among = |found: &[&'_ OsString], usual: &str| match found {
+        [only] => Some((*only).clone()),
+        _ => found
+            .iter()
+            .find(|name| ***name == usual)
+            .map(|name| (*name).clone()),
+    };
+    match (
+        among(&indexes, USUAL_INDEX),
+        &indexes[..],
+        among(&files, USUAL_FILE),
+    ) {
+        (Some(name), _, _) => Ok(Located::Index {
             folder: Folder::new(path, options.reach)?,
-            name: (*name).clone(),
+            name,
         }),
-        (None, [], [name]) => {
+        (None, [], Some(name)) => {
             let folder = Folder::new(path, options.reach)?;
-            let file = folder.open(name)?;
+            let file = folder.open(&name)?;
             Archive::of_file(file, path.join(name), &options.open).map(Located::File)
         }
         (None, [], []) => Err(Error::Checkpoint {
