@@ -9,12 +9,13 @@ from contextlib import suppress
 from secrets import token_hex
 
 from ._serialize import is_durable, texts
-from ._torch_model import duplicate_names
+from ._torch_model import duplicate_names, storage_ptr, storage_size
 from .errors import OptionError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from typing import Any
 
     import torch
 
@@ -125,18 +126,29 @@ def _size(tensor: torch.Tensor) -> int:
 
 
 def _split(tensors: Mapping[str, torch.Tensor], limit: int) -> list[dict[str, torch.Tensor]]:
-    """The tensors of each file: in their order, as many as fit. One that is too large comes at once, alone."""
+    """The tensors of each file: in their order, as many as fit. One that is too large comes at once, alone.
+
+    A tensor goes where one of the same storage went. At this point these are the empty ones, which all have none.
+    """
     shards: list[dict[str, torch.Tensor]] = []
     current: dict[str, torch.Tensor] = {}
     filled = 0
+    homes: dict[Any, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
+        storage = tensor.device, storage_ptr(tensor), storage_size(tensor)
+        home = homes.get(storage)
+        if home is not None:
+            home[name] = tensor
+            continue
         size = _size(tensor)
         if size > limit:
-            shards.append({name: tensor})
+            homes[storage] = {name: tensor}
+            shards.append(homes[storage])
             continue
         if filled + size > limit:
             shards.append(current)
             current, filled = {}, 0
+        homes[storage] = current
         current[name] = tensor
         filled += size
     if current or not shards:

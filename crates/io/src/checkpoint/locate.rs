@@ -84,41 +84,38 @@ fn in_directory(path: &Path, options: &CheckpointOptions) -> Result<Located, Err
     names.sort();
     let indexes: Vec<&OsString> = names.iter().filter(|name| is_index(name)).collect();
     let files: Vec<&OsString> = names.iter().filter(|name| is_file_of_tensors(name)).collect();
-    let among = |found: &[&'_ OsString], usual: &str| match found {
-        [only] => Some((*only).clone()),
-        _ => found
-            .iter()
-            .find(|name| ***name == usual)
-            .map(|name| (*name).clone()),
+    let fault = if let Some(name) = the_one(&indexes, USUAL_INDEX) {
+        let folder = Folder::new(path, options.reach)?;
+        return Ok(Located::Index { folder, name });
+    } else if !indexes.is_empty() {
+        ambiguous(&indexes)
+    } else if let Some(name) = the_one(&files, USUAL_FILE) {
+        let file = Folder::new(path, options.reach)?.open(&name)?;
+        return Archive::of_file(file, path.join(name), &options.open).map(Located::File);
+    } else if !files.is_empty() {
+        ambiguous(&files)
+    } else {
+        CheckpointFault::NoCheckpoint
     };
-    match (
-        among(&indexes, USUAL_INDEX),
-        &indexes[..],
-        among(&files, USUAL_FILE),
-    ) {
-        (Some(name), _, _) => Ok(Located::Index {
-            folder: Folder::new(path, options.reach)?,
-            name,
-        }),
-        (None, [], Some(name)) => {
-            let folder = Folder::new(path, options.reach)?;
-            let file = folder.open(&name)?;
-            Archive::of_file(file, path.join(name), &options.open).map(Located::File)
-        }
-        (None, [], []) => Err(Error::Checkpoint {
-            path: path.to_owned(),
-            fault: CheckpointFault::NoCheckpoint,
-        }),
-        (None, [], many) | (None, many, _) => {
-            let found = many
-                .iter()
-                .map(|name| name.to_string_lossy().into_owned())
-                .collect();
-            Err(Error::Checkpoint {
-                path: path.to_owned(),
-                fault: CheckpointFault::Ambiguous { found },
-            })
-        }
+    Err(Error::Checkpoint {
+        path: path.to_owned(),
+        fault,
+    })
+}
+
+/// The usual one of these names, else the only one.
+fn the_one(names: &[&OsString], usual: &str) -> Option<OsString> {
+    let only = if names.len() == 1 { names.first() } else { None };
+    let found = names.iter().find(|name| ***name == usual).or(only);
+    found.map(|name| (*name).clone())
+}
+
+fn ambiguous(names: &[&OsString]) -> CheckpointFault {
+    CheckpointFault::Ambiguous {
+        found: names
+            .iter()
+            .map(|name| name.to_string_lossy().into_owned())
+            .collect(),
     }
 }
 
