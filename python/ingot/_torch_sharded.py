@@ -128,17 +128,18 @@ def _size(tensor: torch.Tensor) -> int:
 def _split(tensors: Mapping[str, torch.Tensor], limit: int) -> list[dict[str, torch.Tensor]]:
     """The tensors of each file: in their order, as many as fit. One that is too large comes at once, alone.
 
-    A tensor goes where one of the same storage went. At this point these are the empty ones, which all have none.
+    A tensor goes where one of the same storage went, after what is there already. At this point these are the empty
+    ones, which all have none.
     """
     shards: list[dict[str, torch.Tensor]] = []
     current: dict[str, torch.Tensor] = {}
     filled = 0
     homes: dict[Any, dict[str, torch.Tensor]] = {}
+    followers: list[tuple[str, Any]] = []
     for name, tensor in tensors.items():
         storage = tensor.device, storage_ptr(tensor), storage_size(tensor)
-        home = homes.get(storage)
-        if home is not None:
-            home[name] = tensor
+        if storage in homes:
+            followers.append((name, storage))
             continue
         size = _size(tensor)
         if size > limit:
@@ -153,6 +154,8 @@ def _split(tensors: Mapping[str, torch.Tensor], limit: int) -> list[dict[str, to
         filled += size
     if current or not shards:
         shards.append(current)
+    for name, storage in followers:
+        homes[storage][name] = tensors[name]
     return shards
 
 
