@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import checkpoints
 import importing
 import loading
 import long_header
@@ -63,6 +64,28 @@ SCENARIOS = [
         LISTS,
         Goal(12, 20),
         rounds=7,
+    ),
+    *(
+        Scenario(
+            f"open 163 shards + keys(), 91,000 tensors, index {order}",
+            "safetensors",
+            checkpoints.names_of_experts(91_000, 163, by_name=by_name),
+            "ours: one list, sorted, and every shard held against the index; peer: the list of each shard",
+            Goal(10, 15),
+            rounds=9,
+        )
+        for order, by_name in (("by name", True), ("by shard", False))
+    ),
+    *(
+        Scenario(
+            f"read an index of 497,000 tensors {order}; peer: json.load",
+            "safetensors",
+            checkpoints.index(497_000, by_name=by_name),
+            "ours: an index of its own, every rule checked; peer: a dict, the last of two equal keys",
+            Goal(5, 20),
+            rounds=7,
+        )
+        for order, by_name in (("by name", True), ("by shard", False))
     ),
     Scenario(
         "open + keys(), .bt, 20,000 tensors",

@@ -10,6 +10,7 @@ __all__ = [
     "Archive",
     "Buffer",
     "Checkpoint",
+    "ShardIndex",
     "TensorInfo",
     "Wrap",
     "__version__",
@@ -125,6 +126,15 @@ class Checkpoint:
     def select(self, name: str, index: Any, wrap: Wrap) -> Any: ...
     def share(self) -> Checkpoint: ...
     def close(self) -> None: ...
+
+@final
+class ShardIndex:
+    @staticmethod
+    def read(path: str | bytes | PathLike[str] | PathLike[bytes]) -> ShardIndex: ...
+    def __len__(self) -> int: ...
+    @property
+    def shards(self) -> list[str]: ...
+    def shard_of(self, name: str) -> str | None: ...
 
 def open(
     path: str | bytes | PathLike[str] | PathLike[bytes],

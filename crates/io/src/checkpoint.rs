@@ -83,7 +83,7 @@ pub fn open(path: &Path, options: &CheckpointOptions) -> Result<Opened, Error> {
     match locate(path, options)? {
         Located::File(file) => Ok(Opened::File(file)),
         Located::Index { folder, name } => {
-            let index = read_index(&folder, &name)?;
+            let index = index_in(&folder, &name)?;
             Checkpoint::of_index(&folder, &name, index, options).map(Opened::Checkpoint)
         }
     }
@@ -263,8 +263,17 @@ pub fn parameter_count<'h>(headers: impl IntoIterator<Item = &'h Header>) -> Vec
         .collect()
 }
 
+/// Reads an index, and none of its shards.
+///
+/// # Errors
+/// [`Error::Open`], and [`Error::Index`] with the rule that it breaks.
+pub fn read_index(path: &Path) -> Result<ShardIndex, Error> {
+    let folder = Folder::new(path.parent().unwrap_or(Path::new("")), Reach::FollowLinks)?;
+    index_in(&folder, path.file_name().unwrap_or_default())
+}
+
 /// Reads an index through a window, so that 60 MB of it cost no more memory than the names in it.
-fn read_index(folder: &Folder, name: &OsStr) -> Result<ShardIndex, Error> {
+fn index_in(folder: &Folder, name: &OsStr) -> Result<ShardIndex, Error> {
     const WINDOW_NBYTES: usize = 128 << 10;
     let path = || folder.path(name);
     let index_fault = |fault| Error::Index { path: path(), fault };

@@ -25,6 +25,7 @@ pub use archive::{Archive, OpenOptions, Tensor};
 pub use backend::{BACKEND_VARIABLE, Backend};
 pub use checkpoint::{
     Checkpoint, CheckpointFault, CheckpointOptions, Opened, Reach, ShardPlace, open, parameter_count,
+    read_index,
 };
 pub use dest::{Dest, Payload};
 pub use error::Error;

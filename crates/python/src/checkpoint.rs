@@ -303,3 +303,34 @@ fn places(
     }
     Ok(places)
 }
+
+/// An index by itself, without its shards.
+#[pyclass(frozen, module = "ingot._native")]
+pub(crate) struct ShardIndex {
+    index: ingot_format::ShardIndex,
+}
+
+#[pymethods]
+impl ShardIndex {
+    #[staticmethod]
+    fn read(py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<ShardIndex> {
+        let path = file_path(path)?;
+        let index = py.detach(|| ingot_io::read_index(&path));
+        index
+            .map(|index| ShardIndex { index })
+            .map_err(|error| raise(py, &error))
+    }
+
+    fn __len__(&self) -> usize {
+        self.index.len()
+    }
+
+    #[getter]
+    fn shards(&self) -> Vec<&str> {
+        self.index.shards().iter().map(String::as_str).collect()
+    }
+
+    fn shard_of(&self, name: &str) -> Option<&str> {
+        self.index.shard_of(name)
+    }
+}

@@ -17,7 +17,7 @@ mod wrap;
 #[pyo3::pymodule(gil_used = false)]
 mod _native {
     #[pymodule_export]
-    use crate::checkpoint::{Checkpoint, open};
+    use crate::checkpoint::{Checkpoint, ShardIndex, open};
     #[pymodule_export]
     use crate::open::{Archive, TensorInfo};
     #[pymodule_export]

@@ -89,7 +89,7 @@ fn check_part(part: &str) -> Result<(), ShardNameFault> {
 
 fn is_device(part: &str) -> bool {
     let stem = part.split('.').next().unwrap_or(part).trim_end();
-    let has_number = |device: &&str| {
+    let has_number = |device: &str| {
         stem.get(..device.len())
             .is_some_and(|start| start.eq_ignore_ascii_case(device))
             && matches!(
@@ -98,7 +98,7 @@ fn is_device(part: &str) -> bool {
             )
     };
     DEVICES.iter().any(|device| stem.eq_ignore_ascii_case(device))
-        || NUMBERED_DEVICES.iter().any(|device| has_number(&device))
+        || NUMBERED_DEVICES.iter().any(|device| has_number(device))
 }
 
 /// Rule I8: no two shards, which are in order, have names that are one file where case does not count.
