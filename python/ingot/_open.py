@@ -69,11 +69,6 @@ class safe_open:
     ImportError
         The framework is not installed. The message has the command that installs it.
 
-    Warns
-    -----
-    UserWarning
-        ``total_size`` in the index is not the size of the tensors. Nothing depends on it.
-
     Notes
     -----
     It works as a context manager and without ``with``. It is a mapping from name to tensor: ``len(file)``,
@@ -82,6 +77,12 @@ class safe_open:
     After `close` every method raises `ClosedError`; tensors and slices that were taken before remain good. A
     handle can be used from many threads at once, and pickled: it is then opened again, by its path, where it
     arrives.
+
+    Opening a sharded checkpoint reads its index and finds its shards; each of them is opened when it is first needed,
+    and then held against the index. A shard that was exchanged in between is refused (`StorageError`), and so is
+    one that lacks a tensor which the index says it holds, or has one that it does not (`CheckpointError`). Whatever
+    reads everything, such as ``get_tensors()`` and `load_file`, also warns (`UserWarning`) where ``total_size`` in the
+    index is not the size of the tensors.
     """
 
     __slots__ = ("__weakref__", "_adapter", "_archive", "_arguments", "_move")
@@ -425,26 +426,31 @@ def open_archive(
     confine: bool = False,
 ) -> Archive | Checkpoint:
     """The open file, or the open shards."""
-    opened = _native.open(filename, one_of("backend", backend, BACKENDS), strict, max_header_size, confine)
-    if isinstance(opened, Checkpoint):
-        nbytes, wrong = opened.total_nbytes()
-        if wrong is not None:
-            warn(
-                f"{_escaped(opened.path)}: the index gives total_size as {wrong}, and the tensors take {nbytes} "
-                "bytes: nothing depends on it",
-                stacklevel=3,
-            )
-    return opened
+    return _native.open(filename, one_of("backend", backend, BACKENDS), strict, max_header_size, confine)
 
 
 def tensors(archive: Archive | Checkpoint, names: Iterable[str] | None, wrap: Wrap, move: Move | None) -> dict[str, Any]:
     """The tensors of these names, or all, on the device that `move` takes them to."""
     found = archive.tensors(names, wrap)
+    if names is None and isinstance(archive, Checkpoint):
+        _warn_of_total(archive)
     if move is not None:
         for name in found:
             # One by one, so that what has been moved is freed before the next is.
             found[name] = _moved(archive, name, found[name], move)
     return found
+
+
+def _warn_of_total(checkpoint: Checkpoint) -> None:
+    """Tell whoever has just read everything that the index gives another size."""
+    wrong = checkpoint.wrong_total()
+    if wrong is not None:
+        said, found = wrong
+        warn(
+            f"{_escaped(checkpoint.path)}: the index gives total_size as {said}, and the tensors take {found} bytes: "
+            "nothing depends on it",
+            stacklevel=4,
+        )
 
 
 def _moved(archive: Archive | Checkpoint, name: str, tensor: Any, move: Move | None) -> Any:

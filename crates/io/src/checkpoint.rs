@@ -22,7 +22,7 @@ use crate::error::Error;
 use crate::execute::ReadOptions;
 use crate::region::Region;
 use crate::watch::Watch;
-use folder::Folder;
+use folder::{Folder, Stamp};
 use locate::{Located, locate};
 
 /// How to open a checkpoint.
@@ -53,24 +53,24 @@ pub enum Opened {
     Checkpoint(Checkpoint),
 }
 
-/// All shards of a checkpoint, open, and held against its index: every tensor is in just the shard that the index
-/// says. Any number of threads may use it at once.
+/// The shards of a checkpoint as one. Each is opened when it is first needed, and then held against the index: it has to
+/// hold just the tensors that the index says. Any number of threads may use it at once.
 #[derive(Debug)]
 pub struct Checkpoint {
+    folder: Folder,
     path: PathBuf,
+    options: OpenOptions,
     index: ShardIndex,
-    shards: Vec<Archive>,
-    /// For each tensor, in the order of the index, its place in its shard's order of data.
-    places: Vec<u32>,
+    members: OnceLock<Members>,
+    shards: Vec<Shard>,
 }
 
-/// Where a tensor of a checkpoint is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ShardPlace {
-    /// The number of the shard.
-    pub shard: usize,
-    /// The tensor's place in that shard's order of data.
-    pub number: usize,
+/// A shard, perhaps open.
+#[derive(Debug)]
+struct Shard {
+    /// What it was when the checkpoint was opened.
+    stamp: Stamp,
+    archive: OnceLock<Archive>,
 }
 
 /// Opens a file, the shards of an index, or whatever of these a directory holds. The content decides, not the name:
@@ -84,50 +84,35 @@ pub fn open(path: &Path, options: &CheckpointOptions) -> Result<Opened, Error> {
         Located::File(file) => Ok(Opened::File(file)),
         Located::Index { folder, name } => {
             let index = index_in(&folder, &name)?;
-            Checkpoint::of_index(&folder, &name, index, options).map(Opened::Checkpoint)
+            Checkpoint::of_index(folder, &name, index, options).map(Opened::Checkpoint)
         }
     }
 }
 
 impl Checkpoint {
     fn of_index(
-        folder: &Folder,
+        folder: Folder,
         name: &OsStr,
         index: ShardIndex,
         options: &CheckpointOptions,
     ) -> Result<Checkpoint, Error> {
         let path = folder.path(name);
-        let members = Members::of(&index);
-        let opened = in_parallel(index.shards().len(), |number| {
-            open_shard(folder, &index, &members, number, options)
-        });
-        refuse_missing(&path, &index, &opened)?;
-        let mut shards = Vec::with_capacity(opened.len());
-        let mut outcomes = Vec::with_capacity(opened.len());
-        for shard in opened {
-            let (archive, outcome) = shard?;
-            shards.push(archive);
-            outcomes.push(outcome);
-        }
-        let mut places = vec![0; index.len()];
-        for (number, outcome) in outcomes.into_iter().enumerate() {
-            match outcome {
-                Ok(found) => {
-                    for (&member, place) in members.of_shard(number).iter().zip(found) {
-                        places[position(member)] = place;
-                    }
-                }
-                Err(Difference { tensor, is_extra }) => {
-                    let fault = difference(&index, &shards, number, tensor, is_extra);
-                    return Err(Error::Checkpoint { path, fault });
-                }
-            }
+        let looked: Vec<_> = index.shards().iter().map(|shard| folder.look(shard)).collect();
+        refuse_missing(&path, &index, &looked)?;
+        let mut shards = Vec::with_capacity(looked.len());
+        for stamp in looked {
+            shards.push(Shard {
+                stamp: stamp?,
+                archive: OnceLock::new(),
+            });
         }
         Ok(Checkpoint {
+            folder,
             path,
+            options: options.open,
             index,
+            members: OnceLock::new(),
             shards,
-            places,
         })
     }
 
@@ -137,16 +122,58 @@ impl Checkpoint {
         &self.path
     }
 
-    /// What the index says. It has been held against the shards.
+    /// What the index says.
     #[must_use]
     pub fn index(&self) -> &ShardIndex {
         &self.index
     }
 
-    /// The shards, in the order of their names.
+    /// The path of shard `number`. They are in the order of their names.
     #[must_use]
-    pub fn shards(&self) -> &[Archive] {
-        &self.shards
+    pub fn shard_path(&self, number: usize) -> PathBuf {
+        self.folder.path(&self.index.shards()[number])
+    }
+
+    /// Shard `number`, opened now if it was not.
+    ///
+    /// # Errors
+    /// What [`Archive::open`] says; [`Error::Changed`] when it is no longer what it was when the checkpoint was opened;
+    /// [`Error::Checkpoint`] when it does not hold just what the index says.
+    pub fn shard(&self, number: usize) -> Result<&Archive, Error> {
+        let shard = &self.shards[number];
+        if let Some(archive) = shard.archive.get() {
+            return Ok(archive);
+        }
+        let name = &self.index.shards()[number];
+        let (file, path) = (self.folder.open(name)?, self.folder.path(name));
+        shard.stamp.check(&file, &path)?;
+        let archive = Archive::of_file(file, path, &self.options)?;
+        let members = self.members.get_or_init(|| Members::of(&self.index));
+        if let Some(found) = differing(&self.index, members.of_shard(number), archive.header()) {
+            let path = self.path.clone();
+            let fault = self.difference(number, found);
+            return Err(Error::Checkpoint { path, fault });
+        }
+        // Another thread may have been quicker; its archive is as good.
+        Ok(shard.archive.get_or_init(|| archive))
+    }
+
+    /// Several shards, those that are not open opened in parallel. The first that fails is the error.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::shard`].
+    pub fn open_shards(&self, numbers: &[usize]) -> Result<Vec<&Archive>, Error> {
+        in_parallel(numbers.len(), |rank| self.shard(numbers[rank]))
+            .into_iter()
+            .collect()
+    }
+
+    /// All shards, in the order of their names.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::shard`].
+    pub fn all_shards(&self) -> Result<Vec<&Archive>, Error> {
+        self.open_shards(&(0..self.shards.len()).collect::<Vec<_>>())
     }
 
     /// How many tensors there are.
@@ -166,81 +193,122 @@ impl Checkpoint {
         (0..self.len()).map(|rank| self.index.entry(self.index.nth_by_name(rank)).0)
     }
 
-    /// All names in the order of the data, shard after shard.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.shards.iter().flat_map(|shard| shard.header().names())
-    }
-
     /// The tensor `name`, in the shard that holds it.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`], with the name that is most like it.
+    /// [`Error::UnknownTensor`], with the name that is most like it, and what [`Checkpoint::shard`] says.
     pub fn find(&self, name: &str) -> Result<Tensor<'_>, Error> {
-        let place = self.index.find(name).map(|number| self.place_of(number));
-        place
-            .and_then(|place| self.tensor(place))
-            .ok_or_else(|| Error::UnknownTensor {
+        self.shard(self.shard_number(name)?)?.find(name)
+    }
+
+    /// The number of the shard that holds the tensor `name`.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTensor`].
+    pub fn shard_number(&self, name: &str) -> Result<usize, Error> {
+        match self.index.find(name) {
+            Some(number) => Ok(self.index.entry(number).1),
+            None => Err(Error::UnknownTensor {
                 path: Some(self.path.clone()),
                 tensor: name.to_owned(),
                 nearest: nearest(self.index.entries().map(|entry| entry.0), name),
-            })
-    }
-
-    /// Where the tensor is that stands at `number` in the order of the index.
-    fn place_of(&self, number: usize) -> ShardPlace {
-        ShardPlace {
-            shard: self.index.entry(number).1,
-            number: position(self.places[number]),
+            }),
         }
     }
 
-    /// Where the tensor `name` is.
-    #[must_use]
-    pub fn place(&self, name: &str) -> Option<ShardPlace> {
-        self.index.find(name).map(|number| self.place_of(number))
-    }
-
-    /// The tensor at `place`.
-    #[must_use]
-    pub fn tensor(&self, place: ShardPlace) -> Option<Tensor<'_>> {
-        self.shards.get(place.shard)?.tensor(place.number)
-    }
-
-    /// The places of all tensors in the order of the data, shard after shard.
-    pub fn all_places(&self) -> impl Iterator<Item = ShardPlace> {
-        self.shards.iter().enumerate().flat_map(|(shard, archive)| {
-            (0..archive.header().len()).map(move |number| ShardPlace { shard, number })
-        })
-    }
-
-    /// The bytes of many tensors; the regions come in the order of `wanted`. Views where a shard is mapped. What has to
-    /// be read is read at once, from all shards in parallel.
+    /// The tensors of these names, their shards opened in parallel.
     ///
     /// # Errors
-    /// As [`Archive::regions`].
-    pub fn regions(
-        &self,
-        wanted: &[ShardPlace],
-        options: &ReadOptions,
-        watch: &dyn Watch,
-    ) -> Result<Vec<Region>, Error> {
-        read::regions(&self.shards, wanted, options, watch)
-    }
-
-    /// Bytes of all tensors, as the headers of the shards say. They may pass what 64 bits count only where the files
-    /// are sparse.
-    #[must_use]
-    pub fn nbytes(&self) -> u64 {
-        self.shards
+    /// As [`Checkpoint::find`].
+    pub fn find_all(&self, names: &[&str]) -> Result<Vec<Tensor<'_>>, Error> {
+        let numbers = names
             .iter()
-            .fold(0, |sum, shard| sum.saturating_add(shard.header().data_nbytes()))
+            .map(|name| self.shard_number(name))
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut needed = numbers.clone();
+        needed.sort_unstable();
+        needed.dedup();
+        self.open_shards(&needed)?;
+        names
+            .iter()
+            .zip(numbers)
+            .map(|(name, number)| self.shard(number)?.find(name))
+            .collect()
     }
 
-    /// What the index says of all tensors' bytes, where it is not so.
-    #[must_use]
-    pub fn wrong_total(&self) -> Option<u64> {
-        self.index.total_nbytes().filter(|&total| total != self.nbytes())
+    /// All tensors in the order of the data, shard after shard.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::shard`].
+    pub fn all(&self) -> Result<Vec<Tensor<'_>>, Error> {
+        let mut tensors = Vec::with_capacity(self.len());
+        for shard in self.all_shards()? {
+            tensors.extend((0..shard.header().len()).filter_map(|number| shard.tensor(number)));
+        }
+        Ok(tensors)
     }
+
+    /// What the index says of all tensors' bytes, and how many there are, where the two differ. `None` as long as a
+    /// shard is not open.
+    #[must_use]
+    pub fn wrong_total(&self) -> Option<(u64, u64)> {
+        let total = self.index.total_nbytes()?;
+        let mut found = 0_u64;
+        for shard in &self.shards {
+            found = found.saturating_add(shard.archive.get()?.header().data_nbytes());
+        }
+        (found != total).then_some((total, found))
+    }
+
+    /// Says of a difference between the index and shard `number` where else the tensor is.
+    fn difference(&self, number: usize, found: Difference) -> CheckpointFault {
+        let Difference { tensor, is_extra } = found;
+        let shard = self.index.shards()[number].clone();
+        // Whatever can be opened is asked; what is wrong with another one is not the question.
+        let holds = |other: usize| {
+            let open = || {
+                Archive::of_file(
+                    self.folder.open(&self.index.shards()[other]).ok()?,
+                    PathBuf::new(),
+                    &self.options,
+                )
+                .ok()
+            };
+            other != number && open().is_some_and(|other| other.header().find(&tensor).is_some())
+        };
+        let other = in_parallel(self.shards.len(), holds)
+            .into_iter()
+            .position(|holds| holds)
+            .map(|other| self.index.shards()[other].clone());
+        match other {
+            Some(other) if is_extra => CheckpointFault::TensorInTwoShards {
+                tensor,
+                shards: (shard, other),
+            },
+            _ if is_extra => {
+                let indexed = self.index.shard_of(&tensor).map(ToOwned::to_owned);
+                CheckpointFault::ExtraTensor {
+                    tensor,
+                    shard,
+                    indexed,
+                }
+            }
+            other => CheckpointFault::MissingTensor { tensor, shard, other },
+        }
+    }
+}
+
+/// The bytes of tensors, of any shards; the regions come in their order. Views where a shard is mapped. What has to be
+/// read is read at once, from all shards in parallel.
+///
+/// # Errors
+/// As [`Archive::regions`].
+pub fn read_tensors(
+    tensors: &[Tensor<'_>],
+    options: &ReadOptions,
+    watch: &dyn Watch,
+) -> Result<Vec<Region>, Error> {
+    read::regions(tensors, options, watch)
 }
 
 /// Elements of each dtype in these headers, as they are stored: a scalar is one. In the order of [`Dtype::ALL`], and
@@ -313,6 +381,7 @@ fn index_in(folder: &Folder, name: &OsStr) -> Result<ShardIndex, Error> {
 }
 
 /// The tensors of each shard, in the order of their names.
+#[derive(Debug)]
 struct Members {
     numbers: Vec<u32>,
     starts: Vec<usize>,
@@ -350,92 +419,30 @@ struct Difference {
     is_extra: bool,
 }
 
-type Shard = (Archive, Result<Vec<u32>, Difference>);
-
-/// Opens one shard, and finds the index's tensors in it.
-fn open_shard(
-    folder: &Folder,
-    index: &ShardIndex,
-    members: &Members,
-    number: usize,
-    options: &CheckpointOptions,
-) -> Result<Shard, Error> {
-    let name = &index.shards()[number];
-    let archive = Archive::of_file(folder.open(name)?, folder.path(name), &options.open)?;
-    let found = places_of(index, members.of_shard(number), archive.header());
-    Ok((archive, found))
-}
-
-/// Where `header` has the tensors `members` of the index, both in the order of their names.
-fn places_of(index: &ShardIndex, members: &[u32], header: &Header) -> Result<Vec<u32>, Difference> {
+/// A tensor that only one has of `header` and of the tensors `members` of the index, which are in the order of their names.
+fn differing(index: &ShardIndex, members: &[u32], header: &Header) -> Option<Difference> {
     let mut said = members.iter().map(|&member| index.entry(position(member)).0);
-    let mut places = Vec::with_capacity(members.len());
-    for rank in 0..header.len().max(members.len()) {
-        let has = (rank < header.len()).then(|| header.nth_by_name(rank));
-        let name = has.and_then(|place| header.entry(place)).map(|entry| entry.name);
-        match (said.next(), name, has) {
-            (Some(said), Some(name), Some(place)) if said == name => {
-                // A header counts in 32 bits.
-                places.push(u32::try_from(place).unwrap_or(u32::MAX));
-            }
+    let mut has = header.names_by_name();
+    loop {
+        let (tensor, is_extra) = match (said.next(), has.next()) {
+            (None, None) => return None,
+            (Some(said), Some(name)) if said == name => continue,
             // Of two names that differ, the one that comes first is missing on the other side.
-            (Some(said), name, _) if name.is_none_or(|name| said < name) => {
-                return Err(Difference {
-                    tensor: said.to_owned(),
-                    is_extra: false,
-                });
-            }
-            (_, name, _) => {
-                return Err(Difference {
-                    tensor: name.unwrap_or_default().to_owned(),
-                    is_extra: true,
-                });
-            }
-        }
-    }
-    Ok(places)
-}
-
-/// Says of a tensor that shard `number` lacks, or has too many, where else it is.
-fn difference(
-    index: &ShardIndex,
-    shards: &[Archive],
-    number: usize,
-    tensor: String,
-    is_extra: bool,
-) -> CheckpointFault {
-    let shard = index.shards()[number].clone();
-    let holders = || {
-        shards
-            .iter()
-            .zip(index.shards())
-            .filter(|pair| pair.0.header().find(&tensor).is_some())
-    };
-    let other = holders()
-        .map(|pair| pair.1)
-        .find(|&other| *other != shard)
-        .cloned();
-    match other {
-        Some(other) if is_extra => CheckpointFault::TensorInTwoShards {
-            tensor,
-            shards: (shard, other),
-        },
-        _ if is_extra => {
-            let indexed = index.shard_of(&tensor).map(ToOwned::to_owned);
-            CheckpointFault::ExtraTensor {
-                tensor,
-                shard,
-                indexed,
-            }
-        }
-        other => CheckpointFault::MissingTensor { tensor, shard, other },
+            (Some(said), Some(name)) => (said.min(name), name < said),
+            (Some(said), None) => (said, false),
+            (None, Some(name)) => (name, true),
+        };
+        return Some(Difference {
+            tensor: tensor.to_owned(),
+            is_extra,
+        });
     }
 }
 
 /// Fails when shards are not there, with all their names.
-fn refuse_missing(path: &Path, index: &ShardIndex, opened: &[Result<Shard, Error>]) -> Result<(), Error> {
-    let is_missing = |shard: &Result<Shard, Error>| matches!(shard, Err(Error::Open { source, .. }) if source.kind() == io::ErrorKind::NotFound);
-    let missing: Vec<String> = opened
+fn refuse_missing(path: &Path, index: &ShardIndex, looked: &[Result<Stamp, Error>]) -> Result<(), Error> {
+    let is_missing = |shard: &Result<Stamp, Error>| matches!(shard, Err(Error::Open { source, .. }) if source.kind() == io::ErrorKind::NotFound);
+    let missing: Vec<String> = looked
         .iter()
         .zip(index.shards())
         .filter(|pair| is_missing(pair.0))
@@ -448,7 +455,7 @@ fn refuse_missing(path: &Path, index: &ShardIndex, opened: &[Result<Shard, Error
         path: path.to_owned(),
         fault: CheckpointFault::MissingShards {
             shards: missing,
-            of: opened.len(),
+            of: looked.len(),
         },
     })
 }

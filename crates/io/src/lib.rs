@@ -24,8 +24,8 @@ mod workers;
 pub use archive::{Archive, OpenOptions, Tensor};
 pub use backend::{BACKEND_VARIABLE, Backend};
 pub use checkpoint::{
-    Checkpoint, CheckpointFault, CheckpointOptions, Opened, Reach, ShardPlace, open, parameter_count,
-    read_index,
+    Checkpoint, CheckpointFault, CheckpointOptions, Opened, Reach, open, parameter_count, read_index,
+    read_tensors,
 };
 pub use dest::{Dest, Payload};
 pub use error::Error;

@@ -2,11 +2,11 @@
 
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use ingot_format::Entry;
-use ingot_io::{CheckpointOptions, Error, Opened, Reach, ReadOptions, ShardPlace, Tensor};
+use ingot_io::{CheckpointOptions, Error, Opened, Reach, ReadOptions, Tensor};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
@@ -52,7 +52,7 @@ pub(crate) fn open<'py>(
     let opened = py.detach(|| ingot_io::open(&path, &options));
     match opened.map_err(|error| raise(py, &error))? {
         Opened::File(archive) => Ok(Bound::new(py, Archive::of(archive))?.into_any()),
-        Opened::Checkpoint(checkpoint) => Ok(Bound::new(py, Checkpoint::of(checkpoint))?.into_any()),
+        Opened::Checkpoint(checkpoint) => Ok(Bound::new(py, Checkpoint::of(py, checkpoint)?)?.into_any()),
     }
 }
 
@@ -113,11 +113,9 @@ impl Checkpoint {
     }
 
     fn offset_names<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let names = PyList::empty(py);
-        for name in self.opened(py)?.names() {
-            names.append(name)?;
-        }
-        Ok(names)
+        let checkpoint = self.opened(py)?;
+        let tensors = all(py, &checkpoint)?;
+        PyList::new(py, tensors.iter().map(|tensor| tensor.entry().name))
     }
 
     /// The metadata of the index, by Python's own reader: any JSON, which has been read once and found to be sound.
@@ -133,24 +131,25 @@ impl Checkpoint {
     fn shard_metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let checkpoint = self.opened(py)?;
         let all = PyDict::new(py);
-        for (name, shard) in checkpoint.index().shards().iter().zip(checkpoint.shards()) {
+        let shards = shards(py, &checkpoint)?;
+        for (name, shard) in checkpoint.index().shards().iter().zip(shards) {
             all.set_item(name, texts(py, shard.header())?)?;
         }
         Ok(all)
     }
 
-    /// The bytes of all tensors, and what the index says of them where that is wrong.
-    fn total_nbytes(&self, py: Python<'_>) -> PyResult<(u64, Option<u64>)> {
-        let checkpoint = self.opened(py)?;
-        Ok((checkpoint.nbytes(), checkpoint.wrong_total()))
+    /// What the index says of the bytes of all tensors, and those that there are, once all shards are open and where
+    /// the two differ.
+    fn wrong_total(&self, py: Python<'_>) -> PyResult<Option<(u64, u64)>> {
+        Ok(self.opened(py)?.wrong_total())
     }
 
     fn parameter_count<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let checkpoint = self.opened(py)?;
-        counts(
-            py,
-            ingot_io::parameter_count(checkpoint.shards().iter().map(ingot_io::Archive::header)),
-        )
+        let headers = shards(py, &checkpoint)?
+            .into_iter()
+            .map(ingot_io::Archive::header);
+        counts(py, ingot_io::parameter_count(headers))
     }
 
     fn info(&self, py: Python<'_>, name: &str) -> PyResult<TensorInfo> {
@@ -161,8 +160,8 @@ impl Checkpoint {
     /// The path of the shard that the tensor is in.
     fn shard_of(&self, py: Python<'_>, name: &str) -> PyResult<OsString> {
         let checkpoint = self.opened(py)?;
-        let shard = find(py, &checkpoint, name)?.archive();
-        Ok(shard.path().unwrap_or(&self.path).as_os_str().to_owned())
+        let number = checkpoint.shard_number(name).map_err(|error| raise(py, &error))?;
+        Ok(checkpoint.shard_path(number).into_os_string())
     }
 
     #[pyo3(signature = (names, wrap, *, threads = None, progress = None))]
@@ -175,21 +174,20 @@ impl Checkpoint {
         progress: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyDict>> {
         let checkpoint = self.opened(py)?;
-        let places = match names {
-            None => checkpoint.all_places().collect(),
-            Some(names) => places(py, &checkpoint, names)?,
+        let wanted = match names {
+            None => all(py, &checkpoint)?,
+            Some(names) => named(py, &checkpoint, names)?,
         };
-        let wanted = places.iter().filter_map(|&place| checkpoint.tensor(place));
         // All refusals come before the first byte is read.
-        for tensor in wanted.clone() {
+        for tensor in &wanted {
             wrap.accepts(py, tensor.archive().path(), tensor.entry())?;
         }
         let options = ReadOptions { threads };
-        let regions =
-            Signals::telling(progress).run(py, |signals| checkpoint.regions(&places, &options, signals))?;
+        let regions = Signals::telling(progress)
+            .run(py, |signals| ingot_io::read_tensors(&wanted, &options, signals))?;
         let tensors = PyDict::new(py);
         let mut shared = None;
-        for (tensor, region) in wanted.zip(&regions) {
+        for (tensor, region) in wanted.iter().zip(&regions) {
             let (path, entry) = (tensor.archive().path(), tensor.entry());
             let wrapped = wrap.wrap(py, path, region, entry, &mut shared)?;
             tensors.set_item(PyString::new(py, entry.name), wrapped)?;
@@ -248,21 +246,24 @@ impl Checkpoint {
 }
 
 impl Checkpoint {
-    fn of(checkpoint: ingot_io::Checkpoint) -> Checkpoint {
-        let first = checkpoint.shards().first();
-        Checkpoint {
+    /// The first shard is opened for what it says of all.
+    fn of(py: Python<'_>, checkpoint: ingot_io::Checkpoint) -> PyResult<Checkpoint> {
+        let count = checkpoint.index().shards().len();
+        let first = match count {
+            0 => None,
+            _ => Some(
+                py.detach(|| checkpoint.shard(0))
+                    .map_err(|error| raise(py, &error))?,
+            ),
+        };
+        Ok(Checkpoint {
             path: checkpoint.path().to_owned(),
-            shards: checkpoint
-                .shards()
-                .iter()
-                .filter_map(ingot_io::Archive::path)
-                .map(Path::to_owned)
-                .collect(),
+            shards: (0..count).map(|number| checkpoint.shard_path(number)).collect(),
             format: first.map_or("safetensors", |shard| shard.header().format().name()),
             backend: first.map_or("pread", ingot_io::Archive::backend),
             why: first.map_or("no file to read", ingot_io::Archive::why).to_owned(),
             checkpoint: RwLock::new(Some(Arc::new(checkpoint))),
-        }
+        })
     }
 
     fn opened(&self, py: Python<'_>) -> PyResult<Arc<ingot_io::Checkpoint>> {
@@ -278,30 +279,36 @@ fn closed(py: Python<'_>, path: Option<PathBuf>) -> PyErr {
 }
 
 fn find<'a>(py: Python<'_>, checkpoint: &'a ingot_io::Checkpoint, name: &str) -> PyResult<Tensor<'a>> {
-    checkpoint.find(name).map_err(|error| raise(py, &error))
+    py.detach(|| checkpoint.find(name))
+        .map_err(|error| raise(py, &error))
 }
 
-fn places(
+fn shards<'a>(py: Python<'_>, checkpoint: &'a ingot_io::Checkpoint) -> PyResult<Vec<&'a ingot_io::Archive>> {
+    py.detach(|| checkpoint.all_shards())
+        .map_err(|error| raise(py, &error))
+}
+
+fn all<'a>(py: Python<'_>, checkpoint: &'a ingot_io::Checkpoint) -> PyResult<Vec<Tensor<'a>>> {
+    py.detach(|| checkpoint.all()).map_err(|error| raise(py, &error))
+}
+
+fn named<'a>(
     py: Python<'_>,
-    checkpoint: &ingot_io::Checkpoint,
+    checkpoint: &'a ingot_io::Checkpoint,
     names: &Bound<'_, PyAny>,
-) -> PyResult<Vec<ShardPlace>> {
+) -> PyResult<Vec<Tensor<'a>>> {
     if names.is_instance_of::<PyString>() {
         return Err(PyTypeError::new_err(
             "expected a sequence of names, found a single string",
         ));
     }
-    let mut places = Vec::new();
-    for name in names.try_iter()? {
-        let name = name?;
-        let name = name.extract::<&str>()?;
-        match checkpoint.place(name) {
-            Some(place) => places.push(place),
-            // It has the words for what is not there.
-            None => drop(find(py, checkpoint, name)?),
-        }
-    }
-    Ok(places)
+    let objects = names.try_iter()?.collect::<PyResult<Vec<_>>>()?;
+    let names = objects
+        .iter()
+        .map(|name| name.extract::<&str>())
+        .collect::<Result<Vec<_>, _>>()?;
+    py.detach(|| checkpoint.find_all(&names))
+        .map_err(|error| raise(py, &error))
 }
 
 /// An index by itself, without its shards.

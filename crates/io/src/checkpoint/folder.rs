@@ -1,9 +1,10 @@
 //! The directory that a checkpoint's files lie in.
 
 use std::ffi::OsStr;
-use std::fs::File;
+use std::fs::{self, File, Metadata};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use crate::archive::open_file;
 use crate::checkpoint::{CheckpointFault, Reach};
@@ -47,6 +48,18 @@ impl Folder {
         self.path.join(name)
     }
 
+    /// Says what a file in it is, without opening it where it need not be confined.
+    pub(super) fn look(&self, name: impl AsRef<OsStr>) -> Result<Stamp, Error> {
+        let path = self.path(name.as_ref());
+        let metadata = match &self.confined {
+            None => fs::metadata(&path),
+            Some(_) => self.open(name)?.metadata(),
+        };
+        metadata
+            .map(|metadata| Stamp::of(&metadata))
+            .map_err(|source| Error::Open { path, source })
+    }
+
     /// Opens a file in it, by a name that rule I6 allows.
     pub(super) fn open(&self, name: impl AsRef<OsStr>) -> Result<File, Error> {
         let name = name.as_ref();
@@ -70,6 +83,39 @@ impl Folder {
             return Err(refused("it has a second name somewhere, which is a hard link"));
         }
         Ok(file)
+    }
+}
+
+/// What a file was when it was first looked at.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stamp {
+    nbytes: u64,
+    modified: Option<SystemTime>,
+}
+
+impl Stamp {
+    fn of(metadata: &Metadata) -> Stamp {
+        Stamp {
+            nbytes: metadata.len(),
+            modified: metadata.modified().ok(),
+        }
+    }
+
+    /// Fails when `file`, opened by the same path, is another one, or was written to.
+    pub(super) fn check(&self, file: &File, path: &Path) -> Result<(), Error> {
+        let metadata = file.metadata().map_err(|source| Error::Open {
+            path: path.to_owned(),
+            source,
+        })?;
+        let now = Stamp::of(&metadata);
+        if now.nbytes == self.nbytes && now.modified == self.modified {
+            return Ok(());
+        }
+        Err(Error::Changed {
+            path: Some(path.to_owned()),
+            nbytes_at_open: self.nbytes,
+            nbytes_now: (now.nbytes != self.nbytes).then_some(now.nbytes),
+        })
     }
 }
 
@@ -219,7 +265,6 @@ impl Beneath {
 #[cfg(all(test, unix))]
 mod tests {
     use super::*;
-    use std::fs;
     use std::os::unix::fs::symlink;
 
     /// Opens `name` both ways, and says how it went.

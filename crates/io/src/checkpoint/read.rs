@@ -1,9 +1,9 @@
 //! Reading tensors of many shards at once.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::archive::Archive;
-use crate::checkpoint::ShardPlace;
+use crate::archive::{Archive, Tensor};
 use crate::error::Error;
 use crate::execute::{ReadOptions, execute_all};
 use crate::plan::{Place, Plan};
@@ -14,68 +14,59 @@ use crate::watch::Watch;
 /// What one shard has to give.
 struct Part<'a> {
     archive: &'a Archive,
-    /// Places in the caller's list, and the tensors that stand there.
+    /// Places in the caller's list.
     ranks: Vec<usize>,
-    numbers: Vec<usize>,
 }
 
 pub(super) fn regions(
-    shards: &[Archive],
-    wanted: &[ShardPlace],
+    tensors: &[Tensor<'_>],
     options: &ReadOptions,
     watch: &dyn Watch,
 ) -> Result<Vec<Region>, Error> {
-    let mut regions: Vec<Option<Region>> = vec![None; wanted.len()];
-    let mut parts = by_shard(shards, wanted);
+    let mut regions: Vec<Option<Region>> = vec![None; tensors.len()];
+    let mut parts = by_shard(tensors);
     for part in &mut parts {
         // Before anything is handed out, because touching what is no longer there is fatal.
         part.archive.check_unchanged()?;
-        part.take_views(&mut regions);
+        for &rank in &part.ranks {
+            regions[rank] = tensors[rank].view();
+        }
+        part.ranks.retain(|&rank| regions[rank].is_none());
     }
     parts.retain(|part| !part.ranks.is_empty());
-    read(&parts, &mut regions, options, watch)?;
+    read(tensors, &parts, &mut regions, options, watch)?;
     // Every rank has been in one part, and was either viewed or read.
     Ok(regions.into_iter().flatten().collect())
 }
 
-fn by_shard<'a>(shards: &'a [Archive], wanted: &[ShardPlace]) -> Vec<Part<'a>> {
-    let mut parts: Vec<Part<'a>> = shards
-        .iter()
-        .map(|archive| Part {
-            archive,
-            ranks: Vec::new(),
-            numbers: Vec::new(),
-        })
-        .collect();
-    for (rank, place) in wanted.iter().enumerate() {
-        parts[place.shard].ranks.push(rank);
-        parts[place.shard].numbers.push(place.number);
+fn by_shard<'a>(tensors: &[Tensor<'a>]) -> Vec<Part<'a>> {
+    let mut parts: Vec<Part<'a>> = Vec::new();
+    // Archives do not move while tensors of them are there.
+    let mut known: BTreeMap<*const Archive, usize> = BTreeMap::new();
+    for (rank, tensor) in tensors.iter().enumerate() {
+        let archive = tensor.archive();
+        let part = *known.entry(std::ptr::from_ref(archive)).or_insert_with(|| {
+            parts.push(Part {
+                archive,
+                ranks: Vec::new(),
+            });
+            parts.len() - 1
+        });
+        parts[part].ranks.push(rank);
     }
-    parts.retain(|part| !part.ranks.is_empty());
     parts
 }
 
 impl Part<'_> {
-    /// Hands out what can be used where it is mapped, and keeps what has to be read.
-    fn take_views(&mut self, regions: &mut [Option<Region>]) {
-        let (mut ranks, mut numbers) = (Vec::new(), Vec::new());
-        for (&rank, &number) in self.ranks.iter().zip(&self.numbers) {
-            regions[rank] = self.archive.tensor(number).and_then(|tensor| tensor.view());
-            if regions[rank].is_none() {
-                ranks.push(rank);
-                numbers.push(number);
-            }
-        }
-        (self.ranks, self.numbers) = (ranks, numbers);
-    }
-
-    fn plan(&self) -> Result<(Plan, Vec<Place>), Error> {
-        Plan::of_tensors(self.archive.header(), &self.numbers)
+    fn plan(&self, tensors: &[Tensor<'_>]) -> Result<(Plan, Vec<Place>), Error> {
+        let numbers: Vec<usize> = self.ranks.iter().map(|&rank| tensors[rank].number()).collect();
+        Plan::of_tensors(self.archive.header(), &numbers)
             .map_err(|too_large| self.archive.explain(too_large.into()))
     }
 }
 
 fn read(
+    tensors: &[Tensor<'_>],
     parts: &[Part<'_>],
     regions: &mut [Option<Region>],
     options: &ReadOptions,
@@ -84,7 +75,10 @@ fn read(
     if parts.is_empty() {
         return Ok(());
     }
-    let planned = parts.iter().map(Part::plan).collect::<Result<Vec<_>, _>>()?;
+    let planned = parts
+        .iter()
+        .map(|part| part.plan(tensors))
+        .collect::<Result<Vec<_>, _>>()?;
     let work: Vec<(&Plan, &dyn Source)> = planned
         .iter()
         .zip(parts)
