@@ -30,7 +30,9 @@ def write_file(path: Path, tensors: Mapping[str, Spec]) -> int:
     return end
 
 
-def write_checkpoint(directory: Path, shards: Mapping[str, Mapping[str, Spec]], *, by_name: bool = True) -> Path:
+def write_checkpoint(
+    directory: Path, shards: Mapping[str, Mapping[str, Spec]], *, by_name: bool = True
+) -> Path:
     """A checkpoint of these shards, and the path of its index: sorted as transformers does, or by shard."""
     total = sum(write_file(directory / file, tensors) for file, tensors in shards.items())
     weight_map = {name: file for file, tensors in shards.items() for name in tensors}

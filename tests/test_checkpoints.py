@@ -59,11 +59,15 @@ def test_one_handle_reads_all_shards(checkpoint: Path, spell: Callable[[Path], A
     with opened(spell(checkpoint), backend=backend) as file:
         assert file.keys() == ["a", "b", "c", "d"]
         assert file.offset_keys() == ["c", "a", "d", "b"]
-        assert len(file) == 4 and "b" in file and "e" not in file and 3 not in file
+        assert len(file) == 4
+        assert "b" in file
+        assert "e" not in file
+        assert 3 not in file
         assert (file.format, file.backend) == ("safetensors", backend)
         for name, expected in (LEFT | RIGHT).items():
             found = file.get_tensor(name)
-            assert found.dtype == expected.dtype and found.shape == expected.shape
+            assert found.dtype == expected.dtype
+            assert found.shape == expected.shape
             np.testing.assert_array_equal(found, expected)
         np.testing.assert_array_equal(file.get_slice("a")[:, 1:], LEFT["a"][:, 1:])
         info = file.info("a")
@@ -134,13 +138,13 @@ def test_tensors_and_slices_outlive_the_handle_and_closing_says_so(checkpoint: P
 
 def test_it_is_pickled_by_its_index_and_used_by_many_threads(checkpoint: Path) -> None:
     file = pickle.loads(pickle.dumps(opened(checkpoint, backend="pread", confine=True)))
-    assert file.path == str(checkpoint / INDEX) and file.backend == "pread"
+    assert file.path == str(checkpoint / INDEX)
+    assert file.backend == "pread"
     failures = []
 
     def read() -> None:
-        for _ in range(20):
-            if not np.array_equal(file.get_tensor("b"), RIGHT["b"]):
-                failures.append("differs")
+        same = (np.array_equal(file.get_tensor("b"), RIGHT["b"]) for _ in range(20))
+        failures.extend(equal for equal in same if not equal)
 
     threads = [threading.Thread(target=read) for _ in range(8)]
     for thread in threads:
@@ -193,16 +197,16 @@ def test_an_index_is_judged_as_its_vector_says(case: dict[str, Any], tmp_path: P
         assert file.metadata() == json.loads(case["metadata"])
 
 
-def test_unsafe_names_are_refused_before_anything_is_opened(tmp_path: Path) -> None:
+def test_names_that_lead_out_are_refused_before_anything_is_opened(tmp_path: Path) -> None:
     outside = tmp_path / "secret.safetensors"
     ingot.numpy.save_file({"a": LEFT["a"]}, outside)
     inside = tmp_path / "model"
     inside.mkdir()
     for name in (str(outside), "../secret.safetensors"):
         write(inside, {}, weight_map={"a": name, "b": "absent.safetensors"})
-        with pytest.raises(CheckpointError, match="tensor `a`: file name .* refused") as caught:
+        with pytest.raises(CheckpointError, match=r"tensor `a`: file name .* refused") as caught:
             opened(inside)
-        assert (caught.value.code, caught.value.tensor) == ("unsafe-shard-name", "a")
+        assert (caught.value.code, caught.value.tensor) == ("invalid-shard-name", "a")
 
 
 def refusal(path: Path, **options: Any) -> CheckpointError:
@@ -213,7 +217,7 @@ def refusal(path: Path, **options: Any) -> CheckpointError:
 
 def test_missing_shards_are_named(checkpoint: Path) -> None:
     (checkpoint / A).unlink()
-    with pytest.raises(FileNotFoundError, match=f"1 of the 2 files .* not there: `{A}`") as caught:
+    with pytest.raises(FileNotFoundError, match=rf"1 of the 2 files .* not there: `{A}`") as caught:
         opened(checkpoint)
     assert caught.value.filename == str(checkpoint / INDEX)
 
@@ -222,24 +226,29 @@ def test_a_tensor_that_its_shard_lacks_names_both_files(tmp_path: Path) -> None:
     write(tmp_path, {A: LEFT, B: RIGHT}, weight_map={"a": A, "c": A, "b": B, "d": B, "e": B})
     error = refusal(tmp_path)
     assert (error.code, error.tensor) == ("missing-tensor", "e")
-    assert INDEX in str(error) and B in str(error)
+    assert INDEX in str(error)
+    assert B in str(error)
     write(tmp_path, {A: LEFT, B: RIGHT}, weight_map={"a": A, "c": B, "b": B, "d": B})
     error = refusal(tmp_path)
-    assert error.tensor == "c" and A in str(error) and B in str(error)
+    assert error.tensor == "c"
+    assert A in str(error)
+    assert B in str(error)
 
 
 def test_a_tensor_that_the_index_does_not_name_is_refused(tmp_path: Path) -> None:
     write(tmp_path, {A: LEFT, B: RIGHT}, weight_map={"a": A, "b": B, "d": B})
     error = refusal(tmp_path)
     assert (error.code, error.tensor) == ("extra-tensor", "c")
-    assert INDEX in str(error) and A in str(error)
+    assert INDEX in str(error)
+    assert A in str(error)
 
 
 def test_a_tensor_in_two_shards_names_both(tmp_path: Path) -> None:
     write(tmp_path, {A: LEFT, B: RIGHT | {"a": LEFT["a"]}}, weight_map={"a": A, "c": A, "b": B, "d": B})
     error = refusal(tmp_path)
     assert (error.code, error.tensor) == ("tensor-in-two-shards", "a")
-    assert A in str(error) and B in str(error)
+    assert A in str(error)
+    assert B in str(error)
 
 
 def test_a_broken_shard_is_named(checkpoint: Path) -> None:
@@ -257,9 +266,9 @@ def test_a_shard_that_shrinks_while_open_is_named(checkpoint: Path) -> None:
         file = opened(checkpoint, backend=backend)
         os.truncate(checkpoint / B, (checkpoint / B).stat().st_size - 1)
         np.testing.assert_array_equal(file.get_tensor("a"), LEFT["a"])
-        for read in (lambda: file.get_tensor("b"), lambda: file.get_tensors()):
+        for names in (["b"], None):
             with pytest.raises(ingot.StorageError, match=f"{B}.*shrank"):
-                read()
+                file.get_tensors(names)
 
 
 def test_a_shard_that_is_replaced_while_open_is_read_as_it_was(checkpoint: Path) -> None:
@@ -315,7 +324,9 @@ def test_the_content_says_what_is_an_index(checkpoint: Path) -> None:
     assert len(opened(checkpoint / "9f2c")) == 4
 
 
-def test_links_are_followed_unless_confined(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_links_are_followed_unless_confined(
+    checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     blobs = tmp_path_factory.mktemp("blobs")
     assert len(opened(checkpoint, confine=True)) == 4
     for name in (A, INDEX):
@@ -326,7 +337,9 @@ def test_links_are_followed_unless_confined(checkpoint: Path, tmp_path_factory: 
     (checkpoint / INDEX).unlink()
     (blobs / INDEX).rename(checkpoint / INDEX)
     error = refusal(checkpoint, confine=True)
-    assert error.code == "not-confined" and A in str(error) and "symbolic link" in str(error)
+    assert error.code == "not-confined"
+    assert A in str(error)
+    assert "symbolic link" in str(error)
     (checkpoint / A).unlink()
     os.link(blobs / A, checkpoint / A)
     assert len(opened(checkpoint)) == 4
@@ -432,7 +445,8 @@ def test_what_is_no_size_is_refused(size: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", ["model.safetensors", "{suffix}{suffix}.safetensors", "../x{suffix}", "a/x{suffix}", ".x{suffix}"]
+    "pattern",
+    ["model.safetensors", "{suffix}{suffix}.safetensors", "../x{suffix}", "a/x{suffix}", ".x{suffix}"],
 )
 def test_a_pattern_that_cannot_hold_several_files_is_refused(pattern: str, tmp_path: Path) -> None:
     with pytest.raises(ingot.OptionError, match="filename_pattern"):
@@ -447,7 +461,9 @@ SMALLER = {name: torch.full((4,), 3.0) for name in "ab"}
 
 def loads(directory: Path, expected: Mapping[str, Any]) -> bool:
     found = ingot.torch.load_file(directory)
-    return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+    return found.keys() == expected.keys() and all(
+        torch.equal(found[name], expected[name]) for name in expected
+    )
 
 
 def test_a_checkpoint_replaces_another_and_leaves_nothing_of_it(tmp_path: Path) -> None:
@@ -487,7 +503,7 @@ def test_a_save_that_stops_anywhere_leaves_one_checkpoint_whole(
         ingot.torch.save_sharded(before, directory, "1GB" if old == "single" else 16)
         count = 0
 
-        def counted(step: str) -> Callable[..., Any]:
+        def counted(step: str, stop: int = stop) -> Callable[..., Any]:
             def call(*arguments: Any, **keywords: Any) -> Any:
                 nonlocal count
                 count += 1
@@ -521,7 +537,7 @@ def test_a_tensor_that_cannot_be_stored_leaves_the_old_checkpoint(tmp_path: Path
     before = files(tmp_path)
     with pytest.raises(ingot.SaveError):
         ingot.torch.save_sharded(NEW | {"z": torch.empty(2, device="meta")}, tmp_path, 16)
-    with pytest.raises(ValueError, match="expected a torch.Tensor"):
+    with pytest.raises(ValueError, match=r"expected a torch\.Tensor"):
         ingot.torch.save_sharded(NEW | {"z": "text"}, tmp_path, 16)
     assert files(tmp_path) == before
 
@@ -535,7 +551,8 @@ def test_dropped_names_are_recorded_and_models_load(tmp_path: Path) -> None:
     twin = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
     twin[1].weight = twin[0].weight
     ingot.torch.load_model(twin, tmp_path)
-    assert torch.equal(twin[1].weight, model[0].weight) and torch.equal(twin[1].bias, model[1].bias)
+    assert torch.equal(twin[1].weight, model[0].weight)
+    assert torch.equal(twin[1].bias, model[1].bias)
 
 
 def test_shared_memory_within_a_shard_comes_back_by_load_file(tmp_path: Path) -> None:

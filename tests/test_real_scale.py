@@ -28,7 +28,7 @@ def _holes(tmp_path: Path) -> None:
 
 
 def eighths(file: ingot.safe_open) -> tuple[int, int]:
-    """One rank's share of the rows of every matrix, untouched: how many matrices there are, and their bytes."""
+    """One rank's share of the rows of every matrix, untouched: how many there are, and their bytes."""
     count = nbytes = 0
     for name in file.keys():  # noqa: SIM118
         info = file.info(name)
@@ -46,7 +46,8 @@ def test_gpt2_with_its_masks(tmp_path: Path) -> None:
         assert file.parameter_count() == {"F32": 137_022_720}
         assert len(file) == 160
         part = file.get_slice("h.11.attn.bias")[0, 0, 1000:, :5]
-        assert part.shape == (24, 5) and not part.any()
+        assert part.shape == (24, 5)
+        assert not part.any()
 
 
 def test_bloom_in_72_shards(tmp_path: Path) -> None:
@@ -69,7 +70,8 @@ def test_a_mixture_of_experts_with_91_000_tensors(by_name: bool, tmp_path: Path)
     write_checkpoint(tmp_path, shards, by_name=by_name)
     names = sorted(name for tensors in shards.values() for name in tensors)
     with ingot.safe_open(tmp_path, "np", backend="mmap") as file:
-        assert file.keys() == names and len(names) == 91_000
+        assert file.keys() == names
+        assert len(names) == 91_000
         counts = file.parameter_count()
         assert list(counts) == ["F8_E4M3", "BF16", "F32"]
         assert counts["F8_E4M3"] == sum(
@@ -94,4 +96,5 @@ def test_one_tensor_of_91_000_in_the_wrong_shard_is_found(tmp_path: Path) -> Non
     with pytest.raises(ingot.CheckpointError) as caught:
         ingot.safe_open(tmp_path, "np").parameter_count()
     assert caught.value.tensor == name
-    assert wrong in str(caught.value) and right in str(caught.value)
+    assert wrong in str(caught.value)
+    assert right in str(caught.value)

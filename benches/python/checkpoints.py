@@ -13,7 +13,7 @@ from ingot._native import ShardIndex
 from workplace import Workplace
 
 sys.path.append(str(Path(__file__).parents[2] / "tests"))
-import sparse_models  # noqa: E402
+import sparse_models
 
 
 def names_of_experts(full: int, shards: int, *, by_name: bool):
@@ -24,9 +24,7 @@ def names_of_experts(full: int, shards: int, *, by_name: bool):
         directory = place.directory / f"experts-{count}-{'by-name' if by_name else 'by-shard'}"
         if not directory.exists():
             directory.mkdir()
-            sparse_models.write_checkpoint(
-                directory, sparse_models.experts(count, shards), by_name=by_name
-            )
+            sparse_models.write_checkpoint(directory, sparse_models.experts(count, shards), by_name=by_name)
         return Duel(lambda: _names(directory), lambda: _names_by_shard(directory), same.names).run(rounds)
 
     return measure

@@ -33,8 +33,8 @@ class safe_open:
     filename : str, bytes or os.PathLike
         A `.safetensors` or a `.bt` file; the content decides which, not the name. Or the index of a sharded
         checkpoint (``model.safetensors.index.json``): its shards become one handle. Or a directory with
-        ``model.safetensors.index.json`` in it, else with one other ``*.safetensors.index.json``, else with one
-        file of tensors.
+        ``model.safetensors.index.json`` in it, else with one other ``*.safetensors.index.json``, else
+        with one file of tensors.
     framework : str
         What the tensors shall be: ``"numpy"`` or ``"np"``; ``"torch"``, ``"pt"`` or ``"pytorch"``; ``"jax"``
         or ``"flax"``; ``"tensorflow"`` or ``"tf"``; ``"mlx"``; ``"paddle"``.
@@ -62,8 +62,8 @@ class safe_open:
     HeaderError
         The file breaks a rule of its format; ``code`` says which.
     CheckpointError
-        The index breaks a rule (FORMAT.md, I1 to I8), or the shards do not hold what it says, or the directory
-        holds several checkpoints.
+        The index breaks a rule (FORMAT.md, I1 to I8), or the shards do not hold what it says, or the
+        directory holds several checkpoints.
     OptionError
         `framework`, `device` or `backend` is not one of the choices.
     ImportError
@@ -78,11 +78,13 @@ class safe_open:
     handle can be used from many threads at once, and pickled: it is then opened again, by its path, where it
     arrives.
 
-    Opening a sharded checkpoint reads its index and finds its shards; each of them is opened when it is first needed,
-    and then held against the index. A shard that was exchanged in between is refused (`StorageError`), and so is
-    one that lacks a tensor which the index says it holds, or has one that it does not (`CheckpointError`). Whatever
-    reads everything, such as ``get_tensors()`` and `load_file`, also warns (`UserWarning`) where ``total_size`` in the
-    index is not the size of the tensors.
+    Opening a sharded checkpoint reads its index and finds its shards; each of them is opened when it is
+    first needed,
+    and then held against the index. A shard that was exchanged in between is refused (`StorageError`),
+    and so is one that lacks a tensor which the index says it holds, or has one that it does not
+    (`CheckpointError`). Whatever
+    reads everything, such as ``get_tensors()`` and `load_file`, also warns (`UserWarning`) where
+    ``total_size`` in the index is not the size of the tensors.
     """
 
     __slots__ = ("__weakref__", "_adapter", "_archive", "_arguments", "_move")
@@ -108,7 +110,7 @@ class safe_open:
         return self._archive.names()
 
     def offset_keys(self) -> list[str]:
-        """Give the names of all tensors in the order in which their data stands in the file, shard after shard."""
+        """Give the names of all tensors in the order of their data, shard after shard."""
         return self._archive.offset_names()
 
     def metadata(self) -> dict[str, str] | None:
@@ -117,7 +119,8 @@ class safe_open:
         Returns
         -------
         dict of str to str, or None
-            A fresh dict that the caller may change; None where the file has none. For a sharded checkpoint that
+            A fresh dict that the caller may change; None where the file has none. For a sharded
+            checkpoint that
             of the index, whose values may be any JSON, such as the int ``total_size``; `shard_metadata` has
             that of the files.
         """
@@ -138,7 +141,7 @@ class safe_open:
 
     @property
     def shards(self) -> list[str]:
-        """The paths of the files, in the order of their names: of one, where this is no sharded checkpoint."""
+        """The paths of the files, in the order of their names: one, where this is no index."""
         archive = self._archive
         return archive.shards if isinstance(archive, Checkpoint) else [self.path]
 
@@ -167,9 +170,9 @@ class safe_open:
         Returns
         -------
         dict of str to int
-            By the dtype's code, such as ``{"BF16": 7241732096}``. Elements as they are stored: a scalar is one,
-            buffers count, and what a quantised model packs into an ``I32`` is one. In the order of FORMAT.md's
-            table.
+            By the dtype's code, such as ``{"BF16": 7241732096}``. Elements as they are stored: a scalar
+            is one, buffers count, and what a quantised model packs into an ``I32`` is one. In the order of
+            FORMAT.md's table.
         """
         return self._archive.parameter_count()
 
@@ -361,7 +364,9 @@ class TensorSlice:
 
     __slots__ = ("_adapter", "_archive", "_info", "_move")
 
-    def __init__(self, archive: Archive | Checkpoint, info: TensorInfo, adapter: Adapter, move: Move | None) -> None:
+    def __init__(
+        self, archive: Archive | Checkpoint, info: TensorInfo, adapter: Adapter, move: Move | None
+    ) -> None:
         self._archive = archive
         self._info = info
         self._adapter = adapter
@@ -429,7 +434,9 @@ def open_archive(
     return _native.open(filename, one_of("backend", backend, BACKENDS), strict, max_header_size, confine)
 
 
-def tensors(archive: Archive | Checkpoint, names: Iterable[str] | None, wrap: Wrap, move: Move | None) -> dict[str, Any]:
+def tensors(
+    archive: Archive | Checkpoint, names: Iterable[str] | None, wrap: Wrap, move: Move | None
+) -> dict[str, Any]:
     """The tensors of these names, or all, on the device that `move` takes them to."""
     found = archive.tensors(names, wrap)
     if names is None and isinstance(archive, Checkpoint):
@@ -447,8 +454,8 @@ def _warn_of_total(checkpoint: Checkpoint) -> None:
     if wrong is not None:
         said, found = wrong
         warn(
-            f"{_escaped(checkpoint.path)}: the index gives total_size as {said}, and the tensors take {found} bytes: "
-            "nothing depends on it",
+            f"{_escaped(checkpoint.path)}: the index gives total_size as {said}, and the tensors take "
+            f"{found} bytes: nothing depends on it",
             stacklevel=4,
         )
 

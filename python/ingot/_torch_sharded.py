@@ -37,20 +37,20 @@ def save_sharded(
 ) -> None:
     """Save tensors to a directory, in several files where they are too large for one.
 
-    The files, their names and the index are those of huggingface_hub's ``save_torch_state_dict``, byte for byte,
-    so that every program that reads its checkpoints reads these.
+    The files, their names and the index are those of huggingface_hub's ``save_torch_state_dict``, byte
+    for byte, so that every program that reads its checkpoints reads these.
 
     Parameters
     ----------
     state_dict : dict of str to torch.Tensor
-        What to save. Of tensors that share memory the one that holds all of it is written, and the other names
-        are noted in the metadata with the name that stands for them, as `save_model` does.
+        What to save. Of tensors that share memory the one that holds all of it is written, and the
+        other names are noted in the metadata with the name that stands for them, as `save_model` does.
     directory : str, bytes or os.PathLike
         Where to write. It is made if it is not there. Files of an earlier checkpoint that `filename_pattern`
         fits, and no others, are removed when the new one is in place.
     max_shard_size : int or str
-        The bytes of tensors that a file may hold: a number, or one with ``KB``, ``MB``, ``GB`` or ``TB``, which
-        are powers of 1000. A tensor that is larger gets a file of its own.
+        The bytes of tensors that a file may hold: a number, or one with ``KB``, ``MB``, ``GB`` or
+        ``TB``, which are powers of 1000. A tensor that is larger gets a file of its own.
     filename_pattern : str
         The names of the files, with ``{suffix}`` where ``-00001-of-00003`` goes. A single file has no suffix
         and no index. The index has ``.index.json`` after the name without suffix. ``.bt`` at the end writes
@@ -58,8 +58,8 @@ def save_sharded(
     metadata : dict of str to str, optional
         Text to store in the index; in the file, where there is only one.
     durable : bool, optional
-        Flush the files and the directory to the disk before returning. True by default, unless the environment
-        has ``INGOT_DURABLE=0``.
+        Flush the files and the directory to the disk before returning. True by default, unless the
+        environment has ``INGOT_DURABLE=0``.
 
     Raises
     ------
@@ -76,11 +76,13 @@ def save_sharded(
 
     Notes
     -----
-    The index is written last. If the save fails or the power does, the directory holds the old checkpoint or the
-    new one, whole: files are written under other names first, and where the old checkpoint has files of the same
-    names, its index is pointed to hard links of them meanwhile. Only on a file system without hard links is there
-    a moment, while files are renamed, in which neither is whole. What an interrupted save left behind, the next
-    one removes. Two saves to one directory at the same time are not foreseen.
+    The index is written last. If the save fails or the power does, the directory holds the old
+    checkpoint or the
+    new one, whole: files are written under other names first, and where the old checkpoint has files of
+    the same names, its index is pointed to hard links of them meanwhile. Only on a file system without hard
+    links is there
+    a moment, while files are renamed, in which neither is whole. What an interrupted save left behind,
+    the next one removes. Two saves to one directory at the same time are not foreseen.
     """
     from .torch import _tensors
 
@@ -128,8 +130,8 @@ def _size(tensor: torch.Tensor) -> int:
 def _split(tensors: Mapping[str, torch.Tensor], limit: int) -> list[dict[str, torch.Tensor]]:
     """The tensors of each file: in their order, as many as fit. One that is too large comes at once, alone.
 
-    A tensor goes where one of the same storage went, after what is there already. At this point these are the empty
-    ones, which all have none.
+    A tensor goes where one of the same storage went, after what is there already. At this point these
+    are the empty ones, which all have none.
     """
     shards: list[dict[str, torch.Tensor]] = []
     current: dict[str, torch.Tensor] = {}
@@ -167,7 +169,7 @@ class _Place:
             raise TypeError(f"filename_pattern must be a str, found {type(pattern).__name__}")
         if pattern.count(_SUFFIX) != 1 or os.path.basename(pattern) != pattern or pattern.startswith("."):
             raise OptionError(
-                f"filename_pattern {pattern!r} cannot be used: expected the name of a file with one {_SUFFIX}",
+                f"filename_pattern {pattern!r} is not the name of a file with one {_SUFFIX}",
                 code="invalid-pattern",
                 found=pattern,
             )
@@ -220,7 +222,7 @@ def _write(
     index: dict[str, object] | None,
     durable: bool,
 ) -> None:
-    """Write all files under other names, then put them in place, the index last, and remove what was there."""
+    """Write all files under other names, then put them in place, the index last, and remove the old."""
     from .torch import save_file
 
     os.makedirs(place.directory, exist_ok=True)
@@ -253,7 +255,7 @@ def _write(
 
 
 def _keep_old(place: _Place, shards: Iterable[str], durable: bool) -> list[str]:
-    """Point the old index to hard links of those old files that are about to be replaced. Gives their names."""
+    """Point the old index to hard links of the files that are about to be replaced. Gives their names."""
     try:
         with open(place.path(place.index), encoding="utf-8") as file:
             old = json.load(file)

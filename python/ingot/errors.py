@@ -5,8 +5,8 @@ that both ``except ingot.SafetensorError`` and ``except KeyError`` do what they 
 
     SafetensorError             Exception     everything below
     ├── HeaderError             ValueError    the file breaks a rule of its format (FORMAT.md)
-    ├── CheckpointError         ValueError    an index breaks a rule of its own, or the shards are not what it says
-    ├── TensorNotFoundError     KeyError      no tensor of that name
+    ├── CheckpointError         ValueError    an index breaks a rule of its own, or the shards are not
+    what it says ├── TensorNotFoundError     KeyError      no tensor of that name
     ├── SliceError              IndexError    an index that does not fit the tensor
     ├── StorageError            OSError       reading or writing failed, or the file changed while it was open
     ├── DestinationError        BufferError   a buffer that is too small, read-only or not contiguous
@@ -113,10 +113,10 @@ class HeaderError(SafetensorError, ValueError):
 
 
 class CheckpointError(SafetensorError, ValueError):
-    """The index of a checkpoint breaks a rule of FORMAT.md, or its files do not go together; ``code`` says how.
+    """The index of a checkpoint breaks a rule of FORMAT.md, or its files do not fit; ``code`` says how.
 
-    Shards that are missing are the builtin `FileNotFoundError` instead, which names them, and a directory without
-    a checkpoint is `IsADirectoryError`.
+    Shards that are missing are the builtin `FileNotFoundError` instead, which names them, and a
+    directory without a checkpoint is `IsADirectoryError`.
     """
 
 

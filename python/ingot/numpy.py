@@ -63,8 +63,8 @@ def load_file(filename: Path, *, backend: str = "auto") -> dict[str, Array]:
     Parameters
     ----------
     filename : str, bytes or os.PathLike
-        A `.safetensors` or a `.bt` file, the index of a sharded checkpoint, or a directory with one of these: as
-        for `ingot.safe_open`.
+        A `.safetensors` or a `.bt` file, the index of a sharded checkpoint, or a directory with one of
+        these: as for `ingot.safe_open`.
     backend : {"auto", "mmap", "pread"}
         As for `ingot.safe_open`.
 

@@ -82,8 +82,8 @@ def load_file(
     Parameters
     ----------
     filename : str, bytes or os.PathLike
-        A `.safetensors` or a `.bt` file, the index of a sharded checkpoint, or a directory with one of these: as
-        for `ingot.safe_open`.
+        A `.safetensors` or a `.bt` file, the index of a sharded checkpoint, or a directory with one of
+        these: as for `ingot.safe_open`.
     device : str, int or torch.device
         Where the tensors shall be; whatever `torch.device` takes. ``"meta"`` gives shapes and dtypes and
         reads nothing.
@@ -157,7 +157,11 @@ def _loaded(
     if shared == "alias":
         where = "" if archive.path is None else f"{_escaped(archive.path)}: "
         # The index of a checkpoint says nothing of memory: each file speaks for its own tensors.
-        shards = archive.shard_metadata().values() if isinstance(archive, _native.Checkpoint) else [archive.metadata()]
+        shards = (
+            archive.shard_metadata().values()
+            if isinstance(archive, _native.Checkpoint)
+            else [archive.metadata()]
+        )
         for metadata in shards:
             restore(found, metadata, where)
     return found

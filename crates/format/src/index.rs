@@ -434,7 +434,7 @@ impl IndexReader {
         if let Some(&number) = self.numbers.get(shard) {
             return Ok(number);
         }
-        shard_name::check(shard).map_err(|fault| IndexError::UnsafeShardName {
+        shard_name::check(shard).map_err(|fault| IndexError::InvalidShardName {
             tensor: tensor.to_owned(),
             shard: shard.to_owned(),
             fault,

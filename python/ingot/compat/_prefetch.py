@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, Self
 
-    from ingot._native import Archive, Wrap
+    from ingot._native import Archive, Checkpoint, Wrap
 
 
 class PrefetchLoader:
@@ -35,7 +35,7 @@ class PrefetchLoader:
 
     def __init__(
         self,
-        archive: Archive,
+        archive: Archive | Checkpoint,
         wrap: Wrap,
         move: Callable[[Any], Any] | None,
         plan: dict[str, slice | None] | None,
@@ -141,7 +141,7 @@ class TensorStream:
         return self._loader._next()
 
 
-def _rows(archive: Archive, plan: dict[str, slice | None] | None) -> dict[str, slice | None]:
+def _rows(archive: Archive | Checkpoint, plan: dict[str, slice | None] | None) -> dict[str, slice | None]:
     """The tensors to read, each with its rows; None for all of them."""
     if plan is None:
         return dict.fromkeys(archive.offset_names())
@@ -169,7 +169,11 @@ def _bad_plan(name: str, what: str) -> SafetensorError:
 
 
 def _read(
-    archive: Archive, name: str, rows: slice | None, wrap: Wrap, move: Callable[[Any], Any] | None
+    archive: Archive | Checkpoint,
+    name: str,
+    rows: slice | None,
+    wrap: Wrap,
+    move: Callable[[Any], Any] | None,
 ) -> Any:
     part = archive.tensor(name, wrap) if rows is None else archive.select(name, rows, wrap)
     return _moved(archive, name, part, move)

@@ -73,7 +73,7 @@ pub enum IndexError {
     /// I5: a tensor has the name of the metadata, which none can have in a shard.
     ReservedName,
     /// I6: the name of a shard does not stay beside the index.
-    UnsafeShardName {
+    InvalidShardName {
         /// The first tensor that is said to be in it.
         tensor: String,
         /// The name, escapes undone.
@@ -109,7 +109,7 @@ impl IndexError {
             IndexError::InvalidField { .. } => "invalid-field",
             IndexError::InvalidShard { .. } => "invalid-shard",
             IndexError::ReservedName => "reserved-name",
-            IndexError::UnsafeShardName { .. } => "unsafe-shard-name",
+            IndexError::InvalidShardName { .. } => "invalid-shard-name",
             IndexError::TooManyShards { .. } => "too-many-shards",
             IndexError::ShardCollision { .. } => "shard-collision",
         }
@@ -121,7 +121,7 @@ impl IndexError {
         match self {
             IndexError::DuplicateTensor { tensor, .. }
             | IndexError::InvalidShard { tensor, .. }
-            | IndexError::UnsafeShardName { tensor, .. } => Some(tensor),
+            | IndexError::InvalidShardName { tensor, .. } => Some(tensor),
             IndexError::ReservedName => Some(METADATA_KEY),
             _ => None,
         }
@@ -192,7 +192,7 @@ impl fmt::Display for IndexError {
                 write!(f, "expected the name of a file, found {found}")
             }
             IndexError::ReservedName => f.write_str("the name is reserved for metadata"),
-            IndexError::UnsafeShardName { shard, fault, .. } => {
+            IndexError::InvalidShardName { shard, fault, .. } => {
                 write!(f, "file name {} refused: {fault}", Quoted(shard))
             }
             IndexError::TooManyShards { limit } => {
