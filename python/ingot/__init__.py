@@ -11,6 +11,7 @@ needs nothing but itself.
 
 from __future__ import annotations
 
+from ._hash import Report, hash, verify
 from ._native import __version__
 from ._open import safe_open
 from ._serialize import deserialize, serialize, serialize_file
@@ -19,6 +20,7 @@ from .errors import (
     DestinationError,
     DtypeError,
     HeaderError,
+    IntegrityError,
     OptionError,
     SafetensorError,
     SaveError,
@@ -30,14 +32,16 @@ from .errors import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from . import errors, flax, mlx, numpy, paddle, tensorflow, torch
+    from . import errors, flax, mlx, modelspec, numpy, paddle, tensorflow, torch
 
 __all__ = [
     "ClosedError",
     "DestinationError",
     "DtypeError",
     "HeaderError",
+    "IntegrityError",
     "OptionError",
+    "Report",
     "SafetensorError",
     "SaveError",
     "SharedMemoryError",
@@ -48,7 +52,9 @@ __all__ = [
     "deserialize",
     "errors",
     "flax",
+    "hash",
     "mlx",
+    "modelspec",
     "numpy",
     "paddle",
     "safe_open",
@@ -56,12 +62,13 @@ __all__ = [
     "serialize_file",
     "tensorflow",
     "torch",
+    "verify",
 ]
 
 
 def __getattr__(name: str) -> object:
     # `import ingot; ingot.torch.load_file(...)` works, and torch is only imported by that line.
-    if name in ("flax", "mlx", "numpy", "paddle", "tensorflow", "torch"):
+    if name in ("flax", "mlx", "modelspec", "numpy", "paddle", "tensorflow", "torch"):
         from importlib import import_module
 
         return import_module(f".{name}", __name__)

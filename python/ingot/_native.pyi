@@ -6,7 +6,18 @@ from typing import Any, final
 
 from typing_extensions import Buffer as AnyBuffer
 
-__all__ = ["Archive", "Buffer", "TensorInfo", "Wrap", "__version__", "serialize", "serialize_file"]
+__all__ = [
+    "Archive",
+    "Buffer",
+    "TensorInfo",
+    "Wrap",
+    "__version__",
+    "hash",
+    "hashes",
+    "serialize",
+    "serialize_file",
+    "verify",
+]
 
 __version__: str
 
@@ -71,6 +82,11 @@ class Archive:
     def share(self) -> Archive: ...
     def close(self) -> None: ...
 
+def hash(path: str | bytes | PathLike[str] | PathLike[bytes], definition: str) -> str | None: ...
+def hashes() -> list[str]: ...
+def verify(
+    path: str | bytes | PathLike[str] | PathLike[bytes], expected_sha256: str | None = None
+) -> dict[str, Any]: ...
 def serialize(
     tensors: Mapping[str, Any],
     payload: Callable[[str, Any], Any],

@@ -36,6 +36,7 @@ extern crate alloc;
 extern crate std;
 
 pub mod bintensors;
+mod checksums;
 mod dtype;
 mod entry;
 mod error;
@@ -57,6 +58,7 @@ mod tensors;
 mod view;
 mod window;
 
+pub use checksums::{CHECKSUMS_KEY, Checksums, ChecksumsError};
 pub use dtype::Dtype;
 pub use entry::Entry;
 pub use error::FormatError;

@@ -107,13 +107,12 @@ impl Archive {
     /// [`Error::Open`] with the system's error; that the path is a directory, or no regular file; [`Error::Header`]
     /// with the rule that the header breaks; [`Error::Read`] when reading the header fails.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Archive, Error> {
-        let open_fault = |source| Error::Open {
+        let file = open_source(path)?;
+        let header = read_header(&file, Some(path), &options.limits)?;
+        let (source, choice) = attach(file, options.backend).map_err(|source| Error::Open {
             path: path.to_owned(),
             source,
-        };
-        let file = FileSource::new(open_file(path).map_err(open_fault)?).map_err(open_fault)?;
-        let header = read_header(&file, Some(path), &options.limits)?;
-        let (source, choice) = attach(file, options.backend).map_err(open_fault)?;
+        })?;
         let path = Some(path.to_owned());
         Ok(Archive {
             path,
@@ -321,23 +320,7 @@ impl Archive {
 
     /// Fails when the file is no longer what was opened.
     fn check_unchanged(&self) -> Result<(), Error> {
-        let nbytes_at_open = self.source.nbytes();
-        match self.source.nbytes_now() {
-            Ok(Some(now)) if now == nbytes_at_open => Ok(()),
-            Ok(nbytes_now) => Err(Error::Changed {
-                path: self.path.clone(),
-                nbytes_at_open,
-                nbytes_now,
-            }),
-            Err(source) => Err(Error::Read {
-                path: self.path.clone(),
-                tensor: None,
-                position: 0,
-                expected: nbytes_at_open,
-                found: 0,
-                source: Some(source),
-            }),
-        }
+        check_unchanged(&*self.source, self.path())
     }
 
     fn too_large(&self, nbytes: u64) -> Error {
@@ -350,40 +333,82 @@ impl Archive {
 
     /// Adds path and tensor to what went wrong below.
     fn explain(&self, failure: Failure) -> Error {
-        match failure {
-            Failure::Interrupted => Error::Interrupted,
-            Failure::OutOfMemory { nbytes, source } => Error::OutOfMemory {
-                path: self.path.clone(),
-                nbytes: to_u64(nbytes),
-                source: Some(source),
-            },
-            Failure::Read {
-                position,
-                expected,
-                found,
-                source,
-            } => match self.check_unchanged() {
-                // The likeliest reason for a short read, and the more useful thing to say.
-                Err(changed @ Error::Changed { .. }) => changed,
-                _ => Error::Read {
-                    path: self.path.clone(),
-                    tensor: self.tensor_at(position).map(|entry| entry.name.to_owned()),
-                    position,
-                    expected: to_u64(expected),
-                    found: to_u64(found),
-                    source,
-                },
-            },
-        }
+        explain(failure, &*self.source, self.path(), Some(&self.header))
     }
+}
 
-    /// The tensor that has bytes at `position` in the file.
-    fn tensor_at(&self, position: u64) -> Option<Entry<'_>> {
-        let begin = position.checked_sub(self.header.data_start())?;
-        self.header
-            .entries()
-            .find(|entry| entry.begin <= begin && begin < entry.end)
+/// The file at `path`, to be read by position.
+pub(crate) fn open_source(path: &Path) -> Result<FileSource, Error> {
+    let source = open_file(path).and_then(FileSource::new);
+    source.map_err(|source| Error::Open {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// Fails when `source` is no longer what was opened. `path` is for the errors.
+pub(crate) fn check_unchanged(source: &dyn Source, path: Option<&Path>) -> Result<(), Error> {
+    let nbytes_at_open = source.nbytes();
+    match source.nbytes_now() {
+        Ok(Some(now)) if now == nbytes_at_open => Ok(()),
+        Ok(nbytes_now) => Err(Error::Changed {
+            path: path.map(Path::to_owned),
+            nbytes_at_open,
+            nbytes_now,
+        }),
+        Err(source) => Err(Error::Read {
+            path: path.map(Path::to_owned),
+            tensor: None,
+            position: 0,
+            expected: nbytes_at_open,
+            found: 0,
+            source: Some(source),
+        }),
     }
+}
+
+/// Adds path and tensor to what went wrong below.
+pub(crate) fn explain(
+    failure: Failure,
+    from: &dyn Source,
+    path: Option<&Path>,
+    header: Option<&Header>,
+) -> Error {
+    match failure {
+        Failure::Interrupted => Error::Interrupted,
+        Failure::OutOfMemory { nbytes, source } => Error::OutOfMemory {
+            path: path.map(Path::to_owned),
+            nbytes: to_u64(nbytes),
+            source: Some(source),
+        },
+        Failure::Read {
+            position,
+            expected,
+            found,
+            source,
+        } => match check_unchanged(from, path) {
+            // The likeliest reason for a short read, and the more useful thing to say.
+            Err(changed @ Error::Changed { .. }) => changed,
+            _ => Error::Read {
+                path: path.map(Path::to_owned),
+                tensor: header
+                    .and_then(|header| tensor_at(header, position))
+                    .map(|entry| entry.name.to_owned()),
+                position,
+                expected: to_u64(expected),
+                found: to_u64(found),
+                source,
+            },
+        },
+    }
+}
+
+/// The tensor that has bytes at `position` in the file.
+fn tensor_at(header: &Header, position: u64) -> Option<Entry<'_>> {
+    let begin = position.checked_sub(header.data_start())?;
+    header
+        .entries()
+        .find(|entry| entry.begin <= begin && begin < entry.end)
 }
 
 /// Opens without waiting: a FIFO nobody writes to would otherwise hang the program. That it is none is checked

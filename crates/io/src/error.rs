@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::hash::{Algorithm, Digest};
 use ingot_format::{Escaped, FormatError, Quoted, SelectionError};
 
 /// A failure to open, read or save, with what a reader needs to put it right.
@@ -98,6 +99,26 @@ pub enum Error {
         /// What the system says.
         source: io::Error,
     },
+    /// The record of digests in the file's metadata cannot be used. FORMAT.md, "Checksums".
+    Checksums {
+        /// The file.
+        path: Option<PathBuf>,
+        /// Why not.
+        reason: String,
+    },
+    /// Bytes are not those that a digest was taken of.
+    Digest {
+        /// The file.
+        path: Option<PathBuf>,
+        /// The tensor; `None` for the whole file.
+        tensor: Option<String>,
+        /// The hash function.
+        algorithm: Algorithm,
+        /// The digest that was promised.
+        expected: Digest,
+        /// The digest of what is there.
+        found: Digest,
+    },
     /// The handle was closed.
     Closed {
         /// The file.
@@ -121,6 +142,8 @@ impl Error {
             Error::Changed { .. } => "changed",
             Error::OutOfMemory { .. } => "out-of-memory",
             Error::Write { .. } => "write",
+            Error::Checksums { .. } => "invalid-checksums",
+            Error::Digest { .. } => "digest-mismatch",
             Error::Closed { .. } => "closed",
             Error::Interrupted => "interrupted",
         }
@@ -138,6 +161,8 @@ impl Error {
             | Error::Changed { path, .. }
             | Error::OutOfMemory { path, .. }
             | Error::Unstorable { path, .. }
+            | Error::Checksums { path, .. }
+            | Error::Digest { path, .. }
             | Error::Closed { path } => path.as_deref(),
             Error::Interrupted => None,
         }
@@ -149,7 +174,7 @@ impl Error {
         match self {
             Error::Header { fault, .. } | Error::Unstorable { fault, .. } => fault.tensor(),
             Error::UnknownTensor { tensor, .. } | Error::Slice { tensor, .. } => Some(tensor),
-            Error::Read { tensor, .. } => tensor.as_deref(),
+            Error::Read { tensor, .. } | Error::Digest { tensor, .. } => tensor.as_deref(),
             _ => None,
         }
     }
@@ -259,6 +284,23 @@ impl fmt::Display for Error {
                     Some(hint) => write!(f, " — {hint}"),
                     None => Ok(()),
                 }
+            }
+            Error::Checksums { reason, .. } => f.write_str(reason),
+            Error::Digest {
+                tensor,
+                algorithm,
+                expected,
+                found,
+                ..
+            } => {
+                match tensor {
+                    Some(tensor) => write!(f, "tensor {}: its bytes", Quoted(tensor))?,
+                    None => f.write_str("the file's bytes")?,
+                }
+                write!(
+                    f,
+                    " are not those that were promised: expected {algorithm} {expected}, found {found}"
+                )
             }
             Error::Closed { .. } => f.write_str("file is closed"),
             Error::Interrupted => f.write_str("interrupted"),

@@ -9,17 +9,22 @@ mod dest;
 mod error;
 mod execute;
 mod gather;
+mod hash;
 mod head;
 mod plan;
 mod save;
 mod serialize;
 mod source;
 mod watch;
+mod workers;
 
 pub use archive::{Archive, OpenOptions, Region};
 pub use backend::{BACKEND_VARIABLE, Backend};
 pub use dest::Payload;
 pub use error::Error;
+pub use hash::{
+    Algorithm, Compared, Definition, Digest, Keep, MODEL_SPEC_KEY, Mismatch, Report, Sealed, hash, verify,
+};
 pub use plan::{OWN_BLOCK_NBYTES, Place, Plan, Read, SHARED_BLOCK_NBYTES, TooLarge};
 pub use save::{Durability, ReadOnly, Replace, SaveOptions, save};
 pub use serialize::safetensors::serialize_to_file;

@@ -16,6 +16,7 @@
 //! Where a file system renames no file over another, the bytes are copied into the target as [`Replace::InPlace`]
 //! does. Where it cannot reserve space or make unnamed files, saving goes on without.
 
+use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::time::Duration;
@@ -39,6 +40,7 @@ mod temp;
 
 use crate::dest::Payload;
 use crate::error::Error;
+use crate::execute::Failure;
 use crate::watch::Watch;
 use pieces::Pieces;
 
@@ -116,8 +118,29 @@ pub fn save(
     options: &SaveOptions,
     watch: &dyn Watch,
 ) -> Result<(), Error> {
-    let pieces = Pieces::cut(head, payloads);
-    save_pieces(path, &pieces, options, watch).map_err(|stop| match stop {
+    save_cut(path, &Pieces::cut(head, payloads), options, watch)
+}
+
+/// Gives the head that a file shall have, once all of its bytes are in it. It is as long as the one before.
+pub(crate) type Seal<'a> = dyn Fn(&File, &dyn Watch) -> Result<Vec<u8>, Failure> + Sync + 'a;
+
+/// As [`save`], with a head that `seal` replaces when everything else is written, and before the file has its name.
+///
+/// # Errors
+/// What [`save`] says; also when `path` is a pipe or a device, from which nothing can be read again.
+pub(crate) fn save_sealed(
+    path: &Path,
+    head: &[u8],
+    payloads: &[Payload<'_>],
+    seal: &Seal<'_>,
+    options: &SaveOptions,
+    watch: &dyn Watch,
+) -> Result<(), Error> {
+    save_cut(path, &Pieces::cut(head, payloads).sealed_by(seal), options, watch)
+}
+
+fn save_cut(path: &Path, pieces: &Pieces<'_>, options: &SaveOptions, watch: &dyn Watch) -> Result<(), Error> {
+    save_pieces(path, pieces, options, watch).map_err(|stop| match stop {
         Stop::Interrupted => Error::Interrupted,
         Stop::Fault { step, source } => Error::Write {
             path: path.to_path_buf(),
@@ -182,6 +205,7 @@ mod step {
     pub(super) const CREATE: &str = "create a temporary file";
     #[cfg(unix)]
     pub(super) const RESERVE: &str = "reserve space";
+    pub(super) const SEAL: &str = "read what was written, for its digests";
     pub(super) const WRITE: &str = "write";
     pub(super) const ATTRIBUTES: &str = "copy mode and owner";
     pub(super) const FLUSH: &str = "flush";

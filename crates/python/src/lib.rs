@@ -4,6 +4,7 @@
 //! framework: those live in `python/ingot`, and hand over what makes their tensors ([`wrap::Wrap`]).
 
 mod errors;
+mod hash;
 mod index;
 mod intake;
 mod open;
@@ -15,6 +16,8 @@ mod wrap;
 /// The module that Python imports.
 #[pyo3::pymodule(gil_used = false)]
 mod _native {
+    #[pymodule_export]
+    use crate::hash::{hash, hashes, verify};
     #[pymodule_export]
     use crate::open::{Archive, TensorInfo};
     #[pymodule_export]

@@ -47,7 +47,8 @@ pub(super) fn overwrite(
     options: &SaveOptions,
     watch: &dyn Watch,
 ) -> Result<(), Stop> {
-    if file.metadata().step(step::OPEN)?.len() == 0 {
+    // What is to be sealed is read again, for which `file` is not open.
+    if file.metadata().step(step::OPEN)?.len() == 0 && !pieces.is_sealed() {
         // Nobody can have mapped anything of it.
         let done =
             space::reserve(file, pieces.nbytes(), Size::Set, watch).and_then(|()| pieces.write(file, watch));

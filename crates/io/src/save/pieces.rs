@@ -9,8 +9,9 @@ use std::thread;
 
 use ingot_format::to_u64;
 
-use super::{POLL, Step, Stop, Watch, step};
+use super::{POLL, Seal, Step, Stop, Watch, step};
 use crate::dest::Payload;
+use crate::execute::Failure;
 
 /// Payloads at least this long are written from where they lie; shorter ones are gathered first. 1 MiB, because
 /// copying one costs less than 0.1 ms and a call for each of thousands of small tensors costs more.
@@ -31,6 +32,7 @@ pub(super) struct Pieces<'a> {
     payloads: &'a [Payload<'a>],
     pieces: Vec<Piece>,
     nbytes: u64,
+    seal: Option<&'a Seal<'a>>,
 }
 
 /// Bytes that are written in one call. They begin inside one part of the file and may run on into the parts after it.
@@ -51,6 +53,7 @@ impl<'a> Pieces<'a> {
             payloads,
             pieces: Vec::new(),
             nbytes: 0,
+            seal: None,
         };
         let mut gathered: Option<Piece> = None;
         for part in 0..=payloads.len() {
@@ -76,6 +79,27 @@ impl<'a> Pieces<'a> {
         }
         cut.pieces.extend(gathered);
         cut
+    }
+
+    /// The same, with another head once everything is written.
+    pub(super) fn sealed_by(self, seal: &'a Seal<'a>) -> Pieces<'a> {
+        Pieces {
+            seal: Some(seal),
+            ..self
+        }
+    }
+
+    pub(super) fn is_sealed(&self) -> bool {
+        self.seal.is_some()
+    }
+
+    fn seal(&self, file: &File, watch: &dyn Watch) -> Result<(), Stop> {
+        let Some(seal) = self.seal else {
+            return Ok(());
+        };
+        let head = seal(file, watch).map_err(unread)?;
+        debug_assert_eq!(head.len(), self.head.len());
+        write_all_at(file, &head, 0).step(step::WRITE)
     }
 
     fn cut_large(&mut self, part: usize, len: usize) {
@@ -132,7 +156,8 @@ impl<'a> Pieces<'a> {
             true => 0,
             false => thread::available_parallelism().map_or(1, |threads| threads.get().min(THREADS)),
         };
-        self.write_with(file, threads, watch)
+        self.write_with(file, threads, watch)?;
+        self.seal(file, watch)
     }
 
     /// With `threads` at work beside the calling one, which then only watches; with none, it writes itself.
@@ -196,11 +221,30 @@ impl<'a> Pieces<'a> {
     /// Writes everything into `file` from where it stands, in order. For what has no positions: a pipe, a terminal.
     #[cfg(unix)]
     pub(super) fn stream(&self, file: &File, watch: &dyn Watch) -> Result<(), Stop> {
+        if self.seal.is_some() {
+            return Err(io::Error::from(io::ErrorKind::Unsupported)).step(step::SEAL);
+        }
         let mut buffer = Vec::new();
         for piece in &self.pieces {
             self.lend(piece, &mut buffer, |bytes| stream_all(file, bytes, watch))?;
         }
         Ok(())
+    }
+}
+
+/// Why the file could not be read again.
+fn unread(failure: Failure) -> Stop {
+    let source = match failure {
+        Failure::Interrupted => return Stop::Interrupted,
+        Failure::Read {
+            source: Some(fault), ..
+        }
+        | Failure::OutOfMemory { source: fault, .. } => fault,
+        Failure::Read { .. } => io::ErrorKind::UnexpectedEof.into(),
+    };
+    Stop::Fault {
+        step: step::SEAL,
+        source,
     }
 }
 

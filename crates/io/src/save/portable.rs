@@ -33,7 +33,11 @@ pub(super) fn save(
     }
     remove_stale(path);
     let temp = Temp::create(path).step(step::CREATE)?;
-    let file = OpenOptions::new().write(true).open(&temp.0).step(step::CREATE)?;
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&temp.0)
+        .step(step::CREATE)?;
     pieces.write(&file, watch)?;
     if options.durable == Durability::Durable {
         flush(&file, watch)?;
@@ -55,6 +59,7 @@ pub(super) fn save(
 
 fn in_place(path: &Path, pieces: &Pieces<'_>, options: &SaveOptions, watch: &dyn Watch) -> Result<(), Stop> {
     let file = OpenOptions::new()
+        .read(true)
         .write(true)
         .create(true)
         .truncate(false)

@@ -1,0 +1,157 @@
+//! Work that threads share while their caller watches.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::{self, Thread};
+use std::time::Duration;
+
+use ingot_format::to_u64;
+
+use crate::execute::Failure;
+use crate::watch::Watch;
+
+/// How often the calling thread looks whether to stop.
+const WATCH_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Does `work` on every task, first to last, on up to `threads` threads. `work` says how many bytes it has done, of
+/// the `total` that `watch` is told.
+///
+/// Where the system refuses threads there are fewer, and with none at all the caller does the work. The threads end
+/// before this returns, so nothing of them outlives a call: a fork between two calls meets no threads and no locks.
+///
+/// # Errors
+/// The first failure of `work`, or that `watch` wants no more. Tasks that were begun are finished, others dropped.
+pub(crate) fn share<T: Send>(
+    threads: usize,
+    tasks: Vec<T>,
+    total: u64,
+    work: impl Fn(T) -> Result<usize, Failure> + Sync,
+    watch: &dyn Watch,
+) -> Result<(), Failure> {
+    let threads = threads.min(tasks.len());
+    let shared = Shared::new(tasks, total, work);
+    if threads <= 1 || !shared.spread(threads, watch) {
+        shared.alone(watch);
+    }
+    if !shared.stopped() {
+        shared.look(watch);
+    }
+    locked(&shared.failure).take().map_or(Ok(()), Err)
+}
+
+/// What the threads of one call have in common.
+struct Shared<T, W> {
+    /// Those not begun, the first last.
+    tasks: Mutex<Vec<T>>,
+    work: W,
+    total: u64,
+    done: AtomicU64,
+    stop: AtomicBool,
+    failure: Mutex<Option<Failure>>,
+    running: AtomicUsize,
+}
+
+impl<T: Send, W: Fn(T) -> Result<usize, Failure> + Sync> Shared<T, W> {
+    fn new(mut tasks: Vec<T>, total: u64, work: W) -> Shared<T, W> {
+        tasks.reverse();
+        Shared {
+            tasks: Mutex::new(tasks),
+            work,
+            total,
+            done: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+            failure: Mutex::new(None),
+            running: AtomicUsize::new(0),
+        }
+    }
+
+    /// Lets threads do everything; `false` where the system gives none.
+    fn spread(&self, threads: usize, watch: &dyn Watch) -> bool {
+        let caller = thread::current();
+        thread::scope(|scope| {
+            let mut started = 0;
+            for _ in 0..threads {
+                self.running.fetch_add(1, Ordering::Relaxed);
+                // Dropped, and the caller woken, even if `work` panics or the thread never runs.
+                let leave = Leave {
+                    running: &self.running,
+                    caller: &caller,
+                };
+                let spawned =
+                    thread::Builder::new()
+                        .name("ingot-read".to_owned())
+                        .spawn_scoped(scope, move || {
+                            let _leave = leave;
+                            while self.step() {}
+                        });
+                if spawned.is_err() {
+                    break;
+                }
+                started += 1;
+            }
+            while self.running.load(Ordering::Acquire) > 0 {
+                self.look(watch);
+                thread::park_timeout(WATCH_INTERVAL);
+            }
+            started > 0
+        })
+    }
+
+    fn alone(&self, watch: &dyn Watch) {
+        while !self.stopped() && self.step() {
+            self.look(watch);
+        }
+    }
+
+    /// Does one task; `false` when there is none left to do.
+    fn step(&self) -> bool {
+        if self.stopped() {
+            return false;
+        }
+        let Some(task) = locked(&self.tasks).pop() else {
+            return false;
+        };
+        match (self.work)(task) {
+            Ok(nbytes) => {
+                self.done.fetch_add(to_u64(nbytes), Ordering::Relaxed);
+            }
+            Err(failure) => self.fail(failure),
+        }
+        true
+    }
+
+    /// Tells `watch` how far it is, and asks it whether to go on.
+    fn look(&self, watch: &dyn Watch) {
+        watch.progressed(self.done.load(Ordering::Relaxed), self.total);
+        if watch.interrupted() {
+            self.fail(Failure::Interrupted);
+        }
+    }
+
+    fn fail(&self, failure: Failure) {
+        locked(&self.failure).get_or_insert(failure);
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+}
+
+/// Says, when dropped, that a thread has ended.
+struct Leave<'a> {
+    running: &'a AtomicUsize,
+    caller: &'a Thread,
+}
+
+impl Drop for Leave<'_> {
+    fn drop(&mut self) {
+        self.running.fetch_sub(1, Ordering::Release);
+        self.caller.unpark();
+    }
+}
+
+/// The contents of a lock. A thread that panicked while holding it is reported by the scope, not here.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
