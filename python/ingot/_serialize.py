@@ -125,14 +125,51 @@ def serialize_file(
     TypeError, SaveError, OptionError
         As for `serialize`, and before the disk is touched.
     """
-    tensors = named(tensor_dict)
+    write_file(
+        filename,
+        named(tensor_dict),
+        _spec,
+        metadata,
+        format=format,
+        durable=durable,
+        atomic=atomic,
+        force=force,
+    )
+
+
+def write_file(
+    filename: Path,
+    tensors: dict[str, Any],
+    payload: Payload,
+    metadata: Mapping[str, str] | None,
+    *,
+    format: Format | None,
+    export: Callable[[Any], Any] | None = None,
+    shared: str = "copy",
+    durable: bool | None,
+    atomic: bool,
+    force: bool,
+) -> None:
+    """Write a file. The end of every function that does, with tensors of whatever framework.
+
+    Parameters
+    ----------
+    filename, metadata, format, durable, atomic, force
+        As for `serialize_file`.
+    tensors : dict of str to tensor
+        As `named` gives it.
+    payload, export, shared
+        As for `_native.serialize_file`: how the tensors are handed over, and what of those that share memory.
+    """
     path = fspath(filename)
     _native.serialize_file(
         path,
         tensors,
-        _spec,
+        payload,
         texts(metadata),
         format_for(path, format),
+        export=export,
+        shared=shared,
         durable=is_durable(durable),
         atomic=atomic,
         force=force,

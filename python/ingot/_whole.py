@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from os import fspath
 from typing import Generic, TypeVar
 
 from . import _native, _open
-from ._serialize import format_for, is_durable, known_format, named, texts
+from ._serialize import known_format, named, texts, write_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -184,15 +183,13 @@ class Whole(Generic[Tensor]):
         TypeError, SaveError, OptionError
             As `save` does, and before the disk is touched.
         """
-        own = named(tensors, value="tensor")
-        path = fspath(filename)
-        _native.serialize_file(
-            path,
-            own,
+        write_file(
+            filename,
+            named(tensors, value="tensor"),
             self._payload,
-            texts(metadata),
-            format_for(path, format),
-            durable=is_durable(durable),
+            metadata,
+            format=format,
+            durable=durable,
             atomic=atomic,
             force=force,
         )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from os import fspath
 from sys import modules
 
 from . import _native, _open
 from ._frameworks import missing
-from ._serialize import CODES, format_for, is_durable, known_format, named, texts
+from ._serialize import CODES, known_format, named, texts, write_file
 from .errors import DtypeError, OptionError, SaveError, _quoted
 
 try:
@@ -194,15 +193,13 @@ def save_file(
     TypeError, DtypeError, SaveError, OptionError
         As `save` does, and before the disk is touched.
     """
-    tensors = named(tensor_dict, value="array")
-    path = fspath(filename)
-    _native.serialize_file(
-        path,
-        tensors,
+    write_file(
+        filename,
+        named(tensor_dict, value="array"),
         payload,
-        texts(metadata),
-        format_for(path, format),
-        durable=is_durable(durable),
+        metadata,
+        format=format,
+        durable=durable,
         atomic=atomic,
         force=force,
     )

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from os import fspath
 
 from . import _native, _open
 from ._frameworks import lacks, missing
-from ._serialize import format_for, is_durable, known_format, named, one_of, texts, unpacked
+from ._serialize import known_format, named, one_of, texts, unpacked, write_file
 from .errors import OptionError, SaveError, _escaped, _quoted
 
 try:
@@ -260,16 +259,15 @@ def save_file(
         As `save` does, and before the disk is touched.
     """
     own, texts_of_file = _stored(tensors, metadata, shared, contiguous)
-    path = fspath(filename)
-    _native.serialize_file(
-        path,
+    write_file(
+        filename,
         own,
         _payload(own, shared),
         texts_of_file,
-        format_for(path, format),
+        format=format,
         export=_export(own),
         shared=_native_shared(shared),
-        durable=is_durable(durable),
+        durable=durable,
         atomic=atomic,
         force=force,
     )

@@ -9,6 +9,7 @@ mod index;
 mod intake;
 mod open;
 mod serialize;
+mod shared;
 mod tensor;
 mod watch;
 mod wrap;

@@ -1,14 +1,15 @@
 //! Saving.
 
-use ingot_format::{Format, FormatError, Layout, Quoted, Spec, layout, to_usize};
+use ingot_format::{Format, FormatError, Layout, Spec, layout, to_usize};
 use ingot_io::{Durability, Error, Payload, ReadOnly, Replace, SaveOptions};
 use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::errors::{about_tensor, raise};
+use crate::errors::raise;
 use crate::intake::{Exporter, Item, items, metadata};
 use crate::open::file_path;
+use crate::shared::refuse_shared;
 use crate::tensor::Imported;
 use crate::watch::Signals;
 
@@ -160,48 +161,4 @@ impl<'a> NewFile<'a> {
             .map(|&number| self.tensors[number].1.payload())
             .collect()
     }
-}
-
-/// Names that a message lists; a whole model may share one buffer.
-const MAX_NAMED: usize = 5;
-
-/// Fails when two tensors share bytes: the file would hold them twice, and whoever loads it would get two tensors
-/// that no longer change together.
-fn refuse_shared(py: Python<'_>, tensors: &[(&str, Imported)]) -> PyResult<()> {
-    let mut ranges: Vec<_> = tensors
-        .iter()
-        .map(|(name, tensor)| (tensor.addresses(), *name))
-        .filter(|((begin, end), _)| begin < end)
-        .collect();
-    ranges.sort_unstable();
-    // Ranges that reach into each other, one after another, are one group.
-    let mut reach = 0;
-    let mut groups = ranges.chunk_by(|((_, end), _), ((begin, _), _)| {
-        reach = reach.max(*end);
-        *begin < reach
-    });
-    let Some(group) = groups.find(|group| group.len() > 1) else {
-        return Ok(());
-    };
-    let first = group[0].1;
-    let mut names: Vec<String> = group
-        .iter()
-        .take(MAX_NAMED)
-        .map(|row| Quoted(row.1).to_string())
-        .collect();
-    if group.len() > MAX_NAMED {
-        names.push(format!("and {} more", group.len() - MAX_NAMED));
-    }
-    let message = format!(
-        "Some tensors share memory, this will lead to duplicate memory on disk and potential differences when \
-         loading them again: {} — save with shared=\"alias\" or \"copy\", or save `tensor.clone()`",
-        names.join(", ")
-    );
-    Err(about_tensor(
-        py,
-        "SharedMemoryError",
-        "shared-memory",
-        first,
-        &message,
-    ))
 }
