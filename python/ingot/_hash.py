@@ -10,7 +10,12 @@ from .errors import OptionError, _escaped, _quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
     from ._serialize import Path
+
+    Hasher = str | Callable[[bytes], Any]
 
 
 def hash(path: Path, algorithm: str = "sha256") -> str:
@@ -69,18 +74,34 @@ def _of_hashlib(path: Path, algorithm: str) -> str:
     # Not at the top: it costs as much as the rest of this package.
     import hashlib
 
-    if algorithm not in hashlib.algorithms_available or algorithm.startswith("shake"):
-        # The shakes have no length of their own.
-        names = sorted(name for name in hashlib.algorithms_available if not name.startswith("shake"))
-        choices = (*_native.hashes(), *names)
+    _known(algorithm)
+    with open(path, "rb", buffering=0) as file:
+        return hashlib.file_digest(file, algorithm).hexdigest()
+
+
+def with_digest(file: bytes, hasher: Hasher) -> tuple[bytes, bytes]:
+    """The digest of `file`, and `file`."""
+    if not isinstance(hasher, str):
+        return hasher(file).digest(), file
+    import hashlib
+
+    _known(hasher)
+    return hashlib.new(hasher, file).digest(), file
+
+
+def _known(algorithm: str) -> None:
+    """Raise `OptionError` unless hashlib has `algorithm`, with a length of its own: the shakes have none."""
+    import hashlib
+
+    names = {name for name in hashlib.algorithms_available if not name.startswith("shake")}
+    if algorithm not in names:
+        choices = (*_native.hashes(), *sorted(names - {"sha256"}))
         raise OptionError(
             f"algorithm {algorithm!r} is unknown: expected one of {', '.join(choices)}",
             code="unknown-algorithm",
             expected=choices,
             found=algorithm,
         )
-    with open(path, "rb", buffering=0) as file:
-        return hashlib.file_digest(file, algorithm).hexdigest()
 
 
 class Mismatch(NamedTuple):
@@ -147,8 +168,9 @@ class Report:
                 lines[0] += f", {what} is as expected"
             elif pair is not None:
                 lines.append(f"{what}: expected {_escaped(pair.expected)}, found {pair.found}")
-        for row in self.bad:
-            lines.append(f"tensor {_quoted(row.tensor)}: expected {row.expected}, found {row.found}")
+        lines += [
+            f"tensor {_quoted(row.tensor)}: expected {row.expected}, found {row.found}" for row in self.bad
+        ]
         lines += [f"tensor {_quoted(name)}: has no digest" for name in self.unchecked]
         lines += [f"tensor {_quoted(name)}: has a digest and is not there" for name in self.missing]
         return "\n".join(lines)

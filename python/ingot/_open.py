@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ._native import TensorInfo, Wrap
 
     Move = Callable[[Any], Any]
+    Proof = tuple[bool, str | None]
 
 BACKENDS = ("auto", "mmap", "pread")
 
@@ -353,14 +354,24 @@ def open_archive(
     return Archive.open(filename, one_of("backend", backend, BACKENDS), strict, max_header_size)
 
 
-def tensors(archive: Archive, names: Iterable[str] | None, wrap: Wrap, move: Move | None) -> dict[str, Any]:
-    """The tensors of these names, or all, on the device that `move` takes them to."""
+def tensors(
+    archive: Archive,
+    names: Iterable[str] | None,
+    wrap: Wrap,
+    move: Move | None,
+    proof: Proof = (False, None),
+) -> dict[str, Any]:
+    """The tensors of these names, or all, on the device that `move` takes them to.
+
+    `proof` is for all of them: whether to compare them with the digests that the file keeps, and the SHA-256
+    of the whole file.
+    """
     if isinstance(names, str):
         # A str is an iterable of str, so it would be taken for the names of its letters.
         raise TypeError("names must be an iterable of str, not a str")
     wanted = None if names is None else list(names)
     try:
-        found = archive.tensors(wanted, wrap)
+        found = archive.tensors(wanted, wrap) if proof == (False, None) else archive.proven(wrap, *proof)
     except DtypeError as error:
         raise _located(error, archive) from error.__cause__
     except ValueError as error:

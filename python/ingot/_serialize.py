@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     Format = Literal["safetensors", "bintensors"]
     Path = str | bytes | PathLike[str] | PathLike[bytes]
     Payload = Callable[[str, Any], Any]
+    Checksum = Literal["blake3", "sha256", "xxh3", "xxh3_128", "modelspec"]
+    Checksums = Checksum | Sequence[Checksum] | None
 
 FORMATS = ("safetensors", "bintensors")
+TENSOR_CHECKSUMS = ("blake3", "sha256", "xxh3", "xxh3_128")
 
 # The names that frameworks use, each with the code that stands in a header.
 CODES = {
@@ -95,6 +98,7 @@ def serialize_file(
     durable: bool | None = None,
     atomic: bool = True,
     force: bool = False,
+    checksums: Checksums = None,
 ) -> None:
     """Write these buffers to a file.
 
@@ -115,6 +119,11 @@ def serialize_file(
         overwrites in place.
     force : bool
         Replace a read-only file too.
+    checksums : str or sequence of str, optional
+        Digests to keep in the metadata, for `ingot.verify` and ``load_file(verify=True)``: of each tensor, by
+        ``"blake3"``, ``"sha256"``, ``"xxh3"`` or ``"xxh3_128"``; of the data section as ModelSpec wants it,
+        ``"modelspec"``; or one of the former and the latter. They are taken of what is in the file before it
+        gets its name. Digests of tensors in `metadata` are left out: they were made for another file.
 
     Raises
     ------
@@ -134,6 +143,7 @@ def serialize_file(
         durable=durable,
         atomic=atomic,
         force=force,
+        checksums=checksums,
     )
 
 
@@ -149,12 +159,13 @@ def write_file(
     durable: bool | None,
     atomic: bool,
     force: bool,
+    checksums: Checksums,
 ) -> None:
     """Write a file. The end of every function that does, with tensors of whatever framework.
 
     Parameters
     ----------
-    filename, metadata, format, durable, atomic, force
+    filename, metadata, format, durable, atomic, force, checksums
         As for `serialize_file`.
     tensors : dict of str to tensor
         As `named` gives it.
@@ -173,6 +184,7 @@ def write_file(
         durable=is_durable(durable),
         atomic=atomic,
         force=force,
+        checksums=known_checksums(checksums),
     )
 
 
@@ -298,6 +310,21 @@ def one_of(option: str, value: str, choices: tuple[str, ...]) -> str:
 def known_format(format: str) -> str:
     """`format`, which must be one of the two."""
     return one_of("format", format, FORMATS)
+
+
+def known_checksums(checksums: Checksums) -> list[str]:
+    """The names in `checksums`: one of the tensors at most, and ModelSpec's."""
+    given = [checksums] if isinstance(checksums, str) else list(checksums or ())
+    names = list(dict.fromkeys(one_of("checksums", name, (*TENSOR_CHECKSUMS, "modelspec")) for name in given))
+    of_tensors = [name for name in names if name != "modelspec"]
+    if len(of_tensors) > 1:
+        raise OptionError(
+            f"checksums {' and '.join(of_tensors)}: a file keeps one digest of each tensor",
+            code="unknown-checksums",
+            expected=TENSOR_CHECKSUMS,
+            found=tuple(given),
+        )
+    return names
 
 
 def format_for(path: str | bytes, format: str | None) -> str:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from ._serialize import Format, Path, Payload
+    from ._serialize import Checksums, Format, Path, Payload
 
 Tensor = TypeVar("Tensor")
 
@@ -44,7 +44,15 @@ class Whole(Generic[Tensor]):
         self._mover = mover
         self._payload = payload
 
-    def load_file(self, filename: Path, device: Any = None, *, backend: str = "auto") -> dict[str, Tensor]:
+    def load_file(
+        self,
+        filename: Path,
+        device: Any = None,
+        *,
+        backend: str = "auto",
+        verify: bool = False,
+        expected_sha256: str | None = None,
+    ) -> dict[str, Tensor]:
         """Load all tensors of a file.
 
         Parameters
@@ -56,6 +64,12 @@ class Whole(Generic[Tensor]):
             upstream puts them: on the framework's default device, and paddle's on the CPU.
         backend : {"auto", "mmap", "pread"}
             As for `ingot.safe_open`.
+        verify : bool
+            Compare the tensors with the digests that the file keeps of them (`ingot.verify`), or where it
+            keeps none with ModelSpec's, and give nothing when one differs. They are then copies in memory of
+            their own, whatever the backend, compared on the way into it.
+        expected_sha256 : str, optional
+            The SHA-256 of the whole file, to be compared likewise.
 
         Returns
         -------
@@ -74,11 +88,17 @@ class Whole(Generic[Tensor]):
             tensors.
         StorageError
             Reading failed.
+        IntegrityError
+            A tensor, or the file, is not what its digest says (``code`` is ``"digest-mismatch"``); the file
+            keeps no digest of a tensor (``"no-digest"``), or a record that cannot be used
+            (``"invalid-checksums"``).
         OptionError
             `device` or `backend` is not one of the choices.
         """
         move = self._mover(device)
-        return _open.tensors(_open.open_archive(filename, backend), None, self._wrap, move)
+        return _open.tensors(
+            _open.open_archive(filename, backend), None, self._wrap, move, (verify, expected_sha256)
+        )
 
     def load(self, data: Buffer, device: Any = None) -> dict[str, Tensor]:
         """Load all tensors from the bytes of a file.
@@ -153,6 +173,7 @@ class Whole(Generic[Tensor]):
         durable: bool | None = None,
         atomic: bool = True,
         force: bool = False,
+        checksums: Checksums = None,
     ) -> None:
         """Save tensors to a file.
 
@@ -173,6 +194,12 @@ class Whole(Generic[Tensor]):
             overwrites in place.
         force : bool
             Replace a read-only file too.
+        checksums : str or sequence of str, optional
+            Digests to keep in the metadata, for `ingot.verify` and ``load_file(verify=True)``: of each
+            tensor, by ``"blake3"``, ``"sha256"``, ``"xxh3"`` or ``"xxh3_128"``; of the data section as
+            ModelSpec wants it, ``"modelspec"``; or one of the former and the latter. They are taken of what
+            is in the file before it gets its name. Digests of tensors in `metadata` are left out: they were
+            made for another file.
 
         Raises
         ------
@@ -192,4 +219,5 @@ class Whole(Generic[Tensor]):
             durable=durable,
             atomic=atomic,
             force=force,
+            checksums=checksums,
         )

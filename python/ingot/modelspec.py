@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     Path = str | bytes | PathLike[str] | PathLike[bytes]
+    Fault = tuple["Severity", str]
 
 __all__ = ["VERSION", "Finding", "ModelSpec", "metadata", "read", "validate"]
 
@@ -45,8 +46,8 @@ _PREFIX = "modelspec."
 class ModelSpec:
     """What ModelSpec says of one file. A key that the file lacks is None.
 
-    Every field is the text that stands in the file under ``modelspec.`` and its name, unchanged. `other` holds
-    the ``modelspec.`` keys that version 1.0.1 does not know, without the prefix.
+    Every field is the text that stands in the file under ``modelspec.`` and its name, unchanged. `other`
+    holds the ``modelspec.`` keys that version 1.0.1 does not know, without the prefix.
     """
 
     sai_model_spec: str | None = None
@@ -85,7 +86,7 @@ class ModelSpec:
 
     @property
     def part(self) -> str | None:
-        """``"lora"``, ``"textual-inversion"`` and so on: what stands after the ``/``; None for a whole model."""
+        """``"lora"``, ``"textual-inversion"`` and so on: what follows the ``/``; None for a whole model."""
         return None if self.architecture is None else self.architecture.partition("/")[2] or None
 
     @property
@@ -156,9 +157,9 @@ def metadata(
     others : dict of str to str, optional
         Metadata of other kinds, to stand beside it.
     **keys : str
-        Any other field of `ModelSpec`, such as ``resolution="1024x1024"`` or ``author="..."``. None leaves one
-        out. For ``hash_sha256`` rather save with ``checksums="modelspec"``, which computes it from the bytes
-        that are written.
+        Any other field of `ModelSpec`, such as ``resolution="1024x1024"`` or ``author="..."``. None leaves
+        one out. For ``hash_sha256`` rather save with ``checksums="modelspec"``, which computes it from the
+        bytes that are written.
 
     Returns
     -------
@@ -224,7 +225,7 @@ def validate(source: Path | Mapping[str, str] | ModelSpec) -> list[Finding]:
 def _pairs(source: Path | Mapping[str, str]) -> Mapping[str, str]:
     if hasattr(source, "keys"):
         return source  # type: ignore[return-value]
-    archive = _native.Archive.open(source)  # type: ignore[arg-type]
+    archive = _native.Archive.open(source)
     try:
         return archive.metadata() or {}
     finally:
@@ -292,55 +293,52 @@ def _malformed(spec: ModelSpec) -> Iterable[Finding]:
         yield Finding("note", _PREFIX + key, f"is no key of version {VERSION}")
 
 
-Faults = "Iterable[tuple[Severity, str]]"
-
-
-def _version(text: str) -> Faults:
+def _version(text: str) -> Iterable[Fault]:
     if not re.fullmatch(r"\d+\.\d+\.\d+", text):
         yield "error", f"must be a version such as {VERSION!r}, found {text!r}"
     elif text not in ("1.0.0", VERSION):
         yield "note", f"is version {text}, judged here by {VERSION}"
 
 
-def _architecture(text: str) -> Faults:
+def _architecture(text: str) -> Iterable[Fault]:
     if not re.fullmatch(r"[a-z0-9.+_-]+(/[a-z0-9.+_-]+)?", text):
         yield "warning", f"should be an identifier such as 'stable-diffusion-v1/lora', found {text!r}"
 
 
-def _resolution(text: str) -> Faults:
+def _resolution(text: str) -> Iterable[Fault]:
     if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", text):
         yield "error", f"must be width, 'x' and height, such as '1024x1024', found {text!r}"
 
 
-def _date(text: str) -> Faults:
+def _date(text: str) -> Iterable[Fault]:
     try:
         datetime.fromisoformat(text)
     except ValueError:
         yield "error", f"must be a date by ISO 8601, such as '2024-06-03', found {text!r}"
 
 
-def _hash(text: str) -> Faults:
+def _hash(text: str) -> Iterable[Fault]:
     if not re.fullmatch(r"0x[0-9a-f]{64}", text):
         yield "error", "must be '0x' and the 64 lowercase hexadecimal digits of a SHA-256"
 
 
-def _boolean(text: str) -> Faults:
+def _boolean(text: str) -> Iterable[Fault]:
     if text not in ("true", "false"):
         yield "error", f"must be 'true' or 'false', found {text!r}"
 
 
-def _prediction(text: str) -> Faults:
+def _prediction(text: str) -> Iterable[Fault]:
     if text not in ("epsilon", "v"):
         yield "warning", f"should be 'epsilon' or 'v', found {text!r}"
 
 
-def _timesteps(text: str) -> Faults:
+def _timesteps(text: str) -> Iterable[Fault]:
     match = re.fullmatch(r"(\d+),\s*(\d+)", text)
     if match is None or int(match[1]) > int(match[2]):
         yield "error", f"must be the first and the last step, such as '0,999', found {text!r}"
 
 
-def _layer(text: str) -> Faults:
+def _layer(text: str) -> Iterable[Fault]:
     if not re.fullmatch(r"-?\d+", text):
         yield "error", f"must be an integer, found {text!r}"
 
@@ -349,7 +347,7 @@ THUMBNAIL_SIDE = 256
 _JPEG = "data:image/jpeg;base64,"
 
 
-def _thumbnail(text: str) -> Faults:
+def _thumbnail(text: str) -> Iterable[Fault]:
     if not text.startswith("data:image/"):
         yield "error", f"must be a data URL of an image: it should begin with {_JPEG!r}"
         return

@@ -6,6 +6,7 @@ from sys import modules
 
 from . import _native, _open
 from ._frameworks import missing
+from ._hash import with_digest
 from ._serialize import CODES, known_format, named, texts, write_file
 from .errors import DtypeError, OptionError, SaveError, _quoted
 
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from ._serialize import Format, Path
+    from ._hash import Hasher
+    from ._serialize import Checksums, Format, Path
 
     Array = numpy.ndarray[Any, numpy.dtype[Any]]
 
-__all__ = ["load", "load_file", "save", "save_file"]
+__all__ = ["load", "load_file", "save", "save_file", "save_with_checksum"]
 
 # Header code to NumPy's dtype. Files are little-endian whatever the machine is.
 DTYPES = {
@@ -56,7 +58,9 @@ ML_DTYPES = {
 _PLAIN = {numpy.dtype(dtype): code for code, dtype in DTYPES.items()}
 
 
-def load_file(filename: Path, *, backend: str = "auto") -> dict[str, Array]:
+def load_file(
+    filename: Path, *, backend: str = "auto", verify: bool = False, expected_sha256: str | None = None
+) -> dict[str, Array]:
     """Load all arrays of a file.
 
     Parameters
@@ -65,6 +69,12 @@ def load_file(filename: Path, *, backend: str = "auto") -> dict[str, Array]:
         A `.safetensors` or a `.bt` file. The content decides which, not the name.
     backend : {"auto", "mmap", "pread"}
         As for `ingot.safe_open`.
+    verify : bool
+        Compare the tensors with the digests that the file keeps of them (`ingot.verify`), or where it keeps
+        none with ModelSpec's, and give nothing when one differs. They are then copies in memory of their own,
+        whatever the backend, compared on the way into it.
+    expected_sha256 : str, optional
+        The SHA-256 of the whole file, to be compared likewise.
 
     Returns
     -------
@@ -85,10 +95,13 @@ def load_file(filename: Path, *, backend: str = "auto") -> dict[str, Array]:
         reads the other tensors.
     StorageError
         Reading failed.
+    IntegrityError
+        A tensor, or the file, is not what its digest says (``code`` is ``"digest-mismatch"``); the file keeps
+        no digest of a tensor (``"no-digest"``), or a record that cannot be used (``"invalid-checksums"``).
     OptionError
         `backend` is not one of the choices.
     """
-    return _open.tensors(_open.open_archive(filename, backend), None, wrap, None)
+    return _open.tensors(_open.open_archive(filename, backend), None, wrap, None, (verify, expected_sha256))
 
 
 def load(data: Buffer) -> dict[str, Array]:
@@ -163,6 +176,7 @@ def save_file(
     durable: bool | None = None,
     atomic: bool = True,
     force: bool = False,
+    checksums: Checksums = None,
 ) -> None:
     """Save arrays to a file.
 
@@ -183,6 +197,11 @@ def save_file(
         overwrites in place.
     force : bool
         Replace a read-only file too.
+    checksums : str or sequence of str, optional
+        Digests to keep in the metadata, for `ingot.verify` and ``load_file(verify=True)``: of each tensor, by
+        ``"blake3"``, ``"sha256"``, ``"xxh3"`` or ``"xxh3_128"``; of the data section as ModelSpec wants it,
+        ``"modelspec"``; or one of the former and the latter. They are taken of what is in the file before it
+        gets its name. Digests of tensors in `metadata` are left out: they were made for another file.
 
     Raises
     ------
@@ -202,7 +221,38 @@ def save_file(
         durable=durable,
         atomic=atomic,
         force=force,
+        checksums=checksums,
     )
+
+
+def save_with_checksum(
+    tensor_dict: Mapping[str, Any],
+    metadata: Mapping[str, str] | None = None,
+    hasher: Hasher = "sha1",
+    *,
+    format: Format = "safetensors",
+) -> tuple[bytes, bytes]:
+    """Give the bytes of a file that holds these arrays, and a digest of all of them.
+
+    Parameters
+    ----------
+    tensor_dict, metadata, format
+        As for `save`.
+    hasher : str or callable
+        A name that `hashlib.new` takes, or what is in `hashlib`: called with the bytes, it gives an object
+        that has ``digest()``. SHA-1 by default, as in bintensors.
+
+    Returns
+    -------
+    tuple of (bytes, bytes)
+        The digest, which the file does not hold, and the file.
+
+    Raises
+    ------
+    TypeError, DtypeError, SaveError, OptionError
+        As `save` does.
+    """
+    return with_digest(save(tensor_dict, metadata, format=format), hasher)
 
 
 def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:

@@ -6,6 +6,7 @@ from operator import attrgetter
 
 from . import _native, _open
 from ._frameworks import lacks, missing
+from ._hash import with_digest
 from ._serialize import known_format, named, one_of, texts, unpacked, write_file
 from .errors import OptionError, SaveError, _escaped, _quoted
 
@@ -26,14 +27,15 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
+    from ._hash import Hasher
     from ._native import Archive
-    from ._serialize import Format, Path
+    from ._serialize import Checksums, Format, Path
 
     Shared = Literal["error", "copy", "alias"]
     Contiguous = Literal["error", "copy"]
     Loaded = Literal["alias", "drop"]
 
-__all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model"]
+__all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model", "save_with_checksum"]
 
 SHARED = ("error", "copy", "alias")
 CONTIGUOUS = ("error", "copy")
@@ -73,7 +75,13 @@ _to_dlpack = torch._C._to_dlpack
 
 
 def load_file(
-    filename: Path, device: Any = "cpu", *, backend: str = "auto", shared: Loaded = "alias"
+    filename: Path,
+    device: Any = "cpu",
+    *,
+    backend: str = "auto",
+    shared: Loaded = "alias",
+    verify: bool = False,
+    expected_sha256: str | None = None,
 ) -> dict[str, torch.Tensor]:
     """Load all tensors of a file.
 
@@ -90,6 +98,12 @@ def load_file(
         What to do with the names that ``save_file(..., shared="alias")`` did not write tensors for.
         ``"alias"`` gives them back, on the same memory as the tensor that was written; ``"drop"`` gives what
         the file itself holds. Other files have no such names.
+    verify : bool
+        Compare the tensors with the digests that the file keeps of them (`ingot.verify`), or where it keeps
+        none with ModelSpec's, and give nothing when one differs. They are then copies in memory of their own,
+        whatever the backend, compared on the way into it.
+    expected_sha256 : str, optional
+        The SHA-256 of the whole file, to be compared likewise.
 
     Returns
     -------
@@ -108,13 +122,16 @@ def load_file(
         This torch lacks a tensor's dtype. `ingot.safe_open` reads the other tensors.
     StorageError
         Reading failed.
+    IntegrityError
+        A tensor, or the file, is not what its digest says (``code`` is ``"digest-mismatch"``); the file keeps
+        no digest of a tensor (``"no-digest"``), or a record that cannot be used (``"invalid-checksums"``).
     OptionError
         `device`, `backend` or `shared` is not one of the choices.
     SafetensorError
         The record of shared tensors in the metadata is broken (``code`` is ``"invalid-alias"``).
     """
     move = mover(device)
-    return _loaded(_open.open_archive(filename, backend), move, shared)
+    return _loaded(_open.open_archive(filename, backend), move, shared, (verify, expected_sha256))
 
 
 def load(data: Buffer, *, shared: Loaded = "alias") -> dict[str, torch.Tensor]:
@@ -144,11 +161,14 @@ def load(data: Buffer, *, shared: Loaded = "alias") -> dict[str, torch.Tensor]:
 
 
 def _loaded(
-    archive: Archive, move: Callable[[torch.Tensor], torch.Tensor] | None, shared: Loaded
+    archive: Archive,
+    move: Callable[[torch.Tensor], torch.Tensor] | None,
+    shared: Loaded,
+    proof: _open.Proof = (False, None),
 ) -> dict[str, torch.Tensor]:
     """All tensors of a file, and those that its record of shared tensors adds."""
     one_of("shared", shared, LOADED)
-    found = _open.tensors(archive, None, wrap, move)
+    found = _open.tensors(archive, None, wrap, move, proof)
     if shared == "alias":
         where = "" if archive.path is None else f"{_escaped(archive.path)}: "
         restore(found, archive.metadata(), where)
@@ -226,6 +246,7 @@ def save_file(
     durable: bool | None = None,
     atomic: bool = True,
     force: bool = False,
+    checksums: Checksums = None,
 ) -> None:
     """Save tensors to a file.
 
@@ -248,6 +269,11 @@ def save_file(
         overwrites in place.
     force : bool
         Replace a read-only file too.
+    checksums : str or sequence of str, optional
+        Digests to keep in the metadata, for `ingot.verify` and ``load_file(verify=True)``: of each tensor, by
+        ``"blake3"``, ``"sha256"``, ``"xxh3"`` or ``"xxh3_128"``; of the data section as ModelSpec wants it,
+        ``"modelspec"``; or one of the former and the latter. They are taken of what is in the file before it
+        gets its name. Digests of tensors in `metadata` are left out: they were made for another file.
 
     Raises
     ------
@@ -270,7 +296,38 @@ def save_file(
         durable=durable,
         atomic=atomic,
         force=force,
+        checksums=checksums,
     )
+
+
+def save_with_checksum(
+    tensors: Mapping[str, torch.Tensor],
+    metadata: Mapping[str, str] | None = None,
+    hasher: Hasher = "sha1",
+    *,
+    format: Format = "safetensors",
+) -> tuple[bytes, bytes]:
+    """Give the bytes of a file that holds these tensors, and a digest of all of them.
+
+    Parameters
+    ----------
+    tensors, metadata, format
+        As for `save`.
+    hasher : str or callable
+        A name that `hashlib.new` takes, or what is in `hashlib`: called with the bytes, it gives an object
+        that has ``digest()``. SHA-1 by default, as in bintensors.
+
+    Returns
+    -------
+    tuple of (bytes, bytes)
+        The digest, which the file does not hold, and the file.
+
+    Raises
+    ------
+    ValueError, TypeError, SharedMemoryError, SaveError, OptionError
+        As `save` does.
+    """
+    return with_digest(save(tensors, metadata, format=format), hasher)
 
 
 def payload(name: str, tensor: torch.Tensor) -> Any:

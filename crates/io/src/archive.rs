@@ -12,6 +12,7 @@ use crate::backend::{BACKEND_VARIABLE, Backend, Choice, choose};
 use crate::error::Error;
 use crate::execute::{Failure, allocate, execute};
 use crate::gather::gather;
+use crate::hash::Digests;
 use crate::head::read_header;
 use crate::plan::{self, Place, Plan, TooLarge};
 use crate::source::{FileSource, MappedSource, Memory, Source};
@@ -144,6 +145,10 @@ impl Archive {
         self.path.as_deref()
     }
 
+    pub(crate) fn source(&self) -> &dyn Source {
+        &*self.source
+    }
+
     /// What the file holds.
     #[must_use]
     pub fn header(&self) -> &Header {
@@ -205,7 +210,7 @@ impl Archive {
     /// [`Error::Interrupted`].
     pub fn regions(&self, numbers: &[usize], watch: &dyn Watch) -> Result<Vec<Region>, Error> {
         let Some(memory) = self.source.memory() else {
-            let regions = self.read_regions(numbers, watch)?;
+            let regions = self.read_regions(numbers, &[], watch)?;
             self.check_unchanged()?;
             return Ok(regions);
         };
@@ -216,7 +221,7 @@ impl Archive {
         let ranks: Vec<usize> = (0..numbers.len()).filter(unaligned).collect();
         if !ranks.is_empty() {
             let numbers: Vec<usize> = ranks.iter().map(|&rank| numbers[rank]).collect();
-            for (rank, copy) in ranks.into_iter().zip(self.read_regions(&numbers, watch)?) {
+            for (rank, copy) in ranks.into_iter().zip(self.read_regions(&numbers, &[], watch)?) {
                 regions[rank] = copy;
             }
         }
@@ -280,10 +285,17 @@ impl Archive {
         })
     }
 
-    fn read_regions(&self, numbers: &[usize], watch: &dyn Watch) -> Result<Vec<Region>, Error> {
+    /// The bytes of these tensors in memory of their own, fed to `digests` on the way.
+    pub(crate) fn read_regions(
+        &self,
+        numbers: &[usize],
+        digests: &[&Digests],
+        watch: &dyn Watch,
+    ) -> Result<Vec<Region>, Error> {
         let (plan, places) =
             Plan::of_tensors(&self.header, numbers).map_err(|TooLarge { nbytes }| self.too_large(nbytes))?;
-        let blocks = execute(&plan, &*self.source, watch).map_err(|failure| self.explain(failure))?;
+        let blocks =
+            execute(&plan, &*self.source, digests, watch).map_err(|failure| self.explain(failure))?;
         let blocks: Vec<_> = blocks
             .into_iter()
             .map(|block| Arc::new(Memory::from(block)))
@@ -319,7 +331,7 @@ impl Archive {
     }
 
     /// Fails when the file is no longer what was opened.
-    fn check_unchanged(&self) -> Result<(), Error> {
+    pub(crate) fn check_unchanged(&self) -> Result<(), Error> {
         check_unchanged(&*self.source, self.path())
     }
 
@@ -332,7 +344,7 @@ impl Archive {
     }
 
     /// Adds path and tensor to what went wrong below.
-    fn explain(&self, failure: Failure) -> Error {
+    pub(crate) fn explain(&self, failure: Failure) -> Error {
         explain(failure, &*self.source, self.path(), Some(&self.header))
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::hash::{Algorithm, Digest};
+use crate::hash::Unequal;
 use ingot_format::{Escaped, FormatError, Quoted, SelectionError};
 
 /// A failure to open, read or save, with what a reader needs to put it right.
@@ -106,18 +106,21 @@ pub enum Error {
         /// Why not.
         reason: String,
     },
+    /// The file keeps no digest of a tensor that was to be compared with one.
+    NoDigest {
+        /// The file.
+        path: Option<PathBuf>,
+        /// The tensor.
+        tensor: String,
+    },
     /// Bytes are not those that a digest was taken of.
     Digest {
         /// The file.
         path: Option<PathBuf>,
         /// The tensor; `None` for the whole file.
         tensor: Option<String>,
-        /// The hash function.
-        algorithm: Algorithm,
-        /// The digest that was promised.
-        expected: Digest,
-        /// The digest of what is there.
-        found: Digest,
+        /// The two digests. Boxed, because they are larger than all the rest.
+        unequal: Box<Unequal>,
     },
     /// The handle was closed.
     Closed {
@@ -143,6 +146,7 @@ impl Error {
             Error::OutOfMemory { .. } => "out-of-memory",
             Error::Write { .. } => "write",
             Error::Checksums { .. } => "invalid-checksums",
+            Error::NoDigest { .. } => "no-digest",
             Error::Digest { .. } => "digest-mismatch",
             Error::Closed { .. } => "closed",
             Error::Interrupted => "interrupted",
@@ -162,6 +166,7 @@ impl Error {
             | Error::OutOfMemory { path, .. }
             | Error::Unstorable { path, .. }
             | Error::Checksums { path, .. }
+            | Error::NoDigest { path, .. }
             | Error::Digest { path, .. }
             | Error::Closed { path } => path.as_deref(),
             Error::Interrupted => None,
@@ -173,7 +178,9 @@ impl Error {
     pub fn tensor(&self) -> Option<&str> {
         match self {
             Error::Header { fault, .. } | Error::Unstorable { fault, .. } => fault.tensor(),
-            Error::UnknownTensor { tensor, .. } | Error::Slice { tensor, .. } => Some(tensor),
+            Error::UnknownTensor { tensor, .. }
+            | Error::Slice { tensor, .. }
+            | Error::NoDigest { tensor, .. } => Some(tensor),
             Error::Read { tensor, .. } | Error::Digest { tensor, .. } => tensor.as_deref(),
             _ => None,
         }
@@ -286,21 +293,19 @@ impl fmt::Display for Error {
                 }
             }
             Error::Checksums { reason, .. } => f.write_str(reason),
-            Error::Digest {
-                tensor,
-                algorithm,
-                expected,
-                found,
-                ..
-            } => {
+            Error::NoDigest { tensor, .. } => {
+                write!(
+                    f,
+                    "tensor {}: the file keeps no digest to verify it by",
+                    Quoted(tensor)
+                )
+            }
+            Error::Digest { tensor, unequal, .. } => {
                 match tensor {
                     Some(tensor) => write!(f, "tensor {}: its bytes", Quoted(tensor))?,
                     None => f.write_str("the file's bytes")?,
                 }
-                write!(
-                    f,
-                    " are not those that were promised: expected {algorithm} {expected}, found {found}"
-                )
+                write!(f, " are not those that were promised: {unequal}")
             }
             Error::Closed { .. } => f.write_str("file is closed"),
             Error::Interrupted => f.write_str("interrupted"),

@@ -9,6 +9,7 @@ use std::time::Duration;
 use ingot_format::to_u64;
 use memmap2::MmapMut;
 
+use crate::hash::Digests;
 use crate::plan::Plan;
 use crate::source::{Source, read_full};
 use crate::watch::Watch;
@@ -48,8 +49,14 @@ struct Chunk<'m> {
     dest: &'m mut [u8],
 }
 
-/// Reads all that `plan` says from `source`, and gives its blocks, filled.
-pub(crate) fn execute(plan: &Plan, source: &dyn Source, watch: &dyn Watch) -> Result<Vec<MmapMut>, Failure> {
+/// Reads all that `plan` says from `source`, and gives its blocks, filled. What is read goes to `digests` as well, while
+/// it is in the cache.
+pub(crate) fn execute(
+    plan: &Plan,
+    source: &dyn Source,
+    digests: &[&Digests],
+    watch: &dyn Watch,
+) -> Result<Vec<MmapMut>, Failure> {
     let mut blocks = plan
         .blocks()
         .iter()
@@ -65,12 +72,12 @@ pub(crate) fn execute(plan: &Plan, source: &dyn Source, watch: &dyn Watch) -> Re
             if watch.interrupted() {
                 return Err(Failure::Interrupted);
             }
-            read(source, chunk)?;
+            read(source, digests, chunk)?;
         }
     } else {
         // Taken from the end, so the first bytes of the file are read first.
         chunks.reverse();
-        read_in_parallel(workers, chunks, source, watch)?;
+        read_in_parallel(workers, chunks, source, digests, watch)?;
     }
     Ok(blocks)
 }
@@ -116,11 +123,24 @@ fn split<'m>(plan: &Plan, blocks: &'m mut [MmapMut]) -> Vec<Chunk<'m>> {
             at = read.at + read.nbytes;
         }
     }
+    // Digests are taken in the order of the file.
+    chunks.sort_by_key(|chunk| chunk.position);
     chunks
 }
 
-fn read(source: &dyn Source, chunk: Chunk<'_>) -> Result<(), Failure> {
-    let Chunk { position, dest } = chunk;
+fn read(source: &dyn Source, digests: &[&Digests], chunk: Chunk<'_>) -> Result<(), Failure> {
+    let (position, dest) = (chunk.position, &mut *chunk.dest);
+    let outcome = fill(source, position, dest);
+    for digests in digests {
+        match outcome {
+            Ok(()) => digests.feed(position, dest),
+            Err(_) => digests.end(),
+        }
+    }
+    outcome
+}
+
+fn fill(source: &dyn Source, position: u64, dest: &mut [u8]) -> Result<(), Failure> {
     let expected = dest.len();
     match read_full(source, position, dest) {
         Ok(found) if found == expected => Ok(()),
@@ -145,6 +165,7 @@ fn read_in_parallel(
     workers: usize,
     chunks: Vec<Chunk<'_>>,
     source: &dyn Source,
+    digests: &[&Digests],
     watch: &dyn Watch,
 ) -> Result<(), Failure> {
     let chunks = Mutex::new(chunks);
@@ -160,7 +181,7 @@ fn read_in_parallel(
     };
     let work = || {
         while let Some(chunk) = next() {
-            if let Err(failure) = read(source, chunk) {
+            if let Err(failure) = read(source, digests, chunk) {
                 locked(&first_failure).get_or_insert(failure);
                 stop.store(true, Ordering::Relaxed);
             }

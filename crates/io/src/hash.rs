@@ -4,6 +4,7 @@
 //! loaded, and what is written, all pass through the same one.
 
 mod algorithm;
+mod checked;
 mod definition;
 mod digests;
 mod pass;
@@ -11,7 +12,9 @@ mod seal;
 mod tree;
 mod verify;
 
-pub use algorithm::{Algorithm, Digest};
+pub use algorithm::{Algorithm, Digest, Unequal};
+pub use checked::Proof;
 pub use definition::{Definition, hash};
+pub(crate) use digests::Digests;
 pub use seal::{Keep, Sealed};
 pub use verify::{Compared, MODEL_SPEC_KEY, Mismatch, Report, verify};

@@ -23,7 +23,8 @@ pub use backend::{BACKEND_VARIABLE, Backend};
 pub use dest::Payload;
 pub use error::Error;
 pub use hash::{
-    Algorithm, Compared, Definition, Digest, Keep, MODEL_SPEC_KEY, Mismatch, Report, Sealed, hash, verify,
+    Algorithm, Compared, Definition, Digest, Keep, MODEL_SPEC_KEY, Mismatch, Proof, Report, Sealed, Unequal,
+    hash, verify,
 };
 pub use plan::{OWN_BLOCK_NBYTES, Place, Plan, Read, SHARED_BLOCK_NBYTES, TooLarge};
 pub use save::{Durability, ReadOnly, Replace, SaveOptions, save};

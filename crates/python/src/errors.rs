@@ -27,7 +27,7 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
         Error::Read { .. } | Error::Changed { .. } => "StorageError",
         Error::Write { .. } => return write_error(py, error),
         Error::Unstorable { .. } => "SaveError",
-        Error::Checksums { .. } | Error::Digest { .. } => "IntegrityError",
+        Error::Checksums { .. } | Error::NoDigest { .. } | Error::Digest { .. } => "IntegrityError",
         Error::Closed { .. } => "ClosedError",
         // Failures that a later version of ingot-io adds are still ours.
         _ => "SafetensorError",
@@ -45,9 +45,9 @@ fn ours(py: Python<'_>, class: &str, error: &Error) -> PyErr {
         let (expected, found) = error.expected_found().unzip();
         facts.set_item("expected", expected)?;
         facts.set_item("found", found)?;
-        if let Error::Digest { expected, found, .. } = error {
-            facts.set_item("expected", expected.to_string())?;
-            facts.set_item("found", found.to_string())?;
+        if let Error::Digest { unequal, .. } = error {
+            facts.set_item("expected", unequal.expected.to_string())?;
+            facts.set_item("found", unequal.found.to_string())?;
         }
         let (begin, end) = error.range().unzip();
         facts.set_item("begin", begin)?;

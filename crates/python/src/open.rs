@@ -5,12 +5,13 @@ use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use ingot_format::{Entry, Leniency, Limits};
-use ingot_io::{Backend, Error, OpenOptions};
+use ingot_io::{Backend, Error, OpenOptions, Proof, Region};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 use crate::errors::raise;
+use crate::hash::sha256;
 use crate::index;
 use crate::tensor::BufferSource;
 use crate::watch::Signals;
@@ -160,6 +161,27 @@ impl Archive {
         })
     }
 
+    /// All tensors, if they are what `proof` asks for.
+    #[pyo3(signature = (wrap, kept, expected_sha256))]
+    fn proven<'py>(
+        &self,
+        py: Python<'py>,
+        wrap: &Wrap,
+        kept: bool,
+        expected_sha256: Option<&str>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let archive = self.opened(py)?;
+        let proof = Proof {
+            kept,
+            sha256: expected_sha256.map(|hex| sha256(py, hex)).transpose()?,
+        };
+        for entry in archive.header().entries() {
+            wrap.accepts(py, &entry)?;
+        }
+        let regions = Signals::detach(py, |signals| archive.proven(&proof, signals))?;
+        wrapped(py, archive.header().entries(), &regions, wrap)
+    }
+
     #[pyo3(signature = (names, wrap))]
     fn tensors<'py>(
         &self,
@@ -180,13 +202,7 @@ impl Archive {
             wrap.accepts(py, &entry)?;
         }
         let regions = Signals::detach(py, |signals| archive.regions(&numbers, signals))?;
-        let tensors = PyDict::new(py);
-        let mut shared = None;
-        for (entry, region) in entries.zip(&regions) {
-            let tensor = wrap.wrap(py, region, &entry, &mut shared)?;
-            tensors.set_item(PyString::new(py, entry.name), tensor)?;
-        }
-        Ok(tensors)
+        wrapped(py, entries, &regions, wrap)
     }
 
     fn tensor<'py>(&self, py: Python<'py>, name: &str, wrap: &Wrap) -> PyResult<Bound<'py, PyAny>> {
@@ -258,6 +274,22 @@ impl Archive {
             )
         })
     }
+}
+
+/// Name by name, the tensors that lie in `regions`.
+fn wrapped<'py, 'e>(
+    py: Python<'py>,
+    entries: impl Iterator<Item = Entry<'e>>,
+    regions: &[Region],
+    wrap: &Wrap,
+) -> PyResult<Bound<'py, PyDict>> {
+    let tensors = PyDict::new(py);
+    let mut shared = None;
+    for (entry, region) in entries.zip(regions) {
+        let tensor = wrap.wrap(py, region, &entry, &mut shared)?;
+        tensors.set_item(PyString::new(py, entry.name), tensor)?;
+    }
+    Ok(tensors)
 }
 
 fn limits(strict: bool, max_header_size: Option<u64>) -> Limits {

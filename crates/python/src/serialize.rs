@@ -1,7 +1,7 @@
 //! Saving.
 
-use ingot_format::{Format, FormatError, Layout, Spec, layout, to_usize};
-use ingot_io::{Durability, Error, Payload, ReadOnly, Replace, SaveOptions};
+use ingot_format::{CHECKSUMS_KEY, Format, FormatError, Layout, Spec, layout, to_usize};
+use ingot_io::{Algorithm, Durability, Error, Keep, Payload, ReadOnly, Replace, SaveOptions, Sealed};
 use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -15,7 +15,7 @@ use crate::watch::Signals;
 
 /// Saves tensors to a file. See `_native.pyi`.
 #[pyfunction]
-#[pyo3(signature = (path, tensors, payload, metadata, format, *, export = None, shared = "copy", durable = true, atomic = true, force = false))]
+#[pyo3(signature = (path, tensors, payload, metadata, format, *, export = None, shared = "copy", durable = true, atomic = true, force = false, checksums = Vec::new()))]
 #[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
 pub(crate) fn serialize_file(
     py: Python<'_>,
@@ -29,20 +29,17 @@ pub(crate) fn serialize_file(
     durable: bool,
     atomic: bool,
     force: bool,
+    checksums: Vec<String>,
 ) -> PyResult<()> {
     let path = file_path(path)?;
     let items = items(tensors)?;
     let new = NewFile::new(&items, &Exporter { export, payload }, metadata, format, shared)?;
-    let layout = new.layout().map_err(|fault| {
-        raise(
-            py,
-            &Error::Unstorable {
-                path: Some(path.clone()),
-                fault,
-            },
-        )
-    })?;
-    let payloads = new.payloads(&layout);
+    let unstorable = |fault| {
+        let path = Some(path.clone());
+        raise(py, &Error::Unstorable { path, fault })
+    };
+    let specs = new.specs();
+    let pairs = new.pairs();
     let options = SaveOptions {
         durable: if durable {
             Durability::Durable
@@ -56,9 +53,34 @@ pub(crate) fn serialize_file(
             ReadOnly::Refuse
         },
     };
-    Signals::detach(py, |signals| {
-        ingot_io::save(&path, &layout.head, &payloads, &options, signals)
-    })
+    let keep = keep(&checksums)?;
+    if keep == Keep::default() {
+        let layout = layout(&specs, pairs.as_deref(), new.format).map_err(unstorable)?;
+        let payloads = new.payloads(&layout);
+        return Signals::detach(py, |signals| {
+            ingot_io::save(&path, &layout.head, &payloads, &options, signals)
+        });
+    }
+    let sealed = Sealed::new(&specs, pairs.as_deref(), new.format, keep).map_err(unstorable)?;
+    let payloads = new.payloads(sealed.layout());
+    Signals::detach(py, |signals| sealed.save(&path, &payloads, &options, signals))
+}
+
+/// The digests of these names, which a file is to keep.
+fn keep(names: &[String]) -> PyResult<Keep> {
+    let mut keep = Keep::default();
+    for name in names {
+        match Algorithm::from_name(name) {
+            None if name == "modelspec" => keep.model_spec = true,
+            Some(algorithm) if keep.tensors.is_none() => keep.tensors = Some(algorithm),
+            _ => {
+                return Err(PyValueError::new_err(format!(
+                    "unknown or second checksum {name:?}"
+                )));
+            }
+        }
+    }
+    Ok(keep)
 }
 
 /// The bytes of a file with tensors in it. See `_native.pyi`.
@@ -122,7 +144,11 @@ impl<'a> NewFile<'a> {
                 return Err(PyValueError::new_err(message));
             }
         };
-        let metadata = metadata(pairs)?;
+        let mut metadata = metadata(pairs)?;
+        if let Some(pairs) = &mut metadata {
+            // A record that was copied along with other metadata speaks of other bytes.
+            pairs.retain(|pair| pair.0 != CHECKSUMS_KEY);
+        }
         let imported = exporter.take(items)?;
         if shared == "error" {
             refuse_shared(exporter.payload.py(), &imported)?;
@@ -135,22 +161,23 @@ impl<'a> NewFile<'a> {
     }
 
     fn layout(&self) -> Result<Layout, FormatError> {
-        let specs: Vec<Spec<'_>> = self
-            .tensors
+        layout(&self.specs(), self.pairs().as_deref(), self.format)
+    }
+
+    fn specs(&self) -> Vec<Spec<'_>> {
+        self.tensors
             .iter()
             .map(|(name, tensor)| Spec {
                 name,
                 dtype: tensor.dtype,
                 shape: &tensor.shape,
             })
-            .collect();
-        let pairs: Option<Vec<(&str, &str)>> = self.metadata.as_ref().map(|pairs| {
-            pairs
-                .iter()
-                .map(|(key, value)| (key.as_str(), value.as_str()))
-                .collect()
-        });
-        layout(&specs, pairs.as_deref(), self.format)
+            .collect()
+    }
+
+    fn pairs(&self) -> Option<Vec<(&str, &str)>> {
+        let pairs = self.metadata.as_ref()?.iter();
+        Some(pairs.map(|(key, value)| (key.as_str(), value.as_str())).collect())
     }
 
     /// The tensors' bytes, in the order of the layout.

@@ -144,6 +144,27 @@ impl fmt::Debug for Digest {
     }
 }
 
+/// Two digests that should be one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unequal {
+    /// The hash function.
+    pub algorithm: Algorithm,
+    /// The digest that was promised.
+    pub expected: Digest,
+    /// The digest of what is there.
+    pub found: Digest,
+}
+
+impl fmt::Display for Unequal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "expected {} {}, found {}",
+            self.algorithm, self.expected, self.found
+        )
+    }
+}
+
 /// A hash that is being computed, of bytes that come in order.
 pub(crate) enum Hasher {
     Blake3(Box<blake3::Hasher>),

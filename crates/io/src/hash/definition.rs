@@ -128,7 +128,7 @@ fn of_range(
     path: &Path,
     watch: &dyn Watch,
 ) -> Result<Digest, Error> {
-    let digests = Digests::new(algorithm, [range]);
+    let digests = Digests::new(algorithm, Some(range));
     read_through(source, &[&digests], watch)
         .map_err(|failure| crate::archive::explain(failure, source, Some(path), None))?;
     // All of the range was fed.

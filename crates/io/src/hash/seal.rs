@@ -129,7 +129,7 @@ impl<'a> Sealed<'a> {
         let data = self
             .keep
             .model_spec
-            .then(|| Digests::new(Algorithm::Sha256, [start..header.file_nbytes()]));
+            .then(|| Digests::new(Algorithm::Sha256, Some(start..header.file_nbytes())));
         let all: Vec<&Digests> = tensors.iter().map(|pair| &pair.1).chain(&data).collect();
         read_through(&source, &all, &Quiet(watch))?;
         // Everything was fed, so everything has a digest.

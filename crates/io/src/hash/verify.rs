@@ -161,7 +161,7 @@ pub(crate) struct Record {
     /// Tensors with a digest, in the order of the data.
     pub(crate) covered: Vec<(usize, Digest)>,
     /// Tensors without one.
-    uncovered: Vec<usize>,
+    pub(crate) uncovered: Vec<usize>,
     /// Names that are no tensor's.
     missing: Vec<String>,
 }
