@@ -1,6 +1,6 @@
 """The extension module. Everything in it is used through `ingot`, not by hand."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any, final
 
@@ -76,8 +76,23 @@ class Archive:
     def offset_names(self) -> list[str]: ...
     def metadata(self) -> dict[str, str] | None: ...
     def info(self, name: str) -> TensorInfo: ...
-    def proven(self, wrap: Wrap, kept: bool, expected_sha256: str | None) -> dict[str, Any]: ...
-    def tensors(self, names: Sequence[str] | None, wrap: Wrap) -> dict[str, Any]: ...
+    def proven(
+        self,
+        wrap: Wrap,
+        kept: bool,
+        expected_sha256: str | None,
+        *,
+        threads: int | None = None,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> dict[str, Any]: ...
+    def tensors(
+        self,
+        names: Iterable[str] | None,
+        wrap: Wrap,
+        *,
+        threads: int | None = None,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> dict[str, Any]: ...
     def tensor(self, name: str, wrap: Wrap) -> Any: ...
     def select(self, name: str, index: Any, wrap: Wrap) -> Any: ...
     def share(self) -> Archive: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ._frameworks import adapter
 from ._native import Archive
 from ._serialize import one_of
-from .errors import ClosedError, DtypeError, SafetensorError, SliceError, _escaped, _quoted
+from .errors import ClosedError, DtypeError, SliceError, _escaped, _quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class safe_open:
             Reading failed, or the file is shorter now than when it was opened.
         """
         archive = self._archive
-        return _moved(archive, name, _tensor(archive, name, self._adapter.wrap), self._move)
+        return _moved(archive, name, archive.tensor(name, self._adapter.wrap), self._move)
 
     def get_tensors(self, names: Iterable[str] | None = None) -> dict[str, Any]:
         """Read several tensors at once, which is faster than one by one.
@@ -321,23 +321,16 @@ class TensorSlice:
         try:
             part = self._archive.select(name, index, wrap)
         except NotImplementedError:
-            part = self._indexed(_tensor(self._archive, name, wrap), index)
-        except DtypeError as error:
-            raise _located(error, self._archive) from error.__cause__
-        except ValueError as error:
-            if isinstance(error, SafetensorError):
-                raise
-            raise _shapeless(error, self._archive, name) from error
+            part = self._indexed(self._archive.tensor(name, wrap), index)
         return _moved(self._archive, name, part, self._move)
 
     def _indexed(self, tensor: Any, index: Any) -> Any:
         try:
             return self._adapter.at(tensor, index)
         except IndexError as error:
-            path, name = self._archive.path, self._info.name
-            where = "" if path is None else f"{_escaped(path)}: "
+            where, name = _where(self._archive), self._info.name
             raise SliceError(
-                f"{where}tensor {_quoted(name)}: {error}", code="index", path=path, tensor=name
+                f"{where}tensor {_quoted(name)}: {error}", code="index", path=self._archive.path, tensor=name
             ) from error
 
     def __repr__(self) -> str:
@@ -366,37 +359,12 @@ def tensors(
     `proof` is for all of them: whether to compare them with the digests that the file keeps, and the SHA-256
     of the whole file.
     """
-    if isinstance(names, str):
-        # A str is an iterable of str, so it would be taken for the names of its letters.
-        raise TypeError("names must be an iterable of str, not a str")
-    wanted = None if names is None else list(names)
-    try:
-        found = archive.tensors(wanted, wrap) if proof == (False, None) else archive.proven(wrap, *proof)
-    except DtypeError as error:
-        raise _located(error, archive) from error.__cause__
-    except ValueError as error:
-        if isinstance(error, SafetensorError):
-            raise
-        # The framework refused a shape and did not say whose: one by one finds it.
-        for name in archive.offset_names() if wanted is None else wanted:
-            _tensor(archive, name, wrap)
-        raise
+    found = archive.tensors(names, wrap) if proof == (False, None) else archive.proven(wrap, *proof)
     if move is not None:
         for name in found:
             # One by one, so that what has been moved is freed before the next is.
             found[name] = _moved(archive, name, found[name], move)
     return found
-
-
-def _tensor(archive: Archive, name: str, wrap: Wrap) -> Any:
-    try:
-        return archive.tensor(name, wrap)
-    except DtypeError as error:
-        raise _located(error, archive) from error.__cause__
-    except ValueError as error:
-        if isinstance(error, SafetensorError):
-            raise
-        raise _shapeless(error, archive, name) from error
 
 
 def _moved(archive: Archive, name: str, tensor: Any, move: Move | None) -> Any:
@@ -405,23 +373,15 @@ def _moved(archive: Archive, name: str, tensor: Any, move: Move | None) -> Any:
     try:
         return move(tensor)
     except DtypeError as error:
-        refusal = DtypeError(
-            f"tensor {_quoted(name)}: {error}", code=error.code, tensor=name, found=error.found
-        )
-        raise _located(refusal, archive) from error.__cause__
+        raise DtypeError(
+            f"{_where(archive)}tensor {_quoted(name)}: {error}",
+            code=error.code,
+            path=archive.path,
+            tensor=name,
+            found=archive.info(name).dtype if error.found is None else error.found,
+        ) from error.__cause__
 
 
-def _shapeless(error: ValueError, archive: Archive, name: str) -> DtypeError:
-    """What to raise for a framework that cannot hold a tensor's shape, such as NumPy above 64 dimensions."""
-    shape = archive.info(name).shape
-    message = f"tensor {_quoted(name)}: the framework cannot hold its shape: {error}"
-    return _located(DtypeError(message, code="shape-not-in-framework", tensor=name, found=shape), archive)
-
-
-def _located(error: DtypeError, archive: Archive) -> DtypeError:
-    """`error`, which names the tensor that a framework refused, with the file that it is in."""
-    if error.tensor is None or error.path is not None:
-        return error
-    where = "" if archive.path is None else f"{_escaped(archive.path)}: "
-    found = archive.info(error.tensor).dtype if error.found is None else error.found
-    return DtypeError(f"{where}{error}", code=error.code, path=archive.path, tensor=error.tensor, found=found)
+def _where(archive: Archive) -> str:
+    """What messages about a file begin with."""
+    return "" if archive.path is None else f"{_escaped(archive.path)}: "

@@ -6,15 +6,17 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ingot_format::{Entry, Header, Index, Limits, Selection, to_u64, to_usize};
+use ingot_format::{Entry, Header, Index, Limits, Selection, to_usize};
 
 use crate::backend::{BACKEND_VARIABLE, Backend, Choice, choose};
+use crate::block::Block;
 use crate::error::Error;
-use crate::execute::{Failure, allocate, execute};
+use crate::execute::{ReadOptions, execute, execute_owned};
+use crate::failure::{Failure, size};
 use crate::gather::gather;
-use crate::hash::Digests;
 use crate::head::read_header;
-use crate::plan::{self, Place, Plan, TooLarge};
+use crate::plan::{self, Place, Plan};
+use crate::region::Region;
 use crate::source::{FileSource, MappedSource, Memory, Source};
 use crate::watch::{Unwatched, Watch};
 
@@ -47,58 +49,6 @@ pub struct Archive {
     source: Box<dyn Source>,
     backend: &'static str,
     why: Cow<'static, str>,
-}
-
-/// A tensor's bytes in memory, which they keep alive.
-#[derive(Clone, Debug)]
-pub struct Region {
-    memory: Arc<Memory>,
-    at: usize,
-    nbytes: usize,
-}
-
-impl Region {
-    /// The first byte: readable and writable for [`Region::len`] bytes as long as the region lives.
-    #[must_use]
-    pub fn as_ptr(&self) -> *mut u8 {
-        self.memory.as_ptr().wrapping_add(self.at)
-    }
-
-    /// Bytes in it.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.nbytes
-    }
-
-    /// Whether it has none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.nbytes == 0
-    }
-
-    /// The memory that the bytes lie in; many regions may share one.
-    #[must_use]
-    pub fn memory(&self) -> &Arc<Memory> {
-        &self.memory
-    }
-
-    /// Where in the memory they begin.
-    #[must_use]
-    pub fn at(&self) -> usize {
-        self.at
-    }
-
-    /// A copy of the bytes.
-    #[must_use]
-    pub fn to_vec(&self) -> Vec<u8> {
-        let mut copy = vec![0; self.nbytes];
-        self.memory.copy_to(self.at, &mut copy);
-        copy
-    }
-
-    fn aligned_to(&self, alignment: usize) -> bool {
-        self.as_ptr().addr().is_multiple_of(alignment)
-    }
 }
 
 impl Archive {
@@ -167,36 +117,35 @@ impl Archive {
         &self.why
     }
 
-    /// The place of the tensor `name` in the header's order of data.
+    /// The tensor `name`.
     ///
     /// # Errors
     /// [`Error::UnknownTensor`], with the name that is most like it.
-    pub fn find(&self, name: &str) -> Result<usize, Error> {
-        self.header.find(name).ok_or_else(|| Error::UnknownTensor {
-            path: self.path.clone(),
-            tensor: name.to_owned(),
-            nearest: nearest(&self.header, name),
-        })
+    pub fn find(&self, name: &str) -> Result<Tensor<'_>, Error> {
+        let found = self
+            .header
+            .find(name)
+            .and_then(|number| Some((number, self.header.entry(number)?)));
+        match found {
+            Some((number, entry)) => Ok(Tensor {
+                archive: self,
+                number,
+                entry,
+            }),
+            None => Err(Error::UnknownTensor {
+                path: self.path.clone(),
+                tensor: name.to_owned(),
+                nearest: nearest(&self.header, name),
+            }),
+        }
     }
 
     /// The bytes of the tensor `name`.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`], and what [`Archive::regions`] says.
+    /// [`Error::UnknownTensor`], and what [`Tensor::read`] says.
     pub fn read(&self, name: &str) -> Result<Region, Error> {
-        self.read_watched(name, &Unwatched)
-    }
-
-    /// The bytes of the tensor `name`, unless `watch` says to stop.
-    ///
-    /// # Errors
-    /// [`Error::UnknownTensor`], and what [`Archive::regions`] says.
-    pub fn read_watched(&self, name: &str, watch: &dyn Watch) -> Result<Region, Error> {
-        let mut regions = self.regions(&[self.find(name)?], watch)?;
-        // One number gives one region.
-        regions.pop().ok_or_else(|| Error::Closed {
-            path: self.path.clone(),
-        })
+        self.find(name)?.read(&ReadOptions::default(), &Unwatched)
     }
 
     /// The bytes of many tensors, given as places in the header's order of data; the regions come in the order
@@ -208,144 +157,82 @@ impl Archive {
     /// # Errors
     /// [`Error::Read`] and [`Error::Changed`] when the bytes cannot be had, [`Error::OutOfMemory`],
     /// [`Error::Interrupted`].
-    pub fn regions(&self, numbers: &[usize], watch: &dyn Watch) -> Result<Vec<Region>, Error> {
+    pub fn regions(
+        &self,
+        numbers: &[usize],
+        options: &ReadOptions,
+        watch: &dyn Watch,
+    ) -> Result<Vec<Region>, Error> {
         let Some(memory) = self.source.memory() else {
-            let regions = self.read_regions(numbers, &[], watch)?;
+            let regions = self.read_regions(self.source(), numbers, options, watch)?;
             self.check_unchanged()?;
             return Ok(regions);
         };
         // Before anything is handed out, because touching what is no longer there is fatal.
         self.check_unchanged()?;
-        let mut regions: Vec<_> = numbers.iter().map(|&number| self.view(memory, number)).collect();
-        let unaligned = |rank: &usize| !regions[*rank].aligned_to(self.alignment(numbers[*rank]));
-        let ranks: Vec<usize> = (0..numbers.len()).filter(unaligned).collect();
+        let mut ranks = Vec::new();
+        let view = |(rank, &number): (usize, &usize)| {
+            // Only numbers of this header are given; one that is not has no bytes.
+            let Some(entry) = self.header.entry(number) else {
+                return Region::new(Arc::clone(memory), 0, 0);
+            };
+            let region = self.view(memory, entry.begin, entry.end);
+            if !region.aligned_to(plan::alignment(&entry)) {
+                ranks.push(rank);
+            }
+            region
+        };
+        let mut regions: Vec<_> = numbers.iter().enumerate().map(view).collect();
         if !ranks.is_empty() {
             let numbers: Vec<usize> = ranks.iter().map(|&rank| numbers[rank]).collect();
-            for (rank, copy) in ranks.into_iter().zip(self.read_regions(&numbers, &[], watch)?) {
+            for (rank, copy) in
+                ranks
+                    .into_iter()
+                    .zip(self.read_regions(self.source(), &numbers, options, watch)?)
+            {
                 regions[rank] = copy;
             }
         }
         Ok(regions)
     }
 
-    /// What `index` takes of the tensor `name`: its shape, and its bytes in C order. A view of the mapping where
-    /// the bytes lie together in it, else a copy; only the bytes needed are read, or little more.
-    ///
-    /// # Errors
-    /// [`Error::Slice`] when the index does not fit, and what [`Archive::regions`] says.
-    pub fn select(
-        &self,
-        name: &str,
-        index: &[Index],
-        watch: &dyn Watch,
-    ) -> Result<(Vec<u64>, Region), Error> {
-        let number = self.find(name)?;
-        let Some(entry) = self.header.entry(number) else {
-            return Err(Error::Closed {
-                path: self.path.clone(),
-            });
-        };
-        let selection = Selection::new(entry.dtype, entry.shape, index).map_err(|fault| Error::Slice {
-            path: self.path.clone(),
-            tensor: name.to_owned(),
-            shape: entry.shape.to_owned(),
-            fault,
-        })?;
-        let region = self.selected(&entry, &selection, watch)?;
-        Ok((selection.shape().to_owned(), region))
-    }
-
-    fn selected(&self, entry: &Entry<'_>, selection: &Selection, watch: &dyn Watch) -> Result<Region, Error> {
-        let start = self.header.data_start() + entry.begin;
-        let nbytes = to_usize(selection.nbytes()).ok_or_else(|| self.too_large(selection.nbytes()))?;
-        let mut runs = selection.runs();
-        if let (Some(memory), Some(run), None) = (self.source.memory(), runs.next(), runs.next()) {
-            self.check_unchanged()?;
-            // The mapping is as long as the file, so what lies in the file can be addressed in it.
-            let at = to_usize(start + run.begin).ok_or_else(|| self.too_large(start))?;
-            let view = Region {
-                memory: Arc::clone(memory),
-                at,
-                nbytes,
-            };
-            if view.aligned_to(plan::alignment(entry)) {
-                return Ok(view);
-            }
-        }
-        // Before the first byte too: where the file is mapped, copying what is no longer there is fatal.
-        self.check_unchanged()?;
-        let mut block = allocate(nbytes).map_err(|failure| self.explain(failure))?;
-        gather(&*self.source, start, selection, &mut block[..nbytes], watch)
-            .map_err(|failure| self.explain(failure))?;
-        self.check_unchanged()?;
-        Ok(Region {
-            memory: Arc::new(Memory::from(block)),
-            at: 0,
-            nbytes,
-        })
-    }
-
-    /// The bytes of these tensors in memory of their own, fed to `digests` on the way.
+    /// The bytes of these tensors in memory of their own, from `source`: that of this archive, or one over it.
     pub(crate) fn read_regions(
         &self,
+        source: &dyn Source,
         numbers: &[usize],
-        digests: &[&Digests],
+        options: &ReadOptions,
         watch: &dyn Watch,
     ) -> Result<Vec<Region>, Error> {
-        let (plan, places) =
-            Plan::of_tensors(&self.header, numbers).map_err(|TooLarge { nbytes }| self.too_large(nbytes))?;
-        let blocks =
-            execute(&plan, &*self.source, digests, watch).map_err(|failure| self.explain(failure))?;
+        let read = || {
+            let (plan, places) = Plan::of_tensors(&self.header, numbers)?;
+            Ok((execute_owned(&plan, source, options, watch)?, places))
+        };
+        let (blocks, places) = read().map_err(|failure| self.explain(failure))?;
         let blocks: Vec<_> = blocks
             .into_iter()
             .map(|block| Arc::new(Memory::from(block)))
             .collect();
-        let region = |place: Place| Region {
-            memory: Arc::clone(&blocks[place.block]),
-            at: place.at,
-            nbytes: place.nbytes,
-        };
+        let region = |place: Place| Region::new(Arc::clone(&blocks[place.block]), place.at, place.nbytes);
         Ok(places.into_iter().map(region).collect())
     }
 
-    /// Tensor `number` where it lies in the mapping.
-    fn view(&self, memory: &Arc<Memory>, number: usize) -> Region {
-        let (begin, end) = self
-            .header
-            .entry(number)
-            .map_or((0, 0), |entry| (entry.begin, entry.end));
+    /// The bytes `begin..end` of the data section where they lie in the mapping.
+    fn view(&self, memory: &Arc<Memory>, begin: u64, end: u64) -> Region {
         // The mapping is as long as the file, so what lies in the file can be addressed in it.
         let at = to_usize(self.header.data_start() + begin).unwrap_or(usize::MAX);
         let nbytes = to_usize(end - begin).unwrap_or(0);
-        Region {
-            memory: Arc::clone(memory),
-            at,
-            nbytes,
-        }
-    }
-
-    fn alignment(&self, number: usize) -> usize {
-        self.header
-            .entry(number)
-            .map_or(1, |entry| plan::alignment(&entry))
+        Region::new(Arc::clone(memory), at, nbytes)
     }
 
     /// Fails when the file is no longer what was opened.
     pub(crate) fn check_unchanged(&self) -> Result<(), Error> {
-        check_unchanged(&*self.source, self.path())
-    }
-
-    fn too_large(&self, nbytes: u64) -> Error {
-        Error::OutOfMemory {
-            path: self.path.clone(),
-            nbytes,
-            source: None,
-        }
+        check_unchanged(self.source(), self.path())
     }
 
     /// Adds path and tensor to what went wrong below.
-    pub(crate) fn explain(&self, failure: Failure) -> Error {
-        explain(failure, &*self.source, self.path(), Some(&self.header))
+    fn explain(&self, failure: Failure) -> Error {
+        explain(failure, self.source(), self.path(), Some(&self.header))
     }
 }
 
@@ -379,40 +266,22 @@ pub(crate) fn check_unchanged(source: &dyn Source, path: Option<&Path>) -> Resul
     }
 }
 
-/// Adds path and tensor to what went wrong below.
+/// Adds path and, where `header` is known, tensor to what went wrong below.
 pub(crate) fn explain(
     failure: Failure,
-    from: &dyn Source,
+    source: &dyn Source,
     path: Option<&Path>,
     header: Option<&Header>,
 ) -> Error {
-    match failure {
-        Failure::Interrupted => Error::Interrupted,
-        Failure::OutOfMemory { nbytes, source } => Error::OutOfMemory {
-            path: path.map(Path::to_owned),
-            nbytes: to_u64(nbytes),
-            source: Some(source),
-        },
-        Failure::Read {
-            position,
-            expected,
-            found,
-            source,
-        } => match check_unchanged(from, path) {
+    let tensor = match &failure {
+        Failure::Read { position, .. } => match check_unchanged(source, path) {
             // The likeliest reason for a short read, and the more useful thing to say.
-            Err(changed @ Error::Changed { .. }) => changed,
-            _ => Error::Read {
-                path: path.map(Path::to_owned),
-                tensor: header
-                    .and_then(|header| tensor_at(header, position))
-                    .map(|entry| entry.name.to_owned()),
-                position,
-                expected: to_u64(expected),
-                found: to_u64(found),
-                source,
-            },
+            Err(changed @ Error::Changed { .. }) => return changed,
+            _ => header.and_then(|header| tensor_at(header, *position)),
         },
-    }
+        _ => None,
+    };
+    failure.about(path, tensor.map(|entry| entry.name))
 }
 
 /// The tensor that has bytes at `position` in the file.
@@ -421,6 +290,95 @@ fn tensor_at(header: &Header, position: u64) -> Option<Entry<'_>> {
     header
         .entries()
         .find(|entry| entry.begin <= begin && begin < entry.end)
+}
+
+/// A tensor of an open file.
+#[derive(Clone, Copy, Debug)]
+pub struct Tensor<'a> {
+    archive: &'a Archive,
+    number: usize,
+    entry: Entry<'a>,
+}
+
+impl<'a> Tensor<'a> {
+    /// What the header says of it.
+    #[must_use]
+    pub fn entry(&self) -> &Entry<'a> {
+        &self.entry
+    }
+
+    /// Its place in the header's order of data, as [`Archive::regions`] takes it.
+    #[must_use]
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    /// Its bytes: a view where the file is mapped, else read into memory of their own.
+    ///
+    /// # Errors
+    /// As [`Archive::regions`].
+    pub fn read(&self, options: &ReadOptions, watch: &dyn Watch) -> Result<Region, Error> {
+        let archive = self.archive;
+        // Before anything is handed out, because touching what is no longer there is fatal.
+        if let Some(memory) = archive.source.memory() {
+            archive.check_unchanged()?;
+            let view = archive.view(memory, self.entry.begin, self.entry.end);
+            if view.aligned_to(plan::alignment(&self.entry)) {
+                return Ok(view);
+            }
+        }
+        let read = || {
+            let mut block = Block::allocate(size(self.entry.nbytes())?)?;
+            let plan = Plan::of_one(archive.header.data_start() + self.entry.begin, block.len());
+            execute(&plan, &*archive.source, vec![block.dest()], options, watch)?;
+            Ok(block)
+        };
+        let block = read().map_err(|failure| archive.explain(failure))?;
+        archive.check_unchanged()?;
+        Ok(Region::from(block))
+    }
+
+    /// What `index` takes of it: its shape, and its bytes in C order. A view of the mapping where the bytes lie
+    /// together in it, else a copy; only the bytes needed are read, or little more.
+    ///
+    /// # Errors
+    /// [`Error::Slice`] when the index does not fit, and what [`Archive::regions`] says.
+    pub fn select(&self, index: &[Index], watch: &dyn Watch) -> Result<(Vec<u64>, Region), Error> {
+        let entry = &self.entry;
+        let selection = Selection::new(entry.dtype, entry.shape, index).map_err(|fault| Error::Slice {
+            path: self.archive.path.clone(),
+            tensor: entry.name.to_owned(),
+            shape: entry.shape.to_owned(),
+            fault,
+        })?;
+        let region = self.selected(&selection, watch)?;
+        Ok((selection.shape().to_owned(), region))
+    }
+
+    fn selected(&self, selection: &Selection, watch: &dyn Watch) -> Result<Region, Error> {
+        let archive = self.archive;
+        // Before the first byte too: where the file is mapped, touching what is no longer there is fatal.
+        archive.check_unchanged()?;
+        let mut runs = selection.runs();
+        if let (Some(memory), Some(run), None) = (archive.source.memory(), runs.next(), runs.next()) {
+            let begin = self.entry.begin;
+            let view = archive.view(memory, begin + run.begin, begin + run.end);
+            if view.aligned_to(plan::alignment(&self.entry)) {
+                return Ok(view);
+            }
+        }
+        let start = archive.header.data_start() + self.entry.begin;
+        let gathered = || {
+            let mut block = Block::allocate(size(selection.nbytes())?)?;
+            block
+                .dest()
+                .fill(|bytes| gather(&*archive.source, start, selection, bytes, watch))?;
+            Ok(block)
+        };
+        let block = gathered().map_err(|failure| archive.explain(failure))?;
+        archive.check_unchanged()?;
+        Ok(Region::from(block))
+    }
 }
 
 /// Opens without waiting: a FIFO nobody writes to would otherwise hang the program. That it is none is checked

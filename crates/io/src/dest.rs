@@ -1,4 +1,4 @@
-//! Memory that others own: what is written to a file, and where.
+//! Memory by address: what is written to a file, and where what is read goes.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -108,6 +108,137 @@ unsafe impl Send for Payload<'_> {}
 // SAFETY: as for `Send`; a shared `Payload` has no state of its own that changes.
 unsafe impl Sync for Payload<'_> {}
 
+/// Where bytes go that are read: memory that stays writable for `'a`, and that only the holder fills.
+///
+/// The memory may be a framework's, which any thread of the program may look at meanwhile, so a `Dest` is no
+/// `&mut [u8]` and gives none that lasts.
+pub struct Dest<'a> {
+    start: NonNull<u8>,
+    len: usize,
+    /// Whether the system has yet to find pages for it.
+    is_untouched: bool,
+    owner: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> Dest<'a> {
+    /// `len` bytes from `start` on. `start` may be null when `len` is 0.
+    ///
+    /// # Safety
+    /// - When `len` is not 0, the `len` bytes from `start` on are one region of initialised memory, mapped for
+    ///   reading and writing for all of `'a`, and `len` is at most `isize::MAX`.
+    /// - Nobody else writes to them for `'a`. Whoever reads them meanwhile gets some of the old bytes and some of the
+    ///   new.
+    #[must_use]
+    pub unsafe fn new(start: *mut u8, len: usize) -> Dest<'a> {
+        match NonNull::new(start) {
+            Some(start) => Dest {
+                start,
+                len,
+                is_untouched: false,
+                owner: PhantomData,
+            },
+            None => Dest::from(&mut [][..]),
+        }
+    }
+
+    /// Fresh memory of the system, which is faster to fill when its pages are asked for in one go.
+    pub(crate) fn untouched(bytes: &'a mut [u8]) -> Dest<'a> {
+        Dest {
+            is_untouched: true,
+            ..Dest::from(bytes)
+        }
+    }
+
+    /// The size in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is nothing to fill.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The first `at` bytes, or all where there are no more, and the rest.
+    #[must_use]
+    pub fn split_at(self, at: usize) -> (Dest<'a>, Dest<'a>) {
+        let at = at.min(self.len);
+        // SAFETY: `add` asks for an offset within the same allocation that does not pass `isize::MAX`: `at` is at most
+        // `self.len`, and `new` was promised so many bytes in one region. Tried: without the `min` above,
+        // `a_dest_is_cut_where_it_ends` fails.
+        let middle = unsafe { self.start.add(at) };
+        let part = |start, len| Dest { start, len, ..self };
+        (part(self.start, at), part(middle, self.len - at))
+    }
+
+    /// Has the system find pages for the memory, if it is fresh. That it cannot is no failure: the bytes that are
+    /// written then find them one by one.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn populate(&mut self) {
+        if !self.is_untouched {
+            return;
+        }
+        let page = rustix::param::page_size();
+        let (begin, end) = (self.start.addr().get(), self.start.addr().get() + self.len);
+        let (first, last) = (begin.next_multiple_of(page), end - end % page);
+        if first >= last {
+            return;
+        }
+        let start = self.start.as_ptr().wrapping_add(first - begin);
+        // SAFETY: `madvise` asks that the advice does no harm to whoever uses the memory from `start` on for
+        // `last - first` bytes: they lie in this `Dest`, and `PopulateWrite` changes no byte.
+        let populated = unsafe {
+            rustix::mm::madvise(start.cast(), last - first, rustix::mm::Advice::LinuxPopulateWrite)
+        };
+        // Kernels before 5.14 do not know it.
+        let _ = populated;
+        self.is_untouched = false;
+    }
+
+    /// Elsewhere pages are found when they are written to.
+    #[cfg(not(target_os = "linux"))]
+    pub(crate) fn populate(&mut self) {}
+
+    /// Calls `write` with the bytes, to be filled. `write` hands them to the operating system, or copies into them, and
+    /// keeps nothing.
+    pub(crate) fn fill<R>(&mut self, write: impl FnOnce(&mut [u8]) -> R) -> R {
+        // SAFETY: `from_raw_parts_mut` asks for
+        // - a non-null pointer, aligned for u8: `NonNull`, and every address is aligned for bytes;
+        // - `self.len` initialised bytes, readable and writable, in one allocation, at most `isize::MAX`: `new` was
+        //   promised all of this for `'a`, which outlives this call because `self` has it;
+        // - no other access to them while the slice lives. That nobody writes `new` was promised, and `self` is
+        //   borrowed mutably. That no thread reads them meanwhile nobody can prove where Python code holds the same
+        //   memory; the consequence is what `new` says.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) };
+        write(bytes)
+    }
+}
+
+impl<'a> From<&'a mut [u8]> for Dest<'a> {
+    fn from(bytes: &'a mut [u8]) -> Dest<'a> {
+        Dest {
+            len: bytes.len(),
+            start: NonNull::from(bytes).cast(),
+            is_untouched: false,
+            owner: PhantomData,
+        }
+    }
+}
+
+impl fmt::Debug for Dest<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Dest({} bytes)", self.len)
+    }
+}
+
+// SAFETY: a `Dest` is the only way to write to its memory, as a `&mut [u8]` is, and the memory is writable from every
+// thread: `new` was promised both.
+unsafe impl Send for Dest<'_> {}
+// SAFETY: a shared `Dest` gives nothing but its length.
+unsafe impl Sync for Dest<'_> {}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -115,6 +246,7 @@ mod tests {
     const _: fn() = || {
         fn crosses_threads<T: Send + Sync>() {}
         crosses_threads::<Payload<'_>>();
+        crosses_threads::<Dest<'_>>();
     };
 
     #[test]
@@ -127,6 +259,26 @@ mod tests {
         assert_eq!(payload.copy_into(1, &mut into), 1);
         assert_eq!(payload.copy_into(8, &mut into), 0);
         assert_eq!(into, [2, 0, 0, 0]);
+    }
+
+    #[test]
+    fn a_dest_is_cut_where_it_ends() {
+        let mut bytes = [0; 4];
+        let (mut first, rest) = Dest::from(&mut bytes[..3]).split_at(2);
+        let (mut second, mut nothing) = rest.split_at(9);
+        assert_eq!((first.len(), second.len(), nothing.len()), (2, 1, 0));
+        first.fill(|part| part.fill(1));
+        second.fill(|part| part.fill(2));
+        nothing.fill(|part| assert!(part.is_empty()));
+        assert_eq!(bytes, [1, 1, 2, 0]);
+    }
+
+    #[test]
+    fn null_is_an_empty_dest() {
+        // SAFETY: `new` accepts null with a length of 0.
+        let mut dest = unsafe { Dest::new(std::ptr::null_mut(), 0) };
+        assert!(dest.is_empty());
+        dest.fill(|bytes| assert!(bytes.is_empty()));
     }
 
     #[test]

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use ingot_format::{Run, Selection, to_u64, to_usize};
 
-use crate::execute::Failure;
-use crate::source::{Source, read_full};
+use crate::failure::{Failure, read_exactly};
+use crate::source::Source;
 use crate::watch::Watch;
 
 /// Runs that are closer than this in a file are read together: a call costs about as much as this many bytes.
@@ -61,11 +61,11 @@ fn read_group<'d>(
     let position = start + first.begin;
     if group.len() == 1 {
         let (part, rest) = dest.split_at_mut(size(first.end - first.begin));
-        read_exactly(source, position, part, pace)?;
+        read_in_pieces(source, position, part, pace)?;
         return Ok(rest);
     }
     scratch.resize(size(last.end - first.begin), 0);
-    read_exactly(source, position, scratch, pace)?;
+    read_in_pieces(source, position, scratch, pace)?;
     let mut rest = dest;
     for run in group {
         let (part, after) = rest.split_at_mut(size(run.end - run.begin));
@@ -76,7 +76,7 @@ fn read_group<'d>(
 }
 
 /// In pieces, because one run may be all of a tensor, and whoever interrupts does not wait for gigabytes.
-fn read_exactly(
+fn read_in_pieces(
     source: &dyn Source,
     position: u64,
     dest: &mut [u8],
@@ -84,20 +84,9 @@ fn read_exactly(
 ) -> Result<(), Failure> {
     let mut position = position;
     for piece in dest.chunks_mut(size(MAX_SPAN_NBYTES)) {
-        let expected = piece.len();
-        let fault = |found, source| Failure::Read {
-            position,
-            expected,
-            found,
-            source,
-        };
-        match read_full(source, position, piece) {
-            Ok(found) if found == expected => {}
-            Ok(found) => return Err(fault(found, None)),
-            Err(source) => return Err(fault(0, Some(source))),
-        }
-        position += to_u64(expected);
-        pace.check(expected)?;
+        read_exactly(source, position, piece)?;
+        position += to_u64(piece.len());
+        pace.check(piece.len())?;
     }
     Ok(())
 }

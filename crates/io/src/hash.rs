@@ -15,6 +15,5 @@ mod verify;
 pub use algorithm::{Algorithm, Digest, Unequal};
 pub use checked::Proof;
 pub use definition::{Definition, hash};
-pub(crate) use digests::Digests;
 pub use seal::{Keep, Sealed};
 pub use verify::{Compared, MODEL_SPEC_KEY, Mismatch, Report, verify};

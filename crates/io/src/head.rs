@@ -1,12 +1,12 @@
 //! Reading the header of a file.
 
-use std::io;
 use std::path::Path;
 
 use ingot_format::{Header, HeaderWindow, Limits, to_u64, to_usize};
 
 use crate::error::Error;
-use crate::source::{Source, read_full};
+use crate::failure::{Failure, read_exactly};
+use crate::source::Source;
 
 /// Bytes that the first read takes, and those of a long header that lie in memory at a time. Most headers are shorter,
 /// so that it is the only read; and it is little enough to stay in a core's cache.
@@ -26,16 +26,17 @@ pub(crate) fn read_header(
         path: path.map(Path::to_owned),
         fault,
     };
+    let unread = |failure: Failure| failure.about(path, None);
     let mut start = vec![0; size(source.nbytes().min(START_NBYTES))];
-    read(source, path, 0, &mut start)?;
+    read_exactly(source, 0, &mut start).map_err(unread)?;
     let head_nbytes = Header::head_nbytes(&start, source.nbytes(), limits).map_err(in_file)?;
     if head_nbytes > to_u64(start.len()) {
-        if let Some(header) = read_through_window(source, path, head_nbytes, &mut start)? {
+        if let Some(header) = read_through_window(source, head_nbytes, &mut start).map_err(unread)? {
             return Ok(header);
         }
         // The window was written over.
         start.resize(size(head_nbytes), 0);
-        read(source, path, 0, &mut start)?;
+        read_exactly(source, 0, &mut start).map_err(unread)?;
     }
     Header::parse(&start, source.nbytes(), limits).map_err(in_file)
 }
@@ -45,10 +46,9 @@ pub(crate) fn read_header(
 /// of the header after the other. `None` means that the header has to be read whole.
 fn read_through_window(
     source: &dyn Source,
-    path: Option<&Path>,
     head_nbytes: u64,
     window: &mut [u8],
-) -> Result<Option<Header>, Error> {
+) -> Result<Option<Header>, Failure> {
     let mut header = HeaderWindow::new(head_nbytes, source.nbytes());
     let (mut position, mut begin, mut end) = (to_u64(window.len()), PREFIX_NBYTES, window.len());
     loop {
@@ -62,27 +62,9 @@ fn read_through_window(
         window.copy_within(begin..end, 0);
         (begin, end) = (0, end - begin);
         let more = size(head_nbytes - position).min(window.len() - end);
-        read(source, path, position, &mut window[end..end + more])?;
+        read_exactly(source, position, &mut window[end..end + more])?;
         position += to_u64(more);
         end += more;
-    }
-}
-
-/// Fills `dest` from `position` on.
-fn read(source: &dyn Source, path: Option<&Path>, position: u64, dest: &mut [u8]) -> Result<(), Error> {
-    let expected = dest.len();
-    let fault = |found: usize, source: Option<io::Error>| Error::Read {
-        path: path.map(Path::to_owned),
-        tensor: None,
-        position,
-        expected: to_u64(expected),
-        found: to_u64(found),
-        source,
-    };
-    match read_full(source, position, dest) {
-        Ok(found) if found == expected => Ok(()),
-        Ok(found) => Err(fault(found, None)),
-        Err(source) => Err(fault(0, Some(source))),
     }
 }
 

@@ -4,6 +4,8 @@ use std::fmt;
 
 use ingot_format::{Entry, Header, to_u64, to_usize};
 
+use crate::failure::Failure;
+
 /// Reads to be made, and the blocks of memory that they fill.
 ///
 /// A plan is numbers only: it can be made, merged, split, printed and tested without a file. Whatever reads less
@@ -47,6 +49,12 @@ pub struct TooLarge {
     pub nbytes: u64,
 }
 
+impl From<TooLarge> for Failure {
+    fn from(TooLarge { nbytes }: TooLarge) -> Failure {
+        Failure::OutOfMemory { nbytes, source: None }
+    }
+}
+
 /// Tensors of this size and above get a block of their own, which goes when they go. Smaller ones share, because
 /// a block costs system calls and at least a page.
 pub const OWN_BLOCK_NBYTES: usize = 1 << 20;
@@ -58,6 +66,21 @@ pub const SHARED_BLOCK_NBYTES: usize = 16 << 20;
 const ALIGNMENT: usize = 64;
 
 impl Plan {
+    /// One read, into a block of its size.
+    #[must_use]
+    pub fn of_one(position: u64, nbytes: usize) -> Plan {
+        let read = Read {
+            position,
+            nbytes,
+            block: 0,
+            at: 0,
+        };
+        Plan {
+            reads: vec![read],
+            blocks: vec![nbytes],
+        }
+    }
+
     /// Plans to read whole tensors, given as places in the header's order of data, into blocks of their own. The
     /// places in memory come in the order of `numbers`; a number given twice has one place.
     ///

@@ -40,7 +40,7 @@ mod temp;
 
 use crate::dest::Payload;
 use crate::error::Error;
-use crate::execute::Failure;
+use crate::failure::Failure;
 use crate::watch::Watch;
 use pieces::Pieces;
 

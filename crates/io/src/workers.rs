@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ingot_format::to_u64;
 
-use crate::execute::Failure;
+use crate::failure::Failure;
 use crate::watch::Watch;
 
 /// How often the calling thread looks whether to stop.

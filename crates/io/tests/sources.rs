@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ingot_format::{Dtype, Format, Header, Index, Limits, Spec, layout, to_u64};
-use ingot_io::{Archive, Backend, FileSource, MemorySource, OpenOptions, Source, Unwatched};
+use ingot_io::{Archive, Backend, FileSource, MemorySource, OpenOptions, ReadOptions, Source, Unwatched};
 
 /// A source that gives few bytes at a time and is interrupted now and then, as a network file system may do.
 #[derive(Debug)]
@@ -91,7 +91,9 @@ fn suite(archive: &Archive, tensors: &[(String, Vec<u8>)]) {
     let backwards: Vec<usize> = all.iter().rev().copied().collect();
     let some_twice = vec![3, 9, 3, 0, 9];
     for numbers in [all, backwards, some_twice, Vec::new()] {
-        let regions = archive.regions(&numbers, &Unwatched).unwrap();
+        let regions = archive
+            .regions(&numbers, &ReadOptions::default(), &Unwatched)
+            .unwrap();
         assert_eq!(regions.len(), numbers.len());
         for (number, region) in numbers.iter().zip(regions) {
             let name = archive.header().entry(*number).unwrap().name;
@@ -106,7 +108,7 @@ fn suite(archive: &Archive, tensors: &[(String, Vec<u8>)]) {
             stop: None,
             step: Some(step),
         }];
-        let (shape, region) = archive.select(name, &index, &Unwatched).unwrap();
+        let (shape, region) = archive.find(name).unwrap().select(&index, &Unwatched).unwrap();
         let expected: Vec<u8> = bytes[size(start)..].iter().step_by(size(step)).copied().collect();
         assert_eq!(shape, [to_u64(expected.len())]);
         assert_eq!(region.to_vec(), expected, "every {step}th from {start}");
@@ -116,7 +118,15 @@ fn suite(archive: &Archive, tensors: &[(String, Vec<u8>)]) {
         stop: Some(5),
         step: None,
     }];
-    assert!(archive.select(name, &none, &Unwatched).unwrap().1.is_empty());
+    assert!(
+        archive
+            .find(name)
+            .unwrap()
+            .select(&none, &Unwatched)
+            .unwrap()
+            .1
+            .is_empty()
+    );
 }
 
 /// `n` as a size.
@@ -180,7 +190,11 @@ fn unaligned_elements_are_copied_to_where_they_are_aligned() {
         let region = archive.read("b").unwrap();
         assert_eq!(region.as_ptr().addr() % 8, 0, "{backend}");
         assert_eq!(region.to_vec(), (1..17).collect::<Vec<u8>>());
-        let (_, second) = archive.select("b", &[Index::At(1)], &Unwatched).unwrap();
+        let (_, second) = archive
+            .find("b")
+            .unwrap()
+            .select(&[Index::At(1)], &Unwatched)
+            .unwrap();
         assert_eq!(
             (second.as_ptr().addr() % 8, second.to_vec()),
             (0, (9..17).collect::<Vec<u8>>())

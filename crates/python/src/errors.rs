@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use ingot_format::SelectionError;
+use ingot_format::{Entry, Escaped, Quoted, SelectionError};
 use ingot_io::Error;
 use pyo3::exceptions::{PyKeyboardInterrupt, PyMemoryError, PyNotImplementedError, PyOSError};
 use pyo3::prelude::*;
@@ -78,6 +78,31 @@ pub(crate) fn about_tensor(py: Python<'_>, class: &str, code: &str, tensor: &str
         facts.set_item("code", code)?;
         facts.set_item("tensor", tensor)?;
         exception(py, class, message, Some(&facts))
+    };
+    make().unwrap_or_else(|failure| failure)
+}
+
+/// What to raise where a framework cannot take the tensor `entry` of the file at `path`. `found` is what of it.
+pub(crate) fn refused(
+    path: Option<&Path>,
+    entry: &Entry<'_>,
+    code: &str,
+    found: &Bound<'_, PyAny>,
+    reason: &str,
+) -> PyErr {
+    let py = found.py();
+    let make = || -> PyResult<PyErr> {
+        let mut message = String::new();
+        if let Some(path) = path {
+            message = format!("{}: ", Escaped(&path.to_string_lossy()));
+        }
+        message += &format!("tensor {}: {reason}", Quoted(entry.name));
+        let facts = PyDict::new(py);
+        facts.set_item("code", code)?;
+        facts.set_item("path", path.map(Path::as_os_str))?;
+        facts.set_item("tensor", entry.name)?;
+        facts.set_item("found", found)?;
+        exception(py, "DtypeError", &message, Some(&facts))
     };
     make().unwrap_or_else(|failure| failure)
 }

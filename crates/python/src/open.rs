@@ -1,11 +1,12 @@
 //! Open files.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use ingot_format::{Entry, Leniency, Limits};
-use ingot_io::{Backend, Error, OpenOptions, Proof, Region};
+use ingot_io::{Backend, Error, OpenOptions, Proof, ReadOptions, Region, Tensor};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
@@ -150,7 +151,8 @@ impl Archive {
 
     fn info(&self, py: Python<'_>, name: &str) -> PyResult<TensorInfo> {
         let archive = self.opened(py)?;
-        let entry = find(py, &archive, name)?.1;
+        let tensor = find(py, &archive, name)?;
+        let entry = tensor.entry();
         Ok(TensorInfo {
             name: entry.name.to_owned(),
             dtype: entry.dtype.code(),
@@ -162,13 +164,15 @@ impl Archive {
     }
 
     /// All tensors, if they are what `proof` asks for.
-    #[pyo3(signature = (wrap, kept, expected_sha256))]
+    #[pyo3(signature = (wrap, kept, expected_sha256, *, threads = None, progress = None))]
     fn proven<'py>(
         &self,
         py: Python<'py>,
         wrap: &Wrap,
         kept: bool,
         expected_sha256: Option<&str>,
+        threads: Option<NonZeroUsize>,
+        progress: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyDict>> {
         let archive = self.opened(py)?;
         let proof = Proof {
@@ -176,18 +180,22 @@ impl Archive {
             sha256: expected_sha256.map(|hex| sha256(py, hex)).transpose()?,
         };
         for entry in archive.header().entries() {
-            wrap.accepts(py, &entry)?;
+            wrap.accepts(py, archive.path(), &entry)?;
         }
-        let regions = Signals::detach(py, |signals| archive.proven(&proof, signals))?;
-        wrapped(py, archive.header().entries(), &regions, wrap)
+        let options = ReadOptions { threads };
+        let regions =
+            Signals::telling(progress).run(py, |signals| archive.proven(&proof, &options, signals))?;
+        wrapped(py, archive.path(), archive.header().entries(), &regions, wrap)
     }
 
-    #[pyo3(signature = (names, wrap))]
+    #[pyo3(signature = (names, wrap, *, threads = None, progress = None))]
     fn tensors<'py>(
         &self,
         py: Python<'py>,
         names: Option<&Bound<'py, PyAny>>,
         wrap: &Wrap,
+        threads: Option<NonZeroUsize>,
+        progress: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyDict>> {
         let archive = self.opened(py)?;
         let numbers = match names {
@@ -199,18 +207,20 @@ impl Archive {
             .filter_map(|&number| archive.header().entry(number));
         // All refusals come before the first byte is read.
         for entry in entries.clone() {
-            wrap.accepts(py, &entry)?;
+            wrap.accepts(py, archive.path(), &entry)?;
         }
-        let regions = Signals::detach(py, |signals| archive.regions(&numbers, signals))?;
-        wrapped(py, entries, &regions, wrap)
+        let options = ReadOptions { threads };
+        let regions =
+            Signals::telling(progress).run(py, |signals| archive.regions(&numbers, &options, signals))?;
+        wrapped(py, archive.path(), entries, &regions, wrap)
     }
 
     fn tensor<'py>(&self, py: Python<'py>, name: &str, wrap: &Wrap) -> PyResult<Bound<'py, PyAny>> {
         let archive = self.opened(py)?;
-        let entry = find(py, &archive, name)?.1;
-        wrap.accepts(py, &entry)?;
-        let region = Signals::detach(py, |signals| archive.read_watched(name, signals))?;
-        wrap.wrap(py, &region, &entry, &mut None)
+        let tensor = find(py, &archive, name)?;
+        wrap.accepts(py, archive.path(), tensor.entry())?;
+        let region = Signals::detach(py, |signals| tensor.read(&ReadOptions::default(), signals))?;
+        wrap.wrap(py, archive.path(), &region, tensor.entry(), &mut None)
     }
 
     fn select<'py>(
@@ -221,16 +231,16 @@ impl Archive {
         wrap: &Wrap,
     ) -> PyResult<Bound<'py, PyAny>> {
         let archive = self.opened(py)?;
-        let entry = find(py, &archive, name)?.1;
-        wrap.accepts(py, &entry)?;
+        let tensor = find(py, &archive, name)?;
+        wrap.accepts(py, archive.path(), tensor.entry())?;
         let index = index::parts(index)?;
-        let (shape, region) = Signals::detach(py, |signals| archive.select(name, &index, signals))?;
+        let (shape, region) = Signals::detach(py, |signals| tensor.select(&index, signals))?;
         let part = Entry {
             shape: &shape,
-            ..entry
+            ..*tensor.entry()
         };
-        wrap.accepts(py, &part)?;
-        wrap.wrap(py, &region, &part, &mut None)
+        wrap.accepts(py, archive.path(), &part)?;
+        wrap.wrap(py, archive.path(), &region, &part, &mut None)
     }
 
     /// A second handle to the same open file, closed on its own.
@@ -279,6 +289,7 @@ impl Archive {
 /// Name by name, the tensors that lie in `regions`.
 fn wrapped<'py, 'e>(
     py: Python<'py>,
+    path: Option<&Path>,
     entries: impl Iterator<Item = Entry<'e>>,
     regions: &[Region],
     wrap: &Wrap,
@@ -286,7 +297,7 @@ fn wrapped<'py, 'e>(
     let tensors = PyDict::new(py);
     let mut shared = None;
     for (entry, region) in entries.zip(regions) {
-        let tensor = wrap.wrap(py, region, &entry, &mut shared)?;
+        let tensor = wrap.wrap(py, path, region, &entry, &mut shared)?;
         tensors.set_item(PyString::new(py, entry.name), tensor)?;
     }
     Ok(tensors)
@@ -335,20 +346,17 @@ fn buffer_expected(data: &Bound<'_, PyAny>, fault: &PyErr) -> PyErr {
     fault.clone_ref(data.py())
 }
 
-fn find<'a>(py: Python<'_>, archive: &'a ingot_io::Archive, name: &str) -> PyResult<(usize, Entry<'a>)> {
-    let number = archive.find(name).map_err(|error| raise(py, &error))?;
-    match archive.header().entry(number) {
-        Some(entry) => Ok((number, entry)),
-        None => Err(raise(py, &Error::Closed { path: None })),
-    }
+fn find<'a>(py: Python<'_>, archive: &'a ingot_io::Archive, name: &str) -> PyResult<Tensor<'a>> {
+    archive.find(name).map_err(|error| raise(py, &error))
 }
 
 fn numbers(py: Python<'_>, archive: &ingot_io::Archive, names: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
     if names.is_instance_of::<PyString>() {
+        // A str is an iterable of str, so it would be taken for the names of its letters.
         return Err(PyTypeError::new_err(
-            "expected a sequence of names, found a single string",
+            "names must be an iterable of str, not a str",
         ));
     }
-    let number = |name: PyResult<Bound<'_, PyAny>>| Ok(find(py, archive, name?.extract::<&str>()?)?.0);
+    let number = |name: PyResult<Bound<'_, PyAny>>| Ok(find(py, archive, name?.extract::<&str>()?)?.number());
     names.try_iter()?.map(number).collect()
 }

@@ -1,51 +1,69 @@
 //! Ctrl-C during a long call.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ingot_io::{Error, Watch};
 use pyo3::prelude::*;
 
 use crate::errors::raise;
 
-/// Runs Python's signal handlers while a call goes on without the interpreter, and keeps what they raise.
+/// Runs Python's signal handlers while a call goes on without the interpreter, tells a callable how far it is, and
+/// keeps what either of them raises.
 #[derive(Default)]
 pub(crate) struct Signals {
+    /// Called with the bytes that are done and those that there are to do.
+    progress: Option<Py<PyAny>>,
     raised: Mutex<Option<PyErr>>,
 }
 
 impl Watch for Signals {
     fn interrupted(&self) -> bool {
-        let checked = Python::attach(|py| py.check_signals());
-        match checked {
-            Ok(()) => false,
-            Err(raised) => {
-                self.raised
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .get_or_insert(raised);
-                true
-            }
+        self.keep(Python::attach(|py| py.check_signals()));
+        locked(&self.raised).is_some()
+    }
+
+    fn progressed(&self, done: u64, total: u64) {
+        if let Some(progress) = &self.progress {
+            self.keep(Python::attach(|py| progress.call1(py, (done, total)).map(drop)));
         }
     }
 }
 
 impl Signals {
+    /// Tells `progress` how far the work is.
+    pub(crate) fn telling(progress: Option<Bound<'_, PyAny>>) -> Signals {
+        Signals {
+            progress: progress.map(Bound::unbind),
+            raised: Mutex::default(),
+        }
+    }
+
     /// Calls `work` without holding the interpreter, and turns its failure into an exception.
     pub(crate) fn detach<T: Send>(
         py: Python<'_>,
         work: impl Send + FnOnce(&Signals) -> Result<T, Error>,
     ) -> PyResult<T> {
-        let signals = Signals::default();
-        let outcome = py.detach(|| work(&signals));
-        outcome.map_err(|error| {
-            match signals
-                .raised
-                .into_inner()
-                .unwrap_or_else(PoisonError::into_inner)
-            {
-                Some(raised) => raised,
-                None => raise(py, &error),
-            }
-        })
+        Signals::default().run(py, work)
     }
+
+    /// As [`Signals::detach`], for signals that tell someone.
+    pub(crate) fn run<T: Send>(
+        self,
+        py: Python<'_>,
+        work: impl Send + FnOnce(&Signals) -> Result<T, Error>,
+    ) -> PyResult<T> {
+        let outcome = py.detach(|| work(&self));
+        let raised = locked(&self.raised).take();
+        outcome.map_err(|error| raised.unwrap_or_else(|| raise(py, &error)))
+    }
+
+    fn keep(&self, outcome: PyResult<()>) {
+        if let Err(raised) = outcome {
+            locked(&self.raised).get_or_insert(raised);
+        }
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,13 +1,15 @@
 //! How bytes become a framework's tensors.
 
+use std::path::Path;
+
 use ingot_format::{Dtype, Entry, to_u64};
 use ingot_io::Region;
 use pyo3::exceptions::{PyException, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyTuple, PyType};
+use pyo3::types::{PyString, PyTuple, PyType};
 
-use crate::errors::about_tensor;
+use crate::errors::refused;
 use crate::tensor::{Buffer, Dims, capsule, has_storage_shape};
 
 /// What a framework's module hands over: a callable that makes tensors, and one that says how it knows a dtype.
@@ -61,36 +63,31 @@ impl Wrap {
         }
     }
 
-    /// Fails when the framework does not take tensors like `entry`, before any of its bytes are read.
-    pub(crate) fn accepts(&self, py: Python<'_>, entry: &Entry<'_>) -> PyResult<()> {
+    /// Fails when the framework does not take tensors like `entry` of the file at `path`, before any of its bytes are
+    /// read.
+    pub(crate) fn accepts(&self, py: Python<'_>, path: Option<&Path>, entry: &Entry<'_>) -> PyResult<()> {
         let known = self
             .known(py, entry.dtype)
-            .map_err(|refusal| name_tensor(py, refusal, entry.name, "dtype-not-in-framework"))?;
+            .map_err(|refusal| dtype_refused(py, path, entry, refusal))?;
         let takes_any_shape = matches!((self.style, known), (Style::Buffer, Known::Finished(_)));
         if !takes_any_shape && !has_storage_shape(entry.dtype, entry.shape) {
-            let message = format!(
-                "tensor {}: the last dimension of shape {:?} does not fill bytes of {}, and a framework can only \
-                 hold whole ones — read it with get_slice or as bytes",
-                ingot_format::Quoted(entry.name),
-                entry.shape,
-                entry.dtype
+            let reason = format!(
+                "the last dimension of shape {:?} does not fill bytes of {}, and a framework can only hold whole \
+                 ones — read it with get_slice or as bytes",
+                entry.shape, entry.dtype
             );
-            return Err(about_tensor(
-                py,
-                "DtypeError",
-                "dtype-not-in-framework",
-                entry.name,
-                &message,
-            ));
+            let found = PyString::new(py, entry.dtype.code());
+            return Err(refused(path, entry, DTYPE_CODE, &found, &reason));
         }
         Ok(())
     }
 
-    /// The tensor `entry` over `region`. `shared` is the buffer made for the region before, to be used again when it is
-    /// over the same memory.
+    /// The tensor `entry` of the file at `path` over `region`. `shared` is the buffer made for the region before, to be
+    /// used again when it is over the same memory.
     pub(crate) fn wrap<'py>(
         &self,
         py: Python<'py>,
+        path: Option<&Path>,
         region: &Region,
         entry: &Entry<'_>,
         shared: &mut Option<(usize, Bound<'py, Buffer>)>,
@@ -101,7 +98,7 @@ impl Wrap {
                 let is_frameworks = refusal.get_type(py).is(py.get_type::<PyValueError>())
                     || refusal.get_type(py).is(py.get_type::<PyRuntimeError>());
                 if is_frameworks {
-                    name_tensor(py, refusal, entry.name, "shape-not-in-framework")
+                    shape_refused(py, path, entry, refusal)
                 } else {
                     refusal
                 }
@@ -162,8 +159,8 @@ impl Wrap {
     }
 
     fn known(&self, py: Python<'_>, dtype: Dtype) -> PyResult<&Known> {
-        let place = Dtype::ALL.iter().position(|&known| known == dtype).unwrap_or(0);
-        self.known[place].get_or_try_init(py, || {
+        // By its number among the variants, which is its place in the table.
+        self.known[dtype as usize].get_or_try_init(py, || {
             let answer = self.resolve.bind(py).call1((dtype.code(),))?;
             // Classes are callable too, and are what numpy calls some of its dtypes.
             let finishes = answer.is_callable() && !answer.is_instance_of::<PyType>();
@@ -176,19 +173,38 @@ impl Wrap {
     }
 }
 
-/// Adds the tensor's name to a framework's refusal of its dtype or its shape.
-fn name_tensor(py: Python<'_>, refusal: PyErr, tensor: &str, code: &str) -> PyErr {
+/// What stands in an exception as `code` where a framework lacks the dtype.
+const DTYPE_CODE: &str = "dtype-not-in-framework";
+
+/// A framework's refusal of a dtype, about the tensor.
+fn dtype_refused(py: Python<'_>, path: Option<&Path>, entry: &Entry<'_>, refusal: PyErr) -> PyErr {
     if !refusal.is_instance_of::<PyException>(py) {
         // Ctrl-C while a framework is imported, say.
         return refusal;
     }
-    let reason = refusal
+    let found = PyString::new(py, entry.dtype.code());
+    let named = refused(path, entry, DTYPE_CODE, &found, &text(py, &refusal));
+    named.set_cause(py, Some(refusal));
+    named
+}
+
+/// A framework's refusal of a shape, such as NumPy's above 64 dimensions, about the tensor.
+fn shape_refused(py: Python<'_>, path: Option<&Path>, entry: &Entry<'_>, refusal: PyErr) -> PyErr {
+    let reason = format!("the framework cannot hold its shape: {}", text(py, &refusal));
+    match PyTuple::new(py, entry.shape) {
+        Ok(shape) => {
+            let named = refused(path, entry, "shape-not-in-framework", &shape, &reason);
+            named.set_cause(py, Some(refusal));
+            named
+        }
+        Err(failure) => failure,
+    }
+}
+
+fn text(py: Python<'_>, refusal: &PyErr) -> String {
+    refusal
         .value(py)
         .str()
         .map(|text| text.to_string())
-        .unwrap_or_default();
-    let message = format!("tensor {}: {reason}", ingot_format::Quoted(tensor));
-    let named = about_tensor(py, "DtypeError", code, tensor, &message);
-    named.set_cause(py, Some(refusal));
-    named
+        .unwrap_or_default()
 }

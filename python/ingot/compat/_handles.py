@@ -134,7 +134,7 @@ class safe_open(ingot.safe_open):
         """Read one tensor."""
         # Written out: programs call this a hundred thousand times, and each call of Python counts.
         try:
-            tensor = _open._tensor(self._archive, name, self._adapter.wrap)
+            tensor = self._archive.tensor(name, self._adapter.wrap)
             if self._move is not None:
                 tensor = _open._moved(self._archive, name, tensor, self._move)
         except SafetensorError as error:

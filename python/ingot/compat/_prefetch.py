@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 
-from ingot._open import _moved, _tensor
+from ingot._open import _moved
 from ingot.errors import ClosedError, SafetensorError, TensorNotFoundError, _quoted
 
 TYPE_CHECKING = False
@@ -171,5 +171,5 @@ def _bad_plan(name: str, what: str) -> SafetensorError:
 def _read(
     archive: Archive, name: str, rows: slice | None, wrap: Wrap, move: Callable[[Any], Any] | None
 ) -> Any:
-    part = _tensor(archive, name, wrap) if rows is None else archive.select(name, rows, wrap)
+    part = archive.tensor(name, wrap) if rows is None else archive.select(name, rows, wrap)
     return _moved(archive, name, part, move)

@@ -1,12 +1,19 @@
 //! Loading only what is proven to be right.
 
-use ingot_format::{to_u64, to_usize};
+use std::fmt;
+use std::io;
+
+use ingot_format::to_usize;
 
 use super::algorithm::{Algorithm, Digest, Unequal};
 use super::digests::Digests;
 use super::verify::{MODEL_SPEC_KEY, Record, sha256_from};
-use crate::archive::{Archive, Region};
+use crate::archive::Archive;
 use crate::error::Error;
+use crate::execute::ReadOptions;
+use crate::failure::{Failure, read_exactly};
+use crate::region::Region;
+use crate::source::Source;
 use crate::watch::Watch;
 
 /// What tensors are compared with before they are handed out.
@@ -25,6 +32,43 @@ struct Promise {
     digests: Digests,
 }
 
+/// A source that feeds what is read of it to digests.
+struct Hashed<'a> {
+    source: &'a dyn Source,
+    all: &'a [&'a Digests],
+}
+
+impl Source for Hashed<'_> {
+    fn nbytes(&self) -> u64 {
+        self.source.nbytes()
+    }
+
+    fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
+        // Digests want whole pieces.
+        let outcome = read_exactly(self.source, position, dest);
+        for digests in self.all {
+            match outcome {
+                Ok(()) => digests.feed(position, dest),
+                Err(_) => digests.end(),
+            }
+        }
+        match outcome {
+            Ok(()) => Ok(dest.len()),
+            Err(Failure::Read {
+                source: Some(fault), ..
+            }) => Err(fault),
+            Err(Failure::Read { found, .. }) => Ok(found),
+            Err(_) => Err(io::ErrorKind::Other.into()),
+        }
+    }
+}
+
+impl fmt::Debug for Hashed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.source.fmt(f)
+    }
+}
+
 impl Archive {
     /// The bytes of all tensors, in the order of the file, when they are what `proof` asks for. They are in memory of
     /// their own, whatever the backend, since a mapped file can change after it was looked at; the digests are taken of
@@ -33,7 +77,12 @@ impl Archive {
     /// # Errors
     /// [`Error::Digest`] for the first tensor, or the file, that differs; [`Error::NoDigest`] for the first tensor that
     /// the file keeps no digest of; [`Error::Checksums`]; and what [`Archive::regions`] says.
-    pub fn proven(&self, proof: &Proof, watch: &dyn Watch) -> Result<Vec<Region>, Error> {
+    pub fn proven(
+        &self,
+        proof: &Proof,
+        options: &ReadOptions,
+        watch: &dyn Watch,
+    ) -> Result<Vec<Region>, Error> {
         let mut promises = Vec::new();
         if proof.kept {
             promises.push(self.kept()?);
@@ -43,7 +92,11 @@ impl Archive {
         }
         let all: Vec<&Digests> = promises.iter().map(|promise| &promise.digests).collect();
         let numbers: Vec<usize> = (0..self.header().len()).collect();
-        let regions = self.read_regions(&numbers, &all, watch)?;
+        let source = Hashed {
+            source: self.source(),
+            all: &all,
+        };
+        let regions = self.read_regions(&source, &numbers, options, watch)?;
         self.check_unchanged()?;
         promises
             .into_iter()
@@ -104,21 +157,9 @@ impl Archive {
     /// What the caller expects of the whole file, of which the head has been fed already.
     fn whole(&self, expected: Digest) -> Result<Promise, Error> {
         let digests = Digests::new(Algorithm::Sha256, Some(0..self.header().file_nbytes()));
-        let head_nbytes = self.header().data_start();
-        let mut head = vec![0; to_usize(head_nbytes).unwrap_or(usize::MAX)];
-        let fault = |found: usize, source| Error::Read {
-            path: self.path().map(ToOwned::to_owned),
-            tensor: None,
-            position: 0,
-            expected: head_nbytes,
-            found: to_u64(found),
-            source,
-        };
-        match crate::source::read_full(self.source(), 0, &mut head) {
-            Ok(found) if found == head.len() => digests.feed(0, &head),
-            Ok(found) => return Err(fault(found, None)),
-            Err(source) => return Err(fault(0, Some(source))),
-        }
+        let mut head = vec![0; to_usize(self.header().data_start()).unwrap_or(usize::MAX)];
+        read_exactly(self.source(), 0, &mut head).map_err(|failure| failure.about(self.path(), None))?;
+        digests.feed(0, &head);
         Ok(Promise {
             tensors: vec![(None, expected)],
             algorithm: Algorithm::Sha256,

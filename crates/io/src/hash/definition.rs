@@ -2,15 +2,16 @@
 
 use std::path::Path;
 
-use ingot_format::{Entry, Format, FormatError, Header, Layout, Limits, Spec, layout, to_u64, to_usize};
+use ingot_format::{Entry, Format, FormatError, Header, Layout, Limits, Spec, layout, to_usize};
 
 use super::algorithm::{Algorithm, Digest};
 use super::digests::Digests;
 use super::pass::read_through;
 use crate::archive::open_source;
 use crate::error::Error;
+use crate::failure::{Failure, read_exactly};
 use crate::head::read_header;
-use crate::source::{FileSource, Source, read_full};
+use crate::source::{FileSource, Source};
 use crate::watch::Watch;
 
 /// What a hash is taken of, and how it is written.
@@ -146,15 +147,15 @@ fn auto_v1(source: &FileSource, path: &Path) -> Result<Digest, Error> {
     Ok(Algorithm::Sha256.digest(&window[..found]))
 }
 
+/// Fills `dest` as far as the file goes; says how far that is.
 fn read_at(source: &FileSource, path: &Path, position: u64, dest: &mut [u8]) -> Result<usize, Error> {
-    read_full(source, position, dest).map_err(|fault| Error::Read {
-        path: Some(path.to_owned()),
-        tensor: None,
-        position,
-        expected: to_u64(dest.len()),
-        found: 0,
-        source: Some(fault),
-    })
+    match read_exactly(source, position, dest) {
+        Ok(()) => Ok(dest.len()),
+        Err(Failure::Read {
+            found, source: None, ..
+        }) => Ok(found),
+        Err(failure) => Err(failure.about(Some(path), None)),
+    }
 }
 
 fn sshs_legacy(source: &FileSource, path: &Path) -> Result<Digest, Error> {

@@ -8,8 +8,8 @@ use ingot_format::to_usize;
 
 use super::digests::Digests;
 use super::tree::SUBTREE_NBYTES;
-use crate::execute::Failure;
-use crate::source::{Source, read_full};
+use crate::failure::{Failure, read_exactly};
+use crate::source::Source;
 use crate::watch::Watch;
 use crate::workers::share;
 
@@ -38,7 +38,8 @@ pub(crate) fn read_through(source: &dyn Source, all: &[&Digests], watch: &dyn Wa
     let buffers = Mutex::new(Vec::new());
     let work = |piece: Range<u64>| {
         let mut buffer: Vec<u8> = locked(&buffers).pop().unwrap_or_default();
-        let outcome = read(source, &piece, &mut buffer);
+        buffer.resize(to_usize(piece.end - piece.start).unwrap_or(usize::MAX), 0);
+        let outcome = read_exactly(source, piece.start, &mut buffer);
         match outcome {
             Ok(()) => all.iter().for_each(|digests| digests.feed(piece.start, &buffer)),
             Err(_) => all.iter().for_each(|digests| digests.end()),
@@ -66,22 +67,6 @@ fn pieces(file_nbytes: u64, all: &[&Digests]) -> Vec<Range<u64>> {
         at = end;
     }
     pieces
-}
-
-fn read(source: &dyn Source, piece: &Range<u64>, buffer: &mut Vec<u8>) -> Result<(), Failure> {
-    let expected = to_usize(piece.end - piece.start).unwrap_or(usize::MAX);
-    buffer.resize(expected, 0);
-    let fault = |found, source| Failure::Read {
-        position: piece.start,
-        expected,
-        found,
-        source,
-    };
-    match read_full(source, piece.start, buffer) {
-        Ok(found) if found == expected => Ok(()),
-        Ok(found) => Err(fault(found, None)),
-        Err(source) => Err(fault(0, Some(source))),
-    }
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -12,7 +12,7 @@ use super::pass::read_through;
 use super::verify::MODEL_SPEC_KEY;
 use crate::dest::Payload;
 use crate::error::Error;
-use crate::execute::Failure;
+use crate::failure::Failure;
 use crate::save::{SaveOptions, save_sealed};
 use crate::source::FileSource;
 use crate::watch::Watch;

@@ -11,7 +11,7 @@ use ingot_format::to_u64;
 
 use super::{POLL, Seal, Step, Stop, Watch, step};
 use crate::dest::Payload;
-use crate::execute::Failure;
+use crate::failure::Failure;
 
 /// Payloads at least this long are written from where they lie; shorter ones are gathered first. 1 MiB, because
 /// copying one costs less than 0.1 ms and a call for each of thousands of small tensors costs more.
@@ -236,11 +236,8 @@ impl<'a> Pieces<'a> {
 fn unread(failure: Failure) -> Stop {
     let source = match failure {
         Failure::Interrupted => return Stop::Interrupted,
-        Failure::Read {
-            source: Some(fault), ..
-        }
-        | Failure::OutOfMemory { source: fault, .. } => fault,
-        Failure::Read { .. } => io::ErrorKind::UnexpectedEof.into(),
+        Failure::Read { source, .. } => source.unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into()),
+        Failure::OutOfMemory { source, .. } => source.unwrap_or_else(|| io::ErrorKind::OutOfMemory.into()),
     };
     Stop::Fault {
         step: step::SEAL,

@@ -12,12 +12,16 @@ use std::sync::Arc;
 use memmap2::{MmapMut, MmapOptions, MmapRaw};
 
 use super::{FileSource, Source};
+use crate::block::Block;
 
 /// Memory that outlives whoever made it: tensors share it, and it goes when the last of them does. It is never
 /// moved or resized.
 #[derive(Debug)]
 pub struct Memory {
     pages: MmapRaw,
+    /// Bytes of the pages before the first that is used, which is at most their number.
+    skip: usize,
+    len: usize,
 }
 
 impl Memory {
@@ -25,13 +29,13 @@ impl Memory {
     /// written or read at the same time is up to whoever holds a region of it.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
-        self.pages.as_mut_ptr()
+        self.pages.as_mut_ptr().wrapping_add(self.skip)
     }
 
     /// Bytes in it.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.pages.len()
+        self.len
     }
 
     /// Whether it has none.
@@ -61,7 +65,20 @@ impl Memory {
 impl From<MmapMut> for Memory {
     fn from(pages: MmapMut) -> Memory {
         Memory {
+            skip: 0,
+            len: pages.len(),
             pages: MmapRaw::from(pages),
+        }
+    }
+}
+
+impl From<Block> for Memory {
+    fn from(block: Block) -> Memory {
+        let (pages, used) = block.into_pages();
+        Memory {
+            pages: MmapRaw::from(pages),
+            skip: used.start,
+            len: used.len(),
         }
     }
 }

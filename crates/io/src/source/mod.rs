@@ -15,7 +15,7 @@ pub use memory::MemorySource;
 
 /// A run of bytes that tensors can be read from: a file, a mapping, memory, and later a URL.
 ///
-/// Implementations may give fewer bytes than asked for and may be interrupted; [`read_full`] deals with both.
+/// Implementations may give fewer bytes than asked for and may be interrupted; whoever reads deals with both.
 pub trait Source: Send + Sync + Debug {
     /// Bytes there were when the source was opened.
     fn nbytes(&self) -> u64;
@@ -39,22 +39,4 @@ pub trait Source: Send + Sync + Debug {
     fn nbytes_now(&self) -> io::Result<Option<u64>> {
         Ok(Some(self.nbytes()))
     }
-}
-
-/// Fills `dest` from `position` on; gives the number of bytes that were there, which is less only at the end of
-/// the source.
-///
-/// # Errors
-/// What [`Source::read_at`] says, but not that it was interrupted.
-pub fn read_full(source: &dyn Source, position: u64, dest: &mut [u8]) -> io::Result<usize> {
-    let mut filled = 0;
-    while filled < dest.len() {
-        match source.read_at(position + ingot_format::to_u64(filled), &mut dest[filled..]) {
-            Ok(0) => break,
-            Ok(count) => filled += count,
-            Err(fault) if fault.kind() == io::ErrorKind::Interrupted => {}
-            Err(fault) => return Err(fault),
-        }
-    }
-    Ok(filled)
 }

@@ -1,0 +1,83 @@
+//! What goes wrong below the layer that knows paths and names.
+
+use std::io;
+use std::path::Path;
+
+use ingot_format::{to_u64, to_usize};
+
+use crate::error::Error;
+use crate::source::Source;
+
+/// Why bytes could not be had.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The system refuses the memory.
+    OutOfMemory { nbytes: u64, source: Option<io::Error> },
+    /// Reading failed, or gave fewer bytes than there should be (then there is no `source`).
+    Read {
+        position: u64,
+        expected: usize,
+        found: usize,
+        source: Option<io::Error>,
+    },
+    /// The caller wants no more.
+    Interrupted,
+}
+
+impl Failure {
+    /// The error, about `tensor` of the file at `path`.
+    pub(crate) fn about(self, path: Option<&Path>, tensor: Option<&str>) -> Error {
+        match self {
+            Failure::Interrupted => Error::Interrupted,
+            Failure::OutOfMemory { nbytes, source } => Error::OutOfMemory {
+                path: path.map(Path::to_owned),
+                nbytes,
+                source,
+            },
+            Failure::Read {
+                position,
+                expected,
+                found,
+                source,
+            } => Error::Read {
+                path: path.map(Path::to_owned),
+                tensor: tensor.map(ToOwned::to_owned),
+                position,
+                expected: to_u64(expected),
+                found: to_u64(found),
+                source,
+            },
+        }
+    }
+}
+
+/// Fills `dest` from `position` on. Sources may give less than they are asked for, and be interrupted.
+pub(crate) fn read_exactly(source: &dyn Source, position: u64, dest: &mut [u8]) -> Result<(), Failure> {
+    let expected = dest.len();
+    let mut found = 0;
+    while found < expected {
+        let fault = match source.read_at(position + to_u64(found), &mut dest[found..]) {
+            Ok(0) => None,
+            Ok(count) => {
+                found += count;
+                continue;
+            }
+            Err(fault) if fault.kind() == io::ErrorKind::Interrupted => continue,
+            Err(fault) => Some(fault),
+        };
+        return Err(Failure::Read {
+            position,
+            expected,
+            found,
+            source: fault,
+        });
+    }
+    Ok(())
+}
+
+/// `nbytes` as a size in memory, or that no memory is so large.
+pub(crate) fn size(nbytes: u64) -> Result<usize, Failure> {
+    to_usize(nbytes)
+        .filter(|&nbytes| nbytes <= usize::MAX / 4)
+        .ok_or(Failure::OutOfMemory { nbytes, source: None })
+}
