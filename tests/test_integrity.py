@@ -160,6 +160,23 @@ def test_ctrl_c_ends_a_hash(tmp_path: Path, algorithm: str) -> None:
     assert time.monotonic() - start < 30
 
 
+def test_progress_grows_to_all_and_may_end_the_call(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(9 << 20))
+    told: list[tuple[int, int]] = []
+    for algorithm in ORACLES:
+        told.clear()
+        ingot.hash(path, algorithm, progress=lambda *row: told.append(row))
+        assert told == sorted(told)
+        assert told[-1] == (9 << 20, 9 << 20)
+
+    def stop(_done: int, _total: int) -> None:
+        raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        ingot.hash(path, "blake3", progress=stop)
+
+
 # --- digests kept in files ---
 
 

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from ._serialize import Path
 
     Hasher = str | Callable[[bytes], Any]
+    Progress = Callable[[int, int], object]
 
 
-def hash(path: Path, algorithm: str = "sha256") -> str:
+def hash(path: Path, algorithm: str = "sha256", *, progress: Progress | None = None) -> str:
     """Give the hash of a file.
 
     Parameters
@@ -45,6 +46,9 @@ def hash(path: Path, algorithm: str = "sha256") -> str:
             ``"autov3"`` after ``0x``: ModelSpec's ``modelspec.hash_sha256``. A file of tensors.
         any name that `hashlib.new` takes, such as ``"md5"``, ``"sha1"`` or ``"sha512"``
             Of the whole file.
+    progress : callable, optional
+        Called now and then with the bytes that are done and those that there are to do. What it raises ends
+        the call. Not for the algorithms of hashlib.
 
     Returns
     -------
@@ -66,7 +70,7 @@ def hash(path: Path, algorithm: str = "sha256") -> str:
     -----
     The file is read by position: one that another process shortens meanwhile is an error, not a crash.
     """
-    found = _native.hash(path, algorithm)
+    found = _native.hash(path, algorithm, progress)
     return _of_hashlib(path, algorithm) if found is None else found
 
 
@@ -176,7 +180,7 @@ class Report:
         return "\n".join(lines)
 
 
-def verify(path: Path, *, expected_sha256: str | None = None) -> Report:
+def verify(path: Path, *, expected_sha256: str | None = None, progress: Progress | None = None) -> Report:
     """Compare the bytes of a file with the digests that it keeps of them.
 
     Parameters
@@ -185,6 +189,8 @@ def verify(path: Path, *, expected_sha256: str | None = None) -> Report:
         A file that was saved with ``checksums=...`` or has ``modelspec.hash_sha256`` in its metadata.
     expected_sha256 : str, optional
         The SHA-256 of the whole file, as 64 hexadecimal digits, from wherever the file came from.
+    progress : callable, optional
+        As for `hash`.
 
     Returns
     -------
@@ -210,7 +216,7 @@ def verify(path: Path, *, expected_sha256: str | None = None) -> Report:
     The digests guard against accidents. Who changes a file on purpose can change its digests too;
     `expected_sha256`, from another place, guards against that as well.
     """
-    facts = _native.verify(path, expected_sha256)
+    facts = _native.verify(path, expected_sha256, progress)
     facts["bad"] = [Mismatch(*row) for row in facts["bad"]]
     for of_all in ("modelspec", "file"):
         facts[of_all] = None if facts[of_all] is None else Compared(*facts[of_all])

@@ -11,12 +11,20 @@ use crate::watch::Signals;
 
 /// The hash of a file; `None` for a name that is not one of ours. See `_native.pyi`.
 #[pyfunction]
-pub(crate) fn hash(py: Python<'_>, path: &Bound<'_, PyAny>, definition: &str) -> PyResult<Option<String>> {
+#[pyo3(signature = (path, definition, progress = None))]
+pub(crate) fn hash(
+    py: Python<'_>,
+    path: &Bound<'_, PyAny>,
+    definition: &str,
+    progress: Option<Bound<'_, PyAny>>,
+) -> PyResult<Option<String>> {
     let path = file_path(path)?;
     let Some(definition) = Definition::from_name(definition) else {
         return Ok(None);
     };
-    Signals::detach(py, |signals| ingot_io::hash(&path, definition, signals)).map(Some)
+    Signals::telling(progress)
+        .run(py, |signals| ingot_io::hash(&path, definition, signals))
+        .map(Some)
 }
 
 /// The names that `hash` takes.
@@ -27,15 +35,16 @@ pub(crate) fn hashes() -> Vec<&'static str> {
 
 /// What the digests of a file say of it, as arguments for `ingot.Report`. See `_native.pyi`.
 #[pyfunction]
-#[pyo3(signature = (path, expected_sha256 = None))]
+#[pyo3(signature = (path, expected_sha256 = None, progress = None))]
 pub(crate) fn verify<'py>(
     py: Python<'py>,
     path: &Bound<'py, PyAny>,
     expected_sha256: Option<&str>,
+    progress: Option<Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyDict>> {
     let path = file_path(path)?;
     let expected = expected_sha256.map(|hex| sha256(py, hex)).transpose()?;
-    let report = Signals::detach(py, |signals| ingot_io::verify(&path, expected, signals))?;
+    let report = Signals::telling(progress).run(py, |signals| ingot_io::verify(&path, expected, signals))?;
     facts(py, &report)
 }
 

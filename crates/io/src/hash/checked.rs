@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-use ingot_format::to_usize;
+use ingot_format::{to_u64, to_usize};
 
 use super::algorithm::{Algorithm, Digest, Unequal};
 use super::digests::Digests;
@@ -44,22 +44,39 @@ impl Source for Hashed<'_> {
     }
 
     fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
-        // Digests want whole pieces.
-        let outcome = read_exactly(self.source, position, dest);
-        for digests in self.all {
-            match outcome {
-                Ok(()) => digests.feed(position, dest),
-                Err(_) => digests.end(),
+        let mut filled = 0;
+        while filled < dest.len() {
+            let from = position + to_u64(filled);
+            let end = dest.len().min(filled + self.step(from));
+            let piece = &mut dest[filled..end];
+            match read_exactly(self.source, from, piece) {
+                Ok(()) => self.all.iter().for_each(|digests| digests.feed(from, piece)),
+                Err(failure) => {
+                    self.all.iter().for_each(|digests| digests.end());
+                    return match failure {
+                        Failure::Read {
+                            source: Some(fault), ..
+                        } => Err(fault),
+                        Failure::Read { found, .. } => Ok(filled + found),
+                        _ => Err(io::ErrorKind::Other.into()),
+                    };
+                }
             }
+            filled = end;
         }
-        match outcome {
-            Ok(()) => Ok(dest.len()),
-            Err(Failure::Read {
-                source: Some(fault), ..
-            }) => Err(fault),
-            Err(Failure::Read { found, .. }) => Ok(found),
-            Err(_) => Err(io::ErrorKind::Other.into()),
-        }
+        Ok(filled)
+    }
+}
+
+impl Hashed<'_> {
+    /// How many bytes from `position` on to read before they are fed. Those of a tree as many as stay in a core's cache;
+    /// of what is hashed in order as many as are asked for, so that a thread reads while another hashes.
+    fn step(&self, position: u64) -> usize {
+        let end = match self.all {
+            [digests] => digests.piece_end(position),
+            _ => u64::MAX,
+        };
+        to_usize(end - position).unwrap_or(usize::MAX).min(usize::MAX / 2)
     }
 }
 
