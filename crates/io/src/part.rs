@@ -12,10 +12,11 @@ use crate::error::{Error, Misfit};
 use crate::execute::{ReadOptions, Reading};
 use crate::failure::{Failure, size};
 use crate::gather::{Cursor, PAGE_NBYTES, gather, level};
+use crate::payload::{Footprint, overlapping};
 use crate::plan::{OWN_BLOCK_NBYTES, SHARED_BLOCK_NBYTES};
 use crate::region::Region;
 use crate::source::{Memory, Source};
-use crate::strided_dest::{StridedDest, overlap};
+use crate::strided_dest::StridedDest;
 use crate::watch::Watch;
 use crate::workers::share;
 
@@ -162,8 +163,8 @@ impl Archive {
                 return Err(part.refuse(misfit));
             }
         }
-        let memories: Vec<&StridedDest<'_>> = targets.iter().map(|target| &target.memory).collect();
-        if let Some((one, other)) = overlap(&memories) {
+        let footprints: Vec<Footprint> = targets.iter().map(|target| target.memory.footprint()).collect();
+        if let Some((one, other)) = overlapping(&footprints) {
             let other = parts[other].tensor.entry().name.to_owned();
             return Err(parts[one].refuse(Misfit::Overlap { other }));
         }

@@ -9,6 +9,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::dest::Dest;
+use crate::payload::{Dim, Footprint};
 
 /// The elements of a tensor in memory that stays writable for `'a`, or some of them that follow each other.
 ///
@@ -22,13 +23,6 @@ pub struct StridedDest<'a> {
     begin: usize,
     end: usize,
     owner: PhantomData<&'a mut [u8]>,
-}
-
-/// `count` places, `stride` bytes apart in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Dim {
-    count: usize,
-    stride: isize,
 }
 
 impl<'a> StridedDest<'a> {
@@ -150,27 +144,9 @@ impl<'a> StridedDest<'a> {
         }
     }
 
-    /// The addresses that the elements lie between.
-    fn span(&self) -> (usize, usize) {
-        let reach = |wanted: fn(isize) -> bool| -> usize {
-            let dims = self.dims.iter().filter(|dim| wanted(dim.stride));
-            dims.map(|dim| (dim.count - 1) * dim.stride.unsigned_abs()).sum()
-        };
-        let start = self.start.addr().get();
-        let block = self.block.min(self.len());
-        (
-            start - reach(|stride| stride < 0),
-            start + reach(|stride| stride > 0) + block,
-        )
-    }
-
-    /// The addresses of each block, of one that has not been split.
-    fn blocks(&self) -> impl Iterator<Item = (usize, usize)> {
-        let count = self.len().checked_div(self.block).unwrap_or(0);
-        (0..count).map(|number| {
-            let begin = self.start.as_ptr().wrapping_offset(self.offset(number)).addr();
-            (begin, begin + self.block)
-        })
+    /// Which bytes of memory the elements take, of one that has not been split.
+    pub(crate) fn footprint(&self) -> Footprint {
+        Footprint::new(self.start.addr().get(), self.block.min(self.len()), &self.dims)
     }
 
     /// Where block `number` lies, in bytes from the start.
@@ -185,46 +161,6 @@ impl<'a> StridedDest<'a> {
         }
         offset
     }
-}
-
-/// Two tensors of these that share memory, by their places in the list.
-pub(crate) fn overlap(tensors: &[&StridedDest<'_>]) -> Option<(usize, usize)> {
-    let mut spans: Vec<((usize, usize), usize)> = (0..tensors.len())
-        .filter(|&rank| !tensors[rank].is_empty())
-        .map(|rank| (tensors[rank].span(), rank))
-        .collect();
-    spans.sort_unstable();
-    let mut rest = &spans[..];
-    while let [((_, end), _), others @ ..] = rest {
-        let mut end = *end;
-        let count = 1 + others
-            .iter()
-            .take_while(|((begin, next), _)| {
-                let meets = *begin < end;
-                end = end.max(*next);
-                meets
-            })
-            .count();
-        let (crowd, after) = rest.split_at(count);
-        // Those that lie between each other, as the columns of one matrix do, are looked at block by block.
-        if count > 1
-            && let Some(pair) = shared_block(tensors, crowd.iter().map(|(_, rank)| *rank))
-        {
-            return Some(pair);
-        }
-        rest = after;
-    }
-    None
-}
-
-fn shared_block(tensors: &[&StridedDest<'_>], ranks: impl Iterator<Item = usize>) -> Option<(usize, usize)> {
-    let mut blocks: Vec<((usize, usize), usize)> = ranks
-        .flat_map(|rank| tensors[rank].blocks().map(move |block| (block, rank)))
-        .collect();
-    blocks.sort_unstable();
-    let meet = |pair: &&[((usize, usize), usize)]| pair[1].0.0 < pair[0].0.1;
-    let pair = blocks.windows(2).find(meet)?;
-    Some((pair[0].1.min(pair[1].1), pair[0].1.max(pair[1].1)))
 }
 
 /// Whether no two elements share memory, as far as strides can tell: ordered by stride, each dimension steps over all
@@ -271,6 +207,7 @@ unsafe impl Sync for StridedDest<'_> {}
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::payload::overlapping;
     use proptest::prelude::*;
 
     const _: fn() = || {
@@ -383,6 +320,10 @@ mod tests {
         let right = place(4, &[8, 4], &[8, 1]);
         let row = place(8, &[8], &[1]);
         let empty = place(0, &[0], &[1]);
+        let overlap = |tensors: &[&StridedDest<'_>]| {
+            let footprints: Vec<Footprint> = tensors.iter().map(|tensor| tensor.footprint()).collect();
+            overlapping(&footprints)
+        };
         assert_eq!(overlap(&[&left, &empty, &right]), None);
         assert_eq!(overlap(&[&right, &left, &row]).map(|pair| pair.1), Some(2));
         assert_eq!(overlap(&[&row, &row]), Some((0, 1)));

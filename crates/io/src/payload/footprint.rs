@@ -101,37 +101,50 @@ impl Footprint {
     }
 }
 
-/// Two of these that have a byte in common, as their places in the list. Exact: each marks its bytes on a map of the
-/// memory, window by window.
+/// Two of these that have a byte in common, as their places in the list. Exact.
 #[must_use]
 pub fn overlapping(footprints: &[Footprint]) -> Option<(usize, usize)> {
-    let extents = || {
-        footprints
-            .iter()
-            .map(Footprint::extent)
-            .filter(|extent| !extent.is_empty())
-    };
+    let mut extents: Vec<(Range<usize>, usize)> = footprints
+        .iter()
+        .map(Footprint::extent)
+        .zip(0..)
+        .filter(|(extent, _)| !extent.is_empty())
+        .collect();
+    extents.sort_unstable_by_key(|(extent, number)| (extent.start, *number));
+    // Extents that reach into each other, one after another, are one crowd. Only there can bytes be shared.
+    let mut reach = 0;
+    let crowds = extents.chunk_by(|(extent, _), (next, _)| {
+        reach = reach.max(extent.end);
+        next.start < reach
+    });
+    crowds.filter(|crowd| crowd.len() > 1).find_map(|crowd| {
+        let mut numbers: Vec<usize> = crowd.iter().map(|(_, number)| *number).collect();
+        numbers.sort_unstable();
+        overlapping_in(footprints, &numbers)
+    })
+}
+
+/// As [`overlapping`], for those of these numbers: each marks its bytes on a map of the memory, window by window.
+fn overlapping_in(footprints: &[Footprint], numbers: &[usize]) -> Option<(usize, usize)> {
+    let extents = || numbers.iter().map(|&number| footprints[number].extent());
     let end = extents().map(|extent| extent.end).max()?;
     let mut begin = extents().map(|extent| extent.start).min()?;
     let mut map = Map::new(WINDOW.min(end - begin));
     while begin < end {
         let window = begin..end.min(begin.saturating_add(WINDOW));
         map.clear();
-        for (number, footprint) in footprints.iter().enumerate() {
+        for (rank, &number) in numbers.iter().enumerate() {
             let mut shared = None;
-            footprint.runs_in(&window, &mut |run| {
+            footprints[number].runs_in(&window, &mut |run| {
                 shared = map.first_marked(run.start - begin..run.end - begin);
                 shared.is_some()
             });
             if let Some(at) = shared {
                 let byte = begin + at..begin + at + 1;
-                let takes = |other: &Footprint| other.runs_in(&byte, &mut |_| true);
-                return footprints[..number]
-                    .iter()
-                    .position(takes)
-                    .map(|other| (other, number));
+                let takes = |&&other: &&usize| footprints[other].runs_in(&byte, &mut |_| true);
+                return numbers[..rank].iter().find(takes).map(|&other| (other, number));
             }
-            footprint.runs_in(&window, &mut |run| {
+            footprints[number].runs_in(&window, &mut |run| {
                 map.mark(run.start - begin..run.end - begin);
                 false
             });
