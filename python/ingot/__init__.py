@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from . import errors, flax, mlx, numpy, paddle, tensorflow, torch
     from ._edit import read_metadata, replace_tensor, update_metadata
     from ._rearrange import merge, rewrite, split
+    from ._remote import StorageOptions
     from ._stream import write_to
     from ._writer import Writer
 
@@ -48,6 +49,7 @@ __all__ = [
     "SharedMemoryError",
     "SliceError",
     "StorageError",
+    "StorageOptions",
     "TensorNotFoundError",
     "Writer",
     "__version__",
@@ -74,6 +76,7 @@ __all__ = [
 
 # Imported when they are first used, each from its module.
 _LATER = {
+    "StorageOptions": "_remote",
     "Writer": "_writer",
     "merge": "_rearrange",
     "read_metadata": "_edit",

@@ -15,16 +15,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any, Literal
 
+    from ._remote import StorageOptions
     from ._serialize import Path
 
 
-def read_metadata(path: Path) -> dict[str, str] | None:
+def read_metadata(path: Path, *, storage_options: StorageOptions | None = None) -> dict[str, str] | None:
     """Give the text that is stored beside the tensors of a file. No tensor is read.
 
     Parameters
     ----------
     path : str, bytes or os.PathLike
-        A `.safetensors` or a `.bt` file. The content decides which, not the name.
+        A `.safetensors` or a `.bt` file, or a URL, as for `ingot.safe_open`. The content decides which, not
+        the name.
+    storage_options : dict, optional
+        How a URL is reached (`ingot.StorageOptions`).
 
     Returns
     -------
@@ -39,7 +43,7 @@ def read_metadata(path: Path) -> dict[str, str] | None:
     HeaderError
         The file breaks a rule of its format; ``code`` says which.
     """
-    return open_archive(path, "pread").metadata()
+    return open_archive(path, "pread", storage_options=storage_options).metadata()
 
 
 def update_metadata(

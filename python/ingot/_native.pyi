@@ -17,6 +17,7 @@ __all__ = [
     "Wrap",
     "Writer",
     "__version__",
+    "is_url",
     "prepare",
     "replace_tensor",
     "serialize",
@@ -66,6 +67,13 @@ class Archive:
     def open(
         path: str | bytes | PathLike[str] | PathLike[bytes],
         backend: str = "auto",
+        strict: bool = False,
+        max_header_size: int | None = None,
+    ) -> Archive: ...
+    @staticmethod
+    def open_url(
+        url: str,
+        storage_options: Mapping[str, Any] | None = None,
         strict: bool = False,
         max_header_size: int | None = None,
     ) -> Archive: ...
@@ -126,6 +134,7 @@ class Archive:
     def share(self) -> Archive: ...
     def close(self) -> None: ...
 
+def is_url(text: str) -> bool: ...
 def serialize(
     tensors: Mapping[str, Any],
     payload: Callable[[str, Any], Any],

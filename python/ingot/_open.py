@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ._frameworks import adapter
-from ._native import Archive
+from ._native import Archive, is_url
 from ._serialize import one_of
-from .errors import ClosedError, DtypeError, SliceError, _escaped, _quoted
+from .errors import ClosedError, DtypeError, OptionError, SliceError, _escaped, _quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ._ahead import Order, TensorIterator
     from ._frameworks import Adapter
     from ._native import TensorInfo, Wrap
+    from ._remote import StorageOptions
 
     Move = Callable[[Any], Any]
 
@@ -28,7 +29,9 @@ class safe_open:
     Parameters
     ----------
     filename : str, bytes or os.PathLike
-        A `.safetensors` or a `.bt` file. The content decides which, not the name.
+        A `.safetensors` or a `.bt` file. The content decides which, not the name. A str that begins with
+        ``http://``, ``https://``, ``hf://``, ``s3://``, ``gs://`` or ``az://`` is a URL: the header is
+        fetched at once, and of the tensors what is asked for.
     framework : str
         What the tensors shall be: ``"numpy"`` or ``"np"``; ``"torch"``, ``"pt"`` or ``"pytorch"``; ``"jax"``
         or ``"flax"``; ``"tensorflow"`` or ``"tf"``; ``"mlx"``; ``"paddle"``.
@@ -43,7 +46,9 @@ class safe_open:
     strict : bool
         Also refuse what is harmless but not as a writer should write it (FORMAT.md, "Leniency").
     max_header_size : int, optional
-        Refuse longer headers, in bytes. 100,000,000 by default, as upstream.
+        Refuse longer headers, in bytes. 100,000,000 by default, as upstream; 25,000,000 for URLs.
+    storage_options : dict, optional
+        How a URL is reached: token, headers, keys, timeouts (`ingot.StorageOptions`).
 
     Raises
     ------
@@ -66,7 +71,7 @@ class safe_open:
     arrives.
     """
 
-    __slots__ = ("__weakref__", "_adapter", "_archive", "_arguments", "_move")
+    __slots__ = ("__weakref__", "_adapter", "_archive", "_arguments", "_move", "_url")
 
     def __init__(
         self,
@@ -77,11 +82,14 @@ class safe_open:
         backend: str = "auto",
         strict: bool = False,
         max_header_size: int | None = None,
+        storage_options: StorageOptions | None = None,
     ) -> None:
         self._adapter = adapter(framework)
         self._move = self._adapter.mover(device)
-        self._archive = open_archive(filename, backend, strict, max_header_size)
-        self._arguments = (framework, device, backend, strict, max_header_size)
+        self._archive = open_archive(filename, backend, strict, max_header_size, storage_options)
+        # What is shown of a URL does not open it again.
+        self._url = filename if isinstance(filename, str) and is_url(filename) else None
+        self._arguments = (framework, device, backend, strict, max_header_size, storage_options)
 
     def keys(self) -> list[str]:
         """Give the names of all tensors, sorted."""
@@ -251,7 +259,7 @@ class safe_open:
 
     @property
     def path(self) -> str:
-        """The file, as it was given, as a str."""
+        """The file, as it was given, as a str; of a URL without user, password and query."""
         path = self._archive.path
         return "" if path is None else path
 
@@ -262,7 +270,7 @@ class safe_open:
 
     @property
     def backend(self) -> str:
-        """``"mmap"`` or ``"pread"``: how this file is read."""
+        """How it is read: ``"mmap"``, ``"pread"``, ``"http"``, ``"hf"``, ``"s3"``, ``"gs"`` or ``"az"``."""
         return self._archive.backend
 
     @property
@@ -310,7 +318,8 @@ class safe_open:
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._check_open()
-        return _reopen, (type(self), self.path, *self._arguments)
+        # Of a URL with all that opens it: tokens and keys go along.
+        return _reopen, (type(self), self._url or self.path, *self._arguments)
 
     def _check_open(self) -> None:
         if self._archive.closed:
@@ -325,10 +334,18 @@ def _reopen(
     backend: str,
     strict: bool,
     max_header_size: int | None,
+    storage_options: StorageOptions | None = None,
 ) -> safe_open:
     file = object.__new__(kind)
     safe_open.__init__(
-        file, path, framework, device, backend=backend, strict=strict, max_header_size=max_header_size
+        file,
+        path,
+        framework,
+        device,
+        backend=backend,
+        strict=strict,
+        max_header_size=max_header_size,
+        storage_options=storage_options,
     )
     return file
 
@@ -400,9 +417,15 @@ def open_archive(
     backend: str,
     strict: bool = False,
     max_header_size: int | None = None,
+    storage_options: StorageOptions | None = None,
 ) -> Archive:
-    """The open file."""
-    return Archive.open(filename, one_of("backend", backend, BACKENDS), strict, max_header_size)
+    """The open file, or what is behind a URL."""
+    one_of("backend", backend, BACKENDS)
+    if isinstance(filename, str) and is_url(filename):
+        if backend == "mmap":
+            raise OptionError("backend 'mmap' is for files: what is behind a URL cannot be mapped")
+        return Archive.open_url(filename, storage_options, strict, max_header_size)
+    return Archive.open(filename, backend, strict, max_header_size)
 
 
 def tensors(archive: Archive, names: Iterable[str] | None, wrap: Wrap, move: Move | None) -> dict[str, Any]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from typing import Any, TypedDict
 
     from ._native import Archive, TensorInfo, Wrap
+    from ._remote import StorageOptions
 
     # The name in the file, the index into it and the dtype to convert to.
     Wanted = tuple[str, Any, str | None]
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         prefix: str | tuple[str, ...] | None
         where: Callable[[TensorInfo], object] | None
         slices: Mapping[str, Any] | None
+        storage_options: StorageOptions | None
 
 
 Tensor = TypeVar("Tensor")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from ._native import TensorInfo
     from ._progress import Progress
+    from ._remote import StorageOptions
     from ._select import LoadOptions
     from ._serialize import Align, Format, Path, Payload, SaveOptions
 
@@ -79,6 +80,7 @@ class Whole(Generic[Tensor]):
         prefix: str | tuple[str, ...] | None = None,
         where: Callable[[TensorInfo], object] | None = None,
         slices: Mapping[str, Any] | None = None,
+        storage_options: StorageOptions | None = None,
         return_metadata: bool = False,
     ) -> dict[str, Tensor] | tuple[dict[str, Tensor], dict[str, str] | None]:
         """Load the tensors of a file, or some of them, or parts of them.
@@ -86,7 +88,8 @@ class Whole(Generic[Tensor]):
         Parameters
         ----------
         filename : str, bytes or os.PathLike
-            A `.safetensors` or a `.bt` file. The content decides which, not the name.
+            A `.safetensors` or a `.bt` file, or a URL, as for `ingot.safe_open`. The content decides
+            which, not the name.
         device : str, int or the framework's device, optional
             Where the tensors shall be; the module says which devices its framework takes. By default where
             upstream puts them: on the framework's default device, and paddle's on the CPU.
@@ -94,6 +97,8 @@ class Whole(Generic[Tensor]):
             As for `ingot.safe_open`.
         keys, prefix, where, slices : optional
             As for `ingot.numpy.load_file`: which tensors, and how much of each. Nothing else is read.
+        storage_options : dict, optional
+            How a URL is reached (`ingot.StorageOptions`).
         return_metadata : bool
             Return the metadata too, of the same look at the file.
 
@@ -125,7 +130,7 @@ class Whole(Generic[Tensor]):
         """
         move = self._mover(device)
         selected: Selected[Tensor] = Selected(keys, prefix, where, slices)
-        archive = _open.open_archive(filename, backend)
+        archive = _open.open_archive(filename, backend, storage_options=storage_options)
         found = chosen(archive, selected, self._wrap, move)
         return (found, archive.metadata()) if return_metadata else found
 

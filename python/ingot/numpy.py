@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from ._native import Archive, TensorInfo
     from ._progress import Progress
+    from ._remote import StorageOptions
     from ._select import LoadOptions, Memory, Wanted
     from ._serialize import Align, Format, Path, SaveOptions
 
@@ -83,6 +84,7 @@ def load_file(
     slices: Mapping[str, Any] | None = None,
     dtype: Any = None,
     out: Mapping[str, Array] | None = None,
+    storage_options: StorageOptions | None = None,
     return_metadata: bool = False,
 ) -> dict[str, Array] | tuple[dict[str, Array], dict[str, str] | None]:
     """Load the arrays of a file, or some of them, or parts of them.
@@ -90,7 +92,8 @@ def load_file(
     Parameters
     ----------
     filename : str, bytes or os.PathLike
-        A `.safetensors` or a `.bt` file. The content decides which, not the name.
+        A `.safetensors` or a `.bt` file, or a URL, as for `ingot.safe_open`. The content decides which, not
+        the name.
     backend : {"auto", "mmap", "pread"}
         As for `ingot.safe_open`.
     keys : iterable of str, optional
@@ -112,6 +115,8 @@ def load_file(
         Read these arrays into memory that is there already, without a second copy, and give the same objects
         back. They may be strided in any way. They need the shape and the dtype of what is read into them, and
         memory that no other of them has.
+    storage_options : dict, optional
+        How a URL is reached (`ingot.StorageOptions`).
     return_metadata : bool
         Return the metadata too, of the same look at the file.
 
@@ -149,7 +154,7 @@ def load_file(
     """
     code = None if dtype is None else float_code(_code(dtype), dtype)
     selected = Selected(keys, prefix, where, slices, code, out)
-    archive = _open.open_archive(filename, backend)
+    archive = _open.open_archive(filename, backend, storage_options=storage_options)
     found = _select.chosen(archive, selected, wrap, None, _fill)
     return (found, archive.metadata()) if return_metadata else found
 

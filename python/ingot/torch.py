@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from ._native import Archive, TensorInfo
     from ._progress import Progress
+    from ._remote import StorageOptions
     from ._select import LoadOptions
     from ._serialize import Align, Format, Path, SaveOptions
     from ._torch_alias import Views
@@ -101,6 +102,7 @@ def load_file(
     slices: Mapping[str, Any] | None = None,
     dtype: torch.dtype | str | None = None,
     out: Mapping[str, torch.Tensor] | None = None,
+    storage_options: StorageOptions | None = None,
     return_metadata: bool = False,
 ) -> dict[str, torch.Tensor] | tuple[dict[str, torch.Tensor], dict[str, str] | None]:
     """Load the tensors of a file, or some of them, or parts of them.
@@ -108,7 +110,8 @@ def load_file(
     Parameters
     ----------
     filename : str, bytes or os.PathLike
-        A `.safetensors` or a `.bt` file. The content decides which, not the name.
+        A `.safetensors` or a `.bt` file, or a URL, as for `ingot.safe_open`. The content decides which, not
+        the name.
     device : str, int or torch.device
         Where the tensors shall be; whatever `torch.device` takes. ``"meta"`` gives shapes and dtypes and
         reads nothing. Tensors of `out` stay where they are.
@@ -137,6 +140,8 @@ def load_file(
         Read these tensors into memory that is there already, without a second copy, and give the same objects
         back. They may be strided in any way, and on other devices. They need the shape and the dtype of what
         is read into them, and memory that no other of them has.
+    storage_options : dict, optional
+        How a URL is reached (`ingot.StorageOptions`).
     return_metadata : bool
         Return the metadata too, of the same look at the file.
 
@@ -177,7 +182,7 @@ def load_file(
     move = mover(device)
     code = None if dtype is None else float_code(_code(dtype), dtype)
     selected = Selected(keys, prefix, where, slices, code, out)
-    archive = _open.open_archive(filename, backend)
+    archive = _open.open_archive(filename, backend, storage_options=storage_options)
     found = _loaded(archive, move, shared, selected)
     return (found, archive.metadata()) if return_metadata else found
 
@@ -214,6 +219,7 @@ def load_into(
     *,
     strict: bool = True,
     backend: str = "auto",
+    storage_options: StorageOptions | None = None,
 ) -> Incompatible:
     """Load a file into the tensors of a module, without a second copy of them.
 
@@ -229,6 +235,8 @@ def load_into(
         Refuse a file that lacks a tensor of `target`, or has one that `target` lacks.
     backend : {"auto", "mmap", "pread"}
         As for `ingot.safe_open`.
+    storage_options : dict, optional
+        How a URL is reached (`ingot.StorageOptions`).
 
     Returns
     -------
@@ -255,7 +263,7 @@ def load_into(
     floating point. For other devices and other dtypes they are read in pieces of 64 MiB at most, which torch
     then copies. The module's own loading hooks do not run: `load_model` runs them.
     """
-    return into(target, _open.open_archive(filename, backend), strict)
+    return into(target, _open.open_archive(filename, backend, storage_options=storage_options), strict)
 
 
 def _loaded(

@@ -95,7 +95,34 @@ impl Archive {
         })
     }
 
-    /// The file; `None` for other sources.
+    /// Opens a source that has a name.
+    #[cfg(feature = "remote")]
+    pub(crate) fn named(
+        path: PathBuf,
+        source: Box<dyn Source>,
+        limits: &Limits,
+        backend: &'static str,
+        why: Cow<'static, str>,
+    ) -> Result<Archive, Error> {
+        Ok(Archive {
+            header: read_header(&*source, Some(&path), limits)?,
+            path: Some(path),
+            source,
+            backend,
+            why,
+        })
+    }
+
+    /// The same, with another reason for how it is read.
+    #[cfg(feature = "remote")]
+    pub(crate) fn because(self, why: String) -> Archive {
+        Archive {
+            why: why.into(),
+            ..self
+        }
+    }
+
+    /// The file, or the URL without its secrets; `None` for other sources.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()

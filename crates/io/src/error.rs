@@ -203,12 +203,14 @@ impl Error {
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
-            Error::Open { .. } => "open",
+            Error::Open { source, .. } => code_of(source).unwrap_or("open"),
             Error::Header { fault, .. } | Error::Unstorable { fault, .. } => fault.code(),
             Error::UnknownTensor { .. } => "unknown-tensor",
             Error::Slice { fault, .. } => fault.code(),
             Error::Read { source: None, .. } => "short-read",
-            Error::Read { .. } => "read",
+            Error::Read {
+                source: Some(source), ..
+            } => code_of(source).unwrap_or("read"),
             Error::Changed { .. } => "changed",
             Error::OutOfMemory { .. } => "out-of-memory",
             Error::Write { .. } => "write",
@@ -293,6 +295,17 @@ impl Error {
             _ => None,
         }
     }
+}
+
+/// The name of a failure that came over a network.
+#[cfg(feature = "remote")]
+fn code_of(source: &io::Error) -> Option<&'static str> {
+    crate::remote::Fault::of(source).map(crate::remote::Fault::code)
+}
+
+#[cfg(not(feature = "remote"))]
+fn code_of(_source: &io::Error) -> Option<&'static str> {
+    None
 }
 
 impl fmt::Display for Error {

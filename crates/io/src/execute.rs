@@ -10,6 +10,7 @@ use crate::dest::Dest;
 use crate::failure::{Failure, read_exactly};
 use crate::plan::Plan;
 use crate::source::Source;
+use crate::stream::Stream;
 use crate::watch::Watch;
 use crate::workers::share;
 
@@ -42,6 +43,8 @@ const WAITING_THREADS: usize = 16;
 pub(crate) struct Reading {
     pub(crate) threads: usize,
     pub(crate) chunk_nbytes: usize,
+    /// Whether each read waits for something other than this machine.
+    pub(crate) waits: bool,
 }
 
 impl Reading {
@@ -58,6 +61,7 @@ impl Reading {
             return Reading {
                 threads: threads.unwrap_or_else(suits),
                 chunk_nbytes: CHUNK_NBYTES,
+                waits: false,
             };
         }
         let threads = threads.unwrap_or(WAITING_THREADS);
@@ -67,6 +71,7 @@ impl Reading {
             chunk_nbytes: each
                 .clamp(WAITING_CHUNK_NBYTES, CHUNK_NBYTES)
                 .next_multiple_of(WAITING_CHUNK_NBYTES),
+            waits: true,
         }
     }
 }
@@ -87,13 +92,8 @@ pub(crate) fn execute(
 ) -> Result<(), Failure> {
     let reading = Reading::of(plan.nbytes(), source, options);
     let chunks = split(plan, dests, reading.chunk_nbytes);
-    share(
-        reading.threads,
-        chunks,
-        plan.nbytes(),
-        |chunk| read(source, chunk),
-        watch,
-    )
+    let spans = join(chunks, source.gap_nbytes(), reading.chunk_nbytes);
+    share(reading, spans, plan.nbytes(), |span| read(source, span), watch)
 }
 
 /// As [`execute`], into fresh memory.
@@ -145,9 +145,45 @@ fn cut<'m>(mut position: u64, mut dest: Dest<'m>, chunk_nbytes: usize, chunks: &
     chunks.push(Chunk { position, dest });
 }
 
-fn read(source: &dyn Source, chunk: Chunk<'_>) -> Result<usize, Failure> {
-    let Chunk { position, mut dest } = chunk;
-    dest.populate();
-    dest.fill(|bytes| read_exactly(source, position, bytes))?;
-    Ok(dest.len())
+/// Puts chunks together that are read at once: neighbours in the file with no more than `gap` bytes between them. They
+/// take `most` bytes at most.
+fn join(chunks: Vec<Chunk<'_>>, gap: u64, most: usize) -> Vec<Vec<Chunk<'_>>> {
+    let mut spans: Vec<Vec<Chunk<'_>>> = Vec::with_capacity(chunks.len());
+    let (mut begin, mut end) = (0, 0);
+    for chunk in chunks {
+        let chunk_end = chunk.position + to_u64(chunk.dest.len());
+        let joins = gap > 0
+            && chunk.position >= end
+            && chunk.position - end <= gap
+            && chunk_end - begin <= to_u64(most);
+        match spans.last_mut() {
+            Some(span) if joins => span.push(chunk),
+            _ => {
+                begin = chunk.position;
+                spans.push(vec![chunk]);
+            }
+        }
+        end = chunk_end;
+    }
+    spans
+}
+
+/// Reads chunks that ascend, at once where there are several.
+fn read(source: &dyn Source, mut span: Vec<Chunk<'_>>) -> Result<usize, Failure> {
+    let nbytes = span.iter().map(|chunk| chunk.dest.len()).sum();
+    for chunk in &mut span {
+        chunk.dest.populate();
+    }
+    let (begin, end) = match &span[..] {
+        [first, .., last] => (first.position, last.position + to_u64(last.dest.len())),
+        _ => (0, 0),
+    };
+    let mut stream = (begin < end).then(|| Stream::new(source, begin..end)).flatten();
+    for Chunk { position, dest } in &mut span {
+        dest.fill(|bytes| match &mut stream {
+            Some(stream) => stream.fill(*position, bytes),
+            None => read_exactly(source, *position, bytes),
+        })?;
+    }
+    Ok(nbytes)
 }

@@ -4,6 +4,7 @@ use ingot_format::{Row, Rows, Run, Selection, to_u64, to_usize};
 
 use crate::failure::{Failure, read_exactly};
 use crate::source::Source;
+use crate::stream::Stream;
 
 /// Runs that are closer than this in a file are read together: a call costs about as much as this many bytes.
 ///
@@ -163,6 +164,9 @@ fn read(
     dest: &mut [u8],
     scratch: &mut Vec<u8>,
 ) -> Result<(), Failure> {
+    if source.gap_nbytes() > 0 {
+        return read_streams(source, start, runs, dest);
+    }
     let mut rest = dest;
     let mut runs = runs;
     while let [first, others @ ..] = runs {
@@ -178,6 +182,27 @@ fn read(
         let (span, after) = runs.split_at(count);
         rest = read_span(source, start, span, rest, scratch)?;
         runs = after;
+    }
+    Ok(())
+}
+
+/// As [`read`], from a source where it is beginning a read that costs.
+fn read_streams(source: &dyn Source, start: u64, runs: &[Run], dest: &mut [u8]) -> Result<(), Failure> {
+    let gap = source.gap_nbytes();
+    let mut rest = dest;
+    for span in runs.chunk_by(|one, next| one.end <= next.begin && next.begin - one.end <= gap) {
+        let (Some(first), Some(last)) = (span.first(), span.last()) else {
+            continue;
+        };
+        let mut stream = Stream::new(source, start + first.begin..start + last.end);
+        for &run in span {
+            let (part, after) = rest.split_at_mut(length(run));
+            match &mut stream {
+                Some(stream) => stream.fill(start + run.begin, part)?,
+                None => read_exactly(source, start + run.begin, part)?,
+            }
+            rest = after;
+        }
     }
     Ok(())
 }

@@ -20,9 +20,12 @@ mod plan;
 mod prefetch;
 mod rearrange;
 mod region;
+#[cfg(feature = "remote")]
+mod remote;
 mod save;
 mod serialize;
 mod source;
+mod stream;
 mod strided_dest;
 mod warm;
 mod watch;
@@ -44,6 +47,8 @@ pub use plan::{OWN_BLOCK_NBYTES, Place, Plan, Read, SHARED_BLOCK_NBYTES, TooLarg
 pub use prefetch::{Fetched, Prefetch, Request};
 pub use rearrange::{Pick, assemble};
 pub use region::Region;
+#[cfg(feature = "remote")]
+pub use remote::{Fault, REMOTE_HEADER_NBYTES, RemoteOptions, Secret, Token, is_url};
 pub use save::{Durability, ReadOnly, Replace, SaveOptions, Snapshot, save};
 pub use serialize::safetensors::{
     Dtype, SafeTensorError, SafeTensors, TensorView, View, serialize, serialize_to_file, slice, tensor,

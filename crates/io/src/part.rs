@@ -335,7 +335,7 @@ fn work(
 ) -> Result<(), Failure> {
     let total = jobs.iter().map(|job| to_u64(job.place.len())).sum();
     share(
-        Reading::of(total, source, options).threads,
+        Reading::of(total, source, options),
         jobs,
         total,
         |job| job.run(source),

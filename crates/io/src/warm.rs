@@ -31,13 +31,7 @@ pub(crate) fn warm(
             .map(move |at| at..end.min(at + step))
     };
     let chunks: Vec<Range<u64>> = runs.into_iter().flat_map(cut).collect();
-    share(
-        reading.threads,
-        chunks,
-        nbytes,
-        |chunk| pass(source, chunk),
-        watch,
-    )
+    share(reading, chunks, nbytes, |chunk| pass(source, chunk), watch)
 }
 
 fn pass(source: &dyn Source, chunk: Range<u64>) -> Result<usize, Failure> {

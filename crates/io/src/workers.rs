@@ -1,43 +1,84 @@
 //! Work that threads share while their caller watches.
 
+use std::cell::RefCell;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
 use ingot_format::to_u64;
 
+use crate::execute::Reading;
 use crate::failure::Failure;
 use crate::watch::Watch;
 
 /// How often the calling thread looks whether to stop.
 const WATCH_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Does `work` on every task, first to last, on up to `threads` threads. `work` says how many bytes it has done, of
+thread_local! {
+    /// Whether the call that this thread works for is to stop.
+    static STOP: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
+}
+
+/// Whether nobody wants what this thread does any more. Work that waits looks now and then, and gives up.
+#[cfg_attr(
+    not(feature = "remote"),
+    expect(dead_code, reason = "only remote sources wait")
+)]
+pub(crate) fn unwanted() -> bool {
+    STOP.with_borrow(|stop| stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed)))
+}
+
+/// Does `work` on every task, first to last, on as many threads as `reading` says at most. `work` says how many bytes it has done, of
 /// the `total` that `watch` is told.
 ///
-/// Where the system refuses threads there are fewer, and with none at all the caller does the work. The threads end
+/// Where the system refuses threads there are fewer, and with none at all the caller does the work. It does so too where
+/// there is work for one thread only, unless that waits: then the caller has to watch. The threads end
 /// before this returns, so nothing of them outlives a call: a fork between two calls meets no threads and no locks.
 ///
 /// # Errors
 /// The first failure of `work`, or that `watch` wants no more. Tasks that were begun are finished, others dropped.
 pub(crate) fn share<T: Send>(
-    threads: usize,
+    reading: Reading,
     tasks: Vec<T>,
     total: u64,
     work: impl Fn(T) -> Result<usize, Failure> + Sync,
     watch: &dyn Watch,
 ) -> Result<(), Failure> {
-    let threads = threads.min(tasks.len());
+    let threads = reading.threads.min(tasks.len());
     let shared = Shared::new(tasks, total, work);
-    if threads <= 1 || !shared.spread(threads, watch) {
+    let least = if reading.waits { 1 } else { 2 };
+    if threads < least || !shared.spread(threads, watch) {
         shared.alone(watch);
     }
     if !shared.stopped() {
         shared.look(watch);
     }
     locked(&shared.failure).take().map_or(Ok(()), Err)
+}
+
+/// Does `work`, which waits, while the caller watches.
+///
+/// # Errors
+/// That `watch` wants no more.
+#[cfg(feature = "remote")]
+pub(crate) fn watched<R: Send>(work: impl FnOnce() -> R + Send, watch: &dyn Watch) -> Result<R, Failure> {
+    let outcome = Mutex::new(None);
+    let reading = Reading {
+        threads: 1,
+        chunk_nbytes: 0,
+        waits: true,
+    };
+    let task = |work: Box<dyn FnOnce() -> R + Send + '_>| {
+        *locked(&outcome) = Some(work());
+        Ok(0)
+    };
+    share(reading, vec![Box::new(work) as Box<_>], 0, task, watch)?;
+    outcome
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner)
+        .ok_or(Failure::Interrupted)
 }
 
 /// What the threads of one call have in common.
@@ -47,7 +88,7 @@ struct Shared<T, W> {
     work: W,
     total: u64,
     done: AtomicU64,
-    stop: AtomicBool,
+    stop: Arc<AtomicBool>,
     failure: Mutex<Option<Failure>>,
     running: AtomicUsize,
 }
@@ -60,7 +101,7 @@ impl<T: Send, W: Fn(T) -> Result<usize, Failure> + Sync> Shared<T, W> {
             work,
             total,
             done: AtomicU64::new(0),
-            stop: AtomicBool::new(false),
+            stop: Arc::default(),
             failure: Mutex::new(None),
             running: AtomicUsize::new(0),
         }
@@ -83,6 +124,7 @@ impl<T: Send, W: Fn(T) -> Result<usize, Failure> + Sync> Shared<T, W> {
                         .name("ingot-read".to_owned())
                         .spawn_scoped(scope, move || {
                             let _leave = leave;
+                            STOP.set(Some(Arc::clone(&self.stop)));
                             while self.step() {}
                         });
                 match spawned {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use ingot_format::{Entry, Escaped, Quoted, SelectionError};
-use ingot_io::{EditError, Error};
+use ingot_io::{EditError, Error, Fault};
 use pyo3::exceptions::{PyKeyboardInterrupt, PyMemoryError, PyNotImplementedError, PyOSError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -11,7 +11,10 @@ use pyo3::types::PyDict;
 /// The exception for `error`.
 pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
     let class = match error {
-        Error::Open { path, source } => return os_error(py, path, source),
+        Error::Open { path, source } => match Fault::of(source) {
+            Some(fault) => return remote_error(py, error, path, source, fault),
+            None => return os_error(py, path, source),
+        },
         Error::Interrupted => return PyKeyboardInterrupt::new_err(()),
         Error::OutOfMemory { .. } => return PyMemoryError::new_err(error.to_string()),
         Error::Header { .. } => "HeaderError",
@@ -136,6 +139,23 @@ fn os_error(py: Python<'_>, path: &Path, source: &std::io::Error) -> PyErr {
             text,
             path.as_os_str(),
         ))?))
+    };
+    make().unwrap_or_else(|failure| failure)
+}
+
+/// A server that says that there is no such file, or that it is not for us, is answered as the system saying so: with
+/// the class of Python's own. What it was that it said stands in the message.
+fn remote_error(py: Python<'_>, error: &Error, path: &Path, source: &std::io::Error, fault: &Fault) -> PyErr {
+    let name = match source.kind() {
+        _ if fault.is_misuse() => return ours(py, "OptionError", error),
+        std::io::ErrorKind::NotFound if fault.is_answer() => "ENOENT",
+        std::io::ErrorKind::PermissionDenied if fault.is_answer() => "EACCES",
+        _ => return ours(py, "StorageError", error),
+    };
+    let make = || -> PyResult<PyErr> {
+        let errno: i32 = py.import("errno")?.getattr(name)?.extract()?;
+        let arguments = (errno, fault.to_string(), path.as_os_str());
+        Ok(PyErr::from_value(py.get_type::<PyOSError>().call1(arguments)?))
     };
     make().unwrap_or_else(|failure| failure)
 }

@@ -11,6 +11,7 @@ mod open;
 mod parts;
 mod prefetch;
 mod produced;
+mod remote;
 mod serialize;
 mod shared;
 mod tensor;
@@ -24,6 +25,8 @@ mod writer;
 mod _native {
     #[pymodule_export]
     use crate::edit::{Sources, replace_tensor, update_metadata};
+    #[pymodule_export]
+    use crate::open::is_url;
     #[pymodule_export]
     use crate::open::{Archive, TensorInfo};
     #[pymodule_export]

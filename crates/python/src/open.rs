@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use ingot_format::{Entry, Leniency, Limits};
-use ingot_io::{Backend, Error, OpenOptions, ReadOptions, Tensor};
+use ingot_io::{Backend, Error, OpenOptions, REMOTE_HEADER_NBYTES, ReadOptions, Tensor};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
@@ -15,6 +15,7 @@ use crate::errors::raise;
 use crate::index;
 use crate::parts::{self, Memory, Wanted};
 use crate::prefetch::{Stream, request};
+use crate::remote::remote_options;
 use crate::tensor::BufferSource;
 use crate::watch::Signals;
 use crate::wrap::Wrap;
@@ -74,6 +75,22 @@ impl Archive {
         };
         let archive = py.detach(|| ingot_io::Archive::open(&path, &options));
         archive.map(Archive::of).map_err(|error| raise(py, &error))
+    }
+
+    /// Opens what is behind a URL.
+    #[staticmethod]
+    #[pyo3(signature = (url, storage_options = None, strict = false, max_header_size = None))]
+    fn open_url(
+        py: Python<'_>,
+        url: &str,
+        storage_options: Option<&Bound<'_, PyDict>>,
+        strict: bool,
+        max_header_size: Option<u64>,
+    ) -> PyResult<Archive> {
+        let options = remote_options(storage_options)?;
+        let limits = limits(strict, max_header_size.or(Some(REMOTE_HEADER_NBYTES)));
+        let open = |signals: &Signals| ingot_io::Archive::open_url(url, &options, &limits, signals);
+        Signals::detach(py, open).map(Archive::of)
     }
 
     #[staticmethod]
@@ -323,6 +340,12 @@ impl Archive {
             )
         })
     }
+}
+
+/// Whether a text begins as a URL does that can be opened.
+#[pyfunction]
+pub(crate) fn is_url(text: &str) -> bool {
+    ingot_io::is_url(text)
 }
 
 fn limits(strict: bool, max_header_size: Option<u64>) -> Limits {

@@ -5,7 +5,8 @@ mod mapped;
 mod memory;
 
 use std::fmt::Debug;
-use std::io;
+use std::io::{self, Read};
+use std::ops::Range;
 use std::sync::Arc;
 
 use ingot_format::Run;
@@ -15,7 +16,7 @@ pub(crate) use mapped::MappedSource;
 pub use mapped::Memory;
 pub use memory::MemorySource;
 
-/// A run of bytes that tensors can be read from: a file, a mapping, memory, and later a URL.
+/// A run of bytes that tensors can be read from: a file, a mapping, memory, a URL.
 ///
 /// Implementations may give fewer bytes than asked for and may be interrupted; whoever reads deals with both.
 pub trait Source: Send + Sync + Debug {
@@ -32,6 +33,17 @@ pub trait Source: Send + Sync + Debug {
     /// them one by one. When it has none, or fails, `dest` holds anything and the answer is `false`.
     fn copy_runs(&self, _start: u64, _runs: &[Run], _dest: &mut [u8]) -> bool {
         false
+    }
+
+    /// Bytes between two runs that are better read and thrown away than stepped over by beginning another read; for
+    /// sources that have [`Source::stream`].
+    fn gap_nbytes(&self) -> u64 {
+        0
+    }
+
+    /// The bytes of a span that lies in the source, as they come: for sources where it is beginning a read that costs.
+    fn stream(&self, _span: Range<u64>) -> Option<Box<dyn Read + '_>> {
+        None
     }
 
     /// The bytes as memory that tensors may lie in, where the source is such memory.

@@ -1,0 +1,201 @@
+"""Loading a whole file over loopback, HTTP and S3, against what others load it with. As a program: the table.
+
+nginx serves the file, also as S3 does: it does not check signatures, which are made all the same. Each load
+is a fresh process, timed after its imports; the sides take turns. A peer that is missing is left out.
+"""
+
+import argparse
+import hashlib
+import importlib.util
+import json
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+CONFIG = """
+daemon off; master_process off; pid {folder}/pid; error_log {folder}/error.log;
+events {{ worker_connections 512; }}
+http {{
+  access_log off; sendfile on; keepalive_requests 100000;
+  client_body_temp_path {folder}/tmp; proxy_temp_path {folder}/tmp; fastcgi_temp_path {folder}/tmp;
+  uwsgi_temp_path {folder}/tmp; scgi_temp_path {folder}/tmp;
+  server {{ listen 127.0.0.1:{port} reuseport; root {folder}/www; }}
+}}
+"""
+
+
+def ingot_http(port: int, folder: str) -> object:
+    import ingot.numpy
+
+    return ingot.numpy.load_file(f"http://127.0.0.1:{port}/bucket/model.safetensors")
+
+
+def ingot_s3(port: int, folder: str) -> object:
+    import ingot.numpy
+
+    options = {"endpoint": f"http://127.0.0.1:{port}", "access_key_id": "x", "secret_access_key": "x"}
+    return ingot.numpy.load_file("s3://bucket/model.safetensors", storage_options=options)
+
+
+def fsspec_http(port: int, folder: str) -> object:
+    import fsspec
+    import safetensors.numpy
+
+    with fsspec.open(f"http://127.0.0.1:{port}/bucket/model.safetensors", block_size=8 << 20) as file:
+        return safetensors.numpy.load(file.read())
+
+
+def runai_s3(port: int, folder: str) -> object:
+    import os
+
+    os.environ |= {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING": "0",
+        "RUNAI_STREAMER_MEMORY_LIMIT": "-1",
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "AWS_REGION": "us-east-1",
+    }
+    from runai_model_streamer import SafetensorsStreamer
+
+    with SafetensorsStreamer() as streamer:
+        streamer.stream_file("s3://bucket/model.safetensors")
+        return {name: tensor.clone().numpy() for name, tensor in streamer.get_tensors()}
+
+
+def curl_http(port: int, folder: str) -> object:
+    """Sixteen at once, into files of a memory file system where there is one; no tensor is made of them."""
+    url = f"http://127.0.0.1:{port}/bucket/model.safetensors"
+    nbytes = (Path(folder) / "www/bucket/model.safetensors").stat().st_size
+    step = -(-nbytes // 16)
+    shared = Path("/dev/shm")
+    into = Path(tempfile.mkdtemp(dir=shared if shared.is_dir() else None))
+    try:
+        running = []
+        for number, begin in enumerate(range(0, nbytes, step)):
+            part = f"{begin}-{min(begin + step, nbytes) - 1}"
+            running.append(subprocess.Popen(["curl", "-s", "-f", "-o", into / str(number), "-r", part, url]))
+        for process in running:
+            if process.wait() != 0:
+                raise SystemExit("curl failed")
+    finally:
+        shutil.rmtree(into)
+    return None
+
+
+SIDES: dict[str, tuple[Callable[[int, str], object], tuple[str, ...]]] = {
+    "ingot, HTTP": (ingot_http, ()),
+    "curl, 16 at once, no tensors": (curl_http, ()),
+    "fsspec + safetensors, HTTP": (fsspec_http, ("fsspec", "aiohttp")),
+    "ingot, S3": (ingot_s3, ()),
+    "runai-model-streamer, S3": (runai_s3, ("runai_model_streamer", "runai_model_streamer_s3")),
+}
+
+#: Which side each is measured against, and what the ratio must be.
+OWED = {
+    "curl, 16 at once, no tensors": ("ingot, HTTP", 0.8),
+    "fsspec + safetensors, HTTP": ("ingot, HTTP", 3.0),
+    "runai-model-streamer, S3": ("ingot, S3", 1.0),
+}
+
+
+def digest(loaded: object) -> str:
+    if not isinstance(loaded, dict):
+        return ""
+    hashed = hashlib.sha256()
+    for name in sorted(loaded):
+        hashed.update(name.encode())
+        hashed.update(memoryview(loaded[name]).cast("B"))
+    return hashed.hexdigest()
+
+
+def once(side: str, port: int, folder: str) -> None:
+    load, packages = SIDES[side]
+    import numpy  # noqa: F401
+
+    for package in packages:
+        importlib.import_module(package)
+    if side.startswith("ingot"):
+        import ingot.numpy  # noqa: F401
+    begun = time.perf_counter()
+    loaded = load(port, folder)
+    seconds = time.perf_counter() - begun
+    print(json.dumps([seconds, digest(loaded)]))
+
+
+def is_there(side: str) -> bool:
+    if side.startswith("curl"):
+        return shutil.which("curl") is not None
+    return all(importlib.util.find_spec(package) for package in SIDES[side][1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--mib", type=int, default=1024, help="the size of the file")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--once", nargs=3, metavar=("SIDE", "PORT", "FOLDER"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.once:
+        once(given.once[0], int(given.once[1]), given.once[2])
+        return
+    nginx = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
+    if nginx is None:
+        raise SystemExit("nginx is not installed")
+    import numpy
+
+    import ingot.numpy
+
+    with tempfile.TemporaryDirectory(prefix="ingot-bench-") as directory, socket.socket() as probe:
+        folder = Path(directory)
+        folder.chmod(0o755)
+        (folder / "www/bucket").mkdir(parents=True)
+        random = numpy.random.default_rng(0)
+        count = max(1, given.mib // 32)
+        tensors = {f"layer.{n}": random.integers(0, 255, (4096, 8192), numpy.uint8) for n in range(count)}
+        ingot.numpy.save_file(tensors, folder / "www/bucket/model.safetensors", durable=False)
+        expected = digest(tensors)
+        nbytes = sum(tensor.nbytes for tensor in tensors.values())
+        del tensors
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        probe.close()
+        (folder / "nginx.conf").write_text(CONFIG.format(folder=folder, port=port))
+        server = subprocess.Popen([nginx, "-p", directory, "-c", folder / "nginx.conf"])
+        time.sleep(0.5)
+        sides = [side for side in SIDES if is_there(side)]
+        times: dict[str, list[float]] = {side: [] for side in sides}
+        try:
+            for _ in range(given.rounds):
+                for side in sides:
+                    command = [sys.executable, __file__, "--once", side, str(port), directory]
+                    done = subprocess.run(command, capture_output=True, text=True, check=False)
+                    if done.returncode != 0:
+                        raise SystemExit(f"{side}: {done.stderr}")
+                    seconds, found = json.loads(done.stdout.splitlines()[-1])
+                    if found not in ("", expected):
+                        raise SystemExit(f"{side}: other bytes than were saved")
+                    times[side].append(seconds)
+        finally:
+            server.terminate()
+            server.wait()
+    medians = {side: statistics.median(times[side]) for side in sides}
+    print(f"{nbytes / 2**20:.0f} MiB over loopback, {given.rounds} rounds, medians")
+    for side in SIDES:
+        if side not in medians:
+            print(f"{side:32} not installed")
+            continue
+        line = f"{side:32} {medians[side]:8.3f} s {nbytes / medians[side] / 1e9:6.2f} GB/s"
+        if side in OWED:
+            ours, owed = OWED[side]
+            line += f"   ingot: {medians[side] / medians[ours]:.2f}x (owed {owed}x)"
+        print(line)
+
+
+if __name__ == "__main__":
+    main()

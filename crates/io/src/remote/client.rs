@@ -1,0 +1,261 @@
+//! Sending requests: connections are made when they are needed and kept for the next.
+
+use std::path::PathBuf;
+use std::process;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
+use std::thread;
+use std::time::Instant;
+
+use rustls::ClientConfig;
+
+use super::connection::Connection;
+use super::dial::{Reach, dial, is_public};
+use super::fault::{Fault, FaultKind};
+use super::message::{Framing, Head, Request};
+use super::options::RemoteOptions;
+use super::pace::Pace;
+use super::proxy::{Proxies, Proxy};
+use super::trust;
+use super::url::{Origin, Scheme, Url};
+
+/// Connections that are kept while nobody uses them: as many as are used at once.
+const MAX_IDLE: usize = 32;
+
+/// How often a thread comes back for the lock of the idle connections. It is held for a few instructions, but for ever
+/// in a process that was forked from under it.
+const LOCK_TRIES: usize = 200;
+
+/// What sends requests. Nothing is connected, started or read before the first.
+#[derive(Debug)]
+pub(crate) struct Client {
+    pub(crate) options: RemoteOptions,
+    proxies: Proxies,
+    tls: OnceLock<Result<Arc<ClientConfig>, String>>,
+    idle: Mutex<Idle>,
+}
+
+#[derive(Debug, Default)]
+struct Idle {
+    /// Whose connections they are: a forked process has copies of them and must not speak on those.
+    process: u32,
+    connections: Vec<(Origin, Connection)>,
+}
+
+/// An answer, with its body still to be read.
+#[derive(Debug)]
+pub(crate) struct Response {
+    pub(crate) head: Head,
+    pub(crate) framing: Framing,
+    origin: Origin,
+    connection: Connection,
+}
+
+impl Client {
+    pub(crate) fn new(options: RemoteOptions, variable: &dyn Fn(&str) -> Option<String>) -> Client {
+        Client {
+            options,
+            proxies: Proxies::of(variable),
+            tls: OnceLock::new(),
+            idle: Mutex::default(),
+        }
+    }
+
+    /// Sends a request and reads the head of its answer.
+    pub(crate) fn send(
+        &self,
+        request: &Request<'_>,
+        reach: Reach,
+        deadline: Instant,
+    ) -> Result<Response, Fault> {
+        let mut pace = Pace::new(&self.options, deadline);
+        let origin = request.url.origin();
+        let proxy = self.proxies.find(request.url)?;
+        if let Some(mut connection) = self.idle_connection(&origin) {
+            let came = connection.came();
+            match exchange(&mut connection, request, proxy.as_ref(), &mut pace) {
+                Ok(head) => return Response::new(head, origin, connection),
+                // The server closed it while the request was on its way: that says nothing about the request.
+                Err(fault) if connection.came() == came && matches!(fault.kind(), FaultKind::Broken(_)) => {}
+                Err(fault) => return Err(fault),
+            }
+        }
+        let mut connection = self.connect(request.url, proxy.as_ref(), reach, &mut pace)?;
+        let head = exchange(&mut connection, request, proxy.as_ref(), &mut pace)?;
+        Response::new(head, origin, connection)
+    }
+
+    /// Keeps the connection of an answer that was read to its end.
+    pub(crate) fn give_back(&self, response: Response) {
+        if !response.framing.has_ended() || !response.head.keeps_alive() {
+            return;
+        }
+        if let Some(mut idle) = self.lock_idle()
+            && idle.connections.len() < MAX_IDLE
+        {
+            idle.connections.push((response.origin, response.connection));
+        }
+    }
+
+    fn idle_connection(&self, origin: &Origin) -> Option<Connection> {
+        loop {
+            let connection = {
+                let mut idle = self.lock_idle()?;
+                let at = idle.connections.iter().rposition(|kept| kept.0 == *origin)?;
+                idle.connections.swap_remove(at).1
+            };
+            if connection.is_quiet() {
+                return Some(connection);
+            }
+        }
+    }
+
+    fn lock_idle(&self) -> Option<MutexGuard<'_, Idle>> {
+        let process = process::id();
+        for _ in 0..LOCK_TRIES {
+            let mut idle = match self.idle.try_lock() {
+                Ok(idle) => idle,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => {
+                    thread::yield_now();
+                    continue;
+                }
+            };
+            if idle.process != process {
+                *idle = Idle {
+                    process,
+                    connections: Vec::new(),
+                };
+            }
+            return Some(idle);
+        }
+        None
+    }
+
+    fn connect(
+        &self,
+        url: &Url,
+        proxy: Option<&Proxy>,
+        reach: Reach,
+        pace: &mut Pace,
+    ) -> Result<Connection, Fault> {
+        let timeout = self.options.connect_timeout;
+        // First, so that certificates that cannot be read are no matter of the server's.
+        let tls = match url.scheme {
+            Scheme::Http => None,
+            Scheme::Https => Some(self.tls()?),
+        };
+        let connection = match proxy {
+            None => Connection::plain(dial(&url.host, url.port, reach, timeout)?),
+            Some(proxy) => {
+                // Names are resolved by the proxy, so that only addresses can be checked here.
+                if reach == Reach::Public && url.address().is_some_and(|address| !is_public(address)) {
+                    return Err(FaultKind::Redirect {
+                        to: url.authority(),
+                        why: "it is an address of a private network",
+                    }
+                    .into());
+                }
+                let near = &proxy.url;
+                let connection = dial(&near.host, near.port, Reach::Anywhere, timeout)?;
+                let connection = Connection::plain(connection);
+                match url.scheme {
+                    Scheme::Http => connection,
+                    Scheme::Https => tunnel(connection, proxy, url, pace)?,
+                }
+            }
+        };
+        match tls {
+            None => Ok(connection),
+            Some(tls) => connection.secured(&url.host, &tls, timeout),
+        }
+    }
+
+    fn tls(&self) -> Result<Arc<ClientConfig>, Fault> {
+        let ca_file: Option<&PathBuf> = self.options.ca_file.as_ref();
+        let made = self
+            .tls
+            .get_or_init(|| trust::config(ca_file.map(PathBuf::as_path)).map_err(|fault| fault.to_string()));
+        made.clone().map_err(|why| FaultKind::Option(why).into())
+    }
+
+    /// Whether requests for `url` go through a proxy that can read them.
+    pub(crate) fn is_overheard(&self, url: &Url) -> Result<bool, Fault> {
+        Ok(url.scheme == Scheme::Http && self.proxies.find(url)?.is_some())
+    }
+}
+
+/// Has the proxy connect us to the host of `url`. It is told nothing else.
+fn tunnel(
+    mut connection: Connection,
+    proxy: &Proxy,
+    url: &Url,
+    pace: &mut Pace,
+) -> Result<Connection, Fault> {
+    let host = match url.host.contains(':') {
+        true => format!("[{}]:{}", url.host, url.port),
+        false => format!("{}:{}", url.host, url.port),
+    };
+    let mut text = format!("CONNECT {host} HTTP/1.1\r\nHost: {host}\r\n");
+    if let Some((name, value)) = proxy.authorization() {
+        text.push_str(&format!("{name}: {value}\r\n"));
+    }
+    text.push_str("\r\n");
+    connection.send(text.as_bytes(), pace)?;
+    let head = Head::read(&mut connection, pace)?;
+    if (200..300).contains(&head.status) && connection.buffered().is_empty() {
+        return Ok(connection);
+    }
+    Err(Fault::new(FaultKind::Status {
+        status: head.status,
+        reason: head.reason,
+        said: Some("the proxy says so".to_owned()),
+        wait: None,
+        region: None,
+    })
+    .from(proxy.url.to_string()))
+}
+
+/// Sends the request and reads the head of the answer.
+fn exchange(
+    connection: &mut Connection,
+    request: &Request<'_>,
+    proxy: Option<&Proxy>,
+    pace: &mut Pace,
+) -> Result<Head, Fault> {
+    let through = proxy.filter(|_| request.url.scheme == Scheme::Http);
+    let more: Vec<_> = through.and_then(Proxy::authorization).into_iter().collect();
+    let bytes = request.render(through.is_some(), &more);
+    connection.send(&bytes, pace)?;
+    Head::read(connection, pace)
+}
+
+impl Response {
+    fn new(head: Head, origin: Origin, connection: Connection) -> Result<Response, Fault> {
+        Ok(Response {
+            framing: head.framing()?,
+            head,
+            origin,
+            connection,
+        })
+    }
+
+    /// Reads bytes of the body. None means that it has ended, or the connection has.
+    pub(crate) fn read(&mut self, dest: &mut [u8], pace: &mut Pace) -> Result<usize, Fault> {
+        self.framing.read(&mut self.connection, dest, pace)
+    }
+
+    /// Reads all of the body, if it has at most `most` bytes; else so many of them.
+    pub(crate) fn read_some(&mut self, most: usize, pace: &mut Pace) -> Result<Vec<u8>, Fault> {
+        let mut body = Vec::new();
+        while body.len() < most {
+            let from = body.len();
+            body.resize(most.min(from + (64 << 10)), 0);
+            let count = self.read(&mut body[from..], pace)?;
+            body.truncate(from + count);
+            if count == 0 {
+                break;
+            }
+        }
+        Ok(body)
+    }
+}

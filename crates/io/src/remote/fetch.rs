@@ -1,0 +1,366 @@
+//! Asking for a part of one file: redirects, credentials, and that the answer is what was asked for.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use ingot_format::{Escaped, to_u64};
+
+use super::access::Access;
+use super::client::{Client, Response};
+use super::dial::Reach;
+use super::fault::{Fault, FaultKind};
+use super::message::{Framing, Head, Request, parse_length};
+use super::pace::Pace;
+use super::pin::Pin;
+use super::url::{Scheme, Url};
+
+/// Redirects that are followed for one request.
+const MAX_HOPS: usize = 5;
+
+/// Bytes of the body of a refusal that are looked at.
+const REFUSAL_NBYTES: usize = 4 << 10;
+
+/// A file, and the way to it.
+#[derive(Debug)]
+pub(crate) struct Target {
+    client: Arc<Client>,
+    /// As the caller has named it.
+    home: Url,
+    access: Access,
+    /// Whether the caller knows the file by that URL.
+    is_shown: bool,
+    /// Where the last redirect led to. It is asked there until it is refused, as signed addresses are when their time
+    /// is over.
+    found: Mutex<Option<Found>>,
+    /// The commit that a server of the Hub has named.
+    commit: Mutex<Option<String>>,
+}
+
+#[derive(Clone, Debug)]
+struct Found {
+    url: Url,
+    is_trusted: bool,
+}
+
+/// What a server answers with.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    /// The part that was asked for, or as much of it as the file has.
+    Part {
+        response: Response,
+        range: Range<u64>,
+        pin: Pin,
+    },
+    /// All of the file, of so many bytes.
+    Whole {
+        response: Response,
+        nbytes: Option<u64>,
+        pin: Pin,
+    },
+    /// The file is empty.
+    Nothing,
+}
+
+impl Target {
+    pub(crate) fn new(client: Arc<Client>, home: Url, access: Access, is_shown: bool) -> Target {
+        Target {
+            client,
+            home,
+            access,
+            is_shown,
+            found: Mutex::new(None),
+            commit: Mutex::new(None),
+        }
+    }
+
+    /// The commit of the Hub that the file is of.
+    pub(crate) fn commit(&self) -> Option<String> {
+        locked(&self.commit).clone()
+    }
+
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Asks once for the bytes of `asked`, of the version that `pin` names.
+    pub(crate) fn ask(
+        &self,
+        asked: &Range<u64>,
+        pin: Option<&Pin>,
+        deadline: Instant,
+    ) -> Result<Answer, Fault> {
+        let before = locked(&self.found).clone();
+        match &before {
+            Some(found) => match self.walk(found.clone(), asked, pin, deadline) {
+                Err(fault) if matches!(fault.status(), Some(401 | 403 | 404 | 410)) => {
+                    locked(&self.found).take();
+                    self.walk(self.at_home(), asked, pin, deadline)
+                }
+                answer => answer,
+            },
+            None => self.walk(self.at_home(), asked, pin, deadline),
+        }
+    }
+
+    fn at_home(&self) -> Found {
+        Found {
+            url: self.home.clone(),
+            is_trusted: true,
+        }
+    }
+
+    /// Asks at `start`, and wherever that sends us.
+    fn walk(
+        &self,
+        start: Found,
+        asked: &Range<u64>,
+        pin: Option<&Pin>,
+        deadline: Instant,
+    ) -> Result<Answer, Fault> {
+        let mut at = start;
+        for _ in 0..=MAX_HOPS {
+            let response = self
+                .send(&at, asked, pin, deadline)
+                .map_err(|fault| self.about(&at.url, fault))?;
+            if at.is_trusted
+                && let Some(commit) = response.head.get("x-repo-commit")
+            {
+                *locked(&self.commit) = Some(commit.to_owned());
+            }
+            let Some(location) = redirect(&response.head) else {
+                let answer = self.understand(response, &at.url, asked, pin, deadline);
+                let answer = answer.map_err(|fault| self.about(&at.url, fault))?;
+                *locked(&self.found) = (at.url != self.home).then_some(at);
+                return Ok(answer);
+            };
+            let next = self.next(&at, location);
+            let next = next.map_err(|fault| self.about(&at.url, fault))?;
+            self.drain(response, deadline);
+            at = next;
+        }
+        Err(FaultKind::Loop { hops: MAX_HOPS }.into())
+    }
+
+    fn send(
+        &self,
+        at: &Found,
+        asked: &Range<u64>,
+        pin: Option<&Pin>,
+        deadline: Instant,
+    ) -> Result<Response, Fault> {
+        let mut headers = vec![(
+            "Range".to_owned(),
+            format!("bytes={}-{}", asked.start, asked.end - 1),
+        )];
+        // A server that only redirects knows nothing of the version that another has named.
+        if let Some(pin) = pin
+            && pin.is_from(&at.url)
+        {
+            headers.extend(pin.condition());
+        }
+        let mut request = Request {
+            method: "GET",
+            url: &at.url,
+            headers,
+            body: &[],
+        };
+        if at.is_trusted {
+            let carries_secrets = self.access.apply(&mut request, &self.client.options)?;
+            if carries_secrets && self.client.is_overheard(&at.url)? {
+                return Err(FaultKind::Option(
+                    "a proxy would read the credentials of a request over http://: give a URL of https://, or none"
+                        .to_owned(),
+                )
+                .into());
+            }
+        }
+        let is_named = at.url.origin() == self.home.origin();
+        let reach = match is_named || self.client.options.allow_private_redirects {
+            true => Reach::Anywhere,
+            false => Reach::Public,
+        };
+        self.client.send(&request, reach, deadline)
+    }
+
+    /// Where a redirect leads, if we go there.
+    fn next(&self, at: &Found, location: &str) -> Result<Found, Fault> {
+        let refuse = |to: String, why| Fault::new(FaultKind::Redirect { to, why });
+        let url = at.url.join(location).map_err(|_| {
+            // What is no URL of HTTP may be anything, a secret among it.
+            let scheme: String = location
+                .split(':')
+                .next()
+                .unwrap_or_default()
+                .chars()
+                .take(16)
+                .collect();
+            refuse(
+                format!("{}:…", Escaped(&scheme)),
+                "it is no URL of http: or https:",
+            )
+        })?;
+        if at.url.scheme == Scheme::Https && url.scheme == Scheme::Http {
+            return Err(refuse(url.to_string(), "it leads from https: to http:"));
+        }
+        let is_trusted = at.is_trusted && url.origin() == self.home.origin();
+        Ok(Found { url, is_trusted })
+    }
+
+    fn understand(
+        &self,
+        mut response: Response,
+        url: &Url,
+        asked: &Range<u64>,
+        pin: Option<&Pin>,
+        deadline: Instant,
+    ) -> Result<Answer, Fault> {
+        let head = &response.head;
+        let total_of_none = head
+            .get("content-range")
+            .and_then(|text| text.strip_prefix("bytes */"));
+        match head.status {
+            206 => {
+                check_encoding(head)?;
+                let (range, total) = part_of(head, asked)?;
+                let here = Pin::new(head, total, url);
+                if let Some(pin) = pin {
+                    pin.check(&here)?;
+                }
+                Ok(Answer::Part {
+                    response,
+                    range,
+                    pin: here,
+                })
+            }
+            200 => {
+                check_encoding(head)?;
+                let nbytes = head.single("content-length")?.and_then(parse_length);
+                let pin = Pin::new(head, nbytes.unwrap_or(0), url);
+                Ok(Answer::Whole {
+                    response,
+                    nbytes,
+                    pin,
+                })
+            }
+            412 if pin.is_some() => Err(FaultKind::Changed { nbytes_now: None }.into()),
+            416 if pin.is_some() => Err(FaultKind::Changed {
+                nbytes_now: total_of_none.and_then(parse_length),
+            }
+            .into()),
+            416 if total_of_none == Some("0") => Ok(Answer::Nothing),
+            _ => Err(self.refusal(&mut response, deadline)),
+        }
+    }
+
+    /// What a server says that gives no bytes.
+    fn refusal(&self, response: &mut Response, deadline: Instant) -> Fault {
+        let body = response.read_some(REFUSAL_NBYTES, &mut self.pace(deadline));
+        let body = body.unwrap_or_default();
+        let head = &response.head;
+        let said = ["x-error-message", "x-error-code", "x-ms-error-code"]
+            .iter()
+            .find_map(|name| head.get(name).map(ToOwned::to_owned))
+            .or_else(|| word_of_xml(&String::from_utf8_lossy(&body)))
+            .map(|said| {
+                let short: String = said.chars().take(200).collect();
+                Escaped(&short).to_string()
+            });
+        FaultKind::Status {
+            status: head.status,
+            reason: Escaped(&head.reason).to_string(),
+            said,
+            wait: head.retry_after(),
+            region: head.get("x-amz-bucket-region").map(ToOwned::to_owned),
+        }
+        .into()
+    }
+
+    /// Reads the short body of a redirect, so that its connection can be used again.
+    fn drain(&self, mut response: Response, deadline: Instant) {
+        let is_short =
+            matches!(response.framing, Framing::Length(nbytes) if nbytes <= to_u64(REFUSAL_NBYTES));
+        if is_short
+            && response
+                .read_some(REFUSAL_NBYTES, &mut self.pace(deadline))
+                .is_ok()
+        {
+            self.client.give_back(response);
+        }
+    }
+
+    pub(crate) fn pace(&self, deadline: Instant) -> Pace {
+        Pace::new(&self.client.options, deadline)
+    }
+
+    /// Names the URL that a fault comes from, where it is not that of the file.
+    fn about(&self, url: &Url, fault: Fault) -> Fault {
+        if *url == self.home && self.is_shown {
+            fault
+        } else {
+            fault.from(url.to_string())
+        }
+    }
+}
+
+/// Where an answer sends us.
+fn redirect(head: &Head) -> Option<&str> {
+    matches!(head.status, 301 | 302 | 303 | 307 | 308)
+        .then(|| head.get("location"))
+        .flatten()
+}
+
+/// Bytes that are compressed are not those of the file, and parts of them are parts of nothing.
+fn check_encoding(head: &Head) -> Result<(), Fault> {
+    match head.get("content-encoding") {
+        None | Some("" | "identity") => Ok(()),
+        Some(encoding) => Err(FaultKind::Encoded(Escaped(encoding).to_string()).into()),
+    }
+}
+
+/// The part that an answer holds, and the bytes of the whole file.
+fn part_of(head: &Head, asked: &Range<u64>) -> Result<(Range<u64>, u64), Fault> {
+    let other = |got: &str| FaultKind::OtherRange {
+        asked: asked.clone(),
+        got: Escaped(got).to_string(),
+    };
+    if let Some(kind) = head.get("content-type")
+        && kind.to_ascii_lowercase().starts_with("multipart/")
+    {
+        return Err(other("several parts").into());
+    }
+    let Some(text) = head.single("content-range")? else {
+        return Err(other("no Content-Range").into());
+    };
+    let read = || {
+        let (unit, rest) = text.split_once(' ')?;
+        let (range, total) = rest.split_once('/')?;
+        let (first, last) = range.split_once('-')?;
+        let (first, last, total) = (parse_length(first)?, parse_length(last)?, parse_length(total)?);
+        let fits = unit.eq_ignore_ascii_case("bytes") && first <= last && last < total;
+        fits.then_some((first..last + 1, total))
+    };
+    let quoted = format!("Content-Range: {text}");
+    let (range, total) = read().ok_or_else(|| other(&quoted))?;
+    if range.start != asked.start || range.end != asked.end.min(total) {
+        return Err(other(&quoted).into());
+    }
+    let nbytes = head.single("content-length")?.and_then(parse_length);
+    match nbytes {
+        Some(nbytes) if nbytes != range.end - range.start => {
+            Err(other(&format!("{quoted} with {nbytes} bytes")).into())
+        }
+        _ => Ok((range, total)),
+    }
+}
+
+/// What the services of Amazon and Google say in their bodies.
+fn word_of_xml(body: &str) -> Option<String> {
+    let (_, rest) = body.split_once("<Code>")?;
+    let (word, _) = rest.split_once("</Code>")?;
+    Some(word.to_owned())
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

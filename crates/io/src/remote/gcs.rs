@@ -1,0 +1,54 @@
+//! Google Cloud Storage.
+
+use super::access::Access;
+use super::bucket::{Object, set};
+use super::fault::Fault;
+use super::options::{RemoteOptions, Secret, Token};
+use super::url::{Url, encode_path};
+
+const ENDPOINT: &str = "https://storage.googleapis.com";
+
+/// The URL of an object, and how to be let in there: with a token, or as anybody.
+pub(crate) fn locate(
+    object: Object<'_>,
+    options: &RemoteOptions,
+    variable: &dyn Fn(&str) -> Option<String>,
+) -> Result<(Url, Access), Fault> {
+    let named = options
+        .endpoint
+        .clone()
+        .or_else(|| set(variable, &["STORAGE_EMULATOR_HOST"]));
+    let endpoint = Url::parse(named.as_deref().unwrap_or(ENDPOINT))?;
+    let folder = endpoint.path.trim_end_matches('/');
+    let url = Url {
+        path: format!("{folder}/{}/{}", object.bucket, encode_path(object.key)),
+        query: None,
+        user: None,
+        ..endpoint
+    };
+    let token = match &options.token {
+        Token::Given(token) => Some(token.clone()),
+        Token::Environment if !options.anonymous => set(
+            variable,
+            &["GOOGLE_OAUTH_ACCESS_TOKEN", "CLOUDSDK_AUTH_ACCESS_TOKEN"],
+        )
+        .map(Secret::new),
+        _ => None,
+    };
+    Ok((url, Access::bearer(token)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_have_urls() {
+        let object = Object::parse("bucket/a b/../c").unwrap();
+        let (url, _) = locate(object, &RemoteOptions::default(), &|_| None).unwrap();
+        assert_eq!(
+            url.to_string(),
+            "https://storage.googleapis.com/bucket/a%20b/../c"
+        );
+    }
+}

@@ -1,0 +1,284 @@
+//! A remote file as a source of bytes.
+
+use std::io::{self, Read};
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use ingot_format::{Header, Limits, to_u64, to_usize};
+
+use super::client::Response;
+use super::fault::{Fault, FaultKind};
+use super::fetch::{Answer, Target};
+use super::pace::Pace;
+use super::pin::Pin;
+use super::retry::Tries;
+use crate::source::Source;
+
+/// Bytes that the first request asks for. The headers of files of about 1,300 tensors fit, which is nearly every shard
+/// of a model, so that nothing more need be asked. A new connection takes four round trips to bring as many, and every
+/// doubling would cost one more, which is what asking for the rest costs where there is one.
+const START_NBYTES: u64 = 128 << 10;
+
+/// A server that gives no parts may give a whole file of up to this size: no more than one part would have.
+const WHOLE_NBYTES: u64 = 8 << 20;
+
+/// Bytes between two runs that are read and thrown away, rather than asking a second time: what a connection brings
+/// while a request of some 10 ms is on its way.
+const GAP_NBYTES: u64 = 128 << 10;
+
+/// A file behind a URL, of one version.
+#[derive(Debug)]
+pub(crate) struct RemoteSource {
+    target: Target,
+    pin: Pin,
+    /// The first bytes, which came with the size.
+    start: Vec<u8>,
+    /// What was found when the file turned out to be another: its size, where that is known.
+    changed: Mutex<Option<Option<u64>>>,
+}
+
+impl RemoteSource {
+    /// Asks for the start of a file, and for the rest of its header where that is longer.
+    pub(crate) fn open(target: Target, limits: &Limits) -> Result<RemoteSource, Fault> {
+        let mut tries = Tries::new(&target.client().options);
+        let (pin, start) = loop {
+            match begin(&target, tries.deadline) {
+                Ok(begun) => break begun,
+                Err(fault) => tries.after(fault)?,
+            }
+        };
+        let mut source = RemoteSource {
+            target,
+            pin,
+            start,
+            changed: Mutex::new(None),
+        };
+        // What is wrong with it is said by whoever reads the header. Nothing is asked for that a header may not have.
+        if let Ok(head_nbytes) = Header::head_nbytes(&source.start, source.pin.nbytes, limits)
+            && head_nbytes > to_u64(source.start.len())
+        {
+            let rest = source.reader(to_u64(source.start.len())..head_nbytes).all()?;
+            source.start.extend_from_slice(&rest);
+        }
+        Ok(source)
+    }
+
+    /// The commit of the Hub that the file is of.
+    pub(crate) fn commit(&self) -> Option<String> {
+        self.target.commit()
+    }
+
+    /// The bytes of a range that lies in the file.
+    fn reader(&self, range: Range<u64>) -> RangeReader<'_> {
+        RangeReader {
+            source: self,
+            range,
+            open: None,
+            tries: None,
+        }
+    }
+
+    fn changed(&self) -> MutexGuard<'_, Option<Option<u64>>> {
+        self.changed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Asks for the first bytes; gives the version with the size, and the bytes.
+fn begin(target: &Target, deadline: Instant) -> Result<(Pin, Vec<u8>), Fault> {
+    let (mut response, expected, pin) = match target.ask(&(0..START_NBYTES), None, deadline)? {
+        Answer::Nothing => return Ok((Pin::default(), Vec::new())),
+        Answer::Part { response, range, pin } => (response, Some(range.end), pin),
+        Answer::Whole {
+            response,
+            nbytes,
+            pin,
+        } => (response, nbytes, pin),
+    };
+    let ignored = |nbytes| FaultKind::RangeIgnored {
+        asked: 0..START_NBYTES,
+        nbytes,
+    };
+    let most = match expected {
+        Some(nbytes) if nbytes > WHOLE_NBYTES => return Err(ignored(Some(nbytes)).into()),
+        Some(nbytes) => nbytes,
+        None => WHOLE_NBYTES + 1,
+    };
+    let most = to_usize(most).unwrap_or(usize::MAX);
+    let start = response.read_some(most, &mut target.pace(deadline))?;
+    let found = to_u64(start.len());
+    match expected {
+        Some(expected) if found < expected => return Err(FaultKind::Short { expected, found }.into()),
+        None if found > WHOLE_NBYTES => return Err(ignored(None).into()),
+        // A body that ends with its connection may have been cut off: whether it was, its header will tell.
+        None => return Ok((pin.of(found), start)),
+        Some(_) => {}
+    }
+    target.client().give_back(response);
+    Ok((pin, start))
+}
+
+impl Source for RemoteSource {
+    fn nbytes(&self) -> u64 {
+        self.pin.nbytes
+    }
+
+    fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
+        let held = to_usize(position)
+            .and_then(|at| self.start.get(at..))
+            .unwrap_or_default();
+        if !held.is_empty() {
+            let count = held.len().min(dest.len());
+            dest[..count].copy_from_slice(&held[..count]);
+            return Ok(count);
+        }
+        let end = self.pin.nbytes.min(position.saturating_add(to_u64(dest.len())));
+        let count = to_usize(end.saturating_sub(position)).unwrap_or(0);
+        if count > 0 {
+            self.reader(position..end).read_exact(&mut dest[..count])?;
+        }
+        Ok(count)
+    }
+
+    fn gap_nbytes(&self) -> u64 {
+        GAP_NBYTES
+    }
+
+    fn stream(&self, span: Range<u64>) -> Option<Box<dyn Read + '_>> {
+        Some(Box::new(self.reader(span)))
+    }
+
+    fn waits(&self) -> bool {
+        true
+    }
+
+    fn nbytes_now(&self) -> io::Result<Option<u64>> {
+        Ok(match *self.changed() {
+            None => Some(self.pin.nbytes),
+            Some(now) => now.filter(|&now| now != self.pin.nbytes),
+        })
+    }
+}
+
+/// The bytes of a range, as they come. What breaks off is asked for again, from where it broke off.
+#[derive(Debug)]
+struct RangeReader<'s> {
+    source: &'s RemoteSource,
+    /// What is still to come.
+    range: Range<u64>,
+    open: Option<(Response, Pace)>,
+    /// From the first request on.
+    tries: Option<Tries>,
+}
+
+impl RangeReader<'_> {
+    /// All of its bytes.
+    fn all(mut self) -> Result<Vec<u8>, Fault> {
+        let mut bytes = vec![0; to_usize(self.range.end - self.range.start).unwrap_or(usize::MAX)];
+        let mut at = 0;
+        while at < bytes.len() {
+            match self.next(&mut bytes[at..])? {
+                0 => break,
+                count => at += count,
+            }
+        }
+        Ok(bytes)
+    }
+
+    fn next(&mut self, dest: &mut [u8]) -> Result<usize, Fault> {
+        loop {
+            let left = self.range.end - self.range.start;
+            if left == 0 || dest.is_empty() {
+                return Ok(0);
+            }
+            let most = to_usize(left).unwrap_or(usize::MAX).min(dest.len());
+            match self.attempt(&mut dest[..most]) {
+                Ok(count) => {
+                    self.range.start += to_u64(count);
+                    if self.range.is_empty()
+                        && let Some((response, _)) = self.open.take()
+                    {
+                        self.source.target.client().give_back(response);
+                    }
+                    return Ok(count);
+                }
+                Err(fault) => {
+                    self.open = None;
+                    if let FaultKind::Changed { nbytes_now } = fault.kind() {
+                        self.source.changed().get_or_insert(*nbytes_now);
+                    }
+                    match &mut self.tries {
+                        Some(tries) => tries.after(fault)?,
+                        None => return Err(fault),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reads once; asks for what is left, where nothing is on its way.
+    fn attempt(&mut self, dest: &mut [u8]) -> Result<usize, Fault> {
+        let target = &self.source.target;
+        let tries = self
+            .tries
+            .get_or_insert_with(|| Tries::new(&target.client().options));
+        let (response, pace) = match &mut self.open {
+            Some(open) => open,
+            none => {
+                let answer = target.ask(&self.range, Some(&self.source.pin), tries.deadline)?;
+                let response = part_of(answer, &self.range, &self.source.pin)?;
+                none.insert((response, target.pace(tries.deadline)))
+            }
+        };
+        match response.read(dest, pace)? {
+            0 => Err(FaultKind::Short {
+                expected: self.range.end - self.range.start,
+                found: 0,
+            }
+            .into()),
+            count => Ok(count),
+        }
+    }
+}
+
+/// Nothing but the part that was asked for: a whole file is not one.
+fn part_of(answer: Answer, asked: &Range<u64>, pin: &Pin) -> Result<Response, Fault> {
+    match answer {
+        Answer::Part { response, range, .. } if range == *asked => Ok(response),
+        Answer::Part { range, .. } => Err(FaultKind::OtherRange {
+            asked: asked.clone(),
+            got: format!("bytes {}..{}", range.start, range.end),
+        }
+        .into()),
+        Answer::Nothing => Err(FaultKind::Changed { nbytes_now: Some(0) }.into()),
+        Answer::Whole {
+            nbytes, pin: here, ..
+        } => {
+            if nbytes.is_some() {
+                pin.check(&here)?;
+            }
+            Err(FaultKind::RangeIgnored {
+                asked: asked.clone(),
+                nbytes,
+            }
+            .into())
+        }
+    }
+}
+
+impl Read for RangeReader<'_> {
+    fn read(&mut self, dest: &mut [u8]) -> io::Result<usize> {
+        // A reader may begin among the bytes that came with the size.
+        let held = to_usize(self.range.start)
+            .and_then(|at| self.source.start.get(at..))
+            .unwrap_or_default();
+        if self.open.is_none() && !held.is_empty() {
+            let left = to_usize(self.range.end - self.range.start).unwrap_or(usize::MAX);
+            let count = held.len().min(dest.len()).min(left);
+            dest[..count].copy_from_slice(&held[..count]);
+            self.range.start += to_u64(count);
+            return Ok(count);
+        }
+        Ok(self.next(dest)?)
+    }
+}

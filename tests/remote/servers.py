@@ -1,0 +1,129 @@
+"""Servers on loopback: one that serves parts of files as it should, and does whatever a test tells it to."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+@dataclass
+class Request:
+    """What a server was asked."""
+
+    path: str
+    headers: dict[str, str]
+
+    @property
+    def range(self) -> tuple[int, int]:
+        first, last = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["range"]).groups()
+        return int(first), int(last) + 1
+
+
+@dataclass
+class Server:
+    """A server that runs, and what it was asked."""
+
+    port: int
+    host: str = "127.0.0.1"
+    requests: list[Request] = field(default_factory=list)
+    #: Bytes of bodies that were sent.
+    sent: int = 0
+
+    def url(self, path: str = "/model.safetensors", scheme: str = "http") -> str:
+        return f"{scheme}://{self.host}:{self.port}{path}"
+
+
+#: Answers one request. It may write to the socket as it likes.
+Answer = Callable[["Handler", Request], None]
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+    # Heads and bodies go out at once.
+    wbufsize = -1
+    disable_nagle_algorithm = True
+
+    def do_GET(self) -> None:
+        request = Request(self.path, {name.lower(): value for name, value in self.headers.items()})
+        self.server.facts.requests.append(request)
+        self.server.answer(self, request)
+
+    do_CONNECT = do_GET
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+    def head(self, status: int, **headers: str | int) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), str(value))
+        self.end_headers()
+
+    def body(self, data: bytes) -> None:
+        self.wfile.write(data)
+        self.wfile.flush()
+        self.server.facts.sent += len(data)
+
+    def part(self, data: bytes, request: Request, **headers: str | int) -> None:
+        """The part of `data` that is asked for, as a good server gives it; `headers` come on top."""
+        begin, end = request.range
+        end = min(end, len(data))
+        if begin >= len(data):
+            self.head(416, Content_Range=f"bytes */{len(data)}", Content_Length=0)
+            return
+        usual = {"Content_Range": f"bytes {begin}-{end - 1}/{len(data)}", "Content_Length": end - begin}
+        self.head(206, **{**usual, **headers})
+        self.body(data[begin:end])
+
+    def raw(self, data: bytes) -> None:
+        """Bytes as they are, and the end of the connection."""
+        self.close_connection = True
+        self.wfile.write(data)
+        self.wfile.flush()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+    facts: Server
+    answer: Answer
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        # Clients that hang up are part of the tests.
+        pass
+
+
+@contextmanager
+def serving(answer: Answer, *, tls: object = None, host: str = "127.0.0.1") -> Iterator[Server]:
+    """Run a server that answers with `answer`."""
+    server = _Server((host, 0), Handler)
+    server.answer = answer
+    server.facts = Server(server.server_port, host)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield server.facts
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def good(data: bytes, **headers: str | int) -> Answer:
+    """What a good server does."""
+    return lambda handler, request: handler.part(data, request, **{"ETag": '"v1"', **headers})
+
+
+def unused_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

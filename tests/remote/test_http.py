@@ -1,0 +1,312 @@
+"""Files behind URLs, from a server that does what it should: what is asked, how often, and what comes out."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ingot
+import ingot.numpy
+
+from .servers import Handler, Request, good, serving
+
+START = 128 << 10
+
+
+def a_file(tensors: dict[str, np.ndarray], **options: object) -> bytes:
+    return ingot.numpy.save(tensors, **options)
+
+
+@pytest.fixture(scope="module")
+def tensors() -> dict[str, np.ndarray]:
+    random = np.random.default_rng(7)
+    large = {f"large.{n}": random.integers(0, 255, (1024, 2048), np.uint8) for n in range(4)}
+    small = {f"small.{n}": random.random(33, np.float32) for n in range(200)}
+    return {**large, **small, "empty": np.zeros((0, 3), np.int64), "scalar": np.float64(2.5)}
+
+
+@pytest.fixture(scope="module")
+def data(tensors: dict[str, np.ndarray]) -> bytes:
+    return a_file(tensors, metadata={"who": "me"})
+
+
+def same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
+    return found.keys() == expected.keys() and all(
+        np.array_equal(found[name], expected[name]) for name in found
+    )
+
+
+def test_the_header_takes_one_request(data: bytes, tensors: dict[str, np.ndarray]) -> None:
+    with serving(good(data)) as server, ingot.safe_open(server.url(), "np") as file:
+        assert [request.range for request in server.requests] == [(0, START)]
+        assert len(file) == len(tensors)
+        assert file.metadata() == {"who": "me"}
+        assert (file.path, file.backend, file.format) == (server.url(), "http", "safetensors")
+        assert file.why
+        asked = server.requests[0].headers
+        assert asked["accept-encoding"] == "identity"
+        assert "authorization" not in asked
+
+
+def test_a_long_header_takes_two() -> None:
+    tensors = {f"a.rather.long.name.of.a.tensor.{n:06}": np.zeros(1, np.uint8) for n in range(5000)}
+    data = a_file(tensors)
+    head = 8 + int.from_bytes(data[:8], "little")
+    assert head > START
+    with serving(good(data)) as server:
+        assert len(ingot.safe_open(server.url(), "np")) == 5000
+        assert [request.range for request in server.requests] == [(0, START), (START, head)]
+
+
+def test_a_small_file_is_there_after_the_first_request() -> None:
+    tensors = {"a": np.arange(1000)}
+    with serving(good(a_file(tensors))) as server:
+        assert same(ingot.numpy.load_file(server.url()), tensors)
+        assert len(server.requests) == 1
+
+
+def test_everything_that_reads_a_file_reads_a_url(data: bytes, tensors: dict[str, np.ndarray]) -> None:
+    with serving(good(data)) as server:
+        url = server.url()
+        assert same(ingot.numpy.load_file(url), tensors)
+        with ingot.safe_open(url, "np") as file:
+            assert same(dict(file.items()), tensors)
+            assert same(dict(file.iter_tensors()), tensors)
+            assert same(
+                file.get_tensors(["small.7", "large.2"]), {n: tensors[n] for n in ("small.7", "large.2")}
+            )
+            assert np.array_equal(file.get_slice("large.1")[3:9, ::7], tensors["large.1"][3:9, ::7])
+        out = {"large.0": np.empty((1024, 2048), np.uint8)}
+        assert ingot.numpy.load_file(url, keys=["large.0"], out=out)["large.0"] is out["large.0"]
+        assert np.array_equal(out["large.0"], tensors["large.0"])
+        found = ingot.numpy.load_file(url, prefix="small.", dtype="F16")
+        assert np.array_equal(found["small.3"], tensors["small.3"].astype(np.float16))
+        assert ingot.read_metadata(url) == {"who": "me"}
+
+
+def test_torch_takes_urls_too(data: bytes, tensors: dict[str, np.ndarray]) -> None:
+    torch = pytest.importorskip("torch")
+    with serving(good(data)) as server:
+        found = ingot.torch.load_file(server.url())
+        assert all(np.array_equal(found[name].numpy(), tensors[name]) for name in tensors)
+        target = {"large.3": torch.empty(1024, 2048, dtype=torch.uint8)}
+        ingot.torch.load_into(target, server.url(), strict=False)
+        assert np.array_equal(target["large.3"].numpy(), tensors["large.3"])
+
+
+def test_a_file_without_tensors_and_one_without_bytes() -> None:
+    with serving(good(a_file({}))) as server:
+        assert ingot.numpy.load_file(server.url()) == {}
+    with (
+        serving(good(b"")) as server,
+        pytest.raises(ingot.HeaderError, match=r"model\.safetensors: ") as caught,
+    ):
+        ingot.safe_open(server.url(), "np")
+    assert caught.value.path == server.url()
+
+
+@pytest.mark.parametrize("rows", [slice(0, 128), slice(896, 1024), slice(300, 428)])
+def test_a_slice_of_rows_moves_hardly_more_than_its_bytes(rows: slice) -> None:
+    tensor = np.random.default_rng(1).integers(0, 255, (1024, 16384), np.uint8)
+    with serving(good(a_file({"a": tensor}))) as server:
+        file = ingot.safe_open(server.url(), "np")
+        part = file.get_slice("a")[rows]
+        assert np.array_equal(part, tensor[rows])
+        # The first request is for the header, and holds a few rows.
+        assert server.sent - START <= 1.05 * part.nbytes
+
+
+def test_columns_take_few_requests(data: bytes) -> None:
+    tensor = np.random.default_rng(1).integers(0, 255, (2000, 4096), np.uint8)
+    with serving(good(a_file({"a": tensor}))) as server:
+        part = ingot.safe_open(server.url(), "np").get_slice("a")[:, 1024:1536]
+        assert np.array_equal(part, tensor[:, 1024:1536])
+        assert len(server.requests) < 10
+
+
+def test_tensors_that_lie_close_together_are_read_together(
+    data: bytes, tensors: dict[str, np.ndarray]
+) -> None:
+    some = [name for name in tensors if name.startswith("small.")][::2]
+    with serving(good(a_file({**tensors, "z": np.zeros(START, np.uint8)}))) as server:
+        found = ingot.numpy.load_file(server.url(), keys=some)
+        assert same(found, {name: tensors[name] for name in some})
+        assert len(server.requests) <= 3
+
+
+def test_connections_are_used_again(data: bytes) -> None:
+    ports = set()
+
+    def answer(handler: Handler, request: Request) -> None:
+        ports.add(handler.client_address[1])
+        handler.part(data, request)
+
+    with serving(answer) as server:
+        with ingot.safe_open(server.url(), "np") as file:
+            for name in file.keys()[:50]:
+                file[name]
+        # Two parts of a large tensor are read at once.
+        assert len(server.requests) > 6
+        assert len(ports) <= 2
+
+
+def test_a_connection_that_the_server_closes_between_requests_is_no_failure(data: bytes) -> None:
+    def answer(handler: Handler, request: Request) -> None:
+        handler.part(data, request)
+        handler.close_connection = True
+
+    with serving(answer) as server:
+        file = ingot.safe_open(server.url(), "np", storage_options={"retries": 0})
+        for name in ("large.0", "large.1", "large.2"):
+            assert file[name].shape == (1024, 2048)
+
+
+def test_options_reach_the_server(data: bytes) -> None:
+    with serving(good(data)) as server:
+        options = {"token": "t0ken", "headers": {"X-Mine": "yes"}}
+        ingot.safe_open(server.url(), "np", storage_options=options)["large.0"]
+        for request in server.requests:
+            assert request.headers["authorization"] == "Bearer t0ken"
+            assert request.headers["x-mine"] == "yes"
+        ingot.safe_open(server.url().replace("//", "//me:p%40ss@"), "np")
+        assert server.requests[-1].headers["authorization"] == "Basic bWU6cEBzcw=="
+
+
+def test_options_that_are_none_are_refused_without_their_values() -> None:
+    url = "http://127.0.0.1:9/x"
+    for options, fault in [
+        ({"tokn": "hunter2"}, ingot.OptionError),
+        ({"retries": "hunter2"}, TypeError),
+        ({"timeout": -1}, ingot.OptionError),
+        ({"headers": {"Range": "hunter2"}}, ingot.OptionError),
+        ({"headers": {"X": "hunter2\r\nY: z"}}, ingot.OptionError),
+        ({"token": "hunter2\n"}, ingot.OptionError),
+        ({"access_key_id": "hunter2"}, ingot.OptionError),
+        ({"ca_file": "/does/not/exist"}, ingot.OptionError),
+    ]:
+        target = url.replace("http:", "https:") if "ca_file" in options else url
+        with pytest.raises(fault) as caught:
+            ingot.safe_open(target, "np", storage_options={"retries": 0, **options})
+        assert "hunter2" not in str(caught.value), options
+
+
+def test_a_mapped_url_is_refused() -> None:
+    with pytest.raises(ingot.OptionError, match="mmap"):
+        ingot.safe_open("http://127.0.0.1:9/x", "np", backend="mmap")
+
+
+def test_a_path_is_never_taken_for_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("http:/x.safetensors", "https_x", "file:x"):
+        Path(name).parent.mkdir(exist_ok=True)
+        ingot.numpy.save_file({"a": np.arange(3)}, name, durable=False)
+        assert ingot.safe_open(name, "np").keys() == ["a"]
+    # A path that is no str names a file whatever it looks like.
+    for path in (Path("http://127.0.0.1:9/x"), b"http://127.0.0.1:9/x"):
+        with pytest.raises(FileNotFoundError):
+            ingot.safe_open(path, "np")
+
+
+def test_a_handle_can_be_pickled_with_what_it_takes_to_open_it(data: bytes) -> None:
+    with serving(good(data)) as server:
+        url = server.url("/model.safetensors?sig=1")
+        file = ingot.safe_open(url, "np", storage_options={"token": "t0ken"})
+        assert file.path == server.url("/model.safetensors?…")
+        again = pickle.loads(pickle.dumps(file))
+        assert np.array_equal(again["small.1"], file["small.1"])
+        assert server.requests[-1].path == "/model.safetensors?sig=1"
+        assert server.requests[-1].headers["authorization"] == "Bearer t0ken"
+
+
+def test_many_threads_read_at_once(data: bytes, tensors: dict[str, np.ndarray]) -> None:
+    wrong = []
+
+    def read(file: ingot.safe_open, names: list[str]) -> None:
+        wrong.extend(name for name in names if not np.array_equal(file[name], tensors[name]))
+
+    with serving(good(data)) as server, ingot.safe_open(server.url(), "np") as file:
+        names = file.keys()
+        threads = [threading.Thread(target=read, args=(file, names[n::4])) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_a_forked_process_reads_on_connections_of_its_own(
+    data: bytes, tensors: dict[str, np.ndarray]
+) -> None:
+    ports: list[int] = []
+
+    def answer(handler: Handler, request: Request) -> None:
+        ports.append(handler.client_address[1])
+        handler.part(data, request)
+
+    with serving(answer) as server:
+        script = f"""
+            import os, sys
+            import ingot, numpy
+            file = ingot.safe_open({server.url()!r}, "np")
+            before = file["large.0"].sum()
+            child = os.fork()
+            if child == 0:
+                os._exit(0 if file["large.0"].sum() == before else 1)
+            assert file["large.0"].sum() == before
+            sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        """
+        done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=False)
+        assert done.returncode == 0
+        # Each process has closed what it made, and none has spoken on a connection of the other.
+        assert len(set(ports)) >= 2
+
+
+def test_nothing_is_connected_before_it_is_asked_for() -> None:
+    with serving(good(b"")) as server:
+        script = f"import ingot, ingot.numpy; ingot._native.is_url({server.url()!r}) or quit(1)"
+        subprocess.run([sys.executable, "-c", script], check=True)
+        assert server.requests == []
+
+
+def test_an_interruption_is_heard_within_a_second(data: bytes) -> None:
+    asked = threading.Event()
+
+    def answer(handler: Handler, request: Request) -> None:
+        if request.range[0] == 0:
+            handler.part(data, request)
+        else:
+            asked.set()
+            handler.head(206, Content_Range=f"bytes {request.range[0]}-{request.range[1] - 1}/{len(data)}")
+            time.sleep(20)
+
+    with serving(answer) as server:
+        file = ingot.safe_open(server.url(), "np")
+
+        def interrupt() -> None:
+            asked.wait()
+            os.kill(os.getpid(), signal.SIGINT)
+            interrupted.append(time.monotonic())
+
+        interrupted: list[float] = []
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            file["large.0"]
+        thread.join()
+        assert time.monotonic() - interrupted[0] < 1.5
+
+
+def test_warming_says_the_bytes_of_the_tensors(data: bytes) -> None:
+    with serving(good(data)) as server, ingot.safe_open(server.url(), "np") as file:
+        assert file.warm(["large.0"]) == 1024 * 2048

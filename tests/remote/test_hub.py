@@ -1,0 +1,168 @@
+"""Files of the Hub, from a look-alike: names, tokens, redirects to another host, the cache of its clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ingot
+import ingot.numpy
+
+from .servers import Handler, Request, Server, serving
+
+TENSORS = {"a": np.arange(300_000), "b": np.float32(1.5)}
+DATA = ingot.numpy.save(TENSORS)
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+#: Both hosts of the look-alike are on loopback, which redirects do not lead to otherwise.
+NEAR = {"allow_private_redirects": True, "retries": 1}
+
+
+class Hub:
+    """A Hub of one file, whose bytes another host gives for a while."""
+
+    def __init__(self) -> None:
+        self.signature = 1
+        self.path = "/me/gpt/resolve/main/model.safetensors"
+        self.cdn: Server | None = None
+        self.hub: Server | None = None
+
+    def answer(self, handler: Handler, request: Request) -> None:
+        if request.path == "/me/old/resolve/main/model.safetensors":
+            handler.head(307, Location=self.path, Content_Length=0)
+        elif request.path != self.path:
+            handler.head(
+                404, X_Error_Code="EntryNotFound", X_Error_Message="Entry not found", Content_Length=0
+            )
+        elif request.headers.get("authorization") != "Bearer hf_right":
+            handler.head(401, X_Error_Message="Access to model me/gpt is restricted", Content_Length=0)
+        else:
+            handler.head(
+                302,
+                Location=self.cdn.url(f"/blob?Signature={self.signature}"),
+                X_Repo_Commit=COMMIT,
+                X_Linked_Size=len(DATA),
+                X_Linked_Etag='"sha"',
+                X_Xet_Hash="abc",
+                Content_Length=0,
+            )
+
+    def blob(self, handler: Handler, request: Request) -> None:
+        if request.path != f"/blob?Signature={self.signature}":
+            handler.head(403, Content_Length=0)
+        else:
+            handler.part(DATA, request, ETag='"sha"')
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    hub = Hub()
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "HF_HUB_CACHE", "HF_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    with serving(hub.answer) as hub.hub, serving(hub.blob, host="127.0.0.2") as hub.cdn:
+        monkeypatch.setenv("HF_ENDPOINT", hub.hub.url(""))
+        monkeypatch.setenv("HF_HOME", str(tmp_path))
+        monkeypatch.setenv("HF_TOKEN", "hf_right")
+        yield hub
+
+
+def fill_the_cache(folder: Path) -> Path:
+    repo = folder / "hub" / "models--me--gpt"
+    path = repo / "snapshots" / COMMIT / "model.safetensors"
+    path.parent.mkdir(parents=True)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text(COMMIT)
+    (repo / "blobs").mkdir()
+    (repo / "blobs" / "sha").write_bytes(DATA)
+    path.symlink_to("../../blobs/sha")
+    return path
+
+
+def test_a_file_of_the_hub_is_opened_by_its_name(hub: Hub) -> None:
+    file = ingot.safe_open("hf://me/gpt/model.safetensors", "np", storage_options=NEAR)
+    assert (file.path, file.backend) == ("hf://me/gpt/model.safetensors", "hf")
+    assert (len(hub.hub.requests), len(hub.cdn.requests)) == (1, 1)
+    assert np.array_equal(file["a"], TENSORS["a"])
+    # The bytes are asked for where the first redirect led to, and the token stayed at home.
+    assert len(hub.hub.requests) == 1
+    assert all("authorization" not in request.headers for request in hub.cdn.requests)
+    assert all("if-match" in request.headers for request in hub.cdn.requests[1:])
+
+
+def test_a_repository_stands_for_its_model(hub: Hub) -> None:
+    assert ingot.safe_open("hf://me/gpt", "np", storage_options=NEAR).keys() == ["a", "b"]
+
+
+@pytest.mark.parametrize("kind", ["blob", "resolve", "raw"])
+def test_a_url_from_the_browser_is_the_file(hub: Hub, kind: str) -> None:
+    url = hub.hub.url(f"/me/gpt/{kind}/main/model.safetensors?download=true")
+    file = ingot.safe_open(url, "np", storage_options=NEAR)
+    assert file.backend == "hf"
+    assert np.array_equal(file["a"], TENSORS["a"])
+
+
+def test_a_renamed_repository_is_found(hub: Hub) -> None:
+    assert len(ingot.safe_open("hf://me/old", "np", storage_options=NEAR)) == 2
+
+
+def test_an_address_whose_time_is_over_is_asked_for_again(hub: Hub) -> None:
+    file = ingot.safe_open("hf://me/gpt", "np", storage_options=NEAR)
+    hub.signature = 2
+    assert np.array_equal(file["a"], TENSORS["a"])
+    assert len(hub.hub.requests) >= 2
+
+
+def test_what_the_hub_says_is_said(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FileNotFoundError, match="Entry not found") as missing:
+        ingot.safe_open("hf://me/gpt/other.safetensors", "np", storage_options=NEAR)
+    assert missing.value.filename == "hf://me/gpt/other.safetensors"
+    assert hub.hub.url("") in str(missing.value)
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    with pytest.raises(PermissionError, match="is restricted") as refused:
+        ingot.safe_open("hf://me/gpt", "np", storage_options=NEAR)
+    assert "hf_wrong" not in str(refused.value)
+
+
+def test_the_token_can_be_given_and_withheld(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PermissionError):
+        ingot.safe_open("hf://me/gpt", "np", storage_options={**NEAR, "token": False})
+    assert "authorization" not in hub.hub.requests[-1].headers
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    assert len(ingot.safe_open("hf://me/gpt", "np", storage_options={**NEAR, "token": "hf_right"})) == 2
+
+
+def test_the_token_of_the_hub_goes_to_no_other_url(hub: Hub) -> None:
+    with serving(lambda handler, request: handler.part(DATA, request)) as other:
+        ingot.safe_open(other.url(), "np")
+        assert "authorization" not in other.requests[0].headers
+
+
+def test_a_file_in_the_cache_is_not_fetched(hub: Hub, tmp_path: Path) -> None:
+    path = fill_the_cache(tmp_path)
+    file = ingot.safe_open("hf://me/gpt", "np", storage_options=NEAR)
+    assert (file.path, file.backend) == (str(path), "mmap")
+    assert "cache" in file.why
+    # One request told which commit the branch is at.
+    assert len(hub.hub.requests) == 1
+    pinned = ingot.safe_open(f"hf://me/gpt@{COMMIT}", "np", storage_options=NEAR)
+    assert np.array_equal(pinned["a"], TENSORS["a"])
+    assert len(hub.hub.requests) == 1
+
+
+def test_offline_only_the_cache_is_asked(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(FileNotFoundError, match="HF_HUB_OFFLINE"):
+        ingot.safe_open("hf://me/gpt", "np")
+    path = fill_the_cache(tmp_path)
+    assert ingot.safe_open("hf://me/gpt", "np").path == str(path)
+    assert hub.hub.requests == []
+
+
+def test_slices_and_whole_files_come_from_the_hub_too(hub: Hub) -> None:
+    file = ingot.safe_open("hf://me/gpt", "np", storage_options=NEAR)
+    assert file.get_slice("a")[1000:1010].tolist() == list(range(1000, 1010))
+    found = ingot.numpy.load_file("hf://me/gpt", storage_options=NEAR)
+    assert all(np.array_equal(found[name], TENSORS[name]) for name in TENSORS)
+    assert ingot.read_metadata("hf://me/gpt", storage_options=NEAR) is None

@@ -1,0 +1,204 @@
+"""Files behind nginx: a server as they are, with TLS, compression, and files that are replaced."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ingot
+import ingot.numpy
+
+from .servers import unused_port
+
+NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
+OPENSSL = shutil.which("openssl")
+pytestmark = pytest.mark.skipif(NGINX is None or OPENSSL is None, reason="nginx or openssl is not installed")
+
+TENSORS = {
+    "a": np.arange(2_000_000),
+    "b": np.arange(50, dtype=np.float32),
+    "zeros": np.zeros(1_000_000, np.int8),
+}
+
+CONFIG = """
+daemon off;
+master_process off;
+pid {folder}/pid;
+error_log {folder}/error.log;
+events {{}}
+http {{
+  access_log {folder}/access.log;
+  client_body_temp_path {folder}/tmp; proxy_temp_path {folder}/tmp; fastcgi_temp_path {folder}/tmp;
+  uwsgi_temp_path {folder}/tmp; scgi_temp_path {folder}/tmp;
+  gzip on; gzip_types *; gzip_min_length 1; gzip_proxied any;
+  server {{
+    listen 127.0.0.1:{http};
+    listen 127.0.0.1:{https} ssl;
+    listen 127.0.0.2:{https} ssl;
+    ssl_certificate {folder}/cert.pem;
+    ssl_certificate_key {folder}/key.pem;
+    root {folder}/www;
+    location /packed/ {{ alias {folder}/www/; add_header Content-Encoding gzip; }}
+    location /ranges-off/ {{ alias {folder}/www/; max_ranges 0; }}
+    location /slow/ {{ alias {folder}/www/; limit_rate 4m; }}
+    location /users/ {{ alias {folder}/www/; auth_basic x; auth_basic_user_file {folder}/users; }}
+    location /to-http/ {{ return 302 http://127.0.0.1:{http}/model.safetensors; }}
+  }}
+}}
+"""
+
+
+@dataclass
+class Nginx:
+    folder: Path
+    http: int
+    https: int
+
+    @property
+    def options(self) -> dict[str, str]:
+        return {"ca_file": str(self.folder / "cert.pem")}
+
+    def requests(self, after: int = -1) -> int:
+        """How many there were, once there are more than `after`: nginx writes them down when it has answered."""
+        for _ in range(100):
+            count = len((self.folder / "access.log").read_text().splitlines())
+            if count > after:
+                break
+            time.sleep(0.02)
+        return count
+
+
+@pytest.fixture(scope="module")
+def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
+    folder = tmp_path_factory.mktemp("nginx")
+    (folder / "www").mkdir()
+    # Where nginx gives up root, the user that it becomes has to get here.
+    for parent in [folder, *folder.parents[:2]]:
+        if parent.stat().st_uid == os.getuid():
+            parent.chmod(0o755)
+    ingot.numpy.save_file(TENSORS, folder / "www" / "model.safetensors", durable=False)
+    (folder / "users").write_text("me:{PLAIN}secret\n")
+    key = ["-keyout", folder / "key.pem", "-out", folder / "cert.pem", "-subj", "/CN=loopback"]
+    subprocess.run(
+        [OPENSSL, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *key]
+        + ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+        + ["-addext", "basicConstraints=critical,CA:FALSE"],
+        check=True,
+        capture_output=True,
+    )
+    server = Nginx(folder, unused_port(), unused_port())
+    config = folder / "nginx.conf"
+    config.write_text(CONFIG.format(folder=folder, http=server.http, https=server.https))
+    log = folder / "start.log"
+    with log.open("wb") as errors:
+        process = subprocess.Popen([NGINX, "-p", folder, "-c", config], stderr=errors)
+    try:
+        for _ in range(100):
+            if process.poll() is not None:
+                pytest.fail(f"nginx did not start: {log.read_text()}")
+            try:
+                ingot.safe_open(
+                    f"http://127.0.0.1:{server.http}/model.safetensors", "np", storage_options={"retries": 0}
+                )
+                break
+            except OSError:
+                time.sleep(0.1)
+        yield server
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def same(found: dict[str, np.ndarray]) -> bool:
+    return found.keys() == TENSORS.keys() and all(
+        np.array_equal(found[name], TENSORS[name]) for name in found
+    )
+
+
+def test_a_file_is_read_whole_and_in_part(nginx: Nginx) -> None:
+    url = f"http://127.0.0.1:{nginx.http}/model.safetensors"
+    before = nginx.requests()
+    file = ingot.safe_open(url, "np")
+    assert nginx.requests(before) - before == 1
+    assert same(ingot.numpy.load_file(url))
+    assert file.get_slice("a")[1_000_000:1_000_003].tolist() == [1_000_000, 1_000_001, 1_000_002]
+
+
+def test_tls_with_a_certificate_of_our_own(nginx: Nginx) -> None:
+    for host in ("127.0.0.1", "localhost"):
+        url = f"https://{host}:{nginx.https}/model.safetensors"
+        assert same(ingot.numpy.load_file(url, storage_options=nginx.options))
+
+
+def test_n13_a_certificate_that_nobody_vouches_for_is_refused(nginx: Nginx) -> None:
+    url = f"https://localhost:{nginx.https}/model.safetensors"
+    with pytest.raises(ingot.StorageError) as caught:
+        ingot.safe_open(url, "np")
+    assert caught.value.code == "tls"
+    assert str(caught.value).startswith(url)
+
+
+def test_n13_a_certificate_of_another_host_is_refused(nginx: Nginx) -> None:
+    with pytest.raises(ingot.StorageError) as caught:
+        ingot.safe_open(f"https://127.0.0.2:{nginx.https}/x", "np", storage_options=nginx.options)
+    assert caught.value.code == "tls"
+    assert "127.0.0.2" in str(caught.value)
+
+
+def test_n2_a_redirect_from_tls_to_none_is_refused(nginx: Nginx) -> None:
+    with pytest.raises(ingot.StorageError, match="from https: to http:") as caught:
+        ingot.safe_open(f"https://localhost:{nginx.https}/to-http/", "np", storage_options=nginx.options)
+    assert caught.value.code == "redirect-refused"
+
+
+def test_n8_a_server_that_says_gzip_is_not_believed(nginx: Nginx) -> None:
+    with pytest.raises(ingot.StorageError, match="content encoding gzip") as caught:
+        ingot.safe_open(f"http://127.0.0.1:{nginx.http}/packed/model.safetensors", "np")
+    assert caught.value.code == "content-encoded"
+
+
+def test_n5_a_server_without_ranges_is_an_error(nginx: Nginx) -> None:
+    with pytest.raises(ingot.StorageError, match="the server does not serve parts") as caught:
+        ingot.safe_open(f"http://127.0.0.1:{nginx.http}/ranges-off/model.safetensors", "np")
+    assert caught.value.code == "range-ignored"
+
+
+def test_users_have_passwords(nginx: Nginx) -> None:
+    url = f"http://me:secret@127.0.0.1:{nginx.http}/users/model.safetensors"
+    assert same(ingot.numpy.load_file(url))
+    with pytest.raises(PermissionError) as caught:
+        ingot.safe_open(url.replace("secret", "wrong"), "np")
+    assert "wrong" not in str(caught.value)
+    assert "401" in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_not_found(nginx: Nginx) -> None:
+    with pytest.raises(FileNotFoundError, match="404"):
+        ingot.safe_open(f"http://127.0.0.1:{nginx.http}/none.safetensors", "np")
+
+
+def test_n9_a_file_that_is_replaced_meanwhile_is_an_error(nginx: Nginx) -> None:
+    path = nginx.folder / "www" / "replaced.safetensors"
+    ingot.numpy.save_file(TENSORS, path, durable=False)
+    file = ingot.safe_open(f"http://127.0.0.1:{nginx.http}/replaced.safetensors", "np")
+    other = {name: array + 1 for name, array in TENSORS.items()}
+    ingot.numpy.save_file(other, path, durable=False)
+    os.utime(path, (1, 1))
+    with pytest.raises(ingot.StorageError, match="was written to since it was opened") as caught:
+        file["a"]
+    assert caught.value.code == "changed"
+    # Once it is known, nothing more is given.
+    with pytest.raises(ingot.StorageError, match="was written to"):
+        file["zeros"]
+
+
+def test_a_slow_server_is_waited_for(nginx: Nginx) -> None:
+    assert same(ingot.numpy.load_file(f"http://127.0.0.1:{nginx.http}/slow/model.safetensors"))

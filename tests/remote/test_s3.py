@@ -1,0 +1,183 @@
+"""Files in S3, from moto's server, which checks signatures as Amazon does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ingot
+import ingot.numpy
+
+from .servers import Handler, Request, good, serving, unused_port
+
+TENSORS = {"a": np.arange(400_000), "b": np.arange(50, dtype=np.float32)}
+DATA = ingot.numpy.save(TENSORS)
+KEYS = ["model.safetensors", "a b/ü+&=~%2F.safetensors", "a/../b//c.safetensors", "q?x#y.safetensors"]
+VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_REGION")
+
+#: Makes a bucket with these keys and a user who may read them, says so, and serves until its input ends.
+SCRIPT = """
+    import json, sys
+    port, keys = int(sys.argv[1]), json.loads(sys.argv[2])
+    import boto3
+    from moto.moto_server.threaded_moto_server import ThreadedMotoServer
+    server = ThreadedMotoServer("127.0.0.1", port, verbose=False)
+    server.start()
+    own = dict(endpoint_url=f"http://127.0.0.1:{port}", region_name="us-east-1", aws_access_key_id="x",
+               aws_secret_access_key="x")
+    s3, iam = boto3.client("s3", **own), boto3.client("iam", **own)
+    s3.create_bucket(Bucket="models")
+    data = sys.stdin.buffer.read(int(sys.argv[3]))
+    for key in keys:
+        s3.put_object(Bucket="models", Key=key, Body=data)
+    iam.create_user(UserName="me")
+    policy = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}
+    iam.put_user_policy(UserName="me", PolicyName="all", PolicyDocument=json.dumps(policy))
+    key = iam.create_access_key(UserName="me")["AccessKey"]
+    print(json.dumps([key["AccessKeyId"], key["SecretAccessKey"]]), flush=True)
+    sys.stdin.buffer.read()
+"""
+
+
+@dataclass
+class Moto:
+    port: int
+    key: str
+    secret: str
+
+    @property
+    def options(self) -> dict[str, object]:
+        return {
+            "endpoint": f"http://127.0.0.1:{self.port}",
+            "access_key_id": self.key,
+            "secret_access_key": self.secret,
+        }
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[Moto]:
+    pytest.importorskip("moto", reason="moto is not installed")
+    port = unused_port()
+    # What the script does needs no rights; from then on every request has to be signed.
+    environment = {**os.environ, "INITIAL_NO_AUTH_ACTION_COUNT": str(len(KEYS) + 4)}
+    arguments = [str(port), json.dumps(KEYS), str(len(DATA))]
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(SCRIPT), *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(DATA)
+        process.stdin.flush()
+        yield Moto(port, *json.loads(process.stdout.readline()))
+        process.terminate()
+
+
+@pytest.fixture(autouse=True)
+def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An environment that holds no credentials."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def same(found: dict[str, np.ndarray]) -> bool:
+    return found.keys() == TENSORS.keys() and all(
+        np.array_equal(found[name], TENSORS[name]) for name in found
+    )
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_signed_request_is_let_in_and_keys_are_what_they_are(moto: Moto, key: str) -> None:
+    assert same(ingot.numpy.load_file(f"s3://models/{key}", storage_options=moto.options))
+
+
+def test_a_file_is_opened_as_a_local_one_is(moto: Moto) -> None:
+    file = ingot.safe_open("s3://models/model.safetensors", "np", storage_options=moto.options)
+    assert (file.path, file.backend) == ("s3://models/model.safetensors", "s3")
+    assert file.get_slice("a")[399_990:].tolist() == list(range(399_990, 400_000))
+
+
+def test_credentials_and_endpoint_come_from_the_environment(
+    moto: Moto, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", moto.options["endpoint"])
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", moto.key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", moto.secret)
+    assert same(ingot.numpy.load_file("s3://models/model.safetensors"))
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "credentials").write_text(
+        f"[work]\naws_access_key_id = {moto.key}\naws_secret_access_key = {moto.secret}\n"
+    )
+    monkeypatch.setenv("AWS_PROFILE", "work")
+    assert same(ingot.numpy.load_file("s3://models/model.safetensors"))
+
+
+@pytest.mark.parametrize("wrong", ["secret_access_key", "access_key_id"])
+def test_n18_a_wrong_signature_is_refused(moto: Moto, wrong: str) -> None:
+    options = {**moto.options, wrong: "hunter2"}
+    with pytest.raises(PermissionError) as caught:
+        ingot.safe_open("s3://models/model.safetensors", "np", storage_options=options)
+    assert "403" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+    assert caught.value.filename == "s3://models/model.safetensors"
+
+
+def test_n18_nobody_is_refused_where_a_signature_is_needed(moto: Moto) -> None:
+    for options in ({"endpoint": moto.options["endpoint"]}, {**moto.options, "anonymous": True}):
+        with pytest.raises(PermissionError):
+            ingot.safe_open("s3://models/model.safetensors", "np", storage_options=options)
+
+
+def test_a_key_that_is_not_there_is_not_found(moto: Moto) -> None:
+    with pytest.raises(FileNotFoundError, match="NoSuchKey"):
+        ingot.safe_open("s3://models/none", "np", storage_options=moto.options)
+
+
+def test_n18_without_credentials_nothing_is_signed() -> None:
+    with serving(good(DATA)) as server:
+        assert same(ingot.numpy.load_file("s3://public/m.bt", storage_options={"endpoint": server.url("")}))
+        assert server.requests[0].path == "/public/m.bt"
+        assert "authorization" not in server.requests[0].headers
+
+
+def test_n18_no_signature_follows_a_redirect() -> None:
+    with serving(good(DATA), host="127.0.0.2") as other:
+
+        def answer(handler: Handler, request: Request) -> None:
+            handler.head(307, Location=other.url("/x"), Content_Length=0)
+
+        with serving(answer) as server:
+            options = {"endpoint": server.url(""), "access_key_id": "id", "secret_access_key": "hunter2"}
+            more = {"session_token": "s3ssion", "allow_private_redirects": True}
+            ingot.safe_open("s3://b/k", "np", storage_options={**options, **more})
+        assert server.requests[0].headers["x-amz-security-token"] == "s3ssion"
+        assert "hunter2" not in str(server.requests[0].headers)
+        assert not [
+            name for name in other.requests[0].headers if name.startswith(("x-amz-", "authorization"))
+        ]
+
+
+def test_n18_a_bucket_of_another_region_is_asked_as_it_wants() -> None:
+    def answer(handler: Handler, request: Request) -> None:
+        if "/eu-central-1/s3/" in request.headers["authorization"]:
+            handler.part(DATA, request)
+        else:
+            handler.head(400, X_Amz_Bucket_Region="eu-central-1", Content_Length=0)
+
+    with serving(answer) as server:
+        options = {"endpoint": server.url(""), "access_key_id": "id", "secret_access_key": "s"}
+        assert same(ingot.numpy.load_file("s3://b/k", storage_options=options))
+        assert len([r for r in server.requests if "us-east-1" in r.headers["authorization"]]) == 1
