@@ -67,7 +67,7 @@ class Nginx:
         return {"ca_file": str(self.folder / "cert.pem")}
 
     def requests(self, after: int = -1) -> int:
-        """How many there were, once there are more than `after`: nginx writes them down when it has answered."""
+        """How many there were, once there are more than `after`: nginx writes them down after it answers."""
         for _ in range(100):
             count = len((self.folder / "access.log").read_text().splitlines())
             if count > after:

@@ -10,7 +10,8 @@ use std::time::Duration;
 /// [`Error::Read`](crate::Error::Read).
 #[derive(Debug)]
 pub struct Fault {
-    kind: FaultKind,
+    /// Boxed: it is larger than what most functions give.
+    kind: Box<FaultKind>,
     /// The URL that it came from, where that is not the one of the file, without its secrets.
     from: Option<String>,
     /// How often it was tried.
@@ -67,7 +68,7 @@ pub(crate) enum FaultKind {
 impl Fault {
     pub(crate) fn new(kind: FaultKind) -> Fault {
         Fault {
-            kind,
+            kind: Box::new(kind),
             from: None,
             attempts: 1,
         }
@@ -90,7 +91,7 @@ impl Fault {
 
     /// Whether the same request may succeed a little later.
     pub(crate) fn is_transient(&self) -> bool {
-        match &self.kind {
+        match &*self.kind {
             FaultKind::Connect { .. }
             | FaultKind::Broken(_)
             | FaultKind::Slow { .. }
@@ -103,7 +104,7 @@ impl Fault {
     /// The status that the server answered with, where it refused.
     #[must_use]
     pub fn status(&self) -> Option<u16> {
-        match self.kind {
+        match *self.kind {
             FaultKind::Status { status, .. } => Some(status),
             _ => None,
         }
@@ -111,7 +112,7 @@ impl Fault {
 
     /// The region that a bucket of S3 lies in, where a server says so because it was asked in another.
     pub(crate) fn region(&self) -> Option<&str> {
-        match &self.kind {
+        match &*self.kind {
             FaultKind::Status { region, .. } => region.as_deref(),
             _ => None,
         }
@@ -120,7 +121,7 @@ impl Fault {
     /// A stable name for the failure, in kebab-case; programs may match it.
     #[must_use]
     pub fn code(&self) -> &'static str {
-        match &self.kind {
+        match &*self.kind {
             FaultKind::Address(_) => "bad-url",
             FaultKind::Option(_) => "storage-option",
             FaultKind::Offline(_) => "offline",
@@ -144,13 +145,13 @@ impl Fault {
     /// Whether it is a mistake of the caller's, in the URL or the options.
     #[must_use]
     pub fn is_misuse(&self) -> bool {
-        matches!(self.kind, FaultKind::Address(_) | FaultKind::Option(_))
+        matches!(*self.kind, FaultKind::Address(_) | FaultKind::Option(_))
     }
 
     /// Whether it is what a server, or the cache in its place, says of the file.
     #[must_use]
     pub fn is_answer(&self) -> bool {
-        matches!(self.kind, FaultKind::Status { .. } | FaultKind::Offline(_))
+        matches!(*self.kind, FaultKind::Status { .. } | FaultKind::Offline(_))
     }
 
     /// The fault that lies inside an error of the system.
@@ -168,7 +169,7 @@ impl From<FaultKind> for Fault {
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.kind {
+        match &*self.kind {
             FaultKind::Address(why) | FaultKind::Option(why) | FaultKind::Offline(why) => f.write_str(why)?,
             FaultKind::Connect { authority, source } => write!(f, "cannot connect to {authority}: {source}")?,
             FaultKind::Tls { authority, source } => {
@@ -239,7 +240,7 @@ impl From<Fault> for io::Error {
     /// The kinds are those of a file that is not there or not to be read, so that callers need not know the numbers of
     /// HTTP. None is `Interrupted`: whoever reads would try again.
     fn from(fault: Fault) -> io::Error {
-        let kind = match &fault.kind {
+        let kind = match &*fault.kind {
             FaultKind::Status {
                 status: 404 | 410, ..
             }
