@@ -212,7 +212,7 @@ def test_a_path_is_never_taken_for_a_url(tmp_path: Path, monkeypatch: pytest.Mon
         ingot.numpy.save_file({"a": np.arange(3)}, name, durable=False)
         assert ingot.safe_open(name, "np").keys() == ["a"]
     # A path that is no str names a file whatever it looks like.
-    for path in (Path("http://127.0.0.1:9/x"), b"http://127.0.0.1:9/x"):
+    for path in (Path("http://127.0.0.1:9/x"), b"http://127.0.0.1:9/x", "http://127.0.0.1:9/\udcff"):
         with pytest.raises(FileNotFoundError):
             ingot.safe_open(path, "np")
 

@@ -342,10 +342,10 @@ impl Archive {
     }
 }
 
-/// Whether a text begins as a URL does that can be opened.
+/// Whether a text begins as a URL does that can be opened. Names of files that are no text are none.
 #[pyfunction]
-pub(crate) fn is_url(text: &str) -> bool {
-    ingot_io::is_url(text)
+pub(crate) fn is_url(text: &Bound<'_, PyString>) -> bool {
+    text.to_str().is_ok_and(ingot_io::is_url)
 }
 
 fn limits(strict: bool, max_header_size: Option<u64>) -> Limits {

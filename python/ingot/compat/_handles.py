@@ -121,7 +121,7 @@ class safe_open(ingot.safe_open):
     def __reduce__(self) -> tuple[Any, ...]:
         self._check_open()
         framework, device, backend, *_ = self._arguments
-        return _reopened, (self.path, framework, device, backend)
+        return _reopened, (self._url or self.path, framework, device, backend)
 
     def __enter__(self) -> Self:
         # Upstream lets a closed file be entered, and refuses what is asked of it then.
@@ -201,7 +201,8 @@ class _safe_open_handle(safe_open):
         self._adapter = adapter(framework)
         self._move = mover(self._adapter, _device(device))
         self._archive = Archive.from_buffer(_mapped(f.fileno()))
-        self._arguments = (framework, _device(device), "auto", False, None)
+        self._url = None
+        self._arguments = (framework, _device(device), "auto", False, None, None)
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("cannot pickle a handle that was made from an open file: make it with its path")
