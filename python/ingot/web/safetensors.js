@@ -1372,7 +1372,7 @@ class Settings {
     this.remoteLimit = limitOption(options, MAX_REMOTE_HEADER_BYTES);
     this.shardUrl = options.shardUrl ?? shardBeside;
     this.config = options.config ?? false;
-    this.hub = options.hub ?? "https://huggingface.co";
+    this.hub = options.hub ?? HUB;
   }
 
   withSignal(signal) {
@@ -1380,19 +1380,17 @@ class Settings {
   }
 }
 
-/** A controller that is aborted when `signal` is, and how to part them again. */
-function linked(signal) {
-  signal?.throwIfAborted();
+/** A controller, and a signal that it or `outer` aborts. */
+function linked(outer) {
+  outer?.throwIfAborted();
   const controller = new AbortController();
-  const forward = () => controller.abort(signal.reason);
-  signal?.addEventListener("abort", forward, { once: true });
-  return { controller, unlink: () => signal?.removeEventListener("abort", forward) };
+  return { controller, signal: outer ? AbortSignal.any([outer, controller.signal]) : controller.signal };
 }
 
 /** What `work` gives for each item, some at a time. The first that fails ends them all. */
 async function mapLimited(items, settings, work) {
-  const { controller, unlink } = linked(settings.signal);
-  const inner = settings.withSignal(controller.signal);
+  const { controller, signal } = linked(settings.signal);
+  const inner = settings.withSignal(signal);
   const results = [];
   const rest = items.entries();
   const worker = async () => {
@@ -1405,8 +1403,6 @@ async function mapLimited(items, settings, work) {
   } catch (fault) {
     controller.abort(fault);
     throw fault;
-  } finally {
-    unlink();
   }
 }
 
@@ -1471,33 +1467,28 @@ async function retrying(settings, attempt) {
 }
 
 async function withDeadline(settings, attempt) {
-  const { controller, unlink } = linked(settings.signal);
+  const { controller, signal } = linked(settings.signal);
   const late = remoteFault("timeout", `no answer in ${settings.timeout} ms`);
   const timer = setTimeout(() => controller.abort(late), settings.timeout);
   try {
-    return await attempt(controller.signal);
+    return await attempt(signal);
   } catch (fault) {
     // Whatever else it led to, this is why.
-    throw controller.signal.aborted ? controller.signal.reason : fault;
+    throw signal.aborted ? signal.reason : fault;
   } finally {
     clearTimeout(timer);
-    unlink();
   }
 }
 
-async function pause(milliseconds, signal) {
-  const { controller, unlink } = linked(signal);
-  try {
-    await new Promise((resolve, reject) => {
-      const timer = setTimeout(resolve, milliseconds);
-      controller.signal.addEventListener("abort", () => {
-        clearTimeout(timer);
-        reject(controller.signal.reason);
-      });
+function pause(milliseconds, outer) {
+  const { signal } = linked(outer);
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(resolve, milliseconds);
+    signal.addEventListener("abort", () => {
+      clearTimeout(timer);
+      reject(signal.reason);
     });
-  } finally {
-    unlink();
-  }
+  });
 }
 
 /** The answer to a GET, redirects followed. The caller's headers go to the caller's host and to no other. */
@@ -1641,7 +1632,7 @@ async function getWhole(url, settings, tooLarge, limit) {
   });
 }
 
-/** A file on a server, of which parts are read. All parts are of one version. */
+/** A file on a server, of which parts are read. */
 class RemoteFile {
   constructor(url, settings) {
     this.url = url;
@@ -1702,16 +1693,21 @@ class RemoteFile {
     }
     await refuseEncoded(response);
     const { total, nbytes } = await contentRange(response, begin, end);
-    await this.refuseOther(versionOf(response, total));
+    const version = versionOf(response, total);
+    await this.refuseOther(version, response);
     const bytes = await bodyUpTo(response, nbytes);
     if (bytes.length !== nbytes) throw wrongLength(nbytes, bytes.length);
+    // Not before: an answer of which nothing is kept binds nobody.
+    this.version = version;
     return { bytes, fileSize: total };
   }
 
-  /** All answers must be of one version. Compared here and not by If-Match, for which browsers would ask twice. */
-  async refuseOther(version) {
-    this.version ??= version;
-    if (this.version !== version) throw remoteFault("changed", "the file changed while it was read");
+  /** All parts must be of one version. Compared here and not by If-Match, for which browsers would ask twice. */
+  async refuseOther(version, response) {
+    if (this.version !== null && this.version !== version) {
+      await discard(response);
+      throw remoteFault("changed", "the file changed while it was read");
+    }
   }
 }
 
@@ -1764,23 +1760,37 @@ function wrongLength(expected, found) {
 
 // --- Addresses of the Hub ---
 
+const HUB = "https://huggingface.co";
+
 /** `hf://[models/|datasets/|spaces/]owner/name[@revision][/path]`; without a path it is that of the repository. */
 const HUB_ADDRESS =
-  /^hf:\/\/(?:(models|datasets|spaces)\/)?([^/@]+(?:\/[^/@]+)?)(?:@(refs\/(?:pr|convert)\/[^/]+|[^/]+))?(?:\/(.*))?$/;
+  /^hf:\/\/(?:(models|datasets|spaces)\/)?([^/@]+\/[^/@]+|[^/@]+(?=$|@[^/]+$))(?:@(refs\/(?:pr|convert)\/[^/]+|[^/]+))?(?:\/(.*))?$/;
 
 /** The URL that `address` stands for; that of a repository ends with a slash. */
 export function hubUrl(address, options = {}) {
-  const match = HUB_ADDRESS.exec(address);
-  if (match === null) {
-    const reason = `expected hf://owner/name[@revision][/path], found ${quoteName(address)}`;
-    throw new SafetensorError(reason, { code: "invalid-url" });
+  const [, kind = "models", repo, revision = "main", path = ""] = HUB_ADDRESS.exec(address) ?? refuseAddress(address);
+  // A revision may be given as it is or encoded; it is one part of the URL, slashes and all.
+  const version = unescaped(revision) ?? refuseAddress(address);
+  const parts = [...repo.split("/"), version, ...path.split("/")];
+  // A URL has no way to spell these: they would lead elsewhere.
+  if (parts.some((part) => part === "." || part === "..")) refuseAddress(address);
+  const [type, hub] = [kind === "models" ? "" : `${kind}/`, options.hub ?? HUB];
+  const [owned, file] = [repo, path].map((text) => text.split("/").map(encodeURIComponent).join("/"));
+  return new URL(`${hub.replace(/\/+$/, "")}/${type}${owned}/resolve/${encodeURIComponent(version)}/${file}`);
+}
+
+/** Text with what is percent-encoded in it decoded; null where that is no text. */
+function unescaped(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return null;
   }
-  const [, kind = "models", repo, revision = "main", path = ""] = match;
-  const type = kind === "models" ? "" : `${kind}/`;
-  // A revision may be given as it is or encoded; it is one part of the path, slashes and all.
-  const version = encodeURIComponent(decodeURIComponent(revision));
-  const hub = (options.hub ?? "https://huggingface.co").replace(/\/+$/, "");
-  return new URL(`${hub}/${type}${repo}/resolve/${version}/${path.split("/").map(encodeURIComponent).join("/")}`);
+}
+
+function refuseAddress(address) {
+  const reason = `expected hf://owner/name[@revision][/path], found ${quoteName(address)}`;
+  throw new SafetensorError(reason, { code: "invalid-url" });
 }
 
 function urlOf(source, settings) {
@@ -2039,11 +2049,7 @@ function noCheckpoint(expected) {
 
 function lastPart(url) {
   const part = url.pathname.split("/").at(-1);
-  try {
-    return decodeURIComponent(part);
-  } catch {
-    return part;
-  }
+  return unescaped(part) ?? part;
 }
 
 /** The address of a shard: beside the index, without the query of the index. */
@@ -2055,11 +2061,8 @@ function shardBeside(shard, indexUrl) {
 function refuseEncodedName(shard) {
   let name = shard;
   for (let times = 0; times < 5 && name.includes("%"); times++) {
-    try {
-      name = decodeURIComponent(name);
-    } catch {
-      return;
-    }
+    name = unescaped(name);
+    if (name === null) return;
     const reason = shardNameFault(name);
     if (reason !== null) {
       throw new Fault("invalid-shard-name", "I6", `file name ${quoteName(shard)} refused: decoded, ${reason}`);
