@@ -49,6 +49,21 @@ def test_the_package_brings_the_module_and_its_types() -> None:
     assert len(exported) > 10
 
 
+def test_the_dtypes_are_those_of_format_md() -> None:
+    text = (Path(__file__).parents[1] / "crates" / "format" / "FORMAT.md").read_text("utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+|—) \|", text, re.MULTILINE)
+    folder = files("ingot") / "web"
+    (table,) = re.findall(
+        r"(?s)const DTYPE_TABLE = \{\n(.*?)\n\};", (folder / "safetensors.js").read_text("utf-8")
+    )
+    assert re.findall(r"^  (\w+): \[(\d+), (\d+|null)\],$", table, re.MULTILINE) == [
+        (dtype, bits, "null" if number == "—" else number) for dtype, bits, number in rows
+    ]
+    (union,) = re.findall(r"(?s)export type Dtype =(.*?);", (folder / "safetensors.d.ts").read_text("utf-8"))
+    assert re.findall(r'"(\w+)"', union) == [dtype for dtype, _, _ in rows]
+    assert len(rows) == 22
+
+
 def test_the_module_needs_nothing_else() -> None:
     module = (files("ingot") / "web" / "safetensors.js").read_text("utf-8")
     assert not re.search(r"\bimport\b|\brequire\b|\beval\b|\bnew Function\b|innerHTML\s*=", module)

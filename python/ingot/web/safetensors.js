@@ -185,8 +185,8 @@ export const MAX_HEADER_BYTES = 100_000_000;
 /** The same for a header that comes over a network, as the Hub's own readers have it. */
 export const MAX_REMOTE_HEADER_BYTES = 25_000_000;
 
-/** Headers of Rust's reader count their names in 32 bits. */
-const HEADER_CEILING = 0xffff_ffff;
+/** Whatever the caller allows: engines hold no longer strings. */
+const HEADER_CEILING = 500_000_000;
 
 const PREFIX_NBYTES = 8;
 
@@ -472,12 +472,12 @@ class Json {
       this.string();
     } else if (unit === OPEN_BRACE) {
       this.open();
-      const keys = new Set();
+      const keys = duplicates && new Set();
       for (let count = 0; this.hasNext(CLOSE_BRACE, count); count++) {
         const key = this.key();
         this.skip(duplicates);
-        if (keys.has(key)) duplicates?.push(key);
-        keys.add(key);
+        if (keys?.has(key)) duplicates.push(key);
+        keys?.add(key);
       }
     } else if (unit === OPEN_BRACKET) {
       this.open();
@@ -559,15 +559,15 @@ class JsonHeaderReader {
       return;
     }
     json.open();
-    const pairs = [];
+    const metadata = new MetadataBuilder();
     for (let count = 0; json.hasNext(CLOSE_BRACE, count); count++) {
       const key = json.key();
       if (json.peek() !== QUOTE) {
         throw invalidMetadata(`metadata key ${quoteName(key)}: expected a string, found ${json.describe()}`);
       }
-      pairs.push([key, json.string()]);
+      metadata.add(key, json.string());
     }
-    this.raw.metadata = metadataOf(pairs);
+    this.raw.metadata = metadata.finish();
   }
 
   /** F8. */
@@ -630,13 +630,22 @@ function endsUnusually(text) {
   return /[\t\n\r]/.test(text.charAt(end - 1));
 }
 
-/** F7 for metadata: the pairs as a map. */
-function metadataOf(pairs) {
-  const metadata = new Map(pairs);
-  if (metadata.size < pairs.length) {
-    throw duplicateMetadataKey(leastName(repeated(pairs.map(([key]) => key))), "F7");
+/** F7 for metadata. Keys are not kept in a list as well: there may be millions. */
+class MetadataBuilder {
+  constructor() {
+    this.map = new Map();
+    this.repeated = [];
   }
-  return metadata;
+
+  add(key, value) {
+    if (this.map.has(key)) this.repeated.push(key);
+    this.map.set(key, value);
+  }
+
+  finish() {
+    if (this.repeated.length > 0) throw duplicateMetadataKey(leastName(this.repeated), "F7");
+    return this.map;
+  }
 }
 
 /** The names that stand there more than once. */
@@ -721,9 +730,11 @@ class BinaryHeaderReader {
     // The lengths of key and value take a byte each.
     const count = this.count("metadata count", 2);
     checkRoom(0, 0, count);
-    const pairs = [];
-    while (pairs.length < count) pairs.push([this.string("metadata key"), this.string("metadata value")]);
-    return metadataOf(pairs);
+    const metadata = new MetadataBuilder();
+    for (let number = 0; number < count; number++) {
+      metadata.add(this.string("metadata key"), this.string("metadata value"));
+    }
+    return metadata.finish();
   }
 
   entries() {
@@ -1174,7 +1185,9 @@ class IndexReader {
     this.json = json;
     /** The values of the fields that were read. */
     this.fields = new Map();
-    this.pairs = [];
+    this.tensors = new Map();
+    /** Tensors that were there before, each with the shard that is named for it now. */
+    this.repeated = [];
     this.shards = new Set();
   }
 
@@ -1197,9 +1210,17 @@ class IndexReader {
       throw new Fault("missing-weight-map", "I5", "the index has no `weight_map`, which says where tensors are");
     }
     refuseCollisions(this.shards);
-    const weightMap = new Map(this.pairs);
-    if (weightMap.size < this.pairs.length) throw tensorTwiceInIndex(this.pairs);
-    return new ShardIndex(weightMap, [...this.shards].sort(compareNames), this.fields.get("metadata") ?? null);
+    if (this.repeated.length > 0) throw this.tensorTwice();
+    return new ShardIndex(this.tensors, [...this.shards].sort(compareNames), this.fields.get("metadata") ?? null);
+  }
+
+  /** I4. */
+  tensorTwice() {
+    const tensor = leastName(this.repeated.map(([name]) => name));
+    const first = this.tensors.get(tensor);
+    const [, second] = this.repeated.find(([name]) => name === tensor);
+    const where = first === second ? quoteName(first) : `${quoteName(first)} and in ${quoteName(second)}`;
+    return new Fault("duplicate-tensor", "I4", `it stands there twice, in ${where}`, { tensor });
   }
 
   /** I4. */
@@ -1230,7 +1251,8 @@ class IndexReader {
     if (name === METADATA_KEY) {
       throw new Fault("reserved-name", "I5", "the name is reserved for metadata", { tensor: name });
     }
-    this.pairs.push([name, shard]);
+    if (this.tensors.has(name)) this.repeated.push([name, shard]);
+    else this.tensors.set(name, shard);
   }
 
   /** I6 and I7. */
@@ -1284,13 +1306,6 @@ function kindOf(text) {
 
 function invalidField(field, found) {
   return new Fault("invalid-field", "I5", `field \`${field}\`: expected an object, found ${found}`);
-}
-
-function tensorTwiceInIndex(pairs) {
-  const tensor = leastName(repeated(pairs.map(([name]) => name)));
-  const [first, second] = pairs.filter(([name]) => name === tensor).map(([, shard]) => quoteName(shard));
-  const reason = `it stands there twice, in ${first}${first === second ? "" : ` and in ${second}`}`;
-  return new Fault("duplicate-tensor", "I4", reason, { tensor });
 }
 
 /** I6. An index comes from whoever wrote the checkpoint, and what it names must lie beside it on every system. */
