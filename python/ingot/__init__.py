@@ -16,6 +16,7 @@ from ._native import __version__
 from ._open import safe_open
 from ._serialize import deserialize, serialize, serialize_file
 from .errors import (
+    CheckpointError,
     ClosedError,
     DestinationError,
     DtypeError,
@@ -33,11 +34,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from . import errors, flax, mlx, numpy, paddle, tensorflow, torch
     from ._edit import read_metadata, replace_tensor, update_metadata
+    from ._index import ShardIndex, read_index
     from ._rearrange import merge, rewrite, split
     from ._stream import write_to
     from ._writer import Writer
 
 __all__ = [
+    "CheckpointError",
     "ClosedError",
     "DestinationError",
     "DtypeError",
@@ -45,6 +48,7 @@ __all__ = [
     "OptionError",
     "SafetensorError",
     "SaveError",
+    "ShardIndex",
     "SharedMemoryError",
     "SliceError",
     "StorageError",
@@ -58,6 +62,7 @@ __all__ = [
     "mlx",
     "numpy",
     "paddle",
+    "read_index",
     "read_metadata",
     "replace_tensor",
     "rewrite",
@@ -74,8 +79,10 @@ __all__ = [
 
 # Imported when they are first used, each from its module.
 _LATER = {
+    "ShardIndex": "_index",
     "Writer": "_writer",
     "merge": "_rearrange",
+    "read_index": "_index",
     "read_metadata": "_edit",
     "replace_tensor": "_edit",
     "rewrite": "_rearrange",

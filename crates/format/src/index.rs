@@ -111,6 +111,11 @@ impl ShardIndex {
         self.by_name.get(rank).map_or(rank, |&number| index(number))
     }
 
+    /// All names in their own order, byte by byte.
+    pub fn names_by_name(&self) -> impl ExactSizeIterator<Item = &str> {
+        (0..self.len()).map(|rank| self.name(self.nth_by_name(rank)))
+    }
+
     /// Where the tensor `name` stands in the index.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<usize> {
