@@ -1,6 +1,7 @@
 // Models of one and of many files: on servers, in repositories of the Hub, and from folders that were dropped.
 
 import assert from "node:assert/strict";
+import { once } from "node:events";
 import { test } from "node:test";
 
 import { hubUrl, parameterCount, readModel, tensorRange } from "../../python/ingot/web/safetensors.js";
@@ -75,17 +76,20 @@ test("as many headers are fetched at a time as is allowed", async (t) => {
   }
 });
 
-test("the first shard that fails ends the others", async (t) => {
+test("the first shard that fails ends the others", { timeout: 30_000 }, async (t) => {
   const pairs = Array.from({ length: 40 }, (_, number) => [`t${number}`, `${number}.safetensors`]);
   const weightMap = Object.fromEntries(pairs);
+  const unanswered = [];
   const server = await serve(t, (request, response) => {
     if (request.url === "/i.json") response.end(indexOf(weightMap));
-    else if (request.url === "/1.safetensors") response.writeHead(404).end();
-    // The others are never answered.
+    else if (request.url !== "/1.safetensors") unanswered.push(once(response, "close"));
+    else response.writeHead(404).end();
   });
   const error = await errorOf(() => readModel(`${server.url}/i.json`, { concurrency: 3 }));
   assert.deepEqual([error.code, error.status, error.path], ["http-status", 404, `${server.url}/1.safetensors`]);
   assert.ok(server.requests.length <= 5, `${server.requests.length}`);
+  // The connections that nobody waits for any more are let go.
+  await Promise.all(unanswered);
 });
 
 test("what a shard holds and the index does not say is refused, and the other way round", async (t) => {
