@@ -27,7 +27,9 @@ function headOf(count) {
 /** What JSON.parse leaves to check: sizes, holes and overlaps. It cannot see names that are there twice. */
 function byHand(head, fileSize) {
   const entries = Object.entries(JSON.parse(new TextDecoder().decode(head.subarray(8))));
-  const tensors = entries.map(([name, { dtype, shape, data_offsets: [begin, end] }]) => ({ name, dtype, shape, begin, end }));
+  const tensors = entries.map(([name, { dtype, shape, data_offsets }]) => {
+    return { name, dtype, shape, begin: data_offsets[0], end: data_offsets[1] };
+  });
   tensors.sort((a, b) => a.begin - b.begin);
   let covered = 0;
   for (const { shape, begin, end } of tensors) {
@@ -68,7 +70,8 @@ for (let round = 0; round < ROUNDS; round++) {
   for (const [side, read] of Object.entries(sides)) times[side].push(milliseconds(read));
 }
 
-console.log(`${os.cpus()[0].model}, Node ${process.version}: ${TENSORS} tensors, header of ${(head.length / 1e6).toFixed(1)} MB`);
+const size = (head.length / 1e6).toFixed(1);
+console.log(`${os.cpus()[0].model}, Node ${process.version}: ${TENSORS} tensors, header of ${size} MB`);
 for (const [side, taken] of Object.entries(times)) {
   const [least, most] = [Math.min(...taken), Math.max(...taken)].map((time) => time.toFixed(1));
   console.log(`${side}: ${median(taken).toFixed(1)} ms (${least} to ${most})`);

@@ -17,7 +17,8 @@ function browserFetch(asked, end) {
       Object.defineProperty(hidden, "type", { value: "opaqueredirect" });
       return hidden;
     }
-    const response = new Response(FILE, { status: 206, headers: { "content-range": `bytes 0-${FILE.length - 1}/${FILE.length}` } });
+    const headers = { "content-range": `bytes 0-${FILE.length - 1}/${FILE.length}` };
+    const response = new Response(FILE, { status: 206, headers });
     Object.defineProperties(response, { redirected: { value: true }, url: { value: end } });
     return response;
   };
@@ -36,7 +37,8 @@ test("an address is relative to the page", async (t) => {
   globalThis.document = { baseURI: "https://example.org/viewer/index.html" };
   t.after(() => delete globalThis.document);
   const asked = [];
-  await readHeader("../models/m.safetensors?x=1", { fetch: browserFetch(asked, "https://example.org/models/m.safetensors") });
+  const fetch = browserFetch(asked, "https://example.org/models/m.safetensors");
+  await readHeader("../models/m.safetensors?x=1", { fetch });
   assert.equal(asked[0][0], "https://example.org/models/m.safetensors?x=1");
 });
 

@@ -10,7 +10,8 @@ import { bytes, fileWith, oracle } from "./oracle.mjs";
 async function modelOf({ files, names, config, index_metadata: metadata }) {
   const given = files.map(({ shard, file }) => new File([bytes(file)], shard));
   if (files.length > 1) {
-    const weightMap = Object.fromEntries(files.flatMap(({ shard }, place) => names[place].map((name) => [name, shard])));
+    const entries = files.flatMap(({ shard }, place) => names[place].map((name) => [name, shard]));
+    const weightMap = Object.fromEntries(entries);
     const index = JSON.stringify({ metadata: metadata && JSON.parse(metadata), weight_map: weightMap });
     given.push(new File([index], "model.safetensors.index.json"));
   }
@@ -41,17 +42,17 @@ test("a header alone is counted with the configuration that is given", () => {
 
 test("a configuration of any form does no harm", () => {
   const header = parseHeader(fileWith("a.weight", "b.scales"));
-  const odd = [null, 1, "x", [], {}, { bits: "4" }, { quant_method: "__proto__" }, { quant_method: "constructor" }];
+  const methods = ["gptq", "mlx", "mxfp4", "compressed-tensors", "fp8", "bitsandbytes", "__proto__", "constructor", 4];
+  const odd = [null, 1, "x", [], {}];
+  for (const method of methods) odd.push({ quant_method: method }, { quant_method: method, bits: "4", format: null });
   for (const settings of odd) {
-    for (const method of [{}, ...["gptq", "mlx", "compressed-tensors", "fp8", "bitsandbytes"].map((name) => ({ quant_method: name }))]) {
-      const given = settings !== null && typeof settings === "object" && !Array.isArray(settings) ? { ...method, ...settings } : settings;
-      for (const config of [{ quantization_config: given }, { quantization: given }, { text_config: given }, given]) {
-        const { parameterTotal } = parameterCount(header, { config });
-        assert.ok(parameterTotal === 2 || parameterTotal === 1, JSON.stringify(config));
-      }
+    const keys = ["quantization_config", "quantization", "text_config"];
+    for (const config of [settings, ...keys.map((key) => ({ [key]: settings }))]) {
+      const { parameterTotal } = parameterCount(header, { config });
+      assert.ok(parameterTotal === 2 || parameterTotal === 1, JSON.stringify(config));
     }
   }
-  const lists = { ignore: [1, null, "re:" + "a".repeat(9) + "(b+)+$"], modules_to_not_convert: { a: 1 }, config_groups: [{}] };
+  const lists = { ignore: [1, null, "re:a(b+)+$"], modules_to_not_convert: { a: 1 }, config_groups: [{}] };
   const config = { quantization_config: { quant_method: "compressed-tensors", format: 4, ...lists } };
   assert.equal(parameterCount(header, { config }).parameterTotal, 2);
 });

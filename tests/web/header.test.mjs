@@ -84,7 +84,7 @@ test("what ingot writes is read as ingot reads it", () => {
     const header = parseHeader(bytes(expected.file), { strict: true });
     assert.equal(header.format, expected.format);
     assert.deepEqual(rows(header), expected.tensors, expected.name);
-    assert.deepEqual(pairs(header.metadata), expected.metadata && expected.metadata.sort(([a], [b]) => (a < b ? -1 : 1)));
+    assert.deepEqual(pairs(header.metadata), pairs(expected.metadata));
     assert.deepEqual([...header.names()].sort(compareNames), expected.byName, "names are ordered by their bytes");
   }
 });
@@ -179,7 +179,8 @@ test("the path stands before the fault, escaped", async () => {
 
 test("a bad byte is named by its position", async () => {
   const text = new TextEncoder().encode('{"é":1}');
-  const bad = [[0xff], [0xc3], [0xc0, 0x80], [0xed, 0xa0, 0x80], [0xf4, 0x90, 0x80, 0x80], [0xe2, 0x82], [0xf0, 0x8f, 0xbf, 0xbf]];
+  const bad = [[0xff], [0xc3], [0xc0, 0x80], [0xed, 0xa0, 0x80], [0xf4, 0x90, 0x80, 0x80], [0xe2, 0x82]];
+  bad.push([0xf0, 0x8f, 0xbf, 0xbf]);
   for (const sequence of bad) {
     const header = new Uint8Array([...text.slice(0, 4), ...sequence, ...text.slice(4)]);
     const { code, message } = await errorOf(() => parseHeader(fileOf(header)));

@@ -108,7 +108,8 @@ test("N1: what the caller sends stays with the caller's host, also when the chai
   });
   const secrets = { authorization: "Bearer t", cookie: "c=1", "x-api-key": "k", "proxy-authorization": "p" };
   await readHeader(`${home.url}/start`, { headers: secrets });
-  const sent = (server) => server.requests.map(({ headers }) => [headers.authorization, headers["x-api-key"], headers.range]);
+  const what = ({ headers }) => [headers.authorization, headers["x-api-key"], headers.range];
+  const sent = (server) => server.requests.map(what);
   const range = "bytes=0-131071";
   assert.deepEqual(sent(away), [[undefined, undefined, range]]);
   assert.equal(away.requests[0].headers.cookie, undefined);
@@ -155,14 +156,16 @@ function redirecting(to, asked = []) {
 
 test("N2 and N3: a redirect may not lead to a weaker protocol, nor into the network of the client", async () => {
   const inward = ["127.0.0.1", "localhost", "a.localhost", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254"];
-  inward.push("100.64.0.1", "0.0.0.0", "2130706433", "0x7f.1", "[::1]", "[::]", "[::ffff:127.0.0.1]", "[fe80::1]", "[fd00::1]");
+  inward.push("100.64.0.1", "0.0.0.0", "2130706433", "0x7f.1");
+  inward.push("[::1]", "[::]", "[::ffff:127.0.0.1]", "[fe80::1]", "[fd00::1]");
   const places = inward.map((host) => `https://${host}/`);
   for (const to of [...places, "http://example.com/"]) {
     const asked = [];
     const error = await errorOf(() => readHeader("https://example.org/m", { fetch: redirecting(to, asked) }));
     assert.deepEqual([error.code, asked.length], ["redirect-refused", 1], to);
   }
-  for (const to of ["https://cdn.example.com/m", "https://11.1.2.3/", "https://172.32.0.1/", "https://[2001:db8::1]/"]) {
+  for (const host of ["cdn.example.com", "11.1.2.3", "172.32.0.1", "100.128.0.1", "[2001:db8::1]"]) {
+    const to = `https://${host}/m`;
     assert.equal((await readHeader("https://example.org/m", { fetch: redirecting(to) })).size, 2, to);
   }
   assert.equal((await readHeader("http://localhost/m", { fetch: redirecting("http://10.0.0.1/") })).size, 2);
@@ -265,10 +268,15 @@ test("N7: a body that is longer than it says is refused, and not read to its end
 
 test("N7: a body that breaks off is asked for again, and then an error", async (t) => {
   const cut = (request, response) => {
-    response.writeHead(206, { "content-range": `bytes 0-${SMALL.length - 1}/${SMALL.length}`, "content-length": SMALL.length });
-    response.write(SMALL.subarray(0, 9), () => response.destroy());
+    const range = `bytes 0-${SMALL.length - 1}/${SMALL.length}`;
+    response.writeHead(206, { "content-range": range, "content-length": SMALL.length });
+    // The end of the connection comes after the bytes, and not in their place.
+    response.write(SMALL.subarray(0, 9), () => response.socket.end());
   };
-  const server = await serve(t, (request, response, count) => (count === 1 ? cut : (...call) => sendPart(...call, SMALL))(request, response));
+  const server = await serve(t, (request, response, count) => {
+    if (count === 1) cut(request, response);
+    else sendPart(request, response, SMALL);
+  });
   assert.equal((await readHeader(`${server.url}/m`)).size, 2);
   const { error, requests } = await refusal(t, cut, { retries: 1 });
   assert.deepEqual([error.code, requests.length], ["short-read", 2]);
@@ -292,7 +300,8 @@ test("N8: bytes that were encoded on the way are refused", async (t) => {
     response.end(packed);
   });
   assert.equal(whole.error.code, "content-encoded");
-  const server = await serve(t, (request, response) => sendPart(request, response, SMALL, { "content-encoding": "identity" }));
+  const plain = { "content-encoding": "identity" };
+  const server = await serve(t, (request, response) => sendPart(request, response, SMALL, plain));
   assert.equal((await readHeader(`${server.url}/m`)).size, 2);
 });
 
@@ -313,10 +322,14 @@ test("N9: parts of two versions are never put together", async (t) => {
     ],
   };
   for (const [what, headers] of Object.entries(versions)) {
-    const { error } = await refusal(t, (request, response, count) => sendPart(request, response, one, headers[count - 1]));
+    const { error } = await refusal(t, (request, response, count) => {
+      sendPart(request, response, one, headers[count - 1]);
+    });
     assert.equal(error.code, "changed", what);
   }
-  const { error } = await refusal(t, (request, response, count) => sendPart(request, response, count === 1 ? one : two));
+  const { error } = await refusal(t, (request, response, count) => {
+    sendPart(request, response, count === 1 ? one : two);
+  });
   assert.equal(error.code, "changed", "another size");
   const server = await serve(t, (request, response) => sendPart(request, response, one, { etag: [] }));
   assert.ok(await readHeader(`${server.url}/m`), "a server need not have versions");
@@ -372,12 +385,15 @@ test("N11: a header that is too long is refused before it is asked for", async (
     file[8] = 0x7b;
     return file;
   };
-  for (const [length, code] of [[8n * 10n ** 12n, "header-too-large"], [25_000_001n, "header-too-large"], [25_000_000n, "header-past-end"]]) {
+  const lengths = new Map([[8n * 10n ** 12n, "header-too-large"], [25_000_001n, "header-too-large"]]);
+  lengths.set(25_000_000n, "header-past-end");
+  for (const [length, code] of lengths) {
     const { error, requests } = await refusal(t, (request, response) => sendPart(request, response, start(length)));
     assert.deepEqual([error.code, requests.length], [code, 1]);
   }
   const options = { maxHeaderBytes: 100 };
-  const { error } = await refusal(t, (request, response) => sendPart(request, response, fileOf(" ".repeat(101))), options);
+  const spaces = fileOf(" ".repeat(101));
+  const { error } = await refusal(t, (request, response) => sendPart(request, response, spaces), options);
   assert.deepEqual([error.code, error.expected, error.found], ["header-too-large", 100, 101]);
 });
 
@@ -436,7 +452,8 @@ test("N14 and N16: an address with a password or with control characters is refu
     assert.equal(error.code, "invalid-url");
     assert.doesNotMatch(error.message + error.path, /secret/);
   }
-  for (const url of ["https://example.org/m\r\nx-evil: 1", "https://example.org/a b", "model.safetensors", "ftp://a/b", "file:///m", ""]) {
+  const odd = ["https://example.org/m\r\nx-evil: 1", "https://example.org/a b", "m.safetensors", "ftp://a/b", ""];
+  for (const url of odd) {
     assert.equal((await errorOf(() => readHeader(url))).code, "invalid-url", url);
   }
 });

@@ -19,7 +19,8 @@ export async function serve(t, handle) {
     server.close();
   });
   const { port } = server.address();
-  return { url: `http://127.0.0.1:${port}`, port, requests, ranges: () => requests.map(({ headers }) => headers.range) };
+  const ranges = () => requests.map(({ headers }) => headers.range);
+  return { url: `http://127.0.0.1:${port}`, requests, ranges };
 }
 
 /** The part of `file` that a request asks for, as a server should send it; `more` are headers. */

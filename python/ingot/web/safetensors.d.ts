@@ -150,8 +150,8 @@ export declare class SafetensorError extends Error {
   /**
    * A stable word: that of the rule in FORMAT.md, or `invalid-url`, `network`, `timeout`, `http-status`,
    * `redirect-refused`, `range-ignored`, `wrong-range`, `content-encoded`, `short-read`, `changed`, `read`,
-   * `no-checkpoint`, `ambiguous-checkpoint`, `missing-shards`, `missing-tensor`, `extra-tensor`, `tensor-in-two-shards`,
-   * `unknown-tensor`, `invalid-config`, `config-too-large`.
+   * `no-checkpoint`, `ambiguous-checkpoint`, `missing-shards`, `missing-tensor`, `extra-tensor`,
+   * `tensor-in-two-shards`, `unknown-tensor`, `invalid-config`, `config-too-large`.
    */
   readonly code: string | null;
   /** The number of the rule in FORMAT.md that is broken, such as `F9`. */
@@ -188,8 +188,8 @@ export declare function parseIndex(bytes: Bytes, options?: { path?: string }): S
 
 /**
  * The header of a file in memory, of a `File` or `Blob`, or at a URL. Text is a URL, or an address of the Hub such as
- * `hf://owner/name/model.safetensors`. Nothing but the header is read: by one request, or by two where it is longer than
- * `firstBytes`. In Node, `fs.openAsBlob(path)` gives a Blob.
+ * `hf://owner/name/model.safetensors`. Nothing but the header is read: by one request, or by two where it is longer
+ * than `firstBytes`. In Node, `fs.openAsBlob(path)` gives a Blob.
  */
 export declare function readHeader(source: Bytes | Blob | URL | string, options?: ReadOptions): Promise<Header>;
 
@@ -197,8 +197,8 @@ export declare function readHeader(source: Bytes | Blob | URL | string, options?
 export declare function readIndex(source: Bytes | Blob | URL | string, options?: ReadOptions): Promise<ShardIndex>;
 
 /**
- * The headers of a model. `source` is the address of a file, of an index, of a directory (with a slash at its end) or of
- * a repository of the Hub; or a `File`, or all files of a folder. What an index says is checked against its shards.
+ * The headers of a model. `source` is the address of a file, of an index, of a directory (with a slash at its end) or
+ * of a repository of the Hub; or a `File`, or all files of a folder. What an index says is checked against its shards.
  */
 export declare function readModel(
   source: URL | string | Blob | Iterable<File>,

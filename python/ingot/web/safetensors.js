@@ -18,9 +18,9 @@ const SHOWN_CHARS = 200;
 // Controls, and what Unicode calls default ignorable: characters that reorder, join or hide what stands around them.
 // Lone surrogates are in no file, but a caller may hand them in.
 const STEERING = new RegExp(
-  "[\\0-\\x1f\\x7f-\\x9f]|[\\xad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f\\u200b-\\u200f\\u2028-\\u202e" +
-    "\\u2060-\\u206f\\u3164\\ud800-\\udfff\\ufe00-\\ufe0f\\ufeff\\uffa0\\ufff0-\\ufffb\\u{1bca0}-\\u{1bca3}" +
-    "\\u{1d173}-\\u{1d17a}\\u{e0000}-\\u{e0fff}]",
+  "[\\0-\\x1f\\x7f-\\x9f]|[\\xad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f\\u200b-\\u200f" +
+    "\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ud800-\\udfff\\ufe00-\\ufe0f\\ufeff\\uffa0\\ufff0-\\ufffb" +
+    "\\u{1bca0}-\\u{1bca3}\\u{1d173}-\\u{1d17a}\\u{e0000}-\\u{e0fff}]",
   "gu",
 );
 
@@ -802,8 +802,8 @@ class BinaryHeaderReader {
     let end = this.at;
     while (end < header.length && end < this.at + 7 && header[end] === 0x20) end++;
     if (end < header.length) {
-      const reason = `expected up to 7 spaces after the last entry, found other bytes at byte ${this.position(end)} of the file`;
-      throw new Fault("invalid-padding", "B4", reason);
+      const found = `other bytes at byte ${this.position(end)} of the file`;
+      throw new Fault("invalid-padding", "B4", `expected up to 7 spaces after the last entry, found ${found}`);
     }
   }
 
@@ -997,7 +997,10 @@ function foreignKind(start) {
 }
 
 const FOREIGN = [
-  ["a Git LFS pointer, not the file it points to — run `git lfs pull`", (bytes) => bytes.startsWith("version https://git-lfs")],
+  [
+    "a Git LFS pointer, not the file it points to — run `git lfs pull`",
+    (bytes) => bytes.startsWith("version https://git-lfs"),
+  ],
   [
     "a PyTorch checkpoint (ZIP with a pickle) — load it with torch.load and save it again",
     (bytes) => bytes.startsWith("PK\x03\x04") && bytes.includes("data.pkl"),
@@ -1300,7 +1303,8 @@ class IndexReader {
 }
 
 function kindOf(text) {
-  const kinds = { n: "null", t: "true or false", f: "true or false", '"': "a string", "[": "an array", "{": "an object" };
+  const truth = "true or false";
+  const kinds = { n: "null", t: truth, f: truth, '"': "a string", "[": "an array", "{": "an object" };
   return kinds[text[0]] ?? "a number";
 }
 
@@ -1428,7 +1432,7 @@ const MAX_HOPS = 5;
 
 const PASSING = new Set([408, 429, 500, 502, 503, 504]);
 const PAUSE = 250;
-/** A server that wants to be left alone for longer, in milliseconds, is taken at its word: the request fails at once. */
+/** A server that wants to be left alone for longer, in milliseconds, is: the request fails at once. */
 const MAX_PAUSE = 10_000;
 
 // Browsers follow redirects themselves and do not say where to. That is found out by asking once.
@@ -1742,7 +1746,8 @@ async function refuseEncoded(response) {
   const encoding = response.headers.get("content-encoding")?.trim().toLowerCase() ?? "identity";
   if (encoding !== "identity" && encoding !== "") {
     await discard(response);
-    throw remoteFault("content-encoded", `expected the bytes of the file, found them encoded as ${quoteName(encoding)}`);
+    const reason = `expected the bytes of the file, found them encoded as ${quoteName(encoding)}`;
+    throw remoteFault("content-encoded", reason);
   }
 }
 
@@ -1778,8 +1783,10 @@ function wrongLength(expected, found) {
 const HUB = "https://huggingface.co";
 
 /** `hf://[models/|datasets/|spaces/]owner/name[@revision][/path]`; without a path it is that of the repository. */
-const HUB_ADDRESS =
-  /^hf:\/\/(?:(models|datasets|spaces)\/)?([^/@]+\/[^/@]+|[^/@]+(?=$|@[^/]+$))(?:@(refs\/(?:pr|convert)\/[^/]+|[^/]+))?(?:\/(.*))?$/;
+const HUB_ADDRESS = new RegExp(
+  "^hf://(?:(models|datasets|spaces)/)?([^/@]+/[^/@]+|[^/@]+(?=$|@[^/]+$))" +
+    "(?:@(refs/(?:pr|convert)/[^/]+|[^/]+))?(?:/(.*))?$",
+);
 
 /** The URL that `address` stands for; that of a repository ends with a slash. */
 export function hubUrl(address, options = {}) {
@@ -1870,7 +1877,8 @@ async function headerOf(file, settings) {
 export async function readHeader(source, options = {}) {
   if (isBuffer(source)) return parseHeader(source, options);
   const settings = new Settings(options);
-  return headerOf(isBlob(source) ? new BlobFile(source, settings) : new RemoteFile(urlOf(source, settings), settings), settings);
+  const file = isBlob(source) ? new BlobFile(source, settings) : new RemoteFile(urlOf(source, settings), settings);
+  return headerOf(file, settings);
 }
 
 /** The index of a sharded checkpoint, from any of the same sources. Its shards are not looked at. */
@@ -1951,10 +1959,10 @@ export async function readModel(source, options = {}) {
   const config = folder.config();
   // Both are asked for at once; the one that nobody waits for yet must not count as unhandled.
   config.catch(() => {});
-  if (index === null) return new Model(folder.path, null, new Map([[name, await folder.header(name, settings)]]), await config);
-  const headers = await mapLimited(index.shards, settings, (shard, inner) => folder.header(shard, inner));
-  const shards = new Map(index.shards.map((shard, place) => [shard, headers[place]]));
-  naming(folder.path, () => refuseDifferences(index, shards));
+  const names = index === null ? [name] : index.shards;
+  const headers = await mapLimited(names, settings, (shard, inner) => folder.header(shard, inner));
+  const shards = new Map(names.map((shard, place) => [shard, headers[place]]));
+  if (index !== null) naming(folder.path, () => refuseDifferences(index, shards));
   return new Model(folder.path, index, shards, await config);
 }
 
@@ -2042,9 +2050,8 @@ class RemoteFolder {
   async config() {
     if (this.settings.config !== true) return this.settings.config || null;
     const url = new URL("config.json", this.url);
-    return unlessMissing(
-      namingLater(showUrl(url), async () => parseConfig(await getWhole(url, this.settings, configTooLarge, MAX_CONFIG_BYTES))),
-    );
+    const read = () => getWhole(url, this.settings, configTooLarge, MAX_CONFIG_BYTES);
+    return unlessMissing(namingLater(showUrl(url), async () => parseConfig(await read())));
   }
 }
 
@@ -2090,7 +2097,8 @@ class FileFolder {
   constructor(files, settings) {
     this.settings = settings;
     if (!files.every(isBlob)) throw new TypeError("source must be a URL, a Blob or several Files");
-    this.files = new Map(files.map((file, place) => [file.webkitRelativePath || file.name || `blob ${place + 1}`, file]));
+    const pathOf = (file, place) => file.webkitRelativePath || file.name || `blob ${place + 1}`;
+    this.files = new Map(files.map((file, place) => [pathOf(file, place), file]));
     if (this.files.size < files.length) throw new TypeError("two of the files have one name");
     /** What a name in the index is relative to. */
     this.base = "";
@@ -2136,9 +2144,11 @@ class FileFolder {
 
 function onlyOne(paths) {
   if (paths.length === 1) return paths[0];
-  if (paths.length === 0) throw noCheckpoint("expected a *.safetensors.index.json, or one .safetensors or .bt file").toError(null);
-  const reason = `these files are more than one checkpoint, and any could be meant: ${showNames(paths)} — give the one to open`;
-  throw new Fault("ambiguous-checkpoint", null, reason).toError(null);
+  if (paths.length === 0) {
+    throw noCheckpoint("expected a *.safetensors.index.json, or one .safetensors or .bt file").toError(null);
+  }
+  const reason = `these files are more than one checkpoint, and any could be meant: ${showNames(paths)}`;
+  throw new Fault("ambiguous-checkpoint", null, `${reason} — give the one to open`).toError(null);
 }
 
 function showNames(names) {
@@ -2169,7 +2179,8 @@ function differenceOf(tensor, isExtra, shard, index, shards) {
   }
   if (isExtra) {
     const indexed = index.weightMap.get(tensor);
-    const says = indexed === undefined ? "does not name it" : `says that it is in ${quoteName(indexed)}, which lacks it`;
+    const elsewhere = () => `says that it is in ${quoteName(indexed)}, which lacks it`;
+    const says = indexed === undefined ? "does not name it" : elsewhere();
     return new Fault("extra-tensor", null, `it is in ${here}, and the index ${says}`, { tensor });
   }
   const elsewhere = other === undefined ? "" : `; it is in ${quoteName(other)}`;
@@ -2208,8 +2219,8 @@ export function parameterCount(source, options = {}) {
 
 function totalled(counts, declared) {
   const computed = [...counts.values()].reduce((total, count) => total + count, 0);
-  const said = declaredTotal(declared);
-  return { parameterCount: Object.fromEntries(counts), parameterTotal: said === null ? computed : Math.min(said, computed) };
+  const parameterTotal = Math.min(declaredTotal(declared) ?? Infinity, computed);
+  return { parameterCount: Object.fromEntries(counts), parameterTotal };
 }
 
 /** What `total_parameters` says, where it is a number. Writers have written it as text, too. */
@@ -2220,7 +2231,7 @@ function declaredTotal(declared) {
   return total >= 0 ? total : null;
 }
 
-/** Exact, whatever the shape: the elements of a tensor in a file whose size is a safe integer are a multiple of 2 above 2^53. */
+/** Exact: a file of a safe size has more than 2^53 elements only if they are packed, and then their count is even. */
 function elements(tensor) {
   return tensor.nbytes === 0 ? 0 : tensor.shape.reduce((product, dim) => product * dim, 1);
 }
@@ -2297,7 +2308,7 @@ const AUXILIARY = new Set([
 
 const NOT_QUANTISED = { isAuxiliary: () => false, packing: () => UNPACKED };
 
-/** How the tensors of a model were quantised, as its `config.json` says: which are no parameters, and which hold several. */
+/** How a model was quantised, as its `config.json` says: which tensors are no parameters, and which hold several. */
 function quantisation(config, headers) {
   const settings = quantisationConfig(config);
   if (settings === null) return NOT_QUANTISED;
@@ -2321,8 +2332,8 @@ function quantisationConfig(config) {
 /** mlx writes `quantization`, without a method, and the same again under the usual name. */
 function mlxConfig(place) {
   for (const settings of [place.quantization, place.quantization_config]) {
-    const isMlx = isObject(settings) && settings.quant_method === undefined && "group_size" in settings && "bits" in settings;
-    if (isMlx) return { ...settings, quant_method: "mlx" };
+    if (!isObject(settings) || settings.quant_method !== undefined) continue;
+    if ("group_size" in settings && "bits" in settings) return { ...settings, quant_method: "mlx" };
   }
   return null;
 }
@@ -2335,7 +2346,7 @@ function quantisedNames(settings) {
     const weight = name.lastIndexOf(".weight");
     const module = weight < 0 ? name : name.slice(0, weight);
     if (ignored.some((matches) => matches(module))) return false;
-    return !kept.some((pattern) => (pattern.includes("*") ? matchesGlob(`*${pattern}*`, name) : name.includes(pattern)));
+    return !kept.some((pattern) => matchesGlob(`*${pattern}*`, name));
   };
 }
 
@@ -2350,7 +2361,7 @@ function targetMatcher(target) {
   return glob === null ? () => false : (module) => matchesGlob(glob, module);
 }
 
-/** The glob that says what a regular expression does; null where it is of another kind. It comes from a stranger and is never run. */
+/** The glob that says what a regular expression does; null where none does. A stranger wrote it, so it is never run. */
 function globOf(pattern) {
   const isAnchored = pattern.endsWith("$");
   const body = pattern.replace(/^\^/, "").replace(/\$$/, "") + (isAnchored ? "" : ".*");
@@ -2371,7 +2382,7 @@ function globOf(pattern) {
   return glob;
 }
 
-/** Whether all of `text` is as `glob` says, in which `*` stands for any text. In time of their lengths' product at most. */
+/** Whether all of `text` is as `glob` says, in which `*` is any text. In time of their lengths' product at most. */
 function matchesGlob(glob, text) {
   let [at, place, star, resume] = [0, 0, -1, 0];
   while (at < text.length) {
