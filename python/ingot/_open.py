@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ._frameworks import adapter
 from ._native import Archive
+from ._reads import PLAIN, Reads
 from ._serialize import one_of
 from .errors import ClosedError, DtypeError, SliceError, _escaped, _quoted
 
@@ -405,13 +406,23 @@ def open_archive(
     return Archive.open(filename, one_of("backend", backend, BACKENDS), strict, max_header_size)
 
 
-def tensors(archive: Archive, names: Iterable[str] | None, wrap: Wrap, move: Move | None) -> dict[str, Any]:
+def tensors(
+    archive: Archive, names: Iterable[str] | None, wrap: Wrap, move: Move | None, reads: Reads = PLAIN
+) -> dict[str, Any]:
     """The tensors of these names, or all, on the device that `move` takes them to."""
-    found = archive.tensors(names, wrap)
-    if move is not None:
-        for name in found:
-            # One by one, so that what has been moved is freed before the next is.
-            found[name] = moved(archive, name, found[name], move)
+    if move is None:
+        return archive.tensors(names, wrap, **reads.options())
+    # What is mapped is read when it is moved.
+    reading, moving = (Reads(reads.threads), reads) if archive.backend == "mmap" else (reads, PLAIN)
+    found = archive.tensors(names, wrap, **reading.options())
+    total = 0 if moving.tell is None else sum(archive.info(name).nbytes for name in found)
+    done = 0
+    for name in found:
+        # One by one, so that what has been moved is freed before the next is.
+        found[name] = moved(archive, name, found[name], move)
+        if moving.tell is not None:
+            done += archive.info(name).nbytes
+            moving.tell(done, total)
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Generic, TypeVar, overload
 
 from . import _native, _open
+from ._progress import reading
 from ._select import Selected, chosen
 from ._serialize import known_format, named, texts, write_file
 
@@ -79,6 +80,8 @@ class Whole(Generic[Tensor]):
         prefix: str | tuple[str, ...] | None = None,
         where: Callable[[TensorInfo], object] | None = None,
         slices: Mapping[str, Any] | None = None,
+        threads: int | None = None,
+        progress: Progress = False,
         return_metadata: bool = False,
     ) -> dict[str, Tensor] | tuple[dict[str, Tensor], dict[str, str] | None]:
         """Load the tensors of a file, or some of them, or parts of them.
@@ -94,6 +97,8 @@ class Whole(Generic[Tensor]):
             As for `ingot.safe_open`.
         keys, prefix, where, slices : optional
             As for `ingot.numpy.load_file`: which tensors, and how much of each. Nothing else is read.
+        threads, progress : optional
+            As for `ingot.numpy.load_file`.
         return_metadata : bool
             Return the metadata too, of the same look at the file.
 
@@ -120,13 +125,14 @@ class Whole(Generic[Tensor]):
         StorageError
             Reading failed.
         OptionError
-            `device` or `backend` is not one of the choices; or `slices` have a tensor that the other options
-            leave out.
+            `device`, `backend` or `threads` is not one of the choices; or `slices` have a tensor that the
+            other options leave out.
         """
         move = self._mover(device)
         selected: Selected[Tensor] = Selected(keys, prefix, where, slices)
         archive = _open.open_archive(filename, backend)
-        found = chosen(archive, selected, self._wrap, move)
+        with reading(archive, threads, progress) as how:
+            found = chosen(archive, selected, self._wrap, move, how)
         return (found, archive.metadata()) if return_metadata else found
 
     def load(self, data: Buffer, device: Any = None) -> dict[str, Tensor]:

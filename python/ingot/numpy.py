@@ -9,6 +9,7 @@ from typing import overload
 from . import _native, _open, _select
 from ._dtypes import CODES, F4_LOOSE, NAMES
 from ._frameworks import missing
+from ._progress import reading
 from ._select import Selected, float_code, misfit
 from ._serialize import known_format, named, texts, write_file
 from .errors import DtypeError, OptionError, SaveError, _quoted
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from ._native import Archive, TensorInfo
     from ._progress import Progress
+    from ._reads import Reads
     from ._select import LoadOptions, Memory, Wanted
     from ._serialize import Align, Format, Path, SaveOptions
 
@@ -83,6 +85,8 @@ def load_file(
     slices: Mapping[str, Any] | None = None,
     dtype: Any = None,
     out: Mapping[str, Array] | None = None,
+    threads: int | None = None,
+    progress: Progress = False,
     return_metadata: bool = False,
 ) -> dict[str, Array] | tuple[dict[str, Array], dict[str, str] | None]:
     """Load the arrays of a file, or some of them, or parts of them.
@@ -112,6 +116,14 @@ def load_file(
         Read these arrays into memory that is there already, without a second copy, and give the same objects
         back. They may be strided in any way. They need the shape and the dtype of what is read into them, and
         memory that no other of them has.
+    threads : int, optional
+        How many threads read at once. By default ``INGOT_THREADS`` in the environment, else one for each
+        core; eight where the file is not in the page cache, and sixteen where it comes over a network, since
+        those who wait need no core.
+    progress : bool or callable
+        True shows a bar: tqdm's if it is installed, else a line on standard error. A callable is told
+        ``(bytes done, bytes in all)`` about twenty times a second and at the end, and may raise to stop the
+        load. Views of a mapped file are done at once.
     return_metadata : bool
         Return the metadata too, of the same look at the file.
 
@@ -144,13 +156,14 @@ def load_file(
     StorageError
         Reading failed. What was read by then is in the arrays of `out`.
     OptionError
-        `backend` or `dtype` is not one of the choices; or `slices` or `out` have an array that the other
-        options leave out.
+        `backend`, `dtype` or `threads` is not one of the choices; or `slices` or `out` have an array that the
+        other options leave out.
     """
     code = None if dtype is None else float_code(_code(dtype), dtype)
     selected = Selected(keys, prefix, where, slices, code, out)
     archive = _open.open_archive(filename, backend)
-    found = _select.chosen(archive, selected, wrap, None, _fill)
+    with reading(archive, threads, progress) as how:
+        found = _select.chosen(archive, selected, wrap, None, how, _fill)
     return (found, archive.metadata()) if return_metadata else found
 
 
@@ -471,9 +484,9 @@ def _code(dtype: Any) -> str | None:
     return _PLAIN.get(known) or CODES.get(known.name)
 
 
-def _fill(archive: Archive, wanted: list[Wanted], arrays: Mapping[str, Any]) -> None:
+def _fill(archive: Archive, wanted: list[Wanted], arrays: Mapping[str, Any], how: Reads) -> None:
     """Read what is wanted into `arrays`."""
-    _select.fill(archive, wanted, {name: _memory(name, array) for name, array in arrays.items()})
+    _select.fill(archive, wanted, {name: _memory(name, array) for name, array in arrays.items()}, how)
 
 
 def _memory(name: str, array: Any) -> Memory:

@@ -7,12 +7,12 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ingot_format::{Entry, Header, Index, Limits, Selection, to_usize};
+use ingot_format::{Entry, Header, Index, Limits, Selection, to_u64, to_usize};
 
 use crate::backend::{BACKEND_VARIABLE, Backend, Choice, choose};
 use crate::block::Block;
 use crate::error::Error;
-use crate::execute::{ReadOptions, execute, execute_owned};
+use crate::execute::{ReadOptions, execute, execute_owned, threads_of_environment};
 use crate::failure::{Failure, size};
 use crate::head::read_header;
 use crate::part::Part;
@@ -20,7 +20,7 @@ use crate::plan::{self, Place, Plan};
 use crate::region::Region;
 use crate::source::{FileSource, MappedSource, Memory, Source};
 use crate::warm::warm;
-use crate::watch::{Unwatched, Watch};
+use crate::watch::{After, Unwatched, Watch, tell_all};
 
 /// How to open a file.
 #[derive(Clone, Copy, Debug, Default)]
@@ -59,7 +59,7 @@ impl Archive {
     /// # Errors
     /// [`Error::Open`] with the system's error; that the path is a directory, or no regular file; [`Error::Header`]
     /// with the rule that the header breaks; [`Error::Read`] when reading the header fails;
-    /// [`Error::UnknownBackend`] when the environment asks for one that is none.
+    /// [`Error::UnknownBackend`] and [`Error::InvalidThreads`] when the environment asks for what there is not.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Archive, Error> {
         let open_fault = |source| Error::Open {
             path: path.to_owned(),
@@ -67,6 +67,7 @@ impl Archive {
         };
         let file = FileSource::new(open_file(path).map_err(open_fault)?).map_err(open_fault)?;
         let header = read_header(&file, Some(path), &options.limits)?;
+        threads_of_environment()?;
         let variable = std::env::var(BACKEND_VARIABLE).ok();
         let choice = choose(options.backend, variable.as_deref(), file.remote())?;
         let (source, choice) = attach(file, options.backend, choice).map_err(open_fault)?;
@@ -190,8 +191,17 @@ impl Archive {
             region
         };
         let mut regions: Vec<_> = numbers.iter().enumerate().map(view).collect();
-        if !ranks.is_empty() {
+        let total = regions.iter().map(|region| to_u64(region.len())).sum();
+        if ranks.is_empty() {
+            tell_all(watch, total)?;
+        } else {
             let numbers: Vec<usize> = ranks.iter().map(|&rank| numbers[rank]).collect();
+            let copied: u64 = ranks.iter().map(|&rank| to_u64(regions[rank].len())).sum();
+            let watch = &After {
+                watch,
+                before: total - copied,
+                total,
+            };
             for (rank, copy) in ranks
                 .into_iter()
                 .zip(self.read_regions(&numbers, options, watch)?)

@@ -8,6 +8,7 @@ use ingot_format::{Dtype, Escaped, FormatError, Quoted, SelectionError};
 
 use crate::backend::{BACKEND_VARIABLE, Backend};
 use crate::edit::EditError;
+use crate::execute::THREADS_VARIABLE;
 
 /// A failure to open, read or save, with what a reader needs to put it right.
 ///
@@ -103,6 +104,11 @@ pub enum Error {
     },
     /// The environment asks for a way to read that there is not.
     UnknownBackend {
+        /// What it asks for.
+        found: String,
+    },
+    /// The environment asks for a number of threads that is none.
+    InvalidThreads {
         /// What it asks for.
         found: String,
     },
@@ -213,6 +219,7 @@ impl Error {
             Error::OutOfMemory { .. } => "out-of-memory",
             Error::Write { .. } => "write",
             Error::UnknownBackend { .. } => "unknown-backend",
+            Error::InvalidThreads { .. } => "invalid-threads",
             Error::Conversion { .. } => "no-conversion",
             Error::Destination { misfit, .. } => misfit.code(),
             Error::Edit { fault, .. } => fault.code(),
@@ -236,7 +243,7 @@ impl Error {
             | Error::Conversion { path, .. }
             | Error::Destination { path, .. }
             | Error::Closed { path } => path.as_deref(),
-            Error::UnknownBackend { .. } | Error::Interrupted => None,
+            Error::UnknownBackend { .. } | Error::InvalidThreads { .. } | Error::Interrupted => None,
         }
     }
 
@@ -367,6 +374,11 @@ impl fmt::Display for Error {
                 "{BACKEND_VARIABLE} {} is unknown: expected one of {}",
                 Quoted(found),
                 Backend::ALL.map(Backend::name).join(", ")
+            ),
+            Error::InvalidThreads { found } => write!(
+                f,
+                "{THREADS_VARIABLE} {} is no number of threads: expected 1 or more",
+                Quoted(found)
             ),
             Error::Conversion {
                 tensor,

@@ -7,6 +7,7 @@ use ingot_format::{to_u64, to_usize};
 
 use crate::block::Block;
 use crate::dest::Dest;
+use crate::error::Error;
 use crate::failure::{Failure, read_exactly};
 use crate::plan::Plan;
 use crate::source::Source;
@@ -16,8 +17,23 @@ use crate::workers::share;
 /// How tensors are read.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReadOptions {
-    /// How many threads read at once; what suits the machine and the source by default.
+    /// How many threads read at once; by default what [`THREADS_VARIABLE`] says, else what suits the machine and the
+    /// source.
     pub threads: Option<NonZeroUsize>,
+}
+
+/// How many threads read at once, for a whole process, where nothing else is asked for.
+pub const THREADS_VARIABLE: &str = "INGOT_THREADS";
+
+/// What [`THREADS_VARIABLE`] says.
+pub(crate) fn threads_of_environment() -> Result<Option<NonZeroUsize>, Error> {
+    match std::env::var(THREADS_VARIABLE) {
+        Ok(found) if !found.is_empty() => found
+            .parse()
+            .map(Some)
+            .map_err(|_| Error::InvalidThreads { found }),
+        _ => Ok(None),
+    }
 }
 
 /// Bytes that one thread reads at once: large enough that the call does not matter, small enough that all
@@ -47,7 +63,11 @@ pub(crate) struct Reading {
 impl Reading {
     /// What suits `nbytes` bytes of `source`.
     pub(crate) fn of(nbytes: u64, source: &dyn Source, options: &ReadOptions) -> Reading {
-        let threads = options.threads.map(NonZeroUsize::get);
+        // Whether it is a number was asked when the file was opened.
+        let threads = options
+            .threads
+            .or_else(|| threads_of_environment().ok().flatten())
+            .map(NonZeroUsize::get);
         if !source.waits() {
             let cores = || {
                 thread::available_parallelism()

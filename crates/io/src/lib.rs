@@ -37,7 +37,7 @@ pub use dest::{Bytes, Dest};
 pub use edit::origin::Origin;
 pub use edit::{EditError, Edited, MetadataChange, Way, replace_tensor, update_metadata};
 pub use error::{Error, Misfit};
-pub use execute::ReadOptions;
+pub use execute::{ReadOptions, THREADS_VARIABLE};
 pub use part::{Part, Target};
 pub use payload::{Dim, FileRange, Footprint, Payload, Produce, Strided, overlapping};
 pub use plan::{OWN_BLOCK_NBYTES, Place, Plan, Read, SHARED_BLOCK_NBYTES, TooLarge};

@@ -17,7 +17,7 @@ use crate::plan::{OWN_BLOCK_NBYTES, SHARED_BLOCK_NBYTES};
 use crate::region::Region;
 use crate::source::{Memory, Source};
 use crate::strided_dest::StridedDest;
-use crate::watch::Watch;
+use crate::watch::{After, Watch, tell_all};
 use crate::workers::share;
 
 /// What is wanted of a tensor, and as what. Proven to be possible.
@@ -92,15 +92,21 @@ impl<'a> Part<'a> {
         self.tensor.entry().dtype
     }
 
+    /// The bytes of the result.
+    ///
     /// Only dtypes of whole bytes are converted; for others both widths are one.
-    fn nbytes(&self) -> Result<usize, Failure> {
-        let bits = self.selection.nbytes();
-        let elements = bits / width(self.stored());
-        size(match elements.checked_mul(width(self.dtype)) {
-            Some(_) if self.dtype == self.stored() => bits,
-            Some(nbytes) => nbytes,
-            None => u64::MAX,
-        })
+    #[must_use]
+    pub fn nbytes(&self) -> u64 {
+        let stored = self.selection.nbytes();
+        if self.dtype == self.stored() {
+            return stored;
+        }
+        let elements = stored / width(self.stored());
+        elements.saturating_mul(width(self.dtype))
+    }
+
+    fn len(&self) -> Result<usize, Failure> {
+        size(self.nbytes())
     }
 
     /// Where the part lies in the mapping, if it does so as it is wanted.
@@ -134,7 +140,18 @@ impl Archive {
         self.check_unchanged()?;
         let mut regions: Vec<Option<Region>> = parts.iter().map(Part::view).collect();
         let missing: Vec<usize> = (0..parts.len()).filter(|&rank| regions[rank].is_none()).collect();
-        if !missing.is_empty() {
+        let views = regions.iter().flatten().map(|view| to_u64(view.len())).sum();
+        let total = missing
+            .iter()
+            .fold(views, |sum, &rank| sum + parts[rank].nbytes());
+        let watch = &After {
+            watch,
+            before: views,
+            total,
+        };
+        if missing.is_empty() {
+            tell_all(watch, 0)?;
+        } else {
             let wanted: Vec<&Part<'_>> = missing.iter().map(|&rank| &parts[rank]).collect();
             let read = || read_owned(self.source(), &wanted, options, watch);
             let read = read().map_err(|failure| self.explain(failure))?;
@@ -201,8 +218,7 @@ impl Target<'_> {
                 found: self.dtype,
             });
         }
-        let fits =
-            self.shape == part.shape() && part.nbytes().is_ok_and(|nbytes| nbytes == self.memory.len());
+        let fits = self.shape == part.shape() && part.len().is_ok_and(|nbytes| nbytes == self.memory.len());
         (!fits).then(|| Misfit::Shape {
             expected: part.shape().to_owned(),
             found: self.shape.clone(),
@@ -221,7 +237,7 @@ fn read_owned(
     let mut shared = None;
     let mut places = Vec::with_capacity(parts.len());
     for part in parts {
-        let nbytes = part.nbytes()?;
+        let nbytes = part.len()?;
         let block = match shared {
             _ if nbytes >= OWN_BLOCK_NBYTES => None,
             Some(block) if sizes[block] + ALIGNMENT + nbytes <= SHARED_BLOCK_NBYTES => Some(block),
