@@ -38,7 +38,10 @@ class safe_open:
         maps it; for any other device they are copied there. NumPy knows only ``"cpu"``.
     backend : {"auto", "mmap", "pread"}
         How the file is read. ``"mmap"`` maps it, copy on write: tensors can be written to, the file never
-        changes. ``"pread"`` reads into memory that ingot owns. ``"auto"`` takes what suits the file system.
+        changes. ``"pread"`` reads into memory that ingot owns, past the page cache what is not in it.
+        ``"auto"`` takes what suits the file: a mapping where it is on a local disk and in the page cache;
+        reading where it comes over a network or through FUSE; and reading where it has 64 MiB or more, most
+        of them not in the page cache, and takes no more than an eighth of the memory that is free.
         ``INGOT_BACKEND`` in the environment decides where this is ``"auto"``; `backend` and `why` of the
         handle say what was chosen.
     strict : bool

@@ -10,10 +10,9 @@ use std::sync::Arc;
 use ingot_format::{Entry, Header, Index, Limits, Selection, to_u64, to_usize};
 
 use crate::backend::{BACKEND_VARIABLE, Backend, Choice, choose};
-use crate::block::Block;
 use crate::error::Error;
-use crate::execute::{ReadOptions, execute, execute_owned, threads_of_environment};
-use crate::failure::{Failure, size};
+use crate::execute::{ReadOptions, execute_owned, threads_of_environment};
+use crate::failure::Failure;
 use crate::head::read_header;
 use crate::part::Part;
 use crate::plan::{self, Place, Plan};
@@ -65,11 +64,11 @@ impl Archive {
             path: path.to_owned(),
             source,
         };
-        let file = FileSource::new(open_file(path).map_err(open_fault)?).map_err(open_fault)?;
+        let mut file = FileSource::new(open_file(path).map_err(open_fault)?).map_err(open_fault)?;
         let header = read_header(&file, Some(path), &options.limits)?;
         threads_of_environment()?;
         let variable = std::env::var(BACKEND_VARIABLE).ok();
-        let choice = choose(options.backend, variable.as_deref(), file.remote())?;
+        let choice = choose(options.backend, variable.as_deref(), || file.whereabouts())?;
         let (source, choice) = attach(file, options.backend, choice).map_err(open_fault)?;
         let path = Some(path.to_owned());
         Ok(Archive {
@@ -361,15 +360,12 @@ impl<'a> Tensor<'a> {
                 return Ok(view);
             }
         }
-        let read = || {
-            let mut block = Block::allocate(size(self.entry.nbytes())?)?;
-            let plan = Plan::of_one(archive.header.data_start() + self.entry.begin, block.len());
-            execute(&plan, &*archive.source, vec![block.dest()], options, watch)?;
-            Ok(block)
-        };
-        let block = read().map_err(|failure| archive.explain(failure))?;
+        let mut regions = archive.read_regions(&[self.number], options, watch)?;
         archive.check_unchanged()?;
-        Ok(Region::from(block))
+        // One number gives one region.
+        regions.pop().ok_or_else(|| Error::Closed {
+            path: archive.path.clone(),
+        })
     }
 
     /// What `index` takes of it: its shape, and its bytes in C order. A view of the mapping where the bytes lie

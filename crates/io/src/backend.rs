@@ -83,12 +83,25 @@ const REMOTE_FILE_SYSTEMS: &[(u32, &str)] = &[
     (0x0131_11A8, "IBRIX"),
 ];
 
-/// Chooses for a file on the file system `remote`, where that is one of [`REMOTE_FILE_SYSTEMS`]. `variable` is the
-/// value of [`BACKEND_VARIABLE`], where it is set.
+/// From this size on it matters whether a file is in the page cache: below, reading it is over before threads are.
+pub(crate) const COLD_NBYTES: u64 = 64 << 20;
+
+/// Where a file has to come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Whereabouts {
+    /// One of [`REMOTE_FILE_SYSTEMS`].
+    Remote(&'static str),
+    /// A local disk, as far as anyone knows.
+    Local,
+    /// A local disk: most of its many bytes are not in the page cache, and there is room for all of them in memory.
+    Cold,
+}
+
+/// Chooses for a file. `variable` is the value of [`BACKEND_VARIABLE`], where it is set; `find` looks where the file is.
 pub(crate) fn choose(
     asked: Backend,
     variable: Option<&str>,
-    remote: Option<&'static str>,
+    find: impl FnOnce() -> Whereabouts,
 ) -> Result<Choice, Error> {
     let chosen = |backend, why| Ok(Choice { backend, why });
     if asked != Backend::Auto {
@@ -107,9 +120,11 @@ pub(crate) fn choose(
         let why = "mapped files on Windows count against the commit limit and cannot be replaced";
         return chosen(Backend::Pread, why.into());
     }
-    match remote {
-        Some(name) => chosen(Backend::Pread, format!("{name} is slow to map").into()),
-        None => chosen(Backend::Mmap, "local file system".into()),
+    match find() {
+        Whereabouts::Remote(name) => chosen(Backend::Pread, format!("{name} is slow to map").into()),
+        // Threads that read past the cache keep the disk busy, where each touch of a mapping waits for it.
+        Whereabouts::Cold => chosen(Backend::Pread, "local file system, not in the page cache".into()),
+        Whereabouts::Local => chosen(Backend::Mmap, "local file system".into()),
     }
 }
 
@@ -143,7 +158,7 @@ mod tests {
     use super::*;
 
     fn chosen(asked: Backend, variable: Option<&str>) -> Choice {
-        choose(asked, variable, None).unwrap()
+        choose(asked, variable, || Whereabouts::Local).unwrap()
     }
 
     #[test]
@@ -157,14 +172,14 @@ mod tests {
 
     #[test]
     fn a_backend_that_is_none_is_refused_with_the_choices() {
-        let refusal = choose(Backend::Auto, Some("mmpa"), None).unwrap_err();
+        let refusal = choose(Backend::Auto, Some("mmpa"), || Whereabouts::Cold).unwrap_err();
         assert_eq!(refusal.code(), "unknown-backend");
         assert_eq!(
             refusal.to_string(),
             "INGOT_BACKEND `mmpa` is unknown: expected one of auto, mmap, pread"
         );
         assert!(
-            choose(Backend::Mmap, Some("mmpa"), None).is_ok(),
+            choose(Backend::Mmap, Some("mmpa"), || Whereabouts::Cold).is_ok(),
             "the caller has said which"
         );
     }
@@ -172,17 +187,37 @@ mod tests {
     #[test]
     fn what_comes_over_a_network_is_read_and_what_does_not_is_mapped() {
         for (_, name) in REMOTE_FILE_SYSTEMS {
-            let choice = choose(Backend::Auto, None, Some(name)).unwrap();
+            let remote = || Whereabouts::Remote(name);
+            let choice = choose(Backend::Auto, None, remote).unwrap();
             assert_eq!(
                 (choice.backend, &*choice.why),
                 (Backend::Pread, &*format!("{name} is slow to map"))
             );
             assert_eq!(
-                choose(Backend::Mmap, None, Some(name)).unwrap().backend,
+                choose(Backend::Mmap, None, remote).unwrap().backend,
                 Backend::Mmap
             );
         }
         assert_eq!(remote_file_system(&tempfile::tempfile().unwrap()), None);
+    }
+
+    #[test]
+    fn what_is_not_in_the_cache_is_read_unless_somebody_asks_for_a_mapping() {
+        let cold = |asked, variable| choose(asked, variable, || Whereabouts::Cold).unwrap();
+        let choice = cold(Backend::Auto, None);
+        assert_eq!(
+            (choice.backend, &*choice.why),
+            (Backend::Pread, "local file system, not in the page cache")
+        );
+        assert_eq!(cold(Backend::Mmap, None).backend, Backend::Mmap);
+        assert_eq!(cold(Backend::Auto, Some("mmap")).backend, Backend::Mmap);
+    }
+
+    #[test]
+    fn nobody_looks_where_the_file_is_when_that_decides_nothing() {
+        let looks = || unreachable!("not asked for");
+        assert!(choose(Backend::Pread, None, looks).is_ok());
+        assert!(choose(Backend::Auto, Some("mmap"), looks).is_ok());
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! Carrying out a plan: one way for every source, every plan and every destination.
 
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::thread;
 
 use ingot_format::{to_u64, to_usize};
 
-use crate::block::Block;
+use crate::block::{Block, HUGE_PAGE_NBYTES};
 use crate::dest::Dest;
 use crate::error::Error;
 use crate::failure::{Failure, read_exactly};
@@ -53,6 +54,9 @@ const MAX_THREADS: usize = 16;
 /// Reads that are under way at once where each of them waits: whoever waits needs no core.
 const WAITING_THREADS: usize = 16;
 
+/// Reads that are under way at once where each of them comes from a local disk: enough to keep it busy.
+const COLD_THREADS: usize = 8;
+
 /// How a number of bytes is read: on how many threads, and how much at once.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reading {
@@ -61,8 +65,8 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// What suits `nbytes` bytes of `source`.
-    pub(crate) fn of(nbytes: u64, source: &dyn Source, options: &ReadOptions) -> Reading {
+    /// What suits `nbytes` bytes of `source`, all of them in `span` of it.
+    pub(crate) fn of(nbytes: u64, span: &Range<u64>, source: &dyn Source, options: &ReadOptions) -> Reading {
         // Whether it is a number was asked when the file was opened.
         let threads = options
             .threads
@@ -74,7 +78,11 @@ impl Reading {
                     .map_or(1, usize::from)
                     .min(MAX_THREADS)
             };
-            let suits = || if nbytes <= ALONE_NBYTES { 1 } else { cores() };
+            let suits = || match nbytes {
+                0..=ALONE_NBYTES => 1,
+                _ if source.is_cold(span) => COLD_THREADS,
+                _ => cores(),
+            };
             return Reading {
                 threads: threads.unwrap_or_else(suits),
                 chunk_nbytes: CHUNK_NBYTES,
@@ -105,7 +113,7 @@ pub(crate) fn execute(
     options: &ReadOptions,
     watch: &dyn Watch,
 ) -> Result<(), Failure> {
-    let reading = Reading::of(plan.nbytes(), source, options);
+    let reading = Reading::of(plan.nbytes(), &plan.span(), source, options);
     let chunks = split(plan, dests, reading.chunk_nbytes);
     share(
         reading.threads,
@@ -152,14 +160,18 @@ fn split<'m>(plan: &Plan, dests: Vec<Dest<'m>>, chunk_nbytes: usize) -> Vec<Chun
     chunks
 }
 
+/// Chunks end at the border of a huge page, so that no two threads find memory for one, or of a smaller piece.
 fn cut<'m>(mut position: u64, mut dest: Dest<'m>, chunk_nbytes: usize, chunks: &mut Vec<Chunk<'m>>) {
+    let border = chunk_nbytes.min(HUGE_PAGE_NBYTES);
     while dest.len() > chunk_nbytes {
-        let (chunk, rest) = dest.split_at(chunk_nbytes);
+        let first = chunk_nbytes - dest.addr() % border;
+        let (chunk, rest) = dest.split_at(first);
+        let nbytes = to_u64(chunk.len());
         chunks.push(Chunk {
             position,
             dest: chunk,
         });
-        position += to_u64(chunk_nbytes);
+        position += nbytes;
         dest = rest;
     }
     chunks.push(Chunk { position, dest });

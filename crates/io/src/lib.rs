@@ -20,6 +20,10 @@ mod plan;
 mod prefetch;
 mod rearrange;
 mod region;
+#[cfg(target_os = "linux")]
+mod residency;
+#[cfg(target_os = "linux")]
+mod room;
 mod save;
 mod serialize;
 mod source;

@@ -13,7 +13,7 @@ use crate::execute::{ReadOptions, Reading};
 use crate::failure::{Failure, size};
 use crate::gather::{Cursor, PAGE_NBYTES, gather, level};
 use crate::payload::{Footprint, overlapping};
-use crate::plan::{OWN_BLOCK_NBYTES, SHARED_BLOCK_NBYTES};
+use crate::plan::{ALIGNMENT, OWN_BLOCK_NBYTES, SHARED_BLOCK_NBYTES, alignment, level_place};
 use crate::region::Region;
 use crate::source::{Memory, Source};
 use crate::strided_dest::StridedDest;
@@ -33,9 +33,6 @@ const CHUNK_NBYTES: usize = 2 << 20;
 
 /// Bytes that wait between the file and the conversion or the scattering. Few, so that they never leave the cache.
 const STAGE_NBYTES: usize = 64 << 10;
-
-/// Where parts begin in shared memory: a cache line, which is what vector units ask for at most.
-const ALIGNMENT: usize = 64;
 
 impl<'a> Part<'a> {
     /// What `index` takes of `tensor`; an empty index takes all. Floats are converted to `dtype`, if there is one. What
@@ -86,6 +83,11 @@ impl<'a> Part<'a> {
             tensor: self.tensor.entry().name.to_owned(),
             misfit,
         }
+    }
+
+    /// Where its first byte is in the file.
+    fn begin(&self) -> u64 {
+        self.tensor.start() + Cursor::new(&self.selection).begin()
     }
 
     fn stored(&self) -> Dtype {
@@ -250,7 +252,7 @@ fn read_owned(
             sizes.push(0);
             sizes.len() - 1
         });
-        let at = sizes[block].next_multiple_of(ALIGNMENT);
+        let at = level_place(sizes[block], part.begin(), alignment(part.tensor.entry()));
         sizes[block] = at + nbytes;
         places.push((block, at, nbytes));
     }
@@ -350,8 +352,10 @@ fn work(
     watch: &dyn Watch,
 ) -> Result<(), Failure> {
     let total = jobs.iter().map(|job| to_u64(job.place.len())).sum();
+    let begin = jobs.iter().map(Job::begin).min().unwrap_or(0);
+    let end = jobs.iter().map(Job::begin).max().unwrap_or(0);
     share(
-        Reading::of(total, source, options).threads,
+        Reading::of(total, &(begin..end), source, options).threads,
         jobs,
         total,
         |job| job.run(source),
@@ -360,6 +364,11 @@ fn work(
 }
 
 impl Job<'_, '_> {
+    /// Where its first byte is in the file.
+    fn begin(&self) -> u64 {
+        self.start + self.cursor.begin()
+    }
+
     /// Gives the bytes that it filled.
     fn run(self, source: &dyn Source) -> Result<usize, Failure> {
         let nbytes = self.place.len();

@@ -30,7 +30,8 @@ _opening = reading(_OPENING)
 class Unsaid(str):
     """A default that looks like upstream's, for parameters where ingot's own choice is the better one.
 
-    On a local file system that is a mapping too. A network file system is read instead (`ingot.safe_open`).
+    On a local file system that is a mapping too, but for large files that are not in the page cache. They are
+    read instead, as is a network file system (`ingot.safe_open`).
     """
 
     __slots__ = ()

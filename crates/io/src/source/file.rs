@@ -2,10 +2,20 @@
 
 use std::fs::{File, Metadata};
 use std::io;
+#[cfg(target_os = "linux")]
+use std::ops::Range;
 use std::time::SystemTime;
 
 use super::Source;
-use crate::backend::remote_file_system;
+#[cfg(target_os = "linux")]
+use super::direct::Direct;
+#[cfg(target_os = "linux")]
+use crate::backend::COLD_NBYTES;
+use crate::backend::{Whereabouts, remote_file_system};
+#[cfg(target_os = "linux")]
+use crate::residency::is_cold;
+#[cfg(target_os = "linux")]
+use crate::room::Claim;
 
 /// A regular file. Reading by position needs no seeking, so any number of threads may do it.
 #[derive(Debug)]
@@ -15,7 +25,15 @@ pub struct FileSource {
     modified: Option<SystemTime>,
     /// The file system, where reading from it waits for a network or another process.
     remote: Option<&'static str>,
+    #[cfg(target_os = "linux")]
+    direct: Direct,
+    #[cfg(target_os = "linux")]
+    claim: Option<Claim>,
 }
+
+/// Places of a file that are looked at to learn whether it is in the cache.
+#[cfg(target_os = "linux")]
+const WINDOWS: u64 = 32;
 
 impl FileSource {
     /// Takes over an open file, and notes its size and time of modification.
@@ -34,13 +52,27 @@ impl FileSource {
             nbytes: metadata.len(),
             modified: metadata.modified().ok(),
             remote: remote_file_system(&file),
+            #[cfg(target_os = "linux")]
+            direct: Direct::default(),
+            #[cfg(target_os = "linux")]
+            claim: None,
             file,
         })
     }
 
-    /// The file system, where mapping a file on it is slow.
-    pub(crate) fn remote(&self) -> Option<&'static str> {
-        self.remote
+    /// Where its bytes have to come from. If that is a disk, room for them is claimed until the file is closed.
+    pub(crate) fn whereabouts(&mut self) -> Whereabouts {
+        if let Some(name) = self.remote {
+            return Whereabouts::Remote(name);
+        }
+        #[cfg(target_os = "linux")]
+        if self.nbytes >= COLD_NBYTES && self.is_cold(&(0..self.nbytes)) {
+            self.claim = Claim::of(self.nbytes);
+            if self.claim.is_some() {
+                return Whereabouts::Cold;
+            }
+        }
+        Whereabouts::Local
     }
 
     /// The file, for mapping it.
@@ -70,6 +102,12 @@ impl Source for FileSource {
 
     #[cfg(unix)]
     fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
+        #[cfg(target_os = "linux")]
+        if self.remote.is_none()
+            && let Some(count) = self.direct.read_at(&self.file, position, dest)
+        {
+            return Ok(count);
+        }
         std::os::unix::fs::FileExt::read_at(&self.file, dest, position)
     }
 
@@ -80,6 +118,11 @@ impl Source for FileSource {
 
     fn waits(&self) -> bool {
         self.remote.is_some()
+    }
+
+    #[cfg(target_os = "linux")]
+    fn is_cold(&self, span: &Range<u64>) -> bool {
+        self.remote.is_none() && is_cold(&self.file, span, WINDOWS)
     }
 
     fn nbytes_now(&self) -> io::Result<Option<u64>> {
