@@ -74,7 +74,8 @@ def serve(shown: str, place: str, delay: float, broken: int) -> None:
             os.close(fh)
             return 0
 
-    FUSE(Disk(), place, foreground=True, ro=True)
+    # As many at once as a network would take; libfuse has 10 threads by default.
+    FUSE(Disk(), place, foreground=True, ro=True, max_threads=64)
 
 
 if __name__ == "__main__":

@@ -144,7 +144,7 @@ def load_file(
         is read into them, and memory that no other of them has.
     threads : int, optional
         How many threads read at once. By default ``INGOT_THREADS`` in the environment, else one for each
-        core; eight where the file is not in the page cache, and sixteen where it comes over a network, since
+        core; eight where the file is not in the page cache, and 64 where it comes over a network, since
         those who wait need no core.
     progress : bool or callable
         True shows a bar: tqdm's if it is installed, else a line on standard error. A callable is told
