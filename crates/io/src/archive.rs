@@ -360,7 +360,16 @@ impl<'a> Tensor<'a> {
                 return Ok(view);
             }
         }
-        let mut regions = archive.read_regions(&[self.number], options, watch)?;
+        let read = archive.read_regions(&[self.number], options, watch);
+        let mut regions = read.map_err(|error| match error {
+            // Its block may have a little more.
+            Error::OutOfMemory { path, source, .. } => Error::OutOfMemory {
+                path,
+                nbytes: self.entry.nbytes(),
+                source,
+            },
+            other => other,
+        })?;
         archive.check_unchanged()?;
         // One number gives one region.
         regions.pop().ok_or_else(|| Error::Closed {
