@@ -69,8 +69,7 @@ fn by_mincore(file: &File, window: &Range<u64>) -> Option<u64> {
     // SAFETY: `mincore` asks for
     // - an address on the border of a page, of `len` bytes that are mapped: a mapping begins at one, as `begin` does in
     //   the file, and is `len` bytes long. None of them is touched;
-    // - a byte for each page from `flags` on: there are as many. Tried: with one byte less,
-    //   `what_was_written_is_in_the_cache_and_what_was_dropped_is_not` fails under valgrind.
+    // - a byte for each page from `flags` on, that may be written: there are as many, and nobody else has them.
     let code = unsafe { libc::mincore(pages.as_mut_ptr().cast(), len, flags.as_mut_ptr().cast()) };
     let cached = flags.iter().filter(|&&flag| flag & 1 == 1).count();
     (code == 0).then(|| to_u64(cached * page))
