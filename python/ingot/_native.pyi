@@ -148,6 +148,7 @@ class Archive:
         threads: int | None = None,
         progress: Callable[[int, int], object] | None = None,
     ) -> list[Any]: ...
+    def parts_nbytes(self, wanted: list[tuple[str, Any, str | None]]) -> int: ...
     def fill(
         self,
         wanted: list[tuple[str, Any, str | None]],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ._frameworks import adapter
 from ._native import Archive
+from ._reads import PLAIN, Reads
 from ._serialize import one_of
 from .errors import ClosedError, DtypeError, SliceError, _escaped, _quoted
 
@@ -18,11 +19,8 @@ if TYPE_CHECKING:
     from ._native import TensorInfo, Wrap
 
     Move = Callable[[Any], Any]
-    # Whether tensors are compared with the digests that the file keeps, and the SHA-256 that it shall have.
-    Proof = tuple[bool, str | None]
 
 BACKENDS = ("auto", "mmap", "pread")
-UNPROVEN: Proof = (False, None)
 
 
 class safe_open:
@@ -43,7 +41,9 @@ class safe_open:
         maps it; for any other device they are copied there. NumPy knows only ``"cpu"``.
     backend : {"auto", "mmap", "pread"}
         How the file is read. ``"mmap"`` maps it, copy on write: tensors can be written to, the file never
-        changes. ``"pread"`` reads into memory that ingot owns. ``"auto"`` takes what suits the file system.
+        changes. ``"pread"`` reads into memory that ingot owns, past the page cache what is not in it.
+        ``"auto"`` takes what suits the file: a mapping where it is on a local disk, whose pages all processes
+        share and the next one finds in the page cache; reading where it comes over a network or through FUSE.
         ``INGOT_BACKEND`` in the environment decides where this is ``"auto"``; `backend` and `why` of the
         handle say what was chosen.
     strict : bool
@@ -492,20 +492,28 @@ def open_archive(
 
 
 def tensors(
-    archive: Archive,
-    names: Iterable[str] | None,
-    wrap: Wrap,
-    move: Move | None,
-    proof: Proof = UNPROVEN,
+    archive: Archive, names: Iterable[str] | None, wrap: Wrap, move: Move | None, reads: Reads = PLAIN
 ) -> dict[str, Any]:
     """The tensors of these names, or all, on the device that `move` takes them to."""
-    found = archive.tensors(names, wrap) if proof == UNPROVEN else archive.proven(names, wrap, *proof)
+    # What is mapped is read when it is moved; what is proven is not mapped.
+    is_read_later = move is not None and archive.backend == "mmap" and not reads.proves()
+    reading, moving = (Reads(reads.threads), reads) if is_read_later else (reads, PLAIN)
+    if reading.proves():
+        found = archive.proven(names, wrap, *reading.proof, **reading.options())
+    else:
+        found = archive.tensors(names, wrap, **reading.options())
     if names is None:
         _warn_of_total(archive)
-    if move is not None:
-        for name in found:
-            # One by one, so that what has been moved is freed before the next is.
-            found[name] = moved(archive, name, found[name], move)
+    if move is None:
+        return found
+    total = 0 if moving.tell is None else sum(archive.info(name).nbytes for name in found)
+    done = 0
+    for name in found:
+        # One by one, so that what has been moved is freed before the next is.
+        found[name] = moved(archive, name, found[name], move)
+        if moving.tell is not None:
+            done += archive.info(name).nbytes
+            moving.tell(done, total)
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Generic, TypeVar, overload
 
 from . import _native, _open
+from ._progress import reading
 from ._select import Selected, chosen
 from ._serialize import known_format, named, texts, write_file
 
@@ -79,6 +80,8 @@ class Whole(Generic[Tensor]):
         prefix: str | tuple[str, ...] | None = None,
         where: Callable[[TensorInfo], object] | None = None,
         slices: Mapping[str, Any] | None = None,
+        threads: int | None = None,
+        progress: Progress = False,
         return_metadata: bool = False,
         verify: bool = False,
         expected_sha256: str | None = None,
@@ -97,6 +100,8 @@ class Whole(Generic[Tensor]):
             As for `ingot.safe_open`.
         keys, prefix, where, slices : optional
             As for `ingot.numpy.load_file`: which tensors, and how much of each. Nothing else is read.
+        threads, progress : optional
+            As for `ingot.numpy.load_file`.
         return_metadata : bool
             Return the metadata too, of the same look at the file.
         verify : bool
@@ -135,13 +140,14 @@ class Whole(Generic[Tensor]):
             file keeps no digest of a tensor (``"no-digest"``), or a record that cannot be used
             (``"invalid-checksums"``).
         OptionError
-            `device` or `backend` is not one of the choices; or `slices` have a tensor that the other options
-            leave out, or cannot be compared.
+            `device`, `backend` or `threads` is not one of the choices; or `slices` have a tensor that the
+            other options leave out, or cannot be compared.
         """
         move = self._mover(device)
         selected: Selected[Tensor] = Selected(keys, prefix, where, slices)
         archive = _open.open_archive(filename, backend)
-        found = chosen(archive, selected, self._wrap, move, proof=(verify, expected_sha256))
+        with reading(archive, threads, progress, (verify, expected_sha256)) as how:
+            found = chosen(archive, selected, self._wrap, move, how)
         return (found, archive.metadata()) if return_metadata else found
 
     def load(self, data: Buffer, device: Any = None) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ from typing import overload
 from . import _native, _open, _select
 from ._dtypes import CODES, F4_LOOSE, NAMES
 from ._frameworks import missing
+from ._progress import reading
 from ._select import Selected, float_code, misfit
 from ._serialize import known_format, named, texts, write_file
 from .errors import DtypeError, OptionError, SaveError, _quoted
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ._hash import Hasher
     from ._native import Archive, TensorInfo
     from ._progress import Progress
+    from ._reads import Reads
     from ._select import LoadOptions, Memory, Wanted
     from ._serialize import Align, Checksums, Format, Path, SaveOptions
 
@@ -84,6 +86,8 @@ def load_file(
     slices: Mapping[str, Any] | None = None,
     dtype: Any = None,
     out: Mapping[str, Array] | None = None,
+    threads: int | None = None,
+    progress: Progress = False,
     return_metadata: bool = False,
     verify: bool = False,
     expected_sha256: str | None = None,
@@ -116,6 +120,14 @@ def load_file(
         Read these arrays into memory that is there already, without a second copy, and give the same objects
         back. They may be strided in any way. They need the shape and the dtype of what is read into them, and
         memory that no other of them has.
+    threads : int, optional
+        How many threads read at once. By default ``INGOT_THREADS`` in the environment, else one for each
+        core; eight where the file is not in the page cache, and 64 where it comes over a network, since
+        those who wait need no core.
+    progress : bool or callable
+        True shows a bar: tqdm's if it is installed, else a line on standard error. A callable is told
+        ``(bytes done, bytes in all)`` about twenty times a second and at the end, and may raise to stop the
+        load. Views of a mapped file are done at once.
     return_metadata : bool
         Return the metadata too, of the same look at the file.
     verify : bool
@@ -161,13 +173,14 @@ def load_file(
         keeps no digest of a tensor (``"no-digest"``), or a record that cannot be used
         (``"invalid-checksums"``).
     OptionError
-        `backend` or `dtype` is not one of the choices; or `slices` or `out` have an array that the other
-        options leave out; or what is asked for cannot be compared.
+        `backend`, `dtype` or `threads` is not one of the choices; or `slices` or `out` have an array that the
+        other options leave out; or what is asked for cannot be compared.
     """
     code = None if dtype is None else float_code(_code(dtype), dtype)
     selected = Selected(keys, prefix, where, slices, code, out)
     archive = _open.open_archive(filename, backend)
-    found = _select.chosen(archive, selected, wrap, None, _fill, (verify, expected_sha256))
+    with reading(archive, threads, progress, (verify, expected_sha256)) as how:
+        found = _select.chosen(archive, selected, wrap, None, how, _fill)
     return (found, archive.metadata()) if return_metadata else found
 
 
@@ -528,9 +541,9 @@ def _code(dtype: Any) -> str | None:
     return _PLAIN.get(known) or CODES.get(known.name)
 
 
-def _fill(archive: Archive, wanted: list[Wanted], arrays: Mapping[str, Any]) -> None:
+def _fill(archive: Archive, wanted: list[Wanted], arrays: Mapping[str, Any], how: Reads) -> None:
     """Read what is wanted into `arrays`."""
-    _select.fill(archive, wanted, {name: _memory(name, array) for name, array in arrays.items()})
+    _select.fill(archive, wanted, {name: _memory(name, array) for name, array in arrays.items()}, how)
 
 
 def _memory(name: str, array: Any) -> Memory:

@@ -8,6 +8,8 @@ from typing import overload
 from . import _native, _open, _select
 from ._dtypes import F4_PACKED, NAMES
 from ._frameworks import lacks, missing
+from ._progress import reading
+from ._reads import PLAIN
 from ._select import Selected, float_code
 from ._serialize import known_format, named, one_of, texts, unpacked, write_file
 from .errors import OptionError, SaveError, _escaped, _quoted
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from ._hash import Hasher
     from ._native import Archive, TensorInfo
     from ._progress import Progress
+    from ._reads import Reads
     from ._select import LoadOptions
     from ._serialize import Align, Checksums, Format, Path, SaveOptions
     from ._torch_alias import Views
@@ -114,6 +117,8 @@ def load_file(
     slices: Mapping[str, Any] | None = None,
     dtype: torch.dtype | str | None = None,
     out: Mapping[str, torch.Tensor] | None = None,
+    threads: int | None = None,
+    progress: Progress = False,
     return_metadata: bool = False,
     verify: bool = False,
     expected_sha256: str | None = None,
@@ -153,6 +158,14 @@ def load_file(
         Read these tensors into memory that is there already, without a second copy, and give the same objects
         back. They may be strided in any way, and on other devices. They need the shape and the dtype of what
         is read into them, and memory that no other of them has.
+    threads : int, optional
+        How many threads read at once. By default ``INGOT_THREADS`` in the environment, else one for each
+        core; eight where the file is not in the page cache, and 64 where it comes over a network, since
+        those who wait need no core.
+    progress : bool or callable
+        True shows a bar: tqdm's if it is installed, else a line on standard error. A callable is told
+        ``(bytes done, bytes in all)`` about twenty times a second and at the end, and may raise to stop the
+        load. Views of a mapped file are done at once, or when they have been moved to `device`.
     return_metadata : bool
         Return the metadata too, of the same look at the file.
     verify : bool
@@ -198,8 +211,8 @@ def load_file(
         keeps no digest of a tensor (``"no-digest"``), or a record that cannot be used
         (``"invalid-checksums"``).
     OptionError
-        `device`, `backend`, `shared` or `dtype` is not one of the choices; or `slices` or `out` have a tensor
-        that the other options leave out; or what is asked for cannot be compared.
+        `device`, `backend`, `shared`, `dtype` or `threads` is not one of the choices; or `slices` or `out`
+        have a tensor that the other options leave out; or what is asked for cannot be compared.
     SafetensorError
         The record of shared tensors in the metadata is broken (``code`` is ``"invalid-alias"``).
     """
@@ -207,7 +220,8 @@ def load_file(
     code = None if dtype is None else float_code(_code(dtype), dtype)
     selected = Selected(keys, prefix, where, slices, code, out)
     archive = _open.open_archive(filename, backend)
-    found = _loaded(archive, move, shared, selected, (verify, expected_sha256))
+    with reading(archive, threads, progress, (verify, expected_sha256)) as how:
+        found = _loaded(archive, move, shared, selected, how)
     return (found, archive.metadata()) if return_metadata else found
 
 
@@ -234,7 +248,7 @@ def load(data: Buffer, *, shared: Loaded = "alias") -> dict[str, torch.Tensor]:
     HeaderError, DtypeError, OptionError, SafetensorError
         As `load_file` does.
     """
-    return _loaded(_native.Archive.from_buffer(data), None, shared, Selected())
+    return _loaded(_native.Archive.from_buffer(data), None, shared, Selected(), PLAIN)
 
 
 def load_into(
@@ -243,6 +257,8 @@ def load_into(
     *,
     strict: bool = True,
     backend: str = "auto",
+    threads: int | None = None,
+    progress: Progress = False,
 ) -> Incompatible:
     """Load a file into the tensors of a module, without a second copy of them.
 
@@ -258,6 +274,8 @@ def load_into(
         Refuse a file that lacks a tensor of `target`, or has one that `target` lacks.
     backend : {"auto", "mmap", "pread"}
         As for `ingot.safe_open`.
+    threads, progress : optional
+        As for `load_file`. What `progress` raises leaves the tensors partly filled.
 
     Returns
     -------
@@ -284,7 +302,9 @@ def load_into(
     floating point. For other devices and other dtypes they are read in pieces of 64 MiB at most, which torch
     then copies. The module's own loading hooks do not run: `load_model` runs them.
     """
-    return into(target, _open.open_archive(filename, backend), strict)
+    archive = _open.open_archive(filename, backend)
+    with reading(archive, threads, progress) as how:
+        return into(target, archive, strict, how)
 
 
 def _loaded(
@@ -292,24 +312,24 @@ def _loaded(
     move: Callable[[torch.Tensor], torch.Tensor] | None,
     shared: Loaded,
     selected: Selected[torch.Tensor],
-    proof: _open.Proof = _open.UNPROVEN,
+    how: Reads,
 ) -> dict[str, torch.Tensor]:
     """The tensors that were asked for, and those that the file's record of shared tensors adds."""
     one_of("shared", shared, LOADED)
     where = "" if archive.path is None else f"{_escaped(archive.path)}: "
     views = recorded(archive, where) if shared == "alias" else {}
     if selected.is_everything():
-        found = _open.tensors(archive, None, wrap, move, proof)
+        found = _open.tensors(archive, None, wrap, move, how)
         restore(found, views, where)
         return found
     names = selected.names(archive, {name: place["of"] for name, place in views.items()})
     if selected.is_plain():
         stored = dict.fromkeys(views[name]["of"] if name in views else name for name in names)
-        found = _open.tensors(archive, stored, wrap, move, proof)
+        found = _open.tensors(archive, stored, wrap, move, how)
         restore(found, {name: views[name] for name in names if name in views}, where)
         return {name: found[name] for name in names}
-    _select.refuse_unproven(archive, proof)
-    return _parts(archive, move, selected, names, views, where)
+    _select.refuse_unproven(archive, how)
+    return _parts(archive, move, selected, names, views, where, how)
 
 
 def _parts(
@@ -319,6 +339,7 @@ def _parts(
     names: list[str],
     views: Views,
     where: str,
+    how: Reads,
 ) -> dict[str, torch.Tensor]:
     cut = {name for name in names if selected.of(name) is not None} | set(selected.out or ())
     for name in cut & views.keys():
@@ -336,10 +357,15 @@ def _parts(
     sources = {name: views[name]["of"] if name in views else name for name in names if name not in restored}
     for name, tensor in (selected.out or {}).items():
         refuse_destination(name, tensor)
-    found = _select.load(archive, selected, sources, wrap, fill_tensors)
     bases = dict.fromkeys(place["of"] for place in restored.values())
     lacking = {base: base for base in bases if base not in sources or base in cut}
-    others = _select.load(archive, Selected(dtype=selected.dtype), lacking, wrap)
+    whole: Selected[torch.Tensor] = Selected(dtype=selected.dtype)
+    first, second = how.shares(
+        lambda: archive.parts_nbytes(_select.wanted(selected, sources)),
+        lambda: archive.parts_nbytes(_select.wanted(whole, lacking)),
+    )
+    found = _select.load(archive, selected, sources, wrap, first, fill_tensors)
+    others = _select.load(archive, whole, lacking, wrap, second)
     if move is not None:
         for name in sources.keys() - (selected.out or {}).keys():
             found[name] = _open.moved(archive, sources[name], found[name], move)

@@ -9,13 +9,13 @@ use std::sync::Arc;
 use ingot_format::{Entry, Header, Index, Limits, Selection, to_usize};
 
 use crate::backend::{BACKEND_VARIABLE, Backend, Choice, choose};
-use crate::block::Block;
 use crate::error::Error;
-use crate::execute::{ReadOptions, execute};
-use crate::failure::{Failure, InFile, size};
+use crate::execute::{ReadOptions, threads_of_environment};
+use crate::failure::Failure;
 use crate::head::read_header;
 use crate::part::{Part, read_parts};
-use crate::plan::{self, Plan};
+use crate::plan;
+use crate::read::read_whole;
 use crate::region::Region;
 use crate::source::{FileSource, MappedSource, Memory, Source};
 use crate::watch::{Unwatched, Watch};
@@ -57,7 +57,7 @@ impl Archive {
     /// # Errors
     /// [`Error::Open`] with the system's error; that the path is a directory, or no regular file; [`Error::Header`]
     /// with the rule that the header breaks; [`Error::Read`] when reading the header fails;
-    /// [`Error::UnknownBackend`] when the environment asks for one that is none.
+    /// [`Error::UnknownBackend`] and [`Error::InvalidThreads`] when the environment asks for what there is not.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Archive, Error> {
         let file = open_file(path).map_err(|source| Error::Open {
             path: path.to_owned(),
@@ -74,6 +74,7 @@ impl Archive {
         };
         let file = FileSource::new(file).map_err(open_fault)?;
         let header = read_header(&file, Some(&path), &options.limits)?;
+        threads_of_environment()?;
         let variable = std::env::var(BACKEND_VARIABLE).ok();
         let choice = choose(options.backend, variable.as_deref(), file.remote())?;
         let (source, choice) = attach(file, options.backend, choice).map_err(open_fault)?;
@@ -260,15 +261,21 @@ impl<'a> Tensor<'a> {
                 return Ok(view);
             }
         }
-        let read = || {
-            let mut block = Block::allocate(size(self.entry.nbytes())?)?;
-            let plan = Plan::of_one(archive.header.data_start() + self.entry.begin, block.len());
-            execute(&plan, &[&*archive.source], vec![block.dest()], options, watch)?;
-            Ok(block)
-        };
-        let block = read().map_err(|fault: InFile| archive.explain(fault.failure))?;
+        let read = read_whole(&[*self], options, watch);
+        let mut regions = read.map_err(|error| match error {
+            // Its block may have a little more.
+            Error::OutOfMemory { path, source, .. } => Error::OutOfMemory {
+                path,
+                nbytes: self.entry.nbytes(),
+                source,
+            },
+            other => other,
+        })?;
         archive.check_unchanged()?;
-        Ok(Region::from(block))
+        // One number gives one region.
+        regions.pop().ok_or_else(|| Error::Closed {
+            path: archive.path.clone(),
+        })
     }
 
     /// What `index` takes of it: its shape, and its bytes in C order. A view of the mapping where the bytes lie

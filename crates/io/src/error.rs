@@ -9,6 +9,7 @@ use ingot_format::{Dtype, Escaped, FormatError, IndexError, Quoted, SelectionErr
 use crate::backend::{BACKEND_VARIABLE, Backend};
 use crate::checkpoint::CheckpointFault;
 use crate::edit::EditError;
+use crate::execute::THREADS_VARIABLE;
 use crate::hash::Unequal;
 
 /// A failure to open, read or save, with what a reader needs to put it right.
@@ -119,6 +120,11 @@ pub enum Error {
     },
     /// The environment asks for a way to read that there is not.
     UnknownBackend {
+        /// What it asks for.
+        found: String,
+    },
+    /// The environment asks for a number of threads that is none.
+    InvalidThreads {
         /// What it asks for.
         found: String,
     },
@@ -254,6 +260,7 @@ impl Error {
             Error::OutOfMemory { .. } => "out-of-memory",
             Error::Write { .. } => "write",
             Error::UnknownBackend { .. } => "unknown-backend",
+            Error::InvalidThreads { .. } => "invalid-threads",
             Error::Conversion { .. } => "no-conversion",
             Error::Destination { misfit, .. } => misfit.code(),
             Error::Edit { fault, .. } => fault.code(),
@@ -287,7 +294,7 @@ impl Error {
             | Error::NoDigest { path, .. }
             | Error::Digest { path, .. }
             | Error::Closed { path } => path.as_deref(),
-            Error::UnknownBackend { .. } | Error::Interrupted => None,
+            Error::UnknownBackend { .. } | Error::InvalidThreads { .. } | Error::Interrupted => None,
         }
     }
 
@@ -424,6 +431,11 @@ impl fmt::Display for Error {
                 "{BACKEND_VARIABLE} {} is unknown: expected one of {}",
                 Quoted(found),
                 Backend::ALL.map(Backend::name).join(", ")
+            ),
+            Error::InvalidThreads { found } => write!(
+                f,
+                "{THREADS_VARIABLE} {} is no number of threads: expected 1 or more",
+                Quoted(found)
             ),
             Error::Conversion {
                 tensor,

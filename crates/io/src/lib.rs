@@ -24,6 +24,8 @@ mod prefetch;
 mod read;
 mod rearrange;
 mod region;
+#[cfg(target_os = "linux")]
+mod residency;
 mod save;
 mod serialize;
 mod source;
@@ -42,7 +44,7 @@ pub use dest::{Bytes, Dest};
 pub use edit::origin::Origin;
 pub use edit::{EditError, Edited, MetadataChange, Way, replace_tensor, update_metadata};
 pub use error::{Error, Misfit};
-pub use execute::ReadOptions;
+pub use execute::{ReadOptions, THREADS_VARIABLE};
 pub use hash::{
     Algorithm, Compared, Definition, Digest, Keep, MODEL_SPEC_KEY, Mismatch, Proof, Report, Sealed, Unequal,
     hash, verify,

@@ -1,5 +1,6 @@
 //! Parts of tensors, read and converted on the way.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use ingot_format::{Dtype, Index, Selection, to_u64, to_usize};
@@ -9,16 +10,16 @@ use crate::block::Block;
 use crate::convert::{convert, converts, is_float};
 use crate::dest::Dest;
 use crate::error::{Error, Misfit};
-use crate::execute::{ReadOptions, Reading, slowest};
+use crate::execute::{ReadOptions, Reading};
 use crate::failure::{Failure, size};
 use crate::files::Files;
 use crate::gather::{Cursor, PAGE_NBYTES, gather, level};
 use crate::payload::{Footprint, overlapping};
-use crate::plan::{OWN_BLOCK_NBYTES, SHARED_BLOCK_NBYTES};
+use crate::plan::{ALIGNMENT, OWN_BLOCK_NBYTES, SHARED_BLOCK_NBYTES, alignment, level_place};
 use crate::region::Region;
-use crate::source::Memory;
+use crate::source::{Memory, Source};
 use crate::strided_dest::StridedDest;
-use crate::watch::Watch;
+use crate::watch::{After, Watch, tell_all};
 use crate::workers::share;
 
 /// What is wanted of a tensor, and as what. Proven to be possible.
@@ -34,9 +35,6 @@ const CHUNK_NBYTES: usize = 2 << 20;
 
 /// Bytes that wait between the file and the conversion or the scattering. Few, so that they never leave the cache.
 const STAGE_NBYTES: usize = 64 << 10;
-
-/// Where parts begin in shared memory: a cache line, which is what vector units ask for at most.
-const ALIGNMENT: usize = 64;
 
 impl<'a> Part<'a> {
     /// What `index` takes of `tensor`; an empty index takes all. Floats are converted to `dtype`, if there is one. What
@@ -94,19 +92,30 @@ impl<'a> Part<'a> {
         self.tensor.archive().explain(failure)
     }
 
+    /// Where its first byte is in the file.
+    fn begin(&self) -> u64 {
+        self.tensor.start() + Cursor::new(&self.selection).begin()
+    }
+
     fn stored(&self) -> Dtype {
         self.tensor.entry().dtype
     }
 
+    /// The bytes of the result.
+    ///
     /// Only dtypes of whole bytes are converted; for others both widths are one.
-    fn nbytes(&self) -> Result<usize, Failure> {
-        let bits = self.selection.nbytes();
-        let elements = bits / width(self.stored());
-        size(match elements.checked_mul(width(self.dtype)) {
-            Some(_) if self.dtype == self.stored() => bits,
-            Some(nbytes) => nbytes,
-            None => u64::MAX,
-        })
+    #[must_use]
+    pub fn nbytes(&self) -> u64 {
+        let stored = self.selection.nbytes();
+        if self.dtype == self.stored() {
+            return stored;
+        }
+        let elements = stored / width(self.stored());
+        elements.saturating_mul(width(self.dtype))
+    }
+
+    fn len(&self) -> Result<usize, Failure> {
+        size(self.nbytes())
     }
 
     /// Where the part lies in the mapping, if it does so as it is wanted.
@@ -139,7 +148,18 @@ pub fn read_parts(
     files.check_unchanged()?;
     let mut regions: Vec<Option<Region>> = parts.iter().map(Part::view).collect();
     let missing: Vec<usize> = (0..parts.len()).filter(|&rank| regions[rank].is_none()).collect();
-    if !missing.is_empty() {
+    let views = regions.iter().flatten().map(|view| to_u64(view.len())).sum();
+    let total = missing
+        .iter()
+        .fold(views, |sum, &rank| sum + parts[rank].nbytes());
+    let watch = &After {
+        watch,
+        before: views,
+        total,
+    };
+    if missing.is_empty() {
+        tell_all(watch, 0)?;
+    } else {
         let wanted: Vec<&Part<'_>> = missing.iter().map(|&rank| &parts[rank]).collect();
         let read = read_owned(&files, &wanted, options, watch)?;
         for (rank, region) in missing.into_iter().zip(read) {
@@ -181,7 +201,7 @@ pub fn fill_parts(
     }
     let (files, _) = Files::of(parts.iter().map(Part::tensor));
     files.check_unchanged()?;
-    work(&files, jobs, options, watch)?;
+    work(jobs, options, watch)?;
     files.check_unchanged()
 }
 
@@ -204,8 +224,7 @@ impl Target<'_> {
                 found: self.dtype,
             });
         }
-        let fits =
-            self.shape == part.shape() && part.nbytes().is_ok_and(|nbytes| nbytes == self.memory.len());
+        let fits = self.shape == part.shape() && part.len().is_ok_and(|nbytes| nbytes == self.memory.len());
         (!fits).then(|| Misfit::Shape {
             expected: part.shape().to_owned(),
             found: self.shape.clone(),
@@ -224,7 +243,7 @@ fn read_owned(
     let mut shared = None;
     let mut places = Vec::with_capacity(parts.len());
     for part in parts {
-        let nbytes = part.nbytes().map_err(|failure| part.explain(failure))?;
+        let nbytes = part.len().map_err(|failure| part.explain(failure))?;
         let block = match shared {
             _ if nbytes >= OWN_BLOCK_NBYTES => None,
             Some(block) if sizes[block] + ALIGNMENT + nbytes <= SHARED_BLOCK_NBYTES => Some(block),
@@ -237,7 +256,7 @@ fn read_owned(
             sizes.push(0);
             sizes.len() - 1
         });
-        let at = sizes[block].next_multiple_of(ALIGNMENT);
+        let at = level_place(sizes[block], part.begin(), alignment(part.tensor.entry()));
         sizes[block] = at + nbytes;
         places.push((block, at, nbytes));
     }
@@ -257,7 +276,7 @@ fn read_owned(
             cut(part, Place::Together(dest), &mut jobs);
         }
     }
-    work(files, jobs, options, watch)?;
+    work(jobs, options, watch)?;
     let memories: Vec<_> = blocks
         .into_iter()
         .map(|block| Arc::new(Memory::from(block)))
@@ -326,18 +345,11 @@ fn cut<'p, 'd>(part: &'p Part<'p>, place: Place<'d>, jobs: &mut Vec<Job<'p, 'd>>
 }
 
 /// Does all jobs, on several threads where that pays.
-fn work(
-    files: &Files<'_>,
-    jobs: Vec<Job<'_, '_>>,
-    options: &ReadOptions,
-    watch: &dyn Watch,
-) -> Result<(), Error> {
-    let Some(slowest) = slowest(&files.sources()) else {
-        return Ok(());
-    };
+fn work(jobs: Vec<Job<'_, '_>>, options: &ReadOptions, watch: &dyn Watch) -> Result<(), Error> {
     let total = jobs.iter().map(|job| to_u64(job.place.len())).sum();
+    let threads = Reading::of(total, &spans(&jobs), options).threads;
     share(
-        Reading::of(total, slowest, options).threads,
+        threads,
         jobs,
         total,
         |job| {
@@ -348,7 +360,29 @@ fn work(
     )
 }
 
+/// Where in their files these jobs read, those of one file that follow one another as one.
+fn spans<'p>(jobs: &[Job<'p, '_>]) -> Vec<(&'p dyn Source, Range<u64>)> {
+    let mut last = None;
+    let mut spans: Vec<(&dyn Source, Range<u64>)> = Vec::new();
+    for job in jobs {
+        let (archive, begin) = (job.part.tensor.archive(), job.begin());
+        match spans.last_mut() {
+            Some((_, span)) if last.is_some_and(|last| std::ptr::eq(last, archive)) => {
+                *span = span.start.min(begin)..span.end.max(begin);
+            }
+            _ => spans.push((archive.source(), begin..begin)),
+        }
+        last = Some(archive);
+    }
+    spans
+}
+
 impl Job<'_, '_> {
+    /// Where its first byte is in the file.
+    fn begin(&self) -> u64 {
+        self.part.tensor.start() + self.cursor.begin()
+    }
+
     /// Gives the bytes that it filled.
     fn run(self) -> Result<usize, Failure> {
         let nbytes = self.place.len();

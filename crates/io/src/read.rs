@@ -12,7 +12,7 @@ use crate::plan::{Place, Plan, TensorId};
 use crate::region::Region;
 use crate::source::{Memory, Source};
 use crate::warm;
-use crate::watch::Watch;
+use crate::watch::{After, Watch, tell_all};
 
 /// The bytes of tensors, of any files; the regions come in their order.
 ///
@@ -33,7 +33,16 @@ pub fn read_tensors(
     let missing: Vec<usize> = (0..tensors.len())
         .filter(|&rank| regions[rank].is_none())
         .collect();
-    if !missing.is_empty() {
+    let nbytes = |rank: usize| tensors[rank].entry().nbytes();
+    let total = (0..tensors.len()).map(nbytes).sum();
+    if missing.is_empty() {
+        tell_all(watch, total)?;
+    } else {
+        let watch = &After {
+            watch,
+            before: total - missing.iter().map(|&rank| nbytes(rank)).sum::<u64>(),
+            total,
+        };
         let wanted: Vec<TensorId> = missing.iter().map(|&rank| ids[rank]).collect();
         let read = read_owned(&files, &files.sources(), &wanted, options, watch)?;
         for (rank, region) in missing.into_iter().zip(read) {
@@ -42,6 +51,16 @@ pub fn read_tensors(
         files.check_unchanged()?;
     }
     Ok(regions.into_iter().flatten().collect())
+}
+
+/// The bytes of these tensors in memory of their own.
+pub(crate) fn read_whole(
+    tensors: &[Tensor<'_>],
+    options: &ReadOptions,
+    watch: &dyn Watch,
+) -> Result<Vec<Region>, Error> {
+    let (files, ids) = Files::of(tensors);
+    read_owned(&files, &files.sources(), &ids, options, watch)
 }
 
 /// The bytes of these tensors in memory of their own, from `sources`: those of the files, or others over them.

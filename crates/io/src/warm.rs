@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use ingot_format::{to_u64, to_usize};
 
-use crate::execute::{ReadOptions, Reading, slowest};
+use crate::execute::{ReadOptions, Reading};
 use crate::failure::{Failure, InFile, read_exactly};
 use crate::source::Source;
 use crate::watch::Watch;
@@ -13,8 +13,8 @@ use crate::workers::share;
 /// Memory that what is read passes through: little enough to stay in a core's cache.
 const SCRATCH_NBYTES: usize = 256 << 10;
 
-/// Reads these runs, `nbytes` in all, each of the source of that number, and keeps nothing. That is what brings pages into the cache on every file system,
-/// and it ends when they are there; advice to the system does neither.
+/// Reads these runs, `nbytes` in all, each of the source of that number, and keeps nothing. That is what brings pages into
+/// the cache on every file system, and it ends when they are there; advice to the system does neither.
 pub(crate) fn warm(
     runs: Vec<(usize, Range<u64>)>,
     nbytes: u64,
@@ -22,10 +22,10 @@ pub(crate) fn warm(
     options: &ReadOptions,
     watch: &dyn Watch,
 ) -> Result<(), InFile> {
-    let Some(slowest) = slowest(sources) else {
-        return Ok(());
-    };
-    let reading = Reading::of(nbytes, slowest, options);
+    // As if it were in the cache: filling that is what takes time, and more threads than cores only get in each other's
+    // way.
+    let spans: Vec<_> = sources.iter().map(|&source| (source, 0..0)).collect();
+    let reading = Reading::of(nbytes, &spans, options);
     let step = to_u64(reading.chunk_nbytes);
     let cut = |(file, run): (usize, Range<u64>)| {
         let end = run.end;

@@ -37,7 +37,7 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
         Error::Read { .. } | Error::Changed { .. } => "StorageError",
         Error::Write { .. } => return write_error(py, error),
         Error::Unstorable { .. } => "SaveError",
-        Error::UnknownBackend { .. } => "OptionError",
+        Error::UnknownBackend { .. } | Error::InvalidThreads { .. } => "OptionError",
         Error::Conversion { .. } => "DtypeError",
         Error::Destination { .. } => "DestinationError",
         Error::Edit { fault, .. } => edit_class(fault),

@@ -347,6 +347,11 @@ impl Archive {
         parts::take(py, &checkpoint, &wanted, wrap, &ReadOptions { threads }, signals)
     }
 
+    /// Bytes of what is wanted, as `parts` and `fill` give it.
+    fn parts_nbytes(&self, py: Python<'_>, wanted: Vec<Wanted<'_>>) -> PyResult<u64> {
+        parts::nbytes(py, &*self.opened(py)?, &wanted)
+    }
+
     #[pyo3(signature = (wanted, memories, *, threads = None, progress = None))]
     fn fill<'py>(
         &self,

@@ -20,6 +20,11 @@ pub(crate) type Wanted<'py> = (Bound<'py, PyString>, Option<Bound<'py, PyAny>>, 
 /// tensor without dimensions: Python has no such buffers.
 pub(crate) type Memory<'py> = (String, Bound<'py, PyAny>, bool);
 
+/// Bytes of the tensors that are asked for.
+pub(crate) fn nbytes(py: Python<'_>, checkpoint: &Checkpoint, wanted: &[Wanted<'_>]) -> PyResult<u64> {
+    Ok(parts(py, checkpoint, wanted)?.iter().map(Part::nbytes).sum())
+}
+
 /// The tensors that are asked for, in that order.
 pub(crate) fn take<'py>(
     py: Python<'py>,

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::ops::Range;
 
 use ingot_format::{to_u64, to_usize};
 
@@ -46,6 +47,14 @@ struct Hashed<'a> {
 impl Source for Hashed<'_> {
     fn nbytes(&self) -> u64 {
         self.source.nbytes()
+    }
+
+    fn waits(&self) -> bool {
+        self.source.waits()
+    }
+
+    fn is_cold(&self, span: &Range<u64>) -> bool {
+        self.source.is_cold(span)
     }
 
     fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {

@@ -1,11 +1,14 @@
 //! Where bytes come from.
 
+#[cfg(target_os = "linux")]
+mod direct;
 mod file;
 mod mapped;
 mod memory;
 
 use std::fmt::Debug;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use ingot_format::Run;
@@ -42,6 +45,12 @@ pub trait Source: Send + Sync + Debug {
     /// Whether a read waits for something other than this machine's memory and disks, so that many at once take no
     /// longer than one.
     fn waits(&self) -> bool {
+        false
+    }
+
+    /// Whether most of these bytes would have to come from a disk, so that reads overtake each other. Looks at no more
+    /// than some of them.
+    fn is_cold(&self, _span: &Range<u64>) -> bool {
         false
     }
 
