@@ -23,6 +23,7 @@ mod region;
 mod save;
 mod serialize;
 mod source;
+mod statistics;
 mod strided_dest;
 mod warm;
 mod watch;
@@ -50,6 +51,7 @@ pub use serialize::safetensors::{
 };
 pub use serialize::{bintensors, safetensors};
 pub use source::{FileSource, Memory, MemorySource, Source};
+pub use statistics::{Number, Statistics, has_statistics};
 pub use strided_dest::StridedDest;
 pub use watch::{Unwatched, Watch};
 #[cfg(unix)]

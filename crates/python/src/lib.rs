@@ -13,6 +13,7 @@ mod prefetch;
 mod produced;
 mod serialize;
 mod shared;
+mod statistics;
 mod tensor;
 mod watch;
 mod wrap;
@@ -30,6 +31,8 @@ mod _native {
     use crate::prefetch::Stream;
     #[pymodule_export]
     use crate::serialize::{NewFile, prepare, serialize, stream};
+    #[pymodule_export]
+    use crate::statistics::{Statistics, statistics};
     #[pymodule_export]
     use crate::tensor::Buffer;
     #[pymodule_export]

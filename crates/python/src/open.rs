@@ -41,6 +41,19 @@ pub(crate) struct TensorInfo {
     nbytes: u64,
 }
 
+impl TensorInfo {
+    fn of(py: Python<'_>, entry: &Entry<'_>) -> PyResult<TensorInfo> {
+        Ok(TensorInfo {
+            name: entry.name.to_owned(),
+            dtype: entry.dtype.code(),
+            shape: PyTuple::new(py, entry.shape)?.unbind(),
+            begin: entry.begin,
+            end: entry.end,
+            nbytes: entry.nbytes(),
+        })
+    }
+}
+
 #[pymethods]
 impl TensorInfo {
     fn __repr__(&self) -> String {
@@ -152,16 +165,14 @@ impl Archive {
 
     fn info(&self, py: Python<'_>, name: &str) -> PyResult<TensorInfo> {
         let archive = self.opened(py)?;
-        let tensor = find(py, &archive, name)?;
-        let entry = tensor.entry();
-        Ok(TensorInfo {
-            name: entry.name.to_owned(),
-            dtype: entry.dtype.code(),
-            shape: PyTuple::new(py, entry.shape)?.unbind(),
-            begin: entry.begin,
-            end: entry.end,
-            nbytes: entry.nbytes(),
-        })
+        TensorInfo::of(py, find(py, &archive, name)?.entry())
+    }
+
+    /// That of all tensors, in the order of the data. Of 500,000 tensors one by one takes three times as long.
+    fn infos(&self, py: Python<'_>) -> PyResult<Vec<TensorInfo>> {
+        let archive = self.opened(py)?;
+        let entries = archive.header().entries();
+        entries.map(|entry| TensorInfo::of(py, &entry)).collect()
     }
 
     #[pyo3(signature = (names, wrap, *, threads = None, progress = None))]
@@ -312,7 +323,7 @@ impl Archive {
         }
     }
 
-    fn opened(&self, py: Python<'_>) -> PyResult<Arc<ingot_io::Archive>> {
+    pub(crate) fn opened(&self, py: Python<'_>) -> PyResult<Arc<ingot_io::Archive>> {
         let archive = self.archive.read().unwrap_or_else(PoisonError::into_inner);
         archive.clone().ok_or_else(|| {
             raise(
@@ -373,7 +384,7 @@ fn find<'a>(py: Python<'_>, archive: &'a ingot_io::Archive, name: &str) -> PyRes
 }
 
 /// The places of these names, or of all, in the header's order of data.
-fn chosen(
+pub(crate) fn chosen(
     py: Python<'_>,
     archive: &ingot_io::Archive,
     names: Option<&Bound<'_, PyAny>>,
