@@ -399,13 +399,13 @@ fn nibbles(byte: u8) -> [u8; 8] {
     [a, b, c, d, e, f, g, h]
 }
 
-/// Values that are folded side by side, so that the compiler makes vector code.
-const LANES: usize = 8;
+/// Values that are folded side by side, so that the compiler makes vector code. More would not fit into the registers
+/// that every x86-64 has.
+const LANES: usize = 4;
 
-/// The sums of one lane. Counts wrap instead of being checked, since a check for each is what would keep the loop from
-/// being vector code; a block has far fewer values.
+/// Sums over some values.
 #[derive(Clone, Copy)]
-struct Lane {
+struct Sums {
     low: f64,
     high: f64,
     sum: f64,
@@ -414,7 +414,7 @@ struct Lane {
     infinities: u64,
 }
 
-const EMPTY_LANE: Lane = Lane {
+const NO_SUMS: Sums = Sums {
     low: f64::INFINITY,
     high: f64::NEG_INFINITY,
     sum: 0.0,
@@ -423,34 +423,56 @@ const EMPTY_LANE: Lane = Lane {
     infinities: 0,
 };
 
-impl Lane {
-    #[inline(always)]
-    fn take(&mut self, value: f64) {
-        let is_finite = value.abs() < f64::INFINITY;
-        // What is not finite moves no bound: it is below nothing and above nothing.
-        let (low, high) = if is_finite {
-            (value, value)
-        } else {
-            (f64::INFINITY, f64::NEG_INFINITY)
-        };
-        self.low = if low < self.low { low } else { self.low };
-        self.high = if high > self.high { high } else { self.high };
-        self.sum += if is_finite { value } else { 0.0 };
-        self.zeros = self.zeros.wrapping_add(u64::from(value == 0.0));
-        self.nans = self.nans.wrapping_add(u64::from(value.is_nan()));
-        self.infinities = self
-            .infinities
-            .wrapping_add(u64::from(value.abs() == f64::INFINITY));
+impl Sums {
+    /// Of values that are all finite; `None` where one is not, or their sum is not.
+    fn of_finite<const N: usize>(elements: &[[u8; N]], decode: impl Fn([u8; N]) -> f64) -> Option<Sums> {
+        let (rows, rest) = elements.as_chunks::<LANES>();
+        let mut low = [f64::INFINITY; LANES];
+        let mut high = [f64::NEG_INFINITY; LANES];
+        let mut sum = [0.0; LANES];
+        let mut zeros = [0_u64; LANES];
+        for row in rows {
+            for lane in 0..LANES {
+                let value = decode(row[lane]);
+                low[lane] = if value < low[lane] { value } else { low[lane] };
+                high[lane] = if value > high[lane] { value } else { high[lane] };
+                sum[lane] += value;
+                // A check of each addition would keep this from being vector code; a block has far fewer values.
+                zeros[lane] = zeros[lane].wrapping_add(u64::from(value == 0.0));
+            }
+        }
+        let mut sums = NO_SUMS;
+        for lane in 0..LANES {
+            sums.low = sums.low.min(low[lane]);
+            sums.high = sums.high.max(high[lane]);
+            sums.sum += sum[lane];
+            sums.zeros += zeros[lane];
+        }
+        for &element in rest {
+            sums.take(decode(element));
+        }
+        // One value that is not finite leaves no finite sum.
+        (sums.sum.is_finite() && sums.nans + sums.infinities == 0).then_some(sums)
     }
 
-    fn joined(self, other: Lane) -> Lane {
-        Lane {
-            low: self.low.min(other.low),
-            high: self.high.max(other.high),
-            sum: self.sum + other.sum,
-            zeros: self.zeros + other.zeros,
-            nans: self.nans + other.nans,
-            infinities: self.infinities + other.infinities,
+    fn of_any<const N: usize>(elements: &[[u8; N]], decode: impl Fn([u8; N]) -> f64) -> Sums {
+        let mut sums = NO_SUMS;
+        for &element in elements {
+            sums.take(decode(element));
+        }
+        sums
+    }
+
+    fn take(&mut self, value: f64) {
+        if value.is_nan() {
+            self.nans += 1;
+        } else if value.is_infinite() {
+            self.infinities += 1;
+        } else {
+            self.low = self.low.min(value);
+            self.high = self.high.max(value);
+            self.sum += value;
+            self.zeros += u64::from(value == 0.0);
         }
     }
 }
@@ -461,40 +483,33 @@ impl Lane {
 )]
 fn floats<const N: usize>(bytes: &[u8], decode: impl Fn([u8; N]) -> f64 + Copy) -> Moments {
     let (elements, _) = bytes.as_chunks::<N>();
-    let (rows, rest) = elements.as_chunks::<LANES>();
-    let mut lanes = [EMPTY_LANE; LANES];
-    for row in rows {
-        for (lane, &element) in lanes.iter_mut().zip(row) {
-            lane.take(decode(element));
-        }
-    }
-    for (lane, &element) in lanes.iter_mut().zip(rest) {
-        lane.take(decode(element));
-    }
-    let all = lanes.into_iter().fold(EMPTY_LANE, Lane::joined);
+    let sums = Sums::of_finite(elements, decode).unwrap_or_else(|| Sums::of_any(elements, decode));
     let count = to_u64(elements.len());
-    let finite = count - all.nans - all.infinities;
-    let mean = if finite == 0 {
-        0.0
-    } else {
-        // Half at a time, where the sum of finite numbers is none.
-        let sum = all.sum / finite as f64;
-        if sum.is_finite() {
-            sum
-        } else {
-            mean_of_large(elements, decode, finite as f64)
-        }
+    let finite = count - sums.nans - sums.infinities;
+    let mean = match finite {
+        0 => 0.0,
+        _ if sums.sum.is_finite() => sums.sum / finite as f64,
+        _ => mean_of_large(elements, decode, finite as f64),
     };
     Moments {
         count,
-        zeros: all.zeros,
-        nans: all.nans,
-        infinities: all.infinities,
+        zeros: sums.zeros,
+        nans: sums.nans,
+        infinities: sums.infinities,
         malformed: 0,
-        range: (finite > 0).then_some((Number::Float(all.low), Number::Float(all.high))),
+        range: (finite > 0).then_some((Number::Float(sums.low), Number::Float(sums.high))),
         mean,
-        squares: squares(elements, decode, mean),
+        squares: if count == finite {
+            squares(elements, decode, mean)
+        } else {
+            // What is not finite is taken for the mean, from which it does not deviate.
+            squares(elements, |element| finite_or(decode(element), mean), mean)
+        },
     }
+}
+
+fn finite_or(value: f64, other: f64) -> f64 {
+    if value.is_finite() { value } else { other }
 }
 
 /// The mean of values whose sum is too large for a number.
@@ -506,15 +521,10 @@ fn mean_of_large<const N: usize>(elements: &[[u8; N]], decode: impl Fn([u8; N]) 
         .sum()
 }
 
-/// The sum of the squares of the deviations of the finite values from `mean`.
+/// The sum of the squares of the deviations of finite values from `mean`.
 fn squares<const N: usize>(elements: &[[u8; N]], decode: impl Fn([u8; N]) -> f64, mean: f64) -> f64 {
     let square = |element: [u8; N]| {
-        let value = decode(element);
-        let apart = if value.abs() < f64::INFINITY {
-            value - mean
-        } else {
-            0.0
-        };
+        let apart = decode(element) - mean;
         apart * apart
     };
     let (rows, rest) = elements.as_chunks::<LANES>();

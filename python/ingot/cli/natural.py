@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    Key = list[str | int]
+    Key = tuple[list[str | int], str]
 
 _NUMBERS = re.compile(r"([0-9]+)")
 # Longer runs of digits are no numbers to anybody, and Python takes long to read them as such.
@@ -18,13 +18,13 @@ _LONGEST_NUMBER = 18
 def key(part: str) -> Key:
     """What parts of names are compared by: text by its letters, numbers by their values."""
     if part.isascii() and part.isdigit() and len(part) <= _LONGEST_NUMBER:
-        return ["", int(part), part]
-    found: Key = list(_NUMBERS.split(part))
+        return ["", int(part), ""], part
+    found: list[str | int] = list(_NUMBERS.split(part))
     for at in range(1, len(found), 2):
         digits = str(found[at])
         found[at] = int(digits) if len(digits) <= _LONGEST_NUMBER else 10**_LONGEST_NUMBER
     # Last the text itself, so that `01` and `1` have an order too.
-    return [*found, part]
+    return found, part
 
 
 def ordered(names: Iterable[str]) -> list[str]:

@@ -27,7 +27,9 @@ SECTIONS = {
     "Shell": ("completion",),
 }
 COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
-_OWN_OPTIONS = ("--help", "--version")
+_OWN_OPTIONS = ("-h", "--help", "--version")
+# The variable by which shells ask for what may follow.
+_COMPLETE = "_INGOT_COMPLETE"
 
 
 class Program(click.Group):
@@ -105,7 +107,9 @@ def run(arguments: Sequence[str]) -> int:
 
 def _carried_out(arguments: list[str]) -> int:
     try:
-        code = program.main(arguments, prog_name="ingot", standalone_mode=False)
+        return _invoked(arguments)
+    except click.exceptions.Exit as ended:
+        return ended.exit_code
     except click.UsageError as error:
         hint = f" (see `{error.ctx.command_path} --help`)" if error.ctx else ""
         warn(_one_line(error.format_message()) + hint)
@@ -118,9 +122,26 @@ def _carried_out(arguments: list[str]) -> int:
         return 130
     except BrokenPipeError:
         raise
+    except ModuleNotFoundError as error:
+        # Those of this command are told of by whoever started it.
+        if (error.name or "").partition(".")[0] in ("click", "rich"):
+            raise
+        warn(_told(error))
+        return 2
     except _FAULTS as error:
         warn(_told(error))
         return _status(error)
+
+
+def _invoked(arguments: list[str]) -> int:
+    # Not click's own `main`: it turns a closed pipe into exit status 1.
+    instruction = os.environ.get(_COMPLETE)
+    if instruction:
+        from click.shell_completion import shell_complete
+
+        return shell_complete(program, {}, "ingot", _COMPLETE, instruction)
+    with program.make_context("ingot", arguments) as context:
+        code = program.invoke(context)
     return code if isinstance(code, int) else 0
 
 

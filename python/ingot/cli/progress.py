@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ class Bar:
 
     def __init__(self, title: str, silent: bool) -> None:
         self._title = title
-        self._silent = silent or not sys.stderr.isatty()
+        self._silent = silent or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb"
         self._begun = time.monotonic()
         self._shown: tuple[Progress, TaskID] | None = None
 

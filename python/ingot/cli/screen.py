@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     P = ParamSpec("P")
 
 # Rows that are written at once.
-_BLOCK = 5000
+_BLOCK = 1000
+# Characters that are written at once: no more than a pipe holds.
+_PART = 1 << 16
 
 
 class Screen:
@@ -62,7 +64,10 @@ class Screen:
             import json
 
             # In ASCII: names may hold what steers a terminal, and lone surrogates have no UTF-8.
-            self.out.write(json.dumps(finite(value)) + "\n")
+            text = json.dumps(finite(value)) + "\n"
+            # In parts: of one that is cut short because the reader has gone, Python 3.11 does not tell.
+            for at in range(0, len(text), _PART):
+                self.out.write(text[at : at + _PART])
 
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
         """Print rows of cells. They are escaped here."""
