@@ -5,6 +5,7 @@ It needs click and rich, which ``pip install ingot[cli]`` brings. Nothing of `in
 
 from __future__ import annotations
 
+import gc
 import sys
 
 
@@ -19,6 +20,8 @@ def main() -> int:
         tensor that is not there, a target that is and no ``--force``, a package that is missing. 130 after
         Ctrl-C, 141 where nobody reads the output any more.
     """
+    # Lists of 500,000 tensors are no garbage, and it takes long to look through them again and again.
+    gc.set_threshold(200_000)
     try:
         from .program import run
 

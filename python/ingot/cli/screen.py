@@ -78,7 +78,7 @@ class Screen:
         elif self.is_terminal:
             lines = tables.aligned(columns, rows, self.width, self.strong)
         else:
-            lines = ("\t".join(map(shown, row)) for row in rows)
+            lines = tables.plain(rows)
         self.lines(lines)
 
     def lines(self, lines: Iterable[str]) -> None:

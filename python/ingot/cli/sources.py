@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import gc
 import os
-from contextlib import contextmanager
 from math import prod
 
 import click
@@ -78,16 +76,14 @@ class Source:
 
     def infos(self) -> list[TensorInfo]:
         """What the headers say of every tensor, in the order of the data."""
-        with many_objects():
-            if isinstance(self.handle, Archive):
-                return self.handle.infos()
-            return [self.handle.info(name) for name in self.handle.offset_names()]
+        if isinstance(self.handle, Archive):
+            return self.handle.infos()
+        return [self.handle.info(name) for name in self.handle.offset_names()]
 
     def in_natural_order(self) -> list[TensorInfo]:
         """The same, in natural order of the names."""
-        with many_objects():
-            by_name = {info.name: info for info in self.infos()}
-            return [by_name[name] for name in natural.ordered(by_name)]
+        infos = self.infos()
+        return [infos[place] for place in natural.places([info.name for info in infos])]
 
     def archives(self, names: Iterable[str] | None = None) -> Iterator[tuple[Archive, list[str]]]:
         """The files one by one, each with those of `names` that it holds, or all."""
@@ -141,15 +137,3 @@ def text_of(value: object) -> str:
     import json
 
     return json.dumps(value)
-
-
-@contextmanager
-def many_objects() -> Iterator[None]:
-    """Hold the garbage collector back: it would look through 500,000 new objects again and again."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

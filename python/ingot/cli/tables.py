@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain, islice
 from typing import NamedTuple
 
 from .wording import shown
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 # Narrower than this no cell is cut, however narrow the terminal.
 _NARROWEST = 12
 _GAP = "  "
+_BLOCK = 500
 
 
 class Column(NamedTuple):
@@ -21,6 +23,18 @@ class Column(NamedTuple):
     title: str
     right: bool = False
     """Of numbers, which stand under each other by their last digit."""
+
+
+def plain(rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """The rows as lines, with tabs between the cells."""
+    rest = iter(rows)
+    # Many at once, since hardly any needs escapes: to look at each cell takes half the time of a long list.
+    while block := list(islice(rest, _BLOCK)):
+        text = "".join(chain.from_iterable(block))
+        if text.isascii() and text.isprintable():
+            yield from map("\t".join, block)
+        else:
+            yield from ("\t".join(map(shown, row)) for row in block)
 
 
 def aligned(
