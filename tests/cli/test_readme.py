@@ -18,8 +18,8 @@ from models import minilm
 
 README = Path(__file__).parents[2] / "README.md"
 SESSION = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
-# Of a longer answer so many lines are shown at its begin and its end.
-HEAD, TAIL = 7, 3
+# Of an answer with more lines so many are shown of its begin and its end.
+LONGEST, HEAD, TAIL = 16, 7, 3
 
 
 def printed(session: str, folder: Path) -> str:
@@ -30,7 +30,7 @@ def printed(session: str, folder: Path) -> str:
             words = shlex.split(line[2:])
             assert words[0] == "ingot"
             answer = in_a_terminal(*words[1:], folder=folder, NO_COLOR="1", TERM="dumb").out.splitlines()
-            if len(answer) > HEAD + TAIL + 1:
+            if len(answer) > LONGEST:
                 answer[HEAD:-TAIL] = ["..."]
             lines += [line, *answer]
     return "".join(f"{line}\n" for line in lines)
