@@ -21,6 +21,7 @@ from ingot import errors
 BUILTIN = {
     "SafetensorError": (Exception,),
     "HeaderError": (ValueError,),
+    "IntegrityError": (ValueError,),
     "TensorNotFoundError": (KeyError,),
     "SliceError": (IndexError,),
     "StorageError": (OSError,),

@@ -20,6 +20,7 @@ from .errors import (
     DestinationError,
     DtypeError,
     HeaderError,
+    IntegrityError,
     OptionError,
     SafetensorError,
     SaveError,
@@ -31,8 +32,9 @@ from .errors import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from . import errors, flax, mlx, numpy, paddle, tensorflow, torch
+    from . import errors, flax, mlx, modelspec, numpy, paddle, tensorflow, torch
     from ._edit import read_metadata, replace_tensor, update_metadata
+    from ._hash import Report, hash, verify
     from ._rearrange import merge, rewrite, split
     from ._stream import write_to
     from ._writer import Writer
@@ -42,7 +44,9 @@ __all__ = [
     "DestinationError",
     "DtypeError",
     "HeaderError",
+    "IntegrityError",
     "OptionError",
+    "Report",
     "SafetensorError",
     "SaveError",
     "SharedMemoryError",
@@ -54,8 +58,10 @@ __all__ = [
     "deserialize",
     "errors",
     "flax",
+    "hash",
     "merge",
     "mlx",
+    "modelspec",
     "numpy",
     "paddle",
     "read_metadata",
@@ -68,26 +74,30 @@ __all__ = [
     "tensorflow",
     "torch",
     "update_metadata",
+    "verify",
     "warm",
     "write_to",
 ]
 
 # Imported when they are first used, each from its module.
 _LATER = {
+    "Report": "_hash",
     "Writer": "_writer",
+    "hash": "_hash",
     "merge": "_rearrange",
     "read_metadata": "_edit",
     "replace_tensor": "_edit",
     "rewrite": "_rearrange",
     "split": "_rearrange",
     "update_metadata": "_edit",
+    "verify": "_hash",
     "write_to": "_stream",
 }
 
 
 def __getattr__(name: str) -> object:
     # `import ingot; ingot.torch.load_file(...)` works, and torch is only imported by that line.
-    if name in ("flax", "mlx", "numpy", "paddle", "tensorflow", "torch"):
+    if name in ("flax", "mlx", "modelspec", "numpy", "paddle", "tensorflow", "torch"):
         from importlib import import_module
 
         return import_module(f".{name}", __name__)

@@ -18,12 +18,15 @@ __all__ = [
     "Wrap",
     "Writer",
     "__version__",
+    "hash",
+    "hashes",
     "prepare",
     "replace_tensor",
     "serialize",
     "statistics",
     "stream",
     "update_metadata",
+    "verify",
 ]
 
 __version__: str
@@ -132,6 +135,18 @@ class Archive:
     def metadata(self) -> dict[str, str] | None: ...
     def info(self, name: str) -> TensorInfo: ...
     def infos(self) -> list[TensorInfo]: ...
+    def proven(
+        self,
+        names: Iterable[str] | None,
+        wrap: Wrap,
+        kept: bool,
+        expected_sha256: str | None,
+        *,
+        threads: int | None = None,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> dict[str, Any]:
+        """Give what `tensors` gives, if its bytes are those that digests were taken of."""
+
     def tensors(
         self,
         names: Iterable[str] | None,
@@ -205,6 +220,7 @@ def prepare(
     durable: bool = True,
     atomic: bool = True,
     force: bool = False,
+    checksums: Sequence[str] = ...,
 ) -> NewFile:
     """Take over all that goes into a file. Nothing is written yet.
 
@@ -213,6 +229,17 @@ def prepare(
     and comes first; where it raises or its capsule is of no use, `payload` is called.
     """
 
+def hash(
+    path: str | bytes | PathLike[str] | PathLike[bytes],
+    definition: str,
+    progress: Callable[[int, int], object] | None = None,
+) -> str | None: ...
+def hashes() -> list[str]: ...
+def verify(
+    path: str | bytes | PathLike[str] | PathLike[bytes],
+    expected_sha256: str | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> dict[str, Any]: ...
 def stream(
     write: Callable[[bytes], object],
     tensors: Mapping[str, Any],

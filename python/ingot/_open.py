@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from ._native import TensorInfo, Wrap
 
     Move = Callable[[Any], Any]
+    # Whether tensors are compared with the digests that the file keeps, and the SHA-256 that it shall have.
+    Proof = tuple[bool, str | None]
 
 BACKENDS = ("auto", "mmap", "pread")
+UNPROVEN: Proof = (False, None)
 
 
 class safe_open:
@@ -405,9 +408,15 @@ def open_archive(
     return Archive.open(filename, one_of("backend", backend, BACKENDS), strict, max_header_size)
 
 
-def tensors(archive: Archive, names: Iterable[str] | None, wrap: Wrap, move: Move | None) -> dict[str, Any]:
+def tensors(
+    archive: Archive,
+    names: Iterable[str] | None,
+    wrap: Wrap,
+    move: Move | None,
+    proof: Proof = UNPROVEN,
+) -> dict[str, Any]:
     """The tensors of these names, or all, on the device that `move` takes them to."""
-    found = archive.tensors(names, wrap)
+    found = archive.tensors(names, wrap) if proof == UNPROVEN else archive.proven(names, wrap, *proof)
     if move is not None:
         for name in found:
             # One by one, so that what has been moved is freed before the next is.

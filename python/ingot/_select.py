@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Generic, NamedTuple, TypeVar
 
-from ._open import moved, tensors
+from ._open import UNPROVEN, moved, tensors
 from .errors import DestinationError, OptionError, SliceError, _quoted
 
 TYPE_CHECKING = False
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from typing import Any, TypedDict
 
     from ._native import Archive, TensorInfo, Wrap
+    from ._open import Proof
 
     # The name in the file, the index into it and the dtype to convert to.
     Wanted = tuple[str, Any, str | None]
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
         prefix: str | tuple[str, ...] | None
         where: Callable[[TensorInfo], object] | None
         slices: Mapping[str, Any] | None
+        verify: bool
+        expected_sha256: str | None
 
 
 Tensor = TypeVar("Tensor")
@@ -113,18 +116,32 @@ def chosen(
     wrap: Wrap,
     move: Callable[[Any], Any] | None,
     into: Callable[[Archive, list[Wanted], Mapping[str, Any]], None] | None = None,
+    proof: Proof = UNPROVEN,
 ) -> dict[str, Any]:
     """The tensors that were asked for, on the device that `move` takes them to."""
     if selected.is_everything():
-        return tensors(archive, None, wrap, move)
+        return tensors(archive, None, wrap, move, proof)
     names = selected.names(archive)
     if selected.is_plain():
-        return tensors(archive, names, wrap, move)
+        return tensors(archive, names, wrap, move, proof)
+    refuse_unproven(archive, proof)
     found = load(archive, selected, {name: name for name in names}, wrap, into)
     if move is not None:
         for name in found.keys() - (selected.out or {}).keys():
             found[name] = moved(archive, name, found[name], move)
     return found
+
+
+def refuse_unproven(archive: Archive, proof: Proof) -> None:
+    """Raise `OptionError` if tensors shall be compared that do not come whole and as they are."""
+    if proof != UNPROVEN:
+        option = "verify" if proof[0] else "expected_sha256"
+        raise OptionError(
+            f"{option} is for whole tensors as they are: it goes with keys, prefix and where, not with "
+            "slices, dtype or out — call ingot.verify first",
+            code="not-provable",
+            path=archive.path,
+        )
 
 
 def load(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ._native import TensorInfo
     from ._progress import Progress
     from ._select import LoadOptions
-    from ._serialize import Align, Format, Path, Payload, SaveOptions
+    from ._serialize import Align, Checksums, Format, Path, Payload, SaveOptions
 
 Tensor = TypeVar("Tensor")
 
@@ -80,6 +80,8 @@ class Whole(Generic[Tensor]):
         where: Callable[[TensorInfo], object] | None = None,
         slices: Mapping[str, Any] | None = None,
         return_metadata: bool = False,
+        verify: bool = False,
+        expected_sha256: str | None = None,
     ) -> dict[str, Tensor] | tuple[dict[str, Tensor], dict[str, str] | None]:
         """Load the tensors of a file, or some of them, or parts of them.
 
@@ -96,6 +98,12 @@ class Whole(Generic[Tensor]):
             As for `ingot.numpy.load_file`: which tensors, and how much of each. Nothing else is read.
         return_metadata : bool
             Return the metadata too, of the same look at the file.
+        verify : bool
+            Compare the tensors with the digests that the file keeps of them (`ingot.verify`), or where it
+            keeps none with ModelSpec's, and give nothing when one differs. They are then copies in memory
+            of their own, whatever the backend, compared on the way into it. Not with `slices`.
+        expected_sha256 : str, optional
+            The SHA-256 of the whole file, to be compared likewise. All of the file is read then.
 
         Returns
         -------
@@ -119,14 +127,18 @@ class Whole(Generic[Tensor]):
             An index does not fit its tensor.
         StorageError
             Reading failed.
+        IntegrityError
+            A tensor, or the file, is not what its digest says (``code`` is ``"digest-mismatch"``); the
+            file keeps no digest of a tensor (``"no-digest"``), or a record that cannot be used
+            (``"invalid-checksums"``).
         OptionError
             `device` or `backend` is not one of the choices; or `slices` have a tensor that the other options
-            leave out.
+            leave out, or cannot be compared.
         """
         move = self._mover(device)
         selected: Selected[Tensor] = Selected(keys, prefix, where, slices)
         archive = _open.open_archive(filename, backend)
-        found = chosen(archive, selected, self._wrap, move)
+        found = chosen(archive, selected, self._wrap, move, proof=(verify, expected_sha256))
         return (found, archive.metadata()) if return_metadata else found
 
     def load(self, data: Buffer, device: Any = None) -> dict[str, Tensor]:
@@ -229,6 +241,7 @@ class Whole(Generic[Tensor]):
         snapshot: bool = True,
         reserve_header: int = 0,
         align: Align = 8,
+        checksums: Checksums = None,
     ) -> Future[None] | None:
         """Save tensors to a file.
 
@@ -267,6 +280,12 @@ class Whole(Generic[Tensor]):
         align : {8, 64, 4096}
             What the position of the data in the file is a multiple of, by more such spaces. Neither for
             bintensors.
+        checksums : bool, str or sequence of str, optional
+            Digests to keep in the metadata, for `ingot.verify` and ``load_file(verify=True)``: of each
+            tensor, by ``"blake3"`` (which True means too), ``"sha256"``, ``"xxh3"`` or ``"xxh3_128"``; of
+            the data section as ModelSpec wants it, ``"modelspec"``; or one of the former and the latter.
+            They are taken of the bytes on their way into the file. Digests of tensors in `metadata` are
+            left out: they were made for another file.
 
         Returns
         -------
@@ -296,4 +315,5 @@ class Whole(Generic[Tensor]):
             snapshot=snapshot,
             reserve_header=reserve_header,
             align=align,
+            checksums=checksums,
         )

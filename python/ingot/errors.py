@@ -8,6 +8,7 @@ that both ``except ingot.SafetensorError`` and ``except KeyError`` do what they 
     ├── TensorNotFoundError     KeyError      no tensor of that name
     ├── SliceError              IndexError    an index that does not fit the tensor
     ├── StorageError            OSError       reading or writing failed, or the file changed while it was open
+    ├── IntegrityError          ValueError    bytes that are not those that a digest was taken of
     ├── DestinationError        BufferError   a buffer that is too small, read-only or not contiguous
     ├── SaveError               ValueError    tensors that the format cannot hold
     │   └── SharedMemoryError   RuntimeError  tensors that share memory
@@ -31,6 +32,7 @@ __all__ = [
     "DestinationError",
     "DtypeError",
     "HeaderError",
+    "IntegrityError",
     "OptionError",
     "SafetensorError",
     "SaveError",
@@ -143,6 +145,14 @@ def _storage_error(
     error.__dict__.update(fields)
     error.filename = error.path
     return error
+
+
+class IntegrityError(SafetensorError, ValueError):
+    """A digest does not match, or the digests in a file's metadata cannot be used.
+
+    ``code`` is ``"digest-mismatch"``, with the two digests as `expected` and `found`, or
+    ``"invalid-checksums"``.
+    """
 
 
 class DestinationError(SafetensorError, BufferError):

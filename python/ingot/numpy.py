@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer, Unpack
 
+    from ._hash import Hasher
     from ._native import Archive, TensorInfo
     from ._progress import Progress
     from ._select import LoadOptions, Memory, Wanted
-    from ._serialize import Align, Format, Path, SaveOptions
+    from ._serialize import Align, Checksums, Format, Path, SaveOptions
 
     Array = numpy.ndarray[Any, numpy.dtype[Any]]
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
         out: Mapping[str, Array] | None
 
 
-__all__ = ["load", "load_file", "save", "save_file"]
+__all__ = ["load", "load_file", "save", "save_file", "save_with_checksum"]
 
 # Header code to NumPy's dtype. Files are little-endian whatever the machine is.
 DTYPES = {
@@ -84,6 +85,8 @@ def load_file(
     dtype: Any = None,
     out: Mapping[str, Array] | None = None,
     return_metadata: bool = False,
+    verify: bool = False,
+    expected_sha256: str | None = None,
 ) -> dict[str, Array] | tuple[dict[str, Array], dict[str, str] | None]:
     """Load the arrays of a file, or some of them, or parts of them.
 
@@ -114,6 +117,13 @@ def load_file(
         memory that no other of them has.
     return_metadata : bool
         Return the metadata too, of the same look at the file.
+    verify : bool
+        Compare the tensors with the digests that the file keeps of them (`ingot.verify`), or where it
+        keeps none with ModelSpec's, and give nothing when one differs. They are then copies in memory of
+        their own, whatever the backend, compared on the way into it. Not with `slices`, `dtype` and
+        `out`.
+    expected_sha256 : str, optional
+        The SHA-256 of the whole file, to be compared likewise. All of the file is read then.
 
     Returns
     -------
@@ -143,14 +153,18 @@ def load_file(
         with itself. Nothing has been read.
     StorageError
         Reading failed. What was read by then is in the arrays of `out`.
+    IntegrityError
+        A tensor, or the file, is not what its digest says (``code`` is ``"digest-mismatch"``); the file
+        keeps no digest of a tensor (``"no-digest"``), or a record that cannot be used
+        (``"invalid-checksums"``).
     OptionError
         `backend` or `dtype` is not one of the choices; or `slices` or `out` have an array that the other
-        options leave out.
+        options leave out; or what is asked for cannot be compared.
     """
     code = None if dtype is None else float_code(_code(dtype), dtype)
     selected = Selected(keys, prefix, where, slices, code, out)
     archive = _open.open_archive(filename, backend)
-    found = _select.chosen(archive, selected, wrap, None, _fill)
+    found = _select.chosen(archive, selected, wrap, None, _fill, (verify, expected_sha256))
     return (found, archive.metadata()) if return_metadata else found
 
 
@@ -253,6 +267,7 @@ def save_file(
     snapshot: bool = True,
     reserve_header: int = 0,
     align: Align = 8,
+    checksums: Checksums = None,
 ) -> Future[None] | None:
     """Save arrays to a file.
 
@@ -291,6 +306,12 @@ def save_file(
     align : {8, 64, 4096}
         What the position of the data in the file is a multiple of, by more such spaces. Neither for
         bintensors.
+    checksums : bool, str or sequence of str, optional
+        Digests to keep in the metadata, for `ingot.verify` and ``load_file(verify=True)``: of each
+        tensor, by ``"blake3"`` (which True means too), ``"sha256"``, ``"xxh3"`` or ``"xxh3_128"``; of the
+        data section as ModelSpec wants it, ``"modelspec"``; or one of the former and the latter. They are
+        taken of the bytes on their way into the file. Digests of tensors in `metadata` are left out: they
+        were made for another file.
 
     Returns
     -------
@@ -320,7 +341,40 @@ def save_file(
         snapshot=snapshot,
         reserve_header=reserve_header,
         align=align,
+        checksums=checksums,
     )
+
+
+def save_with_checksum(
+    tensor_dict: Mapping[str, Any],
+    metadata: Mapping[str, str] | None = None,
+    hasher: Hasher = "sha1",
+    *,
+    format: Format = "safetensors",
+) -> tuple[bytes, bytes]:
+    """Give the bytes of a file that holds these arrays, and a digest of all of them.
+
+    Parameters
+    ----------
+    tensor_dict, metadata, format
+        As for `save`.
+    hasher : str or callable
+        A name that `hashlib.new` takes, or what is in `hashlib`: called with the bytes, it gives an object
+        that has ``digest()``. SHA-1 by default, as in bintensors.
+
+    Returns
+    -------
+    tuple of (bytes, bytes)
+        The digest, which the file does not hold, and the file.
+
+    Raises
+    ------
+    TypeError, DtypeError, SaveError, OptionError
+        As `save` does.
+    """
+    from ._hash import with_digest
+
+    return with_digest(save(tensor_dict, metadata, format=format), hasher)
 
 
 def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:

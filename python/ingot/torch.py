@@ -32,10 +32,11 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer, Unpack
 
+    from ._hash import Hasher
     from ._native import Archive, TensorInfo
     from ._progress import Progress
     from ._select import LoadOptions
-    from ._serialize import Align, Format, Path, SaveOptions
+    from ._serialize import Align, Checksums, Format, Path, SaveOptions
     from ._torch_alias import Views
 
     Shared = Literal["error", "copy", "alias"]
@@ -52,7 +53,17 @@ if TYPE_CHECKING:
         contiguous: Contiguous
 
 
-__all__ = ["Incompatible", "load", "load_file", "load_into", "load_model", "save", "save_file", "save_model"]
+__all__ = [
+    "Incompatible",
+    "load",
+    "load_file",
+    "load_into",
+    "load_model",
+    "save",
+    "save_file",
+    "save_model",
+    "save_with_checksum",
+]
 
 SHARED = ("error", "copy", "alias")
 CONTIGUOUS = ("error", "copy")
@@ -102,6 +113,8 @@ def load_file(
     dtype: torch.dtype | str | None = None,
     out: Mapping[str, torch.Tensor] | None = None,
     return_metadata: bool = False,
+    verify: bool = False,
+    expected_sha256: str | None = None,
 ) -> dict[str, torch.Tensor] | tuple[dict[str, torch.Tensor], dict[str, str] | None]:
     """Load the tensors of a file, or some of them, or parts of them.
 
@@ -139,6 +152,13 @@ def load_file(
         is read into them, and memory that no other of them has.
     return_metadata : bool
         Return the metadata too, of the same look at the file.
+    verify : bool
+        Compare the tensors with the digests that the file keeps of them (`ingot.verify`), or where it
+        keeps none with ModelSpec's, and give nothing when one differs. They are then copies in memory of
+        their own, whatever the backend, compared on the way into it. Not with `slices`, `dtype` and
+        `out`.
+    expected_sha256 : str, optional
+        The SHA-256 of the whole file, to be compared likewise. All of the file is read then.
 
     Returns
     -------
@@ -168,9 +188,13 @@ def load_file(
         has been read.
     StorageError
         Reading failed. What was read by then is in the tensors of `out`.
+    IntegrityError
+        A tensor, or the file, is not what its digest says (``code`` is ``"digest-mismatch"``); the file
+        keeps no digest of a tensor (``"no-digest"``), or a record that cannot be used
+        (``"invalid-checksums"``).
     OptionError
         `device`, `backend`, `shared` or `dtype` is not one of the choices; or `slices` or `out` have a tensor
-        that the other options leave out.
+        that the other options leave out; or what is asked for cannot be compared.
     SafetensorError
         The record of shared tensors in the metadata is broken (``code`` is ``"invalid-alias"``).
     """
@@ -178,7 +202,7 @@ def load_file(
     code = None if dtype is None else float_code(_code(dtype), dtype)
     selected = Selected(keys, prefix, where, slices, code, out)
     archive = _open.open_archive(filename, backend)
-    found = _loaded(archive, move, shared, selected)
+    found = _loaded(archive, move, shared, selected, (verify, expected_sha256))
     return (found, archive.metadata()) if return_metadata else found
 
 
@@ -263,18 +287,23 @@ def _loaded(
     move: Callable[[torch.Tensor], torch.Tensor] | None,
     shared: Loaded,
     selected: Selected[torch.Tensor],
+    proof: _open.Proof = _open.UNPROVEN,
 ) -> dict[str, torch.Tensor]:
     """The tensors that were asked for, and those that the file's record of shared tensors adds."""
     one_of("shared", shared, LOADED)
     where = "" if archive.path is None else f"{_escaped(archive.path)}: "
     views = recorded(archive, where) if shared == "alias" else {}
     if selected.is_everything():
-        found = _open.tensors(archive, None, wrap, move)
+        found = _open.tensors(archive, None, wrap, move, proof)
         restore(found, views, where)
         return found
     names = selected.names(archive, {name: place["of"] for name, place in views.items()})
-    if selected.is_plain() and views.keys().isdisjoint(names):
-        return _open.tensors(archive, names, wrap, move)
+    if selected.is_plain():
+        stored = dict.fromkeys(views[name]["of"] if name in views else name for name in names)
+        found = _open.tensors(archive, stored, wrap, move, proof)
+        restore(found, {name: views[name] for name in names if name in views}, where)
+        return {name: found[name] for name in names}
+    _select.refuse_unproven(archive, proof)
     return _parts(archive, move, selected, names, views, where)
 
 
@@ -415,6 +444,7 @@ def save_file(
     snapshot: bool = True,
     reserve_header: int = 0,
     align: Align = 8,
+    checksums: Checksums = None,
 ) -> Future[None] | None:
     """Save tensors to a file.
 
@@ -455,6 +485,12 @@ def save_file(
     align : {8, 64, 4096}
         What the position of the data in the file is a multiple of, by more such spaces. Neither for
         bintensors.
+    checksums : bool, str or sequence of str, optional
+        Digests to keep in the metadata, for `ingot.verify` and ``load_file(verify=True)``: of each
+        tensor, by ``"blake3"`` (which True means too), ``"sha256"``, ``"xxh3"`` or ``"xxh3_128"``; of the
+        data section as ModelSpec wants it, ``"modelspec"``; or one of the former and the latter. They are
+        taken of the bytes on their way into the file. Digests of tensors in `metadata` are left out: they
+        were made for another file.
 
     Returns
     -------
@@ -487,7 +523,40 @@ def save_file(
         snapshot=snapshot,
         reserve_header=reserve_header,
         align=align,
+        checksums=checksums,
     )
+
+
+def save_with_checksum(
+    tensors: Mapping[str, torch.Tensor],
+    metadata: Mapping[str, str] | None = None,
+    hasher: Hasher = "sha1",
+    *,
+    format: Format = "safetensors",
+) -> tuple[bytes, bytes]:
+    """Give the bytes of a file that holds these tensors, and a digest of all of them.
+
+    Parameters
+    ----------
+    tensors, metadata, format
+        As for `save`.
+    hasher : str or callable
+        A name that `hashlib.new` takes, or what is in `hashlib`: called with the bytes, it gives an object
+        that has ``digest()``. SHA-1 by default, as in bintensors.
+
+    Returns
+    -------
+    tuple of (bytes, bytes)
+        The digest, which the file does not hold, and the file.
+
+    Raises
+    ------
+    ValueError, TypeError, SharedMemoryError, SaveError, OptionError
+        As `save` does.
+    """
+    from ._hash import with_digest
+
+    return with_digest(save(tensors, metadata, format=format), hasher)
 
 
 def payload(name: str, tensor: torch.Tensor) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
+import tomllib
 import unicodedata
 from pathlib import Path
 
@@ -13,10 +15,7 @@ import pytest
 from commands import command_line, environment, good, in_a_pipe, in_a_terminal, run
 from models import save
 
-import ingot
-import ingot.numpy
 from ingot.cli.filenames import distinct
-from ingot.cli.program import COMMANDS
 
 HOSTILE = (
     "\x1b[31mred",
@@ -64,6 +63,7 @@ READING = [
     ["mem"],
     ["check", "--values"],
     ["meta", "get"],
+    ["hash"],
     ["meta", "export"],
     ["doctor"],
 ]
@@ -279,16 +279,22 @@ def test_missing_packages_are_one_line(missing: str, tmp_path: Path) -> None:
         f"import sys; sys.modules[{missing!r}] = None; sys.argv = ['ingot', 'ls', {str(path)!r}]; "
         "sys.stdout.isatty = lambda: True; import ingot.cli; sys.exit(ingot.cli.main())"
     )
-    import sys
-
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment())
     assert done.returncode == 2
     assert done.stderr == "ingot: the command needs click and rich: pip install ingot[cli]\n"
 
 
-def test_looking_imports_no_framework(tmp_path: Path) -> None:
-    import sys
+def test_the_wheel_brings_the_command_and_the_extra_its_packages() -> None:
+    folder = Path(__file__).parents[2]
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"ingot": "ingot.cli:main"}
+    pinned = (folder / "requirements" / "test.txt").read_text()
+    names = [requirement.partition(">=")[0] for requirement in project["optional-dependencies"]["cli"]]
+    assert names == ["click", "rich"]
+    assert all(f"\n{name}==" in pinned for name in names)
 
+
+def test_looking_imports_no_framework(tmp_path: Path) -> None:
     path = save(tmp_path / "model.safetensors")
     program = (
         "import sys; from ingot.cli.program import run; code = run(sys.argv[1:]); "
@@ -302,8 +308,5 @@ def test_looking_imports_no_framework(tmp_path: Path) -> None:
 
 
 def test_the_library_does_without_the_command() -> None:
-    import sys
-
     program = "import sys, ingot; sys.exit('click' in sys.modules or 'ingot.cli' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], env=environment()).returncode == 0
-    assert not set(COMMANDS) & set(ingot.__all__) - {"merge", "split"}

@@ -106,6 +106,18 @@ def test_cat(model: Path, expected: dict[str, numpy.ndarray]) -> None:
     assert numpy.array_equal(answer["values"], expected["pooler.dense.weight"][1:5:2, -3:])
 
 
+def test_hash_and_verify(model: Path) -> None:
+    digests = good("hash", model, "-a", "sha256", "--json").json()["hashes"]
+    assert len(digests) == (4 if model.is_dir() else 1)
+    # It keeps no digests, so nothing vouches for it.
+    assert run("verify", model).code == 1
+
+
+def test_modelspec(model: Path) -> None:
+    assert run("modelspec", "show", model).code == 1
+    assert run("modelspec", "validate", model).code == 1
+
+
 def test_mem(model: Path) -> None:
     rows = {row[0]: row[1:] for row in good("mem", model).rows()}
     assert rows["as stored"][1] == str((PARAMETERS - 512) * 4 + 512 * 8)

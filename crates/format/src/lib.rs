@@ -37,6 +37,7 @@ extern crate alloc;
 extern crate std;
 
 pub mod bintensors;
+mod checksums;
 mod dtype;
 mod edit;
 mod entry;
@@ -62,6 +63,7 @@ mod tensors;
 mod view;
 mod window;
 
+pub use checksums::{CHECKSUMS_KEY, Checksums, ChecksumsError};
 pub use dtype::Dtype;
 pub use edit::edit_metadata;
 pub use entry::Entry;

@@ -61,15 +61,14 @@ impl Archive {
     /// with the rule that the header breaks; [`Error::Read`] when reading the header fails;
     /// [`Error::UnknownBackend`] when the environment asks for one that is none.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Archive, Error> {
-        let open_fault = |source| Error::Open {
-            path: path.to_owned(),
-            source,
-        };
-        let file = FileSource::new(open_file(path).map_err(open_fault)?).map_err(open_fault)?;
+        let file = open_source(path)?;
         let header = read_header(&file, Some(path), &options.limits)?;
         let variable = std::env::var(BACKEND_VARIABLE).ok();
         let choice = choose(options.backend, variable.as_deref(), file.remote())?;
-        let (source, choice) = attach(file, options.backend, choice).map_err(open_fault)?;
+        let (source, choice) = attach(file, options.backend, choice).map_err(|source| Error::Open {
+            path: path.to_owned(),
+            source,
+        })?;
         let path = Some(path.to_owned());
         Ok(Archive {
             path,
@@ -171,7 +170,7 @@ impl Archive {
         watch: &dyn Watch,
     ) -> Result<Vec<Region>, Error> {
         let Some(memory) = self.source.memory() else {
-            let regions = self.read_regions(numbers, options, watch)?;
+            let regions = self.read_regions(self.source(), numbers, options, watch)?;
             self.check_unchanged()?;
             return Ok(regions);
         };
@@ -192,10 +191,8 @@ impl Archive {
         let mut regions: Vec<_> = numbers.iter().enumerate().map(view).collect();
         if !ranks.is_empty() {
             let numbers: Vec<usize> = ranks.iter().map(|&rank| numbers[rank]).collect();
-            for (rank, copy) in ranks
-                .into_iter()
-                .zip(self.read_regions(&numbers, options, watch)?)
-            {
+            let copies = self.read_regions(self.source(), &numbers, options, watch)?;
+            for (rank, copy) in ranks.into_iter().zip(copies) {
                 regions[rank] = copy;
             }
         }
@@ -246,15 +243,17 @@ impl Archive {
         runs
     }
 
-    fn read_regions(
+    /// The bytes of these tensors in memory of their own, from `source`: that of this archive, or one over it.
+    pub(crate) fn read_regions(
         &self,
+        source: &dyn Source,
         numbers: &[usize],
         options: &ReadOptions,
         watch: &dyn Watch,
     ) -> Result<Vec<Region>, Error> {
         let read = || {
             let (plan, places) = Plan::of_tensors(&self.header, numbers)?;
-            Ok((execute_owned(&plan, &*self.source, options, watch)?, places))
+            Ok((execute_owned(&plan, source, options, watch)?, places))
         };
         let (blocks, places) = read().map_err(|failure| self.explain(failure))?;
         let blocks: Vec<_> = blocks
@@ -275,23 +274,7 @@ impl Archive {
 
     /// Fails when the file is no longer what was opened.
     pub(crate) fn check_unchanged(&self) -> Result<(), Error> {
-        let nbytes_at_open = self.source.nbytes();
-        match self.source.nbytes_now() {
-            Ok(Some(now)) if now == nbytes_at_open => Ok(()),
-            Ok(nbytes_now) => Err(Error::Changed {
-                path: self.path.clone(),
-                nbytes_at_open,
-                nbytes_now,
-            }),
-            Err(source) => Err(Error::Read {
-                path: self.path.clone(),
-                tensor: None,
-                position: 0,
-                expected: nbytes_at_open,
-                found: 0,
-                source: Some(source),
-            }),
-        }
+        check_unchanged(self.source(), self.path())
     }
 
     /// Adds path and tensor to what went wrong below.
@@ -313,6 +296,36 @@ impl Archive {
         self.header
             .entries()
             .find(|entry| entry.begin <= begin && begin < entry.end)
+    }
+}
+
+/// The file at `path`, to be read by position.
+pub(crate) fn open_source(path: &Path) -> Result<FileSource, Error> {
+    let source = open_file(path).and_then(FileSource::new);
+    source.map_err(|source| Error::Open {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// Fails when `source` is no longer what was opened. `path` is for the errors.
+pub(crate) fn check_unchanged(source: &dyn Source, path: Option<&Path>) -> Result<(), Error> {
+    let nbytes_at_open = source.nbytes();
+    match source.nbytes_now() {
+        Ok(Some(now)) if now == nbytes_at_open => Ok(()),
+        Ok(nbytes_now) => Err(Error::Changed {
+            path: path.map(Path::to_owned),
+            nbytes_at_open,
+            nbytes_now,
+        }),
+        Err(source) => Err(Error::Read {
+            path: path.map(Path::to_owned),
+            tensor: None,
+            position: 0,
+            expected: nbytes_at_open,
+            found: 0,
+            source: Some(source),
+        }),
     }
 }
 

@@ -8,6 +8,7 @@ use ingot_format::{Dtype, Escaped, FormatError, Quoted, SelectionError};
 
 use crate::backend::{BACKEND_VARIABLE, Backend};
 use crate::edit::EditError;
+use crate::hash::Unequal;
 
 /// A failure to open, read or save, with what a reader needs to put it right.
 ///
@@ -133,6 +134,29 @@ pub enum Error {
         /// Why not.
         fault: EditError,
     },
+    /// The record of digests in the file's metadata cannot be used. FORMAT.md, "Checksums".
+    Checksums {
+        /// The file.
+        path: Option<PathBuf>,
+        /// Why not.
+        reason: String,
+    },
+    /// The file keeps no digest of a tensor that was to be compared with one.
+    NoDigest {
+        /// The file.
+        path: Option<PathBuf>,
+        /// The tensor.
+        tensor: String,
+    },
+    /// Bytes are not those that a digest was taken of.
+    Digest {
+        /// The file.
+        path: Option<PathBuf>,
+        /// The tensor; `None` for the whole file.
+        tensor: Option<String>,
+        /// The two digests. Boxed, because they are larger than all the rest.
+        unequal: Box<Unequal>,
+    },
     /// The handle was closed.
     Closed {
         /// The file.
@@ -216,6 +240,9 @@ impl Error {
             Error::Conversion { .. } => "no-conversion",
             Error::Destination { misfit, .. } => misfit.code(),
             Error::Edit { fault, .. } => fault.code(),
+            Error::Checksums { .. } => "invalid-checksums",
+            Error::NoDigest { .. } => "no-digest",
+            Error::Digest { .. } => "digest-mismatch",
             Error::Closed { .. } => "closed",
             Error::Interrupted => "interrupted",
         }
@@ -235,6 +262,9 @@ impl Error {
             | Error::Unstorable { path, .. }
             | Error::Conversion { path, .. }
             | Error::Destination { path, .. }
+            | Error::Checksums { path, .. }
+            | Error::NoDigest { path, .. }
+            | Error::Digest { path, .. }
             | Error::Closed { path } => path.as_deref(),
             Error::UnknownBackend { .. } | Error::Interrupted => None,
         }
@@ -248,8 +278,9 @@ impl Error {
             Error::UnknownTensor { tensor, .. }
             | Error::Slice { tensor, .. }
             | Error::Conversion { tensor, .. }
-            | Error::Destination { tensor, .. } => Some(tensor),
-            Error::Read { tensor, .. } => tensor.as_deref(),
+            | Error::Destination { tensor, .. }
+            | Error::NoDigest { tensor, .. } => Some(tensor),
+            Error::Read { tensor, .. } | Error::Digest { tensor, .. } => tensor.as_deref(),
             Error::Edit { fault, .. } => fault.tensor(),
             _ => None,
         }
@@ -380,6 +411,21 @@ impl fmt::Display for Error {
             ),
             Error::Destination { tensor, misfit, .. } => write!(f, "tensor {}: {misfit}", Quoted(tensor)),
             Error::Edit { fault, .. } => write!(f, "{fault}"),
+            Error::Checksums { reason, .. } => f.write_str(reason),
+            Error::NoDigest { tensor, .. } => {
+                write!(
+                    f,
+                    "tensor {}: the file keeps no digest to verify it by",
+                    Quoted(tensor)
+                )
+            }
+            Error::Digest { tensor, unequal, .. } => {
+                match tensor {
+                    Some(tensor) => write!(f, "tensor {}: its bytes", Quoted(tensor))?,
+                    None => f.write_str("the file's bytes")?,
+                }
+                write!(f, " are not those that were promised: {unequal}")
+            }
             Error::Closed { .. } => f.write_str("file is closed"),
             Error::Interrupted => f.write_str("interrupted"),
         }

@@ -13,6 +13,7 @@ mod error;
 mod execute;
 mod failure;
 mod gather;
+mod hash;
 mod head;
 mod part;
 mod payload;
@@ -39,6 +40,10 @@ pub use edit::origin::Origin;
 pub use edit::{EditError, Edited, MetadataChange, Way, replace_tensor, update_metadata};
 pub use error::{Error, Misfit};
 pub use execute::ReadOptions;
+pub use hash::{
+    Algorithm, Compared, Definition, Digest, Keep, MODEL_SPEC_KEY, Mismatch, Proof, Report, Sealed, Unequal,
+    hash, verify,
+};
 pub use part::{Part, Target};
 pub use payload::{Dim, FileRange, Footprint, Payload, Produce, Strided, overlapping};
 pub use plan::{OWN_BLOCK_NBYTES, Place, Plan, Read, SHARED_BLOCK_NBYTES, TooLarge};
@@ -51,7 +56,7 @@ pub use serialize::safetensors::{
 };
 pub use serialize::{bintensors, safetensors};
 pub use source::{FileSource, Memory, MemorySource, Source};
-pub use statistics::{Number, Statistics, has_statistics};
+pub use statistics::{Number, Statistics, has_statistics, statistics};
 pub use strided_dest::StridedDest;
 pub use watch::{Unwatched, Watch};
 #[cfg(unix)]

@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 use ingot_format::{Dtype, to_u64, to_usize};
 
-use crate::archive::Archive;
+use crate::archive::{Archive, Tensor};
 use crate::convert::{convert, converts};
 use crate::error::Error;
 use crate::execute::{ReadOptions, Reading};
@@ -73,45 +73,43 @@ impl Number {
     }
 }
 
-/// Whether [`Archive::statistics`] knows values of this dtype. How those of 6 bits are packed is not settled.
+/// Whether [`statistics`] knows values of this dtype. How those of 6 bits are packed is not settled.
 #[must_use]
 pub fn has_statistics(dtype: Dtype) -> bool {
     !matches!(dtype, Dtype::F6_E2M3 | Dtype::F6_E3M2)
 }
 
-impl Archive {
-    /// What the values of these tensors are, given as places in the header's order of data; in the order of `numbers`,
-    /// `None` for those of a dtype without [`has_statistics`]. A histogram of `bins` parts takes a second look at the
-    /// file.
-    ///
-    /// # Errors
-    /// As [`Archive::regions`].
-    pub fn statistics(
-        &self,
-        numbers: &[usize],
-        bins: usize,
-        options: &ReadOptions,
-        watch: &dyn Watch,
-    ) -> Result<Vec<Option<Statistics>>, Error> {
+/// What the values of these tensors are, in their order; `None` for those of a dtype without [`has_statistics`]. A
+/// histogram of `bins` parts takes a second look at the files.
+///
+/// # Errors
+/// As [`Archive::regions`].
+pub fn statistics(
+    tensors: &[Tensor<'_>],
+    bins: usize,
+    options: &ReadOptions,
+    watch: &dyn Watch,
+) -> Result<Vec<Option<Statistics>>, Error> {
+    let mut found = Vec::with_capacity(tensors.len());
+    // File by file: each run of tensors that lie in one.
+    for of_file in tensors.chunk_by(|one, two| std::ptr::eq(one.archive(), two.archive())) {
+        let archive = of_file[0].archive();
         let folded = || {
-            let work = Work::of(self, numbers, options);
+            let work = Work::of(archive, of_file, options);
             let passes = if bins == 0 { 1 } else { 2 };
             let moments = work.moments(&Passes::new(watch, 0, passes))?;
             let counted = work.histograms(bins, &moments, &Passes::new(watch, 1, passes))?;
             Ok(moments.into_iter().zip(counted).collect::<Vec<_>>())
         };
-        let found = folded().map_err(|failure| self.explain(failure))?;
-        self.check_unchanged()?;
-        let known = |number: &usize| {
-            self.header()
-                .entry(*number)
-                .is_some_and(|entry| has_statistics(entry.dtype))
-        };
-        let statistics = numbers.iter().zip(found);
-        Ok(statistics
-            .map(|(number, (moments, bins))| known(number).then(|| moments.told(bins)))
-            .collect())
+        let folded = folded().map_err(|failure| archive.explain(failure))?;
+        archive.check_unchanged()?;
+        let told = of_file.iter().zip(folded).map(|(tensor, (moments, bins))| {
+            let is_known = has_statistics(tensor.entry().dtype);
+            is_known.then(|| moments.told(bins))
+        });
+        found.extend(told);
     }
+    Ok(found)
 }
 
 /// Some of the bytes of one tensor.
@@ -134,11 +132,12 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    fn of<'a>(archive: &'a Archive, numbers: &[usize], options: &ReadOptions) -> Work<'a> {
+    fn of<'a>(archive: &'a Archive, tensors: &[Tensor<'a>], options: &ReadOptions) -> Work<'a> {
         let header = archive.header();
-        let entries = numbers.iter().map(|&number| header.entry(number)).enumerate();
-        let entries: Vec<_> = entries
-            .filter_map(|(rank, entry)| Some((rank, entry?)))
+        let entries: Vec<_> = tensors
+            .iter()
+            .map(Tensor::entry)
+            .enumerate()
             .filter(|(_, entry)| has_statistics(entry.dtype))
             .collect();
         let nbytes = entries.iter().map(|(_, entry)| entry.nbytes()).sum();
@@ -159,7 +158,7 @@ impl Work<'_> {
         Work {
             source: archive.source(),
             threads: reading.threads,
-            tensors: numbers.len(),
+            tensors: tensors.len(),
             chunks,
             nbytes,
         }

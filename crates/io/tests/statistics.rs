@@ -8,7 +8,9 @@
 )]
 
 use ingot_format::{Dtype, Format, Limits, Spec, layout, to_u64};
-use ingot_io::{Archive, MemorySource, Number, ReadOptions, Statistics, Unwatched, has_statistics};
+use ingot_io::{
+    Archive, MemorySource, Number, ReadOptions, Statistics, Tensor, Unwatched, has_statistics, statistics,
+};
 use proptest::prelude::*;
 
 /// A file with these tensors.
@@ -37,7 +39,12 @@ fn archive(tensors: &[(&str, Dtype, Vec<u8>)]) -> Archive {
 
 fn of(dtype: Dtype, bytes: Vec<u8>, bins: usize) -> Statistics {
     let archive = archive(&[("t", dtype, bytes)]);
-    let found = archive.statistics(&[0], bins, &ReadOptions::default(), &Unwatched);
+    let found = statistics(
+        &[archive.tensor(0).unwrap()],
+        bins,
+        &ReadOptions::default(),
+        &Unwatched,
+    );
     found.unwrap().pop().unwrap().unwrap()
 }
 
@@ -126,14 +133,9 @@ fn join_what_many_threads_read_of_many_tensors() {
         ("none", Dtype::F32, Vec::new()),
     ];
     let archive = archive(&tensors);
-    let numbers: Vec<usize> = (0..3).collect();
-    let names: Vec<_> = numbers
-        .iter()
-        .map(|&at| archive.header().entry(at).unwrap().name)
-        .collect();
-    let found = archive
-        .statistics(&numbers, 4, &ReadOptions::default(), &Unwatched)
-        .unwrap();
+    let three: Vec<Tensor<'_>> = (0..3).map(|number| archive.tensor(number).unwrap()).collect();
+    let names: Vec<_> = three.iter().map(|tensor| tensor.entry().name).collect();
+    let found = statistics(&three, 4, &ReadOptions::default(), &Unwatched).unwrap();
     let of = |name: &str| {
         found[names.iter().position(|&one| one == name).unwrap()]
             .clone()
@@ -142,10 +144,21 @@ fn join_what_many_threads_read_of_many_tensors() {
     assert_near(&of("large"), &naive(&doubles, 4));
     assert_near(&of("small"), &naive(&[3.0, 5.0], 4));
     assert_near(&of("none"), &naive(&[], 4));
-    let again = archive
-        .statistics(&numbers, 4, &ReadOptions::default(), &Unwatched)
-        .unwrap();
+    let again = statistics(&three, 4, &ReadOptions::default(), &Unwatched).unwrap();
     assert_eq!(found, again);
+}
+
+#[test]
+fn tensors_of_several_files_keep_their_order() {
+    let one = archive(&[("t", Dtype::F32, singles(&[1.0]))]);
+    let two = archive(&[("t", Dtype::F32, singles(&[2.0]))]);
+    let tensors = [&one, &two, &one].map(|archive| archive.tensor(0).unwrap());
+    let found = statistics(&tensors, 0, &ReadOptions::default(), &Unwatched).unwrap();
+    let means: Vec<_> = found
+        .into_iter()
+        .map(|found| found.and_then(|found| found.mean))
+        .collect();
+    assert_eq!(means, [Some(1.0), Some(2.0), Some(1.0)]);
 }
 
 #[test]
@@ -190,9 +203,8 @@ fn booleans_that_are_neither_are_counted() {
 fn every_dtype_but_those_of_six_bits_has_them() {
     for &dtype in Dtype::ALL {
         let archive = archive(&[("t", dtype, vec![0; 24])]);
-        let found = archive
-            .statistics(&[0], 3, &ReadOptions::default(), &Unwatched)
-            .unwrap();
+        let tensor = archive.tensor(0).unwrap();
+        let found = statistics(&[tensor], 3, &ReadOptions::default(), &Unwatched).unwrap();
         assert_eq!(found[0].is_some(), has_statistics(dtype), "{dtype}");
         let Some(found) = &found[0] else { continue };
         let complex = if dtype == Dtype::C64 { 2 } else { 1 };

@@ -141,7 +141,7 @@ impl Sources {
     ) -> PyResult<()> {
         let path = file_path(path)?;
         let format = format_of(format)?;
-        let pairs = crate::intake::metadata(metadata)?;
+        let pairs = crate::intake::metadata_of_new(metadata)?;
         let layout = crate::serialize::layout_options(reserve, align)?;
         let options = save_options(durable, true, force);
         let picks = self.picks(&picks)?;

@@ -31,6 +31,7 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
         Error::Conversion { .. } => "DtypeError",
         Error::Destination { .. } => "DestinationError",
         Error::Edit { fault, .. } => edit_class(fault),
+        Error::Checksums { .. } | Error::NoDigest { .. } | Error::Digest { .. } => "IntegrityError",
         Error::Closed { .. } => "ClosedError",
         // Failures that a later version of ingot-io adds are still ours.
         _ => "SafetensorError",
@@ -61,6 +62,10 @@ fn ours(py: Python<'_>, class: &str, error: &Error) -> PyErr {
         let (expected, found) = error.expected_found().unzip();
         facts.set_item("expected", expected)?;
         facts.set_item("found", found)?;
+        if let Error::Digest { unequal, .. } = error {
+            facts.set_item("expected", unequal.expected.to_string())?;
+            facts.set_item("found", unequal.found.to_string())?;
+        }
         let (begin, end) = error.range().unzip();
         facts.set_item("begin", begin)?;
         facts.set_item("end", end)?;

@@ -5,6 +5,7 @@
 
 mod edit;
 mod errors;
+mod hash;
 mod index;
 mod intake;
 mod open;
@@ -25,6 +26,8 @@ mod writer;
 mod _native {
     #[pymodule_export]
     use crate::edit::{Sources, replace_tensor, update_metadata};
+    #[pymodule_export]
+    use crate::hash::{hash, hashes, verify};
     #[pymodule_export]
     use crate::open::{Archive, TensorInfo};
     #[pymodule_export]

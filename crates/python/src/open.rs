@@ -6,12 +6,13 @@ use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use ingot_format::{Entry, Leniency, Limits};
-use ingot_io::{Backend, Error, OpenOptions, ReadOptions, Tensor};
+use ingot_io::{Backend, Error, OpenOptions, Proof, ReadOptions, Region, Tensor};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 use crate::errors::raise;
+use crate::hash::sha256;
 use crate::index;
 use crate::parts::{self, Memory, Wanted};
 use crate::prefetch::{Stream, request};
@@ -175,6 +176,29 @@ impl Archive {
         entries.map(|entry| TensorInfo::of(py, &entry)).collect()
     }
 
+    #[pyo3(signature = (names, wrap, kept, expected_sha256, *, threads = None, progress = None))]
+    #[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
+    fn proven<'py>(
+        &self,
+        py: Python<'py>,
+        names: Option<&Bound<'py, PyAny>>,
+        wrap: &Wrap,
+        kept: bool,
+        expected_sha256: Option<&str>,
+        threads: Option<NonZeroUsize>,
+        progress: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let archive = self.opened(py)?;
+        let proof = Proof {
+            kept,
+            sha256: expected_sha256.map(|hex| sha256(py, hex)).transpose()?,
+        };
+        let options = ReadOptions { threads };
+        let regions =
+            |numbers: &[usize], signals: &Signals| archive.proven(numbers, &proof, &options, signals);
+        whole(py, &archive, names, wrap, progress, regions)
+    }
+
     #[pyo3(signature = (names, wrap, *, threads = None, progress = None))]
     fn tensors<'py>(
         &self,
@@ -185,24 +209,9 @@ impl Archive {
         progress: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyDict>> {
         let archive = self.opened(py)?;
-        let numbers = chosen(py, &archive, names)?;
-        let entries = numbers
-            .iter()
-            .filter_map(|&number| archive.header().entry(number));
-        // All refusals come before the first byte is read.
-        for entry in entries.clone() {
-            wrap.accepts(py, archive.path(), &entry)?;
-        }
         let options = ReadOptions { threads };
-        let regions =
-            Signals::telling(progress).run(py, |signals| archive.regions(&numbers, &options, signals))?;
-        let tensors = PyDict::new(py);
-        let mut shared = None;
-        for (entry, region) in entries.zip(&regions) {
-            let tensor = wrap.wrap(py, archive.path(), region, &entry, &mut shared)?;
-            tensors.set_item(PyString::new(py, entry.name), tensor)?;
-        }
-        Ok(tensors)
+        let regions = |numbers: &[usize], signals: &Signals| archive.regions(numbers, &options, signals);
+        whole(py, &archive, names, wrap, progress, regions)
     }
 
     fn tensor<'py>(&self, py: Python<'py>, name: &str, wrap: &Wrap) -> PyResult<Bound<'py, PyAny>> {
@@ -334,6 +343,33 @@ impl Archive {
             )
         })
     }
+}
+
+/// The tensors of these names, or all, of which `regions` gives the bytes.
+fn whole<'py>(
+    py: Python<'py>,
+    archive: &ingot_io::Archive,
+    names: Option<&Bound<'py, PyAny>>,
+    wrap: &Wrap,
+    progress: Option<Bound<'py, PyAny>>,
+    regions: impl Send + FnOnce(&[usize], &Signals) -> Result<Vec<Region>, Error>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let numbers = chosen(py, archive, names)?;
+    let entries = numbers
+        .iter()
+        .filter_map(|&number| archive.header().entry(number));
+    // All refusals come before the first byte is read.
+    for entry in entries.clone() {
+        wrap.accepts(py, archive.path(), &entry)?;
+    }
+    let regions = Signals::telling(progress).run(py, |signals| regions(&numbers, signals))?;
+    let tensors = PyDict::new(py);
+    let mut shared = None;
+    for (entry, region) in entries.zip(&regions) {
+        let tensor = wrap.wrap(py, archive.path(), region, &entry, &mut shared)?;
+        tensors.set_item(PyString::new(py, entry.name), tensor)?;
+    }
+    Ok(tensors)
 }
 
 fn limits(strict: bool, max_header_size: Option<u64>) -> Limits {

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroUsize;
 
-use ingot_io::{Number, ReadOptions};
+use ingot_io::{Number, ReadOptions, Tensor};
 use pyo3::prelude::*;
 
 use crate::open::{Archive, chosen};
@@ -94,9 +94,13 @@ pub(crate) fn statistics(
 ) -> PyResult<Vec<Option<Statistics>>> {
     let archive = archive.opened(py)?;
     let numbers = chosen(py, &archive, names)?;
+    let tensors: Vec<Tensor<'_>> = numbers
+        .into_iter()
+        .filter_map(|number| archive.tensor(number))
+        .collect();
     let options = ReadOptions { threads };
     let found = Signals::telling(progress).run(py, |signals| {
-        archive.statistics(&numbers, bins, &options, signals)
+        ingot_io::statistics(&tensors, bins, &options, signals)
     })?;
     Ok(found.into_iter().map(|found| found.map(Statistics)).collect())
 }

@@ -49,11 +49,6 @@ def _lines(array: Array) -> Iterator[str]:
 
 def _plain(array: Array) -> Array:
     """Values that Python has: floats of few bits as such of 32, complex numbers as pairs."""
-    from .widened import widened
+    from .widened import parts, widened
 
-    plain = widened(array)
-    if plain.dtype.kind != "c":
-        return plain
-    from numpy import ascontiguousarray
-
-    return ascontiguousarray(plain).view(plain.real.dtype).reshape(*plain.shape, 2)
+    return parts(widened(array))

@@ -68,19 +68,16 @@ def _strictness(source: Source) -> Iterator[Finding]:
 
 
 def _alignment(source: Source) -> Iterator[Finding]:
-    for archive, names in source.archives():
+    for archive, _ in source.archives():
         infos = archive.infos()
         file = archive.path or source.path
         # The data ends where the file does.
         start = os.path.getsize(file) - max((info.end for info in infos), default=0)
-        for name, info in zip(names, infos, strict=True):
+        for info in infos:
             size = _ALIGNMENT_OF.get(info.dtype, 1)
             if (start + info.begin) % size:
-                yield (
-                    "misaligned",
-                    name,
-                    f"{info.dtype} begins at byte {start + info.begin}, which {size} does not divide",
-                )
+                what = f"{info.dtype} begins at byte {start + info.begin}, which {size} does not divide"
+                yield "misaligned", info.name, what
 
 
 def _index(source: Source) -> Iterator[Finding]:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy
 
+from .widened import parts
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,12 +67,10 @@ def distance(one: Array, two: Array, step: Callable[[int], None]) -> Distance | 
 
 
 def _same_bytes(flat: Array, other: Array) -> bool:
-    parts = ((flat[at : at + _STEP], other[at : at + _STEP]) for at in range(0, flat.size, _STEP))
-    return all(numpy.array_equal(a.view(numpy.uint8), b.view(numpy.uint8)) for a, b in parts)
+    steps = ((flat[at : at + _STEP], other[at : at + _STEP]) for at in range(0, flat.size, _STEP))
+    return all(numpy.array_equal(a.view(numpy.uint8), b.view(numpy.uint8)) for a, b in steps)
 
 
 def _comparable(part: Array) -> Array:
     """The values in 64 bits. Complex ones as their parts."""
-    if part.dtype.kind == "c":
-        part = numpy.ascontiguousarray(part).view(part.real.dtype)
-    return part.astype(numpy.float64)
+    return parts(part).reshape(-1).astype(numpy.float64)

@@ -61,7 +61,7 @@ def get(screen: Screen, path: str, key: str | None) -> int:
 @printing
 def set_(screen: Screen, path: str, pairs: tuple[str, ...], dry_run: bool) -> int:
     """Give keys their values. Other keys keep theirs."""
-    return _change(screen, path, dict(map(_pair, pairs)), (), dry_run)
+    return change(screen, path, dict(map(_pair, pairs)), (), dry_run)
 
 
 @command.command()
@@ -75,7 +75,7 @@ def rm(screen: Screen, path: str, keys: tuple[str, ...], dry_run: bool) -> int:
     for key in keys:
         if key not in there:
             raise click.UsageError(f"{shown(path)}: metadata has no key `{shown(key)}`")
-    return _change(screen, path, {}, keys, dry_run)
+    return change(screen, path, {}, keys, dry_run)
 
 
 @command.command()
@@ -103,7 +103,7 @@ def import_(screen: Screen, path: str, json_file: str, replace: bool, dry_run: b
     pairs = _parsed(_read(json_file), shown(json_file))
     if replace:
         return _replace(screen, path, opened(path).metadata(), pairs, dry_run)
-    return _change(screen, path, pairs, (), dry_run)
+    return change(screen, path, pairs, (), dry_run)
 
 
 @command.command()
@@ -182,10 +182,11 @@ def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def _replace(
     screen: Screen, path: str, before: Mapping[str, str], after: dict[str, str], dry_run: bool
 ) -> int:
-    return _change(screen, path, after, [key for key in before if key not in after], dry_run)
+    return change(screen, path, after, [key for key in before if key not in after], dry_run)
 
 
-def _change(screen: Screen, path: str, pairs: dict[str, str], gone: Sequence[str], dry_run: bool) -> int:
+def change(screen: Screen, path: str, pairs: dict[str, str], gone: Sequence[str], dry_run: bool) -> int:
+    """Give keys their values, remove others, and say what was done."""
     before = opened(path).metadata()
     new = {key: text for key, text in pairs.items() if before.get(key) != text}
     removed = [key for key in gone if key in before]

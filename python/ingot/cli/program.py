@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 # Each command stands in the module of its name, and is imported when it is used.
 SECTIONS = {
     "Look": ("summary", "ls", "tree", "info", "params", "layers", "stats", "cat", "mem"),
-    "Check": ("check", "diff", "doctor"),
-    "Metadata": ("meta",),
+    "Check": ("check", "verify", "hash", "diff", "doctor"),
+    "Metadata": ("meta", "modelspec"),
     "Make other files": ("export", "split", "merge", "rename", "cast"),
     "Shell": ("completion",),
 }

@@ -19,50 +19,28 @@ from .wording import shown
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from typing import Any, Protocol
+    from typing import Any
 
     import numpy
 
-    from ingot._native import TensorInfo, Wrap
+    from ingot._native import TensorInfo
 
     Array = numpy.ndarray[Any, numpy.dtype[Any]]
-
-    class _Handle(Protocol):
-        """What an open file and an open checkpoint of many have in common."""
-
-        @property
-        def format(self) -> str: ...
-        @property
-        def backend(self) -> str: ...
-        @property
-        def why(self) -> str: ...
-        def __len__(self) -> int: ...
-        def __contains__(self, key: object, /) -> bool: ...
-        def names(self) -> list[str]: ...
-        def offset_names(self) -> list[str]: ...
-        def metadata(self) -> dict[str, Any] | None: ...
-        def info(self, name: str) -> TensorInfo: ...
-        def tensor(self, name: str, wrap: Wrap) -> Any: ...
-        def select(self, name: str, index: Any, wrap: Wrap) -> Any: ...
 
 
 class Source:
     """An open file, or the open files of a checkpoint. Only their headers have been read."""
 
-    def __init__(self, path: str, handle: _Handle) -> None:
+    def __init__(self, path: str, handle: Archive) -> None:
         self.path = path
         self.handle = handle
-
-    @property
-    def files(self) -> list[str]:
-        """The paths of the files: one, where this is no checkpoint of many."""
-        shards: list[str] = getattr(self.handle, "shards", [self.path])
-        return shards
+        # One, where this is no checkpoint of many.
+        self.files: list[str] = getattr(handle, "shards", [path])
 
     def file_of(self, name: str) -> str:
         """The path of the file that holds a tensor."""
-        if isinstance(self.handle, Archive):
-            return self.path
+        if len(self.files) == 1:
+            return self.files[0]
         shard: str = getattr(self.handle, "shard_of")(name)  # noqa: B009
         return shard
 
@@ -76,9 +54,7 @@ class Source:
 
     def infos(self) -> list[TensorInfo]:
         """What the headers say of every tensor, in the order of the data."""
-        if isinstance(self.handle, Archive):
-            return self.handle.infos()
-        return [self.handle.info(name) for name in self.handle.offset_names()]
+        return self.handle.infos()
 
     def in_natural_order(self) -> list[TensorInfo]:
         """The same, in natural order of the names."""
@@ -87,7 +63,7 @@ class Source:
 
     def archives(self, names: Iterable[str] | None = None) -> Iterator[tuple[Archive, list[str]]]:
         """The files one by one, each with those of `names` that it holds, or all."""
-        if isinstance(self.handle, Archive):
+        if len(self.files) == 1:
             yield self.handle, self.handle.offset_names() if names is None else list(names)
             return
         held: dict[str, list[str]] = {}
@@ -112,8 +88,8 @@ class Source:
 
     def only_file(self) -> str:
         """The path, for what takes single files only."""
-        if isinstance(self.handle, Archive):
-            return self.path
+        if len(self.files) == 1:
+            return self.files[0]
         raise click.UsageError(
             f"{shown(self.path)}: is a checkpoint of {len(self.files)} files: "
             "expected one file, which `ingot merge` makes of it"

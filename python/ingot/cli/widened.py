@@ -1,4 +1,4 @@
-"""Arrays of ml_dtypes as such that numpy itself has."""
+"""Arrays in dtypes that everybody has: floats of few bits, and complex numbers, as plain floats."""
 
 from __future__ import annotations
 
@@ -13,3 +13,11 @@ def widened(array: Array) -> Array:
     """The same values in a dtype of numpy's own: those of bfloat16 and smaller floats in float32, exactly."""
     # A dtype that was registered, and is no record.
     return array.astype(numpy.float32) if array.dtype.isbuiltin == 2 else array
+
+
+def parts(array: Array) -> Array:
+    """Complex numbers as pairs, along one more dimension; others as they are."""
+    if array.dtype.kind != "c":
+        return array
+    half = numpy.dtype(f"f{array.itemsize // 2}")
+    return numpy.ascontiguousarray(array).reshape(array.shape).view(half).reshape(*array.shape, 2)

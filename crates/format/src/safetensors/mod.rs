@@ -4,7 +4,7 @@
 
 mod json;
 mod parse;
-mod render;
+pub(crate) mod render;
 
 #[cfg(feature = "fuzzing")]
 pub(crate) use parse::compare;
