@@ -216,7 +216,7 @@ impl Work<'_> {
             let mut folded = begin(chunk.rank);
             self.read(chunk, |bytes| fold(&mut folded, chunk.dtype, bytes))?;
             *result.lock().unwrap_or_else(PoisonError::into_inner) = Some(folded);
-            Ok(to_usize(chunk.nbytes).unwrap_or(0))
+            Ok::<usize, Failure>(to_usize(chunk.nbytes).unwrap_or(0))
         };
         share(self.threads, tasks, self.nbytes, work, watch)?;
         let folded = results

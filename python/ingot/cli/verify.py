@@ -35,7 +35,9 @@ def command(screen: Screen, paths: tuple[str, ...], expected: str | None) -> int
             reports[file] = _hash.verify(file, expected_sha256=expected, progress=tell)
     screen.answer({"ok": all(reports.values()), "files": [_described(*one) for one in reports.items()]})
     for file, report in reports.items():
-        for line in str(report).splitlines():
+        # Tensors without a digest of their own are no news where one vouches for all of them.
+        told = str(report).splitlines()[: 1 if report.ok else None]
+        for line in told:
             screen.say(f"{shown(file)}: {line}")
     return 0 if all(reports.values()) else 1
 
