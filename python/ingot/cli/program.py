@@ -70,7 +70,7 @@ def _refuse_misspelt(ctx: click.Context, word: str) -> None:
     from difflib import get_close_matches
 
     near = get_close_matches(word, COMMANDS, 1)
-    hint = f": did you mean `{near[0]}`?" if near else ", see `ingot --help`"
+    hint = f": did you mean `{near[0]}`?" if near else ""
     raise click.UsageError(f"no file and no command is named `{shown(word)}`{hint}", ctx)
 
 
