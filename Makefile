@@ -79,6 +79,7 @@ bench: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo $(VENV_RC)/.made
 	cargo bench --locked --workspace
 	$(BIN)/python benches/python/main.py --peer-version $(call pinned,safetensors,test)
 	$(VENV_RC)/bin/python benches/python/main.py --peer safetensors --peer-version $(call pinned,safetensors,bench-rc)
+	@if command -v node >/dev/null; then node benches/web/headers.mjs; else echo "node is missing: no bench of the reader in JavaScript"; fi
 
 # The default target directory only: another one may be shared with other projects.
 clean:

@@ -20,6 +20,7 @@ from ingot import errors
 
 BUILTIN = {
     "SafetensorError": (Exception,),
+    "CheckpointError": (ValueError,),
     "HeaderError": (ValueError,),
     "IntegrityError": (ValueError,),
     "TensorNotFoundError": (KeyError,),

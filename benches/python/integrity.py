@@ -29,7 +29,7 @@ def arguments() -> argparse.Namespace:
 
 def read_in_pieces(path: Path) -> int:
     """Read a file and throw it away: the fastest that one thread of Python does."""
-    # Not a bytearray: that begins 16 bytes into a page, where the kernels of some processors copy at a sixth.
+    # At the start of a page, as the file's bytes are: not all kernels copy as fast to other places.
     buffer = mmap(-1, 1 << 20)
     total = 0
     with open(path, "rb", buffering=0) as file:

@@ -16,6 +16,7 @@ from ._native import __version__
 from ._open import safe_open
 from ._serialize import deserialize, serialize, serialize_file
 from .errors import (
+    CheckpointError,
     ClosedError,
     DestinationError,
     DtypeError,
@@ -35,11 +36,13 @@ if TYPE_CHECKING:
     from . import errors, flax, mlx, modelspec, numpy, paddle, tensorflow, torch
     from ._edit import read_metadata, replace_tensor, update_metadata
     from ._hash import Report, hash, verify
+    from ._index import ShardIndex, read_index
     from ._rearrange import merge, rewrite, split
     from ._stream import write_to
     from ._writer import Writer
 
 __all__ = [
+    "CheckpointError",
     "ClosedError",
     "DestinationError",
     "DtypeError",
@@ -49,6 +52,7 @@ __all__ = [
     "Report",
     "SafetensorError",
     "SaveError",
+    "ShardIndex",
     "SharedMemoryError",
     "SliceError",
     "StorageError",
@@ -64,6 +68,7 @@ __all__ = [
     "modelspec",
     "numpy",
     "paddle",
+    "read_index",
     "read_metadata",
     "replace_tensor",
     "rewrite",
@@ -82,9 +87,11 @@ __all__ = [
 # Imported when they are first used, each from its module.
 _LATER = {
     "Report": "_hash",
+    "ShardIndex": "_index",
     "Writer": "_writer",
     "hash": "_hash",
     "merge": "_rearrange",
+    "read_index": "_index",
     "read_metadata": "_edit",
     "replace_tensor": "_edit",
     "rewrite": "_rearrange",

@@ -11,6 +11,7 @@ __all__ = [
     "Archive",
     "Buffer",
     "NewFile",
+    "ShardIndex",
     "Sources",
     "Statistics",
     "Stream",
@@ -115,11 +116,16 @@ class Archive:
         backend: str = "auto",
         strict: bool = False,
         max_header_size: int | None = None,
+        confine: bool = False,
     ) -> Archive: ...
     @staticmethod
     def from_buffer(data: AnyBuffer, strict: bool = False, max_header_size: int | None = None) -> Archive: ...
     @property
     def path(self) -> str | None: ...
+    @property
+    def shards(self) -> list[str]:
+        """The paths of all files, in the order of their names; none for bytes in memory."""
+
     @property
     def format(self) -> str: ...
     @property
@@ -132,7 +138,19 @@ class Archive:
     def __contains__(self, key: object, /) -> bool: ...
     def names(self) -> list[str]: ...
     def offset_names(self) -> list[str]: ...
-    def metadata(self) -> dict[str, str] | None: ...
+    def metadata(self) -> dict[str, Any] | None:
+        """Give that of the file; that of the index, of any JSON, where there is one."""
+
+    def shard_metadata(self) -> dict[str, dict[str, str] | None]:
+        """Give the metadata of each file, by what the index calls it, or by its name."""
+
+    def shard_of(self, name: str) -> str | None:
+        """Give the path of the file that the tensor is in."""
+
+    def wrong_total(self) -> tuple[int, int] | None:
+        """Give what the index says of all tensors' bytes, and how many there are, where the two differ."""
+
+    def parameter_count(self) -> dict[str, int]: ...
     def info(self, name: str) -> TensorInfo: ...
     def infos(self) -> list[TensorInfo]: ...
     def proven(
@@ -265,20 +283,40 @@ def replace_tensor(
 ) -> None: ...
 
 @final
+class ShardIndex:
+    @staticmethod
+    def read(path: str | bytes | PathLike[str] | PathLike[bytes]) -> ShardIndex: ...
+    def __len__(self) -> int: ...
+    def __contains__(self, key: object, /) -> bool: ...
+    @property
+    def shards(self) -> list[str]: ...
+    def keys(self) -> list[str]: ...
+    def shard_of(self, name: str) -> str | None: ...
+    def weight_map(self) -> dict[str, str]: ...
+    def metadata(self) -> dict[str, Any] | None: ...
+
+@final
 class Sources:
-    """Files whose tensors go into others."""
+    """Files, and checkpoints of many, whose tensors go into others."""
 
     @staticmethod
     def open(paths: Sequence[str | bytes | PathLike[str] | PathLike[bytes]]) -> Sources: ...
     def __len__(self) -> int: ...
+    def path(self, source: int) -> str:
+        """Give the path of its index, or of its only file."""
+
     def names(self, source: int) -> list[str]:
-        """Give the names of the tensors of one file, in the order of the data."""
+        """Give the names of the tensors of one source, in the order of the data, file after file."""
 
     def sizes(self, source: int) -> list[int]:
         """Give their sizes in bytes."""
 
-    def metadata(self, source: int) -> dict[str, str] | None: ...
-    def format(self, source: int) -> str: ...
+    def metadata(self, source: int) -> dict[str, dict[str, str] | None]:
+        """Give the metadata of each file of a source, by its path."""
+
+    def index_metadata(self, source: int) -> dict[str, Any] | None:
+        """Give that of its index, of any JSON, where it has one."""
+
     def write(
         self,
         path: str | bytes | PathLike[str] | PathLike[bytes],

@@ -1,4 +1,4 @@
-"""A file of tensors, open for reading."""
+"""A file of tensors, or a checkpoint of many, open for reading."""
 
 from __future__ import annotations
 
@@ -26,12 +26,15 @@ UNPROVEN: Proof = (False, None)
 
 
 class safe_open:
-    """Open a file and read tensors from it one by one.
+    """Open a file, or a checkpoint of many files, and read tensors from it one by one.
 
     Parameters
     ----------
     filename : str, bytes or os.PathLike
-        A `.safetensors` or a `.bt` file. The content decides which, not the name.
+        A `.safetensors` or a `.bt` file; the content decides which, not the name. Or the index of a sharded
+        checkpoint (``model.safetensors.index.json``): its shards become one handle. Or a directory: with
+        ``model.safetensors.index.json`` in it, else one other ``*.safetensors.index.json``, else
+        ``model.safetensors``, else one other file of tensors.
     framework : str
         What the tensors shall be: ``"numpy"`` or ``"np"``; ``"torch"``, ``"pt"`` or ``"pytorch"``; ``"jax"``
         or ``"flax"``; ``"tensorflow"`` or ``"tf"``; ``"mlx"``; ``"paddle"``.
@@ -47,13 +50,21 @@ class safe_open:
         Also refuse what is harmless but not as a writer should write it (FORMAT.md, "Leniency").
     max_header_size : int, optional
         Refuse longer headers, in bytes. 100,000,000 by default, as upstream.
+    confine : bool
+        Refuse symbolic links below the directory that `filename` is or lies in, and files with a second name
+        (hard links). By default links are followed, because the cache of the Hub is made of them. An index
+        that names files outside of its directory is always refused.
 
     Raises
     ------
     OSError
-        The file cannot be opened: `FileNotFoundError`, `PermissionError`, `IsADirectoryError` and so on.
+        The file cannot be opened: `FileNotFoundError`, `PermissionError` and so on. `FileNotFoundError` names
+        the shards that are missing. `IsADirectoryError`: a directory without a checkpoint.
     HeaderError
         The file breaks a rule of its format; ``code`` says which.
+    CheckpointError
+        The index breaks a rule (FORMAT.md, I1 to I8), the shards do not hold what it says, or the directory
+        holds several checkpoints.
     OptionError
         `framework`, `device`, `backend` or ``INGOT_BACKEND`` is not one of the choices.
     ImportError
@@ -67,6 +78,14 @@ class safe_open:
     After `close` every method raises `ClosedError`; tensors and slices that were taken before remain good. A
     handle can be used from many threads at once, and pickled: it is then opened again, by its path, where it
     arrives.
+
+    Opening a sharded checkpoint reads its index, finds all its shards and opens the first. Each other one
+    is opened when it is first needed, and every one is held against the index when it is: a shard that
+    lacks a tensor which the index says it holds, or has one that it does not, is refused
+    (`CheckpointError`), and so is one that was exchanged since (`StorageError`). What looks into all
+    shards, such as `get_tensors`, `offset_keys`, `parameter_count` and every `load_file`, holds all of them
+    against it; `keys` gives what the index says. Where ``total_size`` in the index is not the size of the
+    tensors, whatever reads all of them warns (`UserWarning`).
     """
 
     __slots__ = ("__weakref__", "_adapter", "_archive", "_arguments", "_move")
@@ -80,18 +99,19 @@ class safe_open:
         backend: str = "auto",
         strict: bool = False,
         max_header_size: int | None = None,
+        confine: bool = False,
     ) -> None:
         self._adapter = adapter(framework)
         self._move = self._adapter.mover(device)
-        self._archive = open_archive(filename, backend, strict, max_header_size)
-        self._arguments = (framework, device, backend, strict, max_header_size)
+        self._archive = open_archive(filename, backend, strict, max_header_size, confine)
+        self._arguments = (framework, device, backend, strict, max_header_size, confine)
 
     def keys(self) -> list[str]:
         """Give the names of all tensors, sorted."""
         return self._archive.names()
 
     def offset_keys(self) -> list[str]:
-        """Give the names of all tensors in the order in which their data stands in the file."""
+        """Give the names of all tensors in the order of their data, file after file."""
         return self._archive.offset_names()
 
     def metadata(self) -> dict[str, str] | None:
@@ -100,9 +120,63 @@ class safe_open:
         Returns
         -------
         dict of str to str, or None
-            A fresh dict that the caller may change; None where the file has none.
+            A fresh dict that the caller may change; None where the file has none. For a sharded checkpoint
+            that of the index, whose values may be any JSON, such as the int ``total_size``;
+            `shard_metadata` has that of the files.
         """
         return self._archive.metadata()
+
+    def shard_metadata(self) -> dict[str, dict[str, str] | None]:
+        """Give the metadata of each file.
+
+        Returns
+        -------
+        dict of str to dict or None
+            By the name that the index has for the file. A single file has its own name.
+
+        Raises
+        ------
+        HeaderError, CheckpointError, StorageError
+            A file that had to be opened cannot be used.
+        """
+        return self._archive.shard_metadata()
+
+    @property
+    def shards(self) -> list[str]:
+        """The paths of the files, in the order of their names: one, where there is no index."""
+        return self._archive.shards
+
+    def shard_of(self, name: str) -> str:
+        """Give the path of the file that holds a tensor.
+
+        Parameters
+        ----------
+        name : str
+            The tensor.
+
+        Raises
+        ------
+        TensorNotFoundError
+            There is no such tensor.
+        """
+        return self._archive.shard_of(name) or ""
+
+    def parameter_count(self) -> dict[str, int]:
+        """Count the elements of each dtype, over all files. No tensor is read.
+
+        Returns
+        -------
+        dict of str to int
+            By the dtype's code, such as ``{"BF16": 7241732096}``. Elements as they are stored: a scalar
+            is one, buffers count, and what a quantised model packs into an ``I32`` is one. In the order of
+            FORMAT.md's table.
+
+        Raises
+        ------
+        HeaderError, CheckpointError, StorageError
+            A file that had to be opened cannot be used.
+        """
+        return self._archive.parameter_count()
 
     def info(self, name: str) -> TensorInfo:
         """Say what a tensor is without reading it.
@@ -254,7 +328,7 @@ class safe_open:
 
     @property
     def path(self) -> str:
-        """The file, as it was given, as a str."""
+        """The file, as it was given, as a str; the index of a sharded checkpoint."""
         path = self._archive.path
         return "" if path is None else path
 
@@ -328,10 +402,18 @@ def _reopen(
     backend: str,
     strict: bool,
     max_header_size: int | None,
+    confine: bool,
 ) -> safe_open:
     file = object.__new__(kind)
     safe_open.__init__(
-        file, path, framework, device, backend=backend, strict=strict, max_header_size=max_header_size
+        file,
+        path,
+        framework,
+        device,
+        backend=backend,
+        strict=strict,
+        max_header_size=max_header_size,
+        confine=confine,
     )
     return file
 
@@ -403,9 +485,10 @@ def open_archive(
     backend: str,
     strict: bool = False,
     max_header_size: int | None = None,
+    confine: bool = False,
 ) -> Archive:
-    """The open file."""
-    return Archive.open(filename, one_of("backend", backend, BACKENDS), strict, max_header_size)
+    """The open file, or the open checkpoint."""
+    return Archive.open(filename, one_of("backend", backend, BACKENDS), strict, max_header_size, confine)
 
 
 def tensors(
@@ -417,11 +500,28 @@ def tensors(
 ) -> dict[str, Any]:
     """The tensors of these names, or all, on the device that `move` takes them to."""
     found = archive.tensors(names, wrap) if proof == UNPROVEN else archive.proven(names, wrap, *proof)
+    if names is None:
+        _warn_of_total(archive)
     if move is not None:
         for name in found:
             # One by one, so that what has been moved is freed before the next is.
             found[name] = moved(archive, name, found[name], move)
     return found
+
+
+def _warn_of_total(archive: Archive) -> None:
+    """Tell whoever has just read everything that the index gives another size."""
+    wrong = archive.wrong_total()
+    if wrong is not None:
+        # Imported here: it is rare.
+        from warnings import warn
+
+        said, found = wrong
+        warn(
+            f"{_where(archive)}the index gives total_size as {said}, and the tensors take {found} bytes: "
+            "nothing depends on it",
+            stacklevel=4,
+        )
 
 
 def moved(archive: Archive, name: str, tensor: Any, move: Move | None) -> Any:

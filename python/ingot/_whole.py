@@ -88,7 +88,8 @@ class Whole(Generic[Tensor]):
         Parameters
         ----------
         filename : str, bytes or os.PathLike
-            A `.safetensors` or a `.bt` file. The content decides which, not the name.
+            A `.safetensors` or a `.bt` file, the index of a sharded checkpoint, or a directory with one of
+            these: as for `ingot.safe_open`.
         device : str, int or the framework's device, optional
             Where the tensors shall be; the module says which devices its framework takes. By default where
             upstream puts them: on the framework's default device, and paddle's on the CPU.
@@ -118,6 +119,8 @@ class Whole(Generic[Tensor]):
             The file cannot be opened.
         HeaderError
             The file breaks a rule of its format; ``code`` says which.
+        CheckpointError
+            The index breaks a rule, or the shards do not hold what it says.
         DtypeError
             The framework lacks a tensor's dtype or cannot hold its shape. `ingot.safe_open` reads the other
             tensors.

@@ -5,6 +5,7 @@ that both ``except ingot.SafetensorError`` and ``except KeyError`` do what they 
 
     SafetensorError             Exception     everything below
     ├── HeaderError             ValueError    the file breaks a rule of its format (FORMAT.md)
+    ├── CheckpointError         ValueError    an index breaks a rule, or the shards are not what it says
     ├── TensorNotFoundError     KeyError      no tensor of that name
     ├── SliceError              IndexError    an index that does not fit the tensor
     ├── StorageError            OSError       reading or writing failed, or the file changed while it was open
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = [
+    "CheckpointError",
     "ClosedError",
     "DestinationError",
     "DtypeError",
@@ -110,6 +112,14 @@ class SafetensorError(_Error):
 
 class HeaderError(SafetensorError, ValueError):
     """The file breaks a rule of its format. ``code`` is the rule's word in FORMAT.md."""
+
+
+class CheckpointError(SafetensorError, ValueError):
+    """The index of a checkpoint breaks a rule of FORMAT.md, or its files do not fit; ``code`` says how.
+
+    Shards that are missing are the builtin `FileNotFoundError` instead, which names them, and a directory
+    without a checkpoint is `IsADirectoryError`.
+    """
 
 
 class TensorNotFoundError(SafetensorError, KeyError):

@@ -93,7 +93,8 @@ def load_file(
     Parameters
     ----------
     filename : str, bytes or os.PathLike
-        A `.safetensors` or a `.bt` file. The content decides which, not the name.
+        A `.safetensors` or a `.bt` file, the index of a sharded checkpoint, or a directory with one of
+        these: as for `ingot.safe_open`.
     backend : {"auto", "mmap", "pread"}
         As for `ingot.safe_open`.
     keys : iterable of str, optional
@@ -140,6 +141,8 @@ def load_file(
         The file cannot be opened.
     HeaderError
         The file breaks a rule of its format; ``code`` says which.
+    CheckpointError
+        The index breaks a rule, or the shards do not hold what it says.
     TensorNotFoundError
         `keys`, `slices` or `out` name an array that the file does not have. The nearest name is in the
         message.

@@ -22,6 +22,7 @@ from ._torch_into import Incompatible, fill_tensors, into, refuse_destination
 from ._torch_model import load_model, save_model
 from ._torch_pieces import fetcher
 from ._torch_plain import not_plain
+from ._torch_sharded import save_sharded
 from ._torch_sharing import refuse_shared
 
 TYPE_CHECKING = False
@@ -62,6 +63,7 @@ __all__ = [
     "save",
     "save_file",
     "save_model",
+    "save_sharded",
     "save_with_checksum",
 ]
 
@@ -121,7 +123,8 @@ def load_file(
     Parameters
     ----------
     filename : str, bytes or os.PathLike
-        A `.safetensors` or a `.bt` file. The content decides which, not the name.
+        A `.safetensors` or a `.bt` file, the index of a sharded checkpoint, or a directory with one of
+        these: as for `ingot.safe_open`.
     device : str, int or torch.device
         Where the tensors shall be; whatever `torch.device` takes. ``"meta"`` gives shapes and dtypes and
         reads nothing. Tensors of `out` stay where they are.
@@ -175,6 +178,8 @@ def load_file(
         The file cannot be opened.
     HeaderError
         The file breaks a rule of its format; ``code`` says which.
+    CheckpointError
+        The index breaks a rule, or the shards do not hold what it says.
     TensorNotFoundError
         `keys`, `slices` or `out` name a tensor that the file does not have. The nearest name is in the
         message.

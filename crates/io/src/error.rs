@@ -4,9 +4,10 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use ingot_format::{Dtype, Escaped, FormatError, Quoted, SelectionError};
+use ingot_format::{Dtype, Escaped, FormatError, IndexError, Quoted, SelectionError};
 
 use crate::backend::{BACKEND_VARIABLE, Backend};
+use crate::checkpoint::CheckpointFault;
 use crate::edit::EditError;
 use crate::hash::Unequal;
 
@@ -30,6 +31,20 @@ pub enum Error {
         path: Option<PathBuf>,
         /// The rule.
         fault: FormatError,
+    },
+    /// The index of a checkpoint breaks a rule of FORMAT.md.
+    Index {
+        /// The index.
+        path: PathBuf,
+        /// The rule.
+        fault: IndexError,
+    },
+    /// The files of a checkpoint do not go together.
+    Checkpoint {
+        /// The index, or the directory.
+        path: PathBuf,
+        /// What is wrong.
+        fault: CheckpointFault,
     },
     /// The file has no tensor of this name.
     UnknownTensor {
@@ -229,6 +244,8 @@ impl Error {
         match self {
             Error::Open { .. } => "open",
             Error::Header { fault, .. } | Error::Unstorable { fault, .. } => fault.code(),
+            Error::Index { fault, .. } => fault.code(),
+            Error::Checkpoint { fault, .. } => fault.code(),
             Error::UnknownTensor { .. } => "unknown-tensor",
             Error::Slice { fault, .. } => fault.code(),
             Error::Read { source: None, .. } => "short-read",
@@ -252,7 +269,11 @@ impl Error {
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         match self {
-            Error::Open { path, .. } | Error::Write { path, .. } | Error::Edit { path, .. } => Some(path),
+            Error::Open { path, .. }
+            | Error::Write { path, .. }
+            | Error::Edit { path, .. }
+            | Error::Index { path, .. }
+            | Error::Checkpoint { path, .. } => Some(path),
             Error::Header { path, .. }
             | Error::UnknownTensor { path, .. }
             | Error::Slice { path, .. }
@@ -275,6 +296,8 @@ impl Error {
     pub fn tensor(&self) -> Option<&str> {
         match self {
             Error::Header { fault, .. } | Error::Unstorable { fault, .. } => fault.tensor(),
+            Error::Index { fault, .. } => fault.tensor(),
+            Error::Checkpoint { fault, .. } => fault.tensor(),
             Error::UnknownTensor { tensor, .. }
             | Error::Slice { tensor, .. }
             | Error::Conversion { tensor, .. }
@@ -291,6 +314,7 @@ impl Error {
     pub fn expected_found(&self) -> Option<(u64, u64)> {
         match *self {
             Error::Header { ref fault, .. } | Error::Unstorable { ref fault, .. } => fault.expected_found(),
+            Error::Index { ref fault, .. } => fault.expected_found(),
             Error::Read { expected, found, .. } => Some((expected, found)),
             Error::Edit { ref fault, .. } => fault.expected_found(),
             Error::Changed {
@@ -334,6 +358,8 @@ impl fmt::Display for Error {
         match self {
             Error::Open { source, .. } => write!(f, "{source}"),
             Error::Header { fault, .. } | Error::Unstorable { fault, .. } => write!(f, "{fault}"),
+            Error::Index { fault, .. } => write!(f, "{fault}"),
+            Error::Checkpoint { fault, .. } => write!(f, "{fault}"),
             Error::UnknownTensor { tensor, nearest, .. } => {
                 write!(f, "tensor {}: the file has none of this name", Quoted(tensor))?;
                 match nearest {
@@ -436,6 +462,8 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Error::Header { fault, .. } | Error::Unstorable { fault, .. } => Some(fault),
+            Error::Index { fault, .. } => Some(fault),
+            Error::Checkpoint { fault, .. } => Some(fault),
             Error::Slice { fault, .. } => Some(fault),
             Error::Edit { fault, .. } => Some(fault),
             _ => self

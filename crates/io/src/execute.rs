@@ -7,7 +7,7 @@ use ingot_format::{to_u64, to_usize};
 
 use crate::block::Block;
 use crate::dest::Dest;
-use crate::failure::{Failure, read_exactly};
+use crate::failure::{Failure, InFile, read_exactly};
 use crate::plan::Plan;
 use crate::source::Source;
 use crate::watch::Watch;
@@ -73,25 +73,42 @@ impl Reading {
 
 /// Some bytes still to be read, and their place in memory.
 struct Chunk<'m> {
+    file: usize,
     position: u64,
     dest: Dest<'m>,
 }
 
-/// Reads all that `plan` says from `source` into `dests`: one for each of its blocks, of that size.
+/// The one of `sources` that decides how all are read: one that waits, if any does.
+pub(crate) fn slowest<'s>(sources: &[&'s dyn Source]) -> Option<&'s dyn Source> {
+    let waiting = sources.iter().find(|source| source.waits());
+    waiting.or(sources.first()).copied()
+}
+
+/// Reads all that `plan` says from `sources`, one for each of its files, into `dests`: one for each of its blocks, of
+/// that size.
 pub(crate) fn execute(
     plan: &Plan,
-    source: &dyn Source,
+    sources: &[&dyn Source],
     dests: Vec<Dest<'_>>,
     options: &ReadOptions,
     watch: &dyn Watch,
-) -> Result<(), Failure> {
-    let reading = Reading::of(plan.nbytes(), source, options);
+) -> Result<(), InFile> {
+    let Some(slowest) = slowest(sources) else {
+        return Ok(());
+    };
+    let reading = Reading::of(plan.nbytes(), slowest, options);
     let chunks = split(plan, dests, reading.chunk_nbytes);
     share(
         reading.threads,
         chunks,
         plan.nbytes(),
-        |chunk| read(source, chunk),
+        |chunk| {
+            let file = chunk.file;
+            read(sources[file], chunk).map_err(|failure| InFile {
+                file: Some(file),
+                failure,
+            })
+        },
         watch,
     )
 }
@@ -99,21 +116,21 @@ pub(crate) fn execute(
 /// As [`execute`], into fresh memory.
 pub(crate) fn execute_owned(
     plan: &Plan,
-    source: &dyn Source,
+    sources: &[&dyn Source],
     options: &ReadOptions,
     watch: &dyn Watch,
-) -> Result<Vec<Block>, Failure> {
+) -> Result<Vec<Block>, InFile> {
     let mut blocks = plan
         .blocks()
         .iter()
         .map(|&nbytes| Block::allocate(nbytes))
         .collect::<Result<Vec<_>, _>>()?;
     let dests = blocks.iter_mut().map(Block::dest).collect();
-    execute(plan, source, dests, options, watch)?;
+    execute(plan, sources, dests, options, watch)?;
     Ok(blocks)
 }
 
-/// Cuts the plan into chunks, in the order of the file.
+/// Cuts the plan into chunks, in the order of the files.
 fn split<'m>(plan: &Plan, dests: Vec<Dest<'m>>, chunk_nbytes: usize) -> Vec<Chunk<'m>> {
     let mut chunks = Vec::new();
     let mut reads = plan.reads().iter().peekable();
@@ -123,30 +140,39 @@ fn split<'m>(plan: &Plan, dests: Vec<Dest<'m>>, chunk_nbytes: usize) -> Vec<Chun
         while let Some(read) = reads.next_if(|read| read.block == number) {
             let (_, from_read) = rest.split_at(read.at - at);
             let (dest, after) = from_read.split_at(read.nbytes);
-            cut(read.position, dest, chunk_nbytes, &mut chunks);
+            cut(read.file, read.position, dest, chunk_nbytes, &mut chunks);
             rest = after;
             at = read.at + read.nbytes;
         }
     }
-    chunks.sort_by_key(|chunk| chunk.position);
+    chunks.sort_by_key(|chunk| (chunk.file, chunk.position));
     chunks
 }
 
-fn cut<'m>(mut position: u64, mut dest: Dest<'m>, chunk_nbytes: usize, chunks: &mut Vec<Chunk<'m>>) {
+fn cut<'m>(
+    file: usize,
+    mut position: u64,
+    mut dest: Dest<'m>,
+    chunk_nbytes: usize,
+    chunks: &mut Vec<Chunk<'m>>,
+) {
     while dest.len() > chunk_nbytes {
         let (chunk, rest) = dest.split_at(chunk_nbytes);
         chunks.push(Chunk {
+            file,
             position,
             dest: chunk,
         });
         position += to_u64(chunk_nbytes);
         dest = rest;
     }
-    chunks.push(Chunk { position, dest });
+    chunks.push(Chunk { file, position, dest });
 }
 
 fn read(source: &dyn Source, chunk: Chunk<'_>) -> Result<usize, Failure> {
-    let Chunk { position, mut dest } = chunk;
+    let Chunk {
+        position, mut dest, ..
+    } = chunk;
     dest.populate();
     dest.fill(|bytes| read_exactly(source, position, bytes))?;
     Ok(dest.len())

@@ -6,12 +6,14 @@
 mod archive;
 mod backend;
 mod block;
+mod checkpoint;
 mod convert;
 mod dest;
 mod edit;
 mod error;
 mod execute;
 mod failure;
+mod files;
 mod gather;
 mod hash;
 mod head;
@@ -19,6 +21,7 @@ mod part;
 mod payload;
 mod plan;
 mod prefetch;
+mod read;
 mod rearrange;
 mod region;
 mod save;
@@ -34,6 +37,7 @@ mod writer;
 
 pub use archive::{Archive, OpenOptions, Tensor};
 pub use backend::{BACKEND_VARIABLE, Backend};
+pub use checkpoint::{Checkpoint, CheckpointFault, CheckpointOptions, Origins, Reach, read_index};
 pub use convert::{convert, converts, is_float};
 pub use dest::{Bytes, Dest};
 pub use edit::origin::Origin;
@@ -44,10 +48,11 @@ pub use hash::{
     Algorithm, Compared, Definition, Digest, Keep, MODEL_SPEC_KEY, Mismatch, Proof, Report, Sealed, Unequal,
     hash, verify,
 };
-pub use part::{Part, Target};
+pub use part::{Part, Target, fill_parts, read_parts};
 pub use payload::{Dim, FileRange, Footprint, Payload, Produce, Strided, overlapping};
-pub use plan::{OWN_BLOCK_NBYTES, Place, Plan, Read, SHARED_BLOCK_NBYTES, TooLarge};
+pub use plan::{OWN_BLOCK_NBYTES, Place, Plan, Read, SHARED_BLOCK_NBYTES, TensorId, TooLarge};
 pub use prefetch::{Fetched, Prefetch, Request};
+pub use read::{read_tensors, warm_tensors};
 pub use rearrange::{Pick, assemble};
 pub use region::Region;
 pub use save::{Durability, ReadOnly, Replace, SaveOptions, Snapshot, save};

@@ -22,13 +22,13 @@ const WATCH_INTERVAL: Duration = Duration::from_millis(50);
 ///
 /// # Errors
 /// The first failure of `work`, or that `watch` wants no more. Tasks that were begun are finished, others dropped.
-pub(crate) fn share<T: Send>(
+pub(crate) fn share<T: Send, E: Send + From<Failure>>(
     threads: usize,
     tasks: Vec<T>,
     total: u64,
-    work: impl Fn(T) -> Result<usize, Failure> + Sync,
+    work: impl Fn(T) -> Result<usize, E> + Sync,
     watch: &dyn Watch,
-) -> Result<(), Failure> {
+) -> Result<(), E> {
     let threads = threads.min(tasks.len());
     let shared = Shared::new(tasks, total, work);
     if threads <= 1 || !shared.spread(threads, watch) {
@@ -41,19 +41,19 @@ pub(crate) fn share<T: Send>(
 }
 
 /// What the threads of one call have in common.
-struct Shared<T, W> {
+struct Shared<T, W, E> {
     /// Those not begun, the first last.
     tasks: Mutex<Vec<T>>,
     work: W,
     total: u64,
     done: AtomicU64,
     stop: AtomicBool,
-    failure: Mutex<Option<Failure>>,
+    failure: Mutex<Option<E>>,
     running: AtomicUsize,
 }
 
-impl<T: Send, W: Fn(T) -> Result<usize, Failure> + Sync> Shared<T, W> {
-    fn new(mut tasks: Vec<T>, total: u64, work: W) -> Shared<T, W> {
+impl<T: Send, W: Fn(T) -> Result<usize, E> + Sync, E: Send + From<Failure>> Shared<T, W, E> {
+    fn new(mut tasks: Vec<T>, total: u64, work: W) -> Shared<T, W, E> {
         tasks.reverse();
         Shared {
             tasks: Mutex::new(tasks),
@@ -132,11 +132,11 @@ impl<T: Send, W: Fn(T) -> Result<usize, Failure> + Sync> Shared<T, W> {
     fn look(&self, watch: &dyn Watch) {
         watch.progressed(self.done.load(Ordering::Relaxed), self.total);
         if watch.interrupted() {
-            self.fail(Failure::Interrupted);
+            self.fail(Failure::Interrupted.into());
         }
     }
 
-    fn fail(&self, failure: Failure) {
+    fn fail(&self, failure: E) {
         locked(&self.failure).get_or_insert(failure);
         self.stop.store(true, Ordering::Relaxed);
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use ingot_format::{Entry, Escaped, Quoted, SelectionError};
-use ingot_io::{EditError, Error};
+use ingot_io::{CheckpointFault, EditError, Error};
 use pyo3::exceptions::{PyKeyboardInterrupt, PyMemoryError, PyNotImplementedError, PyOSError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -15,6 +15,16 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
         Error::Interrupted => return PyKeyboardInterrupt::new_err(()),
         Error::OutOfMemory { .. } => return PyMemoryError::new_err(error.to_string()),
         Error::Header { .. } => "HeaderError",
+        // What `open()` would raise as well.
+        Error::Checkpoint {
+            path,
+            fault: CheckpointFault::NoCheckpoint,
+        } => return numbered(py, "EISDIR", path, error),
+        Error::Checkpoint {
+            path,
+            fault: CheckpointFault::MissingShards { .. },
+        } => return numbered(py, "ENOENT", path, error),
+        Error::Index { .. } | Error::Checkpoint { .. } => "CheckpointError",
         Error::UnknownTensor { .. } => "TensorNotFoundError",
         // Where frameworks differ in what it means, the framework itself shall say.
         Error::Slice {
@@ -139,6 +149,21 @@ fn os_error(py: Python<'_>, path: &Path, source: &std::io::Error) -> PyErr {
         Ok(PyErr::from_value(py.get_type::<PyOSError>().call1((
             errno,
             text,
+            path.as_os_str(),
+        ))?))
+    };
+    make().unwrap_or_else(|failure| failure)
+}
+
+/// The builtin that Python itself raises for this error number, with words of ours.
+fn numbered(py: Python<'_>, errno: &str, path: &Path, error: &Error) -> PyErr {
+    let make = || -> PyResult<PyErr> {
+        let errno: i32 = py.import("errno")?.getattr(errno)?.extract()?;
+        // The path is named by the exception.
+        let words = std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string);
+        Ok(PyErr::from_value(py.get_type::<PyOSError>().call1((
+            errno,
+            words,
             path.as_os_str(),
         ))?))
     };

@@ -13,6 +13,7 @@ mod parts;
 mod prefetch;
 mod produced;
 mod serialize;
+mod shards;
 mod shared;
 mod statistics;
 mod tensor;
@@ -34,6 +35,8 @@ mod _native {
     use crate::prefetch::Stream;
     #[pymodule_export]
     use crate::serialize::{NewFile, prepare, serialize, stream};
+    #[pymodule_export]
+    use crate::shards::ShardIndex;
     #[pymodule_export]
     use crate::statistics::{Statistics, statistics};
     #[pymodule_export]

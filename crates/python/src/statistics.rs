@@ -2,7 +2,7 @@
 
 use std::num::NonZeroUsize;
 
-use ingot_io::{Number, ReadOptions, Tensor};
+use ingot_io::{Number, ReadOptions};
 use pyo3::prelude::*;
 
 use crate::open::{Archive, chosen};
@@ -92,12 +92,8 @@ pub(crate) fn statistics(
     threads: Option<NonZeroUsize>,
     progress: Option<Bound<'_, PyAny>>,
 ) -> PyResult<Vec<Option<Statistics>>> {
-    let archive = archive.opened(py)?;
-    let numbers = chosen(py, &archive, names)?;
-    let tensors: Vec<Tensor<'_>> = numbers
-        .into_iter()
-        .filter_map(|number| archive.tensor(number))
-        .collect();
+    let checkpoint = archive.opened(py)?;
+    let tensors = chosen(py, &checkpoint, names)?;
     let options = ReadOptions { threads };
     let found = Signals::telling(progress).run(py, |signals| {
         ingot_io::statistics(&tensors, bins, &options, signals)

@@ -81,8 +81,7 @@ def _alignment(source: Source) -> Iterator[Finding]:
 
 
 def _index(source: Source) -> Iterator[Finding]:
-    wrong_total = getattr(source.handle, "wrong_total", None)
-    totals = wrong_total() if wrong_total else None
+    totals = source.handle.wrong_total()
     if totals is not None:
         yield "total-size", source.path, f"the index says {totals[0]} bytes, the tensors take {totals[1]}"
 

@@ -44,7 +44,7 @@ def command(
     files = [file for source in sources for file in source.files]
     arguments.target(output, force)
     if not dry_run:
-        _rearrange.merge(files, output, on_duplicate=on_duplicate, force=force)
+        _rearrange.merge(paths, output, on_duplicate=on_duplicate, force=force)
     infos = {info.name: info for source in sources for info in source.infos()}
     size = sum(info.nbytes for info in infos.values())
     screen.answer(

@@ -50,14 +50,13 @@ def command(
     if not pairs and not subs:
         raise click.UsageError("expected --name OLD NEW or --sub REGEX TEXT")
     source = opened(path)
-    file = source.only_file()
     names = [info.name for info in source.in_natural_order()]
     for old, _ in pairs:
         source.handle.info(old)
     table = _renamed(names, dict(pairs), subs)
     arguments.target(output, force)
     if not dry_run:
-        _rearrange.rewrite(file, output, rename=table, force=force)
+        _rearrange.rewrite(path, output, rename=table, force=force)
     screen.answer({"dry_run": dry_run, "file": output, "renamed": table})
     screen.table(_COLUMNS, list(table.items()))
     if screen.is_terminal:

@@ -35,14 +35,13 @@ class Source:
         self.path = path
         self.handle = handle
         # One, where this is no checkpoint of many.
-        self.files: list[str] = getattr(handle, "shards", [path])
+        self.files = handle.shards
 
     def file_of(self, name: str) -> str:
         """The path of the file that holds a tensor."""
         if len(self.files) == 1:
             return self.files[0]
-        shard: str = getattr(self.handle, "shard_of")(name)  # noqa: B009
-        return shard
+        return self.handle.shard_of(name) or self.path
 
     def nbytes_of_files(self) -> int:
         """The sizes of the files."""

@@ -33,14 +33,13 @@ def command(
     With --force they replace the checkpoint that is there.
     """
     source = opened(path)
-    file = source.only_file()
     place = _shards.Place(directory, pattern)
     sizes = [info.nbytes for info in source.infos()]
     limit = int(max_shard_size) if max_shard_size.isdecimal() else _shards.nbytes(max_shard_size)
     shards = _shards.split(sizes, limit)
     _refuse_to_replace(place, force)
     if not dry_run:
-        _rearrange.split(file, directory, limit, filename_pattern=pattern)
+        _rearrange.split(path, directory, limit, filename_pattern=pattern)
     files = [
         (os.path.join(directory, name), len(shard), sum(sizes[number] for number in shard))
         for name, shard in zip(place.names(len(shards)), shards, strict=True)

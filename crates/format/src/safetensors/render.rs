@@ -6,7 +6,7 @@ use crate::METADATA_KEY;
 use crate::dtype::Dtype;
 use crate::header::Header;
 use crate::metadata::Metadata;
-use crate::safetensors::parse::plain_nbytes;
+use crate::safetensors::plain_nbytes;
 
 /// Where tensors of this dtype are placed: higher ranks first, so that wide elements lie aligned.
 pub(crate) fn data_rank(dtype: Dtype) -> u8 {

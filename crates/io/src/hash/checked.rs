@@ -9,10 +9,14 @@ use super::algorithm::{Algorithm, Digest, Unequal};
 use super::digests::Digests;
 use super::pass::{read_through, step_end};
 use super::verify::{MODEL_SPEC_KEY, Record, sha256_from};
-use crate::archive::Archive;
+use crate::archive::{Archive, Tensor};
+use crate::checkpoint::{Checkpoint, CheckpointFault};
 use crate::error::Error;
 use crate::execute::ReadOptions;
 use crate::failure::{Failure, read_exactly};
+use crate::files::Files;
+use crate::plan::TensorId;
+use crate::read::read_owned;
 use crate::region::Region;
 use crate::source::Source;
 use crate::watch::Watch;
@@ -76,61 +80,92 @@ impl fmt::Debug for Hashed<'_> {
     }
 }
 
-impl Archive {
-    /// The bytes of these tensors, given as for [`Archive::regions`], when they are what `proof` asks for. They are in
-    /// memory of their own, whatever the backend, since a mapped file can change after it was looked at; the digests are
-    /// taken of the bytes in that memory, on the way into it.
+impl Checkpoint {
+    /// The bytes of tensors of this checkpoint, when they are what `proof` asks for. They are in memory of their own,
+    /// whatever the backend, since a mapped file can change after it was looked at; the digests are taken of the bytes in
+    /// that memory, on the way into it.
     ///
-    /// A digest of more than these tensors is compared only when they are all that the file has: without its own, a
+    /// A digest of more than these tensors is compared only when they are all that its file has: without its own, a
     /// tensor is then one without a digest.
     ///
     /// # Errors
     /// [`Error::Digest`] for the first tensor, or the file, that differs; [`Error::NoDigest`] for the first tensor that
-    /// the file keeps no digest of; [`Error::Checksums`]; and what [`Archive::regions`] says.
+    /// its file keeps no digest of; [`Error::Checksums`]; [`Error::Checkpoint`] where one hash is asked of many files;
+    /// and what [`crate::read_tensors`] says.
     pub fn proven(
         &self,
-        numbers: &[usize],
+        tensors: &[Tensor<'_>],
         proof: &Proof,
         options: &ReadOptions,
         watch: &dyn Watch,
     ) -> Result<Vec<Region>, Error> {
-        let mut promises = Vec::new();
-        if proof.kept {
-            promises.push(self.kept(numbers)?);
+        let (files, ids) = Files::of(tensors);
+        let mut promises = promises(&files, &ids, proof)?;
+        if let Some(expected) = proof.sha256 {
+            let file = self.one_file()?;
+            match &mut promises[..] {
+                [of_file] if file.are_all(&ids) => of_file.push(file.whole(expected)?),
+                _ => file.check_whole(expected, watch)?,
+            }
         }
-        match proof.sha256 {
-            Some(expected) if self.are_all(numbers) => promises.push(self.whole(expected)?),
-            Some(expected) => self.check_whole(expected, watch)?,
-            None => {}
+        let all: Vec<Vec<&Digests>> = promises.iter().map(|of_file| digests(of_file)).collect();
+        let hashed = files.sources().into_iter().zip(&all);
+        let hashed: Vec<_> = hashed.map(|(source, all)| Hashed { source, all }).collect();
+        let sources: Vec<&dyn Source> = hashed.iter().map(|source| source as &dyn Source).collect();
+        let regions = read_owned(&files, &sources, &ids, options, watch)?;
+        files.check_unchanged()?;
+        for (archive, of_file) in files.archives().iter().zip(promises) {
+            of_file
+                .into_iter()
+                .try_for_each(|promise| archive.compare(promise))?;
         }
-        let all: Vec<&Digests> = promises.iter().map(|promise| &promise.digests).collect();
-        let source = Hashed {
-            source: self.source(),
-            all: &all,
-        };
-        let regions = self.read_regions(&source, numbers, options, watch)?;
-        self.check_unchanged()?;
-        promises
-            .into_iter()
-            .try_for_each(|promise| self.compare(promise))?;
         Ok(regions)
     }
 
-    /// What the file itself promises of the bytes of these tensors.
-    fn kept(&self, numbers: &[usize]) -> Result<Promise, Error> {
+    /// The file that this is, since one hash speaks of one file.
+    fn one_file(&self) -> Result<&Archive, Error> {
+        match self.index() {
+            None => self.file(0),
+            Some(_) => Err(Error::Checkpoint {
+                path: self.path().map(ToOwned::to_owned).unwrap_or_default(),
+                fault: CheckpointFault::ManyFiles { files: self.files() },
+            }),
+        }
+    }
+}
+
+/// What each of these files promises of the tensors that are wanted of it.
+fn promises(files: &Files<'_>, ids: &[TensorId], proof: &Proof) -> Result<Vec<Vec<Promise>>, Error> {
+    let ids = sorted(ids);
+    let of_file = |ids: &[TensorId]| {
+        let kept = || files.archives()[ids[0].file].kept(ids);
+        Ok(Vec::from_iter(proof.kept.then(kept).transpose()?))
+    };
+    ids.chunk_by(|one, next| one.file == next.file)
+        .map(of_file)
+        .collect()
+}
+
+fn digests(promises: &[Promise]) -> Vec<&Digests> {
+    promises.iter().map(|promise| &promise.digests).collect()
+}
+
+impl Archive {
+    /// What the file itself promises of the bytes of these tensors of it, each once and in order.
+    fn kept(&self, ids: &[TensorId]) -> Result<Promise, Error> {
         let header = self.header();
         let model_spec = header
             .metadata()
             .and_then(|metadata| metadata.get(MODEL_SPEC_KEY));
         let record = match (Record::of(header, self.path())?, model_spec) {
             (Some(record), _) => record,
-            (None, Some(text)) if self.are_all(numbers) => return self.kept_of_data(text),
+            (None, Some(text)) if self.are_all(ids) => return self.kept_of_data(text),
             (None, _) => Record::default(),
         };
         let mut tensors = Vec::new();
         let mut ranges = Vec::new();
         let start = header.data_start();
-        for number in sorted(numbers) {
+        for &TensorId { number, .. } in ids {
             let Some(entry) = header.entry(number) else {
                 continue;
             };
@@ -191,9 +226,9 @@ impl Archive {
         })
     }
 
-    /// Whether these tensors are all that the file has.
-    fn are_all(&self, numbers: &[usize]) -> bool {
-        sorted(numbers).len() == self.header().len()
+    /// Whether these tensors of it are all that the file has.
+    fn are_all(&self, ids: &[TensorId]) -> bool {
+        sorted(ids).len() == self.header().len()
     }
 
     fn compare(&self, promise: Promise) -> Result<(), Error> {
@@ -219,9 +254,9 @@ impl Archive {
 }
 
 /// Each of them once, in order.
-fn sorted(numbers: &[usize]) -> Vec<usize> {
-    let mut numbers = numbers.to_vec();
-    numbers.sort_unstable();
-    numbers.dedup();
-    numbers
+fn sorted(ids: &[TensorId]) -> Vec<TensorId> {
+    let mut ids = ids.to_vec();
+    ids.sort_unstable();
+    ids.dedup();
+    ids
 }
