@@ -43,7 +43,7 @@ test: test-rust test-python
 test-rust: | tools $(VENV)/.made
 	cargo test $(CARGO_FLAGS) --workspace
 
-test-python: $(VENV)/.ingot $(VENV)/.test
+test-python: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
 	$(BIN)/python -m pytest tests
 
 test-frameworks: $(VENV)/.ingot $(VENV_FRAMEWORKS)/.made

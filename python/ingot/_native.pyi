@@ -13,6 +13,7 @@ __all__ = [
     "NewFile",
     "ShardIndex",
     "Sources",
+    "Statistics",
     "Stream",
     "TensorInfo",
     "Wrap",
@@ -23,6 +24,7 @@ __all__ = [
     "prepare",
     "replace_tensor",
     "serialize",
+    "statistics",
     "stream",
     "update_metadata",
     "verify",
@@ -41,6 +43,48 @@ class Stream:
     def next(self, wrap: Wrap) -> tuple[str, Any] | None: ...
     def take(self, name: str, wrap: Wrap) -> Any | None: ...
     def close(self) -> None: ...
+
+@final
+class Statistics:
+    """What the values of one tensor are. Those that are not finite only count as such."""
+
+    @property
+    def count(self) -> int:
+        """Elements; for C64 their real and imaginary parts."""
+
+    @property
+    def zeros(self) -> int: ...
+    @property
+    def nans(self) -> int: ...
+    @property
+    def infinities(self) -> int: ...
+    @property
+    def malformed(self) -> int:
+        """Elements of BOOL that are neither 0 nor 1."""
+
+    @property
+    def min(self) -> int | float | None:
+        """An int for an integer dtype. None, as all below, where no value is finite."""
+
+    @property
+    def max(self) -> int | float | None: ...
+    @property
+    def mean(self) -> float | None: ...
+    @property
+    def std(self) -> float | None: ...
+    @property
+    def bins(self) -> list[int]:
+        """How many values lie in each of the equal parts of the range."""
+
+def statistics(
+    archive: Archive,
+    names: Iterable[str] | None = None,
+    *,
+    bins: int = 0,
+    threads: int | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> list[Statistics | None]:
+    """Say what the values of tensors are; None for those of 6 bits, whose packing is not settled."""
 
 @final
 class TensorInfo:
@@ -108,6 +152,7 @@ class Archive:
 
     def parameter_count(self) -> dict[str, int]: ...
     def info(self, name: str) -> TensorInfo: ...
+    def infos(self) -> list[TensorInfo]: ...
     def proven(
         self,
         names: Iterable[str] | None,

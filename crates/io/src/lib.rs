@@ -29,6 +29,7 @@ mod residency;
 mod save;
 mod serialize;
 mod source;
+mod statistics;
 mod strided_dest;
 mod warm;
 mod watch;
@@ -62,6 +63,7 @@ pub use serialize::safetensors::{
 };
 pub use serialize::{bintensors, safetensors};
 pub use source::{FileSource, Memory, MemorySource, Source};
+pub use statistics::{Number, Statistics, has_statistics, statistics};
 pub use strided_dest::StridedDest;
 pub use watch::{Unwatched, Watch};
 #[cfg(unix)]

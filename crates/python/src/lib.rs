@@ -15,6 +15,7 @@ mod produced;
 mod serialize;
 mod shards;
 mod shared;
+mod statistics;
 mod tensor;
 mod watch;
 mod wrap;
@@ -36,6 +37,8 @@ mod _native {
     use crate::serialize::{NewFile, prepare, serialize, stream};
     #[pymodule_export]
     use crate::shards::ShardIndex;
+    #[pymodule_export]
+    use crate::statistics::{Statistics, statistics};
     #[pymodule_export]
     use crate::tensor::Buffer;
     #[pymodule_export]

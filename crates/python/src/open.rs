@@ -48,6 +48,19 @@ pub(crate) struct TensorInfo {
     nbytes: u64,
 }
 
+impl TensorInfo {
+    fn of(py: Python<'_>, entry: &Entry<'_>) -> PyResult<TensorInfo> {
+        Ok(TensorInfo {
+            name: entry.name.to_owned(),
+            dtype: entry.dtype.code(),
+            shape: PyTuple::new(py, entry.shape)?.unbind(),
+            begin: entry.begin,
+            end: entry.end,
+            nbytes: entry.nbytes(),
+        })
+    }
+}
+
 #[pymethods]
 impl TensorInfo {
     fn __repr__(&self) -> String {
@@ -209,16 +222,19 @@ impl Archive {
 
     fn info(&self, py: Python<'_>, name: &str) -> PyResult<TensorInfo> {
         let checkpoint = self.opened(py)?;
-        let tensor = find(py, &checkpoint, name)?;
-        let entry = tensor.entry();
-        Ok(TensorInfo {
-            name: entry.name.to_owned(),
-            dtype: entry.dtype.code(),
-            shape: PyTuple::new(py, entry.shape)?.unbind(),
-            begin: entry.begin,
-            end: entry.end,
-            nbytes: entry.nbytes(),
-        })
+        TensorInfo::of(py, find(py, &checkpoint, name)?.entry())
+    }
+
+    /// That of all tensors, in the order of the data. Of 500,000 tensors one by one takes three times as long.
+    fn infos(&self, py: Python<'_>) -> PyResult<Vec<TensorInfo>> {
+        let checkpoint = self.opened(py)?;
+        let tensors = py
+            .detach(|| checkpoint.all())
+            .map_err(|error| raise(py, &error))?;
+        tensors
+            .iter()
+            .map(|tensor| TensorInfo::of(py, tensor.entry()))
+            .collect()
     }
 
     #[pyo3(signature = (names, wrap, kept, expected_sha256, *, threads = None, progress = None))]
@@ -412,7 +428,7 @@ impl Archive {
         })
     }
 
-    fn opened(&self, py: Python<'_>) -> PyResult<Arc<Checkpoint>> {
+    pub(crate) fn opened(&self, py: Python<'_>) -> PyResult<Arc<Checkpoint>> {
         let checkpoint = self.checkpoint.read().unwrap_or_else(PoisonError::into_inner);
         checkpoint.clone().ok_or_else(|| {
             raise(
@@ -530,7 +546,7 @@ pub(crate) fn found<'a>(
 }
 
 /// The tensors of these names, or all in the order of the data.
-fn chosen<'a>(
+pub(crate) fn chosen<'a>(
     py: Python<'_>,
     checkpoint: &'a Checkpoint,
     names: Option<&Bound<'_, PyAny>>,
