@@ -23,7 +23,7 @@ SECTIONS = {
     "Look": ("summary", "ls", "tree", "info", "params", "layers", "stats", "cat", "mem"),
     "Check": ("check", "verify", "hash", "diff", "doctor"),
     "Metadata": ("meta", "modelspec"),
-    "Make other files": ("export", "split", "merge", "rename", "cast"),
+    "Make other files": ("convert", "export", "split", "merge", "rename", "cast"),
     "Shell": ("completion",),
 }
 COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
