@@ -17,6 +17,7 @@ from ._open import safe_open
 from ._serialize import deserialize, serialize, serialize_file
 from .errors import (
     ClosedError,
+    ConversionError,
     DestinationError,
     DtypeError,
     HeaderError,
@@ -32,6 +33,7 @@ from .errors import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from . import errors, flax, mlx, numpy, paddle, tensorflow, torch
+    from ._convert import Conversion, convert
     from ._edit import read_metadata, replace_tensor, update_metadata
     from ._rearrange import merge, rewrite, split
     from ._stream import write_to
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ClosedError",
+    "Conversion",
+    "ConversionError",
     "DestinationError",
     "DtypeError",
     "HeaderError",
@@ -51,6 +55,7 @@ __all__ = [
     "TensorNotFoundError",
     "Writer",
     "__version__",
+    "convert",
     "deserialize",
     "errors",
     "flax",
@@ -74,6 +79,8 @@ __all__ = [
 
 # Imported when they are first used, each from its module.
 _LATER = {
+    "Conversion": "_convert",
+    "convert": "_convert",
     "Writer": "_writer",
     "merge": "_rearrange",
     "read_metadata": "_edit",

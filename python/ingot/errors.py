@@ -12,6 +12,7 @@ that both ``except ingot.SafetensorError`` and ``except KeyError`` do what they 
     ├── SaveError               ValueError    tensors that the format cannot hold
     │   └── SharedMemoryError   RuntimeError  tensors that share memory
     ├── DtypeError              TypeError     a dtype or a shape that the framework cannot hold
+    ├── ConversionError         ValueError    a file of another format that cannot be converted
     ├── OptionError             ValueError    an argument that is not one of the choices
     └── ClosedError             ValueError    the file was closed
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ClosedError",
+    "ConversionError",
     "DestinationError",
     "DtypeError",
     "HeaderError",
@@ -161,6 +163,13 @@ class DtypeError(SafetensorError, TypeError):
     """The framework lacks the tensor's dtype or cannot hold its shape, or an array to save holds no numbers.
 
     Other tensors are not affected.
+    """
+
+
+class ConversionError(SafetensorError, ValueError):
+    """A file of another format cannot be converted: it is damaged, hostile, or holds what no tensor file can.
+
+    Nothing has been written.
     """
 
 

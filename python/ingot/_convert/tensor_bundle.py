@@ -1,0 +1,51 @@
+"""The variables of TensorFlow's checkpoints, which SavedModels keep theirs in as well."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from .source import Contents, Entry, LeftOut
+from .unreadable import lacks, reading
+from .values import code_of
+
+if TYPE_CHECKING:
+    from ingot.numpy import Array
+
+TITLE = "a TensorFlow checkpoint"
+# What TensorFlow 2 puts behind the path of each variable.
+_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+def contents(prefix: str) -> Contents:
+    """The variables of the checkpoint whose files begin with `prefix`, by their paths in the objects."""
+    try:
+        import tensorflow
+    except ModuleNotFoundError as error:
+        raise lacks("tensorflow", TITLE, "tensorflow") from error
+    with reading(prefix, TITLE):
+        reader = tensorflow.train.load_checkpoint(prefix)
+        shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+    entries: list[Entry] = []
+    left_out: list[LeftOut] = []
+    for key in sorted(shapes):
+        name = key.removesuffix(_SUFFIX)
+        try:
+            dtype = numpy.dtype(dtypes[key].as_numpy_dtype)
+        except (TypeError, KeyError):
+            dtype = numpy.dtype(object)
+        code = code_of(prefix, name, dtype)
+        if code is None:
+            left_out.append(LeftOut(name, f"variable of {dtypes[key].name}"))
+        else:
+            entries.append(
+                Entry(name, code, tuple(shapes[key]), partial(_values, prefix, reader, key, dtype))
+            )
+    return Contents(entries, left_out, {"format": "tf"})
+
+
+def _values(prefix: str, reader: Any, key: str, dtype: Any) -> Array:
+    with reading(prefix, TITLE):
+        return numpy.asarray(reader.get_tensor(key), dtype)
