@@ -21,31 +21,30 @@ if TYPE_CHECKING:
 LONE = "tensor"
 # Levels of dicts and lists. Real ones have fewer than ten.
 MAX_DEPTH = 64
-# Values in all. A few bytes of pickle can name one list in another, and that one in the next, many times
-# each: what they stand for grows by powers.
-MAX_VALUES = 1_000_000
+# In all. A few bytes of pickle can name one list in another, and that one in the next, several times each:
+# what they stand for grows by powers.
+MAX_TENSORS = 1_000_000
 
 
 def flatten(path: str, tree: Any, is_tensor: Callable[[Any], bool]) -> tuple[dict[str, Any], list[LeftOut]]:
     """The tensors of `tree` by name, and what is none. A dict or list without any is left out as one."""
     walk = _Walk(path, is_tensor)
+    if walk.count(tree, 0) > MAX_TENSORS:
+        raise refused(
+            path,
+            f"stands for more than {MAX_TENSORS:,} tensors, which is the limit",
+            code="too-many-tensors",
+            expected=MAX_TENSORS,
+        )
     tensors: dict[str, Any] = {}
     others: list[LeftOut] = []
-    for count, (name, value) in enumerate(walk.leaves("", tree, 0)):
-        if count >= MAX_VALUES:
-            raise refused(
-                path,
-                f"holds more than {MAX_VALUES:,} values, which is the limit",
-                code="too-many-values",
-                expected=MAX_VALUES,
-            )
-        name = name or LONE
+    for name, value in walk.leaves("", tree):
         if not is_tensor(value):
-            others.append(left_out(name, value))
-            continue
-        if name in tensors:
+            others.append(left_out(name or LONE, value))
+        elif name in tensors:
             raise twice(path, name)
-        tensors[name] = value
+        else:
+            tensors[name or LONE] = value
     return tensors, others
 
 
@@ -63,22 +62,15 @@ class _Walk:
     def __init__(self, path: str, is_tensor: Callable[[Any], bool]) -> None:
         self._path = path
         self._is_tensor = is_tensor
-        # By identity: of a list that stands in many places, each has the same answer.
-        self._known: dict[int, bool] = {}
+        # By identity: of a list that stands in many places, each has as many.
+        self._counts: dict[int, int] = {}
 
-    def leaves(self, name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
-        if self._is_tensor(value) or not self._has_tensors(value, depth):
-            yield name, value
-            return
-        for key, inner in self._items(name, value):
-            yield from self.leaves(f"{name}.{key}" if name else key, inner, depth + 1)
-
-    def _has_tensors(self, value: Any, depth: int) -> bool:
+    def count(self, value: Any, depth: int) -> int:
+        """How many tensors there are below `value`."""
         if self._is_tensor(value):
-            return True
-        inner = value.values() if hasattr(value, "values") else value
+            return 1
         if not isinstance(value, (list, tuple)) and not hasattr(value, "items"):
-            return False
+            return 0
         if depth > MAX_DEPTH:
             raise refused(
                 self._path,
@@ -86,10 +78,19 @@ class _Walk:
                 code="too-deep",
                 expected=MAX_DEPTH,
             )
-        known = self._known.get(id(value))
+        known = self._counts.get(id(value))
         if known is None:
-            known = self._known[id(value)] = any(self._has_tensors(one, depth + 1) for one in inner)
+            inner = value.values() if hasattr(value, "values") else value
+            known = self._counts[id(value)] = sum(self.count(one, depth + 1) for one in inner)
         return known
+
+    def leaves(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
+        """Tensors, and dicts and lists that have none, each with its name."""
+        if self._is_tensor(value) or not self._counts.get(id(value)):
+            yield name, value
+            return
+        for key, inner in self._items(name, value):
+            yield from self.leaves(f"{name}.{key}" if name else key, inner)
 
     def _items(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
         if not hasattr(value, "items"):

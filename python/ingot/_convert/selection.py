@@ -46,6 +46,9 @@ def selected(
     kept = set(names) if keep is None else _chosen(names, keep, path)
     kept -= set() if drop is None else _chosen(names, drop, path)
     in_full = [by_name[name] for name in names if name in kept]
+    for entry in in_full:
+        if entry.fault is not None:
+            raise entry.fault
     dropped = [] if root is None else [one.name for one in entries if not _is_under(one, root)]
     dropped += [name for name in names if name not in kept]
     return Selected(in_full, _shared(in_full), dropped)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ingot.errors import ConversionError
 
 if TYPE_CHECKING:
     from ingot.numpy import Array
@@ -22,6 +24,28 @@ class Entry:
     """Gives the values, in any layout. May be called more than once."""
     memory: Hashable = None
     """Equal for tensors that are one and the same. None where the format has no such thing."""
+    fault: ConversionError | None = None
+    """Why it cannot be converted, if it cannot. It may still be left out."""
+
+
+# What is wrong with one tensor and not with the file.
+_OF_ONE_TENSOR = ("unsupported-dtype", "quantized")
+
+Made = TypeVar("Made", bound="Entry | None")
+
+
+def possible(make: Callable[..., Made], *arguments: Any) -> Made | Entry:
+    """What `make` gives, or an entry with the fault for which it gives nothing."""
+    try:
+        return make(*arguments)
+    except ConversionError as error:
+        if error.code not in _OF_ONE_TENSOR or error.tensor is None:
+            raise
+        return Entry(error.tensor, "", (), _never, fault=error)
+
+
+def _never() -> Any:
+    raise AssertionError("an entry with a fault is not read")
 
 
 @dataclass(frozen=True, slots=True)

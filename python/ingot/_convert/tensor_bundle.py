@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from .source import Contents, Entry, LeftOut
+from .source import Contents, Entry, LeftOut, possible
 from .unreadable import lacks, reading
 from .values import code_of
 
@@ -31,19 +31,23 @@ def contents(prefix: str) -> Contents:
     entries: list[Entry] = []
     left_out: list[LeftOut] = []
     for key in sorted(shapes):
-        name = key.removesuffix(_SUFFIX)
-        try:
-            dtype = numpy.dtype(dtypes[key].as_numpy_dtype)
-        except (TypeError, KeyError):
-            dtype = numpy.dtype(object)
-        code = code_of(prefix, name, dtype)
-        if code is None:
-            left_out.append(LeftOut(name, f"variable of {dtypes[key].name}"))
+        entry = possible(_entry, prefix, reader, key, tuple(shapes[key]), dtypes[key])
+        if entry is None:
+            left_out.append(LeftOut(key.removesuffix(_SUFFIX), f"variable of {dtypes[key].name}"))
         else:
-            entries.append(
-                Entry(name, code, tuple(shapes[key]), partial(_values, prefix, reader, key, dtype))
-            )
+            entries.append(entry)
     return Contents(entries, left_out, {"format": "tf"})
+
+
+def _entry(prefix: str, reader: Any, key: str, shape: tuple[int, ...], kind: Any) -> Entry | None:
+    name = key.removesuffix(_SUFFIX)
+    try:
+        dtype = numpy.dtype(kind.as_numpy_dtype)
+    except (TypeError, KeyError):
+        # Resources and variants, which only programs have.
+        return None
+    code = code_of(prefix, name, dtype)
+    return None if code is None else Entry(name, code, shape, partial(_values, prefix, reader, key, dtype))
 
 
 def _values(prefix: str, reader: Any, key: str, dtype: Any) -> Array:

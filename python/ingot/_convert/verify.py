@@ -13,7 +13,8 @@ from ingot.errors import ConversionError
 
 from . import npy
 from .refusal import refused
-from .values import stored
+from .unreadable import reading
+from .values import code_of, stored
 from .write import code_in, parts
 from .zipped import members
 from .zipped import opened as opened_member
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
     from .source import Entry
     from .write import Moved
+
+_TITLE = "an .npz archive"
 
 
 class _Written(Protocol):
@@ -70,15 +73,16 @@ class _Npz:
         self._members = members(path, 1 << 63)
 
     def begin(self, name: str) -> tuple[str, tuple[int, ...]]:
-        self._stream = self._stack.enter_context(opened_member(self._path, self._members[f"{name}.npy"]))
-        header = npy.header(self._path, name, self._stream)
-        assert header is not None
-        from .values import code_of
-
-        return code_of(self._path, name, header.dtype) or "", header.shape
+        # What fails here is the checksum of the member.
+        with reading(self._path, _TITLE):
+            self._stream = self._stack.enter_context(opened_member(self._path, self._members[f"{name}.npy"]))
+            header = npy.header(self._path, name, self._stream)
+        code = None if header is None else code_of(self._path, name, header.dtype)
+        return code or "", () if header is None else header.shape
 
     def piece(self, name: str, index: Any, size: int) -> memoryview:
-        return memoryview(self._stream.read(size))
+        with reading(self._path, _TITLE):
+            return memoryview(self._stream.read(size))
 
 
 def _differs(path: str, name: str, expected: object, found: object) -> ConversionError:

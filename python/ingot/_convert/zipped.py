@@ -60,7 +60,8 @@ def members(path: str, max_nbytes: int) -> dict[str, Member]:
                 "a member reaches into the directory of the archive",
                 code="overlap",
             )
-    check_total(path, sum(member.nbytes for member in found.values()), max_nbytes)
+    # Those that are stored take as many bytes in the file.
+    check_total(path, sum(member.nbytes for member in found.values() if member.is_packed), max_nbytes)
     return found
 
 

@@ -12,7 +12,7 @@ from ingot._convert.flatten import flatten
 from ingot._convert.msgpack import Extension, load, load_inner
 from ingot._convert.positions import Region
 from ingot._convert.refusal import refused
-from ingot._convert.source import Contents, Entry, Options
+from ingot._convert.source import Contents, Entry, Options, possible
 from ingot._convert.unreadable import reading
 from ingot._convert.values import dtype_of, nbytes, no_dtype
 from ingot._dtypes import CODES
@@ -42,7 +42,7 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
         tree = _arrays(path, load(path, file))
     arrays, left_out = flatten(path, tree, lambda value: isinstance(value, _Array))
     yield Contents(
-        [_entry(path, name, array) for name, array in arrays.items()], left_out, {"format": "flax"}
+        [possible(_entry, path, name, array) for name, array in arrays.items()], left_out, {"format": "flax"}
     )
 
 

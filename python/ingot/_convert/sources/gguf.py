@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ingot._convert.positions import Region, size_of
 from ingot._convert.refusal import refused
-from ingot._convert.source import Contents, Entry, LeftOut, Options
+from ingot._convert.source import Contents, Entry, LeftOut, Options, possible
 from ingot._convert.unreadable import lacks, reading
 from ingot._convert.values import dtype_of, nbytes
 from ingot.errors import ConversionError, _quoted
@@ -65,7 +65,7 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
     """The tensors; single values beside them become metadata, and lists are left out."""
     with reading(path, TITLE), open(path, "rb") as file:
         header = _Header(path, file)
-    entries = [_entry(header, info, options) for info in header.tensors]
+    entries = [possible(_entry, header, info, options) for info in header.tensors]
     yield Contents(entries, header.left_out, header.metadata)
 
 

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ingot._convert.flatten import MAX_DEPTH, MAX_VALUES
+from ingot._convert.flatten import MAX_DEPTH, MAX_TENSORS
 from ingot._convert.refusal import refused
-from ingot._convert.source import Contents, Entry, LeftOut, Options
+from ingot._convert.source import Contents, Entry, LeftOut, Options, possible
 from ingot._convert.unreadable import lacks, reading
 from ingot._convert.values import code_of
 from ingot.errors import ConversionError, _quoted
@@ -67,9 +67,9 @@ class _Walk:
             self.left_out.append(LeftOut(prefix, "group that was met before"))
             return
         self._groups.add(place)
-        if depth > MAX_DEPTH or len(self.entries) > MAX_VALUES:
+        if depth > MAX_DEPTH or len(self.entries) > MAX_TENSORS:
             raise self._refusal(
-                prefix, f"more than {MAX_DEPTH} levels or {MAX_VALUES:,} datasets", "too-deep"
+                prefix, f"more than {MAX_DEPTH} levels or {MAX_TENSORS:,} datasets", "too-deep"
             )
         for key in group:
             name = f"{prefix}/{key}" if prefix else key
@@ -97,13 +97,19 @@ class _Walk:
             kind = properties.get_filter(number)[0]
             if kind not in _FILTERS:
                 raise self._refusal(name, f"a filter that is a plugin (number {kind})", "plugin")
+        entry = possible(self._entry, name, dataset)
+        if entry is None:
+            self.left_out.append(LeftOut(name, f"dataset of {dataset.dtype}"))
+        else:
+            self.entries.append(entry)
+
+    def _entry(self, name: str, dataset: Any) -> Entry | None:
         shape: tuple[int, ...] | None = dataset.shape
         code = None if shape is None else code_of(self._path, name, dataset.dtype)
         if shape is None or code is None:
-            self.left_out.append(LeftOut(name, f"dataset of {dataset.dtype}"))
-            return
+            return None
         memory = self._h5py.h5o.get_info(dataset.id).addr
-        self.entries.append(Entry(name, code, shape, partial(self._values, dataset), memory))
+        return Entry(name, code, shape, partial(self._values, dataset), memory)
 
     def _values(self, dataset: Any) -> Array:
         with reading(self._path, TITLE):

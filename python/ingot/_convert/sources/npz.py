@@ -10,7 +10,7 @@ import numpy
 from ingot._convert import npy
 from ingot._convert.positions import cut_short, fill
 from ingot._convert.refusal import refused
-from ingot._convert.source import Contents, Entry, LeftOut, Options
+from ingot._convert.source import Contents, Entry, LeftOut, Options, possible
 from ingot._convert.unreadable import reading
 from ingot._convert.values import code_of, nbytes
 from ingot._convert.zipped import Member, members
@@ -28,7 +28,7 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
     entries: list[Entry] = []
     left_out: list[LeftOut] = []
     for name, member in members(path, options.max_nbytes).items():
-        entry = _entry(path, name.removesuffix(".npy"), member) if name.endswith(".npy") else None
+        entry = possible(_entry, path, name.removesuffix(".npy"), member) if name.endswith(".npy") else None
         if entry is None:
             kind = "array of objects, records or text" if name.endswith(".npy") else "file"
             left_out.append(LeftOut(name, kind, f"{member.nbytes} bytes"))

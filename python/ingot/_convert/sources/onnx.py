@@ -10,7 +10,7 @@ from ingot._convert.confined import inside
 from ingot._convert.flatten import MAX_DEPTH
 from ingot._convert.positions import Region, cut_short, size_of
 from ingot._convert.refusal import refused
-from ingot._convert.source import Contents, Entry, LeftOut, Options
+from ingot._convert.source import Contents, Entry, LeftOut, Options, possible
 from ingot._convert.unreadable import lacks, reading
 from ingot._convert.values import code_of, dtype_of, nbytes
 from ingot.errors import _quoted
@@ -67,6 +67,9 @@ class _Walk:
         if tensor.data_type in (words.UNDEFINED, words.STRING):
             self.left_out.append(LeftOut(name, "tensor of text"))
             return
+        self.entries.append(possible(self._entry, name, tensor))
+
+    def _entry(self, name: str, tensor: Any) -> Entry:
         code = code_of(self._path, name, self._onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
         assert code is not None
         shape = tuple(tensor.dims)
@@ -78,7 +81,7 @@ class _Walk:
             if is_elsewhere
             else partial(self._values, name, tensor)
         )
-        self.entries.append(Entry(name, code, shape, read))
+        return Entry(name, code, shape, read)
 
     def _values(self, name: str, tensor: Any) -> Array:
         with reading(self._path, f"an ONNX model with tensor {_quoted(name)}"):

@@ -18,7 +18,7 @@ import numpy
 from ingot._convert.flatten import flatten
 from ingot._convert.positions import Region, size_of
 from ingot._convert.refusal import refused
-from ingot._convert.source import Contents, Entry, Options
+from ingot._convert.source import Contents, Entry, Options, possible
 from ingot._convert.unreadable import reading
 from ingot._convert.values import code_of, dtype_of
 from ingot.errors import _quoted
@@ -48,7 +48,7 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
     parts = tree.pop(_CUT, {}) if isinstance(tree, dict) else {}
     arrays, left_out = flatten(path, tree, lambda value: isinstance(value, _Array))
     with reading(path, TITLE):
-        entries = [_entry(path, name, array) for name, array in _joined(arrays, parts).items()]
+        entries = [possible(_entry, path, name, array) for name, array in _joined(arrays, parts).items()]
     yield Contents(entries, left_out, {"format": "paddle"})
 
 

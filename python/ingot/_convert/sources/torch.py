@@ -8,6 +8,7 @@ are loaded whole.
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ import numpy
 from ingot._convert.flatten import flatten
 from ingot._convert.positions import Region
 from ingot._convert.refusal import refused
-from ingot._convert.source import Contents, Entry, Options
+from ingot._convert.source import Contents, Entry, Options, possible
 from ingot._convert.unreadable import lacks, reading
 from ingot._convert.values import dtype_of, no_dtype
 from ingot._convert.zipped import Member, contents, members
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 TITLE = "a PyTorch checkpoint"
 # Before it, weights_only could be got round (CVE-2025-32434, CVE-2026-24747).
 OLDEST = (2, 10)
+_LONGEST_REASON = 200
 
 
 @contextmanager
@@ -44,7 +46,9 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
     tensors, left_out = flatten(path, tree, _is_tensor)
     places = None if whole or records is None else {one.position: one for one in records.values()}
     entries = [
-        _in_memory(path, name, tensor) if places is None else _in_file(path, name, tensor, places)
+        possible(_in_memory, path, name, tensor)
+        if places is None
+        else possible(_in_file, path, name, tensor, places)
         for name, tensor in tensors.items()
     ]
     yield Contents(entries, left_out, {"format": "pt"})
@@ -72,9 +76,11 @@ def _load(path: str, whole: bool) -> Any:
 
 def _asked_for(message: str) -> str:
     """What was refused, out of torch's advice on how to admit it."""
+    named = re.search(r"GLOBAL ([\w.]+)", message)
+    if named:
+        return named[1].rstrip(".")
     words = " ".join(message.split())
-    reason = words.partition("WeightsUnpickler error: ")[2] or words
-    return reason.partition(". ")[0].partition(" Please use ")[0][:200]
+    return (words.partition("WeightsUnpickler error: ")[2] or words)[:_LONGEST_REASON]
 
 
 def _torch() -> Any:
