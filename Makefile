@@ -1,4 +1,4 @@
-# make demo | test | test-frameworks | test-clients | lint | bench | fuzz | clean
+# make demo | test | test-frameworks | test-clients | lint | bench | bench-formats | fuzz | clean
 #
 # Every target sets itself up: it checks for Rust and Python, makes .venv, installs the pinned tools and builds the
 # extension module. Nothing runs twice while its inputs stay the same. What may be set, here or in the environment:
@@ -25,7 +25,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # The wheel, the tests and the benches use one profile, and the versions of Cargo.lock.
 CARGO_FLAGS := --release --locked
 
-.PHONY: help demo test test-rust test-python test-frameworks test-clients lint lint-rust lint-python lint-text lint-types bench fuzz clean tools rebuild
+.PHONY: help demo test test-rust test-python test-frameworks test-clients lint lint-rust lint-python lint-text lint-types bench bench-formats fuzz clean tools rebuild
 .DELETE_ON_ERROR:
 # Cargo holds one lock and the benches want the machine for themselves.
 .NOTPARALLEL:
@@ -81,6 +81,9 @@ bench: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo $(VENV_RC)/.made
 	$(BIN)/python benches/python/main.py --peer-version $(call pinned,safetensors,test)
 	$(VENV_RC)/bin/python benches/python/main.py --peer safetensors --peer-version $(call pinned,safetensors,bench-rc)
 
+bench-formats: $(VENV)/.ingot $(VENV)/.test $(VENV)/.formats $(VENV_FRAMEWORKS)/.made
+	$(BIN)/python benches/formats.py --frameworks $(VENV_FRAMEWORKS)/bin/python
+
 # The default target directory only: another one may be shared with other projects.
 clean:
 	rm -rf $(VENV) $(VENV_RC) $(VENV_FRAMEWORKS) $(VENV_CLIENTS) target demo dist .hypothesis .pytest_cache .mypy_cache .ruff_cache python/ingot/_native.*.so
@@ -105,7 +108,7 @@ $(VENV)/.made: | tools
 	"$(PYTHON)" -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.build $(VENV)/.lint: $(VENV)/.%: requirements/%.txt $(VENV)/.made
+$(VENV)/.build $(VENV)/.formats $(VENV)/.lint: $(VENV)/.%: requirements/%.txt $(VENV)/.made
 	$(BIN)/python $(PIP_INSTALL) -r $<
 	@touch $@
 
