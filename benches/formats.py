@@ -10,7 +10,7 @@ format by the call that its users make.
   the model.
 - **one tensor**: bytes that the disk was asked for to get one tensor, over the bytes of that one. The file is
   not in the page cache before, and the system reads ahead.
-- **bf16, fp8**: whether an array of that dtype comes back as itself.
+- **bf16, fp8**: whether an array of that dtype comes back as itself from that library, used with NumPy.
 - **save, load, load and read**: medians, from and to the page cache; the last one reads a byte of every page
   too. Nothing is flushed to the disk.
 - **size limit** and **layout** are from the specifications.
@@ -577,7 +577,7 @@ def rows(found: dict[str, dict]) -> Iterable[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--frameworks", help="the Python with tensorflow, paddle and flax; left out without")
-    parser.add_argument("--nbytes", type=float, default=256e6)
+    parser.add_argument("--nbytes", type=float, default=1e9)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", help="where to make the files; a temporary folder by default")
     parser.add_argument("--record", default=str(RECORD))

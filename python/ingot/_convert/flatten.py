@@ -80,7 +80,7 @@ class _Walk:
             )
         known = self._counts.get(id(value))
         if known is None:
-            inner = value.values() if hasattr(value, "values") else value
+            inner = value if isinstance(value, (list, tuple)) else value.values()
             known = self._counts[id(value)] = sum(self.count(one, depth + 1) for one in inner)
         return known
 
