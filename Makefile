@@ -1,4 +1,4 @@
-# make demo | test | test-frameworks | test-clients | lint | bench | bench-loads | fuzz | clean
+# make demo | test | test-frameworks | test-clients | lint | bench | bench-loads | bench-formats | fuzz | clean
 #
 # Every target sets itself up: it checks for Rust and Python, makes .venv, installs the pinned tools and builds the
 # extension module. Nothing runs twice while its inputs stay the same. What may be set, here or in the environment:
@@ -27,7 +27,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # The wheel, the tests and the benches use one profile, and the versions of Cargo.lock.
 CARGO_FLAGS := --release --locked
 
-.PHONY: help demo test test-rust test-python test-frameworks test-clients lint lint-rust lint-python lint-text lint-types bench bench-loads fuzz clean tools rebuild
+.PHONY: help demo test test-rust test-python test-frameworks test-clients lint lint-rust lint-python lint-text lint-types bench bench-loads bench-formats fuzz clean tools rebuild
 .DELETE_ON_ERROR:
 # Cargo holds one lock and the benches want the machine for themselves.
 .NOTPARALLEL:
@@ -47,7 +47,8 @@ test-python: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
 	$(BIN)/python -m pytest tests
 
 test-frameworks: $(VENV)/.ingot $(VENV_FRAMEWORKS)/.made
-	$(VENV_FRAMEWORKS)/bin/python -m pytest tests/test_frameworks.py tests/test_flax.py tests/test_compat_frameworks.py
+	$(VENV_FRAMEWORKS)/bin/python -m pytest tests/test_frameworks.py tests/test_flax.py tests/test_compat_frameworks.py \
+		tests/convert/test_convert_frameworks.py
 
 test-clients: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo $(VENV_CLIENTS)/.made
 	$(VENV_CLIENTS)/bin/python -m pytest tests/clients
@@ -90,6 +91,9 @@ bench-loads: $(VENV)/.ingot $(VENV)/.test $(VENV_PEERS)/.made
 	$(VENV_PEERS)/bin/python benches/python/slow.py --json benches/record/slow.json
 	$(VENV_PEERS)/bin/python benches/python/plot.py benches/record/loads.json benches/record/loads.svg
 
+bench-formats: $(VENV)/.ingot $(VENV)/.test $(VENV)/.formats $(VENV_FRAMEWORKS)/.made
+	$(BIN)/python benches/formats.py --frameworks $(VENV_FRAMEWORKS)/bin/python
+
 # The default target directory only: another one may be shared with other projects.
 clean:
 	rm -rf $(VENV) $(VENV_RC) $(VENV_PEERS) $(VENV_FRAMEWORKS) $(VENV_CLIENTS) target demo dist .hypothesis .pytest_cache .mypy_cache .ruff_cache python/ingot/_native.*.so
@@ -114,7 +118,7 @@ $(VENV)/.made: | tools
 	"$(PYTHON)" -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.build $(VENV)/.lint: $(VENV)/.%: requirements/%.txt $(VENV)/.made
+$(VENV)/.build $(VENV)/.formats $(VENV)/.lint: $(VENV)/.%: requirements/%.txt $(VENV)/.made
 	$(BIN)/python $(PIP_INSTALL) -r $<
 	@touch $@
 

@@ -30,6 +30,7 @@ BUILTIN = {
     "SaveError": (ValueError,),
     "SharedMemoryError": (ValueError, RuntimeError, errors.SaveError),
     "DtypeError": (TypeError,),
+    "ConversionError": (ValueError,),
     "OptionError": (ValueError,),
     "ClosedError": (ValueError,),
 }

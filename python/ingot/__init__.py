@@ -18,6 +18,7 @@ from ._serialize import deserialize, serialize, serialize_file
 from .errors import (
     CheckpointError,
     ClosedError,
+    ConversionError,
     DestinationError,
     DtypeError,
     HeaderError,
@@ -34,6 +35,7 @@ from .errors import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from . import errors, flax, mlx, modelspec, numpy, paddle, tensorflow, torch
+    from ._convert import Conversion, convert
     from ._edit import read_metadata, replace_tensor, update_metadata
     from ._hash import Report, hash, verify
     from ._index import ShardIndex, read_index
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckpointError",
     "ClosedError",
+    "Conversion",
+    "ConversionError",
     "DestinationError",
     "DtypeError",
     "HeaderError",
@@ -59,6 +63,7 @@ __all__ = [
     "TensorNotFoundError",
     "Writer",
     "__version__",
+    "convert",
     "deserialize",
     "errors",
     "flax",
@@ -86,9 +91,11 @@ __all__ = [
 
 # Imported when they are first used, each from its module.
 _LATER = {
+    "Conversion": "_convert",
     "Report": "_hash",
     "ShardIndex": "_index",
     "Writer": "_writer",
+    "convert": "_convert",
     "hash": "_hash",
     "merge": "_rearrange",
     "read_index": "_index",

@@ -14,6 +14,7 @@ that both ``except ingot.SafetensorError`` and ``except KeyError`` do what they 
     ├── SaveError               ValueError    tensors that the format cannot hold
     │   └── SharedMemoryError   RuntimeError  tensors that share memory
     ├── DtypeError              TypeError     a dtype or a shape that the framework cannot hold
+    ├── ConversionError         ValueError    a file of another format that cannot be converted
     ├── OptionError             ValueError    an argument that is not one of the choices
     └── ClosedError             ValueError    the file was closed
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckpointError",
     "ClosedError",
+    "ConversionError",
     "DestinationError",
     "DtypeError",
     "HeaderError",
@@ -181,6 +183,13 @@ class DtypeError(SafetensorError, TypeError):
     """The framework lacks the tensor's dtype or cannot hold its shape, or an array to save holds no numbers.
 
     Other tensors are not affected.
+    """
+
+
+class ConversionError(SafetensorError, ValueError):
+    """A file of another format cannot be converted: it is damaged, hostile, or holds what no tensor file can.
+
+    Nothing has been written.
     """
 
 

@@ -141,7 +141,10 @@ impl Work<'_> {
             .filter(|(_, entry)| has_statistics(entry.dtype))
             .collect();
         let nbytes = entries.iter().map(|(_, entry)| entry.nbytes()).sum();
-        let reading = Reading::of(nbytes, archive.source(), options);
+        let begins = entries.iter().map(|(_, entry)| header.data_start() + entry.begin);
+        let ends = entries.iter().map(|(_, entry)| header.data_start() + entry.end);
+        let span = begins.min().unwrap_or(0)..ends.max().unwrap_or(0);
+        let reading = Reading::of(nbytes, &[(archive.source(), span)], options);
         let step = to_u64(reading.chunk_nbytes);
         let mut chunks = Vec::new();
         for (rank, entry) in entries {
