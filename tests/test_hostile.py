@@ -364,7 +364,8 @@ def test_a_file_cut_short_while_it_is_copied_is_an_error_and_no_signal(
 ) -> None:
     ingot.numpy.save_file({"a": numpy.ones((1000, 1000), numpy.uint8)}, path, durable=False)
     found = run(CUT_BY_ANOTHER, backend, read, folder=path.parent)
-    assert set(found.said()) <= {"read", "changed", "read-failed", "truncated"}
+    # Mended within the tick of the clock that it was opened in, it looks unchanged: then the read was short.
+    assert set(found.said()) <= {"read", "changed", "short-read", "read-failed", "truncated"}
 
 
 @pytest.mark.parametrize("module", [ingot.numpy, ingot.torch], ids=["numpy", "torch"])

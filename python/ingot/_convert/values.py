@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ingot._dtypes import CODES, F4_LOOSE, NAMES
 from ingot._frameworks import lacks as framework_lacks
+from ingot._reads import PLAIN
 from ingot.errors import ConversionError, _escaped
 
 from .refusal import refused
@@ -123,5 +124,5 @@ def cast(array: Array, code: str) -> Array:
     """The array in another floating-point dtype, with the values that `load_file(dtype=)` gives."""
     archive = _native.Archive.from_buffer(arrays.save({"array": array}))
     selected: _select.Selected[Array] = _select.Selected(dtype=code)
-    found: Array = _select.chosen(archive, selected, arrays.wrap, None)["array"]
+    found: Array = _select.chosen(archive, selected, arrays.wrap, None, PLAIN)["array"]
     return found
