@@ -1,4 +1,4 @@
-# make demo | test | test-frameworks | test-clients | lint | bench | fuzz | clean
+# make demo | test | test-frameworks | test-clients | lint | bench | bench-loads | bench-formats | fuzz | clean
 #
 # Every target sets itself up: it checks for Rust and Python, makes .venv, installs the pinned tools and builds the
 # extension module. Nothing runs twice while its inputs stay the same. What may be set, here or in the environment:
@@ -15,6 +15,8 @@ VENV := .venv
 VENV_FRAMEWORKS := .venv-frameworks
 # Libraries that use safetensors, for `make test-clients` only, in front of everything that .venv holds.
 VENV_CLIENTS := .venv-clients
+# Other peers that load safetensors files, for `make bench-loads` only.
+VENV_PEERS := .venv-peers
 # The release candidate of the peer, for `make bench` only.
 VENV_RC := .venv-rc
 BIN := $(VENV)/bin
@@ -25,7 +27,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # The wheel, the tests and the benches use one profile, and the versions of Cargo.lock.
 CARGO_FLAGS := --release --locked
 
-.PHONY: help demo test test-rust test-python test-frameworks test-clients lint lint-rust lint-python lint-text lint-types bench fuzz clean tools rebuild
+.PHONY: help demo test test-rust test-python test-frameworks test-clients lint lint-rust lint-python lint-text lint-types bench bench-loads bench-formats fuzz clean tools rebuild
 .DELETE_ON_ERROR:
 # Cargo holds one lock and the benches want the machine for themselves.
 .NOTPARALLEL:
@@ -41,11 +43,12 @@ test: test-rust test-python
 test-rust: | tools $(VENV)/.made
 	cargo test $(CARGO_FLAGS) --workspace
 
-test-python: $(VENV)/.ingot $(VENV)/.test
+test-python: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
 	$(BIN)/python -m pytest tests
 
 test-frameworks: $(VENV)/.ingot $(VENV_FRAMEWORKS)/.made
-	$(VENV_FRAMEWORKS)/bin/python -m pytest tests/test_frameworks.py tests/test_flax.py tests/test_compat_frameworks.py
+	$(VENV_FRAMEWORKS)/bin/python -m pytest tests/test_frameworks.py tests/test_flax.py tests/test_compat_frameworks.py \
+		tests/convert/test_convert_frameworks.py
 
 test-clients: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo $(VENV_CLIENTS)/.made
 	$(VENV_CLIENTS)/bin/python -m pytest tests/clients
@@ -79,10 +82,21 @@ bench: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo $(VENV_RC)/.made
 	cargo bench --locked --workspace
 	$(BIN)/python benches/python/main.py --peer-version $(call pinned,safetensors,test)
 	$(VENV_RC)/bin/python benches/python/main.py --peer safetensors --peer-version $(call pinned,safetensors,bench-rc)
+	@if command -v node >/dev/null; then node benches/web/headers.mjs; else echo "node is missing: no bench of the reader in JavaScript"; fi
+
+# Owned loads, warm and cold, of large and of small tensors, and from a mount on which every read takes 5 ms. Each load
+# is the first of a fresh process.
+bench-loads: $(VENV)/.ingot $(VENV)/.test $(VENV_PEERS)/.made
+	$(VENV_PEERS)/bin/python benches/python/loads.py --json benches/record/loads.json
+	$(VENV_PEERS)/bin/python benches/python/slow.py --json benches/record/slow.json
+	$(VENV_PEERS)/bin/python benches/python/plot.py benches/record/loads.json benches/record/loads.svg
+
+bench-formats: $(VENV)/.ingot $(VENV)/.test $(VENV)/.formats $(VENV_FRAMEWORKS)/.made
+	$(BIN)/python benches/formats.py --frameworks $(VENV_FRAMEWORKS)/bin/python
 
 # The default target directory only: another one may be shared with other projects.
 clean:
-	rm -rf $(VENV) $(VENV_RC) $(VENV_FRAMEWORKS) $(VENV_CLIENTS) target demo dist .hypothesis .pytest_cache .mypy_cache .ruff_cache python/ingot/_native.*.so
+	rm -rf $(VENV) $(VENV_RC) $(VENV_PEERS) $(VENV_FRAMEWORKS) $(VENV_CLIENTS) target demo dist .hypothesis .pytest_cache .mypy_cache .ruff_cache python/ingot/_native.*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- set-up ---
@@ -104,7 +118,7 @@ $(VENV)/.made: | tools
 	"$(PYTHON)" -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.build $(VENV)/.lint: $(VENV)/.%: requirements/%.txt $(VENV)/.made
+$(VENV)/.build $(VENV)/.formats $(VENV)/.lint: $(VENV)/.%: requirements/%.txt $(VENV)/.made
 	$(BIN)/python $(PIP_INSTALL) -r $<
 	@touch $@
 
@@ -122,6 +136,12 @@ $(VENV_RC)/.made: requirements/bench-rc.txt $(VENV)/.made
 	"$(PYTHON)" -m venv $(VENV_RC)
 	$(VENV_RC)/bin/python $(PIP_INSTALL) --no-deps -r $<
 	$(call behind,$(VENV_RC))
+	@touch $@
+
+$(VENV_PEERS)/.made: requirements/bench-peers.txt $(VENV)/.made
+	"$(PYTHON)" -m venv $(VENV_PEERS)
+	$(VENV_PEERS)/bin/python $(PIP_INSTALL) --no-deps -r $<
+	$(call behind,$(VENV_PEERS))
 	@touch $@
 
 # Behind before the installation: pip sees the torch that .venv has, and leaves it where it is.

@@ -20,7 +20,9 @@ from ingot import errors
 
 BUILTIN = {
     "SafetensorError": (Exception,),
+    "CheckpointError": (ValueError,),
     "HeaderError": (ValueError,),
+    "IntegrityError": (ValueError,),
     "TensorNotFoundError": (KeyError,),
     "SliceError": (IndexError,),
     "StorageError": (OSError,),
@@ -28,6 +30,7 @@ BUILTIN = {
     "SaveError": (ValueError,),
     "SharedMemoryError": (ValueError, RuntimeError, errors.SaveError),
     "DtypeError": (TypeError,),
+    "ConversionError": (ValueError,),
     "OptionError": (ValueError,),
     "ClosedError": (ValueError,),
 }

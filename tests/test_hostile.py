@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -66,7 +67,10 @@ def check():
 
 def save(number, nbytes):
     metadata = {"number": str(number), "nbytes": str(nbytes)}
-    ingot.numpy.save_file(state(number, nbytes), path, metadata, durable=number % 2 == 0)
+    options = {"durable": number % 2 == 0, "background": number % 3 == 0}
+    saved = ingot.numpy.save_file(state(number, nbytes), path, metadata, **options)
+    if saved is not None:
+        saved.result()
 
 found = []
 save(0, sizes[0])
@@ -104,8 +108,11 @@ say(found)
 def test_a_kill_at_any_moment_leaves_a_whole_file_and_nothing_else(tmp_path: Path) -> None:
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
-    left = run(KILLED, seed, 30, folder=tmp_path).said()
-    assert len(left) == 30
+    kills = int(os.environ.get("INGOT_KILLS", "20"))
+    left = run(KILLED, seed, kills, folder=tmp_path).said()
+    # One temporary file at most, and the next save takes it away.
+    assert len(left) == kills
+    assert max(left) <= 1
 
 
 # Full, forbidden
@@ -145,6 +152,75 @@ def test_a_full_disk_keeps_the_old_file(small_disk: Path, options: dict[str, Any
     # There is room for the old one and a new one of 1 MiB again and again.
     for _ in range(8):
         ingot.numpy.save_file({"a": numpy.ones(1 << 20, numpy.uint8)}, path, durable=durable)
+
+
+# ext4 refuses to reserve room in files that it keeps without extents: then the writes meet the full disk.
+@pytest.fixture(params=[[], ["-O", "^extent,^64bit"]], ids=["reserved", "written"])
+def disk_of_96_mib(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """An ext4 of 96 MiB, on which files can be written past the page cache."""
+    if os.geteuid() != 0 or shutil.which("mkfs.ext4") is None:
+        pytest.skip("only root may mount a file system, and only mkfs.ext4 makes one")
+    image, disk = tmp_path / "image", tmp_path / "disk"
+    disk.mkdir()
+    with image.open("wb") as file:
+        file.truncate(96 << 20)
+    made = ["mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal", *request.param, image]
+    subprocess.run(made, check=True, capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-o", "loop", image, disk], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"cannot mount a file system here: {mounted.stderr.strip()}")
+    (disk / "lost+found").rmdir()
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_full_disk_keeps_a_large_old_file(disk_of_96_mib: Path, durable: bool, background: bool) -> None:
+    path = disk_of_96_mib / "model.safetensors"
+
+    def save(nbytes: int) -> None:
+        arrays = {"a": numpy.full(nbytes, nbytes % 251, numpy.uint8)}
+        saved = ingot.numpy.save_file(arrays, path, durable=durable, background=background)
+        if saved is not None:
+            saved.result()
+
+    save(40 << 20)
+    before = path.read_bytes()
+    for nbytes in (64 << 20, 90 << 20, 200 << 20):
+        with pytest.raises(ingot.StorageError) as caught:
+            save(nbytes)
+        assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(path))
+        assert str(nbytes + 80) in str(caught.value), "what is needed, with the header"
+        assert path.read_bytes() == before
+        assert os.listdir(disk_of_96_mib) == [path.name]
+    # There is room for the old one and a new one of the same size again and again.
+    for _ in range(4):
+        save(40 << 20)
+    assert path.read_bytes() == before
+
+
+def test_a_disk_without_room_for_a_name_keeps_the_old_file(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a small file system")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    options = ["-t", "tmpfs", "-o", "nr_inodes=2", "tmpfs", disk]
+    mounted = subprocess.run(["mount", *options], capture_output=True, text=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip(f"cannot mount a small file system here: {mounted.stderr.strip()}")
+    try:
+        path = disk / "model.safetensors"
+        ingot.numpy.save_file({"a": ARRAY}, path, atomic=False)
+        before = path.read_bytes()
+        with pytest.raises(OSError, match="No space") as caught:
+            ingot.numpy.save_file({"a": ARRAY + 1}, path)
+        assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(path))
+        assert (path.read_bytes(), os.listdir(disk)) == (before, [path.name])
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
 
 
 def test_a_disk_that_is_full_to_the_last_byte(small_disk: Path) -> None:
@@ -288,7 +364,8 @@ def test_a_file_cut_short_while_it_is_copied_is_an_error_and_no_signal(
 ) -> None:
     ingot.numpy.save_file({"a": numpy.ones((1000, 1000), numpy.uint8)}, path, durable=False)
     found = run(CUT_BY_ANOTHER, backend, read, folder=path.parent)
-    assert set(found.said()) <= {"read", "changed", "read-failed", "truncated"}
+    # Mended within the tick of the clock that it was opened in, it looks unchanged: then the read was short.
+    assert set(found.said()) <= {"read", "changed", "short-read", "read-failed", "truncated"}
 
 
 @pytest.mark.parametrize("module", [ingot.numpy, ingot.torch], ids=["numpy", "torch"])

@@ -147,6 +147,8 @@ def test_text_of_all_the_world_is_shown() -> None:
 def test_in_paths(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / HOSTILE[kind].replace("/", "-")
     folder.mkdir()
+    empty = folder / "empty"
+    empty.mkdir()
     path = folder / "model.safetensors"
     ingot.numpy.save_file({"a": numpy.ones(3)}, path, durable=False)
     file = ingot.safe_open(path, "np")
@@ -155,7 +157,7 @@ def test_in_paths(kind: str, tmp_path: Path) -> None:
         lambda: file["nope"],
         lambda: part[9],
         lambda: part[1.5],
-        lambda: ingot.safe_open(folder, "np"),
+        lambda: ingot.safe_open(empty, "np"),
         lambda: ingot.safe_open(folder / "missing", "np"),
         lambda: ingot.safe_open(os.fsencode(folder / "missing"), "np"),
         lambda: ingot.numpy.save_file({}, folder),

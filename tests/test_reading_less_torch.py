@@ -207,3 +207,58 @@ def test_a_tensor_without_memory_is_refused(tmp_path: Path) -> None:
         load_into({"a": torch.ones(2, device="meta")}, path)
     with pytest.raises(TypeError, match=r"expected a torch\.Tensor"):
         load_into({"a": [1, 2]}, path)
+
+
+def assert_all_told(told: list[tuple[int, int]], total: int) -> None:
+    assert told == sorted(told)
+    assert told[-1] == (total, total)
+    assert {of for _, of in told} == {total}
+
+
+def test_filling_tells_its_bytes_and_those_that_torch_copies(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ingot import _torch_into
+
+    monkeypatch.setattr(_torch_into, "PIECE_NBYTES", 24)
+    path = tmp_path / "mixed.safetensors"
+    save_file({"floats": torch.ones(100), "ids": torch.arange(70).reshape(10, 7)}, path)
+    told: list[tuple[int, int]] = []
+    target = {"floats": torch.zeros(100, dtype=torch.float16), "ids": torch.zeros(10, 7)}
+    load_into(target, path, backend=backend, threads=2, progress=lambda *numbers: told.append(numbers))
+    assert_all_told(told, 200 + 280)
+    assert len(told) > 10
+    with pytest.raises(ingot.OptionError, match="threads 0"):
+        load_into(target, path, threads=0)
+
+
+def test_what_progress_raises_stops_filling(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    save_file({"ids": torch.arange(6)}, path)
+
+    def stop(done: int, total: int) -> None:
+        raise LookupError("enough")
+
+    target = {"ids": torch.zeros(6)}
+    with pytest.raises(LookupError, match="enough"):
+        load_into(target, path, progress=stop)
+
+
+def test_a_load_that_reads_for_aliases_too_tells_of_all(tmp_path: Path, backend: str) -> None:
+    path = tmp_path / "tied.safetensors"
+    base = torch.arange(12.0).reshape(3, 4)
+    save_file({"base": base, "row": base[1], "other": torch.ones(5)}, path, shared="alias")
+    told: list[tuple[int, int]] = []
+    found = load_file(
+        path, backend=backend, keys=["row", "other"], progress=lambda *numbers: told.append(numbers)
+    )
+    same(found["row"], base[1])
+    assert_all_told(told, 48 + 20)
+
+
+def test_moving_tells_of_what_has_been_moved(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    save_file({"a": torch.ones(6), "b": torch.ones(10)}, path)
+    told: list[tuple[int, int]] = []
+    load_file(path, "meta", backend="mmap", progress=lambda *numbers: told.append(numbers))
+    assert told == [(24, 64), (64, 64)] or told == [(40, 64), (64, 64)]

@@ -217,3 +217,103 @@ def test_a_signal_stops_a_load_and_leaves_no_thread(large):
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert_none_left()
+
+
+class Told(list):
+    """Notes what a load tells of its progress."""
+
+    def __call__(self, done, total):
+        self.append((done, total))
+
+    def assert_all(self, total):
+        assert self == sorted(self), "never less than before"
+        assert {told for _, told in self} == {total}
+        assert self[-1] == (total, total)
+
+
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"keys": ["w1", "b3"]},
+        {"slices": {"w0": np.s_[:, ::2]}},
+        {"dtype": "F16", "keys": ["w0", "w2", "b4"]},
+        {"out": {"w3": np.empty((9, 1 << 18), np.float32)}},
+    ],
+    ids=lambda options: "-".join(options) or "all",
+)
+def test_a_load_tells_the_bytes_of_what_it_gives(large, backend, options):
+    told = Told()
+    found = ingot.numpy.load_file(large[0], backend=backend, progress=told, **options)
+    told.assert_all(sum(array.nbytes for array in found.values()))
+
+
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+def test_what_the_progress_of_a_load_raises_stops_it(large, backend):
+    def stop(done, total):
+        raise LookupError("enough")
+
+    with pytest.raises(LookupError, match="enough"):
+        ingot.numpy.load_file(large[0], backend=backend, progress=stop)
+    assert_none_left()
+
+
+def test_a_load_shows_a_bar_with_the_name_of_the_file(large, capsys):
+    ingot.numpy.load_file(large[0], backend="pread", progress=True)
+    assert "Loading large.safetensors" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("progress", [3, "yes", None])
+def test_the_progress_of_a_load_is_true_false_or_a_function(large, progress):
+    with pytest.raises(TypeError, match="progress must be"):
+        ingot.numpy.load_file(large[0], progress=progress)
+
+
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_load_takes_a_number_of_threads(large, backend, threads):
+    path, arrays = large
+    same(ingot.numpy.load_file(path, backend=backend, threads=threads), arrays)
+
+
+@pytest.mark.parametrize("threads", [0, -1, -(1 << 70)])
+def test_less_than_one_thread_is_refused_by_its_number(large, threads):
+    with pytest.raises(ingot.OptionError, match=f"threads {threads} is no number of threads") as refusal:
+        ingot.numpy.load_file(large[0], threads=threads)
+    assert (refusal.value.code, refusal.value.found) == ("invalid-threads", threads)
+
+
+@pytest.mark.parametrize("threads", [1.0, "2", True])
+def test_threads_are_an_int(large, threads):
+    with pytest.raises(TypeError, match="threads must be an int"):
+        ingot.numpy.load_file(large[0], threads=threads)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are counted in /proc")
+@pytest.mark.parametrize("options", [{}, {"threads": 2}])
+def test_the_environment_gives_the_threads_where_nobody_else_does(large, monkeypatch, options):
+    path, arrays = large
+    most = 0
+
+    def count(done, total):
+        nonlocal most
+        most = max(most, threads().count("ingot-read"))
+
+    monkeypatch.setenv("INGOT_THREADS", "5")
+    # A thread may have nothing left to do, and be gone, before it is counted.
+    for _ in range(50):
+        same(ingot.numpy.load_file(path, backend="pread", progress=count, **options), arrays)
+        if most == options.get("threads", 5):
+            break
+    assert most == options.get("threads", 5)
+
+
+@pytest.mark.parametrize("found", ["0", "two", "-1", "1.5"])
+def test_threads_in_the_environment_that_are_none_are_refused(large, monkeypatch, found):
+    monkeypatch.setenv("INGOT_THREADS", found)
+    with pytest.raises(ingot.OptionError, match=f"INGOT_THREADS `{found}` is no number") as refusal:
+        ingot.numpy.load_file(large[0])
+    assert refusal.value.code == "invalid-threads"
+    monkeypatch.setenv("INGOT_THREADS", "")
+    same(ingot.numpy.load_file(large[0]), large[1])

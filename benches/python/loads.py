@@ -13,147 +13,49 @@ import mmap
 import os
 import statistics
 import sys
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-CHUNK = 8 << 20
-MADV_HUGEPAGE = 14
-MADV_POPULATE_WRITE = 23
-
-
-def ingot_pread(path: str) -> object:
-    import ingot.torch
-
-    return ingot.torch.load_file(path, backend="pread")
-
-
-def safetensors_pread(path: str) -> object:
-    import safetensors.torch
-
-    return safetensors.torch.load_file(path, backend="pread")
-
-
-def safetensors_clone(path: str) -> object:
-    import safetensors.torch
-
-    return {name: tensor.clone() for name, tensor in safetensors.torch.load_file(path).items()}
-
-
-def safetensors_touched(path: str) -> object:
-    import safetensors.torch
-    import torch
-
-    tensors = safetensors.torch.load_file(path)
-    for tensor in tensors.values():
-        tensor.view(torch.uint8).reshape(-1)[:: mmap.PAGESIZE].sum()
-    return tensors
-
-
-def torch_clone(path: str) -> object:
-    import torch
-
-    loaded = torch.load(f"{path}.pt", mmap=True, weights_only=True)
-    return {name: tensor.clone() for name, tensor in loaded.items()}
-
-
-def raw_populated(path: str) -> object:
-    """Two threads that populate private huge pages chunk by chunk, and `preadv` into them."""
-    return _raw(path, 2, 0, True)
-
-
-def raw_sequential(path: str) -> object:
-    """One thread, 4 MiB at a time, into a buffer that it reuses."""
-    file = os.open(path, os.O_RDONLY)
-    with mmap.mmap(-1, 4 << 20) as buffer:
-        position = 0
-        while count := os.preadv(file, [buffer], position):
-            position += count
-    os.close(file)
-
-
-def raw_four(path: str) -> object:
-    """Four threads, buffered."""
-    return _raw(path, 4, 0, False)
-
-
-def raw_direct(path: str) -> object:
-    """Sixteen threads past the page cache."""
-    return _raw(path, 16, os.O_DIRECT, False)
-
-
-def _raw(path: str, threads: int, flags: int, keep: bool) -> object:
-    """Reads with `threads` threads: into fresh huge pages if they are kept, else each into its own buffer."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    file = os.open(path, os.O_RDONLY | flags)
-    nbytes = os.fstat(file).st_size
-    chunks = iter(range(0, nbytes, CHUNK))
-    taking = threading.Lock()
-    pages = _huge(nbytes + CHUNK, libc) if keep else None
-
-    def work() -> None:
-        own = pages or _huge(CHUNK, libc)
-        while True:
-            with taking:
-                at = next(chunks, None)
-            if at is None:
-                return
-            view, start = own
-            here = at if keep else 0
-            if keep:
-                libc.madvise(ctypes.c_void_p(start + here), ctypes.c_size_t(CHUNK), MADV_POPULATE_WRITE)
-            os.preadv(file, [view[here : here + CHUNK]], at)
-
-    workers = [threading.Thread(target=work) for _ in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    os.close(file)
-    return pages
-
-
-def _huge(nbytes: int, libc: ctypes.CDLL) -> tuple[memoryview, int]:
-    """Private memory on the border of a huge page, and its address."""
-    page = 2 << 20
-    view = memoryview(mmap.mmap(-1, nbytes + page, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-    address = ctypes.addressof(ctypes.c_char.from_buffer(view))
-    skip = -address % page
-    libc.madvise(ctypes.c_void_p(address + skip), ctypes.c_size_t(nbytes), MADV_HUGEPAGE)
-    return view[skip : skip + nbytes], address + skip
-
-
-WARM: dict[str, Callable[[str], object]] = {
-    "ingot": ingot_pread,
-    "safetensors pread": safetensors_pread,
-    "safetensors mmap and clone": safetensors_clone,
-    "torch.load(mmap=True) and clone": torch_clone,
-    "raw: 2 threads, populated huge pages": raw_populated,
-}
-COLD: dict[str, Callable[[str], object]] = {
-    "ingot": ingot_pread,
-    "safetensors mmap, every page touched": safetensors_touched,
-    "raw: 1 thread": raw_sequential,
-    "raw: 4 threads": raw_four,
-    "raw: 16 threads, O_DIRECT": raw_direct,
-}
-# What a row is divided by, and the figures owed and aimed at.
-WARM_GOALS = {
+# Which sides are measured, and where a figure is promised against one, what is owed and what is aimed at.
+WARM: dict[str, tuple[float, float] | None] = {
+    "ingot": None,
     "safetensors pread": (4, 7),
     "safetensors mmap and clone": (1.8, 3),
     "torch.load(mmap=True) and clone": (1.3, 3),
+    "torch.load": None,
+    "bintensors and clone": None,
+    "numpy.load": None,
+    "runai-model-streamer": (1.3, 3),
+    "fastsafetensors": None,
     "raw: 2 threads, populated huge pages": (0.7, 0.95),
 }
-COLD_GOALS = {"safetensors mmap, every page touched": (1.1, 1.3), "best raw": (0.9, 0.97)}
+COLD: dict[str, tuple[float, float] | None] = {
+    "ingot": None,
+    "safetensors mmap, every page touched": (1.1, 1.3),
+    "safetensors pread": None,
+    "torch.load(mmap=True) and clone": None,
+    "runai-model-streamer": None,
+    "fastsafetensors": None,
+    "raw: 1 thread": None,
+    "raw: 4 threads, O_DIRECT": None,
+    "raw: 8 threads, O_DIRECT": None,
+    "best raw": (0.9, 0.97),
+}
+SMALL: dict[str, tuple[float, float] | None] = {
+    side: (20, 30) if side == "safetensors mmap and clone" else None
+    for side in WARM
+    if not side.startswith("raw")
+}
+ROWS = {"warm": WARM, "cold": COLD, "small": SMALL}
+# Bytes of memory that a load may take beside its tensors.
+PEAK_GOAL = (128 << 20, 32 << 20)
 
 
 def one(side: str, path: str, cache: str) -> dict:
     """The first load of this process."""
-    load = (COLD if cache == "cold" else WARM)[side]
-    # Imports are not what is measured.
-    import safetensors.torch  # noqa: F401
+    import loaders
 
+    load = loaders.prepared(side)
     _touch(2 * os.path.getsize(path))
     if cache == "cold":
         _drop(path)
@@ -169,13 +71,19 @@ def one(side: str, path: str, cache: str) -> dict:
 
 
 def _touch(nbytes: int) -> None:
-    """Has the host find memory, in small pages and in huge ones, which the system keeps apart when freed."""
+    """Has the host find memory, and frees it.
+
+    In small pages and then in huge ones: the system keeps the two apart when they are freed, and each side
+    shall find what it asks for, whichever that is.
+    """
     import torch
+
+    import raw
 
     memory = torch.empty(nbytes, dtype=torch.uint8)
     memory[:: mmap.PAGESIZE] = 1
     del memory
-    view, _ = _huge(nbytes, ctypes.CDLL(None))
+    view, _ = raw.huge_pages(nbytes, ctypes.CDLL(None))
     torch.frombuffer(view, dtype=torch.uint8)[:: mmap.PAGESIZE] = 1
 
 
@@ -202,27 +110,36 @@ def _digest(tensors) -> str:
     return digest.hexdigest()
 
 
-def write(path: Path, scale: float) -> None:
-    """A file of 2 GiB, bf16, in matrices of 64 MiB and 16 MiB, and the same for torch."""
+def write(path: Path, scale: float, rows: str) -> None:
+    """A file of bf16 for every side: 2 GiB in matrices of 64 and 16 MiB, or 20,000 small tensors."""
+    import bintensors.torch
+    import numpy
     import safetensors.torch
     import torch
 
     torch.manual_seed(0)
-    rows = max(1, round(4096 * scale))
-    sizes = [(rows, 8192)] * 24 + [(rows, 2048)] * 32
+    if rows == "small":
+        shapes = [(8, 8)] * max(1, round(20_000 * scale))
+    else:
+        height = max(1, round(4096 * scale))
+        shapes = [(height, 8192)] * 24 + [(height, 2048)] * 32
     tensors = {
         f"layers.{i}.weight": torch.randint(-128, 127, (r, 2 * c), dtype=torch.int8).view(torch.bfloat16)
-        for i, (r, c) in enumerate(sizes)
+        for i, (r, c) in enumerate(shapes)
     }
     safetensors.torch.save_file(tensors, path)
     torch.save(tensors, f"{path}.pt")
+    bintensors.torch.save_file(tensors, f"{path}.bt")
+    numpy.savez(f"{path}.npz", **{name: tensor.view(torch.int16).numpy() for name, tensor in tensors.items()})
     os.sync()
 
 
 def measure(path: Path, cache: str, rounds: int, only: str | None) -> dict[str, list[dict]]:
     import fresh
+    import loaders
 
-    sides = [side for side in (WARM if cache == "warm" else COLD) if only is None or only in side]
+    known = [side for side in ROWS[cache] if side in loaders.SIDES]
+    sides = [side for side in known if loaders.is_here(side) and (only is None or only in side)]
     found: dict[str, list[dict]] = {side: [] for side in sides}
     for round_ in range(rounds):
         for side in sides if round_ % 2 == 0 else reversed(sides):
@@ -230,33 +147,44 @@ def measure(path: Path, cache: str, rounds: int, only: str | None) -> dict[str, 
     return found
 
 
-def show(cache: str, found: dict[str, list[dict]], goals: dict[str, tuple[float, float]]) -> dict:
+def show(
+    cache: str, found: dict[str, list[dict]], goals: dict[str, tuple[float, float] | None], nbytes: int
+) -> dict:
     rows = {}
     medians = {side: statistics.median(run["seconds"] for run in runs) for side, runs in found.items()}
     raw = [median for side, median in medians.items() if side.startswith("raw")]
     if cache == "cold" and raw:
         medians["best raw"] = min(raw)
+    if "ingot" not in medians:
+        raise SystemExit("every ratio is to ingot: --only has to leave it in")
     for side, median in medians.items():
         ratio = median / medians["ingot"]
-        owed, aim = goals.get(side, (None, None))
+        owed, aim = goals.get(side) or (None, None)
         row = {"seconds": median, "ratio": ratio, "owed": owed, "aim": aim}
         if side in found:
             row["peak_mib"] = max(run["peak_nbytes"] for run in found[side]) / (1 << 20)
+            row["beside_tensors_mib"] = row["peak_mib"] - nbytes / (1 << 20)
             row["samples"] = [run["seconds"] for run in found[side]]
         rows[side] = row
         verdict = "" if owed is None else f"owed {owed:g}, aim {aim:g}"
         peak = f"{row['peak_mib']:8.0f} MiB" if "peak_mib" in row else " " * 12
         print(f"{cache:5} {side:40} {median:8.3f} s {peak} {ratio:7.2f}× {verdict}", flush=True)
+    over = rows["ingot"]["beside_tensors_mib"] * (1 << 20)
+    owed, aim = (goal >> 20 for goal in PEAK_GOAL)
+    print(
+        f"{cache:5} ingot takes {over / (1 << 20):.0f} MiB beside its tensors: owed {owed} MiB, aim {aim} MiB"
+    )
     return rows
 
 
 def assert_same(path: Path) -> None:
     """Every side that makes tensors gives the same bytes, before anything is timed."""
     import fresh
+    import loaders
 
-    sides = [side for side in WARM if not side.startswith("raw")]
-    digests = {fresh.run(Path(__file__), "--one", side, str(path), "check")["sha256"] for side in sides}
-    assert len(digests) == 1, "the bytes differ"
+    sides = [side for side in WARM if not side.startswith("raw") and loaders.is_here(side)]
+    digests = {side: fresh.run(Path(__file__), "--one", side, str(path), "check")["sha256"] for side in sides}
+    assert len(set(digests.values())) == 1, f"the bytes differ: {digests}"
 
 
 def main() -> None:
@@ -266,24 +194,26 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
-        "--dir", type=Path, help="where to put 5 GB of files (default: a temporary directory)"
+        "--dir", type=Path, help="where to put 9 GB of files (default: a temporary directory)"
     )
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--scale", type=float, default=1.0, help="shrink the file, for trying the code")
+    parser.add_argument("--scale", type=float, default=1.0, help="shrink the files, for trying the code")
     parser.add_argument("--only", metavar="TEXT", help="only the sides whose name contains this; no check")
-    parser.add_argument("--cache", choices=("warm", "cold"), help="only this")
+    parser.add_argument("--rows", choices=tuple(ROWS), help="only these")
     parser.add_argument("--json", type=Path, help="write the figures here too")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="ingot-bench-") as directory:
-        path = (given.dir or Path(directory)) / f"loads-{given.scale:g}.safetensors"
-        if not path.exists():
-            write(path, given.scale)
-        if given.only is None:
-            assert_same(path)
-        found = record.conditions(path.parent, given.scale)
-        for cache, goals in (("warm", WARM_GOALS), ("cold", COLD_GOALS)):
-            if given.cache in (None, cache):
-                found[cache] = show(cache, measure(path, cache, given.rounds, given.only), goals)
+    with tempfile.TemporaryDirectory(prefix="ingot-bench-", dir=given.dir) as directory:
+        found = record.conditions(Path(directory), given.scale)
+        for rows, goals in ROWS.items():
+            if given.rows not in (None, rows):
+                continue
+            path = Path(directory) / f"{'small' if rows == 'small' else 'large'}.safetensors"
+            if not path.exists():
+                write(path, given.scale, rows)
+                if given.only is None:
+                    assert_same(path)
+            samples = measure(path, rows, given.rounds, given.only)
+            found[rows] = show(rows, samples, goals, path.stat().st_size)
     if given.json:
         given.json.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import checkpoints
 import editing
 import importing
 import loading
@@ -64,6 +65,52 @@ SCENARIOS = [
         LISTS,
         Goal(12, 20),
         rounds=7,
+    ),
+    *(
+        Scenario(
+            f"open 163 shards + keys(), 91,000 tensors, index {order}",
+            "safetensors",
+            checkpoints.names_of_experts(91_000, by_name=by_name),
+            "ours: one list, sorted, of what the index says, every shard found; peer: the list of each shard",
+            Goal(10, 15),
+            rounds=9,
+        )
+        for order, by_name in (("by name", True), ("by shard", False))
+    ),
+    Scenario(
+        "open 163 shards + keys(), 91,000 tensors, every shard held against the index",
+        "safetensors",
+        checkpoints.proven_names_of_experts(91_000),
+        "ours: one list, sorted, true of every shard; peer: the list of each shard",
+        Goal(10, 15),
+        rounds=9,
+    ),
+    *(
+        Scenario(
+            f"read an index of 497,000 tensors {order}; peer: json.load",
+            "safetensors",
+            checkpoints.index(497_000, by_name=by_name),
+            "ours: an index of its own, every rule checked; peer: a dict, the last of two equal keys",
+            Goal(5, 20),
+            rounds=7,
+        )
+        for order, by_name in (("by name", True), ("by shard", False))
+    ),
+    Scenario(
+        "memory for an index of 497,000 tensors; peer: json.load",
+        "safetensors",
+        checkpoints.index_memory(497_000),
+        "as above",
+        Goal(2, 4),
+        rounds=3,
+    ),
+    Scenario(
+        "torch.load_file, 8 shards, 1 GiB, owned",
+        "safetensors",
+        checkpoints.loaded_shards(1 << 30),
+        "memory of their own; peer: one shard after the other, cloned",
+        Goal(1.5, 3),
+        rounds=5,
     ),
     Scenario(
         "open + keys(), .bt, 20,000 tensors",

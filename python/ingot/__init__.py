@@ -16,10 +16,13 @@ from ._native import __version__
 from ._open import safe_open
 from ._serialize import deserialize, serialize, serialize_file
 from .errors import (
+    CheckpointError,
     ClosedError,
+    ConversionError,
     DestinationError,
     DtypeError,
     HeaderError,
+    IntegrityError,
     OptionError,
     SafetensorError,
     SaveError,
@@ -31,21 +34,30 @@ from .errors import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from . import errors, flax, mlx, numpy, paddle, tensorflow, torch
+    from . import errors, flax, mlx, modelspec, numpy, paddle, tensorflow, torch
+    from ._convert import Conversion, convert
     from ._edit import read_metadata, replace_tensor, update_metadata
+    from ._hash import Report, hash, verify
+    from ._index import ShardIndex, read_index
     from ._rearrange import merge, rewrite, split
     from ._remote import StorageOptions
     from ._stream import write_to
     from ._writer import Writer
 
 __all__ = [
+    "CheckpointError",
     "ClosedError",
+    "Conversion",
+    "ConversionError",
     "DestinationError",
     "DtypeError",
     "HeaderError",
+    "IntegrityError",
     "OptionError",
+    "Report",
     "SafetensorError",
     "SaveError",
+    "ShardIndex",
     "SharedMemoryError",
     "SliceError",
     "StorageError",
@@ -53,13 +65,17 @@ __all__ = [
     "TensorNotFoundError",
     "Writer",
     "__version__",
+    "convert",
     "deserialize",
     "errors",
     "flax",
+    "hash",
     "merge",
     "mlx",
+    "modelspec",
     "numpy",
     "paddle",
+    "read_index",
     "read_metadata",
     "replace_tensor",
     "rewrite",
@@ -70,27 +86,35 @@ __all__ = [
     "tensorflow",
     "torch",
     "update_metadata",
+    "verify",
     "warm",
     "write_to",
 ]
 
 # Imported when they are first used, each from its module.
 _LATER = {
+    "Conversion": "_convert",
+    "Report": "_hash",
+    "ShardIndex": "_index",
     "StorageOptions": "_remote",
     "Writer": "_writer",
+    "convert": "_convert",
+    "hash": "_hash",
     "merge": "_rearrange",
+    "read_index": "_index",
     "read_metadata": "_edit",
     "replace_tensor": "_edit",
     "rewrite": "_rearrange",
     "split": "_rearrange",
     "update_metadata": "_edit",
+    "verify": "_hash",
     "write_to": "_stream",
 }
 
 
 def __getattr__(name: str) -> object:
     # `import ingot; ingot.torch.load_file(...)` works, and torch is only imported by that line.
-    if name in ("flax", "mlx", "numpy", "paddle", "tensorflow", "torch"):
+    if name in ("flax", "mlx", "modelspec", "numpy", "paddle", "tensorflow", "torch"):
         from importlib import import_module
 
         return import_module(f".{name}", __name__)

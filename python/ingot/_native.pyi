@@ -11,18 +11,24 @@ __all__ = [
     "Archive",
     "Buffer",
     "NewFile",
+    "ShardIndex",
     "Sources",
+    "Statistics",
     "Stream",
     "TensorInfo",
     "Wrap",
     "Writer",
     "__version__",
+    "hash",
+    "hashes",
     "is_url",
     "prepare",
     "replace_tensor",
     "serialize",
+    "statistics",
     "stream",
     "update_metadata",
+    "verify",
 ]
 
 __version__: str
@@ -38,6 +44,48 @@ class Stream:
     def next(self, wrap: Wrap) -> tuple[str, Any] | None: ...
     def take(self, name: str, wrap: Wrap) -> Any | None: ...
     def close(self) -> None: ...
+
+@final
+class Statistics:
+    """What the values of one tensor are. Those that are not finite only count as such."""
+
+    @property
+    def count(self) -> int:
+        """Elements; for C64 their real and imaginary parts."""
+
+    @property
+    def zeros(self) -> int: ...
+    @property
+    def nans(self) -> int: ...
+    @property
+    def infinities(self) -> int: ...
+    @property
+    def malformed(self) -> int:
+        """Elements of BOOL that are neither 0 nor 1."""
+
+    @property
+    def min(self) -> int | float | None:
+        """An int for an integer dtype. None, as all below, where no value is finite."""
+
+    @property
+    def max(self) -> int | float | None: ...
+    @property
+    def mean(self) -> float | None: ...
+    @property
+    def std(self) -> float | None: ...
+    @property
+    def bins(self) -> list[int]:
+        """How many values lie in each of the equal parts of the range."""
+
+def statistics(
+    archive: Archive,
+    names: Iterable[str] | None = None,
+    *,
+    bins: int = 0,
+    threads: int | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> list[Statistics | None]:
+    """Say what the values of tensors are; None for those of 6 bits, whose packing is not settled."""
 
 @final
 class TensorInfo:
@@ -69,6 +117,7 @@ class Archive:
         backend: str = "auto",
         strict: bool = False,
         max_header_size: int | None = None,
+        confine: bool = False,
     ) -> Archive: ...
     @staticmethod
     def open_url(
@@ -82,6 +131,10 @@ class Archive:
     @property
     def path(self) -> str | None: ...
     @property
+    def shards(self) -> list[str]:
+        """The paths of all files, in the order of their names; none for bytes in memory."""
+
+    @property
     def format(self) -> str: ...
     @property
     def backend(self) -> str: ...
@@ -93,8 +146,33 @@ class Archive:
     def __contains__(self, key: object, /) -> bool: ...
     def names(self) -> list[str]: ...
     def offset_names(self) -> list[str]: ...
-    def metadata(self) -> dict[str, str] | None: ...
+    def metadata(self) -> dict[str, Any] | None:
+        """Give that of the file; that of the index, of any JSON, where there is one."""
+
+    def shard_metadata(self) -> dict[str, dict[str, str] | None]:
+        """Give the metadata of each file, by what the index calls it, or by its name."""
+
+    def shard_of(self, name: str) -> str | None:
+        """Give the path of the file that the tensor is in."""
+
+    def wrong_total(self) -> tuple[int, int] | None:
+        """Give what the index says of all tensors' bytes, and how many there are, where the two differ."""
+
+    def parameter_count(self) -> dict[str, int]: ...
     def info(self, name: str) -> TensorInfo: ...
+    def infos(self) -> list[TensorInfo]: ...
+    def proven(
+        self,
+        names: Iterable[str] | None,
+        wrap: Wrap,
+        kept: bool,
+        expected_sha256: str | None,
+        *,
+        threads: int | None = None,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> dict[str, Any]:
+        """Give what `tensors` gives, if its bytes are those that digests were taken of."""
+
     def tensors(
         self,
         names: Iterable[str] | None,
@@ -123,6 +201,7 @@ class Archive:
         threads: int | None = None,
         progress: Callable[[int, int], object] | None = None,
     ) -> list[Any]: ...
+    def parts_nbytes(self, wanted: list[tuple[str, Any, str | None]]) -> int: ...
     def fill(
         self,
         wanted: list[tuple[str, Any, str | None]],
@@ -169,6 +248,7 @@ def prepare(
     durable: bool = True,
     atomic: bool = True,
     force: bool = False,
+    checksums: Sequence[str] = ...,
 ) -> NewFile:
     """Take over all that goes into a file. Nothing is written yet.
 
@@ -177,6 +257,17 @@ def prepare(
     and comes first; where it raises or its capsule is of no use, `payload` is called.
     """
 
+def hash(
+    path: str | bytes | PathLike[str] | PathLike[bytes],
+    definition: str,
+    progress: Callable[[int, int], object] | None = None,
+) -> str | None: ...
+def hashes() -> list[str]: ...
+def verify(
+    path: str | bytes | PathLike[str] | PathLike[bytes],
+    expected_sha256: str | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> dict[str, Any]: ...
 def stream(
     write: Callable[[bytes], object],
     tensors: Mapping[str, Any],
@@ -202,20 +293,40 @@ def replace_tensor(
 ) -> None: ...
 
 @final
+class ShardIndex:
+    @staticmethod
+    def read(path: str | bytes | PathLike[str] | PathLike[bytes]) -> ShardIndex: ...
+    def __len__(self) -> int: ...
+    def __contains__(self, key: object, /) -> bool: ...
+    @property
+    def shards(self) -> list[str]: ...
+    def keys(self) -> list[str]: ...
+    def shard_of(self, name: str) -> str | None: ...
+    def weight_map(self) -> dict[str, str]: ...
+    def metadata(self) -> dict[str, Any] | None: ...
+
+@final
 class Sources:
-    """Files whose tensors go into others."""
+    """Files, and checkpoints of many, whose tensors go into others."""
 
     @staticmethod
     def open(paths: Sequence[str | bytes | PathLike[str] | PathLike[bytes]]) -> Sources: ...
     def __len__(self) -> int: ...
+    def path(self, source: int) -> str:
+        """Give the path of its index, or of its only file."""
+
     def names(self, source: int) -> list[str]:
-        """Give the names of the tensors of one file, in the order of the data."""
+        """Give the names of the tensors of one source, in the order of the data, file after file."""
 
     def sizes(self, source: int) -> list[int]:
         """Give their sizes in bytes."""
 
-    def metadata(self, source: int) -> dict[str, str] | None: ...
-    def format(self, source: int) -> str: ...
+    def metadata(self, source: int) -> dict[str, dict[str, str] | None]:
+        """Give the metadata of each file of a source, by its path."""
+
+    def index_metadata(self, source: int) -> dict[str, Any] | None:
+        """Give that of its index, of any JSON, where it has one."""
+
     def write(
         self,
         path: str | bytes | PathLike[str] | PathLike[bytes],

@@ -1,9 +1,10 @@
-"""A file of tensors, open for reading."""
+"""A file of tensors, or a checkpoint of many, open for reading."""
 
 from __future__ import annotations
 
 from ._frameworks import adapter
 from ._native import Archive, is_url
+from ._reads import PLAIN, Reads
 from ._serialize import one_of
 from .errors import ClosedError, DtypeError, OptionError, SliceError, _escaped, _quoted
 
@@ -24,14 +25,17 @@ BACKENDS = ("auto", "mmap", "pread")
 
 
 class safe_open:
-    """Open a file and read tensors from it one by one.
+    """Open a file, or a checkpoint of many files, and read tensors from it one by one.
 
     Parameters
     ----------
     filename : str, bytes or os.PathLike
-        A `.safetensors` or a `.bt` file. The content decides which, not the name. A str that begins with
-        ``http://``, ``https://``, ``hf://``, ``s3://``, ``gs://`` or ``az://`` is a URL: the header is
-        fetched at once, and of the tensors what is asked for.
+        A `.safetensors` or a `.bt` file; the content decides which, not the name. Or the index of a sharded
+        checkpoint (``model.safetensors.index.json``): its shards become one handle. Or a directory: with
+        ``model.safetensors.index.json`` in it, else one other ``*.safetensors.index.json``, else
+        ``model.safetensors``, else one other file of tensors. A str that begins with ``http://``,
+        ``https://``, ``hf://``, ``s3://``, ``gs://`` or ``az://`` is the URL of a file: the header is fetched
+        at once, and of the tensors what is asked for.
     framework : str
         What the tensors shall be: ``"numpy"`` or ``"np"``; ``"torch"``, ``"pt"`` or ``"pytorch"``; ``"jax"``
         or ``"flax"``; ``"tensorflow"`` or ``"tf"``; ``"mlx"``; ``"paddle"``.
@@ -40,22 +44,32 @@ class safe_open:
         maps it; for any other device they are copied there. NumPy knows only ``"cpu"``.
     backend : {"auto", "mmap", "pread"}
         How the file is read. ``"mmap"`` maps it, copy on write: tensors can be written to, the file never
-        changes. ``"pread"`` reads into memory that ingot owns. ``"auto"`` takes what suits the file system.
+        changes. ``"pread"`` reads into memory that ingot owns, past the page cache what is not in it.
+        ``"auto"`` takes what suits the file: a mapping where it is on a local disk, whose pages all processes
+        share and the next one finds in the page cache; reading where it comes over a network or through FUSE.
         ``INGOT_BACKEND`` in the environment decides where this is ``"auto"``; `backend` and `why` of the
         handle say what was chosen.
     strict : bool
         Also refuse what is harmless but not as a writer should write it (FORMAT.md, "Leniency").
     max_header_size : int, optional
         Refuse longer headers, in bytes. 100,000,000 by default, as upstream; 25,000,000 for URLs.
+    confine : bool
+        Refuse symbolic links below the directory that `filename` is or lies in, and files with a second name
+        (hard links). By default links are followed, because the cache of the Hub is made of them. An index
+        that names files outside of its directory is always refused. Nothing for URLs.
     storage_options : dict, optional
         How a URL is reached: token, headers, keys, timeouts (`ingot.StorageOptions`).
 
     Raises
     ------
     OSError
-        The file cannot be opened: `FileNotFoundError`, `PermissionError`, `IsADirectoryError` and so on.
+        The file cannot be opened: `FileNotFoundError`, `PermissionError` and so on. `FileNotFoundError` names
+        the shards that are missing. `IsADirectoryError`: a directory without a checkpoint.
     HeaderError
         The file breaks a rule of its format; ``code`` says which.
+    CheckpointError
+        The index breaks a rule (FORMAT.md, I1 to I8), the shards do not hold what it says, or the directory
+        holds several checkpoints.
     OptionError
         `framework`, `device`, `backend` or ``INGOT_BACKEND`` is not one of the choices.
     ImportError
@@ -69,6 +83,14 @@ class safe_open:
     After `close` every method raises `ClosedError`; tensors and slices that were taken before remain good. A
     handle can be used from many threads at once, and pickled: it is then opened again, by its path, where it
     arrives.
+
+    Opening a sharded checkpoint reads its index, finds all its shards and opens the first. Each other one
+    is opened when it is first needed, and every one is held against the index when it is: a shard that
+    lacks a tensor which the index says it holds, or has one that it does not, is refused
+    (`CheckpointError`), and so is one that was exchanged since (`StorageError`). What looks into all
+    shards, such as `get_tensors`, `offset_keys`, `parameter_count` and every `load_file`, holds all of them
+    against it; `keys` gives what the index says. Where ``total_size`` in the index is not the size of the
+    tensors, whatever reads all of them warns (`UserWarning`).
     """
 
     __slots__ = ("__weakref__", "_adapter", "_archive", "_arguments", "_move", "_url")
@@ -82,21 +104,22 @@ class safe_open:
         backend: str = "auto",
         strict: bool = False,
         max_header_size: int | None = None,
+        confine: bool = False,
         storage_options: StorageOptions | None = None,
     ) -> None:
         self._adapter = adapter(framework)
         self._move = self._adapter.mover(device)
-        self._archive = open_archive(filename, backend, strict, max_header_size, storage_options)
+        self._archive = open_archive(filename, backend, strict, max_header_size, confine, storage_options)
         # What is shown of a URL does not open it again.
         self._url = filename if isinstance(filename, str) and is_url(filename) else None
-        self._arguments = (framework, device, backend, strict, max_header_size, storage_options)
+        self._arguments = (framework, device, backend, strict, max_header_size, confine, storage_options)
 
     def keys(self) -> list[str]:
         """Give the names of all tensors, sorted."""
         return self._archive.names()
 
     def offset_keys(self) -> list[str]:
-        """Give the names of all tensors in the order in which their data stands in the file."""
+        """Give the names of all tensors in the order of their data, file after file."""
         return self._archive.offset_names()
 
     def metadata(self) -> dict[str, str] | None:
@@ -105,9 +128,63 @@ class safe_open:
         Returns
         -------
         dict of str to str, or None
-            A fresh dict that the caller may change; None where the file has none.
+            A fresh dict that the caller may change; None where the file has none. For a sharded checkpoint
+            that of the index, whose values may be any JSON, such as the int ``total_size``;
+            `shard_metadata` has that of the files.
         """
         return self._archive.metadata()
+
+    def shard_metadata(self) -> dict[str, dict[str, str] | None]:
+        """Give the metadata of each file.
+
+        Returns
+        -------
+        dict of str to dict or None
+            By the name that the index has for the file. A single file has its own name.
+
+        Raises
+        ------
+        HeaderError, CheckpointError, StorageError
+            A file that had to be opened cannot be used.
+        """
+        return self._archive.shard_metadata()
+
+    @property
+    def shards(self) -> list[str]:
+        """The paths of the files, in the order of their names: one, where there is no index."""
+        return self._archive.shards
+
+    def shard_of(self, name: str) -> str:
+        """Give the path of the file that holds a tensor.
+
+        Parameters
+        ----------
+        name : str
+            The tensor.
+
+        Raises
+        ------
+        TensorNotFoundError
+            There is no such tensor.
+        """
+        return self._archive.shard_of(name) or ""
+
+    def parameter_count(self) -> dict[str, int]:
+        """Count the elements of each dtype, over all files. No tensor is read.
+
+        Returns
+        -------
+        dict of str to int
+            By the dtype's code, such as ``{"BF16": 7241732096}``. Elements as they are stored: a scalar
+            is one, buffers count, and what a quantised model packs into an ``I32`` is one. In the order of
+            FORMAT.md's table.
+
+        Raises
+        ------
+        HeaderError, CheckpointError, StorageError
+            A file that had to be opened cannot be used.
+        """
+        return self._archive.parameter_count()
 
     def info(self, name: str) -> TensorInfo:
         """Say what a tensor is without reading it.
@@ -259,7 +336,7 @@ class safe_open:
 
     @property
     def path(self) -> str:
-        """The file, as it was given, as a str; of a URL without user, password and query."""
+        """The file, as it was given, as a str; or the index; or the URL without user, password and query."""
         path = self._archive.path
         return "" if path is None else path
 
@@ -334,6 +411,7 @@ def _reopen(
     backend: str,
     strict: bool,
     max_header_size: int | None,
+    confine: bool,
     storage_options: StorageOptions | None = None,
 ) -> safe_open:
     file = object.__new__(kind)
@@ -345,6 +423,7 @@ def _reopen(
         backend=backend,
         strict=strict,
         max_header_size=max_header_size,
+        confine=confine,
         storage_options=storage_options,
     )
     return file
@@ -417,25 +496,57 @@ def open_archive(
     backend: str,
     strict: bool = False,
     max_header_size: int | None = None,
+    confine: bool = False,
     storage_options: StorageOptions | None = None,
 ) -> Archive:
-    """The open file, or what is behind a URL."""
+    """The open file, the open checkpoint, or what is behind a URL."""
     one_of("backend", backend, BACKENDS)
     if isinstance(filename, str) and is_url(filename):
         if backend == "mmap":
             raise OptionError("backend 'mmap' is for files: what is behind a URL cannot be mapped")
         return Archive.open_url(filename, storage_options, strict, max_header_size)
-    return Archive.open(filename, backend, strict, max_header_size)
+    return Archive.open(filename, backend, strict, max_header_size, confine)
 
 
-def tensors(archive: Archive, names: Iterable[str] | None, wrap: Wrap, move: Move | None) -> dict[str, Any]:
+def tensors(
+    archive: Archive, names: Iterable[str] | None, wrap: Wrap, move: Move | None, reads: Reads = PLAIN
+) -> dict[str, Any]:
     """The tensors of these names, or all, on the device that `move` takes them to."""
-    found = archive.tensors(names, wrap)
-    if move is not None:
-        for name in found:
-            # One by one, so that what has been moved is freed before the next is.
-            found[name] = moved(archive, name, found[name], move)
+    # What is mapped is read when it is moved; what is proven is not mapped.
+    is_read_later = move is not None and archive.backend == "mmap" and not reads.proves()
+    reading, moving = (Reads(reads.threads), reads) if is_read_later else (reads, PLAIN)
+    if reading.proves():
+        found = archive.proven(names, wrap, *reading.proof, **reading.options())
+    else:
+        found = archive.tensors(names, wrap, **reading.options())
+    if names is None:
+        _warn_of_total(archive)
+    if move is None:
+        return found
+    total = 0 if moving.tell is None else sum(archive.info(name).nbytes for name in found)
+    done = 0
+    for name in found:
+        # One by one, so that what has been moved is freed before the next is.
+        found[name] = moved(archive, name, found[name], move)
+        if moving.tell is not None:
+            done += archive.info(name).nbytes
+            moving.tell(done, total)
     return found
+
+
+def _warn_of_total(archive: Archive) -> None:
+    """Tell whoever has just read everything that the index gives another size."""
+    wrong = archive.wrong_total()
+    if wrong is not None:
+        # Imported here: it is rare.
+        from warnings import warn
+
+        said, found = wrong
+        warn(
+            f"{_where(archive)}the index gives total_size as {said}, and the tensors take {found} bytes: "
+            "nothing depends on it",
+            stacklevel=4,
+        )
 
 
 def moved(archive: Archive, name: str, tensor: Any, move: Move | None) -> Any:

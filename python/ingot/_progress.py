@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from os.path import basename
+
+from ._reads import Reads, checked_threads
+from .errors import _escaped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import TextIO
+
+    from ._native import Archive
+    from ._reads import Proof
 
     Tell = Callable[[int, int], object]
     Progress = bool | Tell
@@ -36,7 +43,20 @@ def told(progress: Progress, title: str) -> Iterator[Tell | None]:
         finally:
             bar.close()
     else:
-        yield progress or None
+        yield None if progress is False else progress
+
+
+@contextmanager
+def reading(
+    archive: Archive, threads: int | None, progress: Progress, proof: Proof = (False, None)
+) -> Iterator[Reads]:
+    """Check how `archive` is to be read, and tell of it, or show it, until it has been."""
+    threads = checked_threads(threads)
+    if progress is False:
+        yield Reads(threads, None, proof)
+        return
+    with told(checked(progress), f"Loading {_escaped(basename(archive.path or ''))}") as tell:
+        yield Reads(threads, tell, proof)
 
 
 def _bar(title: str) -> _Tqdm | _Line:

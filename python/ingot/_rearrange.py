@@ -10,7 +10,7 @@ from .errors import SaveError, TensorNotFoundError, _escaped, _quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import Any, Literal
 
     from ._serialize import Align, Format, Path
@@ -41,7 +41,8 @@ def merge(
     Parameters
     ----------
     sources : iterable of str, bytes or os.PathLike
-        The files, in either format or in both.
+        The files, in either format or in both; sharded checkpoints, by directory or index, as for
+        `ingot.safe_open`.
     out : str, bytes or os.PathLike
         Where to write; it may be one of the sources. What is there stays until the new file is whole.
     on_duplicate : {"error", "first", "last"}
@@ -49,13 +50,13 @@ def merge(
         of them.
     metadata : dict of str to str or None, optional
         The text to store. By default what the sources have, all together, which must not contradict each
-        other.
+        other. Of the metadata of an index that is what is text, so not its ``total_size``.
     format, reserve_header, align, durable, force
         As for `save_file`.
 
     Raises
     ------
-    OSError, HeaderError
+    OSError, HeaderError, CheckpointError
         A source cannot be opened, or breaks a rule of its format.
     SaveError
         Two sources have a tensor of one name (``code`` is ``"duplicate-tensor"``; both are named); their
@@ -80,7 +81,7 @@ def merge(
         for pick in reversed(picks) if on_duplicate == "first" else picks:
             by_name[pick[2]] = pick
         picks = list(by_name.values())
-    pairs = _together(paths, opened) if metadata is _KEPT else texts(metadata)
+    pairs = _together(opened) if metadata is _KEPT else texts(metadata)
     _write(opened, out, picks, pairs, format, reserve_header, align, durable, force)
 
 
@@ -98,12 +99,12 @@ def rewrite(
     durable: bool | None = None,
     force: bool = False,
 ) -> None:
-    """Make a file of the tensors of another: some of them, under other names, in the other format.
+    """Make a file of tensors of another, or of a checkpoint: some, under other names, in the other format.
 
     Parameters
     ----------
     source : str, bytes or os.PathLike
-        The file, in either format.
+        The file, in either format, or a sharded checkpoint, as for `ingot.safe_open`.
     out : str, bytes or os.PathLike
         Where to write; it may be `source`. What is there stays until the new file is whole.
     rename : dict of str to str, or callable, optional
@@ -124,7 +125,7 @@ def rewrite(
         A pattern, or a name to rename, fits no tensor.
     SaveError
         Two tensors would have one name; the format lacks a dtype.
-    OSError, HeaderError, StorageError, TypeError, OptionError
+    OSError, HeaderError, CheckpointError, StorageError, TypeError, OptionError
         As for `merge`.
 
     Notes
@@ -139,7 +140,7 @@ def rewrite(
         kept -= _chosen(names, drop, path)
     new_name = _renaming(names, rename, path)
     picks = [(0, number, new_name(name)) for number, name in enumerate(names) if name in kept]
-    pairs = opened.metadata(0) if metadata is _KEPT else texts(metadata)
+    pairs = _together(opened) if metadata is _KEPT else texts(metadata)
     _write(opened, out, picks, pairs, format, reserve_header, align, durable, force)
 
 
@@ -152,12 +153,12 @@ def split(
     metadata: Mapping[str, str] | None = _KEPT,
     durable: bool | None = None,
 ) -> None:
-    """Make several files and an index of one file, as huggingface_hub's ``save_torch_state_dict`` does.
+    """Make several files and an index of a file or a checkpoint, as huggingface_hub does.
 
     Parameters
     ----------
     source : str, bytes or os.PathLike
-        The file, in either format.
+        The file, in either format, or a sharded checkpoint, as for `ingot.safe_open`.
     directory : str, bytes or os.PathLike
         Where to write. It is made if it is not there. Files of an earlier checkpoint that `filename_pattern`
         fits, and no others, are removed when the new one is in place.
@@ -175,7 +176,7 @@ def split(
 
     Raises
     ------
-    OSError, HeaderError, SaveError, StorageError, TypeError
+    OSError, HeaderError, CheckpointError, SaveError, StorageError, TypeError
         As for `merge`.
     OptionError
         `max_shard_size` is no such size, or `filename_pattern` is no name with one ``{suffix}``.
@@ -185,34 +186,32 @@ def split(
     The index is written last: if this fails, the directory holds the old checkpoint or the new one, whole,
     on file systems with hard links. What an interrupted call left behind, the next one removes.
     """
-    from ._shards import Place, nbytes, write
+    from ._shards import Place, index, nbytes, write
     from ._shards import split as planned
 
     path, flush = fspath(source), is_durable(durable)
     place, limit = Place(fsdecode(directory), filename_pattern), nbytes(max_shard_size)
     opened = Sources.open([path])
     names, sizes = opened.names(0), opened.sizes(0)
-    pairs = (opened.metadata(0) if metadata is _KEPT else texts(metadata)) or {}
+    pairs = (_together(opened) if metadata is _KEPT else texts(metadata)) or {}
     of_file = {"format": pairs.get("format", "pt")}
     shards = planned(sizes, limit)
     files = place.names(len(shards))
-    index: dict[str, object] | None = None
+    of_index: dict[str, object] | None = None
     if len(shards) == 1:
         of_file |= pairs
     else:
-        of_index = {key: value for key, value in pairs.items() if key != "format"}
-        index = {
-            "metadata": {"total_size": sum(sizes), **of_index},
-            "weight_map": {
-                names[number]: file for file, shard in zip(files, shards, strict=True) for number in shard
-            },
-        }
+        of_index = index(
+            {file: [names[number] for number in shard] for file, shard in zip(files, shards, strict=True)},
+            sum(sizes),
+            {key: value for key, value in pairs.items() if key != "format"},
+        )
 
     def save(shard_path: str, shard: list[int]) -> None:
         picks = [(0, number, names[number]) for number in shard]
         _write(opened, shard_path, picks, of_file, None, 0, 8, flush, False)
 
-    write(place, dict(zip(files, shards, strict=True)), save, index, flush)
+    write(place, dict(zip(files, shards, strict=True)), save, of_index, flush)
 
 
 def _write(
@@ -239,13 +238,10 @@ def _write(
     )
 
 
-def _together(paths: list[str | bytes], opened: Sources) -> dict[str, str] | None:
+def _together(opened: Sources) -> dict[str, str] | None:
     """The metadata of all sources; None where none has any."""
-    found: dict[str, tuple[str, str | bytes]] | None = None
-    for at, path in enumerate(paths):
-        pairs = opened.metadata(at)
-        if pairs is None:
-            continue
+    found: dict[str, tuple[str, str]] | None = None
+    for path, pairs in _metadata(opened):
         found = {} if found is None else found
         for key, value in pairs.items():
             other, first = found.setdefault(key, (value, path))
@@ -259,6 +255,21 @@ def _together(paths: list[str | bytes], opened: Sources) -> dict[str, str] | Non
                     found=value,
                 )
     return None if found is None else {key: value for key, (value, _) in found.items()}
+
+
+def _metadata(opened: Sources) -> Iterator[tuple[str, dict[str, str]]]:
+    """The metadata of each file and each index that has some, with its path.
+
+    Of an index that is what a file can hold. What it says of the number of all bytes is no text, and would
+    not be true of the new file.
+    """
+    for at in range(len(opened)):
+        for path, pairs in opened.metadata(at).items():
+            if pairs is not None:
+                yield path, pairs
+        of_index = opened.index_metadata(at)
+        if of_index is not None:
+            yield opened.path(at), {key: text for key, text in of_index.items() if isinstance(text, str)}
 
 
 def _chosen(names: list[str], which: Which, path: str | bytes) -> set[str]:

@@ -13,12 +13,16 @@ if TYPE_CHECKING:
     from typing import Any, TypedDict
 
     from ._native import Archive, TensorInfo, Wrap
+    from ._progress import Progress
+    from ._reads import Reads
     from ._remote import StorageOptions
 
     # The name in the file, the index into it and the dtype to convert to.
     Wanted = tuple[str, Any, str | None]
     # The code of the dtype, a capsule or a buffer, and whether the buffer is of a tensor without dimensions.
     Memory = tuple[str, Any, bool]
+    # What fills tensors of a framework.
+    Into = Callable[[Archive, list[Wanted], Mapping[str, Any], Reads], None]
 
     class LoadOptions(TypedDict, total=False):
         """What every framework's `load_file` takes, but for what decides what it returns."""
@@ -28,6 +32,10 @@ if TYPE_CHECKING:
         prefix: str | tuple[str, ...] | None
         where: Callable[[TensorInfo], object] | None
         slices: Mapping[str, Any] | None
+        threads: int | None
+        progress: Progress
+        verify: bool
+        expected_sha256: str | None
         storage_options: StorageOptions | None
 
 
@@ -114,19 +122,33 @@ def chosen(
     selected: Selected[Any],
     wrap: Wrap,
     move: Callable[[Any], Any] | None,
-    into: Callable[[Archive, list[Wanted], Mapping[str, Any]], None] | None = None,
+    reads: Reads,
+    into: Into | None = None,
 ) -> dict[str, Any]:
     """The tensors that were asked for, on the device that `move` takes them to."""
     if selected.is_everything():
-        return tensors(archive, None, wrap, move)
+        return tensors(archive, None, wrap, move, reads)
     names = selected.names(archive)
     if selected.is_plain():
-        return tensors(archive, names, wrap, move)
-    found = load(archive, selected, {name: name for name in names}, wrap, into)
+        return tensors(archive, names, wrap, move, reads)
+    refuse_unproven(archive, reads)
+    found = load(archive, selected, {name: name for name in names}, wrap, reads, into)
     if move is not None:
         for name in found.keys() - (selected.out or {}).keys():
             found[name] = moved(archive, name, found[name], move)
     return found
+
+
+def refuse_unproven(archive: Archive, reads: Reads) -> None:
+    """Raise `OptionError` if tensors shall be compared that do not come whole and as they are."""
+    if reads.proves():
+        option = "verify" if reads.proof[0] else "expected_sha256"
+        raise OptionError(
+            f"{option} is for whole tensors as they are: it goes with keys, prefix and where, not with "
+            "slices, dtype or out — call ingot.verify first",
+            code="not-provable",
+            path=archive.path,
+        )
 
 
 def load(
@@ -134,20 +156,22 @@ def load(
     selected: Selected[Any],
     names: Mapping[str, str],
     wrap: Wrap,
-    into: Callable[[Archive, list[Wanted], Mapping[str, Any]], None] | None = None,
+    reads: Reads,
+    into: Into | None = None,
 ) -> dict[str, Any]:
     """The tensors of `names`, each with its name in the file. `into` fills those that have a place."""
     out = selected.out or {}
+    places = wanted(selected, {name: names[name] for name in out})
     fresh = [name for name in names if name not in out]
-
-    def wanted(chosen: Iterable[str]) -> list[Wanted]:
-        return [(names[name], selected.of(name), selected.dtype) for name in chosen]
-
+    others = wanted(selected, {name: names[name] for name in fresh})
     try:
+        filling, reading = reads.shares(
+            lambda: archive.parts_nbytes(places), lambda: archive.parts_nbytes(others)
+        )
         if out and into is not None:
             # First, because it may be refused.
-            into(archive, wanted(out), out)
-        read = dict(zip(fresh, archive.parts(wanted(fresh), wrap), strict=True))
+            into(archive, places, out, filling)
+        read = dict(zip(fresh, archive.parts(others, wrap, **reading.options()), strict=True))
     except NotImplementedError as error:
         raise SliceError(
             "an index in slices is one that only frameworks know: expected ints, slices, None, ... and one "
@@ -158,13 +182,19 @@ def load(
     return {name: out[name] if name in out else read[name] for name in names}
 
 
+def wanted(selected: Selected[Any], names: Mapping[str, str]) -> list[Wanted]:
+    """What is wanted of the tensors of `names`, each with its name in the file."""
+    return [(source, selected.of(name), selected.dtype) for name, source in names.items()]
+
+
 def fill(
     archive: Archive,
     wanted: list[Wanted],
     memories: Mapping[str, Memory],
+    reads: Reads,
 ) -> None:
     """Read what is wanted into memory of others."""
-    archive.fill(wanted, list(memories.values()))
+    archive.fill(wanted, list(memories.values()), **reads.options())
 
 
 def float_code(code: str | None, dtype: object) -> str:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     Align = Literal[8, 64, 4096]
     Path = str | bytes | PathLike[str] | PathLike[bytes]
     Payload = Callable[[str, Any], Any]
+    Checksum = Literal["blake3", "sha256", "xxh3", "xxh3_128", "modelspec"]
+    Checksums = bool | Checksum | Sequence[Checksum] | None
 
     class SaveOptions(TypedDict, total=False):
         """What every framework's `save_file` takes, but for what decides what it returns."""
@@ -36,10 +38,12 @@ if TYPE_CHECKING:
         snapshot: bool
         reserve_header: int
         align: Align
+        checksums: Checksums
 
 
 FORMATS = ("safetensors", "bintensors")
 ALIGNMENTS = (8, 64, 4096)
+TENSOR_CHECKSUMS = ("blake3", "sha256", "xxh3", "xxh3_128")
 
 
 def serialize(
@@ -92,6 +96,7 @@ def serialize_file(
     durable: bool | None = None,
     atomic: bool = True,
     force: bool = False,
+    checksums: Checksums = None,
 ) -> None:
     """Write these buffers to a file.
 
@@ -112,6 +117,12 @@ def serialize_file(
         overwrites in place.
     force : bool
         Replace a read-only file too.
+    checksums : bool, str or sequence of str, optional
+        Digests to keep in the metadata, for `ingot.verify` and ``load_file(verify=True)``: of each
+        tensor, by ``"blake3"`` (which True means too), ``"sha256"``, ``"xxh3"`` or ``"xxh3_128"``; of the
+        data section as ModelSpec wants it, ``"modelspec"``; or one of the former and the latter. They are
+        taken of the bytes on their way into the file. Digests of tensors in `metadata` are left out: they
+        were made for another file.
 
     Raises
     ------
@@ -131,6 +142,7 @@ def serialize_file(
         durable=durable,
         atomic=atomic,
         force=force,
+        checksums=checksums,
     )
 
 
@@ -151,12 +163,13 @@ def write_file(
     snapshot: bool = True,
     reserve_header: int = 0,
     align: int = 8,
+    checksums: Checksums = None,
 ) -> Future[None] | None:
     """Write a file. The end of every function that does, with tensors of whatever framework.
 
     Parameters
     ----------
-    filename, metadata, format, durable, atomic, force
+    filename, metadata, format, durable, atomic, force, checksums
         As for `serialize_file`.
     tensors : dict of str to tensor
         As `named` gives it.
@@ -181,6 +194,7 @@ def write_file(
         durable=is_durable(durable),
         atomic=atomic,
         force=force,
+        checksums=known_checksums(checksums),
     )
     # What is left of the tensors is in `file`.
     del tensors, payload, export
@@ -329,6 +343,23 @@ def one_of(option: str, value: str, choices: tuple[str, ...]) -> str:
             found=value,
         )
     return value
+
+
+def known_checksums(checksums: Checksums) -> list[str]:
+    """The names in `checksums`: one of the tensors at most, and ModelSpec's."""
+    if checksums is True:
+        return ["blake3"]
+    given = [checksums] if isinstance(checksums, str) else list(checksums or ())
+    names = list(dict.fromkeys(one_of("checksums", name, (*TENSOR_CHECKSUMS, "modelspec")) for name in given))
+    of_tensors = [name for name in names if name != "modelspec"]
+    if len(of_tensors) > 1:
+        raise OptionError(
+            f"checksums {' and '.join(of_tensors)}: a file keeps one digest of each tensor",
+            code="unknown-checksums",
+            expected=TENSOR_CHECKSUMS,
+            found=tuple(given),
+        )
+    return names
 
 
 def alignment(align: int) -> int:

@@ -62,6 +62,16 @@ def split(sizes: Iterable[int], limit: int) -> list[list[int]]:
     return shards
 
 
+def index(
+    files: Mapping[str, Iterable[str]], total_size: int, metadata: Mapping[str, str]
+) -> dict[str, object]:
+    """The index of these files, each with the names of its tensors."""
+    return {
+        "metadata": {"total_size": total_size, **metadata},
+        "weight_map": {name: file for file, names in files.items() for name in names},
+    }
+
+
 class Place:
     """A directory, and which names in it are those of a checkpoint."""
 

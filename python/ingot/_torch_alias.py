@@ -98,16 +98,17 @@ def with_views(metadata: dict[str, str] | None, views: Views) -> dict[str, str] 
 
 
 def recorded(archive: Archive, where: str) -> Views:
-    """The names that the record in the file's metadata adds to those of its tensors.
+    """The names that the records in the files' metadata add to those of their tensors.
 
     A name that the file itself has stays what it is, and one whose base is not there is left out: the record
     may have been copied along with other metadata.
     """
-    metadata = archive.metadata()
-    if metadata is None or KEY not in metadata:
-        return {}
-    record = _record(metadata[KEY], where)
-    return {name: place for name, place in record.items() if name not in archive and place["of"] in archive}
+    views: Views = {}
+    # An index says nothing of memory: each file speaks for its own tensors.
+    for metadata in archive.shard_metadata().values():
+        if metadata is not None and KEY in metadata:
+            views |= _record(metadata[KEY], where)
+    return {name: place for name, place in views.items() if name not in archive and place["of"] in archive}
 
 
 def restore(tensors: dict[str, torch.Tensor], views: Views, where: str) -> None:

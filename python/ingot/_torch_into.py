@@ -15,10 +15,11 @@ from .errors import _escaped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Any
 
     from ._native import Archive
+    from ._reads import Reads
     from ._select import Memory, Wanted
 
 # Bytes that are read at once for a tensor that torch has to copy.
@@ -33,7 +34,7 @@ class Incompatible(NamedTuple):
 
 
 def into(
-    target: torch.nn.Module | Mapping[str, torch.Tensor], archive: Archive, strict: bool
+    target: torch.nn.Module | Mapping[str, torch.Tensor], archive: Archive, strict: bool, reads: Reads
 ) -> Incompatible:
     """Fill the tensors of `target`, and say which names did not fit."""
     where = "" if archive.path is None else f"{_escaped(archive.path)}: "
@@ -53,7 +54,7 @@ def into(
         _refuse_shape(archive, stored[name], name, tensor)
     # The last of those that share one tensor, as where each is copied in turn.
     last = {ties[name]: name for name in taken}
-    _read(archive, [(name, stored[name], taken[name]) for name in last.values()])
+    _read(archive, [(name, stored[name], taken[name]) for name in last.values()], reads)
     return Incompatible(missing, unexpected)
 
 
@@ -105,7 +106,7 @@ def _refuse_shape(archive: Archive, source: str, name: str, tensor: torch.Tensor
         )
 
 
-def _read(archive: Archive, wanted: list[tuple[str, str, torch.Tensor]]) -> None:
+def _read(archive: Archive, wanted: list[tuple[str, str, torch.Tensor]], reads: Reads) -> None:
     """Read each tensor, given with its name and that in the file, straight or in pieces."""
     straight, pieces = {}, []
     for name, source, tensor in wanted:
@@ -117,22 +118,33 @@ def _read(archive: Archive, wanted: list[tuple[str, str, torch.Tensor]]) -> None
         else:
             pieces.append((source, tensor, code if converts else None))
     requests: list[Wanted] = [(source, None, code) for source, _, code in straight.values()]
-    fill(archive, requests, {name: memory(name, tensor) for name, (_, tensor, _) in straight.items()})
-    for source, tensor, code in pieces:
-        copy_pieces(archive, (source, None, code), tensor)
+    memories = {name: memory(name, tensor) for name, (_, tensor, _) in straight.items()}
+    first, *others = reads.shares(
+        lambda: archive.parts_nbytes(requests), *(_size(tensor) for _, tensor, _ in pieces)
+    )
+    fill(archive, requests, memories, first)
+    for (source, tensor, code), share in zip(pieces, others, strict=True):
+        copy_pieces(archive, (source, None, code), tensor, share)
 
 
-def copy_pieces(archive: Archive, wanted: Wanted, tensor: torch.Tensor) -> None:
+def _size(tensor: torch.Tensor) -> Callable[[], int]:
+    return lambda: tensor.nbytes
+
+
+def copy_pieces(archive: Archive, wanted: Wanted, tensor: torch.Tensor, reads: Reads) -> None:
     """Have torch copy what is wanted to `tensor`, a piece at a time. Only of whole tensors are there many."""
     from .torch import wrap
 
     source, index, code = wanted
     with torch.no_grad():
-        if index is not None:
-            tensor.copy_(archive.parts([wanted], wrap)[0])
-            return
-        for piece in _pieces(tuple(tensor.shape), tensor.itemsize):
-            tensor[piece].copy_(archive.parts([(source, piece, code)], wrap)[0])
+        indices = [index] if index is not None else _pieces(tuple(tensor.shape), tensor.itemsize)
+        done = 0
+        for piece in indices:
+            place = tensor if index is not None else tensor[piece]
+            place.copy_(archive.parts([(source, piece, code)], wrap, threads=reads.threads)[0])
+            done += place.nbytes
+            if reads.tell is not None:
+                reads.tell(done, tensor.nbytes)
 
 
 def _pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[Any, ...]]:
@@ -151,16 +163,21 @@ def _pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[Any, ...]]:
         yield (slice(begin, begin + step),)
 
 
-def fill_tensors(archive: Archive, wanted: list[Wanted], tensors: Mapping[str, torch.Tensor]) -> None:
+def fill_tensors(
+    archive: Archive, wanted: list[Wanted], tensors: Mapping[str, torch.Tensor], reads: Reads
+) -> None:
     """Read what is wanted into `tensors`, those of the CPU straight."""
     pairs = list(zip(wanted, tensors.items(), strict=True))
     straight = [pair for pair in pairs if pair[1][1].device.type == "cpu"]
-    fill(
-        archive, [one for one, _ in straight], {name: memory(name, tensor) for _, (name, tensor) in straight}
+    requests = [one for one, _ in straight]
+    memories = {name: memory(name, tensor) for _, (name, tensor) in straight}
+    elsewhere = [(one, tensor) for one, (_, tensor) in pairs if tensor.device.type != "cpu"]
+    first, *others = reads.shares(
+        lambda: archive.parts_nbytes(requests), *(_size(tensor) for _, tensor in elsewhere)
     )
-    for one, (_, tensor) in pairs:
-        if tensor.device.type != "cpu":
-            copy_pieces(archive, one, tensor)
+    fill(archive, requests, memories, first)
+    for (one, tensor), share in zip(elsewhere, others, strict=True):
+        copy_pieces(archive, one, tensor, share)
 
 
 def memory(name: str, tensor: torch.Tensor) -> Memory:

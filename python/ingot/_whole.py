@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Generic, TypeVar, overload
 
 from . import _native, _open
+from ._progress import reading
 from ._select import Selected, chosen
 from ._serialize import known_format, named, texts, write_file
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ._progress import Progress
     from ._remote import StorageOptions
     from ._select import LoadOptions
-    from ._serialize import Align, Format, Path, Payload, SaveOptions
+    from ._serialize import Align, Checksums, Format, Path, Payload, SaveOptions
 
 Tensor = TypeVar("Tensor")
 
@@ -80,16 +81,20 @@ class Whole(Generic[Tensor]):
         prefix: str | tuple[str, ...] | None = None,
         where: Callable[[TensorInfo], object] | None = None,
         slices: Mapping[str, Any] | None = None,
+        threads: int | None = None,
+        progress: Progress = False,
         storage_options: StorageOptions | None = None,
         return_metadata: bool = False,
+        verify: bool = False,
+        expected_sha256: str | None = None,
     ) -> dict[str, Tensor] | tuple[dict[str, Tensor], dict[str, str] | None]:
         """Load the tensors of a file, or some of them, or parts of them.
 
         Parameters
         ----------
         filename : str, bytes or os.PathLike
-            A `.safetensors` or a `.bt` file, or a URL, as for `ingot.safe_open`. The content decides
-            which, not the name.
+            A `.safetensors` or a `.bt` file, the index of a sharded checkpoint, a directory with one of these,
+            or a URL: as for `ingot.safe_open`.
         device : str, int or the framework's device, optional
             Where the tensors shall be; the module says which devices its framework takes. By default where
             upstream puts them: on the framework's default device, and paddle's on the CPU.
@@ -97,10 +102,18 @@ class Whole(Generic[Tensor]):
             As for `ingot.safe_open`.
         keys, prefix, where, slices : optional
             As for `ingot.numpy.load_file`: which tensors, and how much of each. Nothing else is read.
+        threads, progress : optional
+            As for `ingot.numpy.load_file`.
         storage_options : dict, optional
             How a URL is reached (`ingot.StorageOptions`).
         return_metadata : bool
             Return the metadata too, of the same look at the file.
+        verify : bool
+            Compare the tensors with the digests that the file keeps of them (`ingot.verify`), or where it
+            keeps none with ModelSpec's, and give nothing when one differs. They are then copies in memory
+            of their own, whatever the backend, compared on the way into it. Not with `slices`.
+        expected_sha256 : str, optional
+            The SHA-256 of the whole file, to be compared likewise. All of the file is read then.
 
         Returns
         -------
@@ -115,6 +128,8 @@ class Whole(Generic[Tensor]):
             The file cannot be opened.
         HeaderError
             The file breaks a rule of its format; ``code`` says which.
+        CheckpointError
+            The index breaks a rule, or the shards do not hold what it says.
         DtypeError
             The framework lacks a tensor's dtype or cannot hold its shape. `ingot.safe_open` reads the other
             tensors.
@@ -124,14 +139,19 @@ class Whole(Generic[Tensor]):
             An index does not fit its tensor.
         StorageError
             Reading failed.
+        IntegrityError
+            A tensor, or the file, is not what its digest says (``code`` is ``"digest-mismatch"``); the
+            file keeps no digest of a tensor (``"no-digest"``), or a record that cannot be used
+            (``"invalid-checksums"``).
         OptionError
-            `device` or `backend` is not one of the choices; or `slices` have a tensor that the other options
-            leave out.
+            `device`, `backend` or `threads` is not one of the choices; or `slices` have a tensor that the
+            other options leave out, or cannot be compared.
         """
         move = self._mover(device)
         selected: Selected[Tensor] = Selected(keys, prefix, where, slices)
         archive = _open.open_archive(filename, backend, storage_options=storage_options)
-        found = chosen(archive, selected, self._wrap, move)
+        with reading(archive, threads, progress, (verify, expected_sha256)) as how:
+            found = chosen(archive, selected, self._wrap, move, how)
         return (found, archive.metadata()) if return_metadata else found
 
     def load(self, data: Buffer, device: Any = None) -> dict[str, Tensor]:
@@ -234,6 +254,7 @@ class Whole(Generic[Tensor]):
         snapshot: bool = True,
         reserve_header: int = 0,
         align: Align = 8,
+        checksums: Checksums = None,
     ) -> Future[None] | None:
         """Save tensors to a file.
 
@@ -272,6 +293,12 @@ class Whole(Generic[Tensor]):
         align : {8, 64, 4096}
             What the position of the data in the file is a multiple of, by more such spaces. Neither for
             bintensors.
+        checksums : bool, str or sequence of str, optional
+            Digests to keep in the metadata, for `ingot.verify` and ``load_file(verify=True)``: of each
+            tensor, by ``"blake3"`` (which True means too), ``"sha256"``, ``"xxh3"`` or ``"xxh3_128"``; of
+            the data section as ModelSpec wants it, ``"modelspec"``; or one of the former and the latter.
+            They are taken of the bytes on their way into the file. Digests of tensors in `metadata` are
+            left out: they were made for another file.
 
         Returns
         -------
@@ -301,4 +328,5 @@ class Whole(Generic[Tensor]):
             snapshot=snapshot,
             reserve_header=reserve_header,
             align=align,
+            checksums=checksums,
         )

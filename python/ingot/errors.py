@@ -5,13 +5,16 @@ that both ``except ingot.SafetensorError`` and ``except KeyError`` do what they 
 
     SafetensorError             Exception     everything below
     ├── HeaderError             ValueError    the file breaks a rule of its format (FORMAT.md)
+    ├── CheckpointError         ValueError    an index breaks a rule, or the shards are not what it says
     ├── TensorNotFoundError     KeyError      no tensor of that name
     ├── SliceError              IndexError    an index that does not fit the tensor
     ├── StorageError            OSError       reading or writing failed, or the file changed while it was open
+    ├── IntegrityError          ValueError    bytes that are not those that a digest was taken of
     ├── DestinationError        BufferError   a buffer that is too small, read-only or not contiguous
     ├── SaveError               ValueError    tensors that the format cannot hold
     │   └── SharedMemoryError   RuntimeError  tensors that share memory
     ├── DtypeError              TypeError     a dtype or a shape that the framework cannot hold
+    ├── ConversionError         ValueError    a file of another format that cannot be converted
     ├── OptionError             ValueError    an argument that is not one of the choices
     └── ClosedError             ValueError    the file was closed
 
@@ -27,10 +30,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = [
+    "CheckpointError",
     "ClosedError",
+    "ConversionError",
     "DestinationError",
     "DtypeError",
     "HeaderError",
+    "IntegrityError",
     "OptionError",
     "SafetensorError",
     "SaveError",
@@ -110,6 +116,14 @@ class HeaderError(SafetensorError, ValueError):
     """The file breaks a rule of its format. ``code`` is the rule's word in FORMAT.md."""
 
 
+class CheckpointError(SafetensorError, ValueError):
+    """The index of a checkpoint breaks a rule of FORMAT.md, or its files do not fit; ``code`` says how.
+
+    Shards that are missing are the builtin `FileNotFoundError` instead, which names them, and a directory
+    without a checkpoint is `IsADirectoryError`.
+    """
+
+
 class TensorNotFoundError(SafetensorError, KeyError):
     """The file holds no tensor of that name. The message gives the nearest name that it does hold."""
 
@@ -145,6 +159,14 @@ def _storage_error(
     return error
 
 
+class IntegrityError(SafetensorError, ValueError):
+    """A digest does not match, or the digests in a file's metadata cannot be used.
+
+    ``code`` is ``"digest-mismatch"``, with the two digests as `expected` and `found`, or
+    ``"invalid-checksums"``.
+    """
+
+
 class DestinationError(SafetensorError, BufferError):
     """A buffer cannot take the bytes, or cannot give them: too small, read-only, not contiguous."""
 
@@ -161,6 +183,13 @@ class DtypeError(SafetensorError, TypeError):
     """The framework lacks the tensor's dtype or cannot hold its shape, or an array to save holds no numbers.
 
     Other tensors are not affected.
+    """
+
+
+class ConversionError(SafetensorError, ValueError):
+    """A file of another format cannot be converted: it is damaged, hostile, or holds what no tensor file can.
+
+    Nothing has been written.
     """
 
 

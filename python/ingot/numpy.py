@@ -9,6 +9,7 @@ from typing import overload
 from . import _native, _open, _select
 from ._dtypes import CODES, F4_LOOSE, NAMES
 from ._frameworks import missing
+from ._progress import reading
 from ._select import Selected, float_code, misfit
 from ._serialize import known_format, named, texts, write_file
 from .errors import DtypeError, OptionError, SaveError, _quoted
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer, Unpack
 
+    from ._hash import Hasher
     from ._native import Archive, TensorInfo
     from ._progress import Progress
+    from ._reads import Reads
     from ._remote import StorageOptions
     from ._select import LoadOptions, Memory, Wanted
-    from ._serialize import Align, Format, Path, SaveOptions
+    from ._serialize import Align, Checksums, Format, Path, SaveOptions
 
     Array = numpy.ndarray[Any, numpy.dtype[Any]]
 
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
         out: Mapping[str, Array] | None
 
 
-__all__ = ["load", "load_file", "save", "save_file"]
+__all__ = ["load", "load_file", "save", "save_file", "save_with_checksum"]
 
 # Header code to NumPy's dtype. Files are little-endian whatever the machine is.
 DTYPES = {
@@ -84,16 +87,20 @@ def load_file(
     slices: Mapping[str, Any] | None = None,
     dtype: Any = None,
     out: Mapping[str, Array] | None = None,
+    threads: int | None = None,
+    progress: Progress = False,
     storage_options: StorageOptions | None = None,
     return_metadata: bool = False,
+    verify: bool = False,
+    expected_sha256: str | None = None,
 ) -> dict[str, Array] | tuple[dict[str, Array], dict[str, str] | None]:
     """Load the arrays of a file, or some of them, or parts of them.
 
     Parameters
     ----------
     filename : str, bytes or os.PathLike
-        A `.safetensors` or a `.bt` file, or a URL, as for `ingot.safe_open`. The content decides which, not
-        the name.
+        A `.safetensors` or a `.bt` file, the index of a sharded checkpoint, a directory with one of these,
+        or a URL: as for `ingot.safe_open`.
     backend : {"auto", "mmap", "pread"}
         As for `ingot.safe_open`.
     keys : iterable of str, optional
@@ -115,10 +122,25 @@ def load_file(
         Read these arrays into memory that is there already, without a second copy, and give the same objects
         back. They may be strided in any way. They need the shape and the dtype of what is read into them, and
         memory that no other of them has.
+    threads : int, optional
+        How many threads read at once. By default ``INGOT_THREADS`` in the environment, else one for each
+        core; eight where the file is not in the page cache, and 64 where it comes over a network, since
+        those who wait need no core.
+    progress : bool or callable
+        True shows a bar: tqdm's if it is installed, else a line on standard error. A callable is told
+        ``(bytes done, bytes in all)`` about twenty times a second and at the end, and may raise to stop the
+        load. Views of a mapped file are done at once.
     storage_options : dict, optional
         How a URL is reached (`ingot.StorageOptions`).
     return_metadata : bool
         Return the metadata too, of the same look at the file.
+    verify : bool
+        Compare the tensors with the digests that the file keeps of them (`ingot.verify`), or where it
+        keeps none with ModelSpec's, and give nothing when one differs. They are then copies in memory of
+        their own, whatever the backend, compared on the way into it. Not with `slices`, `dtype` and
+        `out`.
+    expected_sha256 : str, optional
+        The SHA-256 of the whole file, to be compared likewise. All of the file is read then.
 
     Returns
     -------
@@ -135,6 +157,8 @@ def load_file(
         The file cannot be opened.
     HeaderError
         The file breaks a rule of its format; ``code`` says which.
+    CheckpointError
+        The index breaks a rule, or the shards do not hold what it says.
     TensorNotFoundError
         `keys`, `slices` or `out` name an array that the file does not have. The nearest name is in the
         message.
@@ -148,14 +172,19 @@ def load_file(
         with itself. Nothing has been read.
     StorageError
         Reading failed. What was read by then is in the arrays of `out`.
+    IntegrityError
+        A tensor, or the file, is not what its digest says (``code`` is ``"digest-mismatch"``); the file
+        keeps no digest of a tensor (``"no-digest"``), or a record that cannot be used
+        (``"invalid-checksums"``).
     OptionError
-        `backend` or `dtype` is not one of the choices; or `slices` or `out` have an array that the other
-        options leave out.
+        `backend`, `dtype` or `threads` is not one of the choices; or `slices` or `out` have an array that the
+        other options leave out; or what is asked for cannot be compared.
     """
     code = None if dtype is None else float_code(_code(dtype), dtype)
     selected = Selected(keys, prefix, where, slices, code, out)
     archive = _open.open_archive(filename, backend, storage_options=storage_options)
-    found = _select.chosen(archive, selected, wrap, None, _fill)
+    with reading(archive, threads, progress, (verify, expected_sha256)) as how:
+        found = _select.chosen(archive, selected, wrap, None, how, _fill)
     return (found, archive.metadata()) if return_metadata else found
 
 
@@ -258,6 +287,7 @@ def save_file(
     snapshot: bool = True,
     reserve_header: int = 0,
     align: Align = 8,
+    checksums: Checksums = None,
 ) -> Future[None] | None:
     """Save arrays to a file.
 
@@ -296,6 +326,12 @@ def save_file(
     align : {8, 64, 4096}
         What the position of the data in the file is a multiple of, by more such spaces. Neither for
         bintensors.
+    checksums : bool, str or sequence of str, optional
+        Digests to keep in the metadata, for `ingot.verify` and ``load_file(verify=True)``: of each
+        tensor, by ``"blake3"`` (which True means too), ``"sha256"``, ``"xxh3"`` or ``"xxh3_128"``; of the
+        data section as ModelSpec wants it, ``"modelspec"``; or one of the former and the latter. They are
+        taken of the bytes on their way into the file. Digests of tensors in `metadata` are left out: they
+        were made for another file.
 
     Returns
     -------
@@ -325,7 +361,40 @@ def save_file(
         snapshot=snapshot,
         reserve_header=reserve_header,
         align=align,
+        checksums=checksums,
     )
+
+
+def save_with_checksum(
+    tensor_dict: Mapping[str, Any],
+    metadata: Mapping[str, str] | None = None,
+    hasher: Hasher = "sha1",
+    *,
+    format: Format = "safetensors",
+) -> tuple[bytes, bytes]:
+    """Give the bytes of a file that holds these arrays, and a digest of all of them.
+
+    Parameters
+    ----------
+    tensor_dict, metadata, format
+        As for `save`.
+    hasher : str or callable
+        A name that `hashlib.new` takes, or what is in `hashlib`: called with the bytes, it gives an object
+        that has ``digest()``. SHA-1 by default, as in bintensors.
+
+    Returns
+    -------
+    tuple of (bytes, bytes)
+        The digest, which the file does not hold, and the file.
+
+    Raises
+    ------
+    TypeError, DtypeError, SaveError, OptionError
+        As `save` does.
+    """
+    from ._hash import with_digest
+
+    return with_digest(save(tensor_dict, metadata, format=format), hasher)
 
 
 def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:
@@ -476,9 +545,9 @@ def _code(dtype: Any) -> str | None:
     return _PLAIN.get(known) or CODES.get(known.name)
 
 
-def _fill(archive: Archive, wanted: list[Wanted], arrays: Mapping[str, Any]) -> None:
+def _fill(archive: Archive, wanted: list[Wanted], arrays: Mapping[str, Any], how: Reads) -> None:
     """Read what is wanted into `arrays`."""
-    _select.fill(archive, wanted, {name: _memory(name, array) for name, array in arrays.items()})
+    _select.fill(archive, wanted, {name: _memory(name, array) for name, array in arrays.items()}, how)
 
 
 def _memory(name: str, array: Any) -> Memory:

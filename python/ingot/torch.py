@@ -8,6 +8,8 @@ from typing import overload
 from . import _native, _open, _select
 from ._dtypes import F4_PACKED, NAMES
 from ._frameworks import lacks, missing
+from ._progress import reading
+from ._reads import PLAIN
 from ._select import Selected, float_code
 from ._serialize import known_format, named, one_of, texts, unpacked, write_file
 from .errors import OptionError, SaveError, _escaped, _quoted
@@ -22,6 +24,7 @@ from ._torch_into import Incompatible, fill_tensors, into, refuse_destination
 from ._torch_model import load_model, save_model
 from ._torch_pieces import fetcher
 from ._torch_plain import not_plain
+from ._torch_sharded import save_sharded
 from ._torch_sharing import refuse_shared
 
 TYPE_CHECKING = False
@@ -32,11 +35,13 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer, Unpack
 
+    from ._hash import Hasher
     from ._native import Archive, TensorInfo
     from ._progress import Progress
+    from ._reads import Reads
     from ._remote import StorageOptions
     from ._select import LoadOptions
-    from ._serialize import Align, Format, Path, SaveOptions
+    from ._serialize import Align, Checksums, Format, Path, SaveOptions
     from ._torch_alias import Views
 
     Shared = Literal["error", "copy", "alias"]
@@ -53,7 +58,18 @@ if TYPE_CHECKING:
         contiguous: Contiguous
 
 
-__all__ = ["Incompatible", "load", "load_file", "load_into", "load_model", "save", "save_file", "save_model"]
+__all__ = [
+    "Incompatible",
+    "load",
+    "load_file",
+    "load_into",
+    "load_model",
+    "save",
+    "save_file",
+    "save_model",
+    "save_sharded",
+    "save_with_checksum",
+]
 
 SHARED = ("error", "copy", "alias")
 CONTIGUOUS = ("error", "copy")
@@ -102,16 +118,20 @@ def load_file(
     slices: Mapping[str, Any] | None = None,
     dtype: torch.dtype | str | None = None,
     out: Mapping[str, torch.Tensor] | None = None,
+    threads: int | None = None,
+    progress: Progress = False,
     storage_options: StorageOptions | None = None,
     return_metadata: bool = False,
+    verify: bool = False,
+    expected_sha256: str | None = None,
 ) -> dict[str, torch.Tensor] | tuple[dict[str, torch.Tensor], dict[str, str] | None]:
     """Load the tensors of a file, or some of them, or parts of them.
 
     Parameters
     ----------
     filename : str, bytes or os.PathLike
-        A `.safetensors` or a `.bt` file, or a URL, as for `ingot.safe_open`. The content decides which, not
-        the name.
+        A `.safetensors` or a `.bt` file, the index of a sharded checkpoint, a directory with one of these,
+        or a URL: as for `ingot.safe_open`.
     device : str, int or torch.device
         Where the tensors shall be; whatever `torch.device` takes. ``"meta"`` gives shapes and dtypes and
         reads nothing. Tensors of `out` stay where they are.
@@ -140,10 +160,25 @@ def load_file(
         Read these tensors into memory that is there already, without a second copy, and give the same objects
         back. They may be strided in any way, and on other devices. They need the shape and the dtype of what
         is read into them, and memory that no other of them has.
+    threads : int, optional
+        How many threads read at once. By default ``INGOT_THREADS`` in the environment, else one for each
+        core; eight where the file is not in the page cache, and 64 where it comes over a network, since
+        those who wait need no core.
+    progress : bool or callable
+        True shows a bar: tqdm's if it is installed, else a line on standard error. A callable is told
+        ``(bytes done, bytes in all)`` about twenty times a second and at the end, and may raise to stop the
+        load. Views of a mapped file are done at once, or when they have been moved to `device`.
     storage_options : dict, optional
         How a URL is reached (`ingot.StorageOptions`).
     return_metadata : bool
         Return the metadata too, of the same look at the file.
+    verify : bool
+        Compare the tensors with the digests that the file keeps of them (`ingot.verify`), or where it
+        keeps none with ModelSpec's, and give nothing when one differs. They are then copies in memory of
+        their own, whatever the backend, compared on the way into it. Not with `slices`, `dtype` and
+        `out`.
+    expected_sha256 : str, optional
+        The SHA-256 of the whole file, to be compared likewise. All of the file is read then.
 
     Returns
     -------
@@ -160,6 +195,8 @@ def load_file(
         The file cannot be opened.
     HeaderError
         The file breaks a rule of its format; ``code`` says which.
+    CheckpointError
+        The index breaks a rule, or the shards do not hold what it says.
     TensorNotFoundError
         `keys`, `slices` or `out` name a tensor that the file does not have. The nearest name is in the
         message.
@@ -173,9 +210,13 @@ def load_file(
         has been read.
     StorageError
         Reading failed. What was read by then is in the tensors of `out`.
+    IntegrityError
+        A tensor, or the file, is not what its digest says (``code`` is ``"digest-mismatch"``); the file
+        keeps no digest of a tensor (``"no-digest"``), or a record that cannot be used
+        (``"invalid-checksums"``).
     OptionError
-        `device`, `backend`, `shared` or `dtype` is not one of the choices; or `slices` or `out` have a tensor
-        that the other options leave out.
+        `device`, `backend`, `shared`, `dtype` or `threads` is not one of the choices; or `slices` or `out`
+        have a tensor that the other options leave out; or what is asked for cannot be compared.
     SafetensorError
         The record of shared tensors in the metadata is broken (``code`` is ``"invalid-alias"``).
     """
@@ -183,7 +224,8 @@ def load_file(
     code = None if dtype is None else float_code(_code(dtype), dtype)
     selected = Selected(keys, prefix, where, slices, code, out)
     archive = _open.open_archive(filename, backend, storage_options=storage_options)
-    found = _loaded(archive, move, shared, selected)
+    with reading(archive, threads, progress, (verify, expected_sha256)) as how:
+        found = _loaded(archive, move, shared, selected, how)
     return (found, archive.metadata()) if return_metadata else found
 
 
@@ -210,7 +252,7 @@ def load(data: Buffer, *, shared: Loaded = "alias") -> dict[str, torch.Tensor]:
     HeaderError, DtypeError, OptionError, SafetensorError
         As `load_file` does.
     """
-    return _loaded(_native.Archive.from_buffer(data), None, shared, Selected())
+    return _loaded(_native.Archive.from_buffer(data), None, shared, Selected(), PLAIN)
 
 
 def load_into(
@@ -219,6 +261,8 @@ def load_into(
     *,
     strict: bool = True,
     backend: str = "auto",
+    threads: int | None = None,
+    progress: Progress = False,
     storage_options: StorageOptions | None = None,
 ) -> Incompatible:
     """Load a file into the tensors of a module, without a second copy of them.
@@ -235,6 +279,8 @@ def load_into(
         Refuse a file that lacks a tensor of `target`, or has one that `target` lacks.
     backend : {"auto", "mmap", "pread"}
         As for `ingot.safe_open`.
+    threads, progress : optional
+        As for `load_file`. What `progress` raises leaves the tensors partly filled.
     storage_options : dict, optional
         How a URL is reached (`ingot.StorageOptions`).
 
@@ -263,7 +309,9 @@ def load_into(
     floating point. For other devices and other dtypes they are read in pieces of 64 MiB at most, which torch
     then copies. The module's own loading hooks do not run: `load_model` runs them.
     """
-    return into(target, _open.open_archive(filename, backend, storage_options=storage_options), strict)
+    archive = _open.open_archive(filename, backend, storage_options=storage_options)
+    with reading(archive, threads, progress) as how:
+        return into(target, archive, strict, how)
 
 
 def _loaded(
@@ -271,19 +319,24 @@ def _loaded(
     move: Callable[[torch.Tensor], torch.Tensor] | None,
     shared: Loaded,
     selected: Selected[torch.Tensor],
+    how: Reads,
 ) -> dict[str, torch.Tensor]:
     """The tensors that were asked for, and those that the file's record of shared tensors adds."""
     one_of("shared", shared, LOADED)
     where = "" if archive.path is None else f"{_escaped(archive.path)}: "
     views = recorded(archive, where) if shared == "alias" else {}
     if selected.is_everything():
-        found = _open.tensors(archive, None, wrap, move)
+        found = _open.tensors(archive, None, wrap, move, how)
         restore(found, views, where)
         return found
     names = selected.names(archive, {name: place["of"] for name, place in views.items()})
-    if selected.is_plain() and views.keys().isdisjoint(names):
-        return _open.tensors(archive, names, wrap, move)
-    return _parts(archive, move, selected, names, views, where)
+    if selected.is_plain():
+        stored = dict.fromkeys(views[name]["of"] if name in views else name for name in names)
+        found = _open.tensors(archive, stored, wrap, move, how)
+        restore(found, {name: views[name] for name in names if name in views}, where)
+        return {name: found[name] for name in names}
+    _select.refuse_unproven(archive, how)
+    return _parts(archive, move, selected, names, views, where, how)
 
 
 def _parts(
@@ -293,6 +346,7 @@ def _parts(
     names: list[str],
     views: Views,
     where: str,
+    how: Reads,
 ) -> dict[str, torch.Tensor]:
     cut = {name for name in names if selected.of(name) is not None} | set(selected.out or ())
     for name in cut & views.keys():
@@ -310,10 +364,15 @@ def _parts(
     sources = {name: views[name]["of"] if name in views else name for name in names if name not in restored}
     for name, tensor in (selected.out or {}).items():
         refuse_destination(name, tensor)
-    found = _select.load(archive, selected, sources, wrap, fill_tensors)
     bases = dict.fromkeys(place["of"] for place in restored.values())
     lacking = {base: base for base in bases if base not in sources or base in cut}
-    others = _select.load(archive, Selected(dtype=selected.dtype), lacking, wrap)
+    whole: Selected[torch.Tensor] = Selected(dtype=selected.dtype)
+    first, second = how.shares(
+        lambda: archive.parts_nbytes(_select.wanted(selected, sources)),
+        lambda: archive.parts_nbytes(_select.wanted(whole, lacking)),
+    )
+    found = _select.load(archive, selected, sources, wrap, first, fill_tensors)
+    others = _select.load(archive, whole, lacking, wrap, second)
     if move is not None:
         for name in sources.keys() - (selected.out or {}).keys():
             found[name] = _open.moved(archive, sources[name], found[name], move)
@@ -423,6 +482,7 @@ def save_file(
     snapshot: bool = True,
     reserve_header: int = 0,
     align: Align = 8,
+    checksums: Checksums = None,
 ) -> Future[None] | None:
     """Save tensors to a file.
 
@@ -463,6 +523,12 @@ def save_file(
     align : {8, 64, 4096}
         What the position of the data in the file is a multiple of, by more such spaces. Neither for
         bintensors.
+    checksums : bool, str or sequence of str, optional
+        Digests to keep in the metadata, for `ingot.verify` and ``load_file(verify=True)``: of each
+        tensor, by ``"blake3"`` (which True means too), ``"sha256"``, ``"xxh3"`` or ``"xxh3_128"``; of the
+        data section as ModelSpec wants it, ``"modelspec"``; or one of the former and the latter. They are
+        taken of the bytes on their way into the file. Digests of tensors in `metadata` are left out: they
+        were made for another file.
 
     Returns
     -------
@@ -495,7 +561,40 @@ def save_file(
         snapshot=snapshot,
         reserve_header=reserve_header,
         align=align,
+        checksums=checksums,
     )
+
+
+def save_with_checksum(
+    tensors: Mapping[str, torch.Tensor],
+    metadata: Mapping[str, str] | None = None,
+    hasher: Hasher = "sha1",
+    *,
+    format: Format = "safetensors",
+) -> tuple[bytes, bytes]:
+    """Give the bytes of a file that holds these tensors, and a digest of all of them.
+
+    Parameters
+    ----------
+    tensors, metadata, format
+        As for `save`.
+    hasher : str or callable
+        A name that `hashlib.new` takes, or what is in `hashlib`: called with the bytes, it gives an object
+        that has ``digest()``. SHA-1 by default, as in bintensors.
+
+    Returns
+    -------
+    tuple of (bytes, bytes)
+        The digest, which the file does not hold, and the file.
+
+    Raises
+    ------
+    ValueError, TypeError, SharedMemoryError, SaveError, OptionError
+        As `save` does.
+    """
+    from ._hash import with_digest
+
+    return with_digest(save(tensors, metadata, format=format), hasher)
 
 
 def payload(name: str, tensor: torch.Tensor) -> Any:

@@ -91,3 +91,21 @@ def vectors() -> list[Vector]:
 def writings() -> list[dict[str, Any]]:
     """All lists of tensors to write."""
     return _tables()["writing"]
+
+
+def indexes() -> list[dict[str, Any]]:
+    """All indexes of sharded checkpoints, with their ``bytes``."""
+    return [case | {"bytes": _index_bytes(case)} for case in _tables()["index"]]
+
+
+def _index_bytes(case: dict[str, Any]) -> bytes:
+    if "text" in case:
+        return case["text"].encode()
+    if "text_hex" in case:
+        return from_hex(case["text_hex"])
+    return b"".join(piece.encode() * times for piece, times in case["text_repeat"])
+
+
+def counts() -> list[dict[str, Any]]:
+    """All models whose parameters are counted."""
+    return _tables()["count"]

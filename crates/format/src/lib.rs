@@ -37,6 +37,7 @@ extern crate alloc;
 extern crate std;
 
 pub mod bintensors;
+mod checksums;
 mod dtype;
 mod edit;
 mod entry;
@@ -47,6 +48,7 @@ mod format;
 #[doc(hidden)]
 pub mod fuzzing;
 mod header;
+mod index;
 mod layout;
 mod limits;
 mod metadata;
@@ -62,6 +64,7 @@ mod tensors;
 mod view;
 mod window;
 
+pub use checksums::{CHECKSUMS_KEY, Checksums, ChecksumsError};
 pub use dtype::Dtype;
 pub use edit::edit_metadata;
 pub use entry::Entry;
@@ -71,6 +74,7 @@ pub use error::{FormatError, FormatError as SafeTensorError};
 pub use extent::{ExtentError, nbytes, to_u64, to_usize};
 pub use format::Format;
 pub use header::Header;
+pub use index::{IndexError, IndexReader, ShardIndex, ShardNameFault};
 pub use layout::{Align, Layout, LayoutOptions, Order, Spec, layout, layout_with};
 pub use limits::{Leniency, Limits};
 pub use metadata::Metadata;

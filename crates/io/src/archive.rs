@@ -3,23 +3,21 @@
 use std::borrow::Cow;
 use std::fs::{File, OpenOptions as FileOptions};
 use std::io;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ingot_format::{Entry, Header, Index, Limits, Selection, to_usize};
 
 use crate::backend::{BACKEND_VARIABLE, Backend, Choice, choose};
-use crate::block::Block;
 use crate::error::Error;
-use crate::execute::{ReadOptions, execute, execute_owned};
-use crate::failure::{Failure, size};
+use crate::execute::{ReadOptions, threads_of_environment};
+use crate::failure::Failure;
 use crate::head::read_header;
-use crate::part::Part;
-use crate::plan::{self, Place, Plan};
+use crate::part::{Part, read_parts};
+use crate::plan;
+use crate::read::read_whole;
 use crate::region::Region;
 use crate::source::{FileSource, MappedSource, Memory, Source};
-use crate::warm::warm;
 use crate::watch::{Unwatched, Watch};
 
 /// How to open a file.
@@ -59,20 +57,29 @@ impl Archive {
     /// # Errors
     /// [`Error::Open`] with the system's error; that the path is a directory, or no regular file; [`Error::Header`]
     /// with the rule that the header breaks; [`Error::Read`] when reading the header fails;
-    /// [`Error::UnknownBackend`] when the environment asks for one that is none.
+    /// [`Error::UnknownBackend`] and [`Error::InvalidThreads`] when the environment asks for what there is not.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Archive, Error> {
-        let open_fault = |source| Error::Open {
+        let file = open_file(path).map_err(|source| Error::Open {
             path: path.to_owned(),
             source,
+        })?;
+        Archive::of_file(file, path.to_owned(), options)
+    }
+
+    /// As [`Archive::open`], for a file that is open. `path` is for the errors.
+    pub(crate) fn of_file(file: File, path: PathBuf, options: &OpenOptions) -> Result<Archive, Error> {
+        let open_fault = |source| Error::Open {
+            path: path.clone(),
+            source,
         };
-        let file = FileSource::new(open_file(path).map_err(open_fault)?).map_err(open_fault)?;
-        let header = read_header(&file, Some(path), &options.limits)?;
+        let file = FileSource::new(file).map_err(open_fault)?;
+        let header = read_header(&file, Some(&path), &options.limits)?;
+        threads_of_environment()?;
         let variable = std::env::var(BACKEND_VARIABLE).ok();
         let choice = choose(options.backend, variable.as_deref(), file.remote())?;
         let (source, choice) = attach(file, options.backend, choice).map_err(open_fault)?;
-        let path = Some(path.to_owned());
         Ok(Archive {
-            path,
+            path: Some(path),
             header,
             source,
             backend: choice.backend.name(),
@@ -159,7 +166,7 @@ impl Archive {
         found.ok_or_else(|| Error::UnknownTensor {
             path: self.path.clone(),
             tensor: name.to_owned(),
-            nearest: nearest(&self.header, name),
+            nearest: nearest(self.header.names(), name),
         })
     }
 
@@ -182,116 +189,6 @@ impl Archive {
         self.find(name)?.read(&ReadOptions::default(), &Unwatched)
     }
 
-    /// The bytes of many tensors, given as places in the header's order of data; the regions come in the order
-    /// of `numbers`.
-    ///
-    /// Where the file is mapped these are views of the mapping, and nothing is read. A tensor whose elements are
-    /// not aligned in the file is copied to where they are. Elsewhere all are read at once, in parallel.
-    ///
-    /// # Errors
-    /// [`Error::Read`] and [`Error::Changed`] when the bytes cannot be had, [`Error::OutOfMemory`],
-    /// [`Error::Interrupted`].
-    pub fn regions(
-        &self,
-        numbers: &[usize],
-        options: &ReadOptions,
-        watch: &dyn Watch,
-    ) -> Result<Vec<Region>, Error> {
-        let Some(memory) = self.source.memory() else {
-            let regions = self.read_regions(numbers, options, watch)?;
-            self.check_unchanged()?;
-            return Ok(regions);
-        };
-        // Before anything is handed out, because touching what is no longer there is fatal.
-        self.check_unchanged()?;
-        let mut ranks = Vec::new();
-        let view = |(rank, &number): (usize, &usize)| {
-            // Only numbers of this header are given; one that is not has no bytes.
-            let Some(entry) = self.header.entry(number) else {
-                return Region::new(Arc::clone(memory), 0, 0);
-            };
-            let region = self.view(memory, entry.begin, entry.end);
-            if !region.aligned_to(plan::alignment(&entry)) {
-                ranks.push(rank);
-            }
-            region
-        };
-        let mut regions: Vec<_> = numbers.iter().enumerate().map(view).collect();
-        if !ranks.is_empty() {
-            let numbers: Vec<usize> = ranks.iter().map(|&rank| numbers[rank]).collect();
-            for (rank, copy) in ranks
-                .into_iter()
-                .zip(self.read_regions(&numbers, options, watch)?)
-            {
-                regions[rank] = copy;
-            }
-        }
-        Ok(regions)
-    }
-
-    /// Brings the bytes of these tensors into the system's cache, and keeps none: what is read or touched next is
-    /// there. Gives their number.
-    ///
-    /// # Errors
-    /// As [`Archive::regions`].
-    pub fn warm(&self, numbers: &[usize], options: &ReadOptions, watch: &dyn Watch) -> Result<u64, Error> {
-        let runs = self.runs(numbers);
-        let nbytes = runs.iter().map(|run| run.end - run.start).sum();
-        warm(runs, nbytes, &*self.source, options, watch).map_err(|failure| self.explain(failure))?;
-        self.check_unchanged()?;
-        Ok(nbytes)
-    }
-
-    /// As [`Archive::warm`] where the file is mapped. Elsewhere tensors have memory of their own, and warming it would
-    /// be reading it twice.
-    pub(crate) fn warm_behind_mapping(
-        &self,
-        numbers: &[usize],
-        options: &ReadOptions,
-        watch: &dyn Watch,
-    ) -> Result<(), Error> {
-        match self.source.memory() {
-            Some(_) => self.warm(numbers, options, watch).map(drop),
-            None => Ok(()),
-        }
-    }
-
-    /// Where in the file the bytes of these tensors are: in its order, and neighbours as one.
-    fn runs(&self, numbers: &[usize]) -> Vec<Range<u64>> {
-        let mut numbers = numbers.to_vec();
-        numbers.sort_unstable();
-        numbers.dedup();
-        let start = self.header.data_start();
-        let mut runs: Vec<Range<u64>> = Vec::new();
-        for entry in numbers.iter().filter_map(|&number| self.header.entry(number)) {
-            let run = start + entry.begin..start + entry.end;
-            match runs.last_mut() {
-                Some(last) if last.end == run.start => last.end = run.end,
-                _ => runs.push(run),
-            }
-        }
-        runs
-    }
-
-    fn read_regions(
-        &self,
-        numbers: &[usize],
-        options: &ReadOptions,
-        watch: &dyn Watch,
-    ) -> Result<Vec<Region>, Error> {
-        let read = || {
-            let (plan, places) = Plan::of_tensors(&self.header, numbers)?;
-            Ok((execute_owned(&plan, &*self.source, options, watch)?, places))
-        };
-        let (blocks, places) = read().map_err(|failure| self.explain(failure))?;
-        let blocks: Vec<_> = blocks
-            .into_iter()
-            .map(|block| Arc::new(Memory::from(block)))
-            .collect();
-        let region = |place: Place| Region::new(Arc::clone(&blocks[place.block]), place.at, place.nbytes);
-        Ok(places.into_iter().map(region).collect())
-    }
-
     /// The bytes `begin..end` of the data section where they lie in the mapping.
     fn view(&self, memory: &Arc<Memory>, begin: u64, end: u64) -> Region {
         // The mapping is as long as the file, so what lies in the file can be addressed in it.
@@ -302,23 +199,7 @@ impl Archive {
 
     /// Fails when the file is no longer what was opened.
     pub(crate) fn check_unchanged(&self) -> Result<(), Error> {
-        let nbytes_at_open = self.source.nbytes();
-        match self.source.nbytes_now() {
-            Ok(Some(now)) if now == nbytes_at_open => Ok(()),
-            Ok(nbytes_now) => Err(Error::Changed {
-                path: self.path.clone(),
-                nbytes_at_open,
-                nbytes_now,
-            }),
-            Err(source) => Err(Error::Read {
-                path: self.path.clone(),
-                tensor: None,
-                position: 0,
-                expected: nbytes_at_open,
-                found: 0,
-                source: Some(source),
-            }),
-        }
+        check_unchanged(self.source(), self.path())
     }
 
     /// Adds path and tensor to what went wrong below.
@@ -343,6 +224,36 @@ impl Archive {
     }
 }
 
+/// The file at `path`, to be read by position.
+pub(crate) fn open_source(path: &Path) -> Result<FileSource, Error> {
+    let source = open_file(path).and_then(FileSource::new);
+    source.map_err(|source| Error::Open {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// Fails when `source` is no longer what was opened. `path` is for the errors.
+pub(crate) fn check_unchanged(source: &dyn Source, path: Option<&Path>) -> Result<(), Error> {
+    let nbytes_at_open = source.nbytes();
+    match source.nbytes_now() {
+        Ok(Some(now)) if now == nbytes_at_open => Ok(()),
+        Ok(nbytes_now) => Err(Error::Changed {
+            path: path.map(Path::to_owned),
+            nbytes_at_open,
+            nbytes_now,
+        }),
+        Err(source) => Err(Error::Read {
+            path: path.map(Path::to_owned),
+            tensor: None,
+            position: 0,
+            expected: nbytes_at_open,
+            found: 0,
+            source: Some(source),
+        }),
+    }
+}
+
 /// A tensor of an open file.
 #[derive(Clone, Copy, Debug)]
 pub struct Tensor<'a> {
@@ -358,7 +269,7 @@ impl<'a> Tensor<'a> {
         &self.entry
     }
 
-    /// Its place in the header's order of data, as [`Archive::regions`] takes it.
+    /// Its place in the header's order of data.
     #[must_use]
     pub fn number(&self) -> usize {
         self.number
@@ -367,36 +278,41 @@ impl<'a> Tensor<'a> {
     /// Its bytes: a view where the file is mapped, else read into memory of their own.
     ///
     /// # Errors
-    /// As [`Archive::regions`].
+    /// As [`read_tensors`](crate::read_tensors).
     pub fn read(&self, options: &ReadOptions, watch: &dyn Watch) -> Result<Region, Error> {
         let archive = self.archive;
         // Before anything is handed out, because touching what is no longer there is fatal.
-        if let Some(memory) = archive.source.memory() {
+        if archive.source.memory().is_some() {
             archive.check_unchanged()?;
-            let view = archive.view(memory, self.entry.begin, self.entry.end);
-            if view.aligned_to(plan::alignment(&self.entry)) {
+            if let Some(view) = self.mapped() {
                 return Ok(view);
             }
         }
-        let read = || {
-            let mut block = Block::allocate(size(self.entry.nbytes())?)?;
-            let plan = Plan::of_one(archive.header.data_start() + self.entry.begin, block.len());
-            execute(&plan, &*archive.source, vec![block.dest()], options, watch)?;
-            Ok(block)
-        };
-        let block = read().map_err(|failure| archive.explain(failure))?;
+        let read = read_whole(&[*self], options, watch);
+        let mut regions = read.map_err(|error| match error {
+            // Its block may have a little more.
+            Error::OutOfMemory { path, source, .. } => Error::OutOfMemory {
+                path,
+                nbytes: self.entry.nbytes(),
+                source,
+            },
+            other => other,
+        })?;
         archive.check_unchanged()?;
-        Ok(Region::from(block))
+        // One number gives one region.
+        regions.pop().ok_or_else(|| Error::Closed {
+            path: archive.path.clone(),
+        })
     }
 
     /// What `index` takes of it: its shape, and its bytes in C order. A view of the mapping where the bytes lie
     /// together in it, else a copy; only the bytes needed are read, or little more.
     ///
     /// # Errors
-    /// [`Error::Slice`] when the index does not fit, and what [`Archive::regions`] says.
+    /// [`Error::Slice`] when the index does not fit, and what [`read_tensors`](crate::read_tensors) says.
     pub fn select(&self, index: &[Index], watch: &dyn Watch) -> Result<(Vec<u64>, Region), Error> {
         let part = [Part::new(*self, index, None)?];
-        let mut regions = self.archive.parts(&part, &ReadOptions::default(), watch)?;
+        let mut regions = read_parts(&part, &ReadOptions::default(), watch)?;
         // One part gives one region.
         let region = regions.pop().ok_or_else(|| Error::Closed {
             path: self.archive.path.clone(),
@@ -404,8 +320,18 @@ impl<'a> Tensor<'a> {
         Ok((part[0].shape().to_owned(), region))
     }
 
-    pub(crate) fn archive(&self) -> &'a Archive {
+    /// The file that it is in.
+    #[must_use]
+    pub fn archive(&self) -> &'a Archive {
         self.archive
+    }
+
+    /// All of it where it lies in the mapping, if the file is mapped and its elements are aligned there. Whoever touches
+    /// it has to have found the file unchanged before.
+    pub(crate) fn mapped(&self) -> Option<Region> {
+        let memory = self.archive.source.memory()?;
+        let view = self.archive.view(memory, self.entry.begin, self.entry.end);
+        view.aligned_to(plan::alignment(&self.entry)).then_some(view)
     }
 
     /// Where it begins in the file.
@@ -438,7 +364,7 @@ impl<'a> Tensor<'a> {
 
 /// Opens without waiting: a FIFO nobody writes to would otherwise hang the program. That it is none is checked
 /// on the open file, so that nobody can put another in its place between a look and the opening.
-fn open_file(path: &Path) -> io::Result<File> {
+pub(crate) fn open_file(path: &Path) -> io::Result<File> {
     let mut options = FileOptions::new();
     options.read(true);
     #[cfg(unix)]
@@ -471,9 +397,9 @@ fn attach(file: FileSource, asked: Backend, choice: Choice) -> io::Result<(Box<d
     }
 }
 
-/// The name in the header that is most like `name`: equal but for case and separators, or with the longest
+/// The one of `names` that is most like `name`: equal but for case and separators, or with the longest
 /// common end, because prefixes such as `model.` are what most often differs.
-fn nearest(header: &Header, name: &str) -> Option<String> {
+pub(crate) fn nearest<'n>(names: impl Iterator<Item = &'n str>, name: &str) -> Option<String> {
     let letters = |text: &str| -> String {
         text.chars()
             .filter(|c| c.is_alphanumeric())
@@ -496,9 +422,8 @@ fn nearest(header: &Header, name: &str) -> Option<String> {
             .count();
         same_end.max(same_start)
     };
-    let best = header
-        .entries()
-        .map(|entry| (likeness(entry.name), entry.name))
+    let best = names
+        .map(|name| (likeness(name), name))
         .max_by_key(|pair| pair.0)?;
     // Less than half in common is no help.
     (2 * best.0 >= wanted.len().max(1)).then(|| best.1.to_owned())

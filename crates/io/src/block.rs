@@ -65,11 +65,6 @@ impl Block {
         })
     }
 
-    /// Bytes in it.
-    pub(crate) fn len(&self) -> usize {
-        self.used.len()
-    }
-
     /// All of it, to be filled.
     pub(crate) fn dest(&mut self) -> Dest<'_> {
         Dest::untouched(&mut self.pages[self.used.clone()])

@@ -167,6 +167,11 @@ impl<'a> Dest<'a> {
         self.len == 0
     }
 
+    /// The address of the first byte.
+    pub(crate) fn addr(&self) -> usize {
+        self.start.addr().get()
+    }
+
     /// The first `at` bytes, or all where there are no more, and the rest.
     #[must_use]
     pub fn split_at(self, at: usize) -> (Dest<'a>, Dest<'a>) {

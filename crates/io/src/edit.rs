@@ -11,12 +11,14 @@
 use std::path::Path;
 
 use ingot_format::{
-    Dtype, Format, Header, LayoutOptions, Metadata, Order, Spec, edit_metadata, layout_with, to_u64,
+    CHECKSUMS_KEY, Dtype, Format, Header, LayoutOptions, Metadata, Order, Spec, edit_metadata, layout_with,
+    to_u64,
 };
 
 use crate::error::Error;
+use crate::hash::renewed;
 use crate::payload::{FileRange, Payload};
-use crate::save::{Durability, SaveOptions, save};
+use crate::save::{Durability, SaveOptions, save, step};
 use crate::watch::Watch;
 
 mod error;
@@ -99,6 +101,8 @@ pub fn update_metadata(
 /// Writes `payload` as the tensor `name` of the file at `path`, which has one of that dtype and shape. The other bytes
 /// of the file stay as they are.
 ///
+/// A digest that the file keeps of the tensor becomes that of the new bytes. ModelSpec's, which is of all data, does not.
+///
 /// It is always a new file: tensors are longer than what can be changed at once, and a reader must not see half of one.
 ///
 /// # Errors
@@ -143,7 +147,34 @@ pub fn replace_tensor(
         payload.clone(),
         range(entry.end, header.data_nbytes()),
     ];
+    let head = head_with_digest(path, head, &header, name, payload)?;
     replace(path, &held, &head, &payloads, options, watch)
+}
+
+/// The head of the file after `payload` became the tensor `name`: another where it keeps a digest of that.
+fn head_with_digest(
+    path: &Path,
+    head: Vec<u8>,
+    header: &Header,
+    name: &str,
+    payload: &Payload<'_>,
+) -> Result<Vec<u8>, Error> {
+    let record = renewed(header, name, payload).map_err(|source| Error::Write {
+        path: path.to_owned(),
+        step: step::READ,
+        nbytes: header.file_nbytes(),
+        source,
+    })?;
+    let Some(record) = record else { return Ok(head) };
+    let change = MetadataChange {
+        set: &[(CHECKSUMS_KEY, &record)],
+        remove: &[],
+    };
+    let pairs = changed(header.metadata(), &change);
+    match edit_metadata(&head, header, pairs.as_deref()) {
+        Some(edited) => Ok(edited),
+        None => head_for_the_data(path, header, pairs.as_deref()),
+    }
 }
 
 /// A new file for `held`, unless somebody was quicker.

@@ -4,10 +4,13 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use ingot_format::{Dtype, Escaped, FormatError, Quoted, SelectionError};
+use ingot_format::{Dtype, Escaped, FormatError, IndexError, Quoted, SelectionError};
 
 use crate::backend::{BACKEND_VARIABLE, Backend};
+use crate::checkpoint::CheckpointFault;
 use crate::edit::EditError;
+use crate::execute::THREADS_VARIABLE;
+use crate::hash::Unequal;
 
 /// A failure to open, read or save, with what a reader needs to put it right.
 ///
@@ -29,6 +32,20 @@ pub enum Error {
         path: Option<PathBuf>,
         /// The rule.
         fault: FormatError,
+    },
+    /// The index of a checkpoint breaks a rule of FORMAT.md.
+    Index {
+        /// The index.
+        path: PathBuf,
+        /// The rule.
+        fault: IndexError,
+    },
+    /// The files of a checkpoint do not go together.
+    Checkpoint {
+        /// The index, or the directory.
+        path: PathBuf,
+        /// What is wrong.
+        fault: CheckpointFault,
     },
     /// The file has no tensor of this name.
     UnknownTensor {
@@ -106,6 +123,11 @@ pub enum Error {
         /// What it asks for.
         found: String,
     },
+    /// The environment asks for a number of threads that is none.
+    InvalidThreads {
+        /// What it asks for.
+        found: String,
+    },
     /// The tensor is not converted to the dtype that was asked for.
     Conversion {
         /// The file.
@@ -132,6 +154,29 @@ pub enum Error {
         path: PathBuf,
         /// Why not.
         fault: EditError,
+    },
+    /// The record of digests in the file's metadata cannot be used. FORMAT.md, "Checksums".
+    Checksums {
+        /// The file.
+        path: Option<PathBuf>,
+        /// Why not.
+        reason: String,
+    },
+    /// The file keeps no digest of a tensor that was to be compared with one.
+    NoDigest {
+        /// The file.
+        path: Option<PathBuf>,
+        /// The tensor.
+        tensor: String,
+    },
+    /// Bytes are not those that a digest was taken of.
+    Digest {
+        /// The file.
+        path: Option<PathBuf>,
+        /// The tensor; `None` for the whole file.
+        tensor: Option<String>,
+        /// The two digests. Boxed, because they are larger than all the rest.
+        unequal: Box<Unequal>,
     },
     /// The handle was closed.
     Closed {
@@ -205,6 +250,8 @@ impl Error {
         match self {
             Error::Open { source, .. } => code_of(source).unwrap_or("open"),
             Error::Header { fault, .. } | Error::Unstorable { fault, .. } => fault.code(),
+            Error::Index { fault, .. } => fault.code(),
+            Error::Checkpoint { fault, .. } => fault.code(),
             Error::UnknownTensor { .. } => "unknown-tensor",
             Error::Slice { fault, .. } => fault.code(),
             Error::Read { source: None, .. } => "short-read",
@@ -215,9 +262,13 @@ impl Error {
             Error::OutOfMemory { .. } => "out-of-memory",
             Error::Write { .. } => "write",
             Error::UnknownBackend { .. } => "unknown-backend",
+            Error::InvalidThreads { .. } => "invalid-threads",
             Error::Conversion { .. } => "no-conversion",
             Error::Destination { misfit, .. } => misfit.code(),
             Error::Edit { fault, .. } => fault.code(),
+            Error::Checksums { .. } => "invalid-checksums",
+            Error::NoDigest { .. } => "no-digest",
+            Error::Digest { .. } => "digest-mismatch",
             Error::Closed { .. } => "closed",
             Error::Interrupted => "interrupted",
         }
@@ -227,7 +278,11 @@ impl Error {
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         match self {
-            Error::Open { path, .. } | Error::Write { path, .. } | Error::Edit { path, .. } => Some(path),
+            Error::Open { path, .. }
+            | Error::Write { path, .. }
+            | Error::Edit { path, .. }
+            | Error::Index { path, .. }
+            | Error::Checkpoint { path, .. } => Some(path),
             Error::Header { path, .. }
             | Error::UnknownTensor { path, .. }
             | Error::Slice { path, .. }
@@ -237,8 +292,11 @@ impl Error {
             | Error::Unstorable { path, .. }
             | Error::Conversion { path, .. }
             | Error::Destination { path, .. }
+            | Error::Checksums { path, .. }
+            | Error::NoDigest { path, .. }
+            | Error::Digest { path, .. }
             | Error::Closed { path } => path.as_deref(),
-            Error::UnknownBackend { .. } | Error::Interrupted => None,
+            Error::UnknownBackend { .. } | Error::InvalidThreads { .. } | Error::Interrupted => None,
         }
     }
 
@@ -247,11 +305,14 @@ impl Error {
     pub fn tensor(&self) -> Option<&str> {
         match self {
             Error::Header { fault, .. } | Error::Unstorable { fault, .. } => fault.tensor(),
+            Error::Index { fault, .. } => fault.tensor(),
+            Error::Checkpoint { fault, .. } => fault.tensor(),
             Error::UnknownTensor { tensor, .. }
             | Error::Slice { tensor, .. }
             | Error::Conversion { tensor, .. }
-            | Error::Destination { tensor, .. } => Some(tensor),
-            Error::Read { tensor, .. } => tensor.as_deref(),
+            | Error::Destination { tensor, .. }
+            | Error::NoDigest { tensor, .. } => Some(tensor),
+            Error::Read { tensor, .. } | Error::Digest { tensor, .. } => tensor.as_deref(),
             Error::Edit { fault, .. } => fault.tensor(),
             _ => None,
         }
@@ -262,6 +323,7 @@ impl Error {
     pub fn expected_found(&self) -> Option<(u64, u64)> {
         match *self {
             Error::Header { ref fault, .. } | Error::Unstorable { ref fault, .. } => fault.expected_found(),
+            Error::Index { ref fault, .. } => fault.expected_found(),
             Error::Read { expected, found, .. } => Some((expected, found)),
             Error::Edit { ref fault, .. } => fault.expected_found(),
             Error::Changed {
@@ -316,6 +378,8 @@ impl fmt::Display for Error {
         match self {
             Error::Open { source, .. } => write!(f, "{source}"),
             Error::Header { fault, .. } | Error::Unstorable { fault, .. } => write!(f, "{fault}"),
+            Error::Index { fault, .. } => write!(f, "{fault}"),
+            Error::Checkpoint { fault, .. } => write!(f, "{fault}"),
             Error::UnknownTensor { tensor, nearest, .. } => {
                 write!(f, "tensor {}: the file has none of this name", Quoted(tensor))?;
                 match nearest {
@@ -381,6 +445,11 @@ impl fmt::Display for Error {
                 Quoted(found),
                 Backend::ALL.map(Backend::name).join(", ")
             ),
+            Error::InvalidThreads { found } => write!(
+                f,
+                "{THREADS_VARIABLE} {} is no number of threads: expected 1 or more",
+                Quoted(found)
+            ),
             Error::Conversion {
                 tensor,
                 stored,
@@ -393,6 +462,21 @@ impl fmt::Display for Error {
             ),
             Error::Destination { tensor, misfit, .. } => write!(f, "tensor {}: {misfit}", Quoted(tensor)),
             Error::Edit { fault, .. } => write!(f, "{fault}"),
+            Error::Checksums { reason, .. } => f.write_str(reason),
+            Error::NoDigest { tensor, .. } => {
+                write!(
+                    f,
+                    "tensor {}: the file keeps no digest to verify it by",
+                    Quoted(tensor)
+                )
+            }
+            Error::Digest { tensor, unequal, .. } => {
+                match tensor {
+                    Some(tensor) => write!(f, "tensor {}: its bytes", Quoted(tensor))?,
+                    None => f.write_str("the file's bytes")?,
+                }
+                write!(f, " are not those that were promised: {unequal}")
+            }
             Error::Closed { .. } => f.write_str("file is closed"),
             Error::Interrupted => f.write_str("interrupted"),
         }
@@ -403,6 +487,8 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Error::Header { fault, .. } | Error::Unstorable { fault, .. } => Some(fault),
+            Error::Index { fault, .. } => Some(fault),
+            Error::Checkpoint { fault, .. } => Some(fault),
             Error::Slice { fault, .. } => Some(fault),
             Error::Edit { fault, .. } => Some(fault),
             _ => self

@@ -51,6 +51,26 @@ impl Failure {
     }
 }
 
+impl From<Failure> for Error {
+    /// For a failure that is that of no file.
+    fn from(failure: Failure) -> Error {
+        failure.about(None, None)
+    }
+}
+
+/// A failure, and which of several files it was met in: `None` where it is that of none.
+#[derive(Debug)]
+pub(crate) struct InFile {
+    pub(crate) file: Option<usize>,
+    pub(crate) failure: Failure,
+}
+
+impl From<Failure> for InFile {
+    fn from(failure: Failure) -> InFile {
+        InFile { file: None, failure }
+    }
+}
+
 /// Fills `dest` from `position` on. Sources may give less than they are asked for, and be interrupted.
 pub(crate) fn read_exactly(source: &dyn Source, position: u64, dest: &mut [u8]) -> Result<(), Failure> {
     let expected = dest.len();

@@ -6,25 +6,32 @@
 mod archive;
 mod backend;
 mod block;
+mod checkpoint;
 mod convert;
 mod dest;
 mod edit;
 mod error;
 mod execute;
 mod failure;
+mod files;
 mod gather;
+mod hash;
 mod head;
 mod part;
 mod payload;
 mod plan;
 mod prefetch;
+mod read;
 mod rearrange;
 mod region;
 #[cfg(feature = "remote")]
 mod remote;
+#[cfg(target_os = "linux")]
+mod residency;
 mod save;
 mod serialize;
 mod source;
+mod statistics;
 mod stream;
 mod strided_dest;
 mod warm;
@@ -35,16 +42,22 @@ mod writer;
 
 pub use archive::{Archive, OpenOptions, Tensor};
 pub use backend::{BACKEND_VARIABLE, Backend};
+pub use checkpoint::{Checkpoint, CheckpointFault, CheckpointOptions, Origins, Reach, read_index};
 pub use convert::{convert, converts, is_float};
 pub use dest::{Bytes, Dest};
 pub use edit::origin::Origin;
 pub use edit::{EditError, Edited, MetadataChange, Way, replace_tensor, update_metadata};
 pub use error::{Error, Misfit};
-pub use execute::ReadOptions;
-pub use part::{Part, Target};
+pub use execute::{ReadOptions, THREADS_VARIABLE};
+pub use hash::{
+    Algorithm, Compared, Definition, Digest, Keep, MODEL_SPEC_KEY, Mismatch, Proof, Report, Sealed, Unequal,
+    hash, verify,
+};
+pub use part::{Part, Target, fill_parts, read_parts};
 pub use payload::{Dim, FileRange, Footprint, Payload, Produce, Strided, overlapping};
-pub use plan::{OWN_BLOCK_NBYTES, Place, Plan, Read, SHARED_BLOCK_NBYTES, TooLarge};
+pub use plan::{OWN_BLOCK_NBYTES, Place, Plan, Read, SHARED_BLOCK_NBYTES, TensorId, TooLarge};
 pub use prefetch::{Fetched, Prefetch, Request};
+pub use read::{read_tensors, warm_tensors};
 pub use rearrange::{Pick, assemble};
 pub use region::Region;
 #[cfg(feature = "remote")]
@@ -55,6 +68,7 @@ pub use serialize::safetensors::{
 };
 pub use serialize::{bintensors, safetensors};
 pub use source::{FileSource, Memory, MemorySource, Source};
+pub use statistics::{Number, Statistics, has_statistics, statistics};
 pub use strided_dest::StridedDest;
 pub use watch::{Unwatched, Watch};
 #[cfg(unix)]

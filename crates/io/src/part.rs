@@ -1,23 +1,25 @@
 //! Parts of tensors, read and converted on the way.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use ingot_format::{Dtype, Index, Selection, to_u64, to_usize};
 
-use crate::archive::{Archive, Tensor};
+use crate::archive::Tensor;
 use crate::block::Block;
 use crate::convert::{convert, converts, is_float};
 use crate::dest::Dest;
 use crate::error::{Error, Misfit};
 use crate::execute::{ReadOptions, Reading};
 use crate::failure::{Failure, size};
+use crate::files::Files;
 use crate::gather::{Cursor, PAGE_NBYTES, gather, level};
 use crate::payload::{Footprint, overlapping};
-use crate::plan::{OWN_BLOCK_NBYTES, SHARED_BLOCK_NBYTES};
+use crate::plan::{ALIGNMENT, OWN_BLOCK_NBYTES, SHARED_BLOCK_NBYTES, alignment, level_place};
 use crate::region::Region;
 use crate::source::{Memory, Source};
 use crate::strided_dest::StridedDest;
-use crate::watch::Watch;
+use crate::watch::{After, Watch, tell_all};
 use crate::workers::share;
 
 /// What is wanted of a tensor, and as what. Proven to be possible.
@@ -33,9 +35,6 @@ const CHUNK_NBYTES: usize = 2 << 20;
 
 /// Bytes that wait between the file and the conversion or the scattering. Few, so that they never leave the cache.
 const STAGE_NBYTES: usize = 64 << 10;
-
-/// Where parts begin in shared memory: a cache line, which is what vector units ask for at most.
-const ALIGNMENT: usize = 64;
 
 impl<'a> Part<'a> {
     /// What `index` takes of `tensor`; an empty index takes all. Floats are converted to `dtype`, if there is one. What
@@ -88,19 +87,35 @@ impl<'a> Part<'a> {
         }
     }
 
+    /// Adds path and tensor to what went wrong below.
+    fn explain(&self, failure: Failure) -> Error {
+        self.tensor.archive().explain(failure)
+    }
+
+    /// Where its first byte is in the file.
+    fn begin(&self) -> u64 {
+        self.tensor.start() + Cursor::new(&self.selection).begin()
+    }
+
     fn stored(&self) -> Dtype {
         self.tensor.entry().dtype
     }
 
+    /// The bytes of the result.
+    ///
     /// Only dtypes of whole bytes are converted; for others both widths are one.
-    fn nbytes(&self) -> Result<usize, Failure> {
-        let bits = self.selection.nbytes();
-        let elements = bits / width(self.stored());
-        size(match elements.checked_mul(width(self.dtype)) {
-            Some(_) if self.dtype == self.stored() => bits,
-            Some(nbytes) => nbytes,
-            None => u64::MAX,
-        })
+    #[must_use]
+    pub fn nbytes(&self) -> u64 {
+        let stored = self.selection.nbytes();
+        if self.dtype == self.stored() {
+            return stored;
+        }
+        let elements = stored / width(self.stored());
+        elements.saturating_mul(width(self.dtype))
+    }
+
+    fn len(&self) -> Result<usize, Failure> {
+        size(self.nbytes())
     }
 
     /// Where the part lies in the mapping, if it does so as it is wanted.
@@ -119,67 +134,75 @@ fn width(dtype: Dtype) -> u64 {
     dtype.bits().div_ceil(8)
 }
 
-impl Archive {
-    /// The bytes of many parts, in their order, read in parallel. Views of the mapping where a part lies in it as it is
-    /// wanted, else in memory of their own.
-    ///
-    /// # Errors
-    /// As [`Archive::regions`].
-    pub fn parts(
-        &self,
-        parts: &[Part<'_>],
-        options: &ReadOptions,
-        watch: &dyn Watch,
-    ) -> Result<Vec<Region>, Error> {
-        self.check_unchanged()?;
-        let mut regions: Vec<Option<Region>> = parts.iter().map(Part::view).collect();
-        let missing: Vec<usize> = (0..parts.len()).filter(|&rank| regions[rank].is_none()).collect();
-        if !missing.is_empty() {
-            let wanted: Vec<&Part<'_>> = missing.iter().map(|&rank| &parts[rank]).collect();
-            let read = || read_owned(self.source(), &wanted, options, watch);
-            let read = read().map_err(|failure| self.explain(failure))?;
-            for (rank, region) in missing.into_iter().zip(read) {
-                regions[rank] = Some(region);
-            }
-            self.check_unchanged()?;
+/// The bytes of parts of tensors, of any files, in their order, read in parallel. Views of a mapping where a part lies in
+/// it as it is wanted, else in memory of their own.
+///
+/// # Errors
+/// As [`read_tensors`](crate::read_tensors).
+pub fn read_parts(
+    parts: &[Part<'_>],
+    options: &ReadOptions,
+    watch: &dyn Watch,
+) -> Result<Vec<Region>, Error> {
+    let (files, _) = Files::of(parts.iter().map(Part::tensor));
+    files.check_unchanged()?;
+    let mut regions: Vec<Option<Region>> = parts.iter().map(Part::view).collect();
+    let missing: Vec<usize> = (0..parts.len()).filter(|&rank| regions[rank].is_none()).collect();
+    let views = regions.iter().flatten().map(|view| to_u64(view.len())).sum();
+    let total = missing
+        .iter()
+        .fold(views, |sum, &rank| sum + parts[rank].nbytes());
+    let watch = &After {
+        watch,
+        before: views,
+        total,
+    };
+    if missing.is_empty() {
+        tell_all(watch, 0)?;
+    } else {
+        let wanted: Vec<&Part<'_>> = missing.iter().map(|&rank| &parts[rank]).collect();
+        let read = read_owned(&files, &wanted, options, watch)?;
+        for (rank, region) in missing.into_iter().zip(read) {
+            regions[rank] = Some(region);
         }
-        Ok(regions.into_iter().flatten().collect())
+        files.check_unchanged()?;
     }
+    Ok(regions.into_iter().flatten().collect())
+}
 
-    /// Reads parts, in parallel, into memory of others.
-    ///
-    /// # Errors
-    /// [`Error::Destination`] where a target does not fit its part, or shares memory with another target, before
-    /// anything is read; then as [`Archive::regions`]. What has been read by then stays in the targets.
-    pub fn fill(
-        &self,
-        parts: &[Part<'_>],
-        targets: Vec<Target<'_>>,
-        options: &ReadOptions,
-        watch: &dyn Watch,
-    ) -> Result<(), Error> {
-        for (part, target) in parts.iter().zip(&targets) {
-            if let Some(misfit) = target.misfit(part) {
-                return Err(part.refuse(misfit));
-            }
+/// Reads parts of tensors, of any files, in parallel, into memory of others.
+///
+/// # Errors
+/// [`Error::Destination`] where a target does not fit its part, or shares memory with another target, before anything
+/// is read; then as [`read_tensors`](crate::read_tensors). What has been read by then stays in the targets.
+pub fn fill_parts(
+    parts: &[Part<'_>],
+    targets: Vec<Target<'_>>,
+    options: &ReadOptions,
+    watch: &dyn Watch,
+) -> Result<(), Error> {
+    for (part, target) in parts.iter().zip(&targets) {
+        if let Some(misfit) = target.misfit(part) {
+            return Err(part.refuse(misfit));
         }
-        let footprints: Vec<Footprint> = targets.iter().map(|target| target.memory.footprint()).collect();
-        if let Some((one, other)) = overlapping(&footprints) {
-            let other = parts[other].tensor.entry().name.to_owned();
-            return Err(parts[one].refuse(Misfit::Overlap { other }));
-        }
-        let mut jobs = Vec::new();
-        for (part, target) in parts.iter().zip(targets) {
-            let place = match target.memory.into_dest() {
-                Ok(dest) => Place::Together(dest),
-                Err(strided) => Place::Apart(strided),
-            };
-            cut(part, place, &mut jobs);
-        }
-        self.check_unchanged()?;
-        work(self.source(), jobs, options, watch).map_err(|failure| self.explain(failure))?;
-        self.check_unchanged()
     }
+    let footprints: Vec<Footprint> = targets.iter().map(|target| target.memory.footprint()).collect();
+    if let Some((one, other)) = overlapping(&footprints) {
+        let other = parts[other].tensor.entry().name.to_owned();
+        return Err(parts[one].refuse(Misfit::Overlap { other }));
+    }
+    let mut jobs = Vec::new();
+    for (part, target) in parts.iter().zip(targets) {
+        let place = match target.memory.into_dest() {
+            Ok(dest) => Place::Together(dest),
+            Err(strided) => Place::Apart(strided),
+        };
+        cut(part, place, &mut jobs);
+    }
+    let (files, _) = Files::of(parts.iter().map(Part::tensor));
+    files.check_unchanged()?;
+    work(jobs, options, watch)?;
+    files.check_unchanged()
 }
 
 /// Memory of others for one part.
@@ -201,8 +224,7 @@ impl Target<'_> {
                 found: self.dtype,
             });
         }
-        let fits =
-            self.shape == part.shape() && part.nbytes().is_ok_and(|nbytes| nbytes == self.memory.len());
+        let fits = self.shape == part.shape() && part.len().is_ok_and(|nbytes| nbytes == self.memory.len());
         (!fits).then(|| Misfit::Shape {
             expected: part.shape().to_owned(),
             found: self.shape.clone(),
@@ -212,16 +234,16 @@ impl Target<'_> {
 
 /// Reads parts into memory of their own. Small ones share, because a block costs system calls and at least a page.
 fn read_owned(
-    source: &dyn Source,
+    files: &Files<'_>,
     parts: &[&Part<'_>],
     options: &ReadOptions,
     watch: &dyn Watch,
-) -> Result<Vec<Region>, Failure> {
+) -> Result<Vec<Region>, Error> {
     let mut sizes: Vec<usize> = Vec::new();
     let mut shared = None;
     let mut places = Vec::with_capacity(parts.len());
     for part in parts {
-        let nbytes = part.nbytes()?;
+        let nbytes = part.len().map_err(|failure| part.explain(failure))?;
         let block = match shared {
             _ if nbytes >= OWN_BLOCK_NBYTES => None,
             Some(block) if sizes[block] + ALIGNMENT + nbytes <= SHARED_BLOCK_NBYTES => Some(block),
@@ -234,12 +256,14 @@ fn read_owned(
             sizes.push(0);
             sizes.len() - 1
         });
-        let at = sizes[block].next_multiple_of(ALIGNMENT);
+        let at = level_place(sizes[block], part.begin(), alignment(part.tensor.entry()));
         sizes[block] = at + nbytes;
         places.push((block, at, nbytes));
     }
     let blocks = sizes.into_iter().map(Block::allocate);
-    let mut blocks = blocks.collect::<Result<Vec<_>, _>>()?;
+    let mut blocks = blocks
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|failure| files.explain(failure))?;
     let mut rests: Vec<(usize, Option<Dest<'_>>)> =
         blocks.iter_mut().map(|block| (0, Some(block.dest()))).collect();
     let mut jobs = Vec::new();
@@ -252,7 +276,7 @@ fn read_owned(
             cut(part, Place::Together(dest), &mut jobs);
         }
     }
-    work(source, jobs, options, watch)?;
+    work(jobs, options, watch)?;
     let memories: Vec<_> = blocks
         .into_iter()
         .map(|block| Arc::new(Memory::from(block)))
@@ -294,31 +318,25 @@ impl<'d> Place<'d> {
 
 /// What one thread does at once.
 struct Job<'p, 'd> {
-    /// Where the tensor begins in the file.
-    start: u64,
+    part: &'p Part<'p>,
     cursor: Cursor<'p>,
-    from: Dtype,
-    to: Dtype,
     place: Place<'d>,
 }
 
 /// Cuts a part into jobs.
-fn cut<'p, 'd>(part: &'p Part<'_>, place: Place<'d>, jobs: &mut Vec<Job<'p, 'd>>) {
-    let (from, to) = (part.stored(), part.dtype);
+fn cut<'p, 'd>(part: &'p Part<'p>, place: Place<'d>, jobs: &mut Vec<Job<'p, 'd>>) {
     let mut cursor = Cursor::new(&part.selection);
     let mut rest = place;
     // So many bytes of the place that neither they nor their source are more than a chunk.
-    let (stored, wanted) = (width(from), width(to));
+    let (stored, wanted) = (width(part.stored()), width(part.dtype));
     let elements = to_u64(CHUNK_NBYTES) / stored.max(wanted);
     let most = to_usize(elements * wanted).unwrap_or(CHUNK_NBYTES);
     while rest.len() > 0 {
         let (place, after) = rest.split_at(most);
         let taken = to_u64(place.len()) / wanted * stored;
         jobs.push(Job {
-            start: part.tensor.start(),
+            part,
             cursor: cursor.clone(),
-            from,
-            to,
             place,
         });
         cursor.skip(taken);
@@ -327,34 +345,54 @@ fn cut<'p, 'd>(part: &'p Part<'_>, place: Place<'d>, jobs: &mut Vec<Job<'p, 'd>>
 }
 
 /// Does all jobs, on several threads where that pays.
-fn work(
-    source: &dyn Source,
-    jobs: Vec<Job<'_, '_>>,
-    options: &ReadOptions,
-    watch: &dyn Watch,
-) -> Result<(), Failure> {
+fn work(jobs: Vec<Job<'_, '_>>, options: &ReadOptions, watch: &dyn Watch) -> Result<(), Error> {
     let total = jobs.iter().map(|job| to_u64(job.place.len())).sum();
+    let reading = Reading::of(total, &spans(&jobs), options);
     share(
-        Reading::of(total, source, options),
+        reading,
         jobs,
         total,
-        |job| job.run(source),
+        |job| {
+            let part = job.part;
+            job.run().map_err(|failure| part.explain(failure))
+        },
         watch,
     )
 }
 
+/// Where in their files these jobs read, those of one file that follow one another as one.
+fn spans<'p>(jobs: &[Job<'p, '_>]) -> Vec<(&'p dyn Source, Range<u64>)> {
+    let mut last = None;
+    let mut spans: Vec<(&dyn Source, Range<u64>)> = Vec::new();
+    for job in jobs {
+        let (archive, begin) = (job.part.tensor.archive(), job.begin());
+        match spans.last_mut() {
+            Some((_, span)) if last.is_some_and(|last| std::ptr::eq(last, archive)) => {
+                *span = span.start.min(begin)..span.end.max(begin);
+            }
+            _ => spans.push((archive.source(), begin..begin)),
+        }
+        last = Some(archive);
+    }
+    spans
+}
+
 impl Job<'_, '_> {
+    /// Where its first byte is in the file.
+    fn begin(&self) -> u64 {
+        self.part.tensor.start() + self.cursor.begin()
+    }
+
     /// Gives the bytes that it filled.
-    fn run(self, source: &dyn Source) -> Result<usize, Failure> {
+    fn run(self) -> Result<usize, Failure> {
         let nbytes = self.place.len();
         let Job {
-            start,
+            part,
             mut cursor,
-            from,
-            to,
-            place,
+            mut place,
         } = self;
-        let mut place = place;
+        let (source, start) = (part.tensor.archive().source(), part.tensor.start());
+        let (from, to) = (part.stored(), part.dtype);
         if let Place::Together(dest) = &mut place {
             dest.populate();
             if from == to {

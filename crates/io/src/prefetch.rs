@@ -7,9 +7,12 @@ use std::time::Duration;
 
 use ingot_format::Index;
 
-use crate::archive::Archive;
+use crate::archive::Tensor;
+use crate::checkpoint::Checkpoint;
 use crate::error::Error;
 use crate::execute::ReadOptions;
+use crate::plan::TensorId;
+use crate::read::{read_tensors, warm_behind_mappings};
 use crate::region::Region;
 use crate::watch::Watch;
 
@@ -22,8 +25,8 @@ const PARTS: u64 = 4;
 /// What to read of one tensor.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Its place in the header's order of data.
-    pub number: usize,
+    /// Which it is, as [`Checkpoint::id`] says.
+    pub tensor: TensorId,
     /// The part of it; all of it by default.
     pub index: Option<Vec<Index>>,
 }
@@ -51,7 +54,7 @@ pub struct Prefetch {
 
 #[derive(Debug)]
 struct Shared {
-    archive: Arc<Archive>,
+    checkpoint: Arc<Checkpoint>,
     requests: Vec<Request>,
     options: ReadOptions,
     ahead: u64,
@@ -86,7 +89,12 @@ enum Slot {
 impl Prefetch {
     /// Starts to read `requests`, in this order, with at most `ahead` bytes waiting to be handed out.
     #[must_use]
-    pub fn new(archive: Arc<Archive>, requests: Vec<Request>, ahead: u64, options: ReadOptions) -> Prefetch {
+    pub fn new(
+        checkpoint: Arc<Checkpoint>,
+        requests: Vec<Request>,
+        ahead: u64,
+        options: ReadOptions,
+    ) -> Prefetch {
         let state = State {
             slots: requests.iter().map(|_| Slot::Waiting).collect(),
             begun: 0,
@@ -97,7 +105,7 @@ impl Prefetch {
             is_closed: false,
         };
         let shared = Arc::new(Shared {
-            archive,
+            checkpoint,
             requests,
             options,
             ahead,
@@ -290,15 +298,17 @@ impl Shared {
 
     /// All of one batch at once; one by one where that fails, so that each has its own failure.
     fn read_batch(&self, ranks: &[usize]) -> HashMap<usize, Result<Fetched, Error>> {
-        let whole: Vec<usize> = ranks
-            .iter()
-            .copied()
-            .filter(|&rank| self.requests[rank].index.is_none())
-            .collect();
-        let numbers: Vec<usize> = whole.iter().map(|&rank| self.requests[rank].number).collect();
+        let whole = |&rank: &usize| {
+            let request = &self.requests[rank];
+            let tensor = self.checkpoint.tensor(request.tensor).ok();
+            tensor
+                .filter(|_| request.index.is_none())
+                .map(|tensor| (rank, tensor))
+        };
+        let (whole, tensors): (Vec<usize>, Vec<Tensor<'_>>) = ranks.iter().filter_map(whole).unzip();
         let mut outcomes = HashMap::with_capacity(ranks.len());
-        let warm = self.archive.warm_behind_mapping(&numbers, &self.options, self);
-        if let Ok(regions) = warm.and_then(|()| self.archive.regions(&numbers, &self.options, self)) {
+        let warm = warm_behind_mappings(&tensors, &self.options, self);
+        if let Ok(regions) = warm.and_then(|()| read_tensors(&tensors, &self.options, self)) {
             let parts = regions.into_iter().map(|region| Fetched { shape: None, region });
             outcomes.extend(whole.into_iter().zip(parts.map(Ok)));
         }
@@ -313,7 +323,7 @@ impl Shared {
 
     fn read(&self, rank: usize, watch: &dyn Watch) -> Result<Fetched, Error> {
         let request = &self.requests[rank];
-        let tensor = self.archive.tensor(request.number).ok_or_else(|| self.closed())?;
+        let tensor = self.checkpoint.tensor(request.tensor)?;
         match &request.index {
             None => {
                 let region = tensor.read(&self.options, watch)?;
@@ -339,15 +349,13 @@ impl Shared {
 
     /// What counts for a request: never less than it takes.
     fn nbytes(&self, rank: usize) -> u64 {
-        self.archive
-            .header()
-            .entry(self.requests[rank].number)
-            .map_or(0, |entry| entry.nbytes())
+        let tensor = self.checkpoint.tensor(self.requests[rank].tensor);
+        tensor.map_or(0, |tensor| tensor.entry().nbytes())
     }
 
     fn closed(&self) -> Error {
         Error::Closed {
-            path: self.archive.path().map(ToOwned::to_owned),
+            path: self.checkpoint.path().map(ToOwned::to_owned),
         }
     }
 

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use crate::block::Block;
 use crate::source::Memory;
 
 /// A tensor's bytes in memory, which they keep alive.
@@ -61,16 +60,5 @@ impl Region {
 
     pub(crate) fn aligned_to(&self, alignment: usize) -> bool {
         self.as_ptr().addr().is_multiple_of(alignment)
-    }
-}
-
-impl From<Block> for Region {
-    fn from(block: Block) -> Region {
-        let memory = Memory::from(block);
-        Region {
-            at: 0,
-            nbytes: memory.len(),
-            memory: Arc::new(memory),
-        }
     }
 }

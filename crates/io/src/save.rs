@@ -10,7 +10,7 @@
 //! | a file | its mode, and as far as allowed its owner, group, extended attributes and access list, pass on to the new one. Its other hard links keep the old bytes |
 //! | a file that this process may not write to | refused, unless [`ReadOnly::Replace`] |
 //! | a symlink | followed to its end, which may not exist yet; the link stays |
-//! | a pipe, terminal or other device, standard output | the bytes are streamed into it |
+//! | a pipe, terminal or other device, standard output | the bytes are streamed into it; refused where the file is to keep digests, which stand before them |
 //! | a directory | refused |
 //!
 //! Where a file system renames no file over another, the bytes are copied into the target as [`Replace::InPlace`]
@@ -46,6 +46,7 @@ mod temp;
 mod write;
 
 use crate::error::Error;
+use crate::hash::Sealed;
 use crate::payload::Payload;
 use crate::watch::Watch;
 use pieces::Pieces;
@@ -126,8 +127,26 @@ pub fn save(
     options: &SaveOptions,
     watch: &dyn Watch,
 ) -> Result<(), Error> {
-    let pieces = Pieces::cut(head, payloads);
-    save_pieces(path, &pieces, options, watch).map_err(|stop| match stop {
+    save_cut(path, &Pieces::cut(head, payloads), options, watch)
+}
+
+/// As [`save`], with digests in the head that are taken of everything else on its way into the file.
+///
+/// # Errors
+/// What [`save`] says; also when `path` is a pipe or a device, where the head cannot be written last.
+pub(crate) fn save_sealed(
+    path: &Path,
+    sealed: &Sealed,
+    payloads: &[Payload<'_>],
+    options: &SaveOptions,
+    watch: &dyn Watch,
+) -> Result<(), Error> {
+    let pieces = Pieces::cut(&sealed.layout().head, payloads).sealed_by(sealed);
+    save_cut(path, &pieces, options, watch)
+}
+
+fn save_cut(path: &Path, pieces: &Pieces<'_>, options: &SaveOptions, watch: &dyn Watch) -> Result<(), Error> {
+    save_pieces(path, pieces, options, watch).map_err(|stop| match stop {
         Stop::Interrupted => Error::Interrupted,
         Stop::Fault { step, source } => Error::Write {
             path: path.to_path_buf(),
@@ -195,13 +214,14 @@ impl<T, E: Into<io::Error>> Step<T> for Result<T, E> {
 }
 
 /// What can fail, as [`Error::Write`] says it after "could not".
-mod step {
+pub(crate) mod step {
     pub(super) const OPEN: &str = "open it for writing";
     pub(super) const READ_ONLY: &str = "replace it, since it is read-only";
     pub(super) const CREATE: &str = "create a temporary file";
     #[cfg(unix)]
     pub(super) const RESERVE: &str = "reserve space";
-    pub(super) const READ: &str = "get the bytes of a tensor";
+    pub(crate) const READ: &str = "get the bytes of a tensor";
+    pub(super) const SEAL: &str = "put digests at its beginning";
     pub(super) const WRITE: &str = "write";
     pub(super) const ATTRIBUTES: &str = "copy mode and owner";
     pub(super) const FLUSH: &str = "flush";
@@ -213,11 +233,12 @@ mod step {
 
 /// What the user can do about a fault.
 pub(crate) fn hint(step: &str, fault: &io::Error) -> Option<&'static str> {
-    use io::ErrorKind::{PermissionDenied, ResourceBusy};
+    use io::ErrorKind::{NotSeekable, PermissionDenied, ResourceBusy};
     match (step, fault.kind()) {
         (step::CREATE | step::RENAME, PermissionDenied | ResourceBusy) => {
             Some("an existing file can be written in place instead, though not atomically (atomic=False)")
         }
+        (step::SEAL, NotSeekable) => Some("what is streamed keeps no checksums"),
         (step::READ_ONLY, PermissionDenied) => Some("it can be replaced all the same (force=True)"),
         _ => None,
     }

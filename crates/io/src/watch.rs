@@ -1,5 +1,7 @@
 //! How a caller stops something that takes long, and learns how far it is.
 
+use crate::error::Error;
+
 /// Asked and told now and then, on the thread that made the call.
 pub trait Watch: Sync {
     /// Whether to stop. Asked at least every 100 ms.
@@ -17,3 +19,30 @@ pub trait Watch: Sync {
 pub struct Unwatched;
 
 impl Watch for Unwatched {}
+
+/// Tells that all is done, where nothing had to be.
+pub(crate) fn tell_all(watch: &dyn Watch, total: u64) -> Result<(), Error> {
+    watch.progressed(total, total);
+    match watch.interrupted() {
+        true => Err(Error::Interrupted),
+        false => Ok(()),
+    }
+}
+
+/// Tells of one part of the work as what it is of the whole.
+pub(crate) struct After<'w> {
+    pub(crate) watch: &'w dyn Watch,
+    /// Bytes that were done before.
+    pub(crate) before: u64,
+    pub(crate) total: u64,
+}
+
+impl Watch for After<'_> {
+    fn interrupted(&self) -> bool {
+        self.watch.interrupted()
+    }
+
+    fn progressed(&self, done: u64, _: u64) {
+        self.watch.progressed(self.before + done, self.total);
+    }
+}

@@ -39,13 +39,13 @@ pub(crate) fn unwanted() -> bool {
 ///
 /// # Errors
 /// The first failure of `work`, or that `watch` wants no more. Tasks that were begun are finished, others dropped.
-pub(crate) fn share<T: Send>(
+pub(crate) fn share<T: Send, E: Send + From<Failure>>(
     reading: Reading,
     tasks: Vec<T>,
     total: u64,
-    work: impl Fn(T) -> Result<usize, Failure> + Sync,
+    work: impl Fn(T) -> Result<usize, E> + Sync,
     watch: &dyn Watch,
-) -> Result<(), Failure> {
+) -> Result<(), E> {
     let threads = reading.threads.min(tasks.len());
     let shared = Shared::new(tasks, total, work);
     let least = if reading.waits { 1 } else { 2 };
@@ -72,7 +72,7 @@ pub(crate) fn watched<R: Send>(work: impl FnOnce() -> R + Send, watch: &dyn Watc
     };
     let task = |work: Box<dyn FnOnce() -> R + Send + '_>| {
         *locked(&outcome) = Some(work());
-        Ok(0)
+        Ok::<usize, Failure>(0)
     };
     share(reading, vec![Box::new(work) as Box<_>], 0, task, watch)?;
     outcome
@@ -82,19 +82,19 @@ pub(crate) fn watched<R: Send>(work: impl FnOnce() -> R + Send, watch: &dyn Watc
 }
 
 /// What the threads of one call have in common.
-struct Shared<T, W> {
+struct Shared<T, W, E> {
     /// Those not begun, the first last.
     tasks: Mutex<Vec<T>>,
     work: W,
     total: u64,
     done: AtomicU64,
     stop: Arc<AtomicBool>,
-    failure: Mutex<Option<Failure>>,
+    failure: Mutex<Option<E>>,
     running: AtomicUsize,
 }
 
-impl<T: Send, W: Fn(T) -> Result<usize, Failure> + Sync> Shared<T, W> {
-    fn new(mut tasks: Vec<T>, total: u64, work: W) -> Shared<T, W> {
+impl<T: Send, W: Fn(T) -> Result<usize, E> + Sync, E: Send + From<Failure>> Shared<T, W, E> {
+    fn new(mut tasks: Vec<T>, total: u64, work: W) -> Shared<T, W, E> {
         tasks.reverse();
         Shared {
             tasks: Mutex::new(tasks),
@@ -174,11 +174,11 @@ impl<T: Send, W: Fn(T) -> Result<usize, Failure> + Sync> Shared<T, W> {
     fn look(&self, watch: &dyn Watch) {
         watch.progressed(self.done.load(Ordering::Relaxed), self.total);
         if watch.interrupted() {
-            self.fail(Failure::Interrupted);
+            self.fail(Failure::Interrupted.into());
         }
     }
 
-    fn fail(&self, failure: Failure) {
+    fn fail(&self, failure: E) {
         locked(&self.failure).get_or_insert(failure);
         self.stop.store(true, Ordering::Relaxed);
     }

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ingot_format::{Dtype, Format, Index, Limits, Spec, layout, to_u64};
 use ingot_io::{
-    Archive, Backend, Error, MemorySource, OpenOptions, Part, ReadOptions, Region, Source, Unwatched, convert,
+    Archive, Backend, Error, MemorySource, OpenOptions, Part, ReadOptions, Region, Source, Unwatched,
+    convert, read_parts,
 };
 use proptest::prelude::*;
 
@@ -60,7 +61,7 @@ fn read(archive: &Archive, parts: &[(&str, Vec<Index>, Option<Dtype>)], threads:
     let options = ReadOptions {
         threads: std::num::NonZeroUsize::new(threads),
     };
-    archive.parts(&parts, &options, &Unwatched).unwrap()
+    read_parts(&parts, &options, &Unwatched).unwrap()
 }
 
 /// The obvious way, for matrices: element by element.
@@ -197,8 +198,6 @@ fn a_file_that_shrinks_is_an_error_and_no_crash() {
         .set_len(1 << 20)
         .unwrap();
     let part = Part::new(archive.find("m").unwrap(), &[Index::WHOLE, span(0, 64, 1)], None).unwrap();
-    let refused = archive
-        .parts(&[part], &ReadOptions::default(), &Unwatched)
-        .unwrap_err();
+    let refused = read_parts(&[part], &ReadOptions::default(), &Unwatched).unwrap_err();
     assert!(matches!(refused, Error::Changed { .. }), "{refused}");
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use ingot_format::{Dtype, Format, Header, Index, Limits, Spec, layout, to_u64};
 use ingot_io::{
     Archive, Backend, Error, FileSource, MemorySource, OpenOptions, Prefetch, ReadOptions, Request, Source,
-    Unwatched, Watch,
+    Tensor, TensorId, Unwatched, Watch, read_tensors, warm_tensors,
 };
 
 /// A source that gives few bytes at a time and is interrupted now and then, as a network file system may do.
@@ -87,6 +87,14 @@ fn file() -> (Vec<u8>, Vec<(String, Vec<u8>)>) {
     (bytes, tensors)
 }
 
+/// The tensors at these places in the order of the data.
+fn some<'a>(archive: &'a Archive, numbers: &[usize]) -> Vec<Tensor<'a>> {
+    numbers
+        .iter()
+        .map(|&number| archive.tensor(number).unwrap())
+        .collect()
+}
+
 /// What is asked of every source.
 fn suite(archive: &Archive, tensors: &[(String, Vec<u8>)]) {
     for (name, bytes) in tensors {
@@ -96,9 +104,7 @@ fn suite(archive: &Archive, tensors: &[(String, Vec<u8>)]) {
     let backwards: Vec<usize> = all.iter().rev().copied().collect();
     let some_twice = vec![3, 9, 3, 0, 9];
     for numbers in [all, backwards, some_twice, Vec::new()] {
-        let regions = archive
-            .regions(&numbers, &ReadOptions::default(), &Unwatched)
-            .unwrap();
+        let regions = read_tensors(&some(archive, &numbers), &ReadOptions::default(), &Unwatched).unwrap();
         assert_eq!(regions.len(), numbers.len());
         for (number, region) in numbers.iter().zip(regions) {
             let name = archive.header().entry(*number).unwrap().name;
@@ -380,9 +386,7 @@ fn many_reads_are_under_way_at_once_where_each_of_them_waits() {
     let most = Arc::clone(&source.most_under_way);
     let archive = Archive::from_source(Box::new(source), &Limits::default()).unwrap();
     let all: Vec<usize> = (0..tensors.len()).collect();
-    archive
-        .regions(&all, &ReadOptions::default(), &Unwatched)
-        .unwrap();
+    read_tensors(&some(&archive, &all), &ReadOptions::default(), &Unwatched).unwrap();
     let cores = std::thread::available_parallelism().unwrap().get();
     assert!(most.load(Ordering::Relaxed) > cores.min(9), "{most:?}");
 }
@@ -410,13 +414,16 @@ fn a_failing_device_is_named_with_the_tensor_and_the_bytes() {
 
 /// All tensors of a source, taken from a [`Prefetch`].
 fn prefetched(source: Box<dyn Source>, ahead: u64) -> (Prefetch, Vec<String>) {
-    let archive = Arc::new(Archive::from_source(source, &Limits::default()).unwrap());
+    let archive = Archive::from_source(source, &Limits::default()).unwrap();
     let names = archive.header().names().map(ToOwned::to_owned).collect();
     let requests = (0..archive.header().len())
-        .map(|number| Request { number, index: None })
+        .map(|number| Request {
+            tensor: TensorId { file: 0, number },
+            index: None,
+        })
         .collect();
     (
-        Prefetch::new(archive, requests, ahead, ReadOptions::default()),
+        Prefetch::new(Arc::new(archive.into()), requests, ahead, ReadOptions::default()),
         names,
     )
 }
@@ -509,9 +516,7 @@ fn what_was_waited_for_when_it_was_interrupted_can_be_had_later() {
 fn warming_reads_just_the_bytes_of_the_tensors() {
     let (bytes, tensors) = file();
     let archive = Archive::from_source(Box::new(MemorySource::new(bytes)), &Limits::default()).unwrap();
-    let warmed = archive
-        .warm(&[3, 9, 3], &ReadOptions::default(), &Unwatched)
-        .unwrap();
+    let warmed = warm_tensors(&some(&archive, &[3, 9, 3]), &ReadOptions::default(), &Unwatched).unwrap();
     let nbytes = |number: usize| archive.header().entry(number).unwrap().nbytes();
     assert_eq!(warmed, nbytes(3) + nbytes(9));
     assert!(tensors.len() > 9);

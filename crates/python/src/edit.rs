@@ -1,17 +1,19 @@
 //! Changing files, and making new ones of parts of others.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
-use ingot_io::{Edited, Error, MetadataChange, Origin, Pick, Way};
+use ingot_io::{Edited, Error, MetadataChange, Origin, Origins, Pick, Way};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyDict, PyList};
 
 use crate::errors::raise;
 use crate::intake::{Exporter, borrowed, metadata};
-use crate::open::file_path;
+use crate::open::{file_path, texts};
 use crate::produced::Raised;
 use crate::serialize::{format_of, save_options};
+use crate::shards;
 use crate::watch::Signals;
 
 /// Changes metadata. See `_native.pyi`.
@@ -76,10 +78,10 @@ pub(crate) fn replace_tensor(
     Ok(())
 }
 
-/// Files whose tensors go into others. See `_native.pyi`.
+/// Files, and checkpoints of many, whose tensors go into others. See `_native.pyi`.
 #[pyclass(frozen, module = "ingot._native")]
 pub(crate) struct Sources {
-    origins: Vec<Origin>,
+    sources: Vec<Origins>,
 }
 
 #[pymethods]
@@ -87,44 +89,54 @@ impl Sources {
     #[staticmethod]
     fn open(py: Python<'_>, paths: Vec<Bound<'_, PyAny>>) -> PyResult<Sources> {
         let paths: Vec<PathBuf> = paths.iter().map(file_path).collect::<PyResult<_>>()?;
-        let origins = py.detach(|| paths.iter().map(|path| Origin::open(path)).collect());
-        let origins: Result<Vec<Origin>, Error> = origins;
+        let sources = py.detach(|| paths.iter().map(|path| Origins::open(path)).collect());
+        let sources: Result<Vec<Origins>, Error> = sources;
         Ok(Sources {
-            origins: origins.map_err(|error| raise(py, &error))?,
+            sources: sources.map_err(|error| raise(py, &error))?,
         })
     }
 
     fn __len__(&self) -> usize {
-        self.origins.len()
+        self.sources.len()
     }
 
-    /// The names of the tensors of one file, in the order of the data.
+    /// The path of its index, or of its only file.
+    fn path(&self, source: usize) -> PyResult<OsString> {
+        Ok(self.source(source)?.path().as_os_str().to_owned())
+    }
+
+    /// The names of the tensors of one source, in the order of the data, file after file.
     fn names<'py>(&self, py: Python<'py>, source: usize) -> PyResult<Bound<'py, PyList>> {
-        PyList::new(py, self.origin(source)?.header().names().collect::<Vec<_>>())
+        let files = self.source(source)?.files();
+        let names = files.iter().flat_map(|file| file.header().names());
+        PyList::new(py, names.collect::<Vec<_>>())
     }
 
     /// Their sizes in bytes.
     fn sizes(&self, source: usize) -> PyResult<Vec<u64>> {
-        let header = self.origin(source)?.header();
-        Ok(header.entries().map(|entry| entry.nbytes()).collect())
+        let files = self.source(source)?.files();
+        let entries = files.iter().flat_map(|file| file.header().entries());
+        Ok(entries.map(|entry| entry.nbytes()).collect())
     }
 
-    fn metadata<'py>(&self, py: Python<'py>, source: usize) -> PyResult<Option<Bound<'py, PyDict>>> {
-        let Some(metadata) = self.origin(source)?.header().metadata() else {
-            return Ok(None);
-        };
-        let pairs = PyDict::new(py);
-        for (key, value) in metadata.iter() {
-            pairs.set_item(key, value)?;
+    /// The metadata of each file of a source, by its path.
+    fn metadata<'py>(&self, py: Python<'py>, source: usize) -> PyResult<Bound<'py, PyDict>> {
+        let all = PyDict::new(py);
+        for file in self.source(source)?.files() {
+            all.set_item(file.path().as_os_str(), texts(py, file.header())?)?;
         }
-        Ok(Some(pairs))
+        Ok(all)
     }
 
-    fn format(&self, source: usize) -> PyResult<&'static str> {
-        Ok(self.origin(source)?.header().format().name())
+    /// The metadata of its index, where it has one: any JSON.
+    fn index_metadata<'py>(&self, py: Python<'py>, source: usize) -> PyResult<Option<Bound<'py, PyAny>>> {
+        match self.source(source)?.index() {
+            Some(index) => shards::metadata(py, index),
+            None => Ok(None),
+        }
     }
 
-    /// Writes a file of `picks`: a file, the number of a tensor in the order of its data, the name in the new file.
+    /// Writes a file of `picks`: a source, the number of a tensor in the order of its data, the name in the new file.
     #[pyo3(signature = (path, picks, metadata, format, *, reserve = 0, align = 8, durable = true, force = false))]
     #[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
     fn write(
@@ -141,7 +153,7 @@ impl Sources {
     ) -> PyResult<()> {
         let path = file_path(path)?;
         let format = format_of(format)?;
-        let pairs = crate::intake::metadata(metadata)?;
+        let pairs = crate::intake::metadata_of_new(metadata)?;
         let layout = crate::serialize::layout_options(reserve, align)?;
         let options = save_options(durable, true, force);
         let picks = self.picks(&picks)?;
@@ -161,26 +173,33 @@ impl Sources {
 }
 
 impl Sources {
-    fn origin(&self, source: usize) -> PyResult<&Origin> {
-        self.origins
+    fn source(&self, source: usize) -> PyResult<&Origins> {
+        self.sources
             .get(source)
             .ok_or_else(|| PyIndexError::new_err("there is no such source"))
     }
 
     fn picks<'a>(&'a self, picks: &'a [(usize, usize, String)]) -> PyResult<Vec<Pick<'a>>> {
+        let no_tensor = || PyIndexError::new_err("there is no such tensor");
         picks
             .iter()
             .map(|(source, number, name)| {
-                let origin = self.origin(*source)?;
-                if *number >= origin.header().len() {
-                    return Err(PyIndexError::new_err("there is no such tensor"));
-                }
-                Ok(Pick {
-                    origin,
-                    number: *number,
-                    name,
-                })
+                let (origin, number) = tensor(self.source(*source)?, *number).ok_or_else(no_tensor)?;
+                Ok(Pick { origin, number, name })
             })
             .collect()
     }
+}
+
+/// The file that holds tensor `number` of all, and its number there.
+fn tensor(source: &Origins, number: usize) -> Option<(&Origin, usize)> {
+    let mut rest = number;
+    for file in source.files() {
+        let count = file.header().len();
+        if rest < count {
+            return Some((file, rest));
+        }
+        rest -= count;
+    }
+    None
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use ingot_format::{Entry, Escaped, Quoted, SelectionError};
-use ingot_io::{EditError, Error, Fault};
+use ingot_io::{CheckpointFault, EditError, Error, Fault};
 use pyo3::exceptions::{PyKeyboardInterrupt, PyMemoryError, PyNotImplementedError, PyOSError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -18,6 +18,16 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
         Error::Interrupted => return PyKeyboardInterrupt::new_err(()),
         Error::OutOfMemory { .. } => return PyMemoryError::new_err(error.to_string()),
         Error::Header { .. } => "HeaderError",
+        // What `open()` would raise as well.
+        Error::Checkpoint {
+            path,
+            fault: CheckpointFault::NoCheckpoint,
+        } => return numbered(py, "EISDIR", path, words(error)),
+        Error::Checkpoint {
+            path,
+            fault: CheckpointFault::MissingShards { .. },
+        } => return numbered(py, "ENOENT", path, words(error)),
+        Error::Index { .. } | Error::Checkpoint { .. } => "CheckpointError",
         Error::UnknownTensor { .. } => "TensorNotFoundError",
         // Where frameworks differ in what it means, the framework itself shall say.
         Error::Slice {
@@ -30,10 +40,11 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
         Error::Read { .. } | Error::Changed { .. } => "StorageError",
         Error::Write { .. } => return write_error(py, error),
         Error::Unstorable { .. } => "SaveError",
-        Error::UnknownBackend { .. } => "OptionError",
+        Error::UnknownBackend { .. } | Error::InvalidThreads { .. } => "OptionError",
         Error::Conversion { .. } => "DtypeError",
         Error::Destination { .. } => "DestinationError",
         Error::Edit { fault, .. } => edit_class(fault),
+        Error::Checksums { .. } | Error::NoDigest { .. } | Error::Digest { .. } => "IntegrityError",
         Error::Closed { .. } => "ClosedError",
         // Failures that a later version of ingot-io adds are still ours.
         _ => "SafetensorError",
@@ -64,6 +75,10 @@ fn ours(py: Python<'_>, class: &str, error: &Error) -> PyErr {
         let (expected, found) = error.expected_found().unzip();
         facts.set_item("expected", expected)?;
         facts.set_item("found", found)?;
+        if let Error::Digest { unequal, .. } = error {
+            facts.set_item("expected", unequal.expected.to_string())?;
+            facts.set_item("found", unequal.found.to_string())?;
+        }
         let (begin, end) = error.range().unzip();
         facts.set_item("begin", begin)?;
         facts.set_item("end", end)?;
@@ -146,15 +161,25 @@ fn os_error(py: Python<'_>, path: &Path, source: &std::io::Error) -> PyErr {
 /// A server that says that there is no such file, or that it is not for us, is answered as the system saying so: with
 /// the class of Python's own. What it was that it said stands in the message.
 fn remote_error(py: Python<'_>, error: &Error, path: &Path, source: &std::io::Error, fault: &Fault) -> PyErr {
-    let name = match source.kind() {
+    let errno = match source.kind() {
         _ if fault.is_misuse() => return ours(py, "OptionError", error),
         std::io::ErrorKind::NotFound if fault.is_answer() => "ENOENT",
         std::io::ErrorKind::PermissionDenied if fault.is_answer() => "EACCES",
         _ => return ours(py, "StorageError", error),
     };
+    numbered(py, errno, path, fault.to_string())
+}
+
+/// What is wrong with `error`, without the path, which builtins name themselves.
+fn words(error: &Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+/// The builtin that Python itself raises for this error number, with words of ours.
+fn numbered(py: Python<'_>, errno: &str, path: &Path, words: String) -> PyErr {
     let make = || -> PyResult<PyErr> {
-        let errno: i32 = py.import("errno")?.getattr(name)?.extract()?;
-        let arguments = (errno, fault.to_string(), path.as_os_str());
+        let errno: i32 = py.import("errno")?.getattr(errno)?.extract()?;
+        let arguments = (errno, words, path.as_os_str());
         Ok(PyErr::from_value(py.get_type::<PyOSError>().call1(arguments)?))
     };
     make().unwrap_or_else(|failure| failure)

@@ -1,6 +1,6 @@
 //! Tensors on their way to a file: names, and bytes where they lie.
 
-use ingot_format::{Dtype, Quoted};
+use ingot_format::{CHECKSUMS_KEY, Dtype, Quoted};
 use pyo3::exceptions::{PyBufferError, PyException, PyMemoryError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyMapping, PyString, PyTuple};
@@ -123,6 +123,18 @@ fn tensor_name<'a>(name: &'a Bound<'_, PyAny>) -> PyResult<&'a str> {
         let message = format!("tensor {shown}: the name is not valid Unicode");
         about_tensor(py, "SaveError", "invalid-unicode", &shown, &message)
     })
+}
+
+/// Metadata of a new file as pairs of strings; `None` where there is none. A record of digests that was copied along
+/// with the rest is left out: it speaks of other bytes.
+pub(crate) fn metadata_of_new(
+    metadata: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Option<Vec<(String, String)>>> {
+    let mut pairs = self::metadata(metadata)?;
+    if let Some(pairs) = &mut pairs {
+        pairs.retain(|pair| pair.0 != CHECKSUMS_KEY);
+    }
+    Ok(pairs)
 }
 
 /// Metadata as pairs of strings; `None` where there is none.

@@ -5,6 +5,7 @@
 
 mod edit;
 mod errors;
+mod hash;
 mod index;
 mod intake;
 mod open;
@@ -13,7 +14,9 @@ mod prefetch;
 mod produced;
 mod remote;
 mod serialize;
+mod shards;
 mod shared;
+mod statistics;
 mod tensor;
 mod watch;
 mod wrap;
@@ -26,6 +29,8 @@ mod _native {
     #[pymodule_export]
     use crate::edit::{Sources, replace_tensor, update_metadata};
     #[pymodule_export]
+    use crate::hash::{hash, hashes, verify};
+    #[pymodule_export]
     use crate::open::is_url;
     #[pymodule_export]
     use crate::open::{Archive, TensorInfo};
@@ -33,6 +38,10 @@ mod _native {
     use crate::prefetch::Stream;
     #[pymodule_export]
     use crate::serialize::{NewFile, prepare, serialize, stream};
+    #[pymodule_export]
+    use crate::shards::ShardIndex;
+    #[pymodule_export]
+    use crate::statistics::{Statistics, statistics};
     #[pymodule_export]
     use crate::tensor::Buffer;
     #[pymodule_export]

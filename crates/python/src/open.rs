@@ -5,27 +5,34 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use ingot_format::{Entry, Leniency, Limits};
-use ingot_io::{Backend, Error, OpenOptions, REMOTE_HEADER_NBYTES, ReadOptions, Tensor};
+use ingot_format::{Entry, Header, Leniency, Limits};
+use ingot_io::{
+    Backend, Checkpoint, CheckpointOptions, Error, OpenOptions, Proof, REMOTE_HEADER_NBYTES, Reach,
+    ReadOptions, Region, Request, Tensor, read_tensors, warm_tensors,
+};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 use crate::errors::raise;
+use crate::hash::sha256;
 use crate::index;
 use crate::parts::{self, Memory, Wanted};
-use crate::prefetch::{Stream, request};
+use crate::prefetch::Stream;
 use crate::remote::remote_options;
+use crate::shards;
 use crate::tensor::BufferSource;
 use crate::watch::Signals;
 use crate::wrap::Wrap;
 
-/// An open file, or one in memory. It never changes but for being closed, and any thread may use it.
+/// An open file, one in memory, or the open files of a checkpoint. It never changes but for being closed, and any thread
+/// may use it.
 #[pyclass(frozen, module = "ingot._native")]
 pub(crate) struct Archive {
     /// `None` once closed. Whoever reads holds a share of it, so closing waits for nobody and harms nobody.
-    archive: RwLock<Option<Arc<ingot_io::Archive>>>,
+    checkpoint: RwLock<Option<Arc<Checkpoint>>>,
     path: Option<PathBuf>,
+    shards: Vec<PathBuf>,
     format: &'static str,
     backend: &'static str,
     why: String,
@@ -42,6 +49,19 @@ pub(crate) struct TensorInfo {
     nbytes: u64,
 }
 
+impl TensorInfo {
+    fn of(py: Python<'_>, entry: &Entry<'_>) -> PyResult<TensorInfo> {
+        Ok(TensorInfo {
+            name: entry.name.to_owned(),
+            dtype: entry.dtype.code(),
+            shape: PyTuple::new(py, entry.shape)?.unbind(),
+            begin: entry.begin,
+            end: entry.end,
+            nbytes: entry.nbytes(),
+        })
+    }
+}
+
 #[pymethods]
 impl TensorInfo {
     fn __repr__(&self) -> String {
@@ -55,13 +75,14 @@ impl TensorInfo {
 #[pymethods]
 impl Archive {
     #[staticmethod]
-    #[pyo3(signature = (path, backend = "auto", strict = false, max_header_size = None))]
+    #[pyo3(signature = (path, backend = "auto", strict = false, max_header_size = None, confine = false))]
     fn open(
         py: Python<'_>,
         path: &Bound<'_, PyAny>,
         backend: &str,
         strict: bool,
         max_header_size: Option<u64>,
+        confine: bool,
     ) -> PyResult<Archive> {
         let path = file_path(path)?;
         let backend = Backend::from_name(backend).ok_or_else(|| {
@@ -69,12 +90,19 @@ impl Archive {
                 "unknown backend {backend:?}: expected \"auto\", \"mmap\" or \"pread\""
             ))
         })?;
-        let options = OpenOptions {
-            backend,
-            limits: limits(strict, max_header_size),
+        let options = CheckpointOptions {
+            open: OpenOptions {
+                backend,
+                limits: limits(strict, max_header_size),
+            },
+            reach: if confine {
+                Reach::Confined
+            } else {
+                Reach::FollowLinks
+            },
         };
-        let archive = py.detach(|| ingot_io::Archive::open(&path, &options));
-        archive.map(Archive::of).map_err(|error| raise(py, &error))
+        let archive = py.detach(|| Archive::of(Checkpoint::open(&path, &options)?));
+        archive.map_err(|error| raise(py, &error))
     }
 
     /// Opens what is behind a URL.
@@ -90,7 +118,8 @@ impl Archive {
         let options = remote_options(storage_options)?;
         let limits = limits(strict, max_header_size.or(Some(REMOTE_HEADER_NBYTES)));
         let open = |signals: &Signals| ingot_io::Archive::open_url(url, &options, &limits, signals);
-        Signals::detach(py, open).map(Archive::of)
+        let archive = Signals::detach(py, open)?;
+        Archive::of(archive.into()).map_err(|error| raise(py, &error))
     }
 
     #[staticmethod]
@@ -103,13 +132,21 @@ impl Archive {
     ) -> PyResult<Archive> {
         let source = BufferSource::new(data).map_err(|fault| buffer_expected(data, &fault))?;
         let limits = limits(strict, max_header_size);
-        let archive = py.detach(|| ingot_io::Archive::from_source(Box::new(source), &limits));
-        archive.map(Archive::of).map_err(|error| raise(py, &error))
+        let open = || ingot_io::Archive::from_source(Box::new(source), &limits);
+        let archive = py.detach(|| Archive::of(open()?.into()));
+        archive.map_err(|error| raise(py, &error))
     }
 
     #[getter]
     fn path(&self) -> Option<OsString> {
         self.path.clone().map(PathBuf::into_os_string)
+    }
+
+    /// The paths of all files, in the order of their names; none for bytes in memory.
+    #[getter]
+    fn shards(&self) -> Vec<OsString> {
+        let shards = self.shards.iter().cloned();
+        shards.map(PathBuf::into_os_string).collect()
     }
 
     #[getter]
@@ -129,56 +166,116 @@ impl Archive {
 
     #[getter]
     fn closed(&self) -> bool {
-        self.archive
+        self.checkpoint
             .read()
             .unwrap_or_else(PoisonError::into_inner)
             .is_none()
     }
 
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
-        Ok(self.opened(py)?.header().len())
+        Ok(self.opened(py)?.len())
     }
 
     fn __contains__(&self, py: Python<'_>, name: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let archive = self.opened(py)?;
+        let checkpoint = self.opened(py)?;
         // A name that is no string, or no valid one, is in no file.
-        Ok(name
-            .extract::<&str>()
-            .is_ok_and(|name| archive.header().find(name).is_some()))
+        Ok(name.extract::<&str>().is_ok_and(|name| checkpoint.contains(name)))
     }
 
     fn names<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        PyList::new(py, self.opened(py)?.header().names_by_name())
+        PyList::new(py, self.opened(py)?.names_by_name())
     }
 
     fn offset_names<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        PyList::new(py, self.opened(py)?.header().names())
+        let checkpoint = self.opened(py)?;
+        let tensors = chosen(py, &checkpoint, None)?;
+        PyList::new(py, tensors.iter().map(|tensor| tensor.entry().name))
     }
 
-    fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
-        let archive = self.opened(py)?;
-        let Some(metadata) = archive.header().metadata() else {
-            return Ok(None);
-        };
-        let pairs = PyDict::new(py);
-        for (key, value) in metadata.iter() {
-            pairs.set_item(key, value)?;
+    /// That of the file; that of the index, where there is one.
+    fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let checkpoint = self.opened(py)?;
+        match checkpoint.index() {
+            Some(index) => shards::metadata(py, index),
+            None => Ok(texts(py, file(py, &checkpoint)?.header())?.map(Bound::into_any)),
         }
-        Ok(Some(pairs))
+    }
+
+    /// The metadata of each file, by what the index calls it, or by its name.
+    fn shard_metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let checkpoint = self.opened(py)?;
+        let files = py.detach(|| checkpoint.all_files());
+        let all = PyDict::new(py);
+        for (number, file) in files.map_err(|error| raise(py, &error))?.into_iter().enumerate() {
+            all.set_item(checkpoint.file_name(number), texts(py, file.header())?)?;
+        }
+        Ok(all)
+    }
+
+    /// The path of the file that the tensor is in.
+    fn shard_of(&self, py: Python<'_>, name: &str) -> PyResult<Option<OsString>> {
+        let checkpoint = self.opened(py)?;
+        let number = checkpoint.file_of(name).map_err(|error| raise(py, &error))?;
+        if checkpoint.index().is_none() {
+            find(py, &checkpoint, name)?;
+        }
+        Ok(checkpoint.file_path(number).map(PathBuf::into_os_string))
+    }
+
+    /// What the index says of the bytes of all tensors, and those that there are, once all shards are open and where
+    /// the two differ.
+    fn wrong_total(&self, py: Python<'_>) -> PyResult<Option<(u64, u64)>> {
+        Ok(self.opened(py)?.wrong_total())
+    }
+
+    fn parameter_count<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let checkpoint = self.opened(py)?;
+        let counts = py.detach(|| checkpoint.parameter_count());
+        let pairs = PyDict::new(py);
+        for (dtype, count) in counts.map_err(|error| raise(py, &error))? {
+            pairs.set_item(dtype.code(), count)?;
+        }
+        Ok(pairs)
     }
 
     fn info(&self, py: Python<'_>, name: &str) -> PyResult<TensorInfo> {
-        let archive = self.opened(py)?;
-        let tensor = find(py, &archive, name)?;
-        let entry = tensor.entry();
-        Ok(TensorInfo {
-            name: entry.name.to_owned(),
-            dtype: entry.dtype.code(),
-            shape: PyTuple::new(py, entry.shape)?.unbind(),
-            begin: entry.begin,
-            end: entry.end,
-            nbytes: entry.nbytes(),
-        })
+        let checkpoint = self.opened(py)?;
+        TensorInfo::of(py, find(py, &checkpoint, name)?.entry())
+    }
+
+    /// That of all tensors, in the order of the data. Of 500,000 tensors one by one takes three times as long.
+    fn infos(&self, py: Python<'_>) -> PyResult<Vec<TensorInfo>> {
+        let checkpoint = self.opened(py)?;
+        let tensors = py
+            .detach(|| checkpoint.all())
+            .map_err(|error| raise(py, &error))?;
+        tensors
+            .iter()
+            .map(|tensor| TensorInfo::of(py, tensor.entry()))
+            .collect()
+    }
+
+    #[pyo3(signature = (names, wrap, kept, expected_sha256, *, threads = None, progress = None))]
+    #[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
+    fn proven<'py>(
+        &self,
+        py: Python<'py>,
+        names: Option<&Bound<'py, PyAny>>,
+        wrap: &Wrap,
+        kept: bool,
+        expected_sha256: Option<&str>,
+        threads: Option<NonZeroUsize>,
+        progress: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let checkpoint = self.opened(py)?;
+        let proof = Proof {
+            kept,
+            sha256: expected_sha256.map(|hex| sha256(py, hex)).transpose()?,
+        };
+        let options = ReadOptions { threads };
+        let regions =
+            |wanted: &[Tensor<'_>], signals: &Signals| checkpoint.proven(wanted, &proof, &options, signals);
+        whole(py, &checkpoint, names, wrap, progress, regions)
     }
 
     #[pyo3(signature = (names, wrap, *, threads = None, progress = None))]
@@ -190,33 +287,19 @@ impl Archive {
         threads: Option<NonZeroUsize>,
         progress: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let archive = self.opened(py)?;
-        let numbers = chosen(py, &archive, names)?;
-        let entries = numbers
-            .iter()
-            .filter_map(|&number| archive.header().entry(number));
-        // All refusals come before the first byte is read.
-        for entry in entries.clone() {
-            wrap.accepts(py, archive.path(), &entry)?;
-        }
+        let checkpoint = self.opened(py)?;
         let options = ReadOptions { threads };
-        let regions =
-            Signals::telling(progress).run(py, |signals| archive.regions(&numbers, &options, signals))?;
-        let tensors = PyDict::new(py);
-        let mut shared = None;
-        for (entry, region) in entries.zip(&regions) {
-            let tensor = wrap.wrap(py, archive.path(), region, &entry, &mut shared)?;
-            tensors.set_item(PyString::new(py, entry.name), tensor)?;
-        }
-        Ok(tensors)
+        let regions = |wanted: &[Tensor<'_>], signals: &Signals| read_tensors(wanted, &options, signals);
+        whole(py, &checkpoint, names, wrap, progress, regions)
     }
 
     fn tensor<'py>(&self, py: Python<'py>, name: &str, wrap: &Wrap) -> PyResult<Bound<'py, PyAny>> {
-        let archive = self.opened(py)?;
-        let tensor = find(py, &archive, name)?;
-        wrap.accepts(py, archive.path(), tensor.entry())?;
+        let checkpoint = self.opened(py)?;
+        let tensor = find(py, &checkpoint, name)?;
+        let (path, entry) = (tensor.archive().path(), tensor.entry());
+        wrap.accepts(py, path, entry)?;
         let region = Signals::detach(py, |signals| tensor.read(&ReadOptions::default(), signals))?;
-        wrap.wrap(py, archive.path(), &region, tensor.entry(), &mut None)
+        wrap.wrap(py, path, &region, entry, &mut None)
     }
 
     fn select<'py>(
@@ -226,17 +309,18 @@ impl Archive {
         index: &Bound<'py, PyAny>,
         wrap: &Wrap,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let archive = self.opened(py)?;
-        let tensor = find(py, &archive, name)?;
-        wrap.accepts(py, archive.path(), tensor.entry())?;
+        let checkpoint = self.opened(py)?;
+        let tensor = find(py, &checkpoint, name)?;
+        let (path, entry) = (tensor.archive().path(), tensor.entry());
+        wrap.accepts(py, path, entry)?;
         let index = index::parts(index)?;
         let (shape, region) = Signals::detach(py, |signals| tensor.select(&index, signals))?;
         let part = Entry {
             shape: &shape,
-            ..*tensor.entry()
+            ..*entry
         };
-        wrap.accepts(py, archive.path(), &part)?;
-        wrap.wrap(py, archive.path(), &region, &part, &mut None)
+        wrap.accepts(py, path, &part)?;
+        wrap.wrap(py, path, &region, &part, &mut None)
     }
 
     /// Starts to read tensors in the background: pairs of a name and what to take of it, None for all.
@@ -248,12 +332,24 @@ impl Archive {
         ahead: u64,
         threads: Option<NonZeroUsize>,
     ) -> PyResult<Stream> {
-        let archive = self.opened(py)?;
-        let requests = requests
-            .into_iter()
-            .map(|(name, index)| request(find(py, &archive, name.extract()?)?.number(), &index))
+        let checkpoint = self.opened(py)?;
+        let names = requests
+            .iter()
+            .map(|(name, _)| name.extract::<&str>())
+            .collect::<Result<Vec<_>, _>>()?;
+        found(py, &checkpoint, &names)?;
+        let request = |(name, index): (&&str, &(_, Bound<'_, PyAny>))| {
+            Ok(Request {
+                tensor: checkpoint.id(name).map_err(|error| raise(py, &error))?,
+                index: parts::index_of(Some(&index.1))?,
+            })
+        };
+        let requests = names
+            .iter()
+            .zip(&requests)
+            .map(request)
             .collect::<PyResult<_>>()?;
-        Ok(Stream::new(archive, requests, ahead, threads))
+        Ok(Stream::new(checkpoint, requests, ahead, threads))
     }
 
     /// Brings the bytes of these tensors, or of all, into the system's cache; says how many.
@@ -265,10 +361,10 @@ impl Archive {
         threads: Option<NonZeroUsize>,
         progress: Option<Bound<'_, PyAny>>,
     ) -> PyResult<u64> {
-        let archive = self.opened(py)?;
-        let numbers = chosen(py, &archive, names)?;
+        let checkpoint = self.opened(py)?;
+        let wanted = chosen(py, &checkpoint, names)?;
         let options = ReadOptions { threads };
-        Signals::telling(progress).run(py, |signals| archive.warm(&numbers, &options, signals))
+        Signals::telling(progress).run(py, |signals| warm_tensors(&wanted, &options, signals))
     }
 
     #[pyo3(signature = (wanted, wrap, *, threads = None, progress = None))]
@@ -280,9 +376,14 @@ impl Archive {
         threads: Option<NonZeroUsize>,
         progress: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyList>> {
-        let archive = self.opened(py)?;
+        let checkpoint = self.opened(py)?;
         let signals = Signals::telling(progress);
-        parts::take(py, &archive, &wanted, wrap, &ReadOptions { threads }, signals)
+        parts::take(py, &checkpoint, &wanted, wrap, &ReadOptions { threads }, signals)
+    }
+
+    /// Bytes of what is wanted, as `parts` and `fill` give it.
+    fn parts_nbytes(&self, py: Python<'_>, wanted: Vec<Wanted<'_>>) -> PyResult<u64> {
+        parts::nbytes(py, &*self.opened(py)?, &wanted)
     }
 
     #[pyo3(signature = (wanted, memories, *, threads = None, progress = None))]
@@ -294,16 +395,24 @@ impl Archive {
         threads: Option<NonZeroUsize>,
         progress: Option<Bound<'py, PyAny>>,
     ) -> PyResult<()> {
-        let archive = self.opened(py)?;
+        let checkpoint = self.opened(py)?;
         let signals = Signals::telling(progress);
-        parts::fill(py, &archive, &wanted, memories, &ReadOptions { threads }, signals)
+        parts::fill(
+            py,
+            &checkpoint,
+            &wanted,
+            memories,
+            &ReadOptions { threads },
+            signals,
+        )
     }
 
-    /// A second handle to the same open file, closed on its own.
+    /// A second handle to the same open files, closed on its own.
     fn share(&self, py: Python<'_>) -> PyResult<Archive> {
         Ok(Archive {
-            archive: RwLock::new(Some(self.opened(py)?)),
+            checkpoint: RwLock::new(Some(self.opened(py)?)),
             path: self.path.clone(),
+            shards: self.shards.clone(),
             format: self.format,
             backend: self.backend,
             why: self.why.clone(),
@@ -311,7 +420,7 @@ impl Archive {
     }
 
     fn close(&self) {
-        self.archive
+        self.checkpoint
             .write()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
@@ -319,19 +428,27 @@ impl Archive {
 }
 
 impl Archive {
-    fn of(archive: ingot_io::Archive) -> Archive {
-        Archive {
-            path: archive.path().map(ToOwned::to_owned),
-            format: archive.header().format().name(),
-            backend: archive.backend(),
-            why: archive.why().to_owned(),
-            archive: RwLock::new(Some(Arc::new(archive))),
-        }
+    /// The first file is opened for what it says of all.
+    fn of(checkpoint: Checkpoint) -> Result<Archive, Error> {
+        let first = match checkpoint.files() {
+            0 => None,
+            _ => Some(checkpoint.file(0)?),
+        };
+        Ok(Archive {
+            path: checkpoint.path().map(ToOwned::to_owned),
+            shards: (0..checkpoint.files())
+                .filter_map(|number| checkpoint.file_path(number))
+                .collect(),
+            format: first.map_or("safetensors", |file| file.header().format().name()),
+            backend: first.map_or("pread", ingot_io::Archive::backend),
+            why: first.map_or("no file to read", ingot_io::Archive::why).to_owned(),
+            checkpoint: RwLock::new(Some(Arc::new(checkpoint))),
+        })
     }
 
-    fn opened(&self, py: Python<'_>) -> PyResult<Arc<ingot_io::Archive>> {
-        let archive = self.archive.read().unwrap_or_else(PoisonError::into_inner);
-        archive.clone().ok_or_else(|| {
+    pub(crate) fn opened(&self, py: Python<'_>) -> PyResult<Arc<Checkpoint>> {
+        let checkpoint = self.checkpoint.read().unwrap_or_else(PoisonError::into_inner);
+        checkpoint.clone().ok_or_else(|| {
             raise(
                 py,
                 &Error::Closed {
@@ -346,6 +463,31 @@ impl Archive {
 #[pyfunction]
 pub(crate) fn is_url(text: &Bound<'_, PyString>) -> bool {
     text.to_str().is_ok_and(ingot_io::is_url)
+}
+
+/// The tensors of these names, or all, of which `regions` gives the bytes.
+fn whole<'py>(
+    py: Python<'py>,
+    checkpoint: &Checkpoint,
+    names: Option<&Bound<'py, PyAny>>,
+    wrap: &Wrap,
+    progress: Option<Bound<'py, PyAny>>,
+    regions: impl Send + FnOnce(&[Tensor<'_>], &Signals) -> Result<Vec<Region>, Error>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let wanted = chosen(py, checkpoint, names)?;
+    // All refusals come before the first byte is read.
+    for tensor in &wanted {
+        wrap.accepts(py, tensor.archive().path(), tensor.entry())?;
+    }
+    let regions = Signals::telling(progress).run(py, |signals| regions(&wanted, signals))?;
+    let tensors = PyDict::new(py);
+    let mut shared = None;
+    for (tensor, region) in wanted.iter().zip(&regions) {
+        let (path, entry) = (tensor.archive().path(), tensor.entry());
+        let wrapped = wrap.wrap(py, path, region, entry, &mut shared)?;
+        tensors.set_item(PyString::new(py, entry.name), wrapped)?;
+    }
+    Ok(tensors)
 }
 
 fn limits(strict: bool, max_header_size: Option<u64>) -> Limits {
@@ -391,18 +533,50 @@ fn buffer_expected(data: &Bound<'_, PyAny>, fault: &PyErr) -> PyErr {
     fault.clone_ref(data.py())
 }
 
-fn find<'a>(py: Python<'_>, archive: &'a ingot_io::Archive, name: &str) -> PyResult<Tensor<'a>> {
-    archive.find(name).map_err(|error| raise(py, &error))
+/// The metadata of a file as a dict.
+pub(crate) fn texts<'py>(py: Python<'py>, header: &Header) -> PyResult<Option<Bound<'py, PyDict>>> {
+    let Some(metadata) = header.metadata() else {
+        return Ok(None);
+    };
+    let pairs = PyDict::new(py);
+    for (key, value) in metadata.iter() {
+        pairs.set_item(key, value)?;
+    }
+    Ok(Some(pairs))
 }
 
-/// The places of these names, or of all, in the header's order of data.
-fn chosen(
+/// The only file.
+fn file<'a>(py: Python<'_>, checkpoint: &'a Checkpoint) -> PyResult<&'a ingot_io::Archive> {
+    checkpoint.file(0).map_err(|error| raise(py, &error))
+}
+
+fn find<'a>(py: Python<'_>, checkpoint: &'a Checkpoint, name: &str) -> PyResult<Tensor<'a>> {
+    let found = match checkpoint.index() {
+        None => checkpoint.find(name),
+        // The shard may have to be opened.
+        Some(_) => py.detach(|| checkpoint.find(name)),
+    };
+    found.map_err(|error| raise(py, &error))
+}
+
+/// The tensors of these names.
+pub(crate) fn found<'a>(
     py: Python<'_>,
-    archive: &ingot_io::Archive,
+    checkpoint: &'a Checkpoint,
+    names: &[&str],
+) -> PyResult<Vec<Tensor<'a>>> {
+    py.detach(|| checkpoint.find_all(names))
+        .map_err(|error| raise(py, &error))
+}
+
+/// The tensors of these names, or all in the order of the data.
+pub(crate) fn chosen<'a>(
+    py: Python<'_>,
+    checkpoint: &'a Checkpoint,
     names: Option<&Bound<'_, PyAny>>,
-) -> PyResult<Vec<usize>> {
+) -> PyResult<Vec<Tensor<'a>>> {
     let Some(names) = names else {
-        return Ok((0..archive.header().len()).collect());
+        return py.detach(|| checkpoint.all()).map_err(|error| raise(py, &error));
     };
     if names.is_instance_of::<PyString>() {
         // A str is an iterable of str, so it would be taken for the names of its letters.
@@ -410,6 +584,10 @@ fn chosen(
             "names must be an iterable of str, not a str",
         ));
     }
-    let number = |name: PyResult<Bound<'_, PyAny>>| Ok(find(py, archive, name?.extract::<&str>()?)?.number());
-    names.try_iter()?.map(number).collect()
+    let names = names.try_iter()?.collect::<PyResult<Vec<_>>>()?;
+    let names = names
+        .iter()
+        .map(|name| name.extract::<&str>())
+        .collect::<Result<Vec<_>, _>>()?;
+    found(py, checkpoint, &names)
 }

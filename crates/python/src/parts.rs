@@ -1,13 +1,14 @@
 //! Parts of tensors: what is asked for, and memory of the caller that it goes to.
 
-use ingot_format::{Dtype, Entry, Quoted};
-use ingot_io::{Archive, Part, ReadOptions};
+use ingot_format::{Dtype, Entry, Index, Quoted};
+use ingot_io::{Checkpoint, Part, ReadOptions, fill_parts, read_parts};
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString};
 
 use crate::errors::{about_tensor, raise};
 use crate::index;
+use crate::open::found;
 use crate::tensor::Destination;
 use crate::watch::Signals;
 use crate::wrap::Wrap;
@@ -19,16 +20,21 @@ pub(crate) type Wanted<'py> = (Bound<'py, PyString>, Option<Bound<'py, PyAny>>, 
 /// tensor without dimensions: Python has no such buffers.
 pub(crate) type Memory<'py> = (String, Bound<'py, PyAny>, bool);
 
+/// Bytes of the tensors that are asked for.
+pub(crate) fn nbytes(py: Python<'_>, checkpoint: &Checkpoint, wanted: &[Wanted<'_>]) -> PyResult<u64> {
+    Ok(parts(py, checkpoint, wanted)?.iter().map(Part::nbytes).sum())
+}
+
 /// The tensors that are asked for, in that order.
 pub(crate) fn take<'py>(
     py: Python<'py>,
-    archive: &Archive,
+    checkpoint: &Checkpoint,
     wanted: &[Wanted<'py>],
     wrap: &Wrap,
     options: &ReadOptions,
     signals: Signals,
 ) -> PyResult<Bound<'py, PyList>> {
-    let parts = parts(py, archive, wanted)?;
+    let parts = parts(py, checkpoint, wanted)?;
     let entry = |part: &'_ Part<'_>| (part.dtype(), part.shape().to_owned());
     // All refusals come before the first byte is read.
     for part in &parts {
@@ -36,7 +42,7 @@ pub(crate) fn take<'py>(
         let stored = part.tensor().entry();
         wrap.accepts(
             py,
-            archive.path(),
+            part.tensor().archive().path(),
             &Entry {
                 dtype,
                 shape: &shape,
@@ -44,7 +50,7 @@ pub(crate) fn take<'py>(
             },
         )?;
     }
-    let regions = signals.run(py, |signals| archive.parts(&parts, options, signals))?;
+    let regions = signals.run(py, |signals| read_parts(&parts, options, signals))?;
     let tensors = PyList::empty(py);
     let mut shared = None;
     for (part, region) in parts.iter().zip(&regions) {
@@ -55,7 +61,8 @@ pub(crate) fn take<'py>(
             shape: &shape,
             ..*stored
         };
-        let tensor = wrap.wrap(py, archive.path(), region, &entry, &mut shared)?;
+        let path = part.tensor().archive().path();
+        let tensor = wrap.wrap(py, path, region, &entry, &mut shared)?;
         tensors.append(tensor)?;
     }
     Ok(tensors)
@@ -64,13 +71,13 @@ pub(crate) fn take<'py>(
 /// Reads the tensors that are asked for into `memories`.
 pub(crate) fn fill<'py>(
     py: Python<'py>,
-    archive: &Archive,
+    checkpoint: &Checkpoint,
     wanted: &[Wanted<'py>],
     memories: Vec<Memory<'py>>,
     options: &ReadOptions,
     signals: Signals,
 ) -> PyResult<()> {
-    let parts = parts(py, archive, wanted)?;
+    let parts = parts(py, checkpoint, wanted)?;
     let mut destinations = Vec::with_capacity(memories.len());
     for (part, (code, memory, is_scalar)) in parts.iter().zip(memories) {
         // A dtype that no file has is that of no part, which is what the refusal then says.
@@ -95,18 +102,30 @@ pub(crate) fn fill<'py>(
             )
         })?);
     }
-    signals.run(py, |signals| archive.fill(&parts, targets, options, signals))
+    signals.run(py, |signals| fill_parts(&parts, targets, options, signals))
 }
 
-fn parts<'a>(py: Python<'_>, archive: &'a Archive, wanted: &[Wanted<'_>]) -> PyResult<Vec<Part<'a>>> {
-    let part = |(name, index, code): &Wanted<'_>| {
-        let name = name.to_str()?;
-        let tensor = archive.find(name).map_err(|error| raise(py, &error))?;
-        let index = index.as_ref().map(index::parts).transpose()?.unwrap_or_default();
+fn parts<'a>(py: Python<'_>, checkpoint: &'a Checkpoint, wanted: &[Wanted<'_>]) -> PyResult<Vec<Part<'a>>> {
+    let names = wanted
+        .iter()
+        .map(|(name, ..)| name.to_str())
+        .collect::<PyResult<Vec<_>>>()?;
+    let part = |(tensor, (_, index, code)): (_, &Wanted<'_>)| {
+        let index = index_of(index.as_ref())?.unwrap_or_default();
         let dtype = code.as_deref().and_then(Dtype::from_code);
         Part::new(tensor, &index, dtype).map_err(|error| raise(py, &error))
     };
-    wanted.iter().map(part).collect()
+    found(py, checkpoint, &names)?
+        .into_iter()
+        .zip(wanted)
+        .map(part)
+        .collect()
+}
+
+/// What stands between the brackets; `None` for all of a tensor.
+pub(crate) fn index_of(index: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec<Index>>> {
+    let index = index.filter(|index| !index.is_none());
+    index.map(index::parts).transpose()
 }
 
 fn refuse(py: Python<'_>, part: &Part<'_>, code: &str, reason: &str) -> PyErr {

@@ -4,13 +4,15 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use ingot_format::{Align, Format, FormatError, Layout, LayoutOptions, Spec, layout_with, to_u64, to_usize};
-use ingot_io::{Durability, Error, Payload, ReadOnly, Replace, SaveOptions, Snapshot};
+use ingot_io::{
+    Algorithm, Durability, Error, Keep, Payload, ReadOnly, Replace, SaveOptions, Sealed, Snapshot,
+};
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::errors::raise;
-use crate::intake::{Exporter, Item, borrowed, items, metadata};
+use crate::intake::{Exporter, Item, borrowed, items, metadata_of_new};
 use crate::open::file_path;
 use crate::produced::Raised;
 use crate::shared::refuse_shared;
@@ -19,7 +21,7 @@ use crate::watch::Signals;
 
 /// Takes over all that goes into a file. See `_native.pyi`.
 #[pyfunction]
-#[pyo3(signature = (path, tensors, payload, metadata, format, *, export = None, shared = "copy", reserve = 0, align = 8, durable = true, atomic = true, force = false))]
+#[pyo3(signature = (path, tensors, payload, metadata, format, *, export = None, shared = "copy", reserve = 0, align = 8, durable = true, atomic = true, force = false, checksums = Vec::new()))]
 #[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
 pub(crate) fn prepare(
     path: &Bound<'_, PyAny>,
@@ -34,6 +36,7 @@ pub(crate) fn prepare(
     durable: bool,
     atomic: bool,
     force: bool,
+    checksums: Vec<String>,
 ) -> PyResult<NewFile> {
     let path = file_path(path)?;
     let exporter = Exporter {
@@ -44,12 +47,13 @@ pub(crate) fn prepare(
     let form = Form {
         format: format_of(format)?,
         options: layout_options(reserve, align)?,
+        keep: keep(&checksums)?,
     };
     let contents = Contents::new(&items(tensors)?, &exporter, metadata, form, shared, Some(&path))?;
     let options = save_options(durable, atomic, force);
     Ok(NewFile {
         path,
-        head: contents.layout.head.clone(),
+        head: contents.head,
         options,
         raised: exporter.raised,
         data: Mutex::new(Some(Data::Tensors(contents.tensors))),
@@ -60,11 +64,27 @@ pub(crate) fn prepare(
 #[pyclass(frozen, module = "ingot._native")]
 pub(crate) struct NewFile {
     path: PathBuf,
-    head: Vec<u8>,
+    head: Head,
     options: SaveOptions,
     raised: Raised,
     /// `None` while or after it is written.
     data: Mutex<Option<Data>>,
+}
+
+/// The bytes before the tensors.
+enum Head {
+    Plain(Layout),
+    /// With digests of the tensors, which are not known yet.
+    Sealed(Sealed),
+}
+
+impl Head {
+    fn layout(&self) -> &Layout {
+        match self {
+            Head::Plain(layout) => layout,
+            Head::Sealed(sealed) => sealed.layout(),
+        }
+    }
 }
 
 /// The bytes after the head.
@@ -99,7 +119,14 @@ impl NewFile {
     fn write(&self, py: Python<'_>, progress: Option<Bound<'_, PyAny>>) -> PyResult<()> {
         let data = self.take()?;
         self.run(py, Signals::telling(progress), |signals| {
-            ingot_io::save(&self.path, &self.head, &data.payloads(), &self.options, signals)?;
+            let payloads = data.payloads();
+            match &self.head {
+                Head::Plain(layout) => {
+                    ingot_io::save(&self.path, &layout.head, &payloads, &self.options, signals)?;
+                }
+                Head::Sealed(sealed) => sealed.save(&self.path, &payloads, &self.options, signals)?,
+            }
+            drop(payloads);
             // Memory goes back while the interpreter runs others.
             if let Data::Snapshot(snapshot) = data {
                 drop(snapshot);
@@ -150,7 +177,7 @@ pub(crate) fn serialize<'py>(
     };
     let form = Form::usual(format)?;
     let contents = Contents::new(&items(tensors)?, &exporter, metadata, form, shared, None)?;
-    let layout = &contents.layout;
+    let layout = contents.head.layout();
     let payloads: Vec<Payload<'_>> = contents.tensors.iter().map(Imported::payload).collect();
     let nbytes = to_usize(layout.header.file_nbytes())
         .ok_or_else(|| PyMemoryError::new_err("too large for memory"))?;
@@ -179,7 +206,7 @@ pub(crate) fn stream(
     };
     let form = Form::usual(format)?;
     let contents = Contents::new(&items(tensors)?, &exporter, metadata, form, "copy", None)?;
-    let head = Payload::from(&*contents.layout.head);
+    let head = Payload::from(&*contents.head.layout().head);
     let parts: Vec<Payload<'_>> = std::iter::once(head)
         .chain(contents.tensors.iter().map(Imported::payload))
         .collect();
@@ -241,7 +268,7 @@ fn copy_all(payloads: &[Payload<'_>], data: &mut [u8]) -> std::io::Result<()> {
 
 /// All that goes into a file.
 struct Contents {
-    layout: Layout,
+    head: Head,
     /// In the order of the layout.
     tensors: Vec<Imported>,
 }
@@ -256,21 +283,25 @@ impl Contents {
         path: Option<&PathBuf>,
     ) -> PyResult<Contents> {
         let py = exporter.payload.py();
-        let pairs = metadata(pairs)?;
+        let pairs = metadata_of_new(pairs)?;
         let tensors = exporter.take(items)?;
         if shared == "error" {
             refuse_shared(py, &tensors)?;
         }
-        let layout = laid_out(&tensors, pairs.as_deref(), form).map_err(|fault| {
+        let head = laid_out(&tensors, pairs.as_deref(), form).map_err(|fault| {
             let path = path.cloned();
             raise(py, &Error::Unstorable { path, fault })
         })?;
         let mut tensors: Vec<Option<Imported>> =
             tensors.into_iter().map(|(_, tensor)| Some(tensor)).collect();
-        let ordered = layout.order.iter().filter_map(|&number| tensors[number].take());
+        let ordered = head
+            .layout()
+            .order
+            .iter()
+            .filter_map(|&number| tensors[number].take());
         Ok(Contents {
             tensors: ordered.collect(),
-            layout,
+            head,
         })
     }
 }
@@ -279,7 +310,7 @@ fn laid_out(
     tensors: &[(&str, Imported)],
     pairs: Option<&[(String, String)]>,
     form: Form,
-) -> Result<Layout, FormatError> {
+) -> Result<Head, FormatError> {
     let specs: Vec<Spec<'_>> = tensors
         .iter()
         .map(|(name, tensor)| Spec {
@@ -288,7 +319,28 @@ fn laid_out(
             shape: &tensor.shape,
         })
         .collect();
-    layout_with(&specs, pairs.map(borrowed).as_deref(), form.format, &form.options)
+    let pairs = pairs.map(borrowed);
+    if form.keep == Keep::default() {
+        return layout_with(&specs, pairs.as_deref(), form.format, &form.options).map(Head::Plain);
+    }
+    Sealed::new(&specs, pairs.as_deref(), form.format, &form.options, form.keep).map(Head::Sealed)
+}
+
+/// The digests of these names, which a file is to keep.
+fn keep(names: &[String]) -> PyResult<Keep> {
+    let mut keep = Keep::default();
+    for name in names {
+        match Algorithm::from_name(name) {
+            None if name == "modelspec" => keep.model_spec = true,
+            Some(algorithm) if keep.tensors.is_none() => keep.tensors = Some(algorithm),
+            _ => {
+                return Err(PyValueError::new_err(format!(
+                    "unknown or second checksum {name:?}"
+                )));
+            }
+        }
+    }
+    Ok(keep)
 }
 
 /// How a file is laid out, but for what is in it.
@@ -296,6 +348,7 @@ fn laid_out(
 struct Form {
     format: Format,
     options: LayoutOptions,
+    keep: Keep,
 }
 
 impl Form {
@@ -303,6 +356,7 @@ impl Form {
         Ok(Form {
             format: format_of(format)?,
             options: LayoutOptions::default(),
+            keep: Keep::default(),
         })
     }
 }

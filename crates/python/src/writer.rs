@@ -39,7 +39,7 @@ impl Writer {
     ) -> PyResult<Writer> {
         let path = file_path(path)?;
         let format = format_of(format)?;
-        let pairs = crate::intake::metadata(metadata)?;
+        let pairs = crate::intake::metadata_of_new(metadata)?;
         let layout = layout_options(reserve, align)?;
         let options = save_options(durable, true, force);
         let specs = specs
@@ -141,7 +141,7 @@ impl Appender {
         force: bool,
     ) -> PyResult<Appender> {
         let path = file_path(path)?;
-        let pairs = crate::intake::metadata(metadata)?;
+        let pairs = crate::intake::metadata_of_new(metadata)?;
         let options = save_options(durable, true, force);
         let appender = Signals::detach(py, |signals| {
             let pairs = pairs.as_deref().map(borrowed);

@@ -202,7 +202,7 @@ class _safe_open_handle(safe_open):
         self._move = mover(self._adapter, _device(device))
         self._archive = Archive.from_buffer(_mapped(f.fileno()))
         self._url = None
-        self._arguments = (framework, _device(device), "auto", False, None, None)
+        self._arguments = (framework, _device(device), "auto", False, None, False, None)
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("cannot pickle a handle that was made from an open file: make it with its path")

@@ -4,11 +4,11 @@
 
 mod json;
 mod parse;
-mod render;
+pub(crate) mod render;
 
 #[cfg(feature = "fuzzing")]
 pub(crate) use parse::compare;
-pub(crate) use parse::{Compact, parse};
+pub(crate) use parse::{Compact, parse, plain_nbytes};
 pub(crate) use render::{data_rank, render, render_metadata};
 
 #[cfg(feature = "std")]

@@ -289,7 +289,7 @@ fn four_digits(text: [u8; 4]) -> Option<u64> {
 }
 
 /// Bytes of `body` before the first quote, backslash or control character.
-pub(super) fn plain_nbytes(body: &[u8]) -> usize {
+pub(crate) fn plain_nbytes(body: &[u8]) -> usize {
     const WORD: usize = 8;
     const BLOCK: usize = 16;
     let mut at = 0;

@@ -6,7 +6,7 @@ use crate::METADATA_KEY;
 use crate::dtype::Dtype;
 use crate::header::Header;
 use crate::metadata::Metadata;
-use crate::safetensors::parse::plain_nbytes;
+use crate::safetensors::plain_nbytes;
 
 /// Where tensors of this dtype are placed: higher ranks first, so that wide elements lie aligned.
 pub(crate) fn data_rank(dtype: Dtype) -> u8 {
@@ -85,7 +85,7 @@ fn decimal(number: u64, out: &mut Vec<u8>) {
 
 /// A JSON string with the escapes that serde_json uses: the short ones where JSON has them, `\u00xx` for other
 /// control characters, and nothing else.
-fn string(text: &str, out: &mut Vec<u8>) {
+pub(crate) fn string(text: &str, out: &mut Vec<u8>) {
     out.push(b'"');
     let mut rest = text.as_bytes();
     loop {

@@ -1,13 +1,14 @@
 //! A file whose tensors go into another one.
 
-use std::fs::{File, OpenOptions};
-use std::io;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use ingot_format::{Header, Limits};
 
 use super::EditError;
+use crate::archive::open_file;
 use crate::error::Error;
+use crate::head::read_header;
 use crate::payload::FileRange;
 use crate::source::{FileSource, Source};
 
@@ -25,17 +26,21 @@ impl Origin {
     /// # Errors
     /// As [`Archive::open`](crate::Archive::open).
     pub fn open(path: &Path) -> Result<Origin, Error> {
-        let open_fault = |source| Error::Open {
+        let file = open_file(path).map_err(|source| Error::Open {
             path: path.to_owned(),
             source,
-        };
-        let source = FileSource::new(open_file(path).map_err(open_fault)?).map_err(open_fault)?;
-        let header = crate::head::read_header(&source, Some(path), &Limits::default())?;
-        Ok(Origin {
-            path: path.to_owned(),
+        })?;
+        Origin::of_file(file, path.to_owned())
+    }
+
+    /// As [`Origin::open`], for a file that is open. `path` is for the errors.
+    pub(crate) fn of_file(file: File, path: PathBuf) -> Result<Origin, Error> {
+        let source = FileSource::new(file).map_err(|source| Error::Open {
+            path: path.clone(),
             source,
-            header,
-        })
+        })?;
+        let header = read_header(&source, Some(&path), &Limits::default())?;
+        Ok(Origin { path, source, header })
     }
 
     /// Where it is.
@@ -65,16 +70,4 @@ impl Origin {
             }),
         }
     }
-}
-
-fn open_file(path: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true);
-    #[cfg(unix)]
-    {
-        // A FIFO opens at once, and is then refused for what it is.
-        use std::os::unix::fs::OpenOptionsExt;
-        options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
-    }
-    options.open(path)
 }

@@ -152,6 +152,11 @@ impl Source for RemoteSource {
         true
     }
 
+    /// As many connections as browsers and the clients of object stores keep to one host, give or take.
+    fn reads_at_once(&self) -> usize {
+        16
+    }
+
     fn nbytes_now(&self) -> io::Result<Option<u64>> {
         Ok(match *self.changed() {
             None => Some(self.pin.nbytes),

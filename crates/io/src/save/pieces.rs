@@ -7,6 +7,7 @@ use std::ops::Range;
 use ingot_format::{to_u64, to_usize};
 
 use crate::dest::Bytes;
+use crate::hash::Sealed;
 use crate::payload::{FileRange, Payload};
 
 /// Bytes that are written at once: few enough that threads share the work evenly, a watch is heard soon and buffers of
@@ -24,6 +25,8 @@ pub(super) struct Pieces<'a> {
     ends: Vec<u64>,
     /// Pieces with bytes that only the saving thread fetches, in order.
     fetched: Vec<usize>,
+    /// What puts digests of everything into the head.
+    sealed: Option<&'a Sealed>,
 }
 
 /// Bytes of one part in one piece.
@@ -40,6 +43,7 @@ impl<'a> Pieces<'a> {
             payloads,
             ends: Vec::with_capacity(payloads.len() + 1),
             fetched: Vec::new(),
+            sealed: None,
         };
         let mut end = to_u64(head.len());
         pieces.ends.push(end);
@@ -52,6 +56,18 @@ impl<'a> Pieces<'a> {
             }
         }
         pieces
+    }
+
+    /// The same, with the digests that `sealed` keeps.
+    pub(super) fn sealed_by(self, sealed: &'a Sealed) -> Pieces<'a> {
+        Pieces {
+            sealed: Some(sealed),
+            ..self
+        }
+    }
+
+    pub(super) fn sealed(&self) -> Option<&'a Sealed> {
+        self.sealed
     }
 
     /// Notes that the bytes of `range` have to be fetched. It lies after all those that were noted before.
@@ -68,12 +84,12 @@ impl<'a> Pieces<'a> {
         self.fetched.extend(first..=number(range.end - 1));
     }
 
-    /// Whether there are bytes for the system to copy from other files.
+    /// Whether there are bytes for the system to copy from other files. Not where digests are taken of them.
     pub(super) fn copy_files(&self) -> bool {
         let copied = |payload: &Payload<'_>| {
             matches!(payload, Payload::File(_)) && payload.nbytes() >= to_u64(STRAIGHT)
         };
-        self.payloads.iter().any(copied)
+        self.sealed.is_none() && self.payloads.iter().any(copied)
     }
 
     /// Size of the file.

@@ -10,6 +10,9 @@ use ingot_format::to_u64;
 
 /// Writes everything into `file` from where it stands.
 pub(super) fn write(pieces: &Pieces<'_>, file: &File, watch: &dyn Watch) -> Result<(), Stop> {
+    if pieces.sealed().is_some() {
+        return Err(io::Error::from(io::ErrorKind::NotSeekable)).step(step::SEAL);
+    }
     let (mut buffer, mut passing) = (Vec::new(), Vec::new());
     let mut done = 0;
     for piece in 0..pieces.count() {

@@ -13,6 +13,7 @@ use super::flush::Flusher;
 use super::pieces::{PIECE, Pieces};
 use super::ring::{Closing, Ring};
 use super::{POLL, Step, Stop, Watch, step};
+use crate::hash::{Sealed, Sealing};
 
 /// From this size on, threads write: starting them costs about 0.1 ms, as long as writing 0.5 MB.
 const PARALLEL: u64 = 32 << 20;
@@ -30,7 +31,10 @@ pub(super) enum Way {
 /// Writes everything into `file`, each piece at its position. `file` is empty or is to be overwritten.
 pub(super) fn write(pieces: &Pieces<'_>, file: &File, way: &Way, watch: &dyn Watch) -> Result<(), Stop> {
     let cores = || thread::available_parallelism().map_or(1, usize::from);
-    let threads = match (pieces.nbytes() < PARALLEL, way) {
+    let sealing = pieces.sealed().map(Sealed::begin);
+    // Digests that wait for earlier bytes would wait for what this thread fetches, which comes when it comes.
+    let waits = sealing.as_ref().is_some_and(Sealing::in_order) && !pieces.fetched().is_empty();
+    let threads = match (pieces.nbytes() < PARALLEL || waits, way) {
         (true, _) => 0,
         (false, Way::Cached(_)) => cores().min(THREADS),
         // They wait for the disk, not for a core.
@@ -40,6 +44,7 @@ pub(super) fn write(pieces: &Pieces<'_>, file: &File, way: &Way, watch: &dyn Wat
         pieces,
         file,
         way,
+        sealing,
         next: AtomicUsize::new(0),
         done: AtomicU64::new(0),
         stop: AtomicBool::new(false),
@@ -49,13 +54,20 @@ pub(super) fn write(pieces: &Pieces<'_>, file: &File, way: &Way, watch: &dyn Wat
             threads + 1
         }),
     };
-    writer.write_with(threads, watch)
+    writer.write_with(threads, watch)?;
+    let Some(sealing) = writer.sealing else {
+        return Ok(());
+    };
+    let head = sealing.head().map_err(io::Error::other).step(step::SEAL)?;
+    super::pieces::write_all_at(file, &head, 0).step(step::WRITE)
 }
 
 struct Writer<'w, 'a> {
     pieces: &'w Pieces<'a>,
     file: &'w File,
     way: &'w Way,
+    /// What takes digests of all that is written.
+    sealing: Option<Sealing<'w>>,
     /// The piece that nobody has begun with.
     next: AtomicUsize,
     /// Bytes that are written.
@@ -63,6 +75,17 @@ struct Writer<'w, 'a> {
     /// Set when the save has failed or was interrupted.
     stop: AtomicBool,
     ring: Ring,
+}
+
+/// Says, when dropped, that pieces will not come: a thread has failed, or unwinds, and others may wait for its bytes.
+struct Ending<'w>(Option<&'w Sealing<'w>>);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        if let Some(sealing) = self.0 {
+            sealing.end();
+        }
+    }
 }
 
 /// What a thread fills before it writes.
@@ -83,9 +106,11 @@ impl Writer<'_, '_> {
                 let run = move || {
                     // Dropped on unwinding as well, so that the watcher below never waits for ever.
                     let sender = sender;
-                    if let Err(fault) = self.work() {
+                    let mut ending = Ending(self.sealing.as_ref());
+                    match self.work() {
+                        Ok(()) => ending.0 = None,
                         // Nobody listens when another thread failed first.
-                        let _ = sender.send(fault);
+                        Err(fault) => drop(sender.send(fault)),
                     }
                 };
                 thread::Builder::new()
@@ -144,8 +169,8 @@ impl Writer<'_, '_> {
 
     fn write_piece(&self, piece: usize, buffers: &mut Buffers) -> io::Result<()> {
         let mut position = self.pieces.range(piece).start;
-        match self.way {
-            Way::Cached(_) => {
+        match (self.way, &self.sealing) {
+            (Way::Cached(_), None) => {
                 let Buffers {
                     gathered, passing, ..
                 } = buffers;
@@ -155,10 +180,11 @@ impl Writer<'_, '_> {
                     Ok::<(), io::Error>(())
                 })?;
             }
-            Way::Direct(direct) => {
+            // Digests are taken of a copy, which nobody writes to between that and the writing.
+            (Way::Cached(_), Some(_)) | (Way::Direct(_), _) => {
                 let bytes = buffers.aligned.first(self.pieces.len(piece), PIECE);
                 self.pieces.fill(piece, bytes)?;
-                direct::write(direct, self.file, bytes, position)?;
+                self.write_filled(bytes, position)?;
             }
         }
         self.wrote(piece);
@@ -168,13 +194,20 @@ impl Writer<'_, '_> {
     fn write_fetched(&self, piece: usize, mut buffer: Aligned) -> io::Result<()> {
         let position = self.pieces.range(piece).start;
         let bytes = buffer.first(self.pieces.len(piece), PIECE);
-        match self.way {
-            Way::Cached(_) => super::pieces::write_all_at(self.file, bytes, position)?,
-            Way::Direct(direct) => direct::write(direct, self.file, bytes, position)?,
-        }
+        self.write_filled(bytes, position)?;
         self.ring.give_back(buffer);
         self.wrote(piece);
         Ok(())
+    }
+
+    fn write_filled(&self, bytes: &[u8], position: u64) -> io::Result<()> {
+        if let Some(sealing) = &self.sealing {
+            sealing.feed(position, bytes);
+        }
+        match self.way {
+            Way::Cached(_) => super::pieces::write_all_at(self.file, bytes, position),
+            Way::Direct(direct) => direct::write(direct, self.file, bytes, position),
+        }
     }
 
     fn wrote(&self, piece: usize) {
@@ -279,6 +312,7 @@ mod tests {
             pieces,
             file: &file,
             way: &way,
+            sealing: None,
             next: AtomicUsize::new(0),
             done: AtomicU64::new(0),
             stop: AtomicBool::new(false),

@@ -2,10 +2,16 @@
 
 use std::fs::{File, Metadata};
 use std::io;
+#[cfg(target_os = "linux")]
+use std::ops::Range;
 use std::time::SystemTime;
 
 use super::Source;
+#[cfg(target_os = "linux")]
+use super::direct::Direct;
 use crate::backend::remote_file_system;
+#[cfg(target_os = "linux")]
+use crate::residency::is_cold;
 
 /// A regular file. Reading by position needs no seeking, so any number of threads may do it.
 #[derive(Debug)]
@@ -15,7 +21,13 @@ pub struct FileSource {
     modified: Option<SystemTime>,
     /// The file system, where reading from it waits for a network or another process.
     remote: Option<&'static str>,
+    #[cfg(target_os = "linux")]
+    direct: Direct,
 }
+
+/// Places of a file that are looked at to learn whether it is in the cache.
+#[cfg(target_os = "linux")]
+const WINDOWS: u64 = 32;
 
 impl FileSource {
     /// Takes over an open file, and notes its size and time of modification.
@@ -34,11 +46,13 @@ impl FileSource {
             nbytes: metadata.len(),
             modified: metadata.modified().ok(),
             remote: remote_file_system(&file),
+            #[cfg(target_os = "linux")]
+            direct: Direct::default(),
             file,
         })
     }
 
-    /// The file system, where mapping a file on it is slow.
+    /// The name of its file system, where reading from that waits for a network or another process.
     pub(crate) fn remote(&self) -> Option<&'static str> {
         self.remote
     }
@@ -70,6 +84,12 @@ impl Source for FileSource {
 
     #[cfg(unix)]
     fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
+        #[cfg(target_os = "linux")]
+        if self.remote.is_none()
+            && let Some(count) = self.direct.read_at(&self.file, position, dest)
+        {
+            return Ok(count);
+        }
         std::os::unix::fs::FileExt::read_at(&self.file, dest, position)
     }
 
@@ -80,6 +100,11 @@ impl Source for FileSource {
 
     fn waits(&self) -> bool {
         self.remote.is_some()
+    }
+
+    #[cfg(target_os = "linux")]
+    fn is_cold(&self, span: &Range<u64>) -> bool {
+        self.remote.is_none() && is_cold(&self.file, span, WINDOWS)
     }
 
     fn nbytes_now(&self) -> io::Result<Option<u64>> {

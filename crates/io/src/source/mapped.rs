@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 #[cfg(target_os = "linux")]
 use std::sync::OnceLock;
@@ -148,6 +149,10 @@ impl Source for MappedSource {
 
     fn waits(&self) -> bool {
         self.file.waits()
+    }
+
+    fn is_cold(&self, span: &Range<u64>) -> bool {
+        self.file.is_cold(span)
     }
 
     fn nbytes_now(&self) -> io::Result<Option<u64>> {

@@ -1,0 +1,183 @@
+"""Checkpoints of many files, mostly holes (tests/sparse_models.py). As a program: one of them, for memory."""
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2] / "tests"))
+
+MIB = 1 << 20
+SHARDS = 163
+PART_NBYTES = 4 << 20
+
+
+def names_of_experts(full: int, *, by_name: bool):
+    """Open a checkpoint and list all names: ours from the index, the peer's from each shard."""
+
+    def measure(place, rounds: int):
+        import same
+        from duel import Duel
+
+        directory = _experts(place, full, by_name=by_name)
+        return Duel(lambda: _names(directory), lambda: _names_by_shard(directory), same.names).run(rounds)
+
+    return measure
+
+
+def proven_names_of_experts(full: int):
+    """The same, with every shard opened and held against the index."""
+
+    def measure(place, rounds: int):
+        import same
+        from duel import Duel
+
+        directory = _experts(place, full, by_name=True)
+        return Duel(
+            lambda: _names(directory, proven=True), lambda: _names_by_shard(directory), same.names
+        ).run(rounds)
+
+    return measure
+
+
+def index(full: int, *, by_name: bool):
+    """Read an index alone."""
+
+    def measure(place, rounds: int):
+        import ingot
+        from duel import Duel
+
+        path = _index(place, full, by_name=by_name)
+        return Duel(lambda: ingot.read_index(path), lambda: _loaded(path), _assert_same_index).run(rounds)
+
+    return measure
+
+
+def index_memory(full: int):
+    """The same in fresh processes: memory."""
+
+    def measure(place, rounds: int):
+        import fresh
+        from duel import Samples
+
+        path = str(_index(place, full, by_name=True))
+        found = fresh.in_turn(
+            rounds, lambda side: fresh.run(Path(__file__), side, path), ("ingot", "safetensors")
+        )
+        ours, theirs = ([run["nbytes"] / MIB for run in runs] for runs in found.values())
+        return Samples(ours, theirs, "MiB")
+
+    return measure
+
+
+def loaded_shards(full: int):
+    """Load a checkpoint of 8 shards into memory of its own; the peer loads one shard after the other."""
+
+    def measure(place, rounds: int):
+        import safetensors.torch
+
+        import ingot.torch
+        import same
+        from duel import Duel
+
+        directory = _written(place, full)
+
+        def theirs():
+            tensors = {}
+            for path in sorted(directory.glob("*.safetensors")):
+                # A copy, because ours is one too: the peer's own load is a view of a mapping.
+                tensors |= {name: own.clone() for name, own in safetensors.torch.load_file(path).items()}
+            return tensors
+
+        return Duel(lambda: ingot.torch.load_file(directory, backend="pread"), theirs, same.tensors).run(
+            rounds
+        )
+
+    return measure
+
+
+def _experts(place, full: int, *, by_name: bool) -> Path:
+    import sparse_models
+
+    count = place.count(full)
+    directory = place.directory / f"experts-{count}-{_order(by_name)}"
+    if not directory.exists():
+        directory.mkdir()
+        sparse_models.write_checkpoint(directory, sparse_models.experts(count, SHARDS), by_name=by_name)
+    return directory
+
+
+def _index(place, full: int, *, by_name: bool) -> Path:
+    import sparse_models
+
+    count = place.count(full)
+
+    def write(path: Path) -> None:
+        weight_map = {name: file for file, own in sparse_models.experts(count).items() for name in own}
+        if by_name:
+            weight_map = dict(sorted(weight_map.items()))
+        path.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}, indent=2))
+
+    return place.made(f"{count}-{_order(by_name)}.safetensors.index.json", write)
+
+
+def _order(by_name: bool) -> str:
+    return "by-name" if by_name else "by-shard"
+
+
+def _written(place, full: int) -> Path:
+    """A checkpoint of so many bytes in 8 shards."""
+    import torch
+
+    import ingot.torch
+
+    directory = place.directory / f"shards-{place.scale}"
+    if not directory.exists():
+        count = max(8, place.count(full) // PART_NBYTES)
+        state = {f"{number}": torch.full((PART_NBYTES // 4,), float(number)) for number in range(count)}
+        ingot.torch.save_sharded(state, directory, -(-count // 8) * PART_NBYTES, durable=False)
+    return directory
+
+
+def _names(directory: Path, *, proven: bool = False) -> list[str]:
+    import ingot
+
+    with ingot.safe_open(directory, "np") as file:
+        if proven:
+            file.parameter_count()
+        return file.keys()
+
+
+def _names_by_shard(directory: Path) -> list[str]:
+    import safetensors
+
+    names = []
+    for path in directory.glob("*.safetensors"):
+        with safetensors.safe_open(path, "np") as file:
+            names += file.keys()
+    return names
+
+
+def _loaded(path: Path) -> dict[str, str]:
+    with path.open(encoding="utf-8") as file:
+        return json.load(file)["weight_map"]
+
+
+def _assert_same_index(ours, theirs: dict[str, str]) -> None:
+    assert ours.weight_map() == theirs
+    assert all(ours.shard_of(name) == file for name, file in theirs.items())
+
+
+def main(side: str, path: str) -> None:
+    import ingot
+    from editing import _resident
+
+    # What is imported when it is first used is none of the work's memory.
+    ingot.read_index  # noqa: B018
+    before = _resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    held = ingot.read_index(path) if side == "ingot" else _loaded(Path(path))
+    print(json.dumps({"nbytes": _resident("VmHWM") - before, "tensors": len(held)}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

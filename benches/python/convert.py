@@ -1,0 +1,101 @@
+"""Converting a PyTorch checkpoint: ingot.convert against torch.load and safetensors' save_file.
+
+`python benches/python/convert.py` prints the table. Each conversion is a fresh process; they take turns, and
+the files are compared byte by byte before a figure is printed. Neither flushes to the disk. What ingot does
+with `verify=True` its peer has no word for: the row is there to show the price.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import safetensors.torch
+import torch
+
+import fresh
+import ingot
+import ingot._convert.sources.torch  # Imported by the first conversion otherwise, and timed.
+
+# Owed: as fast as the peer, and so many bytes beyond one tensor.
+OWED_RATIO, OWED_NBYTES = 1.0, 300 << 20
+TENSORS = 32
+SIDES = ("ingot", "ingot, verified", "torch + safetensors")
+
+
+def status(field: str) -> int:
+    """A size of this process, in bytes, as the kernel counts it."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:"))
+
+
+def child(source: str, out: str, side: str) -> dict:
+    """One conversion, timed, in a process that has imported what it needs."""
+    before = status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    start = time.perf_counter()
+    if side == SIDES[2]:
+        tensors = torch.load(source, weights_only=True)
+        safetensors.torch.save_file(tensors, out, metadata={"format": "pt"})
+    else:
+        ingot.convert(source, out, verify=side == SIDES[1], durable=False, overwrite=True)
+    seconds = time.perf_counter() - start
+    return {"seconds": seconds, "peak": status("VmHWM") - before}
+
+
+def make(path: Path, nbytes: int) -> int:
+    """A checkpoint of so many bytes; gives those of its largest tensor."""
+    torch.manual_seed(0)
+    size = nbytes // TENSORS // 4 // 1024
+    state = {f"layers.{number:02}.weight": torch.randn(size, 1024) for number in range(TENSORS)}
+    torch.save(state, path)
+    return size * 1024 * 4
+
+
+def table(folder: Path, nbytes: int, rounds: int) -> None:
+    source = folder / "pytorch_model.bin"
+    largest = make(source, nbytes)
+    program = Path(__file__)
+
+    def once(side: str) -> dict:
+        out = folder / f"{SIDES.index(side)}.safetensors"
+        out.unlink(missing_ok=True)
+        return fresh.run(program, "--child", str(source), str(out), side)
+
+    found = fresh.in_turn(rounds, once, SIDES)
+    files = [(folder / f"{number}.safetensors").read_bytes() for number in range(len(SIDES))]
+    assert files[0] == files[1] == files[2], "the files differ"
+    print(f"{nbytes / 1e9:.2f} GB in {TENSORS} tensors, {rounds} rounds, warm, nothing flushed")
+    medians = {side: statistics.median(one["seconds"] for one in ones) for side, ones in found.items()}
+    for side, ones in found.items():
+        spread = sorted(one["seconds"] * 1e3 for one in ones)
+        beyond = statistics.median(one["peak"] for one in ones) - largest
+        ratio = medians[SIDES[2]] / medians[side]
+        print(
+            f"    {side:<20} {medians[side] * 1e3:8.1f} ms ({spread[0]:.1f} to {spread[-1]:.1f}), "
+            f"ratio {ratio:.2f}, peak {beyond / 2**20:6.0f} MiB beyond a tensor of {largest / 2**20:.0f} MiB"
+        )
+    peak = max(one["peak"] for one in found[SIDES[0]] + found[SIDES[1]]) - largest
+    print(f"    owed: memory below {OWED_NBYTES >> 20} MiB: {'met' if peak < OWED_NBYTES else 'MISSED'}")
+    ratio = medians[SIDES[2]] / medians[SIDES[0]]
+    print(f"    owed: ratio {OWED_RATIO}: {'met' if ratio >= OWED_RATIO else 'MISSED'}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--nbytes", type=float, default=2e9)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--folder", help="where to make the files; a temporary folder by default")
+    parser.add_argument("--child", nargs=3, metavar=("SOURCE", "OUT", "SIDE"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        print(json.dumps(child(*arguments.child)))
+        return
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        table(Path(folder), int(arguments.nbytes), arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Ways to load a whole file into memory of its own, ours and those of the peers."""
+
+import importlib
+import importlib.util
+import mmap
+from collections.abc import Callable
+
+import raw
+
+Load = Callable[[str], object]
+
+# What tensors lie in, where they do not keep it alive themselves.
+_kept: list[object] = []
+
+
+def ingot_pread(path: str) -> object:
+    import ingot.torch
+
+    return ingot.torch.load_file(path, backend="pread")
+
+
+def safetensors_pread(path: str) -> object:
+    import safetensors.torch
+
+    return safetensors.torch.load_file(path, backend="pread")
+
+
+def safetensors_clone(path: str) -> object:
+    import safetensors.torch
+
+    return {name: tensor.clone() for name, tensor in safetensors.torch.load_file(path).items()}
+
+
+def safetensors_touched(path: str) -> object:
+    import safetensors.torch
+    import torch
+
+    tensors = safetensors.torch.load_file(path)
+    for tensor in tensors.values():
+        tensor.view(torch.uint8).reshape(-1)[:: mmap.PAGESIZE].sum()
+    return tensors
+
+
+def torch_clone(path: str) -> object:
+    import torch
+
+    loaded = torch.load(f"{path}.pt", mmap=True, weights_only=True)
+    return {name: tensor.clone() for name, tensor in loaded.items()}
+
+
+def torch_plain(path: str) -> object:
+    import torch
+
+    return torch.load(f"{path}.pt", weights_only=True)
+
+
+def bintensors_clone(path: str) -> object:
+    import bintensors.torch
+
+    return {name: tensor.clone() for name, tensor in bintensors.torch.load_file(f"{path}.bt").items()}
+
+
+def numpy_load(path: str) -> object:
+    """Of the integers that the floats are made of: NumPy stores no others of 16 bits but its own."""
+    import numpy
+    import torch
+
+    with numpy.load(f"{path}.npz") as arrays:
+        return {name: torch.from_numpy(arrays[name]) for name in arrays}
+
+
+def runai(path: str) -> object:
+    from runai_model_streamer import SafetensorsStreamer
+
+    with SafetensorsStreamer() as streamer:
+        streamer.stream_file(path)
+        return dict(streamer.get_tensors())
+
+
+def fastsafetensors(path: str) -> object:
+    from fastsafetensors import SafeTensorsFileLoader, SingleGroup
+
+    loader = SafeTensorsFileLoader(SingleGroup(), "cpu", nogds=True)
+    loader.add_filenames({0: [path]})
+    files = loader.copy_files_to_device()
+    _kept.extend((loader, files))
+    return {name: files.get_tensor(name) for name in files.key_to_rank_lidx}
+
+
+# For each side what it imports, which is not what is measured, and what it does.
+SIDES: dict[str, tuple[str, Load]] = {
+    "ingot": ("ingot.torch", ingot_pread),
+    "safetensors pread": ("safetensors.torch", safetensors_pread),
+    "safetensors mmap and clone": ("safetensors.torch", safetensors_clone),
+    "safetensors mmap, every page touched": ("safetensors.torch", safetensors_touched),
+    "torch.load(mmap=True) and clone": ("torch", torch_clone),
+    "torch.load": ("torch", torch_plain),
+    "bintensors and clone": ("bintensors.torch", bintensors_clone),
+    "numpy.load": ("numpy", numpy_load),
+    "runai-model-streamer": ("runai_model_streamer", runai),
+    "fastsafetensors": ("fastsafetensors", fastsafetensors),
+    "raw: 2 threads, populated huge pages": ("ctypes", raw.raw_populated),
+    "raw: 1 thread": ("ctypes", raw.raw_sequential),
+    "raw: 4 threads, O_DIRECT": ("ctypes", raw.raw_direct_four),
+    "raw: 8 threads, O_DIRECT": ("ctypes", raw.raw_direct_eight),
+}
+
+
+def prepared(side: str) -> Load:
+    """What a side does, with its imports done."""
+    module, load = SIDES[side]
+    importlib.import_module("torch")
+    importlib.import_module(module)
+    return load
+
+
+def is_here(side: str) -> bool:
+    """Whether what a side imports is installed."""
+    try:
+        return importlib.util.find_spec(SIDES[side][0].partition(".")[0]) is not None
+    except ValueError:
+        return False

@@ -1,0 +1,625 @@
+//! The index of a sharded checkpoint: which file holds which tensor.
+
+mod error;
+mod shard_name;
+mod value;
+
+use alloc::borrow::{Cow, ToOwned};
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::str;
+
+pub use error::IndexError;
+pub use shard_name::ShardNameFault;
+
+use crate::METADATA_KEY;
+use crate::extent::{index, to_u32, to_u64, to_usize};
+use crate::safetensors::plain_nbytes;
+use error::invalid_json;
+use value::{Kind, Value};
+
+/// An index that keeps rules I1 to I8 of FORMAT.md: every name is there once, every shard name is a path that stays
+/// below the index. Whether the shards hold what it says is for whoever opens them.
+///
+/// Names lie back to back in one arena and shards are numbered, so that an index costs a few allocations, not some
+/// for each tensor.
+#[derive(Clone, Debug, Default)]
+pub struct ShardIndex {
+    names: String,
+    records: Vec<Record>,
+    shards: Vec<String>,
+    metadata: Option<Value>,
+    /// Tensors in the order of their names; empty where that is the order of the file.
+    by_name: Vec<u32>,
+}
+
+/// One tensor; its name ends here and begins where the one before it ends.
+#[derive(Clone, Copy, Debug)]
+struct Record {
+    name_end: u32,
+    shard: u32,
+}
+
+impl ShardIndex {
+    /// Largest index that is read, in bytes: what the Hub's own reader takes. The largest known has 60 MB, for 497,000
+    /// tensors.
+    pub const NBYTES: u64 = 250_000_000;
+    /// Most shards that an index may name: ten times what the Hub's own reader takes. Each is an open file.
+    pub const SHARDS: usize = 100_000;
+    /// Largest value beside the weight map, in bytes. Real ones have less than a hundred; everything that a reader
+    /// keeps of such a value takes several times its size in memory.
+    pub const VALUE_NBYTES: usize = 4 << 20;
+
+    /// Reads an index that lies in memory as a whole.
+    ///
+    /// ```
+    /// use ingot_format::ShardIndex;
+    /// let index = ShardIndex::parse(br#"{"weight_map": {"wte": "model-00001-of-00002.safetensors"}}"#)?;
+    /// assert_eq!(index.shard_of("wte"), Some("model-00001-of-00002.safetensors"));
+    /// # Ok::<(), ingot_format::IndexError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The first rule of FORMAT.md that it breaks.
+    pub fn parse(bytes: &[u8]) -> Result<ShardIndex, IndexError> {
+        let mut reader = IndexReader::new(to_u64(bytes.len()))?;
+        reader.feed(bytes)?;
+        reader.finish()
+    }
+
+    /// How many tensors there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.records.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.records.is_empty()
+    }
+
+    /// The files, as the index spells them, in the order of their names.
+    #[must_use]
+    pub fn shards(&self) -> &[String] {
+        &self.shards
+    }
+
+    /// All tensors in the order of the index, each with the number of its shard.
+    pub fn entries(&self) -> impl Iterator<Item = (&str, usize)> {
+        let mut begin = 0;
+        self.records.iter().map(move |record| {
+            let name = index(begin)..index(record.name_end);
+            begin = record.name_end;
+            (&self.names[name], index(record.shard))
+        })
+    }
+
+    /// The tensor at `number` in the order of the index, and the number of its shard.
+    ///
+    /// # Panics
+    /// When there are not as many.
+    #[must_use]
+    pub fn entry(&self, number: usize) -> (&str, usize) {
+        (self.name(number), index(self.records[number].shard))
+    }
+
+    /// Where the tensor that is at `rank` in the order of names, byte by byte, stands in the index.
+    #[must_use]
+    pub fn nth_by_name(&self, rank: usize) -> usize {
+        self.by_name.get(rank).map_or(rank, |&number| index(number))
+    }
+
+    /// All names in their own order, byte by byte.
+    pub fn names_by_name(&self) -> impl ExactSizeIterator<Item = &str> {
+        (0..self.len()).map(|rank| self.name(self.nth_by_name(rank)))
+    }
+
+    /// Where the tensor `name` stands in the index.
+    #[must_use]
+    pub fn find(&self, name: &str) -> Option<usize> {
+        let (mut low, mut high) = (0, self.len());
+        while low < high {
+            let middle = low + (high - low) / 2;
+            match self.name(self.nth_by_name(middle)).cmp(name) {
+                core::cmp::Ordering::Less => low = middle + 1,
+                core::cmp::Ordering::Greater => high = middle,
+                core::cmp::Ordering::Equal => return Some(self.nth_by_name(middle)),
+            }
+        }
+        None
+    }
+
+    /// The file that holds the tensor `name`.
+    #[must_use]
+    pub fn shard_of(&self, name: &str) -> Option<&str> {
+        let number = self.find(name)?;
+        Some(&self.shards[index(self.records[number].shard)])
+    }
+
+    /// The JSON object that stands beside the weight map, as the file spells it: its values need not be strings.
+    #[must_use]
+    pub fn metadata(&self) -> Option<&str> {
+        let value = self.metadata.as_ref().filter(|value| value.kind == Kind::Object);
+        value.map(|value| value.text.as_str())
+    }
+
+    /// What the metadata says of the bytes that all tensors take. Nobody checked it.
+    #[must_use]
+    pub fn total_nbytes(&self) -> Option<u64> {
+        self.metadata.as_ref().and_then(|value| value.total_size)
+    }
+
+    fn name(&self, number: usize) -> &str {
+        let begin = number
+            .checked_sub(1)
+            .map_or(0, |before| self.records[before].name_end);
+        &self.names[index(begin)..index(self.records[number].name_end)]
+    }
+}
+
+/// Reads an index piece by piece, in one pass, so that it never lies in memory as a whole.
+///
+/// ```
+/// use ingot_format::IndexReader;
+/// let text = br#"{"weight_map": {"wte": "a.safetensors"}}"#;
+/// let mut reader = IndexReader::new(text.len() as u64)?;
+/// let taken = reader.feed(&text[..25])?;
+/// assert_eq!(taken, 16, "the brace of the weight map; the tensor is not yet whole");
+/// reader.feed(&text[taken..])?;
+/// assert_eq!(reader.finish()?.len(), 1);
+/// # Ok::<(), ingot_format::IndexError>(())
+/// ```
+#[derive(Debug)]
+pub struct IndexReader {
+    index: ShardIndex,
+    place: Place,
+    has_weight_map: bool,
+    /// Fields beside the two that are known.
+    unknown: BTreeSet<String>,
+    numbers: BTreeMap<String, u32>,
+    /// Bytes that were taken, and those of the whole index.
+    taken: u64,
+    nbytes: u64,
+}
+
+/// What has to come next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Start,
+    /// A field of the whole, or where none was read yet the end.
+    Field {
+        first: bool,
+    },
+    /// A tensor of the weight map, or its end likewise.
+    Tensor {
+        first: bool,
+    },
+    /// A comma, or the end of the whole.
+    AfterField,
+    End,
+}
+
+/// Why a step was not made.
+enum Stop {
+    /// The text ends within it.
+    Cut,
+    Fault(IndexError),
+}
+
+impl From<IndexError> for Stop {
+    fn from(fault: IndexError) -> Stop {
+        Stop::Fault(fault)
+    }
+}
+
+impl IndexReader {
+    /// For an index of `nbytes`.
+    ///
+    /// # Errors
+    /// Rule I1.
+    pub fn new(nbytes: u64) -> Result<IndexReader, IndexError> {
+        // What a record of the usual writers takes at least; reserved memory that is never written to takes no place.
+        const USUAL_TENSOR_NBYTES: usize = 96;
+        if nbytes > ShardIndex::NBYTES {
+            return Err(IndexError::TooLarge {
+                found: nbytes,
+                limit: ShardIndex::NBYTES,
+            });
+        }
+        let text = to_usize(nbytes).unwrap_or(0);
+        let mut index = ShardIndex::default();
+        index.names.reserve(text / 2);
+        index.records.reserve(text / USUAL_TENSOR_NBYTES);
+        Ok(IndexReader {
+            index,
+            place: Place::Start,
+            has_weight_map: false,
+            unknown: BTreeSet::new(),
+            numbers: BTreeMap::new(),
+            taken: 0,
+            nbytes,
+        })
+    }
+
+    /// Reads what `bytes` has in whole. They begin where the last ones that were taken ended. Says how many were
+    /// taken; the rest has to be given again, with more after it.
+    ///
+    /// # Errors
+    /// The rule that is broken.
+    pub fn feed(&mut self, bytes: &[u8]) -> Result<usize, IndexError> {
+        let is_last = self.taken + to_u64(bytes.len()) >= self.nbytes;
+        let text = match str::from_utf8(bytes) {
+            Ok(text) => text,
+            // A character that is cut in two comes again.
+            Err(fault) if fault.error_len().is_none() && !is_last => {
+                str::from_utf8(&bytes[..fault.valid_up_to()]).unwrap_or_default()
+            }
+            Err(fault) => {
+                return Err(IndexError::InvalidUtf8 {
+                    position: self.taken + to_u64(fault.valid_up_to()),
+                });
+            }
+        };
+        let mut cursor = Cursor {
+            text,
+            at: 0,
+            base: self.taken,
+        };
+        let mut done = 0;
+        let stop = loop {
+            match self.step(&mut cursor) {
+                Ok(()) => done = cursor.at,
+                Err(stop) => break stop,
+            }
+        };
+        if self.place == Place::End {
+            // White space alone.
+            done = cursor.at;
+        }
+        self.taken += to_u64(done);
+        match stop {
+            Stop::Fault(fault) => Err(fault),
+            Stop::Cut if is_last && self.place == Place::End && done == text.len() => Ok(done),
+            Stop::Cut if is_last => Err(IndexError::InvalidJson {
+                reason: "it ends before the object does".into(),
+            }),
+            Stop::Cut => Ok(done),
+        }
+    }
+
+    /// The index, once all of it was read.
+    ///
+    /// # Errors
+    /// Rules I4, I5 and I8, and I3 where something is missing.
+    pub fn finish(self) -> Result<ShardIndex, IndexError> {
+        if self.place != Place::End {
+            return Err(IndexError::InvalidJson {
+                reason: "it ends before the object does".into(),
+            });
+        }
+        if !self.has_weight_map {
+            return Err(IndexError::MissingWeightMap);
+        }
+        let mut index = self.index;
+        // In the order of their names, so that the order does not depend on who wrote the index.
+        let mut new_numbers = alloc::vec![0; index.shards.len()];
+        index.shards.clear();
+        for (rank, (shard, number)) in self.numbers.into_iter().enumerate() {
+            new_numbers[crate::extent::index(number)] = to_u32(rank);
+            index.shards.push(shard);
+        }
+        shard_name::refuse_collisions(&index.shards)?;
+        if !new_numbers.is_sorted() {
+            for record in &mut index.records {
+                record.shard = new_numbers[crate::extent::index(record.shard)];
+            }
+        }
+        index.by_name = order_by_name(&index)?;
+        Ok(index)
+    }
+
+    /// Reads one item with what belongs to it. Leaves no trace of one that is cut.
+    #[inline]
+    fn step(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Stop> {
+        match self.place {
+            Place::Tensor { first } => self.tensor(cursor, first),
+            Place::Start => {
+                cursor.expect(b'{', "an object")?;
+                self.place = Place::Field { first: true };
+                Ok(())
+            }
+            Place::Field { first } => self.field(cursor, first),
+            Place::AfterField => {
+                self.place = match cursor.next()? {
+                    b',' => Place::Field { first: false },
+                    b'}' => Place::End,
+                    _ => return Err(cursor.unexpected("`,` or `}`")),
+                };
+                Ok(())
+            }
+            Place::End => {
+                cursor.next()?;
+                Err(cursor.unexpected("nothing after the object"))
+            }
+        }
+    }
+
+    fn field(&mut self, cursor: &mut Cursor<'_>, first: bool) -> Result<(), Stop> {
+        if cursor.peek()? == b'}' && first {
+            cursor.at += 1;
+            self.place = Place::End;
+            return Ok(());
+        }
+        let field = cursor.string("a field's name")?;
+        cursor.expect(b':', "`:`")?;
+        match &*field {
+            "weight_map" => {
+                if self.has_weight_map {
+                    return Err(duplicate_field(field));
+                }
+                if cursor.peek()? != b'{' {
+                    let found = cursor.value("weight_map")?.kind;
+                    return Err(invalid_field("weight_map", found));
+                }
+                cursor.at += 1;
+                self.has_weight_map = true;
+                self.place = Place::Tensor { first: true };
+            }
+            "metadata" => {
+                if self.index.metadata.is_some() {
+                    return Err(duplicate_field(field));
+                }
+                let value = cursor.value("metadata")?;
+                if let Some(key) = value.duplicate {
+                    return Err(IndexError::DuplicateMetadataKey { key }.into());
+                }
+                if !matches!(value.kind, Kind::Object | Kind::Null) {
+                    return Err(invalid_field("metadata", value.kind));
+                }
+                self.index.metadata = Some(value);
+                self.place = Place::AfterField;
+            }
+            _ => {
+                cursor.value(&field)?;
+                if !self.unknown.insert((*field).to_owned()) {
+                    return Err(duplicate_field(field));
+                }
+                self.place = Place::AfterField;
+            }
+        }
+        Ok(())
+    }
+
+    /// `"name": "file"` with the comma or the brace after it.
+    #[inline]
+    fn tensor(&mut self, cursor: &mut Cursor<'_>, first: bool) -> Result<(), Stop> {
+        if first && cursor.peek()? == b'}' {
+            cursor.at += 1;
+            self.place = Place::AfterField;
+            return Ok(());
+        }
+        let name = cursor.string("a tensor's name")?;
+        cursor.expect(b':', "`:`")?;
+        if cursor.peek()? != b'"' {
+            let found = cursor.value(&name)?.kind;
+            return Err(Stop::Fault(IndexError::InvalidShard {
+                tensor: name.into_owned(),
+                found: found.words(),
+            }));
+        }
+        // Neighbours mostly lie in one file.
+        let last = self.index.records.last().map_or(0, |record| record.shard);
+        let shard = match self.index.shards.get(index(last)) {
+            Some(shard) if cursor.take_quoted(shard) => last,
+            _ => {
+                let shard = cursor.string("a file's name")?;
+                // Not before the comma: what is cut leaves no trace.
+                cursor.peek()?;
+                self.number_of(&shard, &name)?
+            }
+        };
+        self.place = match cursor.next()? {
+            b',' => Place::Tensor { first: false },
+            b'}' => Place::AfterField,
+            _ => return Err(cursor.unexpected("`,` or `}`")),
+        };
+        if name == METADATA_KEY {
+            return Err(IndexError::ReservedName.into());
+        }
+        self.index.names.push_str(&name);
+        let name_end = to_u32(self.index.names.len());
+        self.index.records.push(Record { name_end, shard });
+        Ok(())
+    }
+
+    /// The number of the shard of this name. Rules I6 and I7.
+    fn number_of(&mut self, shard: &str, tensor: &str) -> Result<u32, IndexError> {
+        if let Some(&number) = self.numbers.get(shard) {
+            return Ok(number);
+        }
+        shard_name::check(shard).map_err(|fault| IndexError::InvalidShardName {
+            tensor: tensor.to_owned(),
+            shard: shard.to_owned(),
+            fault,
+        })?;
+        if self.index.shards.len() == ShardIndex::SHARDS {
+            return Err(IndexError::TooManyShards {
+                limit: to_u64(ShardIndex::SHARDS),
+            });
+        }
+        let number = to_u32(self.index.shards.len());
+        self.index.shards.push(shard.to_owned());
+        self.numbers.insert(shard.to_owned(), number);
+        Ok(number)
+    }
+}
+
+fn duplicate_field(field: Cow<'_, str>) -> Stop {
+    Stop::Fault(IndexError::DuplicateField {
+        field: field.into_owned(),
+    })
+}
+
+fn invalid_field(field: &'static str, found: Kind) -> Stop {
+    Stop::Fault(IndexError::InvalidField {
+        field,
+        found: found.words(),
+    })
+}
+
+/// Rule I4 for names: gives their order, empty where it is the order of the file.
+fn order_by_name(read: &ShardIndex) -> Result<Vec<u32>, IndexError> {
+    if read.entries().is_sorted_by(|a, b| a.0 < b.0) {
+        return Ok(Vec::new());
+    }
+    let mut by_name: Vec<u32> = (0..to_u32(read.len())).collect();
+    // Sorted, not hashed: names chosen to collide cost nothing extra, and the runs that writers leave are taken over.
+    by_name.sort_by(|&a, &b| read.name(index(a)).cmp(read.name(index(b))));
+    match by_name
+        .windows(2)
+        .find(|pair| read.name(index(pair[0])) == read.name(index(pair[1])))
+    {
+        Some(pair) => {
+            let shard = |number: u32| read.shards[read.entry(index(number)).1].clone();
+            Err(IndexError::DuplicateTensor {
+                tensor: read.name(index(pair[0])).to_owned(),
+                shards: (shard(pair[0]), shard(pair[1])),
+            })
+        }
+        None => Ok(by_name),
+    }
+}
+
+/// What is being read, and how far.
+struct Cursor<'a> {
+    text: &'a str,
+    at: usize,
+    /// Bytes of the index before `text`.
+    base: u64,
+}
+
+impl<'a> Cursor<'a> {
+    /// The next byte that is not white space, which stays.
+    #[inline]
+    fn peek(&mut self) -> Result<u8, Stop> {
+        let bytes = self.text.as_bytes();
+        while let Some(&byte) = bytes.get(self.at) {
+            if !matches!(byte, b' ' | b'\n' | b'\r' | b'\t') {
+                return Ok(byte);
+            }
+            self.at += 1;
+        }
+        Err(Stop::Cut)
+    }
+
+    #[inline]
+    fn next(&mut self) -> Result<u8, Stop> {
+        let byte = self.peek()?;
+        self.at += 1;
+        Ok(byte)
+    }
+
+    #[inline]
+    fn expect(&mut self, byte: u8, words: &'static str) -> Result<(), Stop> {
+        if self.next()? == byte {
+            Ok(())
+        } else {
+            Err(self.unexpected(words))
+        }
+    }
+
+    /// The fault of the byte that was taken last.
+    #[cold]
+    fn unexpected(&self, expected: &str) -> Stop {
+        let at = self.at.saturating_sub(1);
+        let found = self.text.get(at..).and_then(|rest| rest.chars().next());
+        invalid_json(self.base + to_u64(at), expected, found).into()
+    }
+
+    /// Moves past `text` and the quotes around it, if that is what stands here.
+    #[inline]
+    fn take_quoted(&mut self, text: &str) -> bool {
+        let rest = self.text.as_bytes().get(self.at..).unwrap_or_default();
+        let after = rest
+            .strip_prefix(b"\"")
+            .and_then(|rest| rest.strip_prefix(text.as_bytes()))
+            .and_then(|rest| rest.strip_prefix(b"\""));
+        if let Some(after) = after {
+            self.at = self.text.len() - after.len();
+        }
+        after.is_some()
+    }
+
+    /// A string, escapes undone.
+    #[inline]
+    fn string(&mut self, words: &'static str) -> Result<Cow<'a, str>, Stop> {
+        self.expect(b'"', words)?;
+        let body = self.text.get(self.at..).unwrap_or_default();
+        let nbytes = plain_nbytes(body.as_bytes());
+        match body.as_bytes().get(nbytes) {
+            Some(b'"') => {
+                self.at += nbytes + 1;
+                Ok(Cow::Borrowed(&body[..nbytes]))
+            }
+            Some(_) => self.escaped_string().map(Cow::Owned),
+            None => Err(Stop::Cut),
+        }
+    }
+
+    /// A string whose first quote was taken. serde_json undoes its escapes, and finds what is wrong with them.
+    #[cold]
+    fn escaped_string(&mut self) -> Result<String, Stop> {
+        let quoted = self.text.get(self.at - 1..).unwrap_or_default();
+        let mut strings = serde_json::Deserializer::from_str(quoted).into_iter::<String>();
+        match strings.next() {
+            Some(Ok(text)) => {
+                self.at += strings.byte_offset() - 1;
+                Ok(text)
+            }
+            Some(Err(fault)) if !fault.is_eof() => Err(self.fault(&fault)),
+            _ => Err(Stop::Cut),
+        }
+    }
+
+    /// Any value, with the byte after it, which stays.
+    fn value(&mut self, field: &str) -> Result<Value, Stop> {
+        let rest = self.text.get(self.at..).unwrap_or_default();
+        // What comes after a longer value is not looked at, so that reading one through a growing window stays linear.
+        if rest.len() <= ShardIndex::VALUE_NBYTES {
+            return self.value_in(rest);
+        }
+        let end = (0..=ShardIndex::VALUE_NBYTES)
+            .rev()
+            .find(|&end| rest.is_char_boundary(end))
+            .unwrap_or(0);
+        match self.value_in(&rest[..end]) {
+            Err(Stop::Cut) => Err(Stop::Fault(IndexError::ValueTooLarge {
+                field: field.to_owned(),
+                limit: to_u64(ShardIndex::VALUE_NBYTES),
+            })),
+            other => other,
+        }
+    }
+
+    fn value_in(&mut self, rest: &str) -> Result<Value, Stop> {
+        match Value::at_start_of(rest) {
+            Some(Ok((value, nbytes))) => {
+                self.at += nbytes;
+                Ok(value)
+            }
+            Some(Err(fault)) => Err(self.fault(&fault)),
+            None => Err(Stop::Cut),
+        }
+    }
+
+    fn fault(&self, fault: &serde_json::Error) -> Stop {
+        Stop::Fault(IndexError::InvalidJson {
+            reason: alloc::format!("after byte {}: {fault}", self.base + to_u64(self.at)),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

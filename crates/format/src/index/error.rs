@@ -1,0 +1,211 @@
+//! What can be wrong with an index.
+
+use alloc::format;
+use alloc::string::String;
+use core::fmt;
+
+use super::ShardNameFault;
+use crate::METADATA_KEY;
+use crate::quoted::Quoted;
+
+/// A rule of FORMAT.md that an index breaks. As [`crate::FormatError`], it keeps names as they are, escapes them in
+/// `Display`, and never speaks of the path of the index.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum IndexError {
+    /// I1: the index is larger than the limit.
+    TooLarge {
+        /// Its size in bytes.
+        found: u64,
+        /// [`crate::ShardIndex::NBYTES`].
+        limit: u64,
+    },
+    /// I2: a byte is not UTF-8.
+    InvalidUtf8 {
+        /// Counted from the start of the file.
+        position: u64,
+    },
+    /// I3: it is not one JSON object with white space around it.
+    InvalidJson {
+        /// What is wrong, and where.
+        reason: String,
+    },
+    /// I3: a value beside the weight map is larger than the limit.
+    ValueTooLarge {
+        /// The field that holds it.
+        field: String,
+        /// [`crate::ShardIndex::VALUE_NBYTES`].
+        limit: u64,
+    },
+    /// I4: a field stands there twice.
+    DuplicateField {
+        /// The field, escapes undone.
+        field: String,
+    },
+    /// I4: an object in the metadata has a key twice.
+    DuplicateMetadataKey {
+        /// The key, escapes undone.
+        key: String,
+    },
+    /// I4: a tensor stands there twice.
+    DuplicateTensor {
+        /// The name, escapes undone.
+        tensor: String,
+        /// The two files that it is said to be in; they may be one.
+        shards: (String, String),
+    },
+    /// I5: there is no `weight_map`.
+    MissingWeightMap,
+    /// I5: `weight_map` or `metadata` is no object.
+    InvalidField {
+        /// Which of them.
+        field: &'static str,
+        /// What stands there.
+        found: &'static str,
+    },
+    /// I5: a value of the weight map is not a string.
+    InvalidShard {
+        /// The tensor.
+        tensor: String,
+        /// What stands there.
+        found: &'static str,
+    },
+    /// I5: a tensor has the name of the metadata, which none can have in a shard.
+    ReservedName,
+    /// I6: the name of a shard does not stay beside the index.
+    InvalidShardName {
+        /// The first tensor that is said to be in it.
+        tensor: String,
+        /// The name, escapes undone.
+        shard: String,
+        /// Why not.
+        fault: ShardNameFault,
+    },
+    /// I7: there are more shards than the limit.
+    TooManyShards {
+        /// [`crate::ShardIndex::SHARDS`].
+        limit: u64,
+    },
+    /// I8: two shards are one file where case does not count.
+    ShardCollision {
+        /// Their names.
+        shards: (String, String),
+    },
+}
+
+impl IndexError {
+    /// A stable name for the fault, in kebab-case; programs may match it.
+    #[must_use]
+    pub const fn code(&self) -> &'static str {
+        match self {
+            IndexError::TooLarge { .. } => "index-too-large",
+            IndexError::InvalidUtf8 { .. } => "invalid-utf8",
+            IndexError::InvalidJson { .. } => "invalid-json",
+            IndexError::ValueTooLarge { .. } => "value-too-large",
+            IndexError::DuplicateField { .. } => "duplicate-field",
+            IndexError::DuplicateMetadataKey { .. } => "duplicate-metadata-key",
+            IndexError::DuplicateTensor { .. } => "duplicate-tensor",
+            IndexError::MissingWeightMap => "missing-weight-map",
+            IndexError::InvalidField { .. } => "invalid-field",
+            IndexError::InvalidShard { .. } => "invalid-shard",
+            IndexError::ReservedName => "reserved-name",
+            IndexError::InvalidShardName { .. } => "invalid-shard-name",
+            IndexError::TooManyShards { .. } => "too-many-shards",
+            IndexError::ShardCollision { .. } => "shard-collision",
+        }
+    }
+
+    /// The tensor that the fault concerns, if it is one.
+    #[must_use]
+    pub fn tensor(&self) -> Option<&str> {
+        match self {
+            IndexError::DuplicateTensor { tensor, .. }
+            | IndexError::InvalidShard { tensor, .. }
+            | IndexError::InvalidShardName { tensor, .. } => Some(tensor),
+            IndexError::ReservedName => Some(METADATA_KEY),
+            _ => None,
+        }
+    }
+
+    /// The sizes that had to agree and did not: what was expected, what was found.
+    #[must_use]
+    pub const fn expected_found(&self) -> Option<(u64, u64)> {
+        match *self {
+            IndexError::TooLarge { found, limit } => Some((limit, found)),
+            _ => None,
+        }
+    }
+}
+
+/// I3, for a character that does not belong at `position`.
+pub(super) fn invalid_json(position: u64, expected: &str, found: Option<char>) -> IndexError {
+    let found = found.map_or_else(
+        || "the end".into(),
+        |c| format!("{}", Quoted(c.encode_utf8(&mut [0; 4]))),
+    );
+    IndexError::InvalidJson {
+        reason: format!("expected {expected}, found {found} at byte {position}"),
+    }
+}
+
+impl fmt::Display for IndexError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(tensor) = self.tensor() {
+            write!(f, "tensor {}: ", Quoted(tensor))?;
+        }
+        match self {
+            IndexError::TooLarge { found, limit } => {
+                write!(
+                    f,
+                    "index too large: expected at most {limit} bytes, found {found}"
+                )
+            }
+            IndexError::InvalidUtf8 { position } => {
+                write!(f, "invalid UTF-8 at byte {position} of the index")
+            }
+            IndexError::InvalidJson { reason } => write!(f, "invalid JSON in the index: {reason}"),
+            IndexError::ValueTooLarge { field, limit } => write!(
+                f,
+                "field {}: value too large: expected at most {limit} bytes",
+                Quoted(field)
+            ),
+            IndexError::DuplicateField { field } => write!(f, "field {} stands there twice", Quoted(field)),
+            IndexError::DuplicateMetadataKey { key } => {
+                write!(f, "metadata key {}: it stands there twice", Quoted(key))
+            }
+            IndexError::DuplicateTensor { shards, .. } if shards.0 == shards.1 => {
+                write!(f, "it stands there twice, in {}", Quoted(&shards.0))
+            }
+            IndexError::DuplicateTensor { shards, .. } => write!(
+                f,
+                "it stands there twice, in {} and in {}",
+                Quoted(&shards.0),
+                Quoted(&shards.1)
+            ),
+            IndexError::MissingWeightMap => {
+                f.write_str("the index has no `weight_map`, which says where tensors are")
+            }
+            IndexError::InvalidField { field, found } => {
+                write!(f, "field `{field}`: expected an object, found {found}")
+            }
+            IndexError::InvalidShard { found, .. } => {
+                write!(f, "expected the name of a file, found {found}")
+            }
+            IndexError::ReservedName => f.write_str("the name is reserved for metadata"),
+            IndexError::InvalidShardName { shard, fault, .. } => {
+                write!(f, "file name {} refused: {fault}", Quoted(shard))
+            }
+            IndexError::TooManyShards { limit } => {
+                write!(f, "the index names more than {limit} files")
+            }
+            IndexError::ShardCollision { shards } => write!(
+                f,
+                "files {} and {} are one where case does not count",
+                Quoted(&shards.0),
+                Quoted(&shards.1)
+            ),
+        }
+    }
+}
+
+impl core::error::Error for IndexError {}

@@ -1,0 +1,117 @@
+//! Which names of files an index may hold.
+
+use alloc::borrow::ToOwned;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt;
+
+use super::IndexError;
+
+/// Why a shard's name is refused: rule I6. An index comes from whoever wrote the checkpoint, so what it names must lie
+/// beside it on every system, and be a plain file there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "Display says each in words")]
+pub enum ShardNameFault {
+    Empty,
+    Absolute,
+    Home,
+    Parent,
+    EmptyPart,
+    Backslash,
+    Colon,
+    Control,
+    Device,
+    TrailingDot,
+    TooLong,
+}
+
+impl ShardNameFault {
+    /// What is wrong, in words.
+    #[must_use]
+    pub const fn description(self) -> &'static str {
+        match self {
+            ShardNameFault::Empty => "it is empty",
+            ShardNameFault::Absolute => "it is an absolute path",
+            ShardNameFault::Home => "it begins with `~`, which shells take for a home directory",
+            ShardNameFault::Parent => "it has a part `.` or `..`",
+            ShardNameFault::EmptyPart => "it has an empty part",
+            ShardNameFault::Backslash => "it has a backslash, which parts directories on Windows",
+            ShardNameFault::Colon => "it has a colon, which names a drive or a stream on Windows",
+            ShardNameFault::Control => "it has a control character",
+            ShardNameFault::Device => "it is the name of a device on Windows",
+            ShardNameFault::TrailingDot => "a part of it ends with a dot or a space, which Windows drops",
+            ShardNameFault::TooLong => "it is longer than a file's name can be",
+        }
+    }
+}
+
+impl fmt::Display for ShardNameFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.description())
+    }
+}
+
+/// Bytes that Linux takes in one part of a path, and in all of it.
+const PART_NBYTES: usize = 255;
+const PATH_NBYTES: usize = 4095;
+
+/// Names that Windows gives to devices, in every directory and with every extension.
+const DEVICES: [&str; 6] = ["con", "prn", "aux", "nul", "conin$", "conout$"];
+const NUMBERED_DEVICES: [&str; 2] = ["com", "lpt"];
+
+/// Rule I6.
+pub(super) fn check(shard: &str) -> Result<(), ShardNameFault> {
+    let fault = match shard {
+        "" => ShardNameFault::Empty,
+        _ if shard.starts_with('/') => ShardNameFault::Absolute,
+        _ if shard.starts_with('~') => ShardNameFault::Home,
+        _ if shard.contains('\\') => ShardNameFault::Backslash,
+        _ if shard.contains(':') => ShardNameFault::Colon,
+        _ if shard.chars().any(char::is_control) => ShardNameFault::Control,
+        _ if shard.len() > PATH_NBYTES => ShardNameFault::TooLong,
+        _ => return shard.split('/').try_for_each(check_part),
+    };
+    Err(fault)
+}
+
+fn check_part(part: &str) -> Result<(), ShardNameFault> {
+    let fault = match part {
+        "" => ShardNameFault::EmptyPart,
+        "." | ".." => ShardNameFault::Parent,
+        _ if part.len() > PART_NBYTES => ShardNameFault::TooLong,
+        _ if part.ends_with(['.', ' ']) => ShardNameFault::TrailingDot,
+        _ if is_device(part) => ShardNameFault::Device,
+        _ => return Ok(()),
+    };
+    Err(fault)
+}
+
+fn is_device(part: &str) -> bool {
+    let stem = part.split('.').next().unwrap_or(part).trim_end();
+    let has_number = |device: &str| {
+        stem.get(..device.len())
+            .is_some_and(|start| start.eq_ignore_ascii_case(device))
+            && matches!(
+                &stem[device.len()..],
+                "0" | "1" | "2" | "3" | "4" | "5" | "6" | "7" | "8" | "9" | "¹" | "²" | "³"
+            )
+    };
+    DEVICES.iter().any(|device| stem.eq_ignore_ascii_case(device))
+        || NUMBERED_DEVICES.iter().any(|device| has_number(device))
+}
+
+/// Rule I8: no two shards, which are in order, have names that are one file where case does not count.
+pub(super) fn refuse_collisions(shards: &[String]) -> Result<(), IndexError> {
+    let mut folded: Vec<(String, &String)> = shards
+        .iter()
+        .map(|shard| (shard.chars().flat_map(char::to_lowercase).collect(), shard))
+        .collect();
+    folded.sort();
+    match folded.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        None => Ok(()),
+        Some(pair) => Err(IndexError::ShardCollision {
+            shards: (pair[0].1.to_owned(), pair[1].1.to_owned()),
+        }),
+    }
+}

@@ -1,0 +1,341 @@
+//! A checkpoint of one file or of many, as one handle.
+
+mod fault;
+mod folder;
+mod index_file;
+mod locate;
+mod origins;
+mod parallel;
+mod shards;
+
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use ingot_format::{Dtype, Header, ShardIndex};
+
+pub use fault::CheckpointFault;
+pub use index_file::read_index;
+pub use origins::Origins;
+
+use crate::archive::{Archive, OpenOptions, Tensor, nearest};
+use crate::error::Error;
+use crate::plan::TensorId;
+use locate::{Located, locate};
+use parallel::in_parallel;
+use shards::Shards;
+
+/// How to open a checkpoint.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CheckpointOptions {
+    /// How each of its files is opened.
+    pub open: OpenOptions,
+    /// Whether files may lie elsewhere.
+    pub reach: Reach,
+}
+
+/// Where the files of a checkpoint may lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reach {
+    /// Symbolic links are followed, because the cache of the Hub is made of them.
+    #[default]
+    FollowLinks,
+    /// A symbolic link anywhere below the directory is refused, and so is a file that has another name somewhere.
+    Confined,
+}
+
+/// One file, or the shards of an index, as one. Any number of threads may use it at once.
+///
+/// Each shard is opened when it is first needed, and then held against the index: it has to hold just the tensors that
+/// the index says.
+#[derive(Debug)]
+pub struct Checkpoint {
+    files: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    File(Box<Archive>),
+    Shards(Box<Opened>),
+}
+
+/// Shards, of which some are open.
+#[derive(Debug)]
+struct Opened {
+    shards: Shards,
+    archives: Vec<OnceLock<Archive>>,
+    options: OpenOptions,
+}
+
+impl From<Archive> for Checkpoint {
+    fn from(archive: Archive) -> Checkpoint {
+        Checkpoint {
+            files: Kind::File(Box::new(archive)),
+        }
+    }
+}
+
+impl Checkpoint {
+    /// Opens a file, the shards of an index, or whatever of these a directory holds. The content decides, not the name:
+    /// but a name that ends in `.json` is always that of an index.
+    ///
+    /// # Errors
+    /// What [`Archive::open`] says; [`Error::Index`] with the rule that the index breaks; [`Error::Checkpoint`] where
+    /// index, shards and directory do not go together.
+    pub fn open(path: &Path, options: &CheckpointOptions) -> Result<Checkpoint, Error> {
+        let open = |file, path| Archive::of_file(file, path, &options.open);
+        match locate(path, options.reach, open)? {
+            Located::File(archive) => Ok(archive.into()),
+            Located::Index { folder, name } => {
+                let shards = Shards::of_index(folder, &name)?;
+                let opened = Opened {
+                    archives: (0..shards.len()).map(|_| OnceLock::new()).collect(),
+                    shards,
+                    options: options.open,
+                };
+                Ok(Checkpoint {
+                    files: Kind::Shards(Box::new(opened)),
+                })
+            }
+        }
+    }
+
+    /// The file, or the index; `None` for what is no file.
+    #[must_use]
+    pub fn path(&self) -> Option<&Path> {
+        match &self.files {
+            Kind::File(archive) => archive.path(),
+            Kind::Shards(opened) => Some(opened.shards.path()),
+        }
+    }
+
+    /// The index, where there is one.
+    #[must_use]
+    pub fn index(&self) -> Option<&ShardIndex> {
+        match &self.files {
+            Kind::File(_) => None,
+            Kind::Shards(opened) => Some(opened.shards.index()),
+        }
+    }
+
+    /// How many files there are.
+    #[must_use]
+    pub fn files(&self) -> usize {
+        match &self.files {
+            Kind::File(_) => 1,
+            Kind::Shards(opened) => opened.shards.len(),
+        }
+    }
+
+    /// The path of file `number`. Those of an index are in the order of their names. `None` for what is no file.
+    #[must_use]
+    pub fn file_path(&self, number: usize) -> Option<PathBuf> {
+        match &self.files {
+            Kind::File(archive) => archive.path().map(Path::to_owned),
+            Kind::Shards(opened) => Some(opened.shards.shard_path(number)),
+        }
+    }
+
+    /// What file `number` is called: as the index spells it, else by the end of its path.
+    #[must_use]
+    pub fn file_name(&self, number: usize) -> Cow<'_, str> {
+        match &self.files {
+            Kind::File(archive) => {
+                let name = archive.path().and_then(Path::file_name).unwrap_or_default();
+                name.to_string_lossy()
+            }
+            Kind::Shards(opened) => Cow::Borrowed(&opened.shards.index().shards()[number]),
+        }
+    }
+
+    /// File `number`, opened now if it was not.
+    ///
+    /// # Errors
+    /// What [`Archive::open`] says; [`Error::Changed`] when it is no longer what it was when the checkpoint was opened;
+    /// [`Error::Checkpoint`] when it does not hold just what the index says.
+    pub fn file(&self, number: usize) -> Result<&Archive, Error> {
+        match &self.files {
+            Kind::File(archive) => Ok(archive),
+            Kind::Shards(opened) => opened.shard(number),
+        }
+    }
+
+    /// All files, those that are not open opened in parallel. The first that fails is the error.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::file`].
+    pub fn all_files(&self) -> Result<Vec<&Archive>, Error> {
+        self.open_files(&(0..self.files()).collect::<Vec<_>>())
+    }
+
+    fn open_files(&self, numbers: &[usize]) -> Result<Vec<&Archive>, Error> {
+        match &self.files {
+            Kind::File(archive) => Ok(vec![archive]),
+            Kind::Shards(_) => in_parallel(numbers.len(), |rank| self.file(numbers[rank]))
+                .into_iter()
+                .collect(),
+        }
+    }
+
+    /// How many tensors there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match &self.files {
+            Kind::File(archive) => archive.header().len(),
+            Kind::Shards(opened) => opened.shards.index().len(),
+        }
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether there is a tensor of this name.
+    #[must_use]
+    pub fn contains(&self, name: &str) -> bool {
+        match &self.files {
+            Kind::File(archive) => archive.header().find(name).is_some(),
+            Kind::Shards(opened) => opened.shards.index().find(name).is_some(),
+        }
+    }
+
+    /// All names in their own order, byte by byte.
+    #[must_use]
+    pub fn names_by_name(&self) -> Vec<&str> {
+        match &self.files {
+            Kind::File(archive) => archive.header().names_by_name().collect(),
+            Kind::Shards(opened) => opened.shards.index().names_by_name().collect(),
+        }
+    }
+
+    /// All tensors in the order of the data, file after file.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::file`].
+    pub fn all(&self) -> Result<Vec<Tensor<'_>>, Error> {
+        let mut tensors = Vec::with_capacity(self.len());
+        for file in self.all_files()? {
+            tensors.extend((0..file.header().len()).filter_map(|number| file.tensor(number)));
+        }
+        Ok(tensors)
+    }
+
+    /// The tensor `name`, in the file that holds it.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTensor`], with the name that is most like it, and what [`Checkpoint::file`] says.
+    pub fn find(&self, name: &str) -> Result<Tensor<'_>, Error> {
+        self.file(self.file_of(name)?)?.find(name)
+    }
+
+    /// The tensors of these names, their files opened in parallel.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::find`].
+    pub fn find_all(&self, names: &[&str]) -> Result<Vec<Tensor<'_>>, Error> {
+        let files = names
+            .iter()
+            .map(|name| self.file_of(name))
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut needed = files.clone();
+        needed.sort_unstable();
+        needed.dedup();
+        self.open_files(&needed)?;
+        let found = names.iter().zip(files);
+        found.map(|(name, file)| self.file(file)?.find(name)).collect()
+    }
+
+    /// The number of the file that holds the tensor `name`.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTensor`], where an index says so.
+    pub fn file_of(&self, name: &str) -> Result<usize, Error> {
+        let Some(index) = self.index() else {
+            return Ok(0);
+        };
+        match index.find(name) {
+            Some(number) => Ok(index.entry(number).1),
+            None => Err(Error::UnknownTensor {
+                path: self.path().map(Path::to_owned),
+                tensor: name.to_owned(),
+                nearest: nearest(index.entries().map(|entry| entry.0), name),
+            }),
+        }
+    }
+
+    /// Which tensor has this name.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::find`].
+    pub fn id(&self, name: &str) -> Result<TensorId, Error> {
+        let file = self.file_of(name)?;
+        let number = self.file(file)?.find(name)?.number();
+        Ok(TensorId { file, number })
+    }
+
+    /// The tensor that [`Checkpoint::id`] named.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::file`]; [`Error::Closed`] for what it never named.
+    pub fn tensor(&self, id: TensorId) -> Result<Tensor<'_>, Error> {
+        let tensor = self.file(id.file)?.tensor(id.number);
+        tensor.ok_or_else(|| Error::Closed {
+            path: self.path().map(Path::to_owned),
+        })
+    }
+
+    /// What the index says of all tensors' bytes, and how many there are, where the two differ. `None` as long as a
+    /// shard is not open.
+    #[must_use]
+    pub fn wrong_total(&self) -> Option<(u64, u64)> {
+        let Kind::Shards(opened) = &self.files else {
+            return None;
+        };
+        let total = opened.shards.index().total_nbytes()?;
+        let mut found = 0_u64;
+        for archive in &opened.archives {
+            found = found.saturating_add(archive.get()?.header().data_nbytes());
+        }
+        (found != total).then_some((total, found))
+    }
+
+    /// Elements of each dtype, as they are stored: a scalar is one. In the order of [`Dtype::ALL`], and without the
+    /// dtypes that no tensor has.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::file`].
+    pub fn parameter_count(&self) -> Result<Vec<(Dtype, u128)>, Error> {
+        Ok(count(self.all_files()?.into_iter().map(Archive::header)))
+    }
+}
+
+impl Opened {
+    fn shard(&self, number: usize) -> Result<&Archive, Error> {
+        if let Some(archive) = self.archives[number].get() {
+            return Ok(archive);
+        }
+        let open = |file, path| Archive::of_file(file, path, &self.options);
+        let archive = self.shards.opened(number, open, Archive::header)?;
+        // Another thread may have been quicker; its archive is as good.
+        Ok(self.archives[number].get_or_init(|| archive))
+    }
+}
+
+fn count<'h>(headers: impl IntoIterator<Item = &'h Header>) -> Vec<(Dtype, u128)> {
+    let mut counts = [None; Dtype::ALL.len()];
+    let place = |dtype: Dtype| Dtype::ALL.iter().position(|&known| known == dtype).unwrap_or(0);
+    for header in headers {
+        for entry in header.entries() {
+            // A header is proven: the product fits into 64 bits.
+            let count: u64 = entry.shape.iter().product();
+            *counts[place(entry.dtype)].get_or_insert(0) += u128::from(count);
+        }
+    }
+    Dtype::ALL
+        .iter()
+        .zip(counts)
+        .filter_map(|(&dtype, count)| Some((dtype, count?)))
+        .collect()
+}

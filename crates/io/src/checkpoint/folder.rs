@@ -1,0 +1,311 @@
+//! The directory that a checkpoint's files lie in.
+
+use std::ffi::OsStr;
+use std::fs::{self, File, Metadata};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use crate::archive::open_file;
+use crate::checkpoint::{CheckpointFault, Reach};
+use crate::error::Error;
+
+const LINK: &str = "it is a symbolic link, or lies behind one";
+
+/// A directory, and how far its files may lie from it.
+#[derive(Debug)]
+pub(super) struct Folder {
+    path: PathBuf,
+    /// Only where files are confined to it.
+    confined: Option<Beneath>,
+}
+
+impl Folder {
+    /// The directory at `path`. A link to it is followed: it is the caller's.
+    pub(super) fn new(path: &Path, reach: Reach) -> Result<Folder, Error> {
+        let confined = match reach {
+            Reach::FollowLinks => None,
+            Reach::Confined => {
+                // The parent of a bare file name.
+                let directory = if path.as_os_str().is_empty() {
+                    Path::new(".")
+                } else {
+                    path
+                };
+                Some(Beneath::of(directory).map_err(|source| Error::Open {
+                    path: directory.to_owned(),
+                    source,
+                })?)
+            }
+        };
+        Ok(Folder {
+            path: path.to_owned(),
+            confined,
+        })
+    }
+
+    pub(super) fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Says what a file in it is, without opening it where it need not be confined.
+    pub(super) fn look(&self, name: impl AsRef<OsStr>) -> Result<Stamp, Error> {
+        let path = self.path(name.as_ref());
+        let metadata = match &self.confined {
+            None => fs::metadata(&path),
+            Some(_) => self.open(name)?.metadata(),
+        };
+        metadata
+            .map(|metadata| Stamp::of(&metadata))
+            .map_err(|source| Error::Open { path, source })
+    }
+
+    /// Opens a file in it, by a name that rule I6 allows.
+    pub(super) fn open(&self, name: impl AsRef<OsStr>) -> Result<File, Error> {
+        let name = name.as_ref();
+        let path = || self.path(name);
+        let open_fault = |source| Error::Open { path: path(), source };
+        let Some(beneath) = &self.confined else {
+            return open_file(&path()).map_err(open_fault);
+        };
+        let refused = |reason| Error::Checkpoint {
+            path: self.path.clone(),
+            fault: CheckpointFault::NotConfined {
+                shard: name.to_string_lossy().into_owned(),
+                reason,
+            },
+        };
+        let file = beneath.open(name).map_err(|fault| match fault {
+            Refusal::Elsewhere(reason) => refused(reason),
+            Refusal::System(source) => open_fault(source),
+        })?;
+        if has_other_names(&file).map_err(open_fault)? {
+            return Err(refused("it has a second name somewhere, which is a hard link"));
+        }
+        Ok(file)
+    }
+}
+
+/// What a file was when it was first looked at.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stamp {
+    nbytes: u64,
+    modified: Option<SystemTime>,
+}
+
+impl Stamp {
+    fn of(metadata: &Metadata) -> Stamp {
+        Stamp {
+            nbytes: metadata.len(),
+            modified: metadata.modified().ok(),
+        }
+    }
+
+    /// Fails when `file`, opened by the same path, is another one, or was written to.
+    pub(super) fn check(&self, file: &File, path: &Path) -> Result<(), Error> {
+        let metadata = file.metadata().map_err(|source| Error::Open {
+            path: path.to_owned(),
+            source,
+        })?;
+        let now = Stamp::of(&metadata);
+        if now.nbytes == self.nbytes && now.modified == self.modified {
+            return Ok(());
+        }
+        Err(Error::Changed {
+            path: Some(path.to_owned()),
+            nbytes_at_open: self.nbytes,
+            nbytes_now: (now.nbytes != self.nbytes).then_some(now.nbytes),
+        })
+    }
+}
+
+/// Why a file beneath a directory was not opened.
+enum Refusal {
+    Elsewhere(&'static str),
+    System(io::Error),
+}
+
+impl From<io::Error> for Refusal {
+    fn from(source: io::Error) -> Refusal {
+        Refusal::System(source)
+    }
+}
+
+#[cfg(unix)]
+fn has_other_names(file: &File) -> io::Result<bool> {
+    use std::os::unix::fs::MetadataExt;
+    let metadata = file.metadata()?;
+    Ok(metadata.is_file() && metadata.nlink() != 1)
+}
+
+#[cfg(not(unix))]
+fn has_other_names(_: &File) -> io::Result<bool> {
+    // The standard library cannot say.
+    Ok(false)
+}
+
+/// An open directory, from which nothing leads out.
+#[cfg(unix)]
+#[derive(Debug)]
+struct Beneath {
+    directory: std::os::fd::OwnedFd,
+}
+
+#[cfg(unix)]
+impl Beneath {
+    fn of(path: &Path) -> io::Result<Beneath> {
+        use rustix::fs::{Mode, OFlags};
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = rustix::fs::open(path, flags, Mode::empty())?;
+        Ok(Beneath { directory })
+    }
+
+    fn open(&self, name: &OsStr) -> Result<File, Refusal> {
+        match self.resolved(name) {
+            Some(outcome) => outcome,
+            None => self.walked(name),
+        }
+    }
+
+    /// By one call that the kernel resolves as a whole. `None` where it has no such call, or a sandbox forbids it.
+    #[cfg(target_os = "linux")]
+    fn resolved(&self, name: &OsStr) -> Option<Result<File, Refusal>> {
+        use rustix::fs::{Mode, ResolveFlags};
+        use rustix::io::Errno;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        match rustix::fs::openat2(&self.directory, name, READ, Mode::empty(), resolve) {
+            Ok(file) => Some(Ok(File::from(file))),
+            Err(Errno::NOSYS | Errno::PERM | Errno::INVAL) => None,
+            Err(Errno::LOOP) => Some(Err(Refusal::Elsewhere(LINK))),
+            Err(Errno::XDEV) => Some(Err(Refusal::Elsewhere("it lies outside of the directory"))),
+            Err(errno) => Some(Err(Refusal::System(errno.into()))),
+        }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn resolved(&self, _: &OsStr) -> Option<Result<File, Refusal>> {
+        None
+    }
+
+    /// Part by part, each from the directory opened before it.
+    fn walked(&self, name: &OsStr) -> Result<File, Refusal> {
+        use rustix::fs::{Mode, OFlags};
+        use rustix::io::Errno;
+        use std::os::unix::ffi::OsStrExt;
+        let parts: Vec<&OsStr> = name
+            .as_bytes()
+            .split(|&byte| byte == b'/')
+            .map(OsStr::from_bytes)
+            .collect();
+        let (last, folders) = parts.split_last().ok_or(Refusal::Elsewhere("it has no name"))?;
+        let mut directory = self.directory.try_clone()?;
+        let open = |directory: &std::os::fd::OwnedFd, part: &OsStr, flags| {
+            if matches!(part.as_bytes(), b"" | b"." | b"..") {
+                return Err(Refusal::Elsewhere("it lies outside of the directory"));
+            }
+            match rustix::fs::openat(directory, part, flags | OFlags::NOFOLLOW, Mode::empty()) {
+                Ok(file) => Ok(file),
+                Err(Errno::LOOP | Errno::MLINK) => Err(Refusal::Elsewhere(LINK)),
+                // A link where a directory was asked for.
+                Err(Errno::NOTDIR) if is_link(directory, part) => Err(Refusal::Elsewhere(LINK)),
+                Err(errno) => Err(Refusal::System(errno.into())),
+            }
+        };
+        for part in folders {
+            directory = open(
+                &directory,
+                part,
+                OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            )?;
+        }
+        open(&directory, last, READ).map(File::from)
+    }
+}
+
+#[cfg(unix)]
+fn is_link(directory: &std::os::fd::OwnedFd, part: &OsStr) -> bool {
+    use rustix::fs::{AtFlags, FileType};
+    rustix::fs::statat(directory, part, AtFlags::SYMLINK_NOFOLLOW)
+        .is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::Symlink)
+}
+
+/// As [`open_file`] opens: without waiting for whoever writes to a FIFO.
+#[cfg(unix)]
+const READ: rustix::fs::OFlags = rustix::fs::OFlags::RDONLY
+    .union(rustix::fs::OFlags::NONBLOCK)
+    .union(rustix::fs::OFlags::CLOEXEC);
+
+/// A directory, beneath which links are looked for before a file is opened. Not proof against whoever exchanges them
+/// in between; Windows has no call that is.
+#[cfg(not(unix))]
+#[derive(Debug)]
+struct Beneath {
+    path: PathBuf,
+}
+
+#[cfg(not(unix))]
+impl Beneath {
+    fn of(path: &Path) -> io::Result<Beneath> {
+        let path = path.to_owned();
+        Ok(Beneath { path })
+    }
+
+    fn open(&self, name: &OsStr) -> Result<File, Refusal> {
+        let mut path = self.path.clone();
+        for part in Path::new(name) {
+            path.push(part);
+            if path.symlink_metadata()?.is_symlink() {
+                return Err(Refusal::Elsewhere(LINK));
+            }
+        }
+        Ok(open_file(&path)?)
+    }
+}
+
+#[cfg(test)]
+#[cfg(unix)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    /// Opens `name` both ways, and says how it went.
+    fn outcomes(directory: &Path, name: &str) -> Vec<Option<&'static str>> {
+        let beneath = Beneath::of(directory).unwrap();
+        let mut ways = vec![beneath.walked(OsStr::new(name))];
+        ways.extend(beneath.resolved(OsStr::new(name)));
+        ways.into_iter()
+            .map(|way| match way {
+                Ok(_) => None,
+                Err(Refusal::Elsewhere(reason)) => Some(reason),
+                Err(Refusal::System(_)) => Some("system"),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_plain_file_is_opened_and_a_link_anywhere_is_not() {
+        let outer = tempfile::tempdir().unwrap();
+        let inner = outer.path().join("model");
+        fs::create_dir_all(inner.join("sub")).unwrap();
+        fs::write(outer.path().join("secret"), b"x").unwrap();
+        fs::write(inner.join("plain"), b"x").unwrap();
+        fs::write(inner.join("sub/plain"), b"x").unwrap();
+        symlink("../secret", inner.join("link")).unwrap();
+        symlink("plain", inner.join("near")).unwrap();
+        symlink("sub", inner.join("linked")).unwrap();
+        symlink("/", inner.join("root")).unwrap();
+        let all = |name: &str, expected: Option<&str>| {
+            for outcome in outcomes(&inner, name) {
+                assert_eq!(outcome, expected, "{name}");
+            }
+        };
+        all("plain", None);
+        all("sub/plain", None);
+        all("link", Some(LINK));
+        all("near", Some(LINK));
+        all("linked/plain", Some(LINK));
+        all("root/etc/passwd", Some(LINK));
+        all("../secret", Some("it lies outside of the directory"));
+        all("absent", Some("system"));
+    }
+}

@@ -1,0 +1,21 @@
+//! Digests of files and of the tensors in them.
+//!
+//! A digest is a destination of bytes like any other ([`Digests`]): what is read to be hashed, to be compared, or to be
+//! loaded, and what is written, all pass through the same one.
+
+mod algorithm;
+mod checked;
+mod definition;
+mod digests;
+mod pass;
+mod seal;
+mod tree;
+mod verify;
+
+pub use algorithm::{Algorithm, Digest, Unequal};
+pub use checked::Proof;
+pub use definition::{Definition, hash};
+pub(crate) use seal::Sealing;
+pub use seal::{Keep, Sealed};
+pub(crate) use verify::renewed;
+pub use verify::{Compared, MODEL_SPEC_KEY, Mismatch, Report, verify};

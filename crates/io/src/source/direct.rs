@@ -1,0 +1,203 @@
+//! Reading past the page cache.
+//!
+//! What is not in the cache would be copied there first, page by page, by the one core that reads it. Read straight
+//! into huge pages, 2 GiB take 1.2 s on a disk from which threads get them through the cache in 2 to 4 s and one
+//! sequential reader in 1.6 s (2026-11; two busy cores).
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ingot_format::{to_u64, to_usize};
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::{Errno, pread, retry_on_intr};
+
+use crate::block::{Block, HUGE_PAGE_NBYTES};
+use crate::residency::is_cold;
+
+/// What a disk may want positions, sizes and addresses to be multiples of: the largest block that disks have.
+const BLOCK: usize = 4096;
+
+/// Less than this is left to the cache: its answer comes as soon.
+const WORTH_IT: usize = 1 << 20;
+
+/// Places of a read that are looked at to learn whether it is in the cache.
+const WINDOWS: u64 = 4;
+
+/// A second way to a file on a local disk: opened when it is first of use.
+#[derive(Debug, Default)]
+pub(super) struct Direct {
+    file: OnceLock<Option<File>>,
+    refused: AtomicBool,
+}
+
+impl Direct {
+    /// Fills the front of `dest` from `position` on, and says how much. `None` where the cache has the bytes, or the
+    /// system has no such way, or failed: then the usual way is the right one, or says what is wrong. Never the end of
+    /// `dest` where that is part of a block.
+    pub(super) fn read_at(&self, file: &File, position: u64, dest: &mut [u8]) -> Option<usize> {
+        if dest.len() < WORTH_IT || self.refused.load(Ordering::Relaxed) {
+            return None;
+        }
+        let range = position..position + to_u64(dest.len());
+        if !is_cold(file, &range, WINDOWS) {
+            return None;
+        }
+        let direct = self.file.get_or_init(|| reopened(file)).as_ref()?;
+        let into_block = to_usize(position % to_u64(BLOCK))?;
+        if dest.as_ptr().addr() % BLOCK != into_block {
+            return self.staged(direct, &range, dest);
+        }
+        if into_block != 0 {
+            // A first part of a block, after which whole ones follow.
+            return std::os::unix::fs::FileExt::read_at(file, &mut dest[..BLOCK - into_block], position).ok();
+        }
+        let whole = dest.len() - dest.len() % BLOCK;
+        self.read(direct, position, &mut dest[..whole])
+    }
+
+    /// By way of a huge page of our own, where blocks of the disk are none in memory.
+    fn staged(&self, direct: &File, range: &Range<u64>, dest: &mut [u8]) -> Option<usize> {
+        let mut stage = Block::allocate(HUGE_PAGE_NBYTES).ok()?;
+        let skip = to_usize(range.start % to_u64(BLOCK))?;
+        let wanted = (skip + dest.len()).next_multiple_of(BLOCK).min(HUGE_PAGE_NBYTES);
+        stage.dest().fill(|stage| {
+            let found = self.read(direct, range.start - to_u64(skip), &mut stage[..wanted])?;
+            let count = found.checked_sub(skip)?.min(dest.len());
+            dest[..count].copy_from_slice(&stage[skip..skip + count]);
+            (count > 0).then_some(count)
+        })
+    }
+
+    /// Whole blocks into whole blocks.
+    fn read(&self, direct: &File, position: u64, dest: &mut [u8]) -> Option<usize> {
+        match retry_on_intr(|| pread(direct, &mut *dest, position)) {
+            // Less than a block is the end of the file, or of what is there of it.
+            Ok(count) => Some(count - count % BLOCK).filter(|&count| count > 0),
+            Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOTBLK) => {
+                // A block larger than any that was known, or a file system that changed its mind.
+                self.refused.store(true, Ordering::Relaxed);
+                None
+            }
+            Err(_) => None,
+        }
+    }
+}
+
+/// The same file, by the descriptor: its name may be another file's by now.
+fn reopened(file: &File) -> Option<File> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let flags = OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC;
+    retry_on_intr(|| open(&*path, flags, Mode::empty()))
+        .ok()
+        .map(File::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dest::Dest;
+
+    const NBYTES: usize = (5 << 20) + 1234;
+
+    /// A file that is not in the cache, where its file system has another place for it.
+    fn cold() -> (tempfile::NamedTempFile, File, Vec<u8>) {
+        let bytes: Vec<u8> = (0..NBYTES)
+            .map(|n| n.to_le_bytes()[1] ^ n.to_le_bytes()[0])
+            .collect();
+        let folder = std::env::var_os("CARGO_TARGET_TMPDIR").unwrap_or_else(|| ".".into());
+        let named = tempfile::NamedTempFile::new_in(folder).unwrap();
+        std::fs::write(named.path(), &bytes).unwrap();
+        let file = File::open(named.path()).unwrap();
+        file.sync_all().unwrap();
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        (named, file, bytes)
+    }
+
+    /// Memory that begins `at` bytes into a page.
+    fn placed<R>(at: usize, nbytes: usize, work: impl FnOnce(&mut [u8]) -> R) -> R {
+        let mut block = Block::allocate(at + nbytes).unwrap();
+        let (_, mut dest): (Dest<'_>, Dest<'_>) = block.dest().split_at(at);
+        dest.fill(work)
+    }
+
+    #[test]
+    fn any_part_of_a_file_comes_to_any_place_in_memory() {
+        let (_named, file, bytes) = cold();
+        let direct = Direct::default();
+        let Some(opened) = reopened(&file) else {
+            eprintln!("not run: this file system has no direct reading");
+            return;
+        };
+        for position in [0, 8, 4096, 4104, 1 << 20, (3 << 20) + 17] {
+            for at in [0, 8, position % BLOCK] {
+                let rest = &bytes[position..];
+                placed(at, rest.len(), |dest| {
+                    let range = to_u64(position)..to_u64(NBYTES);
+                    let found = direct.staged(&opened, &range, dest);
+                    let refused = direct.refused.load(Ordering::Relaxed);
+                    let found = found.unwrap_or(if refused { 0 } else { usize::MAX });
+                    assert!(found > 0 || refused);
+                    assert!(dest[..found] == rest[..found], "{position} to {at}");
+                });
+            }
+        }
+    }
+
+    #[test]
+    fn a_loop_of_reads_fills_everything_and_never_reads_a_wrong_end() {
+        let (_named, file, bytes) = cold();
+        let source = crate::FileSource::new(file).unwrap();
+        for position in [0, 8, 4096, 5000] {
+            for (at, nbytes) in [
+                (0, NBYTES),
+                (position % BLOCK, NBYTES),
+                (0, 2 << 20),
+                (8, (1 << 20) + 1),
+            ] {
+                let expected = &bytes[position..NBYTES.min(position + nbytes)];
+                placed(at, expected.len() + 1, |dest| {
+                    let (dest, after) = dest.split_at_mut(expected.len());
+                    crate::failure::read_exactly(&source, to_u64(position), dest).unwrap();
+                    assert!(dest == expected, "{position} to {at}");
+                    assert_eq!(after, [0], "not a byte more");
+                });
+            }
+        }
+    }
+
+    #[test]
+    fn what_the_disk_refuses_is_left_to_the_cache() {
+        let (_named, file, bytes) = cold();
+        let Some(opened) = reopened(&file) else {
+            eprintln!("not run: this file system has no direct reading");
+            return;
+        };
+        let direct = Direct::default();
+        // No disk has blocks of one byte; a file system that takes them copies, and is right as well.
+        let found = placed(1, 100, |dest| direct.read(&opened, 1, dest));
+        assert!(found.is_none());
+        let mut dest = vec![0; 2 << 20];
+        let again = direct.read_at(&file, 0, &mut dest);
+        assert!(again.is_none() || dest[..again.unwrap_or(0)] == bytes[..again.unwrap_or(0)]);
+    }
+
+    #[test]
+    fn a_file_that_ends_early_gives_what_is_there() {
+        let (named, file, bytes) = cold();
+        let Some(opened) = reopened(&file) else {
+            eprintln!("not run: this file system has no direct reading");
+            return;
+        };
+        named.as_file().set_len(3 * 4096 + 7).unwrap();
+        let found = placed(0, 4 << 20, |dest| {
+            let found = Direct::default().read(&opened, 0, dest);
+            assert!(found.is_none_or(|count| dest[..count] == bytes[..count]));
+            found
+        });
+        // Whole blocks only, or nothing where the file system takes no part in this.
+        assert!(found.is_none_or(|count| count == 3 * 4096), "{found:?}");
+    }
+}

@@ -1,0 +1,635 @@
+//! What the values of tensors are: their range, mean and spread, and how many are no numbers.
+//!
+//! The bytes are read by position, in parallel, and pass through memory that stays in a core's cache: nothing of a
+//! tensor is kept. A block of values is folded twice while it is there, for the mean and then for the deviations from
+//! it, and blocks are joined by the formula of Chan, Golub and LeVeque (1979): squares are never subtracted from each
+//! other, so that a small spread around a large mean is right.
+
+use std::sync::{Mutex, PoisonError};
+
+use ingot_format::{Dtype, to_u64, to_usize};
+
+use crate::archive::{Archive, Tensor};
+use crate::convert::{convert, converts};
+use crate::error::Error;
+use crate::execute::{ReadOptions, Reading};
+use crate::failure::{Failure, read_exactly};
+use crate::source::Source;
+use crate::watch::Watch;
+use crate::workers::share;
+
+/// Bytes that are read and folded at once: little enough to stay in a core's cache. A multiple of every element.
+const STEP_NBYTES: usize = 64 << 10;
+
+/// What the values of one tensor are. Those that are no finite numbers count as such and for nothing else.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Statistics {
+    /// Values: the elements, and two for each of a complex dtype.
+    pub count: u64,
+    /// Of both signs.
+    pub zeros: u64,
+    /// Not a number.
+    pub nans: u64,
+    /// Of both signs.
+    pub infinities: u64,
+    /// Elements of `BOOL` that are neither 0 nor 1.
+    pub malformed: u64,
+    /// The lowest and the highest; `None` where no value is finite.
+    pub range: Option<(Number, Number)>,
+    /// `None` where no value is finite.
+    pub mean: Option<f64>,
+    /// The square root of the mean square of the deviations from the mean; `None` where no value is finite.
+    pub deviation: Option<f64>,
+    /// How many values lie in each of so many equal parts of the range; the highest in the last.
+    pub bins: Vec<u64>,
+}
+
+/// A value as its dtype has it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Number {
+    /// Of an integer dtype, or of `BOOL`.
+    Integer(i128),
+    /// Of any other.
+    Float(f64),
+}
+
+impl Number {
+    #[allow(
+        clippy::cast_precision_loss,
+        reason = "a place in a histogram is nothing exact"
+    )]
+    fn as_float(self) -> f64 {
+        match self {
+            Number::Integer(value) => value as f64,
+            Number::Float(value) => value,
+        }
+    }
+
+    fn below(self, other: Number) -> bool {
+        match (self, other) {
+            (Number::Integer(one), Number::Integer(two)) => one < two,
+            _ => self.as_float() < other.as_float(),
+        }
+    }
+}
+
+/// Whether [`statistics`] knows values of this dtype. How those of 6 bits are packed is not settled.
+#[must_use]
+pub fn has_statistics(dtype: Dtype) -> bool {
+    !matches!(dtype, Dtype::F6_E2M3 | Dtype::F6_E3M2)
+}
+
+/// What the values of these tensors are, in their order; `None` for those of a dtype without [`has_statistics`]. A
+/// histogram of `bins` parts takes a second look at the files.
+///
+/// # Errors
+/// As [`Archive::regions`].
+pub fn statistics(
+    tensors: &[Tensor<'_>],
+    bins: usize,
+    options: &ReadOptions,
+    watch: &dyn Watch,
+) -> Result<Vec<Option<Statistics>>, Error> {
+    let mut found = Vec::with_capacity(tensors.len());
+    // File by file: each run of tensors that lie in one.
+    for of_file in tensors.chunk_by(|one, two| std::ptr::eq(one.archive(), two.archive())) {
+        let archive = of_file[0].archive();
+        let folded = || {
+            let work = Work::of(archive, of_file, options);
+            let passes = if bins == 0 { 1 } else { 2 };
+            let moments = work.moments(&Passes::new(watch, 0, passes))?;
+            let counted = work.histograms(bins, &moments, &Passes::new(watch, 1, passes))?;
+            Ok(moments.into_iter().zip(counted).collect::<Vec<_>>())
+        };
+        let folded = folded().map_err(|failure| archive.explain(failure))?;
+        archive.check_unchanged()?;
+        let told = of_file.iter().zip(folded).map(|(tensor, (moments, bins))| {
+            let is_known = has_statistics(tensor.entry().dtype);
+            is_known.then(|| moments.told(bins))
+        });
+        found.extend(told);
+    }
+    Ok(found)
+}
+
+/// Some of the bytes of one tensor.
+#[derive(Clone, Copy)]
+struct Chunk {
+    /// Which of the tensors that are asked for.
+    rank: usize,
+    dtype: Dtype,
+    position: u64,
+    nbytes: u64,
+}
+
+/// All that has to be read.
+struct Work<'a> {
+    source: &'a dyn Source,
+    reading: Reading,
+    tensors: usize,
+    chunks: Vec<Chunk>,
+    nbytes: u64,
+}
+
+impl Work<'_> {
+    fn of<'a>(archive: &'a Archive, tensors: &[Tensor<'a>], options: &ReadOptions) -> Work<'a> {
+        let header = archive.header();
+        let entries: Vec<_> = tensors
+            .iter()
+            .map(Tensor::entry)
+            .enumerate()
+            .filter(|(_, entry)| has_statistics(entry.dtype))
+            .collect();
+        let nbytes = entries.iter().map(|(_, entry)| entry.nbytes()).sum();
+        let begins = entries.iter().map(|(_, entry)| header.data_start() + entry.begin);
+        let ends = entries.iter().map(|(_, entry)| header.data_start() + entry.end);
+        let span = begins.min().unwrap_or(0)..ends.max().unwrap_or(0);
+        let reading = Reading::of(nbytes, &[(archive.source(), span)], options);
+        let step = to_u64(reading.chunk_nbytes);
+        let mut chunks = Vec::new();
+        for (rank, entry) in entries {
+            let end = entry.end;
+            chunks.extend((entry.begin..end).step_by(reading.chunk_nbytes).map(|at| Chunk {
+                rank,
+                dtype: entry.dtype,
+                position: header.data_start() + at,
+                nbytes: step.min(end - at),
+            }));
+        }
+        // In the order of the file, which is that of the disk.
+        chunks.sort_by_key(|chunk| chunk.position);
+        Work {
+            source: archive.source(),
+            reading,
+            tensors: tensors.len(),
+            chunks,
+            nbytes,
+        }
+    }
+
+    fn moments(&self, watch: &dyn Watch) -> Result<Vec<Moments>, Failure> {
+        let of_chunks = self.pass(
+            |_| Moments::default(),
+            |moments, dtype, bytes| {
+                *moments = moments.joined(Moments::of(dtype, bytes));
+            },
+            watch,
+        )?;
+        let mut of_tensors = vec![Moments::default(); self.tensors];
+        for (chunk, moments) in self.chunks.iter().zip(of_chunks) {
+            of_tensors[chunk.rank] = of_tensors[chunk.rank].joined(moments);
+        }
+        Ok(of_tensors)
+    }
+
+    fn histograms(
+        &self,
+        bins: usize,
+        moments: &[Moments],
+        watch: &dyn Watch,
+    ) -> Result<Vec<Vec<u64>>, Failure> {
+        let mut of_tensors = vec![vec![0; bins]; self.tensors];
+        if bins == 0 {
+            return Ok(of_tensors);
+        }
+        let of_chunks = self.pass(
+            |rank| Histogram::over(moments[rank].range, bins),
+            Histogram::count,
+            watch,
+        )?;
+        for (chunk, histogram) in self.chunks.iter().zip(of_chunks) {
+            for (sum, count) in of_tensors[chunk.rank].iter_mut().zip(histogram.bins) {
+                *sum += count;
+            }
+        }
+        Ok(of_tensors)
+    }
+
+    /// Folds the bytes of each chunk into what `begin` gives for its tensor. The results are in the order of the
+    /// chunks, so that they are joined in the same order each time and give the same numbers.
+    fn pass<A: Send>(
+        &self,
+        begin: impl Fn(usize) -> A + Sync,
+        fold: impl Fn(&mut A, Dtype, &[u8]) + Sync,
+        watch: &dyn Watch,
+    ) -> Result<Vec<A>, Failure> {
+        let results: Vec<Mutex<Option<A>>> = self.chunks.iter().map(|_| Mutex::default()).collect();
+        let tasks = self.chunks.iter().zip(&results).collect();
+        let work = |(chunk, result): (&Chunk, &Mutex<Option<A>>)| {
+            let mut folded = begin(chunk.rank);
+            self.read(chunk, |bytes| fold(&mut folded, chunk.dtype, bytes))?;
+            *result.lock().unwrap_or_else(PoisonError::into_inner) = Some(folded);
+            Ok::<usize, Failure>(to_usize(chunk.nbytes).unwrap_or(0))
+        };
+        share(self.reading, tasks, self.nbytes, work, watch)?;
+        let folded = results
+            .into_iter()
+            .map(|result| result.into_inner().unwrap_or_else(PoisonError::into_inner));
+        Ok(folded.flatten().collect())
+    }
+
+    fn read(&self, chunk: &Chunk, mut fold: impl FnMut(&[u8])) -> Result<(), Failure> {
+        let fits = |nbytes: u64| to_usize(nbytes).map_or(STEP_NBYTES, |nbytes| nbytes.min(STEP_NBYTES));
+        let mut scratch = vec![0; fits(chunk.nbytes)];
+        let mut at = 0;
+        while at < chunk.nbytes {
+            let bytes = &mut scratch[..fits(chunk.nbytes - at)];
+            read_exactly(self.source, chunk.position + at, bytes)?;
+            fold(bytes);
+            at += to_u64(bytes.len());
+        }
+        Ok(())
+    }
+}
+
+/// Tells of one pass of several as part of all of them.
+struct Passes<'w> {
+    watch: &'w dyn Watch,
+    before: u64,
+    passes: u64,
+}
+
+impl Passes<'_> {
+    fn new(watch: &dyn Watch, before: u64, passes: u64) -> Passes<'_> {
+        Passes {
+            watch,
+            before,
+            passes,
+        }
+    }
+}
+
+impl Watch for Passes<'_> {
+    fn interrupted(&self) -> bool {
+        self.watch.interrupted()
+    }
+
+    fn progressed(&self, done: u64, total: u64) {
+        self.watch
+            .progressed(self.before * total + done, self.passes * total);
+    }
+}
+
+/// What is known of some values, and can be joined with what is known of others.
+#[derive(Clone, Copy, Debug, Default)]
+struct Moments {
+    count: u64,
+    zeros: u64,
+    nans: u64,
+    infinities: u64,
+    malformed: u64,
+    range: Option<(Number, Number)>,
+    /// Of the finite values, as is all below.
+    mean: f64,
+    /// The sum of the squares of the deviations from the mean.
+    squares: f64,
+}
+
+impl Moments {
+    fn of(dtype: Dtype, bytes: &[u8]) -> Moments {
+        match dtype {
+            Dtype::BOOL => Moments {
+                malformed: to_u64(bytes.iter().filter(|&&byte| byte > 1).count()),
+                ..integers(bytes, u8::from_le_bytes)
+            },
+            Dtype::U8 => integers(bytes, u8::from_le_bytes),
+            Dtype::I8 => integers(bytes, i8::from_le_bytes),
+            Dtype::U16 => integers(bytes, u16::from_le_bytes),
+            Dtype::I16 => integers(bytes, i16::from_le_bytes),
+            Dtype::U32 => integers(bytes, u32::from_le_bytes),
+            Dtype::I32 => integers(bytes, i32::from_le_bytes),
+            Dtype::U64 => integers(bytes, u64::from_le_bytes),
+            Dtype::I64 => integers(bytes, i64::from_le_bytes),
+            Dtype::F64 => floats(bytes, f64::from_le_bytes),
+            Dtype::F32 | Dtype::C64 => floats(bytes, single),
+            _ => floats(&singles(dtype, bytes), single),
+        }
+    }
+
+    fn finite(&self) -> u64 {
+        self.count - self.nans - self.infinities
+    }
+
+    #[allow(
+        clippy::cast_precision_loss,
+        reason = "2^53 values are more than a file holds"
+    )]
+    fn joined(self, other: Moments) -> Moments {
+        let (one, two) = (self.finite() as f64, other.finite() as f64);
+        let apart = other.mean - self.mean;
+        let part = if two == 0.0 { 0.0 } else { two / (one + two) };
+        // The distance of two large numbers of different signs is no number, and then nor is its square.
+        let mean = if apart.is_finite() {
+            self.mean + apart * part
+        } else {
+            self.mean * (1.0 - part) + other.mean * part
+        };
+        let between = if part == 0.0 {
+            0.0
+        } else {
+            apart * apart * one * part
+        };
+        Moments {
+            count: self.count + other.count,
+            zeros: self.zeros + other.zeros,
+            nans: self.nans + other.nans,
+            infinities: self.infinities + other.infinities,
+            malformed: self.malformed + other.malformed,
+            range: hull(self.range, other.range),
+            mean,
+            squares: self.squares + other.squares + between,
+        }
+    }
+
+    #[allow(
+        clippy::cast_precision_loss,
+        reason = "2^53 values are more than a file holds"
+    )]
+    fn told(self, bins: Vec<u64>) -> Statistics {
+        let finite = self.finite();
+        let of_any = |value: f64| (finite > 0).then_some(value);
+        Statistics {
+            count: self.count,
+            zeros: self.zeros,
+            nans: self.nans,
+            infinities: self.infinities,
+            malformed: self.malformed,
+            range: self.range,
+            mean: of_any(self.mean),
+            deviation: of_any((self.squares / finite as f64).sqrt()),
+            bins,
+        }
+    }
+}
+
+/// The range of what two ranges hold.
+fn hull(one: Option<(Number, Number)>, two: Option<(Number, Number)>) -> Option<(Number, Number)> {
+    let (Some((low, high)), Some((other_low, other_high))) = (one, two) else {
+        return one.or(two);
+    };
+    Some((
+        if other_low.below(low) { other_low } else { low },
+        if high.below(other_high) { other_high } else { high },
+    ))
+}
+
+fn single(element: [u8; 4]) -> f64 {
+    f64::from(f32::from_le_bytes(element))
+}
+
+/// The values of a small float dtype, as bytes of `F32`.
+fn singles(dtype: Dtype, bytes: &[u8]) -> Vec<u8> {
+    if dtype == Dtype::F4 {
+        return bytes.iter().flat_map(|&byte| nibbles(byte)).collect();
+    }
+    debug_assert!(converts(dtype, Dtype::F32), "{dtype} is a float");
+    let width = to_usize(dtype.bits()).map_or(1, |bits| bits.div_ceil(8));
+    let mut singles = vec![0; bytes.len() / width * 4];
+    convert(dtype, Dtype::F32, bytes, &mut singles);
+    singles
+}
+
+/// The two values of E2M1 in a byte, the first in the low half.
+fn nibbles(byte: u8) -> [u8; 8] {
+    const MAGNITUDES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let value = |nibble: u8| {
+        let magnitude = MAGNITUDES[usize::from(nibble & 7)];
+        if nibble & 8 == 0 { magnitude } else { -magnitude }
+    };
+    let [a, b, c, d] = value(byte & 0xF).to_le_bytes();
+    let [e, f, g, h] = value(byte >> 4).to_le_bytes();
+    [a, b, c, d, e, f, g, h]
+}
+
+/// Values that are folded side by side, so that the compiler makes vector code. More would not fit into the registers
+/// that every x86-64 has.
+const LANES: usize = 4;
+
+/// Sums over some values.
+#[derive(Clone, Copy)]
+struct Sums {
+    low: f64,
+    high: f64,
+    sum: f64,
+    zeros: u64,
+    nans: u64,
+    infinities: u64,
+}
+
+const NO_SUMS: Sums = Sums {
+    low: f64::INFINITY,
+    high: f64::NEG_INFINITY,
+    sum: 0.0,
+    zeros: 0,
+    nans: 0,
+    infinities: 0,
+};
+
+impl Sums {
+    /// Of values that are all finite; `None` where one is not, or their sum is not.
+    fn of_finite<const N: usize>(elements: &[[u8; N]], decode: impl Fn([u8; N]) -> f64) -> Option<Sums> {
+        let (rows, rest) = elements.as_chunks::<LANES>();
+        let mut low = [f64::INFINITY; LANES];
+        let mut high = [f64::NEG_INFINITY; LANES];
+        let mut sum = [0.0; LANES];
+        let mut zeros = [0_u64; LANES];
+        for row in rows {
+            for lane in 0..LANES {
+                let value = decode(row[lane]);
+                low[lane] = if value < low[lane] { value } else { low[lane] };
+                high[lane] = if value > high[lane] { value } else { high[lane] };
+                sum[lane] += value;
+                // A check of each addition would keep this from being vector code; a block has far fewer values.
+                zeros[lane] = zeros[lane].wrapping_add(u64::from(value == 0.0));
+            }
+        }
+        let mut sums = NO_SUMS;
+        for lane in 0..LANES {
+            sums.low = sums.low.min(low[lane]);
+            sums.high = sums.high.max(high[lane]);
+            sums.sum += sum[lane];
+            sums.zeros += zeros[lane];
+        }
+        for &element in rest {
+            sums.take(decode(element));
+        }
+        // One value that is not finite leaves no finite sum.
+        (sums.sum.is_finite() && sums.nans + sums.infinities == 0).then_some(sums)
+    }
+
+    fn of_any<const N: usize>(elements: &[[u8; N]], decode: impl Fn([u8; N]) -> f64) -> Sums {
+        let mut sums = NO_SUMS;
+        for &element in elements {
+            sums.take(decode(element));
+        }
+        sums
+    }
+
+    fn take(&mut self, value: f64) {
+        if value.is_nan() {
+            self.nans += 1;
+        } else if value.is_infinite() {
+            self.infinities += 1;
+        } else {
+            self.low = self.low.min(value);
+            self.high = self.high.max(value);
+            self.sum += value;
+            self.zeros += u64::from(value == 0.0);
+        }
+    }
+}
+
+#[allow(
+    clippy::cast_precision_loss,
+    reason = "2^53 values are more than a block holds"
+)]
+fn floats<const N: usize>(bytes: &[u8], decode: impl Fn([u8; N]) -> f64 + Copy) -> Moments {
+    let (elements, _) = bytes.as_chunks::<N>();
+    let sums = Sums::of_finite(elements, decode).unwrap_or_else(|| Sums::of_any(elements, decode));
+    let count = to_u64(elements.len());
+    let finite = count - sums.nans - sums.infinities;
+    let mean = match finite {
+        0 => 0.0,
+        _ if sums.sum.is_finite() => sums.sum / finite as f64,
+        _ => mean_of_large(elements, decode, finite as f64),
+    };
+    Moments {
+        count,
+        zeros: sums.zeros,
+        nans: sums.nans,
+        infinities: sums.infinities,
+        malformed: 0,
+        range: (finite > 0).then_some((Number::Float(sums.low), Number::Float(sums.high))),
+        mean,
+        squares: if count == finite {
+            squares(elements, decode, mean)
+        } else {
+            // What is not finite is taken for the mean, from which it does not deviate.
+            squares(elements, |element| finite_or(decode(element), mean), mean)
+        },
+    }
+}
+
+fn finite_or(value: f64, other: f64) -> f64 {
+    if value.is_finite() { value } else { other }
+}
+
+/// The mean of values whose sum is too large for a number.
+fn mean_of_large<const N: usize>(elements: &[[u8; N]], decode: impl Fn([u8; N]) -> f64, finite: f64) -> f64 {
+    let values = elements.iter().map(|&element| decode(element));
+    values
+        .filter(|value| value.is_finite())
+        .map(|value| value / finite)
+        .sum()
+}
+
+/// The sum of the squares of the deviations of finite values from `mean`.
+fn squares<const N: usize>(elements: &[[u8; N]], decode: impl Fn([u8; N]) -> f64, mean: f64) -> f64 {
+    let square = |element: [u8; N]| {
+        let apart = decode(element) - mean;
+        apart * apart
+    };
+    let (rows, rest) = elements.as_chunks::<LANES>();
+    let mut lanes = [0.0; LANES];
+    for row in rows {
+        for (lane, &element) in lanes.iter_mut().zip(row) {
+            *lane += square(element);
+        }
+    }
+    let rest: f64 = rest.iter().map(|&element| square(element)).sum();
+    lanes.iter().sum::<f64>() + rest
+}
+
+#[allow(
+    clippy::cast_precision_loss,
+    reason = "mean and deviation of integers are rounded as any other"
+)]
+fn integers<const N: usize, T: Copy + Ord + Default + Into<i128>>(
+    bytes: &[u8],
+    decode: impl Fn([u8; N]) -> T + Copy,
+) -> Moments {
+    let (elements, _) = bytes.as_chunks::<N>();
+    let values = || elements.iter().map(|&element| decode(element));
+    let (Some(low), Some(high)) = (values().min(), values().max()) else {
+        return Moments::default();
+    };
+    let sum: i128 = values().map(Into::<i128>::into).sum();
+    let mean = sum as f64 / elements.len() as f64;
+    Moments {
+        count: to_u64(elements.len()),
+        zeros: to_u64(values().filter(|&value| value == T::default()).count()),
+        range: Some((Number::Integer(low.into()), Number::Integer(high.into()))),
+        mean,
+        squares: squares(elements, |element| decode(element).into() as f64, mean),
+        ..Moments::default()
+    }
+}
+
+/// How many values lie in each part of a range.
+struct Histogram {
+    low: f64,
+    /// Parts in one unit.
+    scale: f64,
+    bins: Vec<u64>,
+}
+
+impl Histogram {
+    #[allow(
+        clippy::cast_precision_loss,
+        reason = "a place in a histogram is nothing exact"
+    )]
+    fn over(range: Option<(Number, Number)>, bins: usize) -> Histogram {
+        let (low, high) = range.map_or((0.0, 0.0), |(low, high)| (low.as_float(), high.as_float()));
+        // Halves, because the difference of two large numbers may be none.
+        let half = high / 2.0 - low / 2.0;
+        let scale = if half > 0.0 { bins as f64 / half / 2.0 } else { 0.0 };
+        Histogram {
+            low,
+            scale: if scale.is_finite() { scale } else { 0.0 },
+            bins: vec![0; bins],
+        }
+    }
+
+    fn count(&mut self, dtype: Dtype, bytes: &[u8]) {
+        match dtype {
+            Dtype::BOOL | Dtype::U8 => self.each(bytes, |[byte]: [u8; 1]| f64::from(byte)),
+            Dtype::I8 => self.each(bytes, |byte| f64::from(i8::from_le_bytes(byte))),
+            Dtype::U16 => self.each(bytes, |element| f64::from(u16::from_le_bytes(element))),
+            Dtype::I16 => self.each(bytes, |element| f64::from(i16::from_le_bytes(element))),
+            Dtype::U32 => self.each(bytes, |element| f64::from(u32::from_le_bytes(element))),
+            Dtype::I32 => self.each(bytes, |element| f64::from(i32::from_le_bytes(element))),
+            Dtype::U64 => self.each(bytes, |element| {
+                Number::Integer(u64::from_le_bytes(element).into()).as_float()
+            }),
+            Dtype::I64 => self.each(bytes, |element| {
+                Number::Integer(i64::from_le_bytes(element).into()).as_float()
+            }),
+            Dtype::F64 => self.each(bytes, f64::from_le_bytes),
+            Dtype::F32 | Dtype::C64 => self.each(bytes, single),
+            _ => self.each(&singles(dtype, bytes), single),
+        }
+    }
+
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "rounds down, and saturates at both ends"
+    )]
+    fn each<const N: usize>(&mut self, bytes: &[u8], decode: impl Fn([u8; N]) -> f64) {
+        let last = self.bins.len() - 1;
+        let (elements, _) = bytes.as_chunks::<N>();
+        for &element in elements {
+            let value = decode(element);
+            if value.is_finite() {
+                // Scaled before the difference is taken where that would be no number.
+                let apart = value - self.low;
+                let place = if apart.is_finite() {
+                    apart * self.scale
+                } else {
+                    value * self.scale - self.low * self.scale
+                };
+                self.bins[(place as usize).min(last)] += 1;
+            }
+        }
+    }
+}

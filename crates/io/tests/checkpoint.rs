@@ -1,0 +1,210 @@
+//! Tensors of many files, read at once.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ingot_format::{Dtype, Format, Index, Limits, Spec, layout, to_u64};
+use ingot_io::{
+    Archive, Backend, Checkpoint, CheckpointOptions, Error, MemorySource, OpenOptions, Origins, Part,
+    Prefetch, Reach, ReadOptions, Request, Source, Tensor, Unwatched, read_parts, read_tensors, warm_tensors,
+};
+
+const SIZES: [u64; 4] = [10, 0, 3 << 20, 70_000];
+
+/// A file of tensors of these sizes, whose bytes are those of nobody else.
+fn file(seed: u64) -> Vec<u8> {
+    let names: Vec<String> = (0..SIZES.len())
+        .map(|number| format!("{seed}.{number}"))
+        .collect();
+    let shapes = SIZES.map(|size| [size]);
+    let specs: Vec<Spec<'_>> = names
+        .iter()
+        .zip(&shapes)
+        .map(|(name, shape)| Spec {
+            name,
+            dtype: Dtype::U8,
+            shape,
+        })
+        .collect();
+    let layout = layout(&specs, None, Format::Safetensors).unwrap();
+    let mut file = layout.head;
+    file.extend((0..layout.header.data_nbytes()).map(|at| (at * (seed + 3) + seed).to_le_bytes()[0]));
+    file
+}
+
+/// Three shards and their index.
+fn write(directory: &Path) -> PathBuf {
+    let mut entries = Vec::new();
+    for seed in 0..3 {
+        fs::write(directory.join(format!("{seed}.safetensors")), file(seed)).unwrap();
+        entries.extend((0..SIZES.len()).map(|number| format!("\"{seed}.{number}\":\"{seed}.safetensors\"")));
+    }
+    let path = directory.join("model.safetensors.index.json");
+    fs::write(&path, format!("{{\"weight_map\":{{{}}}}}", entries.join(","))).unwrap();
+    path
+}
+
+fn open(path: &Path, backend: Backend) -> Checkpoint {
+    let options = CheckpointOptions {
+        open: OpenOptions {
+            backend,
+            limits: Limits::default(),
+        },
+        reach: Reach::FollowLinks,
+    };
+    Checkpoint::open(path, &options).unwrap()
+}
+
+/// All names, so that neighbours are of different files.
+fn mixed() -> Vec<String> {
+    (0..SIZES.len())
+        .flat_map(|number| (0..3).map(move |seed| format!("{seed}.{number}")))
+        .collect()
+}
+
+/// What each tensor holds, read from its own file alone.
+fn alone(directory: &Path, name: &str) -> Vec<u8> {
+    let path = directory.join(format!("{}.safetensors", &name[..1]));
+    let archive = Archive::open(&path, &OpenOptions::default()).unwrap();
+    archive.read(name).unwrap().to_vec()
+}
+
+#[test]
+fn tensors_of_many_files_are_those_of_each_file_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = write(directory.path());
+    let names = mixed();
+    let borrowed: Vec<&str> = names.iter().map(String::as_str).collect();
+    for backend in [Backend::Mmap, Backend::Pread] {
+        for path in [directory.path(), &path] {
+            let checkpoint = open(path, backend);
+            let tensors = checkpoint.find_all(&borrowed).unwrap();
+            let regions = read_tensors(&tensors, &ReadOptions::default(), &Unwatched).unwrap();
+            for (name, region) in names.iter().zip(&regions) {
+                assert_eq!(region.to_vec(), alone(directory.path(), name), "{name}");
+            }
+            let warmed = warm_tensors(&tensors, &ReadOptions::default(), &Unwatched).unwrap();
+            assert_eq!(warmed, 3 * SIZES.iter().sum::<u64>());
+        }
+    }
+}
+
+#[test]
+fn parts_of_many_files_are_read_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let checkpoint = open(&write(directory.path()), Backend::Pread);
+    let index = [Index::Span {
+        start: Some(3),
+        stop: None,
+        step: Some(2),
+    }];
+    let names = mixed();
+    let part = |name: &String| Part::new(checkpoint.find(name).unwrap(), &index, None).unwrap();
+    let parts: Vec<Part<'_>> = names.iter().map(part).collect();
+    let expected = |name: &String| -> Vec<u8> {
+        let bytes = alone(directory.path(), name);
+        bytes.into_iter().skip(3).step_by(2).collect()
+    };
+    let regions = read_parts(&parts, &ReadOptions::default(), &Unwatched).unwrap();
+    for (name, region) in names.iter().zip(regions) {
+        assert_eq!(region.to_vec(), expected(name), "{name}");
+    }
+}
+
+#[test]
+fn tensors_of_many_files_are_read_ahead_in_any_order() {
+    let directory = tempfile::tempdir().unwrap();
+    for backend in [Backend::Mmap, Backend::Pread] {
+        let checkpoint = Arc::new(open(&write(directory.path()), backend));
+        let names = mixed();
+        let requests = names.iter().map(|name| Request {
+            tensor: checkpoint.id(name).unwrap(),
+            index: None,
+        });
+        for ahead in [0, 1 << 20, u64::MAX] {
+            let requests = requests.clone().collect();
+            let prefetch = Prefetch::new(Arc::clone(&checkpoint), requests, ahead, ReadOptions::default());
+            for name in &names {
+                let (_, fetched) = prefetch.next(&Unwatched).unwrap().unwrap();
+                assert_eq!(fetched.region.to_vec(), alone(directory.path(), name), "{name}");
+            }
+            assert!(prefetch.next(&Unwatched).unwrap().is_none());
+        }
+    }
+}
+
+/// Bytes in memory, but for those from `broken` on.
+#[derive(Debug)]
+struct Broken {
+    bytes: MemorySource<Vec<u8>>,
+    broken: u64,
+}
+
+impl Source for Broken {
+    fn nbytes(&self) -> u64 {
+        self.bytes.nbytes()
+    }
+
+    fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
+        if position + to_u64(dest.len()) > self.broken {
+            return Err(io::Error::other("a bad block"));
+        }
+        self.bytes.read_at(position, dest)
+    }
+}
+
+#[test]
+fn what_goes_wrong_is_that_of_the_file_it_went_wrong_in() {
+    let broken = Broken {
+        broken: to_u64(file(1).len()) - 1000,
+        bytes: MemorySource::new(file(1)),
+    };
+    let sources: [Box<dyn Source>; 3] = [
+        Box::new(MemorySource::new(file(0))),
+        Box::new(broken),
+        Box::new(MemorySource::new(file(2))),
+    ];
+    let archives = sources.map(|source| Archive::from_source(source, &Limits::default()).unwrap());
+    let all: Vec<Tensor<'_>> = archives
+        .iter()
+        .flat_map(|archive| (0..SIZES.len()).map(|number| archive.tensor(number).unwrap()))
+        .collect();
+    let parts: Vec<Part<'_>> = all
+        .iter()
+        .map(|&tensor| Part::new(tensor, &[], None).unwrap())
+        .collect();
+    let options = ReadOptions::default();
+    let faults = [
+        read_tensors(&all, &options, &Unwatched).map(drop),
+        warm_tensors(&all, &options, &Unwatched).map(drop),
+        read_parts(&parts, &options, &Unwatched).map(drop),
+    ];
+    for fault in faults {
+        let fault = fault.unwrap_err();
+        assert!(matches!(fault, Error::Read { .. }), "{fault}");
+        assert!(
+            fault.tensor().is_some_and(|tensor| tensor.starts_with("1.")),
+            "{fault}"
+        );
+    }
+}
+
+#[test]
+fn files_that_are_rearranged_are_held_against_the_index_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = write(directory.path());
+    let origins = Origins::open(&path).unwrap();
+    assert_eq!(origins.files().len(), 3);
+    assert_eq!(origins.path(), path);
+    fs::copy(
+        directory.path().join("0.safetensors"),
+        directory.path().join("1.safetensors"),
+    )
+    .unwrap();
+    let fault = Origins::open(&path).unwrap_err();
+    assert_eq!(fault.code(), "tensor-in-two-shards", "{fault}");
+}

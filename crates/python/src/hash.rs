@@ -1,0 +1,95 @@
+//! Hashes of files.
+
+use ingot_format::Quoted;
+use ingot_io::{Algorithm, Compared, Definition, Digest, Report};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::errors::exception;
+use crate::open::file_path;
+use crate::watch::Signals;
+
+/// The hash of a file; `None` for a name that is not one of ours. See `_native.pyi`.
+#[pyfunction]
+#[pyo3(signature = (path, definition, progress = None))]
+pub(crate) fn hash(
+    py: Python<'_>,
+    path: &Bound<'_, PyAny>,
+    definition: &str,
+    progress: Option<Bound<'_, PyAny>>,
+) -> PyResult<Option<String>> {
+    let path = file_path(path)?;
+    let Some(definition) = Definition::from_name(definition) else {
+        return Ok(None);
+    };
+    Signals::telling(progress)
+        .run(py, |signals| ingot_io::hash(&path, definition, signals))
+        .map(Some)
+}
+
+/// The names that `hash` takes.
+#[pyfunction]
+pub(crate) fn hashes() -> Vec<&'static str> {
+    Definition::all().map(|pair| pair.0).collect()
+}
+
+/// What the digests of a file say of it, as arguments for `ingot.Report`. See `_native.pyi`.
+#[pyfunction]
+#[pyo3(signature = (path, expected_sha256 = None, progress = None))]
+pub(crate) fn verify<'py>(
+    py: Python<'py>,
+    path: &Bound<'py, PyAny>,
+    expected_sha256: Option<&str>,
+    progress: Option<Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let path = file_path(path)?;
+    let expected = expected_sha256.map(|hex| sha256(py, hex)).transpose()?;
+    let report = Signals::telling(progress).run(py, |signals| ingot_io::verify(&path, expected, signals))?;
+    facts(py, &report)
+}
+
+/// The digest that a caller expects.
+pub(crate) fn sha256(py: Python<'_>, hex: &str) -> PyResult<Digest> {
+    let hex_alone = hex.strip_prefix("0x").unwrap_or(hex);
+    Digest::from_hex(Algorithm::Sha256, hex_alone).map_or_else(
+        || {
+            let message = format!(
+                "expected_sha256 {} is no SHA-256: expected 64 hexadecimal digits",
+                Quoted(hex)
+            );
+            let facts = PyDict::new(py);
+            facts.set_item("code", "unknown-expected_sha256")?;
+            facts.set_item("found", hex)?;
+            Err(exception(py, "OptionError", &message, Some(&facts))?)
+        },
+        Ok,
+    )
+}
+
+fn facts<'py>(py: Python<'py>, report: &Report) -> PyResult<Bound<'py, PyDict>> {
+    let facts = PyDict::new(py);
+    facts.set_item("ok", report.is_ok())?;
+    facts.set_item("algorithm", report.algorithm.map(Algorithm::name))?;
+    facts.set_item("checked", report.checked)?;
+    let bad: Vec<(&str, String, String)> = report
+        .bad
+        .iter()
+        .map(|row| {
+            (
+                row.tensor.as_str(),
+                row.expected.to_string(),
+                row.found.to_string(),
+            )
+        })
+        .collect();
+    facts.set_item("bad", bad)?;
+    facts.set_item("unchecked", &report.unchecked)?;
+    facts.set_item("missing", &report.missing)?;
+    facts.set_item("modelspec", report.model_spec.as_ref().map(compared))?;
+    facts.set_item("file", report.file.as_ref().map(compared))?;
+    Ok(facts)
+}
+
+fn compared(pair: &Compared) -> (&str, String, bool) {
+    (&pair.expected, pair.found.to_string(), pair.is_same())
+}

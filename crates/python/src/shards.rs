@@ -1,0 +1,77 @@
+//! Indexes of sharded checkpoints.
+
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+
+use crate::errors::raise;
+use crate::open::file_path;
+
+/// An index by itself, without its shards. See `_native.pyi`.
+#[pyclass(frozen, module = "ingot._native")]
+pub(crate) struct ShardIndex {
+    index: ingot_format::ShardIndex,
+}
+
+#[pymethods]
+impl ShardIndex {
+    #[staticmethod]
+    fn read(py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<ShardIndex> {
+        let path = file_path(path)?;
+        let index = py.detach(|| ingot_io::read_index(&path));
+        index
+            .map(|index| ShardIndex { index })
+            .map_err(|error| raise(py, &error))
+    }
+
+    fn __len__(&self) -> usize {
+        self.index.len()
+    }
+
+    fn __contains__(&self, name: &Bound<'_, PyAny>) -> bool {
+        let name = name.extract::<&str>();
+        name.is_ok_and(|name| self.index.find(name).is_some())
+    }
+
+    #[getter]
+    fn shards(&self) -> Vec<&str> {
+        self.index.shards().iter().map(String::as_str).collect()
+    }
+
+    fn keys<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        PyList::new(py, self.index.names_by_name())
+    }
+
+    fn shard_of(&self, name: &str) -> Option<&str> {
+        self.index.shard_of(name)
+    }
+
+    /// The name of its shard for every tensor.
+    fn weight_map<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let shards = PyList::new(py, self.index.shards())?;
+        let map = PyDict::new(py);
+        for (name, shard) in self.index.entries() {
+            map.set_item(name, shards.get_item(shard)?)?;
+        }
+        Ok(map)
+    }
+
+    fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        metadata(py, &self.index)
+    }
+
+    fn __repr__(&self) -> String {
+        let (tensors, shards) = (self.index.len(), self.index.shards().len());
+        format!("<ingot.ShardIndex: {tensors} tensors in {shards} shards>")
+    }
+}
+
+/// The metadata of an index, by Python's own reader: any JSON, which has been read once and found to be sound.
+pub(crate) fn metadata<'py>(
+    py: Python<'py>,
+    index: &ingot_format::ShardIndex,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let Some(text) = index.metadata() else {
+        return Ok(None);
+    };
+    py.import("json")?.call_method1("loads", (text,)).map(Some)
+}

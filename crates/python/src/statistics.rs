@@ -1,0 +1,102 @@
+//! What the values of tensors are.
+
+use std::num::NonZeroUsize;
+
+use ingot_io::{Number, ReadOptions};
+use pyo3::prelude::*;
+
+use crate::open::{Archive, chosen};
+use crate::watch::Signals;
+
+/// An `int` for an integer dtype, a `float` for any other.
+#[derive(IntoPyObject)]
+enum Value {
+    Integer(i128),
+    Float(f64),
+}
+
+impl From<Number> for Value {
+    fn from(number: Number) -> Value {
+        match number {
+            Number::Integer(value) => Value::Integer(value),
+            Number::Float(value) => Value::Float(value),
+        }
+    }
+}
+
+/// What the values of one tensor are.
+#[pyclass(frozen, module = "ingot._native")]
+pub(crate) struct Statistics(ingot_io::Statistics);
+
+#[pymethods]
+impl Statistics {
+    #[getter]
+    fn count(&self) -> u64 {
+        self.0.count
+    }
+
+    #[getter]
+    fn zeros(&self) -> u64 {
+        self.0.zeros
+    }
+
+    #[getter]
+    fn nans(&self) -> u64 {
+        self.0.nans
+    }
+
+    #[getter]
+    fn infinities(&self) -> u64 {
+        self.0.infinities
+    }
+
+    #[getter]
+    fn malformed(&self) -> u64 {
+        self.0.malformed
+    }
+
+    #[getter]
+    fn min(&self) -> Option<Value> {
+        self.0.range.map(|(low, _)| low.into())
+    }
+
+    #[getter]
+    fn max(&self) -> Option<Value> {
+        self.0.range.map(|(_, high)| high.into())
+    }
+
+    #[getter]
+    fn mean(&self) -> Option<f64> {
+        self.0.mean
+    }
+
+    #[getter]
+    fn std(&self) -> Option<f64> {
+        self.0.deviation
+    }
+
+    #[getter]
+    fn bins(&self) -> Vec<u64> {
+        self.0.bins.clone()
+    }
+}
+
+/// What the values of these tensors are, or of all in the order of the data; None for a dtype without values.
+#[pyfunction]
+#[pyo3(signature = (archive, names = None, *, bins = 0, threads = None, progress = None))]
+pub(crate) fn statistics(
+    py: Python<'_>,
+    archive: &Archive,
+    names: Option<&Bound<'_, PyAny>>,
+    bins: usize,
+    threads: Option<NonZeroUsize>,
+    progress: Option<Bound<'_, PyAny>>,
+) -> PyResult<Vec<Option<Statistics>>> {
+    let checkpoint = archive.opened(py)?;
+    let tensors = chosen(py, &checkpoint, names)?;
+    let options = ReadOptions { threads };
+    let found = Signals::telling(progress).run(py, |signals| {
+        ingot_io::statistics(&tensors, bins, &options, signals)
+    })?;
+    Ok(found.into_iter().map(|found| found.map(Statistics)).collect())
+}

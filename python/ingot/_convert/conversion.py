@@ -1,0 +1,273 @@
+"""From a file of any format to one of this package's."""
+
+from __future__ import annotations
+
+import os
+from os import fsdecode, fspath
+from typing import TYPE_CHECKING, NamedTuple
+
+from ingot._dtypes import CODES
+from ingot._progress import checked, told
+from ingot._select import float_code
+from ingot._serialize import is_durable, texts
+from ingot.errors import OptionError, _escaped
+
+from .destination import Destination, aside, destination, refuse_existing
+from .formats import FORMATS, resolved
+from .limits import check_total, max_nbytes_of, source_nbytes
+from .refusal import refused
+from .report import Conversion
+from .selection import Selected, selected
+from .source import LeftOut, Options
+from .values import nbytes
+from .verify import verify as verified
+from .write import check_npz, code_in, write_native, write_npz
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any, Literal
+
+    from ingot._progress import Progress, Tell
+    from ingot._rearrange import Which
+    from ingot._serialize import Path
+
+    from .source import Contents, Entry
+    from .write import Moved
+
+
+def convert(
+    src: Path,
+    dst: Path,
+    *,
+    source: str | None = None,
+    format: Literal["safetensors", "bintensors", "npz"] | None = None,
+    max_shard_size: int | str | None = None,
+    dtype: Any = None,
+    root: str | None = None,
+    keep: Which | None = None,
+    drop: Which | None = None,
+    metadata: Mapping[str, str] | None = None,
+    dequantize: bool = False,
+    max_nbytes: int | None = None,
+    verify: bool = True,
+    overwrite: bool = False,
+    durable: bool | None = None,
+    progress: Progress = False,
+) -> Conversion:
+    """Convert a file of another format. No code from it is ever run.
+
+    Parameters
+    ----------
+    src : str, bytes or os.PathLike
+        A file or a folder. Its content decides what it is, and its name only where the content has no mark:
+        PyTorch's checkpoints (also in several files with an index), ``.npz``, ``.npy``, HDF5 and Keras, flax
+        msgpack, ONNX, TensorFlow's SavedModels and checkpoints, PaddlePaddle, GGUF, Arrow, Parquet,
+        ``.safetensors`` and ``.bt``.
+    dst : str, bytes or os.PathLike
+        The file to write, whose name says the format: ``.safetensors``, ``.bt`` or ``.npz``. A folder, which
+        exists or ends in a slash, or `max_shard_size` writes several files with an index, as `ingot.split`.
+    source : str, optional
+        What `src` is, where it cannot be seen: a word of ``Conversion.source_format``.
+    format : {"safetensors", "bintensors", "npz"}, optional
+        What to write, whatever the name says.
+    max_shard_size : int or str, optional
+        As for `ingot.split`: the bytes that a file may hold, such as ``"5GB"``.
+    dtype : dtype, its name, or a code of the header such as ``"BF16"``, optional
+        Convert floating-point tensors to this dtype, with the values that ``load_file(dtype=)`` gives.
+    root : str, optional
+        Take only the tensors below this name, and take it off their names: ``"state_dict"`` of a checkpoint
+        that has more than the model in it.
+    keep, drop : str, iterable of str, or callable, optional
+        Which tensors go into the new file, as for `ingot.rewrite`.
+    metadata : dict of str to str, optional
+        Text to store beside the tensors, added to that of the source.
+    dequantize : bool
+        Make F32 of the quantised tensors of GGUF, which are refused otherwise.
+    max_nbytes : int, optional
+        The most bytes of tensors to unpack a source to. By default a hundred times the size of the source, or
+        1 GiB where that is more, which no file reaches that was not made to.
+    verify : bool
+        Read every tensor of the new file and of the source again and compare them, before the new file takes
+        its name.
+    overwrite : bool
+        Replace what is at `dst`. It stays what it is if the conversion fails.
+    durable : bool, optional
+        As for `save_file`.
+    progress : bool or callable
+        As for `save_file`. The bytes in all are those written and those compared.
+
+    Returns
+    -------
+    Conversion
+        What was read, written, shared, cast and left out.
+
+    Raises
+    ------
+    ConversionError
+        The source is damaged, cut short, of no known format, asks for more than tensors (a pickle with a
+        payload), names files outside its folder, becomes too large, or has tensors that no file can hold.
+        ``code`` says which. Nothing was written.
+    FileExistsError
+        There is something at `dst`, and `overwrite` is not set.
+    OSError
+        `src` cannot be opened, or the folder of `dst` cannot be written to.
+    ModuleNotFoundError
+        A package that reads the source is not installed. The message has the command that installs it.
+    TensorNotFoundError
+        `keep` or `drop` fit no tensor.
+    SaveError
+        The new format lacks a dtype, or cannot have a name.
+    StorageError
+        Writing failed.
+    TypeError, OptionError
+        An argument is not what it should be.
+
+    Notes
+    -----
+    Names in nested dicts and lists are joined by dots, with positions counted from 0:
+    ``{"model": {"layers": [w, b]}}`` becomes ``model.layers.0`` and ``model.layers.1``. HDF5 and TensorFlow
+    have paths with slashes, which stay. A file with a single tensor without a name calls it ``tensor``.
+
+    Tensors that are one and the same are written once, under the first of their names; the metadata has the
+    others, each with that name, as `ingot.torch.save_model` writes it. Views of one memory that differ are
+    written each in full. An .npz has every name in full, and no metadata.
+
+    One tensor is in memory at a time, where the source allows: not for old pickles of torch (before 1.6), the
+    initializers inside of ONNX models, and Arrow files that are packed.
+
+    Examples
+    --------
+    >>> ingot.convert("pytorch_model.bin", "model.safetensors").tensors  # doctest: +SKIP
+    103
+    """
+    path, to = fsdecode(fspath(src)), destination(fsdecode(fspath(dst)), format, max_shard_size)
+    code = None if dtype is None else float_code(_code(dtype), dtype)
+    options = _Write(to, code, texts(metadata) or {}, verify, overwrite, is_durable(durable))
+    if to.kind == "npz" and metadata:
+        raise OptionError("an .npz has no place for metadata", code="npz-metadata")
+    progress = checked(progress)
+    found, word = resolved(path, source)
+    limit = max_nbytes_of(source_nbytes(found, FORMATS[word].is_folder), max_nbytes)
+    refuse_existing(to, overwrite)
+    with FORMATS[word].opened(found, Options(dequantize, limit)) as contents:
+        chosen = selected(found, contents.entries, root, keep, drop)
+        _check(found, contents, chosen, code, limit)
+        with told(progress, f"Converting {_escaped(os.path.basename(found))}") as tell:
+            return options.run(path, word, contents, chosen, tell)
+
+
+class _Write(NamedTuple):
+    """What the caller decided about writing."""
+
+    to: Destination
+    code: str | None
+    metadata: dict[str, str]
+    verify: bool
+    overwrite: bool
+    durable: bool
+
+    def run(
+        self, path: str, word: str, contents: Contents, chosen: Selected, tell: Tell | None
+    ) -> Conversion:
+        entries, shared, left_out = chosen.entries, chosen.shared, list(contents.left_out)
+        metadata = contents.metadata | self.metadata
+        if self.to.kind == "npz":
+            entries, shared = chosen.in_full, {}
+            left_out += [LeftOut(key, "metadata", value) for key, value in metadata.items()]
+            check_npz(self.to.path, entries, self.code)
+        for other, name in shared.items():
+            metadata.setdefault(other, name)
+        total = sum(nbytes(code_in(entry, self.code), entry.shape) for entry in entries)
+        moved = _counter(tell, total * (2 if self.verify else 1))
+        files = (
+            self._shards(entries, metadata, total, moved)
+            if self.to.place
+            else self._file(entries, metadata, moved)
+        )
+        return Conversion(
+            source=path,
+            destination=self.to.path,
+            source_format=word,
+            format=self.to.kind,
+            files=tuple(files),
+            tensors=len(entries),
+            nbytes=total,
+            shared=shared,
+            cast=tuple(entry.name for entry in entries if code_in(entry, self.code) != entry.code),
+            left_out=tuple(left_out),
+            dropped=tuple(chosen.dropped),
+            verified=self.verify,
+        )
+
+    def _file(self, entries: Sequence[Entry], metadata: dict[str, str], moved: Moved) -> list[str]:
+        with aside(self.to.path, self.overwrite, self.durable) as hidden:
+            self._one(hidden, entries, metadata, moved)
+        return [self.to.path]
+
+    def _shards(
+        self, entries: Sequence[Entry], metadata: dict[str, str], total: int, moved: Moved
+    ) -> list[str]:
+        from ingot._shards import split, write
+
+        place = self.to.place
+        assert place is not None
+        shards = split(
+            [nbytes(code_in(entry, self.code), entry.shape) for entry in entries], self.to.shard_nbytes
+        )
+        names = place.names(len(shards))
+        of_file, of_index = {"format": metadata.get("format", "pt")}, {**metadata}
+        of_index.pop("format", None)
+        if len(shards) == 1:
+            of_file |= of_index
+        weight_map = {
+            entries[number].name: name for name, shard in zip(names, shards, strict=True) for number in shard
+        }
+        index: dict[str, object] = {"metadata": {"total_size": total, **of_index}, "weight_map": weight_map}
+        write(
+            place,
+            dict(zip(names, shards, strict=True)),
+            lambda path, shard: self._one(path, [entries[number] for number in shard], of_file, moved),
+            index if len(shards) > 1 else None,
+            self.durable,
+        )
+        return [place.path(name) for name in [*names, *([place.index] if len(shards) > 1 else [])]]
+
+    def _one(self, path: str, entries: Sequence[Entry], metadata: dict[str, str], moved: Moved) -> None:
+        if self.to.kind == "npz":
+            write_npz(path, entries, self.code, self.durable, moved)
+        else:
+            write_native(path, self.to.kind, entries, self.code, metadata or None, self.durable, moved)
+        if self.verify:
+            verified(path, self.to.kind, entries, self.code, moved)
+
+
+def _check(path: str, contents: Contents, chosen: Selected, code: str | None, limit: int) -> None:
+    """Refuse a source without tensors, and one with too many bytes of them."""
+    if not chosen.entries:
+        others = ", ".join(f"{one.name} ({one.kind})" for one in contents.left_out[:3])
+        raise refused(
+            path,
+            "no tensor in it is to be converted" + (f"; it has {_escaped(others)}" if others else ""),
+            code="no-tensors",
+        )
+    check_total(path, sum(nbytes(entry.code, entry.shape) for entry in chosen.entries), limit)
+
+
+def _counter(tell: Tell | None, total: int) -> Moved:
+    """What is called with the bytes of each step."""
+    done = 0
+
+    def moved(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        if tell is not None:
+            tell(min(done, total), total)
+
+    return moved
+
+
+def _code(dtype: Any) -> str:
+    """The code for a dtype of any framework, its name, or the code itself."""
+    word = dtype.__name__ if isinstance(dtype, type) else getattr(dtype, "name", None) or str(dtype)
+    word = word.removeprefix("torch.").removeprefix("paddle.")
+    return CODES.get(word, word)

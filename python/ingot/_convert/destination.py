@@ -1,0 +1,132 @@
+"""Where a conversion writes to, without harm to what is there before the new file is whole."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+from contextlib import contextmanager, suppress
+from secrets import token_hex
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from ingot._serialize import one_of
+from ingot._shards import Place
+from ingot._shards import nbytes as shard_nbytes
+from ingot.errors import OptionError, _escaped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    Kind = Literal["safetensors", "bintensors", "npz"]
+
+KINDS = ("safetensors", "bintensors", "npz")
+_ENDINGS = {"safetensors": ".safetensors", "bintensors": ".bt", "npz": ".npz"}
+# What transformers writes, so that it is read without more being said.
+_DEFAULT_SHARD_NBYTES = "5GB"
+
+
+class Destination(NamedTuple):
+    """A file, or a folder of shards."""
+
+    path: str
+    kind: str
+    place: Place | None
+    """None for a file."""
+    shard_nbytes: int
+
+
+def destination(path: str, format: str | None, max_shard_size: int | str | None) -> Destination:
+    """What the caller asked for, which the ending of the name says where `format` does not."""
+    if format is not None:
+        one_of("format", format, KINDS)
+    is_folder = max_shard_size is not None or path.endswith(("/", os.sep)) or os.path.isdir(path)
+    if is_folder:
+        kind = format or "safetensors"
+        if kind == "npz":
+            raise OptionError(
+                "max_shard_size is for safetensors and bintensors: an .npz is one file", code="npz-shards"
+            )
+        if os.path.exists(path) and not os.path.isdir(path):
+            raise NotADirectoryError(20, "expected a folder for the shards", path)
+        limit = shard_nbytes(_DEFAULT_SHARD_NBYTES if max_shard_size is None else max_shard_size)
+        return Destination(path, kind, Place(path, "model{suffix}" + _ENDINGS[kind]), limit)
+    for kind, ending in _ENDINGS.items():
+        if format == kind or (format is None and path.lower().endswith(ending)):
+            return Destination(path, kind, None, 0)
+    raise OptionError(
+        f"{_escaped(path)}: the name does not say what to write: expected "
+        f"{', '.join(_ENDINGS.values())}, or a folder with max_shard_size=… — format=… says it",
+        code="unknown-destination",
+        expected=KINDS,
+        found=path,
+    )
+
+
+def refuse_existing(to: Destination, overwrite: bool) -> None:
+    """Raise `FileExistsError` where something would be replaced that may not be."""
+    there = to.path if to.place is None else _checkpoint_in(to.place)
+    if there is not None and os.path.lexists(there):
+        if not overwrite:
+            raise FileExistsError(17, "it is there already — overwrite=True replaces it", there)
+        if to.place is None and not stat.S_ISREG(os.stat(there).st_mode):
+            raise FileExistsError(17, "it is no regular file, and is not replaced", there)
+
+
+def _checkpoint_in(place: Place) -> str | None:
+    """A file of a checkpoint that stands there."""
+    if not os.path.isdir(place.directory):
+        return None
+    names = place.files() + [place.index]
+    return next((place.path(name) for name in names if os.path.exists(place.path(name))), None)
+
+
+@contextmanager
+def aside(path: str, overwrite: bool, durable: bool) -> Iterator[str]:
+    """Give a name beside `path` to write to, which takes its place when the block ends well."""
+    target = os.path.realpath(path)
+    folder, name = os.path.split(target)
+    _remove_leftovers(folder, name)
+    hidden = os.path.join(folder, f".ingot-{token_hex(4)}.{name}")
+    try:
+        yield hidden
+        if overwrite and os.path.exists(target):
+            shutil.copymode(target, hidden)
+        _put(hidden, target, overwrite)
+        if durable:
+            _flush(folder)
+    finally:
+        with suppress(FileNotFoundError):
+            os.remove(hidden)
+
+
+def _put(hidden: str, target: str, overwrite: bool) -> None:
+    if overwrite:
+        os.replace(hidden, target)
+        return
+    try:
+        # Unlike a rename, a link replaces nothing that was made in the meantime.
+        os.link(hidden, target)
+    except FileExistsError:
+        raise FileExistsError(17, "it was made meanwhile — overwrite=True replaces it", target) from None
+    except OSError:
+        # The file system has no links.
+        os.rename(hidden, target)
+
+
+def _remove_leftovers(folder: str, name: str) -> None:
+    """Remove what a conversion to this name left that was killed."""
+    pattern = re.compile(r"\.ingot-[0-9a-f]{8}\." + re.escape(name))
+    with suppress(OSError):
+        for found in os.listdir(folder):
+            if pattern.fullmatch(found):
+                with suppress(FileNotFoundError):
+                    os.remove(os.path.join(folder, found))
+
+
+def _flush(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

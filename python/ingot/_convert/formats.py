@@ -1,0 +1,239 @@
+"""The formats that are converted from, in one table, and which of them a file is."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ingot import _native
+from ingot._serialize import one_of
+from ingot.errors import ConversionError, HeaderError, _escaped
+
+from .refusal import refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+    from .source import Contents, Options
+
+
+class Format(NamedTuple):
+    """One source format."""
+
+    title: str
+    module: str
+    """Of `ingot._convert.sources`."""
+    suffixes: tuple[str, ...]
+    """What names end with, for those that have no mark of their own."""
+    is_folder: bool = False
+    """Whether tensors may be in other files of the same folder."""
+
+    def opened(self, path: str, options: Options) -> AbstractContextManager[Contents]:
+        """The contents of the file or folder at `path`."""
+        open_it: Any = import_module(f"{__package__}.sources.{self.module}").opened
+        contents: AbstractContextManager[Contents] = open_it(path, options)
+        return contents
+
+
+# A format is added here, in `_BY_CONTENT` or `_BY_SUFFIX` below, and as a module.
+FORMATS = {
+    "safetensors": Format("safetensors", "native", (".safetensors",)),
+    "bintensors": Format("bintensors", "native", (".bt",)),
+    "sharded": Format("checkpoint in several files", "sharded", (".index.json",), is_folder=True),
+    "torch": Format("PyTorch", "torch", (".bin", ".pt", ".pth", ".ckpt")),
+    "npz": Format("NumPy, several arrays", "npz", (".npz",)),
+    "npy": Format("NumPy, one array", "npy", (".npy",)),
+    "hdf5": Format("HDF5, as Keras 1 and 2 wrote", "hdf5", (".h5", ".hdf5")),
+    "keras": Format("Keras 3", "keras", (".keras",)),
+    "flax": Format("flax msgpack", "flax", (".msgpack",)),
+    "onnx": Format("ONNX initializers", "onnx", (".onnx",), is_folder=True),
+    "savedmodel": Format("TensorFlow SavedModel", "savedmodel", ("saved_model.pb",), is_folder=True),
+    "tensorflow": Format("TensorFlow checkpoint", "tensorflow", (".index",), is_folder=True),
+    "paddle": Format("PaddlePaddle", "paddle", (".pdparams", ".pdopt")),
+    "gguf": Format("GGUF", "gguf", (".gguf",)),
+    "arrow": Format("Arrow", "arrow", (".arrow", ".feather", ".arrows")),
+    "parquet": Format("Parquet", "parquet", (".parquet",)),
+}
+
+# As long a begin of a file as any mark below needs.
+_HEAD_NBYTES = 512
+# Of LevelDB's tables, which index files of TensorFlow are, at their very end.
+_TABLE_MAGIC = bytes.fromhex("57fb808b247547db")
+# What `torch.save` wrote before it wrote archives: a pickle of this number.
+_LEGACY_TORCH = bytes.fromhex("8a0a6cfc9c46f9206aa850192e")
+# The longest header of a file of this package's formats.
+_MAX_HEADER_NBYTES = 100_000_000
+
+
+class _Start(NamedTuple):
+    """What is looked at of a file."""
+
+    path: str
+    head: bytes
+    tail: bytes
+    nbytes: int
+
+    def begins(self, *marks: bytes) -> bool:
+        return self.head.startswith(marks)
+
+
+def _is_safetensors(start: _Start) -> bool:
+    length = int.from_bytes(start.head[:8], "little")
+    return 2 <= length <= _MAX_HEADER_NBYTES and start.head[8:].lstrip()[:1] == b"{"
+
+
+def _is_pickle(start: _Start) -> bool:
+    return start.begins(b"\x80") and start.head[1:2] in (b"\2", b"\3", b"\4", b"\5")
+
+
+def _is_zip_with(start: _Start, test: Callable[[set[str]], bool]) -> bool:
+    import zipfile
+
+    if not start.begins(b"PK\3\4"):
+        return False
+    try:
+        with zipfile.ZipFile(start.path) as archive:
+            return test(set(archive.namelist()))
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        return False
+
+
+# Asked in this order: first the framing of this package's own files, whose first bytes are a number and may
+# spell anything.
+_BY_CONTENT: dict[str, Callable[[_Start], bool]] = {
+    "safetensors": _is_safetensors,
+    "npy": lambda start: start.begins(b"\x93NUMPY"),
+    "hdf5": lambda start: start.begins(b"\x89HDF\r\n\x1a\n"),
+    "gguf": lambda start: start.begins(b"GGUF"),
+    "arrow": lambda start: start.begins(b"ARROW1", b"\xff\xff\xff\xff"),
+    "parquet": lambda start: start.begins(b"PAR1") and start.tail.endswith(b"PAR1"),
+    "tensorflow": lambda start: start.tail.endswith(_TABLE_MAGIC),
+    "keras": lambda start: _is_zip_with(start, lambda names: "config.json" in names),
+    "torch": lambda start: (
+        _is_zip_with(start, lambda names: any(name.endswith("/data.pkl") for name in names))
+        or (_is_pickle(start) and start.head[2:].startswith(_LEGACY_TORCH))
+    ),
+    "npz": lambda start: _is_zip_with(start, lambda names: any(name.endswith(".npy") for name in names)),
+    "paddle": _is_pickle,
+    "sharded": lambda start: start.head.lstrip()[:1] == b"{" and b"weight_map" in start.head + start.tail,
+}
+# For what has no mark of its own: the name says it, where the first byte allows it.
+_FIRST_BYTES: dict[str, Callable[[int], bool]] = {
+    "flax": lambda first: 0x80 < first < 0x90 or first in (0xDE, 0xDF),
+    # The number of the field `ir_version`.
+    "onnx": lambda first: first == 0x08,
+    "sharded": lambda first: first in b"{ \t\r\n",
+    "savedmodel": lambda first: True,
+}
+
+
+def recognised(path: str, source: str | None) -> str:
+    """The word of `FORMATS` for what lies at `path`; `source`, if the caller said it.
+
+    Raises
+    ------
+    OSError
+        There is nothing, or it cannot be opened.
+    ConversionError
+        It is none of them. The message says what it looks like.
+    """
+    if source is not None:
+        return one_of("source", source, tuple(FORMATS))
+    if os.path.isdir(path):
+        raise IsADirectoryError(f"a folder is resolved first: {path}")
+    if not os.path.exists(path) and os.path.exists(path + ".index"):
+        return "tensorflow"
+    start = _start(path)
+    for word, is_it in _BY_CONTENT.items():
+        if is_it(start):
+            return word
+    for word, fits in _FIRST_BYTES.items():
+        if path.lower().endswith(FORMATS[word].suffixes) and start.head and fits(start.head[0]):
+            return word
+    try:
+        return _native.Archive.open(path, "pread").format
+    except HeaderError as error:
+        raise _unknown(path, start, error) from error
+
+
+# What a folder may hold, the first that is there: pattern of names, and the word.
+_IN_FOLDERS = (
+    ("saved_model.pb", "savedmodel"),
+    (".safetensors.index.json", "sharded"),
+    (".bin.index.json", "sharded"),
+    (".index.json", "sharded"),
+)
+
+
+def resolved(path: str, source: str | None) -> tuple[str, str]:
+    """The file or folder to read, and its format. Of a folder that holds one checkpoint it is this one."""
+    if not os.path.isdir(path):
+        return path, recognised(path, source)
+    for ending, word in _IN_FOLDERS:
+        found = sorted(name for name in os.listdir(path) if name.endswith(ending))
+        if found and source in (None, word):
+            return _only(path, found), word
+    if source == "tensorflow" or (
+        source is None and any(name.endswith(".index") for name in os.listdir(path))
+    ):
+        return path, "tensorflow"
+    one = _only(path, sorted(_files(path)))
+    return one, recognised(one, source)
+
+
+def _files(folder: str) -> Iterator[str]:
+    """The names of files here that end as those of a format do."""
+    endings = tuple(ending for format in FORMATS.values() for ending in format.suffixes)
+    for name in os.listdir(folder):
+        if name.lower().endswith(endings) and os.path.isfile(os.path.join(folder, name)):
+            yield name
+
+
+def _only(folder: str, names: list[str]) -> str:
+    if len(names) == 1:
+        return os.path.join(folder, names[0])
+    some = ": " + ", ".join(_escaped(name) for name in names[:5]) if names else ""
+    raise refused(
+        folder,
+        f"a folder with {len(names)} files that could be converted{some}: expected one, or an index",
+        code="ambiguous",
+        expected=1,
+        found=len(names),
+    )
+
+
+def _start(path: str) -> _Start:
+    with open(path, "rb") as file:
+        head = file.read(_HEAD_NBYTES)
+        nbytes = file.seek(0, os.SEEK_END)
+        file.seek(max(nbytes - _HEAD_NBYTES, 0))
+        return _Start(path, head, file.read(_HEAD_NBYTES), nbytes)
+
+
+# What files turn out to be that are none of the formats, by their first bytes.
+_OTHERS = {
+    b"PK\3\4": "a ZIP archive of nothing that is converted, or one that is cut short",
+    b"PAR1": "a Parquet file that is cut short",
+    b"\x1f\x8b": "packed by gzip: unpack it first",
+    b"BZh": "packed by bzip2: unpack it first",
+    b"\xfd7zXZ": "packed by xz: unpack it first",
+    b"\x28\xb5\x2f\xfd": "packed by zstd: unpack it first",
+}
+
+
+def _unknown(path: str, start: _Start, error: HeaderError) -> ConversionError:
+    looks = next((words for mark, words in _OTHERS.items() if start.begins(mark)), None)
+    if looks is None and start.head[257:262] == b"ustar":
+        looks = "a tar archive: unpack it first"
+    # Its own words name pointers of Git LFS, web pages and the like.
+    looks = looks or str(error).removeprefix(f"{_escaped(path)}: ")
+    titles = ", ".join(format.title for format in FORMATS.values())
+    return refused(
+        path,
+        f"not a file of a format that is known: {looks} — known are {titles}; source=… says which",
+        code="unknown-format",
+        expected=tuple(FORMATS),
+        found=looks,
+    )

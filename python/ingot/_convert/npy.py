@@ -1,0 +1,73 @@
+"""The header of a .npy file, which is a Python literal: read by its grammar, never evaluated."""
+
+from __future__ import annotations
+
+import re
+import struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy
+
+from ingot.errors import ConversionError
+
+from .refusal import refused
+
+if TYPE_CHECKING:
+    from typing import IO
+
+MAGIC = b"\x93NUMPY"
+# NumPy's own limit, in bytes. Headers of arrays take about a hundred.
+MAX_HEADER_NBYTES = 10_000
+_HEADER = re.compile(
+    r"\{\s*(?:'descr'\s*:\s*(?P<descr>'[^'\\]{1,20}'|[\[(].*)\s*,\s*)"
+    r"'fortran_order'\s*:\s*(?P<order>True|False)\s*,\s*"
+    r"'shape'\s*:\s*\((?P<shape>[0-9L,\s]*)\)\s*,?\s*\}\s*",
+    re.DOTALL,
+)
+_DTYPE = re.compile(r"[<>|=]?[?biufcSUVOmMa][0-9]*(\[[0-9a-zA-Z]+\])?")
+
+
+class Header(NamedTuple):
+    """What an array is, and where in its stream the values begin."""
+
+    dtype: numpy.dtype[Any]
+    is_fortran: bool
+    shape: tuple[int, ...]
+    nbytes: int
+    """Of the header."""
+
+
+def header(path: str, name: str, stream: IO[bytes]) -> Header | None:
+    """The header at the begin of `stream`; None for arrays of records, text or objects."""
+    head = stream.read(8)
+    if len(head) < 8 or not head.startswith(MAGIC):
+        raise _damaged(path, name, "it has no header of NumPy's")
+    major = head[6]
+    if major not in (1, 2, 3):
+        raise _damaged(path, name, f"expected version 1, 2 or 3, found {major}")
+    width = struct.Struct("<H" if major == 1 else "<I")
+    field = stream.read(width.size)
+    if len(field) < width.size:
+        raise _damaged(path, name, "the file is cut short")
+    (length,) = width.unpack(field)
+    if length > MAX_HEADER_NBYTES:
+        raise _damaged(path, name, f"a header of {length} bytes, and the limit is {MAX_HEADER_NBYTES}")
+    raw = stream.read(length)
+    match = _HEADER.fullmatch(raw.decode("utf-8" if major == 3 else "latin-1", "replace"))
+    if len(raw) < length or match is None:
+        raise _damaged(path, name, "the header is no description of an array")
+    descr = match["descr"].strip("'")
+    if not _DTYPE.fullmatch(descr) or descr.lstrip("<>|=")[0] in "SUVOmMa":
+        return None
+    dims = [dim.strip().rstrip("L") for dim in match["shape"].split(",")]
+    shape = tuple(int(dim) for dim in dims if dim)
+    return Header(numpy.dtype(descr), match["order"] == "True", shape, 8 + width.size + length)
+
+
+def _damaged(path: str, name: str, reason: str) -> ConversionError:
+    return refused(
+        path,
+        f"not an array that can be read: {reason}",
+        code="npy-header",
+        tensor=name,
+    )

@@ -1,0 +1,52 @@
+"""What a conversion did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .source import LeftOut
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What `ingot.convert` did.
+
+    Attributes
+    ----------
+    source, destination : str
+        The file or folder that was read, and the one that was written.
+    source_format, format : str
+        What they are: one of ``"safetensors"``, ``"torch"``, ``"npz"``, ….
+    files : tuple of str
+        The files that were written, an index among them.
+    tensors : int
+        How many the new file has.
+    nbytes : int
+        Bytes of their values.
+    shared : dict of str to str
+        For each tensor that was another name of one, that one. Only it was written, and the metadata has the
+        pair, as `ingot.torch.save_model` does it.
+    cast : tuple of str
+        Tensors that have another dtype now.
+    left_out : tuple of LeftOut
+        What was no tensor, each with ``name``, ``kind`` and ``value``.
+    dropped : tuple of str
+        Tensors that `keep`, `drop` or `root` left out.
+    verified : bool
+        Whether every tensor was read again and compared.
+    """
+
+    source: str
+    destination: str
+    source_format: str
+    format: str
+    files: tuple[str, ...]
+    tensors: int
+    nbytes: int
+    shared: dict[str, str]
+    cast: tuple[str, ...]
+    left_out: tuple[LeftOut, ...]
+    dropped: tuple[str, ...]
+    verified: bool

@@ -1,0 +1,224 @@
+"""GGUF, of llama.cpp: tensors of plain dtypes as they are, quantised ones as F32 where the caller says so.
+
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The header is read here, because every number in it
+has to be checked against the file before it is used; what a block of quantised values means, the package gguf
+from ingot._convert.refusal import refused
+knows.
+"""
+
+from __future__ import annotations
+
+import struct
+from contextlib import contextmanager
+from functools import partial
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ingot._convert.positions import Region, size_of
+from ingot._convert.refusal import refused
+from ingot._convert.source import Contents, Entry, LeftOut, Options, possible
+from ingot._convert.unreadable import lacks, reading
+from ingot._convert.values import dtype_of, nbytes
+from ingot.errors import ConversionError, _quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import IO
+
+    from ingot.numpy import Array
+
+TITLE = "a GGUF file"
+MAGIC = b"GGUF"
+# The numbers of the plain types in GGUF.
+_PLAIN = {0: "F32", 1: "F16", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 30: "BF16"}
+# The numbers of the kinds of values, with their formats.
+_VALUES = {
+    0: "<B",
+    1: "<b",
+    2: "<H",
+    3: "<h",
+    4: "<I",
+    5: "<i",
+    6: "<f",
+    7: "<?",
+    10: "<Q",
+    11: "<q",
+    12: "<d",
+}
+_TEXT, _LIST = 8, 9
+_ALIGNMENT = "general.alignment"
+# Bytes of the shortest pair and of the shortest tensor: no file can claim more of them than have room in it.
+_PAIR_NBYTES, _TENSOR_NBYTES = 13, 24
+# GGML's own limit.
+_MAX_DIMS = 4
+
+
+class _Info(NamedTuple):
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    begin: int
+
+
+@contextmanager
+def opened(path: str, options: Options) -> Iterator[Contents]:
+    """The tensors; single values beside them become metadata, and lists are left out."""
+    with reading(path, TITLE), open(path, "rb") as file:
+        header = _Header(path, file)
+    entries = [possible(_entry, header, info, options) for info in header.tensors]
+    yield Contents(entries, header.left_out, header.metadata)
+
+
+class _Header:
+    def __init__(self, path: str, file: IO[bytes]) -> None:
+        self.path = path
+        self.nbytes = size_of(path)
+        self._file = file
+        self.metadata: dict[str, str] = {}
+        self.left_out: list[LeftOut] = []
+        self._alignment = 32
+        self._take(len(MAGIC))
+        version = self._number("<I")
+        if version not in (2, 3):
+            raise self.refusal(f"expected version 2 or 3, found {version}", "gguf-version")
+        tensors = self._count(_TENSOR_NBYTES, "tensors")
+        for _ in range(self._count(_PAIR_NBYTES, "values")):
+            self._pair()
+        self.tensors = [self._info() for _ in range(tensors)]
+        self.data = -(-file.tell() // self._alignment) * self._alignment
+
+    def refusal(self, reason: str, code: str, tensor: str | None = None) -> ConversionError:
+        where = f"tensor {_quoted(tensor)}: " if tensor is not None else ""
+        return refused(self.path, f"{where}{reason}", code=code, tensor=tensor)
+
+    def _pair(self) -> None:
+        key, kind = self._text(), self._number("<I")
+        value = self._value(kind, 0)
+        if key == _ALIGNMENT:
+            if not isinstance(value, int) or value < 8 or value % 8 or value > 1 << 20:
+                raise self.refusal(f"an alignment of {value!r}: expected a multiple of 8", "gguf-alignment")
+            self._alignment = value
+        if key in self.metadata:
+            raise self.refusal(f"key {_quoted(key)} stands there twice", "duplicate-key")
+        if isinstance(value, _Skipped):
+            self.left_out.append(LeftOut(key, "list", f"{value.items} items"))
+        else:
+            self.metadata[key] = str(value).lower() if isinstance(value, bool) else str(value)
+
+    def _value(self, kind: int, depth: int) -> Any:
+        if kind == _TEXT:
+            return self._text()
+        if kind == _LIST:
+            return self._skip_list(depth)
+        if kind not in _VALUES:
+            raise self.refusal(f"a value of the unknown kind {kind}", "gguf-kind")
+        return self._number(_VALUES[kind])
+
+    def _skip_list(self, depth: int) -> _Skipped:
+        if depth > 4:
+            raise self.refusal("lists stand in each other more than 4 levels deep", "too-deep")
+        kind, count = self._number("<I"), self._number("<Q")
+        if kind in _VALUES:
+            self._skip(count * struct.calcsize(_VALUES[kind]))
+            return _Skipped(count)
+        self._check(count * 8)
+        for _ in range(count):
+            if kind == _TEXT:
+                self._skip(self._number("<Q"))
+            else:
+                self._value(kind, depth + 1)
+        return _Skipped(count)
+
+    def _info(self) -> _Info:
+        name, dims = self._text(), self._number("<I")
+        if dims > _MAX_DIMS:
+            raise self.refusal(f"{dims} dimensions: expected {_MAX_DIMS} or fewer", "gguf-dimensions", name)
+        # The last dimension of an array stands first.
+        shape = tuple(self._number("<Q") for _ in range(dims))[::-1]
+        return _Info(name, shape, self._number("<I"), self._number("<Q"))
+
+    def _count(self, least: int, what: str) -> int:
+        count: int = self._number("<Q")
+        there = self.nbytes - self._file.tell()
+        if count * least > there:
+            raise self.refusal(f"claims {count} {what}, which do not fit in {there} bytes", "gguf-count")
+        return count
+
+    def _text(self) -> str:
+        return self._take(self._number("<Q")).decode()
+
+    def _number(self, form: str) -> Any:
+        return struct.unpack(form, self._take(struct.calcsize(form)))[0]
+
+    def _skip(self, nbytes: int) -> None:
+        self._check(nbytes)
+        self._file.seek(nbytes, 1)
+
+    def _take(self, nbytes: int) -> bytes:
+        self._check(nbytes)
+        return self._file.read(nbytes)
+
+    def _check(self, nbytes: int) -> None:
+        there = self.nbytes - self._file.tell()
+        if nbytes > there:
+            raise self.refusal(
+                f"the header is cut short: expected {nbytes} more bytes, found {there}", "truncated"
+            )
+
+
+class _Skipped(NamedTuple):
+    """A list, of which only the length is kept: vocabularies are long."""
+
+    items: int
+
+
+def _entry(header: _Header, info: _Info, options: Options) -> Entry:
+    plain = _PLAIN.get(info.kind)
+    if plain is not None:
+        region = _region(header, info, nbytes(plain, info.shape))
+        return Entry(
+            info.name, plain, info.shape, partial(region.array, info.name, dtype_of(plain), info.shape)
+        )
+    return _quantized(header, info, options)
+
+
+def _quantized(header: _Header, info: _Info, options: Options) -> Entry:
+    try:
+        import gguf
+    except ModuleNotFoundError as error:
+        raise lacks("gguf", "quantised tensors of a GGUF file", "convert") from error
+    try:
+        kind = gguf.GGMLQuantizationType(info.kind)
+    except ValueError:
+        raise header.refusal(f"type {info.kind} is unknown", "unsupported-dtype", info.name) from None
+    if not options.dequantize:
+        raise header.refusal(
+            f"quantised as {kind.name}, which no file has a dtype for — dequantize=True makes F32 of it",
+            "quantized",
+            info.name,
+        )
+    block, block_nbytes = gguf.GGML_QUANT_SIZES[kind]
+    if not info.shape or info.shape[-1] % block:
+        raise header.refusal(
+            f"shape {list(info.shape)}: expected rows of blocks of {block}", "gguf-blocks", info.name
+        )
+    region = _region(header, info, prod(info.shape) // block * block_nbytes)
+
+    def read() -> Array:
+        rows = region.read(info.name).reshape(*info.shape[:-1], -1)
+        with reading(header.path, TITLE):
+            values: Array = gguf.dequantize(rows, kind)
+        return values.reshape(info.shape)
+
+    return Entry(info.name, "F32", info.shape, read)
+
+
+def _region(header: _Header, info: _Info, size: int) -> Region:
+    position = header.data + info.begin
+    if position + size > header.nbytes:
+        raise header.refusal(
+            f"the file is cut short: expected {position + size} bytes, found {header.nbytes}",
+            "truncated",
+            info.name,
+        )
+    return Region(header.path, position, size)

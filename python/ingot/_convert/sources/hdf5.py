@@ -1,0 +1,129 @@
+"""HDF5 datasets, as Keras and others store weights: .h5 and .hdf5.
+
+What would make the library open other files or load other code is refused: external links, external storage,
+virtual datasets, and filters that are plugins.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ingot._convert.flatten import MAX_DEPTH, MAX_TENSORS
+from ingot._convert.refusal import refused
+from ingot._convert.source import Contents, Entry, LeftOut, Options, possible
+from ingot._convert.unreadable import lacks, reading
+from ingot._convert.values import code_of
+from ingot.errors import ConversionError, _quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ingot.numpy import Array
+
+TITLE = "an HDF5 file"
+# Those of the library itself, and h5py's lzf. Any other is a plugin, which is code.
+_FILTERS = {1: "deflate", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf"}
+
+
+@contextmanager
+def opened(path: str, options: Options) -> Iterator[Contents]:
+    """The datasets, named by their paths in the file without the first slash."""
+    with datasets(path, path) as contents:
+        yield contents
+
+
+@contextmanager
+def datasets(path: str, file: Any) -> Iterator[Contents]:
+    """The datasets of `file`, which is a path or an open file. `path` is for messages."""
+    try:
+        import h5py
+    except ModuleNotFoundError as error:
+        raise lacks("h5py", TITLE, "convert") from error
+    with reading(path, TITLE):
+        archive = h5py.File(file, "r")
+    with archive:
+        with reading(path, TITLE):
+            walk = _Walk(path, h5py)
+            walk.group("", archive, 0)
+        yield Contents(walk.entries, walk.left_out)
+
+
+class _Walk:
+    """The way through all groups, which leaves the file by no link."""
+
+    def __init__(self, path: str, h5py: Any) -> None:
+        self._path = path
+        self._h5py = h5py
+        self._groups: set[Any] = set()
+        self.entries: list[Entry] = []
+        self.left_out: list[LeftOut] = []
+
+    def group(self, prefix: str, group: Any, depth: int) -> None:
+        place = self._h5py.h5o.get_info(group.id).addr
+        # A group may be linked into itself.
+        if place in self._groups:
+            self.left_out.append(LeftOut(prefix, "group that was met before"))
+            return
+        self._groups.add(place)
+        if depth > MAX_DEPTH or len(self.entries) > MAX_TENSORS:
+            raise self._refusal(
+                prefix, f"more than {MAX_DEPTH} levels or {MAX_TENSORS:,} datasets", "too-deep"
+            )
+        for key in group:
+            name = f"{prefix}/{key}" if prefix else key
+            link = group.get(key, getlink=True)
+            if isinstance(link, self._h5py.ExternalLink):
+                raise self._refusal(name, f"a link into the file {_quoted(link.filename)}", "outside")
+            if isinstance(link, self._h5py.SoftLink):
+                self.left_out.append(LeftOut(name, "soft link", link.path))
+                continue
+            self._object(name, group[key], depth)
+
+    def _object(self, name: str, found: Any, depth: int) -> None:
+        if isinstance(found, self._h5py.Group):
+            self.group(name, found, depth + 1)
+        elif isinstance(found, self._h5py.Dataset):
+            self._dataset(name, found)
+        else:
+            self.left_out.append(LeftOut(name, "named type"))
+
+    def _dataset(self, name: str, dataset: Any) -> None:
+        if dataset.is_virtual or dataset.external:
+            raise self._refusal(name, "values that are in other files", "outside")
+        properties = dataset.id.get_create_plist()
+        for number in range(properties.get_nfilters()):
+            kind = properties.get_filter(number)[0]
+            if kind not in _FILTERS:
+                raise self._refusal(name, f"a filter that is a plugin (number {kind})", "plugin")
+        entry = possible(self._entry, name, dataset)
+        if entry is None:
+            self.left_out.append(LeftOut(name, f"dataset of {dataset.dtype}"))
+        else:
+            self.entries.append(entry)
+
+    def _entry(self, name: str, dataset: Any) -> Entry | None:
+        shape: tuple[int, ...] | None = dataset.shape
+        code = None if shape is None else code_of(self._path, name, dataset.dtype)
+        if shape is None or code is None:
+            return None
+        memory = self._h5py.h5o.get_info(dataset.id).addr
+        return Entry(name, code, shape, partial(self._values, dataset), memory)
+
+    def _values(self, dataset: Any) -> Array:
+        with reading(self._path, TITLE):
+            found = dataset[()]
+        # A dataset without dimensions gives a scalar of NumPy's.
+        array: Array = (
+            found.reshape(dataset.shape) if hasattr(found, "reshape") else dataset.dtype.type(found)
+        )
+        return array
+
+    def _refusal(self, name: str, what: str, code: str) -> ConversionError:
+        return refused(
+            self._path,
+            f"{what}: expected values in this file",
+            code=code,
+            tensor=name,
+        )

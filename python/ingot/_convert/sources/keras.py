@@ -1,0 +1,43 @@
+"""Keras's .keras: a ZIP archive with the weights in an HDF5 file. The configuration is left out."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import contextmanager
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING
+
+from ingot._convert.refusal import refused
+from ingot._convert.source import Contents, LeftOut, Options
+from ingot._convert.unreadable import reading
+from ingot._convert.zipped import members
+from ingot._convert.zipped import opened as opened_member
+
+from .hdf5 import datasets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TITLE = "a Keras archive"
+WEIGHTS = "model.weights.h5"
+
+
+@contextmanager
+def opened(path: str, options: Options) -> Iterator[Contents]:
+    """The weights, named by their paths in the HDF5 file."""
+    found = members(path, options.max_nbytes)
+    weights = found.pop(WEIGHTS, None)
+    if weights is None:
+        raise refused(
+            path,
+            f"not {TITLE} that can be read: it has no member `{WEIGHTS}`",
+            code="unreadable",
+            expected=WEIGHTS,
+        )
+    with TemporaryFile() as file:
+        with reading(path, TITLE), opened_member(path, weights) as stream:
+            shutil.copyfileobj(stream, file, 1 << 20)
+        file.seek(0)
+        with datasets(path, file) as contents:
+            others = [LeftOut(name, "file", f"{member.nbytes} bytes") for name, member in found.items()]
+            yield Contents(contents.entries, [*contents.left_out, *others], {"format": "tf"})

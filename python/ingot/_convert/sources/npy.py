@@ -1,0 +1,47 @@
+"""NumPy's .npy: one array."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ingot._convert import npy
+from ingot._convert.flatten import LONE
+from ingot._convert.positions import Region, cut_short, size_of
+from ingot._convert.refusal import refused
+from ingot._convert.source import Contents, Entry, LeftOut, Options
+from ingot._convert.values import code_of, nbytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ingot.numpy import Array
+
+
+@contextmanager
+def opened(path: str, options: Options) -> Iterator[Contents]:
+    """The array, which is called ``tensor``."""
+    with open(path, "rb") as file:
+        header = npy.header(path, LONE, file)
+    code = None if header is None else code_of(path, LONE, header.dtype)
+    if header is None or code is None:
+        yield Contents([], [LeftOut(LONE, "array of objects, records or text")])
+        return
+    region = Region(path, header.nbytes, nbytes(code, header.shape))
+    there = size_of(path) - header.nbytes
+    if there < region.nbytes:
+        raise cut_short(path, LONE, region.nbytes, there)
+    if there > region.nbytes:
+        raise refused(
+            path,
+            f"{there - region.nbytes} bytes follow the array",
+            code="trailing",
+            expected=region.nbytes,
+            found=there,
+        )
+
+    def read() -> Array:
+        array = region.read(LONE).view(header.dtype)
+        return array.reshape(header.shape, order="F" if header.is_fortran else "C")
+
+    yield Contents([Entry(LONE, code, header.shape, read)])

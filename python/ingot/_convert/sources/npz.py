@@ -1,0 +1,67 @@
+"""NumPy's .npz: arrays in a ZIP archive. What would have to be unpickled is left out, never loaded."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy
+
+from ingot._convert import npy
+from ingot._convert.positions import cut_short, fill
+from ingot._convert.refusal import refused
+from ingot._convert.source import Contents, Entry, LeftOut, Options, possible
+from ingot._convert.unreadable import reading
+from ingot._convert.values import code_of, nbytes
+from ingot._convert.zipped import Member, members
+from ingot._convert.zipped import opened as opened_member
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ingot.numpy import Array
+
+
+@contextmanager
+def opened(path: str, options: Options) -> Iterator[Contents]:
+    """The arrays, by the names of their members without ``.npy``."""
+    entries: list[Entry] = []
+    left_out: list[LeftOut] = []
+    for name, member in members(path, options.max_nbytes).items():
+        entry = possible(_entry, path, name.removesuffix(".npy"), member) if name.endswith(".npy") else None
+        if entry is None:
+            kind = "array of objects, records or text" if name.endswith(".npy") else "file"
+            left_out.append(LeftOut(name, kind, f"{member.nbytes} bytes"))
+        else:
+            entries.append(entry)
+    yield Contents(entries, left_out)
+
+
+def _entry(path: str, name: str, member: Member) -> Entry | None:
+    with reading(path, "an .npz archive"), opened_member(path, member) as stream:
+        header = npy.header(path, name, stream)
+    code = None if header is None else code_of(path, name, header.dtype)
+    if header is None or code is None:
+        return None
+    expected, found = nbytes(code, header.shape), member.nbytes - header.nbytes
+    if expected != found:
+        raise refused(
+            path,
+            f"shape {list(header.shape)} of {code} needs {expected} bytes, and the member has {found}",
+            code="size-mismatch",
+            tensor=name,
+            expected=expected,
+            found=found,
+        )
+
+    def read() -> Array:
+        array = numpy.empty(expected, numpy.uint8)
+        with reading(path, "an .npz archive"), opened_member(path, member) as stream:
+            stream.read(header.nbytes)
+            fill(stream, array.data, path, name)
+            # The checksum is compared at the end of the member.
+            if stream.read(1):
+                raise cut_short(path, name, expected, expected + 1)
+        return array.view(header.dtype).reshape(header.shape, order="F" if header.is_fortran else "C")
+
+    return Entry(name, code, header.shape, read)

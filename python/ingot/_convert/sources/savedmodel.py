@@ -1,0 +1,33 @@
+"""TensorFlow's SavedModels, of which only the variables are read. The graph is left out, never run."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ingot._convert.refusal import refused
+from ingot._convert.source import Contents, LeftOut, Options
+from ingot._convert.tensor_bundle import contents
+from ingot.errors import _escaped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+GRAPH = "saved_model.pb"
+
+
+@contextmanager
+def opened(path: str, options: Options) -> Iterator[Contents]:
+    """The variables, by their paths in the objects."""
+    folder = path if os.path.isdir(path) else os.path.dirname(path)
+    prefix = os.path.join(folder, "variables", "variables")
+    if not os.path.isfile(prefix + ".index"):
+        raise refused(
+            path,
+            f"a SavedModel without variables: there is no {_escaped(prefix)}.index",
+            code="no-tensors",
+            expected=prefix + ".index",
+        )
+    found = contents(prefix)
+    yield Contents(found.entries, [*found.left_out, LeftOut(GRAPH, "graph")], found.metadata)

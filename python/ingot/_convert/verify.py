@@ -1,0 +1,97 @@
+"""Every tensor of a new file, compared with the source once more."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy
+
+from ingot import _native
+from ingot._serialize import _REGION
+from ingot.errors import ConversionError
+
+from . import npy
+from .refusal import refused
+from .unreadable import reading
+from .values import code_of, stored
+from .write import code_in, parts
+from .zipped import members
+from .zipped import opened as opened_member
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .source import Entry
+    from .write import Moved
+
+_TITLE = "an .npz archive"
+
+
+class _Written(Protocol):
+    """A new file, of which pieces are read in their order."""
+
+    def begin(self, name: str) -> tuple[str, tuple[int, ...]]: ...
+    def piece(self, name: str, index: Any, size: int) -> memoryview: ...
+
+
+def verify(path: str, kind: str, entries: Sequence[Entry], code: str | None, moved: Moved) -> None:
+    """Raise `ConversionError` where a tensor of the file at `path` is not that of the source."""
+    with ExitStack() as stack:
+        written: _Written = _Npz(path, stack) if kind == "npz" else _Native(path, stack)
+        for entry in entries:
+            expected = code_in(entry, code), entry.shape
+            found = written.begin(entry.name)
+            if found != expected:
+                raise _differs(path, entry.name, expected, found)
+            for index, part in parts(entry, code):
+                held = stored(part)
+                if not numpy.array_equal(held, written.piece(entry.name, index, len(held))):
+                    raise _differs(path, entry.name, "the values of the source", "others")
+                moved(part.nbytes)
+
+
+class _Native:
+    def __init__(self, path: str, stack: ExitStack) -> None:
+        self._archive = _native.Archive.open(path, "pread")
+        stack.callback(self._archive.close)
+
+    def begin(self, name: str) -> tuple[str, tuple[int, ...]]:
+        info = self._archive.info(name)
+        return info.dtype, info.shape
+
+    def piece(self, name: str, index: Any, size: int) -> memoryview:
+        buffer, begin = self._archive.select(name, index, _REGION)
+        return memoryview(buffer)[begin : begin + size]
+
+
+class _Npz:
+    def __init__(self, path: str, stack: ExitStack) -> None:
+        self._path = path
+        self._stack = stack
+        # No limit: what is in it was written just now.
+        self._members = members(path, 1 << 63)
+
+    def begin(self, name: str) -> tuple[str, tuple[int, ...]]:
+        # What fails here is the checksum of the member.
+        with reading(self._path, _TITLE):
+            self._stream = self._stack.enter_context(opened_member(self._path, self._members[f"{name}.npy"]))
+            header = npy.header(self._path, name, self._stream)
+        code = None if header is None else code_of(self._path, name, header.dtype)
+        return code or "", () if header is None else header.shape
+
+    def piece(self, name: str, index: Any, size: int) -> memoryview:
+        with reading(self._path, _TITLE):
+            return memoryview(self._stream.read(size))
+
+
+def _differs(path: str, name: str, expected: object, found: object) -> ConversionError:
+    return refused(
+        path,
+        f"what was written is not what was read: "
+        f"expected {expected}, found {found} — the disk or the source is at fault, and nothing was kept",
+        code="verification",
+        tensor=name,
+        expected=expected,
+        found=found,
+    )

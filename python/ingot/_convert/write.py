@@ -1,0 +1,131 @@
+"""The tensors of a source into one file, one at a time."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from typing import TYPE_CHECKING
+
+import numpy
+
+from ingot._select import FLOATS
+from ingot._writer import Writer
+from ingot.errors import ConversionError, SaveError, _escaped, _quoted
+
+from .values import cast, dtype_of, nbytes, pieces, stored
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Any
+
+    from ingot.numpy import Array
+
+    from .source import Entry
+
+    Moved = Callable[[int], None]
+
+# The time of every member of an archive: the oldest there is, so that the same input gives the same bytes.
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+def code_in(entry: Entry, code: str | None) -> str:
+    """The code of the tensor in the new file, where floats are to become `code`."""
+    return code if code is not None and entry.code in FLOATS else entry.code
+
+
+def parts(entry: Entry, code: str | None) -> Iterator[tuple[Any, Array]]:
+    """The values as the new file has them: pieces, each with its index."""
+    array = read(entry)
+    target = code_in(entry, code)
+    for index in pieces(entry.shape, array.dtype.itemsize):
+        part = numpy.asarray(array[index])
+        yield index or ..., part if target == entry.code else cast(part, target)
+
+
+def read(entry: Entry) -> Array:
+    """The values, which are what the source said they would be."""
+    array = entry.read()
+    if array.shape != entry.shape or array.dtype.newbyteorder("=") != dtype_of(entry.code).newbyteorder("="):
+        raise ConversionError(
+            f"tensor {_quoted(entry.name)}: expected {entry.code} {list(entry.shape)}, "
+            f"found {array.dtype} {list(array.shape)}",
+            code="mismatch",
+            tensor=entry.name,
+            expected=(entry.code, entry.shape),
+            found=(str(array.dtype), array.shape),
+        )
+    return array
+
+
+def write_native(
+    path: str,
+    format: Any,
+    entries: Sequence[Entry],
+    code: str | None,
+    metadata: Mapping[str, str] | None,
+    durable: bool,
+    moved: Moved,
+) -> None:
+    """Write a .safetensors or a .bt file."""
+    specs = {entry.name: (code_in(entry, code), entry.shape) for entry in entries}
+    with Writer(path, specs, metadata, format=format, durable=durable) as writer:
+        for entry in entries:
+            if code_in(entry, code) == entry.code:
+                writer.write(entry.name, read(entry))
+                moved(nbytes(entry.code, entry.shape))
+            else:
+                for index, part in parts(entry, code):
+                    writer.write(entry.name, part, index)
+                    moved(part.nbytes)
+        writer.commit()
+
+
+def write_npz(path: str, entries: Sequence[Entry], code: str | None, durable: bool, moved: Moved) -> None:
+    """Write an archive that `numpy.load` reads."""
+    with open(path, "xb") as file:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+            for entry in entries:
+                header = {
+                    "descr": dtype_of(code_in(entry, code)).str,
+                    "fortran_order": False,
+                    "shape": entry.shape,
+                }
+                info = zipfile.ZipInfo(f"{entry.name}.npy", _EPOCH)
+                # What regular files have that all may read.
+                info.external_attr = 0o100644 << 16
+                with archive.open(info, "w", force_zip64=True) as member:
+                    numpy.lib.format.write_array_header_1_0(member, header)
+                    for _, part in parts(entry, code):
+                        member.write(stored(part))
+                        moved(part.nbytes)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def check_npz(path: str, entries: Sequence[Entry], code: str | None) -> None:
+    """Refuse what an .npz cannot hold, before anything is written."""
+    from ingot.numpy import DTYPES
+
+    for entry in entries:
+        target = code_in(entry, code)
+        if target not in DTYPES:
+            raise SaveError(
+                f"{_escaped(path)}: tensor {_quoted(entry.name)}: an .npz has no dtype for {target} — "
+                "dtype='F32' converts it",
+                code="unsupported-dtype",
+                path=path,
+                tensor=entry.name,
+                expected=tuple(DTYPES),
+                found=target,
+            )
+        # Other programs unpack archives to paths that the names of members are.
+        levels = entry.name.split("/")
+        if ".." in levels or "" in levels or "\\" in entry.name or "\0" in entry.name or ":" in levels[0]:
+            raise SaveError(
+                f"{_escaped(path)}: tensor {_quoted(entry.name)}: a member of an archive with this "
+                "name would be a path out of the folder that it is unpacked in",
+                code="unsafe-name",
+                path=path,
+                tensor=entry.name,
+            )

@@ -1,0 +1,223 @@
+"""Hashes of files, and the digests that files keep of their tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from . import _native
+from .errors import OptionError, _escaped, _quoted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from ._serialize import Path
+
+    Hasher = str | Callable[[bytes], Any]
+    Progress = Callable[[int, int], object]
+
+
+def hash(path: Path, algorithm: str = "sha256", *, progress: Progress | None = None) -> str:
+    """Give the hash of a file.
+
+    Parameters
+    ----------
+    path : str, bytes or os.PathLike
+        Any file; one of tensors where the table says so.
+    algorithm : str
+        What to compute:
+
+        ``"sha256"``, ``"blake3"``, ``"xxh3"``, ``"xxh3_128"``
+            Of the whole file. BLAKE3 takes all processors; XXH3 finds accidents, not attacks.
+        ``"autov1"``
+            The first 8 digits of the SHA-256 of the 64 KiB that begin at 1 MiB: A1111's old model hash.
+        ``"autov2"``
+            The first 10 digits of the SHA-256 of the file: Civitai's AutoV2.
+        ``"autov3"``
+            The SHA-256 of the data section, which edits of the metadata leave as it is: Civitai's AutoV3,
+            of which some pages show the first 12 digits, and the ``sshs_model_hash`` of adapters. A file of
+            tensors.
+        ``"sshs_legacy"``
+            ``"autov1"`` of the safetensors file that holds the same tensors and of the metadata only what
+            begins with ``ss_``: the ``sshs_legacy_hash`` of adapters. A file of tensors.
+        ``"modelspec"``
+            ``"autov3"`` after ``0x``: ModelSpec's ``modelspec.hash_sha256``. A file of tensors.
+        any name that `hashlib.new` takes, such as ``"md5"``, ``"sha1"`` or ``"sha512"``
+            Of the whole file.
+    progress : callable, optional
+        Called now and then with the bytes that are done and those that there are to do. What it raises ends
+        the call. Not for the algorithms of hashlib.
+
+    Returns
+    -------
+    str
+        Hexadecimal digits in lower case.
+
+    Raises
+    ------
+    OSError
+        The file cannot be opened.
+    StorageError
+        Reading failed, or the file was written to meanwhile.
+    HeaderError
+        The file is none of tensors, and the definition asks for one.
+    OptionError
+        `algorithm` is not one of the choices.
+
+    Notes
+    -----
+    The file is read by position: one that another process shortens meanwhile is an error, not a crash.
+    """
+    found = _native.hash(path, algorithm, progress)
+    return _of_hashlib(path, algorithm) if found is None else found
+
+
+def _of_hashlib(path: Path, algorithm: str) -> str:
+    # Not at the top: it costs as much as the rest of this package.
+    import hashlib
+
+    _known(algorithm)
+    with open(path, "rb", buffering=0) as file:
+        return hashlib.file_digest(file, algorithm).hexdigest()
+
+
+def with_digest(file: bytes, hasher: Hasher) -> tuple[bytes, bytes]:
+    """The digest of `file`, and `file`."""
+    if not isinstance(hasher, str):
+        return hasher(file).digest(), file
+    import hashlib
+
+    _known(hasher)
+    return hashlib.new(hasher, file).digest(), file
+
+
+def _known(algorithm: str) -> None:
+    """Raise `OptionError` unless hashlib has `algorithm`, with a length of its own: the shakes have none."""
+    import hashlib
+
+    names = {name for name in hashlib.algorithms_available if not name.startswith("shake")}
+    if algorithm not in names:
+        choices = (*_native.hashes(), *sorted(names - {"sha256"}))
+        raise OptionError(
+            f"algorithm {algorithm!r} is unknown: expected one of {', '.join(choices)}",
+            code="unknown-algorithm",
+            expected=choices,
+            found=algorithm,
+        )
+
+
+class Mismatch(NamedTuple):
+    """A tensor whose bytes are not those that were written."""
+
+    tensor: str
+    expected: str
+    found: str
+
+
+class Compared(NamedTuple):
+    """A digest that somebody wrote down, beside the one that was computed."""
+
+    expected: str
+    found: str
+    same: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the digests of a file say of it. `verify` makes them.
+
+    Attributes
+    ----------
+    ok : bool
+        Every byte of every tensor is vouched for and nothing differs: each tensor has a digest, or the data
+        section or the file has one, and all of them are right. False for a file that keeps no digests, unless
+        `expected_sha256` was given.
+    algorithm : str or None
+        Of the tensors' digests; None where the file keeps none.
+    checked : int
+        How many tensors were compared with their digest.
+    bad : list of Mismatch
+        Tensors that differ, in the order of the file, each with ``tensor``, ``expected`` and ``found``.
+    unchecked : list of str
+        Tensors without a digest, in the order of the file.
+    missing : list of str
+        Names that have a digest and no tensor.
+    modelspec : Compared or None
+        The data section against ``modelspec.hash_sha256``: ``expected``, ``found``, ``same``.
+    file : Compared or None
+        The whole file against `expected_sha256`.
+    """
+
+    ok: bool
+    algorithm: str | None = None
+    checked: int = 0
+    bad: list[Mismatch] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    modelspec: Compared | None = None
+    file: Compared | None = None
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        """One line that says whether all is well, and one for each thing that is not."""
+        lines = [f"{'ok' if self.ok else 'NOT ok'}: {self.checked} tensors checked"]
+        if self.algorithm is not None:
+            lines[0] += f" by {self.algorithm}"
+        for what, pair in (("modelspec.hash_sha256", self.modelspec), ("the file", self.file)):
+            if pair is not None and pair.same:
+                lines[0] += f", {what} is as expected"
+            elif pair is not None:
+                lines.append(f"{what}: expected {_escaped(pair.expected)}, found {pair.found}")
+        lines += [
+            f"tensor {_quoted(row.tensor)}: expected {row.expected}, found {row.found}" for row in self.bad
+        ]
+        lines += [f"tensor {_quoted(name)}: has no digest" for name in self.unchecked]
+        lines += [f"tensor {_quoted(name)}: has a digest and is not there" for name in self.missing]
+        return "\n".join(lines)
+
+
+def verify(path: Path, *, expected_sha256: str | None = None, progress: Progress | None = None) -> Report:
+    """Compare the bytes of a file with the digests that it keeps of them.
+
+    Parameters
+    ----------
+    path : str, bytes or os.PathLike
+        A file that was saved with ``checksums=...`` or has ``modelspec.hash_sha256`` in its metadata.
+    expected_sha256 : str, optional
+        The SHA-256 of the whole file, as 64 hexadecimal digits, from wherever the file came from.
+    progress : callable, optional
+        As for `hash`.
+
+    Returns
+    -------
+    Report
+        True where all is well; ``print(report)`` names each tensor that is not.
+
+    Raises
+    ------
+    OSError
+        The file cannot be opened.
+    HeaderError
+        The file breaks a rule of its format; a truncated one does.
+    IntegrityError
+        The record of digests in the metadata is broken, or of an unknown algorithm (``code`` is
+        ``"invalid-checksums"``). That digests differ is no error but stands in the report.
+    StorageError
+        Reading failed, or the file was written to meanwhile.
+    OptionError
+        `expected_sha256` is no such digest.
+
+    Notes
+    -----
+    The digests guard against accidents. Who changes a file on purpose can change its digests too;
+    `expected_sha256`, from another place, guards against that as well.
+    """
+    facts = _native.verify(path, expected_sha256, progress)
+    facts["bad"] = [Mismatch(*row) for row in facts["bad"]]
+    for of_all in ("modelspec", "file"):
+        facts[of_all] = None if facts[of_all] is None else Compared(*facts[of_all])
+    return Report(**facts)

@@ -1,0 +1,33 @@
+"""The command `ingot`: look at files of tensors, check, compare, change and convert them, from a shell.
+
+It needs click and rich, which ``pip install ingot[cli]`` brings. Nothing of `ingot` imports this package.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+
+def main() -> int:
+    """Run the command that stands in ``sys.argv``, and give its exit status.
+
+    Returns
+    -------
+    int
+        0: done, and all is well. 1: a file is invalid, files differ, a check found something, or reading or
+        writing failed. 2: the command cannot be carried out as it was typed: an unknown option, a file or a
+        tensor that is not there, a target that is and no ``--force``, a package that is missing. 130 after
+        Ctrl-C, 141 where nobody reads the output any more.
+    """
+    # Lists of 500,000 tensors are no garbage, and it takes long to look through them again and again.
+    gc.set_threshold(200_000)
+    try:
+        from .program import run
+
+        return run(sys.argv[1:])
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("click", "rich"):
+            raise
+        sys.stderr.write("ingot: the command needs click and rich: pip install ingot[cli]\n")
+        return 2

@@ -1,0 +1,97 @@
+"""``ingot export``: tensors as files of their own."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from . import arguments
+from .filenames import distinct
+from .screen import Screen, printing
+from .sources import Source, opened
+from .wording import nbytes, shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .sources import Array
+
+
+@click.command()
+@arguments.path
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.option(
+    "--npy", "kind", flag_value="npy", default=True, help="Files that numpy.load reads (the default)."
+)
+@click.option("--raw", "kind", flag_value="bin", help="The bytes alone, little-endian.")
+@click.option("-o", "--output", metavar="FILE", help="The file, for one NAME.")
+@click.option(
+    "-d", "--directory", metavar="DIR", default=".", help="Where the files go that are named after tensors."
+)
+@arguments.force
+@arguments.dry_run
+@printing
+def command(
+    screen: Screen,
+    path: str,
+    names: tuple[str, ...],
+    kind: str,
+    output: str | None,
+    directory: str,
+    force: bool,
+    dry_run: bool,
+) -> int:
+    """Write tensors as files of their own.
+
+    They are named after the tensors, with every character that could mean something to a file system as
+    %XX. A .npy file holds bfloat16 and smaller floats as float32, which numpy reads without ml_dtypes.
+    """
+    if output is not None and len(names) > 1:
+        raise click.UsageError("--output is for one NAME: --directory takes several")
+    source = opened(path)
+    infos = [source.handle.info(name) for name in dict.fromkeys(names)]
+    files = distinct([info.name for info in infos], kind)
+    paths = [output] if output is not None else [os.path.join(directory, file) for file in files]
+    # All refusals before the first file is written.
+    targets = [arguments.target(one, force) for one in paths]
+    written = []
+    for info, target in zip(infos, targets, strict=True):
+        if not dry_run:
+            _write(source, info.name, target, kind)
+        written.append({"name": info.name, "file": target})
+        screen.say(f"{'would write' if dry_run else 'wrote'} {shown(target)}: {nbytes(info.nbytes)}")
+    screen.answer({"dry_run": dry_run, "files": written})
+    return 0
+
+
+def _write(source: Source, name: str, target: str, kind: str) -> None:
+    import numpy
+
+    from .widened import widened
+
+    array = source.values(name)
+    beside = f"{target}.{os.getpid()}.part"
+    try:
+        with open(beside, "xb") as file:
+            if kind == "npy":
+                numpy.save(file, widened(array), allow_pickle=False)
+            else:
+                file.write(_bytes(source, name).data)
+        os.replace(beside, target)
+    except BaseException:
+        if os.path.exists(beside):
+            os.remove(beside)
+        raise
+
+
+def _bytes(source: Source, name: str) -> Array:
+    """The bytes of a tensor as they lie in the file, whatever its dtype."""
+    import numpy
+
+    from ingot._native import Wrap
+
+    def resolve(code: str) -> object:
+        return numpy.dtype("u1") if code == "U8" else lambda packed, shape: packed
+
+    found: Array = source.handle.tensor(name, Wrap.buffer(numpy.ndarray, resolve))
+    return numpy.ascontiguousarray(found)

@@ -1,0 +1,56 @@
+"""``ingot hash``: the hashes that people publish of files."""
+
+from __future__ import annotations
+
+import click
+
+from ingot import _hash, _native
+
+from .progress import bar
+from .screen import Screen, printing
+from .sources import opened
+from .tables import Column
+
+
+@click.command(short_help="The hashes of files: SHA-256, BLAKE3, AutoV1 to AutoV3, ….")
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+@click.option(
+    "-a",
+    "--algorithm",
+    "algorithms",
+    multiple=True,
+    default=("sha256",),
+    show_default=True,
+    help=f"One of {', '.join(_native.hashes())}, or a name that Python's hashlib knows. May be given again.",
+)
+@click.option("--all", "everything", is_flag=True, help="All of those named above.")
+@printing
+def command(screen: Screen, paths: tuple[str, ...], algorithms: tuple[str, ...], everything: bool) -> int:
+    """Print hashes: algorithm, digest and file.
+
+    sha256, blake3, xxh3 and xxh3_128 are those of the whole file; so are autov1 (A1111's old one) and autov2
+    (Civitai). autov3 (also sshs_model_hash), sshs_legacy and modelspec are those of the tensors alone, which
+    changes of the metadata leave as they are. Of a checkpoint of many files, one hash for each file.
+    """
+    chosen = tuple(_native.hashes()) if everything else algorithms
+    files = [file for path in paths for file in _files(path)]
+    rows = []
+    for file in files:
+        for algorithm in chosen:
+            with bar(screen, "Hashing") as tell:
+                rows.append((algorithm, _hash.hash(file, algorithm, progress=tell), file))
+    described = [{"file": file, "algorithm": name, "digest": digest} for name, digest, file in rows]
+    screen.answer({"hashes": described})
+    if screen.quiet:
+        for _, digest, _ in rows:
+            screen.result(digest)
+    else:
+        screen.table((Column("algorithm"), Column("digest"), Column("file")), rows)
+    return 0
+
+
+def _files(path: str) -> list[str]:
+    import os
+
+    # Any file has a hash, so only what is a directory or an index is opened.
+    return opened(path).files if os.path.isdir(path) or path.endswith(".index.json") else [path]

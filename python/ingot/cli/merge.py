@@ -1,0 +1,56 @@
+"""``ingot merge``: several files as one."""
+
+from __future__ import annotations
+
+import click
+
+from ingot import _rearrange
+
+from . import arguments
+from .screen import Screen, printing
+from .sources import opened
+from .wording import nbytes, plural, shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
+
+
+@click.command(short_help="Make one file of several, or of a checkpoint.")
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+@click.option(
+    "-o", "--output", metavar="FILE", required=True, help="The file to write. `.bt` writes bintensors."
+)
+@click.option(
+    "--on-duplicate",
+    type=click.Choice(["error", "first", "last"]),
+    default="error",
+    show_default=True,
+    help="What to do with a name that several have.",
+)
+@arguments.force
+@arguments.dry_run
+@printing
+def command(
+    screen: Screen,
+    paths: tuple[str, ...],
+    output: str,
+    on_duplicate: Literal["error", "first", "last"],
+    force: bool,
+    dry_run: bool,
+) -> int:
+    """Make one file of several, or of the files of a checkpoint. Bytes are copied, no tensor is decoded."""
+    sources = [opened(path) for path in paths]
+    files = [file for source in sources for file in source.files]
+    arguments.target(output, force)
+    if not dry_run:
+        _rearrange.merge(paths, output, on_duplicate=on_duplicate, force=force)
+    infos = {info.name: info for source in sources for info in source.infos()}
+    size = sum(info.nbytes for info in infos.values())
+    screen.answer(
+        {"dry_run": dry_run, "file": output, "sources": files, "tensors": len(infos), "nbytes": size}
+    )
+    done = "would write" if dry_run else "wrote"
+    tensors, of = plural(len(infos), "tensor"), plural(len(files), "file")
+    screen.say(f"{done} {shown(output)}: {tensors}, {nbytes(size)} of {of}")
+    return 0

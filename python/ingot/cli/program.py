@@ -1,0 +1,176 @@
+"""The commands of `ingot` by name, and what their failures become."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+
+import click
+
+from ingot import __version__
+from ingot.errors import OptionError, SafetensorError, SliceError, TensorNotFoundError
+
+from .screen import warn
+from .wording import shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Each command stands in the module of its name, and is imported when it is used.
+SECTIONS = {
+    "Look": ("summary", "ls", "tree", "info", "params", "layers", "stats", "cat", "mem"),
+    "Check": ("check", "verify", "hash", "diff", "doctor"),
+    "Metadata": ("meta", "modelspec"),
+    "Make other files": ("convert", "export", "split", "merge", "rename", "cast"),
+    "Shell": ("completion",),
+}
+COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
+_OWN_OPTIONS = ("-h", "--help", "--version")
+# The variable by which shells ask for what may follow.
+_COMPLETE = "_INGOT_COMPLETE"
+
+
+class Program(click.Group):
+    """The commands. What is none of them is a path, whose summary is wanted."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Give the names of all commands."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command."""
+        if cmd_name not in COMMANDS:
+            return None
+        found: click.Command = import_module(f".{cmd_name}", __package__).command
+        return found
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take ``ingot PATH`` for ``ingot summary PATH``."""
+        if args and args[0] not in COMMANDS and args[0] not in _OWN_OPTIONS:
+            _refuse_misspelt(ctx, args[0])
+            args = ["summary", *args]
+        return super().parse_args(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands, kind by kind."""
+        for title, names in SECTIONS.items():
+            commands = [(name, self.get_command(ctx, name)) for name in names]
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name, found.get_short_help_str(90)) for name, found in commands if found]
+                )
+
+
+def _refuse_misspelt(ctx: click.Context, word: str) -> None:
+    """Raise where `word` looks like a command and is no path."""
+    if word.startswith("-") or not word.replace("-", "").isalpha() or os.path.lexists(word):
+        return
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, COMMANDS, 1)
+    hint = f": did you mean `{near[0]}`?" if near else ""
+    raise click.UsageError(f"no file and no command is named `{shown(word)}`{hint}", ctx)
+
+
+@click.group(
+    cls=Program,
+    name="ingot",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="ingot", message="%(prog)s %(version)s")
+def program() -> None:
+    """Look at files of tensors, check, compare, change and convert them.
+
+    `ingot PATH` alone prints a summary. A PATH is a .safetensors or a .bt file, the index of a checkpoint of
+    many, or a directory with one of these; `./ls` is a file that is named like a command.
+
+    Exit status: 0 all is well; 1 a file is invalid, files differ, or something was found or failed; 2 the
+    command cannot be carried out as it was typed.
+    """
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Carry out a command and give its exit status. Failures are printed, on one line."""
+    _never_fail_to_encode()
+    try:
+        code = _carried_out(list(arguments))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes once more when it exits, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return code
+
+
+def _carried_out(arguments: list[str]) -> int:
+    try:
+        return _invoked(arguments)
+    except click.exceptions.Exit as ended:
+        return ended.exit_code
+    except click.UsageError as error:
+        hint = f" (see `{error.ctx.command_path} --help`)" if error.ctx else ""
+        warn(_one_line(error.format_message()) + hint)
+        return 2
+    except click.ClickException as error:
+        warn(_one_line(error.format_message()))
+        return 2
+    except (click.Abort, KeyboardInterrupt):
+        warn("interrupted")
+        return 130
+    except BrokenPipeError:
+        raise
+    except ModuleNotFoundError as error:
+        # Those of this command are told of by whoever started it.
+        if (error.name or "").partition(".")[0] in ("click", "rich"):
+            raise
+        warn(_told(error))
+        return 2
+    except _FAULTS as error:
+        warn(_told(error))
+        return _status(error)
+
+
+def _invoked(arguments: list[str]) -> int:
+    # Not click's own `main`: it turns a closed pipe into exit status 1.
+    instruction = os.environ.get(_COMPLETE)
+    if instruction:
+        from click.shell_completion import shell_complete
+
+        return shell_complete(program, {}, "ingot", _COMPLETE, instruction)
+    with program.make_context("ingot", arguments) as context:
+        code = program.invoke(context)
+    return code if isinstance(code, int) else 0
+
+
+_FAULTS = (SafetensorError, OSError, ImportError, MemoryError)
+# What is wrong is what was typed, not what is in a file.
+_TYPED = (TensorNotFoundError, SliceError, OptionError)
+
+
+def _status(error: BaseException) -> int:
+    if isinstance(error, SafetensorError):
+        return 2 if isinstance(error, _TYPED) else 1
+    return 1 if isinstance(error, MemoryError) else 2
+
+
+def _told(error: BaseException) -> str:
+    if isinstance(error, OSError) and not isinstance(error, SafetensorError) and error.strerror:
+        # As the system's own commands say it, without Python's number.
+        where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
+        return _one_line(where + error.strerror)
+    return _one_line(str(error)) or type(error).__name__
+
+
+def _one_line(message: str) -> str:
+    return shown(" ".join(message.split("\n")))
+
+
+def _never_fail_to_encode() -> None:
+    """Write as escapes what the terminal's encoding does not have."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")

@@ -1,0 +1,114 @@
+"""What a user types for a file of tensors, opened.
+
+`opened` is the one door: whatever `ingot.safe_open` learns to open, every command can.
+"""
+
+from __future__ import annotations
+
+import os
+from math import prod
+
+import click
+
+from ingot import _open
+from ingot._native import Archive
+
+from . import natural
+from .wording import shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import Any
+
+    import numpy
+
+    from ingot._native import TensorInfo
+
+    Array = numpy.ndarray[Any, numpy.dtype[Any]]
+
+
+class Source:
+    """An open file, or the open files of a checkpoint. Only their headers have been read."""
+
+    def __init__(self, path: str, handle: Archive) -> None:
+        self.path = path
+        self.handle = handle
+        # One, where this is no checkpoint of many.
+        self.files = handle.shards
+
+    def file_of(self, name: str) -> str:
+        """The path of the file that holds a tensor."""
+        if len(self.files) == 1:
+            return self.files[0]
+        return self.handle.shard_of(name) or self.path
+
+    def nbytes_of_files(self) -> int:
+        """The sizes of the files."""
+        return sum(map(os.path.getsize, self.files))
+
+    def metadata(self) -> dict[str, str]:
+        """The text beside the tensors. What an index has of other kinds is given as JSON."""
+        return {key: text_of(value) for key, value in (self.handle.metadata() or {}).items()}
+
+    def infos(self) -> list[TensorInfo]:
+        """What the headers say of every tensor, in the order of the data."""
+        return self.handle.infos()
+
+    def in_natural_order(self) -> list[TensorInfo]:
+        """The same, in natural order of the names."""
+        infos = self.infos()
+        return [infos[place] for place in natural.places([info.name for info in infos])]
+
+    def archives(self, names: Iterable[str] | None = None) -> Iterator[tuple[Archive, list[str]]]:
+        """The files one by one, each with those of `names` that it holds, or all."""
+        if len(self.files) == 1:
+            yield self.handle, self.handle.offset_names() if names is None else list(names)
+            return
+        held: dict[str, list[str]] = {}
+        for name in self.handle.offset_names() if names is None else names:
+            held.setdefault(self.file_of(name), []).append(name)
+        for file, of_file in held.items():
+            yield Archive.open(file), of_file
+
+    def values(self, name: str) -> Array:
+        """A tensor as an array of numpy; a view where the file is mapped."""
+        from ingot import numpy
+
+        array: Array = self.handle.tensor(name, numpy.wrap)
+        return array
+
+    def selected(self, name: str, index: Any) -> Array:
+        """A part of a tensor; only that is read."""
+        from ingot import numpy
+
+        part: Array = self.handle.select(name, index, numpy.wrap)
+        return part
+
+    def only_file(self) -> str:
+        """The path, for what takes single files only."""
+        if len(self.files) == 1:
+            return self.files[0]
+        raise click.UsageError(
+            f"{shown(self.path)}: is a checkpoint of {len(self.files)} files: "
+            "expected one file, which `ingot merge` makes of it"
+        )
+
+
+def opened(path: str, *, strict: bool = False, backend: str = "auto") -> Source:
+    """Open what a user typed: a file, and whatever else `ingot.safe_open` takes."""
+    return Source(path, _open.open_archive(path, backend, strict))
+
+
+def parameters(info: TensorInfo) -> int:
+    """How many elements a tensor has."""
+    return prod(info.shape)
+
+
+def text_of(value: object) -> str:
+    """A value of the metadata as text."""
+    if isinstance(value, str):
+        return value
+    import json
+
+    return json.dumps(value)

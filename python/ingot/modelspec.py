@@ -1,0 +1,401 @@
+"""ModelSpec 1.0.1: what a model file says of itself, in its metadata.
+
+The keys begin with ``modelspec.``. `metadata` writes them, `read` reads them, `validate` says what is wrong
+with them. The specification (https://github.com/Stability-AI/ModelSpec) has three words for a key: a file
+*must*, *should* or *can* have it; which one applies may depend on what kind of model it is.
+
+>>> from ingot import modelspec
+>>> pairs = modelspec.metadata(
+...     architecture="stable-diffusion-xl-v1-base/lora",
+...     implementation="https://github.com/Stability-AI/generative-models",
+...     title="Ducks",
+...     resolution="1024x1024",
+... )
+>>> ingot.torch.save_file(tensors, "ducks.safetensors", pairs, checksums="modelspec")  # doctest: +SKIP
+>>> ingot.verify("ducks.safetensors").ok  # doctest: +SKIP
+True
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64decode
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from typing import Literal, NamedTuple
+
+from . import _native
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from os import PathLike
+
+    Path = str | bytes | PathLike[str] | PathLike[bytes]
+    Fault = tuple["Severity", str]
+
+__all__ = ["VERSION", "Finding", "ModelSpec", "metadata", "read", "validate"]
+
+VERSION = "1.0.1"
+
+Severity = Literal["error", "warning", "note"]
+_PREFIX = "modelspec."
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """What ModelSpec says of one file. A key that the file lacks is None.
+
+    Every field is the text that stands in the file under ``modelspec.`` and its name, unchanged. `other`
+    holds the ``modelspec.`` keys that version 1.0.1 does not know, without the prefix.
+    """
+
+    sai_model_spec: str | None = None
+    architecture: str | None = None
+    implementation: str | None = None
+    title: str | None = None
+    resolution: str | None = None
+    data_format: str | None = None
+    format_type: str | None = None
+    description: str | None = None
+    author: str | None = None
+    date: str | None = None
+    hash_sha256: str | None = None
+    implementation_version: str | None = None
+    license: str | None = None
+    usage_hint: str | None = None
+    thumbnail: str | None = None
+    tags: str | None = None
+    merged_from: str | None = None
+    trigger_phrase: str | None = None
+    prediction_type: str | None = None
+    timestep_range: str | None = None
+    encoder_layer: str | None = None
+    preprocessor: str | None = None
+    is_negative_embedding: str | None = None
+    unet_dtype: str | None = None
+    vae_dtype: str | None = None
+    language: str | None = None
+    format_template: str | None = None
+    other: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def base_architecture(self) -> str | None:
+        """The model's own architecture: what stands before the ``/``."""
+        return None if self.architecture is None else self.architecture.partition("/")[0]
+
+    @property
+    def part(self) -> str | None:
+        """``"lora"``, ``"textual-inversion"`` and so on: what follows the ``/``; None for a whole model."""
+        return None if self.architecture is None else self.architecture.partition("/")[2] or None
+
+    @property
+    def tag_list(self) -> list[str]:
+        """The tags one by one."""
+        return [tag for tag in map(str.strip, (self.tags or "").split(",")) if tag]
+
+
+_KEYS = tuple(entry.name for entry in fields(ModelSpec) if entry.name != "other")
+
+
+class Finding(NamedTuple):
+    """One thing that is wrong with the ModelSpec of a file."""
+
+    severity: Severity
+    """``"error"`` where the specification says *must*, ``"warning"`` for *should*, ``"note"`` for advice."""
+    key: str
+    """With its prefix: ``"modelspec.title"``."""
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.severity}: {self.key}: {self.message}"
+
+
+def read(source: Path | Mapping[str, str]) -> ModelSpec | None:
+    """Read what a file says of itself.
+
+    Parameters
+    ----------
+    source : str, bytes or os.PathLike, or dict of str to str
+        A file of tensors, or the metadata of one. Of a file only the header is read.
+
+    Returns
+    -------
+    ModelSpec or None
+        None where there is no key of ModelSpec.
+
+    Raises
+    ------
+    OSError
+        The file cannot be opened.
+    HeaderError
+        The file breaks a rule of its format.
+    """
+    found = {
+        key.removeprefix(_PREFIX): text for key, text in _pairs(source).items() if key.startswith(_PREFIX)
+    }
+    if not found:
+        return None
+    known = {key: found.pop(key) for key in _KEYS if key in found}
+    return ModelSpec(**known, other=found)
+
+
+def metadata(
+    *,
+    architecture: str,
+    implementation: str,
+    title: str,
+    others: Mapping[str, str] | None = None,
+    **keys: str | None,
+) -> dict[str, str]:
+    """Give the metadata of a file, for ``save_file(..., metadata=...)``.
+
+    Parameters
+    ----------
+    architecture, implementation, title : str
+        What every file must say.
+    others : dict of str to str, optional
+        Metadata of other kinds, to stand beside it.
+    **keys : str
+        Any other field of `ModelSpec`, such as ``resolution="1024x1024"`` or ``author="..."``. None leaves
+        one out. For ``hash_sha256`` rather save with ``checksums="modelspec"``, which computes it from the
+        bytes that are written.
+
+    Returns
+    -------
+    dict of str to str
+
+    Raises
+    ------
+    TypeError
+        A key is not one of ModelSpec, or a value is not a str.
+    ValueError
+        `validate` finds an error in it. The message has all of them.
+    """
+    unknown = sorted(set(keys) - set(_KEYS))
+    if unknown:
+        raise TypeError(f"ModelSpec {VERSION} has no key {unknown[0]!r}")
+    named: dict[str, str | None] = {
+        "sai_model_spec": VERSION,
+        "architecture": architecture,
+        "implementation": implementation,
+        "title": title,
+        **keys,
+    }
+    pairs = dict(others or {})
+    for key, text in named.items():
+        if text is None:
+            continue
+        if not isinstance(text, str):
+            raise TypeError(f"{key} must be a str, found {type(text).__name__}")
+        pairs[_PREFIX + key] = text
+    errors = [str(finding) for finding in validate(pairs) if finding.severity == "error"]
+    if errors:
+        raise ValueError("; ".join(errors))
+    return pairs
+
+
+def validate(source: Path | Mapping[str, str] | ModelSpec) -> list[Finding]:
+    """Say what is wrong with the ModelSpec of a file.
+
+    Parameters
+    ----------
+    source : str, bytes or os.PathLike, dict of str to str, or ModelSpec
+        A file of tensors, or the metadata of one.
+
+    Returns
+    -------
+    list of Finding
+        Errors first, then warnings, then notes; empty where all is well. The hash is only checked for its
+        form: `ingot.verify` compares it with the data.
+
+    Raises
+    ------
+    OSError, HeaderError
+        As `read` does.
+    """
+    spec = source if isinstance(source, ModelSpec) else read(source)
+    if spec is None:
+        return [Finding("error", f"{_PREFIX}sai_model_spec", "is missing: the file says nothing of itself")]
+    found = [*_missing(spec), *_malformed(spec)]
+    order = ("error", "warning", "note")
+    return sorted(found, key=lambda finding: order.index(finding.severity))
+
+
+def _pairs(source: Path | Mapping[str, str]) -> Mapping[str, str]:
+    if hasattr(source, "keys"):
+        return source  # type: ignore[return-value]
+    archive = _native.Archive.open(source)
+    try:
+        return archive.metadata() or {}
+    finally:
+        archive.close()
+
+
+# What every file must and should say.
+_MUST = ("sai_model_spec", "architecture", "implementation", "title")
+_SHOULD = ("description", "author", "date", "hash_sha256")
+
+# Architectures of models that make images, by how they begin, and of models that make text.
+_IMAGE = (
+    "stable-diffusion",
+    "stable-cascade",
+    "flux",
+    "chroma",
+    "lumina",
+    "hunyuan-image",
+    "anima",
+    "pixart",
+    "auraflow",
+    "kandinsky",
+    "sana",
+    "qwen-image",
+)
+_TEXT = ("gpt", "llama", "stablelm", "mistral", "mixtral", "qwen", "gemma", "phi", "falcon", "causal-lm")
+
+
+def _category(spec: ModelSpec) -> Literal["image", "text"] | None:
+    base = (spec.base_architecture or "").lower()
+    # Images first: `qwen-image` begins as `qwen` does.
+    if base.startswith(_IMAGE):
+        return "image"
+    return "text" if base.startswith(_TEXT) else None
+
+
+def _missing(spec: ModelSpec) -> Iterable[Finding]:
+    for key in _MUST:
+        if not getattr(spec, key):
+            yield Finding("error", _PREFIX + key, "is missing: every file must have it")
+    category = _category(spec)
+    # Adapters and components may leave out what the model that they belong to says.
+    if category == "image" and spec.part is None and not spec.resolution:
+        yield Finding("error", f"{_PREFIX}resolution", "is missing: a model that makes images must have it")
+    if category == "text" and spec.part is None:
+        if not spec.data_format:
+            yield Finding(
+                "error", f"{_PREFIX}data_format", "is missing: a model that makes text must have it"
+            )
+        if not spec.format_type:
+            yield Finding(
+                "warning", f"{_PREFIX}format_type", "is missing: a model that makes text should have it"
+            )
+    for key in _SHOULD:
+        if not getattr(spec, key):
+            yield Finding("warning", _PREFIX + key, "is missing: a file should have it")
+
+
+def _malformed(spec: ModelSpec) -> Iterable[Finding]:
+    for key, check in _CHECKS.items():
+        text = getattr(spec, key)
+        if text:
+            yield from (Finding(severity, _PREFIX + key, message) for severity, message in check(text))
+    for key in spec.other:
+        yield Finding("note", _PREFIX + key, f"is no key of version {VERSION}")
+
+
+def _version(text: str) -> Iterable[Fault]:
+    if not re.fullmatch(r"\d+\.\d+\.\d+", text):
+        yield "error", f"must be a version such as {VERSION!r}, found {text!r}"
+    elif text not in ("1.0.0", VERSION):
+        yield "note", f"is version {text}, judged here by {VERSION}"
+
+
+def _architecture(text: str) -> Iterable[Fault]:
+    if not re.fullmatch(r"[a-z0-9.+_-]+(/[a-z0-9.+_-]+)?", text):
+        yield "warning", f"should be an identifier such as 'stable-diffusion-v1/lora', found {text!r}"
+
+
+def _resolution(text: str) -> Iterable[Fault]:
+    if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", text):
+        yield "error", f"must be width, 'x' and height, such as '1024x1024', found {text!r}"
+
+
+def _date(text: str) -> Iterable[Fault]:
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        yield "error", f"must be a date by ISO 8601, such as '2024-06-03', found {text!r}"
+
+
+def _hash(text: str) -> Iterable[Fault]:
+    if not re.fullmatch(r"0x[0-9a-f]{64}", text):
+        yield "error", "must be '0x' and the 64 lowercase hexadecimal digits of a SHA-256"
+
+
+def _boolean(text: str) -> Iterable[Fault]:
+    if text not in ("true", "false"):
+        yield "error", f"must be 'true' or 'false', found {text!r}"
+
+
+def _prediction(text: str) -> Iterable[Fault]:
+    if text not in ("epsilon", "v"):
+        yield "warning", f"should be 'epsilon' or 'v', found {text!r}"
+
+
+def _timesteps(text: str) -> Iterable[Fault]:
+    match = re.fullmatch(r"(\d+),\s*(\d+)", text)
+    if match is None or int(match[1]) > int(match[2]):
+        yield "error", f"must be the first and the last step, such as '0,999', found {text!r}"
+
+
+def _layer(text: str) -> Iterable[Fault]:
+    if not re.fullmatch(r"-?\d+", text):
+        yield "error", f"must be an integer, found {text!r}"
+
+
+THUMBNAIL_SIDE = 256
+_JPEG = "data:image/jpeg;base64,"
+
+
+def _thumbnail(text: str) -> Iterable[Fault]:
+    if not text.startswith("data:image/"):
+        yield "error", f"must be a data URL of an image: it should begin with {_JPEG!r}"
+        return
+    if not text.startswith(_JPEG):
+        yield "warning", f"should be a JPEG: it should begin with {_JPEG!r}"
+        return
+    try:
+        image = b64decode(text.removeprefix(_JPEG), validate=True)
+    except ValueError:
+        yield "error", "must be valid base64"
+        return
+    size = _jpeg_size(image)
+    if size is None:
+        yield "error", "must be a JPEG: no size can be found in it"
+    elif size != (THUMBNAIL_SIDE, THUMBNAIL_SIDE):
+        width, height = size
+        yield "note", f"is best {THUMBNAIL_SIDE}x{THUMBNAIL_SIDE}, found {width}x{height}"
+
+
+def _jpeg_size(image: bytes) -> tuple[int, int] | None:
+    """Width and height, as the first frame of a JPEG has them."""
+    if not image.startswith(b"\xff\xd8"):
+        return None
+    at = 2
+    while at + 9 <= len(image) and image[at] == 0xFF:
+        marker = image[at + 1]
+        if marker == 0xFF:
+            # Padding before a marker.
+            at += 1
+        elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            height, width = (int.from_bytes(image[at + place : at + place + 2], "big") for place in (5, 7))
+            return width, height
+        elif marker == 0x01 or 0xD0 <= marker <= 0xD9:
+            at += 2
+        else:
+            at += 2 + int.from_bytes(image[at + 2 : at + 4], "big")
+    return None
+
+
+_CHECKS = {
+    "sai_model_spec": _version,
+    "architecture": _architecture,
+    "resolution": _resolution,
+    "date": _date,
+    "hash_sha256": _hash,
+    "thumbnail": _thumbnail,
+    "is_negative_embedding": _boolean,
+    "prediction_type": _prediction,
+    "timestep_range": _timesteps,
+    "encoder_layer": _layer,
+}

@@ -1,0 +1,77 @@
+"""``ingot convert``: a door to `ingot.convert`, which tests/convert tries on every format."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from commands import good, run
+from models import minilm, save
+
+import ingot.numpy
+
+
+@pytest.fixture(autouse=True)
+def within(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_there_and_back_again() -> None:
+    good("convert", minilm(), "a.npz")
+    good("convert", "a.npz", "b.bt")
+    good("convert", "b.bt", "c.safetensors")
+    # An .npz has no metadata.
+    found = run("diff", minilm(), "c.safetensors", "--values", "--json").json()
+    assert (found["tensors"], found["values"]) == ([], [])
+
+
+def test_a_checkpoint_of_torch_says_what_it_left_out() -> None:
+    weight = torch.arange(6.0).reshape(2, 3)
+    torch.save({"state_dict": {"w": weight, "tied": weight}, "epoch": 3}, "model.pt")
+    answer = good("convert", "model.pt", "model.safetensors", "--json").json()
+    assert (answer["source_format"], answer["tensors"], answer["verified"]) == ("torch", 1, True)
+    assert [one["name"] for one in answer["left_out"]] == ["epoch"]
+    assert len(answer["shared"]) == 1
+    good("convert", "model.pt", "half.safetensors", "--root", "state_dict", "--dtype", "bf16")
+    assert ingot.safe_open("half.safetensors", "np").info("tied").dtype == "BF16"
+
+
+class Payload:
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, ("pwned",)
+
+
+def test_a_payload_is_refused_without_running_it() -> None:
+    Path("evil.bin").write_bytes(pickle.dumps({"w": Payload()}))
+    torch.save({"w": Payload()}, "evil.pt")
+    for name in ("evil.bin", "evil.pt"):
+        ended = run("convert", name, "out.safetensors")
+        assert (ended.code, ended.err.count("\n")) == (1, 1)
+    assert sorted(os.listdir()) == ["evil.bin", "evil.pt"]
+
+
+def test_nothing_is_replaced_without_force() -> None:
+    save(Path("a.safetensors"), {"a": numpy.zeros(1)})
+    Path("b.npz").write_text("precious")
+    assert run("convert", "a.safetensors", "b.npz").code == 2
+    assert run("convert", "a.safetensors", "b.npz", "--dry-run").code == 2
+    assert Path("b.npz").read_text() == "precious"
+    assert "would write c.npz" in good("convert", "a.safetensors", "c.npz", "--dry-run").out
+    assert not Path("c.npz").exists()
+    good("convert", "a.safetensors", "b.npz", "--force")
+    assert numpy.load("b.npz")["a"].tolist() == [0.0]
+
+
+@pytest.mark.parametrize(
+    "words", [["nothing.bin", "x.bt"], ["a.safetensors", "x.unknown"], ["a.safetensors"]]
+)
+def test_what_cannot_be_carried_out_exits_with_2(words: list[str]) -> None:
+    save(Path("a.safetensors"), {"a": numpy.zeros(1)})
+    ended = run("convert", *words)
+    assert (ended.code, ended.err.count("\n")) == (2, 1), ended
+    assert os.listdir() == ["a.safetensors"]

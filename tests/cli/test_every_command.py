@@ -1,0 +1,205 @@
+"""Every command on a real model, on a .bt file and on a sharded checkpoint."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy
+import pytest
+from commands import good, run
+from models import minilm
+
+import ingot
+import ingot.numpy
+from ingot.cli.program import COMMANDS
+
+NAME = "encoder.layer.3.attention.self.query.bias"
+TENSORS = 104
+PARAMETERS = 22_713_728
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("real")
+
+
+@pytest.fixture(scope="module", params=["safetensors", "bt", "sharded"])
+def model(request: pytest.FixtureRequest, folder: Path) -> Path:
+    """The real model, as one file, in the other format, or as a directory of several."""
+    if request.param == "safetensors":
+        return Path(shutil.copy(minilm(), folder / "model.safetensors"))
+    if request.param == "bt":
+        ingot.rewrite(minilm(), folder / "model.bt", durable=False)
+        return folder / "model.bt"
+    ingot.split(minilm(), folder / "shards", "30MB", durable=False)
+    return folder / "shards"
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, numpy.ndarray]:
+    return ingot.numpy.load_file(minilm())
+
+
+def test_summary(model: Path) -> None:
+    facts = good(model, "--json").json()
+    assert (facts["tensors"], facts["parameters"]) == (TENSORS, PARAMETERS)
+    assert facts["dtypes"]["F32"]["tensors"] == TENSORS - 1
+    assert facts["files"] == (3 if model.is_dir() else 1)
+    assert "22.7M (22,713,728)" in good("summary", model).out
+
+
+def test_ls(model: Path, expected: dict[str, numpy.ndarray]) -> None:
+    tensors = good("ls", model, "--json").json()["tensors"]
+    assert {row["name"]: tuple(row["shape"]) for row in tensors} == {
+        name: array.shape for name, array in expected.items()
+    }
+    assert all(row["end"] - row["begin"] == row["nbytes"] for row in tensors)
+    rows = good("ls", "-l", model).rows()
+    assert [row[0] for row in rows] == [row["name"] for row in tensors]
+    assert good("ls", "-q", model).out.splitlines() == [row["name"] for row in tensors]
+
+
+def test_tree(model: Path) -> None:
+    rows = {row[0]: row for row in good("tree", model).rows()}
+    assert rows["encoder.layer.0-5"][1:3] == ["96", "10646784"]
+    assert sum(
+        int(row[2]) for path, row in rows.items() if "." not in path or path.startswith("pooler.dense")
+    )
+    modules = good("tree", model, "--json").json()["modules"]
+    assert sum(module["parameters"] for module in modules) == PARAMETERS
+    assert len(good("tree", model, "--expand").rows()) > len(rows)
+    assert len(good("tree", model, "-L", "1").rows()) == 3
+
+
+def test_info(model: Path) -> None:
+    facts = good("info", model, NAME, "--json").json()
+    assert (facts["dtype"], facts["shape"], facts["nbytes"]) == ("F32", [384], 1536)
+    assert ["dtype", "F32"] in good("info", model, NAME).rows()
+
+
+def test_params_and_layers(model: Path) -> None:
+    assert good("params", model, "--json").json()["total"] == PARAMETERS
+    assert good("params", model, "-q").out == f"{PARAMETERS}\n"
+    assert len(good("layers", model).rows()) == TENSORS
+
+
+def test_stats(model: Path, expected: dict[str, numpy.ndarray]) -> None:
+    for row in good("stats", model, "--all", "--json").json()["tensors"]:
+        array = expected[row["name"]].astype(numpy.float64)
+        assert (row["min"], row["max"]) == (array.min(), array.max())
+        assert row["mean"] == pytest.approx(array.mean(), abs=1e-12)
+        assert row["std"] == pytest.approx(array.std(), rel=1e-9)
+        assert row["zeros"] == numpy.count_nonzero(array == 0)
+    assert len(good("stats", model, NAME).rows()) == 1
+
+
+def test_cat(model: Path, expected: dict[str, numpy.ndarray]) -> None:
+    assert [float(text) for text in good("cat", model, NAME).out.split()] == expected[NAME].tolist()
+    part = "pooler.dense.weight[1:5:2, -3:]"
+    answer = good("cat", model, part, "--json").json()
+    assert numpy.array_equal(answer["values"], expected["pooler.dense.weight"][1:5:2, -3:])
+
+
+def test_hash_and_verify(model: Path) -> None:
+    digests = good("hash", model, "-a", "sha256", "--json").json()["hashes"]
+    assert len(digests) == (3 if model.is_dir() else 1)
+    # It keeps no digests, so nothing vouches for it.
+    assert run("verify", model).code == 1
+
+
+def test_modelspec(model: Path) -> None:
+    assert run("modelspec", "show", model).code == 1
+    assert run("modelspec", "validate", model).code == 1
+
+
+def test_mem(model: Path) -> None:
+    rows = {row[0]: row[1:] for row in good("mem", model).rows()}
+    assert rows["as stored"][1] == str((PARAMETERS - 512) * 4 + 512 * 8)
+    assert rows["BF16, F16"][1] == str((PARAMETERS - 512) * 2 + 512 * 8)
+
+
+def test_check(model: Path) -> None:
+    assert good("check", model, "--values", "--json").json() == {"ok": True, "findings": []}
+
+
+def test_diff(model: Path, folder: Path) -> None:
+    assert run("diff", minilm(), model, "--values", "-q").code in (0, 1)
+    found = run("diff", minilm(), model, "--values", "--json").json()
+    assert (found["tensors"], found["values"]) == ([], [])
+
+
+def test_doctor(model: Path) -> None:
+    found = good("doctor", model, "--json").json()
+    assert found["ingot"]["found"] == ingot.__version__
+    assert found["backend"]["found"] in ("mmap", "pread")
+
+
+def test_meta_is_read(model: Path) -> None:
+    if not model.is_dir():
+        assert good("meta", "get", model, "format").out == "pt\n"
+        assert good("meta", "get", model, "--json").json() == {"metadata": {"format": "pt"}}
+    assert isinstance(json.loads(good("meta", "export", model).out), dict)
+
+
+def test_meta_is_changed(model: Path) -> None:
+    if model.is_dir():
+        # The metadata of an index is not that of a file.
+        assert run("meta", "set", model, "a=b").code == 2
+        return
+    assert good("meta", "set", model, "a=b=c", "empty=", "--json").json()["set"] == ["a", "empty"]
+    assert ingot.read_metadata(model) == {"format": "pt", "a": "b=c", "empty": ""}
+    good("meta", "rm", model, "a", "empty")
+    good("meta", "clean", model)
+    assert ingot.read_metadata(model) == {"format": "pt"}
+    good("meta", "clean", "--all", model)
+    assert not ingot.read_metadata(model)
+    good("meta", "set", model, "format=pt")
+
+
+def test_export(model: Path, tmp_path: Path, expected: dict[str, numpy.ndarray]) -> None:
+    good("export", model, NAME, "pooler.dense.weight", "-d", tmp_path)
+    assert numpy.array_equal(numpy.load(tmp_path / f"{NAME}.npy"), expected[NAME])
+    good("export", model, NAME, "--raw", "-o", tmp_path / "raw")
+    assert (tmp_path / "raw").read_bytes() == expected[NAME].tobytes()
+
+
+def test_split_and_merge(model: Path, tmp_path: Path, expected: dict[str, numpy.ndarray]) -> None:
+    whole = tmp_path / "whole.safetensors"
+    assert good("merge", model, "-o", whole, "--json").json()["tensors"] == TENSORS
+    files = good("split", whole, tmp_path / "parts", "--max-shard-size", "40MB", "--json").json()["files"]
+    assert sum(file["tensors"] for file in files) == TENSORS
+    good("merge", *[file["file"] for file in files], "-o", tmp_path / "again.bt")
+    again = ingot.numpy.load_file(tmp_path / "again.bt")
+    assert again.keys() == expected.keys()
+    assert all(numpy.array_equal(again[name], array) for name, array in expected.items())
+
+
+def test_rename(model: Path, tmp_path: Path) -> None:
+    good("rename", model, tmp_path / "r.bt", "-s", r"^encoder\.layer\.(\d+)", r"h.\1", "-n", NAME, "q")
+    names = set(ingot.safe_open(tmp_path / "r.bt", "np"))
+    assert "q" in names
+    assert "h.3.attention.self.key.bias" in names
+    assert len(names) == TENSORS
+
+
+def test_cast(model: Path, tmp_path: Path, expected: dict[str, numpy.ndarray]) -> None:
+    good("cast", model, tmp_path / "c.safetensors", "--dtype", "f16", "--keep", "*LayerNorm*")
+    found = ingot.numpy.load_file(tmp_path / "c.safetensors")
+    for name, array in expected.items():
+        kept = "LayerNorm" in name or array.dtype != numpy.float32
+        assert numpy.array_equal(found[name], array if kept else array.astype(numpy.float16))
+
+
+def test_no_command_is_without_a_test() -> None:
+    tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
+    words = {word for name in tested for word in name.split("_")}
+    # Those two have tests of their own.
+    assert set(COMMANDS) - words - {"completion", "convert"} == set()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_says_what_it_does(command: str) -> None:
+    assert good(command, "--help").out.startswith(f"Usage: ingot {command} ")
+    assert f"  {command} " in good("--help").out

@@ -1,0 +1,224 @@
+"""Commands that write: nothing is replaced unasked, a dry run writes nothing, the rest is right."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import numpy
+import pytest
+from commands import good, in_a_pipe, in_a_terminal, run
+from models import save, transformer
+
+import ingot
+import ingot.numpy
+
+WRITING = {
+    "merge": ["merge", "a.safetensors", "-o", "out"],
+    "rename": ["rename", "a.safetensors", "out", "-s", "model", "m"],
+    "cast": ["cast", "a.safetensors", "out", "--dtype", "F16"],
+    "export": ["export", "a.safetensors", "lm_head.weight", "-o", "out"],
+    "clean": ["meta", "clean", "a.safetensors", "-o", "out"],
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    save(tmp_path / "a.safetensors", metadata={"format": "pt", "note": "one"})
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", WRITING)
+def test_a_dry_run_writes_nothing(command: str, folder: Path) -> None:
+    printed = good(*WRITING[command], "--dry-run").out
+    assert "would write" in printed or command == "rename"
+    assert os.listdir(folder) == ["a.safetensors"]
+
+
+@pytest.mark.parametrize("command", WRITING)
+def test_what_is_there_is_replaced_with_force_only(command: str, folder: Path) -> None:
+    (folder / "out").write_text("precious")
+    for extra in ([], ["--dry-run"]):
+        refused = run(*WRITING[command], *extra)
+        assert refused.code == 2
+        assert "--force" in refused.err
+        assert (folder / "out").read_text() == "precious"
+    good(*WRITING[command], "--force")
+    assert (folder / "out").stat().st_size > 100
+    assert sorted(os.listdir(folder)) == ["a.safetensors", "out"]
+
+
+def test_a_checkpoint_is_replaced_with_force_only(folder: Path) -> None:
+    split = ["split", "a.safetensors", "parts", "--max-shard-size", "100KB"]
+    planned = good(*split, "--dry-run", "--json").json()["files"]
+    assert not (folder / "parts").exists()
+    assert good(*split, "--json").json()["files"] == planned
+    before = sorted(os.listdir("parts"))
+    assert run("split", "a.safetensors", "parts").code == 2
+    assert sorted(os.listdir("parts")) == before
+    good("split", "a.safetensors", "parts", "--force")
+    assert os.listdir("parts") == ["model.safetensors"]
+
+
+def test_a_dangling_link_is_there(folder: Path) -> None:
+    (folder / "out").symlink_to("elsewhere")
+    assert run(*WRITING["merge"]).code == 2
+    assert not (folder / "elsewhere").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["set", "a.safetensors", "k=v"], ["rm", "a.safetensors", "note"], ["clean", "a.safetensors"]],
+    ids=lambda words: words[0],
+)
+def test_a_dry_run_of_an_edit_says_what_would_change(words: list[str], folder: Path) -> None:
+    before = (folder / "a.safetensors").read_bytes()
+    answer = good("meta", *words, "--dry-run", "--json").json()
+    assert answer["outcome"] == "dry-run"
+    assert answer["set"] or answer["removed"]
+    assert (folder / "a.safetensors").read_bytes() == before
+
+
+def test_metadata_goes_out_and_in_again(folder: Path) -> None:
+    pairs = {"format": "pt", "text": "模型 \x1b\u202e\n", "empty": ""}
+    (folder / "in.json").write_text(json.dumps(pairs))
+    good("meta", "import", "a.safetensors", "in.json", "--replace")
+    assert ingot.read_metadata("a.safetensors") == pairs
+    good("meta", "export", "a.safetensors", "out.json")
+    assert json.loads((folder / "out.json").read_bytes()) == pairs
+    assert run("meta", "export", "a.safetensors", "out.json").code == 2
+    piped = in_a_pipe("meta", "import", "a.safetensors", "-", folder=folder, stdin=b'{"text": "new"}')
+    assert piped.code == 0
+    assert ingot.read_metadata("a.safetensors") == pairs | {"text": "new"}
+
+
+@pytest.mark.parametrize("text", ['{"a": 1}', "[]", "{", '{"a": "1", "a": "2"}', '{"a": null}', "\x00"])
+def test_metadata_that_is_none_is_refused(text: str, folder: Path) -> None:
+    (folder / "in.json").write_text(text)
+    before = (folder / "a.safetensors").read_bytes()
+    refused = run("meta", "import", "a.safetensors", "in.json")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert (folder / "a.safetensors").read_bytes() == before
+
+
+def test_metadata_is_edited_in_an_editor(folder: Path) -> None:
+    editor = folder / "editor"
+    editor.write_text("""#!/bin/sh\nsed -i 's/"one"/"two"/' "$1"\n""")
+    editor.chmod(editor.stat().st_mode | stat.S_IXUSR)
+    ended = in_a_pipe("meta", "edit", "a.safetensors", folder=folder, VISUAL=str(editor), EDITOR=str(editor))
+    assert ended.code == 0, ended
+    assert ingot.read_metadata("a.safetensors") == {"format": "pt", "note": "two"}
+
+
+def test_a_key_that_is_not_there_exits_with_1(folder: Path) -> None:
+    assert run("meta", "get", "a.safetensors", "nope").code == 1
+    assert good("meta", "get", "a.safetensors", "note").out == "one\n"
+
+
+def test_two_files_that_differ_exit_with_1(folder: Path) -> None:
+    other = transformer()
+    other["lm_head.weight"] = other["lm_head.weight"].copy()
+    other["lm_head.weight"][3, 4] = 100
+    save(folder / "b.safetensors", other, {"format": "pt", "note": "one"})
+    assert run("diff", "a.safetensors", "b.safetensors").code == 0
+    ended = run("diff", "a.safetensors", "b.safetensors", "--values", "--json")
+    assert ended.code == 1
+    (row,) = ended.json()["values"]
+    before = float(transformer()["lm_head.weight"][3, 4])
+    assert (row["name"], row["different"], row["max_abs"]) == ("lm_head.weight", 1, 100 - before)
+    assert 0 < row["relative_l2"] < 1
+    assert 0.5 < row["cosine"] < 1
+
+
+def test_values_of_different_dtypes_are_compared(folder: Path) -> None:
+    good("cast", "a.safetensors", "b.safetensors", "--dtype", "F32")
+    found = run("diff", "a.safetensors", "b.safetensors", "--values", "--json").json()
+    assert len(found["tensors"]) == len(transformer()) - 1
+    assert found["values"] == []
+
+
+def test_nans_in_the_same_places_are_equal(folder: Path) -> None:
+    values = numpy.array([numpy.nan, numpy.inf, 1.0, 2.0])
+    save(folder / "x.safetensors", {"a": values})
+    save(folder / "y.safetensors", {"a": values})
+    assert good("diff", "x.safetensors", "y.safetensors", "--values").out == ""
+    save(folder / "y.safetensors", {"a": numpy.array([numpy.nan, numpy.inf, 1.0, numpy.nan])})
+    (row,) = run("diff", "x.safetensors", "y.safetensors", "--values", "--json").json()["values"]
+    assert (row["different"], row["max_abs"]) == (1, "nan")
+
+
+EIGHTS = ["BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"]
+BITS = dict.fromkeys(EIGHTS, 8) | {"I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32}
+BITS |= {"F32": 32, "C64": 64, "F64": 64, "I64": 64, "U64": 64, "F4": 4}
+
+
+def test_every_dtype_is_printed_and_exported(folder: Path) -> None:
+    specs = {
+        code: {"dtype": code, "shape": [2, 4], "data": b"\1\0" * (bits // 2) if bits > 8 else b"\1" * bits}
+        for code, bits in BITS.items()
+    }
+    ingot.serialize_file(specs, "all.safetensors", durable=False)
+    found = ingot.numpy.load_file("all.safetensors")
+    for code in BITS:
+        rows = good("cat", "all.safetensors", code).rows()
+        assert len(rows) == 2
+        good("cat", "all.safetensors", f"{code}[0]", "--json").json()
+        good("export", "all.safetensors", code)
+        exported = numpy.load(f"{code}.npy")
+        kept = found[code]
+        assert numpy.array_equal(exported, kept.astype(exported.dtype), equal_nan=exported.dtype.kind in "fc")
+    assert len(good("stats", "all.safetensors", "--all").rows()) == len(BITS)
+
+
+def test_parts_of_scalars_and_empty_tensors_are_printed(folder: Path) -> None:
+    save(
+        folder / "s.safetensors",
+        {"scalar": numpy.array(3.5), "none": numpy.zeros((0, 4)), "x[0]": numpy.arange(4)},
+    )
+    assert good("cat", "s.safetensors", "scalar").out == "3.5\n"
+    assert good("cat", "s.safetensors", "none").out == ""
+    assert good("cat", "s.safetensors", "x[0]").out == "0\t1\t2\t3\n"
+    assert good("cat", "s.safetensors", "x[0][...]").out == "0\t1\t2\t3\n"
+    assert good("cat", "s.safetensors", "x[0][-1]").out == "3\n"
+    good("stats", "s.safetensors", "--all")
+
+
+def test_long_work_shows_a_bar_on_standard_error_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ingot.cli import progress
+
+    bar = progress.Bar("Reading", silent=False)
+    shown: list[tuple[int, int]] = []
+
+    class Shown:
+        def update(self, task: int, completed: int, total: int) -> None:
+            shown.append((completed, total))
+
+        def stop(self) -> None:
+            shown.append((-1, -1))
+
+    monkeypatch.setattr(progress, "_shown", lambda title: (Shown(), 0))
+    monkeypatch.setattr(bar, "_silent", False)
+    bar.tell(1, 9)
+    assert shown == []
+    monkeypatch.setattr(progress, "_PATIENCE", 0.0)
+    bar.tell(5, 9)
+    bar.close()
+    assert shown == [(5, 9), (-1, -1)]
+
+
+def test_a_shell_completes_commands_and_options(folder: Path) -> None:
+    assert "_INGOT_COMPLETE" in good("completion", "bash").out
+    words = in_a_pipe(_INGOT_COMPLETE="bash_complete", COMP_WORDS="ingot par", COMP_CWORD="1")
+    assert "plain,params" in words.out
+    options = in_a_pipe(_INGOT_COMPLETE="bash_complete", COMP_WORDS="ingot ls --so", COMP_CWORD="2")
+    assert "plain,--sort" in options.out
+
+
+def test_help_and_version_are_there() -> None:
+    assert good("--version").out == f"ingot {ingot.__version__}\n"
+    assert "Exit status" in good("--help").out
+    assert run().code in (0, 2)
+    assert "Usage: ingot" in in_a_terminal("-h").out

@@ -1,0 +1,46 @@
+"""The session that the README shows, printed again.
+
+To renew it after a change that is meant, and then look at what `git diff` says of it::
+
+    INGOT_RENEW_GOLDEN=1 python -m pytest tests/cli/test_readme.py
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+from commands import in_a_terminal
+from models import minilm
+
+README = Path(__file__).parents[2] / "README.md"
+SESSION = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
+# Of an answer with more lines so many are shown of its begin and its end.
+LONGEST, HEAD, TAIL = 16, 7, 3
+
+
+def printed(session: str, folder: Path) -> str:
+    """The commands of a session, with what they print now."""
+    lines = []
+    for line in session.splitlines():
+        if line.startswith("$ "):
+            words = shlex.split(line[2:])
+            assert words[0] == "ingot"
+            answer = in_a_terminal(*words[1:], folder=folder, NO_COLOR="1", TERM="dumb").out.splitlines()
+            if len(answer) > LONGEST:
+                answer[HEAD:-TAIL] = ["..."]
+            lines += [line, *answer]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def test_the_readme_shows_what_the_commands_print(tmp_path: Path) -> None:
+    shutil.copy(minilm(), tmp_path / "model.safetensors")
+    text = README.read_text(encoding="utf-8")
+    assert len(SESSION.findall(text)) >= 3
+    renewed = SESSION.sub(lambda session: printed(session[0], tmp_path), text)
+    if os.environ.get("INGOT_RENEW_GOLDEN"):
+        README.write_text(renewed, encoding="utf-8")
+    assert renewed == README.read_text(encoding="utf-8")

@@ -1,0 +1,34 @@
+"""What all tests of conversion share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    # Flushing to the disk is not what is tested here.
+    monkeypatch.setenv("INGOT_DURABLE", "0")
+
+
+class Payload:
+    """Pickles as a call that leaves a mark."""
+
+    def __init__(self, mark: Path) -> None:
+        self._mark = mark
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return os.mkdir, (str(self._mark),)
+
+
+@pytest.fixture
+def payload(tmp_path: Path) -> Iterator[Payload]:
+    """What a pickle can do to whoever loads it. The test fails where it was done."""
+    mark = tmp_path / "mark"
+    yield Payload(mark)
+    assert not mark.exists(), "the payload ran"

@@ -1,0 +1,174 @@
+"""Conversion of .npy and .npz, and to .npz."""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+from pathlib import Path
+
+import ml_dtypes
+import numpy
+import pytest
+
+import ingot
+from ingot import _convert
+from ingot.numpy import load_file, save_file
+
+from .conftest import Payload
+
+ARRAYS = {
+    "plain": numpy.arange(12, dtype=numpy.float32).reshape(3, 4),
+    "fortran": numpy.asfortranarray(numpy.arange(6.0).reshape(2, 3)),
+    "big": numpy.arange(4, dtype=">i4"),
+    "bool": numpy.array([True, False]),
+    "scalar": numpy.float16(2.5),
+    "empty": numpy.zeros((0, 3), numpy.uint8),
+    "complex": numpy.ones(2, numpy.complex64),
+    "a/b.c": numpy.ones(1, numpy.int64),
+}
+
+
+@pytest.mark.parametrize("save", [numpy.savez, numpy.savez_compressed])
+def test_every_array_of_an_npz_is_what_numpy_load_gives(save: object) -> None:
+    save("in.npz", **ARRAYS)  # type: ignore[operator]
+    report = ingot.convert("in.npz", "out.safetensors")
+    found = load_file("out.safetensors")
+    assert report.tensors == len(found) == len(ARRAYS)
+    for name, array in ARRAYS.items():
+        numpy.testing.assert_array_equal(found[name], array)
+        assert found[name].dtype == numpy.asarray(array).dtype.newbyteorder("<")
+
+
+@pytest.mark.parametrize("name", ["plain", "fortran", "big", "scalar", "empty"])
+def test_an_npy_gives_one_tensor(name: str) -> None:
+    numpy.save("in.npy", ARRAYS[name])
+    ingot.convert("in.npy", "out.bt")
+    numpy.testing.assert_array_equal(load_file("out.bt")["tensor"], ARRAYS[name])
+
+
+def test_what_numpy_load_reads_comes_out_the_same_each_time() -> None:
+    arrays = {name: numpy.ascontiguousarray(array) for name, array in ARRAYS.items() if name != "scalar"}
+    save_file(arrays | {"scalar": ARRAYS["scalar"]}, "in.safetensors", {"title": "x"})
+    report = ingot.convert("in.safetensors", "out.npz")
+    with numpy.load("out.npz", allow_pickle=False) as found:
+        assert set(found) == set(ARRAYS)
+        for name, array in ARRAYS.items():
+            numpy.testing.assert_array_equal(found[name], array)
+            assert found[name].shape == array.shape
+    assert [(one.name, one.kind, one.value) for one in report.left_out] == [("title", "metadata", "x")]
+    ingot.convert("in.safetensors", "again.npz")
+    assert Path("again.npz").read_bytes() == Path("out.npz").read_bytes()
+
+
+def test_what_an_npz_cannot_hold_is_refused_before_it_is_written() -> None:
+    save_file({"half": numpy.ones(3, ml_dtypes.bfloat16)}, "in.safetensors")
+    with pytest.raises(ingot.SaveError, match=r"tensor `half`: an .npz has no dtype for BF16"):
+        ingot.convert("in.safetensors", "out.npz")
+    assert not Path("out.npz").exists()
+    ingot.convert("in.safetensors", "out.npz", dtype="F32")
+    with numpy.load("out.npz") as found:
+        assert found["half"].dtype == numpy.float32
+
+
+@pytest.mark.parametrize("name", ["../../evil", "/etc/evil", "a\\b", "C:evil", "a//b"])
+def test_a_name_that_is_a_path_out_of_a_folder_becomes_no_member(name: str) -> None:
+    save_file({name: numpy.ones(1)}, "in.safetensors")
+    with pytest.raises(ingot.SaveError, match="path out of the folder") as caught:
+        ingot.convert("in.safetensors", "out.npz")
+    assert caught.value.code == "unsafe-name"
+
+
+def test_an_array_of_objects_is_left_out_and_not_unpickled(payload: Payload) -> None:
+    objects = numpy.empty(1, object)
+    objects[0] = payload
+    numpy.savez("in.npz", objects=objects, plain=ARRAYS["plain"], text=numpy.array(["a"]))
+    report = ingot.convert("in.npz", "out.safetensors")
+    assert set(load_file("out.safetensors")) == {"plain"}
+    assert {one.name for one in report.left_out} == {"objects.npy", "text.npy"}
+    numpy.save("in.npy", objects)
+    with pytest.raises(ingot.ConversionError, match="no tensor in it is to be converted") as caught:
+        ingot.convert("in.npy", "other.safetensors")
+    assert caught.value.code == "no-tensors"
+
+
+def test_a_zip_bomb_is_refused_with_the_limit_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_convert.limits, "ALWAYS_NBYTES", 1 << 20)
+    numpy.savez_compressed("bomb.npz", zeros=numpy.zeros(16 << 20, numpy.uint8))
+    assert Path("bomb.npz").stat().st_size * _convert.limits.GROWTH < 2 << 20
+    with pytest.raises(
+        ingot.ConversionError, match=r"16,777,344 bytes.*limit is 1,6.*max_nbytes=16777344"
+    ) as caught:
+        ingot.convert("bomb.npz", "out.safetensors")
+    assert caught.value.code == "too-large"
+    ingot.convert("bomb.npz", "out.safetensors", max_nbytes=16777344)
+
+
+@pytest.mark.parametrize(
+    ("header", "word"),
+    [
+        (b"{'descr': '<f4', 'fortran_order': False, 'shape': (1 << 60,), }", "no description"),
+        (b"{'descr': '<f4', 'fortran_order': False, 'shape': (__import__('os'),), }", "no description"),
+        (b"[" * 5000, "no description"),
+        (b"{'descr': '<f4', 'fortran_order': False, 'shape': (8796093022208,), }", "cut short"),
+        (b"{'descr': '<f4', 'fortran_order': False, 'shape': (), }", "follow the array"),
+    ],
+)
+def test_a_hostile_header_is_refused(header: bytes, word: str) -> None:
+    Path("in.npy").write_bytes(b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header + bytes(8))
+    with pytest.raises(ingot.ConversionError, match=f"in.npy: .*{word}"):
+        ingot.convert("in.npy", "out.safetensors")
+
+
+def test_a_header_longer_than_the_limit_is_refused_before_it_is_read() -> None:
+    Path("in.npy").write_bytes(b"\x93NUMPY\2\0" + struct.pack("<I", 1 << 31) + bytes(8))
+    with pytest.raises(ingot.ConversionError, match="2147483648 bytes, and the limit is 10000"):
+        ingot.convert("in.npy", "out.safetensors")
+
+
+def damaged(find: bytes, put: bytes, *, last: bool = False) -> None:
+    data = Path("in.npz").read_bytes()
+    place = data.rindex(find) if last else data.index(find)
+    Path("in.npz").write_bytes(data[:place] + put + data[place + len(find) :])
+
+
+def test_two_members_of_one_name_are_refused() -> None:
+    numpy.savez("in.npz", aa=numpy.ones(2), bb=numpy.zeros(2))
+    data = Path("in.npz").read_bytes()
+    Path("in.npz").write_bytes(data.replace(b"bb.npy", b"aa.npy"))
+    with pytest.raises(ingot.ConversionError, match=r"member `aa.npy` stands in it twice") as caught:
+        ingot.convert("in.npz", "out.safetensors")
+    assert caught.value.code == "duplicate-member"
+
+
+def test_a_member_that_is_another_in_its_own_header_is_refused() -> None:
+    numpy.savez("in.npz", aa=numpy.ones(2))
+    damaged(b"aa.npy", b"bb.npy")
+    with pytest.raises(ingot.ConversionError, match="in its own header"):
+        ingot.convert("in.npz", "out.safetensors")
+
+
+def test_an_encrypted_member_is_refused() -> None:
+    numpy.savez("in.npz", aa=numpy.ones(2))
+    data = bytearray(Path("in.npz").read_bytes())
+    data[data.rindex(b"PK\1\2") + 8] |= 1
+    Path("in.npz").write_bytes(data)
+    with pytest.raises(ingot.ConversionError, match="is encrypted"):
+        ingot.convert("in.npz", "out.safetensors")
+
+
+def test_a_changed_byte_is_noticed_by_the_checksum() -> None:
+    numpy.savez("in.npz", aa=numpy.arange(100.0))
+    damaged(numpy.float64(99.0).tobytes(), numpy.float64(98.5).tobytes())
+    with pytest.raises(ingot.ConversionError, match=r"in.npz: .*CRC"):
+        ingot.convert("in.npz", "out.safetensors")
+    assert not Path("out.safetensors").exists()
+
+
+def test_members_of_another_size_than_their_header_says_are_refused() -> None:
+    numpy.save("in.npy", numpy.ones(2))
+    with zipfile.ZipFile("in.npz", "w") as archive:
+        archive.writestr("aa.npy", Path("in.npy").read_bytes().replace(b"(2,)", b"(3,)"))
+    with pytest.raises(
+        ingot.ConversionError, match=r"shape \[3\] of F64 needs 24 bytes, and the member has 16"
+    ):
+        ingot.convert("in.npz", "out.safetensors")

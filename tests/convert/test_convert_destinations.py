@@ -1,0 +1,245 @@
+"""What a conversion writes, and what it leaves alone."""
+
+from __future__ import annotations
+
+import builtins
+import os
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy
+import pytest
+
+import ingot
+from ingot import _convert
+from ingot.numpy import load_file, save_file
+
+RANDOM = numpy.random.default_rng(0)
+ARRAYS = {
+    "weight": RANDOM.normal(size=(3, 5)).astype(numpy.float32),
+    "count": numpy.arange(7),
+    "half": RANDOM.normal(size=4).astype(numpy.float16),
+}
+
+
+@pytest.fixture
+def source() -> str:
+    numpy.savez("in.npz", **ARRAYS)
+    return "in.npz"
+
+
+def test_the_report_says_what_was_done(source: str) -> None:
+    report = ingot.convert(source, "out.safetensors", drop="half", dtype="F16", metadata={"title": "x"})
+    assert report == ingot.Conversion(
+        source="in.npz",
+        destination="out.safetensors",
+        source_format="npz",
+        format="safetensors",
+        files=("out.safetensors",),
+        tensors=2,
+        nbytes=86,
+        shared={},
+        cast=("weight",),
+        left_out=(),
+        dropped=("half",),
+        verified=True,
+    )
+    assert ingot.read_metadata("out.safetensors") == {"title": "x"}
+
+
+def test_the_file_is_the_one_that_save_file_writes(source: str) -> None:
+    for name in ("out.safetensors", "out.bt"):
+        ingot.convert(source, name)
+        save_file(ARRAYS, f"expected-{name}")
+        assert Path(name).read_bytes() == Path(f"expected-{name}").read_bytes()
+
+
+@pytest.mark.parametrize("code", ["BF16", "F16", "F64", "F8_E4M3"])
+def test_floats_are_cast_as_load_file_casts_them_and_nothing_else_is(source: str, code: str) -> None:
+    save_file(ARRAYS, "in.safetensors")
+    ingot.convert(source, "out.safetensors", dtype=code)
+    expected = load_file("in.safetensors", dtype=code)
+    for name, array in load_file("out.safetensors").items():
+        assert array.dtype == expected[name].dtype
+        assert array.tobytes() == expected[name].tobytes()
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["bfloat16", "BF16", ml_dtypes.bfloat16, numpy.dtype(ml_dtypes.bfloat16)],
+    ids=["name", "code", "class", "dtype"],
+)
+def test_a_dtype_may_be_spelt_in_many_ways(source: str, dtype: Any) -> None:
+    assert ingot.convert(source, "out.safetensors", dtype=dtype).cast == ("weight", "half")
+
+
+def test_tensors_larger_than_a_piece_are_cast_and_compared_piece_by_piece(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_convert.values, "PIECE_NBYTES", 64)
+    arrays = {
+        "flat": RANDOM.normal(size=101).astype(numpy.float32),
+        "rows": RANDOM.normal(size=(9, 5)).astype(numpy.float32),
+        "wide": RANDOM.normal(size=(2, 3, 50)).astype(numpy.float32),
+        "ones": RANDOM.normal(size=(1, 1, 60)).astype(numpy.float32),
+        "fours": numpy.zeros((3, 202), ml_dtypes.float4_e2m1fn),
+    }
+    save_file(arrays, "in.safetensors")
+    for name, code in (("out.safetensors", "BF16"), ("out.npz", "F64"), ("plain.safetensors", None)):
+        drop = "fours" if name == "out.npz" else None
+        ingot.convert("in.safetensors", name, dtype=code, drop=drop)
+    half = load_file("out.safetensors")
+    with numpy.load("out.npz") as wide:
+        for key in ("flat", "rows", "wide", "ones"):
+            numpy.testing.assert_array_equal(half[key], arrays[key].astype(ml_dtypes.bfloat16))
+            numpy.testing.assert_array_equal(wide[key], arrays[key].astype(numpy.float64))
+    assert Path("plain.safetensors").read_bytes() == Path("in.safetensors").read_bytes()
+
+
+def test_shards_are_those_of_split(source: str) -> None:
+    report = ingot.convert(source, "shards", max_shard_size=64)
+    assert [os.path.basename(name) for name in report.files] == [
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "model.safetensors.index.json",
+    ]
+    ingot.convert("shards", "back.safetensors")
+    for name, array in load_file("back.safetensors").items():
+        numpy.testing.assert_array_equal(array, ARRAYS[name])
+
+
+def test_a_folder_gets_one_file_where_all_fits_in_it(source: str) -> None:
+    assert ingot.convert(source, "folder/").files == (os.path.join("folder/", "model.safetensors"),)
+
+
+@pytest.mark.parametrize("name", ["out.safetensors", "out.npz", "shards/"])
+def test_what_is_there_is_replaced_only_where_the_caller_says_so(source: str, name: str) -> None:
+    ingot.convert(source, name)
+    file = Path(name + "model.safetensors" if name.endswith("/") else name)
+    before = file.read_bytes()
+    numpy.savez("other.npz", other=numpy.zeros(3))
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        ingot.convert("other.npz", name)
+    assert file.read_bytes() == before
+    ingot.convert("other.npz", name, overwrite=True)
+    assert file.read_bytes() != before
+
+
+@pytest.mark.parametrize("name", ["out.safetensors", "out.bt", "out.npz", "shards/"])
+def test_a_failure_in_the_middle_leaves_what_was_there_and_nothing_else(source: str, name: str) -> None:
+    ingot.convert(source, name)
+    files = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    numpy.savez("broken.npz", good=numpy.ones(4), weak=numpy.arange(100.0))
+    data = Path("broken.npz").read_bytes()
+    Path("broken.npz").write_bytes(data.replace(numpy.float64(99).tobytes(), numpy.float64(1).tobytes()))
+    with pytest.raises(ingot.ConversionError, match="CRC"):
+        ingot.convert("broken.npz", name, overwrite=True)
+    Path("broken.npz").unlink()
+    assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == files
+
+
+@pytest.mark.parametrize("name", ["out.safetensors", "out.npz", "shards/"])
+def test_a_value_that_was_written_wrong_is_found_before_it_takes_the_name(
+    source: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = _convert.conversion.verified
+
+    def spoilt(path: str, *arguments: Any) -> None:
+        data = Path(path).read_bytes()
+        one = ARRAYS["weight"].tobytes()[:4]
+        assert one in data
+        Path(path).write_bytes(data.replace(one, bytes(4)))
+        real(path, *arguments)
+
+    monkeypatch.setattr(_convert.conversion, "verified", spoilt)
+    with pytest.raises(ingot.ConversionError, match=r"weight|CRC"):
+        ingot.convert(source, name)
+    assert [str(path) for path in Path().rglob("*") if path.is_file()] == ["in.npz"]
+    assert not ingot.convert(source, name, verify=False).verified
+
+
+def test_the_file_is_complete_when_it_takes_its_name(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("out.safetensors").write_bytes(b"old")
+    os.chmod("out.safetensors", 0o640)
+    seen = []
+    replace = os.replace
+
+    def replaced(old: str, new: str) -> None:
+        seen.append(Path("out.safetensors").read_bytes())
+        replace(old, new)
+
+    monkeypatch.setattr(os, "replace", replaced)
+    ingot.convert(source, "out.safetensors", overwrite=True)
+    assert seen == [b"old"]
+    assert Path("out.safetensors").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_link_stays_a_link(source: str) -> None:
+    Path("folder").mkdir()
+    save_file({"old": numpy.zeros(1)}, "folder/real.safetensors")
+    Path("out.safetensors").symlink_to("folder/real.safetensors")
+    ingot.convert(source, "out.safetensors", overwrite=True)
+    assert Path("out.safetensors").is_symlink()
+    assert set(load_file("folder/real.safetensors")) == set(ARRAYS)
+
+
+def test_a_file_that_appears_meanwhile_is_kept(source: str) -> None:
+    def appears(done: int, total: int) -> None:
+        Path("out.safetensors").write_bytes(b"other")
+
+    with pytest.raises(FileExistsError, match="made meanwhile"):
+        ingot.convert(source, "out.safetensors", progress=appears)
+    assert Path("out.safetensors").read_bytes() == b"other"
+    assert sorted(os.listdir()) == ["in.npz", "out.safetensors"]
+
+
+def test_a_source_may_be_replaced_by_its_own_conversion() -> None:
+    save_file(ARRAYS, "in.safetensors")
+    ingot.convert("in.safetensors", "in.safetensors", dtype="BF16", overwrite=True)
+    assert load_file("in.safetensors")["weight"].dtype == ml_dtypes.bfloat16
+
+
+def test_what_a_killed_conversion_left_is_removed_by_the_next(source: str) -> None:
+    Path(".ingot-0123abcd.out.safetensors").write_bytes(b"half")
+    Path(".ingot-0123abcd.other.safetensors").write_bytes(b"half")
+    ingot.convert(source, "out.safetensors")
+    assert sorted(os.listdir()) == [".ingot-0123abcd.other.safetensors", "in.npz", "out.safetensors"]
+
+
+def test_progress_is_told_up_to_all_bytes_written_and_compared(source: str) -> None:
+    told: list[tuple[int, int]] = []
+    report = ingot.convert(source, "out.safetensors", progress=lambda done, total: told.append((done, total)))
+    assert told[-1] == (2 * report.nbytes, 2 * report.nbytes)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+
+    def stop(done: int, total: int) -> None:
+        raise builtins.KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ingot.convert(source, "other.safetensors", progress=stop)
+    assert not Path("other.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"dst": "out.pt"}, "unknown-destination"),
+        ({"dst": "out.safetensors", "format": "zip"}, "unknown-format"),
+        ({"dst": "out.safetensors", "source": "zip"}, "unknown-source"),
+        ({"dst": "out.safetensors", "dtype": "I8"}, "no-conversion"),
+        ({"dst": "out.safetensors", "max_nbytes": -1}, "max-nbytes"),
+        ({"dst": "out.npz", "metadata": {"a": "b"}}, "npz-metadata"),
+        ({"dst": "folder", "format": "npz", "max_shard_size": 5}, "npz-shards"),
+    ],
+)
+def test_an_option_that_is_no_choice_is_refused(source: str, options: dict[str, Any], code: str) -> None:
+    with pytest.raises(ingot.OptionError) as caught:
+        ingot.convert(source, **options)
+    assert caught.value.code == code
+    assert os.listdir() == ["in.npz"]
+
+
+def test_a_pattern_that_fits_no_tensor_is_refused(source: str) -> None:
+    with pytest.raises(ingot.TensorNotFoundError, match="wieght"):
+        ingot.convert(source, "out.safetensors", drop="wieght")

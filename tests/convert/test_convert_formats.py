@@ -1,0 +1,115 @@
+"""Which format a file is taken for, and what is said of files of none."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import h5py
+import numpy
+import pytest
+import torch
+
+import ingot
+from ingot._convert.formats import _BY_CONTENT, _FIRST_BYTES, FORMATS, resolved
+from ingot.numpy import load_file, save_file
+
+ONE = {"a": numpy.ones(3, numpy.float32)}
+
+
+def test_every_format_is_recognised_by_something_and_has_a_module() -> None:
+    by_folder = {"savedmodel"}
+    by_framing = {"bintensors"}
+    assert set(FORMATS) == set(_BY_CONTENT) | set(_FIRST_BYTES) | by_folder | by_framing
+    folder = Path(ingot.__file__).parent / "_convert" / "sources"
+    modules = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    assert {format.module for format in FORMATS.values()} == modules
+
+
+@pytest.mark.parametrize(
+    "name", ["model.bin", "model.npz", "model.onnx", "model.h5", "model", "model.safetensors"]
+)
+def test_the_content_decides_and_not_the_name(name: str) -> None:
+    torch.save({"a": torch.ones(3)}, name)
+    assert resolved(name, None) == (name, "torch")
+    save_file(ONE, name, format="safetensors")
+    assert resolved(name, None) == (name, "safetensors")
+    save_file(ONE, name, format="bintensors")
+    assert resolved(name, None) == (name, "bintensors")
+    with open(name, "wb") as file:
+        numpy.savez(file, a=ONE["a"])
+    assert resolved(name, None) == (name, "npz")
+    os.remove(name)
+    with h5py.File(name, "w") as archive:
+        archive["a"] = ONE["a"]
+    assert resolved(name, None) == (name, "hdf5")
+
+
+def test_a_safetensors_file_whose_length_spells_another_format_is_what_it_is() -> None:
+    # The length of the header is 0x04034b50, which are the first bytes of a ZIP archive.
+    header = b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
+    length = int.from_bytes(b"PK\3\4", "little")
+    with open("in.bin", "wb") as file:
+        file.write(length.to_bytes(8, "little") + header.ljust(length) + b"x")
+    assert resolved("in.bin", None) == ("in.bin", "safetensors")
+    ingot.convert("in.bin", "out.bt")
+    assert load_file("out.bt")["a"].tolist() == [ord("x")]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n", "LFS"),
+        (b"<!DOCTYPE html><html>not found</html>", "HTML page"),
+        (b"", "too short"),
+        (b"\x1f\x8b\x08\0\0\0\0\0\0\0", "packed by gzip: unpack it first"),
+        (b"PK\3\4" + bytes(100), "a ZIP archive of nothing that is converted"),
+        (b"PAR1" + bytes(100), "a Parquet file that is cut short"),
+        (b"hello, this is a text that says nothing", "not a file of a format that is known"),
+    ],
+    ids=["lfs", "html", "empty", "gzip", "zip", "parquet", "text"],
+)
+def test_a_file_of_no_known_format_is_named_for_what_it_is(data: bytes, words: str) -> None:
+    Path("in.bin").write_bytes(data)
+    with pytest.raises(ingot.ConversionError, match=f"^in.bin: .*{words}") as caught:
+        ingot.convert("in.bin", "out.safetensors")
+    assert caught.value.code == "unknown-format"
+    assert caught.value.path == "in.bin"
+
+
+def test_names_are_escaped_in_every_message() -> None:
+    torch.save({"\x1b[31m\u202ered": torch.ones(2, dtype=torch.complex128)}, "evil\x1b.bin")
+    with pytest.raises(ingot.ConversionError) as caught:
+        ingot.convert("evil\x1b.bin", "out.safetensors")
+    assert "\x1b" not in str(caught.value)
+    assert r"tensor `\x1b[31m\u202ered`" in str(caught.value)
+    assert caught.value.tensor == "\x1b[31m\u202ered"
+
+
+def test_a_missing_file_is_the_error_of_the_system() -> None:
+    with pytest.raises(FileNotFoundError):
+        ingot.convert("gone.bin", "out.safetensors")
+
+
+def test_a_folder_is_the_one_checkpoint_that_is_in_it() -> None:
+    Path("folder").mkdir()
+    with pytest.raises(ingot.ConversionError, match="folder: a folder with 0 files"):
+        ingot.convert("folder", "out.safetensors")
+    torch.save({"a": torch.ones(3)}, "folder/pytorch_model.bin")
+    Path("folder/readme.txt").write_text("text")
+    ingot.convert("folder", "out.safetensors")
+    save_file(ONE, "folder/model.safetensors")
+    with pytest.raises(
+        ingot.ConversionError, match=r"2 files that could be converted: model.safetensors, pyt"
+    ) as error:
+        ingot.convert("folder", "other.safetensors")
+    assert error.value.code == "ambiguous"
+
+
+def test_paths_of_every_kind_are_taken(tmp_path: Path) -> None:
+    save_file(ONE, tmp_path / "in.safetensors")
+    ingot.convert(tmp_path / "in.safetensors", tmp_path / "a.bt")
+    ingot.convert(os.fsencode(tmp_path / "in.safetensors"), os.fsencode(tmp_path / "b.bt"))
+    assert Path("a.bt").read_bytes() == Path("b.bt").read_bytes()
+    with pytest.raises(TypeError):
+        ingot.convert(5, "out.bt")  # type: ignore[arg-type]

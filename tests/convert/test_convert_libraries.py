@@ -1,0 +1,339 @@
+"""Conversion of files that h5py, onnx, gguf and pyarrow wrote."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import h5py
+import ml_dtypes
+import numpy
+import onnx
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from onnx import helper, numpy_helper
+
+import ingot
+from ingot import _convert
+from ingot.numpy import load_file
+
+RANDOM = numpy.random.default_rng(0)
+WEIGHT = RANDOM.normal(size=(4, 64)).astype(numpy.float32)
+
+
+# --- HDF5 ---
+
+
+def test_datasets_of_hdf5_are_read_under_their_paths() -> None:
+    with h5py.File("in.h5", "w") as file:
+        file.create_dataset("dense/kernel", data=WEIGHT, compression="gzip", chunks=(2, 8), shuffle=True)
+        file["dense/tied"] = file["dense/kernel"]
+        file["big"] = numpy.arange(3, dtype=">i4")
+        file["scalar"] = numpy.float64(2.5)
+        file["bool"] = numpy.array([True, False])
+        file["text"] = "hello"
+        file["nothing"] = h5py.Empty("f4")
+        file["soft"] = h5py.SoftLink("/big")
+        file["loop"] = file["dense"]
+    report = ingot.convert("in.h5", "out.safetensors")
+    found = load_file("out.safetensors")
+    numpy.testing.assert_array_equal(found["dense/kernel"], WEIGHT)
+    assert found["big"].tolist() == [0, 1, 2]
+    assert found["scalar"] == 2.5
+    assert found["bool"].tolist() == [True, False]
+    assert report.shared == {"dense/tied": "dense/kernel"}
+    assert {one.name for one in report.left_out} == {"text", "nothing", "soft", "loop"}
+
+
+def linked(file: h5py.File) -> None:
+    file["a"] = h5py.ExternalLink("/etc/passwd", "/")
+
+
+def stored_outside(file: h5py.File) -> None:
+    file.create_dataset("a", (4,), "f4", external=[("other.bin", 0, 16)])
+
+
+def virtual(file: h5py.File) -> None:
+    layout = h5py.VirtualLayout((4,), "f4")
+    layout[:] = h5py.VirtualSource("other.h5", "x", (4,))
+    file.create_virtual_dataset("a", layout)
+
+
+@pytest.mark.parametrize("make", [linked, stored_outside, virtual])
+def test_hdf5_that_reaches_into_other_files_is_refused(make: Callable[[h5py.File], None]) -> None:
+    Path("other.bin").write_bytes(b"secret secret se")
+    with h5py.File("in.h5", "w") as file:
+        make(file)
+    with pytest.raises(ingot.ConversionError, match=r"in.h5: tensor `a`: ") as caught:
+        ingot.convert("in.h5", "out.safetensors")
+    assert caught.value.code == "outside"
+
+
+def test_a_filter_that_is_a_plugin_is_refused() -> None:
+    with h5py.File("in.h5", "w") as file:
+        properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        properties.set_chunk((4,))
+        properties.set_filter(32015, h5py.h5z.FLAG_OPTIONAL, (1,))
+        space = h5py.h5s.create_simple((4,))
+        h5py.h5d.create(file.id, b"a", h5py.h5t.IEEE_F32LE, space, properties)
+    with pytest.raises(ingot.ConversionError, match="number 32015") as caught:
+        ingot.convert("in.h5", "out.safetensors")
+    assert caught.value.code == "plugin"
+
+
+def test_a_dataset_that_was_never_written_is_no_way_to_fill_the_disk() -> None:
+    with h5py.File("in.h5", "w") as file:
+        file.create_dataset("a", (1 << 40,), "f4", chunks=(1 << 20,))
+    with pytest.raises(ingot.ConversionError, match=r"4,398,046,511,104 bytes.*limit is 1,073,741,824"):
+        ingot.convert("in.h5", "out.safetensors")
+
+
+# --- ONNX ---
+
+
+def model(*tensors: onnx.TensorProto, nodes: tuple[onnx.NodeProto, ...] = ()) -> onnx.ModelProto:
+    output = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+    node = helper.make_node("Identity", ["w"], ["y"])
+    return helper.make_model(helper.make_graph([node, *nodes], "g", [], [output], list(tensors)))
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_initializers_of_onnx_are_read(outside: bool) -> None:
+    inner = helper.make_graph([], "inner", [], [], [numpy_helper.from_array(WEIGHT[:1], "w")])
+    tensors = [
+        numpy_helper.from_array(WEIGHT, "w"),
+        numpy_helper.from_array(numpy.ones(3, ml_dtypes.bfloat16), "half"),
+        helper.make_tensor("list", onnx.TensorProto.INT64, [2], [1, 2]),
+        helper.make_tensor("text", onnx.TensorProto.STRING, [1], [b"a"]),
+    ]
+    made = model(*tensors, nodes=(helper.make_node("If", ["w"], ["z"], "branch", then_branch=inner),))
+    onnx.save(made, "in.onnx", save_as_external_data=outside, location="data.bin", size_threshold=0)
+    report = ingot.convert("in.onnx", "out.safetensors")
+    found = load_file("out.safetensors")
+    numpy.testing.assert_array_equal(found["w"], WEIGHT)
+    numpy.testing.assert_array_equal(found["branch.then_branch.w"], WEIGHT[:1])
+    assert found["half"].dtype == ml_dtypes.bfloat16
+    assert found["list"].tolist() == [1, 2]
+    assert [one.name for one in report.left_out] == ["text"]
+
+
+@pytest.mark.parametrize(
+    ("location", "more", "code"),
+    [
+        ("../data.bin", {}, "outside"),
+        ("/etc/passwd", {}, "outside"),
+        ("sub\\data.bin", {}, "outside"),
+        ("gone.bin", {}, "missing-file"),
+        ("data.bin", {"offset": 1}, "truncated"),
+        ("data.bin", {"offset": -8}, "truncated"),
+        ("data.bin", {"length": 5}, "size-mismatch"),
+    ],
+)
+def test_data_of_onnx_stays_in_its_folder_and_in_its_file(
+    location: str, more: dict[str, int], code: str
+) -> None:
+    made = model(numpy_helper.from_array(WEIGHT, "w"))
+    onnx.save(made, "in.onnx", save_as_external_data=True, location="data.bin", size_threshold=0)
+    made = onnx.load("in.onnx", load_external_data=False)
+    pairs = made.graph.initializer[0].external_data
+    for pair in pairs:
+        if pair.key == "location":
+            pair.value = location
+    for key, value in more.items():
+        kept = [pair for pair in pairs if pair.key != key]
+        del pairs[:]
+        pairs.extend([*kept, onnx.StringStringEntryProto(key=key, value=str(value))])
+    Path("in.onnx").write_bytes(made.SerializeToString())
+    with pytest.raises(ingot.ConversionError, match=r"tensor `w`|`w` ") as caught:
+        ingot.convert("in.onnx", "out.safetensors")
+    assert caught.value.code == code
+
+
+def test_one_region_of_a_file_is_no_way_to_fill_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_convert.limits, "ALWAYS_NBYTES", 1 << 20)
+    tensors = [numpy_helper.from_array(WEIGHT, f"w{number}") for number in range(2000)]
+    for tensor in tensors:
+        tensor.ClearField("raw_data")
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value="data.bin")
+    Path("data.bin").write_bytes(WEIGHT.tobytes())
+    Path("in.onnx").write_bytes(model(*tensors).SerializeToString())
+    monkeypatch.setattr(_convert.limits, "GROWTH", 2)
+    with pytest.raises(ingot.ConversionError, match="limit is 1,048,576"):
+        ingot.convert("in.onnx", "out.safetensors")
+
+
+# --- GGUF ---
+
+
+def gguf_file(**more: int) -> str:
+    writer = gguf.GGUFWriter("in.gguf", "llama")
+    writer.add_string("general.name", "x")
+    writer.add_array("tokens", ["a", "b"])
+    writer.add_array("scores", [1.0, 2.0])
+    writer.add_bool("flag", True)
+    writer.add_tensor("plain", WEIGHT)
+    writer.add_tensor("half", WEIGHT.astype(numpy.float16))
+    for name, kind in more.items():
+        writer.add_tensor(name, gguf.quantize(WEIGHT, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return "in.gguf"
+
+
+def test_plain_tensors_of_gguf_are_read_and_values_become_metadata() -> None:
+    report = ingot.convert(gguf_file(), "out.safetensors")
+    found = load_file("out.safetensors")
+    numpy.testing.assert_array_equal(found["plain"], WEIGHT)
+    numpy.testing.assert_array_equal(found["half"], WEIGHT.astype(numpy.float16))
+    assert ingot.read_metadata("out.safetensors") == {
+        "flag": "true",
+        "general.architecture": "llama",
+        "general.name": "x",
+    }
+    assert {one.name for one in report.left_out} == {"tokens", "scores"}
+
+
+def test_quantised_tensors_of_gguf_are_refused_until_the_caller_asks_for_values() -> None:
+    kind = gguf.GGMLQuantizationType.Q8_0
+    path = gguf_file(packed=kind)
+    with pytest.raises(
+        ingot.ConversionError, match=r"tensor `packed`: quantised as Q8_0.*dequantize=True"
+    ) as caught:
+        ingot.convert(path, "out.safetensors")
+    assert caught.value.code == "quantized"
+    assert ingot.convert(path, "plain.safetensors", drop="packed").tensors == 2
+    ingot.convert(path, "out.safetensors", dequantize=True)
+    expected = gguf.dequantize(gguf.quantize(WEIGHT, kind), kind)
+    numpy.testing.assert_array_equal(load_file("out.safetensors")["packed"], expected)
+
+
+def test_every_cut_and_every_changed_number_of_a_gguf_ends_in_one_error_or_in_a_file() -> None:
+    data = bytearray(Path(gguf_file()).read_bytes())
+    for end in range(0, len(data) - 32, 29):
+        Path("cut.gguf").write_bytes(data[:end])
+        with pytest.raises(ingot.ConversionError, match=r"^cut.gguf: "):
+            ingot.convert("cut.gguf", "out.safetensors")
+    refused: list[str] = []
+    for place in range(4, 400, 4):
+        for value in (b"\xff" * 8, b"\0" * 8, struct.pack("<Q", 1 << 62)):
+            changed = bytearray(data)
+            changed[place : place + 8] = value
+            Path("changed.gguf").write_bytes(changed)
+            try:
+                ingot.convert("changed.gguf", "out.safetensors", overwrite=True, verify=False)
+            except ingot.SafetensorError as error:
+                refused.append(str(error))
+    assert len(refused) > 50
+    assert all("changed.gguf" in words or "out.safetensors" in words for words in refused)
+
+
+# --- Arrow and Parquet ---
+
+
+def table() -> pa.Table:
+    rows = pa.FixedSizeListArray.from_arrays(pa.array(WEIGHT.reshape(-1)), 64)
+    tensors = pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(pa.float32(), [8, 8]), rows)
+    nested = pa.FixedSizeListArray.from_arrays(rows, 2)
+    return pa.table(
+        {
+            "tensors": tensors,
+            "rows": rows,
+            "a.b": pa.array([1, 2, 3, 4]),
+            "bool": pa.array([True, False, True, True]),
+            "half": pa.array(numpy.ones(4, numpy.float16)),
+            "text": pa.array(list("abcd")),
+            "nested": pa.FixedSizeListArray.from_arrays(pa.concat_arrays([nested, nested]), 1),
+        }
+    )
+
+
+def write_file(path: str) -> None:
+    with pa.OSFile(path, "wb") as sink, pa.ipc.new_file(sink, table().schema) as writer:
+        writer.write_table(table().slice(0, 1))
+        writer.write_table(table().slice(1))
+
+
+def write_stream(path: str) -> None:
+    with pa.OSFile(path, "wb") as sink, pa.ipc.new_stream(sink, table().schema) as writer:
+        writer.write_table(table())
+
+
+def write_packed(path: str) -> None:
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.OSFile(path, "wb") as sink, pa.ipc.new_file(sink, table().schema, options=options) as writer:
+        writer.write_table(table())
+
+
+def write_parquet(path: str) -> None:
+    pyarrow.parquet.write_table(table(), path, row_group_size=3)
+
+
+@pytest.mark.parametrize("write", [write_file, write_stream, write_packed, write_parquet])
+def test_columns_of_numbers_become_tensors(write: Callable[[str], None]) -> None:
+    write("in.data")
+    report = ingot.convert("in.data", "out.safetensors")
+    found = load_file("out.safetensors")
+    numpy.testing.assert_array_equal(found["tensors"], WEIGHT.reshape(4, 8, 8))
+    numpy.testing.assert_array_equal(found["rows"], WEIGHT)
+    numpy.testing.assert_array_equal(found["nested"], numpy.tile(WEIGHT, (2, 1)).reshape(4, 1, 2, 64))
+    assert found["a.b"].tolist() == [1, 2, 3, 4]
+    assert found["bool"].tolist() == [True, False, True, True]
+    assert found["half"].dtype == numpy.float16
+    assert [one.name for one in report.left_out] == ["text"]
+
+
+@pytest.mark.parametrize("ending", ["arrow", "parquet"])
+def test_a_column_with_missing_values_is_refused_by_name(ending: str) -> None:
+    holes = pa.table({"a": pa.array([1, None, 3]), "b": pa.array([1, 2, 3])})
+    if ending == "parquet":
+        pyarrow.parquet.write_table(holes, "in.parquet")
+    else:
+        with pa.OSFile("in.arrow", "wb") as sink, pa.ipc.new_file(sink, holes.schema) as writer:
+            writer.write_table(holes)
+    with pytest.raises(ingot.ConversionError, match="tensor `a`: 1 values of the column are missing"):
+        ingot.convert(f"in.{ending}", "out.safetensors")
+    assert ingot.convert(f"in.{ending}", "out.safetensors", drop="a").tensors == 1
+
+
+# --- all of them ---
+
+
+WRITERS: dict[str, Callable[[str], Any]] = {
+    "hdf5": lambda path: h5py.File(path, "w").create_dataset("a", data=WEIGHT).file.close(),
+    "onnx": lambda path: onnx.save(model(numpy_helper.from_array(WEIGHT, "w")), path),
+    "arrow": write_file,
+    "parquet": write_parquet,
+}
+
+
+@pytest.mark.parametrize("word", WRITERS)
+def test_a_file_that_is_cut_short_is_refused_with_its_name(word: str) -> None:
+    WRITERS[word]("in.data")
+    data = Path("in.data").read_bytes()
+    for end in (9, len(data) // 3, len(data) - 9):
+        Path("cut.data").write_bytes(data[:end])
+        with pytest.raises(ingot.ConversionError, match=r"^cut.data: "):
+            ingot.convert("cut.data", "out.safetensors", source=word)
+
+
+@pytest.mark.parametrize(
+    ("word", "package"), [("hdf5", "h5py"), ("onnx", "onnx"), ("arrow", "pyarrow"), ("parquet", "pyarrow")]
+)
+def test_a_missing_package_is_named_with_what_installs_it(
+    word: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    WRITERS[word]("in.data")
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(
+        ModuleNotFoundError, match=rf"needs {package}.*pip install ingot\[convert\]"
+    ) as caught:
+        ingot.convert("in.data", "out.safetensors", source=word)
+    assert caught.value.name == package

@@ -1,0 +1,113 @@
+"""The reading of flax's msgpack files, without flax: test_convert_frameworks.py has files that it wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ingot
+from ingot._convert import msgpack as ours
+from ingot._convert.positions import Region
+from ingot.numpy import load_file
+
+WEIGHT = numpy.arange(6000, dtype=numpy.float32).reshape(60, 100)
+
+
+def packed_array(array: numpy.ndarray[Any, Any], dtype: str | None = None) -> msgpack.ExtType:
+    parts = (array.shape, dtype or array.dtype.name, array.tobytes())
+    return msgpack.ExtType(1, msgpack.packb(parts, use_bin_type=True))
+
+
+def packed(tree: object) -> str:
+    Path("in.msgpack").write_bytes(msgpack.packb(tree, use_bin_type=True))
+    return "in.msgpack"
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(values)
+def test_every_value_is_what_msgpack_reads(value: object) -> None:
+    assert ours.load_inner("x", msgpack.packb(value, use_bin_type=True)) == value
+
+
+def test_long_bytes_stay_in_the_file() -> None:
+    data = bytes(range(256)) * 300
+    path = packed({"long": data, "short": b"abc", "wide": "é" * 70_000})
+    with open(path, "rb") as file:
+        found = ours.load(path, file)
+    assert isinstance(found["long"], Region)
+    assert found["long"].read("long").tobytes() == data
+    assert found["short"] == b"abc"
+    assert found["wide"] == "é" * 70_000
+
+
+def test_arrays_of_nested_dicts_are_read() -> None:
+    chunks = {"0": packed_array(WEIGHT.reshape(-1)[:4000]), "1": packed_array(WEIGHT.reshape(-1)[4000:])}
+    tree = {
+        "params": {"kernel": packed_array(WEIGHT), "half": packed_array(WEIGHT.view("u2")[:1], "bfloat16")},
+        "cut": {"__msgpack_chunked_array__": True, "shape": {"0": 60, "1": 100}, "chunks": chunks},
+        "step": 5,
+    }
+    report = ingot.convert(packed(tree), "out.safetensors")
+    found = load_file("out.safetensors")
+    numpy.testing.assert_array_equal(found["params.kernel"], WEIGHT)
+    numpy.testing.assert_array_equal(found["cut"], WEIGHT)
+    assert found["params.half"].tobytes() == WEIGHT.view("u2")[:1].tobytes()
+    assert [(one.name, one.value) for one in report.left_out] == [("step", "5")]
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ({"a": msgpack.ExtType(1, msgpack.packb(((3,), "float32", bytes(8))))}, "needs 12 bytes, found 8"),
+        ({"a": msgpack.ExtType(1, msgpack.packb(((-2,), "float32", bytes(8))))}, "needs -1 bytes"),
+        (
+            {"a": msgpack.ExtType(1, msgpack.packb(((2,), "object", bytes(16))))},
+            "no file of tensors has a dtype",
+        ),
+        ({"a": msgpack.ExtType(1, b"\xc0")}, "not a flax checkpoint"),
+        ({"a": {"__msgpack_chunked_array__": True, "shape": {}, "chunks": {}}}, "not a flax checkpoint"),
+        ({"a": 1}, "no tensor in it"),
+    ],
+    ids=["short", "negative", "objects", "nothing", "chunks", "empty"],
+)
+def test_what_is_no_array_is_refused(tree: object, words: str) -> None:
+    with pytest.raises(ingot.ConversionError, match=f"^in.msgpack: .*{words}"):
+        ingot.convert(packed(tree), "out.safetensors")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x82\xa1a\xdd\xff\xff\xff\xff",
+        b"\x81\xa1a\xc6\xff\xff\xff\xff",
+        b"\x81\xa1a" + b"\x91" * 5000 + b"\xc0",
+        b"\x82\xa1a\xc0\xa1a\xc0",
+        b"\x81\xa1a\xc1",
+        b"\x81\xa1a\xc0\xc0",
+        b"\x81\xa1\xff\xc0",
+        b"\x81\x90\xc0",
+        b"\x81",
+    ],
+)
+def test_bytes_that_are_no_msgpack_are_refused(data: bytes) -> None:
+    Path("in.msgpack").write_bytes(data)
+    with pytest.raises(ingot.ConversionError, match=r"^in.msgpack: not a flax checkpoint") as caught:
+        ingot.convert("in.msgpack", "out.safetensors")
+    assert caught.value.code == "unreadable"

@@ -1,0 +1,147 @@
+"""The reading of PaddlePaddle's pickles, without PaddlePaddle: it writes NumPy's arrays in them.
+
+test_convert_frameworks.py has files that PaddlePaddle itself wrote.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy
+import pytest
+
+import ingot
+from ingot.numpy import load_file
+
+from .conftest import Payload
+
+WEIGHT = numpy.arange(40_000, dtype=numpy.float32).reshape(100, 400)
+
+
+class Named:
+    """Pickles as paddle's tensors do."""
+
+    def __init__(self, call: Callable[..., Any], *arguments: Any) -> None:
+        self.reduced = call, arguments
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return self.reduced
+
+
+def pickled(tree: object, protocol: int = 4) -> str:
+    Path("in.pdparams").write_bytes(pickle.dumps(tree, protocol))
+    return "in.pdparams"
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_arrays_and_tensors_are_read(protocol: int) -> None:
+    state: dict[str, Any] = OrderedDict(
+        weight=WEIGHT,
+        tensor=Named(tuple, ("linear_0.w_0", WEIGHT + 1)),
+        dense=Named(eval, "data", {"data": WEIGHT + 2}),
+        fortran=numpy.asfortranarray(WEIGHT[:3, :2]),
+        half=numpy.array([0x3F80, 0x4000], numpy.uint16),
+        scalar=numpy.float64(2.5),
+        bool=numpy.array([True, False]),
+    )
+    if protocol == 5:
+        # It has another way for arrays, which paddle does not write.
+        with pytest.raises(ingot.ConversionError, match="asks for more than arrays"):
+            ingot.convert(pickled(state, protocol), "out.safetensors")
+        return
+    report = ingot.convert(
+        pickled({**state, "StructuredToParameterName@@": {"weight": "linear_0.w_0"}, "epoch": 3}, protocol),
+        "out.safetensors",
+    )
+    found = load_file("out.safetensors")
+    numpy.testing.assert_array_equal(found["weight"], WEIGHT)
+    numpy.testing.assert_array_equal(found["tensor"], WEIGHT + 1)
+    numpy.testing.assert_array_equal(found["dense"], WEIGHT + 2)
+    numpy.testing.assert_array_equal(found["fortran"], WEIGHT[:3, :2])
+    assert found["half"].dtype == ml_dtypes.bfloat16
+    assert found["half"].tolist() == [1.0, 2.0]
+    assert found["scalar"] == 2.5
+    assert [(one.name, one.value) for one in report.left_out] == [("epoch", "3")]
+
+
+def test_a_tensor_that_was_cut_is_whole_again() -> None:
+    state = {
+        "weight@@.0": WEIGHT.reshape(-1)[:25_000],
+        "weight@@.1": WEIGHT.reshape(-1)[25_000:],
+        "UnpackBigParamInfor@@": {
+            "weight": {"OriginShape": WEIGHT.shape, "slices": ["weight@@.0", "weight@@.1"]}
+        },
+    }
+    ingot.convert(pickled(state, 2), "out.safetensors")
+    found = load_file("out.safetensors")
+    assert set(found) == {"weight"}
+    numpy.testing.assert_array_equal(found["weight"], WEIGHT)
+    state["UnpackBigParamInfor@@"]["weight"]["OriginShape"] = (3, 3)  # type: ignore[index]
+    with pytest.raises(ingot.ConversionError, match="do not make up its shape"):
+        ingot.convert(pickled(state, 2), "other.safetensors")
+
+
+def test_a_tensor_under_two_names_is_written_once() -> None:
+    report = ingot.convert(pickled({"b": WEIGHT, "a": WEIGHT}), "out.safetensors")
+    assert report.shared == {"b": "a"}
+    assert ingot.read_metadata("out.safetensors") == {"b": "a", "format": "paddle"}
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_a_payload_is_refused_by_name_and_does_not_run(protocol: int, payload: Payload) -> None:
+    with pytest.raises(ingot.ConversionError, match=r"in.pdparams: .*not run: `\w+.mkdir`") as caught:
+        ingot.convert(pickled({"weight": WEIGHT, "more": payload}, protocol), "out.safetensors")
+    assert caught.value.code == "unsafe-pickle"
+
+
+@pytest.mark.parametrize(
+    "names",
+    [{}, {"data": 1}, {"data": WEIGHT, "__builtins__": {}}, ["data"]],
+    ids=["none", "number", "more", "list"],
+)
+def test_eval_is_admitted_for_one_expression_only(names: object, payload: Payload) -> None:
+    code = f"__import__('os').mkdir({str(payload._mark)!r})"
+    with pytest.raises(ingot.ConversionError, match="eval is refused"):
+        ingot.convert(pickled({"weight": Named(eval, code, names)}), "out.safetensors")
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        b"\x80\x02cos\nsystem\n(S'true'\ntR.",
+        b"\x80\x02(S'true'\nios\nsystem\n.",
+        b"\x80\x02cnumpy\ndtype\n)\x81.",
+        b"\x80\x02cbuiltins\neval\n}X\x01\x00\x00\x00aK\x01sb.",
+        b"\x80\x02P1\n.",
+        b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f.",
+        b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.",
+        b"\x80\x02r\xff\xff\xff\x7f.",
+        b"\x80\x02\x82\x01.",
+        b"\x80\x02cnumpy\nload\n.",
+        b"\x80\x02.",
+        b"\x80\x02}",
+        b"\x80\x04" + bytes(range(256)),
+    ],
+)
+def test_any_other_program_ends_in_one_error(program: bytes) -> None:
+    Path("in.pdparams").write_bytes(program)
+    with pytest.raises(ingot.ConversionError, match=r"^in.pdparams: "):
+        ingot.convert("in.pdparams", "out.safetensors")
+
+
+def test_every_cut_is_refused() -> None:
+    data = Path(pickled({"a": WEIGHT[:2], "b": WEIGHT})).read_bytes()
+    for end in [*range(2, 200, 7), 5_000, 100_000, len(data) - 1]:
+        Path("cut.pdparams").write_bytes(data[:end])
+        with pytest.raises(ingot.ConversionError, match=r"^cut.pdparams: "):
+            ingot.convert("cut.pdparams", "out.safetensors")
+
+
+def test_an_array_of_objects_is_refused() -> None:
+    with pytest.raises(ingot.ConversionError, match="expected numbers"):
+        ingot.convert(pickled({"a": numpy.array([{}], object)}), "out.safetensors")

@@ -1,0 +1,277 @@
+"""Conversion of PyTorch's checkpoints."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ingot
+from ingot.torch import load_file
+
+from .conftest import Payload
+
+WEIGHT = torch.arange(24, dtype=torch.float32).reshape(4, 6)
+STATE = {
+    "weight": WEIGHT,
+    "transposed": WEIGHT.t(),
+    "rows": WEIGHT[1:3],
+    "column": WEIGHT[:, 2],
+    "spread": torch.ones(1).expand(3, 2),
+    "tied": WEIGHT,
+    "parameter": torch.nn.Parameter(torch.ones(2)),
+    "scalar": torch.tensor(2.5),
+    "empty": torch.zeros(0, 3),
+    "bool": torch.tensor([True, False]),
+    "bf16": torch.ones(3, dtype=torch.bfloat16),
+    "complex": torch.ones(2, dtype=torch.complex64) * 1j,
+}
+NEW = {"f8": torch.ones(4).to(torch.float8_e4m3fn), "u16": torch.ones(2, dtype=torch.uint16)}
+
+
+def saved(state: object, path: str, *, legacy: bool = False) -> str:
+    torch.save(state, path, _use_new_zipfile_serialization=not legacy)
+    return path
+
+
+def repacked(path: str, out: str, method: int = zipfile.ZIP_STORED, **changed: bytes) -> str:
+    """The archive with other members, or packed."""
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(out, "w", method) as new:
+        for info in old.infolist():
+            data = changed.get(info.filename.rpartition("/")[2].replace(".", "_"), old.read(info))
+            new.writestr(info.filename, data)
+    return out
+
+
+@pytest.mark.parametrize("how", ["archive", "packed", "legacy"])
+@pytest.mark.parametrize("name", ["out.safetensors", "out.bt"])
+def test_every_tensor_is_what_torch_load_gives(how: str, name: str) -> None:
+    state = {key: tensor for key, tensor in STATE.items() if name != "out.bt" or key != "complex"}
+    if how != "legacy":
+        state |= NEW
+    path = saved(state, "model.bin", legacy=how == "legacy")
+    if how == "packed":
+        path = repacked(path, "packed.bin", zipfile.ZIP_DEFLATED)
+    report = ingot.convert(path, name)
+    expected = torch.load(path, weights_only=True)
+    found = load_file(name)
+    assert report.shared == {"weight": "tied"}
+    assert set(found) == set(expected) - {"weight"}
+    for key, tensor in found.items():
+        assert tensor.dtype == expected[key].dtype
+        raw = (lambda one: one.view(torch.uint8)) if key == "f8" else torch.clone
+        assert torch.equal(raw(tensor), raw(expected[key]))
+
+
+def test_one_name_of_a_shared_tensor_is_written_as_save_model_does() -> None:
+    embedding = torch.nn.Embedding(5, 3)
+    head = torch.nn.Linear(3, 5, bias=False)
+    head.weight = embedding.weight
+    model = torch.nn.ModuleDict({"head": head, "embedding": embedding})
+    torch.save(model.state_dict(), "model.bin")
+    report = ingot.convert("model.bin", "out.safetensors")
+    ingot.torch.save_model(model, "expected.safetensors", {"format": "pt"})
+    assert Path("out.safetensors").read_bytes() == Path("expected.safetensors").read_bytes()
+    assert report.shared == {"head.weight": "embedding.weight"}
+    ingot.torch.load_model(model, "out.safetensors")
+
+
+def test_nested_dicts_and_lists_are_named_by_their_path_and_the_rest_is_reported() -> None:
+    tree = {
+        "state_dict": {"layer": {"weight": WEIGHT}},
+        "optimizer": {"state": {0: {"momentum": torch.ones(2)}}, "param_groups": [{"lr": 0.1}]},
+        "history": [torch.ones(1), {"best": torch.zeros(1)}],
+        "epoch": 3,
+        "note": "x" * 500,
+    }
+    report = ingot.convert(saved(tree, "model.ckpt"), "out.safetensors")
+    assert set(load_file("out.safetensors")) == {
+        "state_dict.layer.weight",
+        "optimizer.state.0.momentum",
+        "history.0",
+        "history.1.best",
+    }
+    others = {one.name: (one.kind, one.value) for one in report.left_out}
+    assert others["epoch"] == ("int", "3")
+    assert others["optimizer.param_groups"] == ("list", "1 items")
+    assert len(others["note"][1]) <= 80
+
+
+def test_root_takes_a_part_and_its_names() -> None:
+    path = saved({"state_dict": {"weight": WEIGHT}, "optimizer": {"weight": WEIGHT}}, "model.ckpt")
+    report = ingot.convert(path, "out.safetensors", root="state_dict")
+    assert set(load_file("out.safetensors")) == {"weight"}
+    assert report.dropped == ("optimizer.weight",)
+    with pytest.raises(ingot.ConversionError, match="no tensor is below `model`") as caught:
+        ingot.convert(path, "other.safetensors", root="model")
+    assert caught.value.code == "no-tensors"
+
+
+def test_two_tensors_of_one_flat_name_are_refused() -> None:
+    path = saved({"a": {"b": WEIGHT}, "a.b": torch.ones(1)}, "model.pt")
+    with pytest.raises(ingot.ConversionError, match=r"model.pt: tensor `a.b`: two tensors") as caught:
+        ingot.convert(path, "out.safetensors")
+    assert caught.value.code == "duplicate-tensor"
+    assert not Path("out.safetensors").exists()
+
+
+def test_a_lone_tensor_is_called_tensor() -> None:
+    ingot.convert(saved(WEIGHT, "model.pt"), "out.safetensors")
+    assert torch.equal(load_file("out.safetensors")["tensor"], WEIGHT)
+
+
+@pytest.mark.parametrize("how", ["archive", "legacy", "plain"])
+def test_a_pickle_with_a_payload_is_refused_and_does_not_run(how: str, payload: Payload) -> None:
+    state = {"weight": WEIGHT, "more": payload}
+    if how == "plain":
+        Path("model.bin").write_bytes(pickle.dumps({"more": payload}))
+    else:
+        saved(state, "model.bin", legacy=how == "legacy")
+    with pytest.raises(ingot.ConversionError, match=r"model.bin: .*not run.*mkdir") as caught:
+        ingot.convert("model.bin", "out.safetensors")
+    assert caught.value.code == "unsafe-pickle"
+    assert not Path("out.safetensors").exists()
+
+
+def test_a_whole_module_is_refused() -> None:
+    saved(torch.nn.Linear(2, 2), "model.pt")
+    with pytest.raises(ingot.ConversionError, match=r"asks for more than tensors.*Linear"):
+        ingot.convert("model.pt", "out.safetensors")
+
+
+def test_a_program_of_torchscript_is_refused_by_name() -> None:
+    with zipfile.ZipFile("model.pt", "w") as archive:
+        archive.writestr("model/data.pkl", b"\x80\x02}.")
+        archive.writestr("model/code/__torch__.py", "print('hello')")
+    with pytest.raises(ingot.ConversionError, match="TorchScript") as caught:
+        ingot.convert("model.pt", "out.safetensors")
+    assert caught.value.code == "torchscript"
+
+
+def test_a_storage_that_is_too_short_is_named() -> None:
+    path = repacked(saved({"weight": WEIGHT}, "model.bin"), "short.bin", **{"0": bytes(8)})
+    with pytest.raises(
+        ingot.ConversionError, match=r"tensor `weight`: .*expected 96 bytes, found 8"
+    ) as caught:
+        ingot.convert(path, "out.safetensors")
+    assert caught.value.code == "truncated"
+
+
+def test_a_file_that_is_cut_short_is_refused() -> None:
+    data = Path(saved({"weight": torch.zeros(5000)}, "model.bin")).read_bytes()
+    for part in (3, 100, len(data) // 2, len(data) - 1):
+        Path("cut.bin").write_bytes(data[:part])
+        with pytest.raises(ingot.ConversionError, match=r"cut.bin: "):
+            ingot.convert("cut.bin", "out.safetensors")
+
+
+def test_a_few_bytes_that_stand_for_many_are_refused_by_the_limit() -> None:
+    path = saved({"weight": torch.zeros(1).expand(1 << 40)}, "model.bin")
+    with pytest.raises(
+        ingot.ConversionError, match=r"4,398,046,511,104 bytes.*limit is 1,073,741,824"
+    ) as caught:
+        ingot.convert(path, "out.safetensors")
+    assert caught.value.code == "too-large"
+    with pytest.raises(ingot.ConversionError, match="limit is 95 "):
+        ingot.convert(saved(WEIGHT, "small.pt"), "out.safetensors", max_nbytes=95)
+    ingot.convert("small.pt", "out.safetensors", max_nbytes=96)
+
+
+def test_lists_that_stand_in_each_other_are_refused_by_the_limit() -> None:
+    wide: list[Any] = [WEIGHT]
+    for _ in range(40):
+        wide = [wide, wide]
+    with pytest.raises(ingot.ConversionError, match="more than 1,000,000 tensors"):
+        ingot.convert(saved(wide, "wide.pt"), "out.safetensors")
+    deep: list[Any] = [WEIGHT]
+    for _ in range(100):
+        deep = [deep]
+    with pytest.raises(ingot.ConversionError, match="more than 64 levels"):
+        ingot.convert(saved(deep, "deep.pt"), "out.safetensors")
+
+
+def test_a_dtype_that_no_file_has_is_refused_by_name_and_can_be_dropped() -> None:
+    path = saved({"weight": WEIGHT, "wide": torch.ones(2, dtype=torch.complex128)}, "model.pt")
+    with pytest.raises(ingot.ConversionError, match=r"tensor `wide`: .*complex128") as caught:
+        ingot.convert(path, "out.safetensors")
+    assert caught.value.code == "unsupported-dtype"
+    assert caught.value.tensor == "wide"
+    report = ingot.convert(path, "out.safetensors", drop="wide")
+    assert report.dropped == ("wide",)
+
+
+def test_an_old_torch_is_refused_without_a_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved({"weight": WEIGHT}, "model.pt")
+    monkeypatch.setattr(torch, "__version__", "2.9.1")
+    with pytest.raises(ModuleNotFoundError, match=r"torch 2.10 or newer, found 2.9.1"):
+        ingot.convert("model.pt", "out.safetensors")
+
+
+def sharded(**weight_map: object) -> str:
+    saved({"a": WEIGHT}, "pytorch_model-00001-of-00002.bin")
+    saved({"b": torch.ones(2)}, "pytorch_model-00002-of-00002.bin")
+    names = {"a": "pytorch_model-00001-of-00002.bin", "b": "pytorch_model-00002-of-00002.bin"}
+    index = {"metadata": {"total_size": 104}, "weight_map": names | weight_map}
+    Path("pytorch_model.bin.index.json").write_text(json.dumps(index))
+    return "pytorch_model.bin.index.json"
+
+
+@pytest.mark.parametrize("path", ["pytorch_model.bin.index.json", "."])
+def test_a_checkpoint_in_several_files_becomes_one(path: str) -> None:
+    sharded()
+    report = ingot.convert(path, "out.safetensors")
+    assert report.source_format == "sharded"
+    assert set(load_file("out.safetensors")) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "../evil.bin",
+        "/etc/passwd",
+        "a/../../evil.bin",
+        "C:evil.bin",
+        "..\\evil.bin",
+        "a\0b",
+        "",
+        "./x.bin",
+        "~/x",
+    ],
+)
+def test_an_index_that_names_a_file_outside_its_folder_is_refused(location: str) -> None:
+    with pytest.raises(ingot.ConversionError, match=r"index.json: `c` names the file") as caught:
+        ingot.convert(sharded(c=location), "out.safetensors")
+    assert caught.value.code == "outside"
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "code"),
+    [
+        ({"c": "pytorch_model-00001-of-00002.bin"}, "index-mismatch"),
+        ({"b": "pytorch_model-00001-of-00002.bin"}, "index-mismatch"),
+        ({"c": "gone.bin"}, "missing-file"),
+        ({"c": 5}, "unreadable"),
+    ],
+)
+def test_an_index_that_does_not_fit_its_files_is_refused(weight_map: dict[str, object], code: str) -> None:
+    if weight_map.get("b"):
+        torch.save({"x": WEIGHT}, "pytorch_model-00002-of-00002.bin")
+    with pytest.raises(ingot.ConversionError) as caught:
+        ingot.convert(sharded(**weight_map), "out.safetensors")
+    assert caught.value.code == code
+
+
+def test_a_tar_is_named() -> None:
+    with tarfile.open("model.tar", "w") as archive:
+        info = tarfile.TarInfo("storages")
+        info.size = 4
+        archive.addfile(info, io.BytesIO(b"1234"))
+    with pytest.raises(ingot.ConversionError, match="a tar archive: unpack it first"):
+        ingot.convert("model.tar", "out.safetensors")

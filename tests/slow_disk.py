@@ -1,0 +1,82 @@
+"""A FUSE mount that shows a directory read-only, late, and with a byte that cannot be read.
+
+As a program it is the mount. It needs mfusepy, libfuse and /dev/fuse.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def mounted(
+    shown: Path, place: Path, *, delay: float = 0.0, broken: int | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Show the directory `shown` at `place`. Reads take `delay` seconds; those of the byte `broken` fail."""
+    place.mkdir(exist_ok=True)
+    arguments = [str(shown), str(place), str(delay), str(-1 if broken is None else broken)]
+    server = subprocess.Popen([sys.executable, __file__, *arguments], stderr=subprocess.PIPE)
+    try:
+        for _ in range(600):
+            if os.path.ismount(place):
+                break
+            if server.poll() is not None:
+                assert server.stderr is not None
+                raise RuntimeError(f"no mount: {server.stderr.read().decode()}")
+            time.sleep(0.05)
+        yield server
+    finally:
+        # Lazily, since whoever measures or fails may still hold files of it.
+        subprocess.run(["fusermount3", "-u", "-z", place], check=False, capture_output=True)
+        server.terminate()
+        server.wait()
+        if server.stderr is not None:
+            server.stderr.close()
+
+
+def serve(shown: str, place: str, delay: float, broken: int) -> None:
+    """Mount, and answer until it is unmounted."""
+    from mfusepy import FUSE, FuseOSError, Operations
+
+    class Disk(Operations):  # type: ignore[misc,unused-ignore]
+        use_ns = True
+
+        def getattr(self, path: str, fh: int | None = None) -> dict[str, int]:
+            try:
+                found = os.lstat(shown + path)
+            except OSError as error:
+                raise FuseOSError(error.errno) from error
+            names = ("mode", "nlink", "uid", "gid", "size")
+            return {f"st_{name}": getattr(found, f"st_{name}") for name in names} | {
+                f"st_{name}": getattr(found, f"st_{name}_ns") for name in ("atime", "mtime", "ctime")
+            }
+
+        def readdir(self, path: str, fh: int) -> list[str]:
+            return [".", "..", *os.listdir(shown + path)]
+
+        def open(self, path: str, flags: int) -> int:
+            return os.open(shown + path, os.O_RDONLY)
+
+        def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
+            time.sleep(delay)
+            if offset <= broken < offset + size:
+                raise FuseOSError(errno.EIO)
+            return os.pread(fh, size, offset)
+
+        def release(self, path: str, fh: int) -> int:
+            os.close(fh)
+            return 0
+
+    # As many at once as a network would take; libfuse has 10 threads by default.
+    FUSE(Disk(), place, foreground=True, ro=True, max_threads=64)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4]))

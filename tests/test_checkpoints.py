@@ -1,0 +1,777 @@
+"""Checkpoints of many files: opening, reading, saving, and what does not go together."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import struct
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ingot
+import ingot.numpy
+from ingot import CheckpointError, HeaderError
+from vectors.case import indexes
+
+torch = pytest.importorskip("torch")
+
+import ingot.torch  # noqa: E402
+
+INDEX = "model.safetensors.index.json"
+A, B = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+LEFT = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "c": np.array(7, np.int64)}
+RIGHT = {"b": np.arange(4, dtype=np.int8), "d": np.zeros((0, 2), np.float32)}
+
+
+def write(directory: Path, shards: Mapping[str, Mapping[str, Any]], **changes: Any) -> Path:
+    """A checkpoint of these shards. `changes` go over the fields of the index."""
+    index: dict[str, Any] = {"metadata": {}, "weight_map": {}}
+    for file, tensors in shards.items():
+        (directory / file).parent.mkdir(parents=True, exist_ok=True)
+        ingot.numpy.save_file(tensors, directory / file, {"format": "np"})
+        index["weight_map"] |= dict.fromkeys(tensors, file)
+    index |= changes
+    (directory / INDEX).write_text(json.dumps(index))
+    return directory
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return write(tmp_path, {A: LEFT, B: RIGHT})
+
+
+def opened(path: Any, **options: Any) -> ingot.safe_open:
+    return ingot.safe_open(path, "np", **options)
+
+
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+@pytest.mark.parametrize("spell", [Path, lambda path: path / INDEX], ids=["directory", "index"])
+def test_one_handle_reads_all_shards(checkpoint: Path, spell: Callable[[Path], Any], backend: str) -> None:
+    with opened(spell(checkpoint), backend=backend) as file:
+        assert file.keys() == ["a", "b", "c", "d"]
+        assert file.offset_keys() == ["c", "a", "d", "b"]
+        assert len(file) == 4
+        assert "b" in file
+        assert "e" not in file
+        assert 3 not in file
+        assert (file.format, file.backend) == ("safetensors", backend)
+        for name, expected in (LEFT | RIGHT).items():
+            found = file.get_tensor(name)
+            assert found.dtype == expected.dtype
+            assert found.shape == expected.shape
+            np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(file.get_slice("a")[:, 1:], LEFT["a"][:, 1:])
+        info = file.info("a")
+        assert (info.dtype, info.shape, info.nbytes) == ("F32", (2, 3), 24)
+        some = file.get_tensors(["d", "a", "d"])
+        assert list(some) == ["d", "a"]
+        assert list(file.get_tensors()) == file.offset_keys()
+        assert file.shards == [str(checkpoint / A), str(checkpoint / B)]
+        assert file.shard_of("b") == str(checkpoint / B)
+        assert file.shard_metadata() == {A: {"format": "np"}, B: {"format": "np"}}
+        assert file.parameter_count() == {"I8": 4, "F32": 6, "I64": 1}
+        assert "4 tensors" in repr(file)
+
+
+def test_a_single_file_answers_the_same_questions(tmp_path: Path) -> None:
+    path = tmp_path / "one.safetensors"
+    ingot.numpy.save_file(LEFT, path, {"k": "v"})
+    for spelled in (path, tmp_path):
+        with opened(spelled) as file:
+            assert file.shards == [str(path)]
+            assert file.shard_of("a") == str(path)
+            assert file.shard_metadata() == {"one.safetensors": {"k": "v"}}
+            assert file.parameter_count() == {"F32": 6, "I64": 1}
+            with pytest.raises(ingot.TensorNotFoundError):
+                file.shard_of("b")
+
+
+@pytest.mark.parametrize("load", [ingot.numpy.load_file, ingot.torch.load_file], ids=["numpy", "torch"])
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+def test_load_file_takes_checkpoints(checkpoint: Path, load: Callable[..., Any], backend: str) -> None:
+    for path in (checkpoint, checkpoint / INDEX):
+        found = load(path, backend=backend)
+        assert list(found) == ["c", "a", "d", "b"]
+        for name, expected in (LEFT | RIGHT).items():
+            np.testing.assert_array_equal(np.asarray(found[name]), expected)
+
+
+def test_many_tensors_of_many_shards_are_read_at_once(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    shards = {
+        f"sub/{number}.safetensors": {
+            f"{number}.{rank}": generator.integers(0, 255, size, np.uint8)
+            for rank, size in enumerate([3, 1 << 21, 70_000, 0])
+        }
+        for number in range(7)
+    }
+    write(tmp_path, shards)
+    everything = {name: array for tensors in shards.values() for name, array in tensors.items()}
+    names = list(everything)
+    random.Random(0).shuffle(names)
+    with opened(tmp_path, backend="pread") as file:
+        found = file.get_tensors(names)
+        assert list(found) == names
+        for name in names:
+            np.testing.assert_array_equal(found[name], everything[name])
+
+
+def test_tensors_and_slices_outlive_the_handle_and_closing_says_so(checkpoint: Path) -> None:
+    file = opened(checkpoint)
+    tensor, part = file.get_tensor("a"), file.get_slice("b")
+    file.close()
+    np.testing.assert_array_equal(tensor, LEFT["a"])
+    np.testing.assert_array_equal(part[1:3], RIGHT["b"][1:3])
+    for call in (file.keys, file.metadata, file.parameter_count, lambda: file["a"], lambda: len(file)):
+        with pytest.raises(ingot.ClosedError):
+            call()
+
+
+def test_it_is_pickled_by_its_index_and_used_by_many_threads(checkpoint: Path) -> None:
+    file = pickle.loads(pickle.dumps(opened(checkpoint, backend="pread", confine=True)))
+    assert file.path == str(checkpoint / INDEX)
+    assert file.backend == "pread"
+    failures = []
+
+    def read() -> None:
+        same = (np.array_equal(file.get_tensor("b"), RIGHT["b"]) for _ in range(20))
+        failures.extend(equal for equal in same if not equal)
+
+    threads = [threading.Thread(target=read) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_metadata_is_what_the_index_says_whatever_its_kind(tmp_path: Path) -> None:
+    metadata = {"total_size": 44, "mergekit_version": "0.1.5", "x": [1, None, {"y": 1.5}], "big": 10**25}
+    write(tmp_path, {A: LEFT, B: RIGHT}, metadata=metadata | {"total_size": 36})
+    assert opened(tmp_path).metadata() == metadata | {"total_size": 36}
+    write(tmp_path, {A: LEFT, B: RIGHT}, metadata=None)
+    assert opened(tmp_path).metadata() is None
+
+
+def test_a_total_size_that_lies_is_a_warning(tmp_path: Path) -> None:
+    write(tmp_path, {A: LEFT, B: RIGHT}, metadata={"total_size": 35})
+    with pytest.warns(UserWarning, match="total_size as 35, and the tensors take 36 bytes"):
+        assert len(opened(tmp_path).get_tensors()) == 4
+
+
+def test_the_unknown_tensor_has_its_neighbour_in_any_shard(checkpoint: Path) -> None:
+    write(checkpoint, {A: {"model.wte": LEFT["a"]}, B: RIGHT})
+    with pytest.raises(ingot.TensorNotFoundError, match=r"index\.json.*did you mean `model\.wte`"):
+        opened(checkpoint).get_tensor("wte")
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case["name"]) for case in indexes()])
+def test_an_index_is_judged_as_its_vector_says(case: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / INDEX
+    path.write_bytes(case["bytes"])
+    if "code" in case:
+        with pytest.raises(CheckpointError) as caught:
+            opened(path)
+        assert caught.value.code == case["code"]
+        assert str(caught.value).startswith(f"{path}: ")
+        assert caught.value.path == str(path)
+        return
+    shards: dict[str, dict[str, Any]] = {}
+    for tensor, file in case["weight_map"]:
+        shards.setdefault(file, {})[tensor] = np.zeros(1, np.uint8)
+    for file, tensors in shards.items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        ingot.numpy.save_file(tensors, tmp_path / file, format="safetensors")
+    file = opened(path)
+    assert file.keys() == sorted((tensor for tensor, _ in case["weight_map"]), key=str.encode)
+    if "metadata" in case:
+        assert file.metadata() == json.loads(case["metadata"])
+
+
+def test_names_that_lead_out_are_refused_before_anything_is_opened(tmp_path: Path) -> None:
+    outside = tmp_path / "secret.safetensors"
+    ingot.numpy.save_file({"a": LEFT["a"]}, outside)
+    inside = tmp_path / "model"
+    inside.mkdir()
+    for name in (str(outside), "../secret.safetensors"):
+        write(inside, {}, weight_map={"a": name, "b": "absent.safetensors"})
+        with pytest.raises(CheckpointError, match=r"tensor `a`: file name .* refused") as caught:
+            opened(inside)
+        assert (caught.value.code, caught.value.tensor) == ("invalid-shard-name", "a")
+
+
+def refusal(path: Path, **options: Any) -> CheckpointError:
+    with pytest.raises(CheckpointError) as caught:
+        opened(path, **options).get_tensors()
+    return caught.value
+
+
+def test_missing_shards_are_named(checkpoint: Path) -> None:
+    (checkpoint / A).unlink()
+    with pytest.raises(FileNotFoundError, match=rf"1 of the 2 files .* not there: `{A}`") as caught:
+        opened(checkpoint)
+    assert caught.value.filename == str(checkpoint / INDEX)
+
+
+def test_a_tensor_that_its_shard_lacks_names_both_files(tmp_path: Path) -> None:
+    write(tmp_path, {A: LEFT, B: RIGHT}, weight_map={"a": A, "c": A, "b": B, "d": B, "e": B})
+    error = refusal(tmp_path)
+    assert (error.code, error.tensor) == ("missing-tensor", "e")
+    assert INDEX in str(error)
+    assert B in str(error)
+    write(tmp_path, {A: LEFT, B: RIGHT}, weight_map={"a": A, "c": B, "b": B, "d": B})
+    error = refusal(tmp_path)
+    assert error.tensor == "c"
+    assert A in str(error)
+    assert B in str(error)
+
+
+def test_a_tensor_that_the_index_does_not_name_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, {A: LEFT, B: RIGHT}, weight_map={"a": A, "b": B, "d": B})
+    error = refusal(tmp_path)
+    assert (error.code, error.tensor) == ("extra-tensor", "c")
+    assert INDEX in str(error)
+    assert A in str(error)
+
+
+def test_a_tensor_in_two_shards_names_both(tmp_path: Path) -> None:
+    write(tmp_path, {A: LEFT, B: RIGHT | {"a": LEFT["a"]}}, weight_map={"a": A, "c": A, "b": B, "d": B})
+    error = refusal(tmp_path)
+    assert (error.code, error.tensor) == ("tensor-in-two-shards", "a")
+    assert A in str(error)
+    assert B in str(error)
+
+
+def test_a_broken_shard_is_named(checkpoint: Path) -> None:
+    (checkpoint / B).write_bytes((checkpoint / B).read_bytes()[:-1])
+    file = opened(checkpoint)
+    np.testing.assert_array_equal(file["a"], LEFT["a"])
+    for read in (lambda: file["b"], file.get_tensors, file.parameter_count, file.offset_keys):
+        with pytest.raises(HeaderError, match=B):
+            read()
+
+
+def test_a_shard_that_shrinks_while_open_is_named(checkpoint: Path) -> None:
+    for backend in ("mmap", "pread"):
+        write(checkpoint, {A: LEFT, B: RIGHT})
+        file = opened(checkpoint, backend=backend)
+        os.truncate(checkpoint / B, (checkpoint / B).stat().st_size - 1)
+        np.testing.assert_array_equal(file.get_tensor("a"), LEFT["a"])
+        for names in (["b"], None):
+            with pytest.raises(ingot.StorageError, match=f"{B}.*shrank"):
+                file.get_tensors(names)
+
+
+def test_a_shard_that_is_replaced_while_open_is_read_as_it_was(checkpoint: Path) -> None:
+    file = opened(checkpoint, backend="pread")
+    np.testing.assert_array_equal(file.get_tensor("b"), RIGHT["b"])
+    ingot.numpy.save_file(RIGHT | {"b": RIGHT["b"] + 1}, checkpoint / B)
+    np.testing.assert_array_equal(file.get_tensor("b"), RIGHT["b"])
+    np.testing.assert_array_equal(opened(checkpoint).get_tensor("b"), RIGHT["b"] + 1)
+
+
+def test_a_shard_that_is_replaced_before_it_is_needed_is_refused(checkpoint: Path) -> None:
+    for changed, words in (({"b": RIGHT["b"] + 1}, "written to"), ({"b": np.zeros(999)}, "grew")):
+        write(checkpoint, {A: LEFT, B: RIGHT})
+        file = opened(checkpoint)
+        ingot.numpy.save_file(RIGHT | changed, checkpoint / B, {"format": "np"})
+        os.utime(checkpoint / B, ns=(0, 0))
+        with pytest.raises(ingot.StorageError, match=f"{B}.*{words}") as caught:
+            file.get_tensor("b")
+        assert caught.value.code == "changed"
+        np.testing.assert_array_equal(file.get_tensor("a"), LEFT["a"])
+
+
+def test_a_directory_without_a_checkpoint_says_so(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("")
+    (tmp_path / ".hidden.safetensors").write_text("")
+    with pytest.raises(IsADirectoryError, match="no checkpoint"):
+        opened(tmp_path)
+
+
+def test_a_directory_with_several_lists_them(tmp_path: Path) -> None:
+    for name in ("x.safetensors", "y.bt"):
+        ingot.numpy.save_file(RIGHT, tmp_path / name)
+    error = refusal(tmp_path)
+    assert error.code == "ambiguous-checkpoint"
+    assert "`x.safetensors`, `y.bt`" in str(error)
+    for name in ("x.safetensors.index.json", "model.safetensors.index.fp16.json"):
+        (tmp_path / name).write_text('{"weight_map":{}}')
+    assert "`model.safetensors.index.fp16.json`, `x.safetensors.index.json`" in str(refusal(tmp_path))
+    # The usual index needs no choice, nor does the only one, nor the usual file.
+    (tmp_path / INDEX).write_text('{"weight_map":{}}')
+    assert opened(tmp_path).path == str(tmp_path / INDEX)
+    for path in tmp_path.glob("model*"):
+        path.unlink()
+    assert opened(tmp_path).path == str(tmp_path / "x.safetensors.index.json")
+    (tmp_path / "x.safetensors.index.json").unlink()
+    ingot.numpy.save_file(LEFT, tmp_path / "model.safetensors")
+    assert opened(tmp_path).keys() == ["a", "c"]
+
+
+def test_the_content_says_what_is_an_index(checkpoint: Path) -> None:
+    # As the cache of the Hub names its files.
+    (checkpoint / INDEX).rename(checkpoint / "9f2c")
+    assert len(opened(checkpoint / "9f2c")) == 4
+
+
+def test_links_are_followed_unless_confined(
+    checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    blobs = tmp_path_factory.mktemp("blobs")
+    assert len(opened(checkpoint, confine=True)) == 4
+    for name in (A, INDEX):
+        (checkpoint / name).rename(blobs / name)
+        (checkpoint / name).symlink_to(blobs / name)
+    assert len(opened(checkpoint)) == 4
+    assert refusal(checkpoint, confine=True).code == "not-confined"
+    (checkpoint / INDEX).unlink()
+    (blobs / INDEX).rename(checkpoint / INDEX)
+    error = refusal(checkpoint, confine=True)
+    assert error.code == "not-confined"
+    assert A in str(error)
+    assert "symbolic link" in str(error)
+    (checkpoint / A).unlink()
+    os.link(blobs / A, checkpoint / A)
+    assert len(opened(checkpoint)) == 4
+    assert "hard link" in str(refusal(checkpoint, confine=True))
+    assert "hard link" in str(refusal(checkpoint / A, confine=True))
+
+
+def test_a_directory_behind_a_link_is_the_callers_and_its_folders_are_not(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    write(model, {"sub/a.safetensors": LEFT})
+    link = tmp_path / "link"
+    link.symlink_to(model)
+    assert len(opened(link, confine=True)) == 2
+    (model / "sub").rename(tmp_path / "elsewhere")
+    (model / "sub").symlink_to(tmp_path / "elsewhere")
+    assert len(opened(model)) == 2
+    assert refusal(model, confine=True).code == "not-confined"
+
+
+def test_an_index_of_ten_thousand_keys_that_ends_in_a_lie_is_refused(tmp_path: Path) -> None:
+    weight_map = ",".join(f'"{number}":"{A}"' for number in range(10_000))
+    (tmp_path / INDEX).write_text(f'{{"weight_map":{{{weight_map},"77":"{A}"}}}}')
+    assert refusal(tmp_path).code == "duplicate-tensor"
+
+
+# --- what `load_file` takes ---
+
+
+def assert_equal(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    assert list(found) == list(expected)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(np.asarray(found[name]), array, err_msg=name)
+
+
+@pytest.mark.parametrize("load", [ingot.numpy.load_file, ingot.torch.load_file], ids=["numpy", "torch"])
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+def test_some_tensors_of_many_shards_and_parts_of_them(
+    checkpoint: Path, load: Callable[..., Any], backend: str
+) -> None:
+    everything = LEFT | RIGHT
+
+    def some(**options: Any) -> Any:
+        return load(checkpoint, backend=backend, **options)
+
+    assert_equal(some(keys=["d", "a", "b"]), {name: everything[name] for name in "dab"})
+    assert_equal(some(prefix=("b", "c")), {name: everything[name] for name in "cb"})
+    assert_equal(some(where=lambda info: info.dtype == "F32"), {name: everything[name] for name in "ad"})
+    slices = {"a": (slice(None), slice(1, 3)), "b": slice(0, 4, 2)}
+    assert_equal(
+        some(keys=["b", "a", "c"], slices=slices),
+        {"b": RIGHT["b"][::2], "a": LEFT["a"][:, 1:], "c": LEFT["c"]},
+    )
+    found, metadata = some(keys=["b"], return_metadata=True)
+    assert_equal(found, {"b": RIGHT["b"]})
+    assert metadata == {}
+    with pytest.raises(ingot.TensorNotFoundError, match=r"index\.json"):
+        some(keys=["b", "nowhere"])
+    with pytest.raises(ingot.SliceError, match=f"{A}.*`a`"):
+        some(slices={"b": slice(1), "a": 7})
+
+
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+def test_floats_of_all_shards_are_converted_while_they_are_read(tmp_path: Path, backend: str) -> None:
+    shards = {f"{n}.safetensors": {f"{n}": np.arange(n, n + 70_000, dtype=np.float32)} for n in range(3)}
+    write(tmp_path, {**shards, "z.safetensors": {"z": np.arange(5)}})
+    found = ingot.torch.load_file(tmp_path, dtype=torch.bfloat16, backend=backend)
+    assert list(found) == ["0", "1", "2", "z"]
+    for tensors in shards.values():
+        for name, array in tensors.items():
+            assert torch.equal(found[name], torch.from_numpy(array).to(torch.bfloat16))
+    assert found["z"].dtype == torch.int64
+
+
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+def test_tensors_of_many_shards_fill_memory_that_is_there(checkpoint: Path, backend: str) -> None:
+    strided = torch.zeros(3, 2).T
+    out = {"b": torch.zeros(4, dtype=torch.int8), "a": strided}
+    found = ingot.torch.load_file(checkpoint, out=out, backend=backend)
+    assert found["a"] is strided
+    assert found["b"] is out["b"]
+    assert_equal(found, {name: (LEFT | RIGHT)[name] for name in "cadb"})
+    twice = torch.zeros(6)
+    with pytest.raises(ingot.DestinationError, match="shares memory"):
+        ingot.torch.load_file(
+            write(checkpoint, {A: {"a": LEFT["a"]}, B: {"e": LEFT["a"]}}),
+            out={"a": twice.reshape(2, 3), "e": twice.reshape(2, 3)},
+        )
+    assert not twice.any()
+
+
+def test_load_into_fills_a_module_from_all_shards(tmp_path: Path) -> None:
+    model, twin = (torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)) for _ in range(2))
+    ingot.torch.save_sharded(model.state_dict(), tmp_path, 70)
+    assert len(opened(tmp_path).shards) > 1
+    weight = twin[0].weight
+    assert ingot.torch.load_into(twin, tmp_path) == ([], [])
+    assert twin[0].weight is weight
+    assert all(torch.equal(twin.state_dict()[name], value) for name, value in model.state_dict().items())
+    with pytest.raises(RuntimeError, match="missing in the file"):
+        ingot.torch.load_into({"nowhere": torch.zeros(1)}, tmp_path)
+
+
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+@pytest.mark.parametrize("ahead", [0, 10, 1 << 20])
+def test_tensors_of_many_shards_are_read_ahead(checkpoint: Path, backend: str, ahead: int) -> None:
+    everything = LEFT | RIGHT
+    file = opened(checkpoint, backend=backend)
+    for order, names in (("file", "cadb"), ("name", "abcd"), (["d", "a"], "da")):
+        with file.iter_tensors(order, ahead=ahead) as tensors:
+            assert_equal(dict(tensors), {name: everything[name] for name in names})
+    iterator = file.iter_tensors()
+    file.close()
+    assert [name for name, _ in iterator] == ["c", "a", "d", "b"]
+
+
+def test_a_shard_that_shrinks_is_named_by_whoever_reads_it(checkpoint: Path) -> None:
+    options: list[dict[str, Any]] = [
+        {"slices": {"b": slice(1)}},
+        {"out": {"b": torch.zeros(4, dtype=torch.int8)}},
+        {"dtype": "F16"},
+    ]
+    for given in options:
+        for backend in ("mmap", "pread"):
+            write(checkpoint, {A: LEFT, B: RIGHT})
+
+            def shrink(info: ingot._native.TensorInfo) -> bool:
+                if info.name == "b":
+                    os.truncate(checkpoint / B, (checkpoint / B).stat().st_size - 1)
+                return True
+
+            with pytest.raises(ingot.StorageError, match=f"{B}.*shrank"):
+                ingot.torch.load_file(checkpoint, where=shrink, backend=backend, **given)
+
+
+def test_warming_counts_the_bytes_of_all_shards(checkpoint: Path) -> None:
+    assert ingot.warm(checkpoint) == 36
+    assert opened(checkpoint).warm(["b", "a", "b"]) == 28
+
+
+def test_the_names_for_safetensors_take_checkpoints_too(checkpoint: Path) -> None:
+    from ingot.compat._handles import safe_open
+
+    with safe_open(checkpoint / INDEX, "np") as file:
+        assert file.keys() == ["a", "b", "c", "d"]
+        with file.prefetch({"b": slice(1, 3), "a": None}) as loader:
+            assert loader.names() == ["a", "b"]
+            np.testing.assert_array_equal(loader.take("b"), RIGHT["b"][1:3])
+            assert_equal(dict(loader), {"a": LEFT["a"]})
+
+
+# --- rearranging ---
+
+
+def test_split_and_merge_are_each_others_undoing(tmp_path: Path) -> None:
+    one, many, again = tmp_path / "one.safetensors", tmp_path / "many", tmp_path / "again.safetensors"
+    ingot.numpy.save_file(LEFT | RIGHT, one, {"format": "pt", "k": "ö"})
+    ingot.split(one, many, 20)
+    assert len(opened(many).shards) == 2
+    assert ingot.read_metadata(many) == {"total_size": 36, "k": "ö"}
+    for source in (many, many / INDEX):
+        ingot.merge([source], again)
+        assert again.read_bytes() == one.read_bytes()
+        ingot.rewrite(source, again)
+        assert again.read_bytes() == one.read_bytes()
+
+
+def test_a_checkpoint_is_cut_anew(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    out = tmp_path_factory.mktemp("out")
+    ingot.split(checkpoint, out, 8)
+    with opened(out) as file:
+        assert len(file.shards) == 3
+        assert file.metadata() == {"total_size": 36}
+        assert set(map(str, file.shard_metadata().values())) == {"{'format': 'np'}"}
+    assert_equal(ingot.numpy.load_file(out, keys=list("abcd")), dict(sorted((LEFT | RIGHT).items())))
+
+
+def test_checkpoints_and_files_merge_and_a_name_in_both_names_the_shard(
+    checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    outside = tmp_path_factory.mktemp("outside")
+    other, out = outside / "other.safetensors", outside / "out.safetensors"
+    ingot.numpy.save_file({"e": LEFT["a"]}, other)
+    ingot.merge([checkpoint, other], out)
+    assert opened(out).keys() == list("abcde")
+    assert opened(out).metadata() == {"format": "np"}
+    ingot.numpy.save_file({"b": LEFT["a"]}, other)
+    with pytest.raises(ingot.SaveError, match=f"{B}.*other|other.*{B}"):
+        ingot.merge([checkpoint, other], out)
+    (checkpoint / B).unlink()
+    with pytest.raises(FileNotFoundError, match=B):
+        ingot.merge([checkpoint], out)
+
+
+def test_an_index_is_read_before_its_shards_are_there(tmp_path: Path) -> None:
+    path = tmp_path / INDEX
+    weight_map = {"b": B, "a": A}
+    path.write_text(json.dumps({"metadata": {"total_size": 3}, "weight_map": weight_map}))
+    index = ingot.read_index(path)
+    assert isinstance(index, ingot.ShardIndex)
+    assert (len(index), index.keys(), index.shards) == (2, ["a", "b"], [A, B])
+    assert "a" in index
+    assert "c" not in index
+    assert (index.shard_of("a"), index.shard_of("c")) == (A, None)
+    assert list(index.weight_map().items()) == list(weight_map.items())
+    assert index.metadata() == {"total_size": 3}
+    assert repr(index) == "<ingot.ShardIndex: 2 tensors in 2 shards>"
+    path.write_text('{"weight_map":{"a":"../a"}}')
+    with pytest.raises(CheckpointError, match=r"tensor `a`.*refused"):
+        ingot.read_index(path)
+    with pytest.raises(FileNotFoundError):
+        ingot.read_index(tmp_path / "absent.json")
+
+
+# --- saving ---
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def state(seed: int) -> dict[str, Any]:
+    """A state dict as models have them: shared, transposed, empty and scalar tensors, several dtypes."""
+    generator = random.Random(seed)
+    tensors: dict[str, Any] = {}
+    for number in range(generator.randrange(1, 12)):
+        shape = [generator.randrange(0, 6) for _ in range(generator.randrange(0, 3))]
+        dtype = generator.choice([torch.float32, torch.bfloat16, torch.int64, torch.uint8])
+        tensor = torch.arange(int(np.prod(shape))).to(dtype).reshape(shape)
+        name = f"{generator.choice('zyxab')}.{number}.wé"[: generator.randrange(3, 9)] + str(number)
+        tensors[name] = tensor
+        match generator.randrange(5):
+            case 0 if tensor.numel():
+                tensors[f"tied.{number}"] = tensor
+            case 1 if tensor.numel():
+                tensors[f"view.{number}"] = tensor.reshape(-1)[:1]
+            case 2 if tensor.ndim == 2:
+                tensors[name] = tensor.T
+    names = list(tensors)
+    generator.shuffle(names)
+    return {name: tensors[name] for name in names}
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("limit", [16, 100, "1KB"])
+def test_files_and_index_are_those_of_huggingface_hub(seed: int, limit: int | str, tmp_path: Path) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    theirs.mkdir()
+    tensors = state(seed)
+    metadata = {"k": "ö", "tied.0": "mine"} if seed % 3 == 0 else None
+    try:
+        # It takes the shared names out of the dict that it is given.
+        hub.save_torch_state_dict(dict(tensors), theirs, max_shard_size=limit, metadata=metadata)
+    except RuntimeError:
+        with pytest.raises(RuntimeError):
+            ingot.torch.save_sharded(tensors, ours, limit, metadata=metadata)
+        return
+    ingot.torch.save_sharded(tensors, ours, limit, metadata=metadata)
+    expected, found = files(theirs), files(ours)
+    assert sorted(found) == sorted(expected)
+    for name in expected:
+        if name == "model.safetensors":
+            # Several keys of metadata stand there in an order that their writer leaves to chance.
+            ours_of_file, theirs_of_file = parsed(found[name]), parsed(expected[name])
+            assert ours_of_file == theirs_of_file
+        else:
+            assert found[name] == expected[name], name
+
+
+def parsed(file: bytes) -> tuple[Any, bytes]:
+    (nbytes,) = struct.unpack("<Q", file[:8])
+    return json.loads(file[8 : 8 + nbytes]), file[8 + nbytes :]
+
+
+@pytest.mark.parametrize("size", ["5gb", "5 GB", "1.5KB", " 2MB", "0KB", "-1KB", 0, -1, 7])
+def test_sizes_are_those_of_huggingface_hub(size: int | str, tmp_path: Path) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    tensors = {name: torch.zeros(1, 300) for name in "abc"}
+    (tmp_path / "theirs").mkdir()
+    hub.save_torch_state_dict(tensors, tmp_path / "theirs", max_shard_size=size)
+    ingot.torch.save_sharded(tensors, tmp_path / "ours", size)
+    assert files(tmp_path / "ours") == files(tmp_path / "theirs")
+
+
+@pytest.mark.parametrize("size", ["5", "1KiB", "GB", "1B", "", "x5GB"])
+def test_what_is_no_size_is_refused(size: str, tmp_path: Path) -> None:
+    with pytest.raises(ingot.OptionError, match="max_shard_size"):
+        ingot.torch.save_sharded({"a": torch.zeros(1)}, tmp_path / "new", size)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["model.safetensors", "{suffix}{suffix}.safetensors", "../x{suffix}", "a/x{suffix}", ".x{suffix}"],
+)
+def test_a_pattern_that_cannot_hold_several_files_is_refused(pattern: str, tmp_path: Path) -> None:
+    with pytest.raises(ingot.OptionError, match="filename_pattern"):
+        ingot.torch.save_sharded({"a": torch.zeros(1)}, tmp_path, filename_pattern=pattern)
+    assert files(tmp_path) == {}
+
+
+OLD = {name: torch.full((4,), 1.0) for name in "abc"}
+NEW = {name: torch.full((4,), 2.0) for name in "abc"}
+SMALLER = {name: torch.full((4,), 3.0) for name in "ab"}
+
+
+def loads(directory: Path, expected: Mapping[str, Any]) -> bool:
+    found = ingot.torch.load_file(directory)
+    return found.keys() == expected.keys() and all(
+        torch.equal(found[name], expected[name]) for name in expected
+    )
+
+
+def test_a_checkpoint_replaces_another_and_leaves_nothing_of_it(tmp_path: Path) -> None:
+    others = ["model.safetensors.bak", "model-1-of-2.safetensors", "xmodel.safetensors", "config.json"]
+    for name in others:
+        (tmp_path / name).write_text("mine")
+    for tensors, limit, names in [
+        (OLD, 16, [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)] + [INDEX]),
+        (NEW, 16, [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)] + [INDEX]),
+        (SMALLER, 16, [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)] + [INDEX]),
+        (OLD, "1GB", ["model.safetensors"]),
+        (NEW, "1GB", ["model.safetensors"]),
+        (OLD, 16, [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)] + [INDEX]),
+    ]:
+        ingot.torch.save_sharded(tensors, tmp_path, limit)
+        for name in others:
+            assert (tmp_path / name).read_text() == "mine"
+        assert sorted(files(tmp_path)) == sorted(names + others)
+        # They are not hidden, so the index or the usual file has to win.
+        assert loads(tmp_path, tensors)
+
+
+class PowerFailure(BaseException):
+    """Nothing after it runs."""
+
+
+@pytest.mark.parametrize("old", ["sharded", "smaller", "single"])
+@pytest.mark.parametrize("limit", [16, "1GB"])
+def test_a_save_that_stops_anywhere_leaves_one_checkpoint_whole(
+    old: str, limit: int | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {"sharded": OLD, "smaller": SMALLER, "single": OLD}[old]
+    steps = ["replace", "link", "remove", "fsync"]
+    real = {step: getattr(os, step) for step in steps}
+    for stop in range(1, 60):
+        directory = tmp_path / str(stop)
+        ingot.torch.save_sharded(before, directory, "1GB" if old == "single" else 16)
+        count = 0
+
+        def counted(step: str, stop: int = stop) -> Callable[..., Any]:
+            def call(*arguments: Any, **keywords: Any) -> Any:
+                nonlocal count
+                count += 1
+                if count >= stop:
+                    raise PowerFailure(step)
+                return real[step](*arguments, **keywords)
+
+            return call
+
+        with monkeypatch.context() as patch:
+            for step in steps:
+                patch.setattr(os, step, counted(step))
+            try:
+                ingot.torch.save_sharded(NEW, directory, limit)
+            except PowerFailure:
+                finished = False
+            else:
+                finished = True
+        assert loads(directory, NEW) or (not finished and loads(directory, before)), f"stopped at step {stop}"
+        # The next one goes through, and leaves nothing behind.
+        ingot.torch.save_sharded(SMALLER, directory, 16)
+        assert loads(directory, SMALLER)
+        assert len(files(directory)) == 3
+        if finished:
+            return
+    pytest.fail("a save takes more steps than the test looks at")
+
+
+def test_a_tensor_that_cannot_be_stored_leaves_the_old_checkpoint(tmp_path: Path) -> None:
+    ingot.torch.save_sharded(OLD, tmp_path, 16)
+    before = files(tmp_path)
+    with pytest.raises(ingot.SaveError):
+        ingot.torch.save_sharded(NEW | {"z": torch.empty(2, device="meta")}, tmp_path, 16)
+    with pytest.raises(ValueError, match=r"expected a torch\.Tensor"):
+        ingot.torch.save_sharded(NEW | {"z": "text"}, tmp_path, 16)
+    assert files(tmp_path) == before
+
+
+def test_dropped_names_are_recorded_and_models_load(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    ingot.torch.save_sharded(model.state_dict(), tmp_path, 70)
+    metadata = opened(tmp_path).metadata()
+    assert metadata == {"total_size": 96, "1.weight": "0.weight"}
+    twin = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    twin[1].weight = twin[0].weight
+    ingot.torch.load_model(twin, tmp_path)
+    assert torch.equal(twin[1].weight, model[0].weight)
+    assert torch.equal(twin[1].bias, model[1].bias)
+
+
+def test_shared_memory_within_a_shard_comes_back_by_load_file(tmp_path: Path) -> None:
+    base = torch.arange(4.0)
+    ingot.torch.save_file({"a": base, "b": base[1:]}, tmp_path / A, shared="alias")
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": A}}))
+    found = ingot.torch.load_file(tmp_path)
+    found["a"][1] = 7
+    assert found["b"][0] == 7
+
+
+def test_huggingface_hub_reads_what_we_write(tmp_path: Path) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    model = torch.nn.Linear(3, 3)
+    ingot.torch.save_sharded(model.state_dict(), tmp_path, 16)
+    twin = torch.nn.Linear(3, 3)
+    hub.load_torch_model(twin, tmp_path)
+    assert torch.equal(twin.weight, model.weight)
+
+
+def test_the_distributed_checkpoint_of_torch_is_read(tmp_path: Path) -> None:
+    dcp = pytest.importorskip("torch.distributed.checkpoint")
+    if not hasattr(dcp, "HuggingFaceStorageWriter"):
+        pytest.skip("this torch has no HuggingFaceStorageWriter")
+    tensors = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4)}
+    writer = dcp.HuggingFaceStorageWriter(str(tmp_path), fqn_to_index_mapping={"a": 1, "b": 2})
+    with warnings.catch_warnings():
+        # That there is one process only, as it was told.
+        warnings.simplefilter("ignore")
+        dcp.save(tensors, storage_writer=writer, no_dist=True)
+    with opened(tmp_path) as file:
+        assert file.metadata() == {"total_size": 40}
+        np.testing.assert_array_equal(file.get_tensor("a"), tensors["a"].numpy())
+        np.testing.assert_array_equal(file.get_tensor("b"), tensors["b"].numpy())

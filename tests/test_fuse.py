@@ -1,0 +1,81 @@
+"""Files on a FUSE mount: how they are read, and what is said when a block of them cannot be."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import numpy
+import pytest
+
+import ingot
+import ingot.numpy
+from slow_disk import mounted
+
+if not os.path.exists("/dev/fuse"):
+    pytest.skip("there is no /dev/fuse here", allow_module_level=True)
+try:
+    import mfusepy  # noqa: F401
+except OSError as error:
+    pytest.skip(f"libfuse is not installed: {error}", allow_module_level=True)
+
+ARRAYS = {
+    "first": numpy.arange(5000, dtype=numpy.float32),
+    "large": numpy.arange(3 << 20, dtype=numpy.uint32),
+    "small": numpy.ones((3, 4), numpy.float16),
+}
+
+
+@pytest.fixture
+def shown(tmp_path: Path) -> Path:
+    folder = tmp_path / "shown"
+    folder.mkdir()
+    ingot.numpy.save_file(ARRAYS, folder / "model.safetensors")
+    return folder
+
+
+def same(found: dict[str, numpy.ndarray]) -> None:
+    assert found.keys() == ARRAYS.keys()
+    assert all((found[name] == ARRAYS[name]).all() for name in ARRAYS)
+
+
+def test_a_fuse_mount_is_read_and_not_mapped(shown: Path, tmp_path: Path) -> None:
+    with mounted(shown, tmp_path / "mount"):
+        path = tmp_path / "mount" / "model.safetensors"
+        with ingot.safe_open(path, "np") as file:
+            assert (file.backend, file.why) == ("pread", "FUSE is slow to map")
+            same(file.get_tensors())
+            assert (file.get_slice("large")[5:7] == ARRAYS["large"][5:7]).all()
+        same(ingot.numpy.load_file(path))
+        same(ingot.numpy.load_file(path, backend="mmap"))
+
+
+def test_a_block_that_cannot_be_read_is_named_with_file_tensor_and_bytes(shown: Path, tmp_path: Path) -> None:
+    stored = shown / "model.safetensors"
+    with ingot.safe_open(stored, "np") as file:
+        info = file.info("large")
+    data_start = stored.stat().st_size - sum(array.nbytes for array in ARRAYS.values())
+    broken = data_start + info.begin + (5 << 20)
+    with mounted(shown, tmp_path / "mount", broken=broken):
+        path = tmp_path / "mount" / "model.safetensors"
+        with pytest.raises(ingot.StorageError, match="tensor `large`") as caught:
+            ingot.numpy.load_file(path)
+        failure = caught.value
+        assert (failure.errno, failure.path, failure.tensor) == (errno.EIO, str(path), "large")
+        assert failure.begin <= broken < failure.end
+        assert str(path) in str(failure)
+        with pytest.raises(ingot.StorageError, match="tensor `large`"):
+            ingot.numpy.load_file(path, slices={"large": numpy.s_[: 2 << 20]}, keys=["large"])
+        # What lies elsewhere can be had.
+        assert (ingot.numpy.load_file(path, keys=["small"])["small"] == ARRAYS["small"]).all()
+
+
+def test_a_mount_that_goes_away_is_an_error_and_no_signal(shown: Path, tmp_path: Path) -> None:
+    with mounted(shown, tmp_path / "mount") as server:
+        file = ingot.safe_open(tmp_path / "mount" / "model.safetensors", "np")
+        server.kill()
+        server.wait()
+        with pytest.raises(ingot.StorageError) as caught:
+            file.get_tensor("large")
+        assert caught.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)

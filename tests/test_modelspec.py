@@ -1,0 +1,160 @@
+"""ModelSpec 1.0.1: read, validate, write."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ingot
+import ingot.numpy
+from ingot import modelspec
+
+MUST = {
+    "modelspec.sai_model_spec": "1.0.1",
+    "modelspec.architecture": "stable-diffusion-xl-v1-base",
+    "modelspec.implementation": "https://github.com/Stability-AI/generative-models",
+    "modelspec.title": "Ducks",
+    "modelspec.resolution": "1024x1024",
+}
+SHOULD = {
+    "modelspec.description": "Ducks on ponds, naïve 🦆",
+    "modelspec.author": "A. Drake",
+    "modelspec.date": "2024-06-03",
+    "modelspec.hash_sha256": "0x" + "ab" * 32,
+}
+
+
+def found(pairs: dict[str, str]) -> list[tuple[str, str]]:
+    return [(row.severity, row.key.removeprefix("modelspec.")) for row in modelspec.validate(pairs)]
+
+
+def jpeg(width: int, height: int) -> str:
+    """The start of a JPEG, which is all that has its size."""
+    frame = struct.pack(">BHHB", 8, height, width, 3)
+    image = b"\xff\xd8\xff\xe0\x00\x04ab\xff\xff\xc0\x00\x11" + frame + bytes(10)
+    return "data:image/jpeg;base64," + base64.b64encode(image).decode()
+
+
+def test_a_full_spec_has_no_findings() -> None:
+    assert found(MUST | SHOULD | {"modelspec.thumbnail": jpeg(256, 256), "modelspec.tags": "a, b"}) == []
+
+
+def test_every_key_that_must_be_there_is_an_error_when_it_is_not() -> None:
+    for key in MUST:
+        pairs = {k: v for k, v in (MUST | SHOULD).items() if k != key}
+        assert found(pairs) == [("error", key.removeprefix("modelspec."))], key
+    assert found({}) == [("error", "sai_model_spec")]
+
+
+def test_every_key_that_should_be_there_is_a_warning_when_it_is_not() -> None:
+    assert found(MUST) == [("warning", key.removeprefix("modelspec.")) for key in SHOULD]
+
+
+def test_what_is_asked_for_depends_on_the_kind_of_model() -> None:
+    def of(architecture: str) -> list[tuple[str, str]]:
+        pairs = MUST | SHOULD | {"modelspec.architecture": architecture}
+        del pairs["modelspec.resolution"]
+        return found(pairs)
+
+    assert of("flux-1-dev") == [("error", "resolution")]
+    assert of("flux-1-dev/lora") == []
+    assert of("llama-2") == [("error", "data_format"), ("warning", "format_type")]
+    assert of("gpt-neo-x/lora") == []
+    assert of("qwen-image") == [("error", "resolution")]
+    assert of("something-new") == []
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "severity"),
+    [
+        ("sai_model_spec", "one", "error"),
+        ("sai_model_spec", "2.0.0", "note"),
+        ("architecture", "Stable Diffusion!", "warning"),
+        ("resolution", "1024", "error"),
+        ("resolution", "0x512", "error"),
+        ("date", "yesterday", "error"),
+        ("hash_sha256", "ab" * 32, "error"),
+        ("hash_sha256", "0x" + "AB" * 32, "error"),
+        ("is_negative_embedding", "yes", "error"),
+        ("prediction_type", "noise", "warning"),
+        ("timestep_range", "999,0", "error"),
+        ("timestep_range", "9", "error"),
+        ("encoder_layer", "two", "error"),
+        ("thumbnail", "http://example.org/a.jpg", "error"),
+        ("thumbnail", "data:image/png;base64,AAAA", "warning"),
+        ("thumbnail", "data:image/jpeg;base64,@", "error"),
+        ("thumbnail", "data:image/jpeg;base64,AAAA", "error"),
+        ("thumbnail", jpeg(512, 256), "note"),
+        ("colour", "blue", "note"),
+    ],
+)
+def test_a_malformed_value_is_found(key: str, text: str, severity: str) -> None:
+    assert found(MUST | SHOULD | {f"modelspec.{key}": text}) == [(severity, key)]
+
+
+def test_a_hostile_thumbnail_ends_in_a_finding() -> None:
+    for tail in (b"", b"\xff", b"\xff\xe0", b"\xff\xe0\x00\x00" * 1000, b"\xff" * 1000):
+        text = "data:image/jpeg;base64," + base64.b64encode(b"\xff\xd8" + tail).decode()
+        assert found(MUST | SHOULD | {"modelspec.thumbnail": text}) == [("error", "thumbnail")], tail[:10]
+
+
+def test_metadata_refuses_what_validate_calls_an_error() -> None:
+    keys = {"architecture": "flux-1-dev", "implementation": "x", "title": "t"}
+    with pytest.raises(ValueError, match=r"modelspec\.resolution: is missing"):
+        modelspec.metadata(**keys)
+    with pytest.raises(TypeError, match="no key 'colour'"):
+        modelspec.metadata(**keys, colour="blue")
+    with pytest.raises(TypeError, match="resolution must be a str, found int"):
+        modelspec.metadata(**keys, resolution=512)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["a.safetensors", "a.bt"])
+def test_what_is_written_is_read_and_its_hash_is_that_of_the_data(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    pairs = modelspec.metadata(
+        architecture="stable-diffusion-v1/lora",
+        implementation="diffusers",
+        title="Ducks 🦆",
+        author=None,
+        tags="pond,, duck ",
+        others={"ss_v2": "True"},
+    )
+    arrays = {"a": np.arange(700_000), "b": np.ones(3, np.uint8)}
+    ingot.numpy.save_file(arrays, path, pairs, checksums=["modelspec", "blake3"])
+    spec = modelspec.read(path)
+    assert (spec.title, spec.base_architecture, spec.part) == ("Ducks 🦆", "stable-diffusion-v1", "lora")
+    assert (spec.tag_list, spec.author, spec.other) == (["pond", "duck"], None, {})
+    data = hashlib.sha256(arrays["a"].tobytes() + arrays["b"].tobytes()).hexdigest()
+    assert spec.hash_sha256 == "0x" + data == ingot.hash(path, "modelspec")
+    report = ingot.verify(path)
+    assert report.ok
+    assert report.modelspec == ("0x" + data, data, True)
+
+
+def test_a_wrong_hash_is_found_and_the_tensors_are_not_given(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    ingot.numpy.save_file({"a": np.arange(9)}, path, {"modelspec.hash_sha256": "0x" + "00" * 32})
+    report = ingot.verify(path)
+    assert not report.ok
+    assert not report.modelspec.same
+    assert "modelspec.hash_sha256: expected 0x0000" in str(report)
+    with pytest.raises(ingot.IntegrityError) as caught:
+        ingot.numpy.load_file(path, verify=True)
+    assert (caught.value.code, caught.value.tensor) == ("digest-mismatch", None)
+    ingot.numpy.save_file({"a": np.arange(9)}, path, {"modelspec.hash_sha256": "unknown"})
+    assert not ingot.verify(path).ok
+    with pytest.raises(ingot.IntegrityError, match="is no SHA-256"):
+        ingot.numpy.load_file(path, verify=True)
+
+
+def test_a_file_without_modelspec_reads_as_none(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    ingot.numpy.save_file({"a": np.arange(9)}, path)
+    assert modelspec.read(path) is None
+    assert modelspec.read({"format": "pt"}) is None
+    assert modelspec.read({"modelspec.title": "t", "modelspec.new": "x"}).other == {"new": "x"}

@@ -1,0 +1,50 @@
+// What browsers do otherwise: they follow redirects unseen, know where the page is, and have no files on disk.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { readHeader } from "../../python/ingot/web/safetensors.js";
+import { errorOf, fileWith } from "./oracle.mjs";
+
+const FILE = fileWith("a");
+
+/** A `fetch` of a browser: every address leads to another one, of which the caller sees the end only. */
+function browserFetch(asked, end) {
+  return async (url, { redirect }) => {
+    asked.push([url, redirect]);
+    if (redirect === "manual") {
+      const hidden = Response.error();
+      Object.defineProperty(hidden, "type", { value: "opaqueredirect" });
+      return hidden;
+    }
+    const headers = { "content-range": `bytes 0-${FILE.length - 1}/${FILE.length}` };
+    const response = new Response(FILE, { status: 206, headers });
+    Object.defineProperties(response, { redirected: { value: true }, url: { value: end } });
+    return response;
+  };
+}
+
+test("redirects that are hidden are found out once, and then left to the browser", async () => {
+  const asked = [];
+  const read = (end) => readHeader("https://example.org/m", { fetch: browserFetch(asked, end) });
+  assert.equal((await read("https://cdn.example.com/m")).size, 1);
+  await read("https://cdn.example.com/m");
+  assert.deepEqual(asked.map(([, redirect]) => redirect), ["manual", "follow", "follow"]);
+  assert.equal((await errorOf(() => read("https://10.0.0.1/m"))).code, "redirect-refused");
+});
+
+test("an address is relative to the page", async (t) => {
+  globalThis.document = { baseURI: "https://example.org/viewer/index.html" };
+  t.after(() => delete globalThis.document);
+  const asked = [];
+  const fetch = browserFetch(asked, "https://example.org/models/m.safetensors");
+  await readHeader("../models/m.safetensors?x=1", { fetch });
+  assert.equal(asked[0][0], "https://example.org/models/m.safetensors?x=1");
+});
+
+test("a server that hides Content-Range from other origins is told what to do", async () => {
+  const fetch = async () => new Response(FILE, { status: 206 });
+  const error = await errorOf(() => readHeader("https://example.org/m", { fetch }));
+  assert.equal(error.code, "wrong-range");
+  assert.match(error.message, /expose Content-Range and ETag/);
+});

@@ -1,0 +1,155 @@
+"""Prints, as JSON for the tests in JavaScript, what a reader of headers has to find.
+
+Usage: oracle.py vectors | indexes | counts | rendered. Bytes are base64, and integers are text:
+the parser of JavaScript rounds those above 2^53.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import sys
+from collections.abc import Callable, Iterator
+from math import prod
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from vectors.case import Vector, counts, indexes, vectors
+
+BITS = {
+    "BOOL": 8,
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    "U8": 8,
+    "F8_E4M3": 8,
+    "F8_E8M0": 8,
+    "I16": 16,
+    "BF16": 16,
+    "F32": 32,
+    "C64": 64,
+    "U64": 64,
+}
+# Of these, the ones that a .bt file can hold.
+IN_BINTENSORS = ["BOOL", "U8", "F8_E4M3", "I16", "BF16", "F32", "U64"]
+CHARS = [*"abz.09_ ", '"', "\\", "/", "\n", "\x00", "\x1b", "é", "模", "\ue000", "\uffff", "🦀", "\U0010ffff"]
+
+
+def of_vector(vector: Vector) -> dict[str, Any]:
+    keys = vector.keys
+    strict_code = "not-strict" if vector.accepted else vector.code
+    return {
+        "name": vector.name,
+        "rule": keys["rule"],
+        "format": vector.format,
+        "file": text(vector.file()),
+        "limit": vector.limit,
+        "code": vector.code,
+        "strictCode": None if vector.strictly_accepted else strict_code,
+        "tensors": [row(*tensor) for tensor in keys["tensors"]] if "tensors" in keys else None,
+        "metadata": sorted(keys["metadata"].items()) if "metadata" in keys else None,
+        "error": None if vector.accepted else error(vector),
+    }
+
+
+def error(vector: Vector) -> dict[str, Any]:
+    """What ingot says of a file that it refuses."""
+    from ingot import HeaderError
+    from ingot._native import Archive
+
+    limit = {} if vector.limit is None else {"max_header_size": vector.limit}
+    try:
+        Archive.from_buffer(vector.file(), **limit)
+    except HeaderError as fault:
+        sizes = {key: getattr(fault, key) for key in ("expected", "found", "begin", "end")}
+        numbers = {key: None if size is None else str(size) for key, size in sizes.items()}
+        return {"message": str(fault), "tensor": fault.tensor, **numbers}
+    raise AssertionError(f"{vector.name} is accepted")
+
+
+def of_index(case: dict[str, Any]) -> dict[str, Any]:
+    given = {key: case.get(key) for key in ("name", "rule", "code", "metadata")}
+    return {**given, "bytes": text(case["bytes"]), "weightMap": case.get("weight_map")}
+
+
+def of_count(case: dict[str, Any]) -> dict[str, Any]:
+    import ingot
+
+    files = [
+        {"shard": shard, "file": text(ingot.serialize(zeros(tensors), case.get("metadata")))}
+        for shard, tensors in case["files"]
+    ]
+    names = [[tensor[0] for tensor in tensors] for _, tensors in case["files"]]
+    given = {key: case.get(key) for key in ("name", "config", "index_metadata", "logical", "total", "stored")}
+    return {**given, "files": files, "names": names}
+
+
+def zeros(tensors: list[list[Any]]) -> dict[str, Any]:
+    return {
+        name: {"dtype": dtype, "shape": shape, "data": bytes(nbytes(dtype, shape))}
+        for name, dtype, shape in tensors
+    }
+
+
+def nbytes(dtype: str, shape: list[int]) -> int:
+    bits = {"I8": 8, "I32": 32, "U32": 32, "F16": 16, "I64": 64}.get(dtype) or BITS[dtype]
+    return prod(shape) * bits // 8
+
+
+def rendered(count: int = 200) -> Iterator[dict[str, Any]]:
+    """Files of random tensors, as ingot writes them, with what ingot reads from them."""
+    import ingot
+    from ingot._native import Archive
+
+    chance = random.Random(7)
+    for number in range(count):
+        format = chance.choice(["safetensors", "bintensors"])
+        names = {name(chance) for _ in range(chance.choice([0, 1, 3, 40]))} - {"__metadata__"}
+        tensors = zeros([[name, *tensor(chance, format)] for name in names])
+        metadata = {name(chance): name(chance) for _ in range(chance.choice([0, 0, 2, 9]))} or None
+        file = ingot.serialize(tensors, metadata, format=format)
+        archive = Archive.from_buffer(file)
+        infos = [archive.info(name) for name in archive.offset_names()]
+        yield {
+            "name": f"rendered {number}",
+            "format": format,
+            "file": text(file),
+            "tensors": [row(info.name, info.dtype, info.shape, info.begin, info.end) for info in infos],
+            "byName": archive.names(),
+            "metadata": metadata and sorted(metadata.items()),
+        }
+
+
+def name(chance: random.Random) -> str:
+    # Some beyond 250 bytes, where a .bt file spells lengths otherwise.
+    length = chance.choice([0, 1, 5, 12, 300])
+    return "".join(chance.choices(CHARS, k=length))
+
+
+def tensor(chance: random.Random, format: str) -> tuple[str, list[int]]:
+    dtype = chance.choice(IN_BINTENSORS if format == "bintensors" else list(BITS))
+    shape = [chance.choice([0, 1, 2, 5, 30]) for _ in range(chance.choice([0, 1, 2, 5]))]
+    # A multiple of four elements, of which whole bytes hold all.
+    return dtype, ([4, *shape[:2]] if BITS[dtype] < 8 else shape[:2])
+
+
+def row(name: str, dtype: str, shape: Any, begin: int, end: int) -> list[Any]:
+    return [name, dtype, [str(dim) for dim in shape], str(begin), str(end)]
+
+
+def text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+KINDS: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    "vectors": lambda: [of_vector(vector) for vector in vectors()],
+    "indexes": lambda: [of_index(case) for case in indexes()],
+    "counts": lambda: [of_count(case) for case in counts()],
+    "rendered": lambda: list(rendered()),
+}
+
+if __name__ == "__main__":
+    json.dump(KINDS[sys.argv[1]](), sys.stdout)

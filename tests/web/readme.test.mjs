@@ -1,0 +1,50 @@
+// The program of README.md, run as it stands there: on a page, and with a Hub, of which only what it uses is there.
+
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { test } from "node:test";
+
+import { fileWith } from "./oracle.mjs";
+
+const MODULE = new URL("../../python/ingot/web/safetensors.js", import.meta.url);
+const README = readFileSync(new URL("../../README.md", import.meta.url), "utf8");
+const SHARD = "model-00001-of-00001.safetensors";
+
+const HUB = {
+  "model.safetensors.index.json": JSON.stringify({ weight_map: { "a.weight": SHARD, "b.weight_scale": SHARD } }),
+  "config.json": JSON.stringify({ quantization_config: { quant_method: "fp8" } }),
+  [SHARD]: fileWith("a.weight", "b.weight_scale"),
+};
+
+async function hub(url) {
+  const file = HUB[url.replace("https://huggingface.co/openai/gpt-oss-20b/resolve/main/", "")];
+  return file === undefined ? new Response(null, { status: 404 }) : new Response(file);
+}
+
+test("the program of the README counts a model and shows a file that is dropped", async (t) => {
+  const [, program] = /```js\n([^]*?)```/.exec(README);
+  const [lines, printed] = [[], []];
+  let drop;
+  const page = {
+    fetch: hub,
+    document: { createElement: () => ({}) },
+    list: { append: (line) => lines.push(line.textContent) },
+    dropZone: { addEventListener: (_, listener) => (drop = listener) },
+  };
+  // Node runs each file of tests in a process of its own.
+  Object.assign(globalThis, page);
+  t.mock.method(console, "log", (...words) => printed.push(words));
+  const source = program.replace("./safetensors.js", MODULE.href);
+  await import(`data:text/javascript,${encodeURIComponent(source)}`);
+  assert.deepEqual(printed.shift(), [2, "tensors,", 1, "parameters"]);
+  const dropped = new File([fileWith("a\u202eb")], "m.safetensors");
+  await drop({ preventDefault() {}, dataTransfer: { files: [dropped] } });
+  assert.deepEqual(lines, ["a\\u202eb F32 [1]"]);
+  assert.equal(printed[0][0].byteLength, 4);
+});
+
+test("the names that the README imports are all that it uses", () => {
+  const [, names] = /import \{ (.*) \} from "\.\/safetensors\.js"/.exec(README);
+  const [, program] = /```js\n([^]*?)```/.exec(README);
+  for (const name of names.split(", ")) assert.ok(program.split(new RegExp(`\\b${name}\\b`)).length > 2, name);
+});
