@@ -41,7 +41,7 @@ demo: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
 test: test-rust test-python
 
 test-rust: | tools $(VENV)/.made
-	cargo test $(CARGO_FLAGS) --workspace
+	cargo test $(CARGO_FLAGS) --workspace --no-fail-fast
 
 test-python: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
 	$(BIN)/python -m pytest tests

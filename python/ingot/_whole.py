@@ -93,8 +93,8 @@ class Whole(Generic[Tensor]):
         Parameters
         ----------
         filename : str, bytes or os.PathLike
-            A `.safetensors` or a `.bt` file, the index of a sharded checkpoint, a directory with one of these,
-            or a URL: as for `ingot.safe_open`.
+            A `.safetensors` or a `.bt` file, the index of a sharded checkpoint, a directory with one of
+            these, or a URL: as for `ingot.safe_open`.
         device : str, int or the framework's device, optional
             Where the tensors shall be; the module says which devices its framework takes. By default where
             upstream puts them: on the framework's default device, and paddle's on the CPU.

@@ -493,5 +493,7 @@ fn every_dtype_stands_in_format_md() {
             "{dtype}"
         );
     }
-    assert_eq!(FORMAT_MD.matches("\n| `").count(), Dtype::ALL.len());
+    let after_the_first = FORMAT_MD.split_once("\n| `").map_or("", |(_, after)| after);
+    let table = after_the_first.split("\n\n").next().unwrap_or_default();
+    assert_eq!(1 + table.matches("\n| `").count(), Dtype::ALL.len());
 }

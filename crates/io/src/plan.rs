@@ -172,12 +172,13 @@ impl Plan {
                 && read.position + to_u64(read.nbytes) == position
         });
         let is_aligned = end.is_multiple_of(alignment(entry));
-        let at = if follows && is_aligned {
-            end
-        } else {
-            level_place(end, position, alignment(entry))
+        let at = match nbytes {
+            // Nothing has to be read there, and the block still begins with what comes next.
+            0 => end - end % ALIGNMENT,
+            _ if follows && is_aligned => end,
+            _ => level_place(end, position, alignment(entry)),
         };
-        self.blocks[block] = at + nbytes;
+        self.blocks[block] = end.max(at + nbytes);
         let place = Place { block, at, nbytes };
         self.push(file, position, place);
         Ok(place)
