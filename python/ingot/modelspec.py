@@ -22,6 +22,7 @@ import re
 from base64 import b64decode
 from dataclasses import dataclass, field, fields
 from datetime import datetime
+from os import PathLike
 from typing import Literal, NamedTuple
 
 from . import _native
@@ -29,7 +30,6 @@ from . import _native
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from os import PathLike
 
     Path = str | bytes | PathLike[str] | PathLike[bytes]
     Fault = tuple["Severity", str]
@@ -223,8 +223,8 @@ def validate(source: Path | Mapping[str, str] | ModelSpec) -> list[Finding]:
 
 
 def _pairs(source: Path | Mapping[str, str]) -> Mapping[str, str]:
-    if hasattr(source, "keys"):
-        return source  # type: ignore[return-value]
+    if not isinstance(source, (str, bytes, PathLike)):
+        return source
     archive = _native.Archive.open(source)
     try:
         return archive.metadata() or {}
