@@ -83,7 +83,7 @@ pub fn has_statistics(dtype: Dtype) -> bool {
 /// histogram of `bins` parts takes a second look at the files.
 ///
 /// # Errors
-/// As [`Archive::regions`].
+/// As [`read_tensors`](crate::read_tensors).
 pub fn statistics(
     tensors: &[Tensor<'_>],
     bins: usize,
