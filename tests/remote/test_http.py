@@ -155,9 +155,8 @@ def test_connections_are_used_again(data: bytes) -> None:
         with ingot.safe_open(server.url(), "np") as file:
             for name in file.keys()[:50]:
                 file[name]
-        # Two parts of a large tensor are read at once.
-        assert len(server.requests) > 6
-        assert len(ports) <= 2
+        # Two parts of a large tensor are read at once, and more may begin before a connection is free again.
+        assert len(ports) * 3 < len(server.requests)
 
 
 def test_a_connection_that_the_server_closes_between_requests_is_no_failure(data: bytes) -> None:
