@@ -29,7 +29,7 @@ def cached(path: Path) -> int | None:
 if sys.platform != "linux" or cached(Path(__file__)) is None:
     pytest.skip("nothing says what is in the page cache here", allow_module_level=True)
 
-# The smallest that is looked for in the cache, and a little more: not a whole number of blocks of a disk.
+# Tensors of many reads, of several and of less than one; not a whole number of blocks of a disk.
 ARRAYS = {
     "large": numpy.arange(12 << 20, dtype=numpy.uint32),
     "wide": numpy.arange(5 << 20, dtype=numpy.uint32).reshape(5, -1),

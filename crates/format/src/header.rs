@@ -9,6 +9,7 @@ use crate::entry::Entry;
 use crate::error::FormatError;
 use crate::extent::{self, index, to_u32, to_u64};
 use crate::format::Format;
+use crate::layout::Spec;
 use crate::limits::Limits;
 use crate::metadata::Metadata;
 use crate::sniff::Foreign;
@@ -231,6 +232,18 @@ impl Header {
     /// All tensors in the order of their data.
     pub fn entries(&self) -> impl ExactSizeIterator<Item = Entry<'_>> + Clone {
         (0..self.len()).map(|number| self.raw.entry(number))
+    }
+
+    /// What a new file with the same tensors is laid out from, in the order of their data.
+    #[must_use]
+    pub fn specs(&self) -> Vec<Spec<'_>> {
+        self.entries()
+            .map(|entry| Spec {
+                name: entry.name,
+                dtype: entry.dtype,
+                shape: entry.shape,
+            })
+            .collect()
     }
 
     /// All tensors in the order of their names, byte by byte.

@@ -11,8 +11,7 @@
 use std::path::Path;
 
 use ingot_format::{
-    CHECKSUMS_KEY, Dtype, Format, Header, LayoutOptions, Metadata, Order, Spec, edit_metadata, layout_with,
-    to_u64,
+    CHECKSUMS_KEY, Dtype, Format, Header, LayoutOptions, Metadata, Order, edit_metadata, layout_with, to_u64,
 };
 
 use crate::error::Error;
@@ -236,14 +235,7 @@ fn head_for_the_data(
     header: &Header,
     metadata: Option<&[(&str, &str)]>,
 ) -> Result<Vec<u8>, Error> {
-    let specs: Vec<Spec<'_>> = header
-        .entries()
-        .map(|entry| Spec {
-            name: entry.name,
-            dtype: entry.dtype,
-            shape: entry.shape,
-        })
-        .collect();
+    let specs = header.specs();
     let lay_out = |reserve| {
         let options = LayoutOptions {
             order: Order::Given,

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use ingot_format::{Entry, Format, FormatError, Header, Layout, Limits, Spec, layout, to_usize};
+use ingot_format::{Entry, Format, FormatError, Header, Layout, Limits, layout, to_usize};
 
 use super::algorithm::{Algorithm, Digest};
 use super::digests::Digests;
@@ -198,19 +198,11 @@ fn sshs_legacy(source: &FileSource, path: &Path) -> Result<Digest, Error> {
 
 /// The safetensors file that holds the tensors of `header`, and no metadata but what trainers wrote.
 fn laid_out_again(header: &Header) -> Result<Layout, FormatError> {
-    let specs: Vec<Spec<'_>> = header
-        .entries()
-        .map(|entry| Spec {
-            name: entry.name,
-            dtype: entry.dtype,
-            shape: entry.shape,
-        })
-        .collect();
     let pairs: Vec<(&str, &str)> = header
         .metadata()
         .into_iter()
         .flat_map(ingot_format::Metadata::iter)
         .filter(|pair| pair.0.starts_with("ss_"))
         .collect();
-    layout(&specs, Some(&pairs), Format::Safetensors)
+    layout(&header.specs(), Some(&pairs), Format::Safetensors)
 }

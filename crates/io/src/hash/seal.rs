@@ -3,9 +3,7 @@
 use std::borrow::Cow;
 use std::path::Path;
 
-use ingot_format::{
-    CHECKSUMS_KEY, Checksums, Format, FormatError, Header, Layout, LayoutOptions, Spec, layout_with,
-};
+use ingot_format::{CHECKSUMS_KEY, Checksums, Format, FormatError, Layout, LayoutOptions, Spec, layout_with};
 
 use super::algorithm::{Algorithm, Digest};
 use super::digests::Digests;
@@ -162,7 +160,7 @@ impl Sealing<'_> {
                 .data
                 .and_then(|digests| taken(digests, Algorithm::Sha256).pop()),
         };
-        let specs = specs(header);
+        let specs = header.specs();
         let metadata = header
             .metadata()
             .into_iter()
@@ -172,18 +170,6 @@ impl Sealing<'_> {
         debug_assert_eq!(sealed.head.len(), self.sealed.layout.head.len());
         Ok(sealed.head)
     }
-}
-
-/// The tensors of a header, in the order of the data.
-fn specs(header: &Header) -> Vec<Spec<'_>> {
-    header
-        .entries()
-        .map(|entry| Spec {
-            name: entry.name,
-            dtype: entry.dtype,
-            shape: entry.shape,
-        })
-        .collect()
 }
 
 /// Digests of tensors, one for each of some specs, and of the data section.
