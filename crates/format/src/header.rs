@@ -12,6 +12,7 @@ use crate::format::Format;
 use crate::layout::Spec;
 use crate::limits::Limits;
 use crate::metadata::Metadata;
+use crate::name_order::{SameName, order};
 use crate::sniff::Foreign;
 use crate::{bintensors, safetensors};
 
@@ -385,20 +386,11 @@ fn prove_names(raw: &RawHeader) -> Result<Vec<u32>, FormatError> {
     if raw.names().is_sorted_by(|a, b| a < b) {
         return Ok(Vec::new());
     }
-    let name = |number: usize| raw.name(number);
-    let mut by_name: Vec<u32> = (0..to_u32(raw.records.len())).collect();
-    // A stable sort, because it takes over the sorted runs that writers leave, one for each dtype. Names chosen
-    // to collide cost it nothing, as they would a hash table.
-    by_name.sort_by(|&a, &b| name(index(a)).cmp(name(index(b))));
-    match by_name
-        .windows(2)
-        .find(|pair| name(index(pair[0])) == name(index(pair[1])))
-    {
-        Some(pair) => Err(FormatError::DuplicateTensor {
-            tensor: name(index(pair[0])).to_owned(),
-        }),
-        None => Ok(by_name),
-    }
+    order(&raw.names, raw.records.iter().map(|record| record.name_end)).map_err(|SameName(first, _)| {
+        FormatError::DuplicateTensor {
+            tensor: raw.name(first).to_owned(),
+        }
+    })
 }
 
 /// Rules F9 to F12, on entries in the order of their data.

@@ -15,6 +15,7 @@ pub use shard_name::ShardNameFault;
 
 use crate::METADATA_KEY;
 use crate::extent::{index, to_u32, to_u64, to_usize};
+use crate::name_order::{SameName, order};
 use crate::safetensors::plain_nbytes;
 use error::invalid_json;
 use value::{Kind, Value};
@@ -474,22 +475,15 @@ fn order_by_name(read: &ShardIndex) -> Result<Vec<u32>, IndexError> {
     if read.entries().is_sorted_by(|a, b| a.0 < b.0) {
         return Ok(Vec::new());
     }
-    let mut by_name: Vec<u32> = (0..to_u32(read.len())).collect();
-    // Sorted, not hashed: names chosen to collide cost nothing extra, and the runs that writers leave are taken over.
-    by_name.sort_by(|&a, &b| read.name(index(a)).cmp(read.name(index(b))));
-    match by_name
-        .windows(2)
-        .find(|pair| read.name(index(pair[0])) == read.name(index(pair[1])))
-    {
-        Some(pair) => {
-            let shard = |number: u32| read.shards[read.entry(index(number)).1].clone();
-            Err(IndexError::DuplicateTensor {
-                tensor: read.name(index(pair[0])).to_owned(),
-                shards: (shard(pair[0]), shard(pair[1])),
-            })
-        }
-        None => Ok(by_name),
-    }
+    order(&read.names, read.records.iter().map(|record| record.name_end)).map_err(
+        |SameName(first, second)| {
+            let shard = |number: usize| read.shards[read.entry(number).1].clone();
+            IndexError::DuplicateTensor {
+                tensor: read.name(first).to_owned(),
+                shards: (shard(first), shard(second)),
+            }
+        },
+    )
 }
 
 /// What is being read, and how far.

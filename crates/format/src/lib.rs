@@ -52,6 +52,7 @@ mod index;
 mod layout;
 mod limits;
 mod metadata;
+mod name_order;
 mod quoted;
 pub mod safetensors;
 mod selection;
