@@ -13,19 +13,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from ._remote import StorageOptions
     from ._serialize import Path
 
     Hasher = str | Callable[[bytes], Any]
     Progress = Callable[[int, int], object]
 
 
-def hash(path: Path, algorithm: str = "sha256", *, progress: Progress | None = None) -> str:
+def hash(
+    path: Path,
+    algorithm: str = "sha256",
+    *,
+    progress: Progress | None = None,
+    storage_options: StorageOptions | None = None,
+) -> str:
     """Give the hash of a file.
 
     Parameters
     ----------
     path : str, bytes or os.PathLike
-        Any file; one of tensors where the table says so.
+        Any file; one of tensors where the table says so. Or a URL, as for `ingot.safe_open`.
     algorithm : str
         What to compute:
 
@@ -49,6 +56,8 @@ def hash(path: Path, algorithm: str = "sha256", *, progress: Progress | None = N
     progress : callable, optional
         Called now and then with the bytes that are done and those that there are to do. What it raises ends
         the call. Not for the algorithms of hashlib.
+    storage_options : dict, optional
+        How a URL is reached (`ingot.StorageOptions`).
 
     Returns
     -------
@@ -68,17 +77,22 @@ def hash(path: Path, algorithm: str = "sha256", *, progress: Progress | None = N
 
     Notes
     -----
-    The file is read by position: one that another process shortens meanwhile is an error, not a crash.
+    The file is read by position: one that another process shortens meanwhile is an error, not a crash. What
+    is behind a URL is fetched in parts, several at once, of which at most 128 MiB are kept at a time.
     """
-    found = _native.hash(path, algorithm, progress)
-    return _of_hashlib(path, algorithm) if found is None else found
+    found = _native.hash(path, algorithm, progress, storage_options)
+    return _of_hashlib(path, algorithm, storage_options) if found is None else found
 
 
-def _of_hashlib(path: Path, algorithm: str) -> str:
+def _of_hashlib(path: Path, algorithm: str, storage_options: StorageOptions | None) -> str:
     # Not at the top: it costs as much as the rest of this package.
     import hashlib
 
     _known(algorithm)
+    if isinstance(path, str) and _native.is_url(path):
+        hasher = hashlib.new(algorithm)
+        _native.read_url(path, hasher.update, storage_options)
+        return hasher.hexdigest()
     with open(path, "rb", buffering=0) as file:
         return hashlib.file_digest(file, algorithm).hexdigest()
 
@@ -180,16 +194,23 @@ class Report:
         return "\n".join(lines)
 
 
-def verify(path: Path, *, expected_sha256: str | None = None, progress: Progress | None = None) -> Report:
+def verify(
+    path: Path,
+    *,
+    expected_sha256: str | None = None,
+    progress: Progress | None = None,
+    storage_options: StorageOptions | None = None,
+) -> Report:
     """Compare the bytes of a file with the digests that it keeps of them.
 
     Parameters
     ----------
     path : str, bytes or os.PathLike
-        A file that was saved with ``checksums=...`` or has ``modelspec.hash_sha256`` in its metadata.
+        A file that was saved with ``checksums=...`` or has ``modelspec.hash_sha256`` in its metadata. Or the
+        URL of one, as for `ingot.safe_open`: it is fetched in parts, which are not kept.
     expected_sha256 : str, optional
         The SHA-256 of the whole file, as 64 hexadecimal digits, from wherever the file came from.
-    progress : callable, optional
+    progress, storage_options : optional
         As for `hash`.
 
     Returns
@@ -216,7 +237,7 @@ def verify(path: Path, *, expected_sha256: str | None = None, progress: Progress
     The digests guard against accidents. Who changes a file on purpose can change its digests too;
     `expected_sha256`, from another place, guards against that as well.
     """
-    facts = _native.verify(path, expected_sha256, progress)
+    facts = _native.verify(path, expected_sha256, progress, storage_options)
     facts["bad"] = [Mismatch(*row) for row in facts["bad"]]
     for of_all in ("modelspec", "file"):
         facts[of_all] = None if facts[of_all] is None else Compared(*facts[of_all])

@@ -23,6 +23,7 @@ __all__ = [
     "hashes",
     "is_url",
     "prepare",
+    "read_url",
     "replace_tensor",
     "serialize",
     "statistics",
@@ -261,13 +262,20 @@ def hash(
     path: str | bytes | PathLike[str] | PathLike[bytes],
     definition: str,
     progress: Callable[[int, int], object] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> str | None: ...
 def hashes() -> list[str]: ...
 def verify(
     path: str | bytes | PathLike[str] | PathLike[bytes],
     expected_sha256: str | None = None,
     progress: Callable[[int, int], object] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]: ...
+def read_url(
+    url: str, take: Callable[[bytes], object], storage_options: Mapping[str, Any] | None = None
+) -> None:
+    """Call `take` with all bytes behind a URL, a few MiB at a time, in their order."""
+
 def stream(
     write: Callable[[bytes], object],
     tensors: Mapping[str, Any],
@@ -310,7 +318,10 @@ class Sources:
     """Files, and checkpoints of many, whose tensors go into others."""
 
     @staticmethod
-    def open(paths: Sequence[str | bytes | PathLike[str] | PathLike[bytes]]) -> Sources: ...
+    def open(
+        paths: Sequence[str | bytes | PathLike[str] | PathLike[bytes]],
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Sources: ...
     def __len__(self) -> int: ...
     def path(self, source: int) -> str:
         """Give the path of its index, or of its only file."""

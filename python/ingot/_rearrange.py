@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import Any, Literal
 
+    from ._remote import StorageOptions
     from ._serialize import Align, Format, Path
 
     Pick = tuple[int, int, str]
@@ -35,14 +36,15 @@ def merge(
     align: Align = 8,
     durable: bool | None = None,
     force: bool = False,
+    storage_options: StorageOptions | None = None,
 ) -> None:
     """Make one file of several. No tensor is decoded, and next to no memory is taken.
 
     Parameters
     ----------
     sources : iterable of str, bytes or os.PathLike
-        The files, in either format or in both; sharded checkpoints, by directory or index, as for
-        `ingot.safe_open`.
+        The files, in either format or in both; sharded checkpoints, by directory or index, or URLs, as for
+        `ingot.safe_open`. What is behind a URL is fetched as it is written, and of it only what is taken.
     out : str, bytes or os.PathLike
         Where to write; it may be one of the sources. What is there stays until the new file is whole.
     on_duplicate : {"error", "first", "last"}
@@ -53,6 +55,8 @@ def merge(
         other. Of the metadata of an index that is what is text, so not its ``total_size``.
     format, reserve_header, align, durable, force
         As for `save_file`.
+    storage_options : dict, optional
+        How URLs are reached (`ingot.StorageOptions`).
 
     Raises
     ------
@@ -74,7 +78,7 @@ def merge(
     if isinstance(sources, (str, bytes)) or hasattr(sources, "__fspath__"):
         raise TypeError("sources must be an iterable of paths, not a path")
     paths = [fspath(path) for path in sources]
-    opened = Sources.open(paths)
+    opened = Sources.open(paths, storage_options)
     picks = [(at, *pick) for at in range(len(paths)) for pick in enumerate(opened.names(at))]
     if on_duplicate != "error":
         by_name: dict[str, Pick] = {}
@@ -98,13 +102,14 @@ def rewrite(
     align: Align = 8,
     durable: bool | None = None,
     force: bool = False,
+    storage_options: StorageOptions | None = None,
 ) -> None:
     """Make a file of tensors of another, or of a checkpoint: some, under other names, in the other format.
 
     Parameters
     ----------
     source : str, bytes or os.PathLike
-        The file, in either format, or a sharded checkpoint, as for `ingot.safe_open`.
+        The file, in either format, or a sharded checkpoint, or a URL, as for `ingot.merge`.
     out : str, bytes or os.PathLike
         Where to write; it may be `source`. What is there stays until the new file is whole.
     rename : dict of str to str, or callable, optional
@@ -118,6 +123,8 @@ def rewrite(
         The text to store. By default that of the source.
     format, reserve_header, align, durable, force
         As for `save_file`: by default the name of `out` decides the format.
+    storage_options : dict, optional
+        As for `merge`.
 
     Raises
     ------
@@ -133,7 +140,7 @@ def rewrite(
     The file is byte for byte the one that `save_file` of the same tensors and metadata writes.
     """
     path = fspath(source)
-    opened = Sources.open([path])
+    opened = Sources.open([path], storage_options)
     names = opened.names(0)
     kept = set(names) if keep is None else _chosen(names, keep, path)
     if drop is not None:
@@ -152,13 +159,14 @@ def split(
     filename_pattern: str = "model{suffix}.safetensors",
     metadata: Mapping[str, str] | None = _KEPT,
     durable: bool | None = None,
+    storage_options: StorageOptions | None = None,
 ) -> None:
     """Make several files and an index of a file or a checkpoint, as huggingface_hub does.
 
     Parameters
     ----------
     source : str, bytes or os.PathLike
-        The file, in either format, or a sharded checkpoint, as for `ingot.safe_open`.
+        The file, in either format, or a sharded checkpoint, or a URL, as for `ingot.merge`.
     directory : str, bytes or os.PathLike
         Where to write. It is made if it is not there. Files of an earlier checkpoint that `filename_pattern`
         fits, and no others, are removed when the new one is in place.
@@ -173,6 +181,8 @@ def split(
         where there is none) into each file; into the file, where there is only one.
     durable : bool, optional
         As for `save_file`.
+    storage_options : dict, optional
+        As for `merge`.
 
     Raises
     ------
@@ -191,7 +201,7 @@ def split(
 
     path, flush = fspath(source), is_durable(durable)
     place, limit = Place(fsdecode(directory), filename_pattern), nbytes(max_shard_size)
-    opened = Sources.open([path])
+    opened = Sources.open([path], storage_options)
     names, sizes = opened.names(0), opened.sizes(0)
     pairs = (_together(opened) if metadata is _KEPT else texts(metadata)) or {}
     of_file = {"format": pairs.get("format", "pt")}

@@ -7,6 +7,8 @@ mod algorithm;
 mod checked;
 mod definition;
 mod digests;
+#[cfg(feature = "remote")]
+mod in_order;
 mod pass;
 mod seal;
 mod tree;
@@ -14,8 +16,14 @@ mod verify;
 
 pub use algorithm::{Algorithm, Digest, Unequal};
 pub use checked::Proof;
+#[cfg(feature = "remote")]
+pub(crate) use definition::of_source;
 pub use definition::{Definition, hash};
+#[cfg(feature = "remote")]
+pub(crate) use in_order::read_in_order;
 pub(crate) use seal::Sealing;
 pub use seal::{Keep, Sealed};
+#[cfg(feature = "remote")]
+pub(crate) use verify::of_archive;
 pub(crate) use verify::renewed;
 pub use verify::{Compared, MODEL_SPEC_KEY, Mismatch, Report, verify};

@@ -9,11 +9,13 @@ use crate::dest::Bytes;
 mod file;
 mod footprint;
 mod produced;
+mod section;
 mod strided;
 
 pub use file::FileRange;
 pub use footprint::{Footprint, overlapping};
 pub use produced::Produce;
+pub(crate) use section::Section;
 pub use strided::{Dim, Strided};
 
 /// The bytes of one tensor, on their way to a file.
@@ -25,6 +27,8 @@ pub enum Payload<'a> {
     Strided(Strided<'a>),
     /// They lie in another file. The system copies or shares them there, where it can.
     File(FileRange<'a>),
+    /// They lie in a source that waits for each read.
+    Section(Section<'a>),
     /// They are somewhere else, such as on another device, and are fetched piece by piece.
     Produced(&'a dyn Produce),
 }
@@ -37,6 +41,7 @@ impl Payload<'_> {
             Payload::Bytes(bytes) => to_u64(bytes.len()),
             Payload::Strided(strided) => to_u64(strided.len()),
             Payload::File(range) => range.nbytes(),
+            Payload::Section(section) => section.nbytes(),
             Payload::Produced(source) => source.nbytes(),
         }
     }
@@ -53,6 +58,7 @@ impl Payload<'_> {
             }
             Payload::Strided(strided) => strided.copy_into(at()?, into),
             Payload::File(range) => range.read(begin, into)?,
+            Payload::Section(section) => section.read(begin, into)?,
             Payload::Produced(source) => source.produce(begin, into)?,
         }
         Ok(())

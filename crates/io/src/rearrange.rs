@@ -7,7 +7,7 @@ use ingot_format::{Format, FormatError, LayoutOptions, Spec, layout_with};
 use crate::edit::origin::Origin;
 use crate::edit::{EditError, Guard};
 use crate::error::Error;
-use crate::payload::Payload;
+use crate::payload::{Payload, Section};
 use crate::save::{SaveOptions, save};
 use crate::watch::Watch;
 
@@ -77,11 +77,11 @@ pub fn assemble(
     };
     let guard = Guard::new(watch, &check);
     let saved = save(path, &layout.head, &payloads, options, &guard);
-    guard.outcome(saved)
+    guard.outcome(saved.map_err(Section::fault))
 }
 
 fn payload<'a>((origin, begin, end): (&'a Origin, u64, u64)) -> Payload<'a> {
-    Payload::File(origin.range(begin, end))
+    origin.range(begin, end)
 }
 
 fn same_origin(a: &Pick<'_>, b: &Pick<'_>) -> bool {

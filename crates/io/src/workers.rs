@@ -30,6 +30,11 @@ pub(crate) fn unwanted() -> bool {
     STOP.with_borrow(|stop| stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed)))
 }
 
+/// Has what this thread waits for end when `stop` says so.
+pub(crate) fn heed(stop: &Arc<AtomicBool>) {
+    STOP.set(Some(Arc::clone(stop)));
+}
+
 /// Does `work` on every task, first to last, on as many threads as `reading` says at most. `work` says how many bytes it has done, of
 /// the `total` that `watch` is told.
 ///
@@ -124,7 +129,7 @@ impl<T: Send, W: Fn(T) -> Result<usize, E> + Sync, E: Send + From<Failure>> Shar
                         .name("ingot-read".to_owned())
                         .spawn_scoped(scope, move || {
                             let _leave = leave;
-                            STOP.set(Some(Arc::clone(&self.stop)));
+                            heed(&self.stop);
                             while self.step() {}
                         });
                 match spawned {

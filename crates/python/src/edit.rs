@@ -1,17 +1,16 @@
 //! Changing files, and making new ones of parts of others.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
 
-use ingot_io::{Edited, Error, MetadataChange, Origin, Origins, Pick, Way};
+use ingot_io::{Edited, MetadataChange, Origin, Origins, Pick, Way};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyDict, PyList};
 
-use crate::errors::raise;
 use crate::intake::{Exporter, borrowed, metadata};
 use crate::open::{file_path, texts};
 use crate::produced::Raised;
+use crate::remote::Location;
 use crate::serialize::{format_of, save_options};
 use crate::shards;
 use crate::watch::Signals;
@@ -87,13 +86,22 @@ pub(crate) struct Sources {
 #[pymethods]
 impl Sources {
     #[staticmethod]
-    fn open(py: Python<'_>, paths: Vec<Bound<'_, PyAny>>) -> PyResult<Sources> {
-        let paths: Vec<PathBuf> = paths.iter().map(file_path).collect::<PyResult<_>>()?;
-        let sources = py.detach(|| paths.iter().map(|path| Origins::open(path)).collect());
-        let sources: Result<Vec<Origins>, Error> = sources;
-        Ok(Sources {
-            sources: sources.map_err(|error| raise(py, &error))?,
-        })
+    #[pyo3(signature = (paths, storage_options = None))]
+    fn open(
+        py: Python<'_>,
+        paths: Vec<Bound<'_, PyAny>>,
+        storage_options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Sources> {
+        let locations = paths.iter().map(|path| Location::of(path, storage_options));
+        let locations: Vec<Location> = locations.collect::<PyResult<_>>()?;
+        let sources = Signals::detach(py, |signals| {
+            let open = |location: &Location| match location {
+                Location::File(path) => Origins::open(path),
+                Location::Url(url, options) => Origins::open_url(url, options, signals),
+            };
+            locations.iter().map(open).collect()
+        })?;
+        Ok(Sources { sources })
     }
 
     fn __len__(&self) -> usize {

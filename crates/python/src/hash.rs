@@ -3,28 +3,53 @@
 use ingot_format::Quoted;
 use ingot_io::{Algorithm, Compared, Definition, Digest, Report};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict};
 
 use crate::errors::exception;
-use crate::open::file_path;
+use crate::remote::{Location, remote_options};
 use crate::watch::Signals;
 
 /// The hash of a file; `None` for a name that is not one of ours. See `_native.pyi`.
 #[pyfunction]
-#[pyo3(signature = (path, definition, progress = None))]
+#[pyo3(signature = (path, definition, progress = None, storage_options = None))]
 pub(crate) fn hash(
     py: Python<'_>,
     path: &Bound<'_, PyAny>,
     definition: &str,
     progress: Option<Bound<'_, PyAny>>,
+    storage_options: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<Option<String>> {
-    let path = file_path(path)?;
+    let location = Location::of(path, storage_options)?;
     let Some(definition) = Definition::from_name(definition) else {
         return Ok(None);
     };
-    Signals::telling(progress)
-        .run(py, |signals| ingot_io::hash(&path, definition, signals))
-        .map(Some)
+    let take = |signals: &Signals| match &location {
+        Location::File(path) => ingot_io::hash(path, definition, signals),
+        Location::Url(url, options) => ingot_io::hash_url(url, definition, options, signals),
+    };
+    Signals::telling(progress).run(py, take).map(Some)
+}
+
+/// Calls `take` with all bytes behind a URL, in their order. See `_native.pyi`.
+#[pyfunction]
+#[pyo3(signature = (url, take, storage_options = None))]
+pub(crate) fn read_url(
+    py: Python<'_>,
+    url: &str,
+    take: Py<PyAny>,
+    storage_options: Option<&Bound<'_, PyDict>>,
+) -> PyResult<()> {
+    let options = remote_options(storage_options)?;
+    let mut raised = None;
+    let mut call = |bytes: &[u8]| {
+        if raised.is_none() {
+            raised = Python::attach(|py| take.call1(py, (PyBytes::new(py, bytes),)).err());
+        }
+    };
+    Signals::detach(py, |signals| {
+        ingot_io::read_url(url, &options, &mut call, signals)
+    })?;
+    raised.map_or(Ok(()), Err)
 }
 
 /// The names that `hash` takes.
@@ -35,16 +60,21 @@ pub(crate) fn hashes() -> Vec<&'static str> {
 
 /// What the digests of a file say of it, as arguments for `ingot.Report`. See `_native.pyi`.
 #[pyfunction]
-#[pyo3(signature = (path, expected_sha256 = None, progress = None))]
+#[pyo3(signature = (path, expected_sha256 = None, progress = None, storage_options = None))]
 pub(crate) fn verify<'py>(
     py: Python<'py>,
     path: &Bound<'py, PyAny>,
     expected_sha256: Option<&str>,
     progress: Option<Bound<'py, PyAny>>,
+    storage_options: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let path = file_path(path)?;
+    let location = Location::of(path, storage_options)?;
     let expected = expected_sha256.map(|hex| sha256(py, hex)).transpose()?;
-    let report = Signals::telling(progress).run(py, |signals| ingot_io::verify(&path, expected, signals))?;
+    let compare = |signals: &Signals| match &location {
+        Location::File(path) => ingot_io::verify(path, expected, signals),
+        Location::Url(url, options) => ingot_io::verify_url(url, expected, options, signals),
+    };
+    let report = Signals::telling(progress).run(py, compare)?;
     facts(py, &report)
 }
 

@@ -29,7 +29,7 @@ mod _native {
     #[pymodule_export]
     use crate::edit::{Sources, replace_tensor, update_metadata};
     #[pymodule_export]
-    use crate::hash::{hash, hashes, verify};
+    use crate::hash::{hash, hashes, read_url, verify};
     #[pymodule_export]
     use crate::open::is_url;
     #[pymodule_export]

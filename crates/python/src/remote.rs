@@ -1,14 +1,34 @@
 //! How remote files are reached, as Python says.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use ingot_io::{RemoteOptions, Secret, Token};
+use ingot_io::{RemoteOptions, Secret, Token, is_url};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict};
 
 use crate::errors::exception;
 use crate::open::file_path;
+
+/// What a caller may give where files and URLs are read alike.
+pub(crate) enum Location {
+    File(PathBuf),
+    Url(String, RemoteOptions),
+}
+
+impl Location {
+    /// A str may be a URL. What is a path by its type is one.
+    pub(crate) fn of(
+        given: &Bound<'_, PyAny>,
+        storage_options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Location> {
+        match given.extract::<&str>() {
+            Ok(url) if is_url(url) => Ok(Location::Url(url.to_owned(), remote_options(storage_options)?)),
+            _ => file_path(given).map(Location::File),
+        }
+    }
+}
 
 /// What `storage_options` says. Their names and what they mean stand in `python/ingot/_remote.py`.
 pub(crate) fn remote_options(given: Option<&Bound<'_, PyDict>>) -> PyResult<RemoteOptions> {

@@ -44,6 +44,25 @@ impl Origins {
         }
     }
 
+    /// Opens the file behind a URL.
+    ///
+    /// # Errors
+    /// As [`Archive::open_url`](crate::Archive::open_url).
+    #[cfg(feature = "remote")]
+    pub fn open_url(
+        url: &str,
+        options: &crate::RemoteOptions,
+        watch: &dyn crate::Watch,
+    ) -> Result<Origins, Error> {
+        let archive = crate::Archive::open_url(url, options, &crate::remote::header_limits(), watch)?;
+        let file = Origin::of_archive(archive);
+        Ok(Origins {
+            path: file.path().to_owned(),
+            files: vec![file],
+            index: None,
+        })
+    }
+
     /// The only file, or the index.
     #[must_use]
     pub fn path(&self) -> &Path {

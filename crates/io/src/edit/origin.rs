@@ -6,18 +6,27 @@ use std::path::{Path, PathBuf};
 use ingot_format::{Header, Limits};
 
 use super::EditError;
-use crate::archive::open_file;
+use crate::archive::{Archive, open_file};
 use crate::error::Error;
 use crate::head::read_header;
-use crate::payload::FileRange;
+use crate::payload::{FileRange, Payload, Section};
 use crate::source::{FileSource, Source};
 
 /// An open file that tensors are taken from, byte by byte: none is decoded, and none comes to lie in memory as a whole.
 #[derive(Debug)]
 pub struct Origin {
     path: PathBuf,
-    source: FileSource,
-    header: Header,
+    bytes: Bytes,
+}
+
+#[derive(Debug)]
+enum Bytes {
+    File {
+        source: FileSource,
+        header: Header,
+    },
+    /// Of a file behind a URL.
+    Archive(Archive),
 }
 
 impl Origin {
@@ -40,7 +49,19 @@ impl Origin {
             source,
         })?;
         let header = read_header(&source, Some(&path), &Limits::default())?;
-        Ok(Origin { path, source, header })
+        Ok(Origin {
+            path,
+            bytes: Bytes::File { source, header },
+        })
+    }
+
+    /// What is behind a URL.
+    #[cfg(feature = "remote")]
+    pub(crate) fn of_archive(archive: Archive) -> Origin {
+        Origin {
+            path: archive.path().map(ToOwned::to_owned).unwrap_or_default(),
+            bytes: Bytes::Archive(archive),
+        }
     }
 
     /// Where it is.
@@ -52,18 +73,31 @@ impl Origin {
     /// What it holds.
     #[must_use]
     pub fn header(&self) -> &Header {
-        &self.header
+        match &self.bytes {
+            Bytes::File { header, .. } => header,
+            Bytes::Archive(archive) => archive.header(),
+        }
     }
 
     /// Bytes of the data section.
-    pub(crate) fn range(&self, begin: u64, end: u64) -> FileRange<'_> {
-        FileRange::new(self.source.file(), self.header.data_start() + begin, end - begin)
+    pub(crate) fn range(&self, begin: u64, end: u64) -> Payload<'_> {
+        match &self.bytes {
+            Bytes::File { source, header } => {
+                let begin_of_data = header.data_start();
+                Payload::File(FileRange::new(source.file(), begin_of_data + begin, end - begin))
+            }
+            Bytes::Archive(archive) => Payload::Section(Section::new(archive, begin, end)),
+        }
     }
 
     /// Fails when somebody wrote to the file since it was opened.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        match self.source.nbytes_now() {
-            Ok(Some(now)) if now == self.source.nbytes() => Ok(()),
+        // Of what is behind a URL, whoever reads it asks for the version that was opened.
+        let Bytes::File { source, .. } = &self.bytes else {
+            return Ok(());
+        };
+        match source.nbytes_now() {
+            Ok(Some(now)) if now == source.nbytes() => Ok(()),
             _ => Err(Error::Edit {
                 path: self.path.clone(),
                 fault: EditError::Overtaken,

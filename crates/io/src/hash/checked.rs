@@ -1,7 +1,7 @@
 //! Loading only what is proven to be right.
 
 use std::fmt;
-use std::io;
+use std::io::{self, Read};
 use std::ops::Range;
 
 use ingot_format::{to_u64, to_usize};
@@ -61,11 +61,25 @@ impl Source for Hashed<'_> {
         self.source.is_cold(span)
     }
 
+    fn gap_nbytes(&self) -> u64 {
+        self.source.gap_nbytes()
+    }
+
+    fn stream(&self, span: Range<u64>) -> Option<Box<dyn Read + '_>> {
+        (self.gap_nbytes() > 0).then(|| {
+            Box::new(HashedSpan {
+                source: self,
+                span,
+                bytes: None,
+            }) as _
+        })
+    }
+
     fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
         let mut filled = 0;
         while filled < dest.len() {
             let from = position + to_u64(filled);
-            let end = step_end(self.all, from, to_u64(dest.len() - filled));
+            let end = step_end(self.source, self.all, from, to_u64(dest.len() - filled));
             let end = filled + to_usize(end - from).unwrap_or(usize::MAX);
             let piece = &mut dest[filled..end];
             match read_exactly(self.source, from, piece) {
@@ -90,6 +104,26 @@ impl Source for Hashed<'_> {
 impl fmt::Debug for Hashed<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.source.fmt(f)
+    }
+}
+
+/// The bytes of a span, which are all read before any of them is fed: whoever waits for his turn to be hashed shall not
+/// keep a server waiting.
+struct HashedSpan<'h> {
+    source: &'h Hashed<'h>,
+    span: Range<u64>,
+    bytes: Option<io::Cursor<Vec<u8>>>,
+}
+
+impl Read for HashedSpan<'_> {
+    fn read(&mut self, dest: &mut [u8]) -> io::Result<usize> {
+        if let Some(bytes) = &mut self.bytes {
+            return bytes.read(dest);
+        }
+        let mut bytes = vec![0; to_usize(self.span.end - self.span.start).unwrap_or(usize::MAX)];
+        let count = self.source.read_at(self.span.start, &mut bytes)?;
+        bytes.truncate(count);
+        self.bytes.insert(io::Cursor::new(bytes)).read(dest)
     }
 }
 

@@ -11,7 +11,7 @@ use crate::archive::{check_unchanged, open_source};
 use crate::error::Error;
 use crate::failure::{Failure, read_exactly};
 use crate::head::read_header;
-use crate::source::{FileSource, Source};
+use crate::source::Source;
 use crate::watch::Watch;
 
 /// What a hash is taken of, and how it is written.
@@ -83,16 +83,27 @@ impl Definition {
 /// [`Error::Open`]; [`Error::Read`]; [`Error::Changed`] when the file was written to meanwhile; [`Error::Header`] when a
 /// definition that asks for tensors finds none; [`Error::Interrupted`].
 pub fn hash(path: &Path, definition: Definition, watch: &dyn Watch) -> Result<String, Error> {
-    let source = open_source(path)?;
+    of_source(&open_source(path)?, path, definition, &Limits::default(), watch)
+}
+
+/// As [`hash`], of a file that is open.
+pub(crate) fn of_source(
+    source: &dyn Source,
+    path: &Path,
+    definition: Definition,
+    limits: &Limits,
+    watch: &dyn Watch,
+) -> Result<String, Error> {
+    let header = || read_header(source, Some(path), limits);
     let found = match definition {
-        Definition::File(algorithm) => of_file(&source, algorithm, path, watch)?.to_string(),
-        Definition::AutoV1 => shortened(&auto_v1(&source, path)?, AUTO_V1_DIGITS),
-        Definition::AutoV2 => shortened(&of_file(&source, Algorithm::Sha256, path, watch)?, AUTO_V2_DIGITS),
-        Definition::AutoV3 => of_data(&source, path, watch)?.to_string(),
-        Definition::SshsLegacy => shortened(&sshs_legacy(&source, path)?, AUTO_V1_DIGITS),
-        Definition::ModelSpec => format!("0x{}", of_data(&source, path, watch)?),
+        Definition::File(algorithm) => of_file(source, algorithm, path, watch)?.to_string(),
+        Definition::AutoV1 => shortened(&auto_v1(source, path)?, AUTO_V1_DIGITS),
+        Definition::AutoV2 => shortened(&of_file(source, Algorithm::Sha256, path, watch)?, AUTO_V2_DIGITS),
+        Definition::AutoV3 => of_data(source, &header()?, path, watch)?.to_string(),
+        Definition::SshsLegacy => shortened(&sshs_legacy(source, &header()?, path)?, AUTO_V1_DIGITS),
+        Definition::ModelSpec => format!("0x{}", of_data(source, &header()?, path, watch)?),
     };
-    check_unchanged(&source, Some(path))?;
+    check_unchanged(source, Some(path))?;
     Ok(found)
 }
 
@@ -103,7 +114,7 @@ fn shortened(digest: &Digest, digits: usize) -> String {
 }
 
 fn of_file(
-    source: &FileSource,
+    source: &dyn Source,
     algorithm: Algorithm,
     path: &Path,
     watch: &dyn Watch,
@@ -111,8 +122,7 @@ fn of_file(
     of_range(source, algorithm, 0..source.nbytes(), path, watch)
 }
 
-fn of_data(source: &FileSource, path: &Path, watch: &dyn Watch) -> Result<Digest, Error> {
-    let header = read_header(source, Some(path), &Limits::default())?;
+fn of_data(source: &dyn Source, header: &Header, path: &Path, watch: &dyn Watch) -> Result<Digest, Error> {
     of_range(
         source,
         Algorithm::Sha256,
@@ -123,7 +133,7 @@ fn of_data(source: &FileSource, path: &Path, watch: &dyn Watch) -> Result<Digest
 }
 
 fn of_range(
-    source: &FileSource,
+    source: &dyn Source,
     algorithm: Algorithm,
     range: std::ops::Range<u64>,
     path: &Path,
@@ -140,7 +150,7 @@ fn of_range(
 }
 
 /// Adds the path to what went wrong below.
-fn explain(failure: Failure, source: &FileSource, path: &Path) -> Error {
+fn explain(failure: Failure, source: &dyn Source, path: &Path) -> Error {
     match check_unchanged(source, Some(path)) {
         // The likeliest reason for a short read, and the more useful thing to say.
         Err(changed @ Error::Changed { .. }) if matches!(failure, Failure::Read { .. }) => changed,
@@ -148,7 +158,7 @@ fn explain(failure: Failure, source: &FileSource, path: &Path) -> Error {
     }
 }
 
-fn auto_v1(source: &FileSource, path: &Path) -> Result<Digest, Error> {
+fn auto_v1(source: &dyn Source, path: &Path) -> Result<Digest, Error> {
     let mut window = vec![0; AUTO_V1_NBYTES];
     // Of a shorter file there is less, or nothing, to hash; A1111 does not mind.
     let found = read_at(source, path, AUTO_V1_BEGIN, &mut window)?;
@@ -156,7 +166,7 @@ fn auto_v1(source: &FileSource, path: &Path) -> Result<Digest, Error> {
 }
 
 /// Fills `dest` as far as the file goes; says how far that is.
-fn read_at(source: &FileSource, path: &Path, position: u64, dest: &mut [u8]) -> Result<usize, Error> {
+fn read_at(source: &dyn Source, path: &Path, position: u64, dest: &mut [u8]) -> Result<usize, Error> {
     match read_exactly(source, position, dest) {
         Ok(()) => Ok(dest.len()),
         Err(Failure::Read {
@@ -166,9 +176,8 @@ fn read_at(source: &FileSource, path: &Path, position: u64, dest: &mut [u8]) -> 
     }
 }
 
-fn sshs_legacy(source: &FileSource, path: &Path) -> Result<Digest, Error> {
-    let header = read_header(source, Some(path), &Limits::default())?;
-    let new = laid_out_again(&header).map_err(|fault| Error::Unstorable {
+fn sshs_legacy(source: &dyn Source, header: &Header, path: &Path) -> Result<Digest, Error> {
+    let new = laid_out_again(header).map_err(|fault| Error::Unstorable {
         path: Some(path.to_owned()),
         fault,
     })?;

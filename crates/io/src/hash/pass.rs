@@ -8,7 +8,7 @@ use ingot_format::{to_u64, to_usize};
 
 use super::digests::Digests;
 use super::tree::SUBTREE_NBYTES;
-use crate::execute::Reading;
+use crate::execute::{ReadOptions, Reading};
 use crate::failure::{Failure, read_exactly};
 use crate::source::Source;
 use crate::watch::Watch;
@@ -23,16 +23,17 @@ const ALONE_NBYTES: u64 = 1 << 20;
 /// More threads than this wait for memory, not for a processor.
 const MAX_THREADS: usize = 16;
 
+/// What pieces that wait for a network, or for earlier ones to be hashed, take of memory at most, all together.
+const WAITING_NBYTES: u64 = 128 << 20;
+
 /// Reads what `all` want of `source`, in the order of the file, and feeds it to each.
 pub(crate) fn read_through(source: &dyn Source, all: &[&Digests], watch: &dyn Watch) -> Result<(), Failure> {
-    let pieces = pieces(source.nbytes(), all);
+    let (mut reading, piece_nbytes) = reading(source);
+    let pieces = pieces(source.nbytes(), piece_nbytes, all);
     let total = pieces.iter().map(|piece| piece.end - piece.start).sum();
-    let threads = match total <= ALONE_NBYTES {
-        true => 1,
-        false => thread::available_parallelism()
-            .map_or(1, usize::from)
-            .min(MAX_THREADS),
-    };
+    if total <= ALONE_NBYTES {
+        reading.threads = 1;
+    }
     // Fresh memory for each piece would cost a quarter of the time that hashing it takes.
     let buffers = Mutex::new(Vec::new());
     let work = |piece: Range<u64>| {
@@ -44,7 +45,19 @@ pub(crate) fn read_through(source: &dyn Source, all: &[&Digests], watch: &dyn Wa
         }
         outcome.map(|()| size(&piece))
     };
-    share(Reading::on(threads), pieces, total, work, watch)
+    share(reading, pieces, total, work, watch)
+}
+
+/// On how many threads a source is read through, and how much of it each of them takes at once.
+pub(super) fn reading(source: &dyn Source) -> (Reading, u64) {
+    if !source.waits() {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        return (Reading::on(cores.min(MAX_THREADS)), PIECE_NBYTES);
+    }
+    let all = 0..source.nbytes();
+    let reading = Reading::of(source.nbytes(), &[(source, all)], &ReadOptions::default());
+    let each = (WAITING_NBYTES / to_u64(reading.threads)).max(PIECE_NBYTES);
+    (reading, to_u64(reading.chunk_nbytes).min(each))
 }
 
 fn read_piece(
@@ -55,7 +68,7 @@ fn read_piece(
 ) -> Result<(), Failure> {
     let mut at = piece.start;
     while at < piece.end {
-        let end = step_end(all, at, piece.end - at);
+        let end = step_end(source, all, at, piece.end - at);
         let bytes = buffer.of(at, size(&(at..end)));
         read_exactly(source, at, bytes)?;
         all.iter().for_each(|digests| digests.feed(at, bytes));
@@ -65,9 +78,10 @@ fn read_piece(
 }
 
 /// Where the bytes end that are best read at once from `at` on, of the next `most`. For trees they are as many as stay in
-/// a core's own cache until they are hashed. What is hashed in order is read in full, while another thread hashes.
-pub(super) fn step_end(all: &[&Digests], at: u64, most: u64) -> u64 {
-    let step = match all.iter().any(|digests| digests.in_order()) {
+/// a core's own cache until they are hashed. What is hashed in order is read in full, while another thread hashes, and so
+/// is what each read has to wait for.
+pub(super) fn step_end(source: &dyn Source, all: &[&Digests], at: u64, most: u64) -> u64 {
+    let step = match source.waits() || all.iter().any(|digests| digests.in_order()) {
         true => most,
         false => most.min(SUBTREE_NBYTES),
     };
@@ -81,11 +95,11 @@ fn cut(all: &[&Digests], at: u64, most: u64) -> u64 {
 }
 
 /// What is read before anybody else begins with it, in the order of the file.
-fn pieces(file_nbytes: u64, all: &[&Digests]) -> Vec<Range<u64>> {
+fn pieces(file_nbytes: u64, piece_nbytes: u64, all: &[&Digests]) -> Vec<Range<u64>> {
     let mut pieces = Vec::new();
     let mut at = 0;
     while at < file_nbytes {
-        let end = cut(all, at, PIECE_NBYTES.min(file_nbytes - at));
+        let end = cut(all, at, piece_nbytes.min(file_nbytes - at));
         let piece = at..end;
         if all.iter().any(|digests| digests.wants(&piece)) {
             pieces.push(piece);
@@ -119,7 +133,7 @@ impl Buffer {
     }
 }
 
-fn size(range: &Range<u64>) -> usize {
+pub(super) fn size(range: &Range<u64>) -> usize {
     to_usize(range.end - range.start).unwrap_or(usize::MAX)
 }
 

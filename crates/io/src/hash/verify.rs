@@ -99,9 +99,17 @@ pub fn verify(path: &Path, sha256: Option<Digest>, watch: &dyn Watch) -> Result<
         backend: Backend::Pread,
         ..OpenOptions::default()
     };
-    let archive = Archive::open(path, &options)?;
+    of_archive(&Archive::open(path, &options)?, sha256, watch)
+}
+
+/// As [`verify`], of a file that is open.
+pub(crate) fn of_archive(
+    archive: &Archive,
+    sha256: Option<Digest>,
+    watch: &dyn Watch,
+) -> Result<Report, Error> {
     let header = archive.header();
-    let record = Record::of(header, Some(path))?;
+    let record = Record::of(header, archive.path())?;
     let start = header.data_start();
     let covered: Vec<(usize, Digest)> = record
         .as_ref()

@@ -11,6 +11,7 @@ mod bucket;
 mod client;
 mod connection;
 mod dial;
+mod digest;
 mod fault;
 mod fetch;
 mod gcs;
@@ -44,12 +45,21 @@ use crate::error::Error;
 use crate::watch::Watch;
 use crate::workers::watched;
 
+pub use self::digest::{hash_url, read_url, verify_url};
 pub use self::fault::Fault;
 pub use self::options::{RemoteOptions, Secret, Token};
 pub use self::place::is_url;
 
 /// The longest header that is fetched where nobody says otherwise. It is what the Hub's own clients take.
 pub const REMOTE_HEADER_NBYTES: u64 = 25_000_000;
+
+/// Those limits, where nobody says otherwise.
+pub(crate) fn header_limits() -> Limits {
+    Limits {
+        header_nbytes: REMOTE_HEADER_NBYTES,
+        ..Limits::default()
+    }
+}
 
 const CACHED: &str = "the Hub's local cache has this version";
 
@@ -70,47 +80,57 @@ impl Archive {
         watch: &dyn Watch,
     ) -> Result<Archive, Error> {
         let shown = PathBuf::from(redacted(url));
-        let fault = |fault: Fault| Error::Open {
-            path: shown.clone(),
-            source: fault.into(),
-        };
-        let variable = |name: &str| std::env::var(name).ok();
-        let open = |options: &RemoteOptions| -> Result<Opened, Fault> {
-            match Place::find(url, options, &variable)? {
-                Place::Cached(path) => Ok(Opened::Cached(path)),
-                Place::Remote(remote) => {
-                    let client = Arc::new(Client::new(options.clone(), &variable));
-                    let target = Target::new(client, remote.home, remote.access, remote.is_shown);
-                    let source = RemoteSource::open(target, limits)?;
-                    Ok(Opened::Remote(Box::new(source), remote.backend, remote.hub))
-                }
+        let begin = |target| RemoteSource::open(target, limits);
+        match found(url, options, &begin, watch)? {
+            Found::Cached(path) => open_cached(path, limits),
+            Found::Remote(source, backend) => {
+                Archive::named(shown, source, limits, backend, Cow::Borrowed("a URL"))
             }
-        };
-        // A bucket of S3 lies in one region, and who asks in another is told in which.
-        let open_in_region = || match open(options) {
-            Err(fault) if options.region.is_none() && fault.region().is_some() => open(&RemoteOptions {
-                region: fault.region().map(ToOwned::to_owned),
-                ..options.clone()
-            }),
-            opened => opened,
-        };
-        let opened = watched(open_in_region, watch).map_err(|failure| failure.about(Some(&shown), None))?;
-        let (source, backend, hub) = match opened.map_err(fault)? {
-            Opened::Cached(path) => return open_cached(path, limits),
-            Opened::Remote(source, backend, hub) => (source, backend, hub),
-        };
-        let cached = hub.and_then(|file| file.cached_at(&source.commit()?, &variable));
-        match cached {
-            Some(path) => open_cached(path, limits),
-            None => Archive::named(shown, source, limits, backend, Cow::Borrowed("a URL")),
         }
     }
 }
 
 /// What a URL led to.
-enum Opened {
+enum Found {
     Cached(PathBuf),
-    Remote(Box<RemoteSource>, &'static str, Option<HubFile>),
+    Remote(Box<RemoteSource>, &'static str),
+}
+
+/// Asks for the start of what is behind `url`, as `begin` does that, or finds it on this machine.
+fn found(
+    url: &str,
+    options: &RemoteOptions,
+    begin: &(dyn Fn(Target) -> Result<RemoteSource, Fault> + Sync),
+    watch: &dyn Watch,
+) -> Result<Found, Error> {
+    let shown = PathBuf::from(redacted(url));
+    let variable = |name: &str| std::env::var(name).ok();
+    let open = |options: &RemoteOptions| -> Result<Found, Fault> {
+        let remote = match Place::find(url, options, &variable)? {
+            Place::Cached(path) => return Ok(Found::Cached(path)),
+            Place::Remote(remote) => remote,
+        };
+        let client = Arc::new(Client::new(options.clone(), &variable));
+        let source = begin(Target::new(client, remote.home, remote.access, remote.is_shown))?;
+        let cached = |file: HubFile| file.cached_at(&source.commit()?, &variable);
+        Ok(match remote.hub.and_then(cached) {
+            Some(path) => Found::Cached(path),
+            None => Found::Remote(Box::new(source), remote.backend),
+        })
+    };
+    // A bucket of S3 lies in one region, and who asks in another is told in which.
+    let open_in_region = || match open(options) {
+        Err(fault) if options.region.is_none() && fault.region().is_some() => open(&RemoteOptions {
+            region: fault.region().map(ToOwned::to_owned),
+            ..options.clone()
+        }),
+        opened => opened,
+    };
+    let opened = watched(open_in_region, watch).map_err(|failure| failure.about(Some(&shown), None))?;
+    opened.map_err(|fault| Error::Open {
+        path: shown,
+        source: fault.into(),
+    })
 }
 
 fn open_cached(path: PathBuf, limits: &Limits) -> Result<Archive, Error> {

@@ -41,19 +41,7 @@ pub(crate) struct RemoteSource {
 impl RemoteSource {
     /// Asks for the start of a file, and for the rest of its header where that is longer.
     pub(crate) fn open(target: Target, limits: &Limits) -> Result<RemoteSource, Fault> {
-        let mut tries = Tries::new(&target.client().options);
-        let (pin, start) = loop {
-            match begin(&target, tries.deadline) {
-                Ok(begun) => break begun,
-                Err(fault) => tries.after(fault)?,
-            }
-        };
-        let mut source = RemoteSource {
-            target,
-            pin,
-            start,
-            changed: Mutex::new(None),
-        };
+        let mut source = RemoteSource::of_any(target)?;
         // What is wrong with it is said by whoever reads the header. Nothing is asked for that a header may not have.
         if let Ok(head_nbytes) = Header::head_nbytes(&source.start, source.pin.nbytes, limits)
             && head_nbytes > to_u64(source.start.len())
@@ -62,6 +50,23 @@ impl RemoteSource {
             source.start.extend_from_slice(&rest);
         }
         Ok(source)
+    }
+
+    /// Asks for the start of a file, whatever it holds.
+    pub(crate) fn of_any(target: Target) -> Result<RemoteSource, Fault> {
+        let mut tries = Tries::new(&target.client().options);
+        let (pin, start) = loop {
+            match begin(&target, tries.deadline) {
+                Ok(begun) => break begun,
+                Err(fault) => tries.after(fault)?,
+            }
+        };
+        Ok(RemoteSource {
+            target,
+            pin,
+            start,
+            changed: Mutex::new(None),
+        })
     }
 
     /// The commit of the Hub that the file is of.

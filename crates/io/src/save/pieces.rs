@@ -92,6 +92,12 @@ impl<'a> Pieces<'a> {
         self.sealed.is_none() && self.payloads.iter().any(copied)
     }
 
+    /// Whether there are bytes that each thread waits for.
+    pub(super) fn wait(&self) -> bool {
+        let waits = |payload: &Payload<'_>| matches!(payload, Payload::Section(_)) && payload.nbytes() > 0;
+        self.payloads.iter().any(waits)
+    }
+
     /// Size of the file.
     pub(super) fn nbytes(&self) -> u64 {
         self.ends.last().copied().unwrap_or(0)
@@ -190,7 +196,7 @@ impl<'p> Span<'p, '_> {
                 Some(Run::Bytes(bytes, begin..begin + self.len))
             }
             Payload::File(range) => Some(Run::File(range, self.begin..self.begin + to_u64(self.len))),
-            Payload::Strided(_) | Payload::Produced(_) => None,
+            Payload::Strided(_) | Payload::Section(_) | Payload::Produced(_) => None,
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
@@ -14,11 +15,14 @@ use super::pieces::{PIECE, Pieces};
 use super::ring::{Closing, Ring};
 use super::{POLL, Step, Stop, Watch, step};
 use crate::hash::{Sealed, Sealing};
+use crate::workers::heed;
 
 /// From this size on, threads write: starting them costs about 0.1 ms, as long as writing 0.5 MB.
 const PARALLEL: u64 = 32 << 20;
 /// More than 4 threads in one file wait for each other in the kernel.
 const THREADS: usize = 4;
+/// Threads that wait for what they write: as many as read from a URL at once.
+const WAITING_THREADS: usize = 16;
 
 /// By which way bytes reach the file.
 pub(super) enum Way {
@@ -35,6 +39,8 @@ pub(super) fn write(pieces: &Pieces<'_>, file: &File, way: &Way, watch: &dyn Wat
     // Digests that wait for earlier bytes would wait for what this thread fetches, which comes when it comes.
     let waits = sealing.as_ref().is_some_and(Sealing::in_order) && !pieces.fetched().is_empty();
     let threads = match (pieces.nbytes() < PARALLEL || waits, way) {
+        // This one has to watch meanwhile.
+        _ if pieces.wait() => WAITING_THREADS.min(pieces.count()),
         (true, _) => 0,
         (false, Way::Cached(_)) => cores().min(THREADS),
         // They wait for the disk, not for a core.
@@ -47,7 +53,7 @@ pub(super) fn write(pieces: &Pieces<'_>, file: &File, way: &Way, watch: &dyn Wat
         sealing,
         next: AtomicUsize::new(0),
         done: AtomicU64::new(0),
-        stop: AtomicBool::new(false),
+        stop: Arc::default(),
         ring: Ring::new(if pieces.fetched().is_empty() {
             0
         } else {
@@ -73,7 +79,7 @@ struct Writer<'w, 'a> {
     /// Bytes that are written.
     done: AtomicU64,
     /// Set when the save has failed or was interrupted.
-    stop: AtomicBool,
+    stop: Arc<AtomicBool>,
     ring: Ring,
 }
 
@@ -106,6 +112,7 @@ impl Writer<'_, '_> {
                 let run = move || {
                     // Dropped on unwinding as well, so that the watcher below never waits for ever.
                     let sender = sender;
+                    heed(&self.stop);
                     let mut ending = Ending(self.sealing.as_ref());
                     match self.work() {
                         Ok(()) => ending.0 = None,
@@ -315,7 +322,7 @@ mod tests {
             sealing: None,
             next: AtomicUsize::new(0),
             done: AtomicU64::new(0),
-            stop: AtomicBool::new(false),
+            stop: Arc::default(),
             ring: Ring::new(threads + 1),
         };
         assert!(writer.write_with(threads, &Unwatched).is_ok());

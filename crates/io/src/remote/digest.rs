@@ -1,0 +1,84 @@
+//! Hashes of files behind URLs.
+
+use std::path::PathBuf;
+
+use super::options::RemoteOptions;
+use super::place::redacted;
+use super::source::RemoteSource;
+use super::{Found, found, header_limits};
+use crate::archive::{Archive, check_unchanged, open_source};
+use crate::error::Error;
+use crate::hash::{Definition, Digest, Report, hash, of_archive, of_source, read_in_order};
+use crate::source::Source;
+use crate::watch::{Unwatched, Watch};
+use crate::workers::watched;
+
+/// The hash of the file behind `url`, as [`hash`] gives it. Parts of it are fetched at once and kept no longer than until
+/// they are hashed.
+///
+/// # Errors
+/// As [`Archive::open_url`] and [`hash`].
+pub fn hash_url(
+    url: &str,
+    definition: Definition,
+    options: &RemoteOptions,
+    watch: &dyn Watch,
+) -> Result<String, Error> {
+    let limits = header_limits();
+    let asks_for_tensors = !matches!(
+        definition,
+        Definition::File(_) | Definition::AutoV1 | Definition::AutoV2
+    );
+    let begin = |target| match asks_for_tensors {
+        true => RemoteSource::open(target, &limits),
+        false => RemoteSource::of_any(target),
+    };
+    let source = match found(url, options, &begin, watch)? {
+        Found::Cached(path) => return hash(&path, definition, watch),
+        Found::Remote(source, _) => source,
+    };
+    let shown = PathBuf::from(redacted(url));
+    match definition {
+        // One short read, which does not watch by itself.
+        Definition::AutoV1 | Definition::SshsLegacy => {
+            let work = || of_source(&*source, &shown, definition, &limits, &Unwatched);
+            watched(work, watch).map_err(|failure| failure.about(Some(&shown), None))?
+        }
+        _ => of_source(&*source, &shown, definition, &limits, watch),
+    }
+}
+
+/// Compares the file behind `url` with its digests, as [`verify`](crate::verify) does.
+///
+/// # Errors
+/// As [`Archive::open_url`] and [`verify`](crate::verify).
+pub fn verify_url(
+    url: &str,
+    sha256: Option<Digest>,
+    options: &RemoteOptions,
+    watch: &dyn Watch,
+) -> Result<Report, Error> {
+    let limits = header_limits();
+    of_archive(&Archive::open_url(url, options, &limits, watch)?, sha256, watch)
+}
+
+/// Gives `take` all bytes of the file behind `url`, whatever it holds, in their order. They are fetched by several
+/// threads, one of which at a time calls `take`.
+///
+/// # Errors
+/// As [`Archive::open_url`]; [`Error::Read`]; [`Error::Changed`]; [`Error::Interrupted`].
+pub fn read_url(
+    url: &str,
+    options: &RemoteOptions,
+    take: &mut (dyn FnMut(&[u8]) + Send),
+    watch: &dyn Watch,
+) -> Result<(), Error> {
+    let (source, path): (Box<dyn Source>, PathBuf) = match found(url, options, &RemoteSource::of_any, watch)?
+    {
+        Found::Cached(path) => (Box::new(open_source(&path)?), path),
+        Found::Remote(source, _) => (source, PathBuf::from(redacted(url))),
+    };
+    let outcome = read_in_order(&*source, take, watch);
+    check_unchanged(&*source, Some(&path))?;
+    outcome.map_err(|failure| failure.about(Some(&path), None))
+}

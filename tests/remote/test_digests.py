@@ -1,0 +1,158 @@
+"""Hashes and digests of files behind URLs: every definition, in parts that are fetched at once."""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ingot
+import ingot.numpy
+
+from .servers import Answer, Handler, Request, good, serving
+
+TENSORS = {"big": np.arange(3_000_000), "b": np.arange(7, dtype=np.float32), "c": np.arange(50_000)}
+#: More than one part of 8 MiB, so that the parts have to be put in order.
+DATA = ingot.numpy.save(TENSORS, {"ss_network_dim": "8", "title": "x"})
+DEFINITIONS = [
+    *("sha256", "blake3", "xxh3", "xxh3_128", "autov1", "autov2", "autov3", "sshs_legacy", "modelspec"),
+    *("md5", "sha512"),
+]
+
+
+def test_every_hash_is_that_of_the_same_file(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(DATA)
+    with serving(good(DATA)) as server:
+        for definition in DEFINITIONS:
+            assert ingot.hash(server.url(), definition) == ingot.hash(path, definition), definition
+
+
+def test_any_file_has_a_hash(tmp_path: Path) -> None:
+    for data in (b"", b"abc", bytes(9 << 20)):
+        with serving(good(data)) as server:
+            assert ingot.hash(server.url()) == hashlib.sha256(data).hexdigest()
+            assert ingot.hash(server.url(), "md5") == hashlib.md5(data).hexdigest()
+            with pytest.raises(ingot.HeaderError):
+                ingot.hash(server.url(), "autov3")
+
+
+def test_a_file_is_fetched_once_and_in_parts() -> None:
+    with serving(good(DATA)) as server:
+        ingot.hash(server.url(), "blake3")
+        assert server.sent < len(DATA) + (1 << 20)
+        assert 3 < len(server.requests) < 40
+
+
+def test_progress_is_told_of_a_url() -> None:
+    told: list[tuple[int, int]] = []
+    with serving(good(DATA)) as server:
+        ingot.hash(server.url(), progress=lambda *pair: told.append(pair))
+    assert told[-1] == (len(DATA), len(DATA))
+
+
+def damaged(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+@pytest.fixture(scope="module", params=["blake3", "sha256"])
+def digested(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A file that keeps digests."""
+    path = tmp_path_factory.mktemp("digests") / "m.safetensors"
+    ingot.numpy.save_file(TENSORS, path, checksums=[request.param, "modelspec"], durable=False)
+    return path.read_bytes()
+
+
+def test_verify_vouches_for_a_url_and_names_the_tensor_that_differs(digested: bytes) -> None:
+    with serving(good(digested)) as server:
+        report = ingot.verify(server.url(), expected_sha256=hashlib.sha256(digested).hexdigest())
+        assert report.ok
+        assert report.checked == 3
+    with serving(good(damaged(digested))) as server:
+        report = ingot.verify(server.url())
+        assert not report.ok
+        assert [row.tensor for row in report.bad] == ["b"]
+
+
+def test_a_load_that_is_verified_gives_the_tensors_or_nothing(digested: bytes) -> None:
+    whole = hashlib.sha256(digested).hexdigest()
+    with serving(good(digested)) as server:
+        both = {"verify": True, "expected_sha256": whole}
+        for options in ({"verify": True}, {"expected_sha256": whole}, both):
+            server.sent = 0
+            found = ingot.numpy.load_file(server.url(), **options)
+            assert all(np.array_equal(found[name], TENSORS[name]) for name in TENSORS)
+            assert server.sent < len(digested) + (1 << 20)
+        part = ingot.numpy.load_file(server.url(), keys=["c"], verify=True)
+        assert np.array_equal(part["c"], TENSORS["c"])
+        with pytest.raises(ingot.IntegrityError) as caught:
+            ingot.numpy.load_file(server.url(), expected_sha256="0" * 64)
+        assert caught.value.code == "digest-mismatch"
+        assert caught.value.path == server.url()
+    with serving(good(damaged(digested))) as server:
+        with pytest.raises(ingot.IntegrityError) as caught:
+            ingot.numpy.load_file(server.url(), verify=True)
+        assert caught.value.tensor == "b"
+
+
+def test_small_tensors_that_are_compared_come_in_few_requests() -> None:
+    tensors = {f"t{n:03}": np.full(1000, n) for n in range(500)}
+    data = ingot.numpy.save(tensors)
+    with serving(good(data)) as server:
+        found = ingot.numpy.load_file(server.url(), expected_sha256=hashlib.sha256(data).hexdigest())
+        assert all(np.array_equal(found[name], tensors[name]) for name in tensors)
+        assert len(server.requests) < 20
+
+
+def changes_after(requests: int, data: bytes, other: bytes) -> Answer:
+    """A server whose file is replaced after so many requests."""
+    count = [0]
+    lock = threading.Lock()
+
+    def answer(handler: Handler, request: Request) -> None:
+        with lock:
+            count[0] += 1
+            is_old = count[0] <= requests
+        if is_old:
+            handler.part(data, request, ETag='"v1"')
+        elif request.headers.get("if-match") == '"v1"':
+            handler.head(412, Content_Length=0)
+        else:
+            handler.part(other, request, ETag='"v2"')
+
+    return answer
+
+
+def test_n9_no_hash_is_given_of_two_versions() -> None:
+    for definition in ("sha256", "blake3", "md5"):
+        with serving(changes_after(2, DATA, DATA[::-1])) as server:
+            with pytest.raises(ingot.StorageError) as caught:
+                ingot.hash(server.url(), definition)
+            assert caught.value.code == "changed"
+
+
+def test_ctrl_c_ends_a_hash_of_a_server_that_stalls() -> None:
+    stall = threading.Event()
+
+    def answer(handler: Handler, request: Request) -> None:
+        if request.range[0] == 0:
+            handler.part(DATA, request, ETag='"v1"')
+        else:
+            stall.wait(30)
+
+    with serving(answer) as server:
+        timer = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])
+        timer.start()
+        try:
+            for definition in ("sha256", "autov1", "md5"):
+                with pytest.raises(KeyboardInterrupt):
+                    ingot.hash(server.url(), definition)
+                timer = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])
+                timer.start()
+        finally:
+            timer.cancel()
+            stall.set()

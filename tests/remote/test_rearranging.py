@@ -1,0 +1,91 @@
+"""Files made of the tensors of files behind URLs, of which no more is fetched than is taken."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ingot
+import ingot.numpy
+
+from .servers import Handler, Request, good, serving
+
+ONE = {"big": np.arange(5_000_000), "b": np.arange(7, dtype=np.float32), "c": np.arange(50_000)}
+OTHER = {"d": np.arange(100_000, dtype=np.int16)}
+DATA = ingot.numpy.save(ONE, {"who": "one"})
+
+
+def test_files_behind_urls_merge_to_what_saving_gives(tmp_path: Path) -> None:
+    near, out, expected = (
+        tmp_path / "near.bt",
+        tmp_path / "out.safetensors",
+        tmp_path / "expected.safetensors",
+    )
+    ingot.numpy.save_file(OTHER, near)
+    ingot.numpy.save_file({**ONE, **OTHER}, expected, {"who": "one"})
+    with serving(good(DATA)) as server:
+        ingot.merge([server.url(), near], out)
+        assert server.sent < len(DATA) + (1 << 20)
+    assert out.read_bytes() == expected.read_bytes()
+
+
+def test_of_a_rewritten_url_only_what_is_kept_is_fetched(tmp_path: Path) -> None:
+    out = tmp_path / "out.bt"
+    with serving(good(DATA)) as server:
+        ingot.rewrite(server.url(), out, drop="big", rename={"b": "bias"})
+        assert server.sent < 1 << 20
+    found = ingot.numpy.load_file(out)
+    assert np.array_equal(found["bias"], ONE["b"])
+    assert np.array_equal(found["c"], ONE["c"])
+    assert ingot.read_metadata(out) == {"who": "one"}
+
+
+def test_a_url_is_split_into_shards(tmp_path: Path) -> None:
+    with serving(good(DATA)) as server:
+        ingot.split(server.url(), tmp_path / "shards", "30MB")
+    found = ingot.numpy.load_file(tmp_path / "shards")
+    assert all(np.array_equal(found[name], ONE[name]) for name in ONE)
+
+
+def test_a_url_that_changes_meanwhile_is_named_and_the_old_file_stays(tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    out.write_bytes(b"old")
+
+    def answer(handler: Handler, request: Request) -> None:
+        if request.range[0] == 0:
+            handler.part(DATA, request, ETag='"v1"')
+        else:
+            handler.head(412, Content_Length=0)
+
+    with serving(answer) as server:
+        with pytest.raises(ingot.StorageError) as caught:
+            ingot.merge([server.url()], out)
+        assert caught.value.code == "changed"
+        assert caught.value.path == server.url()
+    assert out.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_ctrl_c_ends_a_merge_from_a_server_that_stalls(tmp_path: Path) -> None:
+    stall = threading.Event()
+
+    def answer(handler: Handler, request: Request) -> None:
+        if request.range[0] == 0:
+            handler.part(DATA, request, ETag='"v1"')
+        else:
+            stall.wait(30)
+
+    with serving(answer) as server:
+        timer = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])
+        timer.start()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                ingot.merge([server.url()], tmp_path / "out.safetensors")
+        finally:
+            timer.cancel()
+            stall.set()
+    assert list(tmp_path.iterdir()) == []
