@@ -21,6 +21,7 @@ __all__ = [
     "__version__",
     "hash",
     "hashes",
+    "in_natural_order",
     "is_url",
     "prepare",
     "read_url",
@@ -161,7 +162,9 @@ class Archive:
 
     def parameter_count(self) -> dict[str, int]: ...
     def info(self, name: str) -> TensorInfo: ...
-    def infos(self) -> list[TensorInfo]: ...
+    def infos(self, *, natural: bool = False) -> list[TensorInfo]:
+        """Give those of all tensors, in the order of the data or in the natural one of their names."""
+
     def proven(
         self,
         names: Iterable[str] | None,
@@ -213,6 +216,9 @@ class Archive:
     ) -> None: ...
     def share(self) -> Archive: ...
     def close(self) -> None: ...
+
+def in_natural_order(names: list[str]) -> list[str]:
+    """Give the names as people order them: ``layer.2`` before ``layer.10``."""
 
 def is_url(text: str) -> bool: ...
 def serialize(

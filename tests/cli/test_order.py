@@ -10,17 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import save
 
-from ingot.cli.natural import key, ordered
+import ingot
+from ingot._native import in_natural_order
 from ingot.cli.tables import cell_width, cut
 from ingot.cli.wording import count, nbytes
-
-NAMES = st.lists(st.text("ab.019_-", max_size=12), unique=True)
-
-
-@settings(max_examples=50)
-@given(NAMES)
-def test_natural_order_is_that_of_the_obvious_key(names: list[str]) -> None:
-    assert ordered(names) == sorted(names, key=lambda name: [key(part) for part in name.split(".")])
 
 
 def test_numbers_are_in_the_order_of_their_values() -> None:
@@ -28,7 +21,19 @@ def test_numbers_are_in_the_order_of_their_values() -> None:
     expected = ["a9b", "a10b", "h", "h.01", "h.1", "h.1.b", "h.2", "h.10", "h.9999999999999999999999", "head"]
     for _ in range(10):
         random.shuffle(names)
-        assert ordered(names) == expected
+        assert in_natural_order(names) == expected
+
+
+def test_ls_gives_the_names_in_natural_order_whatever_file_they_are_in(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    names = [
+        f"h.{layer}.{part}{number}" for layer in (0, 2, 10, 100) for part in "wb" for number in (1, 10, 2)
+    ]
+    path = save(tmp_path / "model.safetensors", {name: numpy.zeros(4, "f4") for name in names})
+    ingot.split(path, tmp_path / "shards", 48, durable=False)
+    expected = in_natural_order(names[::-1])
+    assert expected[:4] == ["h.0.b1", "h.0.b2", "h.0.b10", "h.0.w1"]
+    for model in (path, tmp_path / "shards"):
+        assert good("ls", "-q", model).out.splitlines() == expected
 
 
 def test_only_modules_that_are_alike_and_follow_each_other_are_one(tmp_path) -> None:  # type: ignore[no-untyped-def]

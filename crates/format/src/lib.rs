@@ -53,6 +53,7 @@ mod layout;
 mod limits;
 mod metadata;
 mod name_order;
+mod natural;
 mod quoted;
 pub mod safetensors;
 mod selection;
@@ -79,6 +80,7 @@ pub use index::{IndexError, IndexReader, ShardIndex, ShardNameFault};
 pub use layout::{Align, Layout, LayoutOptions, Order, Spec, layout, layout_with};
 pub use limits::{Leniency, Limits};
 pub use metadata::Metadata;
+pub use natural::natural_order;
 pub use quoted::{Escaped, Quoted};
 #[cfg(feature = "std")]
 pub use safetensors::serialize;

@@ -12,7 +12,7 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use ingot_format::{Dtype, Header, ShardIndex};
+use ingot_format::{Dtype, Header, ShardIndex, natural_order};
 
 pub use fault::CheckpointFault;
 pub use index_file::read_index;
@@ -219,6 +219,16 @@ impl Checkpoint {
         for file in self.all_files()? {
             tensors.extend((0..file.header().len()).filter_map(|number| file.tensor(number)));
         }
+        Ok(tensors)
+    }
+
+    /// All tensors in the [natural order](natural_order) of their names.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::file`].
+    pub fn all_in_natural_order(&self) -> Result<Vec<Tensor<'_>>, Error> {
+        let mut tensors = self.all()?;
+        tensors.sort_by(|one, other| natural_order(one.entry().name, other.entry().name));
         Ok(tensors)
     }
 

@@ -31,9 +31,9 @@ mod _native {
     #[pymodule_export]
     use crate::hash::{hash, hashes, read_url, verify};
     #[pymodule_export]
-    use crate::open::is_url;
-    #[pymodule_export]
     use crate::open::{Archive, TensorInfo};
+    #[pymodule_export]
+    use crate::open::{in_natural_order, is_url};
     #[pymodule_export]
     use crate::prefetch::Stream;
     #[pymodule_export]

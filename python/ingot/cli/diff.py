@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from . import natural
+from ingot._native import in_natural_order
+
 from .progress import Several, bar
 from .screen import Screen, printing
 from .sources import Source, opened
@@ -75,7 +76,7 @@ def _print(
 
 def _tensors(one: Source, two: Source) -> Iterator[Difference]:
     ours, theirs = ({info.name: info for info in source.infos()} for source in (one, two))
-    for name in natural.ordered(ours.keys() | theirs.keys()):
+    for name in in_natural_order([*ours.keys() | theirs.keys()]):
         info, other = ours.get(name), theirs.get(name)
         if info is None or other is None:
             yield "+" if info is None else "-", name, _told(info), _told(other)
@@ -89,7 +90,7 @@ def _told(info: TensorInfo | None) -> str:
 
 def _metadata(one: Source, two: Source) -> Iterator[Difference]:
     ours, theirs = one.metadata(), two.metadata()
-    for key in natural.ordered(ours.keys() | theirs.keys()):
+    for key in in_natural_order([*ours.keys() | theirs.keys()]):
         text, other = ours.get(key), theirs.get(key)
         if text != other:
             sign = "~" if key in ours and key in theirs else "-" if key in ours else "+"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from operator import attrgetter
 
 import click
 
@@ -75,24 +75,27 @@ def described(source: Source, info: TensorInfo) -> dict[str, object]:
         "end": info.end,
         "nbytes": info.nbytes,
         "parameters": parameters(info),
-        "file": os.path.basename(source.file_of(info.name)),
+        "file": source.file_name_of(info.name),
     }
 
 
+class _Shapes(dict[tuple[int, ...], str]):
+    """Shapes as text. Few differ, and making it takes longest."""
+
+    def __missing__(self, dims: tuple[int, ...]) -> str:
+        text = self[dims] = shape(dims)
+        return text
+
+
 def _rows(infos: list[TensorInfo]) -> Iterator[tuple[str, str, str]]:
-    # Few shapes differ, and making their text takes longest.
-    shapes: dict[tuple[int, ...], str] = {}
-    for info in infos:
-        dims = info.shape
-        text = shapes.get(dims)
-        if text is None:
-            text = shapes[dims] = shape(dims)
-        yield info.name, info.dtype, text
+    # Without a line of Python for each of 500,000.
+    shapes = map(_Shapes().__getitem__, map(attrgetter("shape"), infos))
+    return zip(map(attrgetter("name"), infos), map(attrgetter("dtype"), infos), shapes, strict=True)
 
 
 def _long_rows(screen: Screen, source: Source, infos: list[TensorInfo]) -> Iterator[tuple[str, ...]]:
     # People compare sizes, programs add them.
     size = nbytes if screen.is_terminal else str
     for info, short in zip(infos, _rows(infos), strict=True):
-        file = os.path.basename(source.file_of(info.name))
+        file = source.file_name_of(info.name)
         yield *short, str(parameters(info)), size(info.nbytes), str(info.begin), str(info.end), file

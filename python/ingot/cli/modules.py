@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _DEEPEST = 64
 
 
-@dataclass
+@dataclass(slots=True)
 class Node:
     """What has one path: a module, a tensor, or both."""
 
@@ -25,7 +25,7 @@ class Node:
     likeness: Hashable = None
 
 
-@dataclass
+@dataclass(slots=True)
 class Group:
     """One module, or several alike that follow each other by number."""
 
@@ -45,7 +45,10 @@ def tree(infos: Iterable[TensorInfo]) -> Node:
     for info in infos:
         node = root
         for part in info.name.split(".", _DEEPEST):
-            node = node.children.setdefault(part, Node())
+            child = node.children.get(part)
+            if child is None:
+                child = node.children[part] = Node()
+            node = child
         node.tensor = info
     return root
 

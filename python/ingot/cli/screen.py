@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from functools import wraps
+from itertools import islice
 
 import click
 
@@ -61,10 +62,7 @@ class Screen:
     def answer(self, value: object) -> None:
         """Print the whole answer of ``--json``."""
         if self.as_json:
-            import json
-
-            # In ASCII: names may hold what steers a terminal, and lone surrogates have no UTF-8.
-            text = json.dumps(finite(value)) + "\n"
+            text = _json(value) + "\n"
             # In parts: of one that is cut short because the reader has gone, Python 3.11 does not tell.
             for at in range(0, len(text), _PART):
                 self.out.write(text[at : at + _PART])
@@ -83,13 +81,8 @@ class Screen:
 
     def lines(self, lines: Iterable[str]) -> None:
         """Print many lines."""
-        block: list[str] = []
-        for line in lines:
-            block.append(line)
-            if len(block) == _BLOCK:
-                self.out.write("\n".join(block) + "\n")
-                block.clear()
-        if block:
+        rest = iter(lines)
+        while block := list(islice(rest, _BLOCK)):
             self.out.write("\n".join(block) + "\n")
 
     def strong(self, text: str) -> str:
@@ -103,6 +96,17 @@ class Screen:
 
 def _term() -> str:
     return os.environ.get("TERM", "")
+
+
+def _json(value: object) -> str:
+    import json
+
+    # In ASCII: names may hold what steers a terminal, and lone surrogates have no UTF-8.
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError:
+        # Rare, and to look at every value of a long answer takes longer than to write it.
+        return json.dumps(finite(value), allow_nan=False)
 
 
 def finite(value: object) -> object:

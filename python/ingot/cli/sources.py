@@ -13,7 +13,6 @@ import click
 from ingot import _open
 from ingot._native import Archive
 
-from . import natural
 from .wording import shown
 
 TYPE_CHECKING = False
@@ -36,12 +35,17 @@ class Source:
         self.handle = handle
         # One, where this is no checkpoint of many.
         self.files = handle.shards
+        self._file_names = {file: os.path.basename(file) for file in self.files}
 
     def file_of(self, name: str) -> str:
         """The path of the file that holds a tensor."""
         if len(self.files) == 1:
             return self.files[0]
         return self.handle.shard_of(name) or self.path
+
+    def file_name_of(self, name: str) -> str:
+        """The name of the file that holds a tensor."""
+        return self._file_names[self.file_of(name)]
 
     def nbytes_of_files(self) -> int:
         """The sizes of the files."""
@@ -57,8 +61,7 @@ class Source:
 
     def in_natural_order(self) -> list[TensorInfo]:
         """The same, in natural order of the names."""
-        infos = self.infos()
-        return [infos[place] for place in natural.places([info.name for info in infos])]
+        return self.handle.infos(natural=True)
 
     def archives(self, names: Iterable[str] | None = None) -> Iterator[tuple[Archive, list[str]]]:
         """The files one by one, each with those of `names` that it holds, or all."""

@@ -7,7 +7,6 @@ import click
 from ingot import _native
 
 from . import arguments
-from .natural import ordered
 from .progress import Several, bar
 from .screen import Screen, printing
 from .sources import Source, opened
@@ -52,7 +51,7 @@ def command(screen: Screen, path: str, names: tuple[str, ...], everything: bool,
     if bins is None:
         bins = 16 if len(names) == 1 and (screen.is_terminal or screen.as_json) else 0
     found = statistics(screen, source, names or None, bins)
-    chosen = names or ordered(found)
+    chosen = names or _native.in_natural_order([*found])
     screen.answer({"tensors": [_described(source, name, found[name]) for name in chosen]})
     screen.table(_COLUMNS, [_row(source, name, found[name]) for name in chosen])
     for name in chosen if bins else ():

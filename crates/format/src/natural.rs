@@ -1,0 +1,143 @@
+//! The order of names that people expect: `layer.2` before `layer.10`.
+
+use core::cmp::Ordering;
+
+/// Compares two names by their parts between dots, and these by letters, and by the values of the numbers in them.
+///
+/// A part that ends comes before one that goes on with a number, and this before one that goes on with text. Where two
+/// parts differ in nothing but zeros in front of their numbers, that with more of them comes first. Only equal names
+/// are equal.
+///
+/// ```
+/// let mut names = ["h.10", "head", "h.2", "h.02", "h"];
+/// names.sort_by(|one, other| ingot_format::natural_order(one, other));
+/// assert_eq!(names, ["h", "h.02", "h.2", "h.10", "head"]);
+/// ```
+#[must_use]
+pub fn natural_order(one: &str, other: &str) -> Ordering {
+    let (one, other) = (one.as_bytes(), other.as_bytes());
+    let at = differing_from(one, other);
+    let (mut one, mut other) = (&one[at..], &other[at..]);
+    let mut zeros = Ordering::Equal;
+    loop {
+        let ((token, nbytes), (theirs, their_nbytes)) = (first(one), first(other));
+        if token.ends_part() && theirs.ends_part() && zeros.is_ne() {
+            return zeros;
+        }
+        let order = token.cmp(&theirs);
+        if order.is_ne() || token == Token::End {
+            return order;
+        }
+        zeros = zeros.then(their_nbytes.cmp(&nbytes));
+        (one, other) = (&one[nbytes..], &other[their_nbytes..]);
+    }
+}
+
+/// Where the first token begins that may differ.
+fn differing_from(one: &[u8], other: &[u8]) -> usize {
+    // Names have long beginnings in common, which take less time in words.
+    let words = one.as_chunks::<8>().0.iter().zip(other.as_chunks::<8>().0);
+    let mut at = 8 * words.take_while(|(a, b)| a == b).count();
+    at += one[at..]
+        .iter()
+        .zip(&other[at..])
+        .take_while(|(a, b)| a == b)
+        .count();
+    while at > 0 && one[at - 1].is_ascii_digit() {
+        at -= 1;
+    }
+    at
+}
+
+/// What names are compared by, one after the other, in the order of their kinds.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+enum Token<'a> {
+    End,
+    Dot,
+    /// Without zeros in front: of two numbers the longer one is larger.
+    Number(usize, &'a [u8]),
+    /// Of UTF-8, whose bytes are in the order of its characters.
+    Byte(u8),
+}
+
+impl Token<'_> {
+    fn ends_part(&self) -> bool {
+        matches!(self, Token::End | Token::Dot)
+    }
+}
+
+/// What `text` begins with, and how many bytes that takes.
+fn first(text: &[u8]) -> (Token<'_>, usize) {
+    match text.first() {
+        None => (Token::End, 0),
+        Some(b'.') => (Token::Dot, 1),
+        Some(byte) if byte.is_ascii_digit() => number(text),
+        Some(&byte) => (Token::Byte(byte), 1),
+    }
+}
+
+fn number(text: &[u8]) -> (Token<'_>, usize) {
+    let count = |of: &[u8], is: fn(&u8) -> bool| of.iter().take_while(|byte| is(byte)).count();
+    let nbytes = count(text, u8::is_ascii_digit);
+    let zeros = count(&text[..nbytes], |&byte| byte == b'0');
+    (Token::Number(nbytes - zeros, &text[zeros..nbytes]), nbytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::String;
+    use alloc::vec::Vec;
+    use core::cmp::Reverse;
+    use proptest::prelude::*;
+
+    /// A text, the number after it, how long that is, and so on.
+    type Part = (Vec<(String, Option<u128>)>, Vec<Reverse<usize>>);
+
+    fn naive_part(part: &str) -> Part {
+        let mut pieces: Vec<(String, Option<u128>)> = Vec::new();
+        let mut lengths = Vec::new();
+        let mut rest = part;
+        loop {
+            let text: String = rest.chars().take_while(|c| !c.is_ascii_digit()).collect();
+            rest = &rest[text.len()..];
+            let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+            rest = &rest[digits.len()..];
+            pieces.push((text, digits.parse().ok()));
+            lengths.push(Reverse(digits.len()));
+            if digits.is_empty() {
+                return (pieces, lengths);
+            }
+        }
+    }
+
+    fn naive_key(name: &str) -> Vec<Part> {
+        name.split('.').map(naive_part).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn is_the_order_of_the_obvious_key(one in "[ab.0019_é-]{0,12}", other in "[ab.0019_é-]{0,12}") {
+            prop_assert_eq!(natural_order(&one, &other), naive_key(&one).cmp(&naive_key(&other)));
+        }
+
+        #[test]
+        fn only_equal_names_are_equal(one in "[a.01]{0,6}", other in "[a.01]{0,6}") {
+            prop_assert_eq!(natural_order(&one, &other).is_eq(), one == other);
+            prop_assert_eq!(natural_order(&one, &other), natural_order(&other, &one).reverse());
+        }
+    }
+
+    #[test]
+    fn numbers_are_compared_by_value_however_long() {
+        let long = "9".repeat(100);
+        assert_eq!(natural_order("h.2", "h.10"), Ordering::Less);
+        assert_eq!(natural_order(&["h.", &long].concat(), "h.1"), Ordering::Greater);
+        assert_eq!(
+            natural_order(&["h.", &long].concat(), &["h.0", &long].concat()),
+            Ordering::Greater
+        );
+        assert_eq!(natural_order("h.01.b", "h.1.a"), Ordering::Less);
+        assert_eq!(natural_order("h.01b", "h.1a"), Ordering::Greater);
+    }
+}
