@@ -183,6 +183,34 @@ impl Header {
             .map_err(|fault| name_foreign(head, fault))
     }
 
+    /// Reads the JSON of a header whose file is not there. What its tensors take is taken for all that the file holds,
+    /// so that rule F12 holds of itself; `data_start` is where the data would begin in a file with just this text.
+    ///
+    /// ```
+    /// use ingot_format::{Header, Limits};
+    /// let text = br#"{"bias":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
+    /// let header = Header::parse_json(text, &Limits::default())?;
+    /// assert_eq!((header.len(), header.data_nbytes()), (1, 8));
+    /// # Ok::<(), ingot_format::FormatError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Rules F3 to F11.
+    pub fn parse_json(text: &[u8], limits: &Limits) -> Result<Header, FormatError> {
+        let header_nbytes = to_u64(text.len());
+        if header_nbytes > limits.header_nbytes() {
+            return Err(FormatError::HeaderTooLarge {
+                found: header_nbytes,
+                limit: limits.header_nbytes(),
+            });
+        }
+        let raw = safetensors::parse(text, limits.leniency)?;
+        let ends = raw.records.iter().map(|record| record.end);
+        let data_nbytes = ends.max().unwrap_or(0);
+        let data_start = header_nbytes + to_u64(PREFIX_NBYTES);
+        Header::prove(raw, Format::Safetensors, data_start, data_nbytes)
+    }
+
     /// Rules F7 and F9 to F12: the only way to a `Header`.
     pub(crate) fn prove(
         raw: RawHeader,

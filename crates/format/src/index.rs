@@ -1,6 +1,7 @@
 //! The index of a sharded checkpoint: which file holds which tensor.
 
 mod error;
+mod headers;
 mod shard_name;
 mod value;
 
@@ -11,6 +12,7 @@ use alloc::vec::Vec;
 use core::str;
 
 pub use error::IndexError;
+pub use headers::ShardHeaders;
 pub use shard_name::ShardNameFault;
 
 use crate::METADATA_KEY;

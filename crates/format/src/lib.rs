@@ -76,7 +76,7 @@ pub use error::{FormatError, FormatError as SafeTensorError};
 pub use extent::{ExtentError, nbytes, to_u64, to_usize};
 pub use format::Format;
 pub use header::Header;
-pub use index::{IndexError, IndexReader, ShardIndex, ShardNameFault};
+pub use index::{IndexError, IndexReader, ShardHeaders, ShardIndex, ShardNameFault};
 pub use layout::{Align, Layout, LayoutOptions, Order, Spec, layout, layout_with};
 pub use limits::{Leniency, Limits};
 pub use metadata::Metadata;
