@@ -7,16 +7,19 @@ import argparse
 import hashlib
 import statistics
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from mmap import mmap
 from pathlib import Path
 
 import numpy as np
 
+import fresh
 import ingot
 import ingot.numpy
+import loads
 import record
-from duel import Duel
+from duel import Duel, Samples
 
 
 def arguments() -> argparse.Namespace:
@@ -51,18 +54,13 @@ def vouched(ours: object, _theirs: object) -> None:
     assert ours.ok, str(ours)
 
 
-def same_arrays(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
-    assert ours.keys() == theirs.keys()
-    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
-
-
 @dataclass(frozen=True)
 class Row:
     """What is timed, beside what, and how fast it should be beside it."""
 
     what: str
     beside: str
-    duel: Duel
+    samples: Callable[[int], Samples]
     goal: str = ""
 
 
@@ -71,24 +69,35 @@ SPEED, TIME = "≥ 0.5, aim 0.9", "≥ 1/1.4 = 0.71, aim 1/1.1 = 0.91"
 
 
 def verifying(path: Path, what: str, goal: str = "") -> Row:
-    return Row(what, IN_PIECES, Duel(lambda: ingot.verify(path), lambda: read_in_pieces(path), vouched), goal)
+    duel = Duel(lambda: ingot.verify(path), lambda: read_in_pieces(path), vouched)
+    return Row(what, IN_PIECES, duel.run, goal)
 
 
 def verifying_as_whole(path: Path) -> Row:
     duel = Duel(lambda: ingot.verify(path), path.read_bytes, vouched)
-    return Row("verify, BLAKE3", "Path.read_bytes", duel, SPEED)
+    return Row("verify, BLAKE3", "Path.read_bytes", duel.run, SPEED)
 
 
 def hashing(path: Path) -> Row:
     duel = Duel(lambda: ingot.hash(path), lambda: openssl(path), equal)
-    return Row("hash, SHA-256", "hashlib.file_digest", duel)
+    return Row("hash, SHA-256", "hashlib.file_digest", duel.run)
 
 
 def loading(path: Path, what: str) -> Row:
-    def load(**options: bool) -> dict[str, np.ndarray]:
-        return ingot.numpy.load_file(path, backend="pread", **options)
+    """The first load of a process, as in `loads.py`: a later one finds memory that is faulted in."""
 
-    return Row(what, "without", Duel(lambda: load(verify=True), load, same_arrays), TIME)
+    def load(side: str, cache: str) -> dict:
+        return fresh.run(Path(loads.__file__), "--one", side, str(path), cache)
+
+    def samples(rounds: int) -> Samples:
+        sides = ("ingot, verified", "ingot")
+        digests = [load(side, "check")["sha256"] for side in sides]
+        assert digests[0] == digests[1], "the bytes differ"
+        found = fresh.in_turn(rounds, lambda side: load(side, "warm"), sides)
+        verified, plain = ([run["seconds"] for run in runs] for runs in found.values())
+        return Samples(verified, plain, "s")
+
+    return Row(what, "without", samples, TIME)
 
 
 def saving(path: Path, arrays: dict[str, np.ndarray], what: str, checksums: str) -> Row:
@@ -97,11 +106,11 @@ def saving(path: Path, arrays: dict[str, np.ndarray], what: str, checksums: str)
     def save(**options: str) -> None:
         ingot.numpy.save_file(arrays, new, durable=False, **options)
 
-    return Row(
-        what,
-        "without",
-        Duel(lambda: save(checksums=checksums), save, lambda *_: None, lambda: new.unlink(missing_ok=True)),
-    )
+    def clean() -> None:
+        new.unlink(missing_ok=True)
+
+    duel = Duel(lambda: save(checksums=checksums), save, lambda *_: None, clean)
+    return Row(what, "without", duel.run)
 
 
 def rows(blake3: Path, xxh3: Path) -> list[Row]:
@@ -129,7 +138,7 @@ def main() -> None:
         del arrays
         nbytes = blake3.stat().st_size
         for row in rows(blake3, xxh3):
-            samples = row.duel.run(given.rounds)
+            samples = row.samples(given.rounds)
             ours, theirs = statistics.median(samples.ours), statistics.median(samples.theirs)
             print(
                 f"{row.what}: {ours:.3f} s, {nbytes / ours / 1e9:.2f} GB/s; {row.beside}: {theirs:.3f} s, "

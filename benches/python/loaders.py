@@ -19,6 +19,13 @@ def ingot_pread(path: str) -> object:
     return ingot.torch.load_file(path, backend="pread")
 
 
+def ingot_verified(path: str) -> object:
+    """Of a file that keeps digests: each tensor held against its own."""
+    import ingot.torch
+
+    return ingot.torch.load_file(path, backend="pread", verify=True)
+
+
 def safetensors_pread(path: str) -> object:
     import safetensors.torch
 
@@ -90,6 +97,7 @@ def fastsafetensors(path: str) -> object:
 # For each side what it imports, which is not what is measured, and what it does.
 SIDES: dict[str, tuple[str, Load]] = {
     "ingot": ("ingot.torch", ingot_pread),
+    "ingot, verified": ("ingot.torch", ingot_verified),
     "safetensors pread": ("safetensors.torch", safetensors_pread),
     "safetensors mmap and clone": ("safetensors.torch", safetensors_clone),
     "safetensors mmap, every page touched": ("safetensors.torch", safetensors_touched),
