@@ -586,3 +586,39 @@ def test_save_with_checksum_takes_names_and_both_formats() -> None:
         assert digest == hashlib.sha3_512(file).digest()
         with pytest.raises(ingot.OptionError):
             module.save_with_checksum(some, hasher="crc32")
+
+
+def test_a_checkpoint_of_several_files_is_verified_as_one(tmp_path: Path) -> None:
+    state = {f"layers.{i}": torch.arange(1000.0) + i for i in range(6)}
+    ingot.torch.save_sharded(state, tmp_path, 9000, checksums="blake3")
+    shards = sorted(path.name for path in tmp_path.glob("*.safetensors"))
+    assert len(shards) == 3
+    told: list[tuple[int, int]] = []
+    for path in (tmp_path, tmp_path / "model.safetensors.index.json"):
+        told.clear()
+        report = ingot.verify(path, progress=lambda *pair: told.append(pair))
+        assert report.ok
+        assert (report.checked, report.algorithm) == (6, "blake3")
+        assert list(report.shards) == shards
+        assert all(shard.checked == 2 for shard in report.shards.values())
+        assert str(report) == "ok: 6 tensors checked by blake3 in 3 files"
+        whole = sum((tmp_path / shard).stat().st_size for shard in shards)
+        assert told[-1] == (whole, whole)
+        assert told == sorted(told)
+
+    damaged = tmp_path / shards[1]
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x01")
+    report = ingot.verify(tmp_path)
+    assert not report
+    (bad,) = report.bad
+    assert bad in report.shards[shards[1]].bad
+    assert [shard.ok for shard in report.shards.values()] == [True, False, True]
+    assert f"{shards[1]}: tensor `{bad.tensor}`: expected {bad.expected}, found {bad.found}" in str(report)
+
+    with pytest.raises(ingot.CheckpointError, match="one hash cannot speak of 3 files"):
+        ingot.verify(tmp_path, expected_sha256="0" * 64)
+    with pytest.raises(ingot.IntegrityError, match=bad.tensor):
+        ingot.torch.load_file(tmp_path, verify=True)
+    (tmp_path / shards[2]).unlink()
+    with pytest.raises(FileNotFoundError, match=shards[2]):
+        ingot.verify(tmp_path)

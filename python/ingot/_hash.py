@@ -162,6 +162,10 @@ class Report:
         The data section against ``modelspec.hash_sha256``: ``expected``, ``found``, ``same``.
     file : Compared or None
         The whole file against `expected_sha256`.
+    shards : dict of str to Report
+        For a checkpoint of several files, what those of each say. Its own attributes are then all of theirs
+        together: tensors in the order of the files, `algorithm` None where they have several, and `modelspec`
+        None, since it speaks of one file. Empty for one file.
     """
 
     ok: bool
@@ -172,6 +176,7 @@ class Report:
     missing: list[str] = field(default_factory=list)
     modelspec: Compared | None = None
     file: Compared | None = None
+    shards: dict[str, Report] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return self.ok
@@ -181,6 +186,11 @@ class Report:
         lines = [f"{'ok' if self.ok else 'NOT ok'}: {self.checked} tensors checked"]
         if self.algorithm is not None:
             lines[0] += f" by {self.algorithm}"
+        if self.shards:
+            lines[0] += f" in {len(self.shards)} files"
+            for name, report in self.shards.items():
+                lines += [f"{_escaped(name)}: {line}" for line in str(report).splitlines()[report.ok :]]
+            return "\n".join(lines)
         for what, pair in (("modelspec.hash_sha256", self.modelspec), ("the file", self.file)):
             if pair is not None and pair.same:
                 lines[0] += f", {what} is as expected"
@@ -201,15 +211,17 @@ def verify(
     progress: Progress | None = None,
     storage_options: StorageOptions | None = None,
 ) -> Report:
-    """Compare the bytes of a file with the digests that it keeps of them.
+    """Compare the bytes of a file, or of all files of a checkpoint, with the digests that they keep of them.
 
     Parameters
     ----------
     path : str, bytes or os.PathLike
-        A file that was saved with ``checksums=...`` or has ``modelspec.hash_sha256`` in its metadata. Or the
-        URL of one, as for `ingot.safe_open`: it is fetched in parts, which are not kept.
+        A file that was saved with ``checksums=...`` or has ``modelspec.hash_sha256`` in its metadata; the
+        index of such files, or a directory with one. Or a URL, as for `ingot.safe_open`: what is behind it is
+        fetched in parts, which are not kept.
     expected_sha256 : str, optional
-        The SHA-256 of the whole file, as 64 hexadecimal digits, from wherever the file came from.
+        The SHA-256 of the whole file, as 64 hexadecimal digits, from wherever the file came from. Not for an
+        index.
     progress, storage_options : optional
         As for `hash`.
 
@@ -224,6 +236,8 @@ def verify(
         The file cannot be opened.
     HeaderError
         The file breaks a rule of its format; a truncated one does.
+    CheckpointError
+        Index and files do not go together, or one hash is asked of several files.
     IntegrityError
         The record of digests in the metadata is broken, or of an unknown algorithm (``code`` is
         ``"invalid-checksums"``). That digests differ is no error but stands in the report.
@@ -237,8 +251,29 @@ def verify(
     The digests guard against accidents. Who changes a file on purpose can change its digests too;
     `expected_sha256`, from another place, guards against that as well.
     """
-    facts = _native.verify(path, expected_sha256, progress, storage_options)
+    reports = {
+        name: _report(facts)
+        for name, facts in _native.verify(path, expected_sha256, progress, storage_options)
+    }
+    return _together(reports) if len(reports) != 1 else next(iter(reports.values()))
+
+
+def _report(facts: dict[str, Any]) -> Report:
     facts["bad"] = [Mismatch(*row) for row in facts["bad"]]
     for of_all in ("modelspec", "file"):
         facts[of_all] = None if facts[of_all] is None else Compared(*facts[of_all])
     return Report(**facts)
+
+
+def _together(shards: dict[str, Report]) -> Report:
+    reports = shards.values()
+    algorithms = {report.algorithm for report in reports}
+    return Report(
+        ok=all(reports),
+        algorithm=algorithms.pop() if len(algorithms) == 1 else None,
+        checked=sum(report.checked for report in reports),
+        bad=[row for report in reports for row in report.bad],
+        unchecked=[name for report in reports for name in report.unchecked],
+        missing=[name for report in reports for name in report.missing],
+        shards=shards,
+    )

@@ -276,7 +276,7 @@ def verify(
     expected_sha256: str | None = None,
     progress: Callable[[int, int], object] | None = None,
     storage_options: Mapping[str, Any] | None = None,
-) -> dict[str, Any]: ...
+) -> list[tuple[str, dict[str, Any]]]: ...
 def read_url(
     url: str, take: Callable[[bytes], object], storage_options: Mapping[str, Any] | None = None
 ) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ._serialize import Path
+    from ._serialize import Checksums, Path
 
 
 def save_sharded(
@@ -26,6 +26,7 @@ def save_sharded(
     metadata: Mapping[str, str] | None = None,
     *,
     durable: bool | None = None,
+    checksums: Checksums = None,
 ) -> None:
     """Save tensors to a directory, in several files where they are too large for one.
 
@@ -52,6 +53,9 @@ def save_sharded(
     durable : bool, optional
         Flush the files and the directory to the disk before returning. True by default, unless the
         environment has ``INGOT_DURABLE=0``.
+    checksums : {"blake3", "sha256", "xxh3", "xxh3_128"}, optional
+        As for `save_file`: each file keeps a digest of every tensor in it, which `ingot.verify` and
+        ``load_file(directory, verify=True)`` compare. Without it the files are those of huggingface_hub.
 
     Raises
     ------
@@ -93,7 +97,7 @@ def save_sharded(
 
     def save(path: str, shard: dict[str, torch.Tensor]) -> None:
         # What shares memory has been left out already.
-        save_file(shard, path, of_file, shared="copy", durable=flush)
+        save_file(shard, path, of_file, shared="copy", durable=flush, checksums=checksums)
 
     write(place, files, save, of_index, flush)
 

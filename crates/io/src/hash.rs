@@ -23,7 +23,5 @@ pub use definition::{Definition, hash};
 pub(crate) use in_order::read_in_order;
 pub(crate) use seal::Sealing;
 pub use seal::{Keep, Sealed};
-#[cfg(feature = "remote")]
-pub(crate) use verify::of_archive;
 pub(crate) use verify::renewed;
 pub use verify::{Compared, MODEL_SPEC_KEY, Mismatch, Report, verify};

@@ -1,7 +1,10 @@
 //! Hashes of files.
 
-use ingot_format::Quoted;
-use ingot_io::{Algorithm, Compared, Definition, Digest, Report};
+use ingot_format::{Limits, Quoted};
+use ingot_io::{
+    Algorithm, Archive, Backend, Checkpoint, CheckpointOptions, Compared, Definition, Digest, Error,
+    OpenOptions, REMOTE_HEADER_NBYTES, Reach, Report,
+};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
@@ -58,7 +61,8 @@ pub(crate) fn hashes() -> Vec<&'static str> {
     Definition::all().map(|pair| pair.0).collect()
 }
 
-/// What the digests of a file say of it, as arguments for `ingot.Report`. See `_native.pyi`.
+/// What the digests of each file of a checkpoint say of it, as its name and arguments for `ingot.Report`. See
+/// `_native.pyi`.
 #[pyfunction]
 #[pyo3(signature = (path, expected_sha256 = None, progress = None, storage_options = None))]
 pub(crate) fn verify<'py>(
@@ -67,15 +71,36 @@ pub(crate) fn verify<'py>(
     expected_sha256: Option<&str>,
     progress: Option<Bound<'py, PyAny>>,
     storage_options: Option<&Bound<'py, PyDict>>,
-) -> PyResult<Bound<'py, PyDict>> {
+) -> PyResult<Vec<(String, Bound<'py, PyDict>)>> {
     let location = Location::of(path, storage_options)?;
     let expected = expected_sha256.map(|hex| sha256(py, hex)).transpose()?;
-    let compare = |signals: &Signals| match &location {
-        Location::File(path) => ingot_io::verify(path, expected, signals),
-        Location::Url(url, options) => ingot_io::verify_url(url, expected, options, signals),
+    let limits = Limits {
+        header_nbytes: REMOTE_HEADER_NBYTES,
+        ..Limits::default()
     };
-    let report = Signals::telling(progress).run(py, compare)?;
-    facts(py, &report)
+    let open = |signals: &Signals| match &location {
+        Location::File(path) => {
+            // Never through a mapping, so that a file that is shortened meanwhile is an error, not the end of the process.
+            let open = OpenOptions {
+                backend: Backend::Pread,
+                ..OpenOptions::default()
+            };
+            let reach = Reach::default();
+            Checkpoint::open(path, &CheckpointOptions { open, reach })
+        }
+        Location::Url(url, options) => {
+            Archive::open_url(url, options, &limits, signals).map(Checkpoint::from)
+        }
+    };
+    let compare = |signals: &Signals| {
+        let checkpoint = open(signals)?;
+        let reports = checkpoint.verify(expected, signals)?;
+        let name = |number| checkpoint.file_name(number).into_owned();
+        Ok::<_, Error>((0..).map(name).zip(reports).collect::<Vec<_>>())
+    };
+    let reports = Signals::telling(progress).run(py, compare)?;
+    let told = |(name, report)| Ok((name, facts(py, &report)?));
+    reports.into_iter().map(told).collect()
 }
 
 /// The digest that a caller expects.

@@ -170,7 +170,7 @@ impl Checkpoint {
     }
 
     /// The file that this is, since one hash speaks of one file.
-    fn one_file(&self) -> Result<&Archive, Error> {
+    pub(super) fn one_file(&self) -> Result<&Archive, Error> {
         match self.index() {
             None => self.file(0),
             Some(_) => Err(Error::Checkpoint {

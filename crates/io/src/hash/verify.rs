@@ -11,9 +11,10 @@ use super::digests::Digests;
 use super::pass::read_through;
 use crate::archive::{Archive, OpenOptions};
 use crate::backend::Backend;
+use crate::checkpoint::Checkpoint;
 use crate::error::Error;
 use crate::payload::Payload;
-use crate::watch::Watch;
+use crate::watch::{After, Watch, tell_all};
 
 /// The metadata key under which ModelSpec keeps the SHA-256 of the data section, after `0x`.
 pub const MODEL_SPEC_KEY: &str = "modelspec.hash_sha256";
@@ -103,11 +104,7 @@ pub fn verify(path: &Path, sha256: Option<Digest>, watch: &dyn Watch) -> Result<
 }
 
 /// As [`verify`], of a file that is open.
-pub(crate) fn of_archive(
-    archive: &Archive,
-    sha256: Option<Digest>,
-    watch: &dyn Watch,
-) -> Result<Report, Error> {
+fn of_archive(archive: &Archive, sha256: Option<Digest>, watch: &dyn Watch) -> Result<Report, Error> {
     let header = archive.header();
     let record = Record::of(header, archive.path())?;
     let start = header.data_start();
@@ -168,6 +165,34 @@ pub(crate) fn of_archive(
         model_spec: compared(model_spec.map(ToOwned::to_owned), data),
         file: compared(sha256.map(|sha256| sha256.to_string()), file),
     })
+}
+
+impl Checkpoint {
+    /// Compares each file with the digests that it keeps, as [`verify`] does: a report for each, in their order. All are
+    /// held against the index first. They should be open for reading by position, since a mapping of a file that is
+    /// shortened meanwhile is the end of the process.
+    ///
+    /// # Errors
+    /// As [`verify`]; [`Error::Checkpoint`] where files and index do not go together, and for a `sha256` of an index.
+    pub fn verify(&self, sha256: Option<Digest>, watch: &dyn Watch) -> Result<Vec<Report>, Error> {
+        if sha256.is_some() {
+            self.one_file()?;
+        }
+        let archives = self.all_files()?;
+        let total = archives
+            .iter()
+            .map(|archive| archive.header().file_nbytes())
+            .sum();
+        let mut before = 0;
+        let mut reports = Vec::with_capacity(archives.len());
+        for archive in archives {
+            let watch = After { watch, before, total };
+            reports.push(of_archive(archive, sha256, &watch)?);
+            before += archive.header().file_nbytes();
+        }
+        tell_all(watch, total)?;
+        Ok(reports)
+    }
 }
 
 /// The record in the metadata of `header` after the tensor `name` got the bytes of `payload`; `None` where there is no

@@ -6,9 +6,9 @@ use super::options::RemoteOptions;
 use super::place::redacted;
 use super::source::RemoteSource;
 use super::{Found, found, header_limits};
-use crate::archive::{Archive, check_unchanged, open_source};
+use crate::archive::{check_unchanged, open_source};
 use crate::error::Error;
-use crate::hash::{Definition, Digest, Report, hash, of_archive, of_source, read_in_order};
+use crate::hash::{Definition, hash, of_source, read_in_order};
 use crate::source::Source;
 use crate::watch::{Unwatched, Watch};
 use crate::workers::watched;
@@ -17,7 +17,7 @@ use crate::workers::watched;
 /// they are hashed.
 ///
 /// # Errors
-/// As [`Archive::open_url`] and [`hash`].
+/// As [`Archive::open_url`](crate::Archive::open_url) and [`hash`].
 pub fn hash_url(
     url: &str,
     definition: Definition,
@@ -48,25 +48,11 @@ pub fn hash_url(
     }
 }
 
-/// Compares the file behind `url` with its digests, as [`verify`](crate::verify) does.
-///
-/// # Errors
-/// As [`Archive::open_url`] and [`verify`](crate::verify).
-pub fn verify_url(
-    url: &str,
-    sha256: Option<Digest>,
-    options: &RemoteOptions,
-    watch: &dyn Watch,
-) -> Result<Report, Error> {
-    let limits = header_limits();
-    of_archive(&Archive::open_url(url, options, &limits, watch)?, sha256, watch)
-}
-
 /// Gives `take` all bytes of the file behind `url`, whatever it holds, in their order. They are fetched by several
 /// threads, one of which at a time calls `take`.
 ///
 /// # Errors
-/// As [`Archive::open_url`]; [`Error::Read`]; [`Error::Changed`]; [`Error::Interrupted`].
+/// As [`Archive::open_url`](crate::Archive::open_url); [`Error::Read`]; [`Error::Changed`]; [`Error::Interrupted`].
 pub fn read_url(
     url: &str,
     options: &RemoteOptions,

@@ -45,7 +45,7 @@ use crate::error::Error;
 use crate::watch::Watch;
 use crate::workers::watched;
 
-pub use self::digest::{hash_url, read_url, verify_url};
+pub use self::digest::{hash_url, read_url};
 pub use self::fault::Fault;
 pub use self::options::{RemoteOptions, Secret, Token};
 pub use self::place::is_url;
