@@ -35,7 +35,9 @@ class safe_open:
         ``model.safetensors.index.json`` in it, else one other ``*.safetensors.index.json``, else
         ``model.safetensors``, else one other file of tensors. A str that begins with ``http://``,
         ``https://``, ``hf://``, ``s3://``, ``gs://`` or ``az://`` is the URL of a file: the header is fetched
-        at once, and of the tensors what is asked for.
+        at once, and of the tensors what is asked for. Or the URL of an index, whose shards lie beside it.
+        ``hf://owner/repo`` is the repository's ``model.safetensors``, else its
+        ``model.safetensors.index.json``.
     framework : str
         What the tensors shall be: ``"numpy"`` or ``"np"``; ``"torch"``, ``"pt"`` or ``"pytorch"``; ``"jax"``
         or ``"flax"``; ``"tensorflow"`` or ``"tf"``; ``"mlx"``; ``"paddle"``.
@@ -91,6 +93,10 @@ class safe_open:
     shards, such as `get_tensors`, `offset_keys`, `parameter_count` and every `load_file`, holds all of them
     against it; `keys` gives what the index says. Where ``total_size`` in the index is not the size of the
     tensors, whatever reads all of them warns (`UserWarning`).
+
+    Opening an index behind a URL fetches it and nothing else; `format` is then what the names of its shards
+    say. A shard that is missing raises `FileNotFoundError` when it is first needed, with its URL. On the Hub
+    all shards are of the commit that the index was of.
     """
 
     __slots__ = ("__weakref__", "_adapter", "_archive", "_arguments", "_move", "_url")

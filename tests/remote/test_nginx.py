@@ -16,6 +16,7 @@ import pytest
 import ingot
 import ingot.numpy
 
+from . import shards
 from .servers import unused_port
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
@@ -66,10 +67,14 @@ class Nginx:
     def options(self) -> dict[str, str]:
         return {"ca_file": str(self.folder / "cert.pem")}
 
-    def requests(self, after: int = -1) -> int:
-        """How many there were, once there are more than `after`: nginx writes them down after it answers."""
+    def requests(self, after: int = -1, below: str = "") -> int:
+        """How many there were, once there are more than `after`: nginx writes them down after it answers.
+
+        Those alone whose path begins with `below`.
+        """
         for _ in range(100):
-            count = len((self.folder / "access.log").read_text().splitlines())
+            lines = (self.folder / "access.log").read_text().splitlines()
+            count = sum(f'"GET {below}' in line for line in lines)
             if count > after:
                 break
             time.sleep(0.02)
@@ -136,6 +141,22 @@ def test_tls_with_a_certificate_of_our_own(nginx: Nginx) -> None:
     for host in ("127.0.0.1", "localhost"):
         url = f"https://{host}:{nginx.https}/model.safetensors"
         assert same(ingot.numpy.load_file(url, storage_options=nginx.options))
+
+
+def test_a_sharded_checkpoint_over_tls(nginx: Nginx) -> None:
+    for name, data in shards.checkpoint().items():
+        path = nginx.folder / "www" / "sharded" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    url = f"https://localhost:{nginx.https}/sharded/{shards.INDEX}"
+    file = ingot.safe_open(url, "np", storage_options=nginx.options)
+    file.parameter_count()
+    assert nginx.requests(len(shards.NAMES), "/sharded/") == 1 + len(shards.NAMES)
+    assert shards.same(file.get_tensors())
+    (nginx.folder / "www" / "sharded" / shards.NAMES[2]).unlink()
+    with pytest.raises(FileNotFoundError, match="404") as caught:
+        ingot.numpy.load_file(url, storage_options=nginx.options)
+    assert caught.value.filename.startswith(f"https://localhost:{nginx.https}/sharded/more/")
 
 
 def test_n13_a_certificate_that_nobody_vouches_for_is_refused(nginx: Nginx) -> None:

@@ -17,6 +17,7 @@ import pytest
 import ingot
 import ingot.numpy
 
+from . import shards
 from .servers import Handler, Request, good, serving, unused_port
 
 TENSORS = {"a": np.arange(400_000), "b": np.arange(50, dtype=np.float32)}
@@ -107,6 +108,22 @@ def test_a_file_is_opened_as_a_local_one_is(moto: Moto) -> None:
     file = ingot.safe_open("s3://models/model.safetensors", "np", storage_options=moto.options)
     assert (file.path, file.backend) == ("s3://models/model.safetensors", "s3")
     assert file.get_slice("a")[399_990:].tolist() == list(range(399_990, 400_000))
+
+
+def test_a_sharded_checkpoint_is_signed_for_shard_by_shard(moto: Moto) -> None:
+    boto3 = pytest.importorskip("boto3", reason="boto3 is not installed")
+    keys = {"aws_access_key_id": moto.key, "aws_secret_access_key": moto.secret}
+    s3 = boto3.client("s3", endpoint_url=moto.options["endpoint"], region_name="us-east-1", **keys)
+    for name, data in shards.checkpoint().items():
+        s3.put_object(Bucket="models", Key=f"sharded//a b/{name}", Body=data)
+    url = f"s3://models/sharded//a b/{shards.INDEX}"
+    file = ingot.safe_open(url, "np", storage_options=moto.options)
+    assert shards.same(file.get_tensors())
+    assert file.shards[2] == f"s3://models/sharded//a b/{shards.NAMES[2]}"
+    s3.delete_object(Bucket="models", Key=f"sharded//a b/{shards.NAMES[1]}")
+    with pytest.raises(FileNotFoundError, match="NoSuchKey") as caught:
+        ingot.numpy.load_file(url, storage_options=moto.options)
+    assert caught.value.filename == file.shards[1]
 
 
 def test_credentials_and_endpoint_come_from_the_environment(

@@ -102,29 +102,29 @@ impl Archive {
         })
     }
 
-    /// Opens a source that has a name.
+    /// An open source that has a name, and its header.
     #[cfg(feature = "remote")]
     pub(crate) fn named(
         path: PathBuf,
+        header: Header,
         source: Box<dyn Source>,
-        limits: &Limits,
         backend: &'static str,
-        why: Cow<'static, str>,
-    ) -> Result<Archive, Error> {
-        Ok(Archive {
-            header: read_header(&*source, Some(&path), limits)?,
+        why: &'static str,
+    ) -> Archive {
+        Archive {
             path: Some(path),
+            header,
             source,
             backend,
-            why,
-        })
+            why: Cow::Borrowed(why),
+        }
     }
 
-    /// The same, with another reason for how it is read.
+    /// The same, with a reason before that for how it is read.
     #[cfg(feature = "remote")]
-    pub(crate) fn because(self, why: String) -> Archive {
+    pub(crate) fn because(self, reason: &str) -> Archive {
         Archive {
-            why: why.into(),
+            why: format!("{reason}: {}", self.why).into(),
             ..self
         }
     }

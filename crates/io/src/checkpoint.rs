@@ -1,5 +1,6 @@
 //! A checkpoint of one file or of many, as one handle.
 
+mod beside;
 mod fault;
 mod folder;
 mod index_file;
@@ -7,23 +8,30 @@ mod locate;
 mod origins;
 mod parallel;
 mod shards;
+mod store;
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use ingot_format::{Dtype, Header, ShardIndex, natural_order};
+use ingot_format::{Dtype, Format, Header, ShardIndex, natural_order};
 
 pub use fault::CheckpointFault;
+#[cfg(feature = "remote")]
+pub(crate) use index_file::index_of;
 pub use index_file::read_index;
 pub use origins::Origins;
+pub(crate) use shards::Shards;
 
 use crate::archive::{Archive, OpenOptions, Tensor, nearest};
 use crate::error::Error;
 use crate::plan::TensorId;
+#[cfg(feature = "remote")]
+use crate::remote::RemoteShards;
+use crate::watch::{Unwatched, Watch};
+use beside::Beside;
 use locate::{Located, locate};
-use parallel::in_parallel;
-use shards::Shards;
+use store::Store;
 
 /// How to open a checkpoint.
 #[derive(Clone, Copy, Debug, Default)]
@@ -47,7 +55,8 @@ pub enum Reach {
 /// One file, or the shards of an index, as one. Any number of threads may use it at once.
 ///
 /// Each shard is opened when it is first needed, and then held against the index: it has to hold just the tensors that
-/// the index says.
+/// the index says. Whatever needs many shards opens them at once. [`Checkpoint::prepare`] does so in a way that can be
+/// watched.
 #[derive(Debug)]
 pub struct Checkpoint {
     files: Kind,
@@ -63,8 +72,21 @@ enum Kind {
 #[derive(Debug)]
 struct Opened {
     shards: Shards,
+    store: Store,
     archives: Vec<OnceLock<Archive>>,
-    options: OpenOptions,
+    /// What stands before the reason for how they are read.
+    reason: Option<&'static str>,
+}
+
+/// What the files of a checkpoint are, and how they are read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Manner {
+    /// The format of the first.
+    pub format: Format,
+    /// As [`Archive::backend`] has it.
+    pub backend: &'static str,
+    /// Why so, as a sentence.
+    pub why: String,
 }
 
 impl From<Archive> for Checkpoint {
@@ -87,17 +109,69 @@ impl Checkpoint {
         match locate(path, options.reach, open)? {
             Located::File(archive) => Ok(archive.into()),
             Located::Index { folder, name } => {
-                let shards = Shards::of_index(folder, &name)?;
-                let opened = Opened {
-                    archives: (0..shards.len()).map(|_| OnceLock::new()).collect(),
-                    shards,
+                let (shards, beside) = Beside::index(folder, &name)?;
+                let store = Store::Directory {
+                    beside,
                     options: options.open,
                 };
-                Ok(Checkpoint {
-                    files: Kind::Shards(Box::new(opened)),
-                })
+                Ok(Checkpoint::of_shards(shards, store))
             }
         }
+    }
+
+    /// The shards of an index behind a URL.
+    #[cfg(feature = "remote")]
+    pub(crate) fn remote(shards: Shards, store: RemoteShards) -> Checkpoint {
+        Checkpoint::of_shards(shards, Store::Url(Box::new(store)))
+    }
+
+    /// The same, with a reason before that for how it is read.
+    #[cfg(feature = "remote")]
+    pub(crate) fn because(self, reason: &'static str) -> Checkpoint {
+        match self.files {
+            Kind::File(archive) => archive.because(reason).into(),
+            Kind::Shards(opened) => Checkpoint {
+                files: Kind::Shards(Box::new(Opened {
+                    reason: Some(reason),
+                    ..*opened
+                })),
+            },
+        }
+    }
+
+    fn of_shards(shards: Shards, store: Store) -> Checkpoint {
+        let opened = Opened {
+            archives: (0..shards.len()).map(|_| OnceLock::new()).collect(),
+            shards,
+            store,
+            reason: None,
+        };
+        Checkpoint {
+            files: Kind::Shards(Box::new(opened)),
+        }
+    }
+
+    /// What the files are, as the first of them says. Of an index behind a URL none is asked: what they are is then what
+    /// the first of their names says.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::file`].
+    pub fn manner(&self) -> Result<Manner, Error> {
+        let (first, reason) = match &self.files {
+            Kind::File(archive) => (&**archive, None),
+            Kind::Shards(opened) => match opened.store.manner(&opened.shards) {
+                Some(manner) => return Ok(manner),
+                None => (opened.shard(0)?, opened.reason),
+            },
+        };
+        Ok(Manner {
+            format: first.header().format(),
+            backend: first.backend(),
+            why: match reason {
+                Some(reason) => format!("{reason}: {}", first.why()),
+                None => first.why().to_owned(),
+            },
+        })
     }
 
     /// The file, or the index; `None` for what is no file.
@@ -132,7 +206,7 @@ impl Checkpoint {
     pub fn file_path(&self, number: usize) -> Option<PathBuf> {
         match &self.files {
             Kind::File(archive) => archive.path().map(Path::to_owned),
-            Kind::Shards(opened) => Some(opened.shards.shard_path(number)),
+            Kind::Shards(opened) => Some(opened.path(number)),
         }
     }
 
@@ -144,7 +218,7 @@ impl Checkpoint {
                 let name = archive.path().and_then(Path::file_name).unwrap_or_default();
                 name.to_string_lossy()
             }
-            Kind::Shards(opened) => Cow::Borrowed(&opened.shards.index().shards()[number]),
+            Kind::Shards(opened) => Cow::Borrowed(opened.shards.name(number)),
         }
     }
 
@@ -165,15 +239,54 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::file`].
     pub fn all_files(&self) -> Result<Vec<&Archive>, Error> {
-        self.open_files(&(0..self.files()).collect::<Vec<_>>())
+        self.prepare_all(&Unwatched)?;
+        (0..self.files()).map(|number| self.file(number)).collect()
     }
 
-    fn open_files(&self, numbers: &[usize]) -> Result<Vec<&Archive>, Error> {
+    /// Opens in parallel whatever files are not open, so that nothing that is asked of them afterwards waits for that.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::file`]; [`Error::Interrupted`].
+    pub fn prepare_all(&self, watch: &dyn Watch) -> Result<(), Error> {
+        self.open_files(&(0..self.files()).collect::<Vec<_>>(), watch)
+    }
+
+    /// As [`Checkpoint::prepare_all`], for the files that hold the tensors of these names.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::find`]; [`Error::Interrupted`].
+    pub fn prepare(&self, names: &[&str], watch: &dyn Watch) -> Result<(), Error> {
+        self.files_of(names, watch).map(drop)
+    }
+
+    /// The numbers of the files that hold these tensors, all of them opened.
+    fn files_of(&self, names: &[&str], watch: &dyn Watch) -> Result<Vec<usize>, Error> {
+        let files = names.iter().map(|name| self.file_of(name));
+        let files = files.collect::<Result<Vec<_>, _>>()?;
+        let mut needed = files.clone();
+        needed.sort_unstable();
+        needed.dedup();
+        self.open_files(&needed, watch)?;
+        Ok(files)
+    }
+
+    /// All files, opened, and the index that names them.
+    #[cfg(feature = "remote")]
+    pub(crate) fn into_files(self, watch: &dyn Watch) -> Result<(Vec<Archive>, Option<ShardIndex>), Error> {
+        self.prepare_all(watch)?;
+        match self.files {
+            Kind::File(archive) => Ok((vec![*archive], None)),
+            Kind::Shards(opened) => {
+                let archives = opened.archives.into_iter().filter_map(OnceLock::into_inner);
+                Ok((archives.collect(), Some(opened.shards.into_index())))
+            }
+        }
+    }
+
+    fn open_files(&self, numbers: &[usize], watch: &dyn Watch) -> Result<(), Error> {
         match &self.files {
-            Kind::File(archive) => Ok(vec![archive]),
-            Kind::Shards(_) => in_parallel(numbers.len(), |rank| self.file(numbers[rank]))
-                .into_iter()
-                .collect(),
+            Kind::File(_) => Ok(()),
+            Kind::Shards(opened) => opened.open(numbers, watch),
         }
     }
 
@@ -245,14 +358,7 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::find`].
     pub fn find_all(&self, names: &[&str]) -> Result<Vec<Tensor<'_>>, Error> {
-        let files = names
-            .iter()
-            .map(|name| self.file_of(name))
-            .collect::<Result<Vec<_>, _>>()?;
-        let mut needed = files.clone();
-        needed.sort_unstable();
-        needed.dedup();
-        self.open_files(&needed)?;
+        let files = self.files_of(names, &Unwatched)?;
         let found = names.iter().zip(files);
         found.map(|(name, file)| self.file(file)?.find(name)).collect()
     }
@@ -322,14 +428,40 @@ impl Checkpoint {
 }
 
 impl Opened {
+    fn path(&self, number: usize) -> PathBuf {
+        self.store.path(self.shards.name(number))
+    }
+
     fn shard(&self, number: usize) -> Result<&Archive, Error> {
-        if let Some(archive) = self.archives[number].get() {
-            return Ok(archive);
+        if self.archives[number].get().is_none() {
+            self.open(&[number], &Unwatched)?;
         }
-        let open = |file, path| Archive::of_file(file, path, &self.options);
-        let archive = self.shards.opened(number, open, Archive::header)?;
-        // Another thread may have been quicker; its archive is as good.
-        Ok(self.archives[number].get_or_init(|| archive))
+        self.archives[number].get().ok_or_else(|| Error::Closed {
+            path: Some(self.path(number)),
+        })
+    }
+
+    /// Opens those of these shards that are not open.
+    fn open(&self, numbers: &[usize], watch: &dyn Watch) -> Result<(), Error> {
+        let is_closed = |number: &usize| self.archives[*number].get().is_none();
+        let numbers: Vec<usize> = numbers.iter().copied().filter(is_closed).collect();
+        if numbers.is_empty() {
+            return Ok(());
+        }
+        let open = |number| self.store.open(&self.shards, number);
+        let holds = |number: usize, tensor: &str| match self.archives[number].get() {
+            Some(archive) => archive.header().find(tensor).is_some(),
+            None => self.store.holds(&self.shards, number, tensor),
+        };
+        let reading = self.store.reading();
+        let archives = self
+            .shards
+            .open(&numbers, reading, open, Archive::header, holds, watch)?;
+        for (number, archive) in numbers.into_iter().zip(archives) {
+            // Another thread may have been quicker; its archive is as good.
+            let _ = self.archives[number].set(archive);
+        }
+        Ok(())
     }
 }
 

@@ -74,6 +74,15 @@ impl Reading {
         }
     }
 
+    /// So many at once, each of which waits for something other than this machine.
+    #[cfg(feature = "remote")]
+    pub(crate) fn waiting(threads: usize) -> Reading {
+        Reading {
+            waits: true,
+            ..Reading::on(threads)
+        }
+    }
+
     /// What suits `nbytes` bytes of some sources, all of them in these spans. The slowest decides.
     pub(crate) fn of(nbytes: u64, spans: &[(&dyn Source, Range<u64>)], options: &ReadOptions) -> Reading {
         // Whether it is a number was asked when the file was opened.

@@ -42,7 +42,7 @@ mod writer;
 
 pub use archive::{Archive, OpenOptions, Tensor};
 pub use backend::{BACKEND_VARIABLE, Backend};
-pub use checkpoint::{Checkpoint, CheckpointFault, CheckpointOptions, Origins, Reach, read_index};
+pub use checkpoint::{Checkpoint, CheckpointFault, CheckpointOptions, Manner, Origins, Reach, read_index};
 pub use convert::{convert, converts, is_float};
 pub use dest::{Bytes, Dest};
 pub use edit::origin::Origin;

@@ -70,16 +70,12 @@ pub(crate) fn share<T: Send, E: Send + From<Failure>>(
 #[cfg(feature = "remote")]
 pub(crate) fn watched<R: Send>(work: impl FnOnce() -> R + Send, watch: &dyn Watch) -> Result<R, Failure> {
     let outcome = Mutex::new(None);
-    let reading = Reading {
-        threads: 1,
-        chunk_nbytes: 0,
-        waits: true,
-    };
     let task = |work: Box<dyn FnOnce() -> R + Send + '_>| {
         *locked(&outcome) = Some(work());
         Ok::<usize, Failure>(0)
     };
-    share(reading, vec![Box::new(work) as Box<_>], 0, task, watch)?;
+    let tasks = vec![Box::new(work) as Box<_>];
+    share(Reading::waiting(1), tasks, 0, task, watch)?;
     outcome
         .into_inner()
         .unwrap_or_else(PoisonError::into_inner)

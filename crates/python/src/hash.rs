@@ -2,8 +2,8 @@
 
 use ingot_format::{Limits, Quoted};
 use ingot_io::{
-    Algorithm, Archive, Backend, Checkpoint, CheckpointOptions, Compared, Definition, Digest, Error,
-    OpenOptions, REMOTE_HEADER_NBYTES, Reach, Report,
+    Algorithm, Backend, Checkpoint, CheckpointOptions, Compared, Definition, Digest, Error, OpenOptions,
+    REMOTE_HEADER_NBYTES, Reach, Report,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -88,9 +88,7 @@ pub(crate) fn verify<'py>(
             let reach = Reach::default();
             Checkpoint::open(path, &CheckpointOptions { open, reach })
         }
-        Location::Url(url, options) => {
-            Archive::open_url(url, options, &limits, signals).map(Checkpoint::from)
-        }
+        Location::Url(url, options) => Checkpoint::open_url(url, options, &limits, signals),
     };
     let compare = |signals: &Signals| {
         let checkpoint = open(signals)?;

@@ -120,9 +120,9 @@ impl Archive {
     ) -> PyResult<Archive> {
         let options = remote_options(storage_options)?;
         let limits = limits(strict, max_header_size.or(Some(REMOTE_HEADER_NBYTES)));
-        let open = |signals: &Signals| ingot_io::Archive::open_url(url, &options, &limits, signals);
-        let archive = Signals::detach(py, open)?;
-        Archive::of(archive.into()).map_err(|error| raise(py, &error))
+        Signals::detach(py, |signals| {
+            Archive::of(Checkpoint::open_url(url, &options, &limits, signals)?)
+        })
     }
 
     #[staticmethod]
@@ -207,9 +207,12 @@ impl Archive {
     /// The metadata of each file, by what the index calls it, or by its name.
     fn shard_metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let checkpoint = self.opened(py)?;
-        let files = py.detach(|| checkpoint.all_files());
+        let files = Signals::detach(py, |signals| {
+            checkpoint.prepare_all(signals)?;
+            checkpoint.all_files()
+        })?;
         let all = PyDict::new(py);
-        for (number, file) in files.map_err(|error| raise(py, &error))?.into_iter().enumerate() {
+        for (number, file) in files.into_iter().enumerate() {
             all.set_item(checkpoint.file_name(number), texts(py, file.header())?)?;
         }
         Ok(all)
@@ -233,9 +236,12 @@ impl Archive {
 
     fn parameter_count<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let checkpoint = self.opened(py)?;
-        let counts = py.detach(|| checkpoint.parameter_count());
+        let counts = Signals::detach(py, |signals| {
+            checkpoint.prepare_all(signals)?;
+            checkpoint.parameter_count()
+        })?;
         let pairs = PyDict::new(py);
-        for (dtype, count) in counts.map_err(|error| raise(py, &error))? {
+        for (dtype, count) in counts {
             pairs.set_item(dtype.code(), count)?;
         }
         Ok(pairs)
@@ -251,12 +257,14 @@ impl Archive {
     #[pyo3(signature = (*, natural = false))]
     fn infos(&self, py: Python<'_>, natural: bool) -> PyResult<Vec<TensorInfo>> {
         let checkpoint = self.opened(py)?;
-        let tensors = py.detach(|| match natural {
-            true => checkpoint.all_in_natural_order(),
-            false => checkpoint.all(),
-        });
+        let tensors = Signals::detach(py, |signals| {
+            checkpoint.prepare_all(signals)?;
+            match natural {
+                true => checkpoint.all_in_natural_order(),
+                false => checkpoint.all(),
+            }
+        })?;
         tensors
-            .map_err(|error| raise(py, &error))?
             .iter()
             .map(|tensor| TensorInfo::of(py, tensor.entry()))
             .collect()
@@ -435,20 +443,16 @@ impl Archive {
 }
 
 impl Archive {
-    /// The first file is opened for what it says of all.
     fn of(checkpoint: Checkpoint) -> Result<Archive, Error> {
-        let first = match checkpoint.files() {
-            0 => None,
-            _ => Some(checkpoint.file(0)?),
-        };
+        let manner = checkpoint.manner()?;
         Ok(Archive {
             path: checkpoint.path().map(ToOwned::to_owned),
             shards: (0..checkpoint.files())
                 .filter_map(|number| checkpoint.file_path(number))
                 .collect(),
-            format: first.map_or("safetensors", |file| file.header().format().name()),
-            backend: first.map_or("pread", ingot_io::Archive::backend),
-            why: first.map_or("no file to read", ingot_io::Archive::why).to_owned(),
+            format: manner.format.name(),
+            backend: manner.backend,
+            why: manner.why,
             checkpoint: RwLock::new(Some(Arc::new(checkpoint))),
         })
     }
@@ -572,12 +576,11 @@ fn file<'a>(py: Python<'_>, checkpoint: &'a Checkpoint) -> PyResult<&'a ingot_io
 }
 
 fn find<'a>(py: Python<'_>, checkpoint: &'a Checkpoint, name: &str) -> PyResult<Tensor<'a>> {
-    let found = match checkpoint.index() {
-        None => checkpoint.find(name),
+    if checkpoint.index().is_some() {
         // The shard may have to be opened.
-        Some(_) => py.detach(|| checkpoint.find(name)),
-    };
-    found.map_err(|error| raise(py, &error))
+        Signals::detach(py, |signals| checkpoint.prepare(&[name], signals))?;
+    }
+    checkpoint.find(name).map_err(|error| raise(py, &error))
 }
 
 /// The tensors of these names.
@@ -586,8 +589,10 @@ pub(crate) fn found<'a>(
     checkpoint: &'a Checkpoint,
     names: &[&str],
 ) -> PyResult<Vec<Tensor<'a>>> {
-    py.detach(|| checkpoint.find_all(names))
-        .map_err(|error| raise(py, &error))
+    Signals::detach(py, |signals| {
+        checkpoint.prepare(names, signals)?;
+        checkpoint.find_all(names)
+    })
 }
 
 /// The tensors of these names, or all in the order of the data.
@@ -597,7 +602,10 @@ pub(crate) fn chosen<'a>(
     names: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Vec<Tensor<'a>>> {
     let Some(names) = names else {
-        return py.detach(|| checkpoint.all()).map_err(|error| raise(py, &error));
+        return Signals::detach(py, |signals| {
+            checkpoint.prepare_all(signals)?;
+            checkpoint.all()
+        });
     };
     if names.is_instance_of::<PyString>() {
         // A str is an iterable of str, so it would be taken for the names of its letters.

@@ -1,7 +1,7 @@
 //! Reading an index.
 
 use std::ffi::OsStr;
-use std::io;
+use std::io::{self, Read};
 use std::path::Path;
 
 use ingot_format::{IndexReader, ShardIndex, to_u64};
@@ -19,13 +19,14 @@ pub fn read_index(path: &Path) -> Result<ShardIndex, Error> {
     index_in(&folder, path.file_name().unwrap_or_default())
 }
 
-/// Reads an index through a window, so that 60 MB of it cost no more memory than the names in it.
+/// The index `name` of a directory.
 pub(super) fn index_in(folder: &Folder, name: &OsStr) -> Result<ShardIndex, Error> {
-    const WINDOW_NBYTES: usize = 128 << 10;
-    let path = || folder.path(name);
-    let index_fault = |fault| Error::Index { path: path(), fault };
-    let mut file = folder.open(name)?;
-    let open_fault = |source| Error::Open { path: path(), source };
+    let path = folder.path(name);
+    let file = folder.open(name)?;
+    let open_fault = |source| Error::Open {
+        path: path.clone(),
+        source,
+    };
     let metadata = file.metadata().map_err(open_fault)?;
     if !metadata.is_file() {
         return Err(open_fault(io::Error::new(
@@ -33,15 +34,28 @@ pub(super) fn index_in(folder: &Folder, name: &OsStr) -> Result<ShardIndex, Erro
             "not a regular file",
         )));
     }
-    let nbytes = metadata.len();
+    index_of(file, metadata.len(), &path)
+}
+
+/// Reads an index of `nbytes` through a window, so that 60 MB of it cost no more memory than the names in it. `path`
+/// is for the errors.
+pub(crate) fn index_of(mut bytes: impl Read, nbytes: u64, path: &Path) -> Result<ShardIndex, Error> {
+    const WINDOW_NBYTES: usize = 128 << 10;
+    let index_fault = |fault| Error::Index {
+        path: path.to_owned(),
+        fault,
+    };
     let mut reader = IndexReader::new(nbytes).map_err(index_fault)?;
     let mut window = vec![0; WINDOW_NBYTES];
     let (mut position, mut filled) = (0, 0);
     while position < nbytes {
-        let found = io::Read::read(&mut file, &mut window[filled..]).map_err(open_fault)?;
+        let found = bytes.read(&mut window[filled..]).map_err(|source| Error::Open {
+            path: path.to_owned(),
+            source,
+        })?;
         if found == 0 {
             return Err(Error::Changed {
-                path: Some(path()),
+                path: Some(path.to_owned()),
                 nbytes_at_open: nbytes,
                 nbytes_now: Some(position),
             });

@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use ingot_format::ShardIndex;
 
 use super::Reach;
+use super::beside::Beside;
 use super::locate::{Located, locate};
-use super::parallel::in_parallel;
-use super::shards::Shards;
+use super::parallel::of_directory;
 use crate::edit::origin::Origin;
 use crate::error::Error;
+use crate::watch::Unwatched;
 
 /// All files of a checkpoint, open so that tensors can be taken from them byte by byte.
 #[derive(Debug)]
@@ -32,35 +33,38 @@ impl Origins {
                 index: None,
             }),
             Located::Index { folder, name } => {
-                let shards = Shards::of_index(folder, &name)?;
-                let open = |number| shards.opened(number, Origin::of_file, Origin::header);
-                let files = in_parallel(shards.len(), open);
+                let (shards, beside) = Beside::index(folder, &name)?;
+                let open = |number| {
+                    let (file, path) = beside.open(&shards, number)?;
+                    Origin::of_file(file, path)
+                };
+                let holds = |number, tensor: &str| beside.holds(&shards, number, tensor);
+                let numbers: Vec<usize> = (0..shards.len()).collect();
+                let files = shards.open(&numbers, of_directory(), open, Origin::header, holds, &Unwatched)?;
                 Ok(Origins {
                     path: shards.path().to_owned(),
-                    files: files.into_iter().collect::<Result<_, _>>()?,
+                    files,
                     index: Some(shards.into_index()),
                 })
             }
         }
     }
 
-    /// Opens the file behind a URL.
+    /// Opens what is behind a URL.
     ///
     /// # Errors
-    /// As [`Archive::open_url`](crate::Archive::open_url).
+    /// As [`Checkpoint::open_url`](super::Checkpoint::open_url).
     #[cfg(feature = "remote")]
     pub fn open_url(
         url: &str,
         options: &crate::RemoteOptions,
         watch: &dyn crate::Watch,
     ) -> Result<Origins, Error> {
-        let archive = crate::Archive::open_url(url, options, &crate::remote::header_limits(), watch)?;
-        let file = Origin::of_archive(archive);
-        Ok(Origins {
-            path: file.path().to_owned(),
-            files: vec![file],
-            index: None,
-        })
+        let checkpoint = super::Checkpoint::open_url(url, options, &crate::remote::header_limits(), watch)?;
+        let path = checkpoint.path().map(Path::to_owned).unwrap_or_default();
+        let (archives, index) = checkpoint.into_files(watch)?;
+        let files = archives.into_iter().map(Origin::of_archive).collect();
+        Ok(Origins { path, files, index })
     }
 
     /// The only file, or the index.

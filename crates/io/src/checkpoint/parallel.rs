@@ -4,31 +4,54 @@ use std::num::NonZero;
 use std::sync::OnceLock;
 use std::thread;
 
+use crate::error::Error;
 use crate::execute::Reading;
 use crate::failure::Failure;
-use crate::watch::Unwatched;
+use crate::watch::Watch;
 use crate::workers::share;
 
-/// Threads that open files. More than there are cores, because they mostly wait where the disk is far.
+/// Threads that open files of a directory. More than there are cores, because they mostly wait where the disk is far.
 const MAX_OPENERS: usize = 16;
 
-/// What `work` makes of each number below `count`.
-pub(super) fn in_parallel<T: Send + Sync>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
+/// How files of a directory are opened.
+pub(super) fn of_directory() -> Reading {
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
-    let done: Vec<OnceLock<T>> = (0..count).map(|_| OnceLock::new()).collect();
-    let numbers: Vec<usize> = (0..count).collect();
-    let run = |number: usize| {
-        // Each number is given out once, so the slot is free.
-        let _ = done[number].set(work(number));
-        Ok::<usize, Failure>(0)
+    Reading::on((2 * cores).min(MAX_OPENERS))
+}
+
+/// What `work` makes of each of `numbers`, in their order.
+///
+/// # Errors
+/// That of the first number, in their order, which fails; what was not begun by then is dropped. That `watch` wants no
+/// more.
+pub(super) fn in_parallel<T: Send + Sync>(
+    reading: Reading,
+    numbers: &[usize],
+    work: impl Fn(usize) -> Result<T, Error> + Sync,
+    watch: &dyn Watch,
+) -> Result<Vec<T>, Error> {
+    let done: Vec<OnceLock<Result<T, Error>>> = numbers.iter().map(|_| OnceLock::new()).collect();
+    let run = |rank: usize| {
+        let outcome = work(numbers[rank]);
+        let failed = outcome.is_err();
+        // Each rank is given out once, so the slot is free.
+        let _ = done[rank].set(outcome);
+        match failed {
+            // Stops the others; what went wrong is in the slot.
+            true => Err(Failure::Interrupted),
+            false => Ok(0),
+        }
     };
-    // Nothing fails here, and nobody interrupts it: what goes wrong is in the results.
-    let _ = share(
-        Reading::on((2 * cores).min(MAX_OPENERS)),
-        numbers,
-        0,
-        run,
-        &Unwatched,
-    );
-    done.into_iter().filter_map(OnceLock::into_inner).collect()
+    let ranks = (0..numbers.len()).collect();
+    let shared = share(reading, ranks, 0, run, watch);
+    let mut made = Vec::with_capacity(numbers.len());
+    for outcome in done.into_iter().filter_map(OnceLock::into_inner) {
+        match outcome {
+            // It was stopped because another failed, or because nobody wants it any more.
+            Err(error) if error.code() == Error::Interrupted.code() => {}
+            outcome => made.push(outcome?),
+        }
+    }
+    shared?;
+    Ok(made)
 }

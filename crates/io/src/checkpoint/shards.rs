@@ -1,52 +1,40 @@
-//! The files that an index names, each held against it.
+//! The shards that an index names, each held against it.
 
-use std::ffi::OsStr;
-use std::fs::File;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use ingot_format::{Header, Limits, ShardIndex};
+use ingot_format::{Format, Header, ShardIndex};
 
 use super::CheckpointFault;
-use super::folder::{Folder, Stamp};
-use super::index_file::index_in;
 use super::parallel::in_parallel;
 use crate::error::Error;
-use crate::head::read_header;
-use crate::source::FileSource;
+use crate::execute::Reading;
+use crate::watch::Watch;
 
-/// An index, and what its shards were when it was read. Opening one of them is the business of whoever has them.
+/// An index, and what it says of each shard. Opening them is the business of whoever knows where they are.
 #[derive(Debug)]
-pub(super) struct Shards {
-    folder: Folder,
+pub(crate) struct Shards {
     path: PathBuf,
     index: ShardIndex,
     members: OnceLock<Members>,
-    stamps: Vec<Stamp>,
 }
 
 impl Shards {
-    pub(super) fn of_index(folder: Folder, name: &OsStr) -> Result<Shards, Error> {
-        let path = folder.path(name);
-        let index = index_in(&folder, name)?;
-        let looked: Vec<_> = index.shards().iter().map(|shard| folder.look(shard)).collect();
-        refuse_missing(&path, &index, &looked)?;
-        Ok(Shards {
-            folder,
+    /// Those of the index at `path`.
+    pub(crate) fn new(path: PathBuf, index: ShardIndex) -> Shards {
+        Shards {
             path,
             index,
             members: OnceLock::new(),
-            stamps: looked.into_iter().collect::<Result<_, _>>()?,
-        })
+        }
     }
 
     /// The index.
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    pub(super) fn index(&self) -> &ShardIndex {
+    pub(crate) fn index(&self) -> &ShardIndex {
         &self.index
     }
 
@@ -54,52 +42,68 @@ impl Shards {
         self.index
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.stamps.len()
+    pub(crate) fn len(&self) -> usize {
+        self.index.shards().len()
     }
 
-    /// The path of shard `number`. They are in the order of their names.
-    pub(super) fn shard_path(&self, number: usize) -> PathBuf {
-        self.folder.path(&self.index.shards()[number])
+    /// The name of shard `number`, as the index spells it. They are in the order of their names.
+    pub(crate) fn name(&self, number: usize) -> &str {
+        &self.index.shards()[number]
     }
 
-    /// What `open` makes of shard `number`, whose `header` has to say what the index says.
-    pub(super) fn opened<T>(
-        &self,
-        number: usize,
-        open: impl FnOnce(File, PathBuf) -> Result<T, Error>,
-        header: impl FnOnce(&T) -> &Header,
-    ) -> Result<T, Error> {
-        let name = &self.index.shards()[number];
-        let (file, path) = (self.folder.open(name)?, self.folder.path(name));
-        self.stamps[number].check(&file, &path)?;
-        let opened = open(file, path)?;
-        let members = self.members.get_or_init(|| Members::of(&self.index));
-        match differing(&self.index, members.of_shard(number), header(&opened)) {
-            None => Ok(opened),
-            Some(found) => Err(Error::Checkpoint {
-                path: self.path.clone(),
-                fault: self.difference(number, found),
-            }),
+    /// The format that the name of the first promises.
+    pub(crate) fn format(&self) -> Format {
+        let is_binary = |name: &String| name.ends_with(".bt");
+        match self.index.shards().first().is_some_and(is_binary) {
+            true => Format::Bintensors,
+            false => Format::Safetensors,
         }
     }
 
-    /// Says of a difference between the index and shard `number` where else the tensor is.
-    fn difference(&self, number: usize, found: Difference) -> CheckpointFault {
-        let Difference { tensor, is_extra } = found;
-        let shard = self.index.shards()[number].clone();
-        // Whatever can be opened is asked; what is wrong with another one is not the question.
-        let holds = |other: usize| {
-            let header = || {
-                let file = self.folder.open(&self.index.shards()[other]).ok()?;
-                read_header(&FileSource::new(file).ok()?, None, &Limits::default()).ok()
-            };
-            other != number && header().is_some_and(|header| header.find(&tensor).is_some())
+    /// The names of the tensors that shard `number` has to hold, in their own order.
+    pub(crate) fn tensors(&self, number: usize) -> impl Iterator<Item = &str> {
+        let members = self.members.get_or_init(|| Members::of(&self.index));
+        let members = members.of_shard(number).iter();
+        members.map(|&member| self.index.entry(position(member)).0)
+    }
+
+    /// What `open` makes of these shards, as many at once as `reading` says. The `header` of each has to say what the
+    /// index says. `holds` says of a shard, whatever else is wrong with it, whether it holds a tensor.
+    pub(super) fn open<T: Send + Sync>(
+        &self,
+        numbers: &[usize],
+        reading: Reading,
+        open: impl Fn(usize) -> Result<T, Error> + Sync,
+        header: impl Fn(&T) -> &Header + Sync,
+        holds: impl Fn(usize, &str) -> bool + Sync,
+        watch: &dyn Watch,
+    ) -> Result<Vec<T>, Error> {
+        let compared = |number: usize| {
+            let opened = open(number)?;
+            Ok(match self.differing(number, header(&opened)) {
+                None => Ok(opened),
+                Some(difference) => Err((number, difference)),
+            })
         };
-        let other = in_parallel(self.len(), holds)
-            .into_iter()
-            .position(|holds| holds)
-            .map(|other| self.index.shards()[other].clone());
+        let opened = in_parallel(reading, numbers, compared, watch)?;
+        let opened: Result<Vec<T>, _> = opened.into_iter().collect();
+        opened.or_else(|(number, difference)| {
+            let others: Vec<usize> = (0..self.len()).filter(|&other| other != number).collect();
+            let asked = |other| Ok(holds(other, &difference.tensor));
+            let held = in_parallel(reading, &others, asked, watch)?;
+            let other = held.iter().position(|&holds| holds).map(|rank| others[rank]);
+            Err(Error::Checkpoint {
+                path: self.path.clone(),
+                fault: self.fault(number, difference, other),
+            })
+        })
+    }
+
+    /// What the difference between the index and shard `number` is, where shard `other` holds the tensor too.
+    fn fault(&self, number: usize, found: Difference, other: Option<usize>) -> CheckpointFault {
+        let Difference { tensor, is_extra } = found;
+        let shard = self.name(number).to_owned();
+        let other = other.map(|other| self.name(other).to_owned());
         match other {
             Some(other) if is_extra => CheckpointFault::TensorInTwoShards {
                 tensor,
@@ -114,6 +118,26 @@ impl Shards {
                 }
             }
             other => CheckpointFault::MissingTensor { tensor, shard, other },
+        }
+    }
+
+    /// A tensor that only one has of `header` and of what the index says of shard `number`.
+    fn differing(&self, number: usize, header: &Header) -> Option<Difference> {
+        let mut said = self.tensors(number);
+        let mut has = header.names_by_name();
+        loop {
+            let (tensor, is_extra) = match (said.next(), has.next()) {
+                (None, None) => return None,
+                (Some(said), Some(name)) if said == name => continue,
+                // Of two names that differ, the one that comes first is missing on the other side.
+                (Some(said), Some(name)) => (said.min(name), name < said),
+                (Some(said), None) => (said, false),
+                (None, Some(name)) => (name, true),
+            };
+            return Some(Difference {
+                tensor: tensor.to_owned(),
+                is_extra,
+            });
         }
     }
 }
@@ -152,50 +176,10 @@ impl Members {
 }
 
 /// A tensor that only one of index and shard has.
+#[derive(Debug)]
 struct Difference {
     tensor: String,
     is_extra: bool,
-}
-
-/// A tensor that only one has of `header` and of the tensors `members` of the index, which are in the order of their names.
-fn differing(index: &ShardIndex, members: &[u32], header: &Header) -> Option<Difference> {
-    let mut said = members.iter().map(|&member| index.entry(position(member)).0);
-    let mut has = header.names_by_name();
-    loop {
-        let (tensor, is_extra) = match (said.next(), has.next()) {
-            (None, None) => return None,
-            (Some(said), Some(name)) if said == name => continue,
-            // Of two names that differ, the one that comes first is missing on the other side.
-            (Some(said), Some(name)) => (said.min(name), name < said),
-            (Some(said), None) => (said, false),
-            (None, Some(name)) => (name, true),
-        };
-        return Some(Difference {
-            tensor: tensor.to_owned(),
-            is_extra,
-        });
-    }
-}
-
-/// Fails when shards are not there, with all their names.
-fn refuse_missing(path: &Path, index: &ShardIndex, looked: &[Result<Stamp, Error>]) -> Result<(), Error> {
-    let is_missing = |shard: &Result<Stamp, Error>| matches!(shard, Err(Error::Open { source, .. }) if source.kind() == io::ErrorKind::NotFound);
-    let missing: Vec<String> = looked
-        .iter()
-        .zip(index.shards())
-        .filter(|pair| is_missing(pair.0))
-        .map(|pair| pair.1.clone())
-        .collect();
-    if missing.is_empty() {
-        return Ok(());
-    }
-    Err(Error::Checkpoint {
-        path: path.to_owned(),
-        fault: CheckpointFault::MissingShards {
-            shards: missing,
-            of: looked.len(),
-        },
-    })
 }
 
 fn position(number: u32) -> usize {

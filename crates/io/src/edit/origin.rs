@@ -26,6 +26,10 @@ enum Bytes {
         header: Header,
     },
     /// Of a file behind a URL.
+    #[cfg_attr(
+        not(feature = "remote"),
+        allow(dead_code, reason = "URLs are not opened without it")
+    )]
     Archive(Archive),
 }
 

@@ -18,8 +18,8 @@ use super::proxy::{Proxies, Proxy};
 use super::trust;
 use super::url::{Origin, Scheme, Url};
 
-/// Connections that are kept while nobody uses them: as many as are used at once.
-const MAX_IDLE: usize = 32;
+/// Connections to one host that are kept while nobody uses them: as many as are used at once.
+const MAX_IDLE: usize = 64;
 
 /// How often a thread comes back for the lock of the idle connections. It is held for a few instructions, but for ever
 /// in a process that was forked from under it.
@@ -89,9 +89,11 @@ impl Client {
         if !response.framing.has_ended() || !response.head.keeps_alive() {
             return;
         }
-        if let Some(mut idle) = self.lock_idle()
-            && idle.connections.len() < MAX_IDLE
-        {
+        let Some(mut idle) = self.lock_idle() else {
+            return;
+        };
+        let of_host = idle.connections.iter().filter(|kept| kept.0 == response.origin);
+        if of_host.count() < MAX_IDLE {
             idle.connections.push((response.origin, response.connection));
         }
     }

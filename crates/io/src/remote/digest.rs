@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
+use super::checkpoint::{Found, found};
+use super::header_limits;
 use super::options::RemoteOptions;
 use super::place::redacted;
-use super::source::RemoteSource;
-use super::{Found, found, header_limits};
+use super::source::{RemoteSource, START_NBYTES};
 use crate::archive::{check_unchanged, open_source};
 use crate::error::Error;
 use crate::hash::{Definition, hash, of_source, read_in_order};
@@ -17,7 +18,7 @@ use crate::workers::watched;
 /// they are hashed.
 ///
 /// # Errors
-/// As [`Archive::open_url`](crate::Archive::open_url) and [`hash`].
+/// As [`Checkpoint::open_url`](crate::Checkpoint::open_url) and [`hash`].
 pub fn hash_url(
     url: &str,
     definition: Definition,
@@ -30,12 +31,12 @@ pub fn hash_url(
         Definition::File(_) | Definition::AutoV1 | Definition::AutoV2
     );
     let begin = |target| match asks_for_tensors {
-        true => RemoteSource::open(target, &limits),
-        false => RemoteSource::of_any(target),
+        true => RemoteSource::open(target, START_NBYTES, &limits),
+        false => RemoteSource::begin(target, START_NBYTES),
     };
     let source = match found(url, options, &begin, watch)? {
         Found::Cached(path) => return hash(&path, definition, watch),
-        Found::Remote(source, _) => source,
+        Found::Remote(source) => source,
     };
     let shown = PathBuf::from(redacted(url));
     match definition {
@@ -52,17 +53,17 @@ pub fn hash_url(
 /// threads, one of which at a time calls `take`.
 ///
 /// # Errors
-/// As [`Archive::open_url`](crate::Archive::open_url); [`Error::Read`]; [`Error::Changed`]; [`Error::Interrupted`].
+/// As [`Checkpoint::open_url`](crate::Checkpoint::open_url); [`Error::Read`]; [`Error::Changed`]; [`Error::Interrupted`].
 pub fn read_url(
     url: &str,
     options: &RemoteOptions,
     take: &mut (dyn FnMut(&[u8]) + Send),
     watch: &dyn Watch,
 ) -> Result<(), Error> {
-    let (source, path): (Box<dyn Source>, PathBuf) = match found(url, options, &RemoteSource::of_any, watch)?
-    {
+    let begin = |target| RemoteSource::begin(target, START_NBYTES);
+    let (source, path): (Box<dyn Source>, PathBuf) = match found(url, options, &begin, watch)? {
         Found::Cached(path) => (Box::new(open_source(&path)?), path),
-        Found::Remote(source, _) => (source, PathBuf::from(redacted(url))),
+        Found::Remote(source) => (source, PathBuf::from(redacted(url))),
     };
     let outcome = read_in_order(&*source, take, watch);
     check_unchanged(&*source, Some(&path))?;

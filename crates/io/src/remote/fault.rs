@@ -110,6 +110,20 @@ impl Fault {
         }
     }
 
+    /// Whether the server says that there is no such file.
+    pub(crate) fn is_missing(&self) -> bool {
+        matches!(self.status(), Some(404 | 410))
+    }
+
+    /// The same refusal, of another file too.
+    pub(crate) fn and_not(mut self, other: &str) -> Fault {
+        if let FaultKind::Status { said, .. } = &mut *self.kind {
+            let word = said.take().map_or(String::new(), |said| format!("{said}; "));
+            *said = Some(format!("{word}nor is there a file {other}"));
+        }
+        self
+    }
+
     /// The region that a bucket of S3 lies in, where a server says so because it was asked in another.
     pub(crate) fn region(&self) -> Option<&str> {
         match &*self.kind {
@@ -241,10 +255,8 @@ impl From<Fault> for io::Error {
     /// HTTP. None is `Interrupted`: whoever reads would try again.
     fn from(fault: Fault) -> io::Error {
         let kind = match &*fault.kind {
-            FaultKind::Status {
-                status: 404 | 410, ..
-            }
-            | FaultKind::Offline(_) => io::ErrorKind::NotFound,
+            FaultKind::Status { .. } if fault.is_missing() => io::ErrorKind::NotFound,
+            FaultKind::Offline(_) => io::ErrorKind::NotFound,
             FaultKind::Status {
                 status: 401 | 403, ..
             } => io::ErrorKind::PermissionDenied,

@@ -27,7 +27,7 @@ pub(crate) struct Target {
     client: Arc<Client>,
     /// As the caller has named it.
     home: Url,
-    access: Access,
+    access: Arc<Access>,
     /// Whether the caller knows the file by that URL.
     is_shown: bool,
     /// Where the last redirect led to. It is asked there until it is refused, as signed addresses are when their time
@@ -63,7 +63,7 @@ pub(crate) enum Answer {
 }
 
 impl Target {
-    pub(crate) fn new(client: Arc<Client>, home: Url, access: Access, is_shown: bool) -> Target {
+    pub(crate) fn new(client: Arc<Client>, home: Url, access: Arc<Access>, is_shown: bool) -> Target {
         Target {
             client,
             home,

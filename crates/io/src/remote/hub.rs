@@ -22,13 +22,14 @@ const KINDS: &[(&str, &str)] = &[
 
 const MAIN: &str = "main";
 
-/// The file of a repository that holds one model.
-const MODEL_FILE: &str = "model.safetensors";
+/// The file of a repository that holds one model, and the one beside its shards.
+pub(crate) const MODEL_FILE: &str = "model.safetensors";
+pub(crate) const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// What environment variables hold.
 type Variable<'v> = &'v dyn Fn(&str) -> Option<String>;
 
-/// A file of a repository, at a revision.
+/// A file of a repository, at a revision; or a folder, whose model is meant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HubFile {
     /// One of [`KINDS`].
@@ -36,7 +37,9 @@ pub(crate) struct HubFile {
     owner: String,
     repo: String,
     revision: String,
+    /// Empty for the folder that is all of the repository.
     path: String,
+    is_folder: bool,
 }
 
 impl HubFile {
@@ -59,7 +62,7 @@ impl HubFile {
             }
             Some((repo, revision)) => (repo, decode(revision)),
         };
-        HubFile::new(kind, owner, repo, revision, path.join("/"))
+        HubFile::new(kind, owner, repo, revision, path.join("/"), false)
     }
 
     /// Reads a URL that was copied from a browser, or `None` where it is not one of a file of the Hub.
@@ -75,13 +78,14 @@ impl HubFile {
         let [owner, repo, rest @ ..] = &segments[..] else {
             return None;
         };
-        let (revision, path) = match rest {
-            [] => (MAIN, &[][..]),
-            ["blob" | "resolve" | "raw" | "tree", revision, path @ ..] => (*revision, path),
+        let (page, revision, path) = match rest {
+            [] => ("tree", MAIN, &[][..]),
+            [page @ ("blob" | "resolve" | "raw" | "tree"), revision, path @ ..] => (*page, *revision, path),
             _ => return None,
         };
         let path: Vec<String> = path.iter().map(|segment| decode(segment)).collect();
-        Some(HubFile::new(kind, owner, repo, decode(revision), path.join("/")))
+        let (revision, path) = (decode(revision), path.join("/"));
+        Some(HubFile::new(kind, owner, repo, revision, path, page == "tree"))
     }
 
     fn new(
@@ -90,6 +94,7 @@ impl HubFile {
         repo: &str,
         revision: String,
         path: String,
+        is_folder: bool,
     ) -> Result<HubFile, Fault> {
         let is_name = |name: &str| {
             let may = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
@@ -99,10 +104,13 @@ impl HubFile {
             return Err(refuse("the repository has a name that none has"));
         }
         let path = path.trim_end_matches('/');
-        let path = if path.is_empty() { MODEL_FILE } else { path };
+        let is_folder = is_folder || path.is_empty();
         // They become names of files in the cache too.
         for (what, text) in [("revision", revision.as_str()), ("path", path)] {
             let is_bad = |segment: &str| matches!(segment, "" | "." | "..");
+            if what == "path" && text.is_empty() {
+                continue;
+            }
             if text.split('/').any(is_bad) || text.contains('\\') || text.chars().any(char::is_control) {
                 return Err(refuse(&format!(
                     "the {what} leads out of the repository, or nowhere"
@@ -115,12 +123,43 @@ impl HubFile {
             repo: repo.to_owned(),
             revision,
             path: path.to_owned(),
+            is_folder,
         })
     }
 
+    /// Whether it is a folder, whose model is meant.
+    pub(crate) fn is_folder(&self) -> bool {
+        self.is_folder
+    }
+
+    /// The file `name` in this folder, or in that of this file.
+    pub(crate) fn beside(&self, name: &str) -> HubFile {
+        let folder = match self.is_folder {
+            true => self.path.as_str(),
+            false => self.path.rsplit_once('/').map_or("", |(folder, _)| folder),
+        };
+        let path = match folder {
+            "" => name.to_owned(),
+            folder => format!("{folder}/{name}"),
+        };
+        HubFile {
+            path,
+            is_folder: false,
+            ..self.clone()
+        }
+    }
+
+    /// The same as of a commit, if it is one.
+    pub(crate) fn at(self, commit: Option<String>) -> HubFile {
+        let revision = commit.filter(|commit| is_commit(commit));
+        HubFile {
+            revision: revision.unwrap_or(self.revision),
+            ..self
+        }
+    }
+
     /// The address of this file that `parse` reads.
-    #[cfg(test)]
-    fn shown(&self) -> String {
+    pub(crate) fn shown(&self) -> String {
         let kind = match self.kind {
             "models" => String::new(),
             kind => format!("{kind}/"),
@@ -129,7 +168,11 @@ impl HubFile {
             MAIN => String::new(),
             revision => format!("@{revision}"),
         };
-        format!("hf://{kind}{}/{}{revision}/{}", self.owner, self.repo, self.path)
+        let path = match self.path.as_str() {
+            "" => String::new(),
+            path => format!("/{path}"),
+        };
+        format!("hf://{kind}{}/{}{revision}{path}", self.owner, self.repo)
     }
 
     /// Where the file can be asked for.
@@ -152,9 +195,17 @@ impl HubFile {
         })
     }
 
+    /// What this stands for: itself, or of a folder what a model is looked for in, the likeliest first.
+    pub(crate) fn meant(&self) -> Vec<HubFile> {
+        match self.is_folder {
+            true => vec![self.beside(MODEL_FILE), self.beside(INDEX_FILE)],
+            false => vec![self.clone()],
+        }
+    }
+
     /// The file in the cache, where the revision is a commit that lies there: it is what the Hub would give.
     pub(crate) fn cached(&self, variable: Variable<'_>) -> Option<PathBuf> {
-        is_commit(&self.revision).then(|| self.cached_at(&self.revision, variable))?
+        self.cached_at(&self.revision, variable)
     }
 
     /// The file in the cache, as of a commit.
@@ -168,16 +219,13 @@ impl HubFile {
     }
 
     /// The file in the cache, as of the commit that the revision was when it was last looked up.
-    pub(crate) fn cached_offline(&self, variable: Variable<'_>) -> Result<PathBuf, Fault> {
+    pub(crate) fn cached_offline(&self, variable: Variable<'_>) -> Option<PathBuf> {
         let look_up = || {
             let file = self.folder(variable)?.join("refs").join(&self.revision);
             let commit = fs::read_to_string(file).ok()?;
             self.cached_at(commit.trim(), variable)
         };
-        self.cached(variable).or_else(look_up).ok_or_else(|| {
-            let why = "HF_HUB_OFFLINE is set, and the file is not in the Hub's local cache";
-            FaultKind::Offline(why.to_owned()).into()
-        })
+        self.cached(variable).or_else(look_up)
     }
 
     fn folder(&self, variable: Variable<'_>) -> Option<PathBuf> {
@@ -291,7 +339,7 @@ mod tests {
     fn addresses_of_the_hub_are_taken_apart() {
         let options = RemoteOptions::default();
         for (text, url) in [
-            ("me/gpt", "/me/gpt/resolve/main/model.safetensors"),
+            ("me/gpt/x.bt", "/me/gpt/resolve/main/x.bt"),
             ("models/me/gpt/a/b c.bt", "/me/gpt/resolve/main/a/b%20c.bt"),
             (
                 "datasets/me/d@v1/x.safetensors",
@@ -341,8 +389,8 @@ mod tests {
                 "https://huggingface.co/datasets/me/d/resolve/refs%2Fpr%2F1/x.bt?download=true",
                 "hf://datasets/me/d@refs/pr/1/x.bt",
             ),
-            ("https://hf.co/me/gpt/tree/v2", "hf://me/gpt@v2/model.safetensors"),
-            ("https://huggingface.co/me/gpt", "hf://me/gpt/model.safetensors"),
+            ("https://hf.co/me/gpt/tree/v2", "hf://me/gpt@v2"),
+            ("https://huggingface.co/me/gpt", "hf://me/gpt"),
         ] {
             assert_eq!(read(text, &nothing).as_deref(), Some(shown), "{text}");
         }
@@ -351,6 +399,35 @@ mod tests {
         let mirror = of(&[("HF_ENDPOINT", "http://mirror:8080")]);
         assert!(read("http://mirror:8080/me/gpt/blob/main/x", &mirror).is_some());
         assert!(read("http://mirror:8081/me/gpt/blob/main/x", &mirror).is_none());
+    }
+
+    #[test]
+    fn a_folder_stands_for_its_model_and_a_file_has_neighbours() {
+        let meant = |text: &str| -> Vec<String> {
+            let file = HubFile::of_url(&Url::parse(text).unwrap(), &nothing).unwrap();
+            let meant = file.unwrap().meant();
+            meant.iter().map(HubFile::shown).collect()
+        };
+        assert_eq!(
+            meant("https://huggingface.co/me/gpt"),
+            [
+                "hf://me/gpt/model.safetensors",
+                "hf://me/gpt/model.safetensors.index.json"
+            ]
+        );
+        assert_eq!(
+            meant("https://huggingface.co/me/gpt/tree/v2/unet/")[0],
+            "hf://me/gpt@v2/unet/model.safetensors"
+        );
+        let index = HubFile::parse("me/gpt/unet/model.safetensors.index.json").unwrap();
+        assert_eq!(index.meant(), std::slice::from_ref(&index));
+        let commit = "0123456789abcdef0123456789abcdef01234567";
+        assert_eq!(
+            index.clone().at(Some(commit.to_owned())).beside("a b/1").shown(),
+            format!("hf://me/gpt@{commit}/unet/a b/1")
+        );
+        assert_eq!(index.clone().at(Some("main/../x".to_owned())), index);
+        assert_eq!(index.clone().at(None), index);
     }
 
     #[test]
@@ -386,15 +463,15 @@ mod tests {
         fs::write(repo.join("refs/main"), commit).unwrap();
         fs::write(snapshot.join("model.safetensors"), "x").unwrap();
         let variable = of(&[("HF_HUB_CACHE", folder.path().to_str().unwrap())]);
-        let branch = HubFile::parse("me/gpt").unwrap();
-        let pinned = HubFile::parse(&format!("me/gpt@{commit}")).unwrap();
+        let branch = HubFile::parse("me/gpt/model.safetensors").unwrap();
+        let pinned = HubFile::parse(&format!("me/gpt@{commit}/model.safetensors")).unwrap();
         let expected = snapshot.join("model.safetensors");
         assert_eq!(branch.cached(&variable), None, "the branch may have gone on");
         assert_eq!(pinned.cached(&variable).as_ref(), Some(&expected));
         assert_eq!(branch.cached_at(commit, &variable).as_ref(), Some(&expected));
         assert_eq!(branch.cached_at("../..", &variable), None);
-        assert_eq!(branch.cached_offline(&variable).unwrap(), expected);
+        assert_eq!(branch.cached_offline(&variable).as_ref(), Some(&expected));
         let other = HubFile::parse("me/gpt/other.safetensors").unwrap();
-        assert_eq!(other.cached_offline(&variable).unwrap_err().code(), "offline");
+        assert_eq!(other.cached_offline(&variable), None);
     }
 }

@@ -1,6 +1,7 @@
 //! What a URL names: a file of this machine's caches, or one behind a request.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use super::access::Access;
 use super::azure;
@@ -10,7 +11,7 @@ use super::gcs;
 use super::hub::{self, HubFile};
 use super::options::{RemoteOptions, Token};
 use super::s3;
-use super::url::Url;
+use super::url::{Url, encode_path};
 
 /// The schemes that are known. A path that begins with anything else is a path.
 const SCHEMES: &[&str] = &["http", "https", "hf", "s3", "gs", "az"];
@@ -30,21 +31,21 @@ fn scheme_of(text: &str) -> Option<(&'static str, &str)> {
 /// Where a file is.
 #[derive(Debug)]
 pub(crate) enum Place {
-    /// On this machine, in a cache of the Hub.
-    Cached(PathBuf),
+    /// On this machine, in a cache of the Hub. What is missing there can be had from the Hub, if it may be asked.
+    Cached(PathBuf, Option<Box<Remote>>),
     /// Behind requests.
     Remote(Box<Remote>),
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Remote {
     /// What it is asked with: `http`, `hf`, `s3`, `gs` or `az`.
     pub(crate) backend: &'static str,
     pub(crate) home: Url,
-    pub(crate) access: Access,
-    /// Whether the caller knows it by the URL that is asked.
-    pub(crate) is_shown: bool,
-    /// The file of the Hub that it is.
+    pub(crate) access: Arc<Access>,
+    /// What the caller knows it by, without secrets.
+    pub(crate) shown: String,
+    /// The file of the Hub that it is, or the folder that has it.
     pub(crate) hub: Option<HubFile>,
 }
 
@@ -57,35 +58,29 @@ impl Place {
     ) -> Result<Place, Fault> {
         options.check()?;
         match scheme_of(text) {
-            Some(("hf", rest)) => Place::of_hub(HubFile::parse(rest)?, options, variable),
+            Some(("hf", rest)) => Place::of_hub(text, HubFile::parse(rest)?, options, variable),
             Some(("s3", rest)) => {
                 let (home, access) = s3::locate(rest, options, variable)?;
-                Ok(Place::remote("s3", home, Access::S3(access)))
+                Ok(Place::remote("s3", text, home, Access::S3(access)))
             }
             Some(("gs", rest)) => {
                 let (home, access) = gcs::locate(Object::parse(rest)?, options, variable)?;
-                Ok(Place::remote("gs", home, access))
+                Ok(Place::remote("gs", text, home, access))
             }
             Some(("az", rest)) => {
                 let (home, access) = azure::locate(Object::parse(rest)?, options, variable)?;
-                Ok(Place::remote("az", home, access))
+                Ok(Place::remote("az", text, home, access))
             }
             Some(_) => {
                 let url = Url::parse(text)?;
                 if let Some(file) = HubFile::of_url(&url, variable) {
-                    return Place::of_hub(file?, options, variable);
+                    return Place::of_hub(text, file?, options, variable);
                 }
                 let token = match &options.token {
                     Token::Given(token) => Some(token.clone()),
                     _ => None,
                 };
-                Ok(Place::Remote(Box::new(Remote {
-                    backend: "http",
-                    home: url,
-                    access: Access::bearer(token),
-                    is_shown: true,
-                    hub: None,
-                })))
+                Ok(Place::remote("http", text, url, Access::bearer(token)))
             }
             None => {
                 let known = SCHEMES.join("://, ");
@@ -95,41 +90,103 @@ impl Place {
     }
 
     fn of_hub(
+        text: &str,
         file: HubFile,
         options: &RemoteOptions,
         variable: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Place, Fault> {
+        let meant = file.meant();
         if hub::is_offline(variable) {
-            return file.cached_offline(variable).map(Place::Cached);
+            let cached = meant.iter().find_map(|file| file.cached_offline(variable));
+            return cached.map(|path| Place::Cached(path, None)).ok_or_else(|| {
+                let why = "HF_HUB_OFFLINE is set, and the file is not in the Hub's local cache";
+                FaultKind::Offline(why.to_owned()).into()
+            });
         }
-        if let Some(path) = file.cached(variable) {
-            return Ok(Place::Cached(path));
+        let access = Access::bearer(hub::token(options, variable));
+        let remote = |file: &HubFile| -> Result<Box<Remote>, Fault> {
+            Ok(Box::new(Remote {
+                backend: "hf",
+                home: file.url(options, variable)?,
+                access: Arc::new(access),
+                shown: redacted(text),
+                hub: Some(file.clone()),
+            }))
+        };
+        let cached = |file: &HubFile| Some((file.cached(variable)?, file.clone()));
+        match meant.iter().find_map(cached) {
+            Some((path, file)) => Ok(Place::Cached(path, Some(remote(&file)?))),
+            None => Ok(Place::Remote(remote(&file)?)),
         }
-        Ok(Place::Remote(Box::new(Remote {
-            hub: Some(file.clone()),
-            ..Remote::new(
-                "hf",
-                file.url(options, variable)?,
-                Access::bearer(hub::token(options, variable)),
-            )
-        })))
     }
 
-    fn remote(backend: &'static str, home: Url, access: Access) -> Place {
-        Place::Remote(Box::new(Remote::new(backend, home, access)))
+    fn remote(backend: &'static str, text: &str, home: Url, access: Access) -> Place {
+        Place::Remote(Box::new(Remote {
+            backend,
+            home,
+            access: Arc::new(access),
+            shown: redacted(text),
+            hub: None,
+        }))
     }
 }
 
 impl Remote {
-    fn new(backend: &'static str, home: Url, access: Access) -> Remote {
+    /// Whether its name is that of an index.
+    pub(crate) fn is_index(&self) -> bool {
+        self.home.path.ends_with(".json")
+    }
+
+    /// Whether the caller knows it by the URL that is asked.
+    pub(crate) fn is_shown(&self) -> bool {
+        self.backend == "http"
+    }
+
+    /// The same as of a commit of the Hub, if it is one.
+    pub(crate) fn at(self, commit: Option<String>) -> Remote {
         Remote {
-            backend,
-            home,
-            access,
-            is_shown: false,
-            hub: None,
+            hub: self.hub.map(|file| file.at(commit)),
+            ..self
         }
     }
+
+    /// The file `name` beside this one, or in this folder: asked of the same host, in the same way.
+    pub(crate) fn beside(
+        &self,
+        name: &str,
+        options: &RemoteOptions,
+        variable: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Remote, Fault> {
+        if let Some(file) = self.hub.as_ref().map(|file| file.beside(name)) {
+            return Ok(Remote {
+                home: file.url(options, variable)?,
+                shown: file.shown(),
+                hub: Some(file),
+                ..self.clone()
+            });
+        }
+        let folder = folder_of(&self.home.path);
+        let home = Url {
+            path: format!("{folder}{}", encode_path(name)),
+            // That of S3 names a version of one object; others let in, to a whole folder as often as to one file.
+            query: self.home.query.clone().filter(|_| self.backend != "s3"),
+            ..self.home.clone()
+        };
+        let shown = match self.is_shown() {
+            true => home.to_string(),
+            false => format!("{}{name}", folder_of(s3::without_version(&self.shown))),
+        };
+        Ok(Remote {
+            home,
+            shown,
+            ..self.clone()
+        })
+    }
+}
+
+/// What ends with the last slash.
+fn folder_of(path: &str) -> &str {
+    path.rfind('/').map_or("", |end| &path[..=end])
 }
 
 /// `text` without what may be secret in it, whether it is a proper URL or not.

@@ -31,6 +31,14 @@ pub(crate) struct S3Access {
     region: String,
 }
 
+/// What stands before the name of a version. Elsewhere a question mark is part of the key.
+const VERSION: &str = "?versionId=";
+
+/// `path` without the name of a version.
+pub(crate) fn without_version(path: &str) -> &str {
+    path.rsplit_once(VERSION).map_or(path, |(path, _)| path)
+}
+
 /// The URL of what follows `s3://`, and how to be let in there.
 pub(crate) fn locate(
     rest: &str,
@@ -54,11 +62,8 @@ pub(crate) fn locate(
         .endpoint
         .clone()
         .or_else(|| set(variable, &["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"]));
-    // A question mark is part of the key, but before the name of a version.
-    let (path, version) = match rest.rsplit_once("?versionId=") {
-        Some((path, version)) => (path, Some(version)),
-        None => (rest, None),
-    };
+    let path = without_version(rest);
+    let version = rest.get(path.len() + VERSION.len()..);
     let Object { bucket, key } = Object::parse(path)?;
     // A certificate for *.s3.… is good for one label more, not for two.
     let in_path = options

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use ingot_format::{Header, Limits, to_u64, to_usize};
+use ingot_format::{FormatError, Header, Limits, to_u64, to_usize};
 
 use super::client::Response;
 use super::fault::{Fault, FaultKind};
@@ -18,7 +18,7 @@ use crate::source::Source;
 /// Bytes that the first request asks for. The headers of files of about 1,300 tensors fit, which is nearly every shard
 /// of a model, so that nothing more need be asked. A new connection takes four round trips to bring as many, and every
 /// doubling would cost one more, which is what asking for the rest costs where there is one.
-const START_NBYTES: u64 = 128 << 10;
+pub(crate) const START_NBYTES: u64 = 128 << 10;
 
 /// A server that gives no parts may give a whole file of up to this size: no more than one part would have.
 const WHOLE_NBYTES: u64 = 8 << 20;
@@ -39,24 +39,11 @@ pub(crate) struct RemoteSource {
 }
 
 impl RemoteSource {
-    /// Asks for the start of a file, and for the rest of its header where that is longer.
-    pub(crate) fn open(target: Target, limits: &Limits) -> Result<RemoteSource, Fault> {
-        let mut source = RemoteSource::of_any(target)?;
-        // What is wrong with it is said by whoever reads the header. Nothing is asked for that a header may not have.
-        if let Ok(head_nbytes) = Header::head_nbytes(&source.start, source.pin.nbytes, limits)
-            && head_nbytes > to_u64(source.start.len())
-        {
-            let rest = source.reader(to_u64(source.start.len())..head_nbytes).all()?;
-            source.start.extend_from_slice(&rest);
-        }
-        Ok(source)
-    }
-
-    /// Asks for the start of a file, whatever it holds.
-    pub(crate) fn of_any(target: Target) -> Result<RemoteSource, Fault> {
+    /// Asks for the start of a file.
+    pub(crate) fn begin(target: Target, start_nbytes: u64) -> Result<RemoteSource, Fault> {
         let mut tries = Tries::new(&target.client().options);
         let (pin, start) = loop {
-            match begin(&target, tries.deadline) {
+            match begin(&target, start_nbytes, tries.deadline) {
                 Ok(begun) => break begun,
                 Err(fault) => tries.after(fault)?,
             }
@@ -69,9 +56,27 @@ impl RemoteSource {
         })
     }
 
+    /// Asks for the start of a file of tensors, and for the rest of its header where that is longer.
+    pub(crate) fn open(target: Target, start_nbytes: u64, limits: &Limits) -> Result<RemoteSource, Fault> {
+        let mut source = RemoteSource::begin(target, start_nbytes)?;
+        // What is wrong with it is said when the header is read. Nothing is asked for that a header may not have.
+        if let Ok(head_nbytes) = Header::head_nbytes(&source.start, source.pin.nbytes, limits)
+            && head_nbytes > to_u64(source.start.len())
+        {
+            let rest = source.reader(to_u64(source.start.len())..head_nbytes).all()?;
+            source.start.extend_from_slice(&rest);
+        }
+        Ok(source)
+    }
+
     /// The commit of the Hub that the file is of.
     pub(crate) fn commit(&self) -> Option<String> {
         self.target.commit()
+    }
+
+    /// All of its bytes, as they come.
+    pub(crate) fn all(&self) -> impl Read {
+        self.reader(0..self.pin.nbytes)
     }
 
     /// The bytes of a range that lies in the file.
@@ -84,14 +89,27 @@ impl RemoteSource {
         }
     }
 
+    /// The header of a file of tensors, which [`RemoteSource::open`] has asked for.
+    pub(crate) fn header(&self, limits: &Limits) -> Result<Header, FormatError> {
+        Header::parse(&self.start, self.pin.nbytes, limits)
+    }
+
+    /// Lets go of the bytes that came with the size, unless they are the whole file.
+    pub(crate) fn let_go(&mut self) {
+        if to_u64(self.start.len()) < self.pin.nbytes {
+            self.start = Vec::new();
+        }
+    }
+
     fn changed(&self) -> MutexGuard<'_, Option<Option<u64>>> {
         self.changed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Asks for the first bytes; gives the version with the size, and the bytes.
-fn begin(target: &Target, deadline: Instant) -> Result<(Pin, Vec<u8>), Fault> {
-    let (mut response, expected, pin) = match target.ask(&(0..START_NBYTES), None, deadline)? {
+fn begin(target: &Target, nbytes: u64, deadline: Instant) -> Result<(Pin, Vec<u8>), Fault> {
+    let asked = 0..nbytes;
+    let (mut response, expected, pin) = match target.ask(&asked, None, deadline)? {
         Answer::Nothing => return Ok((Pin::default(), Vec::new())),
         Answer::Part { response, range, pin } => (response, Some(range.end), pin),
         Answer::Whole {
@@ -101,7 +119,7 @@ fn begin(target: &Target, deadline: Instant) -> Result<(Pin, Vec<u8>), Fault> {
         } => (response, nbytes, pin),
     };
     let ignored = |nbytes| FaultKind::RangeIgnored {
-        asked: 0..START_NBYTES,
+        asked: asked.clone(),
         nbytes,
     };
     let most = match expected {

@@ -1,0 +1,107 @@
+"""All headers of a sharded model of the Hub, each answer 30 ms away, against huggingface_hub's.
+
+As a program: the table. Both sides find out what `owner/repo` is, fetch the index and the headers of all
+shards, and give dtype, shape and place of every tensor. Each run is a fresh process, timed after its imports,
+with an empty cache; the sides take turns. Connecting to loopback takes no time, which is in favour of whoever
+makes more connections. huggingface.js, which asks three times for each shard, needs node and is not here.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+
+from far_hub import serving
+
+#: What the slower side takes of the faster one's time, at least, and at best.
+OWED, AIM = 5, 13
+
+
+def ingot_infos(repo: str) -> Iterable[tuple]:
+    import ingot
+
+    options = {"allow_private_redirects": True, "token": False}
+    archive = ingot.safe_open(f"hf://{repo}", "np", storage_options=options)._archive
+    return ((info.name, info.dtype, info.shape, info.begin, info.end) for info in archive.infos())
+
+
+def hub_infos(repo: str) -> Iterable[tuple]:
+    import huggingface_hub
+
+    found = huggingface_hub.get_safetensors_metadata(repo, token=False)
+    return (
+        (name, tensor.dtype, tuple(tensor.shape), *tensor.data_offsets)
+        for file in found.files_metadata.values()
+        for name, tensor in file.tensors.items()
+    )
+
+
+SIDES: dict[str, Callable[[str], Iterable[tuple]]] = {
+    "ingot": ingot_infos,
+    "huggingface_hub.get_safetensors_metadata": hub_infos,
+}
+
+
+def once(side: str) -> None:
+    import huggingface_hub  # noqa: F401
+
+    import ingot  # noqa: F401
+
+    begun = time.perf_counter()
+    # Lazy, so that only the fetching is timed: each side has all of it in the form of its own.
+    infos = SIDES[side]("me/far")
+    seconds = time.perf_counter() - begun
+    hashed = hashlib.sha256(repr(sorted(infos)).encode()).hexdigest()
+    print(json.dumps([seconds, hashed]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--shards", type=int, default=163)
+    parser.add_argument("--tensors", type=int, default=564, help="of each shard")
+    parser.add_argument("--delay", type=float, default=0.03, help="seconds for each answer")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--once", choices=SIDES, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.once:
+        once(given.once)
+        return
+    times: dict[str, list[float]] = {side: [] for side in SIDES}
+    hashes = set()
+    with serving(given.shards, given.tensors, given.delay) as endpoint:
+        for round_ in range(given.rounds):
+            for side in SIDES if round_ % 2 == 0 else reversed(SIDES):
+                with tempfile.TemporaryDirectory(prefix="ingot-bench-") as home:
+                    environment = {
+                        **os.environ,
+                        "HF_ENDPOINT": endpoint,
+                        "HF_HOME": home,
+                        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+                    }
+                    command = [sys.executable, __file__, "--once", side]
+                    done = subprocess.run(
+                        command, env=environment, capture_output=True, text=True, check=False
+                    )
+                if done.returncode != 0:
+                    raise SystemExit(f"{side}: {done.stderr}")
+                seconds, hashed = json.loads(done.stdout.splitlines()[-1])
+                times[side].append(seconds)
+                hashes.add(hashed)
+                assert len(hashes) == 1, f"{side} finds other tensors"
+    ours = statistics.median(times["ingot"])
+    tensors = given.shards * given.tensors
+    print(f"{given.shards} shards, {tensors} tensors, {given.delay * 1000:.0f} ms an answer")
+    for side, taken in times.items():
+        median = statistics.median(taken)
+        verdict = "" if side == "ingot" else f"{median / ours:6.2f}x (owed {OWED}, aim {AIM})"
+        print(f"{side:42} {median:7.3f} s {min(taken):7.3f} to {max(taken):.3f} {verdict}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,367 @@
+"""Sharded checkpoints behind URLs: an index, and shards beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import threading
+from urllib.parse import unquote
+
+import numpy as np
+import pytest
+
+import ingot
+import ingot.numpy
+
+from .servers import Handler, Request, Server, serving
+from .shards import INDEX, NAMES, checkpoint, folder, same, tensors
+
+FILES = checkpoint()
+
+
+def index_of(weight_map: dict[str, str]) -> bytes:
+    return json.dumps({"weight_map": weight_map}).encode()
+
+
+def names(server: Server) -> list[str]:
+    """What was asked for, without queries."""
+    return [unquote(request.path.partition("?")[0]).removeprefix("/model/") for request in server.requests]
+
+
+def test_an_index_is_one_handle_and_its_shards_are_left_alone() -> None:
+    with serving(folder(FILES)) as server:
+        url = server.url(f"/model/{INDEX}")
+        file = ingot.safe_open(url, "np")
+        assert names(server) == [INDEX]
+        assert (file.path, file.backend, file.format) == (url, "http", "safetensors")
+        assert file.keys() == sorted(tensors())
+        assert len(file) == len(tensors())
+        assert "layers.0.bias" in file
+        assert file.metadata()["seed"] == 0
+        assert file.shards[1] == server.url(f"/model/{NAMES[1]}")
+        assert file.shard_of("layers.1.bias") == file.shards[1]
+        assert len(server.requests) == 1
+
+
+def test_a_tensor_asks_for_its_own_shard() -> None:
+    with serving(folder(FILES)) as server:
+        file = ingot.safe_open(server.url(f"/model/{INDEX}"), "np")
+        assert np.array_equal(file["layers.1.weight"], tensors()["layers.1.weight"])
+        part = file.get_slice("layers.1.weight")[3:5, ::2]
+        assert np.array_equal(part, tensors()["layers.1.weight"][3:5, ::2])
+        assert set(names(server)) == {INDEX, NAMES[1]}
+        assert file.info("layers.2.bias").shape == (7,)
+        assert names(server)[-1] == NAMES[2]
+
+
+def test_each_header_takes_one_request_and_none_the_second_time() -> None:
+    with serving(folder(FILES)) as server:
+        file = ingot.safe_open(server.url(f"/model/{INDEX}"), "np")
+        assert file.parameter_count() == {"U8": sum(array.size for array in tensors().values())}
+        assert sorted(names(server)) == sorted([INDEX, *NAMES])
+        assert file.offset_keys()
+        assert file.shard_metadata() == dict.fromkeys(NAMES)
+        assert len(server.requests) == 1 + len(NAMES)
+
+
+def test_everything_that_loads_a_directory_loads_an_index() -> None:
+    with serving(folder(FILES)) as server:
+        url = server.url(f"/model/{INDEX}")
+        assert same(ingot.numpy.load_file(url))
+        assert same(ingot.safe_open(url, "np").get_tensors())
+        assert same(dict(ingot.safe_open(url, "np").iter_tensors()))
+        assert ingot.numpy.load_file(url, prefix="layers.1.").keys() == {"layers.1.weight", "layers.1.bias"}
+        out = {"layers.2.weight": np.zeros((512, 1024), np.uint8)}
+        ingot.numpy.load_file(url, keys=["layers.2.weight"], out=out)
+        assert np.array_equal(out["layers.2.weight"], tensors()["layers.2.weight"])
+        assert ingot.read_metadata(url)["seed"] == 0
+        assert same(pickle.loads(pickle.dumps(ingot.safe_open(url, "np"))).get_tensors())
+
+
+def test_torch_loads_an_index_into_a_module() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    import ingot.torch
+
+    with serving(folder(FILES)) as server:
+        url = server.url(f"/model/{INDEX}")
+        found = ingot.torch.load_file(url)
+        assert same({name: tensor.numpy() for name, tensor in found.items()})
+        into = {name: torch.zeros(array.shape, dtype=torch.uint8) for name, array in tensors().items()}
+        ingot.torch.load_into(into, url)
+        assert same({name: tensor.numpy() for name, tensor in into.items()})
+
+
+def test_a_header_is_asked_for_as_long_as_the_index_lets_expect() -> None:
+    many = {f"model.layers.{number}.self_attn.q_proj.weight": np.zeros(1, np.int8) for number in range(5000)}
+    shard = ingot.numpy.save(many, metadata={"format": "pt"})
+    header = int.from_bytes(shard[:8], "little") + 8
+    files = {INDEX: index_of(dict.fromkeys(many, "a.safetensors")), "a.safetensors": shard}
+    with serving(folder(files)) as server:
+        assert ingot.safe_open(server.url(f"/model/{INDEX}"), "np").parameter_count() == {"I8": 5000}
+        assert names(server) == [INDEX, "a.safetensors"]
+        assert header > 128 << 10
+        assert header <= server.requests[1].range[1] < 2 * header
+
+
+def test_a_header_that_is_longer_takes_a_second_request() -> None:
+    shard = ingot.numpy.save({"a": np.arange(5)}, metadata={"text": "x" * 300_000})
+    files = {INDEX: index_of({"a": "a.safetensors"}), "a.safetensors": shard}
+    with serving(folder(files)) as server:
+        assert ingot.safe_open(server.url(f"/model/{INDEX}"), "np").parameter_count() == {"I64": 5}
+        assert names(server) == [INDEX, "a.safetensors", "a.safetensors"]
+
+
+def test_a_long_index_takes_a_second_request() -> None:
+    weight_map = {f"{'x' * 100}.{number}": NAMES[0] for number in range(20_000)}
+    with serving(folder({INDEX: index_of(weight_map)})) as server:
+        assert len(ingot.safe_open(server.url(f"/model/{INDEX}"), "np")) == 20_000
+        assert names(server) == [INDEX, INDEX]
+
+
+def test_the_content_decides_what_a_url_is() -> None:
+    files = {**FILES, "latest": FILES[INDEX]}
+    with serving(folder(files)) as server:
+        assert same(ingot.numpy.load_file(server.url("/model/latest")))
+        # It was asked for as a file of tensors is, which is all of so short a one.
+        assert names(server).count("latest") == 1
+
+
+def test_shards_lie_beside_the_url_that_was_given_whatever_that_redirects_to() -> None:
+    with serving(folder(FILES, "/store/")) as store:
+
+        def answer(handler: Handler, request: Request) -> None:
+            name = request.path.removeprefix("/model/")
+            handler.head(302, Location=store.url(f"/store/{name}"), Content_Length=0)
+
+        with serving(answer) as server:
+            options = {"allow_private_redirects": True}
+            assert same(ingot.numpy.load_file(server.url(f"/model/{INDEX}"), storage_options=options))
+            assert {INDEX, *NAMES} == set(names(server))
+
+
+def test_a_query_and_a_token_go_along_and_are_not_shown() -> None:
+    with serving(folder(FILES)) as server:
+        options = {"token": "hf_secret", "headers": {"X-Key": "k3y"}}
+        file = ingot.safe_open(server.url(f"/model/{INDEX}?sig=s3cret"), "np", storage_options=options)
+        assert same(file.get_tensors())
+        for request in server.requests:
+            assert request.path.endswith("?sig=s3cret")
+            assert request.headers["authorization"] == "Bearer hf_secret"
+            assert request.headers["x-key"] == "k3y"
+        assert not any("s3cret" in path for path in [file.path, *file.shards])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../other.safetensors",
+        "a/../../other.safetensors",
+        "/etc/passwd",
+        "//evil.example/x",
+        "https://evil.example/x",
+        "~/x",
+        "..\\x",
+        "C:\\x",
+        "",
+        "a//b",
+        "a\r\nX: y",
+    ],
+)
+def test_x1_a_name_that_leads_elsewhere_is_refused_before_anything_is_asked_for(name: str) -> None:
+    files = {INDEX: index_of({"good": NAMES[0], "bad": name}), NAMES[0]: FILES[NAMES[0]]}
+    with serving(folder(files)) as server:
+        url = server.url(f"/model/{INDEX}?sig=s3cret")
+        with pytest.raises(ingot.CheckpointError) as caught:
+            ingot.safe_open(url, "np")
+        assert caught.value.code == "invalid-shard-name"
+        assert caught.value.path == url.replace("sig=s3cret", "…")
+        assert "s3cret" not in str(caught.value)
+        assert len(server.requests) == 1
+
+
+def test_a_shard_that_is_not_there_is_named() -> None:
+    files = {name: data for name, data in FILES.items() if name != NAMES[1]}
+    with serving(folder(files)) as server:
+        file = ingot.safe_open(server.url(f"/model/{INDEX}?sig=s3cret"), "np")
+        assert file["layers.0.bias"].shape == (7,)
+        for fails in (file.parameter_count, lambda: file["layers.1.bias"], file.get_tensors):
+            with pytest.raises(FileNotFoundError, match="404") as caught:
+                fails()
+            assert caught.value.filename == server.url(f"/model/{NAMES[1]}?…")
+        assert np.array_equal(file["layers.2.weight"], tensors()["layers.2.weight"])
+
+
+def test_an_index_that_is_not_there_is_named() -> None:
+    with serving(folder({})) as server, pytest.raises(FileNotFoundError) as caught:
+        ingot.safe_open(server.url(f"/model/{INDEX}"), "np")
+    assert caught.value.filename == server.url(f"/model/{INDEX}")
+
+
+def test_an_index_that_is_too_large_is_refused_by_its_size() -> None:
+    def answer(handler: Handler, request: Request) -> None:
+        begin, end = request.range
+        handler.head(206, Content_Range=f"bytes {begin}-{end - 1}/300000000", Content_Length=end - begin)
+        handler.body(b"{" + b" " * (end - begin - 1))
+
+    with serving(answer) as server:
+        with pytest.raises(ingot.CheckpointError) as caught:
+            ingot.safe_open(server.url(f"/model/{INDEX}"), "np")
+        assert caught.value.code == "index-too-large"
+        assert len(server.requests) == 1
+
+
+def test_what_is_no_index_is_refused_by_its_rule() -> None:
+    with serving(folder({INDEX: b'{"weight_map": {"a": "x", "a": "y"}}'})) as server:
+        with pytest.raises(ingot.CheckpointError) as caught:
+            ingot.safe_open(server.url(f"/model/{INDEX}"), "np")
+        assert caught.value.code == "duplicate-tensor"
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "code"),
+    [
+        ({"layers.0.absent": NAMES[0]}, "missing-tensor"),
+        ({"layers.1.bias": NAMES[0]}, "missing-tensor"),
+        ({"layers.1.bias": None}, "extra-tensor"),
+    ],
+)
+def test_shards_that_do_not_hold_what_the_index_says_are_refused(
+    weight_map: dict[str, str | None], code: str
+) -> None:
+    said = {**json.loads(FILES[INDEX])["weight_map"], **weight_map}
+    index = index_of({name: file for name, file in said.items() if file is not None})
+    with serving(folder({**FILES, INDEX: index})) as server:
+        with pytest.raises(ingot.CheckpointError) as caught:
+            ingot.numpy.load_file(server.url(f"/model/{INDEX}"))
+        assert caught.value.code == code
+        assert caught.value.path == server.url(f"/model/{INDEX}")
+
+
+def test_a_tensor_in_two_shards_names_both() -> None:
+    twice = ingot.numpy.save({name: tensors()[name] for name in ("layers.0.bias", "layers.1.weight")})
+    weight_map = json.loads(FILES[INDEX])["weight_map"]
+    del weight_map["layers.1.bias"]
+    files = {**FILES, INDEX: index_of(weight_map), NAMES[1]: twice}
+    with serving(folder(files)) as server:
+        file = ingot.safe_open(server.url(f"/model/{INDEX}"), "np")
+        with pytest.raises(ingot.CheckpointError) as caught:
+            file["layers.1.weight"]
+        assert caught.value.code == "tensor-in-two-shards"
+        assert NAMES[0] in str(caught.value)
+        assert NAMES[1] in str(caught.value)
+
+
+def test_a_shard_that_is_replaced_meanwhile_is_an_error() -> None:
+    version = ["v1"]
+
+    def answer(handler: Handler, request: Request) -> None:
+        name = unquote(request.path).removeprefix("/model/")
+        handler.part(FILES[name], request, ETag=f'"{version[0]}"')
+
+    with serving(answer) as server:
+        file = ingot.safe_open(server.url(f"/model/{INDEX}"), "np")
+        file.parameter_count()
+        version[0] = "v2"
+        with pytest.raises(ingot.StorageError, match="was written to") as caught:
+            file["layers.0.weight"]
+        assert caught.value.code == "changed"
+        assert caught.value.path == file.shards[0]
+
+
+def many(count: int) -> dict[str, bytes]:
+    shard = {number: ingot.numpy.save({f"t{number}": np.arange(3)}) for number in range(count)}
+    files = {f"{number:05}.safetensors": data for number, data in shard.items()}
+    return {INDEX: index_of({f"t{number}": f"{number:05}.safetensors" for number in range(count)}), **files}
+
+
+def test_headers_are_asked_for_at_once_over_connections_that_are_kept() -> None:
+    # Nobody is answered before 16 wait.
+    together = threading.Barrier(16)
+    lock = threading.Lock()
+    files, ports = many(160), set()
+    answer = folder(files)
+
+    def late(handler: Handler, request: Request) -> None:
+        with lock:
+            ports.add(handler.client_address[1])
+        if not request.path.endswith(INDEX):
+            together.wait(timeout=30)
+        answer(handler, request)
+
+    with serving(late) as server:
+        file = ingot.safe_open(server.url(f"/model/{INDEX}"), "np")
+        assert file.parameter_count() == {"I64": 480}
+        assert len(server.requests) == 161
+        assert len(ports) <= 33
+
+
+def test_opening_stops_at_the_first_shard_that_fails() -> None:
+    files = many(400)
+    del files["00003.safetensors"]
+    with serving(folder(files)) as server:
+        file = ingot.safe_open(server.url(f"/model/{INDEX}"), "np")
+        with pytest.raises(FileNotFoundError, match="404") as caught:
+            file.parameter_count()
+        assert caught.value.filename == file.shards[3]
+        assert len(server.requests) < 300
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows sends no SIGINT to a thread")
+def test_ctrl_c_ends_the_opening_of_shards() -> None:
+    asked, over = threading.Event(), threading.Event()
+    answer = folder(FILES)
+
+    def stalling(handler: Handler, request: Request) -> None:
+        if request.path.endswith(INDEX):
+            answer(handler, request)
+        else:
+            asked.set()
+            over.wait(30)
+
+    def interrupt() -> None:
+        asked.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with serving(stalling) as server:
+        file = ingot.safe_open(server.url(f"/model/{INDEX}"), "np")
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            file.parameter_count()
+        thread.join()
+        assert not over.is_set()
+        over.set()
+
+
+STORES = {
+    "s3://models/a//b/": ("/models/a//b/", {"anonymous": True}),
+    "gs://models/a/": ("/models/a/", {}),
+    "az://models/a/": ("/models/a/", {"account": "me", "sas_token": "sig=s3cret"}),
+}
+
+
+@pytest.mark.parametrize("place", STORES)
+def test_shards_in_a_store_lie_beside_their_index(place: str) -> None:
+    at, options = STORES[place]
+    with serving(folder(FILES, at)) as server:
+        options = {**options, "endpoint": server.url("")}
+        file = ingot.safe_open(place + INDEX, "np", storage_options=options)
+        assert same(file.get_tensors())
+        assert (file.path, file.backend) == (place + INDEX, place[:2])
+        assert file.shards == [place + name for name in NAMES]
+        has_signature = [request.path.endswith("?sig=s3cret") for request in server.requests]
+        assert all(has_signature) == any(has_signature) == ("sas_token" in options)
+
+
+def test_the_version_of_an_index_in_s3_is_none_of_its_shards() -> None:
+    with serving(folder(FILES, "/models/")) as server:
+        options = {"endpoint": server.url(""), "anonymous": True}
+        url = f"s3://models/{INDEX}?versionId=abc"
+        file = ingot.safe_open(url, "np", storage_options=options)
+        assert same(file.get_tensors())
+        assert file.shards[0] == f"s3://models/{NAMES[0]}"
+        assert [request.path for request in server.requests if "?" in request.path] == [
+            f"/models/{INDEX}?versionId=abc"
+        ]

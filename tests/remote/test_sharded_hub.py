@@ -1,0 +1,209 @@
+"""Sharded models of the Hub, from a look-alike: which file a model is, and that it is of one commit."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote
+
+import numpy as np
+import pytest
+
+import ingot
+import ingot.numpy
+
+from .servers import Handler, Request, Server, serving
+from .shards import INDEX, NAMES, checkpoint, folder, same, tensors
+
+OLD, NEW = "0" * 39 + "1", "0" * 39 + "2"
+#: Both hosts of the look-alike are on loopback, which redirects do not lead to otherwise.
+NEAR = {"allow_private_redirects": True, "retries": 1}
+
+
+class Hub:
+    """A Hub of one repository, `me/gpt`. Small files it gives itself; another host has the large ones."""
+
+    def __init__(self) -> None:
+        self.main = OLD
+        self.commits = {OLD: checkpoint(0), NEW: checkpoint(1)}
+        self.hub: Server | None = None
+        self.cdn: Server | None = None
+        #: Called with each request for a file of the repository.
+        self.asked = lambda name: None
+
+    def answer(self, handler: Handler, request: Request) -> None:
+        owner, repo, page, revision, name = unquote(request.path).lstrip("/").split("/", 4)
+        self.asked(name)
+        commit = {"main": self.main}.get(revision, revision)
+        files = self.commits.get(commit, {})
+        if request.headers.get("authorization") != "Bearer hf_right":
+            handler.head(401, X_Error_Message="Invalid username or password.", Content_Length=0)
+        elif (owner, repo, page) != ("me", "gpt", "resolve") or name not in files:
+            handler.head(
+                404, X_Error_Code="EntryNotFound", X_Error_Message="Entry not found", Content_Length=0
+            )
+        elif name.endswith(".json"):
+            handler.part(files[name], request, X_Repo_Commit=commit, ETag=f'"{commit}"')
+        else:
+            handler.head(
+                302,
+                Location=self.cdn.url(f"/{commit}/{request.path.split('/', 5)[5]}"),
+                X_Repo_Commit=commit,
+                X_Linked_Size=len(files[name]),
+                Content_Length=0,
+            )
+
+    def blob(self, handler: Handler, request: Request) -> None:
+        commit = request.path[1:41]
+        folder(self.commits[commit], f"/{commit}/")(handler, request)
+
+    def names(self) -> list[str]:
+        """What it was asked for, as revision and file."""
+        return [unquote(request.path).removeprefix("/me/gpt/resolve/") for request in self.hub.requests]
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    hub = Hub()
+    for name in ("HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "HF_HUB_CACHE", "HF_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    with serving(hub.answer) as hub.hub, serving(hub.blob, host="127.0.0.2") as hub.cdn:
+        monkeypatch.setenv("HF_ENDPOINT", hub.hub.url(""))
+        monkeypatch.setenv("HF_HOME", str(tmp_path))
+        monkeypatch.setenv("HF_TOKEN", "hf_right")
+        yield hub
+
+
+def fill_the_cache(home: Path, commit: str = OLD, seed: int = 0, without: str | None = None) -> Path:
+    """The repository as the Hub's clients keep it; gives the index."""
+    repo = home / "hub" / "models--me--gpt"
+    for number, (name, data) in enumerate(checkpoint(seed).items()):
+        blob = repo / "blobs" / f"{commit}-{number}"
+        link = repo / "snapshots" / commit / name
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if name != without:
+            blob.write_bytes(data)
+            link.symlink_to(blob)
+    (repo / "refs").mkdir(exist_ok=True)
+    (repo / "refs" / "main").write_text(commit)
+    return repo / "snapshots" / commit / INDEX
+
+
+def test_a_repository_of_shards_is_a_checkpoint(hub: Hub) -> None:
+    file = ingot.safe_open("hf://me/gpt", "np", storage_options=NEAR)
+    assert sorted(hub.names()) == ["main/model.safetensors", f"main/{INDEX}"]
+    assert (file.path, file.backend) == (f"hf://me/gpt/{INDEX}", "hf")
+    assert file.shards == [f"hf://me/gpt@{OLD}/{name}" for name in NAMES]
+    assert same(file.get_tensors())
+    # The token stayed at home.
+    assert all("authorization" not in request.headers for request in hub.cdn.requests)
+
+
+def test_both_files_that_a_model_can_be_are_asked_for_at_once(hub: Hub) -> None:
+    together = threading.Barrier(2)
+    # Neither is answered before both wait.
+    hub.asked = lambda name: together.wait(timeout=30)
+    assert len(ingot.safe_open("hf://me/gpt", "np", storage_options=NEAR)) == len(tensors())
+    assert len(hub.hub.requests) == 2
+
+
+def test_the_file_of_one_model_comes_before_its_index(hub: Hub) -> None:
+    one = {"one": np.arange(5)}
+    hub.commits[OLD]["model.safetensors"] = ingot.numpy.save(one)
+    file = ingot.safe_open("hf://me/gpt", "np", storage_options=NEAR)
+    assert (file.keys(), file.path) == (["one"], "hf://me/gpt")
+
+
+def test_what_is_in_neither_file_is_said_of_both(hub: Hub) -> None:
+    del hub.commits[OLD][INDEX]
+    with pytest.raises(FileNotFoundError, match=f"nor is there a file {INDEX}") as caught:
+        ingot.safe_open("hf://me/gpt", "np", storage_options=NEAR)
+    assert "model.safetensors)" in str(caught.value)
+    assert caught.value.filename == "hf://me/gpt"
+
+
+def test_who_may_not_read_is_told_so(hub: Hub) -> None:
+    with pytest.raises(PermissionError, match="Invalid username"):
+        ingot.safe_open("hf://me/gpt", "np", storage_options={**NEAR, "token": "hf_wrong"})
+
+
+@pytest.mark.parametrize("page", ["", "/tree/main", "/tree/main/", f"/blob/main/{INDEX}", "/tree/" + OLD])
+def test_pages_of_the_repository_are_the_model(hub: Hub, page: str) -> None:
+    assert same(ingot.numpy.load_file(hub.hub.url(f"/me/gpt{page}"), storage_options=NEAR))
+
+
+def test_a_page_of_a_folder_is_the_model_in_it(hub: Hub) -> None:
+    hub.commits[OLD] = {f"unet/{name}": data for name, data in checkpoint().items()}
+    file = ingot.safe_open(hub.hub.url("/me/gpt/tree/main/unet"), "np", storage_options=NEAR)
+    assert same(file.get_tensors())
+    assert file.shards[0] == f"hf://me/gpt@{OLD}/unet/{NAMES[0]}"
+
+
+@pytest.mark.parametrize("url", ["hf://me/gpt", f"hf://me/gpt/{INDEX}"])
+def test_shards_are_of_the_commit_that_the_index_was_of(hub: Hub, url: str) -> None:
+    file = ingot.safe_open(url, "np", storage_options=NEAR)
+    assert np.array_equal(file["layers.0.bias"], tensors(0)["layers.0.bias"])
+    # Someone pushes another version while the file is open.
+    hub.main = NEW
+    assert same(file.get_tensors(), 0)
+    asked = [name.split("/")[0] for name in hub.names() if name.endswith(".safetensors")]
+    assert set(asked) - {"main"} == {OLD}
+    assert [name for name in hub.names() if name.startswith("main/") and NAMES[0] in name] == []
+    assert same(ingot.numpy.load_file(url, storage_options=NEAR), 1)
+
+
+def test_each_header_takes_one_request_of_the_hub(hub: Hub) -> None:
+    file = ingot.safe_open(f"hf://me/gpt/{INDEX}", "np", storage_options=NEAR)
+    file.parameter_count()
+    assert len(hub.hub.requests) == 1 + len(NAMES)
+    assert len(hub.cdn.requests) == len(NAMES)
+
+
+def test_a_shard_that_is_not_there_is_named(hub: Hub) -> None:
+    del hub.commits[OLD][NAMES[2]]
+    file = ingot.safe_open("hf://me/gpt", "np", storage_options=NEAR)
+    with pytest.raises(FileNotFoundError, match="Entry not found") as caught:
+        file.parameter_count()
+    assert caught.value.filename == f"hf://me/gpt@{OLD}/{NAMES[2]}"
+
+
+def test_shards_in_the_cache_are_not_fetched(hub: Hub, tmp_path: Path) -> None:
+    index = fill_the_cache(tmp_path)
+    file = ingot.safe_open("hf://me/gpt", "np", storage_options=NEAR)
+    assert (file.path, file.backend) == (str(index), "mmap")
+    assert "cache" in file.why
+    assert same(file.get_tensors())
+    # They told which commit the branch is at.
+    assert len(hub.hub.requests) == 2
+    pinned = ingot.safe_open(f"hf://me/gpt@{OLD}", "np", storage_options=NEAR)
+    assert same(pinned.get_tensors())
+    assert (len(hub.hub.requests), len(hub.cdn.requests)) == (2, 0)
+
+
+def test_a_cache_of_another_commit_is_not_used(hub: Hub, tmp_path: Path) -> None:
+    fill_the_cache(tmp_path, NEW, 1)
+    assert same(ingot.numpy.load_file("hf://me/gpt", storage_options=NEAR), 0)
+
+
+@pytest.mark.parametrize("revision", ["", f"@{OLD}"])
+def test_a_shard_that_the_cache_lacks_is_fetched(hub: Hub, tmp_path: Path, revision: str) -> None:
+    index = fill_the_cache(tmp_path, without=NAMES[1])
+    file = ingot.safe_open(f"hf://me/gpt{revision}", "np", storage_options=NEAR)
+    assert same(file.get_tensors())
+    assert file.path == str(index)
+    assert file.shards[1] == f"hf://me/gpt@{OLD}/{NAMES[1]}"
+    assert {request.path.split("/")[-1] for request in hub.cdn.requests} == {NAMES[1]}
+
+
+def test_offline_only_the_cache_is_asked(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(FileNotFoundError, match="HF_HUB_OFFLINE"):
+        ingot.safe_open("hf://me/gpt", "np")
+    fill_the_cache(tmp_path)
+    assert same(ingot.numpy.load_file("hf://me/gpt"))
+    (tmp_path / "hub/models--me--gpt/snapshots" / OLD / NAMES[1]).unlink()
+    with pytest.raises(FileNotFoundError, match=NAMES[1]):
+        ingot.safe_open(f"hf://me/gpt@{OLD}", "np")
+    assert hub.hub.requests == []
