@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ._edit import read_metadata, replace_tensor, update_metadata
     from ._hash import Report, hash, verify
     from ._index import ShardIndex, read_index
+    from ._metadata import FileMetadata, RepoMetadata, TensorInfo, metadata, metadata_async
     from ._rearrange import merge, rewrite, split
     from ._remote import StorageOptions
     from ._stream import write_to
@@ -51,9 +52,11 @@ __all__ = [
     "ConversionError",
     "DestinationError",
     "DtypeError",
+    "FileMetadata",
     "HeaderError",
     "IntegrityError",
     "OptionError",
+    "RepoMetadata",
     "Report",
     "SafetensorError",
     "SaveError",
@@ -62,6 +65,7 @@ __all__ = [
     "SliceError",
     "StorageError",
     "StorageOptions",
+    "TensorInfo",
     "TensorNotFoundError",
     "Writer",
     "__version__",
@@ -71,6 +75,8 @@ __all__ = [
     "flax",
     "hash",
     "merge",
+    "metadata",
+    "metadata_async",
     "mlx",
     "modelspec",
     "numpy",
@@ -94,13 +100,18 @@ __all__ = [
 # Imported when they are first used, each from its module.
 _LATER = {
     "Conversion": "_convert",
+    "FileMetadata": "_metadata",
+    "RepoMetadata": "_metadata",
     "Report": "_hash",
     "ShardIndex": "_index",
     "StorageOptions": "_remote",
+    "TensorInfo": "_metadata",
     "Writer": "_writer",
     "convert": "_convert",
     "hash": "_hash",
     "merge": "_rearrange",
+    "metadata": "_metadata",
+    "metadata_async": "_metadata",
     "read_index": "_index",
     "read_metadata": "_edit",
     "replace_tensor": "_edit",

@@ -19,8 +19,10 @@ __all__ = [
     "Wrap",
     "Writer",
     "__version__",
+    "fetch_beside",
     "hash",
     "hashes",
+    "hub_headers",
     "in_natural_order",
     "is_url",
     "prepare",
@@ -30,6 +32,7 @@ __all__ = [
     "statistics",
     "stream",
     "update_metadata",
+    "url_file_name",
     "verify",
 ]
 
@@ -127,6 +130,8 @@ class Archive:
         storage_options: Mapping[str, Any] | None = None,
         strict: bool = False,
         max_header_size: int | None = None,
+        *,
+        progress: Callable[[int, int], object] | None = None,
     ) -> Archive: ...
     @staticmethod
     def from_buffer(data: AnyBuffer, strict: bool = False, max_header_size: int | None = None) -> Archive: ...
@@ -164,6 +169,10 @@ class Archive:
     def info(self, name: str) -> TensorInfo: ...
     def infos(self, *, natural: bool = False) -> list[TensorInfo]:
         """Give those of all tensors, in the order of the data or in the natural one of their names."""
+    @property
+    def is_sharded(self) -> bool: ...
+    def headers(self) -> list[tuple[str, dict[str, str] | None, list[TensorInfo]]]:
+        """Give of each file what it is called, its metadata, and its tensors in the order of their data."""
 
     def proven(
         self,
@@ -221,6 +230,34 @@ def in_natural_order(names: list[str]) -> list[str]:
     """Give the names as people order them: ``layer.2`` before ``layer.10``."""
 
 def is_url(text: str) -> bool: ...
+def url_file_name(url: str) -> str:
+    """Say what the file behind a URL is called."""
+
+def fetch_beside(
+    url: str,
+    name: str,
+    most: int,
+    storage_options: Mapping[str, Any] | None = None,
+    *,
+    progress: Callable[[int, int], object] | None = None,
+) -> tuple[str, bytes]:
+    """Fetch all of the file `name` in the folder of the one behind `url`, `most` bytes at most.
+
+    Its URL comes with it, without the secrets in it.
+    """
+
+def hub_headers(
+    url: str,
+    storage_options: Mapping[str, Any] | None = None,
+    max_header_size: int | None = None,
+    *,
+    progress: Callable[[int, int], object] | None = None,
+) -> tuple[dict[str, Any] | None, list[tuple[str, dict[str, str] | None, list[TensorInfo]]]] | None:
+    """Ask the Hub for the metadata of an index and for `Archive.headers` of its shards, with one request.
+
+    None where the Hub gives nothing that can be used. What is wrong with the model, its files tell.
+    """
+
 def serialize(
     tensors: Mapping[str, Any],
     payload: Callable[[str, Any], Any],

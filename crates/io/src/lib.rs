@@ -61,7 +61,10 @@ pub use read::{read_tensors, warm_tensors};
 pub use rearrange::{Pick, assemble};
 pub use region::Region;
 #[cfg(feature = "remote")]
-pub use remote::{Fault, REMOTE_HEADER_NBYTES, RemoteOptions, Secret, Token, hash_url, is_url, read_url};
+pub use remote::{
+    Fault, REMOTE_HEADER_NBYTES, RemoteOptions, Secret, Token, fetch_beside, hash_url, hub_headers, is_url,
+    read_url, url_file_name,
+};
 pub use save::{Durability, ReadOnly, Replace, SaveOptions, Snapshot, save};
 pub use serialize::safetensors::{
     Dtype, SafeTensorError, SafeTensors, TensorView, View, serialize, serialize_to_file, slice, tensor,

@@ -3,6 +3,7 @@
 //! It converts, lets go of the interpreter, calls `ingot-io`, and turns failures into exceptions. It knows no
 //! framework: those live in `python/ingot`, and hand over what makes their tensors ([`wrap::Wrap`]).
 
+mod documents;
 mod edit;
 mod errors;
 mod hash;
@@ -26,6 +27,8 @@ mod writer;
 /// The module that Python imports.
 #[pyo3::pymodule(gil_used = false)]
 mod _native {
+    #[pymodule_export]
+    use crate::documents::{fetch_beside, hub_headers, url_file_name};
     #[pymodule_export]
     use crate::edit::{Sources, replace_tensor, update_metadata};
     #[pymodule_export]

@@ -38,6 +38,9 @@ pub(crate) struct Archive {
     why: String,
 }
 
+/// What a file is called, its metadata, and its tensors in the order of their data.
+pub(crate) type FileHeader<'py> = (String, Option<Bound<'py, PyDict>>, Vec<TensorInfo>);
+
 /// What a header says of one tensor.
 #[pyclass(frozen, get_all, module = "ingot._native")]
 pub(crate) struct TensorInfo {
@@ -110,19 +113,19 @@ impl Archive {
 
     /// Opens what is behind a URL.
     #[staticmethod]
-    #[pyo3(signature = (url, storage_options = None, strict = false, max_header_size = None))]
+    #[pyo3(signature = (url, storage_options = None, strict = false, max_header_size = None, *, progress = None))]
     fn open_url(
         py: Python<'_>,
         url: &str,
         storage_options: Option<&Bound<'_, PyDict>>,
         strict: bool,
         max_header_size: Option<u64>,
+        progress: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Archive> {
         let options = remote_options(storage_options)?;
-        let limits = limits(strict, max_header_size.or(Some(REMOTE_HEADER_NBYTES)));
-        Signals::detach(py, |signals| {
-            Archive::of(Checkpoint::open_url(url, &options, &limits, signals)?)
-        })
+        let limits = remote_limits(strict, max_header_size);
+        let open = |signals: &Signals| Archive::of(Checkpoint::open_url(url, &options, &limits, signals)?);
+        Signals::telling(progress).run(py, open)
     }
 
     #[staticmethod]
@@ -267,6 +270,23 @@ impl Archive {
         tensors
             .iter()
             .map(|tensor| TensorInfo::of(py, tensor.entry()))
+            .collect()
+    }
+
+    /// Whether there is an index.
+    #[getter]
+    fn is_sharded(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.opened(py)?.index().is_some())
+    }
+
+    /// The header of each file, in the order of their names.
+    fn headers<'py>(&self, py: Python<'py>) -> PyResult<Vec<FileHeader<'py>>> {
+        let checkpoint = self.opened(py)?;
+        let files = py.detach(|| checkpoint.all_files());
+        let files = files.map_err(|error| raise(py, &error))?;
+        let named = files.into_iter().enumerate();
+        named
+            .map(|(number, file)| file_header(py, &checkpoint.file_name(number), file.header()))
             .collect()
     }
 
@@ -526,6 +546,11 @@ fn limits(strict: bool, max_header_size: Option<u64>) -> Limits {
     }
 }
 
+/// Those of files behind URLs, whose headers are shorter where nobody says otherwise.
+pub(crate) fn remote_limits(strict: bool, max_header_size: Option<u64>) -> Limits {
+    limits(strict, max_header_size.or(Some(REMOTE_HEADER_NBYTES)))
+}
+
 /// What `os.fsencode` makes of a path: `str`, `bytes` and `os.PathLike`, also names that are not UTF-8.
 pub(crate) fn file_path(path: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
     let encoded = path.py().import("os")?.call_method1("fsencode", (path,))?;
@@ -568,6 +593,16 @@ pub(crate) fn texts<'py>(py: Python<'py>, header: &Header) -> PyResult<Option<Bo
         pairs.set_item(key, value)?;
     }
     Ok(Some(pairs))
+}
+
+/// What Python sees of a header.
+pub(crate) fn file_header<'py>(py: Python<'py>, name: &str, header: &Header) -> PyResult<FileHeader<'py>> {
+    let infos = header.entries().map(|entry| TensorInfo::of(py, &entry));
+    Ok((
+        name.to_owned(),
+        texts(py, header)?,
+        infos.collect::<PyResult<_>>()?,
+    ))
 }
 
 /// The only file.

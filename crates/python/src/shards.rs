@@ -65,13 +65,15 @@ impl ShardIndex {
     }
 }
 
-/// The metadata of an index, by Python's own reader: any JSON, which has been read once and found to be sound.
+/// The metadata of an index, which may be any JSON.
 pub(crate) fn metadata<'py>(
     py: Python<'py>,
     index: &ingot_format::ShardIndex,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
-    let Some(text) = index.metadata() else {
-        return Ok(None);
-    };
-    py.import("json")?.call_method1("loads", (text,)).map(Some)
+    index.metadata().map(|text| loads(py, text)).transpose()
+}
+
+/// JSON that has been read once and found to be sound, by Python's own reader.
+pub(crate) fn loads<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyAny>> {
+    py.import("json")?.call_method1("loads", (text,))
 }

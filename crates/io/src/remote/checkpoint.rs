@@ -72,7 +72,7 @@ pub(super) fn found(
 }
 
 /// What `open` makes of a way to files behind URLs. It is tried again where a server says that it has to be another.
-fn through_door<T: Send>(
+pub(super) fn through_door<T: Send>(
     url: &str,
     options: &RemoteOptions,
     limits: &Limits,
@@ -117,8 +117,7 @@ impl Door {
     }
 
     fn open(&self, url: &str) -> Result<Checkpoint, Error> {
-        let place = Place::find(url, &self.client.options, &variable);
-        match place.map_err(|fault| refused(&redacted(url), fault))? {
+        match self.place(url)? {
             Place::Cached(path, remote) => self.cached(&path, remote.map(|remote| *remote)),
             Place::Remote(remote) if remote.hub.as_ref().is_some_and(|file| file.is_folder()) => {
                 self.model_of(&remote)
@@ -136,14 +135,18 @@ impl Door {
         }
     }
 
+    pub(super) fn place(&self, url: &str) -> Result<Place, Error> {
+        let place = Place::find(url, &self.client.options, &variable);
+        place.map_err(|fault| refused(&redacted(url), fault))
+    }
+
     /// The file that `url` names; of a repository of the Hub that with its model.
     fn found(
         &self,
         url: &str,
         begin: &(dyn Fn(Target) -> Result<RemoteSource, Fault> + Sync),
     ) -> Result<Found, Error> {
-        let place = Place::find(url, &self.client.options, &variable);
-        let remote = match place.map_err(|fault| refused(&redacted(url), fault))? {
+        let remote = match self.place(url)? {
             Place::Cached(path, _) => return Ok(Found::Cached(path)),
             Place::Remote(remote) if remote.hub.as_ref().is_some_and(|file| file.is_folder()) => {
                 self.beside(&remote, MODEL_FILE)?
@@ -169,7 +172,7 @@ impl Door {
         RemoteSource::open(self.target(remote), start_nbytes, &self.limits)
     }
 
-    fn target(&self, remote: &Remote) -> Target {
+    pub(super) fn target(&self, remote: &Remote) -> Target {
         let (home, access) = (remote.home.clone(), Arc::clone(&remote.access));
         Target::new(Arc::clone(&self.client), home, access, remote.is_shown())
     }
@@ -312,7 +315,7 @@ impl Watch for Inherited {
     }
 }
 
-fn refused(shown: &str, fault: Fault) -> Error {
+pub(super) fn refused(shown: &str, fault: Fault) -> Error {
     Error::Open {
         path: shown.into(),
         source: fault.into(),

@@ -55,6 +55,8 @@ pub(crate) enum FaultKind {
     Encoded(String),
     /// The body ended early.
     Short { expected: u64, found: u64 },
+    /// The body is longer than what it should be a document of.
+    TooLarge { limit: u64 },
     /// A redirect leads where we do not go.
     Redirect { to: String, why: &'static str },
     /// Too many redirects.
@@ -149,6 +151,7 @@ impl Fault {
             FaultKind::OtherRange { .. } => "wrong-range",
             FaultKind::Encoded(_) => "content-encoded",
             FaultKind::Short { .. } => "short-read",
+            FaultKind::TooLarge { .. } => "document-too-large",
             FaultKind::Redirect { .. } => "redirect-refused",
             FaultKind::Loop { .. } => "too-many-redirects",
             FaultKind::Changed { .. } => "changed",
@@ -228,6 +231,7 @@ impl fmt::Display for Fault {
             FaultKind::Short { expected, found } => {
                 write!(f, "expected {expected} bytes, found {found}")?;
             }
+            FaultKind::TooLarge { limit } => write!(f, "it is too large: expected at most {limit} bytes")?,
             FaultKind::Redirect { to, why } => write!(f, "a redirect to {to} is not followed: {why}")?,
             FaultKind::Loop { hops } => write!(f, "more than {hops} redirects")?,
             FaultKind::Changed { nbytes_now } => {

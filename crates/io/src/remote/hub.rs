@@ -26,6 +26,9 @@ const MAIN: &str = "main";
 pub(crate) const MODEL_FILE: &str = "model.safetensors";
 pub(crate) const INDEX_FILE: &str = "model.safetensors.index.json";
 
+/// What the names of all indexes end in.
+const INDEX_ENDING: &str = ".safetensors.index.json";
+
 /// What environment variables hold.
 type Variable<'v> = &'v dyn Fn(&str) -> Option<String>;
 
@@ -132,6 +135,11 @@ impl HubFile {
         self.is_folder
     }
 
+    /// The last part of its path.
+    pub(crate) fn name(&self) -> &str {
+        self.path.rsplit('/').next().unwrap_or_default()
+    }
+
     /// The file `name` in this folder, or in that of this file.
     pub(crate) fn beside(&self, name: &str) -> HubFile {
         let folder = match self.is_folder {
@@ -201,6 +209,33 @@ impl HubFile {
             true => vec![self.beside(MODEL_FILE), self.beside(INDEX_FILE)],
             false => vec![self.clone()],
         }
+    }
+
+    /// Where the Hub gives the headers of all shards of this index in one document. It does so for models, as they are on
+    /// their main branch.
+    pub(crate) fn headers_url(
+        &self,
+        options: &RemoteOptions,
+        variable: Variable<'_>,
+    ) -> Option<Result<Url, Fault>> {
+        let index = match self.is_folder {
+            true => self.beside(INDEX_FILE).path,
+            false => self.path.clone(),
+        };
+        if self.kind != "models" || self.revision != MAIN || !index.ends_with(INDEX_ENDING) {
+            return None;
+        }
+        let url = |endpoint: Url| Url {
+            path: format!(
+                "{}/api/models/{}/{}/safetensors-metadata/{}",
+                endpoint.path.trim_end_matches('/'),
+                self.owner,
+                self.repo,
+                encode_path(&index)
+            ),
+            ..endpoint
+        };
+        Some(endpoint(options.endpoint.as_deref(), variable).map(url))
     }
 
     /// The file in the cache, where the revision is a commit that lies there: it is what the Hub would give.
@@ -428,6 +463,37 @@ mod tests {
         );
         assert_eq!(index.clone().at(Some("main/../x".to_owned())), index);
         assert_eq!(index.clone().at(None), index);
+    }
+
+    #[test]
+    fn headers_of_all_shards_are_asked_for_where_the_hub_gives_them() {
+        let options = RemoteOptions::default();
+        let path = |text: &str| {
+            let url = HubFile::parse(text).unwrap().headers_url(&options, &nothing)?;
+            Some(url.unwrap().path)
+        };
+        for (text, expected) in [
+            ("me/gpt", "model.safetensors.index.json"),
+            (
+                "me/gpt/model.safetensors.index.json",
+                "model.safetensors.index.json",
+            ),
+            (
+                "me/gpt/a b/x.safetensors.index.json",
+                "a%20b/x.safetensors.index.json",
+            ),
+        ] {
+            let expected = format!("/api/models/me/gpt/safetensors-metadata/{expected}");
+            assert_eq!(path(text), Some(expected), "{text}");
+        }
+        for text in [
+            "me/gpt/model.safetensors",
+            "me/gpt/config.json",
+            "me/gpt@v1",
+            "datasets/me/d/model.safetensors.index.json",
+        ] {
+            assert_eq!(path(text), None, "{text}");
+        }
     }
 
     #[test]

@@ -1,0 +1,55 @@
+//! What lies beside a model, and what the Hub says of one, behind URLs.
+
+use std::ffi::OsString;
+
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+
+use crate::open::{FileHeader, file_header, remote_limits};
+use crate::remote::remote_options;
+use crate::shards;
+use crate::watch::Signals;
+
+/// The URL of the file `name` in the folder of the one behind `url`, and all of it, if it has at most `most` bytes.
+#[pyfunction]
+#[pyo3(signature = (url, name, most, storage_options = None, *, progress = None))]
+pub(crate) fn fetch_beside<'py>(
+    py: Python<'py>,
+    url: &str,
+    name: &str,
+    most: u64,
+    storage_options: Option<&Bound<'py, PyDict>>,
+    progress: Option<Bound<'py, PyAny>>,
+) -> PyResult<(OsString, Bound<'py, PyBytes>)> {
+    let options = remote_options(storage_options)?;
+    let fetch = |signals: &Signals| ingot_io::fetch_beside(url, name, most, &options, signals);
+    let (shown, bytes) = Signals::telling(progress).run(py, fetch)?;
+    Ok((shown.into_os_string(), PyBytes::new(py, &bytes)))
+}
+
+/// The metadata of the index and the headers of all shards, where the Hub gives them in one document.
+#[pyfunction]
+#[pyo3(signature = (url, storage_options = None, max_header_size = None, *, progress = None))]
+pub(crate) fn hub_headers<'py>(
+    py: Python<'py>,
+    url: &str,
+    storage_options: Option<&Bound<'py, PyDict>>,
+    max_header_size: Option<u64>,
+    progress: Option<Bound<'py, PyAny>>,
+) -> PyResult<Option<(Option<Bound<'py, PyAny>>, Vec<FileHeader<'py>>)>> {
+    let options = remote_options(storage_options)?;
+    let limits = remote_limits(false, max_header_size);
+    let fetch = |signals: &Signals| ingot_io::hub_headers(url, &options, &limits, signals);
+    let Some(found) = Signals::telling(progress).run(py, fetch)? else {
+        return Ok(None);
+    };
+    let metadata = found.metadata().map(|text| shards::loads(py, text)).transpose()?;
+    let headers = found.iter().map(|(shard, header)| file_header(py, shard, header));
+    Ok(Some((metadata, headers.collect::<PyResult<_>>()?)))
+}
+
+/// What the file behind a URL is called.
+#[pyfunction]
+pub(crate) fn url_file_name(url: &str) -> String {
+    ingot_io::url_file_name(url)
+}
