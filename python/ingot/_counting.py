@@ -46,9 +46,10 @@ def stored(tensor: TensorInfo) -> int:
 
 
 def logical(config: Mapping[str, Any] | None, names: Callable[[], Collection[str]]) -> Counter:
-    """What counts the parameters of a tensor, as they were before the model was quantised; None for what is none.
+    """What counts the parameters of a tensor, as they were before the model was quantised.
 
-    `config` is what ``config.json`` holds; `names` gives the names of all tensors.
+    It gives None for what is no parameter. `config` is what ``config.json`` holds; `names` gives the names of
+    all tensors.
     """
     settings = _settings(config)
     if settings is None:
@@ -73,14 +74,17 @@ def logical(config: Mapping[str, Any] | None, names: Callable[[], Collection[str
 
 
 def declared(metadata: Mapping[str, Any] | None) -> int | None:
-    """What ``total_parameters`` in the metadata says, where it is a number. Writers have written it as text, too."""
+    """What ``total_parameters`` in the metadata says, where it is a number.
+
+    Writers have written it as text, too.
+    """
     said = metadata.get("total_parameters") if metadata else None
     if isinstance(said, str):
         # As huggingface.js reads it: the digits at the start, so that "1e9" is 1.
         match = re.match(r"\s*([+-]?)([0-9]+)", said)
         # More digits than a count can have are not looked at.
         said = int(match[1] + (match[2].lstrip("0")[:40] or "0")) if match else None
-    elif isinstance(said, bool) or not isinstance(said, (int, float)) or not said or not isfinite(said):
+    elif not _is_finite(said) or said == 0:
         return None
     return None if said is None or said < 0 else floor(said)
 
@@ -116,6 +120,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def _is_finite(value: Any) -> bool:
+    # An int may be larger than any float.
+    return _is_number(value) and (isinstance(value, int) or isfinite(value))
+
+
 def _is_whole(value: Any) -> bool:
     return _is_number(value) and (isinstance(value, int) or value.is_integer())
 
@@ -127,7 +136,7 @@ def _number(value: Any) -> Any:
             value = float(value)
         except ValueError:
             return None
-    return value if _is_number(value) and isfinite(value) else None
+    return value if _is_finite(value) else None
 
 
 def _object(value: Any) -> Mapping[str, Any]:
@@ -152,11 +161,10 @@ def _settings(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def _mlx_settings(place: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """mlx writes ``quantization``, without a method, and the same again under the usual name."""
-    for settings in (place.get("quantization"), place.get("quantization_config")):
-        if isinstance(settings, Mapping) and "quant_method" not in settings:
-            if "group_size" in settings and "bits" in settings:
-                return {**settings, "quant_method": "mlx"}
+    """What mlx writes: ``quantization``, without a method, and the same again under the usual name."""
+    for settings in map(_object, (place.get("quantization"), place.get("quantization_config"))):
+        if "quant_method" not in settings and {"group_size", "bits"} <= settings.keys():
+            return {**settings, "quant_method": "mlx"}
     return None
 
 
@@ -188,7 +196,10 @@ def _fits(parts: list[str], text: str) -> bool:
 
 
 def _targets(targets: Any) -> _Patterns:
-    """Modules as compressed-tensors names them; after ``re:`` a pattern, of which the common part is understood."""
+    """Modules as compressed-tensors names them.
+
+    After ``re:`` stands a pattern, of which the common part is understood.
+    """
     texts = _texts(targets)
     globs = [_glob(text[3:]) for text in texts if text.startswith("re:")]
     names = {text for text in texts if not text.startswith("re:")}
@@ -368,7 +379,8 @@ class _Mlx(_Other):
 
 
 def _is_mlx(said: Mapping[str, Any]) -> bool:
-    bits, group_size = said.get("bits"), said.get("group_size")
+    bits: Any = said.get("bits")
+    group_size = said.get("group_size")
     if said["mode"] == "affine":
         return _is_number(bits) and bits in (2, 3, 4, 5, 6, 8) and group_size in (32, 64, 128)
     return _is_whole(bits) and 0 < bits <= 32
