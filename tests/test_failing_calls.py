@@ -1,0 +1,310 @@
+"""System calls that fail, one kind after another, under all that writes and all that reads."""
+
+from __future__ import annotations
+
+import errno
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+import ingot
+import ingot.numpy
+from traced import traced
+
+if sys.platform != "linux":
+    pytest.skip("strace traces Linux", allow_module_level=True)
+
+# Every way to write the file at `path`, or a checkpoint in `shards`. All differ from what `models` has there.
+WRITERS = """
+import ingot._background, ingot._edit, ingot._rearrange, ingot._shards, ingot._writer
+
+path, durable = sys.argv[1], sys.argv[2] == "durable"
+small = {"a": numpy.full(3000, 2.0), "b": numpy.full(500, 3, numpy.int16).reshape(5, 100).T}
+# Past the page cache, where the file system can, and by several threads.
+large = {"a": numpy.full(36 << 20, 2, numpy.uint8), "b": numpy.zeros((7, 3)).T}
+# What NumPy imports when an array is first saved.
+ingot.numpy.save(small)
+
+def save(tensors, **options):
+    saved = ingot.numpy.save_file(tensors, path, durable=durable, **options)
+    if saved is not None:
+        saved.result()
+
+def fill(writer):
+    with writer:
+        for name, tensor in small.items():
+            writer.write(name, tensor)
+        writer.commit()
+
+spec = {"a": {"dtype": "U8", "shape": [3], "data": b"abc"}}
+WRITERS = {
+    "small": lambda: save(small),
+    "large": lambda: save(large),
+    "background": lambda: save(large, background=True),
+    "background without snapshot": lambda: save(small, background=True, snapshot=False),
+    "checksums": lambda: save(small, checksums=True),
+    "large with checksums": lambda: save(large, checksums=["sha256", "modelspec"]),
+    "bintensors": lambda: save(small, format="bintensors"),
+    "buffers": lambda: ingot.serialize_file(spec, path, durable=durable),
+    "merge": lambda: ingot.merge(["model.safetensors", "other.safetensors"], path, durable=durable),
+    "rewrite": lambda: ingot.rewrite("other.safetensors", path, rename=str.upper, durable=durable),
+    "writer": lambda: fill(ingot.Writer(path, small, durable=durable)),
+    "appender": lambda: fill(ingot.Writer(path, reserve=500, durable=durable)),
+}
+EDITORS = {
+    "metadata": lambda: ingot.update_metadata(path, set={"k": "v" * 5000}, durable=durable),
+    "tensor": lambda: ingot.replace_tensor(path, "a", numpy.zeros(20_000), durable=durable),
+    "split": lambda: ingot.split(path, "shards", 50, durable=durable),
+}
+if path == "model.safetensors":
+    WRITERS |= EDITORS
+"""
+
+# What a process holds: how many descriptors, and which threads of ingot's own. A flush that nobody waits for
+# any more ends by itself, and the system may list a thread for a moment after it was joined.
+HELD = """
+def held():
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{task}/comm") as name:
+                names.append(name.read().strip())
+        except OSError:
+            pass
+    return [descriptors(), sorted(name for name in names if name.startswith("ingot"))]
+
+def settled(expected):
+    for _ in range(200):
+        found = held()
+        if found == expected:
+            break
+        time.sleep(0.02)
+    return found
+"""
+
+ATTEMPTS = """
+def tree():
+    # By another way than `.`, calls on which may be made to fail.
+    found = {}
+    for folder, _, files in os.walk(os.path.join("..", os.path.basename(os.getcwd()))):
+        for name in files:
+            with open(os.path.join(folder, name), "rb") as file:
+                found[os.path.join(folder, name)] = file.read()
+    return found
+
+before, holds, found = tree(), held(), {}
+assert before
+for name, write in WRITERS.items():
+    fault = None
+    try:
+        write()
+    except OSError as error:
+        fault = [isinstance(error, ingot.StorageError), error.errno, error.filename, str(error)]
+    after = tree()
+    changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+    found[name] = [fault, changed, settled(holds) == holds or held()]
+    # The next one finds what the first did.
+    for key, data in before.items():
+        with open(key, "wb") as file:
+            file.write(data)
+    for key in after.keys() - before.keys():
+        os.unlink(key)
+say(found)
+"""
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """A folder with a file, another, and the first one split."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    old = {"a": numpy.ones(20_000), "b": numpy.arange(7)}
+    ingot.numpy.save_file(old, folder / "model.safetensors", {"format": "np"}, durable=False)
+    ingot.numpy.save_file({"c": numpy.ones(9)}, folder / "other.safetensors", durable=False)
+    ingot.split(folder / "model.safetensors", folder / "shards", 100_000, durable=False)
+    return folder
+
+
+WRITES = "pwrite64,copy_file_range,sendfile"
+RENAMES = "rename,renameat,renameat2"
+# What fails, how the message calls the step, and which writers do not take it.
+FAULTS = [
+    ("fallocate:error=ENOSPC", "reserve space", {"appender"}),
+    ("fallocate:error=EDQUOT", "reserve space", {"appender"}),
+    ("fallocate:error=EFBIG", "reserve space", {"appender"}),
+    ("fallocate:error=EIO", "reserve space", {"appender"}),
+    (f"{WRITES}:error=ENOSPC", "write", set()),
+    (f"{WRITES}:error=EDQUOT", "write", set()),
+    (f"{WRITES}:error=EFBIG", "write", set()),
+    (f"{WRITES}:error=EIO", "write", set()),
+    ("fsync,fdatasync:error=ENOSPC", "flush", set()),
+    ("fsync,fdatasync:error=EDQUOT", "flush", set()),
+    ("fsync,fdatasync:error=EIO", "flush", set()),
+    ("linkat:error=ENOSPC", "rename the temporary file", {"writer", "appender"}),
+    ("linkat:error=EDQUOT", "rename the temporary file", {"writer", "appender"}),
+    (f"{RENAMES}:error=ENOSPC", "rename the temporary file", set()),
+    (f"{RENAMES}:error=EIO", "rename the temporary file", set()),
+]
+
+
+def attempts(models: Path, *inject: str, name: str = "model.safetensors", **options: Any) -> dict[str, Any]:
+    """What each writer raised, what it changed, and whether it let go of everything, where calls fail."""
+    program = WRITERS + HELD + ATTEMPTS
+    found: dict[str, Any] = traced(program, name, "durable", folder=models, inject=inject, **options).said()
+    return found
+
+
+@pytest.mark.parametrize(("fault", "step", "spared"), FAULTS, ids=[fault for fault, *_ in FAULTS])
+def test_a_failing_step_leaves_what_was_there_and_nothing_else(
+    models: Path, fault: str, step: str, spared: set[str]
+) -> None:
+    assert_refused(models, "model.safetensors", fault, step, spared)
+
+
+FULL = [row for row in FAULTS if row[0].endswith("ENOSPC")]
+
+
+@pytest.mark.parametrize(("fault", "step", "spared"), FULL, ids=[fault for fault, *_ in FULL])
+def test_a_failing_step_of_a_first_save_leaves_nothing(
+    models: Path, fault: str, step: str, spared: set[str]
+) -> None:
+    assert_refused(models, "new.safetensors", fault, step, spared)
+
+
+def assert_refused(models: Path, name: str, fault: str, step: str, spared: set[str]) -> None:
+    number = getattr(errno, fault.partition("error=")[2])
+    for writer, (found, changed, let_go) in attempts(models, fault, name=name).items():
+        assert let_go is True, f"{writer} holds {let_go}"
+        if writer in spared:
+            assert found is None, writer
+            continue
+        assert changed == [], writer
+        is_ours, code, filename, message = found
+        assert is_ours, writer
+        assert code == number, writer
+        assert f": could not {step}" in message, writer
+        assert message.startswith(f"{filename}: "), writer
+        assert writer == "split" or Path(filename).name == name, writer
+        assert re.search(r": the file needs \d+ bytes", message), writer
+
+
+IN_PLACE = """
+def save(tensors, **options):
+    saved = ingot.numpy.save_file(tensors, path, durable=durable, atomic=False, **options)
+    if saved is not None:
+        saved.result()
+
+WRITERS = {name: write for name, write in WRITERS.items() if name in sys.argv[3:]}
+"""
+WRITTEN_IN_PLACE = ["small", "large", "background", "checksums", "bintensors"]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "new.safetensors"])
+@pytest.mark.parametrize("fault", ["fallocate:error=ENOSPC", "pwrite64:error=EDQUOT"])
+def test_a_file_that_is_written_in_place_is_touched_when_all_bytes_are_on_the_disk(
+    models: Path, name: str, fault: str
+) -> None:
+    number = getattr(errno, fault.partition("error=")[2])
+    program = WRITERS + IN_PLACE + HELD + ATTEMPTS
+    found = traced(program, name, "durable", *WRITTEN_IN_PLACE, folder=models, inject=[fault]).said()
+    assert sorted(found) == sorted(WRITTEN_IN_PLACE)
+    for writer, ((_, code, _, _), changed, let_go) in found.items():
+        assert (code, changed, let_go) == (number, [], True), writer
+
+
+def test_a_directory_that_cannot_be_flushed_is_said_so_and_the_file_is_the_new_one(models: Path) -> None:
+    found = attempts(models, "fsync,fdatasync:error=EIO", only=models)
+    for writer, (fault, changed, let_go) in found.items():
+        assert let_go is True, writer
+        # A checkpoint is in a directory of its own.
+        if writer != "split":
+            assert fault[1] == errno.EIO, writer
+            assert "could not flush its directory, though it is written" in fault[3], writer
+            assert [Path(path).name for path in changed] == ["model.safetensors"], writer
+
+
+@pytest.mark.parametrize("number", ["EMFILE", "ENOSPC", "EDQUOT", "EROFS", "EACCES"])
+def test_where_no_file_can_be_made_the_old_one_stays(models: Path, number: str) -> None:
+    found = attempts(models, f"openat,openat2,open:error={number}", only=models)
+    for writer, (fault, changed, let_go) in found.items():
+        assert let_go is True, writer
+        if writer != "split":
+            assert fault is not None, writer
+            assert fault[1] == getattr(errno, number), writer
+            assert Path(fault[2]).name == "model.safetensors", writer
+            assert changed == [], writer
+
+
+FLUSHED = """
+# Those that need what the others replace come last in the table.
+for name in reversed(WRITERS):
+    mark(name)
+    WRITERS[name]()
+mark("end")
+"""
+TOUCHES = ["fallocate", "ftruncate", "fchmod", "fsetxattr", "write", *WRITES.split(",")]
+FLUSHES = ["fsync", "fdatasync", "sync_file_range", "syncfs"]
+SEEN = ",".join([*TOUCHES, *FLUSHES, RENAMES])
+
+
+def lost(calls: list[str], folder: Path) -> list[str]:
+    """What a loss of power may take away of what `calls` made: bytes of files that got a name, and names."""
+    files, names, gone = set[str](), set[str](), []
+    for call in calls:
+        name, _, arguments = call.partition("(")
+        # strace writes the path of a descriptor behind its number; of a file without a name it is the inode.
+        paths = [path for path in re.findall(r"<(/[^>]*)>", arguments) if str(folder) in path]
+        if name == "rename":
+            gone += sorted(files)
+            names.add(str((folder / arguments.split('"')[3]).parent))
+        elif name in RENAMES.split(","):
+            gone += sorted(files)
+            names.add(paths[-1])
+        elif name in FLUSHES:
+            files.discard(paths[0])
+            names.discard(paths[0])
+        # What a writer notes beside its file goes when that gets its name.
+        elif name in TOUCHES and paths and not paths[0].endswith(".0000000000000000.ingot-tmp"):
+            # Bytes go from the first to the second.
+            files.add(paths[-1] if name == "copy_file_range" else paths[0])
+    return gone + sorted(names)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "new.safetensors"])
+def test_a_file_is_flushed_before_it_gets_its_name_and_the_name_after(models: Path, name: str) -> None:
+    seen = traced(WRITERS + FLUSHED, name, "durable", folder=models, trace=SEEN)
+    assert seen.code == 0, seen.err
+    for writer, calls in seen.calls.items():
+        if writer not in ("", "end"):
+            assert any(call.startswith("rename") for call in calls), writer
+            assert lost(calls, models) == [], writer
+
+
+def test_what_need_not_be_durable_waits_for_no_disk(models: Path) -> None:
+    seen = traced(WRITERS + FLUSHED, "model.safetensors", "fast", folder=models, trace=SEEN)
+    assert seen.code == 0, seen.err
+    calls = [call for of_one in seen.calls.values() for call in of_one]
+    assert [call for call in calls if call.startswith(tuple(FLUSHES))] == []
+
+
+# NFS and SMB send the bytes of a file away when it is closed, and say there whether that went well.
+FAR = {"NFS": "6969000000000000", "SMB2": "424d53fe00000000", "CIFS": "424d53ff00000000"}
+
+
+@pytest.mark.parametrize("system", FAR)
+def test_over_a_network_a_full_disk_is_not_found_out_after_the_save(models: Path, system: str) -> None:
+    # strace makes the file system say that it is another.
+    disguise = f"fstatfs:poke_exit=@arg2={FAR[system]}"
+    seen = traced(
+        WRITERS + FLUSHED, "model.safetensors", "fast", folder=models, trace=SEEN, inject=[disguise]
+    )
+    if "poke_exit" in seen.err:
+        pytest.skip(f"this strace changes no results: {seen.err.strip()}")
+    assert seen.code == 0, seen.err
+    for writer in ("small", "large", "background", "checksums", "merge", "rewrite"):
+        flushes = [call for call in seen.calls[writer] if call.startswith(("fsync", "rename"))]
+        assert [call.partition("(")[0].partition("at")[0] for call in flushes] == ["fsync", "rename"], writer

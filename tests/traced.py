@@ -1,0 +1,77 @@
+"""Running Python code under strace, which makes system calls fail, lie, or only writes them down."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from processes import PRELUDE, Ended
+
+# A program says `mark("name")` before the calls that matter.
+MARK = "/what-comes-next-is-"
+PROGRAM = PRELUDE + f"\ndef mark(name):\n    os.path.exists({MARK!r} + name)\n"
+
+
+@dataclass(frozen=True)
+class Traced(Ended):
+    """How a traced process ended, and what it called."""
+
+    calls: dict[str, list[str]]
+    """By what the last mark before them said: ``name(arguments) = result``, with the paths of descriptors."""
+
+
+def traced(
+    program: str,
+    *arguments: object,
+    folder: Path,
+    trace: str = "",
+    inject: Sequence[str] = (),
+    only: Path | None = None,
+) -> Traced:
+    """Run `program` in `folder` under strace, which notes the calls in `trace` and those that it changes.
+
+    `inject` says what happens to which calls, as ``"fsync:error=EIO"``; with `only` just to those whose path
+    or descriptor is this very one.
+    """
+    log = folder.parent / f"{folder.name}.strace"
+    changed = [change.partition(":")[0] for change in inject]
+    # `mark` makes one of the first two.
+    options = ["-e", "trace=" + ",".join(filter(None, ("stat", "newfstatat", trace, *changed)))]
+    for change in inject:
+        options += ["-e", f"inject={change}"]
+    if only is not None:
+        options += ["-P", str(only)]
+    # Where modules are looked for, the folder shall not be.
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONSAFEPATH": "1", "RUST_BACKTRACE": "0"}
+    try:
+        ended = subprocess.run(
+            ["strace", "-f", "--seccomp-bpf", "-y", "-o", log, *options]
+            + [sys.executable, "-c", PROGRAM + program, *map(str, arguments)],
+            env=os.environ | environment,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            errors="backslashreplace",
+            check=False,
+        )
+    except FileNotFoundError:
+        pytest.skip("strace is not installed")
+    lines = log.read_text(errors="backslashreplace").splitlines()
+    if not lines:
+        pytest.skip(f"strace cannot trace here: {ended.stderr.strip()}")
+    name, calls = "", {"": list[str]()}
+    for line in lines:
+        # The number of the thread comes first.
+        call = line.partition(" ")[2].strip()
+        if MARK in call:
+            name = call.partition(MARK)[2].partition('"')[0]
+            calls[name] = []
+        else:
+            calls[name].append(call)
+    return Traced(ended.returncode, ended.stdout, ended.stderr, calls)
