@@ -302,9 +302,91 @@ def test_over_a_network_a_full_disk_is_not_found_out_after_the_save(models: Path
     seen = traced(
         WRITERS + FLUSHED, "model.safetensors", "fast", folder=models, trace=SEEN, inject=[disguise]
     )
-    if "poke_exit" in seen.err:
-        pytest.skip(f"this strace changes no results: {seen.err.strip()}")
     assert seen.code == 0, seen.err
     for writer in ("small", "large", "background", "checksums", "merge", "rewrite"):
         flushes = [call for call in seen.calls[writer] if call.startswith(("fsync", "rename"))]
         assert [call.partition("(")[0].partition("at")[0] for call in flushes] == ["fsync", "rename"], writer
+
+
+INTERRUPTED_READS = """
+path, options = "model.safetensors", {"backend": "pread"}
+expected = {"large": numpy.arange(9 << 20, dtype=numpy.uint32).reshape(9, -1), "small": numpy.ones(7)}
+out = {"large": numpy.empty_like(expected["large"])}
+with ingot.safe_open(path, "np", backend="pread") as file:
+    part = file.get_slice("large")
+    found = [
+        file.get_tensors(),
+        dict(file.iter_tensors()),
+        ingot.numpy.load_file(path, **options),
+        ingot.numpy.load_file(path, verify=True, **options),
+        ingot.numpy.load_file(path, out=out, **options),
+    ]
+    rows = [part[3:5], part[[3, 4]], part[3:5, :]]
+same = [(tensors[name] == array).all() for tensors in found for name, array in expected.items()]
+same += [(array == expected["large"][3:5]).all() for array in rows]
+say([bool(all(same)), ingot.hash(path), ingot.verify(path).ok])
+"""
+
+
+def test_interrupted_reads_go_on(tmp_path: Path) -> None:
+    arrays = {"large": numpy.arange(9 << 20, dtype=numpy.uint32).reshape(9, -1), "small": numpy.ones(7)}
+    folder, path = tmp_path / "models", tmp_path / "models" / "model.safetensors"
+    folder.mkdir()
+    ingot.numpy.save_file(arrays, path, durable=False, checksums=True)
+    interrupt = "pread64,preadv2,read:error=EINTR:when=2+3"
+    seen = traced(INTERRUPTED_READS, folder=folder, inject=[interrupt], only=path)
+    assert seen.said() == [True, ingot.hash(path), True]
+    assert sum("EINTR" in call for calls in seen.calls.values() for call in calls) > 10
+
+
+@pytest.mark.parametrize("number", ["EIO", "ESTALE", "ETIMEDOUT"])
+def test_a_header_that_cannot_be_read_is_named_with_the_bytes(models: Path, number: str) -> None:
+    program = """
+found = []
+for backend in ("auto", "mmap", "pread"):
+    try:
+        ingot.numpy.load_file("model.safetensors", backend=backend)
+    except ingot.StorageError as fault:
+        found.append([fault.errno, fault.filename, str(fault), descriptors()])
+say(found)
+"""
+    path = models / "model.safetensors"
+    seen = traced(program, folder=models, inject=[f"pread64,read:error={number}"], only=path)
+    found = seen.said()
+    assert len(found) == 3
+    for code, filename, message, held in found:
+        assert (code, filename) == (getattr(errno, number), "model.safetensors")
+        assert re.match(r"model\.safetensors: header: reading bytes 0\.\.\d+ of the file: ", message)
+        assert held == found[0][3]
+
+
+def test_a_header_is_checked_where_nobody_else_can_write(models: Path) -> None:
+    # The file is opened once, and the header is copied out of it: the mapping is for tensors.
+    program = """
+mark("opening")
+file = ingot.safe_open("model.safetensors", "np", backend="mmap")
+mark("reading")
+file["a"], file.get_slice("b")[2:], file.metadata()
+"""
+    seen = traced(program, folder=models, trace="openat,open,mmap,pread64,read,statx,fstat")
+    assert seen.code == 0, seen.err
+    calls = [call for call in seen.calls["opening"] if "model.safetensors" in call]
+    names = [call.partition("(")[0] for call in calls]
+    assert [name for name in names if name.startswith("open")] == names[:1]
+    # Whatever is asked after that is asked of the open file.
+    assert all("<" + str(models / "model.safetensors") in call for call in calls)
+    assert names.index("pread64") < names.index("mmap")
+    later = [call for call in seen.calls["reading"] if "model.safetensors" in call]
+    assert {call.partition("(")[0] for call in later} <= {"statx", "fstat", "newfstatat"}
+
+
+@pytest.mark.parametrize("system", FAR)
+def test_a_file_that_is_far_away_is_read_and_not_mapped(models: Path, system: str) -> None:
+    program = """
+with ingot.safe_open("model.safetensors", "np") as file:
+    say([file.backend, file.why, float(file["a"].sum())])
+"""
+    disguise = f"fstatfs:poke_exit=@arg2={FAR[system]}"
+    backend, why, total = traced(program, folder=models, inject=[disguise]).said()
+    assert (backend, total) == ("pread", 20_000)
+    assert "slow to map" in why
