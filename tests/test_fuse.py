@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
+import torch
 
 import ingot
 import ingot.numpy
+import ingot.torch
 from slow_disk import mounted
 
 if not os.path.exists("/dev/fuse"):
@@ -69,6 +75,62 @@ def test_a_block_that_cannot_be_read_is_named_with_file_tensor_and_bytes(shown: 
             ingot.numpy.load_file(path, slices={"large": numpy.s_[: 2 << 20]}, keys=["large"])
         # What lies elsewhere can be had.
         assert (ingot.numpy.load_file(path, keys=["small"])["small"] == ARRAYS["small"]).all()
+
+
+# Every way to read the tensor `large`, of which a block is broken.
+READS: dict[str, Callable[[Path], Any]] = {
+    "load_file": ingot.numpy.load_file,
+    "load_file in torch": ingot.torch.load_file,
+    "load_file of slices": lambda path: ingot.numpy.load_file(path, slices={"large": numpy.s_[::2]}),
+    "load_file on one thread": lambda path: ingot.numpy.load_file(path, threads=1),
+    "load_file into memory": lambda path: ingot.numpy.load_file(
+        path, keys=["large"], out={"large": numpy.empty_like(ARRAYS["large"])}
+    ),
+    "load_file that verifies": lambda path: ingot.numpy.load_file(path, verify=True),
+    "load_into": lambda path: ingot.torch.load_into(
+        {"large": torch.empty(3 << 20, dtype=torch.uint32)}, path, strict=False
+    ),
+    "get_tensors": lambda path: ingot.safe_open(path, "np").get_tensors(["small", "large"]),
+    "get_slice": lambda path: ingot.safe_open(path, "np").get_slice("large")[5:],
+    "iter_tensors": lambda path: dict(ingot.safe_open(path, "np").iter_tensors()),
+    "warm": ingot.warm,
+}
+
+
+def held(folder: Path) -> list[str]:
+    """The open files of `folder`, and the threads of ingot's own, of this process."""
+    targets = []
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            targets.append(os.readlink(link))
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):
+            targets.append((task / "comm").read_text().strip())
+    return [target for target in targets if target.startswith((str(folder), "ingot"))]
+
+
+@pytest.mark.parametrize("way", READS)
+def test_whoever_reads_a_broken_block_is_told_and_lets_go_of_the_file(
+    shown: Path, tmp_path: Path, way: str
+) -> None:
+    stored = shown / "model.safetensors"
+    ingot.numpy.save_file(ARRAYS, stored, checksums=True)
+    with ingot.safe_open(stored, "np") as file:
+        broken = stored.stat().st_size - sum(array.nbytes for array in ARRAYS.values())
+        broken += file.info("large").begin + (5 << 20)
+    with mounted(shown, tmp_path / "mount", broken=broken):
+        path = tmp_path / "mount" / "model.safetensors"
+        for _ in range(3):
+            with pytest.raises(ingot.StorageError, match="tensor `large`") as caught:
+                READS[way](path)
+            assert (caught.value.errno, caught.value.path) == (errno.EIO, str(path))
+            # Whatever the traceback holds goes with it.
+            del caught
+        for _ in range(100):
+            if not held(tmp_path):
+                break
+            time.sleep(0.05)
+        assert held(tmp_path) == []
 
 
 def test_a_mount_that_goes_away_is_an_error_and_no_signal(shown: Path, tmp_path: Path) -> None:
