@@ -93,7 +93,7 @@ mod tests {
     fn bytes_come_in_their_order() {
         for len in [0, 1, (5 << 20) + 1] {
             let bytes: Vec<u8> = (0_usize..len).map(|at| at.to_le_bytes()[1]).collect();
-            let source = MemorySource::from(bytes.clone());
+            let source = MemorySource::new(bytes.clone());
             let mut found = Vec::new();
             read_in_order(&source, &mut |piece| found.extend_from_slice(piece), &Unwatched).unwrap();
             assert!(found == bytes, "{len} bytes");
