@@ -89,6 +89,7 @@ bench: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo $(VENV_RC)/.made
 bench-loads: $(VENV)/.ingot $(VENV)/.test $(VENV_PEERS)/.made
 	$(VENV_PEERS)/bin/python benches/python/loads.py --json benches/record/loads.json
 	$(VENV_PEERS)/bin/python benches/python/slow.py --json benches/record/slow.json
+	$(VENV_PEERS)/bin/python benches/python/saves.py --json benches/record/saves.json
 	$(VENV_PEERS)/bin/python benches/python/plot.py benches/record/loads.json benches/record/loads.svg
 
 bench-formats: $(VENV)/.ingot $(VENV)/.test $(VENV)/.formats $(VENV_FRAMEWORKS)/.made

@@ -4,6 +4,8 @@ import json
 import sys
 from pathlib import Path
 
+import fresh
+
 sys.path.append(str(Path(__file__).parents[2] / "tests"))
 
 MIB = 1 << 20
@@ -56,7 +58,6 @@ def index_memory(full: int):
     """The same in fresh processes: memory."""
 
     def measure(place, rounds: int):
-        import fresh
         from duel import Samples
 
         path = str(_index(place, full, by_name=True))
@@ -169,14 +170,13 @@ def _assert_same_index(ours, theirs: dict[str, str]) -> None:
 
 def main(side: str, path: str) -> None:
     import ingot
-    from editing import _resident
 
     # What is imported when it is first used is none of the work's memory.
     ingot.read_index  # noqa: B018
-    before = _resident("VmRSS")
+    before = fresh.resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
     held = ingot.read_index(path) if side == "ingot" else _loaded(Path(path))
-    print(json.dumps({"nbytes": _resident("VmHWM") - before, "tensors": len(held)}))
+    print(json.dumps({"nbytes": fresh.resident("VmHWM") - before, "tensors": len(held)}))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ import sys
 import time
 from pathlib import Path
 
+import fresh
+
 TENSORS = 8
 MIB = 1 << 20
 
@@ -102,7 +104,6 @@ def streamed_memory(place, rounds: int):
 
 
 def _memory(rounds: int, arguments, less: int = 0):
-    import fresh
     from duel import Samples
 
     found = fresh.in_turn(
@@ -152,13 +153,6 @@ def _assert_same(ours: Path, theirs: Path) -> None:
     same.tensors(safetensors.torch.load_file(ours), safetensors.torch.load_file(theirs))
 
 
-def _resident(field: str) -> int:
-    """Bytes from /proc/self/status. `ru_maxrss` would not do: a new process inherits its parent's."""
-    with open("/proc/self/status") as status:
-        (line,) = (line for line in status if line.startswith(field + ":"))
-    return int(line.split()[1]) * 1024
-
-
 def _stream(side: str, out: str, nbytes: int) -> None:
     import numpy
 
@@ -183,7 +177,7 @@ def main(task: str, out: str, *rest: str) -> None:
 
     # What is imported when it is first used is none of the work's memory.
     ingot.merge  # noqa: B018
-    before = _resident("VmRSS")
+    before = fresh.resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
     start = time.perf_counter()
     if action == "stream":
@@ -193,7 +187,7 @@ def main(task: str, out: str, *rest: str) -> None:
     else:
         _load_and_save([Path(path) for path in rest], Path(out))
     seconds = time.perf_counter() - start
-    print(json.dumps({"nbytes": _resident("VmHWM") - before, "seconds": seconds}))
+    print(json.dumps({"nbytes": fresh.resident("VmHWM") - before, "seconds": seconds}))
 
 
 if __name__ == "__main__":

@@ -27,3 +27,13 @@ def in_turn(rounds: int, measure: Callable[[str], dict], sides: tuple[str, ...])
         for side in sides if round_ % 2 == 0 else reversed(sides):
             found[side].append(measure(side))
     return found
+
+
+def resident(field: str) -> int:
+    """Bytes of this process: ``VmRSS`` now, ``VmHWM`` at most.
+
+    `ru_maxrss` would not do: a new process inherits its parent's.
+    """
+    with open("/proc/self/status") as status:
+        (line,) = (line for line in status if line.startswith(field + ":"))
+    return int(line.split()[1]) * 1024

@@ -16,6 +16,8 @@ import sys
 import time
 from pathlib import Path
 
+import fresh
+
 # Which sides are measured, and where a figure is promised against one, what is owed and what is aimed at.
 WARM: dict[str, tuple[float, float] | None] = {
     "ingot": None,
@@ -60,11 +62,11 @@ def one(side: str, path: str, cache: str) -> dict:
     if cache == "cold":
         _drop(path)
     Path("/proc/self/clear_refs").write_text("5")
-    before = _resident("VmRSS")
+    before = fresh.resident("VmRSS")
     start = time.perf_counter()
     tensors = load(path)
     seconds = time.perf_counter() - start
-    found = {"seconds": seconds, "peak_nbytes": _resident("VmHWM") - before}
+    found = {"seconds": seconds, "peak_nbytes": fresh.resident("VmHWM") - before}
     if cache == "check":
         found["sha256"] = _digest(tensors)
     return found
@@ -92,12 +94,6 @@ def _drop(path: str) -> None:
     os.fsync(file)
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(file)
-
-
-def _resident(field: str) -> int:
-    with open("/proc/self/status") as status:
-        (line,) = (line for line in status if line.startswith(field + ":"))
-    return int(line.split()[1]) * 1024
 
 
 def _digest(tensors) -> str:
@@ -135,7 +131,6 @@ def write(path: Path, scale: float, rows: str) -> None:
 
 
 def measure(path: Path, cache: str, rounds: int, only: str | None) -> dict[str, list[dict]]:
-    import fresh
     import loaders
 
     known = [side for side in ROWS[cache] if side in loaders.SIDES]
@@ -179,7 +174,6 @@ def show(
 
 def assert_same(path: Path) -> None:
     """Every side that makes tensors gives the same bytes, before anything is timed."""
-    import fresh
     import loaders
 
     sides = [side for side in WARM if not side.startswith("raw") and loaders.is_here(side)]

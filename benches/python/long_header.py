@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import fresh
+
 COUNT = 1_750_000
 
 
@@ -22,7 +24,6 @@ def write(path: Path, count: int) -> None:
 @functools.cache
 def _opened(place, rounds: int) -> tuple[dict[str, list[dict]], int]:
     """What each opening took, and the bytes of the header. Two rows show it."""
-    import fresh
 
     count = place.count(COUNT)
     path = place.made(f"empty-{count}.safetensors", lambda path: write(path, count))
@@ -52,13 +53,6 @@ def memory(place, rounds: int):
     return Samples(ours, theirs, "× header")
 
 
-def _resident(field: str) -> int:
-    """Bytes from /proc/self/status. `ru_maxrss` would not do: a new process inherits its parent's."""
-    with open("/proc/self/status") as status:
-        (line,) = (line for line in status if line.startswith(field + ":"))
-    return int(line.split()[1]) * 1024
-
-
 def _open_once(package: str, path: str, names: bool) -> dict:
     opener = importlib.import_module(package).safe_open
     import numpy  # noqa: F401  both import it when they open a file; it is not what is measured
@@ -66,11 +60,11 @@ def _open_once(package: str, path: str, names: bool) -> dict:
     importlib.import_module(f"{package}.numpy")
     # Starts the peak anew (proc_pid_clear_refs(5)).
     Path("/proc/self/clear_refs").write_text("5")
-    before = _resident("VmRSS")
+    before = fresh.resident("VmRSS")
     start = time.perf_counter()
     file = opener(path, framework="np")
     seconds = time.perf_counter() - start
-    peak = _resident("VmHWM")
+    peak = fresh.resident("VmHWM")
     found = {"seconds": seconds, "nbytes": peak - before}
     if names:
         keys = sorted(file.keys())

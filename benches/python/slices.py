@@ -106,24 +106,18 @@ CASES = {
 SIDES = ("ingot mmap", "ingot pread", "safetensors mmap", "safetensors pread")
 
 
-def status(field: str) -> int:
-    """A size of this process, in bytes, as the kernel counts it."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:"))
-
-
 def child(path: Path, case: str, side: str, touched: int) -> dict:
     """One reading, timed."""
     library, backend = side.split()
     read = CASES[case].ours if library == "ingot" else CASES[case].theirs
     junk = torch.ones(touched, dtype=torch.uint8)
     del junk
-    before = status("VmRSS")
+    before = fresh.resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
     start = time.perf_counter()
     tensors = read(path, backend)
     seconds = time.perf_counter() - start
-    peak = status("VmHWM") - before
+    peak = fresh.resident("VmHWM") - before
     digest = 0
     for name in sorted(tensors):
         digest = zlib.crc32(tensors[name].contiguous().view(torch.uint8).numpy(), digest)
