@@ -15,7 +15,7 @@ from typing import Any
 NOBODY = 65534
 
 # What every program below may use without saying so.
-PRELUDE = """
+PRELUDE = '''
 import gc, json, os, resource, signal, sys, threading, time
 import numpy
 import ingot, ingot.numpy
@@ -35,12 +35,33 @@ def forget_peak():
 def descriptors():
     return len(os.listdir("/proc/self/fd"))
 
+def held():
+    "How many descriptors this process has, and which threads of ingot's own."
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{task}/comm") as name:
+                names.append(name.read().strip())
+        except OSError:
+            pass
+    return [descriptors(), sorted(name for name in names if name.startswith("ingot"))]
+
+def settled(expected):
+    """What is held when it is `expected`, or else in the end: a flush that nobody waits for any more ends by
+    itself, and the system may list a thread for a moment after it was joined."""
+    for _ in range(500):
+        found = held()
+        if found == expected:
+            break
+        time.sleep(0.02)
+    return found
+
 def become_nobody():
     if os.geteuid() == 0:
         os.setgroups([])
         os.setgid(65534)
         os.setuid(65534)
-"""
+'''
 
 
 @dataclass(frozen=True)

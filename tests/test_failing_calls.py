@@ -64,28 +64,6 @@ if path == "model.safetensors":
     WRITERS |= EDITORS
 """
 
-# What a process holds: how many descriptors, and which threads of ingot's own. A flush that nobody waits for
-# any more ends by itself, and the system may list a thread for a moment after it was joined.
-HELD = """
-def held():
-    names = []
-    for task in os.listdir("/proc/self/task"):
-        try:
-            with open(f"/proc/self/task/{task}/comm") as name:
-                names.append(name.read().strip())
-        except OSError:
-            pass
-    return [descriptors(), sorted(name for name in names if name.startswith("ingot"))]
-
-def settled(expected):
-    for _ in range(200):
-        found = held()
-        if found == expected:
-            break
-        time.sleep(0.02)
-    return found
-"""
-
 ATTEMPTS = """
 def tree():
     # By another way than `.`, calls on which may be made to fail.
@@ -153,7 +131,7 @@ FAULTS = [
 
 def attempts(models: Path, *inject: str, name: str = "model.safetensors", **options: Any) -> dict[str, Any]:
     """What each writer raised, what it changed, and whether it let go of everything, where calls fail."""
-    program = WRITERS + HELD + ATTEMPTS
+    program = WRITERS + ATTEMPTS
     found: dict[str, Any] = traced(program, name, "durable", folder=models, inject=inject, **options).said()
     return found
 
@@ -209,7 +187,7 @@ def test_a_file_that_is_written_in_place_is_touched_when_all_bytes_are_on_the_di
     models: Path, name: str, fault: str
 ) -> None:
     number = getattr(errno, fault.partition("error=")[2])
-    program = WRITERS + IN_PLACE + HELD + ATTEMPTS
+    program = WRITERS + IN_PLACE + ATTEMPTS
     found = traced(program, name, "durable", *WRITTEN_IN_PLACE, folder=models, inject=[fault]).said()
     assert sorted(found) == sorted(WRITTEN_IN_PLACE)
     for writer, ((_, code, _, _), changed, let_go) in found.items():

@@ -6,6 +6,7 @@ Everything that is limited, killed or measured runs in a process of its own.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 import shutil
@@ -678,6 +679,131 @@ say(found)
     found = run(INTERRUPTED + program, folder=path.parent).said()
     assert found == [["interrupted", [path.name]]] * 6
     assert path.read_bytes() == before
+
+
+# What reads the file `model.safetensors`, whose tensor `a` has 4 GiB.
+LONG_READS = {
+    "conversion": 'ingot.numpy.load_file(path, dtype="F16", backend="pread")',
+    "verifying load": "ingot.numpy.load_file(path, verify=True)",
+    "memory that is there": "ingot.numpy.load_file(path, out=out, keys=['a'], backend='pread')",
+    "list": 'ingot.safe_open(path, "np", backend="pread").get_slice("a")[[0, 1, 0]]',
+    "iterator": 'deque(ingot.safe_open(path, "np", backend="pread").iter_tensors(), maxlen=0)',
+    "handle": 'ingot.safe_open(path, "np").warm()',
+    "cache": "ingot.warm(path)",
+    "hash": 'ingot.hash(path, "blake3")',
+    "verification": "ingot.verify(path)",
+}
+
+
+@pytest.mark.skipif(not can_count_io(), reason="this kernel does not count what a process reads and writes")
+def test_ctrl_c_ends_whatever_reads_for_long_and_leaves_nothing_open(path: Path) -> None:
+    # Digests that are as long as they have to be, of nothing.
+    record = '{\\"algorithm\\":\\"sha256\\",\\"tensors\\":{\\"a\\":\\"' + "0" * 64 + '\\"}}'
+    header = f'{{"__metadata__":{{"ingot.checksums":"{record}"}},'
+    header += f'"a":{{"dtype":"F32","shape":[2,{1 << 29}],"data_offsets":[0,{4 << 30}]}}}}'
+    file_of(header.encode(), 4 << 30, path)
+    program = """
+from collections import deque
+import ingot._ahead, ingot._hash
+path = "model.safetensors"
+# Pages that nobody has written to take no memory.
+out = {"a": numpy.empty((2, 1 << 29), numpy.float32)}
+ingot.safe_open(path, "np", backend="pread").get_slice("a")[:, 0]
+before, found = held(), {}
+for name, read in json.loads(sys.argv[1]).items():
+    # Made of a text here, and not in the call: Python ends with what interrupted an `eval`, caught or not.
+    how = interrupted("rchar", eval("lambda: " + read))
+    found[name] = [how, settled(before) == before or held()]
+say(found)
+"""
+    found = run(INTERRUPTED + program, json.dumps(LONG_READS), folder=path.parent).said()
+    assert found == {name: ["interrupted", True] for name in LONG_READS}
+
+
+# What replaces the file `model.safetensors`, with 2 GiB and more.
+LONG_SAVES = {
+    "digests": 'ingot.numpy.save_file({"a": array}, path, checksums="blake3")',
+    "put in order": 'ingot.numpy.save_file({"a": array.reshape(2, -1).T}, path)',
+    "buffers": 'ingot.serialize_file({"a": {"dtype": "U8", "shape": [2 << 30], "data": array}}, path)',
+    "merge": 'ingot.merge([path, "large.safetensors"], path)',
+    "rewrite": 'ingot.rewrite("large.safetensors", path, durable=False)',
+    "split": 'ingot.split("large.safetensors", "shards", "100MB")',
+    "metadata": 'ingot.update_metadata("large.safetensors", set={"k": "v"})',
+    "tensor": 'ingot.replace_tensor("large.safetensors", "small", numpy.ones(5))',
+    "stream": 'ingot.write_to(null, {"a": array})',
+    "appender": "append()",
+}
+
+
+@pytest.mark.skipif(not can_count_io(), reason="this kernel does not count what a process reads and writes")
+def test_ctrl_c_ends_whatever_writes_for_long_and_leaves_nothing(path: Path) -> None:
+    space = os.statvfs(path.parent)
+    if space.f_bavail * space.f_frsize < 9 << 30:
+        pytest.skip(f"less than 9 GiB are free below {path.parent}")
+    ingot.numpy.save_file({"b": ARRAY}, path, durable=False)
+    large = b'{"large":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]},' % (4 << 30, 4 << 30)
+    large += b'"small":{"dtype":"F64","shape":[5],"data_offsets":[%d,%d]}}' % (4 << 30, (4 << 30) + 40)
+    file_of(large, (4 << 30) + 40, path.parent / "large.safetensors")
+    program = """
+import ingot._edit, ingot._rearrange, ingot._shards, ingot._stream, ingot._writer
+path, array = "model.safetensors", numpy.zeros(2 << 30, numpy.uint8)
+ingot.numpy.save({"a": numpy.ones((2, 2)).T})
+null = open("/dev/null", "wb", buffering=0)
+
+def append():
+    with ingot.Writer(path, reserve=1000) as writer:
+        writer.write("a", array)
+        writer.commit()
+
+def files():
+    return {os.path.join(folder, name): os.stat(os.path.join(folder, name)).st_mtime_ns
+            for folder, _, names in os.walk(".") for name in names}
+
+before, stood, found = held(), files(), {}
+for name, write in json.loads(sys.argv[1]).items():
+    how = interrupted("wchar", eval("lambda: " + write))
+    found[name] = [how, settled(before) == before or held(), files() == stood or sorted(files())]
+say(found)
+"""
+    found = run(INTERRUPTED + program, json.dumps(LONG_SAVES), folder=path.parent).said()
+    assert found == {name: ["interrupted", True, True] for name in LONG_SAVES}
+
+
+def test_ctrl_c_ends_a_snapshot(tmp_path: Path) -> None:
+    program = """
+import ingot._background
+# Pages that nobody has written to take no memory, but their copies do.
+array = numpy.zeros(2 << 30, numpy.uint8)
+holds = held()
+forget_peak()
+before = memory("VmRSS")
+
+def interrupt():
+    while memory("VmHWM") - before < 64 << 20:
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGINT)
+
+threading.Thread(target=interrupt).start()
+try:
+    ingot.numpy.save_file({"a": array}, "model.safetensors", background=True)
+except KeyboardInterrupt:
+    say([memory("VmHWM") - before < 1 << 30, settled(holds) == holds or held(), os.listdir()])
+"""
+    assert run(program, folder=tmp_path).said() == [True, True, []]
+
+
+def test_ctrl_c_while_a_background_save_is_awaited_leaves_it_alone(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    program = """
+saved = ingot.numpy.save_file({"a": numpy.ones(3)}, "fifo", background=True)
+threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    saved.result()
+except KeyboardInterrupt:
+    threading.Thread(target=lambda: open("fifo", "rb").read()).start()
+    say([saved.result(60), saved.done()])
+"""
+    assert run(program, folder=tmp_path).said() == [None, True]
 
 
 def test_ctrl_c_ends_a_save_that_waits_for_a_reader(tmp_path: Path) -> None:
