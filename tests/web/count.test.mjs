@@ -28,6 +28,15 @@ for (const vector of oracle("counts")) {
   });
 }
 
+test("Python counts the same, whatever the configuration says", () => {
+  for (const { name, file, config, logical, total, stored } of oracle("counted")) {
+    const header = parseHeader(bytes(file));
+    const found = parameterCount(header, { config: JSON.parse(config) });
+    assert.deepEqual(found, { parameterCount: logical, parameterTotal: total }, `${name}: ${config}`);
+    assert.deepEqual(parameterCount(header, { count: "stored" }).parameterCount, stored, name);
+  }
+});
+
 function sum(counts) {
   return Object.values(counts).reduce((total, count) => total + count, 0);
 }

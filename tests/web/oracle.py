@@ -1,6 +1,6 @@
 """Prints, as JSON for the tests in JavaScript, what a reader of headers has to find.
 
-Usage: oracle.py vectors | indexes | counts | rendered. Bytes are base64, and integers are text:
+Usage: oracle.py vectors | indexes | counts | counted | rendered. Bytes are base64, and integers are text:
 the parser of JavaScript rounds those above 2^53.
 """
 
@@ -11,28 +11,18 @@ import json
 import random
 import sys
 from collections.abc import Callable, Iterator
-from math import prod
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from counted_models import BITS, Chance, zeros
 from vectors.case import Vector, counts, indexes, vectors
 
-BITS = {
-    "BOOL": 8,
-    "F4": 4,
-    "F6_E2M3": 6,
-    "F6_E3M2": 6,
-    "U8": 8,
-    "F8_E4M3": 8,
-    "F8_E8M0": 8,
-    "I16": 16,
-    "BF16": 16,
-    "F32": 32,
-    "C64": 64,
-    "U64": 64,
-}
+DTYPES = [
+    *("BOOL", "F4", "F6_E2M3", "F6_E3M2", "U8", "F8_E4M3", "F8_E8M0", "I16", "BF16", "F32", "C64", "U64"),
+]
 # Of these, the ones that a .bt file can hold.
 IN_BINTENSORS = ["BOOL", "U8", "F8_E4M3", "I16", "BF16", "F32", "U64"]
 CHARS = [*"abz.09_ ", '"', "\\", "/", "\n", "\x00", "\x1b", "é", "模", "\ue000", "\uffff", "🦀", "\U0010ffff"]
@@ -87,16 +77,26 @@ def of_count(case: dict[str, Any]) -> dict[str, Any]:
     return {**given, "files": files, "names": names}
 
 
-def zeros(tensors: list[list[Any]]) -> dict[str, Any]:
-    return {
-        name: {"dtype": dtype, "shape": shape, "data": bytes(nbytes(dtype, shape))}
-        for name, dtype, shape in tensors
-    }
+def counted(count: int = 600) -> Iterator[dict[str, Any]]:
+    """Models made by chance, as Python counts their parameters."""
+    import ingot
 
-
-def nbytes(dtype: str, shape: list[int]) -> int:
-    bits = {"I8": 8, "I32": 32, "U32": 32, "F16": 16, "I64": 64}.get(dtype) or BITS[dtype]
-    return prod(shape) * bits // 8
+    chance = Chance(11)
+    with TemporaryDirectory() as folder:
+        for number in range(count):
+            tensors, config = chance.tensors(), chance.config()
+            path = Path(folder, "model.safetensors")
+            path.write_bytes(ingot.serialize(zeros(tensors), chance.metadata()))
+            logical = ingot.metadata(path, config=config)
+            stored = ingot.metadata(path, count="stored")
+            yield {
+                "name": f"model {number}",
+                "file": text(path.read_bytes()),
+                "config": json.dumps(config),
+                "logical": logical.parameter_count,
+                "total": logical.parameter_total,
+                "stored": stored.parameter_count,
+            }
 
 
 def rendered(count: int = 200) -> Iterator[dict[str, Any]]:
@@ -130,7 +130,7 @@ def name(chance: random.Random) -> str:
 
 
 def tensor(chance: random.Random, format: str) -> tuple[str, list[int]]:
-    dtype = chance.choice(IN_BINTENSORS if format == "bintensors" else list(BITS))
+    dtype = chance.choice(IN_BINTENSORS if format == "bintensors" else DTYPES)
     shape = [chance.choice([0, 1, 2, 5, 30]) for _ in range(chance.choice([0, 1, 2, 5]))]
     # A multiple of four elements, of which whole bytes hold all.
     return dtype, ([4, *shape[:2]] if BITS[dtype] < 8 else shape[:2])
@@ -148,6 +148,7 @@ KINDS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "vectors": lambda: [of_vector(vector) for vector in vectors()],
     "indexes": lambda: [of_index(case) for case in indexes()],
     "counts": lambda: [of_count(case) for case in counts()],
+    "counted": lambda: list(counted()),
     "rendered": lambda: list(rendered()),
 }
 

@@ -1,0 +1,291 @@
+"""What `ingot.metadata` says of models on disk: as huggingface.js counts and huggingface_hub shows them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import re
+import threading
+from collections import Counter
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ingot
+import ingot.numpy
+from counted_models import INDEX, files_of, write
+from ingot import _counting
+from vectors.case import counts
+
+CASES = pytest.mark.parametrize("case", counts(), ids=lambda case: case["name"])
+# A .bt file has no F8_E8M0.
+IN_BINTENSORS = [case for case in counts() if "F8_E8M0" not in case["stored"]]
+SHARDS = next(case for case in counts() if case["name"] == "shards")
+FP8 = {"quantization_config": {"quant_method": "fp8"}}
+
+
+def a_model(folder: Path, *names: str) -> Path:
+    """A file with these tensors, of one element each."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "model.safetensors"
+    ingot.numpy.save_file({name: np.zeros(1, np.float32) for name in names}, path, durable=False)
+    return path
+
+
+def as_the_hub_has_it(found: ingot.RepoMetadata) -> dict[str, Any]:
+    """All fields but the one that huggingface_hub does not have."""
+    return {name: value for name, value in asdict(found).items() if name != "parameter_total"}
+
+
+# The golden vectors
+
+
+@CASES
+def test_parameters_are_counted_as_huggingface_js_counts_them(case: dict[str, Any], tmp_path: Path) -> None:
+    check_counts(case, write(tmp_path, files_of(case)))
+
+
+@pytest.mark.parametrize("case", IN_BINTENSORS, ids=lambda case: case["name"])
+def test_parameters_of_bintensors_are_counted_likewise(case: dict[str, Any], tmp_path: Path) -> None:
+    check_counts(case, write(tmp_path, files_of(case, "bintensors")))
+
+
+def check_counts(case: dict[str, Any], folder: Path) -> None:
+    logical = ingot.metadata(folder)
+    assert (logical.parameter_count, logical.parameter_total) == (case["logical"], case["total"])
+    stored = ingot.metadata(folder, count="stored")
+    assert stored.parameter_count == case["stored"]
+    assert stored.parameter_total == sum(case["stored"].values())
+
+
+@CASES
+def test_the_counts_of_tensors_add_up(case: dict[str, Any], tmp_path: Path) -> None:
+    found = ingot.metadata(write(tmp_path, files_of(case)))
+    in_all: Counter[str] = Counter()
+    for file in found.files_metadata.values():
+        of_file: Counter[str] = Counter()
+        for tensor in file.tensors.values():
+            of_file[tensor.dtype] += tensor.parameter_count
+        # What counts nothing may lack its dtype.
+        assert of_file == Counter(file.parameter_count)
+        in_all.update(file.parameter_count)
+    assert in_all == Counter(found.parameter_count)
+
+
+@CASES
+def test_huggingface_hub_says_the_same_of_what_is_stored(case: dict[str, Any], tmp_path: Path) -> None:
+    folder = write(tmp_path, files_of(case))
+    expected = asdict(huggingface_hub.get_local_safetensors_metadata(folder))
+    assert as_the_hub_has_it(ingot.metadata(folder, count="stored")) == expected
+    for name, file in ingot.metadata(folder, count="stored").files_metadata.items():
+        of_file = huggingface_hub.parse_local_safetensors_file_metadata(folder / name)
+        assert asdict(file) == asdict(of_file)
+
+
+def test_the_dataclasses_have_the_fields_of_huggingface_hubs() -> None:
+    for ours, theirs, more in [
+        (ingot.TensorInfo, huggingface_hub.utils.TensorInfo, []),
+        (ingot.FileMetadata, huggingface_hub.utils.SafetensorsFileMetadata, []),
+        (ingot.RepoMetadata, huggingface_hub.utils.SafetensorsRepoMetadata, ["parameter_total"]),
+    ]:
+        assert [field.name for field in fields(ours)] == [field.name for field in fields(theirs)] + more
+
+
+# What may be given
+
+
+def test_a_file_an_index_and_their_directory_are_one_model(tmp_path: Path) -> None:
+    one = write(tmp_path / "one", files_of(counts()[0]))
+    assert ingot.metadata(one) == ingot.metadata(one / "model.safetensors")
+    assert not ingot.metadata(one).sharded
+    many = write(tmp_path / "many", files_of(SHARDS))
+    assert ingot.metadata(many) == ingot.metadata(str(many / INDEX)) == ingot.metadata(os.fsencode(many))
+    found = ingot.metadata(many)
+    assert (found.sharded, sorted(found.files_metadata)) == (True, sorted(dict(SHARDS["files"])))
+    assert found.weight_map == json.loads((many / INDEX).read_text())["weight_map"]
+
+
+def test_all_of_a_header_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    arrays = {"w": np.zeros((2, 3), np.float16), "s": np.float32(1)}
+    ingot.numpy.save_file(arrays, path, {"format": "pt"}, durable=False)
+    found = ingot.metadata(path)
+    assert found == ingot.RepoMetadata(
+        metadata=None,
+        sharded=False,
+        weight_map={"w": "m.safetensors", "s": "m.safetensors"},
+        files_metadata={
+            "m.safetensors": ingot.FileMetadata(
+                metadata={"format": "pt"},
+                tensors={
+                    "s": ingot.TensorInfo("F32", [], (0, 4), 0),
+                    "w": ingot.TensorInfo("F16", [2, 3], (4, 16), 6),
+                },
+                parameter_count={"F16": 6},
+            )
+        },
+        parameter_count={"F16": 6},
+        parameter_total=6,
+    )
+    # Of a model with a million tensors, too.
+    assert repr(found) == (
+        "RepoMetadata(metadata=None, sharded=False, parameter_count={'F16': 6}, parameter_total=6)"
+    )
+
+
+def test_metadata_of_an_index_may_be_any_json(tmp_path: Path) -> None:
+    said = {"total_size": 30, "nested": [None, {"a": 1.5}]}
+    found = ingot.metadata(write(tmp_path, files_of(SHARDS | {"index_metadata": json.dumps(said)})))
+    assert found.metadata == said
+
+
+@pytest.mark.parametrize(
+    ("said", "total"), [(3.7, 3), (-1, 9), (True, 9), (None, 9), ([3], 9), (1e300, 9), (" 4.9", 4)]
+)
+def test_a_total_that_is_declared_counts_where_it_is_a_number(
+    tmp_path: Path, said: object, total: int
+) -> None:
+    metadata = json.dumps({"total_parameters": said})
+    found = ingot.metadata(write(tmp_path, files_of(SHARDS | {"index_metadata": metadata})))
+    assert (found.parameter_total, sum(found.parameter_count.values())) == (total, 9)
+
+
+def test_a_configuration_can_be_given(tmp_path: Path) -> None:
+    path = a_model(tmp_path, "a.weight", "a.weight_scale")
+    assert ingot.metadata(path).parameter_total == 2
+    assert ingot.metadata(path, config=FP8).parameter_total == 1
+    (tmp_path / "config.json").write_text(json.dumps(FP8))
+    assert ingot.metadata(path).parameter_total == 1
+    assert ingot.metadata(path, config={}).parameter_total == 2
+    with pytest.raises(TypeError, match="config must be a mapping, found str"):
+        ingot.metadata(path, config="config.json")  # type: ignore[arg-type]
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ("{", "is no JSON: "),
+        ("\udcff", "is no JSON: "),
+        ("[" * 100_000, "is no JSON: "),
+        ("[]", "is no JSON object: found list"),
+        (" " * 10_000_001, "is too large: expected at most 10000000 bytes"),
+    ],
+    ids=["cut", "no text", "deep", "a list", "large"],
+)
+def test_a_configuration_that_cannot_be_read_is_refused(tmp_path: Path, content: str, what: str) -> None:
+    path = a_model(tmp_path, "a.weight")
+    config = tmp_path / "config.json"
+    config.write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(ingot.CheckpointError) as caught:
+        ingot.metadata(path)
+    assert caught.value.code == "invalid-config"
+    assert str(caught.value).startswith(f"{config}: the configuration {what}")
+    assert "config=" in str(caught.value)
+    # Without it there is nothing wrong.
+    assert ingot.metadata(path, count="stored").parameter_total == 1
+    assert ingot.metadata(path, config={}).parameter_total == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no FIFOs")
+def test_a_configuration_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    path = a_model(tmp_path, "a.weight")
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ingot.CheckpointError, match="is no regular file"):
+        ingot.metadata(path)
+
+
+def test_what_safe_open_refuses_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        ingot.metadata(tmp_path / "none.safetensors")
+    with pytest.raises(IsADirectoryError):
+        ingot.metadata(tmp_path)
+    path = a_model(tmp_path, "a")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ingot.HeaderError) as caught:
+        ingot.metadata(tmp_path)
+    assert caught.value.path == str(path)
+    with pytest.raises(ingot.HeaderError, match="header too large"):
+        ingot.metadata(a_model(tmp_path, "b"), max_header_size=10)
+    folder = write(tmp_path / "shards", files_of(SHARDS))
+    (shard, _), *_ = SHARDS["files"]
+    a_model(folder, "other").rename(folder / shard)
+    with pytest.raises(ingot.CheckpointError):
+        ingot.metadata(folder)
+
+
+def test_a_count_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ingot.OptionError, match="expected one of logical, stored") as caught:
+        ingot.metadata(tmp_path, count="all")  # type: ignore[arg-type]
+    assert caught.value.code == "unknown-count"
+
+
+def test_a_configuration_of_any_form_does_no_harm(tmp_path: Path) -> None:
+    path = a_model(tmp_path, "a.weight", "b.scales")
+    methods = ["gptq", "mlx", "mxfp4", "compressed-tensors", "fp8", "bitsandbytes", "other", 4, [], {}]
+    values = [None, "4", [], {}, 10**400, 1e400, math.nan, True]
+    keys = [
+        "bits",
+        "format",
+        "ignore",
+        "config_groups",
+        "modules_to_not_convert",
+        "expert_dtype",
+        "group_size",
+    ]
+    odd: list[Any] = [None, 1, "x", [], {}, 10**400, 1e400]
+    for method in methods:
+        odd.append({"quant_method": method})
+        odd += [{"quant_method": method, **dict.fromkeys(keys, value)} for value in values]
+    for settings in odd:
+        for key in ("quantization_config", "quantization", "text_config"):
+            for config in ({key: settings}, {"text_config": {key: settings}}):
+                assert ingot.metadata(path, config=config).parameter_total in (1, 2), config
+
+
+def test_a_pattern_made_to_take_long_does_not(tmp_path: Path) -> None:
+    path = a_model(tmp_path, "a" * 20_000 + ".weight")
+    for key, pattern in [("modules_to_not_convert", "*a" * 60 + "b"), ("ignore", "re:" + ".*a" * 60 + "b$")]:
+        config = {"quantization_config": {"quant_method": "gptq", key: [pattern]}}
+        assert ingot.metadata(path, config=config).parameter_total == 1
+
+
+@given(st.text("ab.", max_size=12), st.lists(st.text("ab.", max_size=3), min_size=1, max_size=5))
+def test_globs_match_what_expressions_match(text: str, parts: list[str]) -> None:
+    expression = ".*".join(map(re.escape, parts))
+    assert _counting._fits(parts, text) == (re.fullmatch(expression, text) is not None)
+
+
+@given(st.text("ab.\\*^$", max_size=8), st.text("ab.", max_size=10))
+def test_a_target_matches_at_most_what_its_expression_matches(pattern: str, module: str) -> None:
+    try:
+        expression = re.compile(pattern)
+    except re.error:
+        return
+    if _counting._targets([f"re:{pattern}"]).match(module):
+        assert expression.match(module) is not None
+
+
+# Async
+
+
+def test_the_event_loop_goes_on_meanwhile(tmp_path: Path) -> None:
+    folder = write(tmp_path, files_of(SHARDS))
+
+    async def several() -> list[ingot.RepoMetadata]:
+        return await asyncio.gather(*(ingot.metadata_async(folder) for _ in range(8)))
+
+    assert asyncio.run(several()) == [ingot.metadata(folder)] * 8
+    with pytest.raises(FileNotFoundError):
+        asyncio.run(ingot.metadata_async(tmp_path / "none", config={}))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ingot")]
