@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, assert_type
@@ -97,3 +98,22 @@ def test_editing(tmp_path: Path) -> None:
         writer.commit()
     with (tmp_path / "stream").open("wb") as file:
         ingot.write_to(file, tensors)
+
+
+def test_metadata(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    ingot.numpy.save_file({"t": numpy.zeros((2, 3))}, path, durable=False)
+    found = ingot.metadata(path, count="logical", config={"text_config": {}}, max_header_size=1000)
+    assert_type(found, ingot.RepoMetadata)
+    assert_type(found.metadata, dict[str, Any] | None)
+    assert_type(found.parameter_count, dict[str, int])
+    assert_type(found.parameter_total, int)
+    file = found.files_metadata["t.safetensors"]
+    assert_type(file, ingot.FileMetadata)
+    assert_type(file.tensors["t"], ingot.TensorInfo)
+    assert_type(file.tensors["t"].data_offsets, tuple[int, int])
+
+    async def later() -> None:
+        assert_type(await ingot.metadata_async(path, count="stored"), ingot.RepoMetadata)
+
+    asyncio.run(later())

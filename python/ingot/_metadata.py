@@ -35,7 +35,7 @@ CONFIG = "config.json"
 CONFIG_NBYTES = 10_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TensorInfo:
     """What a header says of one tensor, and how many parameters it holds."""
 
@@ -49,7 +49,7 @@ class TensorInfo:
     parameter_count: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FileMetadata:
     """The header of one file."""
 
@@ -61,7 +61,7 @@ class FileMetadata:
     parameter_count: dict[str, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RepoMetadata:
     """The headers of a model. What `metadata` gives, for one file as for many."""
 

@@ -182,8 +182,8 @@ class safe_open:
         -------
         dict of str to int
             By the dtype's code, such as ``{"BF16": 7241732096}``. Elements as they are stored: a scalar
-            is one, buffers count, and what a quantised model packs into an ``I32`` is one. In the order of
-            FORMAT.md's table.
+            is one, buffers count, and what a quantised model packs into an ``I32`` is one; `ingot.metadata`
+            counts what it was before. In the order of FORMAT.md's table.
 
         Raises
         ------

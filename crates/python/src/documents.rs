@@ -27,6 +27,9 @@ pub(crate) fn fetch_beside<'py>(
     Ok((shown.into_os_string(), PyBytes::new(py, &bytes)))
 }
 
+/// The metadata of an index, and the headers of its shards.
+type ModelHeaders<'py> = (Option<Bound<'py, PyAny>>, Vec<FileHeader<'py>>);
+
 /// The metadata of the index and the headers of all shards, where the Hub gives them in one document.
 #[pyfunction]
 #[pyo3(signature = (url, storage_options = None, max_header_size = None, *, progress = None))]
@@ -36,7 +39,7 @@ pub(crate) fn hub_headers<'py>(
     storage_options: Option<&Bound<'py, PyDict>>,
     max_header_size: Option<u64>,
     progress: Option<Bound<'py, PyAny>>,
-) -> PyResult<Option<(Option<Bound<'py, PyAny>>, Vec<FileHeader<'py>>)>> {
+) -> PyResult<Option<ModelHeaders<'py>>> {
     let options = remote_options(storage_options)?;
     let limits = remote_limits(false, max_header_size);
     let fetch = |signals: &Signals| ingot_io::hub_headers(url, &options, &limits, signals);
