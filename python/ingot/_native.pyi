@@ -11,6 +11,7 @@ __all__ = [
     "Archive",
     "Buffer",
     "NewFile",
+    "Quarry",
     "ShardIndex",
     "Sources",
     "Statistics",
@@ -140,6 +141,10 @@ class Archive:
     @property
     def shards(self) -> list[str]:
         """The paths of all files, in the order of their names; none for bytes in memory."""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all files."""
 
     @property
     def format(self) -> str: ...
@@ -392,6 +397,7 @@ class Sources:
         align: int = 8,
         durable: bool = True,
         force: bool = False,
+        progress: Callable[[int, int], object] | None = None,
     ) -> None:
         """Write a file of `picks`: a source, the number of a tensor in it, the name in the new file."""
 
@@ -416,6 +422,18 @@ class Writer:
     def write(self, name: str, tensor: Any, index: Any, payload: Callable[[str, Any], Any]) -> None: ...
     def commit(self) -> None: ...
     def close(self) -> None: ...
+
+@final
+class Quarry:
+    """An open file of any format, in which bytes of tensors stand as a file of tensors has them."""
+
+    @staticmethod
+    def open(path: str | bytes | PathLike[str] | PathLike[bytes]) -> Quarry: ...
+    def copy(self, position: int, writer: Writer, name: str, index: Any) -> None:
+        """Copy the bytes from `position` on to what `index` takes of a tensor."""
+
+    def agrees(self, position: int, archive: Archive, name: str, begin: int, nbytes: int) -> bool:
+        """Whether the bytes from `position` on are those of the tensor from its byte `begin` on."""
 
 @final
 class Appender:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from os import fsdecode, fspath
+from os.path import basename
 
 from ._native import Sources
 from ._serialize import alignment, format_for, is_durable, one_of, room, texts
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import Any, Literal
 
+    from ._progress import Progress, Tell
     from ._remote import StorageOptions
     from ._serialize import Align, Format, Path
 
@@ -36,6 +39,7 @@ def merge(
     align: Align = 8,
     durable: bool | None = None,
     force: bool = False,
+    progress: Progress = False,
     storage_options: StorageOptions | None = None,
 ) -> None:
     """Make one file of several. No tensor is decoded, and next to no memory is taken.
@@ -53,7 +57,7 @@ def merge(
     metadata : dict of str to str or None, optional
         The text to store. By default what the sources have, all together, which must not contradict each
         other. Of the metadata of an index that is what is text, so not its ``total_size``.
-    format, reserve_header, align, durable, force
+    format, reserve_header, align, durable, force, progress
         As for `save_file`.
     storage_options : dict, optional
         How URLs are reached (`ingot.StorageOptions`).
@@ -86,7 +90,8 @@ def merge(
             by_name[pick[2]] = pick
         picks = list(by_name.values())
     pairs = _together(opened) if metadata is _KEPT else texts(metadata)
-    _write(opened, out, picks, pairs, format, reserve_header, align, durable, force)
+    with _telling(progress, "Merging", out) as tell:
+        _write(opened, out, picks, pairs, format, reserve_header, align, durable, force, tell)
 
 
 def rewrite(
@@ -102,6 +107,7 @@ def rewrite(
     align: Align = 8,
     durable: bool | None = None,
     force: bool = False,
+    progress: Progress = False,
     storage_options: StorageOptions | None = None,
 ) -> None:
     """Make a file of tensors of another, or of a checkpoint: some, under other names, in the other format.
@@ -121,7 +127,7 @@ def rewrite(
         a prefix.
     metadata : dict of str to str or None, optional
         The text to store. By default that of the source.
-    format, reserve_header, align, durable, force
+    format, reserve_header, align, durable, force, progress
         As for `save_file`: by default the name of `out` decides the format.
     storage_options : dict, optional
         As for `merge`.
@@ -148,7 +154,8 @@ def rewrite(
     new_name = _renaming(names, rename, path)
     picks = [(0, number, new_name(name)) for number, name in enumerate(names) if name in kept]
     pairs = _together(opened) if metadata is _KEPT else texts(metadata)
-    _write(opened, out, picks, pairs, format, reserve_header, align, durable, force)
+    with _telling(progress, "Writing", out) as tell:
+        _write(opened, out, picks, pairs, format, reserve_header, align, durable, force, tell)
 
 
 def split(
@@ -159,6 +166,7 @@ def split(
     filename_pattern: str = "model{suffix}.safetensors",
     metadata: Mapping[str, str] | None = _KEPT,
     durable: bool | None = None,
+    progress: Progress = False,
     storage_options: StorageOptions | None = None,
 ) -> None:
     """Make several files and an index of a file or a checkpoint, as huggingface_hub does.
@@ -179,7 +187,7 @@ def split(
     metadata : dict of str to str or None, optional
         The text to store. By default that of the source. It goes into the index, and its ``format`` (``"pt"``
         where there is none) into each file; into the file, where there is only one.
-    durable : bool, optional
+    durable, progress
         As for `save_file`.
     storage_options : dict, optional
         As for `merge`.
@@ -217,11 +225,41 @@ def split(
             {key: value for key, value in pairs.items() if key != "format"},
         )
 
-    def save(shard_path: str, shard: list[int]) -> None:
-        picks = [(0, number, names[number]) for number in shard]
-        _write(opened, shard_path, picks, of_file, None, 0, 8, flush, False)
+    done, total = 0, sum(sizes)
 
-    write(place, dict(zip(files, shards, strict=True)), save, of_index, flush)
+    def save(shard_path: str, shard: list[int]) -> None:
+        nonlocal done
+        picks = [(0, number, names[number]) for number in shard]
+        size = sum(sizes[number] for number in shard)
+        _write(opened, shard_path, picks, of_file, None, 0, 8, flush, False, _part(tell, done, size, total))
+        done += size
+
+    with _telling(progress, "Splitting", path) as tell:
+        write(place, dict(zip(files, shards, strict=True)), save, of_index, flush)
+
+
+@contextmanager
+def _telling(progress: Progress, verb: str, path: Path) -> Iterator[Tell | None]:
+    if progress is False:
+        yield None
+        return
+    # Imported when asked for, since few programs need it.
+    from ._progress import checked, told
+
+    with told(checked(progress), f"{verb} {_escaped(basename(fsdecode(path)))}") as tell:
+        yield tell
+
+
+def _part(tell: Tell | None, before: int, size: int, total: int) -> Tell | None:
+    """What tells of a file as the part that its tensors, of `size` bytes, are of all."""
+    if tell is None:
+        return None
+
+    def within(done: int, of: int) -> None:
+        # Files have headers too.
+        tell(before + (size * done // of if of else size), total)
+
+    return within
 
 
 def _write(
@@ -234,6 +272,7 @@ def _write(
     align: int,
     durable: bool | None,
     force: bool,
+    tell: Tell | None,
 ) -> None:
     path = fspath(out)
     opened.write(
@@ -245,6 +284,7 @@ def _write(
         align=alignment(align),
         durable=is_durable(durable),
         force=force,
+        progress=tell,
     )
 
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from secrets import token_hex
 from typing import TypeVar
 
+from ._native import ShardIndex
 from .errors import OptionError
 
 TYPE_CHECKING = False
@@ -116,14 +117,7 @@ class Place:
 
     def flush(self) -> None:
         """Bring to the disk what was renamed and removed here."""
-        if os.name == "nt":
-            # Windows flushes no directories.
-            return
-        directory = os.open(self.directory, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        _flush(self.directory)
 
 
 def write(
@@ -194,6 +188,41 @@ def _keep_old(place: Place, shards: Iterable[str], durable: bool) -> list[str]:
         if durable:
             place.flush()
     return links
+
+
+def update_index(path: str, set: Mapping[str, str], remove: Iterable[str], durable: bool) -> None:
+    """Change the metadata of an index. All else stays, and so does the index until the new one is whole."""
+    # What it breaks of the rules for an index is found here.
+    ShardIndex.read(path)
+    # The target of a link, beside which the new one is written.
+    path = os.path.realpath(path)
+    with open(path, encoding="utf-8") as file:
+        index = json.load(file)
+    metadata = {**(index.get("metadata") or {}), **set}
+    index["metadata"] = {key: value for key, value in metadata.items() if key not in remove}
+    folder, name = os.path.split(path)
+    beside = os.path.join(folder, f".ingot-{token_hex(4)}.{name}")
+    try:
+        _write_text(beside, json.dumps(index, indent=2), durable)
+        os.chmod(beside, os.stat(path).st_mode & 0o7777)
+        os.replace(beside, path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.remove(beside)
+        raise
+    if durable:
+        _flush(folder)
+
+
+def _flush(directory: str) -> None:
+    if os.name == "nt":
+        # Windows flushes no directories.
+        return
+    opened = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def _write_text(path: str, text: str, durable: bool) -> None:

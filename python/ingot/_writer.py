@@ -226,6 +226,12 @@ class Writer:
         raise ClosedError("a writer stays in its process: join the file in the other one", code="forked")
 
 
+def native(writer: Writer) -> _native.Writer:
+    """What fills the file of a writer with `specs`."""
+    assert isinstance(writer._writer, _native.Writer)
+    return writer._writer
+
+
 def _check_platform() -> None:
     if not hasattr(_native, "Writer"):
         raise NotImplementedError("ingot.Writer needs what Unix has: write the file by save_file")

@@ -145,9 +145,8 @@ def test_meta_is_read(model: Path) -> None:
 
 def test_meta_is_changed(model: Path) -> None:
     if model.is_dir():
-        # The metadata of an index is not that of a file.
-        assert run("meta", "set", model, "a=b").code == 2
-        return
+        # That of its index has tests of its own.
+        model = model / "model-00001-of-00003.safetensors"
     assert good("meta", "set", model, "a=b=c", "empty=", "--json").json()["set"] == ["a", "empty"]
     assert ingot.read_metadata(model) == {"format": "pt", "a": "b=c", "empty": ""}
     good("meta", "rm", model, "a", "empty")
@@ -156,6 +155,63 @@ def test_meta_is_changed(model: Path) -> None:
     good("meta", "clean", "--all", model)
     assert not ingot.read_metadata(model)
     good("meta", "set", model, "format=pt")
+
+
+@pytest.fixture
+def index(folder: Path, tmp_path: Path) -> Path:
+    """The index of a checkpoint of three files."""
+    ingot.split(minilm(), tmp_path / "shards", "30MB", durable=False)
+    return tmp_path / "shards" / "model.safetensors.index.json"
+
+
+def of_files(index: Path) -> list[dict[str, str] | None]:
+    return [ingot.read_metadata(file) for file in sorted(index.parent.glob("*.safetensors"))]
+
+
+def test_meta_of_a_checkpoint_is_that_of_its_index(index: Path) -> None:
+    before = json.loads(index.read_text())
+    index.chmod(0o640)
+    for path in (index.parent, index):
+        assert good("meta", "set", path, "a=b=c", "title=é").out.endswith("rewritten\n")
+        assert good("meta", "get", path, "a").out == "b=c\n"
+        assert json.loads(index.read_text())["metadata"] == {**before["metadata"], "a": "b=c", "title": "é"}
+        assert good("meta", "set", path, "a=b=c").out == "unchanged\n"
+        good("meta", "set", path, "a=d", "--dry-run")
+        answer = good("meta", "rm", path, "a", "--json").json()
+        assert answer == {"outcome": "rewritten", "set": [], "removed": ["a"]}
+        good("meta", "clean", path)
+        assert json.loads(index.read_text()) == before
+    assert index.stat().st_mode & 0o777 == 0o640
+    assert of_files(index) == [{"format": "pt"}] * 3
+    assert not list(index.parent.glob(".*"))
+    good("check", index.parent)
+
+
+def test_what_an_index_says_of_its_files_is_not_changed(index: Path, tmp_path: Path) -> None:
+    before = index.read_bytes()
+    for words in (["set", index, "total_size=1"], ["rm", index, "total_size"]):
+        ended = run("meta", *words)
+        assert ended.code == 2
+        assert "`total_size` is no text" in ended.err
+    # As `meta get --json` gives it.
+    copied = tmp_path / "copied.json"
+    copied.write_text(json.dumps(good("meta", "get", index, "--json").json()["metadata"]))
+    assert good("meta", "import", index, copied, "--replace").out == "unchanged\n"
+    assert index.read_bytes() == before
+
+
+def test_meta_is_changed_in_every_file_when_that_is_asked_for(index: Path) -> None:
+    before = index.read_bytes()
+    answer = good("meta", "set", index.parent, "--files", "format=np", "a=b", "--json").json()
+    assert [Path(one["file"]).name for one in answer["files"]] == [
+        f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)
+    ]
+    assert of_files(index) == [{"format": "np", "a": "b"}] * 3
+    good("meta", "rm", index.parent, "--files", "a", "--dry-run")
+    assert of_files(index) == [{"format": "np", "a": "b"}] * 3
+    good("meta", "rm", index.parent, "--files", "a")
+    assert of_files(index) == [{"format": "np"}] * 3
+    assert index.read_bytes() == before
 
 
 def test_export(model: Path, tmp_path: Path, expected: dict[str, numpy.ndarray]) -> None:

@@ -209,6 +209,41 @@ def test_long_work_shows_a_bar_on_standard_error_only(folder: Path, monkeypatch:
     assert shown == [(5, 9), (-1, -1)]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["stats", "shards", "--all", "--bins", "4"],
+        ["stats", "shards", "--all"],
+        ["hash", "shards", "-a", "sha256", "-a", "autov3"],
+        ["verify", "shards"],
+        ["merge", "shards", "-o", "merged.safetensors"],
+        ["split", "s.safetensors", "again", "--max-shard-size", "100000"],
+        ["rename", "shards", "renamed.safetensors", "-s", "model", "m"],
+        ["export", "shards", "lm_head.weight", "model.embed_tokens.weight"],
+        ["export", "shards", "lm_head.weight", "model.embed_tokens.weight", "--raw"],
+        ["cast", "shards", "cast.safetensors", "--dtype", "F32"],
+    ],
+    ids=" ".join,
+)
+def test_work_on_several_files_is_told_of_as_one(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ingot.cli import progress
+
+    monkeypatch.chdir(tmp_path)
+    ingot.split(save(tmp_path / "s.safetensors"), tmp_path / "shards", 100_000, durable=False)
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(progress.Bar, "tell", lambda bar, done, total: told.append((done, total)))
+    bars: list[str] = []
+    monkeypatch.setattr(progress.Bar, "close", lambda bar: bars.append(bar._title))
+    run(*words)
+    assert len(bars) == 1
+    assert len({total for _, total in told}) == 1
+    assert told == sorted(told)
+    assert told[-1][0] == told[-1][1] > 0
+    assert len(told) > 1
+
+
 def test_a_shell_completes_commands_and_options(folder: Path) -> None:
     assert "_INGOT_COMPLETE" in good("completion", "bash").out
     words = in_a_pipe(_INGOT_COMPLETE="bash_complete", COMP_WORDS="ingot par", COMP_CWORD="1")

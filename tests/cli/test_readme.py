@@ -16,6 +16,8 @@ from pathlib import Path
 from commands import in_a_terminal
 from models import minilm
 
+from ingot.cli.program import COMMANDS
+
 README = Path(__file__).parents[2] / "README.md"
 SESSION = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
 # Of an answer with more lines so many are shown of its begin and its end.
@@ -34,6 +36,12 @@ def printed(session: str, folder: Path) -> str:
                 answer[HEAD:-TAIL] = ["..."]
             lines += [line, *answer]
     return "".join(f"{line}\n" for line in lines)
+
+
+def test_the_readme_has_a_session_of_every_command() -> None:
+    shown = set(re.findall(r"^\$ ingot (\w+)", README.read_text(encoding="utf-8"), re.MULTILINE))
+    # The first is shown without its name; the others print what is different on every machine.
+    assert set(COMMANDS) - shown == {"summary", "doctor", "completion"}
 
 
 def test_the_readme_shows_what_the_commands_print(tmp_path: Path) -> None:

@@ -50,6 +50,19 @@ def repacked(path: str, out: str, method: int = zipfile.ZIP_STORED, **changed: b
     return out
 
 
+@pytest.mark.parametrize("legacy", [False, True])
+def test_conjugates_and_negatives_are_written_as_their_values(legacy: bool) -> None:
+    values = torch.tensor([1 + 2j, 3 - 4j])
+    state = {"values": values, "conjugate": values.conj(), "negative": torch._neg_view(torch.ones(2, 2))}
+    path = saved(state, "model.bin", legacy=legacy)
+    assert not ingot.convert(path, "out.safetensors").shared
+    found = load_file("out.safetensors")
+    assert found.keys() == state.keys()
+    assert all(
+        torch.equal(found[name], tensor.resolve_conj().resolve_neg()) for name, tensor in state.items()
+    )
+
+
 @pytest.mark.parametrize("how", ["archive", "packed", "legacy"])
 @pytest.mark.parametrize("name", ["out.safetensors", "out.bt"])
 def test_every_tensor_is_what_torch_load_gives(how: str, name: str) -> None:

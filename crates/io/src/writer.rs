@@ -187,6 +187,25 @@ impl Writer {
         filling.judge(verdict, name)
     }
 
+    /// As [`Writer::write`], of bytes that stand in `file` from `position` on.
+    pub(crate) fn copy(
+        &self,
+        name: &str,
+        index: &[Index],
+        file: &std::fs::File,
+        position: u64,
+    ) -> Result<(), Error> {
+        let selection = self.selected(name, index)?;
+        let dtype = self.filling.entry(name)?.dtype;
+        let payload = Payload::File(FileRange::new(file, position, selection.nbytes()));
+        self.write(name, index, dtype, selection.shape(), &payload)
+    }
+
+    /// What `index` takes of the tensor `name`.
+    pub(crate) fn selected(&self, name: &str, index: &[Index]) -> Result<Selection, Error> {
+        self.filling.selected(&self.filling.entry(name)?, index)
+    }
+
     /// Gives the file its name, once every byte was written, by whomever.
     ///
     /// # Errors
@@ -260,6 +279,15 @@ impl Filling {
         })
     }
 
+    fn selected(&self, entry: &Entry<'_>, index: &[Index]) -> Result<Selection, Error> {
+        Selection::new(entry.dtype, entry.shape, index).map_err(|fault| Error::Slice {
+            path: Some(self.path.clone()),
+            tensor: entry.name.to_owned(),
+            shape: entry.shape.to_owned(),
+            fault,
+        })
+    }
+
     fn select(
         &self,
         entry: &Entry<'_>,
@@ -268,12 +296,7 @@ impl Filling {
         shape: &[u64],
         payload: &Payload<'_>,
     ) -> Result<Selection, Error> {
-        let selection = Selection::new(entry.dtype, entry.shape, index).map_err(|fault| Error::Slice {
-            path: Some(self.path.clone()),
-            tensor: entry.name.to_owned(),
-            shape: entry.shape.to_owned(),
-            fault,
-        })?;
+        let selection = self.selected(entry, index)?;
         if (entry.dtype, selection.shape()) != (dtype, shape) || payload.nbytes() != selection.nbytes() {
             return Err(self.refuse(EditError::Mismatch {
                 tensor: entry.name.to_owned(),
@@ -367,9 +390,13 @@ fn put(
             crate::save::write_all_at(file, bytes, position)
         });
     }
-    buffer.resize(to_usize(count).unwrap_or(usize::MAX), 0);
-    payload.read(begin, buffer)?;
-    crate::save::write_all_at(file, buffer, position)
+    let copied = match payload {
+        Payload::File(range) => range.copy_to(begin, count, file, position)?,
+        _ => 0,
+    };
+    buffer.resize(to_usize(count - copied).unwrap_or(usize::MAX), 0);
+    payload.read(begin + copied, buffer)?;
+    crate::save::write_all_at(file, buffer, position + copied)
 }
 
 fn refuse(path: &Path, fault: EditError) -> Error {

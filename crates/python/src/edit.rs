@@ -145,7 +145,9 @@ impl Sources {
     }
 
     /// Writes a file of `picks`: a source, the number of a tensor in the order of its data, the name in the new file.
-    #[pyo3(signature = (path, picks, metadata, format, *, reserve = 0, align = 8, durable = true, force = false))]
+    #[pyo3(signature = (
+        path, picks, metadata, format, *, reserve = 0, align = 8, durable = true, force = false, progress = None,
+    ))]
     #[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
     fn write(
         &self,
@@ -158,6 +160,7 @@ impl Sources {
         align: u64,
         durable: bool,
         force: bool,
+        progress: Option<Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let path = file_path(path)?;
         let format = format_of(format)?;
@@ -165,7 +168,7 @@ impl Sources {
         let layout = crate::serialize::layout_options(reserve, align)?;
         let options = save_options(durable, true, force);
         let picks = self.picks(&picks)?;
-        Signals::detach(py, |signals| {
+        Signals::telling(progress).run(py, |signals| {
             let pairs = pairs.as_deref().map(borrowed);
             ingot_io::assemble(
                 &path,

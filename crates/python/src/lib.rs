@@ -51,7 +51,7 @@ mod _native {
     use crate::wrap::Wrap;
     #[cfg(unix)]
     #[pymodule_export]
-    use crate::writer::{Appender, Writer};
+    use crate::writer::{Appender, Quarry, Writer};
 
     #[pymodule_export]
     #[allow(non_upper_case_globals, reason = "the name that Python modules use")]

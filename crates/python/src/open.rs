@@ -155,6 +155,15 @@ impl Archive {
         shards.map(PathBuf::into_os_string).collect()
     }
 
+    /// The bytes of all files.
+    #[getter]
+    fn nbytes(&self, py: Python<'_>) -> PyResult<u64> {
+        let checkpoint = self.opened(py)?;
+        let files = py.detach(|| checkpoint.all_files());
+        let files = files.map_err(|error| raise(py, &error))?;
+        Ok(files.iter().map(|file| file.header().file_nbytes()).sum())
+    }
+
     #[getter]
     fn format(&self) -> &'static str {
         self.format

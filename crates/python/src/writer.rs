@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use crate::errors::{about_tensor, raise};
 use crate::index;
 use crate::intake::{Exporter, borrowed};
-use crate::open::file_path;
+use crate::open::{Archive, file_path};
 use crate::produced::Raised;
 use crate::serialize::{format_of, layout_options, save_options};
 use crate::watch::Signals;
@@ -105,6 +105,48 @@ impl Writer {
     fn close(&self, py: Python<'_>) {
         let writer = self.writer.write().unwrap_or_else(PoisonError::into_inner).take();
         py.detach(|| drop(writer));
+    }
+}
+
+/// A file of another format. See `_native.pyi`.
+#[pyclass(frozen, module = "ingot._native")]
+pub(crate) struct Quarry(ingot_io::Quarry);
+
+#[pymethods]
+impl Quarry {
+    #[staticmethod]
+    fn open(py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<Quarry> {
+        let path = file_path(path)?;
+        Signals::detach(py, |_| ingot_io::Quarry::open(&path)).map(Quarry)
+    }
+
+    fn copy(
+        &self,
+        py: Python<'_>,
+        position: u64,
+        writer: &Writer,
+        name: &str,
+        index: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let writer = writer.opened(py)?;
+        let index = index::parts(index)?;
+        Signals::detach(py, |_| self.0.copy(position, &writer, name, &index))
+    }
+
+    fn agrees(
+        &self,
+        py: Python<'_>,
+        position: u64,
+        archive: &Archive,
+        name: &str,
+        begin: u64,
+        nbytes: u64,
+    ) -> PyResult<bool> {
+        let checkpoint = archive.opened(py)?;
+        Signals::detach(py, |_| {
+            let tensor = checkpoint.find(name)?;
+            self.0.agrees(position, &tensor, begin, nbytes)
+        })
     }
 }
 

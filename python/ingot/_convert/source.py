@@ -11,6 +11,8 @@ from ingot.errors import ConversionError
 if TYPE_CHECKING:
     from ingot.numpy import Array
 
+    from .positions import Region
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -24,6 +26,8 @@ class Entry:
     """Gives the values, in any layout. May be called more than once."""
     memory: Hashable = None
     """Equal for tensors that are one and the same. None where the format has no such thing."""
+    region: Region | None = None
+    """Where its bytes stand just as a file of tensors has them, if they do: little-endian, in C order."""
     fault: ConversionError | None = None
     """Why it cannot be converted, if it cannot. It may still be left out."""
 

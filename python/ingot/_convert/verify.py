@@ -13,9 +13,10 @@ from ingot.errors import ConversionError
 
 from . import npy
 from .refusal import refused
+from .runs import differing
 from .unreadable import reading
 from .values import code_of, stored
-from .write import code_in, parts
+from .write import apart, code_in, parts
 from .zipped import members
 from .zipped import opened as opened_member
 
@@ -38,12 +39,16 @@ class _Written(Protocol):
 def verify(path: str, kind: str, entries: Sequence[Entry], code: str | None, moved: Moved) -> None:
     """Raise `ConversionError` where a tensor of the file at `path` is not that of the source."""
     with ExitStack() as stack:
-        written: _Written = _Npz(path, stack) if kind == "npz" else _Native(path, stack)
+        written: _Npz | _Native = _Npz(path, stack) if kind == "npz" else _Native(path, stack)
+        if isinstance(written, _Native):
+            runs, entries = apart(entries, code)
+            for entry in runs:
+                _begin(path, written, entry, code)
+            name = differing(runs, written.archive, moved)
+            if name is not None:
+                raise _differs(path, name, "the values of the source", "others")
         for entry in entries:
-            expected = code_in(entry, code), entry.shape
-            found = written.begin(entry.name)
-            if found != expected:
-                raise _differs(path, entry.name, expected, found)
+            _begin(path, written, entry, code)
             for index, part in parts(entry, code):
                 held = stored(part)
                 if not numpy.array_equal(held, written.piece(entry.name, index, len(held))):
@@ -51,17 +56,24 @@ def verify(path: str, kind: str, entries: Sequence[Entry], code: str | None, mov
                 moved(part.nbytes)
 
 
+def _begin(path: str, written: _Written, entry: Entry, code: str | None) -> None:
+    expected = code_in(entry, code), entry.shape
+    found = written.begin(entry.name)
+    if found != expected:
+        raise _differs(path, entry.name, expected, found)
+
+
 class _Native:
     def __init__(self, path: str, stack: ExitStack) -> None:
-        self._archive = _native.Archive.open(path, "pread")
-        stack.callback(self._archive.close)
+        self.archive = _native.Archive.open(path, "pread")
+        stack.callback(self.archive.close)
 
     def begin(self, name: str) -> tuple[str, tuple[int, ...]]:
-        info = self._archive.info(name)
+        info = self.archive.info(name)
         return info.dtype, info.shape
 
     def piece(self, name: str, index: Any, size: int) -> memoryview:
-        buffer, begin = self._archive.select(name, index, _REGION)
+        buffer, begin = self.archive.select(name, index, _REGION)
         return memoryview(buffer)[begin : begin + size]
 
 

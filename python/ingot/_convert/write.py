@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import numpy
 
 from ingot._select import FLOATS
-from ingot._writer import Writer
+from ingot._writer import Writer, native
 from ingot.errors import ConversionError, SaveError, _escaped, _quoted
 
+from .runs import copy
 from .values import cast, dtype_of, nbytes, pieces, stored
 
 if TYPE_CHECKING:
@@ -31,6 +32,16 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 def code_in(entry: Entry, code: str | None) -> str:
     """The code of the tensor in the new file, where floats are to become `code`."""
     return code if code is not None and entry.code in FLOATS else entry.code
+
+
+def apart(entries: Sequence[Entry], code: str | None) -> tuple[list[Entry], list[Entry]]:
+    """The tensors whose bytes are copied as they stand in the source, and the others."""
+    runs: list[Entry] = []
+    others: list[Entry] = []
+    for entry in entries:
+        stays = entry.region is not None and code_in(entry, code) == entry.code
+        (runs if stays else others).append(entry)
+    return runs, others
 
 
 def parts(entry: Entry, code: str | None) -> Iterator[tuple[Any, Array]]:
@@ -69,7 +80,9 @@ def write_native(
     """Write a .safetensors or a .bt file."""
     specs = {entry.name: (code_in(entry, code), entry.shape) for entry in entries}
     with Writer(path, specs, metadata, format=format, durable=durable) as writer:
-        for entry in entries:
+        runs, others = apart(entries, code)
+        copy(runs, native(writer), moved)
+        for entry in others:
             if code_in(entry, code) == entry.code:
                 writer.write(entry.name, read(entry))
                 moved(nbytes(entry.code, entry.shape))

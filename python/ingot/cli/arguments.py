@@ -7,21 +7,42 @@ import re
 
 import click
 
+from ingot._native import is_url
+
 from .wording import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+    from typing import Any, TypeVar
 
+    Given = TypeVar("Given", str, tuple[str, ...], None)
     Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def local(context: click.Context, parameter: click.Parameter, given: Given) -> Given:
+    """A path, or several, of this machine: for what is written to, or copied by the system."""
+    paths: tuple[str, ...] = (given,) if isinstance(given, str) else given or ()
+    for one in paths:
+        if is_url(one):
+            raise click.UsageError(f"{shown(one)}: is a URL: expected a path on this machine", context)
+    return given
+
 
 # Whatever `sources.opened` takes; that it is there is found out by opening it.
 path: Decorator = click.argument("path", metavar="PATH")
+own: Decorator = click.argument("path", metavar="PATH", callback=local)
+source: Decorator = click.argument("path", metavar="SRC", callback=local)
+destination: Decorator = click.argument("output", metavar="DST", callback=local)
 dry_run: Decorator = click.option(
     "--dry-run", is_flag=True, help="Say what would be written, and write nothing."
 )
 force: Decorator = click.option("-f", "--force", is_flag=True, help="Replace what is there.")
+
+
+def writing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command what all have that make files."""
+    return force(dry_run(function))
 
 
 def target(given: str, force: bool) -> str:

@@ -28,15 +28,14 @@ _BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16}
 
 @click.command(short_help="Write the tensors with floats in another dtype.")
 @click.argument("path", metavar="SRC")
-@click.argument("output", metavar="DST")
+@arguments.destination
 @click.option(
     "--dtype", required=True, type=click.Choice(_select.FLOATS, case_sensitive=False), help="The new dtype."
 )
 @click.option(
     "--keep", multiple=True, metavar="PATTERN", help="Tensors to leave as they are, such as '*norm*'."
 )
-@arguments.force
-@arguments.dry_run
+@arguments.writing
 @printing
 def command(
     screen: Screen, path: str, output: str, dtype: str, keep: tuple[str, ...], force: bool, dry_run: bool

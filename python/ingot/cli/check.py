@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 
 from ingot import _open
@@ -70,9 +68,8 @@ def _strictness(source: Source) -> Iterator[Finding]:
 def _alignment(source: Source) -> Iterator[Finding]:
     for archive, _ in source.archives():
         infos = archive.infos()
-        file = archive.path or source.path
         # The data ends where the file does.
-        start = os.path.getsize(file) - max((info.end for info in infos), default=0)
+        start = archive.nbytes - max((info.end for info in infos), default=0)
         for info in infos:
             size = _ALIGNMENT_OF.get(info.dtype, 1)
             if (start + info.begin) % size:

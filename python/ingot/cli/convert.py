@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Make a file of tensors of a file of another format.")
-@click.argument("path", metavar="SRC")
-@click.argument("output", metavar="DST")
+@arguments.source
+@arguments.destination
 @click.option("--source", type=click.Choice(tuple(FORMATS)), help="What SRC is, where it cannot be seen.")
 @click.option("--dtype", type=click.Choice(_select.FLOATS, case_sensitive=False), help="Cast floats to it.")
 @click.option("--max-shard-size", metavar="SIZE", help="Write several files and an index: 5GB.")
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 @click.option(
     "--verify/--no-verify", default=True, help="Compare every tensor after the write (the default)."
 )
-@arguments.force
-@arguments.dry_run
+@arguments.writing
 @printing
 def command(
     screen: Screen,

@@ -8,13 +8,22 @@ import click
 
 from . import arguments
 from .filenames import distinct
+from .progress import Several, bar
 from .screen import Screen, printing
 from .sources import Source, opened
 from .wording import nbytes, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import IO
+
+    from typing_extensions import Buffer
+
+    from .progress import Tell
     from .sources import Array
+
+# Bytes that are written at once.
+_STEP = 16 << 20
 
 
 @click.command()
@@ -24,12 +33,16 @@ if TYPE_CHECKING:
     "--npy", "kind", flag_value="npy", default=True, help="Files that numpy.load reads (the default)."
 )
 @click.option("--raw", "kind", flag_value="bin", help="The bytes alone, little-endian.")
-@click.option("-o", "--output", metavar="FILE", help="The file, for one NAME.")
+@click.option("-o", "--output", metavar="FILE", callback=arguments.local, help="The file, for one NAME.")
 @click.option(
-    "-d", "--directory", metavar="DIR", default=".", help="Where the files go that are named after tensors."
+    "-d",
+    "--directory",
+    metavar="DIR",
+    default=".",
+    callback=arguments.local,
+    help="Where the files go that are named after tensors.",
 )
-@arguments.force
-@arguments.dry_run
+@arguments.writing
 @printing
 def command(
     screen: Screen,
@@ -54,29 +67,49 @@ def command(
     paths = [output] if output is not None else [os.path.join(directory, file) for file in files]
     # All refusals before the first file is written.
     targets = [arguments.target(one, force) for one in paths]
-    written = []
+    if not dry_run:
+        with bar(screen, "Exporting") as tell:
+            steps = Several(tell, sum(info.nbytes for info in infos))
+            for info, target in zip(infos, targets, strict=True):
+                with steps.within(info.nbytes) as within:
+                    _write(source, info.name, target, kind, within)
+    written = [{"name": info.name, "file": target} for info, target in zip(infos, targets, strict=True)]
     for info, target in zip(infos, targets, strict=True):
-        if not dry_run:
-            _write(source, info.name, target, kind)
-        written.append({"name": info.name, "file": target})
         screen.say(f"{'would write' if dry_run else 'wrote'} {shown(target)}: {nbytes(info.nbytes)}")
     screen.answer({"dry_run": dry_run, "files": written})
     return 0
 
 
-def _write(source: Source, name: str, target: str, kind: str) -> None:
+class _Counted:
+    """A file that tells how much has been written to it. numpy writes to such a one piece by piece."""
+
+    def __init__(self, file: IO[bytes], tell: Tell, nbytes: int) -> None:
+        self._file = file
+        self._tell = tell
+        self._nbytes = nbytes
+
+    def write(self, data: Buffer) -> int:
+        written = self._file.write(data)
+        self._tell(min(self._file.tell(), self._nbytes), self._nbytes)
+        return written
+
+
+def _write(source: Source, name: str, target: str, kind: str, tell: Tell) -> None:
     import numpy
 
     from .widened import widened
 
-    array = source.values(name)
+    array = widened(source.values(name)) if kind == "npy" else _bytes(source, name)
     beside = f"{target}.{os.getpid()}.part"
     try:
         with open(beside, "xb") as file:
+            counted = _Counted(file, tell, array.nbytes)
             if kind == "npy":
-                numpy.save(file, widened(array), allow_pickle=False)
+                numpy.save(counted, array, allow_pickle=False)
             else:
-                file.write(_bytes(source, name).data)
+                flat = array.reshape(-1)
+                for at in range(0, flat.size, _STEP):
+                    counted.write(flat[at : at + _STEP].data)
         os.replace(beside, target)
     except BaseException:
         if os.path.exists(beside):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from ingot import _hash, _native
 
-from .progress import bar
+from .progress import Several, bar
 from .screen import Screen, printing
-from .sources import opened
+from .sources import opened, size_on_disk
 from .tables import Column
 
 
@@ -35,10 +37,13 @@ def command(screen: Screen, paths: tuple[str, ...], algorithms: tuple[str, ...],
     chosen = tuple(_native.hashes()) if everything else algorithms
     files = [file for path in paths for file in _files(path)]
     rows = []
-    for file in files:
-        for algorithm in chosen:
-            with bar(screen, "Hashing") as tell:
-                rows.append((algorithm, _hash.hash(file, algorithm, progress=tell), file))
+    with bar(screen, "Hashing") as tell:
+        sizes = list(map(size_on_disk, files))
+        steps = Several(tell, sum(sizes) * len(chosen))
+        for file, size in zip(files, sizes, strict=True):
+            for algorithm in chosen:
+                with steps.within(size) as within:
+                    rows.append((algorithm, _hash.hash(file, algorithm, progress=within), file))
     described = [{"file": file, "algorithm": name, "digest": digest} for name, digest, file in rows]
     screen.answer({"hashes": described})
     if screen.quiet:
@@ -50,7 +55,5 @@ def command(screen: Screen, paths: tuple[str, ...], algorithms: tuple[str, ...],
 
 
 def _files(path: str) -> list[str]:
-    import os
-
     # Any file has a hash, so only what is a directory or an index is opened.
     return opened(path).files if os.path.isdir(path) or path.endswith(".index.json") else [path]

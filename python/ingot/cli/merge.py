@@ -7,6 +7,7 @@ import click
 from ingot import _rearrange
 
 from . import arguments
+from .progress import bar
 from .screen import Screen, printing
 from .sources import opened
 from .wording import nbytes, plural, shown
@@ -17,9 +18,14 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Make one file of several, or of a checkpoint.")
-@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True, callback=arguments.local)
 @click.option(
-    "-o", "--output", metavar="FILE", required=True, help="The file to write. `.bt` writes bintensors."
+    "-o",
+    "--output",
+    metavar="FILE",
+    required=True,
+    callback=arguments.local,
+    help="The file to write. `.bt` writes bintensors.",
 )
 @click.option(
     "--on-duplicate",
@@ -28,8 +34,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="What to do with a name that several have.",
 )
-@arguments.force
-@arguments.dry_run
+@arguments.writing
 @printing
 def command(
     screen: Screen,
@@ -44,7 +49,8 @@ def command(
     files = [file for source in sources for file in source.files]
     arguments.target(output, force)
     if not dry_run:
-        _rearrange.merge(paths, output, on_duplicate=on_duplicate, force=force)
+        with bar(screen, "Merging") as tell:
+            _rearrange.merge(paths, output, on_duplicate=on_duplicate, force=force, progress=tell)
     infos = {info.name: info for source in sources for info in source.infos()}
     size = sum(info.nbytes for info in infos.values())
     screen.answer(

@@ -7,7 +7,8 @@ import sys
 
 import click
 
-from ingot import _edit, _rearrange
+from ingot import _edit, _rearrange, _shards
+from ingot._serialize import is_durable
 
 from . import arguments
 from .screen import Screen, printing, warn
@@ -20,14 +21,23 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from .sources import Source
+
 _COLUMNS = (Column("key"), Column("value"))
 # What transformers refuses a file without.
 _KEPT = "format"
+_every_file: arguments.Decorator = click.option(
+    "--files", "every_file", is_flag=True, help="In each file of a checkpoint of many, not in its index."
+)
 
 
 @click.group(name="meta", short_help="Read and change the text beside the tensors.")
 def command() -> None:
-    """Read and change the text beside the tensors. No tensor is read or moved where the header has room."""
+    """Read and change the text beside the tensors. No tensor is read or moved where the header has room.
+
+    Of a checkpoint of many files it is the text in its index that is read and changed. Each file has text of
+    its own, such as the `format` that transformers asks for: `set --files` and `rm --files` change that.
+    """
 
 
 @command.command()
@@ -55,22 +65,29 @@ def get(screen: Screen, path: str, key: str | None) -> int:
 
 
 @command.command(name="set")
-@arguments.path
+@arguments.own
 @click.argument("pairs", metavar="KEY=VALUE...", nargs=-1, required=True)
+@_every_file
 @arguments.dry_run
 @printing
-def set_(screen: Screen, path: str, pairs: tuple[str, ...], dry_run: bool) -> int:
+def set_(screen: Screen, path: str, pairs: tuple[str, ...], every_file: bool, dry_run: bool) -> int:
     """Give keys their values. Other keys keep theirs."""
-    return change(screen, path, dict(map(_pair, pairs)), (), dry_run)
+    new = dict(map(_pair, pairs))
+    if every_file:
+        return _of_files(screen, path, new, (), dry_run)
+    return change(screen, path, new, (), dry_run)
 
 
 @command.command()
-@arguments.path
+@arguments.own
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
+@_every_file
 @arguments.dry_run
 @printing
-def rm(screen: Screen, path: str, keys: tuple[str, ...], dry_run: bool) -> int:
-    """Remove keys. One that is not there is an error."""
+def rm(screen: Screen, path: str, keys: tuple[str, ...], every_file: bool, dry_run: bool) -> int:
+    """Remove keys. One that is not there is an error, but in the files of --files."""
+    if every_file:
+        return _of_files(screen, path, {}, keys, dry_run)
     there = opened(path).metadata()
     for key in keys:
         if key not in there:
@@ -79,12 +96,12 @@ def rm(screen: Screen, path: str, keys: tuple[str, ...], dry_run: bool) -> int:
 
 
 @command.command()
-@arguments.path
+@arguments.own
 @arguments.dry_run
 @printing
 def edit(screen: Screen, path: str, dry_run: bool) -> int:
     """Change the metadata in an editor ($VISUAL, $EDITOR), as JSON."""
-    before = opened(path).metadata()
+    before = opened(path).texts()
     text = click.edit(json.dumps(before, indent=2, ensure_ascii=True) + "\n", extension=".json")
     if text is None:
         screen.say("unchanged")
@@ -93,7 +110,7 @@ def edit(screen: Screen, path: str, dry_run: bool) -> int:
 
 
 @command.command(name="import")
-@arguments.path
+@arguments.own
 @click.argument("json_file", metavar="JSON_FILE")
 @click.option("--replace", is_flag=True, help="Remove the keys that are not in JSON_FILE.")
 @arguments.dry_run
@@ -102,17 +119,17 @@ def import_(screen: Screen, path: str, json_file: str, replace: bool, dry_run: b
     """Take keys and values from a JSON object; `-` is standard input."""
     pairs = _parsed(_read(json_file), shown(json_file))
     if replace:
-        return _replace(screen, path, opened(path).metadata(), pairs, dry_run)
+        return _replace(screen, path, opened(path).texts(), pairs, dry_run)
     return change(screen, path, pairs, (), dry_run)
 
 
 @command.command()
 @arguments.path
-@click.argument("json_file", required=False)
+@click.argument("json_file", required=False, callback=arguments.local)
 @arguments.force
 def export(path: str, json_file: str | None, force: bool) -> int:
     """Write the metadata as a JSON object, to standard output or to a new file."""
-    text = json.dumps(opened(path).metadata(), indent=2, ensure_ascii=True) + "\n"
+    text = json.dumps(opened(path).texts(), indent=2, ensure_ascii=True) + "\n"
     if json_file is None or json_file == "-":
         sys.stdout.write(text)
         return 0
@@ -122,15 +139,20 @@ def export(path: str, json_file: str | None, force: bool) -> int:
 
 
 @command.command()
-@arguments.path
-@click.option("-o", "--output", metavar="FILE", help="Write a copy, and leave PATH as it is.")
+@arguments.own
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    callback=arguments.local,
+    help="Write a copy, and leave PATH as it is.",
+)
 @click.option("--all", "everything", is_flag=True, help="Also the key `format`, which transformers asks for.")
-@arguments.force
-@arguments.dry_run
+@arguments.writing
 @printing
 def clean(screen: Screen, path: str, output: str | None, everything: bool, force: bool, dry_run: bool) -> int:
     """Remove all metadata but `format`."""
-    before = opened(path).metadata()
+    before = opened(path).texts()
     kept = {key: text for key, text in before.items() if key == _KEPT and not everything}
     if output is None:
         return _replace(screen, path, before, kept, dry_run)
@@ -187,16 +209,38 @@ def _replace(
 
 def change(screen: Screen, path: str, pairs: dict[str, str], gone: Sequence[str], dry_run: bool) -> int:
     """Give keys their values, remove others, and say what was done."""
-    before = opened(path).metadata()
+    source = opened(path)
+    before, texts = source.metadata(), source.texts()
+    for key in before.keys() - texts.keys():
+        if key in gone or pairs.get(key, before[key]) != before[key]:
+            raise click.UsageError(f"{shown(path)}: `{shown(key)}` is no text, and says what the files are")
     new = {key: text for key, text in pairs.items() if before.get(key) != text}
     removed = [key for key in gone if key in before]
-    outcome = (
-        "dry-run" if dry_run else _edit.update_metadata(path, new, removed) if new or removed else "unchanged"
-    )
+    outcome = "dry-run" if dry_run else "unchanged"
+    if not dry_run and (new or removed):
+        outcome = _changed(source, new, removed)
     screen.answer({"outcome": outcome, "set": sorted(new), "removed": removed})
     for key, text in new.items():
         screen.say(f"{'+' if key not in before else '~'} {shown(key)} = {shown(abridged(text))}")
     for key in removed:
         screen.say(f"- {shown(key)}")
     screen.say({"dry-run": "nothing was written"}.get(outcome, outcome))
+    return 0
+
+
+def _changed(source: Source, new: dict[str, str], removed: list[str]) -> str:
+    if source.index is None:
+        return _edit.update_metadata(source.only_file(), new, removed)
+    _shards.update_index(source.index, new, removed, is_durable(None))
+    return "rewritten"
+
+
+def _of_files(screen: Screen, path: str, new: dict[str, str], gone: Sequence[str], dry_run: bool) -> int:
+    """Change the metadata of each file of a checkpoint, one after the other."""
+    files = opened(path).files
+    outcomes = {file: "dry-run" if dry_run else _edit.update_metadata(file, new, gone) for file in files}
+    described = [{"file": file, "outcome": outcome} for file, outcome in outcomes.items()]
+    screen.answer({"files": described, "set": sorted(new), "removed": list(gone)})
+    for file, outcome in outcomes.items():
+        screen.say(f"{shown(file)}: {outcome}")
     return 0

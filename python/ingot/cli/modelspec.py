@@ -58,7 +58,7 @@ def validate(screen: Screen, path: str) -> int:
 
 
 @command.command(name="set")
-@arguments.path
+@arguments.own
 @click.argument("pairs", metavar="[KEY=VALUE]...", nargs=-1)
 @click.option("--hash", "with_hash", is_flag=True, help=f"Compute {_HASH} from the tensors.")
 @arguments.dry_run

@@ -83,6 +83,17 @@ class Several:
         self._before += nbytes
         self._tell(self._before, self._total)
 
-    def within(self, done: int, total: int) -> None:
-        """A step is so far."""
-        self._tell(self._before + done, max(self._total, total))
+    @contextmanager
+    def within(self, nbytes: int) -> Iterator[Tell]:
+        """A step of so many bytes, and what is to be told how much of itself it has done."""
+
+        def tell(done: int, total: int) -> None:
+            # It may read its bytes twice, or not all of them.
+            if self._total:
+                self._tell(self._before + (nbytes * done // total if total else 0), self._total)
+            else:
+                # How many bytes there are was not known.
+                self._tell(done, total)
+
+        yield tell
+        self.step(nbytes)

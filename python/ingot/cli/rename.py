@@ -9,6 +9,7 @@ import click
 from ingot import _rearrange
 
 from . import arguments
+from .progress import bar
 from .screen import Screen, printing
 from .sources import opened
 from .tables import Column
@@ -22,8 +23,8 @@ _COLUMNS = (Column("old"), Column("new"))
 
 
 @click.command(short_help="Write the tensors under other names.")
-@click.argument("path", metavar="SRC")
-@click.argument("output", metavar="DST")
+@arguments.source
+@arguments.destination
 @click.option("-n", "--name", "pairs", nargs=2, multiple=True, metavar="OLD NEW", help="One tensor.")
 @click.option(
     "-s",
@@ -34,8 +35,7 @@ _COLUMNS = (Column("old"), Column("new"))
     metavar="REGEX TEXT",
     help=r"Whatever is found; \1 is its group 1.",
 )
-@arguments.force
-@arguments.dry_run
+@arguments.writing
 @printing
 def command(
     screen: Screen,
@@ -56,7 +56,8 @@ def command(
     table = _renamed(names, dict(pairs), subs)
     arguments.target(output, force)
     if not dry_run:
-        _rearrange.rewrite(path, output, rename=table, force=force)
+        with bar(screen, "Writing") as tell:
+            _rearrange.rewrite(path, output, rename=table, force=force, progress=tell)
     screen.answer({"dry_run": dry_run, "file": output, "renamed": table})
     screen.table(_COLUMNS, list(table.items()))
     if screen.is_terminal:

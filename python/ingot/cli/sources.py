@@ -11,7 +11,7 @@ from math import prod
 import click
 
 from ingot import _open
-from ingot._native import Archive
+from ingot._native import Archive, is_url
 
 from .wording import shown
 
@@ -49,11 +49,21 @@ class Source:
 
     def nbytes_of_files(self) -> int:
         """The sizes of the files."""
-        return sum(map(os.path.getsize, self.files))
+        return self.handle.nbytes
 
     def metadata(self) -> dict[str, str]:
         """The text beside the tensors. What an index has of other kinds is given as JSON."""
         return {key: text_of(value) for key, value in (self.handle.metadata() or {}).items()}
+
+    def texts(self) -> dict[str, str]:
+        """What of the metadata is text, which is all of it but for an index."""
+        pairs = self.handle.metadata() or {}
+        return {key: value for key, value in pairs.items() if isinstance(value, str)}
+
+    @property
+    def index(self) -> str | None:
+        """The path of the index of a checkpoint of many files."""
+        return self.handle.path if self.handle.path not in self.files else None
 
     def infos(self) -> list[TensorInfo]:
         """What the headers say of every tensor, in the order of the data."""
@@ -101,6 +111,11 @@ class Source:
 def opened(path: str, *, strict: bool = False, backend: str = "auto") -> Source:
     """Open what a user typed: a file, and whatever else `ingot.safe_open` takes."""
     return Source(path, _open.open_archive(path, backend, strict))
+
+
+def size_on_disk(file: str) -> int:
+    """The bytes of a file; 0 for what is none and has to be asked for."""
+    return 0 if is_url(file) else os.path.getsize(file)
 
 
 def parameters(info: TensorInfo) -> int:

@@ -9,6 +9,7 @@ import click
 from ingot import _rearrange, _shards
 
 from . import arguments
+from .progress import bar
 from .screen import Screen, printing
 from .sources import opened
 from .tables import Column
@@ -16,14 +17,13 @@ from .wording import nbytes, plural, shown
 
 
 @click.command(short_help="Make several files and an index of one file.")
-@arguments.path
-@click.argument("directory")
+@arguments.own
+@click.argument("directory", callback=arguments.local)
 @click.option("--max-shard-size", default="5GB", show_default=True, help="Bytes of tensors in a file.")
 @click.option(
     "--pattern", default="model{suffix}.safetensors", show_default=True, help="The names of the files."
 )
-@arguments.force
-@arguments.dry_run
+@arguments.writing
 @printing
 def command(
     screen: Screen, path: str, directory: str, max_shard_size: str, pattern: str, force: bool, dry_run: bool
@@ -39,7 +39,8 @@ def command(
     shards = _shards.split(sizes, limit)
     _refuse_to_replace(place, force)
     if not dry_run:
-        _rearrange.split(path, directory, limit, filename_pattern=pattern)
+        with bar(screen, "Splitting") as tell:
+            _rearrange.split(path, directory, limit, filename_pattern=pattern, progress=tell)
     files = [
         (os.path.join(directory, name), len(shard), sum(sizes[number] for number in shard))
         for name, shard in zip(place.names(len(shards)), shards, strict=True)

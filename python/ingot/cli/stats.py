@@ -66,9 +66,9 @@ def statistics(screen: Screen, source: Source, names: Sequence[str] | None, bins
     with bar(screen, "Reading") as tell:
         steps = Several(tell, total)
         for archive, held in source.archives(names):
-            of_file = _native.statistics(archive, held, bins=bins, progress=steps.within)
+            with steps.within(sum(archive.info(name).nbytes for name in held)) as within:
+                of_file = _native.statistics(archive, held, bins=bins, progress=within)
             found.update(zip(held, of_file, strict=True))
-            steps.step(sum(archive.info(name).nbytes for name in held))
     return found
 
 

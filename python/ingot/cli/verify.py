@@ -6,9 +6,9 @@ import click
 
 from ingot import _hash
 
-from .progress import bar
+from .progress import Several, bar
 from .screen import Screen, printing
-from .sources import opened
+from .sources import opened, size_on_disk
 from .wording import shown
 
 TYPE_CHECKING = False
@@ -30,9 +30,12 @@ def command(screen: Screen, paths: tuple[str, ...], expected: str | None) -> int
     if expected is not None and len(files) != 1:
         raise click.UsageError("--sha256 is for one file")
     reports = {}
-    for file in files:
-        with bar(screen, "Verifying") as tell:
-            reports[file] = _hash.verify(file, expected_sha256=expected, progress=tell)
+    with bar(screen, "Verifying") as tell:
+        sizes = list(map(size_on_disk, files))
+        steps = Several(tell, sum(sizes))
+        for file, size in zip(files, sizes, strict=True):
+            with steps.within(size) as within:
+                reports[file] = _hash.verify(file, expected_sha256=expected, progress=within)
     screen.answer({"ok": all(reports.values()), "files": [_described(*one) for one in reports.items()]})
     for file, report in reports.items():
         # Tensors without a digest of their own are no news where one vouches for all of them.

@@ -176,9 +176,8 @@ def _entry(header: _Header, info: _Info, options: Options) -> Entry:
     plain = _PLAIN.get(info.kind)
     if plain is not None:
         region = _region(header, info, nbytes(plain, info.shape))
-        return Entry(
-            info.name, plain, info.shape, partial(region.array, info.name, dtype_of(plain), info.shape)
-        )
+        read = partial(region.array, info.name, dtype_of(plain), info.shape)
+        return Entry(info.name, plain, info.shape, read, region=region)
     return _quantized(header, info, options)
 
 

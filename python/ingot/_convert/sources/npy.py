@@ -44,4 +44,6 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
         array = region.read(LONE).view(header.dtype)
         return array.reshape(header.shape, order="F" if header.is_fortran else "C")
 
-    yield Contents([Entry(LONE, code, header.shape, read)])
+    is_little = header.dtype == header.dtype.newbyteorder("<")
+    stands = is_little and code != "F4" and not (header.is_fortran and len(header.shape) > 1)
+    yield Contents([Entry(LONE, code, header.shape, read, region=region if stands else None)])

@@ -2,7 +2,6 @@
 
 Of a file that `torch.save` writes today only the pickle is loaded, onto the meta device: it says where in the
 file each storage lies, and tensors are read from there one by one. Older files, and those that were packed,
-from ingot._convert.refusal import refused
 are loaded whole.
 """
 
@@ -159,10 +158,14 @@ def _in_file(path: str, name: str, tensor: Any, places: dict[int, Member]) -> En
         if not prod(shape):
             return _unpacked(numpy.empty(shape, raw), code)
         held = numpy.ndarray(shape, raw, region.read(name), strides=strides)
-        return _unpacked(held, code)
+        if tensor.is_conj():
+            held = held.conj()
+        return _unpacked(-held if tensor.is_neg() else held, code)
 
-    memory = (path, position, begin, shape, strides, code) if tensor.numel() else None
-    return Entry(name, code, _elements(shape, code), read, memory)
+    memory = (path, position, begin, shape, strides, code, *_views(tensor)) if tensor.numel() else None
+    # F4 is read, because torch and the file may pack its halves in another order.
+    stands = not any(_views(tensor)) and tensor.is_contiguous() and tensor.numel() and code != "F4"
+    return Entry(name, code, _elements(shape, code), read, memory, region if stands else None)
 
 
 def _in_memory(path: str, name: str, tensor: Any) -> Entry:
@@ -180,8 +183,13 @@ def _in_memory(path: str, name: str, tensor: Any) -> Entry:
         return _unpacked(raw if code == "F4" else raw.view(dtype_of(code)), code)
 
     shape, strides = tuple(tensor.shape), tuple(tensor.stride())
-    memory = (tensor.data_ptr(), shape, strides, code) if tensor.numel() else None
+    memory = (tensor.data_ptr(), shape, strides, code, *_views(tensor)) if tensor.numel() else None
     return Entry(name, code, _elements(shape, code), read, memory)
+
+
+def _views(tensor: Any) -> tuple[bool, bool]:
+    """Whether the values are the conjugates, and whether they are the negatives, of those in memory."""
+    return tensor.is_conj(), tensor.is_neg()
 
 
 def _code(path: str, name: str, tensor: Any) -> tuple[str, int]:

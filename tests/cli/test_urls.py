@@ -1,0 +1,121 @@
+"""Commands on a file behind a URL: they say of it what they say of the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from commands import run
+from models import save
+
+from remote.servers import Server, serving
+from remote.servers import good as served
+
+NAME = "model.layers.3.mlp.up_proj.weight"
+# What only looks, with `PATH` where the file goes.
+LOOKING = [
+    ["PATH"],
+    ["ls", "-l", "PATH"],
+    ["tree", "PATH"],
+    ["info", "PATH", NAME],
+    ["params", "PATH"],
+    ["layers", "PATH"],
+    ["mem", "PATH"],
+    ["stats", "PATH", NAME],
+    ["stats", "PATH", "--all"],
+    ["cat", "PATH", f"{NAME}[2:4,:5]"],
+    ["check", "PATH", "--values"],
+    ["diff", "PATH", "OTHER", "--values"],
+    ["diff", "OTHER", "PATH", "--values"],
+    ["meta", "get", "PATH"],
+    ["meta", "get", "PATH", "title"],
+    ["meta", "export", "PATH"],
+    ["modelspec", "show", "PATH"],
+    ["modelspec", "validate", "PATH"],
+]
+# What would write to it, or have the system copy it.
+WRITING = [
+    ["meta", "set", "URL", "a=b"],
+    ["meta", "set", "--files", "URL", "a=b"],
+    ["meta", "rm", "URL", "title"],
+    ["meta", "clean", "URL"],
+    ["meta", "import", "URL", "-"],
+    ["modelspec", "set", "URL", "title=Ducks"],
+    ["convert", "PATH", "URL"],
+    ["cast", "PATH", "URL", "--dtype", "F16"],
+    ["rename", "PATH", "URL", "-s", "model", "m"],
+    ["merge", "PATH", "-o", "URL"],
+    ["split", "PATH", "URL"],
+    ["export", "PATH", NAME, "-o", "URL"],
+    ["export", "PATH", NAME, "-d", "URL"],
+    ["meta", "clean", "PATH", "-o", "URL"],
+    ["meta", "export", "PATH", "URL"],
+    ["convert", "URL", "OUT"],
+    ["rename", "URL", "OUT", "-s", "model", "m"],
+    ["merge", "PATH", "URL", "-o", "OUT"],
+    ["split", "URL", "OUT"],
+]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("urls")
+    return save(folder / "model.safetensors", metadata={"format": "pt", "title": "Ducks"})
+
+
+@pytest.fixture(scope="module")
+def server(path: Path) -> Iterator[Server]:
+    with serving(served(path.read_bytes())) as facts:
+        yield facts
+
+
+def typed(words: list[str], **meant: object) -> list[str]:
+    return [str(meant.get(word, word)) for word in words]
+
+
+# `meta export` has no --json: it prints nothing else.
+@pytest.mark.parametrize(
+    "words",
+    [*LOOKING, *([*words, "--json"] for words in LOOKING if words[:2] != ["meta", "export"])],
+    ids=" ".join,
+)
+def test_a_url_is_looked_at_as_its_file_is(words: list[str], path: Path, server: Server) -> None:
+    url = server.url()
+    of_file = run(*typed(words, PATH=path, OTHER=path))
+    of_url = run(*typed(words, PATH=url, OTHER=path))
+    assert of_url.code == of_file.code
+    assert of_url.out.replace(url, str(path)) == of_file.out
+    assert of_url.err.replace(url, str(path)) == of_file.err
+
+
+def test_tensors_of_a_url_are_exported_and_cast(path: Path, server: Server, tmp_path: Path) -> None:
+    for word in (path, server.url()):
+        folder = tmp_path / str(word == path)
+        folder.mkdir()
+        assert run("export", word, NAME, "-d", folder).code == 0
+        assert run("cast", word, folder / "cast.safetensors", "--dtype", "F16").code == 0
+    for name in (f"{NAME}.npy", "cast.safetensors"):
+        of_file, of_url = ((tmp_path / word / name).read_bytes() for word in ("True", "False"))
+        assert of_file == of_url
+
+
+def test_a_listing_reads_the_header_alone(path: Path, server: Server) -> None:
+    before = len(server.requests)
+    run("ls", server.url())
+    assert len(server.requests) == before + 1
+
+
+@pytest.mark.parametrize("words", WRITING, ids=" ".join)
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=["real", "dry"])
+def test_a_url_is_refused_before_anything_is_asked_of_it(
+    words: list[str], dry: list[str], path: Path, server: Server
+) -> None:
+    if dry and words[:2] == ["meta", "export"]:
+        dry = ["--force"]
+    url, before = server.url(), (len(server.requests), sorted(path.parent.iterdir()))
+    ended = run(*typed(words, PATH=path, URL=url, OUT=path.parent / "out"), *dry)
+    assert ended.code == 2, ended
+    assert url in ended.err
+    assert "is a URL" in ended.err
+    assert (len(server.requests), sorted(path.parent.iterdir())) == before
