@@ -36,6 +36,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from . import errors, flax, mlx, modelspec, numpy, paddle, tensorflow, torch
     from ._convert import Conversion, convert
+    from ._download import Download, download
     from ._edit import read_metadata, replace_tensor, update_metadata
     from ._hash import Report, hash, verify
     from ._index import ShardIndex, read_index
@@ -51,6 +52,7 @@ __all__ = [
     "Conversion",
     "ConversionError",
     "DestinationError",
+    "Download",
     "DtypeError",
     "FileMetadata",
     "HeaderError",
@@ -71,6 +73,7 @@ __all__ = [
     "__version__",
     "convert",
     "deserialize",
+    "download",
     "errors",
     "flax",
     "hash",
@@ -100,6 +103,7 @@ __all__ = [
 # Imported when they are first used, each from its module.
 _LATER = {
     "Conversion": "_convert",
+    "Download": "_download",
     "FileMetadata": "_metadata",
     "RepoMetadata": "_metadata",
     "Report": "_hash",
@@ -108,6 +112,7 @@ _LATER = {
     "TensorInfo": "_metadata",
     "Writer": "_writer",
     "convert": "_convert",
+    "download": "_download",
     "hash": "_hash",
     "merge": "_rearrange",
     "metadata": "_metadata",

@@ -20,6 +20,7 @@ __all__ = [
     "Wrap",
     "Writer",
     "__version__",
+    "download",
     "fetch_beside",
     "hash",
     "hashes",
@@ -30,6 +31,7 @@ __all__ = [
     "read_url",
     "replace_tensor",
     "serialize",
+    "shown_url",
     "statistics",
     "stream",
     "update_metadata",
@@ -235,6 +237,9 @@ def in_natural_order(names: list[str]) -> list[str]:
     """Give the names as people order them: ``layer.2`` before ``layer.10``."""
 
 def is_url(text: str) -> bool: ...
+def shown_url(url: str) -> str:
+    """Give a URL without what may be secret in it."""
+
 def url_file_name(url: str) -> str:
     """Say what the file behind a URL is called."""
 
@@ -305,6 +310,19 @@ def prepare(
     which ``fetch(begin, end)`` gives those bytes as a capsule or a buffer. `export(tensor)` gives a capsule
     and comes first; where it raises or its capsule is of no use, `payload` is called.
     """
+
+def download(
+    url: str,
+    path: str | bytes | PathLike[str] | PathLike[bytes],
+    *,
+    storage_options: Mapping[str, Any] | None,
+    expected_sha256: str | None,
+    overwrite: bool,
+    durable: bool,
+    threads: int | None,
+    progress: Callable[[int, int], object] | None,
+) -> tuple[str, int, int, str | None]:
+    """Fetch what is behind a URL: path, size, bytes that were fetched, SHA-256 if that was compared."""
 
 def hash(
     path: str | bytes | PathLike[str] | PathLike[bytes],

@@ -112,8 +112,9 @@ def load_file(
         array has to pass all of `keys`, `prefix` and `where`; nothing is read of those that do not.
     slices : dict of str to index, optional
         For some of these arrays, the part that shall be read: what would stand in ``array[...]``, as for
-        `ingot.safe_open.get_slice`. Of rows no other byte is read, of columns half as many again at most,
-        where a row of the tensor takes 3 KiB or more.
+        `ingot.safe_open.get_slice`. Of rows no other byte is read; of columns in files half as many again at
+        most, where a row of the tensor takes 3 KiB or more. From a URL what lies between two parts is read
+        too where it has up to 128 KiB, which takes less time than another request.
     dtype : numpy.dtype, its name, or a code of the header such as ``"BF16"``, optional
         Convert floating-point arrays to this dtype while they are read, chunk by chunk, with the values that
         PyTorch's ``tensor.to(dtype)`` gives. The arrays in the dtype of the file are never in memory. Others

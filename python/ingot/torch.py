@@ -150,8 +150,9 @@ def load_file(
         A tensor has to pass all of `keys`, `prefix` and `where`; nothing is read of those that do not.
     slices : dict of str to index, optional
         For some of these tensors, the part that shall be read: what would stand in ``tensor[...]``, as for
-        `ingot.safe_open.get_slice`. Of rows no other byte is read, of columns half as many again at most,
-        where a row of the tensor takes 3 KiB or more.
+        `ingot.safe_open.get_slice`. Of rows no other byte is read; of columns in files half as many again at
+        most, where a row of the tensor takes 3 KiB or more. From a URL what lies between two parts is read
+        too where it has up to 128 KiB, which takes less time than another request.
     dtype : torch.dtype or str, optional
         Convert floating-point tensors to this dtype while they are read, chunk by chunk; a code of the header
         such as ``"BF16"`` will do. The values are those of ``tensor.to(dtype)``, and the tensors in the dtype

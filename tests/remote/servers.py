@@ -34,6 +34,9 @@ class Server:
     #: Bytes of bodies that were sent.
     sent: int = 0
 
+    #: Has it answer otherwise from now on.
+    replace: Callable[[Answer], None] = lambda answer: None
+
     def url(self, path: str = "/model.safetensors", scheme: str = "http") -> str:
         return f"{scheme}://{self.host}:{self.port}{path}"
 
@@ -54,7 +57,7 @@ class Handler(BaseHTTPRequestHandler):
         self.server.facts.requests.append(request)
         self.server.answer(self, request)
 
-    do_CONNECT = do_HEAD = do_GET
+    do_CONNECT = do_HEAD = do_PUT = do_POST = do_GET
 
     def log_message(self, *arguments: object) -> None:
         pass
@@ -101,11 +104,13 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving(answer: Answer, *, tls: object = None, host: str = "127.0.0.1") -> Iterator[Server]:
-    """Run a server that answers with `answer`."""
-    server = _Server((host, 0), Handler)
+def serving(
+    answer: Answer, *, tls: object = None, host: str = "127.0.0.1", port: int = 0
+) -> Iterator[Server]:
+    """Run a server that answers with `answer`, on a port that was used before or on any."""
+    server = _Server((host, port), Handler)
     server.answer = answer
-    server.facts = Server(server.server_port, host)
+    server.facts = Server(server.server_port, host, replace=lambda new: setattr(server, "answer", new))
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)

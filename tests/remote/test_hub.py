@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -166,3 +167,57 @@ def test_slices_and_whole_files_come_from_the_hub_too(hub: Hub) -> None:
     found = ingot.numpy.load_file("hf://me/gpt", storage_options=NEAR)
     assert all(np.array_equal(found[name], TENSORS[name]) for name in TENSORS)
     assert ingot.read_metadata("hf://me/gpt", storage_options=NEAR) is None
+
+
+# Files that are kept
+
+
+def linked(hub: Hub, etag: str) -> None:
+    """Have the Hub say this of the file's bytes, as it does of what is kept as an LFS or a Xet object."""
+    asked = hub.answer
+
+    def answer(handler: Handler, request: Request) -> None:
+        head = handler.head
+
+        def with_etag(status: int, **headers: str | int) -> None:
+            head(
+                status,
+                **{**headers, **({"X_Linked_Etag": f'"{etag}"'} if "X_Linked_Etag" in headers else {})},
+            )
+
+        handler.head = with_etag  # type: ignore[method-assign]
+        asked(handler, request)
+
+    hub.hub.replace(answer)
+
+
+def test_a_download_is_compared_with_what_the_hub_says(hub: Hub, tmp_path: Path) -> None:
+    linked(hub, hashlib.sha256(DATA).hexdigest())
+    done = ingot.download("hf://me/gpt", tmp_path, storage_options=NEAR)
+    assert done.path == str(tmp_path / "model.safetensors")
+    assert done.sha256 == hashlib.sha256(DATA).hexdigest()
+    linked(hub, "ab" * 32)
+    with pytest.raises(ingot.IntegrityError) as caught:
+        ingot.download("hf://me/gpt", tmp_path / "other", storage_options=NEAR)
+    assert caught.value.expected == "ab" * 32
+    with pytest.raises(ingot.IntegrityError) as caught:
+        ingot.download("hf://me/gpt", tmp_path / "other", expected_sha256="cd" * 32, storage_options=NEAR)
+    assert (caught.value.expected, caught.value.found) == ("cd" * 32, "ab" * 32)
+    assert not (tmp_path / "other").exists()
+
+
+def test_another_server_is_not_believed_what_only_the_hub_may_say(tmp_path: Path) -> None:
+    with serving(
+        lambda handler, request: handler.part(DATA, request, X_Linked_Etag='"' + "ab" * 32 + '"')
+    ) as other:
+        assert ingot.download(other.url(), tmp_path / "x").sha256 is None
+
+
+def test_a_file_in_the_cache_is_copied(hub: Hub, tmp_path: Path) -> None:
+    fill_the_cache(tmp_path)
+    done = ingot.download(f"hf://me/gpt@{COMMIT}", tmp_path / "x", storage_options=NEAR)
+    assert (tmp_path / "x").read_bytes() == DATA
+    assert done.fetched == 0
+    with pytest.raises(ingot.IntegrityError):
+        ingot.download(f"hf://me/gpt@{COMMIT}", tmp_path / "y", expected_sha256="ab" * 32)
+    assert hub.hub.requests == []

@@ -71,7 +71,7 @@ pub enum Error {
     Read {
         /// The file.
         path: Option<PathBuf>,
-        /// The tensor whose bytes were read; `None` for the header.
+        /// The tensor whose bytes were read; `None` for the header, and for a file that is read whatever it holds.
         tensor: Option<String>,
         /// Where in the file, in bytes.
         position: u64,
@@ -396,9 +396,8 @@ impl fmt::Display for Error {
                 source,
                 ..
             } => {
-                match tensor {
-                    Some(tensor) => write!(f, "tensor {}: ", Quoted(tensor))?,
-                    None => f.write_str("header: ")?,
+                if let Some(tensor) = tensor {
+                    write!(f, "tensor {}: ", Quoted(tensor))?;
                 }
                 let end = position.saturating_add(*expected);
                 match source {

@@ -14,6 +14,8 @@ mod seal;
 mod tree;
 mod verify;
 
+#[cfg(all(unix, feature = "remote"))]
+pub(crate) use algorithm::Hasher;
 pub use algorithm::{Algorithm, Digest, Unequal};
 pub use checked::Proof;
 #[cfg(feature = "remote")]

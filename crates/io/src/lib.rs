@@ -62,11 +62,15 @@ pub use quarry::Quarry;
 pub use read::{read_tensors, warm_tensors};
 pub use rearrange::{Pick, assemble};
 pub use region::Region;
+#[cfg(all(unix, feature = "remote"))]
+pub use remote::{DownloadOptions, Downloaded, download};
 #[cfg(feature = "remote")]
 pub use remote::{
     Fault, REMOTE_HEADER_NBYTES, RemoteOptions, Secret, Token, fetch_beside, hash_url, hub_headers, is_url,
-    read_url, url_file_name,
+    read_url, redacted, url_file_name,
 };
+#[cfg(all(unix, feature = "remote"))]
+pub use save::partial::Existing;
 pub use save::{Durability, ReadOnly, Replace, SaveOptions, Snapshot, save};
 pub use serialize::safetensors::{
     Dtype, SafeTensorError, SafeTensors, TensorView, View, serialize, serialize_to_file, slice, tensor,

@@ -30,6 +30,8 @@ pub(crate) mod draft;
 mod flush;
 #[cfg(unix)]
 mod in_place;
+#[cfg(all(unix, feature = "remote"))]
+pub(crate) mod partial;
 mod pieces;
 #[cfg(not(unix))]
 mod portable;

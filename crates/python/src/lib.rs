@@ -4,6 +4,8 @@
 //! framework: those live in `python/ingot`, and hand over what makes their tensors ([`wrap::Wrap`]).
 
 mod documents;
+#[cfg(unix)]
+mod download;
 mod edit;
 mod errors;
 mod hash;
@@ -29,6 +31,9 @@ mod writer;
 mod _native {
     #[pymodule_export]
     use crate::documents::{fetch_beside, hub_headers, url_file_name};
+    #[cfg(unix)]
+    #[pymodule_export]
+    use crate::download::download;
     #[pymodule_export]
     use crate::edit::{Sources, replace_tensor, update_metadata};
     #[pymodule_export]
@@ -36,7 +41,7 @@ mod _native {
     #[pymodule_export]
     use crate::open::{Archive, TensorInfo};
     #[pymodule_export]
-    use crate::open::{in_natural_order, is_url};
+    use crate::open::{in_natural_order, is_url, shown_url};
     #[pymodule_export]
     use crate::prefetch::Stream;
     #[pymodule_export]

@@ -519,6 +519,12 @@ pub(crate) fn in_natural_order<'py>(
     PyList::new(py, texts)
 }
 
+/// A URL without what may be secret in it.
+#[pyfunction]
+pub(crate) fn shown_url(url: &str) -> String {
+    ingot_io::redacted(url)
+}
+
 /// The tensors of these names, or all, of which `regions` gives the bytes.
 fn whole<'py>(
     py: Python<'py>,

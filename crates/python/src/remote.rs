@@ -14,7 +14,7 @@ use crate::open::file_path;
 /// What a caller may give where files and URLs are read alike.
 pub(crate) enum Location {
     File(PathBuf),
-    Url(String, RemoteOptions),
+    Url(String, Box<RemoteOptions>),
 }
 
 impl Location {
@@ -24,7 +24,10 @@ impl Location {
         storage_options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Location> {
         match given.extract::<&str>() {
-            Ok(url) if is_url(url) => Ok(Location::Url(url.to_owned(), remote_options(storage_options)?)),
+            Ok(url) if is_url(url) => {
+                let options = remote_options(storage_options)?;
+                Ok(Location::Url(url.to_owned(), Box::new(options)))
+            }
             _ => file_path(given).map(Location::File),
         }
     }

@@ -7,12 +7,14 @@ from os import fsdecode, fspath
 from typing import TYPE_CHECKING, NamedTuple
 
 from ingot._dtypes import CODES
+from ingot._native import is_url, shown_url
 from ingot._progress import checked, told
 from ingot._select import float_code
 from ingot._serialize import is_durable, texts
 from ingot.errors import OptionError, _escaped
 
 from .destination import Destination, aside, destination, refuse_existing
+from .fetched import fetched
 from .formats import FORMATS, resolved
 from .limits import check_total, max_nbytes_of, source_nbytes
 from .refusal import refused
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
     from ingot._progress import Progress, Tell
     from ingot._rearrange import Which
+    from ingot._remote import StorageOptions
     from ingot._serialize import Path
 
     from .source import Contents, Entry
@@ -53,6 +56,7 @@ def convert(
     overwrite: bool = False,
     durable: bool | None = None,
     progress: Progress = False,
+    storage_options: StorageOptions | None = None,
 ) -> Conversion:
     """Convert a file of another format. No code from it is ever run.
 
@@ -62,7 +66,8 @@ def convert(
         A file or a folder. Its content decides what it is, and its name only where the content has no mark:
         PyTorch's checkpoints (also in several files with an index), ``.npz``, ``.npy``, HDF5 and Keras, flax
         msgpack, ONNX, TensorFlow's SavedModels and checkpoints, PaddlePaddle, GGUF, Arrow, Parquet,
-        ``.safetensors`` and ``.bt``.
+        ``.safetensors`` and ``.bt``. Or the URL of one file, as for `ingot.safe_open`: it is fetched first,
+        beside `dst`, and removed when this is over.
     dst : str, bytes or os.PathLike
         The file to write, whose name says the format: ``.safetensors``, ``.bt`` or ``.npz``. A folder, which
         exists or ends in a slash, or `max_shard_size` writes several files with an index, as `ingot.split`.
@@ -94,7 +99,10 @@ def convert(
     durable : bool, optional
         As for `save_file`.
     progress : bool or callable
-        As for `save_file`. The bytes in all are those written and those compared.
+        As for `save_file`. The bytes in all are those written and those compared. Of a URL it is told first,
+        by itself, how far the fetching is.
+    storage_options : dict, optional
+        How a URL is reached (`ingot.StorageOptions`).
 
     Returns
     -------
@@ -110,7 +118,8 @@ def convert(
     FileExistsError
         There is something at `dst`, and `overwrite` is not set.
     OSError
-        `src` cannot be opened, or the folder of `dst` cannot be written to.
+        `src` cannot be opened, or the folder of `dst` cannot be written to. What goes wrong with a URL is
+        raised as by `ingot.download`.
     ModuleNotFoundError
         A package that reads the source is not installed. The message has the command that installs it.
     TensorNotFoundError
@@ -146,14 +155,23 @@ def convert(
     if to.kind == "npz" and metadata:
         raise OptionError("an .npz has no place for metadata", code="npz-metadata")
     progress = checked(progress)
-    found, word = resolved(path, source)
-    limit = max_nbytes_of(source_nbytes(found, FORMATS[word].is_folder), max_nbytes)
-    refuse_existing(to, overwrite)
-    with FORMATS[word].opened(found, Options(dequantize, limit)) as contents:
-        chosen = selected(found, contents.entries, root, keep, drop)
-        _check(found, contents, chosen, code, limit)
-        with told(progress, f"Converting {_escaped(os.path.basename(found))}") as tell:
-            return options.run(path, word, contents, chosen, tell)
+
+    def converted(path: str, shown: str) -> Conversion:
+        found, word = resolved(path, source)
+        limit = max_nbytes_of(source_nbytes(found, FORMATS[word].is_folder), max_nbytes)
+        refuse_existing(to, overwrite)
+        with FORMATS[word].opened(found, Options(dequantize, limit)) as contents:
+            chosen = selected(found, contents.entries, root, keep, drop)
+            _check(found, contents, chosen, code, limit)
+            with told(progress, f"Converting {_escaped(os.path.basename(found))}") as tell:
+                return options.run(shown, word, contents, chosen, tell)
+
+    if isinstance(src, str) and is_url(src):
+        # Before hours are spent on fetching it.
+        refuse_existing(to, overwrite)
+        with fetched(src, to.path, progress, storage_options) as near:
+            return converted(near, shown_url(src))
+    return converted(path, path)
 
 
 class _Write(NamedTuple):

@@ -56,7 +56,8 @@ impl Checkpoint {
 /// A file of whatever kind that a URL leads to.
 pub(super) enum Found {
     Cached(PathBuf),
-    Remote(Box<RemoteSource>),
+    /// With what it is asked with.
+    Remote(Box<RemoteSource>, &'static str),
 }
 
 /// Asks for the start of the file behind `url`, as `begin` does that, or finds it on this machine.
@@ -158,7 +159,7 @@ impl Door {
         let cached = remote
             .hub
             .and_then(|file| file.cached_at(commit.as_deref()?, &variable));
-        Ok(cached.map_or_else(|| Found::Remote(Box::new(source)), Found::Cached))
+        Ok(cached.map_or_else(|| Found::Remote(Box::new(source), remote.backend), Found::Cached))
     }
 
     /// The file `name` beside this one.

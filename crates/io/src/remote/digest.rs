@@ -36,7 +36,7 @@ pub fn hash_url(
     };
     let source = match found(url, options, &begin, watch)? {
         Found::Cached(path) => return hash(&path, definition, watch),
-        Found::Remote(source) => source,
+        Found::Remote(source, _) => source,
     };
     let shown = PathBuf::from(redacted(url));
     match definition {
@@ -63,7 +63,7 @@ pub fn read_url(
     let begin = |target| RemoteSource::begin(target, START_NBYTES);
     let (source, path): (Box<dyn Source>, PathBuf) = match found(url, options, &begin, watch)? {
         Found::Cached(path) => (Box::new(open_source(&path)?), path),
-        Found::Remote(source) => (source, PathBuf::from(redacted(url))),
+        Found::Remote(source, _) => (source, PathBuf::from(redacted(url))),
     };
     let outcome = read_in_order(&*source, take, watch);
     check_unchanged(&*source, Some(&path))?;

@@ -51,18 +51,26 @@ impl Door {
     }
 }
 
-/// What the file behind `url` is called.
+/// What the file behind `url` is called. Empty where the URL names none.
 #[must_use]
 pub fn url_file_name(url: &str) -> String {
-    let last = |path: &str| path.rsplit('/').next().unwrap_or_default().to_owned();
     match hub_file(url, &variable) {
-        Some(Ok(file)) if file.is_folder() => MODEL_FILE.to_owned(),
-        Some(Ok(file)) => file.name().to_owned(),
-        _ => match Url::parse(url) {
-            Ok(url) => last(&decode(&url.path)),
-            // Keys of the stores may hold any character.
-            Err(_) => last(url),
-        },
+        Some(Ok(file)) if file.is_folder() => return MODEL_FILE.to_owned(),
+        Some(Ok(file)) => return file.name().to_owned(),
+        _ => {}
+    }
+    let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+    let is_http = scheme.to_ascii_lowercase().starts_with("http");
+    let path = match is_http {
+        true => rest.split(['?', '#']).next().unwrap_or_default(),
+        // Keys of the stores may hold any character.
+        false => rest.split("?versionId=").next().unwrap_or_default(),
+    };
+    let name = path.split_once('/').map_or("", |(_, path)| path);
+    let name = name.rsplit('/').next().unwrap_or_default();
+    match is_http {
+        true => decode(name),
+        false => name.to_owned(),
     }
 }
 

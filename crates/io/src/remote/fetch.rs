@@ -33,8 +33,16 @@ pub(crate) struct Target {
     /// Where the last redirect led to. It is asked there until it is refused, as signed addresses are when their time
     /// is over.
     found: Mutex<Option<Found>>,
-    /// The commit that a server of the Hub has named.
-    commit: Mutex<Option<String>>,
+    /// What a server of the Hub says of the file.
+    linked: Mutex<Linked>,
+}
+
+/// What a server of the Hub says of a file that another host gives.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Linked {
+    pub(crate) commit: Option<String>,
+    /// The SHA-256 of files that are kept outside of Git, as those with weights are.
+    pub(crate) etag: Option<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -70,13 +78,18 @@ impl Target {
             access,
             is_shown,
             found: Mutex::new(None),
-            commit: Mutex::new(None),
+            linked: Mutex::default(),
         }
     }
 
-    /// The commit of the Hub that the file is of.
-    pub(crate) fn commit(&self) -> Option<String> {
-        locked(&self.commit).clone()
+    /// What a server of the Hub has said of the file.
+    pub(crate) fn linked(&self) -> Linked {
+        locked(&self.linked).clone()
+    }
+
+    /// The address that the caller has named.
+    pub(crate) fn home(&self) -> &Url {
+        &self.home
     }
 
     pub(crate) fn client(&self) -> &Client {
@@ -123,10 +136,8 @@ impl Target {
             let response = self
                 .send(&at, asked, pin, deadline)
                 .map_err(|fault| self.about(&at.url, fault))?;
-            if at.is_trusted
-                && let Some(commit) = response.head.get("x-repo-commit")
-            {
-                *locked(&self.commit) = Some(commit.to_owned());
+            if at.is_trusted {
+                self.note(&response.head);
             }
             let Some(location) = redirect(&response.head) else {
                 let answer = self.understand(response, &at.url, asked, pin, deadline);
@@ -140,6 +151,16 @@ impl Target {
             at = next;
         }
         Err(FaultKind::Loop { hops: MAX_HOPS }.into())
+    }
+
+    fn note(&self, head: &Head) {
+        let mut linked = locked(&self.linked);
+        if let Some(commit) = head.get("x-repo-commit") {
+            linked.commit = Some(commit.to_owned());
+        }
+        if let Some(etag) = head.get("x-linked-etag") {
+            linked.etag = Some(etag.to_owned());
+        }
     }
 
     fn send(

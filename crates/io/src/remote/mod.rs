@@ -14,11 +14,17 @@ mod connection;
 mod dial;
 mod digest;
 mod document;
+#[cfg(unix)]
+mod download;
 mod fault;
 mod fetch;
+#[cfg(unix)]
+mod follow;
 mod gcs;
 mod headers;
 mod hub;
+#[cfg(unix)]
+mod journal;
 mod message;
 mod options;
 mod pace;
@@ -36,10 +42,12 @@ use ingot_format::Limits;
 
 pub use self::digest::{hash_url, read_url};
 pub use self::document::{fetch_beside, url_file_name};
+#[cfg(unix)]
+pub use self::download::{DownloadOptions, Downloaded, download};
 pub use self::fault::Fault;
 pub use self::headers::hub_headers;
 pub use self::options::{RemoteOptions, Secret, Token};
-pub use self::place::is_url;
+pub use self::place::{is_url, redacted};
 pub(crate) use self::shards::RemoteShards;
 
 /// The longest header that is fetched where nobody says otherwise. It is what the Hub's own clients take.

@@ -58,6 +58,15 @@ impl Pin {
         Ok(())
     }
 
+    /// What no other version of the file at this address says of itself, as far as the server says anything.
+    pub(crate) fn version(&self) -> Option<String> {
+        match (self.strong_etag(), &self.modified) {
+            (Some(etag), _) => Some(format!("etag {etag}")),
+            (None, Some(modified)) => Some(format!("modified {modified}")),
+            (None, None) => None,
+        }
+    }
+
     fn strong_etag(&self) -> Option<&str> {
         self.etag.as_deref().filter(|etag| !etag.starts_with("W/"))
     }

@@ -191,7 +191,7 @@ fn folder_of(path: &str) -> &str {
 
 /// `text` without what may be secret in it, whether it is a proper URL or not.
 #[must_use]
-pub(crate) fn redacted(text: &str) -> String {
+pub fn redacted(text: &str) -> String {
     let Some((scheme, rest)) = text.split_once("://") else {
         return text.to_owned();
     };

@@ -13,6 +13,8 @@ use super::fetch::{Answer, Target};
 use super::pace::Pace;
 use super::pin::Pin;
 use super::retry::Tries;
+#[cfg(unix)]
+use crate::hash::{Algorithm, Digest};
 use crate::source::Source;
 
 /// Bytes that the first request asks for. The headers of files of about 1,300 tensors fit, which is nearly every shard
@@ -34,6 +36,8 @@ pub(crate) struct RemoteSource {
     pin: Pin,
     /// The first bytes, which came with the size.
     start: Vec<u8>,
+    /// Whether the server gives no parts, and the file is too large to be kept in `start`.
+    is_whole: bool,
     /// What was found when the file turned out to be another: its size, where that is known.
     changed: Mutex<Option<Option<u64>>>,
 }
@@ -41,9 +45,20 @@ pub(crate) struct RemoteSource {
 impl RemoteSource {
     /// Asks for the start of a file.
     pub(crate) fn begin(target: Target, start_nbytes: u64) -> Result<RemoteSource, Fault> {
+        RemoteSource::begun(target, start_nbytes, WHOLE_NBYTES)
+    }
+
+    /// The same, also of a server that gives no parts.
+    #[cfg(unix)]
+    pub(crate) fn of_whole(target: Target) -> Result<RemoteSource, Fault> {
+        RemoteSource::begun(target, START_NBYTES, u64::MAX)
+    }
+
+    /// Of a server that gives no parts, files of up to `whole_nbytes` are taken.
+    fn begun(target: Target, start_nbytes: u64, whole_nbytes: u64) -> Result<RemoteSource, Fault> {
         let mut tries = Tries::new(&target.client().options);
-        let (pin, start) = loop {
-            match begin(&target, start_nbytes, tries.deadline) {
+        let Begun { pin, start, is_whole } = loop {
+            match begin(&target, start_nbytes, whole_nbytes, tries.deadline) {
                 Ok(begun) => break begun,
                 Err(fault) => tries.after(fault)?,
             }
@@ -52,6 +67,7 @@ impl RemoteSource {
             target,
             pin,
             start,
+            is_whole,
             changed: Mutex::new(None),
         })
     }
@@ -71,7 +87,36 @@ impl RemoteSource {
 
     /// The commit of the Hub that the file is of.
     pub(crate) fn commit(&self) -> Option<String> {
-        self.target.commit()
+        self.target.linked().commit
+    }
+
+    /// The SHA-256 that the Hub says the file has.
+    #[cfg(unix)]
+    pub(crate) fn sha256(&self) -> Option<Digest> {
+        let etag = self.target.linked().etag?;
+        Digest::from_hex(Algorithm::Sha256, etag.trim_matches('"'))
+    }
+
+    /// What no other file, and no other version of this one, is called; `None` where nothing tells versions apart.
+    #[cfg(unix)]
+    pub(crate) fn version(&self) -> Option<String> {
+        Some(format!(
+            "{}\n{}",
+            self.target.home().unsigned(),
+            self.pin.version()?
+        ))
+    }
+
+    /// Whether it is given whole or not at all.
+    #[cfg(unix)]
+    pub(crate) fn is_whole(&self) -> bool {
+        self.is_whole
+    }
+
+    /// The bytes of a range, for whoever keeps them.
+    #[cfg(unix)]
+    pub(crate) fn part(&self, range: Range<u64>) -> impl Read {
+        self.reader(range)
     }
 
     /// All of its bytes, as they come.
@@ -106,11 +151,32 @@ impl RemoteSource {
     }
 }
 
-/// Asks for the first bytes; gives the version with the size, and the bytes.
-fn begin(target: &Target, nbytes: u64, deadline: Instant) -> Result<(Pin, Vec<u8>), Fault> {
+/// What the first answer says.
+#[derive(Default)]
+struct Begun {
+    /// The version, with the size.
+    pin: Pin,
+    start: Vec<u8>,
+    is_whole: bool,
+}
+
+/// Asks for the first bytes.
+fn begin(target: &Target, nbytes: u64, whole_nbytes: u64, deadline: Instant) -> Result<Begun, Fault> {
     let asked = 0..nbytes;
     let (mut response, expected, pin) = match target.ask(&asked, None, deadline)? {
-        Answer::Nothing => return Ok((Pin::default(), Vec::new())),
+        Answer::Nothing => return Ok(Begun::default()),
+        // Its body is asked for when it is wanted.
+        Answer::Whole {
+            nbytes: Some(nbytes),
+            pin,
+            ..
+        } if nbytes > WHOLE_NBYTES && nbytes <= whole_nbytes => {
+            return Ok(Begun {
+                pin,
+                start: Vec::new(),
+                is_whole: true,
+            });
+        }
         Answer::Part { response, range, pin } => (response, Some(range.end), pin),
         Answer::Whole {
             response,
@@ -134,11 +200,22 @@ fn begin(target: &Target, nbytes: u64, deadline: Instant) -> Result<(Pin, Vec<u8
         Some(expected) if found < expected => return Err(FaultKind::Short { expected, found }.into()),
         None if found > WHOLE_NBYTES => return Err(ignored(None).into()),
         // A body that ends with its connection may have been cut off: whether it was, its header will tell.
-        None => return Ok((pin.of(found), start)),
+        None => {
+            let pin = pin.of(found);
+            return Ok(Begun {
+                pin,
+                start,
+                is_whole: false,
+            });
+        }
         Some(_) => {}
     }
     target.client().give_back(response);
-    Ok((pin, start))
+    Ok(Begun {
+        pin,
+        start,
+        is_whole: false,
+    })
 }
 
 impl Source for RemoteSource {
@@ -254,7 +331,7 @@ impl RangeReader<'_> {
             Some(open) => open,
             none => {
                 let answer = target.ask(&self.range, Some(&self.source.pin), tries.deadline)?;
-                let response = part_of(answer, &self.range, &self.source.pin)?;
+                let response = part_of(answer, &self.range, &self.source.pin, self.source.is_whole)?;
                 none.insert((response, target.pace(tries.deadline)))
             }
         };
@@ -269,9 +346,17 @@ impl RangeReader<'_> {
     }
 }
 
-/// Nothing but the part that was asked for: a whole file is not one.
-fn part_of(answer: Answer, asked: &Range<u64>, pin: &Pin) -> Result<Response, Fault> {
+/// Nothing but the part that was asked for: a whole file is not one, unless all of it was asked for.
+fn part_of(answer: Answer, asked: &Range<u64>, pin: &Pin, is_whole: bool) -> Result<Response, Fault> {
     match answer {
+        Answer::Whole {
+            response,
+            nbytes,
+            pin: here,
+        } if is_whole && asked.start == 0 && nbytes.is_some() => {
+            pin.check(&here)?;
+            Ok(response)
+        }
         Answer::Part { response, range, .. } if range == *asked => Ok(response),
         Answer::Part { range, .. } => Err(FaultKind::OtherRange {
             asked: asked.clone(),

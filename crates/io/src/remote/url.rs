@@ -44,6 +44,32 @@ pub(crate) struct Url {
     pub(crate) query: Option<String>,
 }
 
+/// What stands in the queries of signed addresses of CloudFront and Azure, and begins those of S3 and Google.
+#[cfg(unix)]
+const SIGNATURES: &[&str] = &[
+    "expires",
+    "signature",
+    "key-pair-id",
+    "policy",
+    "awsaccesskeyid",
+    "googleaccessid",
+    "sig",
+    "se",
+    "st",
+    "sp",
+    "sv",
+    "sr",
+    "spr",
+    "skoid",
+    "sktid",
+    "skt",
+    "ske",
+    "sks",
+    "skv",
+];
+#[cfg(unix)]
+const SIGNATURE_PREFIXES: &[&str] = &["x-amz-", "x-goog-"];
+
 /// What makes two URLs one place to send secrets to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Origin {
@@ -132,6 +158,24 @@ impl Url {
             host: self.host.clone(),
             port: self.port,
         }
+    }
+
+    /// The whole address, but for what signs it, which is another each time.
+    #[cfg(unix)]
+    pub(crate) fn unsigned(&self) -> String {
+        let query = self.query.as_deref().unwrap_or_default();
+        let is_signed = |pair: &&str| {
+            let name = pair.split('=').next().unwrap_or_default().to_ascii_lowercase();
+            SIGNATURES.contains(&&*name) || SIGNATURE_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+        };
+        let pairs: Vec<&str> = query.split('&').filter(|pair| !is_signed(pair)).collect();
+        format!(
+            "{}://{}{}?{}",
+            self.scheme.name(),
+            self.authority(),
+            self.path,
+            pairs.join("&")
+        )
     }
 
     /// Host and port as a `Host` header has them.

@@ -196,21 +196,21 @@ impl Draft {
     }
 }
 
-fn find(path: &Path, watch: &dyn Watch) -> Result<Place, Error> {
+pub(super) fn find(path: &Path, watch: &dyn Watch) -> Result<Place, Error> {
     match Target::find(path, watch).map_err(|stop| explain(path, 0, stop))? {
         Target::Place(place) => Ok(place),
         Target::Nameless(_) | Target::Stream(_) => Err(refuse(path, EditError::NoPlace)),
     }
 }
 
-fn refuse(path: &Path, fault: EditError) -> Error {
+pub(super) fn refuse(path: &Path, fault: EditError) -> Error {
     Error::Edit {
         path: path.to_owned(),
         fault,
     }
 }
 
-fn explain(path: &Path, nbytes: u64, stop: Stop) -> Error {
+pub(super) fn explain(path: &Path, nbytes: u64, stop: Stop) -> Error {
     match stop {
         Stop::Interrupted => Error::Interrupted,
         Stop::Fault { step, source } => Error::Write {
@@ -260,11 +260,17 @@ fn share(file: &File) -> io::Result<bool> {
 }
 
 /// Removes `name` if `file` has it.
-fn remove_if(place: &Place, name: &OsStr, file: &File) {
-    let named = fs::statat(&place.directory, name, AtFlags::SYMLINK_NOFOLLOW);
-    if let (Ok(named), Ok(ours)) = (named, fs::fstat(file))
-        && (named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino)
-    {
+pub(super) fn remove_if(place: &Place, name: &OsStr, file: &File) {
+    if has_name(place, name, file) {
         let _ = fs::unlinkat(&place.directory, name, AtFlags::empty());
     }
+}
+
+/// Whether `name` leads to `file`.
+pub(super) fn has_name(place: &Place, name: &OsStr, file: &File) -> bool {
+    let named = fs::statat(&place.directory, name, AtFlags::SYMLINK_NOFOLLOW);
+    matches!(
+        (named, fs::fstat(file)),
+        (Ok(named), Ok(ours)) if (named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino)
+    )
 }

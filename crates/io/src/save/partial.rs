@@ -1,0 +1,200 @@
+//! A file that is filled before it gets its name, and that stays beside its target when whoever fills it is broken off.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{self, AtFlags, FileType, FlockOperation, Mode, OFlags};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::process::geteuid;
+
+use super::attributes::Attributes;
+use super::draft::{explain, find, has_name, refuse, remove_if};
+use super::flush::flush;
+use super::space::{self, Size};
+use super::target::Place;
+use super::{Durability, Step, Stop, Watch, step, temp};
+use crate::edit::EditError;
+use crate::error::Error;
+
+/// How often the file is opened that somebody else has just given its name to, or taken away.
+const TRIES: usize = 10;
+
+/// What becomes of a file that has the name already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Existing {
+    /// It stays, and it is an error that it is there.
+    #[default]
+    Refuse,
+    /// It is replaced once the new one is whole.
+    Replace,
+}
+
+/// A file under a name that its target gives. It is locked as long as it is open, so that nobody else fills it.
+pub(crate) struct Partial {
+    path: PathBuf,
+    place: Place,
+    attributes: Option<Attributes>,
+    file: File,
+    name: OsString,
+    nbytes: u64,
+}
+
+impl Partial {
+    /// Opens what was left for `path`, or makes an empty file.
+    pub(crate) fn open(path: &Path, existing: Existing, watch: &dyn Watch) -> Result<Partial, Error> {
+        let place = find(path, watch)?;
+        if place.existing.is_some() && existing == Existing::Refuse {
+            return Err(is_there(path));
+        }
+        let name = temp::partial_name(&place.name);
+        let opened = || -> io::Result<Option<(File, Option<Attributes>)>> {
+            let attributes = match &place.existing {
+                Some(stat) => Some(Attributes::of(&place, stat)?),
+                None => None,
+            };
+            // What replaces a private file is private from the first byte on.
+            let mode = Mode::from_raw_mode(if attributes.is_some() { 0o600 } else { 0o666 });
+            let Some(file) = locked(&place, &name, mode)? else {
+                return Ok(None);
+            };
+            if attributes.is_some() {
+                fs::fchmod(&file, mode)?;
+            }
+            Ok(Some((file, attributes)))
+        };
+        let opened = opened()
+            .step(step::CREATE)
+            .map_err(|stop| explain(path, 0, stop))?;
+        let (file, attributes) = opened.ok_or_else(|| refuse(path, EditError::Busy))?;
+        Ok(Partial {
+            path: path.to_owned(),
+            place,
+            attributes,
+            file,
+            name,
+            nbytes: 0,
+        })
+    }
+
+    pub(crate) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Throws away what it holds, and makes room for `nbytes`.
+    pub(crate) fn begin_anew(&mut self, nbytes: u64, watch: &dyn Watch) -> Result<(), Error> {
+        self.nbytes = nbytes;
+        let made = || -> Result<(), Stop> {
+            self.file.set_len(0).step(step::WRITE)?;
+            space::reserve(&self.file, nbytes, Size::Set, watch)?;
+            self.file.set_len(nbytes).step(step::WRITE)
+        };
+        made().map_err(|stop| explain(&self.path, nbytes, stop))
+    }
+
+    /// Writes `bytes` at `position`.
+    pub(crate) fn write(&self, bytes: &[u8], position: u64) -> Result<(), Error> {
+        let written = super::write_all_at(&self.file, bytes, position);
+        written
+            .step(step::WRITE)
+            .map_err(|stop| explain(&self.path, self.nbytes, stop))
+    }
+
+    /// Gives its first `nbytes` the name of the target, and throws the rest away.
+    pub(crate) fn publish(
+        &self,
+        nbytes: u64,
+        existing: Existing,
+        durable: Durability,
+        watch: &dyn Watch,
+    ) -> Result<(), Error> {
+        self.try_publish(nbytes, existing, durable, watch)
+            .map_err(|stop| match stop {
+                Stop::Fault { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {
+                    is_there(&self.path)
+                }
+                stop => explain(&self.path, nbytes, stop),
+            })
+    }
+
+    fn try_publish(
+        &self,
+        nbytes: u64,
+        existing: Existing,
+        durable: Durability,
+        watch: &dyn Watch,
+    ) -> Result<(), Stop> {
+        if durable == Durability::Durable {
+            // Before the notes behind the bytes are lost, since this takes the longest and may be broken off.
+            flush(&self.file, watch)?;
+        }
+        self.file.set_len(nbytes).step(step::WRITE)?;
+        if let Some(attributes) = &self.attributes {
+            attributes.apply(&self.file).step(step::ATTRIBUTES)?;
+        }
+        if durable == Durability::Durable {
+            self.file.sync_all().step(step::FLUSH)?;
+        }
+        self.name_it(existing).step(step::RENAME)?;
+        match durable {
+            Durability::Durable => self.place.directory.flush(&self.file).step(step::FLUSH_DIRECTORY),
+            Durability::Fast => Ok(()),
+        }
+    }
+
+    fn name_it(&self, existing: Existing) -> io::Result<()> {
+        let (directory, to) = (&self.place.directory, &*self.place.name);
+        if existing == Existing::Refuse {
+            // Unlike a rename, a link replaces nothing that was made in the meantime.
+            match fs::linkat(directory, &*self.name, directory, to, AtFlags::empty()) {
+                Ok(()) => return Ok(fs::unlinkat(directory, &*self.name, AtFlags::empty())?),
+                Err(Errno::EXIST) => return Err(Errno::EXIST.into()),
+                // The file system has no links.
+                Err(_) => {}
+            }
+        }
+        Ok(retry_on_intr(|| {
+            fs::renameat(directory, &*self.name, directory, to)
+        })?)
+    }
+
+    /// Removes it.
+    pub(crate) fn discard(&self) {
+        remove_if(&self.place, &self.name, &self.file);
+    }
+}
+
+fn is_there(path: &Path) -> Error {
+    Error::Open {
+        path: path.to_owned(),
+        source: Errno::EXIST.into(),
+    }
+}
+
+/// The file `name`, which may have to be made, with its lock. `None` where somebody else has that.
+fn locked(place: &Place, name: &OsStr, mode: Mode) -> io::Result<Option<File>> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    for _ in 0..TRIES {
+        let file: File = retry_on_intr(|| fs::openat(&place.directory, name, flags, mode))?.into();
+        let stat = fs::fstat(&file)?;
+        // In a directory that others may write to, it may be a pipe, or theirs to change at any time.
+        let is_ours = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+            && stat.st_uid == geteuid().as_raw()
+            && stat.st_nlink <= 1;
+        if !is_ours {
+            let name = name.to_string_lossy().into_owned();
+            let message = format!("{} is no file of this user's", ingot_format::Escaped(&name));
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, message));
+        }
+        // Without locks, two who fetch one file at a time meet in it. What both write is compared before it is named.
+        if fs::flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
+            return Ok(None);
+        }
+        // Whoever had the lock may have given it the name of the target.
+        if has_name(place, name, &file) {
+            return Ok(Some(file));
+        }
+    }
+    Err(Errno::BUSY.into())
+}

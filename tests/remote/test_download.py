@@ -1,0 +1,477 @@
+"""Files behind URLs that are kept: in parts, gone on with after a break, compared, and never half there."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ingot
+
+from .servers import Answer, Handler, Request, Server, good, serving
+
+MIB = 1 << 20
+DATA = bytes(range(256)) * (12 * MIB // 256) + b"end"
+OTHER = DATA[::-1]
+SHA256 = hashlib.sha256(DATA).hexdigest()
+QUICK = {"retries": 0, "stall_timeout": 5}
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving(good(DATA)) as server:
+        yield server
+
+
+def part_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.ingot-part")
+
+
+def test_a_file_is_fetched_in_parts_and_once(server: Server, tmp_path: Path) -> None:
+    path = tmp_path / "x.bin"
+    done = ingot.download(server.url("/x.bin"), path)
+    assert path.read_bytes() == DATA
+    assert done == (str(path), len(DATA), len(DATA), None)
+    assert len(server.requests) >= 12
+    assert server.sent < len(DATA) + MIB
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("size", [0, 1, MIB, MIB + 1, 3 * MIB])
+def test_files_of_any_size_are_fetched(tmp_path: Path, size: int) -> None:
+    data = DATA[:size]
+    with serving(good(data)) as server:
+        done = ingot.download(
+            server.url("/x"), tmp_path / "x", expected_sha256=hashlib.sha256(data).hexdigest()
+        )
+    assert (tmp_path / "x").read_bytes() == data
+    assert done.nbytes == size
+    assert done.sha256 == hashlib.sha256(data).hexdigest()
+
+
+def test_a_directory_gets_the_file_under_the_name_that_the_url_gives(server: Server, tmp_path: Path) -> None:
+    assert ingot.download(server.url("/a/m%20x.bin?sig=secret"), tmp_path).path == str(tmp_path / "m x.bin")
+    with pytest.raises(ingot.OptionError, match="gives no name") as caught:
+        ingot.download(server.url("/a/%2E%2E?sig=secret"), tmp_path)
+    assert "secret" not in str(caught.value)
+
+
+def test_what_is_there_stays_unless_it_is_to_be_replaced(server: Server, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+    with pytest.raises(FileExistsError) as caught:
+        ingot.download(server.url("/x"), path)
+    assert caught.value.filename == str(path)
+    assert server.requests == []
+    assert path.read_bytes() == b"old"
+    path.chmod(0o440)
+    ingot.download(server.url("/x"), path, overwrite=True)
+    assert path.read_bytes() == DATA
+    assert stat.S_IMODE(path.stat().st_mode) == 0o440
+
+
+def test_a_new_file_has_the_mode_of_any_other(server: Server, tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        ingot.download(server.url("/x"), tmp_path / "x")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == 0o640
+
+
+def test_a_symlink_is_followed(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder/x")
+    ingot.download(server.url("/x"), tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "folder" / "x").read_bytes() == DATA
+
+
+def test_the_bytes_are_compared_and_wrong_ones_are_not_kept(server: Server, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+    with pytest.raises(ingot.IntegrityError) as caught:
+        ingot.download(server.url("/x"), path, expected_sha256="ab" * 32, overwrite=True)
+    assert (caught.value.code, caught.value.path) == ("digest-mismatch", server.url("/x"))
+    assert (caught.value.expected, caught.value.found) == ("ab" * 32, SHA256)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+    assert ingot.download(server.url("/x"), path, expected_sha256=SHA256, overwrite=True).sha256 == SHA256
+
+
+def test_progress_ends_with_all_and_may_end_the_call(server: Server, tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    ingot.download(server.url("/x"), tmp_path / "x", progress=lambda *pair: told.append(pair))
+    assert told == sorted(told)
+    assert told[-1] == (len(DATA), len(DATA))
+
+    def stop(done: int, total: int) -> None:
+        raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        ingot.download(server.url("/y"), tmp_path / "y", progress=stop)
+    assert not (tmp_path / "y").exists()
+
+
+def test_what_cannot_be_found_leaves_nothing(tmp_path: Path) -> None:
+    def answer(handler: Handler, request: Request) -> None:
+        handler.head(404, Content_Length=0)
+
+    with serving(answer) as server, pytest.raises(FileNotFoundError):
+        ingot.download(server.url("/x"), tmp_path / "x")
+    with pytest.raises(ingot.OptionError):
+        ingot.download(str(tmp_path / "near"), tmp_path / "x")
+    assert list(tmp_path.iterdir()) == []
+
+
+# Going on
+
+
+def breaking(data: bytes, etag: str = '"v1"', after: int = 6) -> Answer:
+    """A server that breaks off for good after so many parts, in the middle of one."""
+    count = [0]
+    lock = threading.Lock()
+
+    def answer(handler: Handler, request: Request) -> None:
+        with lock:
+            count[0] += 1
+            is_good = count[0] <= after
+        if is_good:
+            handler.part(data, request, ETag=etag)
+            return
+        begin, end = request.range
+        end = min(end, len(data))
+        handler.head(
+            206, Content_Range=f"bytes {begin}-{end - 1}/{len(data)}", Content_Length=end - begin, ETag=etag
+        )
+        handler.raw(data[begin : begin + (end - begin) // 2])
+
+    return answer
+
+
+def broken_off(path: Path, answer: Answer | None = None) -> Server:
+    """Fetch some of a file to `path`, and break off. Gives where it was."""
+    with serving(answer or breaking(DATA)) as server:
+        with pytest.raises(ingot.StorageError) as caught:
+            ingot.download(server.url("/x"), path, storage_options=QUICK, threads=2)
+        assert caught.value.code in ("short-read", "connection-broken")
+        assert str(caught.value).startswith(server.url("/x"))
+    assert not path.exists()
+    return server
+
+
+def again(path: Path, server: Server, answer: Answer, **options: object) -> ingot.Download:
+    """Fetch it again, from the same address."""
+    with serving(answer, port=server.port) as server_again:
+        done = ingot.download(server_again.url("/x"), path, **options)
+        assert server_again.sent <= done.fetched + MIB
+    return done
+
+
+def test_a_download_that_broke_off_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    server = broken_off(path)
+    assert part_of(path).exists()
+    done = again(path, server, good(DATA), expected_sha256=SHA256)
+    assert path.read_bytes() == DATA
+    assert len(DATA) - 7 * MIB <= done.fetched <= len(DATA) - 2 * MIB
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_n9_another_version_is_begun_anew(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    server = broken_off(path)
+    done = again(path, server, good(OTHER, ETag='"v2"'))
+    assert path.read_bytes() == OTHER
+    assert done.fetched == len(OTHER)
+
+
+def test_n9_a_version_without_a_name_is_begun_anew(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+
+    def nameless(data: bytes) -> Answer:
+        return lambda handler, request: handler.part(data, request)
+
+    count = [0]
+
+    def answer(handler: Handler, request: Request) -> None:
+        count[0] += 1
+        if count[0] <= 6:
+            handler.part(DATA, request)
+        else:
+            handler.raw(b"")
+
+    server = broken_off(path, answer)
+    assert not part_of(path).exists()
+    assert again(path, server, nameless(OTHER)).fetched == len(OTHER)
+    assert path.read_bytes() == OTHER
+
+
+def test_n9_a_weak_etag_counts_with_size_and_time_only(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    then = "Wed, 21 Oct 2015 07:28:00 GMT"
+    weak = {"ETag": 'W/"v1"', "Last_Modified": then}
+    count = [0]
+
+    def answer(handler: Handler, request: Request) -> None:
+        count[0] += 1
+        if count[0] <= 6:
+            handler.part(DATA, request, **weak)
+        else:
+            handler.raw(b"")
+
+    server = broken_off(path, answer)
+    done = again(path, server, good(OTHER, ETag='W/"v1"', Last_Modified="Thu, 22 Oct 2015 07:28:00 GMT"))
+    assert done.fetched == len(OTHER)
+    assert path.read_bytes() == OTHER
+
+
+def test_a_part_whose_bytes_were_changed_or_lost_is_fetched_again(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    server = broken_off(path)
+    with part_of(path).open("r+b") as file:
+        file.seek(MIB + 7)
+        file.write(b"?")
+        file.seek(0)
+        file.write(bytes(MIB))
+    again(path, server, good(DATA), expected_sha256=SHA256)
+    assert path.read_bytes() == DATA
+
+
+@pytest.mark.parametrize("damage", ["cut", "longer", "text", "notes"])
+def test_notes_that_make_no_sense_are_not_gone_by(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "x"
+    server = broken_off(path)
+    kept = part_of(path).read_bytes()
+    changed = {
+        "cut": kept[:-1],
+        "longer": kept + b"?",
+        "text": b"some text",
+        "notes": kept[: len(DATA)] + bytes([kept[len(DATA)] ^ 1]) + kept[len(DATA) + 1 :],
+    }
+    part_of(path).write_bytes(changed[damage])
+    assert again(path, server, good(DATA)).fetched == len(DATA)
+    assert path.read_bytes() == DATA
+
+
+def test_another_address_is_not_gone_on_with_and_another_signature_is(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    with serving(breaking(DATA)) as server:
+        with pytest.raises(ingot.StorageError):
+            ingot.download(
+                server.url("/get?name=a&X-Amz-Signature=1"), path, storage_options=QUICK, threads=2
+            )
+        kept = part_of(path).read_bytes()
+    with serving(good(DATA), port=server.port) as server:
+        assert ingot.download(server.url("/get?name=a&X-Amz-Signature=2"), path).fetched < len(DATA)
+        path.unlink()
+        part_of(path).write_bytes(kept)
+        assert ingot.download(server.url("/get?name=b&X-Amz-Signature=1"), path).fetched == len(DATA)
+
+
+def test_n9_a_file_that_is_replaced_meanwhile_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    count = [0]
+
+    def answer(handler: Handler, request: Request) -> None:
+        count[0] += 1
+        if count[0] <= 4:
+            handler.part(DATA, request, ETag='"v1"')
+        elif request.headers.get("if-match") == '"v1"':
+            handler.head(412, Content_Length=0)
+        else:
+            handler.part(OTHER, request, ETag='"v2"')
+
+    with serving(answer) as server:
+        with pytest.raises(ingot.StorageError, match="was written to") as caught:
+            ingot.download(server.url("/x"), path)
+        assert caught.value.code == "changed"
+        assert not path.exists()
+        assert ingot.download(server.url("/x"), path).fetched == len(OTHER)
+    assert path.read_bytes() == OTHER
+
+
+def test_a_connection_that_drops_is_made_again(tmp_path: Path) -> None:
+    seen: set[int] = set()
+    lock = threading.Lock()
+
+    def answer(handler: Handler, request: Request) -> None:
+        begin, end = request.range
+        with lock:
+            is_first = begin % MIB == 0 and begin not in seen
+            seen.add(begin)
+        if is_first and begin > 0:
+            end = min(end, len(DATA))
+            handler.head(
+                206,
+                Content_Range=f"bytes {begin}-{end - 1}/{len(DATA)}",
+                Content_Length=end - begin,
+                ETag='"v1"',
+            )
+            handler.raw(DATA[begin : begin + (end - begin) // 3])
+        else:
+            handler.part(DATA, request, ETag='"v1"')
+
+    with serving(answer) as server:
+        done = ingot.download(server.url("/x"), tmp_path / "x", expected_sha256=SHA256)
+    assert done.fetched == len(DATA)
+
+
+def slowly(data: bytes) -> Answer:
+    """A server that gives the first half and then stands still."""
+
+    def answer(handler: Handler, request: Request) -> None:
+        if request.range[0] < len(data) // 2:
+            handler.part(data, request, ETag='"v1"')
+        else:
+            time.sleep(20)
+
+    return answer
+
+
+def test_a_process_that_is_killed_is_gone_on_from(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    script = """
+        import sys, ingot
+        def progress(done, total): print(done, flush=True)
+        ingot.download(sys.argv[1], sys.argv[2], threads=2, progress=progress)
+    """
+    with (
+        serving(slowly(DATA)) as server,
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(script), server.url("/x"), path],
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            if int(line) >= 5 * MIB:
+                break
+        # While it lives, nobody else fetches the file.
+        with pytest.raises(ingot.StorageError) as caught:
+            ingot.download(server.url("/x"), path)
+        assert caught.value.code == "busy"
+        process.kill()
+        process.wait()
+    assert not path.exists()
+    done = again(path, server, good(DATA), expected_sha256=SHA256)
+    assert path.read_bytes() == DATA
+    assert done.fetched <= len(DATA) - 5 * MIB
+
+
+def test_ctrl_c_ends_it_and_the_next_call_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+
+    def progress(done: int, total: int) -> None:
+        if done >= 5 * MIB:
+            signal.raise_signal(signal.SIGINT)
+
+    with serving(slowly(DATA)) as server, pytest.raises(KeyboardInterrupt):
+        ingot.download(server.url("/x"), path, progress=progress, threads=2)
+    assert not path.exists()
+    assert again(path, server, good(DATA)).fetched <= len(DATA) - 5 * MIB
+
+
+# Servers that give no parts
+
+
+def whole(data: bytes, etag: str = '"v1"') -> Answer:
+    def answer(handler: Handler, request: Request) -> None:
+        handler.head(200, Content_Length=len(data), ETag=etag)
+        handler.body(data)
+
+    return answer
+
+
+def test_a_server_that_gives_no_parts_is_read_from_the_start(tmp_path: Path) -> None:
+    with serving(whole(DATA)) as server:
+        done = ingot.download(server.url("/x"), tmp_path / "x", expected_sha256=SHA256)
+        assert done.nbytes == len(DATA)
+    assert (tmp_path / "x").read_bytes() == DATA
+
+
+def test_what_breaks_off_there_is_begun_again(tmp_path: Path) -> None:
+    count = [0]
+
+    def answer(handler: Handler, request: Request) -> None:
+        count[0] += 1
+        if count[0] == 2:
+            handler.head(200, Content_Length=len(DATA), ETag='"v1"')
+            handler.raw(DATA[: len(DATA) // 2])
+        else:
+            whole(DATA)(handler, request)
+
+    with serving(answer) as server:
+        ingot.download(server.url("/x"), tmp_path / "x", expected_sha256=SHA256)
+    assert (tmp_path / "x").read_bytes() == DATA
+
+
+def test_n7_a_body_without_an_end_that_is_told_is_refused(tmp_path: Path) -> None:
+    def answer(handler: Handler, request: Request) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        handler.raw(DATA)
+
+    with serving(answer) as server:
+        with pytest.raises(ingot.StorageError) as caught:
+            ingot.download(server.url("/x"), tmp_path / "x")
+        assert caught.value.code == "range-ignored"
+    assert list(tmp_path.iterdir()) == []
+
+
+# Where it is written to
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
+    script = """
+        import resource, signal, sys, ingot
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        try:
+            ingot.download(sys.argv[1], sys.argv[2])
+        except ingot.StorageError as error:
+            print(error)
+    """
+    with serving(good(DATA)) as server:
+        command = [sys.executable, "-c", textwrap.dedent(script), server.url("/x"), tmp_path / "x"]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert said.startswith(str(tmp_path / "x"))
+    assert "could not" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_n15_a_partial_file_that_is_a_link_is_not_written_through(server: Server, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    path = tmp_path / "x"
+    part_of(path).symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic link"):
+        ingot.download(server.url("/x"), path)
+    part_of(path).unlink()
+    part_of(path).hardlink_to(victim)
+    with pytest.raises(OSError, match="no file of this user"):
+        ingot.download(server.url("/x"), path)
+    assert victim.read_bytes() == b"precious"
+
+
+def test_a_saved_file_does_not_take_a_download_away(tmp_path: Path) -> None:
+    import numpy as np
+
+    import ingot.numpy
+
+    path = tmp_path / "x"
+    server = broken_off(path)
+    ingot.numpy.save_file({"a": np.zeros(3)}, path)
+    assert part_of(path).exists()
+    assert again(path, server, good(DATA), overwrite=True).fetched < len(DATA)
