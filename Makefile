@@ -1,4 +1,4 @@
-# make demo | test | test-frameworks | test-clients | lint | bench | bench-loads | bench-formats | fuzz | clean
+# make demo | test | test-frameworks | test-clients | lint | bench | bench-loads | bench-remote | bench-formats | fuzz | clean
 #
 # Every target sets itself up: it checks for Rust and Python, makes .venv, installs the pinned tools and builds the
 # extension module. Nothing runs twice while its inputs stay the same. What may be set, here or in the environment:
@@ -15,7 +15,7 @@ VENV := .venv
 VENV_FRAMEWORKS := .venv-frameworks
 # Libraries that use safetensors, for `make test-clients` only, in front of everything that .venv holds.
 VENV_CLIENTS := .venv-clients
-# Other peers that load safetensors files, for `make bench-loads` only.
+# Other peers that load safetensors files, for `make bench-loads` and `make bench-remote` only.
 VENV_PEERS := .venv-peers
 # The release candidate of the peer, for `make bench` only.
 VENV_RC := .venv-rc
@@ -27,7 +27,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # The wheel, the tests and the benches use one profile, and the versions of Cargo.lock.
 CARGO_FLAGS := --release --locked
 
-.PHONY: help demo test test-rust test-python test-frameworks test-clients lint lint-rust lint-python lint-text lint-types bench bench-loads bench-formats fuzz clean tools rebuild
+.PHONY: help demo test test-rust test-python test-frameworks test-clients lint lint-rust lint-python lint-text lint-types bench bench-loads bench-remote bench-formats fuzz clean tools rebuild
 .DELETE_ON_ERROR:
 # Cargo holds one lock and the benches want the machine for themselves.
 .NOTPARALLEL:
@@ -91,6 +91,9 @@ bench-loads: $(VENV)/.ingot $(VENV)/.test $(VENV_PEERS)/.made
 	$(VENV_PEERS)/bin/python benches/python/slow.py --json benches/record/slow.json
 	$(VENV_PEERS)/bin/python benches/python/saves.py --json benches/record/saves.json
 	$(VENV_PEERS)/bin/python benches/python/plot.py benches/record/loads.json benches/record/loads.svg
+
+bench-remote: $(VENV)/.ingot $(VENV)/.test $(VENV_PEERS)/.made
+	$(VENV_PEERS)/bin/python benches/python/remote.py
 
 bench-formats: $(VENV)/.ingot $(VENV)/.test $(VENV)/.formats $(VENV_FRAMEWORKS)/.made
 	$(BIN)/python benches/formats.py --frameworks $(VENV_FRAMEWORKS)/bin/python

@@ -2,6 +2,8 @@
 
 nginx serves the file, also as S3 does: it does not check signatures, which are made all the same. Each load
 is a fresh process, timed after its imports; the sides take turns. A peer that is missing is left out.
+
+Then what an eighth of one tensor takes of the wire: the bodies that nginx has sent for it.
 """
 
 import argparse
@@ -22,10 +24,13 @@ CONFIG = """
 daemon off; master_process off; pid {folder}/pid; error_log {folder}/error.log;
 events {{ worker_connections 512; }}
 http {{
-  access_log off; sendfile on; keepalive_requests 100000;
+  access_log off; sendfile on; keepalive_requests 100000; log_format sizes '$body_bytes_sent';
   client_body_temp_path {folder}/tmp; proxy_temp_path {folder}/tmp; fastcgi_temp_path {folder}/tmp;
   uwsgi_temp_path {folder}/tmp; scgi_temp_path {folder}/tmp;
-  server {{ listen 127.0.0.1:{port} reuseport; root {folder}/www; }}
+  server {{
+    listen 127.0.0.1:{port} reuseport; root {folder}/www;
+    location /counted/ {{ alias {folder}/www/bucket/; access_log {folder}/sizes.log sizes; }}
+  }}
 }}
 """
 
@@ -97,12 +102,37 @@ SIDES: dict[str, tuple[Callable[[int, str], object], tuple[str, ...]]] = {
     "runai-model-streamer, S3": (runai_s3, ("runai_model_streamer", "runai_model_streamer_s3")),
 }
 
+#: What one of eight ranks takes of a matrix of 4096 rows and 8192 columns.
+EIGHTHS = {"rows": (slice(512, 1024),), "columns": (slice(None), slice(1024, 2048))}
+
 #: Which side each is measured against, and what the ratio must be.
 OWED = {
     "curl, 16 at once, no tensors": ("ingot, HTTP", 0.8),
     "fsspec + safetensors, HTTP": ("ingot, HTTP", 3.0),
     "runai-model-streamer, S3": ("ingot, S3", 1.0),
 }
+
+
+def on_the_wire(port: int, folder: Path, index: tuple[slice, ...]) -> tuple[int, int]:
+    """Bytes of a part of a tensor, and those that were sent for it, without the header."""
+    import ingot
+
+    log = folder / "sizes.log"
+
+    def sent(requests: int) -> int:
+        # nginx writes a line after it has answered.
+        while len(log.read_text().split()) < requests:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        return sum(map(int, log.read_text().split()))
+
+    earlier = len(log.read_text().split()) if log.exists() else 0
+    file = ingot.safe_open(f"http://127.0.0.1:{port}/counted/model.safetensors", "np")
+    while not log.exists():
+        time.sleep(0.01)
+    before = sent(earlier + 1)
+    part = file.get_slice("layer.0")[index]
+    return part.nbytes, sent(earlier + 2) - before
 
 
 def digest(loaded: object) -> str:
@@ -181,6 +211,7 @@ def main() -> None:
                     if found not in ("", expected):
                         raise SystemExit(f"{side}: other bytes than were saved")
                     times[side].append(seconds)
+            parts = {what: on_the_wire(port, folder, index) for what, index in EIGHTHS.items()}
         finally:
             server.terminate()
             server.wait()
@@ -195,6 +226,8 @@ def main() -> None:
             ours, owed = OWED[side]
             line += f"   ingot: {medians[side] / medians[ours]:.2f}x (owed {owed}x)"
         print(line)
+    for what, (wanted, sent) in parts.items():
+        print(f"an eighth of a tensor, {what:9} {wanted:,} bytes wanted, {sent:,} on the wire")
 
 
 if __name__ == "__main__":
