@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import struct
 import tarfile
 import zipfile
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import ingot
+from ingot import _convert
 from ingot.torch import load_file
 
 from .conftest import Payload
@@ -48,6 +50,59 @@ def repacked(path: str, out: str, method: int = zipfile.ZIP_STORED, **changed: b
             data = changed.get(info.filename.rpartition("/")[2].replace(".", "_"), old.read(info))
             new.writestr(info.filename, data)
     return out
+
+
+def test_bytes_that_are_copied_piece_by_piece_are_those_of_the_tensors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_convert.values, "PIECE_NBYTES", 64)
+    monkeypatch.setattr(_convert.runs, "PIECE_NBYTES", 100)
+    torch.manual_seed(0)
+    state = {
+        "flat": torch.randn(101),
+        "rows": torch.randn(9, 5),
+        "wide": torch.randn(2, 3, 50),
+        "ones": torch.randn(1, 1, 60),
+        "half": torch.randn(7, 33).half(),
+        "scalar": torch.tensor(7),
+        "turned": torch.randn(40, 3).t(),
+        "part": torch.randn(50, 4)[7:30],
+    }
+    ingot.convert(saved(state, "model.bin"), "out.safetensors")
+    found = load_file("out.safetensors")
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
+
+
+def test_a_byte_that_was_copied_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = saved({"good": torch.zeros(100), "bad": torch.arange(100.0)}, "model.bin")
+    real = _convert.conversion.verified
+
+    def spoilt(written: str, *arguments: Any) -> None:
+        data = Path(written).read_bytes()
+        Path(written).write_bytes(data.replace(struct.pack("<f", 77), struct.pack("<f", 78)))
+        real(written, *arguments)
+
+    monkeypatch.setattr(_convert.conversion, "verified", spoilt)
+    with pytest.raises(ingot.ConversionError, match=r"`bad`.*not what was read") as refused:
+        ingot.convert(path, "out.safetensors")
+    assert refused.value.code == "verification"
+    assert not Path("out.safetensors").exists()
+
+
+def test_a_file_that_is_cut_short_meanwhile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = saved({"tensor": torch.arange(1000.0)}, "model.bin")
+    real = _convert.conversion.write_native
+
+    def shortened(*arguments: Any) -> None:
+        with open(path, "r+b") as file:
+            file.truncate(2000)
+        real(*arguments)
+
+    monkeypatch.setattr(_convert.conversion, "write_native", shortened)
+    with pytest.raises(ingot.ConversionError, match=r"model\.bin.*`tensor`.*cut short"):
+        ingot.convert(path, "out.safetensors")
+    assert not Path("out.safetensors").exists()
 
 
 @pytest.mark.parametrize("legacy", [False, True])

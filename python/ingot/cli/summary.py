@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from operator import attrgetter
 from typing import NamedTuple
 
 import click
@@ -62,8 +63,9 @@ def command(screen: Screen, path: str) -> int:
 def _totals(infos: list[TensorInfo]) -> dict[str, Totals]:
     """The sums of each dtype, that with the most bytes first."""
     # Of 20,000 tensors few differ in dtype and shape.
-    alike = {(info.dtype, info.shape): info for info in infos}
-    counts = Counter((info.dtype, info.shape) for info in infos)
+    kinds = list(map(attrgetter("dtype", "shape"), infos))
+    alike = dict(zip(kinds, infos, strict=True))
+    counts = Counter(kinds)
     totals: dict[str, Totals] = {}
     for kind, number in counts.items():
         totals[kind[0]] = totals.get(kind[0], Totals()).plus(number, alike[kind])
@@ -128,7 +130,7 @@ def _modules(infos: list[TensorInfo]) -> list[str]:
 def _largest(infos: list[TensorInfo]) -> list[str]:
     from heapq import nlargest
 
-    found = nlargest(3, infos, key=lambda info: info.nbytes)
+    found = nlargest(3, infos, key=attrgetter("nbytes"))
     return [f"{info.name}: {info.dtype} {shape(info.shape)}, {nbytes(info.nbytes)}" for info in found]
 
 
