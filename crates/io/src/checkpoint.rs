@@ -456,8 +456,9 @@ impl Opened {
         let reading = self.store.reading();
         let archives = self
             .shards
-            .open(&numbers, reading, open, Archive::header, holds, watch)?;
-        for (number, archive) in numbers.into_iter().zip(archives) {
+            .open(&numbers, reading, open, Archive::header, holds, watch);
+        self.store.rest();
+        for (number, archive) in numbers.into_iter().zip(archives?) {
             // Another thread may have been quicker; its archive is as good.
             let _ = self.archives[number].set(archive);
         }

@@ -64,6 +64,15 @@ impl Store {
         }
     }
 
+    /// Called when many have been opened.
+    pub(super) fn rest(&self) {
+        match self {
+            Store::Directory { .. } => {}
+            #[cfg(feature = "remote")]
+            Store::Url(remote) => remote.rest(),
+        }
+    }
+
     /// What can be said of the shards without opening one of them.
     pub(super) fn manner(&self, shards: &Shards) -> Option<Manner> {
         match self {

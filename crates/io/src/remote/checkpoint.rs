@@ -12,7 +12,7 @@ use super::hub::{INDEX_FILE, MODEL_FILE};
 use super::options::RemoteOptions;
 use super::place::{Place, Remote, redacted};
 use super::shards::RemoteShards;
-use super::source::{RemoteSource, START_NBYTES};
+use super::source::{READS_AT_ONCE, RemoteSource, START_NBYTES};
 use super::{CACHED, REMOTE, header_limits, variable};
 use crate::archive::{Archive, OpenOptions};
 use crate::backend::Backend;
@@ -26,8 +26,9 @@ use crate::source::Source as _;
 use crate::watch::Watch;
 use crate::workers::{share, unwanted, watched};
 
-/// Bytes that the first request for an index asks for. All of it is wanted, so that only the largest need a second one.
-const INDEX_START_NBYTES: u64 = 1 << 20;
+/// Bytes that the first request for an index asks for. All of it is wanted, so that only the largest, of some 150,000
+/// tensors, need a second one.
+const INDEX_START_NBYTES: u64 = 16 << 20;
 
 impl Checkpoint {
     /// Opens what is behind a URL: a file of tensors, or the shards of an index, which lie beside it. No tensor is read.
@@ -242,6 +243,12 @@ impl Door {
         let header = self.header(&remote, &source)?;
         source.let_go();
         Ok(archive(remote, header, source))
+    }
+
+    /// Keeps no more connections than reading tensors takes: opening shards takes more, which would stay open as long as
+    /// the handle.
+    pub(super) fn rest(&self) {
+        self.client.close_idle(READS_AT_ONCE);
     }
 
     fn header(&self, remote: &Remote, source: &RemoteSource) -> Result<Header, Error> {

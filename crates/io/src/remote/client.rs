@@ -98,6 +98,23 @@ impl Client {
         }
     }
 
+    /// Closes those that nobody uses, but for so many to each host.
+    pub(crate) fn close_idle(&self, kept: usize) {
+        let Some(mut idle) = self.lock_idle() else {
+            return;
+        };
+        let mut of_host: Vec<(Origin, usize)> = Vec::new();
+        idle.connections.retain(|(origin, _)| {
+            let at = of_host.iter().position(|known| known.0 == *origin);
+            let at = at.unwrap_or_else(|| {
+                of_host.push((origin.clone(), 0));
+                of_host.len() - 1
+            });
+            of_host[at].1 += 1;
+            of_host[at].1 <= kept
+        });
+    }
+
     fn idle_connection(&self, origin: &Origin) -> Option<Connection> {
         loop {
             let connection = {

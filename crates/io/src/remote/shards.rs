@@ -12,8 +12,9 @@ use crate::checkpoint::{Manner, Shards};
 use crate::error::Error;
 use crate::execute::Reading;
 
-/// Headers that are asked for at once. Each takes a round trip or two, whatever the line.
-const AT_ONCE: usize = 32;
+/// Headers that are asked for at once. Each is a round trip, or where a host redirects to another one to each: of so
+/// many, half then wait for either host.
+const AT_ONCE: usize = 64;
 
 /// Bytes of a header beside the names of its tensors: what the usual writers take for the rest of one, and more than
 /// most take for the metadata.
@@ -51,6 +52,11 @@ impl RemoteShards {
             .map(|name| to_u64(name.len()) + TENSOR_NBYTES);
         let expected = METADATA_NBYTES + entries.sum::<u64>();
         self.door.shard(remote, expected.clamp(LEAST_NBYTES, MOST_NBYTES))
+    }
+
+    /// Called when many have been opened.
+    pub(crate) fn rest(&self) {
+        self.door.rest();
     }
 
     pub(crate) fn reading() -> Reading {

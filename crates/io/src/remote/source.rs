@@ -22,12 +22,16 @@ use crate::source::Source;
 /// doubling would cost one more, which is what asking for the rest costs where there is one.
 pub(crate) const START_NBYTES: u64 = 128 << 10;
 
-/// A server that gives no parts may give a whole file of up to this size: no more than one part would have.
+/// A server that gives no parts may give a whole file of up to this size: no more than one part would have. Where more
+/// than this is asked for, it may give as much.
 const WHOLE_NBYTES: u64 = 8 << 20;
 
 /// Bytes between two runs that are read and thrown away, rather than asking a second time: what a connection brings
 /// while a request of some 10 ms is on its way.
 const GAP_NBYTES: u64 = 128 << 10;
+
+/// As many connections as browsers and the clients of object stores keep to one host, give or take.
+pub(crate) const READS_AT_ONCE: usize = 16;
 
 /// A file behind a URL, of one version.
 #[derive(Debug)]
@@ -188,17 +192,18 @@ fn begin(target: &Target, nbytes: u64, whole_nbytes: u64, deadline: Instant) -> 
         asked: asked.clone(),
         nbytes,
     };
+    let whole_nbytes = WHOLE_NBYTES.max(nbytes);
     let most = match expected {
-        Some(nbytes) if nbytes > WHOLE_NBYTES => return Err(ignored(Some(nbytes)).into()),
+        Some(nbytes) if nbytes > whole_nbytes => return Err(ignored(Some(nbytes)).into()),
         Some(nbytes) => nbytes,
-        None => WHOLE_NBYTES + 1,
+        None => whole_nbytes + 1,
     };
     let most = to_usize(most).unwrap_or(usize::MAX);
     let start = response.read_some(most, &mut target.pace(deadline))?;
     let found = to_u64(start.len());
     match expected {
         Some(expected) if found < expected => return Err(FaultKind::Short { expected, found }.into()),
-        None if found > WHOLE_NBYTES => return Err(ignored(None).into()),
+        None if found > whole_nbytes => return Err(ignored(None).into()),
         // A body that ends with its connection may have been cut off: whether it was, its header will tell.
         None => {
             let pin = pin.of(found);
@@ -252,9 +257,8 @@ impl Source for RemoteSource {
         true
     }
 
-    /// As many connections as browsers and the clients of object stores keep to one host, give or take.
     fn reads_at_once(&self) -> usize {
-        16
+        READS_AT_ONCE
     }
 
     fn nbytes_now(&self) -> io::Result<Option<u64>> {
