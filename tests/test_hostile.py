@@ -732,6 +732,7 @@ LONG_SAVES = {
     "tensor": 'ingot.replace_tensor("large.safetensors", "small", numpy.ones(5))',
     "stream": 'ingot.write_to(null, {"a": array})',
     "appender": "append()",
+    "writer": "fill()",
 }
 
 
@@ -752,6 +753,11 @@ null = open("/dev/null", "wb", buffering=0)
 
 def append():
     with ingot.Writer(path, reserve=1000) as writer:
+        writer.write("a", array)
+        writer.commit()
+
+def fill():
+    with ingot.Writer(path, {"a": ("U8", [2 << 30])}) as writer:
         writer.write("a", array)
         writer.commit()
 
@@ -790,6 +796,29 @@ except KeyboardInterrupt:
     say([memory("VmHWM") - before < 1 << 30, settled(holds) == holds or held(), os.listdir()])
 """
     assert run(program, folder=tmp_path).said() == [True, True, []]
+
+
+def test_ctrl_c_ends_a_save_to_memory(tmp_path: Path) -> None:
+    program = """
+# Put in order while it is copied, which takes long.
+array = numpy.zeros((1 << 15, 1 << 15), numpy.uint8)
+ingot.numpy.save({"a": array[:2, :2].T})
+handler, heard = signal.getsignal(signal.SIGINT), []
+asked = time.monotonic()
+
+def note(*arguments):
+    heard.append(time.monotonic() - asked)
+    handler(*arguments)
+
+signal.signal(signal.SIGINT, note)
+threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    for _ in range(1000):
+        ingot.numpy.save({"a": array.T})
+except KeyboardInterrupt:
+    say(len(heard))
+"""
+    assert run(program, folder=tmp_path).said() == 1
 
 
 def test_ctrl_c_while_a_background_save_is_awaited_leaves_it_alone(tmp_path: Path) -> None:

@@ -44,10 +44,11 @@ impl Quarry {
         writer: &Writer,
         name: &str,
         index: &[ingot_format::Index],
+        watch: &dyn crate::Watch,
     ) -> Result<(), Error> {
         let nbytes = writer.selected(name, index)?.nbytes();
         self.check_has(position, nbytes)?;
-        writer.copy(name, index, self.source.file(), position)
+        writer.copy(name, index, self.source.file(), position, watch)
     }
 
     /// Whether the `nbytes` bytes from `position` on are those of `tensor` from its byte `begin` on.
@@ -167,7 +168,7 @@ mod tests {
             // Two halves, the second one first.
             for (begin, end) in [(cut, rows), (0, cut)] {
                 let part = Index::Span { start: Some(begin.cast_signed()), stop: Some(end.cast_signed()), step: None };
-                quarry.copy(to_u64(position) + begin * columns, &writer, "w", &[part]).unwrap();
+                quarry.copy(to_u64(position) + begin * columns, &writer, "w", &[part], &crate::Unwatched).unwrap();
             }
             writer.commit(&Unwatched).unwrap();
             let archive = Archive::open(&to, &OpenOptions::default()).unwrap();
@@ -203,12 +204,15 @@ mod tests {
         )
         .unwrap();
         let quarry = Quarry::open(&from).unwrap();
-        let text = quarry.copy(3, &writer, "w", &[]).unwrap_err().to_string();
+        let text = quarry
+            .copy(3, &writer, "w", &[], &crate::Unwatched)
+            .unwrap_err()
+            .to_string();
         assert!(
             text.contains("from") && text.contains('8') && text.contains('7'),
             "{text}"
         );
-        quarry.copy(2, &writer, "w", &[]).unwrap();
+        quarry.copy(2, &writer, "w", &[], &crate::Unwatched).unwrap();
         writer.commit(&Unwatched).unwrap();
     }
 }

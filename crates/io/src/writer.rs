@@ -164,6 +164,7 @@ impl Writer {
         dtype: Dtype,
         shape: &[u64],
         payload: &Payload<'_>,
+        watch: &dyn Watch,
     ) -> Result<(), Error> {
         self.check_process()?;
         let filling = &self.filling;
@@ -178,7 +179,7 @@ impl Writer {
         }
         let (claim, verdict) = filling.journal.claim(&ranges).map_err(|_| filling.broken())?;
         filling.judge(verdict, name)?;
-        if let Err(fault) = filling.fill(&ranges, payload) {
+        if let Err(fault) = filling.fill(&ranges, payload, watch) {
             // What it says first is the better reason.
             let _ = filling.journal.failed(claim);
             return Err(fault);
@@ -194,11 +195,12 @@ impl Writer {
         index: &[Index],
         file: &std::fs::File,
         position: u64,
+        watch: &dyn Watch,
     ) -> Result<(), Error> {
         let selection = self.selected(name, index)?;
         let dtype = self.filling.entry(name)?.dtype;
         let payload = Payload::File(FileRange::new(file, position, selection.nbytes()));
-        self.write(name, index, dtype, selection.shape(), &payload)
+        self.write(name, index, dtype, selection.shape(), &payload, watch)
     }
 
     /// What `index` takes of the tensor `name`.
@@ -308,12 +310,15 @@ impl Filling {
     }
 
     /// Writes the bytes of `payload` to these ranges of the data, one after the other.
-    fn fill(&self, ranges: &[Range<u64>], payload: &Payload<'_>) -> Result<(), Error> {
+    fn fill(&self, ranges: &[Range<u64>], payload: &Payload<'_>, watch: &dyn Watch) -> Result<(), Error> {
         let mut done = 0;
         let mut buffer = Vec::new();
         for range in ranges {
             let mut begin = range.start;
             while begin < range.end {
+                if watch.interrupted() {
+                    return Err(Error::Interrupted);
+                }
                 let count = (range.end - begin).min(PIECE);
                 let position = self.header.data_start() + begin;
                 put(payload, done, count, &self.file, position, &mut buffer).map_err(|source| {

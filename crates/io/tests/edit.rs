@@ -442,14 +442,28 @@ fn columns_and_rows_fill_a_file_that_is_the_saved_one() {
     for at in 0..5 {
         let index = [Index::WHOLE, Index::At(i64::try_from(at).unwrap())];
         writer
-            .write("matrix", &index, Dtype::U8, &[4], &Payload::from(&column(at)[..]))
+            .write(
+                "matrix",
+                &index,
+                Dtype::U8,
+                &[4],
+                &Payload::from(&column(at)[..]),
+                &Unwatched,
+            )
             .unwrap();
     }
     let fault = writer.commit(&Unwatched).unwrap_err();
     // F32 comes first in the file.
     assert_eq!((fault.code(), fault.tensor()), ("never-filled", Some("bias")));
     writer
-        .write("bias", &[], Dtype::F32, &[2], &Payload::from(&[9; 8][..]))
+        .write(
+            "bias",
+            &[],
+            Dtype::F32,
+            &[2],
+            &Payload::from(&[9; 8][..]),
+            &Unwatched,
+        )
         .unwrap();
     let fault = writer.commit(&Unwatched).unwrap_err();
     assert_eq!(
@@ -458,25 +472,53 @@ fn columns_and_rows_fill_a_file_that_is_the_saved_one() {
     );
     let row = [Index::At(0)];
     let fault = writer
-        .write("matrix", &row, Dtype::U8, &[6], &Payload::from(&matrix[..6]))
+        .write(
+            "matrix",
+            &row,
+            Dtype::U8,
+            &[6],
+            &Payload::from(&matrix[..6]),
+            &Unwatched,
+        )
         .unwrap_err();
     assert_eq!((fault.code(), fault.tensor()), ("filled-twice", Some("matrix")));
     for (dtype, shape) in [(Dtype::I8, &[4][..]), (Dtype::U8, &[4, 1])] {
         let index = [Index::WHOLE, Index::At(5)];
         let fault = writer
-            .write("matrix", &index, dtype, shape, &Payload::from(&column(5)[..]))
+            .write(
+                "matrix",
+                &index,
+                dtype,
+                shape,
+                &Payload::from(&column(5)[..]),
+                &Unwatched,
+            )
             .unwrap_err();
         assert_eq!(fault.code(), "mismatch");
     }
     let rest = [Index::WHOLE, Index::At(-1)];
     let guest = Writer::join(&path, &FAST, &Unwatched).unwrap();
     guest
-        .write("matrix", &rest, Dtype::U8, &[4], &Payload::from(&column(5)[..]))
+        .write(
+            "matrix",
+            &rest,
+            Dtype::U8,
+            &[4],
+            &Payload::from(&column(5)[..]),
+            &Unwatched,
+        )
         .unwrap();
     assert_eq!(fs::read(&path).unwrap(), b"old");
     guest.commit(&Unwatched).unwrap();
     let fault = writer
-        .write("bias", &[], Dtype::F32, &[2], &Payload::from(&[9; 8][..]))
+        .write(
+            "bias",
+            &[],
+            Dtype::F32,
+            &[2],
+            &Payload::from(&[9; 8][..]),
+            &Unwatched,
+        )
         .unwrap_err();
     assert_eq!(fault.code(), "committed");
     drop((writer, guest));
@@ -508,7 +550,14 @@ fn leaving_without_a_commit_leaves_the_old_file_and_ends_it_for_the_others() {
     only(folder.path(), &["file"]);
     assert_eq!(fs::read(&path).unwrap(), b"old");
     let fault = guest
-        .write("bias", &[], Dtype::F32, &[2], &Payload::from(&[9; 8][..]))
+        .write(
+            "bias",
+            &[],
+            Dtype::F32,
+            &[2],
+            &Payload::from(&[9; 8][..]),
+            &Unwatched,
+        )
         .unwrap_err();
     assert_eq!(fault.code(), "abandoned");
     assert_eq!(guest.commit(&Unwatched).unwrap_err().code(), "abandoned");
@@ -531,10 +580,24 @@ fn a_save_does_not_clean_up_what_a_writer_is_filling() {
         &LayoutOptions::default(),
     );
     writer
-        .write("bias", &[], Dtype::F32, &[2], &Payload::from(&[9; 8][..]))
+        .write(
+            "bias",
+            &[],
+            Dtype::F32,
+            &[2],
+            &Payload::from(&[9; 8][..]),
+            &Unwatched,
+        )
         .unwrap();
     writer
-        .write("matrix", &[], Dtype::U8, &[4, 6], &Payload::from(&[7; 24][..]))
+        .write(
+            "matrix",
+            &[],
+            Dtype::U8,
+            &[4, 6],
+            &Payload::from(&[7; 24][..]),
+            &Unwatched,
+        )
         .unwrap();
     writer.commit(&Unwatched).unwrap();
     assert_eq!(read(&path).0.len(), 2);

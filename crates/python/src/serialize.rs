@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use ingot_format::{Align, Format, FormatError, Layout, LayoutOptions, Spec, layout_with, to_u64, to_usize};
 use ingot_io::{
-    Algorithm, Durability, Error, Keep, Payload, ReadOnly, Replace, SaveOptions, Sealed, Snapshot,
+    Algorithm, Durability, Error, Keep, Payload, ReadOnly, Replace, SaveOptions, Sealed, Snapshot, Watch,
 };
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -184,7 +184,11 @@ pub(crate) fn serialize<'py>(
     PyBytes::new_with(py, nbytes, |file| {
         let (head, data) = file.split_at_mut(layout.head.len());
         head.copy_from_slice(&layout.head);
-        let copied = py.detach(|| copy_all(&payloads, data));
+        let copied = Signals::detach(py, |signals| match copy_all(&payloads, data, signals) {
+            Ok(true) => Ok(Ok(())),
+            Ok(false) => Err(Error::Interrupted),
+            Err(fault) => Ok(Err(fault)),
+        })?;
         copied.map_err(|fault| exporter.raised.take().unwrap_or_else(|| fault.into()))
     })
 }
@@ -255,15 +259,26 @@ fn fill(parts: &[Payload<'_>], (part, mut at): (usize, u64), into: &mut [u8]) ->
     Ok(())
 }
 
-fn copy_all(payloads: &[Payload<'_>], data: &mut [u8]) -> std::io::Result<()> {
+/// Copies all bytes; false when it was interrupted.
+fn copy_all(payloads: &[Payload<'_>], data: &mut [u8], watch: &dyn Watch) -> std::io::Result<bool> {
     let mut rest = data;
+    let mut unasked = 0;
     for payload in payloads {
         let len = to_usize(payload.nbytes()).unwrap_or(rest.len());
         let (place, after) = rest.split_at_mut(len);
-        payload.read(0, place)?;
+        for (number, piece) in place.chunks_mut(PIECE).enumerate() {
+            unasked += piece.len();
+            if unasked >= PIECE {
+                if watch.interrupted() {
+                    return Ok(false);
+                }
+                unasked = 0;
+            }
+            payload.read(to_u64(number * PIECE), piece)?;
+        }
         rest = after;
     }
-    Ok(())
+    Ok(true)
 }
 
 /// All that goes into a file.

@@ -91,8 +91,10 @@ impl Writer {
             raised: Raised::default(),
         };
         for (name, part) in exporter.take(&items)? {
-            let written = py.detach(|| writer.write(name, &index, part.dtype, &part.shape, &part.payload()));
-            written.map_err(|fault| exporter.raised.take().unwrap_or_else(|| raise(py, &fault)))?;
+            let written = Signals::detach(py, |signals| {
+                writer.write(name, &index, part.dtype, &part.shape, &part.payload(), signals)
+            });
+            written.map_err(|fault| exporter.raised.take().unwrap_or(fault))?;
         }
         Ok(())
     }
@@ -130,7 +132,9 @@ impl Quarry {
     ) -> PyResult<()> {
         let writer = writer.opened(py)?;
         let index = index::parts(index)?;
-        Signals::detach(py, |_| self.0.copy(position, &writer, name, &index))
+        Signals::detach(py, |signals| {
+            self.0.copy(position, &writer, name, &index, signals)
+        })
     }
 
     fn agrees(

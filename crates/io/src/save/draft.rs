@@ -118,6 +118,11 @@ impl Draft {
         })
     }
 
+    /// Says how long the file is going to be, where that was not known when it was made.
+    pub(crate) fn grow_to(&mut self, nbytes: u64) {
+        self.nbytes = nbytes;
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

@@ -156,11 +156,11 @@ impl Appender {
         Ok(())
     }
 
-    fn write(&self, payload: &Payload<'_>, watch: &dyn Watch) -> Result<(), Error> {
-        let draft = self
-            .draft
-            .as_ref()
-            .ok_or_else(|| self.refuse(EditError::Committed))?;
+    fn write(&mut self, payload: &Payload<'_>, watch: &dyn Watch) -> Result<(), Error> {
+        let Some(draft) = &mut self.draft else {
+            return Err(self.refuse(EditError::Committed));
+        };
+        draft.grow_to(self.reserved + self.end + payload.nbytes());
         let (mut begin, mut buffer) = (0, Vec::new());
         while begin < payload.nbytes() {
             if watch.interrupted() {
