@@ -4,8 +4,9 @@
 comes from a fresh process that has imported its library before. The same float32 tensors go through each
 format by the call that its users make.
 
-- **payload runs**: a pickle that makes a folder is planted where the format takes objects, else as the bytes
-  of a tensor, and the file is loaded by its usual call. What the call did is in brackets.
+- **payload runs**: what leaves a mark on the disk is planted, and the file is loaded by its usual call: a
+  pickle where the format takes objects, operations of a graph where it takes those, else a pickle as the
+  bytes of a tensor. What the call did is in brackets; **yes** is where the mark was found.
 - **allocated**: memory of its own (RssAnon) that the process has more after loading all, over the bytes of
   the model.
 - **one tensor**: bytes that the disk was asked for to get one tensor, over the bytes of that one. The file is
@@ -52,7 +53,8 @@ class Format(NamedTuple):
     """One tensor, in the cheapest way that the library has."""
     limit: str
     layout: str
-    takes_objects: bool = False
+    plant: Callable[[str, str], object] | None = None
+    """Makes a file at the first path that leaves a mark at the second one if loading runs what is in it."""
     is_framework: bool = False
     """Whether its library is in the other environment."""
 
@@ -60,6 +62,20 @@ class Format(NamedTuple):
 def all_of_it(load: Callable[[str], Arrays]) -> Callable[[str, str], Any]:
     """For formats of which nothing less than the whole can be read."""
     return lambda path, name: load(path)[name]
+
+
+class Payload:
+    """Pickles as a call that makes a folder."""
+
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (self.mark,)
+
+
+def pickle_plant(path: str, mark: str) -> None:
+    pickle_save({"layer00": Payload(mark)}, path)
 
 
 def pickle_save(arrays: Arrays, path: str) -> None:
@@ -116,6 +132,25 @@ def savedmodel_one(path: str, name: str) -> Any:
 
     reader = tf.train.load_checkpoint(f"{path}/variables/variables")
     return reader.get_tensor(f"{name}/.ATTRIBUTES/VARIABLE_VALUE")
+
+
+def savedmodel_plant(path: str, mark: str) -> None:
+    import tensorflow as tf
+
+    class Planted(tf.saved_model.experimental.TrackableResource):
+        """A table that loading sets up, as tables of words are."""
+
+        def _create_resource(self) -> Any:
+            return tf.raw_ops.MutableHashTableV2(key_dtype=tf.string, value_dtype=tf.int64)
+
+        def _initialize(self) -> None:
+            tf.io.write_file(mark, "loaded")
+
+    module = tf.Module()
+    module.layer00, module.planted = tf.Variable(np.ones((2, 2), np.float32)), Planted()
+    # It is only saved with a function that has to do with it.
+    module.function = tf.function(lambda: module.planted.resource_handle is None, input_signature=[])
+    tf.saved_model.save(module, path)
 
 
 def flax_save(arrays: Arrays, path: str) -> None:
@@ -220,6 +255,12 @@ def arrow_one(path: str, name: str) -> Any:
     return arrow_columns(path)[name].chunk(0).to_numpy_ndarray()[0]
 
 
+def npz_plant(path: str, mark: str) -> None:
+    objects = np.empty(1, object)
+    objects[0] = Payload(mark)
+    np.savez(path, layer00=objects)
+
+
 def npz_load(path: str) -> Arrays:
     with np.load(path) as file:
         return dict(file)
@@ -315,7 +356,14 @@ def ingot_one(path: str, name: str) -> Any:
 ALIGNED = "tensors lie one after the other, with their places in front"
 FORMATS = {
     "pickle": Format(
-        "pickle", "numpy", pickle_save, pickle_load, all_of_it(pickle_load), "none", "none: a program", True
+        "pickle",
+        "numpy",
+        pickle_save,
+        pickle_load,
+        all_of_it(pickle_load),
+        "none",
+        "none: a program",
+        pickle_plant,
     ),
     "h5": Format(
         "HDF5", "h5py", hdf5_save, hdf5_load, hdf5_one, "none", "chunks, filters, alignment by option"
@@ -328,6 +376,7 @@ FORMATS = {
         savedmodel_one,
         "2 GiB of graph, none of variables",
         "none: the library decides",
+        savedmodel_plant,
         is_framework=True,
     ),
     "msgpack": Format(
@@ -361,7 +410,7 @@ FORMATS = {
         npz_one,
         "none (ZIP64)",
         "none: positions as they fall",
-        True,
+        npz_plant,
     ),
     "pdparams": Format(
         "pdparams",
@@ -371,8 +420,8 @@ FORMATS = {
         all_of_it(paddle_load),
         "4 GiB an array below protocol 4, cut by paddle",
         "none: a program",
-        True,
-        True,
+        pickle_plant,
+        is_framework=True,
     ),
     "gguf": Format(
         "GGUF",
@@ -399,16 +448,6 @@ FORMATS = {
         ".bt, by ingot", "ingot", ingot_save, ingot_load, ingot_one, "none; header 100 MB", ALIGNED
     ),
 }
-
-
-class Payload:
-    """Pickles as a call that makes a folder."""
-
-    def __init__(self, mark: str) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (self.mark,)
 
 
 def status(field: str) -> int:
@@ -497,14 +536,11 @@ def measure_dtypes(format: Format, folder: str, path: str, nbytes: int) -> dict:
 
 def measure_payload(format: Format, folder: str, path: str, nbytes: int) -> dict:
     mark, evil = f"{folder}/mark.{os.getpid()}", f"{folder}/evil.{os.path.basename(path)}"
-    data = pickle.dumps({"layer00": Payload(mark)}, 4)
-    if format.title == "npz":
-        objects = np.empty(1, object)
-        objects[0] = Payload(mark)
-        np.savez(evil, layer00=objects)
-    elif format.takes_objects:
-        Path(evil).write_bytes(data)
+    if format.plant is not None:
+        format.plant(evil, mark)
+        assert not os.path.exists(mark), "the mark is there before the file is loaded"
     else:
+        data = pickle.dumps({"layer00": Payload(mark)}, 4)
         values = np.frombuffer(data.ljust(-(-len(data) // 4) * 4, b"\0"), np.float32)
         format.save({"layer00": values.copy().reshape(1, -1)}, evil)
     try:
