@@ -555,3 +555,32 @@ def test_a_handle_that_was_open_notices_an_edit_in_place(tmp_path: Path) -> None
     with ingot.safe_open(path, "pt") as file:
         assert ingot.update_metadata(path, set={"a": "c"}, in_place=False) == "rewritten"
         assert_same(file.get_tensors(), tensors())
+
+
+@pytest.mark.parametrize("how", ["merge", "split", "rewrite"])
+def test_what_copies_files_tells_how_far_it_is_and_can_be_stopped(tmp_path: Path, how: str) -> None:
+    source, out = tmp_path / "in.safetensors", tmp_path / "out"
+    arrays = {f"t{number}": numpy.full(100_000, number, "f4") for number in range(4)}
+    ingot.numpy.save_file(arrays, source, durable=False)
+
+    def copied(progress: Any) -> None:
+        if how == "merge":
+            ingot.merge([source], out, durable=False, progress=progress)
+        elif how == "rewrite":
+            ingot.rewrite(source, out, durable=False, progress=progress)
+        else:
+            ingot.split(source, out, 900_000, durable=False, progress=progress)
+
+    def stopped(done: int, total: int) -> None:
+        raise KeyError("enough")
+
+    with pytest.raises(KeyError, match="enough"):
+        copied(stopped)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path != source]
+    with pytest.raises(TypeError, match="progress must be"):
+        copied("yes")
+    told: list[tuple[int, int]] = []
+    copied(lambda done, total: told.append((done, total)))
+    assert told == sorted(told)
+    assert told[-1][0] == told[-1][1] >= 1_600_000
+    assert {total for _, total in told} == {told[-1][1]}

@@ -2,7 +2,8 @@
 
 `python benches/python/convert.py` prints the table. Each conversion is a fresh process; they take turns, and
 the files are compared byte by byte before a figure is printed. Neither flushes to the disk. What ingot does
-with `verify=True` its peer has no word for: the row is there to show the price.
+by default, comparing every tensor after the write, its peer has no word for. It is held to the peer's time
+all the same.
 """
 
 import argparse
@@ -79,8 +80,8 @@ def table(folder: Path, nbytes: int, rounds: int) -> None:
         )
     peak = max(one["peak"] for one in found[SIDES[0]] + found[SIDES[1]]) - largest
     print(f"    owed: memory below {OWED_NBYTES >> 20} MiB: {'met' if peak < OWED_NBYTES else 'MISSED'}")
-    ratio = medians[SIDES[2]] / medians[SIDES[0]]
-    print(f"    owed: ratio {OWED_RATIO}: {'met' if ratio >= OWED_RATIO else 'MISSED'}")
+    ratio = medians[SIDES[2]] / medians[SIDES[1]]
+    print(f"    owed: ratio {OWED_RATIO}, verified: {'met' if ratio >= OWED_RATIO else 'MISSED'}")
 
 
 def main() -> None:
