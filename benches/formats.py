@@ -637,7 +637,7 @@ def main() -> None:
             print(word, found[word], file=sys.stderr)
     explained = (__doc__ or "").partition("- **payload")[2]
     title = f"# Formats, compared\n\n{arguments.nbytes / 1e6:.0f} MB in {TENSORS} tensors of float32, "
-    text = f"{title}{arguments.rounds} rounds, {os.cpu_count()} cores, made by `benches/formats.py`.\n\n"
+    text = f"{title}rounds: {arguments.rounds}, cores: {os.cpu_count()}, made by `benches/formats.py`.\n\n"
     Path(arguments.record).write_text(text + "\n".join(rows(found)) + "\n\n- **payload" + explained)
 
 
