@@ -18,7 +18,8 @@ class StorageOptions(TypedDict, total=False):
 
     #: Sent as ``Authorization: Bearer …``. By default, and with True, the Hub's token for files of the Hub
     #: (``HF_TOKEN``, ``HUGGING_FACE_HUB_TOKEN``, the file that its clients keep), that of
-    #: ``GOOGLE_OAUTH_ACCESS_TOKEN`` for Google's store, and none for others. False sends none.
+    #: ``GOOGLE_OAUTH_ACCESS_TOKEN`` for Google's store, or one that is issued for the service account or the
+    #: person of the file ``GOOGLE_APPLICATION_CREDENTIALS``, and none for others. False sends none.
     token: str | bool | None
     #: Headers to send besides.
     headers: dict[str, str]
@@ -47,7 +48,11 @@ class StorageOptions(TypedDict, total=False):
     #: Send no credentials, whatever the environment holds.
     anonymous: bool
     #: The keys of S3. By default those of ``AWS_ACCESS_KEY_ID`` and the variables beside it, else those of
-    #: the profile ``AWS_PROFILE`` in the files of Amazon's tools, else none.
+    #: the profile ``AWS_PROFILE`` in the files of Amazon's tools, else what Amazon issues for a while: to a
+    #: pod with ``AWS_WEB_IDENTITY_TOKEN_FILE`` and ``AWS_ROLE_ARN``, to a container with
+    #: ``AWS_CONTAINER_CREDENTIALS_RELATIVE_URI`` or ``…_FULL_URI``, and to a machine of EC2 with a role. The
+    #: last is asked for a second, only where the firmware says that it is one or
+    #: ``AWS_EC2_METADATA_SERVICE_ENDPOINT`` is set, and not with ``AWS_EC2_METADATA_DISABLED``. Else none.
     access_key_id: str
     secret_access_key: str
     session_token: str

@@ -188,6 +188,16 @@ def test_a_download_that_broke_off_goes_on(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_what_came_is_kept_through_any_number_of_breaks(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    server = broken_off(path)
+    for _ in range(2):
+        broken = serving(breaking(DATA, after=1), port=server.port)
+        with broken as server_again, pytest.raises(ingot.StorageError):
+            ingot.download(server_again.url("/x"), path, storage_options=QUICK, threads=2)
+    assert again(path, server, good(DATA), expected_sha256=SHA256).fetched <= len(DATA) - 2 * MIB
+
+
 def test_n9_another_version_is_begun_anew(tmp_path: Path) -> None:
     path = tmp_path / "x"
     server = broken_off(path)

@@ -26,10 +26,7 @@ enum Bytes {
         header: Header,
     },
     /// Of a file behind a URL.
-    #[cfg_attr(
-        not(feature = "remote"),
-        allow(dead_code, reason = "URLs are not opened without it")
-    )]
+    #[cfg_attr(not(feature = "remote"), expect(dead_code, reason = "all are files then"))]
     Archive(Archive),
 }
 

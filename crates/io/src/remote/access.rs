@@ -2,6 +2,7 @@
 
 use super::azure::AzureAccess;
 use super::fault::Fault;
+use super::google::Account;
 use super::message::Request;
 use super::options::{RemoteOptions, Secret};
 use super::proxy::basic;
@@ -16,6 +17,8 @@ pub(crate) enum Access {
     S3(S3Access),
     /// By one that is made otherwise.
     Azure(AzureAccess),
+    /// By a token that is issued for a while, and then again.
+    Google(Box<Account>),
 }
 
 impl Access {
@@ -36,7 +39,7 @@ impl Access {
         };
         let carries_secrets = match self {
             // Who gives the header himself knows why.
-            Access::Header(_) if is_given("authorization") => true,
+            Access::Header(_) | Access::Google(_) if is_given("authorization") => true,
             Access::Header(value) => {
                 let user = || request.url.user.as_deref().map(basic);
                 let value = value
@@ -49,7 +52,12 @@ impl Access {
                     .extend(value.map(|value| ("Authorization".to_owned(), value)));
                 is_known
             }
-            Access::S3(access) => access.sign(request),
+            Access::S3(access) => access.sign(request)?,
+            Access::Google(account) => {
+                let value = format!("Bearer {}", account.token(options)?.reveal());
+                request.headers.push(("Authorization".to_owned(), value));
+                true
+            }
             Access::Azure(access) => {
                 access.sign(request);
                 false

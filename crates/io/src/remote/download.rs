@@ -182,9 +182,8 @@ impl Fetch<'_> {
             .fill(&mut partial, sha256, how, watch)
             .and_then(|()| partial.publish(nbytes, how.existing, how.durable, watch));
         if let Err(error) = outcome {
-            let is_of_use = self.version.is_some() && self.fetched.load(Ordering::Relaxed) > 0;
             // Wrong bytes would be found to be there again and again.
-            if !is_of_use || matches!(error, Error::Digest { .. }) {
+            if matches!(error, Error::Digest { .. }) || !self.can_go_on(&partial) {
                 partial.discard();
             }
             return Err(error);
@@ -195,6 +194,21 @@ impl Fetch<'_> {
             fetched_nbytes: self.fetched.load(Ordering::Relaxed),
             sha256,
         })
+    }
+
+    /// Whether the next call would find a part of it.
+    fn can_go_on(&self, partial: &Partial) -> bool {
+        let records = || self.journal().records(partial.file());
+        let is_any = |records: Vec<Record>| records.iter().any(|record| *record != Record::default());
+        self.version.is_some() && records().is_some_and(is_any)
+    }
+
+    fn journal(&self) -> Journal {
+        let version = self.version.as_deref().unwrap_or_default();
+        match self.source.is_whole() {
+            true => Journal::of_one_part(self.source.nbytes(), version),
+            false => Journal::new(self.source.nbytes(), version),
+        }
     }
 
     /// The SHA-256 that it has to have, of which all who know it must say the same.
@@ -213,11 +227,7 @@ impl Fetch<'_> {
         watch: &dyn Watch,
     ) -> Result<(), Error> {
         let nbytes = self.source.nbytes();
-        let version = self.version.as_deref().unwrap_or_default();
-        let journal = match self.source.is_whole() {
-            true => Journal::of_one_part(nbytes, version),
-            false => Journal::new(nbytes, version),
-        };
+        let journal = self.journal();
         let left = self
             .version
             .as_ref()

@@ -42,6 +42,7 @@ pub(crate) struct Target {
 pub(crate) struct Linked {
     pub(crate) commit: Option<String>,
     /// The SHA-256 of files that are kept outside of Git, as those with weights are.
+    #[cfg_attr(not(unix), expect(dead_code, reason = "only downloads compare it"))]
     pub(crate) etag: Option<String>,
 }
 
@@ -88,6 +89,7 @@ impl Target {
     }
 
     /// The address that the caller has named.
+    #[cfg(unix)]
     pub(crate) fn home(&self) -> &Url {
         &self.home
     }

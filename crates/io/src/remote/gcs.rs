@@ -1,8 +1,11 @@
 //! Google Cloud Storage.
 
+use std::path::Path;
+
 use super::access::Access;
 use super::bucket::{Object, set};
 use super::fault::Fault;
+use super::google::Account;
 use super::options::{RemoteOptions, Secret, Token};
 use super::url::{Url, encode_path};
 
@@ -26,16 +29,26 @@ pub(crate) fn locate(
         user: None,
         ..endpoint
     };
-    let token = match &options.token {
-        Token::Given(token) => Some(token.clone()),
-        Token::Environment if !options.anonymous => set(
-            variable,
-            &["GOOGLE_OAUTH_ACCESS_TOKEN", "CLOUDSDK_AUTH_ACCESS_TOKEN"],
-        )
-        .map(Secret::new),
-        _ => None,
+    let access = match &options.token {
+        Token::Given(token) => Access::bearer(Some(token.clone())),
+        Token::Environment if !options.anonymous => of_environment(variable)?,
+        _ => Access::bearer(None),
     };
-    Ok((url, Access::bearer(token)))
+    Ok((url, access))
+}
+
+/// A token that stands there, or a file of credentials that one is issued for.
+fn of_environment(variable: &dyn Fn(&str) -> Option<String>) -> Result<Access, Fault> {
+    let token = set(
+        variable,
+        &["GOOGLE_OAUTH_ACCESS_TOKEN", "CLOUDSDK_AUTH_ACCESS_TOKEN"],
+    );
+    match (token, set(variable, &["GOOGLE_APPLICATION_CREDENTIALS"])) {
+        (None, Some(path)) => {
+            Account::read(Path::new(&path)).map(|account| Access::Google(Box::new(account)))
+        }
+        (token, _) => Ok(Access::bearer(token.map(Secret::new))),
+    }
 }
 
 #[cfg(test)]

@@ -45,7 +45,7 @@ impl Request<'_> {
             url.authority(),
             env!("CARGO_PKG_VERSION"),
         );
-        if self.method == "POST" {
+        if self.method != "GET" {
             let _ = write!(text, "Content-Length: {}\r\n", self.body.len());
         }
         for (name, value) in self.headers.iter().chain(more) {

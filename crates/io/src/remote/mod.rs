@@ -2,10 +2,11 @@
 //!
 //! A remote file is one more [`Source`](crate::Source). Its requests are made by the threads that read, each of which
 //! waits for its own: bytes go from the socket to where they are wanted, nothing runs in between, and nothing is left
-//! running when a call is over, so that a process may fork at any time. No more is sent than `GET` with `Range`, over
-//! HTTP/1.1; one connection for each thread brings more than streams that share one.
+//! running when a call is over, so that a process may fork at any time. Of files no more is asked than `GET` with `Range`
+//! gives, over HTTP/1.1; one connection for each thread brings more than streams that share one.
 
 mod access;
+mod asker;
 mod azure;
 mod bucket;
 mod checkpoint;
@@ -21,8 +22,11 @@ mod fetch;
 #[cfg(unix)]
 mod follow;
 mod gcs;
+mod google;
 mod headers;
 mod hub;
+mod issued;
+mod issuer;
 #[cfg(unix)]
 mod journal;
 mod message;

@@ -59,6 +59,7 @@ impl Pin {
     }
 
     /// What no other version of the file at this address says of itself, as far as the server says anything.
+    #[cfg(unix)]
     pub(crate) fn version(&self) -> Option<String> {
         match (self.strong_etag(), &self.modified) {
             (Some(etag), _) => Some(format!("etag {etag}")),

@@ -8,6 +8,7 @@ use ring::{digest, hmac};
 
 use super::bucket::{Object, set};
 use super::fault::{Fault, FaultKind};
+use super::issuer::Issuer;
 use super::message::Request;
 use super::options::{RemoteOptions, Secret};
 use super::url::{Url, encode_path, encode_segment};
@@ -18,16 +19,25 @@ const DEFAULT_REGION: &str = "us-east-1";
 /// The keys of one who may read.
 #[derive(Clone, Debug)]
 pub(crate) struct Credentials {
-    id: String,
-    secret: Secret,
-    session: Option<Secret>,
+    pub(crate) id: String,
+    pub(crate) secret: Secret,
+    pub(crate) session: Option<Secret>,
+}
+
+/// Where keys come from.
+#[derive(Debug)]
+enum Keys {
+    /// They stand somewhere.
+    Known(Credentials),
+    /// They are issued for a while, and then again.
+    Issued(Issuer, Box<RemoteOptions>),
 }
 
 /// How requests for one bucket are signed.
 #[derive(Debug)]
 pub(crate) struct S3Access {
     /// None: anybody may read.
-    credentials: Option<Credentials>,
+    keys: Option<Keys>,
     region: String,
 }
 
@@ -88,12 +98,32 @@ pub(crate) fn locate(
         user: None,
         ..endpoint
     };
-    let credentials = match options.anonymous {
+    let known = || given(options).or_else(|| found(variable, &profile));
+    let keys = match options.anonymous {
         true => None,
-        false => given(options).or_else(|| found(variable, &profile)),
+        false => match known() {
+            Some(credentials) => Some(Keys::Known(credentials)),
+            None => issued(&region, options, variable)?,
+        },
     };
-    let access = S3Access { credentials, region };
+    let access = S3Access { keys, region };
     Ok((url, access))
+}
+
+/// Keys that somebody issues, where anybody does.
+fn issued(
+    region: &str,
+    options: &RemoteOptions,
+    variable: &dyn Fn(&str) -> Option<String>,
+) -> Result<Option<Keys>, Fault> {
+    let Some(issuer) = Issuer::find(region, variable)? else {
+        return Ok(None);
+    };
+    // Not every machine has a role. Who has none reads what anybody may.
+    if matches!(issuer, Issuer::Instance { .. }) && issuer.credentials(options).is_err() {
+        return Ok(None);
+    }
+    Ok(Some(Keys::Issued(issuer, Box::new(options.clone()))))
 }
 
 fn given(options: &RemoteOptions) -> Option<Credentials> {
@@ -167,14 +197,16 @@ fn section(text: &str, names: &[&str]) -> Vec<(String, String)> {
 
 impl S3Access {
     /// Signs a request, if there is anything to sign it with; says whether there is.
-    pub(crate) fn sign(&self, request: &mut Request<'_>) -> bool {
-        let Some(credentials) = &self.credentials else {
-            return false;
+    pub(crate) fn sign(&self, request: &mut Request<'_>) -> Result<bool, Fault> {
+        let credentials = match &self.keys {
+            None => return Ok(false),
+            Some(Keys::Known(credentials)) => credentials,
+            Some(Keys::Issued(issuer, options)) => &issuer.credentials(options)?,
         };
         sign(request, credentials, &self.region, &timestamp(SystemTime::now()));
         // A signature is good for this request and a few minutes, and the secret does not go over the wire. That of a
         // session does.
-        credentials.session.is_some()
+        Ok(credentials.session.is_some())
     }
 }
 
@@ -359,7 +391,10 @@ mod tests {
                 Some(pair.1.clone())
             };
             let (_, access) = locate("b/k", options, &variable).unwrap();
-            access.credentials.map(|credentials| credentials.id)
+            access.keys.map(|keys| match keys {
+                Keys::Known(credentials) => credentials.id,
+                Keys::Issued(..) => "issued".to_owned(),
+            })
         };
         let mut options = RemoteOptions::default();
         let file = ("AWS_SHARED_CREDENTIALS_FILE", path);

@@ -12,6 +12,7 @@ use rustix::io::{Errno, retry_on_intr};
 use super::target::{Directory, Place};
 
 const SUFFIX: &[u8] = b".ingot-tmp";
+#[cfg(feature = "remote")]
 const PARTIAL: &[u8] = b"ingot-part";
 const RANDOM: usize = 16;
 /// Bytes of the target's name that stand in a temporary one. 100, so that the whole fits in the 143 bytes that
@@ -242,6 +243,7 @@ pub(super) fn notes_name(target: &OsStr) -> OsString {
 }
 
 /// The name of a file that is fetched, and that stays when that is broken off, so that it can be gone on with.
+#[cfg(feature = "remote")]
 pub(super) fn partial_name(target: &OsStr) -> OsString {
     let mut name = temp_prefix(target);
     name.extend(PARTIAL);
@@ -281,6 +283,7 @@ mod tests {
         assert!(!is_temp_of(b".a.b.0123456789abcdef.ingot-tmp", OsStr::new("a")));
         assert!(!is_temp_of(b".a..ingot-tmp", OsStr::new("a")));
         assert!(!is_temp_of(b"a", OsStr::new("a")));
+        #[cfg(feature = "remote")]
         assert!(!is_temp_of(
             partial_name(OsStr::new("a")).as_bytes(),
             OsStr::new("a")

@@ -1,0 +1,95 @@
+//! Short questions to services that issue keys.
+
+use std::time::Instant;
+
+use super::client::Client;
+use super::dial::Reach;
+use super::fault::{Fault, FaultKind};
+use super::message::Request;
+use super::options::{RemoteOptions, is_header_value};
+use super::pace::Pace;
+use super::retry::Tries;
+use super::url::Url;
+
+/// Bytes of an answer that are looked at.
+const ANSWER_NBYTES: usize = 64 << 10;
+
+/// What asks them.
+pub(super) struct Asker {
+    client: Client,
+}
+
+impl Asker {
+    pub(super) fn new(options: RemoteOptions, variable: &dyn Fn(&str) -> Option<String>) -> Asker {
+        Asker {
+            client: Client::new(options, variable),
+        }
+    }
+
+    /// The body of the answer.
+    pub(super) fn ask(
+        &self,
+        method: &'static str,
+        url: &Url,
+        headers: Vec<(String, String)>,
+        body: &[u8],
+    ) -> Result<String, Fault> {
+        if let Some((name, _)) = headers.iter().find(|header| !is_header_value(&header.1)) {
+            return Err(FaultKind::Option(format!("what {name} is to say has control characters")).into());
+        }
+        let request = Request {
+            method,
+            url,
+            headers,
+            body,
+        };
+        let mut tries = Tries::new(&self.client.options);
+        loop {
+            match self.ask_once(&request, tries.deadline) {
+                Ok(answer) => return Ok(answer),
+                Err(fault) => tries.after(fault.from(url.to_string()))?,
+            }
+        }
+    }
+
+    /// Sends a form.
+    pub(super) fn post(&self, url: &Url, form: &str) -> Result<String, Fault> {
+        let kind = (
+            "Content-Type".to_owned(),
+            "application/x-www-form-urlencoded".to_owned(),
+        );
+        self.ask("POST", url, vec![kind], form.as_bytes())
+    }
+
+    fn ask_once(&self, request: &Request<'_>, deadline: Instant) -> Result<String, Fault> {
+        let mut response = self.client.send(request, Reach::Anywhere, deadline)?;
+        let mut pace = Pace::new(&self.client.options, deadline);
+        let body = response.read_some(ANSWER_NBYTES, &mut pace)?;
+        let body = String::from_utf8_lossy(&body).into_owned();
+        let head = &response.head;
+        if head.status != 200 {
+            let said = element(&body, "Code").map(|word| ingot_format::Escaped(word).to_string());
+            return Err(FaultKind::Status {
+                status: head.status,
+                reason: ingot_format::Escaped(&head.reason).to_string(),
+                said,
+                wait: head.retry_after(),
+                region: None,
+            }
+            .into());
+        }
+        self.client.give_back(response);
+        Ok(body)
+    }
+}
+
+/// The text of the first element of this name.
+pub(super) fn element<'b>(body: &'b str, name: &str) -> Option<&'b str> {
+    let (_, rest) = body.split_once(&format!("<{name}>"))?;
+    Some(rest.split_once(&format!("</{name}>"))?.0.trim())
+}
+
+/// The answer has not what was asked for.
+pub(super) fn useless(service: &Url) -> Fault {
+    Fault::new(FaultKind::Malformed("it holds no keys")).from(service.to_string())
+}
