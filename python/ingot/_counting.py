@@ -212,7 +212,7 @@ def _glob(pattern: str) -> str | None:
     A stranger wrote the expression, so it is never run.
     """
     body = pattern.removeprefix("^").removesuffix("$") + ("" if pattern.endswith("$") else ".*")
-    pieces = re.findall(r"\.\*|\\\.|[^\\^$.*+?()\[\]{}|]+|.", body, re.DOTALL)
+    pieces: list[str] = re.findall(r"\.\*|\\\.|[^\\^$.*+?()\[\]{}|]+|.", body, re.DOTALL)
     texts = {".*": "*", "\\.": "."}
     if any(piece not in texts and piece[0] in "\\^$.*+?()[]{}|" for piece in pieces):
         return None

@@ -33,8 +33,11 @@ LOOKING = [
     ["meta", "export", "PATH"],
     ["modelspec", "show", "PATH"],
     ["modelspec", "validate", "PATH"],
+    ["hash", "PATH", "--all"],
+    ["hash", "PATH", "-a", "md5"],
+    ["verify", "PATH"],
 ]
-# What would write to it, or have the system copy it.
+# What would write to it.
 WRITING = [
     ["meta", "set", "URL", "a=b"],
     ["meta", "set", "--files", "URL", "a=b"],
@@ -51,10 +54,13 @@ WRITING = [
     ["export", "PATH", NAME, "-d", "URL"],
     ["meta", "clean", "PATH", "-o", "URL"],
     ["meta", "export", "PATH", "URL"],
-    ["convert", "URL", "OUT"],
-    ["rename", "URL", "OUT", "-s", "model", "m"],
-    ["merge", "PATH", "URL", "-o", "OUT"],
-    ["split", "URL", "OUT"],
+]
+# What reads it, and writes elsewhere.
+MAKING = [
+    ["convert", "PATH", "OUT.bt"],
+    ["rename", "PATH", "OUT", "-s", "model", "m"],
+    ["merge", "PATH", "-o", "OUT"],
+    ["split", "PATH", "OUT", "--max-shard-size", "100KB"],
 ]
 
 
@@ -98,6 +104,29 @@ def test_tensors_of_a_url_are_exported_and_cast(path: Path, server: Server, tmp_
     for name in (f"{NAME}.npy", "cast.safetensors"):
         of_file, of_url = ((tmp_path / word / name).read_bytes() for word in ("True", "False"))
         assert of_file == of_url
+
+
+@pytest.mark.parametrize("words", MAKING, ids=" ".join)
+def test_files_are_made_of_a_url_as_of_its_file(
+    words: list[str], path: Path, server: Server, tmp_path: Path
+) -> None:
+    made = []
+    for place, source in (("file", path), ("url", server.url())):
+        folder = tmp_path / place
+        folder.mkdir()
+        ended = run(*typed(words, PATH=source, **{word: folder / word for word in ("OUT", "OUT.bt")}))
+        assert ended.code == 0, ended
+        files = sorted(each for each in folder.rglob("*") if each.is_file())
+        made.append([(each.relative_to(folder), each.read_bytes()) for each in files])
+    assert made[0]
+    assert made[0] == made[1]
+
+
+def test_a_conversion_of_a_url_is_not_foreseen(path: Path, server: Server, tmp_path: Path) -> None:
+    ended = run("convert", server.url(), str(tmp_path / "x.bt"), "--dry-run")
+    assert ended.code == 2
+    assert "is a URL" in ended.err
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_listing_reads_the_header_alone(path: Path, server: Server) -> None:

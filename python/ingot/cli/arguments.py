@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def local(context: click.Context, parameter: click.Parameter, given: Given) -> Given:
-    """A path, or several, of this machine: for what is written to, or copied by the system."""
+    """A path, or several, of this machine: for what is written to."""
     paths: tuple[str, ...] = (given,) if isinstance(given, str) else given or ()
     for one in paths:
         if is_url(one):
@@ -32,7 +32,7 @@ def local(context: click.Context, parameter: click.Parameter, given: Given) -> G
 # Whatever `sources.opened` takes; that it is there is found out by opening it.
 path: Decorator = click.argument("path", metavar="PATH")
 own: Decorator = click.argument("path", metavar="PATH", callback=local)
-source: Decorator = click.argument("path", metavar="SRC", callback=local)
+source: Decorator = click.argument("path", metavar="SRC")
 destination: Decorator = click.argument("output", metavar="DST", callback=local)
 dry_run: Decorator = click.option(
     "--dry-run", is_flag=True, help="Say what would be written, and write nothing."

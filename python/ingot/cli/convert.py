@@ -7,6 +7,7 @@ import click
 from ingot import _convert, _select
 from ingot._convert.destination import destination, refuse_existing
 from ingot._convert.formats import FORMATS, resolved
+from ingot._native import is_url
 
 from . import arguments
 from .progress import bar
@@ -83,6 +84,10 @@ def _planned(
     screen: Screen, path: str, output: str, source: str | None, max_shard_size: str | None, force: bool
 ) -> int:
     """Say what would be done, after all refusals that need no tensor."""
+    if is_url(path):
+        raise click.UsageError(
+            f"{shown(path)}: is a URL: what it is can be said once it was fetched, so not by --dry-run"
+        )
     _, word = resolved(path, source)
     to = destination(output, None, max_shard_size)
     refuse_existing(to, force)

@@ -17,7 +17,7 @@ from .wording import nbytes, plural, shown
 
 
 @click.command(short_help="Make several files and an index of one file.")
-@arguments.own
+@arguments.path
 @click.argument("directory", callback=arguments.local)
 @click.option("--max-shard-size", default="5GB", show_default=True, help="Bytes of tensors in a file.")
 @click.option(

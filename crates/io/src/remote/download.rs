@@ -65,7 +65,7 @@ pub struct Downloaded {
 /// it was before, until all of the file is there.
 ///
 /// # Errors
-/// As [`Archive::open_url`](crate::Archive::open_url); [`Error::Open`] where something is at `path` that is not to be
+/// As [`Checkpoint::open_url`](crate::Checkpoint::open_url); [`Error::Open`] where something is at `path` that is not to be
 /// replaced; [`Error::Read`], [`Error::Changed`], [`Error::Write`] and [`Error::Interrupted`], after which the next call
 /// goes on with what came by then; [`Error::Digest`], after which it does not; [`Error::Edit`] with
 /// [`EditError::Busy`](crate::EditError::Busy) when somebody else fetches this file.
