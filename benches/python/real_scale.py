@@ -1,0 +1,186 @@
+"""Checkpoints as large as real ones: time, bytes read and memory of what is done to them first.
+
+Their headers are true and their data is a hole (tests/sparse_models.py), so they fit on any disk. What writes
+data is done to GPT-2 alone, which has half a gigabyte. Every figure is of a fresh process. As a program: the
+table.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import fresh
+
+sys.path.append(str(Path(__file__).parents[2] / "tests"))
+
+MIB = 1 << 20
+RANKS = 8
+
+
+def make(directory: Path) -> None:
+    import ingot
+    import sparse_models
+
+    for name in ("gpt2", "bloom", "experts"):
+        (directory / name).mkdir()
+    file = directory / "gpt2" / "model.safetensors"
+    sparse_models.write_file(file, sparse_models.gpt2())
+    # The first edit finds no room, and leaves some.
+    ingot.update_metadata(file, set={"note": "0" * 20})
+    sparse_models.write_checkpoint(directory / "bloom", sparse_models.bloom())
+    sparse_models.write_checkpoint(directory / "experts", sparse_models.experts())
+
+
+def listed(model: Path) -> dict:
+    import ingot
+
+    with ingot.safe_open(model, "np") as file:
+        return {"tensors": len(file.keys())}
+
+
+def counted(model: Path) -> dict:
+    import ingot
+
+    with ingot.safe_open(model, "np") as file:
+        return {"parameters": file.parameter_count()}
+
+
+def headers(model: Path) -> dict:
+    import ingot
+
+    found = ingot.metadata(model, count="stored")
+    return {"files": len(found.files_metadata), "tensors": len(found.weight_map)}
+
+
+def eighths(model: Path) -> dict:
+    """One rank's share of the rows of every matrix, each read into memory of its own and let go."""
+    import ingot
+
+    nbytes = 0
+    with ingot.safe_open(model, "pt", backend="pread") as file:
+        for name in file.keys():  # noqa: SIM118
+            info = file.info(name)
+            if len(info.shape) == 2 and info.shape[0] % RANKS == 0:
+                rows = info.shape[0] // RANKS
+                nbytes += file.get_slice(name)[3 * rows : 4 * rows].nbytes
+    return {"wanted_nbytes": nbytes}
+
+
+def split(model: Path) -> dict:
+    import ingot
+
+    out = model.parent / "split"
+    ingot.split(model, out, "100MB", durable=False)
+    files = len(list(out.glob("*.safetensors")))
+    shutil.rmtree(out)
+    return {"files": files}
+
+
+def merged(model: Path) -> dict:
+    import ingot
+
+    out = model.parent / "merged.safetensors"
+    ingot.merge([model], out, durable=False)
+    with ingot.safe_open(out, "np") as file:
+        tensors = len(file)
+    out.unlink()
+    return {"tensors": tensors}
+
+
+def edited(model: Path) -> dict:
+    import ingot
+
+    file = model / "model.safetensors"
+    ingot.update_metadata(file, set={"note": str(time.time_ns())})
+    return {"metadata": len(ingot.read_metadata(file))}
+
+
+# For each what is measured, of which models, and whether it is done once only.
+ACTIONS: dict[str, tuple[Callable[[Path], dict], tuple[str, ...], bool]] = {
+    "open, list the names": (listed, ("gpt2", "bloom", "experts"), False),
+    "count parameters": (counted, ("gpt2", "bloom", "experts"), False),
+    "all headers": (headers, ("gpt2", "bloom", "experts"), False),
+    "read 1/8 of each matrix": (eighths, ("gpt2", "bloom", "experts"), True),
+    "split": (split, ("gpt2",), False),
+    "merge": (merged, ("gpt2",), False),
+    "edit metadata in place, durable": (edited, ("gpt2",), False),
+}
+
+
+def one(action: str, model: str) -> dict:
+    import ingot
+    import ingot.numpy
+    import ingot.torch
+
+    # What is imported when it is first used is none of the work's.
+    _ = ingot.metadata, ingot.split, ingot.merge, ingot.update_metadata, ingot.read_metadata
+    Path("/proc/self/clear_refs").write_text("5")
+    before, read = fresh.resident("VmRSS"), _bytes_read()
+    start = time.perf_counter()
+    found = ACTIONS[action][0](Path(model))
+    seconds = time.perf_counter() - start
+    return {
+        "seconds": seconds,
+        "read_nbytes": _bytes_read() - read,
+        "peak_nbytes": fresh.resident("VmHWM") - before,
+        "found": found,
+    }
+
+
+def _bytes_read() -> int:
+    """Bytes that this process was given by `read` and its like; mappings do not count, and none is used."""
+    counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(counts["rchar"])
+
+
+def main() -> None:
+    import record
+
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--dir", type=Path, help="where to put 3 GB (default: a temporary directory)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", metavar="TEXT", help="only what has this in its name")
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="ingot-bench-", dir=given.dir) as directory:
+        found = record.conditions(Path(directory), 1.0)
+        make(Path(directory))
+        found["rows"] = []
+        for action, (_, models, once) in ACTIONS.items():
+            for model in models if given.only is None or given.only in action else ():
+                path = os.fspath(Path(directory) / model)
+                runs = [
+                    fresh.run(Path(__file__), "--one", action, path)
+                    for _ in range(1 if once else given.rounds)
+                ]
+                row = {
+                    "what": action,
+                    "model": model,
+                    "seconds": statistics.median(run["seconds"] for run in runs),
+                    "read_nbytes": max(run["read_nbytes"] for run in runs),
+                    "peak_mib": max(run["peak_nbytes"] for run in runs) / MIB,
+                    "found": runs[-1]["found"],
+                    "rounds": len(runs),
+                }
+                found["rows"].append(row)
+                print(
+                    f"{model:8} {action:31} {row['seconds']:9.4f} s, {row['read_nbytes']:15,} bytes read, "
+                    f"{row['peak_mib']:7.1f} MiB, {row['found']}",
+                    flush=True,
+                )
+    if given.json:
+        given.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--one"]:
+        print(json.dumps(one(*sys.argv[2:])))
+    else:
+        main()
