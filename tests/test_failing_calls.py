@@ -334,7 +334,7 @@ say(found)
     assert len(found) == 3
     for code, filename, message, held in found:
         assert (code, filename) == (getattr(errno, number), "model.safetensors")
-        assert re.match(r"model\.safetensors: header: reading bytes 0\.\.\d+ of the file: ", message)
+        assert re.match(r"model\.safetensors: reading bytes 0\.\.\d+ of the file: ", message)
         assert held == found[0][3]
 
 
