@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 
 use ingot_format::{to_u64, to_usize};
 
-use crate::archive::{Archive, Tensor, open_source};
+use crate::archive::{Tensor, open_source};
 use crate::error::Error;
+use crate::failure::read_exactly;
 use crate::source::{FileSource, Source};
 #[cfg(unix)]
 use crate::writer::Writer;
@@ -67,8 +68,12 @@ impl Quarry {
         let mut done = 0;
         while done < nbytes {
             let count = to_usize(STEP.min(nbytes - done)).unwrap_or(usize::MAX);
-            self.read(position + done, &mut ours, count)?;
-            read(archive, start + done, &mut theirs, count)?;
+            ours.resize(count, 0);
+            theirs.resize(count, 0);
+            read_exactly(&self.source, position + done, &mut ours)
+                .map_err(|failure| failure.about(Some(&self.path), None))?;
+            read_exactly(archive.source(), start + done, &mut theirs)
+                .map_err(|failure| failure.about(archive.path(), None))?;
             if ours != theirs {
                 return Ok(false);
             }
@@ -81,60 +86,22 @@ impl Quarry {
         let there = self.source.nbytes().saturating_sub(position);
         match there >= nbytes {
             true => Ok(()),
-            false => Err(short(Some(&self.path), position, nbytes, there, None)),
+            false => Err(Error::Read {
+                path: Some(self.path.clone()),
+                tensor: None,
+                position,
+                expected: nbytes,
+                found: there,
+                source: None,
+            }),
         }
-    }
-
-    fn read(&self, position: u64, into: &mut Vec<u8>, count: usize) -> Result<(), Error> {
-        fill(&self.source, Some(&self.path), position, into, count)
-    }
-}
-
-fn read(archive: &Archive, position: u64, into: &mut Vec<u8>, count: usize) -> Result<(), Error> {
-    fill(archive.source(), archive.path(), position, into, count)
-}
-
-fn fill(
-    source: &dyn Source,
-    path: Option<&Path>,
-    position: u64,
-    into: &mut Vec<u8>,
-    count: usize,
-) -> Result<(), Error> {
-    into.resize(count, 0);
-    let mut filled = 0;
-    while filled < count {
-        match source.read_at(position + to_u64(filled), &mut into[filled..]) {
-            Ok(0) => return Err(short(path, position, to_u64(count), to_u64(filled), None)),
-            Ok(more) => filled += more,
-            Err(fault) if fault.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(fault) => return Err(short(path, position, to_u64(count), to_u64(filled), Some(fault))),
-        }
-    }
-    Ok(())
-}
-
-fn short(
-    path: Option<&Path>,
-    position: u64,
-    expected: u64,
-    found: u64,
-    source: Option<std::io::Error>,
-) -> Error {
-    Error::Read {
-        path: path.map(Path::to_owned),
-        tensor: None,
-        position,
-        expected,
-        found,
-        source,
     }
 }
 
 #[cfg(all(test, unix))]
 mod tests {
     use super::*;
-    use crate::{OpenOptions, SaveOptions, Unwatched};
+    use crate::{Archive, OpenOptions, SaveOptions, Unwatched};
     use ingot_format::{Dtype, Format, Index, LayoutOptions, Spec};
     use proptest::prelude::*;
 

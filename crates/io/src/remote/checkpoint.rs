@@ -156,10 +156,7 @@ impl Door {
             Place::Remote(remote) => *remote,
         };
         let source = begin(self.target(&remote)).map_err(|fault| refused(&remote.shown, fault))?;
-        let commit = source.commit();
-        let cached = remote
-            .hub
-            .and_then(|file| file.cached_at(commit.as_deref()?, &variable));
+        let cached = cached_at(&remote, source.commit().as_deref());
         Ok(cached.map_or_else(|| Found::Remote(Box::new(source), remote.backend), Found::Cached))
     }
 
@@ -220,11 +217,7 @@ impl Door {
     /// Whatever `source` turns out to be.
     fn content(&self, remote: Remote, source: RemoteSource) -> Result<Checkpoint, Error> {
         let commit = source.commit();
-        let path = remote
-            .hub
-            .as_ref()
-            .and_then(|file| file.cached_at(commit.as_deref()?, &variable));
-        if let Some(path) = path {
+        if let Some(path) = cached_at(&remote, commit.as_deref()) {
             return self.cached(&path, Some(remote.at(commit)));
         }
         match self.header(&remote, &source) {
@@ -261,12 +254,9 @@ impl Door {
     /// The shards of the index that `source` is.
     fn index(&self, remote: Remote, source: RemoteSource) -> Result<Checkpoint, Error> {
         let commit = source.commit();
-        let path = remote
-            .hub
-            .as_ref()
-            .and_then(|file| file.cached_at(commit.as_deref()?, &variable));
+        let cached = cached_at(&remote, commit.as_deref());
         let remote = remote.at(commit);
-        if let Some(path) = path {
+        if let Some(path) = cached {
             return self.cached(&path, Some(remote));
         }
         let path = PathBuf::from(&remote.shown);
@@ -307,6 +297,11 @@ impl Door {
             limits: self.limits,
         }
     }
+}
+
+/// The file in the Hub's cache, as of the commit that a server gave it as.
+fn cached_at(remote: &Remote, commit: Option<&str>) -> Option<PathBuf> {
+    remote.hub.as_ref()?.cached_at(commit?, &variable)
 }
 
 fn archive(remote: Remote, header: Header, source: RemoteSource) -> Archive {
