@@ -145,11 +145,19 @@ def test_a_file_in_the_cache_is_not_fetched(hub: Hub, tmp_path: Path) -> None:
     file = ingot.safe_open("hf://me/gpt", "np", storage_options=NEAR)
     assert (file.path, file.backend) == (str(path), "mmap")
     assert "cache" in file.why
-    # One request for each of the two files that a model can be told which commit the branch is at.
-    assert len(hub.hub.requests) == 2
+    # The answer for either file that a model can be tells which commit the branch is at; whether the other was
+    # asked for by then depends on who is quicker.
+    asked = [request.path for request in hub.hub.requests]
+    assert "/me/gpt/resolve/main/model.safetensors" in asked
+    assert set(asked) <= {
+        "/me/gpt/resolve/main/model.safetensors",
+        "/me/gpt/resolve/main/model.safetensors.index.json",
+    }
+    assert len(asked) == len(set(asked))
     pinned = ingot.safe_open(f"hf://me/gpt@{COMMIT}", "np", storage_options=NEAR)
     assert np.array_equal(pinned["a"], TENSORS["a"])
-    assert len(hub.hub.requests) == 2
+    # What was under way may still have come in; nothing is asked at the commit that is here.
+    assert not [request for request in hub.hub.requests if COMMIT in request.path]
 
 
 def test_offline_only_the_cache_is_asked(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
