@@ -145,8 +145,8 @@ def test_a_file_in_the_cache_is_not_fetched(hub: Hub, tmp_path: Path) -> None:
     file = ingot.safe_open("hf://me/gpt", "np", storage_options=NEAR)
     assert (file.path, file.backend) == (str(path), "mmap")
     assert "cache" in file.why
-    # The answer for either file that a model can be tells which commit the branch is at; whether the other was
-    # asked for by then depends on who is quicker.
+    # The answer for either file that a model can be tells which commit the branch is at; whether the other
+    # was asked for by then depends on who is quicker.
     asked = [request.path for request in hub.hub.requests]
     assert "/me/gpt/resolve/main/model.safetensors" in asked
     assert set(asked) <= {
