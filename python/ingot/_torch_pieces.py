@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from math import prod
-
 import torch
+
+from ._boxes import boxes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+    from ._boxes import Box
 
 
 def fetcher(tensor: torch.Tensor) -> Callable[[int, int], Any]:
@@ -37,14 +39,12 @@ def _elements(tensor: torch.Tensor, begin: int, end: int) -> torch.Tensor:
     """The elements from `begin` to `end`, flat. Copies only those, and the rest of their rows."""
     if tensor.is_contiguous():
         return tensor.view(-1)[begin:end]
-    # Down to the first dimension that has to be cut.
-    while tensor.shape[0] == 1:
-        tensor = tensor[0]
-    row = prod(tensor.shape[1:])
-    first, last = begin // row, -(-end // row)
-    if last - first == 1 and tensor.dim() > 1:
-        return _elements(tensor[first], begin - first * row, end - first * row)
-    rows = tensor[first:last]
-    if rows.itemsize == 1:
-        rows = rows.view(torch.uint8)
-    return rows.reshape(-1)[begin - first * row : end - first * row]
+    parts = [_part(tensor, box) for box in boxes(tuple(tensor.shape), begin, end)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _part(tensor: torch.Tensor, box: Box) -> torch.Tensor:
+    part = tensor[box.slices]
+    if part.itemsize == 1:
+        part = part.view(torch.uint8)
+    return part.reshape(-1)[box.within]

@@ -11,7 +11,7 @@ ones, so they are refused, each tensor by itself. ``F4`` is unpacked, one elemen
 
 from __future__ import annotations
 
-from . import _native
+from . import _elsewhere, _native
 from ._dtypes import F4_LOOSE, NAMES
 from ._frameworks import lacks, missing, not_a_tensor, unknown_device
 from ._whole import Whole
@@ -23,6 +23,7 @@ except ModuleNotFoundError as error:
     raise missing("jax", error, "flax") from None
 
 import numpy
+from jax import experimental
 from jax import numpy as jnp
 
 from . import numpy as arrays
@@ -31,6 +32,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+    from ._boxes import Box
 
 __all__ = ["load", "load_file", "save", "save_file"]
 
@@ -97,16 +100,59 @@ def at(array: arrays.Array, index: Any) -> arrays.Array:
 
 
 def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:
-    """As NumPy's `payload`, for what jax holds. Copies only what is not on the CPU, or not in C order."""
+    """As NumPy's `payload`, for what jax holds: of what is not on one CPU, with a function for the bytes."""
     if isinstance(array, jax.Array):
         reason = _not_plain(array)
         if reason is not None:
             raise SaveError(
                 f"tensor {_quoted(name)}: {reason}", code="no-values", tensor=name, found=str(array.dtype)
             )
+        devices = array.devices()
+        if len(devices) > 1 or next(iter(devices)).platform != "cpu":
+            return _elsewhere.payload(name, array.dtype, array.shape, _puller(array))
     elif not isinstance(array, (numpy.ndarray, numpy.generic)):
         raise not_a_tensor(name, array, "a jax.Array", 'flax.traverse_util.flatten_dict(tree, sep=".")')
     return arrays.payload(name, numpy.asarray(array))
+
+
+def _puller(array: jax.Array) -> Callable[[Box], arrays.Array]:
+    """The function that takes a box of `array` to the CPU.
+
+    Not the array itself: jax keeps the copy that it makes of one for NumPy as long as it keeps the array. And
+    each device's part by itself: a slice of all of them would gather the array on every device first.
+    """
+    # Of what is on several devices, once.
+    shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
+
+    def pull(box: Box) -> arrays.Array:
+        pulled = numpy.empty(box.sizes, array.dtype)
+        for shard in shards:
+            _pull(shard, box, pulled)
+        return pulled
+
+    return pull
+
+
+def _pull(shard: jax.Shard, box: Box, into: arrays.Array) -> None:
+    """Copy what `shard` has of `box`."""
+    offsets = [part.start or 0 for part in shard.index]
+    begins = [max(pair) for pair in zip(offsets, box.starts, strict=True)]
+    ends = [
+        min(offset + size, start + taken)
+        for offset, size, start, taken in zip(offsets, shard.data.shape, box.starts, box.sizes, strict=True)
+    ]
+    sizes = [end - begin for begin, end in zip(begins, ends, strict=True)]
+    if any(size <= 0 for size in sizes):
+        return
+    place = tuple(slice(b - s, e - s) for b, e, s in zip(begins, ends, box.starts, strict=True))
+    starts = [begin - offset for begin, offset in zip(begins, offsets, strict=True)]
+    # The thread that asks has the default of 32 bits, whatever the one that saves has chosen.
+    with _64_bits(True):
+        into[place] = jax.lax.dynamic_slice(shard.data, starts, sizes)
+
+
+# Where newer releases of jax have it, and where older ones do.
+_64_bits: Any = jax.enable_x64 if hasattr(jax, "enable_x64") else experimental.enable_x64
 
 
 def _not_plain(array: jax.Array) -> str | None:

@@ -27,6 +27,8 @@ __all__ = ["load", "load_file", "save", "save_file"]
 
 DTYPES = {code: getattr(mx, name) for code, name in {**NAMES, "BOOL": "bool_"}.items() if hasattr(mx, name)}
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
+# By bytes per element: not every dtype has a letter in the buffer protocol.
+_INTEGERS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
 
 
 def _resolve(code: str) -> Callable[[mx.array, tuple[int, ...]], mx.array] | None:
@@ -71,7 +73,7 @@ def at(array: mx.array, index: Any) -> mx.array:
 
 
 def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:
-    """The code, the shape and the bytes of `array` in C order. Copies only if it must."""
+    """The code, the shape and a buffer of `array`. Copies nothing."""
     if not isinstance(array, mx.array):
         raise not_a_tensor(name, array, "an mx.array", "mlx.utils.tree_flatten(tree, destination={})")
     code = _CODES.get(array.dtype)
@@ -82,9 +84,9 @@ def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:
             tensor=name,
             found=str(array.dtype),
         )
-    # As bytes, since not every dtype has a letter in the buffer protocol; on the CPU, since GPUs have no F64.
-    flat = mx.reshape(mx.contiguous(array, stream=mx.cpu), (-1,), stream=mx.cpu)
-    return code, array.shape, memoryview(mx.view(flat, mx.uint8, stream=mx.cpu))
+    # On the CPU, since GPUs have no F64.
+    plain = array if array.ndim else mx.reshape(array, (1,), stream=mx.cpu)
+    return code, array.shape, memoryview(mx.view(plain, _INTEGERS[array.itemsize], stream=mx.cpu))
 
 
 _whole: Whole[mx.array] = Whole(wrap, mover, payload)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from math import prod
 from sys import modules
 from typing import overload
 
 from . import _native, _open, _select
+from ._boxes import boxes
 from ._dtypes import CODES, F4_LOOSE, NAMES
 from ._frameworks import missing
 from ._progress import reading
@@ -481,13 +481,8 @@ def _elements(array: Array, begin: int, end: int) -> Array:
     """The elements from `begin` to `end` in C order, flat. Copies only those, and the rest of their rows."""
     if array.flags.c_contiguous:
         return array.reshape(-1)[begin:end]
-    while array.shape[0] == 1:
-        array = array[0]
-    row = prod(array.shape[1:])
-    first, last = begin // row, -(-end // row)
-    if last - first == 1 and array.ndim > 1:
-        return _elements(array[first], begin - first * row, end - first * row)
-    return array[first:last].reshape(-1)[begin - first * row : end - first * row]
+    parts = [array[box.slices].reshape(-1)[box.within] for box in boxes(array.shape, begin, end)]
+    return parts[0] if len(parts) == 1 else numpy.concatenate(parts)
 
 
 def _unpack_nibbles(dtype: numpy.dtype[Any]) -> Callable[[Array, tuple[int, ...]], Array]:

@@ -8,7 +8,7 @@ they may be written to, and the file does not change. Paddle has no dtype for ``
 
 from __future__ import annotations
 
-from . import _native
+from . import _elsewhere, _native
 from ._dtypes import NAMES
 from ._frameworks import lacks, missing, not_a_tensor, unknown_device
 from ._whole import Whole
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from ._boxes import Box
+    from .numpy import Array
+
 __all__ = ["load", "load_file", "save", "save_file"]
 
 # Those that this Paddle has. One that it lacks blocks the tensors of that dtype only. U16 is always one: what
@@ -34,7 +37,11 @@ __all__ = ["load", "load_file", "save", "save_file"]
 DTYPES = {
     code: getattr(paddle, name) for code, name in NAMES.items() if code != "U16" and hasattr(paddle, name)
 }
-_STORED = set(DTYPES.values())
+_STORED = {dtype: code for code, dtype in DTYPES.items()}
+# Those that Paddle cuts: on other devices than the CPU, tensors of the others are copied whole.
+_CUT = {dtype for code, dtype in DTYPES.items() if code not in ("U32", "U64")}
+# By bytes per element.
+_INTEGERS = {1: paddle.uint8, 2: paddle.int16, 4: paddle.int32, 8: paddle.int64}
 
 
 def _resolve(code: str) -> None:
@@ -63,7 +70,7 @@ def at(tensor: paddle.Tensor, index: Any) -> paddle.Tensor:
 
 
 def payload(name: str, tensor: Any) -> Any:
-    """`tensor` as a capsule of plain values in C order on the CPU. Copies only if it must."""
+    """`tensor` as a capsule; if it is not on the CPU, as a function that gives its bytes. Copies nothing."""
     if not isinstance(tensor, paddle.Tensor):
         raise not_a_tensor(name, tensor, "a paddle.Tensor")
     reason = _not_plain(tensor)
@@ -78,7 +85,25 @@ def payload(name: str, tensor: Any) -> Any:
             tensor=name,
             found=str(tensor.dtype),
         )
-    return to_dlpack(tensor.detach().cpu().contiguous())
+    plain = tensor.detach()
+    if plain.place.is_cpu_place():
+        return to_dlpack(plain)
+    if plain.dtype not in _CUT:
+        return to_dlpack(plain.cpu().contiguous())
+    integer = f"u{plain.element_size()}"
+    _, shape, fetch = _elsewhere.payload(name, integer, tuple(plain.shape), _puller(plain))
+    return _STORED[plain.dtype], shape, fetch
+
+
+def _puller(tensor: paddle.Tensor) -> Callable[[Box], Array]:
+    """The function that takes a box of `tensor` to the CPU, as integers."""
+    integer = _INTEGERS[tensor.element_size()]
+
+    def pull(box: Box) -> Array:
+        part: Array = tensor[box.slices].contiguous().cpu().view(integer).numpy()
+        return part
+
+    return pull
 
 
 def _not_plain(tensor: paddle.Tensor) -> str | None:

@@ -10,7 +10,7 @@ Variables, of TensorFlow and of Keras, are saved as what they hold.
 
 from __future__ import annotations
 
-from . import _native
+from . import _elsewhere, _native
 from ._dtypes import F4_LOOSE, NAMES
 from ._frameworks import lacks, missing, not_a_tensor, unknown_device
 from ._whole import Whole
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from ._boxes import Box
+
 __all__ = ["load", "load_file", "save", "save_file"]
 
 
@@ -45,6 +47,8 @@ def _dtype(name: str) -> Any:
 DTYPES = {
     code: dtype for code, name in {**NAMES, "F4": F4_LOOSE}.items() if (dtype := _dtype(name)) is not None
 }
+# Those that TensorFlow cuts: on other devices than the CPU, tensors of the others are copied whole.
+_CUT = {dtype for code, dtype in DTYPES.items() if not code.startswith(("F4", "F8"))}
 
 
 def _resolve(code: str) -> Any:
@@ -97,7 +101,10 @@ def at(array: arrays.Array, index: Any) -> arrays.Array:
 
 
 def payload(name: str, tensor: Any) -> tuple[str, tuple[int, ...], Any]:
-    """As NumPy's `payload`, for what a tensor or a variable holds. Copies only what is not on the CPU."""
+    """As NumPy's `payload`, for what a tensor or a variable holds.
+
+    Of what is not on the CPU, with a function for the bytes.
+    """
     # A variable of Keras is a class of its own around one of TensorFlow's.
     plain = tensor if isinstance(tensor, (tf.Tensor, tf.Variable)) else getattr(tensor, "value", None)
     if not isinstance(plain, (tf.Tensor, tf.Variable)):
@@ -109,8 +116,22 @@ def payload(name: str, tensor: Any) -> tuple[str, tuple[int, ...], Any]:
             tensor=name,
             found=type(tensor).__name__,
         )
+    if plain.shape.rank and ":CPU:" not in plain.device and plain.dtype in _CUT:
+        # Checkers think that a size may be unknown, as it is inside tf.function.
+        shape: Any = tuple(plain.shape)
+        return _elsewhere.payload(name, plain.dtype.as_numpy_dtype, shape, _puller(plain))
     # `asarray` shares the memory. It does not know single elements of ml_dtypes, which `numpy()` does.
     return arrays.payload(name, numpy.asarray(plain if plain.shape.rank else plain.numpy()))
+
+
+def _puller(tensor: tf.Tensor) -> Callable[[Box], arrays.Array]:
+    """The function that takes a box of `tensor` to the CPU."""
+
+    def pull(box: Box) -> arrays.Array:
+        part: arrays.Array = tf.slice(tensor, box.starts, box.sizes).numpy()
+        return part
+
+    return pull
 
 
 _whole: Whole[tf.Tensor] = Whole(wrap, mover, payload)
