@@ -1,4 +1,4 @@
-"""Files behind URLs, fetched to be kept."""
+"""Files behind URLs, and models of many of them, fetched to be kept."""
 
 from __future__ import annotations
 
@@ -24,21 +24,38 @@ class Download(NamedTuple):
     Attributes
     ----------
     path : str
-        Where the file is.
+        Where the file is; of a model of many files the index.
     nbytes : int
-        Its size.
+        Its size; of a model that of all files together.
     fetched : int
         Bytes that came over the network for it: fewer than `nbytes` where an earlier call that was broken off
         had some of them, 0 where the file came out of the Hub's local cache.
     sha256 : str or None
         What it was compared with: the digest that the caller expects, or the one that the Hub keeps. None
-        where nobody said what it has to be.
+        where nobody said what it has to be, and for a model, whose `files` have their own.
+    files : tuple of Download
+        The files: of a model its shards in the order of their names and then the index, else just this one.
+        No field of the tuple.
     """
 
     path: str
     nbytes: int
     fetched: int
     sha256: str | None
+
+    @property
+    def files(self) -> tuple[Download, ...]:
+        return (self,)
+
+
+class ModelDownload(Download):
+    """A model of many files."""
+
+    _files: tuple[Download, ...] = ()
+
+    @property
+    def files(self) -> tuple[Download, ...]:
+        return self._files
 
 
 def download(
@@ -57,19 +74,23 @@ def download(
     Parameters
     ----------
     source : str
-        The URL of any file, as for `ingot.safe_open`.
+        The URL of any file, as for `ingot.safe_open`. That of an index, which is what is named
+        ``*.index.json``, and a repository of the Hub that has an index and no ``model.safetensors``, is a
+        model of many files: the index and every file that it names, which lie beside it, are fetched.
     path : str, bytes or os.PathLike
-        Where to write. In a directory, which exists or ends in a slash, the file has the name that it has in
-        the URL. Until all of it is there, nothing has this name, or what had it before stays.
+        Where to write. In a directory, which exists, or ends in a slash and then is made, the file has the
+        name that it has in the URL. Until all of it is there, nothing has this name, or what had it before
+        stays. For a model of many files it has to be a directory.
     expected_sha256 : str, optional
         The SHA-256 of the file, as 64 hexadecimal digits. What has another is not kept. Files of the Hub that
-        it keeps as LFS or Xet objects, as it does those with weights, are compared with the one it says.
+        it keeps as LFS or Xet objects, as it does those with weights, are compared with the one it says. For
+        a model of many files, of all of which one digest cannot speak, it is refused.
     overwrite : bool
         Replace what is at `path`, also if it is read-only; mode and owner pass on to the new file.
     threads : int, optional
-        How many parts are fetched at once, 16 by default.
+        How many parts are fetched at once, of all files together, 16 by default.
     progress : bool or callable
-        As for `load_file`. What is there from an earlier call counts as done.
+        As for `load_file`, over the bytes of all files. What is there from an earlier call counts as done.
     durable : bool, optional
         As for `save_file`.
     storage_options : dict, optional
@@ -78,12 +99,13 @@ def download(
     Returns
     -------
     Download
-        ``path``, ``nbytes``, ``fetched`` and ``sha256``.
+        ``path``, ``nbytes``, ``fetched`` and ``sha256``, and ``files`` beside them.
 
     Raises
     ------
     FileExistsError
-        There is something at `path`, and `overwrite` is not set.
+        There is something at `path`, or where a shard goes, and `overwrite` is not set. No shard was asked
+        for.
     OSError
         The server has no such file or refuses it (`FileNotFoundError`, `PermissionError`); or the directory
         of `path` cannot be written to.
@@ -92,8 +114,11 @@ def download(
         meanwhile (``code`` is ``"changed"``); writing failed; another process fetches this file (``"busy"``).
     IntegrityError
         It is not what `expected_sha256`, or the Hub, says (``"digest-mismatch"``).
+    CheckpointError
+        The index breaks a rule of FORMAT.md, such as I6: names of shards that lead out of its directory are
+        refused before any of them is asked for.
     TypeError, OptionError
-        An argument is not what it should be.
+        An argument is not what it should be. `path` is no directory, and the source a model of many files.
 
     Notes
     -----
@@ -106,12 +131,21 @@ def download(
     time.
 
     What `path` is to hold is neither read nor judged: it may be any file.
+
+    The parts of all files of a model come together, as many at once as those of one file. Those of the Hub
+    are of the commit that the index was of, whatever is pushed meanwhile, and one that is the same in another
+    commit is gone on with. When all are whole, and not before, the shards get their names, and the index gets
+    its own last: no index names what is not there. With `overwrite` the old index goes just before the first
+    shard is replaced. A call that ends among these renames, as with the machine, has left notes by which the
+    next one knows the shards that have their names, reads them again and keeps them, if index and shards are
+    the same at the server. Any other file that is there stays and is an error, unless `overwrite` is set, and
+    so is one of a server that tells no versions apart. Symbolic links in the directory are followed.
     """
     if not isinstance(source, str):
         raise TypeError(f"source must be a str, found {type(source).__name__}")
     threads = checked_threads(threads)
     with told(checked(progress), f"Downloading {_escaped(_name(source))}") as tell:
-        done = _native.download(
+        done, files = _native.download(
             source,
             fspath(path),
             storage_options=storage_options,
@@ -121,7 +155,24 @@ def download(
             threads=threads,
             progress=tell,
         )
-    return Download(*done)
+    if not files:
+        return Download(*done)
+    model = ModelDownload(*done)
+    model._files = tuple(Download(*file) for file in files)
+    return model
+
+
+def planned(
+    source: str, path: Path, *, expected_sha256: str | None = None, overwrite: bool = False
+) -> list[tuple[str, int]]:
+    """Give the files that `download` would make, with their sizes, and write nothing."""
+    return _native.planned_download(
+        source,
+        fspath(path),
+        storage_options=None,
+        expected_sha256=expected_sha256,
+        overwrite=overwrite,
+    )
 
 
 def _name(source: str) -> str:

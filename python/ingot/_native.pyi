@@ -27,6 +27,7 @@ __all__ = [
     "hub_headers",
     "in_natural_order",
     "is_url",
+    "planned_download",
     "prepare",
     "read_url",
     "replace_tensor",
@@ -321,8 +322,21 @@ def download(
     durable: bool,
     threads: int | None,
     progress: Callable[[int, int], object] | None,
-) -> tuple[str, int, int, str | None]:
-    """Fetch what is behind a URL: path, size, bytes that were fetched, SHA-256 if that was compared."""
+) -> tuple[tuple[str, int, int, str | None], list[tuple[str, int, int, str | None]]]:
+    """Fetch what is behind a URL: path, size, bytes that were fetched, SHA-256 if that was compared.
+
+    Then the same of each file of a model of many files, the index last; of a single file an empty list.
+    """
+
+def planned_download(
+    url: str,
+    path: str | bytes | PathLike[str] | PathLike[bytes],
+    *,
+    storage_options: Mapping[str, Any] | None,
+    expected_sha256: str | None,
+    overwrite: bool,
+) -> list[tuple[str, int]]:
+    """The files that `download` would make, with their sizes, the index last. Nothing is written."""
 
 def hash(
     path: str | bytes | PathLike[str] | PathLike[bytes],

@@ -143,7 +143,7 @@ def test_tls_with_a_certificate_of_our_own(nginx: Nginx) -> None:
         assert same(ingot.numpy.load_file(url, storage_options=nginx.options))
 
 
-def test_a_sharded_checkpoint_over_tls(nginx: Nginx) -> None:
+def test_a_sharded_checkpoint_over_tls(nginx: Nginx, tmp_path: Path) -> None:
     for name, data in shards.checkpoint().items():
         path = nginx.folder / "www" / "sharded" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -153,6 +153,8 @@ def test_a_sharded_checkpoint_over_tls(nginx: Nginx) -> None:
     file.parameter_count()
     assert nginx.requests(len(shards.NAMES), "/sharded/") == 1 + len(shards.NAMES)
     assert shards.same(file.get_tensors())
+    ingot.download(url, tmp_path, storage_options=nginx.options)
+    assert {name: (tmp_path / name).read_bytes() for name in shards.checkpoint()} == shards.checkpoint()
     (nginx.folder / "www" / "sharded" / shards.NAMES[2]).unlink()
     with pytest.raises(FileNotFoundError, match="404") as caught:
         ingot.numpy.load_file(url, storage_options=nginx.options)

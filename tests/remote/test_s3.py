@@ -110,7 +110,7 @@ def test_a_file_is_opened_as_a_local_one_is(moto: Moto) -> None:
     assert file.get_slice("a")[399_990:].tolist() == list(range(399_990, 400_000))
 
 
-def test_a_sharded_checkpoint_is_signed_for_shard_by_shard(moto: Moto) -> None:
+def test_a_sharded_checkpoint_is_signed_for_shard_by_shard(moto: Moto, tmp_path: Path) -> None:
     boto3 = pytest.importorskip("boto3", reason="boto3 is not installed")
     keys = {"aws_access_key_id": moto.key, "aws_secret_access_key": moto.secret}
     s3 = boto3.client("s3", endpoint_url=moto.options["endpoint"], region_name="us-east-1", **keys)
@@ -120,7 +120,12 @@ def test_a_sharded_checkpoint_is_signed_for_shard_by_shard(moto: Moto) -> None:
     file = ingot.safe_open(url, "np", storage_options=moto.options)
     assert shards.same(file.get_tensors())
     assert file.shards[2] == f"s3://models/sharded//a b/{shards.NAMES[2]}"
+    assert ingot.download(url, tmp_path, storage_options=moto.options).path == str(tmp_path / shards.INDEX)
+    assert shards.same(ingot.numpy.load_file(tmp_path))
     s3.delete_object(Bucket="models", Key=f"sharded//a b/{shards.NAMES[1]}")
+    with pytest.raises(FileNotFoundError, match="NoSuchKey"):
+        ingot.download(url, tmp_path, storage_options=moto.options, overwrite=True)
+    assert shards.same(ingot.numpy.load_file(tmp_path))
     with pytest.raises(FileNotFoundError, match="NoSuchKey") as caught:
         ingot.numpy.load_file(url, storage_options=moto.options)
     assert caught.value.filename == file.shards[1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +23,10 @@ OLD, NEW = "0" * 39 + "1", "0" * 39 + "2"
 NEAR = {"allow_private_redirects": True, "retries": 1}
 
 
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
 class Hub:
     """A Hub of one repository, `me/gpt`. Small files it gives itself; another host has the large ones."""
 
@@ -29,6 +35,8 @@ class Hub:
         self.commits = {OLD: checkpoint(0), NEW: checkpoint(1)}
         self.hub: Server | None = None
         self.cdn: Server | None = None
+        #: What it says of the bytes of large files, by their names, where that is not so.
+        self.claims: dict[str, str] = {}
         #: Called with each request for a file of the repository.
         self.asked = lambda name: None
 
@@ -51,6 +59,7 @@ class Hub:
                 Location=self.cdn.url(f"/{commit}/{request.path.split('/', 5)[5]}"),
                 X_Repo_Commit=commit,
                 X_Linked_Size=len(files[name]),
+                X_Linked_Etag=f'"{self.claims.get(name, sha256(files[name]))}"',
                 Content_Length=0,
             )
 
@@ -206,4 +215,140 @@ def test_offline_only_the_cache_is_asked(hub: Hub, tmp_path: Path, monkeypatch: 
     (tmp_path / "hub/models--me--gpt/snapshots" / OLD / NAMES[1]).unlink()
     with pytest.raises(FileNotFoundError, match=NAMES[1]):
         ingot.safe_open(f"hf://me/gpt@{OLD}", "np")
+    assert hub.hub.requests == []
+
+
+# Downloads
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Where models are kept: the cache is elsewhere."""
+    (tmp_path / "kept").mkdir()
+    return tmp_path / "kept"
+
+
+def files_in(place: Path) -> dict[str, bytes]:
+    return {
+        os.path.relpath(os.path.join(root, name), place): Path(root, name).read_bytes()
+        for root, _, names in os.walk(place)
+        for name in names
+    }
+
+
+@pytest.mark.parametrize("source", ["hf://me/gpt", f"hf://me/gpt/{INDEX}", f"hf://me/gpt@{OLD}"])
+def test_a_repository_is_kept_with_all_its_shards(hub: Hub, place: Path, source: str) -> None:
+    done = ingot.download(source, place, storage_options=NEAR)
+    assert files_in(place) == checkpoint()
+    assert done.path == str(place / INDEX)
+    assert [file.sha256 for file in done.files] == [*(sha256(checkpoint()[name]) for name in NAMES), None]
+    assert all("authorization" not in request.headers for request in hub.cdn.requests)
+    with pytest.raises(FileExistsError) as caught:
+        ingot.download(source, place, storage_options=NEAR)
+    assert caught.value.filename == str(place / INDEX)
+
+
+def test_a_page_of_a_folder_is_kept(hub: Hub, place: Path) -> None:
+    hub.commits[OLD] = {f"unet/{name}": data for name, data in checkpoint().items()}
+    ingot.download(hub.hub.url("/me/gpt/tree/main/unet"), f"{place}/unet/", storage_options=NEAR)
+    assert files_in(place / "unet") == checkpoint()
+
+
+def test_the_one_file_of_a_model_is_kept_rather_than_its_index(hub: Hub, place: Path) -> None:
+    hub.commits[OLD]["model.safetensors"] = b"one"
+    (place / INDEX).write_text("of another")
+    assert ingot.download("hf://me/gpt", place, storage_options=NEAR).path == str(place / "model.safetensors")
+    with pytest.raises(FileExistsError):
+        ingot.download("hf://me/gpt", place, storage_options=NEAR)
+
+
+def test_one_digest_of_a_repository_of_shards_is_refused(hub: Hub, place: Path) -> None:
+    with pytest.raises(ingot.OptionError, match="one SHA-256 cannot speak"):
+        ingot.download("hf://me/gpt", place, storage_options=NEAR, expected_sha256="ab" * 32)
+    with pytest.raises(ingot.OptionError, match="expected a directory"):
+        ingot.download("hf://me/gpt", place / "new", storage_options=NEAR)
+    assert hub.cdn.requests == []
+
+
+def test_a_repository_of_neither_is_said_to_be(hub: Hub, place: Path) -> None:
+    del hub.commits[OLD][INDEX]
+    with pytest.raises(FileNotFoundError, match=f"nor is there a file {INDEX}") as caught:
+        ingot.download("hf://me/gpt", place, storage_options=NEAR)
+    assert caught.value.filename == "hf://me/gpt"
+    assert files_in(place) == {}
+
+
+def test_what_is_kept_is_of_one_commit(hub: Hub, place: Path) -> None:
+    def push(name: str) -> None:
+        if name == NAMES[0]:
+            hub.main = NEW
+
+    hub.asked = push
+    ingot.download("hf://me/gpt", place, storage_options=NEAR)
+    assert files_in(place) == checkpoint(0)
+
+
+def broken_off(hub: Hub, place: Path) -> None:
+    """Fetch all but the last shard, and break off."""
+    total = sum(len(data) for data in checkpoint().values())
+
+    def progress(done: int, _: int) -> None:
+        if done >= total - len(checkpoint()[NAMES[2]]):
+            raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError):
+        ingot.download("hf://me/gpt", place, storage_options=NEAR, threads=1, progress=progress)
+    assert not any((place / name).exists() for name in checkpoint())
+
+
+def test_what_is_the_same_in_another_commit_is_gone_on_with(hub: Hub, place: Path) -> None:
+    hub.commits[NEW] = {**checkpoint(1), NAMES[0]: checkpoint(0)[NAMES[0]]}
+    broken_off(hub, place)
+    hub.main = NEW
+    done = ingot.download("hf://me/gpt", place, storage_options=NEAR)
+    assert files_in(place) == hub.commits[NEW]
+    assert [file.fetched == 0 for file in done.files] == [True, False, False, False]
+
+
+def test_a_shard_that_is_not_what_the_hub_says_is_not_kept(hub: Hub, place: Path) -> None:
+    hub.claims[NAMES[1]] = "ab" * 32
+    with pytest.raises(ingot.IntegrityError) as caught:
+        ingot.download("hf://me/gpt", place, storage_options=NEAR)
+    assert caught.value.path == f"hf://me/gpt@{OLD}/{NAMES[1]}"
+    assert (caught.value.expected, caught.value.found) == ("ab" * 32, sha256(checkpoint()[NAMES[1]]))
+    assert sorted(files_in(place)) == sorted(
+        [f".{NAMES[0]}.ingot-part", "more/." + NAMES[2].removeprefix("more/") + ".ingot-part"]
+    )
+    hub.claims.clear()
+    done = ingot.download("hf://me/gpt", place, storage_options=NEAR)
+    assert files_in(place) == checkpoint()
+    assert [file.fetched == 0 for file in done.files] == [True, False, True, False]
+
+
+def test_what_the_cache_has_is_copied(hub: Hub, tmp_path: Path, place: Path) -> None:
+    fill_the_cache(tmp_path)
+    done = ingot.download(f"hf://me/gpt@{OLD}", place, storage_options=NEAR)
+    assert files_in(place) == checkpoint()
+    assert not any((place / name).is_symlink() for name in checkpoint())
+    assert (done.fetched, hub.hub.requests) == (0, [])
+
+
+def test_what_the_cache_lacks_is_fetched(hub: Hub, tmp_path: Path, place: Path) -> None:
+    fill_the_cache(tmp_path, without=NAMES[1])
+    done = ingot.download(f"hf://me/gpt@{OLD}", place, storage_options=NEAR)
+    assert files_in(place) == checkpoint()
+    assert done.fetched == len(checkpoint()[NAMES[1]])
+
+
+def test_offline_a_model_comes_from_the_cache_or_not_at_all(
+    hub: Hub, tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    fill_the_cache(tmp_path)
+    ingot.download("hf://me/gpt", place)
+    assert files_in(place) == checkpoint()
+    (tmp_path / "hub/models--me--gpt/snapshots" / OLD / NAMES[1]).unlink()
+    with pytest.raises(FileNotFoundError, match=NAMES[1]):
+        ingot.download("hf://me/gpt", f"{place}/again/")
+    assert not (place / "again").exists()
     assert hub.hub.requests == []

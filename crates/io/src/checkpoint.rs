@@ -21,6 +21,8 @@ pub use fault::CheckpointFault;
 pub(crate) use index_file::index_of;
 pub use index_file::read_index;
 pub use origins::Origins;
+#[cfg(all(unix, feature = "remote"))]
+pub(crate) use parallel::in_parallel;
 pub(crate) use shards::Shards;
 
 use crate::archive::{Archive, OpenOptions, Tensor, nearest};

@@ -63,7 +63,7 @@ pub use read::{read_tensors, warm_tensors};
 pub use rearrange::{Pick, assemble};
 pub use region::Region;
 #[cfg(all(unix, feature = "remote"))]
-pub use remote::{DownloadOptions, Downloaded, download};
+pub use remote::{DownloadOptions, Downloaded, download, planned_download};
 #[cfg(feature = "remote")]
 pub use remote::{
     Fault, REMOTE_HEADER_NBYTES, RemoteOptions, Secret, Token, fetch_beside, hash_url, hub_headers, is_url,

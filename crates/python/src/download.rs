@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
 
-use ingot_io::{DownloadOptions, Existing};
+use ingot_io::{DownloadOptions, Downloaded, Existing};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -14,7 +14,10 @@ use crate::serialize::save_options;
 use crate::watch::Signals;
 
 /// Path, size, bytes that were fetched, SHA-256 if that was compared.
-type Downloaded = (OsString, u64, u64, Option<String>);
+type One = (OsString, u64, u64, Option<String>);
+
+/// The same, and of a model of many files each of them.
+type Fetched = (One, Vec<One>);
 
 /// Fetches what is behind a URL. See `_native.pyi`.
 #[pyfunction]
@@ -30,26 +33,61 @@ pub(crate) fn download(
     durable: bool,
     threads: Option<NonZeroUsize>,
     progress: Option<Bound<'_, PyAny>>,
-) -> PyResult<Downloaded> {
+) -> PyResult<Fetched> {
     let path = file_path(path)?;
     let options = remote_options(storage_options)?;
     let how = DownloadOptions {
         threads,
-        existing: if overwrite {
-            Existing::Replace
-        } else {
-            Existing::Refuse
-        },
+        existing: existing(overwrite),
         durable: save_options(durable, true, false).durable,
         sha256: expected_sha256.map(|hex| sha256(py, hex)).transpose()?,
     };
-    let done = Signals::telling(progress).run(py, |signals| {
+    let mut done = Signals::telling(progress).run(py, |signals| {
         ingot_io::download(url, &path, &options, &how, signals)
     })?;
-    Ok((
+    let files = std::mem::take(&mut done.files).into_iter().map(one).collect();
+    Ok((one(done), files))
+}
+
+/// The files that `download` would make. See `_native.pyi`.
+#[pyfunction]
+#[pyo3(signature = (url, path, *, storage_options, expected_sha256, overwrite))]
+pub(crate) fn planned_download(
+    py: Python<'_>,
+    url: &str,
+    path: &Bound<'_, PyAny>,
+    storage_options: Option<&Bound<'_, PyDict>>,
+    expected_sha256: Option<&str>,
+    overwrite: bool,
+) -> PyResult<Vec<(OsString, u64)>> {
+    let path = file_path(path)?;
+    let options = remote_options(storage_options)?;
+    let how = DownloadOptions {
+        existing: existing(overwrite),
+        sha256: expected_sha256.map(|hex| sha256(py, hex)).transpose()?,
+        ..DownloadOptions::default()
+    };
+    let files = Signals::default().run(py, |signals| {
+        ingot_io::planned_download(url, &path, &options, &how, signals)
+    })?;
+    Ok(files
+        .into_iter()
+        .map(|(path, nbytes)| (path.into_os_string(), nbytes))
+        .collect())
+}
+
+fn existing(overwrite: bool) -> Existing {
+    match overwrite {
+        true => Existing::Replace,
+        false => Existing::Refuse,
+    }
+}
+
+fn one(done: Downloaded) -> One {
+    (
         done.path.into_os_string(),
         done.nbytes,
         done.fetched_nbytes,
         done.sha256.map(|digest| digest.to_string()),
-    ))
+    )
 }

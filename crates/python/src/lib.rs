@@ -33,7 +33,7 @@ mod _native {
     use crate::documents::{fetch_beside, hub_headers, url_file_name};
     #[cfg(unix)]
     #[pymodule_export]
-    use crate::download::download;
+    use crate::download::{download, planned_download};
     #[pymodule_export]
     use crate::edit::{Sources, replace_tensor, update_metadata};
     #[pymodule_export]

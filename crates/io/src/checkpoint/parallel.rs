@@ -24,7 +24,7 @@ pub(super) fn of_directory() -> Reading {
 /// # Errors
 /// That of the first number, in their order, which fails; what was not begun by then is dropped. That `watch` wants no
 /// more.
-pub(super) fn in_parallel<T: Send + Sync>(
+pub(crate) fn in_parallel<T: Send + Sync>(
     reading: Reading,
     numbers: &[usize],
     work: impl Fn(usize) -> Result<T, Error> + Sync,

@@ -28,7 +28,7 @@ use crate::workers::{share, unwanted, watched};
 
 /// Bytes that the first request for an index asks for. All of it is wanted, so that only the largest, of some 150,000
 /// tensors, need a second one.
-const INDEX_START_NBYTES: u64 = 16 << 20;
+pub(super) const INDEX_START_NBYTES: u64 = 16 << 20;
 
 impl Checkpoint {
     /// Opens what is behind a URL: a file of tensors, or the shards of an index, which lie beside it. No tensor is read.
@@ -300,7 +300,7 @@ impl Door {
 }
 
 /// The file in the Hub's cache, as of the commit that a server gave it as.
-fn cached_at(remote: &Remote, commit: Option<&str>) -> Option<PathBuf> {
+pub(super) fn cached_at(remote: &Remote, commit: Option<&str>) -> Option<PathBuf> {
     remote.hub.as_ref()?.cached_at(commit?, &variable)
 }
 

@@ -86,16 +86,31 @@ impl Journal {
         [&MAGIC, self.version.as_bytes()].concat()
     }
 
+    /// Bytes of the notes.
+    pub(super) fn notes_nbytes(&self) -> usize {
+        to_usize(self.nbytes() - self.file_nbytes).unwrap_or(usize::MAX)
+    }
+
+    /// The notes of a file whose parts have these hashes.
+    pub(super) fn notes(&self, records: &[Record]) -> Vec<u8> {
+        [&*self.head(), records.as_flattened()].concat()
+    }
+
+    /// The hashes that `notes` hold of this version of this file; `None` where they are of another.
+    pub(super) fn records_in(&self, notes: &[u8]) -> Option<Vec<Record>> {
+        let records = notes.strip_prefix(&*self.head())?;
+        Some(records.as_chunks().0.to_vec())
+    }
+
     /// The hashes that `file` holds of this version of this file; `None` where it holds none.
     pub(super) fn records(&self, file: &File) -> Option<Vec<Record>> {
-        let mut notes = vec![0; to_usize(self.nbytes() - self.file_nbytes)?];
         if file.metadata().ok()?.len() != self.nbytes() {
             return None;
         }
+        let mut notes = vec![0; self.notes_nbytes()];
         let range = FileRange::new(file, self.file_nbytes, to_u64(notes.len()));
         range.read(0, &mut notes).ok()?;
-        let records = notes.strip_prefix(&*self.head())?;
-        Some(records.as_chunks().0.to_vec())
+        self.records_in(&notes)
     }
 }
 

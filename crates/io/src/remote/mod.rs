@@ -47,7 +47,7 @@ use ingot_format::Limits;
 pub use self::digest::{hash_url, read_url};
 pub use self::document::{fetch_beside, url_file_name};
 #[cfg(unix)]
-pub use self::download::{DownloadOptions, Downloaded, download};
+pub use self::download::{DownloadOptions, Downloaded, download, planned_download};
 pub use self::fault::Fault;
 pub use self::headers::hub_headers;
 pub use self::options::{RemoteOptions, Secret, Token};

@@ -22,6 +22,10 @@ use crate::source::Source;
 /// doubling would cost one more, which is what asking for the rest costs where there is one.
 pub(crate) const START_NBYTES: u64 = 128 << 10;
 
+/// The same where many files are asked for, and only for their size and version.
+#[cfg(unix)]
+const SHORT_START_NBYTES: u64 = 4 << 10;
+
 /// A server that gives no parts may give a whole file of up to this size: no more than one part would have. Where more
 /// than this is asked for, it may give as much.
 const WHOLE_NBYTES: u64 = 8 << 20;
@@ -49,20 +53,31 @@ pub(crate) struct RemoteSource {
 impl RemoteSource {
     /// Asks for the start of a file.
     pub(crate) fn begin(target: Target, start_nbytes: u64) -> Result<RemoteSource, Fault> {
-        RemoteSource::begun(target, start_nbytes, WHOLE_NBYTES)
+        RemoteSource::begun(target, start_nbytes, WHOLE_NBYTES, WHOLE_NBYTES)
     }
 
     /// The same, also of a server that gives no parts.
     #[cfg(unix)]
     pub(crate) fn of_whole(target: Target) -> Result<RemoteSource, Fault> {
-        RemoteSource::begun(target, START_NBYTES, u64::MAX)
+        RemoteSource::begun(target, START_NBYTES, WHOLE_NBYTES, u64::MAX)
     }
 
-    /// Of a server that gives no parts, files of up to `whole_nbytes` are taken.
-    fn begun(target: Target, start_nbytes: u64, whole_nbytes: u64) -> Result<RemoteSource, Fault> {
+    /// The same, of one file of many, so that little of each is kept.
+    #[cfg(unix)]
+    pub(crate) fn of_many(target: Target) -> Result<RemoteSource, Fault> {
+        RemoteSource::begun(target, SHORT_START_NBYTES, SHORT_START_NBYTES, u64::MAX)
+    }
+
+    /// Of a server that gives no parts, files of up to `whole_nbytes` are taken, and those of up to `held_nbytes` at once.
+    fn begun(
+        target: Target,
+        start_nbytes: u64,
+        held_nbytes: u64,
+        whole_nbytes: u64,
+    ) -> Result<RemoteSource, Fault> {
         let mut tries = Tries::new(&target.client().options);
         let Begun { pin, start, is_whole } = loop {
-            match begin(&target, start_nbytes, whole_nbytes, tries.deadline) {
+            match begin(&target, start_nbytes, held_nbytes, whole_nbytes, tries.deadline) {
                 Ok(begun) => break begun,
                 Err(fault) => tries.after(fault)?,
             }
@@ -117,12 +132,6 @@ impl RemoteSource {
         self.is_whole
     }
 
-    /// The bytes of a range, for whoever keeps them.
-    #[cfg(unix)]
-    pub(crate) fn part(&self, range: Range<u64>) -> impl Read {
-        self.reader(range)
-    }
-
     /// All of its bytes, as they come.
     pub(crate) fn all(&self) -> impl Read {
         self.reader(0..self.pin.nbytes)
@@ -165,7 +174,13 @@ struct Begun {
 }
 
 /// Asks for the first bytes.
-fn begin(target: &Target, nbytes: u64, whole_nbytes: u64, deadline: Instant) -> Result<Begun, Fault> {
+fn begin(
+    target: &Target,
+    nbytes: u64,
+    held_nbytes: u64,
+    whole_nbytes: u64,
+    deadline: Instant,
+) -> Result<Begun, Fault> {
     let asked = 0..nbytes;
     let (mut response, expected, pin) = match target.ask(&asked, None, deadline)? {
         Answer::Nothing => return Ok(Begun::default()),
@@ -174,7 +189,7 @@ fn begin(target: &Target, nbytes: u64, whole_nbytes: u64, deadline: Instant) -> 
             nbytes: Some(nbytes),
             pin,
             ..
-        } if nbytes > WHOLE_NBYTES && nbytes <= whole_nbytes => {
+        } if nbytes > held_nbytes && nbytes <= whole_nbytes => {
             return Ok(Begun {
                 pin,
                 start: Vec::new(),
@@ -192,18 +207,18 @@ fn begin(target: &Target, nbytes: u64, whole_nbytes: u64, deadline: Instant) -> 
         asked: asked.clone(),
         nbytes,
     };
-    let whole_nbytes = WHOLE_NBYTES.max(nbytes);
+    let held_nbytes = held_nbytes.max(nbytes);
     let most = match expected {
-        Some(nbytes) if nbytes > whole_nbytes => return Err(ignored(Some(nbytes)).into()),
+        Some(nbytes) if nbytes > held_nbytes => return Err(ignored(Some(nbytes)).into()),
         Some(nbytes) => nbytes,
-        None => whole_nbytes + 1,
+        None => held_nbytes + 1,
     };
     let most = to_usize(most).unwrap_or(usize::MAX);
     let start = response.read_some(most, &mut target.pace(deadline))?;
     let found = to_u64(start.len());
     match expected {
         Some(expected) if found < expected => return Err(FaultKind::Short { expected, found }.into()),
-        None if found > whole_nbytes => return Err(ignored(None).into()),
+        None if found > held_nbytes => return Err(ignored(None).into()),
         // A body that ends with its connection may have been cut off: whether it was, its header will tell.
         None => {
             let pin = pin.of(found);

@@ -78,8 +78,26 @@ impl Partial {
         })
     }
 
+    /// What was left for `path`, as whoever does not fill it may see it.
+    pub(crate) fn left(path: &Path, watch: &dyn Watch) -> Option<File> {
+        let place = find(path, watch).ok()?;
+        let name = temp::partial_name(&place.name);
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let opened = retry_on_intr(|| fs::openat(&place.directory, &*name, flags, Mode::empty()));
+        opened.ok().map(File::from)
+    }
+
     pub(crate) fn file(&self) -> &File {
         &self.file
+    }
+
+    /// Sends what it holds to the disk, which may take long.
+    pub(crate) fn flush(&self, durable: Durability, watch: &dyn Watch) -> Result<(), Error> {
+        let flushed = match durable {
+            Durability::Durable => flush(&self.file, watch),
+            Durability::Fast => Ok(()),
+        };
+        flushed.map_err(|stop| explain(&self.path, self.nbytes, stop))
     }
 
     /// Throws away what it holds, and makes room for `nbytes`.
@@ -165,7 +183,8 @@ impl Partial {
     }
 }
 
-fn is_there(path: &Path) -> Error {
+/// That something has the name, which is not to be replaced.
+pub(crate) fn is_there(path: &Path) -> Error {
     Error::Open {
         path: path.to_owned(),
         source: Errno::EXIST.into(),

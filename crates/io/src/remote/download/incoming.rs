@@ -1,0 +1,314 @@
+//! Files on their way: parts of all of them come at once, each into the file that gets its name in the end.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ingot_format::{to_u64, to_usize};
+
+use super::origin::Origin;
+use super::{DownloadOptions, Downloaded, compare};
+use crate::archive::check_unchanged;
+use crate::error::Error;
+use crate::execute::{ReadOptions, Reading};
+use crate::failure::{Failure, read_exactly};
+use crate::hash::{Algorithm, Hasher};
+use crate::payload::FileRange;
+use crate::remote::follow::Follow;
+use crate::remote::journal::{Journal, RECORD, Record};
+use crate::save::partial::{Partial, is_there};
+use crate::source::Source;
+use crate::stream::Stream;
+use crate::watch::Watch;
+use crate::workers::share;
+
+/// Bytes that are written at once.
+const WRITE_NBYTES: u64 = 1 << 20;
+
+/// A file that is being fetched.
+pub(super) struct Incoming {
+    origin: Origin,
+    path: PathBuf,
+    journal: Journal,
+    /// The hashes that its parts have, as far as they were there when this began.
+    records: Vec<Record>,
+    landing: Landing,
+    fetched: AtomicU64,
+}
+
+enum Landing {
+    /// It has no name yet.
+    Partial(Box<Partial>),
+    /// An earlier call has given it its name.
+    Named(File),
+}
+
+/// Fetches what is missing of all these files.
+pub(super) fn fetch(files: &[Incoming], how: &DownloadOptions, watch: &dyn Watch) -> Result<(), Error> {
+    let parts = |(file, incoming): (usize, &Incoming)| {
+        let numbers = 0..incoming.journal.count();
+        numbers.map(move |number| (file, number)).collect::<Vec<_>>()
+    };
+    let tasks = files.iter().enumerate().flat_map(parts).collect();
+    let spans: Vec<(&dyn Source, Range<u64>)> = files
+        .iter()
+        .map(|file| (&*file.origin.source, 0..file.nbytes()))
+        .collect();
+    let total = sum(files.iter().map(Incoming::nbytes));
+    let reading = Reading::of(total, &spans, &ReadOptions { threads: how.threads });
+    let follows: Vec<Option<Follow<'_>>> = files.iter().map(Incoming::follow).collect();
+    let work = |(file, number): (usize, usize)| files[file].part(number, follows[file].as_ref());
+    share(reading, tasks, total, work, watch)?;
+    // Of all: what one of them has to be is asked whatever the others are.
+    let compared = files
+        .iter()
+        .zip(follows)
+        .map(|(file, follow)| file.compare(follow));
+    compared.collect::<Vec<_>>().into_iter().collect()
+}
+
+impl Incoming {
+    /// Goes on with what was left at `path`, or begins anew.
+    pub(super) fn open(
+        origin: Origin,
+        path: PathBuf,
+        how: &DownloadOptions,
+        watch: &dyn Watch,
+    ) -> Result<Incoming, Error> {
+        let mut partial = Partial::open(&path, how.existing, watch)?;
+        let journal = origin.journal();
+        let left = match origin.version {
+            Some(_) => journal.records(partial.file()),
+            None => None,
+        };
+        let begun = match &left {
+            Some(_) => Ok(()),
+            // Fails where the server claims more than there is room for, before anything is made of that.
+            None => partial
+                .begin_anew(journal.nbytes(), watch)
+                .and_then(|()| partial.write(&journal.head(), origin.source.nbytes())),
+        };
+        if let Err(error) = begun {
+            partial.discard();
+            return Err(error);
+        }
+        let records = left.unwrap_or_else(|| vec![Record::default(); journal.count()]);
+        Ok(Incoming {
+            origin,
+            path,
+            journal,
+            records,
+            landing: Landing::Partial(Box::new(partial)),
+            fetched: AtomicU64::new(0),
+        })
+    }
+
+    /// What has its name already, if its parts have these hashes, as is found out when it is fetched.
+    pub(super) fn named(origin: Origin, path: PathBuf, records: Vec<Record>) -> Result<Incoming, Error> {
+        let open = || -> io::Result<Option<File>> {
+            let file = File::open(&path)?;
+            Ok((file.metadata()?.len() == origin.source.nbytes()).then_some(file))
+        };
+        let opened = open().map_err(|source| Error::Open {
+            path: path.clone(),
+            source,
+        });
+        let Some(file) = opened? else {
+            return Err(is_there(&path));
+        };
+        Ok(Incoming {
+            journal: origin.journal(),
+            origin,
+            path,
+            records,
+            landing: Landing::Named(file),
+            fetched: AtomicU64::new(0),
+        })
+    }
+
+    fn nbytes(&self) -> u64 {
+        self.origin.source.nbytes()
+    }
+
+    fn follow(&self) -> Option<Follow<'_>> {
+        match &self.landing {
+            Landing::Partial(partial) if self.origin.sha256.is_some() => {
+                Some(Follow::new(partial.file(), &self.journal))
+            }
+            _ => None,
+        }
+    }
+
+    /// Sees that a part is there.
+    fn part(&self, number: usize, follow: Option<&Follow<'_>>) -> Result<usize, Error> {
+        let part = self.journal.part(number);
+        let noted = &self.records[number];
+        match &self.landing {
+            Landing::Named(file) if !has_hash(file, &part, noted) => return Err(is_there(&self.path)),
+            Landing::Partial(partial) if !has_hash(partial.file(), &part, noted) => {
+                let record = self.fetch(partial, &part)?;
+                partial.write(&record, self.journal.position(number))?;
+            }
+            _ => {}
+        }
+        if let Some(follow) = follow {
+            follow
+                .came(number)
+                .map_err(|fault| unread(&part, fault).about(Some(&self.origin.shown), None))?;
+        }
+        Ok(size(&part))
+    }
+
+    /// Fetches a part; gives the hash of its bytes. Where a server gives no parts, what breaks off begins anew.
+    fn fetch(&self, partial: &Partial, part: &Range<u64>) -> Result<Record, Error> {
+        let mut left = self.origin.retries;
+        loop {
+            match self.try_fetch(partial, part) {
+                Err(error) if left > 0 && error.code() == "range-ignored" => left -= 1,
+                outcome => return outcome,
+            }
+        }
+    }
+
+    fn try_fetch(&self, partial: &Partial, part: &Range<u64>) -> Result<Record, Error> {
+        let source = &*self.origin.source;
+        let mut stream = Stream::new(source, part.clone());
+        let mut hasher = Hasher::new(Algorithm::Xxh3Wide);
+        let mut buffer = Vec::new();
+        let mut at = part.start;
+        while at < part.end {
+            buffer.resize(size(&(at..part.end.min(at + WRITE_NBYTES))), 0);
+            let came = match &mut stream {
+                Some(stream) => stream.fill(at, &mut buffer),
+                None => read_exactly(source, at, &mut buffer),
+            };
+            came.map_err(|failure| self.explain(failure))?;
+            hasher.update(&buffer);
+            partial.write(&buffer, at)?;
+            at += to_u64(buffer.len());
+            if self.origin.is_remote {
+                self.fetched.fetch_add(to_u64(buffer.len()), Ordering::Relaxed);
+            }
+        }
+        Ok(record(hasher))
+    }
+
+    fn explain(&self, failure: Failure) -> Error {
+        match check_unchanged(&*self.origin.source, Some(&self.origin.shown)) {
+            Err(changed) => changed,
+            Ok(()) => failure.about(Some(&self.origin.shown), None),
+        }
+    }
+
+    /// Holds it against the SHA-256 that it has to have. Wrong bytes are not kept: they would be found to be there again
+    /// and again.
+    fn compare(&self, follow: Option<Follow<'_>>) -> Result<(), Error> {
+        let (Some(expected), Some(follow)) = (self.origin.sha256, follow) else {
+            return Ok(());
+        };
+        compare(&self.origin.shown, expected, follow.finish()).inspect_err(|_| {
+            if let Landing::Partial(partial) = &self.landing {
+                partial.discard();
+            }
+        })
+    }
+
+    /// Throws away what the next call could not go on with.
+    pub(super) fn abandon(&self) {
+        if let Landing::Partial(partial) = &self.landing
+            && !self.can_go_on(partial)
+        {
+            partial.discard();
+        }
+    }
+
+    /// Whether the next call would find a part of it.
+    fn can_go_on(&self, partial: &Partial) -> bool {
+        let is_any = |records: Vec<Record>| records.iter().any(|record| *record != Record::default());
+        self.origin.version.is_some() && self.journal.records(partial.file()).is_some_and(is_any)
+    }
+
+    /// What tells the next call that it is this version of this file, once it is whole: nothing, where nothing does.
+    pub(super) fn notes(&self) -> Vec<u8> {
+        let records = match &self.landing {
+            Landing::Named(_) => Some(self.records.clone()),
+            Landing::Partial(partial) => self.journal.records(partial.file()),
+        };
+        match (&self.origin.version, records) {
+            (Some(_), Some(records)) => self.journal.notes(&records),
+            _ => vec![0; self.journal.notes_nbytes()],
+        }
+    }
+
+    /// Has the disk hold it, which may take long, before it gets its name.
+    pub(super) fn flush(&self, how: &DownloadOptions, watch: &dyn Watch) -> Result<(), Error> {
+        match &self.landing {
+            Landing::Partial(partial) => partial.flush(how.durable, watch),
+            Landing::Named(_) => Ok(()),
+        }
+    }
+
+    /// Gives it its name.
+    pub(super) fn publish(&self, how: &DownloadOptions, watch: &dyn Watch) -> Result<(), Error> {
+        match &self.landing {
+            Landing::Partial(partial) => partial.publish(self.nbytes(), how.existing, how.durable, watch),
+            Landing::Named(_) => Ok(()),
+        }
+    }
+
+    pub(super) fn into_downloaded(self) -> Downloaded {
+        Downloaded {
+            nbytes: self.nbytes(),
+            fetched_nbytes: self.fetched.into_inner(),
+            sha256: self.origin.sha256,
+            path: self.path,
+            files: Vec::new(),
+        }
+    }
+}
+
+/// All of them together. Servers may claim anything.
+pub(super) fn sum(sizes: impl Iterator<Item = u64>) -> u64 {
+    sizes.fold(0, u64::saturating_add)
+}
+
+/// Whether the bytes of a part have the hash that was noted of them.
+fn has_hash(file: &File, part: &Range<u64>, noted: &Record) -> bool {
+    if *noted == Record::default() {
+        return false;
+    }
+    let range = FileRange::new(file, part.start, part.end - part.start);
+    let mut hasher = Hasher::new(Algorithm::Xxh3Wide);
+    let mut buffer = Vec::new();
+    let mut at = 0;
+    while at < part.end - part.start {
+        buffer.resize(size(&(at..(part.end - part.start).min(at + WRITE_NBYTES))), 0);
+        if range.read(at, &mut buffer).is_err() {
+            return false;
+        }
+        hasher.update(&buffer);
+        at += to_u64(buffer.len());
+    }
+    record(hasher) == *noted
+}
+
+fn record(hasher: Hasher) -> Record {
+    let mut record = [0; RECORD];
+    record.copy_from_slice(&hasher.finish().as_bytes()[..RECORD]);
+    record
+}
+
+fn unread(part: &Range<u64>, fault: io::Error) -> Failure {
+    Failure::Read {
+        position: part.start,
+        expected: size(part),
+        found: 0,
+        source: Some(fault),
+    }
+}
+
+fn size(range: &Range<u64>) -> usize {
+    to_usize(range.end - range.start).unwrap_or(usize::MAX)
+}

@@ -1,0 +1,194 @@
+//! Fetching a model of many files: the shards come together, get their names one by one, and the index gets its name
+//! last, so that there is never one which names what is not there.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use ingot_format::to_u64;
+
+use super::incoming::{Incoming, fetch, sum};
+use super::ledger::Ledger;
+use super::origin::Origin;
+use super::wanted::Model;
+use super::{DownloadOptions, Downloaded, check_existing, make_folder};
+use crate::error::Error;
+use crate::remote::journal::Record;
+use crate::remote::options::RemoteOptions;
+use crate::save::Durability;
+use crate::save::partial::{Existing, Partial, is_there};
+use crate::watch::{After, Unwatched, Watch};
+
+/// A model of which it is known that it can be fetched to where it is wanted.
+pub(super) struct Ready {
+    model: Model,
+    /// Where the index goes.
+    path: PathBuf,
+    shards: Vec<Shard>,
+}
+
+struct Shard {
+    origin: Origin,
+    path: PathBuf,
+    /// The hashes of its parts, where an earlier call has given it its name.
+    records: Option<Vec<Record>>,
+}
+
+impl Ready {
+    /// Looks at everything that can be refused, and writes nothing.
+    pub(super) fn new(
+        model: Model,
+        folder: &Path,
+        name: &str,
+        options: &RemoteOptions,
+        how: &DownloadOptions,
+        watch: &dyn Watch,
+    ) -> Result<Ready, Error> {
+        let path = folder.join(name);
+        check_existing(&path, how)?;
+        let refuses = how.existing == Existing::Refuse;
+        let ledger = match refuses {
+            true => Ledger::left(&path, &model.bytes, watch),
+            false => None,
+        };
+        let paths: Vec<PathBuf> = model.shards.iter().map(|shard| folder.join(shard)).collect();
+        let is_named: Vec<bool> = paths.iter().map(|path| refuses && path.exists()).collect();
+        if let (Some(number), None) = (is_named.iter().position(|&is_named| is_named), &ledger) {
+            return Err(is_there(&paths[number]));
+        }
+        let origins = model.origins(how.threads, options, watch)?;
+        let journals: Vec<_> = origins.iter().map(Origin::journal).collect();
+        let known = match &ledger {
+            Some(ledger) => ledger.records(&journals),
+            None => journals.iter().map(|_| None).collect(),
+        };
+        let mut shards = Vec::with_capacity(paths.len());
+        for (((origin, path), is_named), known) in origins.into_iter().zip(paths).zip(is_named).zip(known) {
+            let records = match (is_named, known) {
+                (true, Some(records)) if origin.version.is_some() => Some(records),
+                (true, _) => return Err(is_there(&path)),
+                (false, _) => None,
+            };
+            shards.push(Shard {
+                origin,
+                path,
+                records,
+            });
+        }
+        Ok(Ready { model, path, shards })
+    }
+
+    /// Each file with its size, the index last.
+    pub(super) fn sizes(&self) -> Vec<(PathBuf, u64)> {
+        let shards = self.shards.iter();
+        let shards = shards.map(|shard| (shard.path.clone(), shard.origin.source.nbytes()));
+        shards.chain([(self.path.clone(), self.index_nbytes())]).collect()
+    }
+
+    fn index_nbytes(&self) -> u64 {
+        to_u64(self.model.bytes.len())
+    }
+
+    pub(super) fn fetch(self, how: &DownloadOptions, watch: &dyn Watch) -> Result<Downloaded, Error> {
+        let nbytes = sum(self.sizes().into_iter().map(|(_, nbytes)| nbytes));
+        let index_nbytes = self.index_nbytes();
+        self.make_folders()?;
+        let Ready { model, path, shards } = self;
+        // Whoever has it fetches the model: nobody else does at the same time.
+        let mut index = Partial::open(&path, how.existing, watch)?;
+        let mut files = Vec::with_capacity(shards.len());
+        let outcome = (|| {
+            for shard in shards {
+                files.push(shard.open(how, watch)?);
+            }
+            let after = After {
+                watch,
+                before: index_nbytes,
+                total: nbytes,
+            };
+            fetch(&files, how, &after)?;
+            files.iter().try_for_each(|file| file.flush(how, watch))?;
+            publish(&model, &path, &mut index, &files, how)
+        })();
+        if let Err(error) = outcome {
+            files.iter().for_each(Incoming::abandon);
+            let is_empty = index.file().metadata().is_ok_and(|metadata| metadata.len() == 0);
+            if is_empty {
+                index.discard();
+            }
+            return Err(error);
+        }
+        let mut files: Vec<Downloaded> = files.into_iter().map(Incoming::into_downloaded).collect();
+        files.push(Downloaded {
+            path: path.clone(),
+            nbytes: index_nbytes,
+            fetched_nbytes: if model.is_remote { index_nbytes } else { 0 },
+            sha256: model.sha256,
+            files: Vec::new(),
+        });
+        Ok(Downloaded {
+            path,
+            nbytes,
+            fetched_nbytes: sum(files.iter().map(|file| file.fetched_nbytes)),
+            sha256: None,
+            files,
+        })
+    }
+
+    fn make_folders(&self) -> Result<(), Error> {
+        let paths = self.shards.iter().map(|shard| &shard.path).chain([&self.path]);
+        let mut folders: Vec<&Path> = paths.filter_map(|path| path.parent()).collect();
+        folders.dedup();
+        folders.into_iter().try_for_each(make_folder)
+    }
+}
+
+impl Shard {
+    fn open(self, how: &DownloadOptions, watch: &dyn Watch) -> Result<Incoming, Error> {
+        match self.records {
+            Some(records) => Incoming::named(self.origin, self.path, records),
+            None => Incoming::open(self.origin, self.path, how, watch),
+        }
+    }
+}
+
+/// Gives all files their names, the index last. All bytes are on the disk, so this takes no time that would have to be
+/// watched.
+fn publish(
+    model: &Model,
+    path: &Path,
+    index: &mut Partial,
+    shards: &[Incoming],
+    how: &DownloadOptions,
+) -> Result<(), Error> {
+    Ledger::write(index, &model.bytes, shards, &Unwatched)?;
+    index.flush(how.durable, &Unwatched)?;
+    if how.existing == Existing::Replace {
+        // The old one would name files of two versions.
+        remove(path, how.durable)?;
+    }
+    shards
+        .iter()
+        .try_for_each(|shard| shard.publish(how, &Unwatched))?;
+    index.publish(to_u64(model.bytes.len()), how.existing, how.durable, &Unwatched)
+}
+
+/// Takes an old index away.
+fn remove(path: &Path, durable: Durability) -> Result<(), Error> {
+    let removed = || {
+        let path = fs::canonicalize(path)?;
+        fs::remove_file(&path)?;
+        match (durable, path.parent()) {
+            (Durability::Durable, Some(folder)) => fs::File::open(folder)?.sync_all(),
+            _ => Ok(()),
+        }
+    };
+    match removed() {
+        Err(source) if source.kind() != std::io::ErrorKind::NotFound => Err(Error::Write {
+            path: path.to_owned(),
+            step: "remove the old index",
+            nbytes: 0,
+            source,
+        }),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,401 @@
+"""Models of many files that are kept: their shards come together, and no index names what is not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote
+
+import numpy as np
+import pytest
+
+import ingot
+import ingot.numpy
+
+from .servers import Answer, Handler, Request, Server, serving
+from .shards import INDEX, NAMES, checkpoint, folder, same
+
+FILES = checkpoint()
+TOTAL = sum(map(len, FILES.values()))
+QUICK = {"retries": 0, "stall_timeout": 5}
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving(folder(FILES)) as server:
+        yield server
+
+
+def asked(server: Server) -> list[str]:
+    return [unquote(request.path.partition("?")[0]).removeprefix("/model/") for request in server.requests]
+
+
+def files_in(place: Path) -> dict[str, bytes]:
+    """All files below a directory, hidden ones too."""
+    return {
+        os.path.relpath(os.path.join(root, name), place): Path(root, name).read_bytes()
+        for root, _, names in os.walk(place)
+        for name in names
+    }
+
+
+def test_an_index_brings_all_files_that_it_names(server: Server, tmp_path: Path) -> None:
+    done = ingot.download(server.url(f"/model/{INDEX}"), tmp_path)
+    assert files_in(tmp_path) == FILES
+    assert same(ingot.numpy.load_file(tmp_path))
+    assert (done.path, done.nbytes, done.fetched, done.sha256) == (str(tmp_path / INDEX), TOTAL, TOTAL, None)
+    assert done == (done.path, TOTAL, TOTAL, None)
+    assert [file.path for file in done.files] == [str(tmp_path / name) for name in [*NAMES, INDEX]]
+    assert [file.nbytes for file in done.files] == [len(FILES[name]) for name in [*NAMES, INDEX]]
+    assert pickle.loads(pickle.dumps(done)).files == done.files
+    assert all(file.files == (file,) for file in done.files)
+
+
+def test_a_directory_is_made_where_the_path_ends_in_a_slash(server: Server, tmp_path: Path) -> None:
+    place = tmp_path / "new" / "gpt"
+    ingot.download(server.url(f"/model/{INDEX}"), f"{place}/")
+    assert files_in(place) == FILES
+    ingot.download(server.url(f"/model/{NAMES[0]}"), f"{tmp_path}/one/")
+    assert files_in(tmp_path / "one") == {NAMES[0]: FILES[NAMES[0]]}
+
+
+@pytest.mark.parametrize("name", ["new", "file"])
+def test_many_files_do_not_go_where_no_directory_is(server: Server, tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_bytes(b"old")
+    with pytest.raises(ingot.OptionError, match="expected a directory"):
+        ingot.download(server.url(f"/model/{INDEX}"), tmp_path / name)
+    assert files_in(tmp_path) == {"file": b"old"}
+    assert server.requests == []
+
+
+def test_one_digest_of_many_files_is_refused(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(ingot.OptionError, match="one SHA-256 cannot speak"):
+        ingot.download(server.url(f"/model/{INDEX}"), tmp_path, expected_sha256="ab" * 32)
+    assert server.requests == []
+
+
+def test_progress_is_over_all_files(server: Server, tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    ingot.download(server.url(f"/model/{INDEX}"), tmp_path, progress=lambda *pair: told.append(pair))
+    assert told == sorted(told)
+    assert {total for _, total in told} == {TOTAL}
+    assert told[-1] == (TOTAL, TOTAL)
+
+
+def test_no_more_parts_are_under_way_than_threads(tmp_path: Path) -> None:
+    now, most = [0], [0]
+    lock = threading.Lock()
+
+    def answer(handler: Handler, request: Request) -> None:
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        try:
+            folder(FILES)(handler, request)
+        finally:
+            with lock:
+                now[0] -= 1
+
+    with serving(answer) as server:
+        ingot.download(server.url(f"/model/{INDEX}"), tmp_path, threads=1)
+    assert most == [1]
+    assert files_in(tmp_path) == FILES
+
+
+def test_a_name_says_that_a_file_is_an_index(tmp_path: Path) -> None:
+    files = {
+        "config.json": b"{}",
+        "pytorch_model.bin.index.json": b'{"weight_map": {"a": "a.bin"}}',
+        "a.bin": b"?",
+    }
+    with serving(folder(files)) as server:
+        assert ingot.download(server.url("/model/config.json"), tmp_path).nbytes == 2
+        ingot.download(server.url("/model/pytorch_model.bin.index.json"), tmp_path)
+    assert files_in(tmp_path) == files
+
+
+@pytest.mark.parametrize(
+    "name", ["../a.safetensors", "/etc/a.safetensors", "a/../../b", "~/a", "a\\b", "C:a", "", "a//b", "NUL"]
+)
+def test_x1_shards_that_lead_out_of_the_directory_are_refused(tmp_path: Path, name: str) -> None:
+    index = json.dumps({"weight_map": {"a": NAMES[0], "b": name}}).encode()
+    place = tmp_path / "place"
+    place.mkdir()
+    with serving(folder({**FILES, INDEX: index})) as server:
+        with pytest.raises(ingot.CheckpointError) as caught:
+            ingot.download(server.url(f"/model/{INDEX}"), place)
+        assert asked(server) == [INDEX]
+    assert caught.value.code == "invalid-shard-name"
+    assert files_in(tmp_path) == {}
+
+
+def test_what_is_no_index_is_refused(tmp_path: Path) -> None:
+    with serving(folder({INDEX: b"<html>"})) as server, pytest.raises(ingot.CheckpointError):
+        ingot.download(server.url(f"/model/{INDEX}"), tmp_path)
+    assert files_in(tmp_path) == {}
+
+
+@pytest.mark.parametrize("claimed", [1 << 60, (1 << 63) + 5])
+def test_a_shard_that_claims_more_than_there_is_room_for_leaves_nothing(tmp_path: Path, claimed: int) -> None:
+    def answer(handler: Handler, request: Request) -> None:
+        name = unquote(request.path).removeprefix("/model/")
+        if name == INDEX:
+            handler.part(FILES[INDEX], request)
+            return
+        begin, end = request.range
+        handler.head(206, Content_Range=f"bytes {begin}-{end - 1}/{claimed}", Content_Length=end - begin)
+        handler.body(bytes(end - begin))
+
+    with serving(answer) as server, pytest.raises(ingot.StorageError) as caught:
+        ingot.download(server.url(f"/model/{INDEX}"), tmp_path)
+    assert caught.value.path == str(tmp_path / NAMES[0])
+    assert files_in(tmp_path) == {}
+
+
+# What is there
+
+
+@pytest.mark.parametrize("name", [INDEX, *NAMES])
+def test_what_is_there_stays_unless_it_is_to_be_replaced(server: Server, tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"old")
+    with pytest.raises(FileExistsError) as caught:
+        ingot.download(server.url(f"/model/{INDEX}"), tmp_path)
+    assert caught.value.filename == str(path)
+    assert files_in(tmp_path) == {name: b"old"}
+    assert set(asked(server)) <= {INDEX}
+    ingot.download(server.url(f"/model/{INDEX}"), tmp_path, overwrite=True)
+    assert files_in(tmp_path) == FILES
+
+
+def test_a_shard_that_the_server_lacks_is_named_and_the_old_model_stays(tmp_path: Path) -> None:
+    old = checkpoint(1)
+    with serving(folder(old)) as server:
+        ingot.download(server.url(f"/model/{INDEX}"), tmp_path)
+    with serving(folder({name: data for name, data in FILES.items() if name != NAMES[1]})) as server:
+        with pytest.raises(FileNotFoundError) as caught:
+            ingot.download(server.url(f"/model/{INDEX}"), tmp_path, overwrite=True)
+        assert caught.value.filename == server.url(f"/model/{NAMES[1]}")
+    assert files_in(tmp_path) == old
+
+
+def test_a_missing_shard_leaves_nothing(tmp_path: Path) -> None:
+    files = {name: data for name, data in FILES.items() if name != NAMES[1]}
+    with serving(folder(files)) as server, pytest.raises(FileNotFoundError):
+        ingot.download(server.url(f"/model/{INDEX}"), f"{tmp_path}/new/")
+    assert list(tmp_path.iterdir()) == []
+
+
+# Going on
+
+
+def breaking(bad: str, files: dict[str, bytes] = FILES) -> Answer:
+    """A server that gives the start of the shard `bad`, which is its header, and nothing else of it."""
+    whole = folder(files)
+
+    def answer(handler: Handler, request: Request) -> None:
+        is_bad = unquote(request.path) == f"/model/{bad}" and request.range[1] > 64 << 10
+        if is_bad:
+            handler.raw(b"")
+        else:
+            whole(handler, request)
+
+    return answer
+
+
+def part_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.ingot-part")
+
+
+def broken_off(place: Path, bad: str = NAMES[2]) -> Server:
+    with serving(breaking(bad)) as server, pytest.raises(ingot.StorageError):
+        ingot.download(server.url(f"/model/{INDEX}"), place, storage_options=QUICK, threads=1)
+    assert not any((place / name).exists() for name in FILES)
+    return server
+
+
+def test_a_download_that_broke_off_goes_on(tmp_path: Path) -> None:
+    server = broken_off(tmp_path)
+    assert part_of(tmp_path / NAMES[0]).exists()
+    assert not part_of(tmp_path / INDEX).exists()
+    with serving(folder(FILES), port=server.port) as again:
+        done = ingot.download(again.url(f"/model/{INDEX}"), tmp_path)
+    assert files_in(tmp_path) == FILES
+    assert done.fetched == len(FILES[INDEX]) + len(FILES[NAMES[2]])
+    assert [file.fetched for file in done.files] == [0, 0, len(FILES[NAMES[2]]), len(FILES[INDEX])]
+
+
+def test_what_another_version_left_is_begun_anew(tmp_path: Path) -> None:
+    server = broken_off(tmp_path)
+    new = checkpoint(1)
+
+    def answer(handler: Handler, request: Request) -> None:
+        handler.part(new[unquote(request.path).removeprefix("/model/")], request, ETag='"new"')
+
+    with serving(answer, port=server.port) as again:
+        done = ingot.download(again.url(f"/model/{INDEX}"), tmp_path)
+    assert files_in(tmp_path) == new
+    assert done.fetched == done.nbytes
+
+
+def test_ctrl_c_leaves_no_index_and_the_next_call_goes_on(tmp_path: Path) -> None:
+    def progress(done: int, total: int) -> None:
+        if done > len(FILES[NAMES[0]]) + len(FILES[INDEX]):
+            signal.raise_signal(signal.SIGINT)
+
+    with serving(folder(FILES)) as server:
+        with pytest.raises(KeyboardInterrupt):
+            ingot.download(server.url(f"/model/{INDEX}"), tmp_path, progress=progress, threads=1)
+        assert not any((tmp_path / name).exists() for name in FILES)
+        done = ingot.download(server.url(f"/model/{INDEX}"), tmp_path)
+    assert files_in(tmp_path) == FILES
+    assert done.fetched < TOTAL
+
+
+def test_ctrl_c_leaves_the_old_model(tmp_path: Path) -> None:
+    old = checkpoint(1)
+    with serving(folder(old)) as server:
+        ingot.download(server.url(f"/model/{INDEX}"), tmp_path)
+
+    def progress(done: int, total: int) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    with serving(folder(FILES)) as server, pytest.raises(KeyboardInterrupt):
+        ingot.download(server.url(f"/model/{INDEX}"), tmp_path, overwrite=True, progress=progress)
+    assert {name: data for name, data in files_in(tmp_path).items() if "ingot-part" not in name} == old
+
+
+def test_while_one_fetches_a_model_another_does_not(tmp_path: Path) -> None:
+    seen = []
+
+    def progress(done: int, total: int) -> None:
+        if not seen:
+            with pytest.raises(ingot.StorageError) as caught:
+                ingot.download(server.url(f"/model/{INDEX}"), tmp_path)
+            seen.append(caught.value.code)
+
+    with serving(folder(FILES)) as server:
+        ingot.download(server.url(f"/model/{INDEX}"), tmp_path, progress=progress)
+    assert seen == ["busy"]
+    assert files_in(tmp_path) == FILES
+
+
+# Broken off among the renames
+
+
+def half_named(place: Path, server: Server) -> None:
+    """Leave the first shard with its name, and the others without: the second finds its own taken."""
+
+    def progress(done: int, total: int) -> None:
+        if done == total:
+            (place / NAMES[1]).write_bytes(b"in the way")
+
+    with pytest.raises(FileExistsError) as caught:
+        ingot.download(server.url(f"/model/{INDEX}"), place, progress=progress)
+    assert caught.value.filename == str(place / NAMES[1])
+    assert (place / NAMES[0]).read_bytes() == FILES[NAMES[0]]
+    assert not (place / INDEX).exists()
+    (place / NAMES[1]).unlink()
+
+
+def test_shards_that_have_their_names_are_known_again(server: Server, tmp_path: Path) -> None:
+    half_named(tmp_path, server)
+    told: list[tuple[int, int]] = []
+    done = ingot.download(server.url(f"/model/{INDEX}"), tmp_path, progress=lambda *pair: told.append(pair))
+    assert files_in(tmp_path) == FILES
+    assert (done.files[0].fetched, done.files[2].fetched) == (0, 0)
+    assert told[-1] == (TOTAL, TOTAL)
+
+
+def test_they_are_known_through_any_number_of_breaks(server: Server, tmp_path: Path) -> None:
+    half_named(tmp_path, server)
+
+    def stop(done: int, total: int) -> None:
+        raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError):
+        ingot.download(server.url(f"/model/{INDEX}"), tmp_path, progress=stop)
+    half_named(tmp_path, server)
+    assert ingot.download(server.url(f"/model/{INDEX}"), tmp_path).files[0].fetched == 0
+    assert files_in(tmp_path) == FILES
+
+
+@pytest.mark.parametrize("damage", ["changed", "shorter", "longer"])
+def test_a_shard_that_was_written_to_since_is_not_taken_for_it(
+    server: Server, tmp_path: Path, damage: str
+) -> None:
+    half_named(tmp_path, server)
+    data = FILES[NAMES[0]]
+    written = {"changed": data[:-1] + bytes([data[-1] ^ 1]), "shorter": data[:-1], "longer": data + b"?"}[
+        damage
+    ]
+    (tmp_path / NAMES[0]).write_bytes(written)
+    with pytest.raises(FileExistsError) as caught:
+        ingot.download(server.url(f"/model/{INDEX}"), tmp_path)
+    assert caught.value.filename == str(tmp_path / NAMES[0])
+    assert (tmp_path / NAMES[0]).read_bytes() == written
+    assert not (tmp_path / INDEX).exists()
+    ingot.download(server.url(f"/model/{INDEX}"), tmp_path, overwrite=True)
+    assert files_in(tmp_path) == FILES
+
+
+def test_a_shard_of_another_version_is_not_taken_for_it(server: Server, tmp_path: Path) -> None:
+    half_named(tmp_path, server)
+
+    def answer(handler: Handler, request: Request) -> None:
+        name = unquote(request.path).removeprefix("/model/")
+        handler.part(FILES[name], request, ETag=f'"{name == NAMES[0]}"')
+
+    server.replace(answer)
+    with pytest.raises(FileExistsError) as caught:
+        ingot.download(server.url(f"/model/{INDEX}"), tmp_path)
+    assert caught.value.filename == str(tmp_path / NAMES[0])
+
+
+def test_an_index_is_not_there_while_shards_are_replaced(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    with serving(folder(checkpoint(1))) as server:
+        ingot.download(server.url(f"/model/{INDEX}"), place.as_posix() + "/")
+
+    def progress(done: int, total: int) -> None:
+        # What has the name of the second shard cannot be replaced.
+        if done == total:
+            (place / NAMES[1]).unlink()
+            (place / NAMES[1]).mkdir()
+
+    with serving(folder(FILES)) as server:
+        with pytest.raises(OSError, match=NAMES[1]):
+            ingot.download(server.url(f"/model/{INDEX}"), place, overwrite=True, progress=progress)
+        assert (place / NAMES[0]).read_bytes() == FILES[NAMES[0]]
+        assert not (place / INDEX).exists()
+        (place / NAMES[1]).rmdir()
+        ingot.download(server.url(f"/model/{INDEX}"), place, overwrite=True)
+    assert files_in(place) == FILES
+
+
+# Servers that give no parts
+
+
+def test_servers_that_give_no_parts_are_read_from_the_start(tmp_path: Path) -> None:
+    def answer(handler: Handler, request: Request) -> None:
+        data = FILES[unquote(request.path).removeprefix("/model/")]
+        handler.head(200, Content_Length=len(data), ETag='"v1"')
+        handler.body(data)
+
+    with serving(answer) as server:
+        ingot.download(server.url(f"/model/{INDEX}"), tmp_path)
+    assert files_in(tmp_path) == FILES
+
+
+def test_shards_of_no_bytes_and_of_many_parts_come_too(tmp_path: Path) -> None:
+    large = np.random.default_rng(0).integers(0, 255, 20 << 20, np.uint8).tobytes()
+    files = {INDEX: b'{"weight_map": {"a": "a.bin", "b": "b.bin"}}', "a.bin": b"", "b.bin": large}
+    with serving(folder(files)) as server:
+        ingot.download(server.url(f"/model/{INDEX}"), tmp_path)
+    assert files_in(tmp_path) == files
