@@ -17,6 +17,7 @@ from commands import in_a_terminal
 from models import minilm
 
 from ingot.cli.program import COMMANDS
+from remote.servers import Answer, Handler, Request, Server, serving
 
 README = Path(__file__).parents[2] / "README.md"
 SESSION = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
@@ -24,14 +25,29 @@ SESSION = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.DOTALL | re.MULTILINE
 LONGEST, HEAD, TAIL = 16, 7, 3
 
 
-def printed(session: str, folder: Path) -> str:
+def hub(folder: Path) -> Answer:
+    """A look-alike of the Hub, whose repository is what `ingot split` has made by then."""
+
+    def answer(handler: Handler, request: Request) -> None:
+        file = folder / "shards" / request.path.removeprefix("/me/minilm/resolve/main/")
+        if file.is_file():
+            handler.part(file.read_bytes(), request, ETag='"v1"')
+        else:
+            handler.head(404, X_Error_Message="Entry not found", Content_Length=0)
+
+    return answer
+
+
+def printed(session: str, folder: Path, hub: Server) -> str:
     """The commands of a session, with what they print now."""
+    plain = {"NO_COLOR": "1", "TERM": "dumb"}
+    reach = {"HF_ENDPOINT": hub.url(""), "HF_HOME": str(folder / "home"), "HF_HUB_OFFLINE": ""}
     lines = []
     for line in session.splitlines():
         if line.startswith("$ "):
             words = shlex.split(line[2:])
             assert words[0] == "ingot"
-            answer = in_a_terminal(*words[1:], folder=folder, NO_COLOR="1", TERM="dumb").out.splitlines()
+            answer = in_a_terminal(*words[1:], folder=folder, **plain, **reach).out.splitlines()
             if len(answer) > LONGEST:
                 answer[HEAD:-TAIL] = ["..."]
             lines += [line, *answer]
@@ -48,7 +64,8 @@ def test_the_readme_shows_what_the_commands_print(tmp_path: Path) -> None:
     shutil.copy(minilm(), tmp_path / "model.safetensors")
     text = README.read_text(encoding="utf-8")
     assert len(SESSION.findall(text)) >= 3
-    renewed = SESSION.sub(lambda session: printed(session[0], tmp_path), text)
+    with serving(hub(tmp_path)) as server:
+        renewed = SESSION.sub(lambda session: printed(session[0], tmp_path, server), text)
     if os.environ.get("INGOT_RENEW_GOLDEN"):
         README.write_text(renewed, encoding="utf-8")
     assert renewed == README.read_text(encoding="utf-8")

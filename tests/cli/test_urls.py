@@ -54,6 +54,7 @@ WRITING = [
     ["export", "PATH", NAME, "-d", "URL"],
     ["meta", "clean", "PATH", "-o", "URL"],
     ["meta", "export", "PATH", "URL"],
+    ["download", "URL", "URL"],
 ]
 # What reads it, and writes elsewhere.
 MAKING = [
