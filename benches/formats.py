@@ -17,15 +17,11 @@ format by the call that its users make.
 - **size limit** and **layout** are from the specifications.
 """
 
-import argparse
-import json
 import os
 import pickle
 import shutil
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -36,8 +32,16 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+sys.path.append(str(Path(__file__).parent / "python"))
+
+import fresh
+import options
+import pages
+
 RECORD = Path(__file__).parent / "record" / "formats.md"
 TENSORS = 32
+# What the libraries print of themselves is left out, and nothing is flushed.
+ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "3", "INGOT_DURABLE": "0"}
 PAGE = 4096
 Arrays = dict[str, Any]
 
@@ -191,8 +195,8 @@ struct Model { tensors @0 :List(Tensor); }
 def capnp_model() -> Any:
     import capnp
 
-    with tempfile.TemporaryDirectory() as folder:
-        schema = Path(folder) / "model.capnp"
+    with options.place() as folder:
+        schema = folder / "model.capnp"
         schema.write_text(CAPNP_SCHEMA)
         return capnp.load(str(schema)).Model
 
@@ -450,12 +454,6 @@ FORMATS = {
 }
 
 
-def status(field: str) -> int:
-    """A size of this process, in bytes, as the kernel counts it."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:"))
-
-
 def bytes_read() -> int:
     """What this process made the disk read, by calls and by faults on pages of mapped files."""
     lines = Path("/proc/self/io").read_text().splitlines()
@@ -464,12 +462,8 @@ def bytes_read() -> int:
 
 def evicted(path: str) -> None:
     """Take a file, or all files of a folder, out of the page cache."""
-    files = [one for one in Path(path).rglob("*") if one.is_file()] if os.path.isdir(path) else [path]
-    for file in files:
-        descriptor = os.open(file, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
+    for file in [one for one in Path(path).rglob("*") if one.is_file()] if os.path.isdir(path) else [path]:
+        pages.drop(file)
 
 
 def model(nbytes: int) -> Arrays:
@@ -501,10 +495,10 @@ def measure_save(format: Format, folder: str, path: str, nbytes: int) -> dict:
 
 
 def measure_load(format: Format, folder: str, path: str, nbytes: int) -> dict:
-    before, start = status("RssAnon"), time.perf_counter()
+    before, start = fresh.resident("RssAnon"), time.perf_counter()
     arrays = format.load(path)
     load = time.perf_counter() - start
-    allocated = status("RssAnon") - before
+    allocated = fresh.resident("RssAnon") - before
     touched(arrays)
     read = time.perf_counter() - start
     expected = model(nbytes)
@@ -559,28 +553,22 @@ MEASURES = {
 }
 
 
-def child(word: str, measure: str, folder: str, nbytes: int) -> dict:
+def one(word: str, measure: str, folder: str, nbytes: str) -> dict:
     format = FORMATS[word]
     warmed(format, folder)
-    found = MEASURES[measure](format, folder, f"{folder}/model.{word}", nbytes)
+    found = MEASURES[measure](format, folder, f"{folder}/model.{word}", int(nbytes))
     return found | {"version": version(format.package)}
 
 
-def run(python: str, *arguments: str) -> dict:
-    command = [python, __file__, "--child", *arguments]
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "INGOT_DURABLE": "0"}
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def measured(word: str, python: str, folder: str, nbytes: int, rounds: int) -> dict:
+def measured(word: str, python: str, folder: Path, nbytes: int, rounds: int) -> dict:
     """All figures of one format: medians of what is timed."""
     found: dict[str, Any] = {}
     for measure in MEASURES:
         times = rounds if measure in ("save", "load") else 1
-        ones = [run(python, word, measure, folder, str(nbytes)) for _ in range(times)]
+        ones = [
+            fresh.one(Path(__file__), word, measure, folder, nbytes, python=python, **ENVIRONMENT)
+            for _ in range(times)
+        ]
         for key, value in ones[0].items():
             is_figure = isinstance(value, float)
             found[key] = statistics.median(one[key] for one in ones) if is_figure else value
@@ -611,23 +599,15 @@ def rows(found: dict[str, dict]) -> Iterable[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = options.parser(__doc__, room="three times the size")
+    parser.add_argument("--folder", dest="dir", type=Path, help="another name of --dir")
     parser.add_argument("--frameworks", help="the Python with tensorflow, paddle and flax; left out without")
-    parser.add_argument("--nbytes", type=float, default=1e9)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", help="where to make the files; a temporary folder by default")
+    parser.add_argument("--nbytes", type=float, default=1e9, help="size of the model")
     parser.add_argument("--record", default=str(RECORD))
     parser.add_argument("--only", choices=FORMATS, nargs="*", default=list(FORMATS))
-    parser.add_argument(
-        "--child", nargs=4, metavar=("FORMAT", "MEASURE", "FOLDER", "NBYTES"), help=argparse.SUPPRESS
-    )
     arguments = parser.parse_args()
-    if arguments.child:
-        word, measure, folder, nbytes = arguments.child
-        print(json.dumps(child(word, measure, folder, int(nbytes))))
-        return
     found = {}
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+    with options.place(arguments.dir) as folder:
         for word in arguments.only:
             python = arguments.frameworks if FORMATS[word].is_framework else sys.executable
             if python is None:
@@ -642,4 +622,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    fresh.start(one, main)

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import fresh
+from turns import in_turn
 
 sys.path.append(str(Path(__file__).parents[2] / "tests"))
 
@@ -61,10 +62,8 @@ def index_memory(full: int):
         from duel import Samples
 
         path = str(_index(place, full, by_name=True))
-        found = fresh.in_turn(
-            rounds, lambda side: fresh.run(Path(__file__), side, path), ("ingot", "safetensors")
-        )
-        ours, theirs = ([run["nbytes"] / MIB for run in runs] for runs in found.values())
+        found = in_turn(rounds, lambda side: fresh.run(Path(__file__), side, path), ("ingot", "safetensors"))
+        ours, theirs = ([run["peak_nbytes"] / MIB for run in runs] for runs in found.values())
         return Samples(ours, theirs, "MiB")
 
     return measure
@@ -173,10 +172,8 @@ def main(side: str, path: str) -> None:
 
     # What is imported when it is first used is none of the work's memory.
     ingot.read_index  # noqa: B018
-    before = fresh.resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")
-    held = ingot.read_index(path) if side == "ingot" else _loaded(Path(path))
-    print(json.dumps({"nbytes": fresh.resident("VmHWM") - before, "tensors": len(held)}))
+    held, found = fresh.measured(lambda: ingot.read_index(path) if side == "ingot" else _loaded(Path(path)))
+    print(json.dumps(found | {"tensors": len(held)}))
 
 
 if __name__ == "__main__":

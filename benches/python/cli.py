@@ -5,21 +5,20 @@ statistics of 2 GiB against an obvious pass of NumPy over the same mapped file. 
 checked before it is timed, and the sides take turns.
 """
 
-import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+import fresh
 import ingot
 import ingot.numpy
+import options
+from turns import in_turn
 
 GIB = 1 << 30
 TENSOR = 64 << 20
@@ -52,10 +51,7 @@ def filled(path: Path, nbytes: int) -> Path:
 
 def printed(*arguments: object) -> str:
     """What the command prints, which must end well."""
-    line = [sys.executable, "-m", "ingot.cli", *map(str, arguments)]
-    # Installers compile the packages they install, so its sources may be compiled too.
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-    return subprocess.run(line, stdout=subprocess.PIPE, text=True, check=True, env=environment).stdout
+    return fresh.printed(sys.executable, "-m", "ingot.cli", *arguments)
 
 
 def naive(path: Path) -> dict[str, list[float]]:
@@ -108,10 +104,8 @@ def throughput(folder: Path, nbytes: int, rounds: int) -> None:
     for name, expected in naive(path).items():
         (row,) = (row for row in rows if row["name"] == name)
         assert np.allclose([row[field] for field in fields], expected, rtol=1e-6, atol=1e-9), name
-    sides: dict[str, list[float]] = {"ingot stats --all": [], "NumPy": []}
-    for _ in range(rounds):
-        sides["ingot stats --all"].append(taken(lambda: printed("stats", "--all", path)))
-        sides["NumPy"].append(taken(lambda: naive(path)))
+    actions = {"ingot stats --all": lambda: printed("stats", "--all", path), "NumPy": lambda: naive(path)}
+    sides = in_turn(rounds, lambda side: taken(actions[side]), actions)
     rates = {side: nbytes / statistics.median(seconds) / 1e9 for side, seconds in sides.items()}
     for side, rate in rates.items():
         spread = f"{nbytes / max(sides[side]) / 1e9:.2f} to {nbytes / min(sides[side]) / 1e9:.2f}"
@@ -122,13 +116,8 @@ def throughput(folder: Path, nbytes: int, rounds: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--dir", type=Path, help="where to put the files (default: a temporary directory)")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--scale", type=float, default=1.0, help="for a quick look: a part of the full sizes")
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="ingot-bench-", dir=given.dir) as directory:
-        folder = Path(directory)
+    given = options.parser(__doc__, 9, room="2 GB", scaled=True).parse_args()
+    with options.place(given.dir) as folder:
         listing(folder, round(20_000 * given.scale), given.rounds, 0.150)
         listing(folder, round(500_000 * given.scale), given.rounds, 2.0, "ls")
         throughput(folder, round(2 * GIB * given.scale) // 4 * 4, given.rounds)

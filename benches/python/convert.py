@@ -6,11 +6,7 @@ by default, comparing every tensor after the write, its peer has no word for. It
 all the same.
 """
 
-import argparse
-import json
 import statistics
-import tempfile
-import time
 from pathlib import Path
 
 import safetensors.torch
@@ -19,6 +15,8 @@ import torch
 import fresh
 import ingot
 import ingot._convert.sources.torch  # Imported by the first conversion otherwise, and timed.
+import options
+from turns import in_turn
 
 # Owed: as fast as the peer, and so many bytes beyond one tensor.
 OWED_RATIO, OWED_NBYTES = 1.0, 300 << 20
@@ -26,24 +24,17 @@ TENSORS = 32
 SIDES = ("ingot", "ingot, verified", "torch + safetensors")
 
 
-def status(field: str) -> int:
-    """A size of this process, in bytes, as the kernel counts it."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:"))
-
-
-def child(source: str, out: str, side: str) -> dict:
+def one(source: str, out: str, side: str) -> dict:
     """One conversion, timed, in a process that has imported what it needs."""
-    before = status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")
-    start = time.perf_counter()
-    if side == SIDES[2]:
-        tensors = torch.load(source, weights_only=True)
-        safetensors.torch.save_file(tensors, out, metadata={"format": "pt"})
-    else:
-        ingot.convert(source, out, verify=side == SIDES[1], durable=False, overwrite=True)
-    seconds = time.perf_counter() - start
-    return {"seconds": seconds, "peak": status("VmHWM") - before}
+
+    def converted() -> None:
+        if side == SIDES[2]:
+            tensors = torch.load(source, weights_only=True)
+            safetensors.torch.save_file(tensors, out, metadata={"format": "pt"})
+        else:
+            ingot.convert(source, out, verify=side == SIDES[1], durable=False, overwrite=True)
+
+    return fresh.measured(converted)[1]
 
 
 def make(path: Path, nbytes: int) -> int:
@@ -58,45 +49,39 @@ def make(path: Path, nbytes: int) -> int:
 def table(folder: Path, nbytes: int, rounds: int) -> None:
     source = folder / "pytorch_model.bin"
     largest = make(source, nbytes)
-    program = Path(__file__)
 
     def once(side: str) -> dict:
         out = folder / f"{SIDES.index(side)}.safetensors"
         out.unlink(missing_ok=True)
-        return fresh.run(program, "--child", str(source), str(out), side)
+        return fresh.one(Path(__file__), source, out, side)
 
-    found = fresh.in_turn(rounds, once, SIDES)
+    found = in_turn(rounds, once, SIDES)
     files = [(folder / f"{number}.safetensors").read_bytes() for number in range(len(SIDES))]
     assert files[0] == files[1] == files[2], "the files differ"
     print(f"{nbytes / 1e9:.2f} GB in {TENSORS} tensors, {rounds} rounds, warm, nothing flushed")
     medians = {side: statistics.median(one["seconds"] for one in ones) for side, ones in found.items()}
     for side, ones in found.items():
         spread = sorted(one["seconds"] * 1e3 for one in ones)
-        beyond = statistics.median(one["peak"] for one in ones) - largest
+        beyond = statistics.median(one["peak_nbytes"] for one in ones) - largest
         ratio = medians[SIDES[2]] / medians[side]
         print(
             f"    {side:<20} {medians[side] * 1e3:8.1f} ms ({spread[0]:.1f} to {spread[-1]:.1f}), "
             f"ratio {ratio:.2f}, peak {beyond / 2**20:6.0f} MiB beyond a tensor of {largest / 2**20:.0f} MiB"
         )
-    peak = max(one["peak"] for one in found[SIDES[0]] + found[SIDES[1]]) - largest
+    peak = max(one["peak_nbytes"] for one in found[SIDES[0]] + found[SIDES[1]]) - largest
     print(f"    owed: memory below {OWED_NBYTES >> 20} MiB: {'met' if peak < OWED_NBYTES else 'MISSED'}")
     ratio = medians[SIDES[2]] / medians[SIDES[1]]
     print(f"    owed: ratio {OWED_RATIO}, verified: {'met' if ratio >= OWED_RATIO else 'MISSED'}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--nbytes", type=float, default=2e9)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--folder", help="where to make the files; a temporary folder by default")
-    parser.add_argument("--child", nargs=3, metavar=("SOURCE", "OUT", "SIDE"), help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.child:
-        print(json.dumps(child(*arguments.child)))
-        return
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        table(Path(folder), int(arguments.nbytes), arguments.rounds)
+    parser = options.parser(__doc__, room="four times the size")
+    parser.add_argument("--nbytes", type=float, default=2e9, help="size of the checkpoint")
+    parser.add_argument("--folder", dest="dir", type=Path, help="another name of --dir")
+    given = parser.parse_args()
+    with options.place(given.dir) as folder:
+        table(folder, int(given.nbytes), given.rounds)
 
 
 if __name__ == "__main__":
-    main()
+    fresh.start(one, main)

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from turns import in_turn
+
 Action = Callable[[], object]
 
 
@@ -31,23 +33,22 @@ class Duel:
     def run(self, rounds: int) -> Samples:
         """Compare once, which also warms both up, then time.
 
-        They take turns in the process, and the first of a round is the second of the next, so that neither
-        gains from its place. The cyclic garbage collector stays on, as users have it; what is garbage by then
-        is collected off the clock, so that no action pays for the one before. Freeing the result is off the
-        clock too.
+        They take turns in the process. The cyclic garbage collector stays on, as users have it; what is
+        garbage by then is collected off the clock, so that no action pays for the one before. Freeing the
+        result is off the clock too.
         """
         self._assert_same()
-        samples = Samples()
-        for round_ in range(rounds):
-            turns = [(self.ours, samples.ours), (self.theirs, samples.theirs)]
-            for action, taken in turns if round_ % 2 == 0 else reversed(turns):
-                self.reset()
-                gc.collect()
-                start = time.perf_counter()
-                result = action()
-                taken.append(time.perf_counter() - start)
-                del result
-        return samples
+        actions = {"ours": self.ours, "theirs": self.theirs}
+        return Samples(**in_turn(rounds, lambda side: self._timed(actions[side]), actions))
+
+    def _timed(self, action: Action) -> float:
+        self.reset()
+        gc.collect()
+        start = time.perf_counter()
+        result = action()
+        seconds = time.perf_counter() - start
+        del result
+        return seconds
 
     def _assert_same(self) -> None:
         # A call of its own, so that both results are gone when the clock starts.

@@ -3,10 +3,10 @@
 import itertools
 import json
 import sys
-import time
 from pathlib import Path
 
 import fresh
+from turns import in_turn
 
 TENSORS = 8
 MIB = 1 << 20
@@ -56,29 +56,17 @@ def merged(*, durable: bool):
 
     def measure(place, rounds: int):
         import ingot
-        from duel import Duel
+        import saving
 
         paths = _shards(place)
-        ours_at, theirs_at = (place.directory / f"merged-by-{who}.safetensors" for who in ("us", "peer"))
-
-        def reset() -> None:
-            ours_at.unlink(missing_ok=True)
-            theirs_at.unlink(missing_ok=True)
-
-        def assert_same(_ours: object, _theirs: object) -> None:
-            ingot.merge(paths, ours_at, durable=durable)
-            _load_and_save(paths, theirs_at)
-            _assert_same(ours_at, theirs_at)
-
-        try:
-            return Duel(
-                lambda: ingot.merge(paths, ours_at, durable=durable),
-                lambda: _load_and_save(paths, theirs_at),
-                assert_same,
-                reset,
-            ).run(rounds)
-        finally:
-            reset()
+        return saving.as_new_files(
+            place,
+            "merged.safetensors",
+            lambda out: ingot.merge(paths, out, durable=durable),
+            lambda out: _load_and_save(paths, out),
+            _assert_same,
+            rounds,
+        )
 
     return measure
 
@@ -106,10 +94,10 @@ def streamed_memory(place, rounds: int):
 def _memory(rounds: int, arguments, less: int = 0):
     from duel import Samples
 
-    found = fresh.in_turn(
+    found = in_turn(
         rounds, lambda side: fresh.run(Path(__file__), *arguments(side)), ("ingot", "safetensors")
     )
-    ours, theirs = ([(run["nbytes"] - less) / MIB for run in runs] for runs in found.values())
+    ours, theirs = ([(run["peak_nbytes"] - less) / MIB for run in runs] for runs in found.values())
     return Samples(ours, theirs, "MiB")
 
 
@@ -177,17 +165,16 @@ def main(task: str, out: str, *rest: str) -> None:
 
     # What is imported when it is first used is none of the work's memory.
     ingot.merge  # noqa: B018
-    before = fresh.resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")
-    start = time.perf_counter()
-    if action == "stream":
-        _stream(side, out, int(rest[0]))
-    elif side == "ingot":
-        ingot.merge(rest, out)
-    else:
-        _load_and_save([Path(path) for path in rest], Path(out))
-    seconds = time.perf_counter() - start
-    print(json.dumps({"nbytes": fresh.resident("VmHWM") - before, "seconds": seconds}))
+
+    def done() -> None:
+        if action == "stream":
+            _stream(side, out, int(rest[0]))
+        elif side == "ingot":
+            ingot.merge(rest, out)
+        else:
+            _load_and_save([Path(path) for path in rest], Path(out))
+
+    print(json.dumps(fresh.measured(done)[1]))
 
 
 if __name__ == "__main__":

@@ -4,33 +4,63 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+Result = TypeVar("Result")
 
 
-def run(program: Path, *arguments: str) -> dict:
-    """The JSON object that `program` prints."""
-    command = [sys.executable, str(program), *arguments]
+def run(program: Path, *arguments: object, python: str = sys.executable, **environment: str) -> dict:
+    """The JSON object in the last line that `program` prints: libraries may print something before."""
+    return json.loads(printed(python, program, *arguments, **environment).splitlines()[-1])
+
+
+def printed(*command: object, **environment: str) -> str:
+    """What a command prints, which must end well."""
+    line = [str(word) for word in command]
     # Installers compile the packages they install. Sources in a checkout are compiled by the first run,
     # unless this variable forbids it, and every run would time the compiler.
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
+    own = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run(line, stdout=subprocess.PIPE, text=True, check=False, env=own | environment)
     if done.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}")
-    return json.loads(done.stdout)
+        raise SystemExit(f"{' '.join(line)} ended with {done.returncode}")
+    return done.stdout
 
 
-def in_turn(rounds: int, measure: Callable[[str], dict], sides: tuple[str, ...]) -> dict[str, list[dict]]:
-    """`measure` of both sides, `rounds` times, in changing order."""
-    found: dict[str, list[dict]] = {side: [] for side in sides}
-    for round_ in range(rounds):
-        for side in sides if round_ % 2 == 0 else reversed(sides):
-            found[side].append(measure(side))
-    return found
+def one(program: Path, *arguments: object, python: str = sys.executable, **environment: str) -> dict:
+    """What the `one` of a program gives that ends in `start`."""
+    return run(program, "--one", *arguments, python=python, **environment)
+
+
+def start(one: Callable[..., dict], main: Callable[[], None]) -> None:
+    """Be one measurement, if that is what this process was started for, or else the whole bench."""
+    if sys.argv[1:2] == ["--one"]:
+        print(json.dumps(one(*sys.argv[2:])))
+    else:
+        main()
+
+
+def measured(
+    action: Callable[[], Result], end: Callable[[Result], object] = lambda result: None
+) -> tuple[Result, dict]:
+    """What `action` gives, and what it took: seconds, and the most memory beyond what the process had.
+
+    The clock stops before `end`; the memory that it takes counts.
+    """
+    # Starts the peak anew (proc_pid_clear_refs(5)).
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident("VmRSS")
+    begun = time.perf_counter()
+    result = action()
+    seconds = time.perf_counter() - begun
+    end(result)
+    return result, {"seconds": seconds, "peak_nbytes": resident("VmHWM") - before}
 
 
 def resident(field: str) -> int:
-    """Bytes of this process: ``VmRSS`` now, ``VmHWM`` at most.
+    """Bytes of this process: ``VmRSS`` now, ``VmHWM`` at most, ``RssAnon`` without those of files.
 
     `ru_maxrss` would not do: a new process inherits its parent's.
     """

@@ -8,13 +8,14 @@ from pathlib import Path
 def measure(place, rounds: int):
     import fresh
     from duel import Samples
+    from turns import in_turn
 
     def one(package: str) -> dict:
         return fresh.run(Path(__file__), package)
 
     # What a import gives is no bytes; what can be checked is that no framework came with it.
     assert one("ingot")["frameworks"] == [], "a framework was imported too"
-    found = fresh.in_turn(rounds, one, ("ingot", "safetensors"))
+    found = in_turn(rounds, one, ("ingot", "safetensors"))
     ours, theirs = ([run["seconds"] for run in found[package]] for package in ("ingot", "safetensors"))
     return Samples(ours, theirs)
 

@@ -6,7 +6,6 @@ Not part of the table of `main.py`: no peer does any of this. `python benches/py
 import argparse
 import hashlib
 import statistics
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from mmap import mmap
@@ -18,15 +17,15 @@ import fresh
 import ingot
 import ingot.numpy
 import loads
+import options
 import record
 from duel import Duel, Samples
+from turns import in_turn
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--dir", type=Path, help="where to put the files: three times the size")
+    parser = options.parser(__doc__, room="three times the size")
     parser.add_argument("--mib", type=int, default=2048, help="size of the file")
-    parser.add_argument("--rounds", type=int, default=7)
     return parser.parse_args()
 
 
@@ -87,13 +86,13 @@ def loading(path: Path, what: str) -> Row:
     """The first load of a process, as in `loads.py`: a later one finds memory that is faulted in."""
 
     def load(side: str, cache: str) -> dict:
-        return fresh.run(Path(loads.__file__), "--one", side, str(path), cache)
+        return fresh.one(Path(loads.__file__), side, path, cache)
 
     def samples(rounds: int) -> Samples:
         sides = ("ingot, verified", "ingot")
-        digests = [load(side, "check")["sha256"] for side in sides]
+        digests = [load(side, "check")["digest"] for side in sides]
         assert digests[0] == digests[1], "the bytes differ"
-        found = fresh.in_turn(rounds, lambda side: load(side, "warm"), sides)
+        found = in_turn(rounds, lambda side: load(side, "warm"), sides)
         verified, plain = ([run["seconds"] for run in runs] for runs in found.values())
         return Samples(verified, plain, "s")
 
@@ -127,8 +126,7 @@ def rows(blake3: Path, xxh3: Path) -> list[Row]:
 
 def main() -> None:
     given = arguments()
-    with tempfile.TemporaryDirectory(prefix="ingot-bench-", dir=given.dir) as directory:
-        place = Path(directory)
+    with options.place(given.dir) as place:
         print(*record.sentences(record.conditions(place, 1.0)), "", sep="\n")
         random = np.random.default_rng(0)
         arrays = {f"layers.{i}.weight": random.random((given.mib * 32, 1024), np.float32) for i in range(8)}

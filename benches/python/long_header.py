@@ -5,10 +5,10 @@ import hashlib
 import importlib
 import json
 import sys
-import time
 from pathlib import Path
 
 import fresh
+from turns import in_turn
 
 COUNT = 1_750_000
 
@@ -29,12 +29,10 @@ def _opened(place, rounds: int) -> tuple[dict[str, list[dict]], int]:
     path = place.made(f"empty-{count}.safetensors", lambda path: write(path, count))
     header_nbytes = int.from_bytes(path.read_bytes()[:8], "little")
     sides = ("ingot", "safetensors")
-    checks = [fresh.run(Path(__file__), side, str(path), "names") for side in sides]
+    checks = [fresh.run(Path(__file__), side, path, "names") for side in sides]
     assert checks[0]["count"] == checks[1]["count"] == count, "the number of tensors differs"
     assert checks[0]["names"] == checks[1]["names"], "the names differ"
-    return fresh.in_turn(
-        rounds, lambda side: fresh.run(Path(__file__), side, str(path)), sides
-    ), header_nbytes
+    return in_turn(rounds, lambda side: fresh.run(Path(__file__), side, path), sides), header_nbytes
 
 
 def seconds(place, rounds: int):
@@ -49,7 +47,7 @@ def memory(place, rounds: int):
     from duel import Samples
 
     found, header_nbytes = _opened(place, rounds)
-    ours, theirs = ([run["nbytes"] / header_nbytes for run in runs] for runs in found.values())
+    ours, theirs = ([run["peak_nbytes"] / header_nbytes for run in runs] for runs in found.values())
     return Samples(ours, theirs, "× header")
 
 
@@ -58,14 +56,7 @@ def _open_once(package: str, path: str, names: bool) -> dict:
     import numpy  # noqa: F401  both import it when they open a file; it is not what is measured
 
     importlib.import_module(f"{package}.numpy")
-    # Starts the peak anew (proc_pid_clear_refs(5)).
-    Path("/proc/self/clear_refs").write_text("5")
-    before = fresh.resident("VmRSS")
-    start = time.perf_counter()
-    file = opener(path, framework="np")
-    seconds = time.perf_counter() - start
-    peak = fresh.resident("VmHWM")
-    found = {"seconds": seconds, "nbytes": peak - before}
+    file, found = fresh.measured(lambda: opener(path, framework="np"))
     if names:
         keys = sorted(file.keys())
         found |= {"count": len(keys), "names": hashlib.sha256("\0".join(keys).encode()).hexdigest()}

@@ -5,10 +5,11 @@
 
 import argparse
 import importlib.metadata
-import tempfile
 from pathlib import Path
 
+import options
 import record
+import table
 from scenarios import SCENARIOS
 from workplace import Workplace
 
@@ -16,20 +17,13 @@ RECORDS = Path(__file__).parents[1] / "record"
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = options.parser(__doc__, None, room="3 GB", scaled=True)
     parser.add_argument("--peer-version", help="stop unless safetensors has this version")
     parser.add_argument(
         "--peer", choices=("safetensors", "bintensors", "ingot"), help="only the rows against this one"
     )
     parser.add_argument("--only", metavar="TEXT", help="only the rows whose name contains this")
-    parser.add_argument(
-        "--dir", type=Path, help="where to put the files: 3 GB (default: a temporary directory)"
-    )
     parser.add_argument("--record", type=Path, help="where to put the record (default: benches/record)")
-    parser.add_argument(
-        "--scale", type=float, default=1.0, help="shrink counts and sizes, for trying the code"
-    )
-    parser.add_argument("--rounds", type=int, help="the same number of rounds for every row")
     return parser.parse_args()
 
 
@@ -45,19 +39,19 @@ def main() -> None:
     ]
     if not chosen:
         raise SystemExit(f"no row has {given.only!r} in its name")
-    with tempfile.TemporaryDirectory(prefix="ingot-bench-", dir=given.dir) as directory:
-        place = Workplace(Path(directory), given.scale)
+    with options.place(given.dir) as directory:
+        place = Workplace(directory, given.scale)
         found = record.conditions(place.directory, given.scale)
         print(*record.sentences(found), "", sep="\n", flush=True)
         found |= {"peer": "safetensors", "rows": []}
         for scenario in chosen:
-            row = record.row(scenario, scenario.measure(place, given.rounds or scenario.rounds))
+            row = table.row(scenario, scenario.measure(place, given.rounds or scenario.rounds))
             found["rows"].append(row)
             print(
                 f"{scenario.what}\n   ",
                 *(
                     f"{head} {cell};"
-                    for head, cell in zip(record.HEAD[1:], record.cells(row)[1:], strict=True)
+                    for head, cell in zip(table.HEAD[1:], table.cells(row)[1:], strict=True)
                     if cell
                 ),
                 f"{row['rounds']} rounds\n    {scenario.result}",
@@ -66,7 +60,7 @@ def main() -> None:
     # A part of the table, or one that was shrunk, is no record unless asked for.
     whole = given.scale == 1 and given.only is None and given.rounds is None
     if given.record or whole:
-        print(f"\nrecorded in {record.write(found, given.record or RECORDS)}")
+        print(f"\nrecorded in {table.write(found, given.record or RECORDS)}")
 
 
 if __name__ == "__main__":

@@ -4,15 +4,19 @@ import ctypes
 import mmap
 import os
 import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import pages
 
 CHUNK = 8 << 20
-MADV_HUGEPAGE = 14
-MADV_POPULATE_WRITE = 23
+Piece = TypeVar("Piece")
 
 
 def raw_populated(path: str) -> object:
     """Two threads that populate private huge pages chunk by chunk, and `preadv` into them."""
-    return _raw(path, 2, 0, True)
+    return _read(path, 2, 0, True)
 
 
 def raw_sequential(path: str) -> object:
@@ -27,50 +31,75 @@ def raw_sequential(path: str) -> object:
 
 def raw_direct_four(path: str) -> object:
     """Four threads past the page cache, each into huge pages that it reuses."""
-    return _raw(path, 4, os.O_DIRECT, False)
+    return _read(path, 4, os.O_DIRECT, False)
 
 
 def raw_direct_eight(path: str) -> object:
     """Eight threads past the page cache, each into huge pages that it reuses."""
-    return _raw(path, 8, os.O_DIRECT, False)
+    return _read(path, 8, os.O_DIRECT, False)
 
 
-def _raw(path: str, threads: int, flags: int, keep: bool) -> object:
+def _read(path: str, threads: int, flags: int, keep: bool) -> object:
     """Reads with `threads` threads: into fresh huge pages if they are kept, else each into its own buffer."""
-    libc = ctypes.CDLL(None, use_errno=True)
     file = os.open(path, os.O_RDONLY | flags)
     nbytes = os.fstat(file).st_size
-    chunks = iter(range(0, nbytes, CHUNK))
-    taking = threading.Lock()
-    pages = huge_pages(nbytes + CHUNK, libc) if keep else None
+    kept = pages.private(nbytes + CHUNK) if keep else None
 
-    def work() -> None:
-        own = pages or huge_pages(CHUNK, libc)
-        while True:
-            with taking:
-                at = next(chunks, None)
-            if at is None:
-                return
-            view, start = own
+    def work(positions: Iterator[int]) -> None:
+        view, start = kept or pages.private(CHUNK)
+        for at in positions:
             here = at if keep else 0
             if keep:
-                libc.madvise(ctypes.c_void_p(start + here), ctypes.c_size_t(CHUNK), MADV_POPULATE_WRITE)
+                pages.populate(start + here, CHUNK)
             os.preadv(file, [view[here : here + CHUNK]], at)
 
-    workers = [threading.Thread(target=work) for _ in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    _shared(threads, range(0, nbytes, CHUNK), work)
     os.close(file)
-    return pages
+    return kept
 
 
-def huge_pages(nbytes: int, libc: ctypes.CDLL) -> tuple[memoryview, int]:
-    """Private memory on the border of a huge page, and its address."""
-    page = 2 << 20
-    view = memoryview(mmap.mmap(-1, nbytes + page, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-    address = ctypes.addressof(ctypes.c_char.from_buffer(view))
-    skip = -address % page
-    libc.madvise(ctypes.c_void_p(address + skip), ctypes.c_size_t(nbytes), MADV_HUGEPAGE)
-    return view[skip : skip + nbytes], address + skip
+def saved(tensors: dict, path: str) -> None:
+    """Two threads that write the same bytes by position into a preallocated file.
+
+    What comes before them, a header, is left to be nothing.
+    """
+    pieces, nbytes = _pieces(tensors)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    os.posix_fallocate(file, 0, nbytes)
+
+    def work(taken: Iterator[tuple[int, memoryview]]) -> None:
+        for at, rest in taken:
+            while rest:
+                count = os.pwrite(file, rest, at)
+                at, rest = at + count, rest[count:]
+
+    _shared(2, pieces, work)
+    os.close(file)
+
+
+def _pieces(tensors: dict) -> tuple[list[tuple[int, memoryview]], int]:
+    """Where each part of the data goes, and the part; and how long the file is."""
+    pieces, at = [], 0
+    for tensor in tensors.values():
+        nbytes = tensor.nbytes
+        view = memoryview((ctypes.c_char * nbytes).from_address(tensor.data_ptr())).cast("B")
+        pieces += [(at + begin, view[begin : begin + CHUNK]) for begin in range(0, nbytes, CHUNK)]
+        at += nbytes
+    return pieces, at
+
+
+def _shared(threads: int, pieces: Iterable[Piece], work: Callable[[Iterator[Piece]], None]) -> None:
+    """Threads that work on `pieces`; each takes the next one when it is done with its own."""
+    left, taking = iter(pieces), threading.Lock()
+
+    def taken() -> Iterator[Piece]:
+        while True:
+            with taking:
+                piece = next(left, None)
+            if piece is None:
+                return
+            yield piece
+
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(work, taken()) for _ in range(threads)]:
+            done.result()

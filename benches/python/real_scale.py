@@ -5,22 +5,19 @@ data is done to GPT-2 alone, which has half a gigabyte. Every figure is of a fre
 table.
 """
 
-import argparse
-import json
-import os
 import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import fresh
+import options
+import sides
 
 sys.path.append(str(Path(__file__).parents[2] / "tests"))
 
-MIB = 1 << 20
 RANKS = 8
 
 
@@ -121,17 +118,9 @@ def one(action: str, model: str) -> dict:
 
     # What is imported when it is first used is none of the work's.
     _ = ingot.metadata, ingot.split, ingot.merge, ingot.update_metadata, ingot.read_metadata
-    Path("/proc/self/clear_refs").write_text("5")
-    before, read = fresh.resident("VmRSS"), _bytes_read()
-    start = time.perf_counter()
-    found = ACTIONS[action][0](Path(model))
-    seconds = time.perf_counter() - start
-    return {
-        "seconds": seconds,
-        "read_nbytes": _bytes_read() - read,
-        "peak_nbytes": fresh.resident("VmHWM") - before,
-        "found": found,
-    }
+    before = _bytes_read()
+    found, taken = fresh.measured(lambda: ACTIONS[action][0](Path(model)))
+    return taken | {"read_nbytes": _bytes_read() - before, "found": found}
 
 
 def _bytes_read() -> int:
@@ -143,21 +132,17 @@ def _bytes_read() -> int:
 def main() -> None:
     import record
 
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--dir", type=Path, help="where to put 3 GB (default: a temporary directory)")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = options.parser(__doc__, room="3 GB", figures=True)
     parser.add_argument("--only", metavar="TEXT", help="only what has this in its name")
-    parser.add_argument("--json", type=Path, help="write the figures here too")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="ingot-bench-", dir=given.dir) as directory:
-        found = record.conditions(Path(directory), 1.0)
-        make(Path(directory))
+    with options.place(given.dir) as directory:
+        found = record.conditions(directory, 1.0)
+        make(directory)
         found["rows"] = []
         for action, (_, models, once) in ACTIONS.items():
             for model in models if given.only is None or given.only in action else ():
-                path = os.fspath(Path(directory) / model)
                 runs = [
-                    fresh.run(Path(__file__), "--one", action, path)
+                    fresh.one(Path(__file__), action, directory / model)
                     for _ in range(1 if once else given.rounds)
                 ]
                 row = {
@@ -165,7 +150,7 @@ def main() -> None:
                     "model": model,
                     "seconds": statistics.median(run["seconds"] for run in runs),
                     "read_nbytes": max(run["read_nbytes"] for run in runs),
-                    "peak_mib": max(run["peak_nbytes"] for run in runs) / MIB,
+                    "peak_mib": sides.peak_mib(runs),
                     "found": runs[-1]["found"],
                     "rounds": len(runs),
                 }
@@ -176,11 +161,8 @@ def main() -> None:
                     flush=True,
                 )
     if given.json:
-        given.json.write_text(json.dumps(found, indent=1) + "\n")
+        record.keep(found, given.json)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--one"]:
-        print(json.dumps(one(*sys.argv[2:])))
-    else:
-        main()
+    fresh.start(one, main)

@@ -6,19 +6,19 @@ is a fresh process, timed after its imports; the sides take turns. A peer that i
 Then what an eighth of one tensor takes of the wire: the bodies that nginx has sent for it.
 """
 
-import argparse
 import hashlib
 import importlib.util
-import json
 import shutil
 import socket
 import statistics
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import fresh
+import options
+from turns import in_turn
 
 CONFIG = """
 daemon off; master_process off; pid {folder}/pid; error_log {folder}/error.log;
@@ -80,8 +80,7 @@ def curl_http(port: int, folder: str) -> object:
     nbytes = (Path(folder) / "www/bucket/model.safetensors").stat().st_size
     step = -(-nbytes // 16)
     shared = Path("/dev/shm")
-    into = Path(tempfile.mkdtemp(dir=shared if shared.is_dir() else None))
-    try:
+    with options.place(shared if shared.is_dir() else None) as into:
         running = []
         for number, begin in enumerate(range(0, nbytes, step)):
             part = f"{begin}-{min(begin + step, nbytes) - 1}"
@@ -89,8 +88,6 @@ def curl_http(port: int, folder: str) -> object:
         for process in running:
             if process.wait() != 0:
                 raise SystemExit("curl failed")
-    finally:
-        shutil.rmtree(into)
     return None
 
 
@@ -145,7 +142,7 @@ def digest(loaded: object) -> str:
     return hashed.hexdigest()
 
 
-def once(side: str, port: int, folder: str) -> None:
+def one(side: str, port: str, folder: str) -> dict:
     load, packages = SIDES[side]
     import numpy  # noqa: F401
 
@@ -154,9 +151,9 @@ def once(side: str, port: int, folder: str) -> None:
     if side.startswith("ingot"):
         import ingot.numpy  # noqa: F401
     begun = time.perf_counter()
-    loaded = load(port, folder)
+    loaded = load(int(port), folder)
     seconds = time.perf_counter() - begun
-    print(json.dumps([seconds, digest(loaded)]))
+    return {"seconds": seconds, "digest": digest(loaded)}
 
 
 def is_there(side: str) -> bool:
@@ -166,14 +163,9 @@ def is_there(side: str) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = options.parser(__doc__)
     parser.add_argument("--mib", type=int, default=1024, help="the size of the file")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--once", nargs=3, metavar=("SIDE", "PORT", "FOLDER"), help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.once:
-        once(given.once[0], int(given.once[1]), given.once[2])
-        return
     nginx = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
     if nginx is None:
         raise SystemExit("nginx is not installed")
@@ -181,8 +173,7 @@ def main() -> None:
 
     import ingot.numpy
 
-    with tempfile.TemporaryDirectory(prefix="ingot-bench-") as directory, socket.socket() as probe:
-        folder = Path(directory)
+    with options.place() as folder, socket.socket() as probe:
         folder.chmod(0o755)
         (folder / "www/bucket").mkdir(parents=True)
         random = numpy.random.default_rng(0)
@@ -196,21 +187,18 @@ def main() -> None:
         port = probe.getsockname()[1]
         probe.close()
         (folder / "nginx.conf").write_text(CONFIG.format(folder=folder, port=port))
-        server = subprocess.Popen([nginx, "-p", directory, "-c", folder / "nginx.conf"])
+        server = subprocess.Popen([nginx, "-p", folder, "-c", folder / "nginx.conf"])
         time.sleep(0.5)
         sides = [side for side in SIDES if is_there(side)]
-        times: dict[str, list[float]] = {side: [] for side in sides}
+
+        def measured(side: str) -> float:
+            found = fresh.one(Path(__file__), side, port, folder)
+            if found["digest"] not in ("", expected):
+                raise SystemExit(f"{side}: other bytes than were saved")
+            return found["seconds"]
+
         try:
-            for _ in range(given.rounds):
-                for side in sides:
-                    command = [sys.executable, __file__, "--once", side, str(port), directory]
-                    done = subprocess.run(command, capture_output=True, text=True, check=False)
-                    if done.returncode != 0:
-                        raise SystemExit(f"{side}: {done.stderr}")
-                    seconds, found = json.loads(done.stdout.splitlines()[-1])
-                    if found not in ("", expected):
-                        raise SystemExit(f"{side}: other bytes than were saved")
-                    times[side].append(seconds)
+            times = in_turn(given.rounds, measured, sides)
             parts = {what: on_the_wire(port, folder, index) for what, index in EIGHTHS.items()}
         finally:
             server.terminate()
@@ -231,4 +219,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    fresh.start(one, main)

@@ -6,21 +6,20 @@ with an empty cache; the sides take turns. Connecting to loopback takes no time,
 makes more connections. huggingface.js, which asks three times for each shard, needs node and is not here.
 """
 
-import argparse
 import hashlib
-import json
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
+import fresh
+import options
 from far_hub import serving
+from goal import Goal
+from turns import in_turn
 
 #: What the slower side takes of the faster one's time, at least, and at best.
-OWED, AIM = 5, 13
+GOAL = Goal(5, 13)
 
 
 def ingot_infos(repo: str) -> Iterable[tuple]:
@@ -48,7 +47,7 @@ SIDES: dict[str, Callable[[str], Iterable[tuple]]] = {
 }
 
 
-def once(side: str) -> None:
+def one(side: str) -> dict:
     import huggingface_hub  # noqa: F401
 
     import ingot.numpy  # noqa: F401
@@ -57,51 +56,33 @@ def once(side: str) -> None:
     # Lazy, so that only the fetching is timed: each side has all of it in the form of its own.
     infos = SIDES[side]("me/far")
     seconds = time.perf_counter() - begun
-    hashed = hashlib.sha256(repr(sorted(infos)).encode()).hexdigest()
-    print(json.dumps([seconds, hashed]))
+    return {"seconds": seconds, "digest": hashlib.sha256(repr(sorted(infos)).encode()).hexdigest()}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = options.parser(__doc__)
     parser.add_argument("--shards", type=int, default=163)
     parser.add_argument("--tensors", type=int, default=564, help="of each shard")
     parser.add_argument("--delay", type=float, default=0.03, help="seconds for each answer")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--once", choices=SIDES, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.once:
-        once(given.once)
-        return
-    times: dict[str, list[float]] = {side: [] for side in SIDES}
-    hashes = set()
     with serving(given.shards, given.tensors, given.delay) as endpoint:
-        for round_ in range(given.rounds):
-            for side in SIDES if round_ % 2 == 0 else reversed(SIDES):
-                with tempfile.TemporaryDirectory(prefix="ingot-bench-") as home:
-                    environment = {
-                        **os.environ,
-                        "HF_ENDPOINT": endpoint,
-                        "HF_HOME": home,
-                        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-                    }
-                    command = [sys.executable, __file__, "--once", side]
-                    done = subprocess.run(
-                        command, env=environment, capture_output=True, text=True, check=False
-                    )
-                if done.returncode != 0:
-                    raise SystemExit(f"{side}: {done.stderr}")
-                seconds, hashed = json.loads(done.stdout.splitlines()[-1])
-                times[side].append(seconds)
-                hashes.add(hashed)
-                assert len(hashes) == 1, f"{side} finds other tensors"
+
+        def run(side: str) -> dict:
+            with options.place() as home:
+                hub = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+                return fresh.one(Path(__file__), side, **hub)
+
+        found = in_turn(given.rounds, run, SIDES)
+    assert len({run["digest"] for runs in found.values() for run in runs}) == 1, "other tensors are found"
+    times = {side: [run["seconds"] for run in runs] for side, runs in found.items()}
     ours = statistics.median(times["ingot"])
     tensors = given.shards * given.tensors
     print(f"{given.shards} shards, {tensors} tensors, {given.delay * 1000:.0f} ms an answer")
     for side, taken in times.items():
         median = statistics.median(taken)
-        verdict = "" if side == "ingot" else f"{median / ours:6.2f}x (owed {OWED}, aim {AIM})"
+        verdict = "" if side == "ingot" else f"{median / ours:6.2f}x ({GOAL})"
         print(f"{side:42} {median:7.3f} s {min(taken):7.3f} to {max(taken):.3f} {verdict}")
 
 
 if __name__ == "__main__":
-    main()
+    fresh.start(one, main)

@@ -1,5 +1,6 @@
 """Proofs that two results are equal. They stop the bench, which would otherwise time two different things."""
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -33,6 +34,15 @@ def arrays(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> 
 
 def files(ours: Path, theirs: Path) -> None:
     assert ours.read_bytes() == theirs.read_bytes(), f"{ours} and {theirs} differ"
+
+
+def digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """For results of two processes: equal if the names and the bytes are."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        found.update(name.encode())
+        found.update(_raw(tensors[name]).numpy())
+    return found.hexdigest()
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,42 +4,38 @@ A file is new in every run, since renaming over an old one makes some file syste
 the disk is idle when it begins.
 """
 
-import argparse
-import ctypes
-import json
 import os
-import statistics
-import sys
-import tempfile
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import fresh
+import options
+import pages
+import raw
+import sides
+from goal import Goal
+from turns import in_turn
 
-MIB = 1 << 20
-CHUNK = 8 * MIB
 # Which sides are measured: what "ingot" is held against in each row, what is owed and what is aimed at.
-ROWS: dict[str, dict[str, tuple[float, float] | None]] = {
+ROWS: dict[str, sides.Goals] = {
     "cached": {
         "ingot": None,
-        "safetensors": (1.2, 1.6),
-        "raw: 2 threads into a preallocated file": (0.8, 0.95),
+        "safetensors": Goal(1.2, 1.6),
+        "raw: 2 threads into a preallocated file": Goal(0.8, 0.95),
     },
     "durable": {
         "ingot, durable": None,
-        "safetensors, then fsync of file and directory": (1.3, 1.8),
+        "safetensors, then fsync of file and directory": Goal(1.3, 1.8),
         "raw: the same, then fsync": None,
     },
     "blocked": {
         "ingot, background": None,
         "ingot, background, snapshot=False": None,
-        "ingot, durable": (5, 20),
+        "ingot, durable": Goal(5, 20),
     },
 }
-# Bytes of memory that a save may take beside its tensors.
-PEAK_GOAL = (64 * MIB, 16 * MIB)
+# MiB of memory that a save may take beside its tensors.
+PEAK_GOAL = Goal(64, 16, of="figure")
 
 Tensors = dict[str, object]
 
@@ -76,40 +72,18 @@ def safetensors_cached(tensors: Tensors, path: str) -> None:
 
 def safetensors_durable(tensors: Tensors, path: str) -> None:
     safetensors_cached(tensors, path)
-    _flush(path, os.O_RDWR)
-    _flush(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
-
-
-def raw_cached(tensors: Tensors, path: str) -> None:
-    """The same bytes, written by position. What comes before them, a header, is left to be nothing."""
-    pieces, nbytes = _pieces(tensors)
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    os.posix_fallocate(file, 0, nbytes)
-    taking = threading.Lock()
-
-    def work() -> None:
-        while True:
-            with taking:
-                piece = next(pieces, None)
-            if piece is None:
-                return
-            at, bytes_ = piece
-            while bytes_:
-                count = os.pwrite(file, bytes_, at)
-                at, bytes_ = at + count, bytes_[count:]
-
-    workers = [threading.Thread(target=work) for _ in range(2)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    os.close(file)
+    flush(path)
 
 
 def raw_durable(tensors: Tensors, path: str) -> None:
-    raw_cached(tensors, path)
-    _flush(path, os.O_RDWR)
-    _flush(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
+    raw.saved(tensors, path)
+    flush(path)
+
+
+def flush(path: str) -> None:
+    """A new file, and that it is there."""
+    pages.flush(path)
+    pages.flush(os.path.dirname(path))
 
 
 SIDES: dict[str, Callable[[Tensors, str], object]] = {
@@ -119,111 +93,67 @@ SIDES: dict[str, Callable[[Tensors, str], object]] = {
     "ingot, background, snapshot=False": ingot_background_shared,
     "safetensors": safetensors_cached,
     "safetensors, then fsync of file and directory": safetensors_durable,
-    "raw: 2 threads into a preallocated file": raw_cached,
+    "raw: 2 threads into a preallocated file": raw.saved,
     "raw: the same, then fsync": raw_durable,
 }
 
 
-def _pieces(tensors: Tensors):
-    """Where each part of the data goes, and the part; and how long the file is."""
-    views, at = [], 0
-    for tensor in tensors.values():
-        nbytes = tensor.nbytes
-        view = memoryview((ctypes.c_char * nbytes).from_address(tensor.data_ptr())).cast("B")
-        views += [(at + begin, view[begin : begin + CHUNK]) for begin in range(0, nbytes, CHUNK)]
-        at += nbytes
-    return iter(views), at
-
-
-def _flush(path: str, flags: int) -> None:
-    file = os.open(path, flags)
-    os.fsync(file)
-    os.close(file)
-
-
-def one(side: str, path: str, scale: float) -> dict:
+def one(side: str, path: str, scale: str) -> dict:
     """The first save of this process. The clock stops when the caller goes on."""
     import safetensors.torch
     import torch
 
     import ingot.torch  # noqa: F401
 
-    rows = max(1, round(4096 * scale))
+    rows = max(1, round(4096 * float(scale)))
     shapes = [(rows, 8192)] * 24 + [(rows, 2048)] * 32
     tensors = {
         f"layers.{i}.weight": torch.full(shape, i, dtype=torch.bfloat16) for i, shape in enumerate(shapes)
     }
     os.sync()
-    Path("/proc/self/clear_refs").write_text("5")
-    before = fresh.resident("VmRSS")
-    start = time.perf_counter()
-    pending = SIDES[side](tensors, path)
-    seconds = time.perf_counter() - start
-    if pending is not None:
-        pending.result()
-    peak = fresh.resident("VmHWM") - before
+    _, found = fresh.measured(
+        lambda: SIDES[side](tensors, path), lambda pending: pending is not None and pending.result()
+    )
     if not side.startswith("raw"):
-        found = safetensors.torch.load_file(path)
-        assert found.keys() == tensors.keys(), side
-        assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items()), side
+        import same
+
+        same.tensors(tensors, safetensors.torch.load_file(path))
     os.unlink(path)
-    return {"seconds": seconds, "peak_nbytes": peak}
+    return found
 
 
 def measure(place: Path, row: str, rounds: int, scale: float) -> dict[str, list[dict]]:
     def run(side: str) -> dict:
-        return fresh.run(Path(__file__), "--one", side, str(place / "new.safetensors"), str(scale))
+        return fresh.one(Path(__file__), side, place / "new.safetensors", scale)
 
-    return fresh.in_turn(rounds, run, tuple(ROWS[row]))
+    return in_turn(rounds, run, ROWS[row])
 
 
-def show(row: str, found: dict[str, list[dict]]) -> dict:
-    ours = next(iter(ROWS[row]))
-    medians = {side: statistics.median(run["seconds"] for run in runs) for side, runs in found.items()}
-    rows = {}
-    for side, runs in found.items():
-        ratio, peak = medians[side] / medians[ours], max(run["peak_nbytes"] for run in runs) / MIB
-        owed, aim = ROWS[row][side] or (None, None)
-        verdict = "" if owed is None else f"owed {owed:g}, aim {aim:g}"
-        print(f"{row:8} {side:48} {medians[side]:8.3f} s {peak:7.0f} MiB {ratio:7.2f}× {verdict}", flush=True)
-        samples = [run["seconds"] for run in runs]
-        rows[side] = {
-            "seconds": medians[side],
-            "ratio": ratio,
-            "owed": owed,
-            "aim": aim,
-            "beside_tensors_mib": peak,
-            "samples": samples,
-        }
-    return rows
+def show(row: str, runs: dict[str, list[dict]]) -> dict:
+    found = sides.figures(runs, next(iter(ROWS[row])), ROWS[row])
+    for side, figure in found.items():
+        mib = figure["beside_tensors_mib"] = sides.peak_mib(runs[side])
+        print(sides.line(row, side, figure, ROWS[row][side], mib), flush=True)
+    return found
 
 
 def main() -> None:
     import record
 
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--dir", type=Path, help="where to put 2 GB (default: a temporary directory)")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--scale", type=float, default=1.0, help="shrink the file, for trying the code")
+    parser = options.parser(__doc__, room="2 GB", scaled=True, figures=True)
     parser.add_argument("--rows", choices=tuple(ROWS), help="only these")
-    parser.add_argument("--json", type=Path, help="write the figures here too")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="ingot-bench-", dir=given.dir) as directory:
-        found = record.conditions(Path(directory), given.scale)
+    with options.place(given.dir) as directory:
+        found = record.conditions(directory, given.scale)
         for row in ROWS:
             if given.rows in (None, row):
-                found[row] = show(row, measure(Path(directory), row, given.rounds, given.scale))
+                found[row] = show(row, measure(directory, row, given.rounds, given.scale))
     for row in ("cached", "durable"):
         if row in found:
-            most = next(iter(found[row].values()))["beside_tensors_mib"]
-            owed, aim = (goal // MIB for goal in PEAK_GOAL)
-            print(f"{row:8} ingot takes {most:.0f} MiB beside the tensors: owed {owed} MiB, aim {aim} MiB")
+            print(sides.memory(row, next(iter(found[row].values()))["beside_tensors_mib"], PEAK_GOAL))
     if given.json:
-        given.json.write_text(json.dumps(found, indent=1) + "\n")
+        record.keep(found, given.json)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--one"]:
-        print(json.dumps(one(sys.argv[2], sys.argv[3], float(sys.argv[4]))))
-    else:
-        main()
+    fresh.start(one, main)

@@ -1,5 +1,8 @@
 """Saving whole files."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import bintensors.torch
 import safetensors.numpy
 import safetensors.torch
@@ -10,6 +13,9 @@ import same
 from duel import Duel, Samples
 from workplace import Workplace, small_tensors
 
+Write = Callable[[Path], object]
+Compare = Callable[[Path, Path], None]
+
 
 def torch_small(full: int):
     return _saving(
@@ -17,32 +23,42 @@ def torch_small(full: int):
     )
 
 
+def as_new_files(
+    place: Workplace, name: str, ours: Write, theirs: Write, assert_same: Compare, rounds: int
+) -> Samples:
+    """Both write a new file in every round.
+
+    Renaming over an old one makes some file systems flush the data first, and the row would time the disk.
+    """
+    our_path, their_path = (place.directory / f"{who}-{name}" for who in ("ours", "theirs"))
+
+    def reset() -> None:
+        our_path.unlink(missing_ok=True)
+        their_path.unlink(missing_ok=True)
+
+    def assert_written(_ours: object, _theirs: object) -> None:
+        # What the call under the clock wrote is gone by now, so both write once more.
+        ours(our_path)
+        theirs(their_path)
+        assert_same(our_path, their_path)
+
+    try:
+        return Duel(lambda: ours(our_path), lambda: theirs(their_path), assert_written, reset).run(rounds)
+    finally:
+        reset()
+
+
 def _saving(tensors, ours, theirs, suffix: str = ".safetensors", durable: bool = False):
     def measure(place: Workplace, rounds: int) -> Samples:
         held = tensors(place)
-        our_path, their_path = (place.directory / f"{who}{suffix}" for who in ("ours", "theirs"))
-
-        def reset() -> None:
-            # Both write a new file. Renaming over an old one makes some file systems flush the data first,
-            # and the row would time the disk.
-            our_path.unlink(missing_ok=True)
-            their_path.unlink(missing_ok=True)
-
-        def assert_same(_ours: object, _theirs: object) -> None:
-            # What the call under the clock wrote is gone by now, so both write once more.
-            ours(held, our_path, durable=durable)
-            theirs(held, their_path)
-            same.files(our_path, their_path)
-
-        try:
-            return Duel(
-                lambda: ours(held, our_path, durable=durable),
-                lambda: theirs(held, their_path),
-                assert_same,
-                reset,
-            ).run(rounds)
-        finally:
-            reset()
+        return as_new_files(
+            place,
+            f"saved{suffix}",
+            lambda path: ours(held, path, durable=durable),
+            lambda path: theirs(held, path),
+            same.files,
+            rounds,
+        )
 
     return measure
 

@@ -13,23 +13,8 @@ import opening
 import saving
 import slicing
 from duel import Samples
+from goal import Goal
 from workplace import Workplace
-
-
-@dataclass(frozen=True)
-class Goal:
-    """The figure owed, and the one aimed at."""
-
-    owed: float
-    aim: float
-    # The ratio to the peer, of which more is better, or our own figure, of which less is better.
-    of: Literal["ratio", "figure"] = "ratio"
-
-    def met(self, figure: float) -> Literal["aim met", "owed met", "MISSED"]:
-        for word, bound in (("aim met", self.aim), ("owed met", self.owed)):
-            if figure >= bound if self.of == "ratio" else figure <= bound:
-                return word
-        return "MISSED"
 
 
 @dataclass(frozen=True)

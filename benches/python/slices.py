@@ -6,12 +6,8 @@ host of a virtual machine finds memory.
 """
 
 import argparse
-import json
+import mmap
 import statistics
-import sys
-import tempfile
-import time
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +19,11 @@ import torch
 import fresh
 import ingot
 import ingot.torch
+import options
+import pages
+import same
+from goal import Goal
+from turns import in_turn
 
 MATRICES, SIZE = 32, 4096
 EIGHTH = slice(SIZE // 8, SIZE // 4)
@@ -38,9 +39,8 @@ class Case:
     what: str
     ours: Callable[[Path, str], Tensors]
     theirs: Callable[[Path, str], Tensors]
-    # Owed against the peer's mmap and its pread, and the aim.
-    owed: tuple[float, float]
-    aim: tuple[float, float]
+    # Against the peer's mmap and its pread.
+    goals: dict[str, Goal]
 
 
 def ours_sliced(*index: slice) -> Callable[[Path, str], Tensors]:
@@ -89,39 +89,40 @@ def theirs_converted(path: Path, backend: str) -> Tensors:
 
 CASES = {
     "rows": Case(
-        "1/8 of the rows of each matrix", ours_sliced(EIGHTH), theirs_sliced(EIGHTH), (1, 1), (1, 1)
+        "1/8 of the rows of each matrix",
+        ours_sliced(EIGHTH),
+        theirs_sliced(EIGHTH),
+        {"mmap": Goal(1, 1), "pread": Goal(1, 1)},
     ),
     "columns": Case(
         "1/8 of the columns of each matrix",
         ours_sliced(WHOLE, EIGHTH),
         theirs_sliced(WHOLE, EIGHTH),
-        (1.5, 6),
-        (3, 8),
+        {"mmap": Goal(1.5, 3), "pread": Goal(6, 8)},
     ),
     "few": Case(
-        "64 columns of one matrix", few(ingot.safe_open), few(safetensors.safe_open), (1, 6), (1.5, 8)
+        "64 columns of one matrix",
+        few(ingot.safe_open),
+        few(safetensors.safe_open),
+        {"mmap": Goal(1, 1.5), "pread": Goal(6, 8)},
     ),
-    "convert": Case("all of it, f32 to bf16", ours_converted, theirs_converted, (1.5, 1.5), (2.5, 2.5)),
+    "convert": Case(
+        "all of it, f32 to bf16",
+        ours_converted,
+        theirs_converted,
+        {"mmap": Goal(1.5, 2.5), "pread": Goal(1.5, 2.5)},
+    ),
 }
 SIDES = ("ingot mmap", "ingot pread", "safetensors mmap", "safetensors pread")
 
 
-def child(path: Path, case: str, side: str, touched: int) -> dict:
+def one(path: str, case: str, side: str, touched: str) -> dict:
     """One reading, timed."""
     library, backend = side.split()
     read = CASES[case].ours if library == "ingot" else CASES[case].theirs
-    junk = torch.ones(touched, dtype=torch.uint8)
-    del junk
-    before = fresh.resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")
-    start = time.perf_counter()
-    tensors = read(path, backend)
-    seconds = time.perf_counter() - start
-    peak = fresh.resident("VmHWM") - before
-    digest = 0
-    for name in sorted(tensors):
-        digest = zlib.crc32(tensors[name].contiguous().view(torch.uint8).numpy(), digest)
-    return {"seconds": seconds, "peak": peak, "digest": digest}
+    pages.touch(int(touched), [mmap.MADV_NOHUGEPAGE])
+    tensors, found = fresh.measured(lambda: read(Path(path), backend))
+    return found | {"digest": same.digest(tensors)}
 
 
 def make(path: Path) -> None:
@@ -130,60 +131,46 @@ def make(path: Path) -> None:
     path.read_bytes()
 
 
-def table(path: Path, cases: list[str], rounds: int) -> None:
-    program = Path(__file__)
-    for case in cases:
-        found = fresh.in_turn(
-            rounds,
-            lambda side, case=case: fresh.run(program, "--child", case, side, "--file", str(path)),
-            SIDES,
+def show(case: Case, found: dict[str, list[dict]], rounds: int) -> None:
+    assert len({run["digest"] for runs in found.values() for run in runs}) == 1, f"{case.what}: bytes differ"
+    seconds = {side: statistics.median(run["seconds"] for run in runs) for side, runs in found.items()}
+    peaks = {side: statistics.median(run["peak_nbytes"] for run in runs) for side, runs in found.items()}
+    print(f"{case.what}, {rounds} rounds")
+    for side, runs in found.items():
+        spread = sorted(run["seconds"] * 1e3 for run in runs)
+        print(
+            f"    {side:<18} {seconds[side] * 1e3:8.1f} ms ({spread[0]:.1f} to {spread[-1]:.1f})"
+            f", peak {peaks[side] / 2**20:6.0f} MiB"
         )
-        digests = {one["digest"] for ones in found.values() for one in ones}
-        assert len(digests) == 1, f"{case}: the bytes differ"
-        seconds = {side: statistics.median(one["seconds"] for one in ones) for side, ones in found.items()}
-        peaks = {side: statistics.median(one["peak"] for one in ones) for side, ones in found.items()}
-        print(f"{CASES[case].what}, {rounds} rounds")
-        for side in SIDES:
-            spread = sorted(one["seconds"] * 1e3 for one in found[side])
-            print(
-                f"    {side:<18} {seconds[side] * 1e3:8.1f} ms ({spread[0]:.1f} to {spread[-1]:.1f})"
-                f", peak {peaks[side] / 2**20:6.0f} MiB"
-            )
-        for place, backend in enumerate(("mmap", "pread")):
-            ratio = seconds[f"safetensors {backend}"] / seconds[f"ingot {backend}"]
-            memory = peaks[f"ingot {backend}"] / peaks[f"safetensors {backend}"]
-            owed, aim = CASES[case].owed[place], CASES[case].aim[place]
-            verdict = "aim met" if ratio >= aim else "owed met" if ratio >= owed else "MISSED"
-            print(
-                f"    against {backend}: {ratio:.2f} (owed {owed}, aim {aim}): {verdict}; memory {memory:.2f}"
-            )
-        sys.stdout.flush()
+    for backend, goal in case.goals.items():
+        ratio = seconds[f"safetensors {backend}"] / seconds[f"ingot {backend}"]
+        memory = peaks[f"ingot {backend}"] / peaks[f"safetensors {backend}"]
+        print(
+            f"    against {backend}: {ratio:.2f} ({goal}): {goal.met(ratio)}; memory {memory:.2f}", flush=True
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--dir", type=Path, help="where to put the file of 2 GiB (default: a temporary directory)"
-    )
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = options.parser(__doc__, room="2 GiB")
     parser.add_argument("--only", choices=tuple(CASES))
     parser.add_argument("--touched", type=int, default=4 << 30, help="bytes to touch and free before each")
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.child:
-        print(json.dumps(child(given.file, *given.child, given.touched)))
-        return
-    with tempfile.TemporaryDirectory(prefix="ingot-bench-", dir=given.dir) as directory:
-        path = given.file or Path(directory) / "matrices.safetensors"
+    with options.place(given.dir) as directory:
+        path = given.file or directory / "matrices.safetensors"
         if not path.exists():
             make(path)
         print(
             f"safetensors {safetensors.__version__}, torch {torch.__version__}; warm, 2 GiB of f32",
             flush=True,
         )
-        table(path, [given.only] if given.only else list(CASES), given.rounds)
+        for name in [given.only] if given.only else CASES:
+
+            def run(side: str, name: str = name) -> dict:
+                return fresh.one(Path(__file__), path, name, side, given.touched)
+
+            show(CASES[name], in_turn(given.rounds, run, SIDES), given.rounds)
 
 
 if __name__ == "__main__":
-    main()
+    fresh.start(one, main)

@@ -1,0 +1,23 @@
+"""What is owed of a figure, and what is aimed at."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The figure owed, and the one aimed at."""
+
+    owed: float
+    aim: float
+    # The ratio to the peer, of which more is better, or our own figure, of which less is better.
+    of: Literal["ratio", "figure"] = "ratio"
+
+    def met(self, figure: float) -> Literal["aim met", "owed met", "MISSED"]:
+        for word, bound in (("aim met", self.aim), ("owed met", self.owed)):
+            if figure >= bound if self.of == "ratio" else figure <= bound:
+                return word
+        return "MISSED"
+
+    def __str__(self) -> str:
+        return f"owed {self.owed:g}, aim {self.aim:g}"

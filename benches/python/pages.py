@@ -1,0 +1,63 @@
+"""Memory of the system, and what it keeps of files in it."""
+
+import ctypes
+import mmap
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HUGE = 2 << 20
+MADV_POPULATE_WRITE = 23
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def private(nbytes: int, kind: int = mmap.MADV_HUGEPAGE) -> tuple[memoryview, int]:
+    """Memory that nothing was written to, on the border of a huge page, and its address."""
+    view = memoryview(mmap.mmap(-1, nbytes + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    address = ctypes.addressof(ctypes.c_char.from_buffer(view))
+    skip = -address % HUGE
+    _advise(address + skip, nbytes, kind)
+    return view[skip : skip + nbytes], address + skip
+
+
+def populate(address: int, nbytes: int) -> None:
+    """Write to every page, in one call instead of a fault for each."""
+    _advise(address, nbytes, MADV_POPULATE_WRITE)
+
+
+def _advise(address: int, nbytes: int, advice: int) -> None:
+    if LIBC.madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), advice):
+        error = ctypes.get_errno()
+        raise OSError(error, f"madvise({advice}): {os.strerror(error)}")
+
+
+def touch(nbytes: int, kinds: Iterable[int] = (mmap.MADV_NOHUGEPAGE, mmap.MADV_HUGEPAGE)) -> None:
+    """Has the host find memory, and frees it.
+
+    In small pages and then in huge ones: the system keeps the two apart when they are freed, and each side
+    shall find what it asks for, whichever that is. On every core, since a host takes a while for each page.
+    """
+    cores = len(os.sched_getaffinity(0))
+    # Of whole huge pages, so that no two threads want the same one.
+    step = -(-nbytes // cores // HUGE) * HUGE
+    for kind in kinds:
+        memory, start = private(step * cores, kind)
+        with ThreadPoolExecutor(cores) as pool:
+            list(pool.map(lambda core, start=start: populate(start + core * step, step), range(cores)))
+        del memory
+
+
+def flush(path: str | Path) -> None:
+    """Bring a file, or the entries of a directory, to the disk."""
+    file = os.open(path, os.O_RDONLY)
+    os.fsync(file)
+    os.close(file)
+
+
+def drop(path: str | Path) -> None:
+    """Take a file out of the page cache."""
+    flush(path)
+    file = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(file)

@@ -1,0 +1,15 @@
+"""Sides that take turns, so that none gains from its place or from a machine that was quicker for a while."""
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+Taken = TypeVar("Taken")
+
+
+def in_turn(rounds: int, measure: Callable[[str], Taken], sides: Iterable[str]) -> dict[str, list[Taken]]:
+    """`measure` of every side, `rounds` times. The first of a round is the last of the next."""
+    found: dict[str, list[Taken]] = {side: [] for side in sides}
+    for round_ in range(rounds):
+        for side in found if round_ % 2 == 0 else reversed(found):
+            found[side].append(measure(side))
+    return found
