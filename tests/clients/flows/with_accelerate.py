@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 import torch
 from accelerate import Accelerator, disk_offload, init_empty_weights, load_checkpoint_and_dispatch
@@ -61,12 +61,14 @@ def load(folder: Path, note: Note) -> None:
         note(f"{name}, converted", model)
 
     places = {"first": "cpu", "second": "disk", "third": "cpu"}
-    model = load_checkpoint_and_dispatch(
-        empty(), folder / "sharded", device_map=places, offload_folder=mkdtemp()
-    )
-    note("dispatched to disk", model)
-    note("dispatched to disk: result", model(INPUT))
-    note("offloaded: result", disk_offload(Layers(), mkdtemp())(INPUT))
+    with TemporaryDirectory() as offloaded:
+        model = load_checkpoint_and_dispatch(
+            empty(), folder / "sharded", device_map=places, offload_folder=offloaded
+        )
+        note("dispatched to disk", model)
+        note("dispatched to disk: result", model(INPUT))
+    with TemporaryDirectory() as offloaded:
+        note("offloaded: result", disk_offload(Layers(), offloaded)(INPUT))
 
     note("second", load_state_dict(str(folder / "second.safetensors")))
     note("second, by device", load_state_dict(str(folder / "second.safetensors"), device_map={"": "cpu"}))

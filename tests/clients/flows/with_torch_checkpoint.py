@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
@@ -38,12 +39,13 @@ def zeros() -> State:
     return {name: torch.zeros_like(tensor) for name, tensor in values().items()}
 
 
-def on_all_ranks(work: Callable[[Path, Path], None], folder: Path) -> Path:
+@contextmanager
+def on_all_ranks(work: Callable[[Path, Path], None], folder: Path) -> Iterator[Path]:
     """Do `work` on every rank, and give the directory of their own that they were lent."""
-    own = Path(mkdtemp())
-    # Forked, because a fresh process would have to be told what `safetensors` stands for.
-    start_processes(joined, (work, folder, own), nprocs=RANKS, start_method="fork")
-    return own
+    with TemporaryDirectory() as own:
+        # Forked, because a fresh process would have to be told what `safetensors` stands for.
+        start_processes(joined, (work, folder, Path(own)), nprocs=RANKS, start_method="fork")
+        yield Path(own)
 
 
 def joined(rank: int, work: Callable[[Path, Path], None], folder: Path, own: Path) -> None:
@@ -74,7 +76,8 @@ def load_shards(folder: Path, own: Path) -> None:
 
 
 def save(folder: Path, note: Note) -> None:
-    on_all_ranks(save_shards, folder)
+    with on_all_ranks(save_shards, folder):
+        pass
     dcp.save(values(), storage_writer=HuggingFaceStorageWriter(str(folder / "whole")), no_dist=True)
     dcp.save(values(), storage_writer=HuggingFaceStorageWriter(str(folder / "parted"), FILES), no_dist=True)
     (folder / "consolidated later").mkdir()
@@ -91,9 +94,9 @@ def load(folder: Path, note: Note) -> None:
         note(name, state)
     for file in sorted(folder.glob("consolidated*/*.safetensors")):
         note(str(file.relative_to(folder)), load_file(file))
-    own = on_all_ranks(load_shards, folder)
-    for rank in range(RANKS):
-        note(f"rank {rank}", torch.load(own / f"{rank}.pt"))
+    with on_all_ranks(load_shards, folder) as own:
+        for rank in range(RANKS):
+            note(f"rank {rank}", torch.load(own / f"{rank}.pt"))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 import torch
 from flow import Note, main
@@ -54,11 +54,12 @@ def load(folder: Path, note: Note) -> None:
     # Layers on disk stay in the model's own file, and are opened when their turn comes.
     parts = ["model.embed_tokens", "model.layers.0", "model.norm", "model.rotary_emb", "lm_head"]
     places = {**dict.fromkeys(parts, "cpu"), "model.layers.1": "disk", "model.layers.2": "disk"}
-    offloaded = LlamaForCausalLM.from_pretrained(
-        folder / "sharded", device_map=places, offload_folder=mkdtemp()
-    )
-    note("offloaded", offloaded)
-    note("offloaded: logits", offloaded(TOKENS).logits)
+    with TemporaryDirectory() as disk:
+        offloaded = LlamaForCausalLM.from_pretrained(
+            folder / "sharded", device_map=places, offload_folder=disk
+        )
+        note("offloaded", offloaded)
+        note("offloaded: logits", offloaded(TOKENS).logits)
 
     note("index", json.loads((folder / "sharded" / "model.safetensors.index.json").read_text()))
 
