@@ -9,27 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import ingot
+from dtypes import BITS
 
 INDEX = "model.safetensors.index.json"
-BITS = {
-    "F4": 4,
-    "F6_E2M3": 6,
-    "F6_E3M2": 6,
-    "BOOL": 8,
-    "U8": 8,
-    "I8": 8,
-    "F8_E4M3": 8,
-    "F8_E8M0": 8,
-    "I16": 16,
-    "F16": 16,
-    "BF16": 16,
-    "I32": 32,
-    "U32": 32,
-    "F32": 32,
-    "C64": 64,
-    "I64": 64,
-    "U64": 64,
-}
 
 
 def zeros(tensors: list[list[Any]]) -> dict[str, Any]:

@@ -12,13 +12,12 @@ import pytest
 import ingot
 import ingot.numpy
 
+from .hubs import NEAR, TOKEN, find_nothing, take_the_place
 from .servers import Handler, Request, Server, serving
 
 TENSORS = {"a": np.arange(300_000), "b": np.float32(1.5)}
 DATA = ingot.numpy.save(TENSORS)
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-#: Both hosts of the look-alike are on loopback, which redirects do not lead to otherwise.
-NEAR = {"allow_private_redirects": True, "retries": 1}
 
 
 class Hub:
@@ -34,10 +33,8 @@ class Hub:
         if request.path == "/me/old/resolve/main/model.safetensors":
             handler.head(307, Location=self.path, Content_Length=0)
         elif request.path != self.path:
-            handler.head(
-                404, X_Error_Code="EntryNotFound", X_Error_Message="Entry not found", Content_Length=0
-            )
-        elif request.headers.get("authorization") != "Bearer hf_right":
+            find_nothing(handler)
+        elif request.headers.get("authorization") != f"Bearer {TOKEN}":
             handler.head(401, X_Error_Message="Access to model me/gpt is restricted", Content_Length=0)
         else:
             handler.head(
@@ -60,12 +57,8 @@ class Hub:
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     hub = Hub()
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "HF_HUB_CACHE", "HF_TOKEN_PATH"):
-        monkeypatch.delenv(name, raising=False)
     with serving(hub.answer) as hub.hub, serving(hub.blob, host="127.0.0.2") as hub.cdn:
-        monkeypatch.setenv("HF_ENDPOINT", hub.hub.url(""))
-        monkeypatch.setenv("HF_HOME", str(tmp_path))
-        monkeypatch.setenv("HF_TOKEN", "hf_right")
+        take_the_place(hub.hub, tmp_path, monkeypatch)
         yield hub
 
 

@@ -20,6 +20,7 @@ import ingot
 from counted_models import INDEX, files_of, write
 from vectors.case import counts
 
+from .hubs import TOKEN, take_the_place
 from .servers import Handler, Request, Server, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -27,7 +28,6 @@ API = "/api/models/me/gpt/safetensors-metadata/"
 SHARDED = [case for case in counts() if len(case["files"]) > 1]
 SINGLE = [case for case in counts() if len(case["files"]) == 1]
 SHARDS = next(case for case in counts() if case["name"] == "mlx-across-shards")
-TOKEN = "hf_secret"
 
 cases = pytest.mark.parametrize
 
@@ -81,14 +81,10 @@ class Hub:
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     hub = Hub(files_of(SHARDS))
     hub.documents[INDEX] = json.dumps(document_of(hub.files)).encode()
-    for name in ("HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "HF_HUB_CACHE", "HF_TOKEN_PATH"):
-        monkeypatch.delenv(name, raising=False)
     # The client of the Hub looks at its environment once, when it is imported.
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "client"))
     with serving(hub.answer) as hub.server, serving(hub.answer) as hub.other:
-        monkeypatch.setenv("HF_ENDPOINT", hub.server.url(""))
-        monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        take_the_place(hub.server, tmp_path / "home", monkeypatch)
         yield hub
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +10,7 @@ import pytest
 import ingot
 import ingot.numpy
 
+from .ctrl_c import interrupted, stalling
 from .servers import Handler, Request, good, serving
 
 ONE = {"big": np.arange(5_000_000), "b": np.arange(7, dtype=np.float32), "c": np.arange(50_000)}
@@ -71,21 +70,6 @@ def test_a_url_that_changes_meanwhile_is_named_and_the_old_file_stays(tmp_path: 
 
 
 def test_ctrl_c_ends_a_merge_from_a_server_that_stalls(tmp_path: Path) -> None:
-    stall = threading.Event()
-
-    def answer(handler: Handler, request: Request) -> None:
-        if request.range[0] == 0:
-            handler.part(DATA, request, ETag='"v1"')
-        else:
-            stall.wait(30)
-
-    with serving(answer) as server:
-        timer = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])
-        timer.start()
-        try:
-            with pytest.raises(KeyboardInterrupt):
-                ingot.merge([server.url()], tmp_path / "out.safetensors")
-        finally:
-            timer.cancel()
-            stall.set()
+    with stalling(DATA) as server, interrupted():
+        ingot.merge([server.url()], tmp_path / "out.safetensors")
     assert list(tmp_path.iterdir()) == []

@@ -15,12 +15,11 @@ import pytest
 import ingot
 import ingot.numpy
 
+from .hubs import NEAR, TOKEN, find_nothing, take_the_place
 from .servers import Handler, Request, Server, serving
 from .shards import INDEX, NAMES, checkpoint, folder, same, tensors
 
 OLD, NEW = "0" * 39 + "1", "0" * 39 + "2"
-#: Both hosts of the look-alike are on loopback, which redirects do not lead to otherwise.
-NEAR = {"allow_private_redirects": True, "retries": 1}
 
 
 def sha256(data: bytes) -> str:
@@ -45,12 +44,10 @@ class Hub:
         self.asked(name)
         commit = {"main": self.main}.get(revision, revision)
         files = self.commits.get(commit, {})
-        if request.headers.get("authorization") != "Bearer hf_right":
+        if request.headers.get("authorization") != f"Bearer {TOKEN}":
             handler.head(401, X_Error_Message="Invalid username or password.", Content_Length=0)
         elif (owner, repo, page) != ("me", "gpt", "resolve") or name not in files:
-            handler.head(
-                404, X_Error_Code="EntryNotFound", X_Error_Message="Entry not found", Content_Length=0
-            )
+            find_nothing(handler)
         elif name.endswith(".json"):
             handler.part(files[name], request, X_Repo_Commit=commit, ETag=f'"{commit}"')
         else:
@@ -75,12 +72,8 @@ class Hub:
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     hub = Hub()
-    for name in ("HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "HF_HUB_CACHE", "HF_TOKEN_PATH"):
-        monkeypatch.delenv(name, raising=False)
     with serving(hub.answer) as hub.hub, serving(hub.blob, host="127.0.0.2") as hub.cdn:
-        monkeypatch.setenv("HF_ENDPOINT", hub.hub.url(""))
-        monkeypatch.setenv("HF_HOME", str(tmp_path))
-        monkeypatch.setenv("HF_TOKEN", "hf_right")
+        take_the_place(hub.hub, tmp_path, monkeypatch)
         yield hub
 
 

@@ -1,0 +1,42 @@
+"""Ctrl-C while a server stalls."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from .servers import Handler, Request, Server, serving
+
+
+@contextmanager
+def stalling(data: bytes) -> Iterator[Server]:
+    """Serve the start of a file, and have every other request wait until this ends."""
+    over = threading.Event()
+
+    def answer(handler: Handler, request: Request) -> None:
+        if request.range[0] == 0:
+            handler.part(data, request, ETag='"v1"')
+        else:
+            over.wait(30)
+
+    with serving(answer) as server:
+        try:
+            yield server
+        finally:
+            over.set()
+
+
+@contextmanager
+def interrupted() -> Iterator[None]:
+    """What is done within has to end by the Ctrl-C that comes after half a second."""
+    timer = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    finally:
+        timer.cancel()
