@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 
 Spec = tuple[str, tuple[int, ...]]
-NBYTES = {"F32": 4, "BF16": 2, "F8_E4M3": 1}
+NBYTES = {"F32": 4, "BF16": 2, "F8_E4M3": 1, "U8": 1}
 INDEX = "model.safetensors.index.json"
 
 

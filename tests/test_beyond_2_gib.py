@@ -1,0 +1,132 @@
+"""Tensors of more bytes than the system moves in one call: Linux stops at 2 GiB less a page, others at 2 GiB.
+
+The files are holes, but for bytes on both sides of the places where a call, or a number of 32 bits, ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy
+import pytest
+
+import ingot
+import ingot.numpy
+import ingot.torch
+from sparse_models import write_file
+
+# What Linux reads or writes in one call at most: MAX_RW_COUNT.
+CALL = 0x7FFF_F000
+TWO_GIB, FOUR_GIB = 1 << 31, 1 << 32
+# Just over 2 GiB, and no multiple of a page or of a word.
+NBYTES = TWO_GIB + 4097
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where files may have holes. It is emptied, since a copy of a hole may be none."""
+    folder = tmp_path_factory.mktemp("large")
+    with (folder / "hole").open("wb") as file:
+        try:
+            file.truncate(2 * FOUR_GIB)
+        except OSError:
+            pytest.skip("the file system has no files of this size")
+    if (folder / "hole").stat().st_blocks > 8:
+        pytest.skip("the file system has no sparse files")
+    yield folder
+    for path in folder.iterdir():
+        path.unlink()
+
+
+@pytest.fixture(scope="module")
+def large(folder: Path) -> Path:
+    """A file with one tensor of just over 2 GiB: a hole with marks. Nobody writes to it."""
+    return marked_file(folder / "large", NBYTES)
+
+
+def marks(nbytes: int) -> dict[int, int]:
+    """Where a byte of the tensor is not 0, and what it is."""
+    edges = (0, CALL, TWO_GIB, FOUR_GIB, nbytes)
+    places = sorted({edge + step for edge in edges for step in (-1, 0)})
+    return {place: mark for mark, place in enumerate(places, 1) if 0 <= place < nbytes}
+
+
+def marked_file(path: Path, nbytes: int) -> Path:
+    """A file with one tensor, `a`."""
+    write_file(path, {"a": ("U8", (nbytes,))})
+    begin = path.stat().st_size - nbytes
+    with path.open("r+b") as file:
+        for place, mark in marks(nbytes).items():
+            file.seek(begin + place)
+            file.write(bytes([mark]))
+    return path
+
+
+def assert_marked(tensor: Any) -> None:
+    """The marks are in their places, and nothing else is anywhere."""
+    expected = marks(NBYTES)
+    assert tensor.shape == (NBYTES,)
+    assert {place: int(tensor[place]) for place in expected} == expected
+    words = numpy.asarray(tensor)[: NBYTES // 8 * 8].view(numpy.uint64)
+    total = sum(mark << place % 8 * 8 for place, mark in expected.items() if place < NBYTES // 8 * 8)
+    assert int(words.sum()) == total
+
+
+def test_it_is_loaded_whole_into_memory_that_is_there(large: Path) -> None:
+    array = numpy.empty(NBYTES, numpy.uint8)
+    for backend in ("mmap", "pread"):
+        array[list(marks(NBYTES))] = 0
+        assert ingot.numpy.load_file(large, backend=backend, out={"a": array})["a"] is array
+        assert_marked(array)
+
+
+def test_it_is_loaded_whole_into_memory_that_is_made_for_it(large: Path) -> None:
+    assert_marked(ingot.torch.load_file(large, backend="pread")["a"])
+
+
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+def test_slices_begin_and_end_past_every_limit(folder: Path, backend: Literal["mmap", "pread"]) -> None:
+    nbytes = FOUR_GIB + 4097
+    expected = marks(nbytes)
+    with ingot.safe_open(marked_file(folder / "slices", nbytes), "np", backend=backend) as file:
+        part = file.get_slice("a")
+        for place in expected:
+            begin = max(place - 3, 0)
+            around = part[begin : min(place + 4, nbytes)].tolist()
+            assert around == [expected.get(begin + step, 0) for step in range(len(around))]
+        # Steps as long as a call.
+        assert part[:: CALL - 1].tolist() == [expected.get(at, 0) for at in range(0, nbytes, CALL - 1)]
+        assert part[-1:].tolist() == [expected[nbytes - 1]]
+
+
+def test_it_is_viewed_and_hashed_whole(large: Path) -> None:
+    view = ingot.numpy.load_file(large, backend="mmap")["a"]
+    assert view.shape == (NBYTES,)
+    assert {place: int(view[place]) for place in marks(NBYTES)} == marks(NBYTES)
+    with large.open("rb") as file:
+        assert ingot.hash(large) == hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def test_it_goes_into_another_file_whole(large: Path, folder: Path) -> None:
+    out = folder / "rewritten.bt"
+    ingot.rewrite(large, out, rename={"a": "b"}, durable=False)
+    with ingot.safe_open(out, "np", backend="mmap") as file:
+        assert file.format == "bintensors"
+        assert_marked(file.get_tensor("b"))
+    out.unlink()
+
+
+def test_it_is_saved_whole_and_with_the_digest_of_all_of_it(folder: Path) -> None:
+    path, array = folder / "saved", numpy.zeros(NBYTES, numpy.uint8)
+    for place, mark in marks(NBYTES).items():
+        array[place] = mark
+    ingot.numpy.save_file({"a": array}, path, durable=False, checksums="xxh3")
+    del array
+    # It compares all bytes with a digest that was taken before they were written.
+    assert ingot.verify(path)
+    with ingot.safe_open(path, "np", backend="mmap") as file:
+        assert_marked(file.get_tensor("a"))
+    path.unlink()
