@@ -798,6 +798,23 @@ except KeyboardInterrupt:
     assert run(program, folder=tmp_path).said() == [True, True, []]
 
 
+def test_bytes_take_memory_as_they_are_filled_and_not_before(tmp_path: Path) -> None:
+    # Memory that is touched when it is made is touched while no other thread can run.
+    program = """
+import ingot._native
+nbytes, taken = 256 << 20, []
+before = memory("VmRSS")
+
+def fetch(begin, end):
+    taken.append(memory("VmRSS") - before)
+    return numpy.full(end - begin, 7, numpy.uint8)
+
+whole = ingot._native.serialize({"a": 0}, lambda name, _: ("U8", [nbytes], fetch), None, "safetensors")
+say([taken[0] < 64 << 20, taken[-1] > 192 << 20, whole[-nbytes:] == bytes([7]) * nbytes])
+"""
+    assert run(program, folder=tmp_path).said() == [True, True, True]
+
+
 def test_ctrl_c_ends_a_save_to_memory(tmp_path: Path) -> None:
     program = """
 # Put in order while it is copied, which takes long.

@@ -16,7 +16,7 @@ use crate::intake::{Exporter, Item, borrowed, items, metadata_of_new};
 use crate::open::file_path;
 use crate::produced::Raised;
 use crate::shared::refuse_shared;
-use crate::tensor::Imported;
+use crate::tensor::{Imported, Room, bytes_of};
 use crate::watch::Signals;
 
 /// Takes over all that goes into a file. See `_native.pyi`.
@@ -181,13 +181,14 @@ pub(crate) fn serialize<'py>(
     let payloads: Vec<Payload<'_>> = contents.tensors.iter().map(Imported::payload).collect();
     let nbytes = to_usize(layout.header.file_nbytes())
         .ok_or_else(|| PyMemoryError::new_err("too large for memory"))?;
-    PyBytes::new_with(py, nbytes, |file| {
-        let (head, data) = file.split_at_mut(layout.head.len());
-        head.copy_from_slice(&layout.head);
-        let copied = Signals::detach(py, |signals| match copy_all(&payloads, data, signals) {
-            Ok(true) => Ok(Ok(())),
-            Ok(false) => Err(Error::Interrupted),
-            Err(fault) => Ok(Err(fault)),
+    bytes_of(py, nbytes, |room| {
+        let copied = Signals::detach(py, |signals| {
+            room.next(layout.head.len()).copy_from_slice(&layout.head);
+            match copy_all(&payloads, room, signals) {
+                Ok(true) => Ok(Ok(())),
+                Ok(false) => Err(Error::Interrupted),
+                Err(fault) => Ok(Err(fault)),
+            }
         })?;
         copied.map_err(|fault| exporter.raised.take().unwrap_or_else(|| fault.into()))
     })
@@ -220,8 +221,8 @@ pub(crate) fn stream(
         if len == 0 {
             return Ok(());
         }
-        let piece = PyBytes::new_with(py, len, |into| {
-            let filled = py.detach(|| fill(&parts, place, into));
+        let piece = bytes_of(py, len, |room| {
+            let filled = py.detach(|| fill(&parts, place, room.next(len)));
             filled.map_err(|fault| exporter.raised.take().unwrap_or_else(|| fault.into()))
         })?;
         write.call1((piece,))?;
@@ -260,13 +261,13 @@ fn fill(parts: &[Payload<'_>], (part, mut at): (usize, u64), into: &mut [u8]) ->
 }
 
 /// Copies all bytes; false when it was interrupted.
-fn copy_all(payloads: &[Payload<'_>], data: &mut [u8], watch: &dyn Watch) -> std::io::Result<bool> {
-    let mut rest = data;
+fn copy_all(payloads: &[Payload<'_>], room: &mut Room<'_>, watch: &dyn Watch) -> std::io::Result<bool> {
     let mut unasked = 0;
     for payload in payloads {
-        let len = to_usize(payload.nbytes()).unwrap_or(rest.len());
-        let (place, after) = rest.split_at_mut(len);
-        for (number, piece) in place.chunks_mut(PIECE).enumerate() {
+        let mut begin = 0;
+        while begin < payload.nbytes() {
+            let left = to_usize(payload.nbytes() - begin).unwrap_or(PIECE);
+            let piece = room.next(left.min(PIECE));
             unasked += piece.len();
             if unasked >= PIECE {
                 if watch.interrupted() {
@@ -274,9 +275,9 @@ fn copy_all(payloads: &[Payload<'_>], data: &mut [u8], watch: &dyn Watch) -> std
                 }
                 unasked = 0;
             }
-            payload.read(to_u64(number * PIECE), piece)?;
+            payload.read(begin, piece)?;
+            begin += to_u64(piece.len());
         }
-        rest = after;
     }
     Ok(true)
 }

@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_int, c_void};
+use std::mem::{self, MaybeUninit};
 use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
@@ -13,9 +14,10 @@ use std::sync::Arc;
 use ingot_format::{Dtype, to_u64, to_usize};
 use ingot_io::{Bytes, Dim, Footprint, Memory, Payload, Region, Source, Strided, StridedDest, Target};
 use pyo3::buffer::PyUntypedBuffer;
-use pyo3::exceptions::{PyBufferError, PyValueError};
+use pyo3::exceptions::{PyBufferError, PyMemoryError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 use crate::produced::Producer;
 
@@ -692,5 +694,54 @@ impl Source for BufferSource {
         // `self` is dropped, and an exported buffer does not move (PEP 3118).
         let bytes = unsafe { Bytes::new(start, self.buffer.len_bytes()) };
         Ok(to_usize(position).map_or(0, |at| bytes.copy_into(at, dest)))
+    }
+}
+
+/// A `bytes` object of `len` bytes, which `fill` writes. Unlike [`PyBytes::new_with`] this does not touch the memory first:
+/// that takes a second for a few GiB, in which no other thread of the program could run.
+pub(crate) fn bytes_of<'py>(
+    py: Python<'py>,
+    len: usize,
+    fill: impl FnOnce(&mut Room<'_>) -> PyResult<()>,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let count =
+        ffi::Py_ssize_t::try_from(len).map_err(|_| PyMemoryError::new_err("too large for a bytes object"))?;
+    // SAFETY: `PyBytes_FromStringAndSize` asks for a length that is not negative, which `try_from` of a usize gives; null
+    // is allowed, and leaves the bytes as they are.
+    let object = unsafe { ffi::PyBytes_FromStringAndSize(ptr::null(), count) };
+    // SAFETY: asks for an owned reference, or null with an exception set: what the call above returns.
+    let object = unsafe { Bound::from_owned_ptr_or_err(py, object) }?;
+    // SAFETY: asks for a bytes object, which was just made.
+    let start = unsafe { ffi::PyBytes_AsString(object.as_ptr()) };
+    // SAFETY: `from_raw_parts_mut` asks for
+    // - a non-null pointer to `len` bytes in one allocation: those of the object, which `object` keeps past the slice;
+    // - initialised elements: a `MaybeUninit` may be anything;
+    // - no other access while the slice lives: nobody else has the object yet, and it is returned after the last use. The
+    //   empty object is everybody's, and a slice of it has no bytes.
+    let rest = unsafe { std::slice::from_raw_parts_mut(start.cast::<MaybeUninit<u8>>(), len) };
+    let mut room = Room { rest };
+    fill(&mut room)?;
+    // Python shall not see what was in the memory before.
+    room.next(len);
+    Ok(object.cast_into::<PyBytes>()?)
+}
+
+/// The part of a `bytes` object that nobody has written to yet.
+pub(crate) struct Room<'a> {
+    rest: &'a mut [MaybeUninit<u8>],
+}
+
+impl<'a> Room<'a> {
+    /// The next `len` bytes, or all where there are no more. They are zeros: which costs little for as many as fit into the
+    /// cache of a core, where they are about to be written anyway.
+    pub(crate) fn next(&mut self, len: usize) -> &'a mut [u8] {
+        let rest = mem::take(&mut self.rest);
+        let (part, rest) = rest.split_at_mut(len.min(rest.len()));
+        self.rest = rest;
+        part.fill(MaybeUninit::new(0));
+        // SAFETY: `from_raw_parts_mut` asks for
+        // - that many initialised bytes: `part` is a slice of them, all written by the line above;
+        // - no other access for `'a`: `part` was borrowed for that long, and is not used again.
+        unsafe { std::slice::from_raw_parts_mut(part.as_mut_ptr().cast::<u8>(), part.len()) }
     }
 }
