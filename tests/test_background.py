@@ -175,6 +175,41 @@ def test_a_line_keeps_no_call_that_is_done() -> None:
     assert gone() is None
 
 
+@pytest.mark.parametrize("started", [False, True])
+def test_ctrl_c_while_a_thread_starts_keeps_no_later_save_waiting(
+    monkeypatch: pytest.MonkeyPatch, started: bool
+) -> None:
+    line, called, others = Line("ingot-test"), [], []
+    may_go = threading.Event()
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        monkeypatch.undo()
+        if started:
+            start(thread)
+        # As a signal handler that saves, and one that raises.
+        others.append(line.put(lambda: called.append("handler")))
+        raise KeyboardInterrupt
+
+    def first() -> None:
+        may_go.wait()
+        called.append("first")
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        line.put(first)
+    others.append(line.put(lambda: called.append("later")))
+    may_go.set()
+    for future in others:
+        future.result(60)
+    wait_for_no_threads()
+    # A call that had begun goes on; one that had not is not made.
+    assert called[-2:] == ["handler", "later"]
+    assert called[:-2] in ([], ["first"])
+    assert line.put(lambda: 5).result(60) == 5
+    wait_for_no_threads()
+
+
 # Progress
 
 

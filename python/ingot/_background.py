@@ -6,6 +6,7 @@ import os
 import threading
 from collections import deque
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TypeVar
 
 TYPE_CHECKING = False
@@ -34,45 +35,72 @@ class Line:
             )
 
     def _reset(self) -> None:
-        self._lock = threading.Lock()
-        # Those that wait, and the one that runs, which is the first.
+        # One that its holder may take again: a signal handler may save while `put` runs below it.
+        self._lock = threading.RLock()
         self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._running: Future[Any] | None = None
+        # The one that calls what waits. Others that were started end before they call anything.
+        self._thread: threading.Thread | None = None
 
     def put(self, call: Callable[[], T]) -> Future[T]:
         """Take `call` on. Its result, or what it raises, is that of the future."""
         future: Future[T] = Future()
-        with self._lock:
-            self._waiting.append((future, call))
-            if len(self._waiting) > 1:
-                return future
-        if not self._starts_thread():
-            self._run()
+        turn = (future, call)
+        try:
+            with self._lock:
+                self._waiting.append(turn)
+                if self._thread is not None or self._starts_thread():
+                    return future
+            self._run_here()
+        except BaseException:
+            # Ctrl-C. Nobody has the future, so the call is not made later, unless it has begun.
+            with self._lock, suppress(ValueError):
+                self._waiting.remove(turn)
+            raise
         return future
 
     def _starts_thread(self) -> bool:
         """Whether there is a thread now. An interpreter that is about to exit waits for no new one."""
         if not threading.main_thread().is_alive():
             return False
+        thread = threading.Thread(target=self._run, name=self._name, daemon=False)
         try:
-            threading.Thread(target=self._run, name=self._name, daemon=False).start()
+            thread.start()
         except RuntimeError:
             return False
+        # Not before: Ctrl-C can end start() when there is no thread yet.
+        self._thread = thread
         return True
 
-    def _run(self) -> None:
-        while True:
-            # Looked at and not taken, so that `put` sees that there is a thread.
-            future, call = self._waiting[0]
-            _settle(future, call)
-            # What the call holds shall not wait for the next one.
-            del future, call
+    def _run_here(self) -> None:
+        own = threading.current_thread()
+        try:
+            self._thread = own
+            self._run()
+        finally:
             with self._lock:
-                self._waiting.popleft()
-                if not self._waiting:
+                if self._thread is own:
+                    self._thread = self._running = None
+
+    def _run(self) -> None:
+        own = threading.current_thread()
+        while True:
+            with self._lock:
+                if self._thread is not own:
                     return
+                if not self._waiting:
+                    self._thread = None
+                    return
+                self._running, call = self._waiting.popleft()
+            _settle(self._running, call)
+            self._running = None
+            # What the call holds shall not wait for the next one.
+            del call
 
     def _disown(self) -> None:
         orphans = [future for future, _ in self._waiting]
+        if self._running is not None:
+            orphans.append(self._running)
         self._reset()
         for future in orphans:
             # A thread that is not here may have held its lock.
