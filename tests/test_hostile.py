@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
 
 import ingot
 import ingot.numpy
@@ -153,6 +154,66 @@ def test_a_full_disk_keeps_the_old_file(small_disk: Path, options: dict[str, Any
     # There is room for the old one and a new one of 1 MiB again and again.
     for _ in range(8):
         ingot.numpy.save_file({"a": numpy.ones(1 << 20, numpy.uint8)}, path, durable=durable)
+
+
+def assert_names(fault: OSError, path: Path) -> None:
+    """It speaks of `path`, and of no name that the caller never gave."""
+    assert os.fspath(path) in str(fault)
+    assert fault.filename == os.fspath(path)
+    assert fault.filename2 is None
+    assert ".ingot-" not in f"{fault} {fault.args} {vars(fault)}"
+
+
+@pytest.mark.parametrize("made", ["split", "save_sharded", "convert", "shards", "Writer", "rewrite", "merge"])
+def test_a_full_disk_is_reported_of_the_file_that_was_asked_for(
+    small_disk: Path, tmp_path: Path, made: str
+) -> None:
+    arrays = {"a": numpy.ones(1000, numpy.uint8), "b": numpy.ones(8 << 20, numpy.uint8)}
+    source, folder = tmp_path / "source.safetensors", small_disk / "model"
+    folder.mkdir()
+    ingot.numpy.save_file(arrays, source)
+    one, shard = folder / "m.safetensors", folder / "model-00001-of-00002.safetensors"
+
+    def fill() -> None:
+        with ingot.Writer(one, {"b": arrays["b"]}) as writer:
+            writer.write("b", arrays["b"])
+            writer.commit()
+
+    make, path = {
+        "split": (lambda: ingot.split(source, folder, 2000), shard),
+        "save_sharded": (lambda: save_sharded(arrays, folder), shard),
+        "convert": (lambda: ingot.convert(source, one), one),
+        "shards": (lambda: ingot.convert(source, folder, max_shard_size=2000), shard),
+        "Writer": (fill, one),
+        "rewrite": (lambda: ingot.rewrite(source, one), one),
+        "merge": (lambda: ingot.merge([source], one), one),
+    }[made]
+    with pytest.raises(ingot.StorageError) as caught:
+        make()
+    assert caught.value.errno == errno.ENOSPC
+    assert_names(caught.value, path)
+    assert caught.value.path == os.fspath(path)
+    assert list(folder.iterdir()) == []
+
+
+def save_sharded(arrays: dict[str, Any], folder: Path) -> None:
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    ingot.torch.save_sharded(tensors, folder, max_shard_size=2000)
+
+
+def test_a_name_that_cannot_be_taken_is_reported_as_itself(tmp_path: Path) -> None:
+    source = tmp_path / "source.safetensors"
+    ingot.numpy.save_file({"a": ARRAY}, source)
+    (tmp_path / "model.safetensors").mkdir()
+    for make in (
+        lambda: ingot.split(source, tmp_path),
+        lambda: save_sharded({"a": ARRAY}, tmp_path),
+        lambda: ingot.convert(source, tmp_path / "", format="safetensors", overwrite=True),
+    ):
+        with pytest.raises(IsADirectoryError) as caught:
+            make()
+        assert_names(caught.value, tmp_path / "model.safetensors")
+    assert sorted(os.listdir(tmp_path)) == ["model.safetensors", "source.safetensors"]
 
 
 # ext4 refuses to reserve room in files that it keeps without extents: then the writes meet the full disk.

@@ -6,15 +6,16 @@ import json
 import os
 import re
 from contextlib import suppress
-from secrets import token_hex
 from typing import TypeVar
 
+from ._hidden import PREFIX, hidden
 from ._native import ShardIndex
 from .errors import OptionError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from typing import Any
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SUFFIX = "{suffix}"
@@ -90,7 +91,7 @@ class Place:
         self.index = pattern.replace(_SUFFIX, "") + ".index.json"
         before, after = map(re.escape, pattern.split(_SUFFIX))
         self._files = re.compile(f"{before}(-[0-9]{{5,}}-of-[0-9]{{5,}})?{after}")
-        self._hidden = re.compile(r"\.ingot-[0-9a-f]{8}\.(.+)")
+        self._hidden = re.compile(f"{PREFIX.pattern}(.+)")
 
     def names(self, count: int) -> list[str]:
         """The names of so many files."""
@@ -133,7 +134,20 @@ def write(
     """
     os.makedirs(place.directory, exist_ok=True)
     stale = place.leftovers()
-    prefix = f".ingot-{token_hex(4)}."
+    with hidden() as prefix:
+        stale += _write_aside(place, shards, save, index, durable, prefix)
+    _remove(place, stale + [name for name in place.files() if name not in shards])
+
+
+def _write_aside(
+    place: Place,
+    shards: Mapping[str, Shard],
+    save: Callable[[str, Shard], None],
+    index: dict[str, object] | None,
+    durable: bool,
+    prefix: str,
+) -> list[str]:
+    """Write all files under names with `prefix`, then rename them. Gives the names of what they replace."""
     aside: list[str] = []
     try:
         for name, shard in shards.items():
@@ -142,7 +156,7 @@ def write(
         if index is not None:
             aside.append(prefix + place.index)
             _write_text(place.path(prefix + place.index), json.dumps(index, indent=2), durable)
-        stale += _keep_old(place, shards, durable)
+        kept = _keep_old(place, shards, durable)
         for name in shards:
             os.replace(place.path(prefix + name), place.path(name))
         if durable:
@@ -156,7 +170,7 @@ def write(
     except BaseException:
         _remove(place, aside)
         raise
-    _remove(place, stale + [name for name in place.files() if name not in shards])
+    return kept
 
 
 def _keep_old(place: Place, shards: Iterable[str], durable: bool) -> list[str]:
@@ -169,7 +183,14 @@ def _keep_old(place: Place, shards: Iterable[str], durable: bool) -> list[str]:
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         # Without an index that names them, there is nothing that would be half of one and half of another.
         return []
-    prefix = f".ingot-{token_hex(4)}."
+    with hidden() as prefix:
+        return _link_old(place, old, replaced, durable, prefix)
+
+
+def _link_old(
+    place: Place, old: dict[str, Any], replaced: list[str], durable: bool, prefix: str
+) -> list[str]:
+    """Give the `replaced` files a second name with `prefix`, and the index `old` those names."""
     links: list[str] = []
     try:
         for name in replaced:
@@ -181,7 +202,7 @@ def _keep_old(place: Place, shards: Iterable[str], durable: bool) -> list[str]:
         return []
     if links:
         old["weight_map"] = {
-            tensor: prefix + file if file in replaced else file for tensor, file in weight_map.items()
+            tensor: prefix + file if file in replaced else file for tensor, file in old["weight_map"].items()
         }
         _write_text(place.path(prefix + place.index), json.dumps(old, indent=2), durable)
         os.replace(place.path(prefix + place.index), place.path(place.index))
@@ -201,15 +222,16 @@ def update_index(path: str, set: Mapping[str, str], remove: Iterable[str], durab
     metadata = {**(index.get("metadata") or {}), **set}
     index["metadata"] = {key: value for key, value in metadata.items() if key not in remove}
     folder, name = os.path.split(path)
-    beside = os.path.join(folder, f".ingot-{token_hex(4)}.{name}")
-    try:
-        _write_text(beside, json.dumps(index, indent=2), durable)
-        os.chmod(beside, os.stat(path).st_mode & 0o7777)
-        os.replace(beside, path)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            os.remove(beside)
-        raise
+    with hidden() as prefix:
+        beside = os.path.join(folder, prefix + name)
+        try:
+            _write_text(beside, json.dumps(index, indent=2), durable)
+            os.chmod(beside, os.stat(path).st_mode & 0o7777)
+            os.replace(beside, path)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.remove(beside)
+            raise
     if durable:
         _flush(folder)
 

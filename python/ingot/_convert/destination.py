@@ -7,9 +7,9 @@ import re
 import shutil
 import stat
 from contextlib import contextmanager, suppress
-from secrets import token_hex
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from ingot._hidden import PREFIX, hidden
 from ingot._serialize import one_of
 from ingot._shards import Place
 from ingot._shards import nbytes as shard_nbytes
@@ -87,36 +87,37 @@ def aside(path: str, overwrite: bool, durable: bool) -> Iterator[str]:
     target = os.path.realpath(path)
     folder, name = os.path.split(target)
     _remove_leftovers(folder, name)
-    hidden = os.path.join(folder, f".ingot-{token_hex(4)}.{name}")
-    try:
-        yield hidden
-        if overwrite and os.path.exists(target):
-            shutil.copymode(target, hidden)
-        _put(hidden, target, overwrite)
-        if durable:
-            _flush(folder)
-    finally:
-        with suppress(FileNotFoundError):
-            os.remove(hidden)
+    with hidden() as prefix:
+        beside = os.path.join(folder, prefix + name)
+        try:
+            yield beside
+            if overwrite and os.path.exists(target):
+                shutil.copymode(target, beside)
+            _put(beside, target, overwrite)
+            if durable:
+                _flush(folder)
+        finally:
+            with suppress(FileNotFoundError):
+                os.remove(beside)
 
 
-def _put(hidden: str, target: str, overwrite: bool) -> None:
+def _put(beside: str, target: str, overwrite: bool) -> None:
     if overwrite:
-        os.replace(hidden, target)
+        os.replace(beside, target)
         return
     try:
         # Unlike a rename, a link replaces nothing that was made in the meantime.
-        os.link(hidden, target)
+        os.link(beside, target)
     except FileExistsError:
         raise FileExistsError(17, "it was made meanwhile — overwrite=True replaces it", target) from None
     except OSError:
         # The file system has no links.
-        os.rename(hidden, target)
+        os.rename(beside, target)
 
 
 def _remove_leftovers(folder: str, name: str) -> None:
     """Remove what a conversion to this name left that was killed."""
-    pattern = re.compile(r"\.ingot-[0-9a-f]{8}\." + re.escape(name))
+    pattern = re.compile(PREFIX.pattern + re.escape(name))
     with suppress(OSError):
         for found in os.listdir(folder):
             if pattern.fullmatch(found):

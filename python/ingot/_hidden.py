@@ -1,0 +1,43 @@
+"""Names that files have until they are whole."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from secrets import token_hex
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PREFIX = re.compile(r"\.ingot-[0-9a-f]{8}\.")
+
+
+@contextmanager
+def hidden() -> Iterator[str]:
+    """Give what such names begin with, before the name that the file is to have.
+
+    What is raised in the block speaks of the latter, which is the one that the user knows.
+    """
+    prefix = f".ingot-{token_hex(4)}."
+    try:
+        yield prefix
+    except Exception as fault:
+        _take_out(prefix, fault)
+        raise
+
+
+def _take_out(prefix: str, fault: Exception) -> None:
+    fault.args = tuple(_without(prefix, part) for part in fault.args)
+    for field in ("path", "filename", "filename2"):
+        if isinstance(found := getattr(fault, field, None), (str, bytes)):
+            setattr(fault, field, _without(prefix, found))
+    if isinstance(fault, OSError) and fault.filename2 is not None and fault.filename == fault.filename2:
+        # A rename between the two names, of which one is left.
+        del fault.filename2
+
+
+def _without(prefix: str, found: object) -> object:
+    if isinstance(found, str):
+        return found.replace(prefix, "")
+    return found.replace(prefix.encode(), b"") if isinstance(found, bytes) else found
