@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import io
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -372,3 +373,81 @@ class TestOlderTorch:
             return parts.contiguous().reshape(-1).view(torch.uint8).tolist()
 
         assert flat(loaded) == flat(tensor)
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "bt"])
+def test_names_and_metadata_that_no_header_holds_together_are_refused_first(
+    tmp_path: Path, suffix: str
+) -> None:
+    path = tmp_path / f"t.{suffix}"
+    path.write_bytes(b"old")
+    # Each would fit by itself.
+    metadata = {"k": "x" * 60_000_000}
+    arrays = {f"{number}{'n' * 10_000_000}": numpy.zeros(1, numpy.uint8) for number in range(5)}
+    for write in (
+        lambda: ingot.numpy.save_file(arrays, path, metadata),
+        lambda: ingot.numpy.save(arrays, metadata, format="bintensors" if suffix == "bt" else "safetensors"),
+        lambda: ingot.Writer(path, arrays, metadata=metadata),
+    ):
+        with pytest.raises(ingot.SaveError) as caught:
+            write()
+        assert caught.value.code == "header-too-large"
+        assert caught.value.expected == 100_000_000
+        assert 110_000_000 < caught.value.found < 110_001_000
+        assert f"at most 100000000 bytes, found {caught.value.found}" in str(caught.value)
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == [path.name]
+
+
+class Mine(Exception):
+    """What the code of a caller raises."""
+
+
+def saved_by(way: str, arrays: dict[str, Any], path: Path) -> None:
+    save = ingot.numpy.save_file
+    if way == "save":
+        ingot.numpy.save(arrays)
+    elif way == "write_to":
+        ingot.write_to(io.BytesIO(), arrays)
+    elif way == "in place":
+        save(arrays, path, atomic=False)
+    elif way == "background":
+        save(arrays, path, background=True, snapshot=False).result()
+    elif way == "digests":
+        save(arrays, path, checksums=True)
+    elif way == "save_file":
+        save(arrays, path)
+    else:
+        room = {"reserve": 10_000} if way == "append" else {"specs": arrays}
+        with ingot.Writer(path, **room) as writer:
+            for name, array in arrays.items():
+                writer.write(name, array)
+
+
+@pytest.mark.parametrize("good", [0, 1, 5])
+@pytest.mark.parametrize(
+    "way", ["save_file", "in place", "background", "digests", "save", "write_to", "Writer", "append"]
+)
+def test_what_a_source_raises_half_way_comes_through_and_harms_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, good: int, way: str
+) -> None:
+    path = tmp_path / "t"
+    path.write_bytes(b"old")
+    # Fetched by calls into Python, 4 MiB or so at a time.
+    arrays = {"a": numpy.ones(8 << 20, ">f4"), "b": numpy.ones(3, ">f4")}
+    fault, calls, elements = Mine("half-way"), 0, ingot.numpy._elements
+
+    def failing(*which: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > good:
+            raise fault
+        return elements(*which)
+
+    monkeypatch.setattr(ingot.numpy, "_elements", failing)
+    with pytest.raises(Mine) as caught:
+        saved_by(way, arrays, path)
+    assert caught.value is fault
+    assert calls == good + 1
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["t"]
