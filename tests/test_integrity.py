@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import pickle
@@ -315,18 +316,140 @@ def test_metadata_is_edited_and_a_tensor_replaced_and_the_file_still_verifies(
         assert ingot.read_metadata(path)["step"] == "7" * 300
 
 
-def test_files_made_of_others_keep_no_digests_of_theirs(
+def record(path: Path) -> dict[str, str]:
+    """The digests that a file keeps, by tensor."""
+    found: dict[str, str] = json.loads((ingot.read_metadata(path) or {})[KEY])["tensors"]
+    return found
+
+
+def assert_whole(path: Path, count: int) -> None:
+    """The digests of a file are of all of its tensors, true, and of nothing else."""
+    report = ingot.verify(path)
+    assert report.ok, str(report)
+    assert report.checked == count
+    assert report.missing == report.unchecked == []
+
+
+@pytest.mark.parametrize("algorithm", list(ORACLES))
+@pytest.mark.parametrize("suffix", ["safetensors", "bt"])
+def test_digests_go_with_tensors_that_are_renamed_dropped_and_converted(
+    tmp_path: Path, tensors: dict[str, torch.Tensor], algorithm: str, suffix: str
+) -> None:
+    source, path = tmp_path / "source.safetensors", tmp_path / f"file.{suffix}"
+    ingot.torch.save_file(tensors, source, {"a": "b"}, checksums=algorithm)
+    # Two change places.
+    ingot.rewrite(source, path, rename={"bytes": "large", "large": "bytes"}, drop="scalar")
+    assert_whole(path, len(tensors) - 1)
+    names = {"bytes": "large", "large": "bytes"}
+    old = {names.get(name, name): digest for name, digest in record(source).items() if name != "scalar"}
+    assert record(path) == old
+    # It is the file that a save with digests makes.
+    moved = {names.get(name, name): tensor for name, tensor in tensors.items() if name != "scalar"}
+    ingot.torch.save_file(moved, tmp_path / f"saved.{suffix}", {"a": "b"}, checksums=algorithm)
+    assert path.read_bytes() == (tmp_path / f"saved.{suffix}").read_bytes()
+
+
+def test_digests_go_with_tensors_that_are_split_and_merged(
+    tmp_path: Path, tensors: dict[str, torch.Tensor]
+) -> None:
+    source, folder, path = tmp_path / "source.safetensors", tmp_path / "folder", tmp_path / "file.safetensors"
+    ingot.torch.save_file(tensors, source, {"a": "b"}, checksums=["blake3", "modelspec"])
+    ingot.split(source, folder, 1000)
+    with ingot.safe_open(folder, "pt") as checkpoint:
+        assert len(checkpoint.shards) > 1
+    assert_whole(folder, len(tensors))
+    index = json.loads((folder / "model.safetensors.index.json").read_text())["metadata"]
+    assert set(index) == {"total_size", "a"}
+    for merged in ([folder], sorted(folder.glob("*.safetensors"))):
+        ingot.merge(merged, path)
+        assert_whole(path, len(tensors))
+        assert record(path) == record(source)
+        assert "modelspec.hash_sha256" not in (ingot.read_metadata(path) or {})
+    ingot.rewrite(path, folder / "again.bt", keep="large")
+    assert_whole(folder / "again.bt", 1)
+
+
+def test_of_two_tensors_of_one_name_the_digest_of_the_one_that_is_taken_stays(tmp_path: Path) -> None:
+    for number in range(3):
+        arrays = {"same": np.full(3, number), f"own{number}": np.full(2, number)}
+        ingot.numpy.save_file(arrays, tmp_path / f"{number}.safetensors", checksums="xxh3")
+    paths, out = sorted(tmp_path.iterdir()), tmp_path / "out.bt"
+    for which, source in (("first", paths[0]), ("last", paths[2])):
+        ingot.merge(paths, out, on_duplicate=which)
+        assert_whole(out, 4)
+        assert record(out)["same"] == record(source)["same"]
+
+
+def test_of_several_algorithms_that_of_the_most_tensors_is_kept(tmp_path: Path) -> None:
+    for name, algorithm in (("a", "sha256"), ("b", "xxh3"), ("c", "xxh3"), ("d", None)):
+        ingot.numpy.save_file({name: np.ones(3)}, tmp_path / f"{name}.safetensors", checksums=algorithm)
+    out = tmp_path / "out.safetensors"
+    ingot.merge(sorted(tmp_path.iterdir()), out)
+    report = ingot.verify(out)
+    assert (report.algorithm, report.checked, report.bad, report.missing) == ("xxh3", 2, [], [])
+    assert report.unchecked == ["a", "d"]
+
+
+def test_a_record_that_cannot_be_used_does_not_go_along(tmp_path: Path) -> None:
+    source, out = tmp_path / "source.safetensors", tmp_path / "out.safetensors"
+    for broken in (
+        "no record",
+        '{"algorithm":"crc","tensors":{"a":"00"}}',
+        '{"algorithm":"xxh3","tensors":{"a":"00"}}',
+        '{"algorithm":"xxh3","tensors":{"other":"0123456789abcdef"}}',
+    ):
+        ingot.numpy.save_file({"a": np.ones(3)}, source)
+        ingot.update_metadata(source, set={KEY: broken, "k": "v"})
+        ingot.rewrite(source, out)
+        assert ingot.read_metadata(out) == {"k": "v"}
+
+
+def test_a_byte_that_was_bad_before_is_found_after(tmp_path: Path) -> None:
+    source, out = tmp_path / "source.safetensors", tmp_path / "out.bt"
+    ingot.numpy.save_file({"a": np.zeros(3), "b": np.zeros(3)}, source, checksums="xxh3")
+    data = bytearray(source.read_bytes())
+    data[-1] ^= 1
+    source.write_bytes(data)
+    ingot.rewrite(source, out, rename={"b": "c"})
+    assert [row.tensor for row in ingot.verify(out).bad] == ["c"]
+
+
+def test_the_hash_of_all_data_stays_only_where_all_data_does(tmp_path: Path) -> None:
+    source, out = tmp_path / "source.safetensors", tmp_path / "out.bt"
+    arrays = {"a": np.zeros(3), "b": np.ones(3), "c": np.ones(0)}
+    ingot.numpy.save_file(arrays, source, {"k": "v"}, checksums="modelspec")
+    kept = ingot.read_metadata(source)
+    ingot.rewrite(source, out)
+    assert ingot.read_metadata(out) == kept
+    assert ingot.verify(out).modelspec.same
+    for change in ({"rename": {"a": "z"}}, {"drop": "b"}, {"keep": "c"}):
+        ingot.rewrite(source, out, **change)
+        assert ingot.read_metadata(out) == {"k": "v"}
+    ingot.numpy.save_file({"d": np.ones(3)}, tmp_path / "other.safetensors", {}, checksums="modelspec")
+    ingot.merge([source, tmp_path / "other.safetensors"], out)
+    assert ingot.read_metadata(out) == {"k": "v"}
+    ingot.replace_tensor(source, "b", np.full(3, 2.0))
+    assert ingot.read_metadata(source) == {"k": "v"}
+
+
+def test_metadata_that_is_given_is_all_that_a_file_made_of_others_has(
     tmp_path: Path, tensors: dict[str, torch.Tensor]
 ) -> None:
     source, path = tmp_path / "source.safetensors", tmp_path / "file.safetensors"
     ingot.torch.save_file(tensors, source, {"a": "b"}, checksums="blake3")
-    ingot.rewrite(source, path, rename={"large": "grand"})
+    for pairs in (None, {}, {"c": "d"}, ingot.read_metadata(source)):
+        ingot.rewrite(source, path, metadata=pairs)
+        expected = None if pairs is None else {key: text for key, text in pairs.items() if key != KEY}
+        assert ingot.read_metadata(path) == expected
+    written = io.BytesIO()
+    ingot.write_to(written, tensors, ingot.read_metadata(source))
+    path.write_bytes(written.getvalue())
     assert ingot.read_metadata(path) == {"a": "b"}
     writer = ingot.Writer(path, {"x": ("F32", [1])}, metadata=ingot.read_metadata(source))
     with writer:
         writer.write("x", np.ones(1, np.float32))
         writer.commit()
-    assert KEY not in ingot.read_metadata(path)
+    assert ingot.read_metadata(path) == {"a": "b"}
 
 
 def test_digests_are_of_the_bytes_in_the_file_also_when_tensors_change_meanwhile(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ __all__ = [
     "Appender",
     "Archive",
     "Buffer",
+    "CHECKSUMS_KEY",
+    "MODEL_SPEC_KEY",
     "NewFile",
     "Quarry",
     "ShardIndex",
@@ -41,6 +43,8 @@ __all__ = [
 ]
 
 __version__: str
+CHECKSUMS_KEY: str
+MODEL_SPEC_KEY: str
 
 @final
 class Buffer:
@@ -425,13 +429,18 @@ class Sources:
         metadata: Mapping[str, str] | None,
         format: str,
         *,
+        inherit: bool = False,
         reserve: int = 0,
         align: int = 8,
         durable: bool = True,
         force: bool = False,
         progress: Callable[[int, int], object] | None = None,
     ) -> None:
-        """Write a file of `picks`: a source, the number of a tensor in it, the name in the new file."""
+        """Write a file of `picks`: a source, the number of a tensor in it, the name in the new file.
+
+        `inherit` says that the metadata is that of the sources: digests of tensors go with them, and
+        ModelSpec's hash stays only where it is still true.
+        """
 
 # Only where there is a Unix underneath.
 @final

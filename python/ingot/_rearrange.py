@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from os import fsdecode, fspath
 from os.path import basename
 
-from ._native import Sources
+from ._native import CHECKSUMS_KEY, MODEL_SPEC_KEY, Sources
 from ._serialize import alignment, format_for, is_durable, one_of, room, texts
 from .errors import SaveError, TensorNotFoundError, _escaped, _quoted
 
@@ -76,7 +76,10 @@ def merge(
 
     Notes
     -----
-    The file is byte for byte the one that `save_file` of the same tensors and metadata writes.
+    The file is byte for byte the one that `save_file` of the same tensors and metadata writes, with the
+    digests that the sources keep of the tensors, under their new names. A file keeps digests of one
+    algorithm: where sources have several, that of the most tensors. ``modelspec.hash_sha256`` stays where all
+    data is the same. With `metadata` there are no digests but what it says.
     """
     one_of("on_duplicate", on_duplicate, ON_DUPLICATE)
     if isinstance(sources, (str, bytes)) or hasattr(sources, "__fspath__"):
@@ -91,7 +94,9 @@ def merge(
         picks = list(by_name.values())
     pairs = _together(opened) if metadata is _KEPT else texts(metadata)
     with _telling(progress, "Merging", out) as tell:
-        _write(opened, out, picks, pairs, format, reserve_header, align, durable, force, tell)
+        _write(
+            opened, out, picks, pairs, metadata is _KEPT, format, reserve_header, align, durable, force, tell
+        )
 
 
 def rewrite(
@@ -143,7 +148,10 @@ def rewrite(
 
     Notes
     -----
-    The file is byte for byte the one that `save_file` of the same tensors and metadata writes.
+    The file is byte for byte the one that `save_file` of the same tensors and metadata writes, with the
+    digests that the sources keep of the tensors, under their new names. A file keeps digests of one
+    algorithm: where sources have several, that of the most tensors. ``modelspec.hash_sha256`` stays where all
+    data is the same. With `metadata` there are no digests but what it says.
     """
     path = fspath(source)
     opened = Sources.open([path], storage_options)
@@ -155,7 +163,9 @@ def rewrite(
     picks = [(0, number, new_name(name)) for number, name in enumerate(names) if name in kept]
     pairs = _together(opened) if metadata is _KEPT else texts(metadata)
     with _telling(progress, "Writing", out) as tell:
-        _write(opened, out, picks, pairs, format, reserve_header, align, durable, force, tell)
+        _write(
+            opened, out, picks, pairs, metadata is _KEPT, format, reserve_header, align, durable, force, tell
+        )
 
 
 def split(
@@ -201,6 +211,8 @@ def split(
 
     Notes
     -----
+    Digests that the source keeps of tensors go into their files, as for `merge`.
+
     The index is written last: if this fails, the directory holds the old checkpoint or the new one, whole,
     on file systems with hard links. What an interrupted call left behind, the next one removes.
     """
@@ -222,7 +234,8 @@ def split(
         of_index = index(
             {file: [names[number] for number in shard] for file, shard in zip(files, shards, strict=True)},
             sum(sizes),
-            {key: value for key, value in pairs.items() if key != "format"},
+            # What is of one file would not be true of several.
+            {key: value for key, value in pairs.items() if key not in ("format", MODEL_SPEC_KEY)},
         )
 
     done, total = 0, sum(sizes)
@@ -231,7 +244,8 @@ def split(
         nonlocal done
         picks = [(0, number, names[number]) for number in shard]
         size = sum(sizes[number] for number in shard)
-        _write(opened, shard_path, picks, of_file, None, 0, 8, flush, False, _part(tell, done, size, total))
+        part = _part(tell, done, size, total)
+        _write(opened, shard_path, picks, of_file, metadata is _KEPT, None, 0, 8, flush, False, part)
         done += size
 
     with _telling(progress, "Splitting", path) as tell:
@@ -267,6 +281,7 @@ def _write(
     out: Path,
     picks: list[Pick],
     metadata: dict[str, str] | None,
+    inherit: bool,
     format: Format | None,
     reserve_header: int,
     align: int,
@@ -280,6 +295,7 @@ def _write(
         picks,
         metadata,
         format_for(path, format),
+        inherit=inherit,
         reserve=room(reserve_header),
         align=alignment(align),
         durable=is_durable(durable),
@@ -289,13 +305,16 @@ def _write(
 
 
 def _together(opened: Sources) -> dict[str, str] | None:
-    """The metadata of all sources; None where none has any."""
+    """The metadata of all sources, without digests of tensors; None where none has any."""
     found: dict[str, tuple[str, str]] | None = None
     for path, pairs in _metadata(opened):
         found = {} if found is None else found
         for key, value in pairs.items():
+            if key == CHECKSUMS_KEY:
+                continue
             other, first = found.setdefault(key, (value, path))
-            if other != value:
+            # A hash of one of several files is not true of the new one, which leaves it out.
+            if other != value and key != MODEL_SPEC_KEY:
                 raise SaveError(
                     f"metadata key {_quoted(key)}: {_escaped(first)} and {_escaped(path)} differ "
                     "— say which by metadata=",

@@ -15,7 +15,7 @@ use ingot_format::{
 };
 
 use crate::error::Error;
-use crate::hash::renewed;
+use crate::hash::{MODEL_SPEC_KEY, renewed};
 use crate::payload::{FileRange, Payload};
 use crate::save::{Durability, SaveOptions, save, step};
 use crate::watch::Watch;
@@ -100,7 +100,8 @@ pub fn update_metadata(
 /// Writes `payload` as the tensor `name` of the file at `path`, which has one of that dtype and shape. The other bytes
 /// of the file stay as they are.
 ///
-/// A digest that the file keeps of the tensor becomes that of the new bytes. ModelSpec's, which is of all data, does not.
+/// A digest that the file keeps of the tensor becomes that of the new bytes. ModelSpec's, which is of all data, is left
+/// out: it would be wrong, and to make another takes reading everything.
 ///
 /// It is always a new file: tensors are longer than what can be changed at once, and a reader must not see half of one.
 ///
@@ -150,7 +151,7 @@ pub fn replace_tensor(
     replace(path, &held, &head, &payloads, options, watch)
 }
 
-/// The head of the file after `payload` became the tensor `name`: another where it keeps a digest of that.
+/// The head of the file after `payload` became the tensor `name`: another where it keeps digests of that.
 fn head_with_digest(
     path: &Path,
     head: Vec<u8>,
@@ -164,10 +165,16 @@ fn head_with_digest(
         nbytes: header.file_nbytes(),
         source,
     })?;
-    let Some(record) = record else { return Ok(head) };
+    let of_all = header
+        .metadata()
+        .and_then(|metadata| metadata.get(MODEL_SPEC_KEY));
+    if record.is_none() && of_all.is_none() {
+        return Ok(head);
+    }
+    let set: Vec<(&str, &str)> = record.iter().map(|record| (CHECKSUMS_KEY, &**record)).collect();
     let change = MetadataChange {
-        set: &[(CHECKSUMS_KEY, &record)],
-        remove: &[],
+        set: &set,
+        remove: &[MODEL_SPEC_KEY],
     };
     let pairs = changed(header.metadata(), &change);
     match edit_metadata(&head, header, pairs.as_deref()) {

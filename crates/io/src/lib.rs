@@ -60,7 +60,7 @@ pub use plan::{OWN_BLOCK_NBYTES, Place, Plan, Read, SHARED_BLOCK_NBYTES, TensorI
 pub use prefetch::{Fetched, Prefetch, Request};
 pub use quarry::Quarry;
 pub use read::{read_tensors, warm_tensors};
-pub use rearrange::{Pick, assemble};
+pub use rearrange::{Inherit, Pick, assemble};
 pub use region::Region;
 #[cfg(all(unix, feature = "remote"))]
 pub use remote::{DownloadOptions, Downloaded, download, planned_download};

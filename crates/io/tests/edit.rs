@@ -13,8 +13,8 @@ use ingot_format::{
     Align, Dtype, Format, Index, LayoutOptions, SafeTensors, Spec, TensorView, layout_with, serialize,
 };
 use ingot_io::{
-    Appender, Durability, Edited, Error, MetadataChange, Origin, Payload, Pick, SaveOptions, Unwatched,
-    Watch, Way, Writer, assemble, replace_tensor, save, update_metadata,
+    Appender, Durability, Edited, Error, Inherit, MetadataChange, Origin, Payload, Pick, SaveOptions,
+    Unwatched, Watch, Way, Writer, assemble, replace_tensor, save, update_metadata,
 };
 use proptest::prelude::*;
 
@@ -174,7 +174,7 @@ proptest! {
             names.iter().map(|&(at, number, name)| Pick { origin: &origins[at], number, name }).collect();
         let pairs = metadata.as_ref().map(borrowed);
         let (merged, saved) = (folder.path().join("merged"), folder.path().join("saved"));
-        assemble(&merged, &picks, pairs.as_deref(), format(to), &LayoutOptions::default(), &FAST, &Unwatched).unwrap();
+        assemble(&merged, &picks, pairs.as_deref(), Inherit::Digests, format(to), &LayoutOptions::default(), &FAST, &Unwatched).unwrap();
         write(&saved, &whole, metadata.as_ref(), format(to), &LayoutOptions::default());
         prop_assert!(fs::read(&merged).unwrap() == fs::read(&saved).unwrap());
     }
@@ -389,6 +389,7 @@ fn two_files_with_one_name_are_both_named() {
         &out,
         &picks,
         None,
+        Inherit::Digests,
         Format::Safetensors,
         &LayoutOptions::default(),
         &FAST,

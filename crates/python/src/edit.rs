@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use ingot_io::{Edited, MetadataChange, Origin, Origins, Pick, Way};
+use ingot_io::{Edited, Inherit, MetadataChange, Origin, Origins, Pick, Way};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyDict, PyList};
@@ -146,7 +146,8 @@ impl Sources {
 
     /// Writes a file of `picks`: a source, the number of a tensor in the order of its data, the name in the new file.
     #[pyo3(signature = (
-        path, picks, metadata, format, *, reserve = 0, align = 8, durable = true, force = false, progress = None,
+        path, picks, metadata, format, *, inherit = false, reserve = 0, align = 8, durable = true, force = false,
+        progress = None,
     ))]
     #[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
     fn write(
@@ -156,6 +157,7 @@ impl Sources {
         picks: Vec<(usize, usize, String)>,
         metadata: Option<&Bound<'_, PyAny>>,
         format: &str,
+        inherit: bool,
         reserve: u64,
         align: u64,
         durable: bool,
@@ -168,12 +170,18 @@ impl Sources {
         let layout = crate::serialize::layout_options(reserve, align)?;
         let options = save_options(durable, true, force);
         let picks = self.picks(&picks)?;
+        let inherit = if inherit {
+            Inherit::Digests
+        } else {
+            Inherit::Nothing
+        };
         Signals::telling(progress).run(py, |signals| {
             let pairs = pairs.as_deref().map(borrowed);
             ingot_io::assemble(
                 &path,
                 &picks,
                 pairs.as_deref(),
+                inherit,
                 format,
                 &layout,
                 &options,

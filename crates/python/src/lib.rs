@@ -61,4 +61,9 @@ mod _native {
     #[pymodule_export]
     #[allow(non_upper_case_globals, reason = "the name that Python modules use")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
+    /// The keys under which metadata has digests: of tensors, and of all data.
+    #[pymodule_export]
+    const CHECKSUMS_KEY: &str = ingot_format::CHECKSUMS_KEY;
+    #[pymodule_export]
+    const MODEL_SPEC_KEY: &str = ingot_io::MODEL_SPEC_KEY;
 }
