@@ -44,6 +44,19 @@ def test_importing_ingot_imports_nothing_else() -> None:
     assert "ingot.torch" not in new
 
 
+def test_a_big_endian_machine_is_refused_before_anything_is_read_wrong() -> None:
+    script = """
+sys.byteorder = "big"
+try:
+    import ingot
+except ImportError as fault:
+    answer = [str(fault), "ingot._native" in sys.modules]
+"""
+    said, loaded = in_a_fresh_process(script)  # type: ignore[misc]
+    assert "big-endian" in said
+    assert not loaded
+
+
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
 def test_a_framework_is_imported_when_it_is_named(framework: str) -> None:
     script = f"import ingot; ingot.{framework}.load_file; answer = 'ingot.{framework}' in sys.modules"

@@ -11,6 +11,12 @@ needs nothing but itself.
 
 from __future__ import annotations
 
+import sys
+
+# Files are little-endian, and tensors are views of them: every number would have its bytes the wrong way round.
+if sys.byteorder != "little":
+    raise ImportError("ingot runs on little-endian machines only: this one is big-endian")
+
 from ._ahead import warm
 from ._native import __version__
 from ._open import safe_open
