@@ -148,6 +148,9 @@ def test_the_arguments_are_checked_as_upstream_does(save: Any) -> None:
             save(module, {"\ud800": value})
         with pytest.raises(ValueError, match="ud800"):
             save(module, {"t": value}, {"a": "\ud800"})
+        with pytest.raises(ingot.SaveError, match=r"`a`: '.ud800' at 1 of the value") as caught:
+            save(module, {"t": value}, {"a": "x\ud800"})
+        assert caught.value.code == "invalid-unicode"
 
 
 def test_any_mapping_and_any_str_will_do(save: Any) -> None:

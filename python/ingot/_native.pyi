@@ -7,11 +7,11 @@ from typing import Any, Literal, final
 from typing_extensions import Buffer as AnyBuffer
 
 __all__ = [
+    "CHECKSUMS_KEY",
+    "MODEL_SPEC_KEY",
     "Appender",
     "Archive",
     "Buffer",
-    "CHECKSUMS_KEY",
-    "MODEL_SPEC_KEY",
     "NewFile",
     "Quarry",
     "ShardIndex",

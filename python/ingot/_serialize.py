@@ -317,7 +317,7 @@ def named(
 
 
 def texts(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
-    """`metadata` as a dict of our own, with nothing but str in it."""
+    """`metadata` as a dict of our own, with nothing but str in it that a file can hold."""
     if metadata is None:
         return None
     if not hasattr(metadata, "keys"):
@@ -330,6 +330,16 @@ def texts(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
             raise TypeError(
                 f"metadata values must be str, found {type(value).__name__} under key {_quoted(key)}"
             )
+        # A lone surrogate, which UTF-8 cannot spell.
+        for part in (key, value):
+            try:
+                part.encode()
+            except UnicodeEncodeError as fault:
+                raise SaveError(
+                    f"metadata key {_quoted(key)}: {part[fault.start]!a} at {fault.start} of the "
+                    f"{'key' if part is key else 'value'} is not valid Unicode",
+                    code="invalid-unicode",
+                ) from None
     return own
 
 

@@ -137,20 +137,14 @@ pub(crate) fn metadata_of_new(
     Ok(pairs)
 }
 
-/// Metadata as pairs of strings; `None` where there is none.
+/// Metadata as pairs of strings; `None` where there is none. `_serialize.texts` has checked it.
 pub(crate) fn metadata(metadata: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec<(String, String)>>> {
     let Some(metadata) = metadata.filter(|metadata| !metadata.is_none()) else {
         return Ok(None);
     };
-    let items = metadata
-        .cast::<PyMapping>()
-        .map_err(|_| PyTypeError::new_err("metadata must be a dictionary from strings to strings"))?
-        .items()?;
-    let pair = |item: Bound<'_, PyAny>| -> PyResult<(String, String)> {
-        let (key, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
-        Ok((text(&key, "keys", &key)?, text(&value, "values", &key)?))
-    };
-    items.iter().map(pair).collect::<PyResult<_>>().map(Some)
+    let pair = |(key, value): (Bound<'_, PyAny>, Bound<'_, PyAny>)| Ok((key.extract()?, value.extract()?));
+    let pairs: PyResult<_> = metadata.cast::<PyDict>()?.iter().map(pair).collect();
+    pairs.map(Some)
 }
 
 /// The same pairs, for those who only read them.
@@ -159,14 +153,4 @@ pub(crate) fn borrowed(pairs: &[(String, String)]) -> Vec<(&str, &str)> {
         .iter()
         .map(|(key, value)| (key.as_str(), value.as_str()))
         .collect()
-}
-
-fn text(part: &Bound<'_, PyAny>, what: &str, key: &Bound<'_, PyAny>) -> PyResult<String> {
-    let Ok(text) = part.cast::<PyString>() else {
-        let (key, class) = (key.repr()?, part.get_type().name()?);
-        let message = format!("metadata {what} must be strings, found {class} at key {key}");
-        return Err(PyTypeError::new_err(message));
-    };
-    let invalid = |_| PyValueError::new_err(format!("metadata {what} must be valid Unicode, found {part:?}"));
-    text.to_str().map(ToOwned::to_owned).map_err(invalid)
 }
