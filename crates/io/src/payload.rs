@@ -13,7 +13,7 @@ mod section;
 mod strided;
 
 pub use file::FileRange;
-pub use footprint::{Footprint, overlapping};
+pub use footprint::{Footprint, crowds, overlapping};
 pub use produced::Produce;
 pub(crate) use section::Section;
 pub use strided::{Dim, Strided};

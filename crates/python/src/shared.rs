@@ -1,7 +1,7 @@
 //! Tensors that share bytes, and would be two after loading.
 
 use ingot_format::Quoted;
-use ingot_io::{Footprint, overlapping};
+use ingot_io::{Footprint, crowds, overlapping};
 use pyo3::prelude::*;
 
 use crate::errors::about_tensor;
@@ -13,37 +13,25 @@ const MAX_NAMED: usize = 5;
 /// Fails when two tensors share bytes: the file would hold them twice, and whoever loads it would get two tensors
 /// that no longer change together.
 pub(crate) fn refuse_shared(py: Python<'_>, tensors: &[(&str, Imported)]) -> PyResult<()> {
-    let mut extents: Vec<(usize, usize, usize)> = tensors
+    let (names, footprints): (Vec<&str>, Vec<Footprint>) = tensors
         .iter()
-        .enumerate()
-        .map(|(number, (_, tensor))| (tensor.extent(), number))
-        .filter(|(extent, _)| !extent.is_empty())
-        .map(|(extent, number)| (extent.start, extent.end, number))
-        .collect();
-    let by_name = |number: usize| tensors[number].0;
-    extents.sort_unstable_by_key(|&(begin, end, number)| (begin, end, by_name(number)));
-    // Extents that reach into each other, one after another, are one group. Only there can bytes be shared.
-    let mut reach = 0;
-    let groups = extents.chunk_by(|&(_, end, _), &(begin, _, _)| {
-        reach = reach.max(end);
-        begin < reach
+        .filter_map(|(name, tensor)| Some((*name, tensor.footprint()?)))
+        .unzip();
+    let Some((one, other)) = overlapping(&footprints) else {
+        return Ok(());
+    };
+    let crowd = crowds(&footprints)
+        .into_iter()
+        .find(|crowd| crowd.contains(&one))
+        .filter(|crowd| crowd.iter().all(|&number| footprints[number].is_one_run()));
+    // Of views with holes, some may lie in the holes of others.
+    let mut group = crowd.unwrap_or_else(|| vec![one, other]);
+    group.sort_unstable_by_key(|&number| {
+        let extent = footprints[number].extent();
+        (extent.start, extent.end, names[number])
     });
-    for group in groups.filter(|group| group.len() > 1) {
-        let names: Vec<&str> = group.iter().map(|&(_, _, number)| by_name(number)).collect();
-        let footprints: Option<Vec<Footprint>> = group
-            .iter()
-            .map(|&(_, _, number)| tensors[number].1.footprint())
-            .collect();
-        let footprints = footprints.unwrap_or_default();
-        if let Some((one, other)) = overlapping(&footprints) {
-            // Of views with holes, some may lie in the holes of others.
-            return Err(match footprints.iter().all(Footprint::is_one_run) {
-                true => shares(py, &names),
-                false => shares(py, &[names[one], names[other]]),
-            });
-        }
-    }
-    Ok(())
+    let group: Vec<&str> = group.into_iter().map(|number| names[number]).collect();
+    Err(shares(py, &group))
 }
 
 /// The error for these tensors.

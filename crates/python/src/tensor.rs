@@ -7,7 +7,6 @@
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::{self, MaybeUninit};
-use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
 
@@ -308,15 +307,6 @@ impl Imported {
             Held::Bytes(bytes) => Some(Footprint::new(bytes.addr(), bytes.len(), &[])),
             Held::Strided(strided) => Some(strided.footprint()),
             Held::Produced(_) => None,
-        }
-    }
-
-    /// From the first of the bytes to the last, where they lie in memory.
-    pub(crate) fn extent(&self) -> Range<usize> {
-        match &self.held {
-            Held::Bytes(bytes) => bytes.addr()..bytes.addr() + bytes.len(),
-            Held::Strided(strided) => strided.footprint().extent(),
-            Held::Produced(_) => 0..0,
         }
     }
 

@@ -104,6 +104,15 @@ impl Footprint {
 /// Two of these that have a byte in common, as their places in the list. Exact.
 #[must_use]
 pub fn overlapping(footprints: &[Footprint]) -> Option<(usize, usize)> {
+    crowds(footprints)
+        .iter()
+        .find_map(|crowd| overlapping_in(footprints, crowd))
+}
+
+/// Those of these whose extents reach into each other, one after another: only there can bytes be shared. Their places in
+/// the list, sorted, of each crowd of two or more.
+#[must_use]
+pub fn crowds(footprints: &[Footprint]) -> Vec<Vec<usize>> {
     let mut extents: Vec<(Range<usize>, usize)> = footprints
         .iter()
         .map(Footprint::extent)
@@ -111,17 +120,17 @@ pub fn overlapping(footprints: &[Footprint]) -> Option<(usize, usize)> {
         .filter(|(extent, _)| !extent.is_empty())
         .collect();
     extents.sort_unstable_by_key(|(extent, number)| (extent.start, *number));
-    // Extents that reach into each other, one after another, are one crowd. Only there can bytes be shared.
     let mut reach = 0;
     let crowds = extents.chunk_by(|(extent, _), (next, _)| {
         reach = reach.max(extent.end);
         next.start < reach
     });
-    crowds.filter(|crowd| crowd.len() > 1).find_map(|crowd| {
+    let sorted = |crowd: &[(Range<usize>, usize)]| {
         let mut numbers: Vec<usize> = crowd.iter().map(|(_, number)| *number).collect();
         numbers.sort_unstable();
-        overlapping_in(footprints, &numbers)
-    })
+        numbers
+    };
+    crowds.filter(|crowd| crowd.len() > 1).map(sorted).collect()
 }
 
 /// As [`overlapping`], for those of these numbers: each marks its bytes on a map of the memory, window by window.
