@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 
-# Files are little-endian, and tensors are views of them: every number would have its bytes the wrong way round.
+# Files are little-endian, and tensors are views of them: all numbers would have their bytes reversed.
 if sys.byteorder != "little":
     raise ImportError("ingot runs on little-endian machines only: this one is big-endian")
 
