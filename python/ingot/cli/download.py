@@ -50,23 +50,31 @@ def command(
     """
     try:
         if dry_run:
-            files = _download.planned(source, path, expected_sha256=expected, overwrite=force)
+            _plan(screen, source, path, expected, force)
         else:
-            with bar(screen, "Downloading") as tell:
-                done = _download.download(
-                    source, path, expected_sha256=expected, overwrite=force, threads=threads, progress=tell
-                )
+            _fetch(screen, source, path, expected, threads, force)
     except FileExistsError as error:
         there = shown(os.fsdecode(error.filename))
         raise click.UsageError(f"{there}: is there already: --force replaces it") from None
-    if dry_run:
-        screen.answer({"dry_run": True, "files": [{"file": name, "nbytes": size} for name, size in files]})
-        _tell(screen, files, "would fetch")
-    else:
-        parts = [_described(file) for file in done.files]
-        screen.answer({"dry_run": False, **_described(done), "files": parts})
-        _tell_done(screen, done)
     return 0
+
+
+def _plan(screen: Screen, source: str, path: str, expected: str | None, force: bool) -> None:
+    files = _download.planned(source, path, expected_sha256=expected, overwrite=force)
+    screen.answer({"dry_run": True, "files": [{"file": name, "nbytes": size} for name, size in files]})
+    _tell(screen, files, "would fetch")
+
+
+def _fetch(
+    screen: Screen, source: str, path: str, expected: str | None, threads: int | None, force: bool
+) -> None:
+    with bar(screen, "Downloading") as tell:
+        done = _download.download(
+            source, path, expected_sha256=expected, overwrite=force, threads=threads, progress=tell
+        )
+    parts = [_described(file) for file in done.files]
+    screen.answer({"dry_run": False, **_described(done), "files": parts})
+    _tell_done(screen, done)
 
 
 def _tell_done(screen: Screen, done: Download) -> None:
