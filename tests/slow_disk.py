@@ -13,6 +13,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+# Reads that are under way at once: as many as a network would take.
+AT_ONCE = 64
 
 
 @contextmanager
@@ -58,6 +62,11 @@ def serve(shown: str, place: str, delay: float, broken: int) -> None:
                 f"st_{name}": getattr(found, f"st_{name}_ns") for name in ("atime", "mtime", "ctime")
             }
 
+        def init_with_config(self, connection: Any, config: Any) -> None:
+            # The kernel asks for 12 at once by default.
+            if connection is not None:
+                connection.max_background = connection.congestion_threshold = AT_ONCE
+
         def readdir(self, path: str, fh: int) -> list[str]:
             return [".", "..", *os.listdir(shown + path)]
 
@@ -74,8 +83,8 @@ def serve(shown: str, place: str, delay: float, broken: int) -> None:
             os.close(fh)
             return 0
 
-    # As many at once as a network would take; libfuse has 10 threads by default.
-    FUSE(Disk(), place, foreground=True, ro=True, max_threads=64)
+    # libfuse has 10 threads by default.
+    FUSE(Disk(), place, foreground=True, ro=True, max_threads=AT_ONCE)
 
 
 if __name__ == "__main__":
