@@ -1,7 +1,8 @@
 """Saving 2 GiB as a new file, each time in a fresh process. As a program: the table.
 
 A file is new in every run, since renaming over an old one makes some file systems flush the data first, and
-the disk is idle when it begins. The process has just touched and freed twice as much memory, as for `loads.py`.
+the disk is idle when it begins. The process has just touched and freed twice as much memory, as in
+`loads.py`.
 """
 
 import os
