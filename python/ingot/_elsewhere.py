@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy
 
 from . import numpy as arrays
-from ._boxes import boxes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,8 +25,7 @@ def payload(
     def fetch(begin: int, end: int) -> arrays.Array:
         # Of F4, two elements make a byte.
         first, last = (2 * begin, 2 * end) if code == "F4" else (begin // size, -(-end // size))
-        parts = [part(box).reshape(-1)[box.within] for box in boxes(shape, first, last)]
-        _, _, data = arrays.payload(name, parts[0] if len(parts) == 1 else numpy.concatenate(parts))
+        _, _, data = arrays.payload(name, arrays.gathered(shape, first, last, part))
         if callable(data):
             return data(0, end - begin)  # type: ignore[no-any-return]
         skipped = begin - first * size

@@ -23,10 +23,15 @@ except ModuleNotFoundError as error:
     raise missing("jax", error, "flax") from None
 
 import numpy
-from jax import experimental
 from jax import numpy as jnp
 
 from . import numpy as arrays
+
+# Where newer releases of jax have it, and where older ones do.
+if hasattr(jax, "enable_x64"):
+    _64_bits = jax.enable_x64
+else:
+    from jax.experimental import enable_x64 as _64_bits  # type: ignore[no-redef]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -149,10 +154,6 @@ def _pull(shard: jax.Shard, box: Box, into: arrays.Array) -> None:
     # The thread that asks has the default of 32 bits, whatever the one that saves has chosen.
     with _64_bits(True):
         into[place] = jax.lax.dynamic_slice(shard.data, starts, sizes)
-
-
-# Where newer releases of jax have it, and where older ones do.
-_64_bits: Any = jax.enable_x64 if hasattr(jax, "enable_x64") else experimental.enable_x64
 
 
 def _not_plain(array: jax.Array) -> str | None:

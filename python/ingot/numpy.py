@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer, Unpack
 
+    from ._boxes import Box
     from ._hash import Hasher
     from ._native import Archive, TensorInfo
     from ._progress import Progress
@@ -481,7 +482,12 @@ def _elements(array: Array, begin: int, end: int) -> Array:
     """The elements from `begin` to `end` in C order, flat. Copies only those, and the rest of their rows."""
     if array.flags.c_contiguous:
         return array.reshape(-1)[begin:end]
-    parts = [array[box.slices].reshape(-1)[box.within] for box in boxes(array.shape, begin, end)]
+    return gathered(array.shape, begin, end, lambda box: array[box.slices])
+
+
+def gathered(shape: tuple[int, ...], begin: int, end: int, part: Callable[[Box], Array]) -> Array:
+    """The same of what `part` gives a box at a time."""
+    parts = [part(box).reshape(-1)[box.within] for box in boxes(shape, begin, end)]
     return parts[0] if len(parts) == 1 else numpy.concatenate(parts)
 
 

@@ -90,20 +90,21 @@ def payload(name: str, tensor: Any) -> Any:
         return to_dlpack(plain)
     if plain.dtype not in _CUT:
         return to_dlpack(plain.cpu().contiguous())
-    integer = f"u{plain.element_size()}"
-    _, shape, fetch = _elsewhere.payload(name, integer, tuple(plain.shape), _puller(plain))
-    return _STORED[plain.dtype], shape, fetch
+    return _in_pieces(name, plain)
 
 
-def _puller(tensor: paddle.Tensor) -> Callable[[Box], Array]:
-    """The function that takes a box of `tensor` to the CPU, as integers."""
-    integer = _INTEGERS[tensor.element_size()]
+def _in_pieces(name: str, tensor: paddle.Tensor) -> tuple[str, tuple[int, ...], Any]:
+    """The code, the shape, and a function that takes the bytes to the CPU when they are asked for."""
+    size = tensor.element_size()
+    # Few kernels know every dtype.
+    integer = _INTEGERS[size]
 
     def pull(box: Box) -> Array:
         part: Array = tensor[box.slices].contiguous().cpu().view(integer).numpy()
         return part
 
-    return pull
+    _, shape, fetch = _elsewhere.payload(name, f"u{size}", tuple(tensor.shape), pull)
+    return _STORED[tensor.dtype], shape, fetch
 
 
 def _not_plain(tensor: paddle.Tensor) -> str | None:

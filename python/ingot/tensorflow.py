@@ -117,21 +117,21 @@ def payload(name: str, tensor: Any) -> tuple[str, tuple[int, ...], Any]:
             found=type(tensor).__name__,
         )
     if plain.shape.rank and ":CPU:" not in plain.device and plain.dtype in _CUT:
-        # Checkers think that a size may be unknown, as it is inside tf.function.
-        shape: Any = tuple(plain.shape)
-        return _elsewhere.payload(name, plain.dtype.as_numpy_dtype, shape, _puller(plain))
+        return _in_pieces(name, plain)
     # `asarray` shares the memory. It does not know single elements of ml_dtypes, which `numpy()` does.
     return arrays.payload(name, numpy.asarray(plain if plain.shape.rank else plain.numpy()))
 
 
-def _puller(tensor: tf.Tensor) -> Callable[[Box], arrays.Array]:
-    """The function that takes a box of `tensor` to the CPU."""
+def _in_pieces(name: str, tensor: tf.Tensor | tf.Variable) -> tuple[str, tuple[int, ...], Any]:
+    """As `payload`, with a function that takes the bytes to the CPU when they are asked for."""
+    # Checkers think that a size may be unknown, as it is inside tf.function.
+    shape: Any = tuple(tensor.shape)
 
     def pull(box: Box) -> arrays.Array:
         part: arrays.Array = tf.slice(tensor, box.starts, box.sizes).numpy()
         return part
 
-    return pull
+    return _elsewhere.payload(name, tensor.dtype.as_numpy_dtype, shape, pull)
 
 
 _whole: Whole[tf.Tensor] = Whole(wrap, mover, payload)
