@@ -38,9 +38,8 @@ pub(crate) fn download(
     let options = remote_options(storage_options)?;
     let how = DownloadOptions {
         threads,
-        existing: existing(overwrite),
         durable: save_options(durable, true, false).durable,
-        sha256: expected_sha256.map(|hex| sha256(py, hex)).transpose()?,
+        ..wanted(py, expected_sha256, overwrite)?
     };
     let mut done = Signals::telling(progress).run(py, |signals| {
         ingot_io::download(url, &path, &options, &how, signals)
@@ -62,11 +61,7 @@ pub(crate) fn planned_download(
 ) -> PyResult<Vec<(OsString, u64)>> {
     let path = file_path(path)?;
     let options = remote_options(storage_options)?;
-    let how = DownloadOptions {
-        existing: existing(overwrite),
-        sha256: expected_sha256.map(|hex| sha256(py, hex)).transpose()?,
-        ..DownloadOptions::default()
-    };
+    let how = wanted(py, expected_sha256, overwrite)?;
     let files = Signals::default().run(py, |signals| {
         ingot_io::planned_download(url, &path, &options, &how, signals)
     })?;
@@ -76,11 +71,16 @@ pub(crate) fn planned_download(
         .collect())
 }
 
-fn existing(overwrite: bool) -> Existing {
-    match overwrite {
-        true => Existing::Replace,
-        false => Existing::Refuse,
-    }
+/// What a download is asked for that a planned one is too.
+fn wanted(py: Python<'_>, expected_sha256: Option<&str>, overwrite: bool) -> PyResult<DownloadOptions> {
+    Ok(DownloadOptions {
+        existing: match overwrite {
+            true => Existing::Replace,
+            false => Existing::Refuse,
+        },
+        sha256: expected_sha256.map(|hex| sha256(py, hex)).transpose()?,
+        ..DownloadOptions::default()
+    })
 }
 
 fn one(done: Downloaded) -> One {
