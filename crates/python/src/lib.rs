@@ -3,6 +3,7 @@
 //! It converts, lets go of the interpreter, calls `ingot-io`, and turns failures into exceptions. It knows no
 //! framework: those live in `python/ingot`, and hand over what makes their tensors ([`wrap::Wrap`]).
 
+mod collector;
 mod documents;
 #[cfg(unix)]
 mod download;

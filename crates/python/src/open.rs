@@ -14,6 +14,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
+use crate::collector::Pause;
 use crate::errors::raise;
 use crate::hash::sha256;
 use crate::index;
@@ -540,6 +541,7 @@ fn whole<'py>(
         wrap.accepts(py, tensor.archive().path(), tensor.entry())?;
     }
     let regions = Signals::telling(progress).run(py, |signals| regions(&wanted, signals))?;
+    let _pause = Pause::for_objects(py, wanted.len())?;
     let tensors = PyDict::new(py);
     let mut shared = None;
     for (tensor, region) in wanted.iter().zip(&regions) {

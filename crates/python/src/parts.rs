@@ -6,6 +6,7 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString};
 
+use crate::collector::Pause;
 use crate::errors::{about_tensor, raise};
 use crate::index;
 use crate::open::found;
@@ -51,6 +52,7 @@ pub(crate) fn take<'py>(
         )?;
     }
     let regions = signals.run(py, |signals| read_parts(&parts, options, signals))?;
+    let _pause = Pause::for_objects(py, parts.len())?;
     let tensors = PyList::empty(py);
     let mut shared = None;
     for (part, region) in parts.iter().zip(&regions) {

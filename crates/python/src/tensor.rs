@@ -1,10 +1,12 @@
 //! Memory that crosses into Python and out of it, always as an object that owns it: DLPack capsules and the
 //! buffer protocol.
 //!
-//! The DLPack structures are those of dlpack.h 1.1; the unversioned capsule is what every framework takes.
+//! The DLPack structures are those of dlpack.h 1.3. The unversioned capsule is what every framework takes; those that have
+//! a table of C functions are asked through that, which takes half the time.
 //! One of the files in which `unsafe` is allowed.
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::{self, MaybeUninit};
 use std::ptr;
@@ -21,6 +23,7 @@ use pyo3::types::PyBytes;
 use crate::produced::Producer;
 
 const CAPSULE_NAME: &CStr = c"dltensor";
+const EXCHANGE_NAME: &CStr = c"dlpack_exchange_api";
 
 /// `DLDevice`.
 #[repr(C)]
@@ -62,6 +65,39 @@ struct DlManagedTensor {
     deleter: Option<unsafe extern "C" fn(*mut DlManagedTensor)>,
 }
 
+/// `DLPackVersion`.
+#[repr(C)]
+struct DlVersion {
+    major: u32,
+    minor: u32,
+}
+
+/// The version that the structures with a version have.
+const VERSION: DlVersion = DlVersion { major: 1, minor: 3 };
+
+/// `DLManagedTensorVersioned`.
+#[repr(C)]
+struct DlManagedTensorVersioned {
+    version: DlVersion,
+    manager_ctx: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut DlManagedTensorVersioned)>,
+    flags: u64,
+    dl_tensor: DlTensor,
+}
+
+/// `DLPackManagedTensorToPyObjectNoSync`.
+type ToPyObject = unsafe extern "C" fn(*mut DlManagedTensorVersioned, *mut *mut c_void) -> c_int;
+
+/// `DLPackExchangeAPI`, as far as the last function that is called here.
+#[repr(C)]
+struct DlExchangeApi {
+    version: DlVersion,
+    prev_api: *const c_void,
+    managed_tensor_allocator: *const c_void,
+    managed_tensor_from_py_object_no_sync: *const c_void,
+    managed_tensor_to_py_object_no_sync: Option<ToPyObject>,
+}
+
 /// How DLPack names a dtype: code, bits, and how many elements make one of its units.
 const fn dl_dtype(dtype: Dtype) -> DlDataType {
     let (code, bits, lanes) = match dtype {
@@ -101,23 +137,61 @@ pub(crate) fn has_storage_shape(dtype: Dtype, shape: &[u64]) -> bool {
     fills_bytes && shape.iter().all(|&dim| i64::try_from(dim).is_ok())
 }
 
-/// A tensor on its way to a framework: what the capsule points to, and what keeps it alive.
+/// A tensor on its way to a framework: what it is given a pointer to, and what keeps that alive.
 #[repr(C)]
-struct Exported {
+struct Exported<M> {
     /// First, so that a pointer to it is a pointer to the whole.
-    managed: DlManagedTensor,
+    managed: M,
     /// Shape, then strides.
     dims: Dims,
     /// Never read: it is here to be dropped last.
     _region: Region,
 }
 
+/// One of the structures that frameworks take a tensor by.
+trait Managed {
+    fn new(tensor: DlTensor) -> Self;
+    fn tensor(&mut self) -> &mut DlTensor;
+}
+
+impl Managed for DlManagedTensor {
+    fn new(dl_tensor: DlTensor) -> DlManagedTensor {
+        DlManagedTensor {
+            dl_tensor,
+            manager_ctx: ptr::null_mut(),
+            deleter: Some(delete::<DlManagedTensor>),
+        }
+    }
+
+    fn tensor(&mut self) -> &mut DlTensor {
+        &mut self.dl_tensor
+    }
+}
+
+impl Managed for DlManagedTensorVersioned {
+    fn new(dl_tensor: DlTensor) -> DlManagedTensorVersioned {
+        DlManagedTensorVersioned {
+            version: VERSION,
+            manager_ctx: ptr::null_mut(),
+            deleter: Some(delete_noted),
+            flags: 0,
+            dl_tensor,
+        }
+    }
+
+    fn tensor(&mut self) -> &mut DlTensor {
+        &mut self.dl_tensor
+    }
+}
+
 /// Shape and strides, in place for the ranks that nearly all tensors have.
+#[derive(Clone)]
 pub(crate) struct Dims {
     rank: usize,
     numbers: Numbers,
 }
 
+#[derive(Clone)]
 enum Numbers {
     Inline([i64; 2 * Dims::INLINE_RANK]),
     Boxed(Box<[i64]>),
@@ -177,61 +251,135 @@ impl Dims {
     }
 }
 
-/// A capsule over `region`, to be read as `dtype` with the shape in `dims`. Writing to it writes to the
-/// region, which for a mapped file never reaches the file.
-pub(crate) fn capsule<'py>(
-    py: Python<'py>,
-    region: Region,
-    dtype: Dtype,
-    dims: Dims,
-) -> PyResult<Bound<'py, PyAny>> {
+/// A tensor over `region`, to be read as `dtype` with the shape in `dims`. Writing to it writes to the region, which for
+/// a mapped file never reaches the file. Its deleter frees it.
+fn export<M: Managed>(region: &Region, dtype: Dtype, dims: &Dims) -> PyResult<*mut M> {
     let ndim = i32::try_from(dims.rank).map_err(|_| PyValueError::new_err("too many dimensions"))?;
     let mut exported = Box::new(Exported {
-        managed: DlManagedTensor {
-            dl_tensor: DlTensor {
-                data: region.as_ptr().cast(),
-                device: DlDevice {
-                    device_type: CPU,
-                    device_id: 0,
-                },
-                ndim,
-                dtype: dl_dtype(dtype),
-                shape: ptr::null_mut(),
-                strides: ptr::null_mut(),
-                byte_offset: 0,
+        managed: M::new(DlTensor {
+            data: region.as_ptr().cast(),
+            device: DlDevice {
+                device_type: CPU,
+                device_id: 0,
             },
-            manager_ctx: ptr::null_mut(),
-            deleter: Some(delete),
-        },
-        dims,
-        _region: region,
+            ndim,
+            dtype: dl_dtype(dtype),
+            shape: ptr::null_mut(),
+            strides: ptr::null_mut(),
+            byte_offset: 0,
+        }),
+        dims: dims.clone(),
+        _region: region.clone(),
     });
     // The box stays where it is, so pointers into it hold until `delete` frees it.
     let (sizes, strides) = exported.dims.split_mut();
-    exported.managed.dl_tensor.shape = sizes.as_mut_ptr();
-    exported.managed.dl_tensor.strides = strides.as_mut_ptr();
-    let managed: *mut DlManagedTensor = Box::into_raw(exported).cast();
+    let tensor = exported.managed.tensor();
+    tensor.shape = sizes.as_mut_ptr();
+    tensor.strides = strides.as_mut_ptr();
+    Ok(Box::into_raw(exported).cast())
+}
+
+/// A capsule over [`export`].
+pub(crate) fn capsule<'py>(
+    py: Python<'py>,
+    region: &Region,
+    dtype: Dtype,
+    dims: &Dims,
+) -> PyResult<Bound<'py, PyAny>> {
+    let managed = export::<DlManagedTensor>(region, dtype, dims)?;
     // SAFETY: `PyCapsule_New` asks for a pointer that is not null and a name that outlives the capsule: the
     // pointer comes from a box, the name is static. The destructor takes just such capsules.
     let capsule = unsafe { ffi::PyCapsule_New(managed.cast(), CAPSULE_NAME.as_ptr(), Some(drop_capsule)) };
     // SAFETY: `PyCapsule_New` gives a new reference, or null with an exception set; both are what is asked for.
     let capsule = unsafe { Bound::from_owned_ptr_or_err(py, capsule) };
     if capsule.is_err() {
-        // SAFETY: `delete` asks for a pointer from `Box::into_raw` that nobody else frees: no capsule took it.
+        // SAFETY: `delete` asks for a pointer from `export` that nobody else frees: no capsule took it.
         unsafe { delete(managed) };
     }
     capsule
 }
 
-/// Frees what [`capsule`] made. Frameworks call it from any thread, with or without the interpreter, when the
+/// The C functions of a framework, by which it takes tensors without capsules and calls.
+#[derive(Clone, Copy)]
+pub(crate) struct Exchange {
+    to_py_object: ToPyObject,
+}
+
+impl Exchange {
+    /// Those of `__dlpack_c_exchange_api__` of a framework's class; `None` for what is something else, or of another
+    /// version than is known here.
+    pub(crate) fn of(capsule: &Bound<'_, PyAny>) -> Option<Exchange> {
+        // SAFETY: asks for an object, and a name that is a C string.
+        if unsafe { ffi::PyCapsule_IsValid(capsule.as_ptr(), EXCHANGE_NAME.as_ptr()) } == 0 {
+            return None;
+        }
+        // SAFETY: asks for a valid capsule of this name, which was just checked.
+        let api = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), EXCHANGE_NAME.as_ptr()) };
+        // SAFETY: a valid capsule of this name holds a `DLPackExchangeAPI`, which begins with its version in every
+        // version, and stays for as long as the process (DLPack's contract).
+        let version = unsafe { &*api.cast::<DlVersion>() };
+        if version.major != VERSION.major {
+            return None;
+        }
+        // SAFETY: as above, and a table of this major version has these fields.
+        let api = unsafe { &*api.cast::<DlExchangeApi>() };
+        let to_py_object = api.managed_tensor_to_py_object_no_sync?;
+        Some(Exchange { to_py_object })
+    }
+
+    /// What the framework makes of [`export`]; `None` where it fails, for reasons that it says better by way of a
+    /// [`capsule`].
+    pub(crate) fn import<'py>(
+        self,
+        py: Python<'py>,
+        region: &Region,
+        dtype: Dtype,
+        dims: &Dims,
+    ) -> Option<Bound<'py, PyAny>> {
+        let managed = export::<DlManagedTensorVersioned>(region, dtype, dims).ok()?;
+        let mut made = ptr::null_mut();
+        FREED.set(ptr::null());
+        // SAFETY: `managed_tensor_to_py_object_no_sync` asks for a tensor that it may have, which `managed` is, a place
+        // for an object, and the interpreter, which `py` says is held.
+        let code = unsafe { (self.to_py_object)(managed, &raw mut made) };
+        if code == 0 {
+            // SAFETY: asks for a new reference, or null: it is what a framework that answers 0 has put there.
+            return unsafe { Bound::from_owned_ptr_or_opt(py, made.cast()) };
+        }
+        drop(PyErr::take(py));
+        if FREED.get() != managed.cast_const().cast() {
+            // SAFETY: `delete` asks for a pointer from `export` that nobody else frees. The framework has failed, on this
+            // thread, so it holds nothing; and it has not freed this, which `delete_noted` would have noted.
+            unsafe { delete(managed) };
+        }
+        None
+    }
+}
+
+thread_local! {
+    /// What [`delete_noted`] freed last on this thread.
+    static FREED: Cell<*const c_void> = const { Cell::new(ptr::null()) };
+}
+
+/// Frees what [`export`] made. Frameworks call it from any thread, with or without the interpreter, when the
 /// last tensor over the memory is gone; nothing here needs Python.
 ///
 /// # Safety
-/// `managed` comes from [`capsule`] and is not used afterwards.
-unsafe extern "C" fn delete(managed: *mut DlManagedTensor) {
+/// `managed` comes from [`export`] and is not used afterwards.
+unsafe extern "C" fn delete<M>(managed: *mut M) {
     // SAFETY: `from_raw` asks for a pointer from `into_raw` of the same type, once: `managed` is the first field
-    // of the `Exported` in `capsule`, whose layout is C's, and the contract above says once.
-    drop(unsafe { Box::from_raw(managed.cast::<Exported>()) });
+    // of the `Exported` in `export`, whose layout is C's, and the contract above says once.
+    drop(unsafe { Box::from_raw(managed.cast::<Exported<M>>()) });
+}
+
+/// The same, for whoever wants to know. DLPack does not say whether a framework that fails to take a tensor has freed it.
+///
+/// # Safety
+/// As for [`delete`].
+unsafe extern "C" fn delete_noted(managed: *mut DlManagedTensorVersioned) {
+    FREED.set(managed.cast_const().cast());
+    // SAFETY: the contract above is the same.
+    unsafe { delete(managed) };
 }
 
 /// Frees the tensor of a capsule that no framework took. One that did has renamed the capsule.
@@ -246,7 +394,7 @@ unsafe extern "C" fn drop_capsule(capsule: *mut ffi::PyObject) {
     // SAFETY: asks for a valid capsule of this name, which the line above checked.
     let managed = unsafe { ffi::PyCapsule_GetPointer(capsule, CAPSULE_NAME.as_ptr()) };
     // SAFETY: the pointer is the one that `capsule` put there, and no framework took it over: the name says so.
-    unsafe { delete(managed.cast()) };
+    unsafe { delete(managed.cast::<DlManagedTensor>()) };
 }
 
 /// A tensor that a framework exported: all that a file needs to know, and where its bytes come from.

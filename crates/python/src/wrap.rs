@@ -10,7 +10,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyString, PyTuple, PyType};
 
 use crate::errors::refused;
-use crate::tensor::{Buffer, Dims, capsule, has_storage_shape};
+use crate::tensor::{Buffer, Dims, Exchange, capsule, has_storage_shape};
 
 /// What a framework's module hands over: a callable that makes tensors, and one that says how it knows a dtype.
 #[pyclass(frozen, module = "ingot._native")]
@@ -24,8 +24,8 @@ pub(crate) struct Wrap {
 
 #[derive(Clone, Copy)]
 enum Style {
-    /// `make(capsule)`.
-    Dlpack,
+    /// `make(capsule)`, where the framework has no C function that does the same.
+    Dlpack(Option<Exchange>),
     /// `make(shape, dtype, buffer, offset)`.
     Buffer,
 }
@@ -40,10 +40,11 @@ enum Known {
 
 #[pymethods]
 impl Wrap {
-    /// For frameworks that import DLPack.
+    /// For frameworks that import DLPack. `exchange` is `__dlpack_c_exchange_api__` of its class, where it has one.
     #[staticmethod]
-    fn dlpack(make: Py<PyAny>, resolve: Py<PyAny>) -> Wrap {
-        Wrap::new(Style::Dlpack, make, resolve)
+    #[pyo3(signature = (make, resolve, exchange = None))]
+    fn dlpack(make: Py<PyAny>, resolve: Py<PyAny>, exchange: Option<&Bound<'_, PyAny>>) -> Wrap {
+        Wrap::new(Style::Dlpack(exchange.and_then(Exchange::of)), make, resolve)
     }
 
     /// For frameworks that take the buffer protocol.
@@ -124,7 +125,7 @@ impl Wrap {
                 };
                 let raw = self.make(py, region, Dtype::U8, nbytes, bytes.bind(py), shared)?;
                 let shape = match self.style {
-                    Style::Dlpack => PyTuple::new(py, units()?.sizes())?,
+                    Style::Dlpack(_) => PyTuple::new(py, units()?.sizes())?,
                     Style::Buffer => PyTuple::new(py, shape)?,
                 };
                 finish.bind(py).call1((raw, shape))
@@ -143,7 +144,10 @@ impl Wrap {
     ) -> PyResult<Bound<'py, PyAny>> {
         let make = self.make.bind(py);
         match self.style {
-            Style::Dlpack => make.call1((capsule(py, region.clone(), dtype, units)?,)),
+            Style::Dlpack(exchange) => {
+                let made = exchange.and_then(|exchange| exchange.import(py, region, dtype, &units));
+                made.map_or_else(|| make.call1((capsule(py, region, dtype, &units)?,)), Ok)
+            }
             Style::Buffer => {
                 let address = region.memory().as_ptr().addr();
                 let buffer = match shared {

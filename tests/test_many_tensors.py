@@ -1,0 +1,199 @@
+"""Tensors by the ten thousand: handed over without capsules, and with the garbage collector out of the way."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+import ingot
+import ingot.numpy
+import ingot.torch
+from ingot import _native
+
+EXCHANGE = torch.Tensor.__dict__.get("__dlpack_c_exchange_api__")
+NAME = b"dlpack_exchange_api"
+COUNT = 3000
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "many.safetensors"
+    tensors = {f"layers.{number:04}": numpy.full((2, 3), number, numpy.float32) for number in range(COUNT)}
+    ingot.numpy.save_file(tensors, path, durable=False)
+    return path
+
+
+def is_mapped(path: Path) -> bool:
+    return str(path) in Path("/proc/self/maps").read_text()
+
+
+class Table(ctypes.Structure):
+    """`DLPackExchangeAPI` of dlpack.h 1.3."""
+
+    To = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p))
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("prev_api", ctypes.c_void_p),
+        ("managed_tensor_allocator", ctypes.c_void_p),
+        ("managed_tensor_from_py_object_no_sync", ctypes.c_void_p),
+        ("managed_tensor_to_py_object_no_sync", To),
+    )
+
+
+class Managed(ctypes.Structure):
+    """The front of `DLManagedTensorVersioned`."""
+
+    Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", Deleter),
+    )
+
+
+def capsule(table: Table, name: bytes = NAME) -> Any:
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    return new(ctypes.addressof(table), name, None)
+
+
+def refuse(managed: int, made: Any) -> int:
+    """Fails, and leaves the tensor where it is."""
+    return -1
+
+
+def free_and_refuse(managed: int, made: Any) -> int:
+    """Fails, after it has freed the tensor."""
+    Managed.from_address(managed).deleter(managed)
+    return -1
+
+
+class TestExchange:
+    """torch 2.10 and later take tensors by a C function."""
+
+    def test_torch_makes_all_tensors_by_it(self, path: Path) -> None:
+        if EXCHANGE is None:
+            pytest.skip(f"torch {torch.__version__} has no such functions")
+
+        def never(capsule: object) -> None:
+            raise AssertionError("a capsule was made")
+
+        wrap = _native.Wrap.dlpack(never, lambda code: None, EXCHANGE)
+        with ingot.safe_open(path, "pt") as file:
+            expected = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        made = _native.Archive.open(path).tensors(None, wrap)
+        assert list(made) == list(expected)
+        assert all(torch.equal(made[name], tensor) for name, tensor in expected.items())
+        assert {type(tensor) for tensor in made.values()} == {torch.Tensor}
+
+    def test_tensors_keep_the_file_and_let_it_go(self, path: Path) -> None:
+        tensors = ingot.torch.load_file(path, backend="mmap")
+        last = tensors.popitem()[1]
+        del tensors
+        assert is_mapped(path)
+        assert last.flatten().tolist() == [COUNT - 1] * 6
+        last += 1
+        del last
+        assert not is_mapped(path)
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            pytest.param(lambda: None, id="nothing"),
+            pytest.param(lambda: 17, id="a number"),
+            pytest.param(lambda: capsule(keep(failing(refuse)), b"another"), id="another capsule"),
+            pytest.param(lambda: capsule(keep(Table(2, 0))), id="another version"),
+            pytest.param(lambda: capsule(keep(Table(1, 3))), id="no function"),
+            pytest.param(lambda: capsule(keep(failing(refuse))), id="one that fails"),
+            pytest.param(lambda: capsule(keep(failing(free_and_refuse))), id="one that frees and fails"),
+        ],
+    )
+    def test_without_it_there_are_capsules(self, path: Path, other: Callable[[], Any]) -> None:
+        wrap = _native.Wrap.dlpack(torch._C._from_dlpack, lambda code: None, other())
+        archive = _native.Archive.open(path, "mmap")
+        tensors = archive.tensors(None, wrap)
+        assert [tensor[0, 0].item() for tensor in tensors.values()] == list(range(COUNT))
+        del archive, tensors
+        assert not is_mapped(path), "memory that nobody frees"
+
+
+TABLES: list[Table] = []
+
+
+def keep(table: Table) -> Table:
+    """For as long as the process, as a framework does."""
+    TABLES.append(table)
+    return table
+
+
+def failing(function: Callable[[int, Any], int]) -> Table:
+    table = Table(1, 3)
+    table.managed_tensor_to_py_object_no_sync = Table.To(function)
+    return table
+
+
+class TestCollector:
+    @pytest.fixture(autouse=True)
+    def as_it_was(self) -> Iterator[None]:
+        yield
+        gc.enable()
+
+    @pytest.fixture
+    def collections(self) -> Iterator[list[int]]:
+        """The generation of each collection that begins."""
+        begun: list[int] = []
+
+        def note(phase: str, info: dict[str, int]) -> None:
+            if phase == "start":
+                begun.append(info["generation"])
+
+        gc.callbacks.append(note)
+        yield begun
+        gc.callbacks.remove(note)
+
+    @pytest.mark.parametrize("sliced", [False, True])
+    def test_it_runs_once_at_most(self, path: Path, collections: list[int], sliced: bool) -> None:
+        archive = _native.Archive.open(path)
+        wanted: list[tuple[str, Any, str | None]] = [(name, 0, None) for name in archive.names()]
+
+        def load() -> list[torch.Tensor]:
+            if sliced:
+                return archive.parts(wanted, ingot.torch.wrap)
+            return list(archive.tensors(None, ingot.torch.wrap).values())
+
+        load()
+        gc.collect()
+        collections.clear()
+        tensors = load()
+        found = len(collections)
+        assert gc.is_tracked(tensors[0])
+        assert len(tensors) > gc.get_threshold()[0], "enough for it to start of itself"
+        assert found <= 1
+
+    def test_who_has_it_off_keeps_it_off(self, path: Path) -> None:
+        gc.disable()
+        ingot.torch.load_file(path)
+        assert not gc.isenabled()
+
+    def test_it_is_on_again_after_a_failure(self, path: Path) -> None:
+        made: list[bool] = []
+
+        def make(capsule: object) -> None:
+            made.append(gc.isenabled())
+            if len(made) > COUNT // 2:
+                raise KeyboardInterrupt
+
+        wrap = _native.Wrap.dlpack(make, lambda code: None)
+        with pytest.raises(KeyboardInterrupt):
+            _native.Archive.open(path).tensors(None, wrap)
+        assert set(made) == {False}
+        assert gc.isenabled()
