@@ -21,11 +21,15 @@ AT_ONCE = 64
 
 @contextmanager
 def mounted(
-    shown: Path, place: Path, *, delay: float = 0.0, broken: int | None = None
+    shown: Path, place: Path, *, delay: float = 0.0, broken: int | None = None, log: Path | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Show the directory `shown` at `place`. Reads take `delay` seconds; those of the byte `broken` fail."""
+    """Show the directory `shown` at `place`. Reads take `delay` seconds; those of the byte `broken` fail.
+
+    The size of each read comes to stand in `log`, a line each.
+    """
     place.mkdir(exist_ok=True)
-    arguments = [str(shown), str(place), str(delay), str(-1 if broken is None else broken)]
+    noted = os.devnull if log is None else str(log)
+    arguments = [str(shown), str(place), str(delay), str(-1 if broken is None else broken), noted]
     server = subprocess.Popen([sys.executable, __file__, *arguments], stderr=subprocess.PIPE)
     try:
         for _ in range(600):
@@ -45,9 +49,11 @@ def mounted(
             server.stderr.close()
 
 
-def serve(shown: str, place: str, delay: float, broken: int) -> None:
+def serve(shown: str, place: str, delay: float, broken: int, log: str) -> None:
     """Mount, and answer until it is unmounted."""
     from mfusepy import FUSE, FuseOSError, Operations
+
+    noted = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     class Disk(Operations):  # type: ignore[misc,unused-ignore]
         use_ns = True
@@ -75,6 +81,7 @@ def serve(shown: str, place: str, delay: float, broken: int) -> None:
 
         def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
             time.sleep(delay)
+            os.write(noted, f"{size}\n".encode())
             if offset <= broken < offset + size:
                 raise FuseOSError(errno.EIO)
             return os.pread(fh, size, offset)
@@ -88,4 +95,4 @@ def serve(shown: str, place: str, delay: float, broken: int) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4]))
+    serve(sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4]), sys.argv[5])

@@ -57,6 +57,21 @@ def test_a_fuse_mount_is_read_and_not_mapped(shown: Path, tmp_path: Path) -> Non
         same(ingot.numpy.load_file(path, backend="mmap"))
 
 
+def test_a_fuse_mount_is_asked_for_much_at_once_but_for_nothing_that_nobody_reads(
+    shown: Path, tmp_path: Path
+) -> None:
+    """Of itself the kernel asks for 128 KiB at once, and each answer takes as long."""
+    path, log = tmp_path / "mount" / "model.safetensors", tmp_path / "log"
+    with mounted(shown, path.parent, log=log):
+        with ingot.safe_open(path, "np") as file:
+            opened = log.read_text()
+            assert file.get_slice("large")[2 << 20 : (2 << 20) + 2].tolist() == [2 << 20, (2 << 20) + 1]
+        asked = [int(line) for line in log.read_text().removeprefix(opened).split()]
+        assert sum(asked) <= 2 * os.sysconf("SC_PAGE_SIZE")
+        same(ingot.numpy.load_file(path))
+    assert max(map(int, log.read_text().split())) > 128 << 10
+
+
 def test_a_block_that_cannot_be_read_is_named_with_file_tensor_and_bytes(shown: Path, tmp_path: Path) -> None:
     stored = shown / "model.safetensors"
     with ingot.safe_open(stored, "np") as file:

@@ -70,29 +70,38 @@ def index_memory(full: int):
 
 
 def loaded_shards(full: int):
-    """Load a checkpoint of 8 shards into memory of its own; the peer loads one shard after the other."""
+    """Load a checkpoint of 8 shards into memory of its own, the first load of a fresh process; the peer loads one shard
+    after the other.
+    """
 
     def measure(place, rounds: int):
-        import safetensors.torch
+        from duel import Samples
 
-        import ingot.torch
-        import same
-        from duel import Duel
-
-        directory = _written(place, full)
-
-        def theirs():
-            tensors = {}
-            for path in sorted(directory.glob("*.safetensors")):
-                # A copy, because ours is one too: the peer's own load is a view of a mapping.
-                tensors |= {name: own.clone() for name, own in safetensors.torch.load_file(path).items()}
-            return tensors
-
-        return Duel(lambda: ingot.torch.load_file(directory, backend="pread"), theirs, same.tensors).run(
-            rounds
-        )
+        directory = str(_written(place, full))
+        found = in_turn(rounds, lambda side: fresh.run(Path(__file__), side, directory), tuple(LOADS))
+        assert len({run["digest"] for runs in found.values() for run in runs}) == 1, "the bytes differ"
+        return Samples(*([run["seconds"] for run in runs] for runs in found.values()))
 
     return measure
+
+
+def _load(directory: str):
+    import ingot.torch
+
+    return ingot.torch.load_file(directory, backend="pread")
+
+
+def _load_by_shard(directory: str):
+    import safetensors.torch
+
+    tensors = {}
+    for path in sorted(Path(directory).glob("*.safetensors")):
+        # A copy, because ours is one too: the peer's own load is a view of a mapping.
+        tensors |= {name: own.clone() for name, own in safetensors.torch.load_file(path).items()}
+    return tensors
+
+
+LOADS = {"load-ingot": _load, "load-safetensors": _load_by_shard}
 
 
 def _experts(place, full: int, *, by_name: bool) -> Path:
@@ -170,10 +179,26 @@ def _assert_same_index(ours, theirs: dict[str, str]) -> None:
 def main(side: str, path: str) -> None:
     import ingot
 
+    if side in LOADS:
+        print(json.dumps(_loaded_once(side, path)))
+        return
     # What is imported when it is first used is none of the work's memory.
     ingot.read_index  # noqa: B018
     held, found = fresh.measured(lambda: ingot.read_index(path) if side == "ingot" else _loaded(Path(path)))
     print(json.dumps(found | {"tensors": len(held)}))
+
+
+def _loaded_once(side: str, directory: str) -> dict:
+    """The first load of this process, which has just touched and freed twice as much memory, as in `loads.py`."""
+    import safetensors.torch  # noqa: F401
+
+    import ingot.torch  # noqa: F401
+    import pages
+    import same
+
+    pages.touch(2 * sum(path.stat().st_size for path in Path(directory).iterdir()))
+    tensors, found = fresh.measured(lambda: LOADS[side](directory))
+    return found | {"digest": same.digest(tensors)}
 
 
 if __name__ == "__main__":

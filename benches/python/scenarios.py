@@ -93,7 +93,7 @@ SCENARIOS = [
         "torch.load_file, 8 shards, 1 GiB, owned",
         "safetensors",
         checkpoints.loaded_shards(1 << 30),
-        "memory of their own; peer: one shard after the other, cloned",
+        "memory of their own; peer: one shard after the other, cloned; a fresh process each",
         Goal(1.5, 3),
         rounds=5,
     ),
