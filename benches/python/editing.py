@@ -19,6 +19,7 @@ def updated(*, room: bool, durable: bool):
         import safetensors.torch
 
         import ingot
+        import pages
         from duel import Duel
 
         path = place.made(
@@ -38,13 +39,13 @@ def updated(*, room: bool, durable: bool):
             tensors = safetensors.torch.load_file(path)
             safetensors.torch.save_file(tensors, theirs_at, {"step": next(steps)})
 
+        def reset() -> None:
+            theirs_at.unlink(missing_ok=True)
+            # Both sides fill the page cache, and a host takes its time to find memory for that.
+            pages.touch(2 * path.stat().st_size)
+
         try:
-            return Duel(
-                ours,
-                theirs,
-                lambda *_: _assert_same(path, theirs_at),
-                lambda: theirs_at.unlink(missing_ok=True),
-            ).run(rounds)
+            return Duel(ours, theirs, lambda *_: _assert_same(path, theirs_at), reset).run(rounds)
         finally:
             theirs_at.unlink(missing_ok=True)
 
@@ -66,6 +67,7 @@ def merged(*, durable: bool):
             lambda out: _load_and_save(paths, out),
             _assert_same,
             rounds,
+            touched_nbytes=2 * sum(path.stat().st_size for path in paths),
         )
 
     return measure

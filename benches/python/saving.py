@@ -9,6 +9,7 @@ import safetensors.torch
 
 import ingot.numpy
 import ingot.torch
+import pages
 import same
 from duel import Duel, Samples
 from workplace import Workplace, small_tensors
@@ -24,17 +25,30 @@ def torch_small(full: int):
 
 
 def as_new_files(
-    place: Workplace, name: str, ours: Write, theirs: Write, assert_same: Compare, rounds: int
+    place: Workplace,
+    name: str,
+    ours: Write,
+    theirs: Write,
+    assert_same: Compare,
+    rounds: int,
+    touched_nbytes: int = 0,
 ) -> Samples:
     """Both write a new file in every round.
 
-    Renaming over an old one makes some file systems flush the data first, and the row would time the disk.
+    Renaming over an old one makes some file systems flush the data first, and the row would time the disk. Just
+    before, so much memory is touched and freed, or a large row would time how fast a host finds some for the page
+    cache.
     """
     our_path, their_path = (place.directory / f"{who}-{name}" for who in ("ours", "theirs"))
 
-    def reset() -> None:
+    def clear() -> None:
         our_path.unlink(missing_ok=True)
         their_path.unlink(missing_ok=True)
+
+    def reset() -> None:
+        clear()
+        if touched_nbytes:
+            pages.touch(touched_nbytes)
 
     def assert_written(_ours: object, _theirs: object) -> None:
         # What the call under the clock wrote is gone by now, so both write once more.
@@ -45,7 +59,7 @@ def as_new_files(
     try:
         return Duel(lambda: ours(our_path), lambda: theirs(their_path), assert_written, reset).run(rounds)
     finally:
-        reset()
+        clear()
 
 
 def _saving(tensors, ours, theirs, suffix: str = ".safetensors", durable: bool = False):

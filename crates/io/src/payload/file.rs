@@ -40,10 +40,14 @@ impl<'a> FileRange<'a> {
     }
 
     /// Copies as many of the `count` bytes from `begin` of the range on to `position` of `to` as the system does by
-    /// itself, and says how many: 0 where it cannot. Where the file system can, both files then share the blocks.
+    /// itself, and says how many: 0 where it cannot, or takes longer than whoever reads and writes. Where the file system
+    /// can, both files then share the blocks.
     #[cfg(target_os = "linux")]
     pub(crate) fn copy_to(&self, begin: u64, count: u64, to: &File, position: u64) -> io::Result<u64> {
         use rustix::io::Errno;
+        if copies_slowly(to) {
+            return Ok(0);
+        }
         let (mut from, mut onto, mut copied) = (self.begin + begin, position, 0);
         while copied < count {
             let rest = ingot_format::to_usize(count - copied).unwrap_or(usize::MAX);
@@ -73,6 +77,17 @@ impl<'a> FileRange<'a> {
         );
         io::Error::new(io::ErrorKind::UnexpectedEof, message)
     }
+}
+
+/// Whether the system, asked to copy to this file, does so by 64 KiB at a time: on file systems that neither let files
+/// share blocks nor lie behind a network. Two threads that read and write 4 MiB at a time take two thirds of the time
+/// (2026-11, 2 GiB in the cache, ext4: 0.25 to 0.34 s against 0.39 to 0.45). Any other, one over others among them, may
+/// know better.
+#[cfg(target_os = "linux")]
+fn copies_slowly(to: &File) -> bool {
+    const EXT: u32 = 0xEF53;
+    const TMPFS: u32 = 0x0102_1994;
+    crate::backend::file_system(to).is_some_and(|number| [EXT, TMPFS].contains(&number))
 }
 
 #[cfg(unix)]
