@@ -1,4 +1,4 @@
-"""Tensors by the ten thousand: handed over without capsules, and with the garbage collector out of the way."""
+"""Tensors by the thousand: handed over without capsules, and with the garbage collector out of the way."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def free_and_refuse(managed: int, made: Any) -> int:
 
 
 class TestExchange:
-    """torch 2.10 and later take tensors by a C function."""
+    """A torch that has C functions for it takes tensors by those."""
 
     def test_torch_makes_all_tensors_by_it(self, path: Path) -> None:
         if EXCHANGE is None:

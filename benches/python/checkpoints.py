@@ -70,8 +70,9 @@ def index_memory(full: int):
 
 
 def loaded_shards(full: int):
-    """Load a checkpoint of 8 shards into memory of its own, the first load of a fresh process; the peer loads one shard
-    after the other.
+    """Load a checkpoint of 8 shards into memory of its own, the first load of a fresh process.
+
+    The peer loads one shard after the other.
     """
 
     def measure(place, rounds: int):
@@ -189,7 +190,7 @@ def main(side: str, path: str) -> None:
 
 
 def _loaded_once(side: str, directory: str) -> dict:
-    """The first load of this process, which has just touched and freed twice as much memory, as in `loads.py`."""
+    """The first load of this process, which has just touched and freed twice as much memory."""
     import safetensors.torch  # noqa: F401
 
     import ingot.torch  # noqa: F401

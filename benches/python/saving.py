@@ -35,9 +35,9 @@ def as_new_files(
 ) -> Samples:
     """Both write a new file in every round.
 
-    Renaming over an old one makes some file systems flush the data first, and the row would time the disk. Just
-    before, so much memory is touched and freed, or a large row would time how fast a host finds some for the page
-    cache.
+    Renaming over an old one makes some file systems flush the data first, and the row would time the disk.
+    Just before, so much memory is touched and freed, or a large row would time how fast a host finds some for
+    the page cache.
     """
     our_path, their_path = (place.directory / f"{who}-{name}" for who in ("ours", "theirs"))
 

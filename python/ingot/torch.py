@@ -744,7 +744,7 @@ def _code(dtype: torch.dtype | str) -> str | None:
     return None if known is None else _CODES.get(known)
 
 
-# Its C functions, which releases of torch since 2.10 have: no capsule, and no call of Python, for each tensor.
+# Its C functions, where this torch has them: no capsule, and no call of Python, for each tensor.
 wrap: _native.Wrap = _native.Wrap.dlpack(
     _from_dlpack, _resolve, getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 )
