@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy
 import pytest
+import safetensors.torch
 import torch
 
 import ingot
@@ -66,13 +67,18 @@ def capsule(table: Table, name: bytes = NAME) -> Any:
     return new(ctypes.addressof(table), name, None)
 
 
+CALLED: list[int] = []
+
+
 def refuse(managed: int, made: Any) -> int:
     """Fails, and leaves the tensor where it is."""
+    CALLED.append(managed)
     return -1
 
 
 def free_and_refuse(managed: int, made: Any) -> int:
     """Fails, after it has freed the tensor."""
+    CALLED.append(managed)
     Managed.from_address(managed).deleter(managed)
     return -1
 
@@ -88,12 +94,12 @@ class TestExchange:
             raise AssertionError("a capsule was made")
 
         wrap = _native.Wrap.dlpack(never, lambda code: None, EXCHANGE)
-        with ingot.safe_open(path, "pt") as file:
-            expected = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         made = _native.Archive.open(path).tensors(None, wrap)
-        assert list(made) == list(expected)
+        expected = safetensors.torch.load_file(path)
+        assert list(made) == sorted(expected)
         assert all(torch.equal(made[name], tensor) for name, tensor in expected.items())
         assert {type(tensor) for tensor in made.values()} == {torch.Tensor}
+        assert {tensor.dtype for tensor in made.values()} == {torch.float32}
 
     def test_tensors_keep_the_file_and_let_it_go(self, path: Path) -> None:
         tensors = ingot.torch.load_file(path, backend="mmap")
@@ -106,22 +112,26 @@ class TestExchange:
         assert not is_mapped(path)
 
     @pytest.mark.parametrize(
-        "other",
+        ("other", "calls"),
         [
-            pytest.param(lambda: None, id="nothing"),
-            pytest.param(lambda: 17, id="a number"),
-            pytest.param(lambda: capsule(keep(failing(refuse)), b"another"), id="another capsule"),
-            pytest.param(lambda: capsule(keep(Table(2, 0))), id="another version"),
-            pytest.param(lambda: capsule(keep(Table(1, 3))), id="no function"),
-            pytest.param(lambda: capsule(keep(failing(refuse))), id="one that fails"),
-            pytest.param(lambda: capsule(keep(failing(free_and_refuse))), id="one that frees and fails"),
+            pytest.param(lambda: None, 0, id="nothing"),
+            pytest.param(lambda: 17, 0, id="a number"),
+            pytest.param(lambda: capsule(keep(failing(refuse)), b"another"), 0, id="another capsule"),
+            pytest.param(lambda: capsule(keep(failing(refuse, major=2))), 0, id="another version"),
+            pytest.param(lambda: capsule(keep(Table(1, 3))), 0, id="no function"),
+            pytest.param(lambda: capsule(keep(failing(refuse))), COUNT, id="one that fails"),
+            pytest.param(
+                lambda: capsule(keep(failing(free_and_refuse))), COUNT, id="one that frees and fails"
+            ),
         ],
     )
-    def test_without_it_there_are_capsules(self, path: Path, other: Callable[[], Any]) -> None:
+    def test_without_it_there_are_capsules(self, path: Path, other: Callable[[], Any], calls: int) -> None:
+        CALLED.clear()
         wrap = _native.Wrap.dlpack(torch._C._from_dlpack, lambda code: None, other())
         archive = _native.Archive.open(path, "mmap")
         tensors = archive.tensors(None, wrap)
         assert [tensor[0, 0].item() for tensor in tensors.values()] == list(range(COUNT))
+        assert len(CALLED) == calls
         del archive, tensors
         assert not is_mapped(path), "memory that nobody frees"
 
@@ -135,8 +145,8 @@ def keep(table: Table) -> Table:
     return table
 
 
-def failing(function: Callable[[int, Any], int]) -> Table:
-    table = Table(1, 3)
+def failing(function: Callable[[int, Any], int], major: int = 1) -> Table:
+    table = Table(major, 3)
     table.managed_tensor_to_py_object_no_sync = Table.To(function)
     return table
 

@@ -181,7 +181,7 @@ def main(side: str, path: str) -> None:
     import ingot
 
     if side in LOADS:
-        print(json.dumps(_loaded_once(side, path)))
+        print(json.dumps(_first_load(side, path)))
         return
     # What is imported when it is first used is none of the work's memory.
     ingot.read_index  # noqa: B018
@@ -189,7 +189,7 @@ def main(side: str, path: str) -> None:
     print(json.dumps(found | {"tensors": len(held)}))
 
 
-def _loaded_once(side: str, directory: str) -> dict:
+def _first_load(side: str, directory: str) -> dict:
     """The first load of this process, which has just touched and freed twice as much memory."""
     import safetensors.torch  # noqa: F401
 

@@ -44,10 +44,15 @@ impl<'a> FileRange<'a> {
     /// can, both files then share the blocks.
     #[cfg(target_os = "linux")]
     pub(crate) fn copy_to(&self, begin: u64, count: u64, to: &File, position: u64) -> io::Result<u64> {
-        use rustix::io::Errno;
-        if copies_slowly(to) {
-            return Ok(0);
+        match copies_slowly(to) {
+            true => Ok(0),
+            false => self.copied_by_the_system(begin, count, to, position),
         }
+    }
+
+    #[cfg(target_os = "linux")]
+    fn copied_by_the_system(&self, begin: u64, count: u64, to: &File, position: u64) -> io::Result<u64> {
+        use rustix::io::Errno;
         let (mut from, mut onto, mut copied) = (self.begin + begin, position, 0);
         while copied < count {
             let rest = ingot_format::to_usize(count - copied).unwrap_or(usize::MAX);
@@ -111,22 +116,37 @@ mod tests {
         from.write_all(b"0123456789").unwrap();
         to.write_all(b"--------").unwrap();
         let range = FileRange::new(&from, 2, 6);
-        let copied = range.copy_to(1, 4, &to, 3).unwrap();
+        let copied = range.copied_by_the_system(1, 4, &to, 3).unwrap();
         let mut found = [0; 8];
         FileRange::new(&to, 0, 8).read(0, &mut found).unwrap();
         assert_eq!(&found[3..], if copied == 4 { b"3456-" } else { b"-----" });
         let mut all = [0; 4];
         range.read(1, &mut all).unwrap();
         assert_eq!(&all, b"3456");
-        assert!(FileRange::new(&from, 8, 6).copy_to(0, 6, &to, 0).is_err() || copied == 0);
+        assert!(
+            FileRange::new(&from, 8, 6)
+                .copied_by_the_system(0, 6, &to, 0)
+                .is_err()
+                || copied == 0
+        );
     }
 
     #[test]
     fn where_the_system_cannot_copy_it_says_so() {
         let from = File::open("/proc/self/maps").unwrap();
         let to = tempfile::tempfile().unwrap();
-        assert_eq!(FileRange::new(&from, 0, 4).copy_to(0, 4, &to, 0).ok(), Some(0));
+        assert_eq!(
+            FileRange::new(&from, 0, 4)
+                .copied_by_the_system(0, 4, &to, 0)
+                .ok(),
+            Some(0)
+        );
         let pipe = File::open("/dev/zero").unwrap();
-        assert_eq!(FileRange::new(&pipe, 0, 4).copy_to(0, 4, &to, 0).ok(), Some(0));
+        assert_eq!(
+            FileRange::new(&pipe, 0, 4)
+                .copied_by_the_system(0, 4, &to, 0)
+                .ok(),
+            Some(0)
+        );
     }
 }
