@@ -13,6 +13,8 @@ mod section;
 mod strided;
 
 pub use file::FileRange;
+#[cfg(unix)]
+pub(crate) use file::shares_blocks;
 pub use footprint::{Footprint, crowds, overlapping};
 pub use produced::Produce;
 pub(crate) use section::Section;

@@ -395,13 +395,12 @@ fn put(
             crate::save::write_all_at(file, bytes, position)
         });
     }
-    let copied = match payload {
-        Payload::File(range) => range.copy_to(begin, count, file, position)?,
-        _ => 0,
-    };
-    buffer.resize(to_usize(count - copied).unwrap_or(usize::MAX), 0);
-    payload.read(begin + copied, buffer)?;
-    crate::save::write_all_at(file, buffer, position + copied)
+    if let Payload::File(range) = payload {
+        return range.copy(begin..begin + count, file, position, buffer);
+    }
+    buffer.resize(to_usize(count).unwrap_or(usize::MAX), 0);
+    payload.read(begin, buffer)?;
+    crate::save::write_all_at(file, buffer, position)
 }
 
 fn refuse(path: &Path, fault: EditError) -> Error {

@@ -63,11 +63,11 @@ fn fill<'p>(
     // What replaces a private file is private from the first byte on.
     let mode = Mode::from_raw_mode(if attributes.is_some() { 0o600 } else { 0o666 });
     let temp = Temp::create(place, mode, kind).step(step::CREATE)?;
-    let shared = pieces.copy_files() && shares_blocks(temp.file());
+    let shared = pieces.copy_files() && crate::payload::shares_blocks(temp.file());
     let size = if shared { Size::Sparse } else { Size::Set };
     space::reserve(temp.file(), pieces.nbytes(), size, watch)?;
     let way = match shared {
-        true => Way::Cached(None),
+        true => Way::Shared,
         false => way(temp.file(), pieces, options),
     };
     write::write(pieces, temp.file(), &way, watch)?;
@@ -95,14 +95,6 @@ fn way(file: &File, pieces: &Pieces<'_>, options: &SaveOptions) -> Way {
             None => Way::Cached(None),
         },
     }
-}
-
-/// Whether two files can have blocks in common here, so that copying bytes of one into the other takes no time. Only the
-/// system can do that, and only where both begin at the same place in a block.
-fn shares_blocks(file: &File) -> bool {
-    const XFS: u32 = 0x5846_5342;
-    const BTRFS: u32 = 0x9123_683E;
-    crate::backend::file_system(file).is_some_and(|number| [XFS, BTRFS].contains(&number))
 }
 
 /// Whether closing the file sends its bytes away, as network file systems do so that the next reader sees them.

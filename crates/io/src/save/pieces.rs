@@ -128,8 +128,7 @@ impl<'a> Pieces<'a> {
         to_usize(range.end - range.start).unwrap_or(0)
     }
 
-    fn spans(&self, piece: usize) -> impl Iterator<Item = Span<'_, 'a>> {
-        let range = self.range(piece);
+    fn spans(&self, range: Range<u64>) -> impl Iterator<Item = Span<'_, 'a>> {
         let first = self.ends.partition_point(|&end| end <= range.start);
         (first..self.ends.len()).map_while(move |part| {
             let starts = part.checked_sub(1).map_or(0, |before| self.ends[before]);
@@ -147,7 +146,7 @@ impl<'a> Pieces<'a> {
     /// Fills `into`, which has the size of `piece`, with its bytes.
     pub(super) fn fill(&self, piece: usize, into: &mut [u8]) -> io::Result<()> {
         let mut rest = into;
-        for span in self.spans(piece) {
+        for span in self.spans(self.range(piece)) {
             let (place, after) = rest.split_at_mut(span.len);
             span.payload.read(span.begin, place)?;
             rest = after;
@@ -155,20 +154,25 @@ impl<'a> Pieces<'a> {
         Ok(())
     }
 
-    /// Calls `write` with the bytes of `piece`, in order: long ones as they are, short ones gathered in `buffer`.
+    /// Calls `write` with the bytes of `range` of the file, in order: long ones as they are, short ones gathered in
+    /// `buffer`, which grows to the size of a piece.
     pub(super) fn each_run<E: From<io::Error>>(
         &self,
-        piece: usize,
+        range: Range<u64>,
         buffer: &mut Vec<u8>,
         mut write: impl FnMut(Run<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
         buffer.clear();
-        for span in self.spans(piece) {
+        for span in self.spans(range) {
             if let Some(run) = span.straight() {
                 write(Run::Gathered(buffer))?;
                 write(run)?;
                 buffer.clear();
             } else {
+                if buffer.len() + span.len > PIECE {
+                    write(Run::Gathered(buffer))?;
+                    buffer.clear();
+                }
                 let filled = buffer.len();
                 buffer.resize(filled + span.len, 0);
                 span.payload.read(span.begin, &mut buffer[filled..])?;
@@ -217,13 +221,7 @@ impl Run<'_> {
             Run::Bytes(bytes, range) => {
                 bytes.lend(range.clone(), |bytes| write_all_at(file, bytes, position))
             }
-            Run::File(source, range) => {
-                let copied = source.copy_to(range.start, range.end - range.start, file, position)?;
-                let rest = range.start + copied..range.end;
-                buffer.resize(to_usize(rest.end - rest.start).unwrap_or(0), 0);
-                Payload::File(**source).read(rest.start, buffer)?;
-                write_all_at(file, buffer, position + copied)
-            }
+            Run::File(source, range) => source.copy(range.clone(), file, position, buffer),
         }
     }
 }
@@ -262,7 +260,7 @@ mod tests {
         let mut runs = Vec::new();
         let mut buffer = Vec::new();
         pieces
-            .each_run(0, &mut buffer, |run| -> io::Result<()> {
+            .each_run(pieces.range(0), &mut buffer, |run| -> io::Result<()> {
                 runs.push(run.len());
                 Ok(())
             })

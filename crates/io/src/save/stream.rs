@@ -16,7 +16,7 @@ pub(super) fn write(pieces: &Pieces<'_>, file: &File, watch: &dyn Watch) -> Resu
     let (mut buffer, mut passing) = (Vec::new(), Vec::new());
     let mut done = 0;
     for piece in 0..pieces.count() {
-        pieces.each_run(piece, &mut buffer, |run| {
+        pieces.each_run(pieces.range(piece), &mut buffer, |run| {
             let nbytes = run.len();
             write_run(&run, file, &mut passing, watch)?;
             done += nbytes;
