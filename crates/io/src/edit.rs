@@ -94,6 +94,7 @@ pub fn update_metadata(
     let head = head_for_the_data(path, &header, new.as_deref())?;
     let data = FileRange::new(held.file(), header.data_start(), header.data_nbytes());
     replace(path, &held, &head, &[Payload::File(data)], options, watch)?;
+    held.release();
     Ok(Edited::Rewritten)
 }
 
@@ -148,7 +149,9 @@ pub fn replace_tensor(
         range(entry.end, header.data_nbytes()),
     ];
     let head = head_with_digest(path, head, &header, name, payload)?;
-    replace(path, &held, &head, &payloads, options, watch)
+    replace(path, &held, &head, &payloads, options, watch)?;
+    held.release();
+    Ok(())
 }
 
 /// The head of the file after `payload` became the tensor `name`: another where it keeps digests of that.

@@ -15,6 +15,8 @@
 //!
 //! Where a file system renames no file over another, the bytes are copied into the target as [`Replace::InPlace`]
 //! does. Where it cannot reserve space or make unnamed files, saving goes on without.
+//!
+//! What a large file had that was replaced is given back after [`save`] returned, unless another has it open.
 
 use std::io;
 use std::path::Path;
@@ -35,6 +37,8 @@ pub(crate) mod partial;
 mod pieces;
 #[cfg(not(unix))]
 mod portable;
+#[cfg(unix)]
+mod release;
 mod ring;
 mod snapshot;
 #[cfg(unix)]
@@ -53,6 +57,8 @@ use crate::payload::Payload;
 use crate::watch::Watch;
 use pieces::Pieces;
 pub(crate) use pieces::write_all_at;
+#[cfg(unix)]
+pub(crate) use release::release;
 pub use snapshot::Snapshot;
 
 /// How to save.

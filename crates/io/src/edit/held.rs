@@ -67,6 +67,12 @@ impl<'p> Held<'p> {
         self.source.file()
     }
 
+    /// Closes the file, which was replaced.
+    pub(super) fn release(self) {
+        #[cfg(unix)]
+        crate::save::release(self.source.into_file().into());
+    }
+
     /// All bytes before the data, and what they say.
     pub(super) fn head(&self) -> Result<(Vec<u8>, Header), Error> {
         let limits = Limits::default();

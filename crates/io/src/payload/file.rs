@@ -230,7 +230,7 @@ mod tests {
             let position = if same { (begin + start) % 4096 + 4096 * (position % 3) } else { position };
             let blocks = whole_blocks(&(start..start + length), begin, position);
             prop_assert!(start <= blocks.start && blocks.start <= blocks.end && blocks.end <= start + length);
-            let is_one = |at: u64| (begin + at) % 4096 == 0 && (position + at - start) % 4096 == 0;
+            let is_one = |at: u64| (begin + at).is_multiple_of(4096) && (position + at - start).is_multiple_of(4096);
             let whole = (start..(start + length).saturating_sub(4095)).filter(|&at| is_one(at)).count();
             prop_assert_eq!(blocks.end - blocks.start, 4096 * to_u64(whole));
             prop_assert!(whole == 0 || is_one(blocks.start));

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Seek};
 
 use super::pieces::Pieces;
+use super::release::release;
 use super::space::{self, Size};
 use super::target::Place;
 use super::write::{self, Way};
@@ -64,7 +65,9 @@ pub(super) fn overwrite(
     space::reserve(&scratch, pieces.nbytes(), Size::Set, watch)?;
     write::write(pieces, &scratch, &Way::Cached(None), watch)?;
     space::reserve(file, pieces.nbytes(), Size::Kept, watch)?;
-    copy(&scratch, file, pieces.nbytes(), options)
+    copy(&scratch, file, pieces.nbytes(), options)?;
+    release(scratch.into());
+    Ok(())
 }
 
 /// Copies `from`, which holds all of `pieces`, into the file that `place` names: what remains where a file system

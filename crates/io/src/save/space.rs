@@ -22,7 +22,7 @@ pub(super) enum Size {
 /// is cheaper too: ext4 then flushes what has no place on the disk yet, which took seconds, and here is nothing.
 #[cfg(target_os = "linux")]
 pub(super) fn reserve(file: &File, nbytes: u64, size: Size, watch: &dyn Watch) -> Result<(), Stop> {
-    use super::{Step, step};
+    use super::{Step, release, step};
     use rustix::fs::{FallocateFlags, fallocate};
     use rustix::io::Errno;
 
@@ -40,6 +40,7 @@ pub(super) fn reserve(file: &File, nbytes: u64, size: Size, watch: &dyn Watch) -
     };
     let mut position = 0;
     let mut signals = 0;
+    let mut released = release::done();
     while position < nbytes {
         if watch.interrupted() {
             return Err(Stop::Interrupted);
@@ -48,6 +49,9 @@ pub(super) fn reserve(file: &File, nbytes: u64, size: Size, watch: &dyn Watch) -
         match fallocate(file, flags, position, count) {
             Ok(()) => position += count,
             Err(Errno::INTR) if signals < SIGNALS => signals += 1,
+            Err(Errno::NOSPC | Errno::DQUOT) if release::more_than(released, watch) => {
+                released = release::done()
+            }
             Err(fault @ (Errno::NOSPC | Errno::FBIG | Errno::DQUOT | Errno::IO | Errno::ROFS)) => {
                 return Err(fault).step(step::RESERVE);
             }

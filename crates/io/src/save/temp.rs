@@ -9,6 +9,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use rustix::fs::{self, AtFlags, Dir, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
+use super::release;
 use super::target::{Directory, Place};
 
 const SUFFIX: &[u8] = b".ingot-tmp";
@@ -97,9 +98,13 @@ impl<'p> Temp<'p> {
             None => link(directory, &self.place.name, &self.file)?,
         };
         let name = self.name.insert(name);
+        let replaced = release::keep(self.place);
         match retry_on_intr(|| fs::renameat(directory, &**name, directory, &*self.place.name)) {
             Ok(()) => {
                 self.name = None;
+                if let Some(replaced) = replaced {
+                    release::release(replaced);
+                }
                 Ok(())
             }
             Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::XDEV) => Err(Refused::Rename),

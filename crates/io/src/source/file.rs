@@ -56,6 +56,11 @@ impl FileSource {
         })
     }
 
+    #[cfg(unix)]
+    pub(crate) fn into_file(self) -> File {
+        self.file
+    }
+
     /// The name of its file system, where reading from that waits for a network or another process.
     pub(crate) fn remote(&self) -> Option<&'static str> {
         self.remote

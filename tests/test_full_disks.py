@@ -1,0 +1,66 @@
+"""Saves on a file system that has room for two files and a half."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy
+import pytest
+import safetensors.numpy
+
+import ingot
+import ingot.numpy
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A directory of 100 MiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=100m", "tmpfs", place]
+    if os.geteuid() != 0 or subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("a file system cannot be mounted here")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)
+
+
+def test_a_file_is_saved_over_and_over_where_two_have_room(small: Path) -> None:
+    path = small / "model.safetensors"
+    # What a file had is given back behind the save that replaced it, and the next one asks for it at once.
+    for step in range(40):
+        ingot.numpy.save_file({"t": numpy.full(40 * MIB, step, "u1")}, path)
+    assert (safetensors.numpy.load_file(path)["t"] == 39).all()
+    for step in range(10):
+        assert ingot.update_metadata(path, set={"step": str(step)}, in_place=False) == "rewritten"
+    for step in range(10):
+        ingot.numpy.save_file({"t": numpy.full(30 * MIB, step, "u1")}, path, atomic=False)
+    assert (safetensors.numpy.load_file(path)["t"] == 9).all()
+    assert [file.name for file in small.iterdir()] == ["model.safetensors"]
+
+
+def test_what_has_no_room_is_refused_and_the_old_file_stays(small: Path) -> None:
+    path = small / "model.safetensors"
+    ingot.numpy.save_file({"t": numpy.full(40 * MIB, 1, "u1")}, path)
+    threads = threading.active_count()
+    with pytest.raises(ingot.StorageError, match="reserve space.*No space left"):
+        ingot.numpy.save_file({"t": numpy.full(70 * MIB, 2, "u1")}, path)
+    assert (safetensors.numpy.load_file(path)["t"] == 1).all()
+    assert [file.name for file in small.iterdir()] == ["model.safetensors"]
+    assert threading.active_count() == threads
+
+
+def test_a_reader_keeps_what_was_replaced(small: Path) -> None:
+    path = small / "model.safetensors"
+    ingot.numpy.save_file({"t": numpy.full(40 * MIB, 1, "u1")}, path)
+    with ingot.safe_open(path, "np") as file:
+        ingot.numpy.save_file({"t": numpy.full(40 * MIB, 2, "u1")}, path)
+        assert (file.get_tensor("t") == 1).all()
+    assert (safetensors.numpy.load_file(path)["t"] == 2).all()
