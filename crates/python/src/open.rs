@@ -24,7 +24,7 @@ use crate::remote::remote_options;
 use crate::shards;
 use crate::tensor::BufferSource;
 use crate::watch::Signals;
-use crate::wrap::Wrap;
+use crate::wrap::{Shared, Wrap};
 
 /// An open file, one in memory, or the open files of a checkpoint. It never changes but for being closed, and any thread
 /// may use it.
@@ -344,7 +344,7 @@ impl Archive {
         let (path, entry) = (tensor.archive().path(), tensor.entry());
         wrap.accepts(py, path, entry)?;
         let region = Signals::detach(py, |signals| tensor.read(&ReadOptions::default(), signals))?;
-        wrap.wrap(py, path, &region, entry, &mut None)
+        wrap.wrap(py, path, &region, entry, &mut Shared::default())
     }
 
     fn select<'py>(
@@ -365,7 +365,7 @@ impl Archive {
             ..*entry
         };
         wrap.accepts(py, path, &part)?;
-        wrap.wrap(py, path, &region, &part, &mut None)
+        wrap.wrap(py, path, &region, &part, &mut Shared::default())
     }
 
     /// Starts to read tensors in the background: pairs of a name and what to take of it, None for all.
@@ -543,7 +543,7 @@ fn whole<'py>(
     let regions = Signals::telling(progress).run(py, |signals| regions(&wanted, signals))?;
     let _pause = Pause::for_objects(py, wanted.len())?;
     let tensors = PyDict::new(py);
-    let mut shared = None;
+    let mut shared = Shared::default();
     for (tensor, region) in wanted.iter().zip(&regions) {
         let (path, entry) = (tensor.archive().path(), tensor.entry());
         let wrapped = wrap.wrap(py, path, region, entry, &mut shared)?;

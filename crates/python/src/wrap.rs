@@ -10,7 +10,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyString, PyTuple, PyType};
 
 use crate::errors::refused;
-use crate::tensor::{Buffer, Dims, Exchange, capsule, has_storage_shape};
+use crate::tensor::{Buffer, Dims, DlManagedTensorVersioned, Exchange, Exports, capsule, has_storage_shape};
 
 /// What a framework's module hands over: a callable that makes tensors, and one that says how it knows a dtype.
 #[pyclass(frozen, module = "ingot._native")]
@@ -28,6 +28,14 @@ enum Style {
     Dlpack(Option<Exchange>),
     /// `make(shape, dtype, buffer, offset)`.
     Buffer,
+}
+
+/// What tensors over one memory have in common, where they are made one after the other.
+#[derive(Default)]
+pub(crate) struct Shared<'py> {
+    /// The buffer over the memory, and the address of that.
+    buffer: Option<(usize, Bound<'py, Buffer>)>,
+    exports: Option<Exports<DlManagedTensorVersioned>>,
 }
 
 /// How a framework takes a dtype.
@@ -83,15 +91,14 @@ impl Wrap {
         Ok(())
     }
 
-    /// The tensor `entry` of the file at `path` over `region`. `shared` is the buffer made for the region before, to be
-    /// used again when it is over the same memory.
+    /// The tensor `entry` of the file at `path` over `region`. `shared` is what the one before it left.
     pub(crate) fn wrap<'py>(
         &self,
         py: Python<'py>,
         path: Option<&Path>,
         region: &Region,
         entry: &Entry<'_>,
-        shared: &mut Option<(usize, Bound<'py, Buffer>)>,
+        shared: &mut Shared<'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
         self.wrap_unnamed(py, region, entry.dtype, entry.shape, shared)
             .map_err(|refusal| {
@@ -112,7 +119,7 @@ impl Wrap {
         region: &Region,
         dtype: Dtype,
         shape: &[u64],
-        shared: &mut Option<(usize, Bound<'py, Buffer>)>,
+        shared: &mut Shared<'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let units = || Dims::of(dtype, shape).ok_or_else(|| PyValueError::new_err("shape cannot be stored"));
         match self.known(py, dtype)? {
@@ -140,21 +147,22 @@ impl Wrap {
         dtype: Dtype,
         units: Dims,
         as_dtype: &Bound<'py, PyAny>,
-        shared: &mut Option<(usize, Bound<'py, Buffer>)>,
+        shared: &mut Shared<'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let make = self.make.bind(py);
         match self.style {
             Style::Dlpack(exchange) => {
-                let made = exchange.and_then(|exchange| exchange.import(py, region, dtype, &units));
+                let made = exchange
+                    .and_then(|exchange| exchange.import(py, region, dtype, &units, &mut shared.exports));
                 made.map_or_else(|| make.call1((capsule(py, region, dtype, &units)?,)), Ok)
             }
             Style::Buffer => {
                 let address = region.memory().as_ptr().addr();
-                let buffer = match shared {
+                let buffer = match &mut shared.buffer {
                     Some((of, buffer)) if *of == address => &*buffer,
                     _ => {
                         let buffer = Bound::new(py, Buffer::new(std::sync::Arc::clone(region.memory())))?;
-                        &shared.insert((address, buffer)).1
+                        &shared.buffer.insert((address, buffer)).1
                     }
                 };
                 make.call1((PyTuple::new(py, units.sizes())?, as_dtype, buffer, region.at()))
