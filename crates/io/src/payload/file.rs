@@ -10,6 +10,8 @@ use crate::save::write_all_at;
 
 /// Bytes that are read and written at a time.
 const PASSED: u64 = 4 << 20;
+/// Where files share blocks, those have this size. Larger ones are rare, and then copied.
+const BLOCK: u64 = 4096;
 
 /// Bytes of a file that goes into another one, as when shards are merged.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +30,11 @@ impl<'a> FileRange<'a> {
 
     pub(super) fn nbytes(&self) -> u64 {
         self.nbytes
+    }
+
+    /// Whether it begins at the same place in a block as the byte at `position` of another file.
+    pub(crate) fn has_blocks_at(&self, position: u64) -> bool {
+        self.begin % BLOCK == position % BLOCK
     }
 
     /// Fills `into` with the bytes from `begin` of the range on.
@@ -155,8 +162,6 @@ pub(crate) fn shares_blocks(file: &File) -> bool {
 /// range when the two begin at different places in a block. The rest cannot be shared, and asked for together with it
 /// nothing is.
 fn whole_blocks(range: &Range<u64>, begin: u64, position: u64) -> Range<u64> {
-    /// Larger blocks are rare, and then copied.
-    const BLOCK: u64 = 4096;
     let lead = position.next_multiple_of(BLOCK) - position;
     let length = range.end - range.start;
     if (begin + range.start) % BLOCK != position % BLOCK || lead >= length {

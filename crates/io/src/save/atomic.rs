@@ -63,7 +63,7 @@ fn fill<'p>(
     // What replaces a private file is private from the first byte on.
     let mode = Mode::from_raw_mode(if attributes.is_some() { 0o600 } else { 0o666 });
     let temp = Temp::create(place, mode, kind).step(step::CREATE)?;
-    let shared = pieces.copy_files() && crate::payload::shares_blocks(temp.file());
+    let shared = pieces.share_blocks() && crate::payload::shares_blocks(temp.file());
     let size = if shared { Size::Sparse } else { Size::Set };
     space::reserve(temp.file(), pieces.nbytes(), size, watch)?;
     let way = match shared {

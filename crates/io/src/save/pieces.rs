@@ -84,12 +84,13 @@ impl<'a> Pieces<'a> {
         self.fetched.extend(first..=number(range.end - 1));
     }
 
-    /// Whether there are bytes for the system to copy from other files. Not where digests are taken of them.
-    pub(super) fn copy_files(&self) -> bool {
-        let copied = |payload: &Payload<'_>| {
-            matches!(payload, Payload::File(_)) && payload.nbytes() >= to_u64(STRAIGHT)
+    /// Whether there are blocks of other files that this one may have in common with them. Not where digests are taken.
+    pub(super) fn share_blocks(&self) -> bool {
+        let shares = |(payload, &begin): (&Payload<'_>, &u64)| match payload {
+            Payload::File(range) => payload.nbytes() >= to_u64(STRAIGHT) && range.has_blocks_at(begin),
+            _ => false,
         };
-        self.sealed.is_none() && self.payloads.iter().any(copied)
+        self.sealed.is_none() && self.payloads.iter().zip(&self.ends).any(shares)
     }
 
     /// Whether there are bytes that each thread waits for.
