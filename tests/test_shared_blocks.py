@@ -1,4 +1,4 @@
-"""Files on a file system where they can share blocks: what is edited is the new file to the byte, and takes no space."""
+"""Edits on a file system where files can share blocks: right to the byte, and without taking space."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import ingot
 import ingot.numpy
 
 MKFS = shutil.which("mkfs.xfs", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
-# The least that XFS may have, and room for a copy, so that it is not for want of space that nothing is copied.
+# As XFS wants it, with room for a copy: it is not for want of space that nothing is copied.
 IMAGE_NBYTES = 600 << 20
 
-# What lies between two pages is copied: 100 MiB and some, so that it takes several calls, none of them in whole pages.
+# 100 MiB and some, so that it takes several calls, of tensors that do not end where pages do.
 ARRAYS = {
     "odd": numpy.arange(3, dtype="u1"),
     "large": numpy.arange(70 << 18, dtype="<u4"),

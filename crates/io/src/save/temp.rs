@@ -98,7 +98,7 @@ impl<'p> Temp<'p> {
             None => link(directory, &self.place.name, &self.file)?,
         };
         let name = self.name.insert(name);
-        let replaced = release::keep(self.place);
+        let replaced = release::keep(self.place, &self.file);
         match retry_on_intr(|| fs::renameat(directory, &**name, directory, &*self.place.name)) {
             Ok(()) => {
                 self.name = None;
