@@ -288,21 +288,16 @@ impl<M: Managed> Exports<M> {
     /// `exports` with a place for one more tensor over `memory`: twice as many as before where it was full, since
     /// where there were many there are more.
     fn over<'e>(exports: &'e mut Option<Exports<M>>, memory: &Arc<Memory>) -> &'e mut Exports<M> {
-        let most = match exports {
-            Some(same) if Arc::ptr_eq(&same.group().memory, memory) => {
-                let most = same.group().places.len();
-                if same.used < most {
-                    0
-                } else {
-                    Self::MOST.min(2 * most)
-                }
+        let mut most = 1;
+        *exports = exports.take().filter(|before| {
+            let is_same = Arc::ptr_eq(&before.group().memory, memory);
+            let places = before.group().places.len();
+            if is_same {
+                most = Self::MOST.min(2 * places);
             }
-            _ => 1,
-        };
-        if most > 0 {
-            *exports = Some(Exports::new(memory, most));
-        }
-        exports.get_or_insert_with(|| Exports::new(memory, 1))
+            is_same && before.used < places
+        });
+        exports.get_or_insert_with(|| Exports::new(memory, most))
     }
 
     fn group(&self) -> &Group<M> {

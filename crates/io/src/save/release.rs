@@ -8,10 +8,11 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use rustix::fs::fstat;
+
 use super::target::Place;
 
 /// From this size on a thread is worth it: starting one takes about 0.1 ms, giving this much back 3 ms.
-#[cfg(target_os = "linux")]
 const LONG: i64 = 16 << 20;
 /// How many files were to be given back, and how many of them were.
 static BEGUN: AtomicUsize = AtomicUsize::new(0);
@@ -23,9 +24,7 @@ static DONE: AtomicUsize = AtomicUsize::new(0);
 pub(super) fn keep(place: &Place, new: &File) -> Option<OwnedFd> {
     use crate::backend::remote_file_system;
     use rustix::fs::{Mode, OFlags, openat};
-    let large = |stat: &rustix::fs::Stat| stat.st_size >= LONG && stat.st_nlink == 1;
-    place.existing.as_ref().filter(|stat| large(stat))?;
-    if remote_file_system(new).is_some() {
+    if place.existing.is_none() || remote_file_system(new).is_some() {
         return None;
     }
     // Without the right to read it, too.
@@ -38,8 +37,11 @@ pub(super) fn keep(_: &Place, _: &File) -> Option<OwnedFd> {
     None
 }
 
-/// Closes `file` on a thread of its own, or here where there can be none.
+/// Closes `file`: on a thread of its own where it is large and has no name any more, if there can be one.
 pub(crate) fn release(file: OwnedFd) {
+    if !fstat(&file).is_ok_and(|stat| stat.st_size >= LONG && stat.st_nlink == 0) {
+        return;
+    }
     BEGUN.fetch_add(1, Ordering::Relaxed);
     let releasing = Releasing(Some(file));
     let thread = thread::Builder::new()
