@@ -98,7 +98,8 @@ def missing(package: str, error: ImportError, module: str | None = None) -> Impo
         # The package is there, and something that it needs is not: its own words are the better ones.
         return error
     return ModuleNotFoundError(
-        f"ingot.{module or package} needs {package}, which is not installed: pip install ingot[{package}]",
+        # In quotes, because zsh takes brackets for a pattern.
+        f"ingot.{module or package} needs {package}, which is not installed: pip install 'ingot[{package}]'",
         name=package,
     )
 

@@ -169,7 +169,7 @@ def _not_plain(array: jax.Array) -> str | None:
     return None
 
 
-_whole: Whole[jax.Array] = Whole(wrap, mover, payload)
+_whole: Whole[jax.Array] = Whole(wrap, mover, at, payload)
 load = _whole.load
 load_file = _whole.load_file
 save = _whole.save

@@ -119,7 +119,7 @@ def _not_plain(tensor: paddle.Tensor) -> str | None:
     return None
 
 
-_whole: Whole[paddle.Tensor] = Whole(wrap, mover, payload)
+_whole: Whole[paddle.Tensor] = Whole(wrap, mover, at, payload)
 load = _whole.load
 load_file = _whole.load_file
 save = _whole.save

@@ -134,7 +134,7 @@ def _in_pieces(name: str, tensor: tf.Tensor | tf.Variable) -> tuple[str, tuple[i
     return _elsewhere.payload(name, tensor.dtype.as_numpy_dtype, shape, pull)
 
 
-_whole: Whole[tf.Tensor] = Whole(wrap, mover, payload)
+_whole: Whole[tf.Tensor] = Whole(wrap, mover, at, payload)
 load = _whole.load
 load_file = _whole.load_file
 save = _whole.save
