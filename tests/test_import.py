@@ -103,6 +103,14 @@ LOOKS = {
     "members": "import inspect; answer = set(dict(inspect.getmembers(ingot))) >= set(ingot.__all__)",
     "all of dir": "answer = all(hasattr(ingot, name) for name in dir(ingot))",
     "hasattr": "answer = not any(hasattr(ingot, name) for name in HIDDEN)",
+    "what installs it": """
+def words(name):
+    try:
+        getattr(ingot, name)
+    except AttributeError as error:
+        return str(error)
+answer = all("pip install 'ingot[" in words(name) for name in HIDDEN)
+""",
     "getattr": "answer = all(getattr(ingot, name, None) is None for name in HIDDEN)",
     "mock": "from unittest import mock; answer = mock.create_autospec(ingot).safe_open is not None",
 }

@@ -10,7 +10,7 @@ Variables, of TensorFlow and of Keras, are saved as what they hold.
 
 from __future__ import annotations
 
-from . import _elsewhere, _native
+from . import _native
 from ._dtypes import F4_LOOSE, NAMES
 from ._frameworks import lacks, missing, not_a_tensor, unknown_device
 from ._whole import Whole
@@ -23,6 +23,7 @@ except ModuleNotFoundError as error:
 
 import numpy
 
+from . import _elsewhere
 from . import numpy as arrays
 
 TYPE_CHECKING = False

@@ -186,6 +186,21 @@ DEVICES: dict[str, Any] = {
     "hip": "hip",
     "control": "a\nb",
 }
+# Those that no machine has.
+NO_DEVICES = (
+    "foo",
+    "empty",
+    "cuda:x",
+    "cuda:",
+    "cuda:-1",
+    "CPU",
+    "negative",
+    "huge",
+    "float",
+    "list",
+    "disk",
+    "auto",
+)
 BACKENDS: dict[str, Any] = {
     "zzz": "zzz",
     "empty": "",
@@ -569,18 +584,6 @@ SERIALIZED: dict[str, Callable[[SimpleNamespace], Any]] = {
 }
 
 
-def calls() -> Iterator[tuple[str, Call]]:
-    """All of them, each with its name."""
-    yield from _opening()
-    yield from _loading()
-    yield from _saving()
-    yield from _handles()
-    yield from _slices()
-    yield from _models()
-    yield from _privates()
-    yield from _signatures()
-
-
 def _opening() -> Iterator[tuple[str, Call]]:
     for title, value in PATHS.items():
         for framework in ("pt", "np"):
@@ -606,10 +609,6 @@ def _opening() -> Iterator[tuple[str, Call]]:
             yield (
                 f"safe_open(device={title}, {framework})",
                 lambda m, place, v=value, f=framework: m.top.safe_open(place / "good", f, v),
-            )
-            yield (
-                f"safe_open(device={title}, {framework}).get_tensor",
-                lambda m, place, v=value, f=framework: m.top.safe_open(place / "good", f, v).get_tensor("b"),
             )
     for title, value in BACKENDS.items():
         yield (
@@ -703,10 +702,10 @@ def _loading() -> Iterator[tuple[str, Call]]:
                 f"{module}.get_slice({code})[1:]",
                 lambda m, place, c=code, k=module: opened(m, place, FRAMEWORK_OF[k], c).get_slice("a")[1:],
             )
-    for title, value in DEVICES.items():
+    for title in NO_DEVICES:
         yield (
             f"torch.load_file(device={title})",
-            lambda m, place, v=value: m.torch.load_file(place / "good", v),
+            lambda m, place, v=DEVICES[title]: m.torch.load_file(place / "good", v),
         )
     for title, data in {**BROKEN, **DATA}.items():
         yield f"deserialize({title})", lambda m, place, d=data: m.top.deserialize(d)
@@ -855,7 +854,7 @@ def _models() -> Iterator[tuple[str, Call]]:
                 f"load_model({title}, strict={strict})",
                 lambda m, place, n=file, s=strict: m.torch.load_model(model(), place / n, s),
             )
-    for title, value in {"foo": "foo", "cuda": "cuda", "int": 0, "None": None}.items():
+    for title, value in {"foo": "foo", "float": 1.5, "None": None}.items():
         yield (
             f"load_model(device={title})",
             lambda m, place, v=value: m.torch.load_model(model(), place / "linear", device=v),
@@ -925,3 +924,16 @@ def _signatures() -> Iterator[tuple[str, Call]]:
                     *a, **o
                 ),
             )
+
+
+# All of them, each with its name.
+GROUPS: dict[str, dict[str, Call]] = {
+    "opening": dict(_opening()),
+    "loading": dict(_loading()),
+    "saving": dict(_saving()),
+    "handles": dict(_handles()),
+    "slices": dict(_slices()),
+    "models": dict(_models()),
+    "privates": dict(_privates()),
+    "signatures": dict(_signatures()),
+}

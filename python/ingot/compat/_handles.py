@@ -13,16 +13,17 @@ from ingot._native import Archive, is_url
 from ingot._serialize import one_of
 from ingot.errors import OptionError, SafetensorError, SliceError, _quoted
 
-from . import _slicing
+from . import _arguments, _slicing
 from ._arguments import not_an_instance
 from ._prefetch import PrefetchLoader
-from ._wording import StepError, begin_as_upstream, reading, restate, reword
+from ._wording import StepError, begin_as_upstream, reading, restate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import IO, Any, Self
 
+    from ingot._frameworks import Adapter
     from ingot._native import TensorInfo
     from ingot._serialize import Path
 
@@ -61,8 +62,12 @@ def mover(framework: str, device: Any) -> Callable[[Any], Any] | None:
     except OptionError as error:
         known = _known_device(device)
         if known is not None and framework not in ("pt", "torch", "pytorch"):
-            restate(error, f"Device {known} is not supported for framework {module_of(framework)}")
-            raise OptionError(str(error), code="unknown-device", found=device) from None
+            raise OptionError(
+                f"Device {known} is not supported for framework {module_of(framework)}: {error}",
+                code="device-of-others",
+                expected=error.expected,
+                found=device,
+            ) from None
         error.found = device if isinstance(device, str) else repr(device)
         raise
     except (TypeError, ValueError, RuntimeError, ModuleNotFoundError) as error:
@@ -86,12 +91,16 @@ def _known_device(device: Any) -> str | None:
 
 
 class _Lent:
-    """What makes tensors, fetched when the first is made: a file can be listed for a framework that is not there.
+    """What makes tensors, fetched for the first: a file can be listed for a framework that is not there.
 
-    As `__getattr__`, which Python calls for slots that are empty. So it costs nothing later.
+    By `__getattr__`, which Python calls for slots that are empty. So it costs nothing later.
     """
 
     __slots__ = ()
+
+    if TYPE_CHECKING:
+        _adapter: Adapter
+        _move: Callable[[Any], Any] | None
 
     def _lender(self) -> tuple[str, Any]:
         """The framework, and the device."""
@@ -104,11 +113,13 @@ class _Lent:
             )
         framework, device = self._lender()
         try:
-            self._move = mover(framework, device)
-            self._adapter = adapter(framework)
+            # Slots of the other base, which mypy does not look for.
+            self._move = mover(framework, device)  # type: ignore[misc]
+            self._adapter = adapter(framework)  # type: ignore[misc]
         except ModuleNotFoundError as error:
-            if f"needs {error.name}" in str(error):
-                reword(error, f"No module named {error.name!r}")
+            if "which is not installed" in str(error):
+                words = f"No module named {error.name!r}: {error}"
+                raise ModuleNotFoundError(words, name=error.name) from error.__cause__
             raise
         return getattr(self, name)
 
@@ -175,26 +186,24 @@ class PySafeSlice(_Lent, _open.TensorSlice):
         error.add_note(f"{path}: tensor {_quoted(name)}: `ingot.safe_open` takes what NumPy takes")
         return error
 
-    def _as_upstream(self, error: SliceError | TypeError, key: Any) -> Exception:
-        """`error` in the words of upstream, where it would have refused `key`."""
-        is_step = isinstance(error, SliceError) and error.code in ("negative-step", "zero-step")
-        other = StepError(str(error), **_fields(error)) if is_step else error
-        if module_of(self._arguments[0]) == "torch":
-            theirs = _slicing.refusal_of_torch(self._info.shape, key)
-            if isinstance(theirs, ValueError) and isinstance(error, SliceError):
-                other = StepError(str(error), **_fields(error))
-            words = None if theirs is None or type(theirs) not in type(other).__mro__ else str(theirs)
-        elif isinstance(error, SliceError) and error.code == "partial-byte":
-            words = _slicing.words_of_a_part_of_a_byte(self._info.shape, key)
+    def _as_upstream(self, error: Exception, key: Any) -> Exception:
+        """`error` in the words of upstream, and of its class, where it would have refused `key`."""
+        by_torch = module_of(self._arguments[0]) == "torch"
+        theirs = _slicing.refusal_of_torch(self._info.shape, key) if by_torch else None
+        if isinstance(error, SliceError):
+            words = str(theirs) if theirs is not None else None if by_torch else self._words(error, key)
+            if isinstance(theirs, ValueError) or error.code in ("negative-step", "zero-step"):
+                error = StepError(str(error), code=error.code, path=error.path, tensor=error.tensor)
         else:
-            words = _slicing.words_of_slicer(self._info.shape, key) if isinstance(error, SliceError) else None
-        if words is not None and words != str(other):
-            restate(other, words)
-        return other
+            words = str(theirs) if isinstance(theirs, TypeError) else None
+        if words is not None:
+            restate(error, words)
+        return error
 
-
-def _fields(error: SliceError) -> dict[str, Any]:
-    return {"code": error.code, "path": error.path, "tensor": error.tensor}
+    def _words(self, error: SliceError, key: Any) -> str | None:
+        if error.code == "partial-byte":
+            return _slicing.words_of_a_part_of_a_byte(self._info.shape, key)
+        return _slicing.words_of_slicer(self._info.shape, key)
 
 
 class safe_open(_Lent, ingot.safe_open):
@@ -257,8 +266,9 @@ class safe_open(_Lent, ingot.safe_open):
             begin_as_upstream(error, _OPENING)
             raise
         except TypeError as error:
-            if not isinstance(name, str):
-                reword(error, f"argument 'name': {not_an_instance(name, 'str')}")
+            words = _arguments.words(safe_open.get_tensor, (self, name), {})
+            if words is not None:
+                error.args = (words,)
             raise
         return tensor
 

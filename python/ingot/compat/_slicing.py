@@ -1,4 +1,4 @@
-"""What upstream says of an index that does not fit: by torch's own rules for torch, else by those of its slicer."""
+"""What upstream says of an index that does not fit: by torch's rules for torch, else by its slicer's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-_SUBBYTES = "The slice is slicing for subbytes dtypes, and the slice does not end up at a byte boundary, this is invalid."
+SUBBYTES = (
+    "The slice is slicing for subbytes dtypes, and the slice does not end up at a byte boundary, "
+    "this is invalid."
+)
 
 
 def refusal_of_torch(shape: Sequence[int], key: Any) -> Exception | None:
@@ -28,8 +31,8 @@ def refusal_of_torch(shape: Sequence[int], key: Any) -> Exception | None:
 def words_of_slicer(shape: Sequence[int], key: Any) -> str | None:
     """What upstream's slicer says; None where it takes the index, or fails by accident.
 
-    It has neither lists, None nor masks, and takes no bounds past the end. Where it ends in an `OverflowError` or a
-    `SystemError`, and of tensors without elements, the part is read as NumPy would.
+    It has neither lists, None nor masks, and takes no bounds past the end. Where it ends in an
+    `OverflowError` or a `SystemError`, and of tensors without elements, the part is what NumPy would give.
     """
     if isinstance(key, list):
         if key:
@@ -97,7 +100,7 @@ def _beyond(part: int | slice, size: int) -> int | None:
 def words_of_a_part_of_a_byte(shape: Sequence[int], key: Any) -> str:
     """What it says where a run of elements does not end at a byte."""
     parts = [*key] if isinstance(key, tuple) else [key]
-    return f"{_during(shape, parts)}: {_SUBBYTES}"
+    return f"{_during(shape, parts)}: {SUBBYTES}"
 
 
 def _during(shape: Sequence[int], parts: Sequence[Any]) -> str:

@@ -7,7 +7,7 @@ from ingot._dtypes import CODES, F4_PACKED
 from ingot._serialize import unpacked
 from ingot.errors import SaveError, _quoted
 
-from ._arguments import not_an_instance, number
+from ._arguments import not_an_instance, number, numbers
 from ._wording import reading, writing
 
 TYPE_CHECKING = False
@@ -22,9 +22,27 @@ if TYPE_CHECKING:
 _NAMES = {**CODES, F4_PACKED: "F4"}
 # In the order in which upstream lists them.
 LISTED = (
-    "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 float32 float64 bfloat16 float8_e4m3fn "
-    "float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2 complex64"
-).split()
+    "bool",
+    "int8",
+    "uint8",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "float4_e2m1fn_x2",
+    "complex64",
+)
 
 
 def unknown_dtype(name: str) -> str:
@@ -59,11 +77,7 @@ class TensorSpec:
                 expected=tuple(_NAMES),
                 found=dtype,
             )
-        if isinstance(shape, str):
-            raise TypeError("argument 'shape': Can't extract `str` to `Vec`")
-        if not hasattr(shape, "__len__"):
-            raise TypeError(f"argument 'shape': {not_an_instance(shape, 'Sequence')}")
-        dims = [number("shape", dim) for dim in shape]
+        dims = numbers("shape", shape)
         self._dtype = code
         self._shape = unpacked("", dims) if code == "F4" and dims else dims
         self._data_ptr = number("data_ptr", data_ptr)

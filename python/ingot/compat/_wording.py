@@ -1,8 +1,8 @@
 """Errors that begin with upstream's words, and are upstream's too.
 
-ingot's own message follows, so nothing is lost. Where upstream's is a sentence that programs compare as a whole,
-ingot's is a note of the error instead, which tracebacks show. The names in brackets are what safetensors up to
-0.5 printed; programs still look for them.
+ingot's own message follows, so nothing is lost. Where upstream's is a sentence that programs compare as a
+whole, ingot's is a note of the error instead, which tracebacks show. The names in brackets are what
+safetensors up to 0.5 printed; programs still look for them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ingot import errors
 from ingot.errors import SafetensorError, StorageError
 
 from . import _arguments
+from ._slicing import SUBBYTES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,8 +44,7 @@ _HEADER = {
     "duplicate-field": "invalid JSON in header [InvalidHeaderDeserialization]",
     "size-mismatch": "invalid shape, data type, or offset for tensor [TensorInvalidInfo]",
     "size-overflow": "overflow computing buffer size from shape and/or element type [ValidationOverflow]",
-    "partial-byte": "The slice is slicing for subbytes dtypes, and the slice does not end up at a byte boundary, "
-    "this is invalid. [MisalignedSlice]",
+    "partial-byte": f"{SUBBYTES} [MisalignedSlice]",
     "reversed-range": "invalid offset for tensor {tensor} [InvalidOffset]",
     "hole": "invalid offset for tensor {tensor} [InvalidOffset]",
     "overlap": "invalid offset for tensor {tensor} [InvalidOffset]",
@@ -164,7 +164,7 @@ def _beginning(error: SafetensorError, doing: str) -> str | None:
         return f"File does not contain tensor {errors._escaped(error.tensor or '')}"
     if isinstance(error, errors.ClosedError):
         return "File is closed"
-    if isinstance(error, errors.OptionError):
+    if isinstance(error, errors.OptionError) and (error.code or "").startswith("unknown-"):
         option = (error.code or "").removeprefix("unknown-")
         if option == "backend":
             return f'backend "{error.found}" is invalid (expected one of: "mmap", "pread")'

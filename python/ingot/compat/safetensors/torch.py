@@ -51,8 +51,8 @@ __all__ = [
     "storage_size",
 ]
 
-# Programs read these two, make tables of their own of them, and add to them. So they have upstream's keys: it saves
-# F4 and F8_E8M0 and does not load them from bytes. What is changed here holds for `load`, as it does upstream.
+# Programs read these two, make tables of their own of them, and add to them. So they have upstream's keys:
+# the first lacks two dtypes. What is changed here holds for `load`, as it does upstream.
 _SAVED_ONLY = {code: dtype for code, dtype in _ingot.DTYPES.items() if code in ("F4", "F8_E8M0")}
 _TYPES = {code: dtype for code, dtype in _ingot.DTYPES.items() if code not in _SAVED_ONLY}
 _SIZE = {dtype: dtype.itemsize for dtype in _ingot.DTYPES.values()}
@@ -284,16 +284,18 @@ def _restated(refusal: SaveError, tensor: object) -> SaveError:
 
 
 _PACKED = (
-    "You are trying to save a non contiguous tensor: `{}` which is not allowed. It either means you are trying to "
-    "save tensors which are reference of each other in which case it's recommended to save only the full tensors, "
-    "and reslice at load time, or simply call `.contiguous()` on your tensor to pack it before saving."
+    "You are trying to save a non contiguous tensor: `{}` which is not allowed. It either means you are "
+    "trying to save tensors which are reference of each other in which case it's recommended to save only the "
+    "full tensors, and reslice at load time, or simply call `.contiguous()` on your tensor to pack it before "
+    "saving."
 )
 
 
 def _sparse(names: list[str], name: str) -> SaveError:
     return SaveError(
-        f"You are trying to save a sparse tensors: `{names}` which this library does not support. You can make it a "
-        "dense tensor before saving with `.to_dense()` but be aware this might make a much larger file than needed.",
+        f"You are trying to save a sparse tensors: `{names}` which this library does not support. You can "
+        "make it a dense tensor before saving with `.to_dense()` but be aware this might make a much larger "
+        "file than needed.",
         code="no-values",
         tensor=name,
     )
