@@ -66,7 +66,7 @@ def mounted(
 
 
 def unmount(place: Path) -> None:
-    """Take the mount at `place` away, if there is one, though a test that failed may still hold files of it."""
+    """Take the mount at `place` away, if there is one, though a test that failed may hold files of it."""
     subprocess.run(["fusermount3", "-u", "-z", place], check=False, capture_output=True)
 
 
