@@ -560,6 +560,13 @@ def test_what_cannot_be_opened_is_what_the_system_says_too(
         assert (type(again), str(again), again.errno) == (type(caught.value), str(caught.value), number)
 
 
+def test_a_shard_that_is_missing_is_still_named(compat: SimpleNamespace, tmp_path: Path) -> None:
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"a": "model-00001-of-00001.safetensors"}}')
+    with pytest.raises(FileNotFoundError, match="model-00001-of-00001"):
+        compat.torch.load_file(index)
+
+
 def test_words_of_ones_own_are_a_note(compat: SimpleNamespace, path: Path) -> None:
     """Where the message is upstream's and nothing else, what ingot has to say is shown below it."""
     calls = {

@@ -1,4 +1,4 @@
-"""What upstream says of an argument of the wrong type. Looked for once something has been refused: it takes time."""
+"""What upstream says of an argument of the wrong type, looked for once something has been refused."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 
 from ingot import errors
+from ingot._native import is_url
 from ingot.errors import SafetensorError, StorageError
 
 from . import _arguments
@@ -83,8 +84,18 @@ class _NotPermitted(_Unopened, PermissionError):
 
 
 def unopened(error: OSError) -> OSError:
-    """`error` as upstream has it. That of a folder stays what it is: upstream opens one, and fails later."""
+    """`error` as upstream has it.
+
+    That of a folder stays what it is: upstream opens one, and fails later. So does what upstream knows nothing
+    of, URLs and checkpoints of many files, for which ingot has words of its own.
+    """
     if error.filename is None or isinstance(error, (SafetensorError, IsADirectoryError, _Unopened)):
+        return error
+    if (
+        error.errno is None
+        or error.strerror != os.strerror(error.errno)
+        or is_url(os.fsdecode(error.filename))
+    ):
         return error
     kinds = {NotADirectoryError: _NoFolder, PermissionError: _NotPermitted}
     kind = kinds.get(type(error), _Unopened)

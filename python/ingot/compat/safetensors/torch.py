@@ -285,9 +285,9 @@ def _restated(refusal: SaveError, tensor: object) -> SaveError:
 
 _PACKED = (
     "You are trying to save a non contiguous tensor: `{}` which is not allowed. It either means you are "
-    "trying to save tensors which are reference of each other in which case it's recommended to save only the "
-    "full tensors, and reslice at load time, or simply call `.contiguous()` on your tensor to pack it before "
-    "saving."
+    "trying to save tensors which are reference of each other in which case it's recommended to save only "
+    "the full tensors, and reslice at load time, or simply call `.contiguous()` on your tensor to pack it "
+    "before saving."
 )
 
 
