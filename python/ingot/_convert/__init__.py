@@ -10,12 +10,16 @@ from __future__ import annotations
 from .report import Conversion
 from .source import LeftOut
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 try:
     from .conversion import convert
 except ModuleNotFoundError as error:
     _missing = error
 
-    def convert(*args: object, **options: object) -> Conversion:  # type: ignore[misc]
+    def convert(*args: Any, **options: Any) -> Conversion:  # type: ignore[misc]
         """Convert a file of another format. It needs numpy: ``pip install 'ingot[convert]'``."""
         # Not before it is called: whoever looks at what `ingot` has does not want to convert anything.
         raise ModuleNotFoundError(str(_missing), name=_missing.name) from _missing

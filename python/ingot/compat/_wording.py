@@ -86,8 +86,8 @@ class _NotPermitted(_Unopened, PermissionError):
 def unopened(error: OSError) -> OSError:
     """`error` as upstream has it.
 
-    That of a folder stays what it is: upstream opens one, and fails later. So does what upstream knows nothing
-    of, URLs and checkpoints of many files, for which ingot has words of its own.
+    That of a folder stays what it is: upstream opens one, and fails later. So does that of a URL, and of a
+    checkpoint of many files, of which upstream knows nothing.
     """
     if error.filename is None or isinstance(error, (SafetensorError, IsADirectoryError, _Unopened)):
         return error
