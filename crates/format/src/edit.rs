@@ -2,13 +2,13 @@
 
 use alloc::vec::Vec;
 
+use crate::codec::json::{render, render_metadata};
 use crate::extent::to_u64;
 use crate::format::Format;
 use crate::header::{Header, PREFIX_NBYTES};
 use crate::layout::sorted;
 use crate::limits::{Leniency, Limits};
 use crate::metadata::Metadata;
-use crate::safetensors::{render, render_metadata};
 
 /// The head that the file with this `head` and `header` gets by other metadata: as long as it was, so that no data
 /// moves. `None` when there is no room for that, or no way but to write the header anew.

@@ -4,6 +4,7 @@ use alloc::borrow::ToOwned;
 use alloc::string::String;
 use alloc::vec::Vec;
 
+use crate::codec::{binary, json};
 use crate::dtype::Dtype;
 use crate::entry::Entry;
 use crate::error::FormatError;
@@ -14,7 +15,6 @@ use crate::limits::Limits;
 use crate::metadata::Metadata;
 use crate::name_order::{SameName, order};
 use crate::sniff::Foreign;
-use crate::{bintensors, safetensors};
 
 /// The header of a file, proven: the entries cover the data section exactly, in file order, without hole or
 /// overlap, every size equals shape times dtype, every name is there once. Nothing downstream checks again.
@@ -176,8 +176,8 @@ impl Header {
             .and_then(|&first| Format::of_header(first))
             .unwrap_or(Format::Safetensors);
         let raw = match format {
-            Format::Safetensors => safetensors::parse(text, limits.leniency),
-            Format::Bintensors => bintensors::parse(text),
+            Format::Safetensors => json::parse(text, limits.leniency),
+            Format::Bintensors => binary::parse(text),
         };
         raw.and_then(|raw| Header::prove(raw, format, data_start, file_nbytes - data_start))
             .map_err(|fault| name_foreign(head, fault))
@@ -204,7 +204,7 @@ impl Header {
                 limit: limits.header_nbytes(),
             });
         }
-        let raw = safetensors::parse(text, limits.leniency)?;
+        let raw = json::parse(text, limits.leniency)?;
         let ends = raw.records.iter().map(|record| record.end);
         let data_nbytes = ends.max().unwrap_or(0);
         let data_start = header_nbytes + to_u64(PREFIX_NBYTES);

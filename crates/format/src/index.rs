@@ -16,9 +16,9 @@ pub use headers::ShardHeaders;
 pub use shard_name::ShardNameFault;
 
 use crate::METADATA_KEY;
+use crate::codec::json::plain_nbytes;
 use crate::extent::{index, to_u32, to_u64, to_usize};
 use crate::name_order::{SameName, order};
-use crate::safetensors::plain_nbytes;
 use error::invalid_json;
 use value::{Kind, Value};
 

@@ -38,6 +38,7 @@ extern crate std;
 
 pub mod bintensors;
 mod checksums;
+mod codec;
 mod dtype;
 mod edit;
 mod entry;

@@ -2,17 +2,10 @@
 //!
 //! Has the names that the root of the bintensors crate has.
 
-mod parse;
-mod render;
-mod varint;
-
 use crate::error::FormatError;
 use crate::extent::to_u64;
 use crate::header::Record;
 use crate::limits::Limits;
-
-pub(crate) use parse::parse;
-pub(crate) use render::render;
 
 pub use crate::{BinTensors, Dtype, FormatError as BinTensorError, TensorView, View};
 

@@ -3,7 +3,8 @@
 use alloc::string::ToString;
 use core::str;
 
-use super::{check_room, varint};
+use super::varint;
+use crate::bintensors::check_room;
 use crate::dtype::Dtype;
 use crate::error::FormatError;
 use crate::extent::{to_u64, to_usize};

@@ -2,11 +2,11 @@
 
 use alloc::vec::Vec;
 
+use super::plain_nbytes;
 use crate::METADATA_KEY;
 use crate::dtype::Dtype;
 use crate::header::Header;
 use crate::metadata::Metadata;
-use crate::safetensors::plain_nbytes;
 
 /// Where tensors of this dtype are placed: higher ranks first, so that wide elements lie aligned.
 pub(crate) fn data_rank(dtype: Dtype) -> u8 {
