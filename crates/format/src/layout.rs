@@ -3,26 +3,15 @@
 use alloc::borrow::ToOwned;
 use alloc::vec::Vec;
 
-use crate::METADATA_KEY;
 use crate::codec::{binary, json};
-use crate::dtype::Dtype;
+use crate::entry::Spec;
 use crate::error::FormatError;
 use crate::extent::{self, to_u32, to_u64};
 use crate::format::Format;
-use crate::header::{Header, PREFIX_NBYTES, RawHeader};
+use crate::header::Header;
 use crate::limits::Limits;
-use crate::metadata::Metadata;
-
-/// A tensor to be written: all but its bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Spec<'a> {
-    /// Its name.
-    pub name: &'a str,
-    /// Type of the elements.
-    pub dtype: Dtype,
-    /// Elements along each dimension.
-    pub shape: &'a [u64],
-}
+use crate::metadata::{METADATA_KEY, Metadata};
+use crate::raw::{PREFIX_NBYTES, RawHeader, check_room};
 
 /// What a writer may choose. By default the bytes are those that safetensors and bintensors write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -152,7 +141,7 @@ pub fn layout_with<'a>(
     if format == Format::Bintensors {
         let dims = specs.iter().map(|spec| spec.shape.len()).sum();
         let pairs = raw.metadata.as_ref().map_or(0, Metadata::len);
-        crate::bintensors::check_room(specs.len(), dims, pairs)?;
+        check_room(specs.len(), dims, pairs)?;
     }
     raw.reserve(
         specs.len(),
@@ -178,9 +167,9 @@ pub fn layout_with<'a>(
     let mut head = Vec::with_capacity(PREFIX_NBYTES + header.likely_nbytes());
     head.resize(PREFIX_NBYTES, 0);
     let room_at = match format {
-        Format::Safetensors => json::render(&header, &mut head),
+        Format::Safetensors => json::render(header.raw(), &mut head),
         Format::Bintensors => {
-            binary::render(&header, &mut head);
+            binary::render(header.raw(), &mut head);
             head.len()
         }
     };

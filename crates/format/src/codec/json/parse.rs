@@ -6,13 +6,12 @@
 use core::str;
 
 use super::value;
-use crate::METADATA_KEY;
 use crate::dtype::Dtype;
 use crate::error::FormatError;
 use crate::extent::to_u64;
-use crate::header::{PREFIX_NBYTES, RawHeader};
 use crate::limits::Leniency;
-use crate::metadata::Metadata;
+use crate::metadata::{METADATA_KEY, Metadata};
+use crate::raw::{PREFIX_NBYTES, RawHeader};
 
 /// Reads the JSON of a header. Rules F4 to F8.
 pub(crate) fn parse(header: &[u8], leniency: Leniency) -> Result<RawHeader, FormatError> {
