@@ -163,13 +163,13 @@ def test_the_file_is_complete_when_it_takes_its_name(source: str, monkeypatch: p
     Path("out.safetensors").write_bytes(b"old")
     os.chmod("out.safetensors", 0o640)
     seen = []
-    replace = os.replace
+    real = _convert.conversion.verified
 
-    def replaced(old: str, new: str) -> None:
+    def verified(path: str, *arguments: Any) -> None:
+        real(path, *arguments)
         seen.append(Path("out.safetensors").read_bytes())
-        replace(old, new)
 
-    monkeypatch.setattr(os, "replace", replaced)
+    monkeypatch.setattr(_convert.conversion, "verified", verified)
     ingot.convert(source, "out.safetensors", overwrite=True)
     assert seen == [b"old"]
     assert Path("out.safetensors").stat().st_mode & 0o777 == 0o640
