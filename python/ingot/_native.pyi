@@ -473,7 +473,7 @@ class Writer:
 
 @final
 class Aside:
-    """A file that others fill before it gets its name. Its draft is swept up by later saves if it is left behind."""
+    """A file that others fill before it gets its name. Later saves sweep up a draft that was left behind."""
 
     @staticmethod
     def create(

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
 
 
 class Storage(FileIO):
-    """A file for bytes, whose failure is a `StorageError` with its path. To be written through a buffer, which calls
-    again for what was not taken at once."""
+    """A file for bytes, whose failure is a `StorageError` with its path.
+
+    To be written through a buffer, which calls again for what was not taken at once.
+    """
 
     def write(self, data: Any, /) -> int:
         try:

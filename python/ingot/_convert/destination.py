@@ -79,16 +79,14 @@ def _checkpoint_in(place: Place) -> str | None:
     return next((place.path(name) for name in names if os.path.exists(place.path(name))), None)
 
 
-def draft(path: str, name: str) -> str:
-    """The path of the file `name`, which is to be the one at `path`."""
-    return os.path.join(os.path.dirname(os.path.realpath(path)), name)
-
-
 @contextmanager
-def drafted(path: str, name: str) -> Iterator[None]:
-    """What is raised in the block speaks of the file at `path`, and not of its draft `name`."""
+def drafted(path: str, name: str) -> Iterator[str]:
+    """Give the path of the file `name`, which is to be the one at `path`, of which speaks what is raised."""
+    folder, last = os.path.split(os.path.realpath(path))
+    draft = os.path.join(folder, name)
     try:
-        with called(name, os.path.basename(os.path.realpath(path))):
-            yield
+        # The first for what has its name escaped in a message.
+        with called(name, last), called(draft, path):
+            yield draft
     except FileExistsError:
         raise FileExistsError(17, "it was made meanwhile — overwrite=True replaces it", path) from None

@@ -58,7 +58,7 @@ def sweep(beside: str) -> None:
 
 @contextmanager
 def _in_use(folder: str) -> Iterator[None]:
-    """Lock a folder, which the system undoes however the process ends. `OSError` where another has the lock."""
+    """Lock a folder, until the process ends however it does. `OSError` where another has the lock."""
     import fcntl
 
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

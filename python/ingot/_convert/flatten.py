@@ -1,9 +1,9 @@
 """One level of names for values in nested dicts and lists.
 
 The rule: keys and positions from the top down, joined by dots. ``{"model": {"layers": [w, b]}}`` becomes
-``model.layers.0`` and ``model.layers.1``. Keys are str, or ints in decimal; an empty one is a name like any other,
-so that ``{"": {"a": w}}`` becomes ``.a``. A tensor below no key, which is all that a file holds, is called
-``tensor``. Two tensors of one name are refused.
+``model.layers.0`` and ``model.layers.1``. Keys are str, or ints in decimal; an empty one is a name like any
+other, so that ``{"": {"a": w}}`` becomes ``.a``. A tensor below no key, which is all that a file holds, is
+called ``tensor``. Two tensors of one name are refused.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ def flatten(
 ) -> tuple[dict[str, Any], list[LeftOut]]:
     """The tensors of `tree` by name, and what is none. A dict or list without any is left out as one."""
     walk = _Walk(path, is_tensor)
-    # A few bytes of a pickle can name one list in another, and that one in the next, several times each: what they
-    # stand for grows by powers. So it is weighed first, each list once, and paid for before any of it is named.
+    # A few bytes of a pickle can name one list in another, and that one in the next, several times each: what
+    # they stand for grows by powers. So it is weighed first, each list once, and paid for before any of it is
+    # named.
     budget.hold(walk.weight(tree, 0).nbytes)
     tensors: dict[str, Any] = {}
     others: list[LeftOut] = []

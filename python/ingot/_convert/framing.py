@@ -1,7 +1,7 @@
 """Whether a file is of a format of this package, by all of its framing.
 
-Files of these formats begin with a number, the length of the header. It may spell what any other format begins
-with, so they are asked for first, and of the first bytes alone nothing is concluded.
+Files of these formats begin with a number, the length of the header. It may spell what any other format
+begins with, so they are asked for first, and of the first bytes alone nothing is concluded.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ _MAX_HEADER_NBYTES = 100_000_000
 
 
 def proven(path: str) -> str:
-    """``"safetensors"`` or ``"bintensors"``, if the header keeps all rules of the format. Else `HeaderError`."""
+    """The format, if the header keeps all its rules. Else `HeaderError`."""
     if path.endswith(".json"):
         # Of that name every function of this package takes it for an index, whatever it is.
-        raise HeaderError("no index of a checkpoint, as which it would be read by its name", code="index-name")
+        raise HeaderError(
+            "no index of a checkpoint, as which it would be read by its name", code="index-name"
+        )
     archive = _native.Archive.open(path, "pread")
     try:
         return archive.format

@@ -20,7 +20,7 @@ ALWAYS_HELD_NBYTES = 128 << 20
 # and as many times the size of the source: a number takes two bytes of a pickle and 8 to 40 of memory.
 HELD_GROWTH = 64
 
-# The prices of what is held, which readers pay before they make it. Each is a round number above what Python takes.
+# The prices of what is held, which readers pay before they make it: round numbers above what Python takes.
 # A number, a text beside its characters, another name of something that is there already.
 VALUE_NBYTES = 64
 # A list, a dict, an object, a call.
@@ -43,9 +43,10 @@ class Limits(NamedTuple):
 
 
 class Budget:
-    """What one source, in one file or many, has used of its limits. Whatever makes something of a file pays here.
+    """What one source, in one file or many, has used of its limits.
 
-    The work of reading is bound by it too, since each step of it makes something.
+    Whatever makes something of a file pays here. The work of reading is bound by it too, as each step
+    makes something.
     """
 
     def __init__(self, path: str, limits: Limits) -> None:

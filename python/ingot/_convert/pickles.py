@@ -23,6 +23,8 @@ _OBJECTS = (
     *(pickle.EMPTY_LIST, pickle.LIST, pickle.EMPTY_DICT, pickle.DICT, pickle.EMPTY_SET, pickle.FROZENSET),
     *(pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3, pickle.REDUCE, pickle.NEWOBJ),
     *(pickle.GLOBAL, pickle.STACK_GLOBAL, pickle.BINPERSID, pickle.BYTEARRAY8),
+    # Another stack.
+    pickle.MARK,
 )
 # Opcodes that make objects in other ways, which files of tensors have no need of.
 _NEVER = (
@@ -66,7 +68,7 @@ class Bounded:
 
 
 class Machine(_Base):  # type: ignore[misc]
-    """Builds what a pickle says, as far as the budget reaches. What may be named and called, subclasses say."""
+    """Builds what a pickle says, as far as the budget reaches. What may be called, subclasses say."""
 
     dispatch: ClassVar[dict[int, Any]] = {}
 
@@ -78,7 +80,7 @@ class Machine(_Base):  # type: ignore[misc]
     def pay(self, value: Any) -> None:
         """Pay for going through all of `value`, as hashing it and copying it do.
 
-        A list that stands in it several times is gone through as often: a few bytes stand for as many as they like.
+        A list that stands in it several times is gone through as often: a few bytes stand for any number.
         """
         waiting = [value]
         while waiting:

@@ -1,8 +1,8 @@
 """A pickle of torch's, gone through without torch, to see what `torch.load` would make of it.
 
-What `torch.load(weights_only=True)` calls is harmless and still knows no measure: ``bytearray(5 << 30)`` is a line of
-a pickle. Here every call is paid for by what it would make, and nothing is called. What torch refuses is no concern
-of this, except where it cannot be told what it would make.
+What `torch.load(weights_only=True)` calls is harmless and still knows no measure: ``bytearray(5 << 30)`` is a
+line of a pickle. Here every call is paid for by what it would make, and nothing is called. What torch refuses
+is no concern of this, except where it cannot be told what it would make.
 """
 
 from __future__ import annotations
@@ -23,8 +23,19 @@ if TYPE_CHECKING:
 _REBUILT = re.compile(r"torch\.(_utils\._rebuild_\w+|nn\.parameter\.Parameter)")
 # Bytes of an element of a storage, by what its class is called.
 _WIDTHS = {
-    **{"Byte": 1, "Char": 1, "Bool": 1, "Untyped": 1, "Short": 2, "Half": 2, "BFloat16": 2},
-    **{"Int": 4, "Float": 4, "Long": 8, "Double": 8, "ComplexFloat": 8, "ComplexDouble": 16},
+    "Byte": 1,
+    "Char": 1,
+    "Bool": 1,
+    "Untyped": 1,
+    "Short": 2,
+    "Half": 2,
+    "BFloat16": 2,
+    "Int": 4,
+    "Float": 4,
+    "Long": 8,
+    "Double": 8,
+    "ComplexFloat": 8,
+    "ComplexDouble": 16,
 }
 # Of the widest element, for what is not known.
 _WIDEST = 16
@@ -53,7 +64,7 @@ class Named:
 
 
 class Trial(Machine):
-    """`storage` is told of each storage, with its key, that the pickle names: how many bytes it would have."""
+    """`storage` is told the key and the bytes of each storage that the pickle names."""
 
     def __init__(self, source: Bounded, budget: Budget, storage: Callable[[str, int], None]) -> None:
         # Old pickles have text of Python 2, in any encoding.

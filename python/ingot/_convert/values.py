@@ -90,8 +90,10 @@ def nbits(code: str) -> int:
 
 
 def elements(shape: Sequence[int]) -> int:
-    """How many elements a shape has. More than 64 bits count are not counted: files claim any shape they like, and
-    the product of a million large numbers takes minutes."""
+    """How many elements a shape has, or 2⁶⁴ where there are more.
+
+    Files claim any shape they like, and the product of a million large numbers takes minutes.
+    """
     count = 1
     for size in shape:
         count *= size

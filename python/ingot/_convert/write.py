@@ -15,13 +15,13 @@ from ingot._storage import Storage
 from ingot._writer import Writer, native
 from ingot.errors import ConversionError, SaveError, _escaped, _quoted
 
-from .destination import draft, drafted
+from .destination import drafted
 from .runs import copy
 from .values import cast, dtype_of, nbytes, pieces, stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import Any
+    from typing import Any, BinaryIO
 
     from ingot.numpy import Array
 
@@ -92,7 +92,9 @@ def write_native(
 ) -> None:
     """Write a .safetensors or a .bt file."""
     specs = {entry.name: (code_in(entry, code), entry.shape) for entry in entries}
-    with Writer(path, specs, metadata, format=format, durable=ending.durable, force=ending.overwrite) as writer:
+    with Writer(
+        path, specs, metadata, format=format, durable=ending.durable, force=ending.overwrite
+    ) as writer:
         runs, others = apart(entries, code)
         copy(runs, native(writer), moved)
         for entry in others:
@@ -104,23 +106,22 @@ def write_native(
                     writer.write(entry.name, part, index)
                     moved(part.nbytes)
         filling = native(writer)
-        with drafted(path, filling.draft_name):
-            ending.check(draft(path, filling.draft_name))
+        with drafted(path, filling.draft_name) as draft:
+            ending.check(draft)
             filling.commit(overwrite=ending.overwrite)
 
 
 def write_npz(path: str, entries: Sequence[Entry], code: str | None, ending: Ending, moved: Moved) -> None:
     """Write an archive that `numpy.load` reads."""
     aside = _native.Aside.create(path, durable=ending.durable, force=ending.overwrite)
-    with closing(aside), drafted(path, aside.draft_name):
-        beside = draft(path, aside.draft_name)
-        with BufferedWriter(Storage(beside, "w")) as file:
+    with closing(aside), drafted(path, aside.draft_name) as draft:
+        with BufferedWriter(Storage(draft, "w")) as file:
             _archive(file, entries, code, moved)
-        ending.check(beside)
+        ending.check(draft)
         aside.commit(overwrite=ending.overwrite)
 
 
-def _archive(file: BufferedWriter, entries: Sequence[Entry], code: str | None, moved: Moved) -> None:
+def _archive(file: BinaryIO, entries: Sequence[Entry], code: str | None, moved: Moved) -> None:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for entry in entries:
             header = {
@@ -142,6 +143,7 @@ def check_npz(path: str, entries: Sequence[Entry], code: str | None) -> None:
     """Refuse what an .npz cannot hold, before anything is written."""
     from ingot.numpy import DTYPES
 
+    names = {entry.name for entry in entries}
     for entry in entries:
         target = code_in(entry, code)
         if target not in DTYPES:
@@ -154,13 +156,16 @@ def check_npz(path: str, entries: Sequence[Entry], code: str | None) -> None:
                 expected=tuple(DTYPES),
                 found=target,
             )
+        if entry.name.removesuffix(".npy") != entry.name and entry.name.removesuffix(".npy") in names:
+            raise _unsafe(path, entry.name, "`numpy.load` gives another tensor for this name")
         # Other programs unpack archives to paths that the names of members are.
         levels = entry.name.split("/")
         if ".." in levels or "" in levels or "\\" in entry.name or "\0" in entry.name or ":" in levels[0]:
-            raise SaveError(
-                f"{_escaped(path)}: tensor {_quoted(entry.name)}: a member of an archive with this "
-                "name would be a path out of the folder that it is unpacked in",
-                code="unsafe-name",
-                path=path,
-                tensor=entry.name,
-            )
+            reason = "a member with this name would be a path out of the folder that it is unpacked in"
+            raise _unsafe(path, entry.name, reason)
+
+
+def _unsafe(path: str, name: str, reason: str) -> SaveError:
+    return SaveError(
+        f"{_escaped(path)}: tensor {_quoted(name)}: {reason}", code="unsafe-name", path=path, tensor=name
+    )

@@ -152,6 +152,7 @@ _ADMITTED: dict[str, Any] = {
     **{f"numpy._core.{name}": function for name, function in _NUMPY.items()},
 }
 
+
 class _Unpickler(Machine):
     def __init__(self, path: str, file: IO[bytes], budget: Budget) -> None:
         self._path = path
@@ -193,7 +194,7 @@ class _Unpickler(Machine):
 
 
 def _taken_out(tree: Any) -> dict[str, Any]:
-    """How tensors were cut, which `paddle.save` adds to a dict of tensors, as it does a table of their names."""
+    """How tensors were cut, which `paddle.save` adds to a dict of them, as it does a table of their names."""
     if not isinstance(tree, dict):
         return {}
     table = tree.get(_NAME_TABLE)

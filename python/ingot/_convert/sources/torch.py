@@ -134,7 +134,7 @@ def _records(path: str, budget: Budget) -> dict[str, Member] | None:
 
 
 def _try(path: str, records: dict[str, Member], whole: bool, budget: Budget) -> None:
-    """Refuse an archive whose pickle would make too much, or where it is loaded `whole` more than is there."""
+    """Refuse an archive whose pickle would make too much or, loaded `whole`, more than is there."""
     budget.hold(sum(member.nbytes for name, member in records.items() if not name.startswith(_DATA)))
 
     def storage(key: str, nbytes: int) -> None:
