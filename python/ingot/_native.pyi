@@ -11,6 +11,7 @@ __all__ = [
     "MODEL_SPEC_KEY",
     "Appender",
     "Archive",
+    "Aside",
     "Buffer",
     "NewFile",
     "Quarry",
@@ -461,7 +462,26 @@ class Writer:
     def join(path: str | bytes | PathLike[str] | PathLike[bytes], *, durable: bool = True) -> Writer: ...
     def names(self) -> list[str]: ...
     def write(self, name: str, tensor: Any, index: Any, payload: Callable[[str, Any], Any]) -> None: ...
-    def commit(self) -> None: ...
+    @property
+    def draft_name(self) -> str:
+        """The name that the file has until the commit, in the directory that it is to be in."""
+
+    def commit(self, *, overwrite: bool = True) -> None:
+        """`FileExistsError` where something has the name by now, and `overwrite` is not set."""
+
+    def close(self) -> None: ...
+
+@final
+class Aside:
+    """A file that others fill before it gets its name. Later saves sweep up a draft that was left behind."""
+
+    @staticmethod
+    def create(
+        path: str | bytes | PathLike[str] | PathLike[bytes], *, durable: bool = True, force: bool = False
+    ) -> Aside: ...
+    @property
+    def draft_name(self) -> str: ...
+    def commit(self, *, overwrite: bool = True) -> None: ...
     def close(self) -> None: ...
 
 @final

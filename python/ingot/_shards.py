@@ -6,10 +6,12 @@ import json
 import os
 import re
 from contextlib import suppress
+from io import BufferedWriter
 from typing import TypeVar
 
 from ._hidden import PREFIX, hidden
 from ._native import ShardIndex
+from ._storage import Storage
 from .errors import OptionError
 
 TYPE_CHECKING = False
@@ -91,7 +93,8 @@ class Place:
         self.index = pattern.replace(_SUFFIX, "") + ".index.json"
         before, after = map(re.escape, pattern.split(_SUFFIX))
         self._files = re.compile(f"{before}(-[0-9]{{5,}}-of-[0-9]{{5,}})?{after}")
-        self._hidden = re.compile(f"{PREFIX.pattern}(.+)")
+        # A save to such a name may have left its own temporary file too, which begins with a dot more.
+        self._hidden = re.compile(rf"{PREFIX.pattern}(.+)|\.{PREFIX.pattern}(.+)\.[0-9a-f]{{16}}\.ingot-tmp")
 
     def names(self, count: int) -> list[str]:
         """The names of so many files."""
@@ -112,7 +115,8 @@ class Place:
         found = []
         for name in sorted(os.listdir(self.directory)):
             hidden = self._hidden.fullmatch(name)
-            if hidden and (hidden[1] == self.index or self._files.fullmatch(hidden[1])):
+            of = hidden and (hidden[1] or hidden[2])
+            if of and (of == self.index or self._files.fullmatch(of)):
                 found.append(name)
         return found
 
@@ -248,8 +252,8 @@ def _flush(directory: str) -> None:
 
 
 def _write_text(path: str, text: str, durable: bool) -> None:
-    with open(path, "w", encoding="utf-8", newline="\n") as file:
-        file.write(text)
+    with BufferedWriter(Storage(path, "w")) as file:
+        file.write(text.encode())
         if durable:
             file.flush()
             os.fsync(file.fileno())

@@ -69,9 +69,7 @@ pub use remote::{
     Fault, REMOTE_HEADER_NBYTES, RemoteOptions, Secret, Token, fetch_beside, hash_url, hub_headers, is_url,
     read_url, redacted, url_file_name,
 };
-#[cfg(all(unix, feature = "remote"))]
-pub use save::partial::Existing;
-pub use save::{Durability, ReadOnly, Replace, SaveOptions, Snapshot, save};
+pub use save::{Durability, Existing, ReadOnly, Replace, SaveOptions, Snapshot, save};
 pub use serialize::safetensors::{
     Dtype, SafeTensorError, SafeTensors, TensorView, View, serialize, serialize_to_file, slice, tensor,
 };
@@ -81,4 +79,4 @@ pub use statistics::{Number, Statistics, has_statistics, statistics};
 pub use strided_dest::StridedDest;
 pub use watch::{Unwatched, Watch};
 #[cfg(unix)]
-pub use writer::{Appender, Writer};
+pub use writer::{Appender, Aside, Writer};

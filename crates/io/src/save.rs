@@ -109,6 +109,16 @@ pub enum ReadOnly {
     Replace,
 }
 
+/// What becomes of a file that has the name already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Existing {
+    /// It stays, and it is an error that it is there.
+    #[default]
+    Refuse,
+    /// It is replaced once the new one is whole.
+    Replace,
+}
+
 /// How long a thread waits before it asks the watch again. Half of the 100 ms that are promised.
 const POLL: Duration = Duration::from_millis(50);
 

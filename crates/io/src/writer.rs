@@ -5,7 +5,7 @@
 //! good when that never comes, the path leads to what was there before. Another process fills the same file after
 //! [`Writer::join`]. [`Appender`] is told each tensor with its bytes, and keeps space for the header.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
@@ -20,15 +20,17 @@ use ingot_format::{
 use crate::edit::EditError;
 use crate::error::Error;
 use crate::payload::{FileRange, Payload};
-use crate::save::SaveOptions;
 use crate::save::draft::Draft;
+use crate::save::{Existing, SaveOptions};
 use crate::watch::Watch;
 
 mod append;
+mod aside;
 mod coverage;
 mod journal;
 
 pub use append::Appender;
+pub use aside::Aside;
 use journal::{End, Journal, Verdict};
 
 /// Bytes of a tensor that pass through memory at a time, where they do not lie there as the file is to have them.
@@ -150,6 +152,14 @@ impl Writer {
         &self.filling.path
     }
 
+    /// The name that the file has until the commit, in the directory that it is to be in.
+    #[must_use]
+    pub fn draft_name(&self) -> OsString {
+        let draft = self.draft.lock();
+        let draft = draft.unwrap_or_else(std::sync::PoisonError::into_inner);
+        draft.name().to_owned()
+    }
+
     /// Writes the elements of the tensor `name` that `index` takes: all by an empty one. `payload` has those bytes, of a
     /// tensor of `dtype` and `shape`.
     ///
@@ -214,6 +224,14 @@ impl Writer {
     /// [`Error::Edit`] with [`EditError::NotFilled`], after which writing may go on; [`Error::Write`], after which the file
     /// is gone.
     pub fn commit(&self, watch: &dyn Watch) -> Result<(), Error> {
+        self.commit_over(Existing::Replace, watch)
+    }
+
+    /// As [`Writer::commit`], and says what becomes of a file that has the name by now.
+    ///
+    /// # Errors
+    /// As [`Writer::commit`]; [`Error::Open`] for a file that is not to be replaced, after which the new one is gone.
+    pub fn commit_over(&self, existing: Existing, watch: &dyn Watch) -> Result<(), Error> {
         self.check_process()?;
         let filling = &self.filling;
         let verdict = filling.journal.commit().map_err(|_| filling.broken())?;
@@ -225,7 +243,7 @@ impl Writer {
             .draft
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
-        let published = draft.publish(&self.options, watch);
+        let published = draft.publish(existing, &self.options, watch);
         if published.is_err() {
             draft.discard();
         }

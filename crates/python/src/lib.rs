@@ -3,6 +3,8 @@
 //! It converts, lets go of the interpreter, calls `ingot-io`, and turns failures into exceptions. It knows no
 //! framework: those live in `python/ingot`, and hand over what makes their tensors ([`wrap::Wrap`]).
 
+#[cfg(unix)]
+mod aside;
 mod collector;
 mod documents;
 #[cfg(unix)]
@@ -30,6 +32,9 @@ mod writer;
 /// The module that Python imports.
 #[pyo3::pymodule(gil_used = false)]
 mod _native {
+    #[cfg(unix)]
+    #[pymodule_export]
+    use crate::aside::Aside;
     #[pymodule_export]
     use crate::documents::{fetch_beside, hub_headers, url_file_name};
     #[cfg(unix)]

@@ -1,11 +1,13 @@
 //! Files that are filled tensor by tensor.
 
+use std::ffi::OsString;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use ingot_format::{Dtype, Index, Quoted, Spec};
 use ingot_io::Error;
 use pyo3::prelude::*;
 
+use crate::aside::existing;
 use crate::errors::{about_tensor, raise};
 use crate::index;
 use crate::intake::{Exporter, borrowed};
@@ -99,9 +101,15 @@ impl Writer {
         Ok(())
     }
 
-    fn commit(&self, py: Python<'_>) -> PyResult<()> {
+    #[getter]
+    fn draft_name(&self, py: Python<'_>) -> PyResult<OsString> {
+        Ok(self.opened(py)?.draft_name())
+    }
+
+    #[pyo3(signature = (*, overwrite = true))]
+    fn commit(&self, py: Python<'_>, overwrite: bool) -> PyResult<()> {
         let writer = self.opened(py)?;
-        Signals::detach(py, |signals| writer.commit(signals))
+        Signals::detach(py, |signals| writer.commit_over(existing(overwrite), signals))
     }
 
     fn close(&self, py: Python<'_>) {

@@ -13,7 +13,7 @@ use super::flush::flush;
 use super::space::{self, Size};
 use super::target::{Place, Target};
 use super::temp::{self, Refused, Temp};
-use super::{Durability, SaveOptions, Step, Stop, Watch, step};
+use super::{Durability, Existing, SaveOptions, Step, Stop, Watch, step};
 use crate::edit::EditError;
 use crate::error::Error;
 
@@ -163,28 +163,46 @@ impl Draft {
     }
 
     /// Gives the file the name of its path.
-    pub(crate) fn publish(&mut self, options: &SaveOptions, watch: &dyn Watch) -> Result<(), Error> {
-        self.try_publish(options, watch)
-            .map_err(|stop| explain(&self.path, self.nbytes, stop))
+    pub(crate) fn publish(
+        &mut self,
+        existing: Existing,
+        options: &SaveOptions,
+        watch: &dyn Watch,
+    ) -> Result<(), Error> {
+        self.try_publish(existing, options, watch)
+            .map_err(|stop| explain_publishing(&self.path, self.nbytes, stop))
     }
 
-    fn try_publish(&mut self, options: &SaveOptions, watch: &dyn Watch) -> Result<(), Stop> {
+    fn try_publish(
+        &mut self,
+        existing: Existing,
+        options: &SaveOptions,
+        watch: &dyn Watch,
+    ) -> Result<(), Stop> {
         if let Some(attributes) = &self.attributes {
             attributes.apply(&self.file).step(step::ATTRIBUTES)?;
         }
         if options.durable == Durability::Durable {
             flush(&self.file, watch)?;
         }
-        let file = self.file.try_clone().step(step::RENAME)?;
-        match Temp::of(&self.place, file, self.name.clone()).publish() {
-            Ok(()) => {}
-            Err(Refused::Fault(fault)) => return Err(fault).step(step::RENAME),
-            Err(Refused::Link | Refused::Rename) => return Err(Errno::OPNOTSUPP).step(step::RENAME),
-        }
+        self.name_it(existing).step(step::RENAME)?;
         self.remove_notes();
         match options.durable {
             Durability::Durable => self.place.directory.flush(&self.file).step(step::FLUSH_DIRECTORY),
             Durability::Fast => Ok(()),
+        }
+    }
+
+    fn name_it(&self, existing: Existing) -> io::Result<()> {
+        if existing == Existing::Refuse
+            && let Some(named) = temp::name_new(&self.place, &self.name)
+        {
+            return named;
+        }
+        match Temp::of(&self.place, self.file.try_clone()?, self.name.clone()).publish() {
+            Ok(()) => Ok(()),
+            Err(Refused::Fault(fault)) => Err(fault),
+            Err(Refused::Link | Refused::Rename) => Err(Errno::OPNOTSUPP.into()),
         }
     }
 
@@ -224,6 +242,22 @@ pub(super) fn explain(path: &Path, nbytes: u64, stop: Stop) -> Error {
             nbytes,
             source,
         },
+    }
+}
+
+/// As [`explain`], of a file that was to get its name.
+pub(super) fn explain_publishing(path: &Path, nbytes: u64, stop: Stop) -> Error {
+    match stop {
+        Stop::Fault { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => is_there(path),
+        stop => explain(path, nbytes, stop),
+    }
+}
+
+/// That something has the name, which is not to be replaced.
+pub(crate) fn is_there(path: &Path) -> Error {
+    Error::Open {
+        path: path.to_owned(),
+        source: Errno::EXIST.into(),
     }
 }
 

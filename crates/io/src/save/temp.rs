@@ -121,6 +121,18 @@ impl Drop for Temp<'_> {
     }
 }
 
+/// Gives the file `name` the target's name, where nothing has that. `None` where only a rename can, since the file
+/// system has no links.
+pub(super) fn name_new(place: &Place, name: &OsStr) -> Option<io::Result<()>> {
+    let directory = &place.directory;
+    // Unlike a rename, a link replaces nothing that was made in the meantime.
+    match fs::linkat(directory, name, directory, &*place.name, AtFlags::empty()) {
+        Ok(()) => Some(fs::unlinkat(directory, name, AtFlags::empty()).map_err(io::Error::from)),
+        Err(Errno::EXIST) => Some(Err(Errno::EXIST.into())),
+        Err(_) => None,
+    }
+}
+
 /// A file in `directory` that has no name and never gets one. `target` is the file that is being saved.
 pub(super) fn scratch(directory: &Directory, target: &OsStr) -> io::Result<File> {
     let mode = Mode::from_raw_mode(0o600);
