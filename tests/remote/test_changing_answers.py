@@ -1,8 +1,8 @@
 """Every header on which something hangs: present, absent, doubled, or another one between two answers.
 
-A server has two versions of a file, of one size. What it says of the bytes in an answer may be any of that, and the
-bytes may be those of the other version, or not those that were asked for at all. What is read is the first
-version, or there is an error; never a mixture.
+A server has two versions of a file, of one size. What it says of the bytes in an answer may be any of that,
+and the bytes may be those of the other version, or not those that were asked for at all. What is read is the
+first version, or there is an error; never a mixture.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Answer:
     """What a server says: these headers in place of its own, as often as they stand here."""
 
     headers: Headers = field(default_factory=dict)
-    #: `own` bytes of the version that was opened, `other` ones of the other, or ones that were `packed` on the way.
+    #: `own` bytes of the version that was opened, `other` ones of the other, or ones that were `packed`.
     body: str = "own"
     status: int = 206
 
@@ -140,7 +140,7 @@ WEAK = ("ETag", ('W/"weak"',))
 
 
 def said(values: list[str], number: int) -> list[tuple[str, ...]]:
-    """What a server may say of the version of this number: nothing, or that once or twice, or both versions."""
+    """What a server may say of the version of this number: nothing, that once or twice, or both versions."""
     own, other = values[number], values[1 - number]
     return [(), (own,), (own, own), (own, other), (other, own)]
 
@@ -184,7 +184,7 @@ def test_versions_that_are_said_otherwise_are_never_mixed(
 RIGHT = "bytes {begin}-{last}/{size}"
 WRONG = "bytes {next}-{last}/{size}"
 PARTS = "multipart/byteranges; boundary=x"
-#: Headers of one answer, whether the bytes behind it are those of the file, and whether they have to be taken.
+#: Headers of one answer, whose bytes come with it, and whether they have to be taken.
 ODD: list[tuple[Headers, str, bool]] = [
     *[
         ({"Content-Encoding": plain}, "own", True)

@@ -22,8 +22,8 @@ REFUSED = {
     "3fff::/20": "documentation: ipaddress has it since 3.14",
     **dict.fromkeys(["::/3", "4000::/2", "8000::/1"], "ipaddress calls what is not given out global"),
 }
-#: What stands for an address of IPv4 is judged as that one: NAT64, which networks of IPv6 alone need and `ipaddress`
-#: calls global whatever it stands for, and mapped addresses, into which it looks since 3.13.
+#: What stands for an address of IPv4 is judged as that one: NAT64, which networks of IPv6 alone need and
+#: `ipaddress` calls global whatever it stands for, and mapped addresses, into which it looks since 3.13.
 EMBEDDING = [IPv6Network("::ffff:0:0/96"), IPv6Network("64:ff9b::/96")]
 
 
