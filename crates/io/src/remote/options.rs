@@ -93,7 +93,7 @@ pub struct RemoteOptions {
     pub retries: u32,
     /// Certificates in PEM to trust instead of the system's.
     pub ca_file: Option<PathBuf>,
-    /// Follow redirects of other hosts into private networks too.
+    /// Follow redirects to other hosts and ports outside of the public internet too.
     pub allow_private_redirects: bool,
     /// Where the service is: for S3, Azure and the Hub. Given so, it needs no TLS.
     pub endpoint: Option<String>,
