@@ -60,7 +60,7 @@ pub(crate) fn is_public(address: IpAddr) -> bool {
 fn meant(address: IpAddr) -> IpAddr {
     let embeds = |row: &&str| Network::parse(row).is_some_and(|network| network.contains(address));
     match address {
-        IpAddr::V6(v6) if EMBEDDING.iter().any(|row| embeds(&row)) => {
+        IpAddr::V6(v6) if EMBEDDING.iter().any(embeds) => {
             let [.., a, b, c, d] = v6.octets();
             [a, b, c, d].into()
         }
