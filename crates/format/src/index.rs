@@ -133,6 +133,28 @@ impl ShardIndex {
         None
     }
 
+    /// Rule I6 for an index behind a URL. Names of files become parts of URLs there, which servers decode: `%2e%2e` is
+    /// the name of a file on a disk, and leads out of a folder on a server.
+    ///
+    /// # Errors
+    /// [`IndexError::InvalidShardName`].
+    pub fn check_in_urls(&self) -> Result<(), IndexError> {
+        for (number, shard) in self.shards.iter().enumerate() {
+            shard_name::check_decoded(shard).map_err(|fault| IndexError::InvalidShardName {
+                tensor: self.tensor_in(number).to_owned(),
+                shard: shard.clone(),
+                fault,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The first tensor in the shard of this number.
+    fn tensor_in(&self, shard: usize) -> &str {
+        let found = self.entries().find(|entry| entry.1 == shard);
+        found.map_or("", |entry| entry.0)
+    }
+
     /// The file that holds the tensor `name`.
     #[must_use]
     pub fn shard_of(&self, name: &str) -> Option<&str> {

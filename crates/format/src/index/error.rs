@@ -226,6 +226,7 @@ pub enum ShardNameFault {
     Device,
     TrailingDot,
     TooLong,
+    Encoded,
 }
 
 impl ShardNameFault {
@@ -244,6 +245,7 @@ impl ShardNameFault {
             ShardNameFault::Device => "it is the name of a device on Windows",
             ShardNameFault::TrailingDot => "a part of it ends with a dot or a space, which Windows drops",
             ShardNameFault::TooLong => "it is longer than a file's name can be",
+            ShardNameFault::Encoded => "percent-decoded, as a server does, it is a name that is refused",
         }
     }
 }

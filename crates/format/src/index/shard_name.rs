@@ -29,6 +29,37 @@ pub(super) fn check(shard: &str) -> Result<(), ShardNameFault> {
     Err(fault)
 }
 
+/// How often a name may be decoded on its way: by a server and by what stands before it, once by each.
+const DECODINGS: usize = 5;
+
+/// Rule I6 for a name that becomes part of a URL: what servers make of it by decoding keeps the rule too.
+pub(super) fn check_decoded(shard: &str) -> Result<(), ShardNameFault> {
+    let mut name = decoded(shard);
+    for _ in 0..DECODINGS {
+        let Some(plain) = name else {
+            return Ok(());
+        };
+        check(&plain).map_err(|_| ShardNameFault::Encoded)?;
+        name = decoded(&plain);
+    }
+    name.map_or(Ok(()), |_| Err(ShardNameFault::Encoded))
+}
+
+/// What `text` is percent-decoded, or `None` where nothing in it is encoded. A `%` without two digits stands for itself.
+fn decoded(text: &str) -> Option<String> {
+    let digits = |at: usize| u8::from_str_radix(text.get(at..at + 2)?, 16).ok();
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut is_encoded = false;
+    let mut at = 0;
+    while let Some(&byte) = text.as_bytes().get(at) {
+        let escape = digits(at + 1).filter(|_| byte == b'%');
+        is_encoded |= escape.is_some();
+        bytes.push(escape.unwrap_or(byte));
+        at += if escape.is_some() { 3 } else { 1 };
+    }
+    is_encoded.then(|| String::from_utf8_lossy(&bytes).into_owned())
+}
+
 fn check_part(part: &str) -> Result<(), ShardNameFault> {
     let fault = match part {
         "" => ShardNameFault::EmptyPart,
