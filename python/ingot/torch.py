@@ -135,7 +135,8 @@ def load_file(
         or a URL: as for `ingot.safe_open`.
     device : str, int or torch.device
         Where the tensors shall be; whatever `torch.device` takes. ``"meta"`` gives shapes and dtypes and
-        reads nothing. Tensors of `out` stay where they are.
+        reads nothing. Tensors of `out` stay where they are. torch's default device changes nothing of this.
+        Inside of a ``FakeTensorMode`` the tensors are fake ones of that mode, on this device.
     backend : {"auto", "mmap", "pread"}
         As for `ingot.safe_open`.
     shared : {"alias", "drop"}
@@ -208,8 +209,8 @@ def load_file(
         This torch lacks a tensor's dtype, or it cannot be converted. `ingot.safe_open` reads the other
         tensors.
     DestinationError
-        A tensor of `out` has another shape or dtype, or shares memory with another or with itself. Nothing
-        has been read.
+        A tensor of `out` has another shape or dtype, no memory, or shares memory with another or with itself.
+        Nothing has been read.
     StorageError
         Reading failed. What was read by then is in the tensors of `out`.
     IntegrityError
@@ -429,9 +430,10 @@ def save(
         Two tensors share memory and `shared` is ``"error"``; or it is ``"alias"`` and neither of them holds
         all of it. Two of the names are in the message.
     SaveError
-        A tensor has no plain values (sparse, quantised, meta, or a wrapper such as a DTensor), is not
-        contiguous while `contiguous` is ``"error"``, the format lacks its dtype, a name is reserved, or no
-        header can hold the tensors.
+        A tensor has no plain values (sparse, quantised, meta, a wrapper such as a DTensor, made inside of a
+        transform such as vmap, or with a storage that was freed or shrunk), is not contiguous while
+        `contiguous` is ``"error"``, the format lacks its dtype, a name is reserved, or no header can hold the
+        tensors.
     OptionError
         `format`, `shared` or `contiguous` is not one of the choices.
     """

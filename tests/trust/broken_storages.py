@@ -170,7 +170,7 @@ def ways(folder: Path) -> dict[str, Callable[[torch.Tensor], object]]:
         "save-copy": lambda tensor: ingot.torch.save(both(tensor), shared="copy"),
         "save-with-checksum": lambda tensor: ingot.torch.save_with_checksum(both(tensor)),
         "save-file": save(),
-        "fast": save(durable=False),
+        "durable": save(durable=True),
         "in-place": save(atomic=False),
         "forced": save(force=True),
         "alias": save(shared="alias"),
