@@ -280,7 +280,7 @@ def serialize(
     metadata: Mapping[str, str] | None,
     format: str,
     *,
-    export: Callable[[Any], Any] | None = None,
+    export: Callable[[list[Any]], tuple[list[Any], list[int], list[int]] | None] | None = None,
     shared: str = "copy",
 ) -> bytes: ...
 
@@ -301,7 +301,7 @@ def prepare(
     metadata: Mapping[str, str] | None,
     format: str,
     *,
-    export: Callable[[Any], Any] | None = None,
+    export: Callable[[list[Any]], tuple[list[Any], list[int], list[int]] | None] | None = None,
     shared: str = "copy",
     reserve: int = 0,
     align: int = 8,
@@ -313,8 +313,10 @@ def prepare(
     """Take over all that goes into a file. Nothing is written yet.
 
     `payload(name, tensor)` gives a DLPack capsule, ``(code, shape, buffer)`` or ``(code, shape, fetch)``, of
-    which ``fetch(begin, end)`` gives those bytes as a capsule or a buffer. `export(tensor)` gives a capsule
-    and comes first; where it raises or its capsule is of no use, `payload` is called.
+    which ``fetch(begin, end)`` gives those bytes as a capsule or a buffer. `export(tensors)` comes first:
+    of a few hundred tensors it gives the capsules, the bytes of memory that each lies in, and how many
+    elements come before its first there. Where it raises or gives None, or a capsule is of no use or reaches
+    past that memory, `payload` is called.
     """
 
 def download(

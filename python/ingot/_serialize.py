@@ -153,7 +153,7 @@ def write_file(
     metadata: Mapping[str, str] | None,
     *,
     format: Format | None,
-    export: Callable[[Any], Any] | None = None,
+    export: Callable[[list[Any]], tuple[list[Any], list[int], list[int]] | None] | None = None,
     shared: str = "copy",
     durable: bool | None,
     atomic: bool,

@@ -10,7 +10,7 @@ import torch
 
 from ._select import FLOATS, fill, misfit
 from ._torch_alias import recorded
-from ._torch_plain import not_plain
+from ._torch_plain import not_plain, undisturbed
 from .errors import _escaped
 
 TYPE_CHECKING = False
@@ -189,11 +189,12 @@ def memory(name: str, tensor: torch.Tensor) -> Memory:
         raise misfit(
             name, f"no file has tensors of the destination's dtype, {tensor.dtype}", "destination-dtype"
         )
-    plain = tensor.detach()
-    if _crosses_by_dlpack(plain.dtype):
-        return code, _to_dlpack(plain), False
-    # The elements of dtypes that DLPack of this torch lacks are of one byte.
-    return code, _to_dlpack(plain.view(torch.uint8)), False
+    with undisturbed():
+        plain = tensor.detach()
+        if _crosses_by_dlpack(plain.dtype):
+            return code, _to_dlpack(plain), False
+        # The elements of dtypes that DLPack of this torch lacks are of one byte.
+        return code, _to_dlpack(plain.view(torch.uint8)), False
 
 
 def _code(tensor: torch.Tensor) -> str | None:

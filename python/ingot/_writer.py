@@ -240,8 +240,10 @@ def _check_platform() -> None:
 def _declared(name: str, spec: Any) -> tuple[str, str, list[int]]:
     """Name, code and shape in elements."""
     dtype, shape = _pair(name, spec)
-    # torch.float32, numpy.dtype("float32"), "float32" and "F32".
-    word = getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
+    # torch.float32, mlx.core.float32 and paddle.float32; numpy.dtype("float32"), "float32" and "F32".
+    framework, _, word = str(dtype).rpartition(".")
+    if not framework:
+        word = getattr(dtype, "name", None) or word
     if isinstance(dtype, type):
         word = dtype.__name__
     if word == F4_PACKED:

@@ -117,6 +117,14 @@ def payload(name: str, tensor: Any) -> tuple[str, tuple[int, ...], Any]:
             tensor=name,
             found=type(tensor).__name__,
         )
+    if plain.dtype.is_quantized:
+        # NumPy would take them for the integers that they are made of.
+        raise SaveError(
+            f"tensor {_quoted(name)}: the format has no dtype for {plain.dtype.name}",
+            code="unsupported-dtype",
+            tensor=name,
+            found=plain.dtype.name,
+        )
     if plain.shape.rank and ":CPU:" not in plain.device and plain.dtype in _CUT:
         return _in_pieces(name, plain)
     # `asarray` shares the memory. It does not know single elements of ml_dtypes, which `numpy()` does.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from operator import attrgetter
 from typing import overload
 
@@ -23,7 +24,7 @@ from ._torch_alias import recorded, restore, views_among, with_views
 from ._torch_into import Incompatible, fill_tensors, into, refuse_destination
 from ._torch_model import load_model, save_model
 from ._torch_pieces import fetcher
-from ._torch_plain import not_plain
+from ._torch_plain import fake_mode, faked, not_plain, undisturbed
 from ._torch_sharded import save_sharded
 from ._torch_sharing import refuse_shared
 
@@ -81,7 +82,9 @@ DTYPES: dict[str, torch.dtype] = {
 }
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 
-_layout = attrgetter("layout")
+_layout, _dtype = attrgetter("layout"), attrgetter("dtype")
+# As checkers see it, a symbol may come of it, as it does of no tensor with values.
+_storage_offset: Any = torch.Tensor.storage_offset
 _from_dlpack = torch._C._from_dlpack
 _to_dlpack = torch._C._to_dlpack
 
@@ -134,7 +137,8 @@ def load_file(
         or a URL: as for `ingot.safe_open`.
     device : str, int or torch.device
         Where the tensors shall be; whatever `torch.device` takes. ``"meta"`` gives shapes and dtypes and
-        reads nothing. Tensors of `out` stay where they are.
+        reads nothing. Tensors of `out` stay where they are. torch's default device changes nothing of this.
+        Inside of a ``FakeTensorMode`` the tensors are fake ones of that mode, on this device.
     backend : {"auto", "mmap", "pread"}
         As for `ingot.safe_open`.
     shared : {"alias", "drop"}
@@ -207,8 +211,8 @@ def load_file(
         This torch lacks a tensor's dtype, or it cannot be converted. `ingot.safe_open` reads the other
         tensors.
     DestinationError
-        A tensor of `out` has another shape or dtype, or shares memory with another or with itself. Nothing
-        has been read.
+        A tensor of `out` has another shape or dtype, no memory, or shares memory with another or with itself.
+        Nothing has been read.
     StorageError
         Reading failed. What was read by then is in the tensors of `out`.
     IntegrityError
@@ -253,7 +257,7 @@ def load(data: Buffer, *, shared: Loaded = "alias") -> dict[str, torch.Tensor]:
     HeaderError, DtypeError, OptionError, SafetensorError
         As `load_file` does.
     """
-    return _loaded(_native.Archive.from_buffer(data), None, shared, Selected(), PLAIN)
+    return _loaded(_native.Archive.from_buffer(data), mover(None), shared, Selected(), PLAIN)
 
 
 def load_into(
@@ -428,9 +432,10 @@ def save(
         Two tensors share memory and `shared` is ``"error"``; or it is ``"alias"`` and neither of them holds
         all of it. Two of the names are in the message.
     SaveError
-        A tensor has no plain values (sparse, quantised, meta, or a wrapper such as a DTensor), is not
-        contiguous while `contiguous` is ``"error"``, the format lacks its dtype, a name is reserved, or no
-        header can hold the tensors.
+        A tensor has no plain values (sparse, quantised, meta, a wrapper such as a DTensor, made inside of a
+        transform such as vmap, or with a storage that was freed or shrunk), is not contiguous while
+        `contiguous` is ``"error"``, the format lacks its dtype, a name is reserved, or no header can hold the
+        tensors.
     OptionError
         `format`, `shared` or `contiguous` is not one of the choices.
     """
@@ -440,7 +445,7 @@ def save(
         _payload(own, shared),
         texts_of_file,
         known_format(format),
-        export=_export(own),
+        export=_export,
         shared=_native_shared(shared),
     )
 
@@ -552,7 +557,7 @@ def save_file(
         _payload(own, shared),
         texts_of_file,
         format=format,
-        export=_export(own),
+        export=_export,
         shared=_native_shared(shared),
         durable=durable,
         atomic=atomic,
@@ -600,12 +605,26 @@ def save_with_checksum(
 
 def payload(name: str, tensor: torch.Tensor) -> Any:
     """`tensor` as a capsule, as a buffer, or as a function that gives its bytes. Copies nothing."""
-    code = _CODES.get(tensor.dtype)
+    code = storable(name, tensor)
+    with undisturbed():
+        shape = unpacked(name, tensor.shape) if code == "F4" else list(tensor.shape)
+        plain = tensor.as_subclass(torch.Tensor).detach()
+        if plain.device.type == "cpu" and not plain.is_conj() and not plain.is_neg():
+            if _crosses_by_dlpack(plain.dtype):
+                return _to_dlpack(plain)
+            if plain.is_contiguous():
+                return code, shape, plain.reshape(-1).view(torch.uint8).numpy()
+        return code, shape, fetcher(plain)
+
+
+def storable(name: str, tensor: torch.Tensor) -> str:
+    """The code of the tensor's dtype. Raises `SaveError` where the tensor cannot be stored as it is."""
     reason = not_plain(tensor)
     if reason is not None:
         raise SaveError(
             f"tensor {_quoted(name)}: {reason}", code="no-values", tensor=name, found=type(tensor).__name__
         )
+    code = _CODES.get(tensor.dtype)
     if code is None:
         raise SaveError(
             f"tensor {_quoted(name)}: the format has no dtype for {tensor.dtype}",
@@ -613,14 +632,7 @@ def payload(name: str, tensor: torch.Tensor) -> Any:
             tensor=name,
             found=str(tensor.dtype),
         )
-    shape = unpacked(name, tensor.shape) if code == "F4" else list(tensor.shape)
-    plain = tensor.as_subclass(torch.Tensor).detach()
-    if plain.device.type == "cpu" and not plain.is_conj() and not plain.is_neg():
-        if _crosses_by_dlpack(plain.dtype):
-            return _to_dlpack(plain)
-        if plain.is_contiguous():
-            return code, shape, plain.reshape(-1).view(torch.uint8).numpy()
-    return code, shape, fetcher(plain)
+    return code
 
 
 def _stored(
@@ -685,21 +697,28 @@ def _tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 _PLAIN_CLASSES = {torch.Tensor, torch.nn.Parameter}
+_COMPLEX = {dtype for dtype in DTYPES.values() if dtype.is_complex}
 
 
-def _export(tensors: dict[str, torch.Tensor]) -> Callable[[torch.Tensor], Any] | None:
+def _export(
+    tensors: list[torch.Tensor],
+) -> tuple[list[Any], list[int], list[int]] | None:
     """The fast way out, where it gives the right bytes for every one of these tensors.
 
-    It knows nothing of lazy conjugation and negation and of subclasses, and exports what lies beneath.
-    Written with `map`, so that no Python function runs per tensor.
+    It gives capsules, the bytes of the storages, and how many elements each tensor leaves out before its
+    first: a storage may have been freed or shrunk, of which a capsule says nothing. Nor does it of
+    subclasses, lazy conjugation and negation, and of integers of fewer bits than a byte: what lies beneath is
+    exported. Written with `map`, so that no Python function runs per tensor.
     """
-    values = tensors.values()
+    dtypes = set(map(_dtype, tensors))
     if (
-        set(map(type, values)) <= _PLAIN_CLASSES
-        and not any(map(torch.Tensor.is_neg, values))
-        and not any(map(torch.Tensor.is_conj, values))
+        dtypes <= _CODES.keys()
+        and set(map(type, tensors)) <= _PLAIN_CLASSES
+        and not any(map(torch.Tensor.is_neg, tensors))
+        and not (dtypes & _COMPLEX and any(map(torch.Tensor.is_conj, tensors)))
     ):
-        return _to_dlpack
+        nbytes = list(map(len, map(torch.Tensor.untyped_storage, tensors)))
+        return list(map(_to_dlpack, tensors)), nbytes, list(map(_storage_offset, tensors))
     return None
 
 
@@ -720,12 +739,17 @@ def _payload(tensors: dict[str, torch.Tensor], shared: Shared) -> Callable[[str,
     return packed
 
 
+@cache
 def _crosses_by_dlpack(dtype: torch.dtype) -> bool:
-    """Whether this torch exports and imports `dtype` by DLPack. It learnt the smaller floats one by one."""
-    try:
-        return _from_dlpack(_to_dlpack(torch.empty(1, dtype=dtype))).dtype is dtype
-    except (RuntimeError, BufferError):
-        return False
+    """Whether this torch exports and imports `dtype` by DLPack. It learnt the smaller floats one by one.
+
+    The answer is kept, so it must not depend on where it is asked: under another default device, in a mode.
+    """
+    with undisturbed():
+        try:
+            return _from_dlpack(_to_dlpack(torch.empty(1, dtype=dtype, device="cpu"))).dtype is dtype
+        except (RuntimeError, BufferError):
+            return False
 
 
 def _resolve(code: str) -> Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor] | None:
@@ -735,7 +759,12 @@ def _resolve(code: str) -> Callable[[torch.Tensor, tuple[int, ...]], torch.Tenso
         raise lacks(f"torch {torch.__version__}", code)
     if _crosses_by_dlpack(dtype):
         return None
-    return lambda raw, shape: raw.view(dtype).reshape(shape)
+
+    def finish(raw: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        with undisturbed():
+            return raw.view(dtype).reshape(shape)
+
+    return finish
 
 
 def _code(dtype: torch.dtype | str) -> str | None:
@@ -753,15 +782,18 @@ wrap: _native.Wrap = _native.Wrap.dlpack(
 def mover(device: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
     """The function that takes a tensor to `device`; None for the CPU, where tensors are already."""
     # The usual answer first: torch takes longer to read a device than opening a small file does.
-    if device is None or device == "cpu":
+    fake = fake_mode()
+    if fake is None and (device is None or device == "cpu"):
         return None
     try:
-        target = torch.device(device)
+        target = torch.device("cpu" if device is None else device)
     except RuntimeError as error:
         first = str(error).partition("\n")[0]
         raise OptionError(
             f"device {device!r} is unknown to torch: {_escaped(first)}", code="unknown-device", found=device
         ) from error
+    if fake is not None:
+        return lambda tensor: faked(tensor, target, fake)
     if target.type == "cpu":
         return None
     return lambda tensor: tensor.to(target)
@@ -772,4 +804,5 @@ def at(tensor: torch.Tensor, index: Any) -> torch.Tensor:
     if tensor.dtype is DTYPES.get("F4"):
         # A packed tensor would be indexed by bytes, not by elements.
         raise IndexError("F4 can only be indexed by ints, slices, None, ... and one list: expected these")
-    return tensor[index]
+    with undisturbed():
+        return tensor[index]

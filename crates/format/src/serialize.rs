@@ -106,6 +106,12 @@ impl<S: AsRef<str>, V: View> Contents<S, V> {
         Ok(contents)
     }
 
+    /// Where everything stands in the file.
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
     /// The file's first bytes: the length, the header, the padding. The data follows at once.
     #[must_use]
     pub fn head(&self) -> &[u8] {

@@ -17,7 +17,7 @@ use ingot_format::{
 use crate::error::Error;
 use crate::hash::{MODEL_SPEC_KEY, renewed};
 use crate::payload::{FileRange, Payload};
-use crate::save::{Durability, SaveOptions, save, step};
+use crate::save::{Durability, SaveOptions, save_data, step};
 use crate::watch::Watch;
 
 mod error;
@@ -93,7 +93,15 @@ pub fn update_metadata(
     }
     let head = head_for_the_data(path, &header, new.as_deref())?;
     let data = FileRange::new(held.file(), header.data_start(), header.data_nbytes());
-    replace(path, &held, &head, &[Payload::File(data)], options, watch)?;
+    replace(
+        path,
+        &held,
+        &head,
+        &header,
+        &[Payload::File(data)],
+        options,
+        watch,
+    )?;
     held.release();
     Ok(Edited::Rewritten)
 }
@@ -149,7 +157,7 @@ pub fn replace_tensor(
         range(entry.end, header.data_nbytes()),
     ];
     let head = head_with_digest(path, head, &header, name, payload)?;
-    replace(path, &held, &head, &payloads, options, watch)?;
+    replace(path, &held, &head, &header, &payloads, options, watch)?;
     held.release();
     Ok(())
 }
@@ -186,18 +194,19 @@ fn head_with_digest(
     }
 }
 
-/// A new file for `held`, unless somebody was quicker.
+/// A new file for `held`, with as much data as its `header` promises, unless somebody was quicker.
 fn replace(
     path: &Path,
     held: &Held<'_>,
     head: &[u8],
+    header: &Header,
     payloads: &[Payload<'_>],
     options: &SaveOptions,
     watch: &dyn Watch,
 ) -> Result<(), Error> {
     let check = || held.check();
     let guard = Guard::new(watch, &check);
-    let saved = save(path, head, payloads, options, &guard);
+    let saved = save_data(path, head, header.data_nbytes(), payloads, options, &guard);
     guard.outcome(saved)
 }
 

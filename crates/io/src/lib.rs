@@ -55,7 +55,7 @@ pub use hash::{
     hash, verify,
 };
 pub use part::{Part, Target, fill_parts, read_parts};
-pub use payload::{Dim, FileRange, Footprint, Payload, Produce, Strided, crowds, overlapping};
+pub use payload::{Dim, FileRange, Footprint, Payload, Produce, Strided, crowds, overlapping, prove_sizes};
 pub use plan::{OWN_BLOCK_NBYTES, Place, Plan, Read, SHARED_BLOCK_NBYTES, TensorId, TooLarge};
 pub use prefetch::{Fetched, Prefetch, Request};
 pub use quarry::Quarry;

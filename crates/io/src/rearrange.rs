@@ -13,7 +13,7 @@ use crate::edit::{EditError, Guard};
 use crate::error::Error;
 use crate::hash::{Algorithm, Digest, MODEL_SPEC_KEY};
 use crate::payload::{Payload, Section};
-use crate::save::{SaveOptions, save};
+use crate::save::{SaveOptions, save_data};
 use crate::watch::Watch;
 
 /// A tensor of another file, and its name in the new one.
@@ -109,7 +109,8 @@ pub fn assemble(
             .try_for_each(|run| run[0].origin.check())
     };
     let guard = Guard::new(watch, &check);
-    let saved = save(path, &layout.head, &payloads, options, &guard);
+    let nbytes = layout.header.data_nbytes();
+    let saved = save_data(path, &layout.head, nbytes, &payloads, options, &guard);
     guard.outcome(saved.map_err(Section::fault))
 }
 

@@ -29,7 +29,7 @@ fn to_file<S: AsRef<str>, V: View>(
     let payloads: Vec<Payload<'_>> = data.iter().map(|bytes| Payload::from(&**bytes)).collect();
     save(
         path,
-        contents.head(),
+        contents.layout(),
         &payloads,
         &SaveOptions::default(),
         &Unwatched,

@@ -51,7 +51,7 @@ fn write(path: &Path, tensors: &Tensors, pairs: Option<&Pairs>, format: Format, 
         .iter()
         .map(|&number| Payload::from(&**data[number]))
         .collect();
-    save(path, &layout.head, &payloads, &FAST, &Unwatched).unwrap();
+    save(path, &layout, &payloads, &FAST, &Unwatched).unwrap();
 }
 
 /// What safetensors, the crate, reads.

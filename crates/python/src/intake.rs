@@ -3,7 +3,7 @@
 use ingot_format::{CHECKSUMS_KEY, Dtype, Quoted};
 use pyo3::exceptions::{PyBufferError, PyException, PyMemoryError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyDict, PyMapping, PyString, PyTuple};
+use pyo3::types::{PyCapsule, PyDict, PyList, PyMapping, PyString, PyTuple};
 
 use crate::errors::about_tensor;
 use crate::produced::{Producer, Raised};
@@ -12,9 +12,14 @@ use crate::tensor::Imported;
 /// A name and a tensor, of whatever types the caller gave.
 pub(crate) type Item<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>);
 
+/// Tensors that `export` takes at once: few enough to be in the cache of a core from one look at them to the next, many
+/// enough that the call does not count.
+const AT_ONCE: usize = 256;
+
 /// How a framework's module hands over its tensors.
 pub(crate) struct Exporter<'a, 'py> {
-    /// `export(tensor)` gives a DLPack capsule. Quick, and only of use for tensors in memory.
+    /// `export(tensors)` gives DLPack capsules, the bytes of memory that each tensor lies in, and how many elements come
+    /// before its own there; or None. Quick, and only of use for tensors in memory.
     pub(crate) export: Option<&'a Bound<'py, PyAny>>,
     /// `payload(name, tensor)` gives a capsule, or `(dtype, shape, buffer)`, or `(dtype, shape, fetch)` with a function
     /// that gives the bytes from `begin` to `end`, for any tensor.
@@ -26,31 +31,48 @@ pub(crate) struct Exporter<'a, 'py> {
 impl Exporter<'_, '_> {
     /// The tensors of these items; their names stay with the items.
     pub(crate) fn take<'a>(&self, items: &'a [Item<'_>]) -> PyResult<Vec<(&'a str, Imported)>> {
-        items
-            .iter()
-            .map(|(name, tensor)| self.take_one(name, tensor))
-            .collect()
-    }
-
-    fn take_one<'a>(
-        &self,
-        name: &'a Bound<'_, PyAny>,
-        tensor: &Bound<'_, PyAny>,
-    ) -> PyResult<(&'a str, Imported)> {
-        let name = tensor_name(name)?;
-        if let Some(export) = self.export {
-            match export.call1((tensor,)) {
-                Ok(capsule) => {
-                    if let Some(imported) = Imported::from_capsule(&capsule)? {
-                        return Ok((name, imported));
-                    }
-                }
-                Err(fault) if is_refusal(tensor.py(), &fault) => {}
-                Err(fault) => return Err(fault),
+        let mut taken = Vec::with_capacity(items.len());
+        for items in items.chunks(AT_ONCE) {
+            let mut quickly = self.quickly(items)?.into_iter();
+            for (name, tensor) in items {
+                let name = tensor_name(name)?;
+                let imported = match quickly.next().flatten() {
+                    Some(imported) => imported,
+                    None => self.slowly(name, tensor)?,
+                };
+                taken.push((name, imported));
             }
         }
-        let imported = self.slowly(name, tensor)?;
-        Ok((name, imported))
+        Ok(taken)
+    }
+
+    /// The tensors of these items, as far as `export` can take them; nothing where it can take none.
+    fn quickly(&self, items: &[Item<'_>]) -> PyResult<Vec<Option<Imported>>> {
+        let Some(export) = self.export else {
+            return Ok(Vec::new());
+        };
+        let py = export.py();
+        let tensors = PyList::new(py, items.iter().map(|(_, tensor)| tensor))?;
+        let exported = match export.call1((tensors,)) {
+            Ok(exported) => exported,
+            Err(fault) if is_refusal(py, &fault) => return Ok(Vec::new()),
+            Err(fault) => return Err(fault),
+        };
+        if exported.is_none() {
+            return Ok(Vec::new());
+        }
+        let (capsules, memories, firsts): (Bound<'_, PyList>, Bound<'_, PyList>, Bound<'_, PyList>) =
+            exported.extract()?;
+        let imported = |((capsule, memory), first): ((_, Bound<'_, PyAny>), Bound<'_, PyAny>)| {
+            let memory = memory.extract()?;
+            let first: u64 = first.extract()?;
+            let imported = Imported::from_capsule(&capsule)?;
+            Ok(imported.filter(|tensor| {
+                let skipped = first.checked_mul(tensor.dtype.bits().div_ceil(8));
+                skipped.is_some_and(|skipped| tensor.lies_within(skipped, memory))
+            }))
+        };
+        capsules.iter().zip(memories).zip(firsts).map(imported).collect()
     }
 
     fn slowly(&self, name: &str, tensor: &Bound<'_, PyAny>) -> PyResult<Imported> {
@@ -58,8 +80,11 @@ impl Exporter<'_, '_> {
         let payload = self.payload.call1((name, tensor))?;
         if payload.is_instance_of::<PyCapsule>() {
             return Imported::from_capsule(&payload)?.ok_or_else(|| {
-                let message = format!("tensor {}: its dtype has no place in a file", Quoted(name));
-                about_tensor(py, "SaveError", "unsupported-dtype", name, &message)
+                let message = format!(
+                    "tensor {}: its elements cannot be read from where they lie",
+                    Quoted(name)
+                );
+                about_tensor(py, "SaveError", "no-values", name, &message)
             });
         }
         let (code, shape, buffer): (String, Bound<'_, PyAny>, Bound<'_, PyAny>) =

@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use ingot_format::{Align, Format, FormatError, Layout, LayoutOptions, Spec, layout_with, to_u64, to_usize};
 use ingot_io::{
     Algorithm, Durability, Error, Keep, Payload, ReadOnly, Replace, SaveOptions, Sealed, Snapshot, Watch,
+    prove_sizes,
 };
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -93,24 +94,21 @@ enum Data {
     Snapshot(Snapshot),
 }
 
-impl Data {
-    fn payloads(&self) -> Vec<Payload<'_>> {
-        match self {
-            Data::Tensors(tensors) => tensors.iter().map(Imported::payload).collect(),
-            Data::Snapshot(snapshot) => snapshot.payloads(),
-        }
-    }
+fn payloads(tensors: &[Imported]) -> Vec<Payload<'_>> {
+    tensors.iter().map(Imported::payload).collect()
 }
 
 #[pymethods]
 impl NewFile {
     /// Copies the tensors and lets go of them.
     fn snapshot(&self, py: Python<'_>) -> PyResult<()> {
-        let data = self.take()?;
-        let copy = self.run(py, Signals::default(), |signals| {
-            Snapshot::take(&data.payloads(), &self.path, signals)
-        })?;
-        self.put(Data::Snapshot(copy));
+        let data = match self.take()? {
+            Data::Tensors(tensors) => Data::Snapshot(self.run(py, Signals::default(), |signals| {
+                Snapshot::take(self.head.layout(), &payloads(&tensors), &self.path, signals)
+            })?),
+            copied => copied,
+        };
+        self.put(data);
         Ok(())
     }
 
@@ -119,14 +117,19 @@ impl NewFile {
     fn write(&self, py: Python<'_>, progress: Option<Bound<'_, PyAny>>) -> PyResult<()> {
         let data = self.take()?;
         self.run(py, Signals::telling(progress), |signals| {
-            let payloads = data.payloads();
-            match &self.head {
-                Head::Plain(layout) => {
-                    ingot_io::save(&self.path, &layout.head, &payloads, &self.options, signals)?;
+            let (path, options) = (&self.path, &self.options);
+            match (&self.head, &data) {
+                (Head::Plain(layout), Data::Tensors(tensors)) => {
+                    ingot_io::save(path, layout, &payloads(tensors), options, signals)
                 }
-                Head::Sealed(sealed) => sealed.save(&self.path, &payloads, &self.options, signals)?,
-            }
-            drop(payloads);
+                (Head::Plain(layout), Data::Snapshot(copy)) => copy.save(path, layout, options, signals),
+                (Head::Sealed(sealed), Data::Tensors(tensors)) => {
+                    sealed.save(path, &payloads(tensors), options, signals)
+                }
+                (Head::Sealed(sealed), Data::Snapshot(copy)) => {
+                    sealed.save_snapshot(path, copy, options, signals)
+                }
+            }?;
             // Memory goes back while the interpreter runs others.
             if let Data::Snapshot(snapshot) = data {
                 drop(snapshot);
@@ -178,7 +181,7 @@ pub(crate) fn serialize<'py>(
     let form = Form::usual(format)?;
     let contents = Contents::new(&items(tensors)?, &exporter, metadata, form, shared, None)?;
     let layout = contents.head.layout();
-    let payloads: Vec<Payload<'_>> = contents.tensors.iter().map(Imported::payload).collect();
+    let payloads = contents.payloads(py)?;
     let nbytes = to_usize(layout.header.file_nbytes())
         .ok_or_else(|| PyMemoryError::new_err("too large for memory"))?;
     bytes_of(py, nbytes, |room| {
@@ -212,9 +215,7 @@ pub(crate) fn stream(
     let form = Form::usual(format)?;
     let contents = Contents::new(&items(tensors)?, &exporter, metadata, form, "copy", None)?;
     let head = Payload::from(&*contents.head.layout().head);
-    let parts: Vec<Payload<'_>> = std::iter::once(head)
-        .chain(contents.tensors.iter().map(Imported::payload))
-        .collect();
+    let parts: Vec<Payload<'_>> = std::iter::once(head).chain(contents.payloads(py)?).collect();
     let mut place = (0, 0);
     loop {
         let (next, len) = piece_end(&parts, place);
@@ -319,6 +320,15 @@ impl Contents {
             tensors: ordered.collect(),
             head,
         })
+    }
+
+    /// The bytes that follow the head: just those that it promises.
+    fn payloads(&self, py: Python<'_>) -> PyResult<Vec<Payload<'_>>> {
+        let payloads = payloads(&self.tensors);
+        match prove_sizes(&self.head.layout().header, &payloads) {
+            Ok(()) => Ok(payloads),
+            Err(fault) => Err(raise(py, &Error::Unstorable { path: None, fault })),
+        }
     }
 }
 

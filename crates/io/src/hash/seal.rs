@@ -10,7 +10,7 @@ use super::digests::Digests;
 use super::verify::MODEL_SPEC_KEY;
 use crate::error::Error;
 use crate::payload::Payload;
-use crate::save::{SaveOptions, save_sealed};
+use crate::save::{SaveOptions, Snapshot, save_sealed, save_sealed_snapshot};
 use crate::watch::Watch;
 
 /// Which digests a new file keeps of itself.
@@ -94,6 +94,20 @@ impl Sealed {
         watch: &dyn Watch,
     ) -> Result<(), Error> {
         save_sealed(path, self, payloads, options, watch)
+    }
+
+    /// Writes the file with what was copied for it.
+    ///
+    /// # Errors
+    /// What [`crate::save`] says.
+    pub fn save_snapshot(
+        &self,
+        path: &Path,
+        snapshot: &Snapshot,
+        options: &SaveOptions,
+        watch: &dyn Watch,
+    ) -> Result<(), Error> {
+        save_sealed_snapshot(path, self, snapshot, options, watch)
     }
 
     /// Begins to write it once.

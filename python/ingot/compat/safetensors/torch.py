@@ -152,7 +152,11 @@ def _view2torch(safeview: View) -> dict[str, torch.Tensor]:
             shape[-1] //= 2
         data = view["data"]
         # torch makes no tensor from a buffer without bytes.
-        raw = torch.frombuffer(data, dtype=torch.uint8) if len(data) else torch.empty(0, dtype=torch.uint8)
+        raw = (
+            torch.frombuffer(data, dtype=torch.uint8)
+            if len(data)
+            else torch.empty(0, dtype=torch.uint8, device="cpu")
+        )
         found[name] = raw.view(dtype).reshape(shape)
     return found
 
