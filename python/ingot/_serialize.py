@@ -155,6 +155,7 @@ def write_file(
     format: Format | None,
     export: Callable[[Any], Any] | None = None,
     shared: str = "copy",
+    views: str | None = None,
     durable: bool | None,
     atomic: bool,
     force: bool,
@@ -173,7 +174,7 @@ def write_file(
         As for `serialize_file`.
     tensors : dict of str to tensor
         As `named` gives it.
-    payload, export, shared
+    payload, export, shared, views
         As for `_native.prepare`: how the tensors are handed over, and what of those that share memory.
     progress, background, snapshot, reserve_header, align
         As for `ingot.numpy.save_file`.
@@ -189,6 +190,7 @@ def write_file(
         format_for(path, format),
         export=export,
         shared=shared,
+        views=views,
         reserve=room(reserve_header),
         align=alignment(align),
         durable=is_durable(durable),

@@ -13,7 +13,7 @@ use ingot_format::{
     Align, Dtype, Format, Index, LayoutOptions, SafeTensors, Spec, TensorView, layout_with, serialize,
 };
 use ingot_io::{
-    Appender, Durability, Edited, Error, Inherit, MetadataChange, Origin, Payload, Pick, SaveOptions,
+    Appender, Durability, Edited, Error, Inherit, MetadataChange, Origin, Payload, Pick, Role, SaveOptions,
     Unwatched, Watch, Way, Writer, assemble, replace_tensor, save, update_metadata,
 };
 use proptest::prelude::*;
@@ -171,7 +171,7 @@ proptest! {
             .flat_map(|(at, origin)| origin.header().names().enumerate().map(move |(number, name)| (at, number, name)))
             .collect();
         let picks: Vec<Pick<'_>> =
-            names.iter().map(|&(at, number, name)| Pick { origin: &origins[at], number, name }).collect();
+            names.iter().map(|&(at, number, name)| Pick { origin: &origins[at], number, name, role: Role::Tensor }).collect();
         let pairs = metadata.as_ref().map(borrowed);
         let (merged, saved) = (folder.path().join("merged"), folder.path().join("saved"));
         assemble(&merged, &picks, pairs.as_deref(), Inherit::Digests, format(to), &LayoutOptions::default(), &FAST, &Unwatched).unwrap();
@@ -382,6 +382,7 @@ fn two_files_with_one_name_are_both_named() {
             origin,
             number: 0,
             name: "weight",
+            role: Role::Tensor,
         })
         .collect();
     let out = folder.path().join("out");
