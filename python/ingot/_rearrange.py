@@ -80,8 +80,7 @@ def merge(
     The file is byte for byte the one that `save_file` of the same tensors and metadata writes, with the
     digests that the sources keep of the tensors, under their new names. A file keeps digests of one
     algorithm: where sources have several, that of the most tensors. ``modelspec.hash_sha256`` stays where all
-    data is the same. Of `metadata` none of this is taken as it is: where it has digests they are made anew of
-    those of the sources, and where it has none there are none.
+    data is the same. With `metadata` there are no digests, and that hash only where it is true.
 
     Names that share a tensor (``save_file(..., shared="alias")``) are names like all others, and share it in
     the new file too. Where the name that it was stored under is left out, it is stored under another.
@@ -100,7 +99,7 @@ def merge(
     pairs = _together(opened) if metadata is _KEPT else texts(metadata)
     with _telling(progress, "Merging", out) as tell:
         _write(
-            opened, out, picks, pairs, metadata is _KEPT or _has_digests(pairs), format, reserve_header, align, durable, force, tell
+            opened, out, picks, pairs, metadata is _KEPT, format, reserve_header, align, durable, force, tell
         )
 
 
@@ -156,8 +155,7 @@ def rewrite(
     The file is byte for byte the one that `save_file` of the same tensors and metadata writes, with the
     digests that the sources keep of the tensors, under their new names. A file keeps digests of one
     algorithm: where sources have several, that of the most tensors. ``modelspec.hash_sha256`` stays where all
-    data is the same. Of `metadata` none of this is taken as it is: where it has digests they are made anew of
-    those of the sources, and where it has none there are none.
+    data is the same. With `metadata` there are no digests, and that hash only where it is true.
 
     Names that share a tensor (``save_file(..., shared="alias")``) are names like all others, and share it in
     the new file too. Where the name that it was stored under is left out, it is stored under another.
@@ -173,7 +171,7 @@ def rewrite(
     pairs = _together(opened) if metadata is _KEPT else texts(metadata)
     with _telling(progress, "Writing", out) as tell:
         _write(
-            opened, out, picks, pairs, metadata is _KEPT or _has_digests(pairs), format, reserve_header, align, durable, force, tell
+            opened, out, picks, pairs, metadata is _KEPT, format, reserve_header, align, durable, force, tell
         )
 
 
@@ -259,8 +257,7 @@ def split(
         picks = [(0, number, names[number]) for number in numbers]
         size = sum(sizes[number] for number in shard)
         part = _part(tell, done, size, total)
-        inherit = metadata is _KEPT or _has_digests(pairs)
-        _write(opened, shard_path, picks, of_file, inherit, None, 0, 8, flush, False, part)
+        _write(opened, shard_path, picks, of_file, metadata is _KEPT, None, 0, 8, flush, False, part)
         done += size
 
     with _telling(progress, "Splitting", path) as tell:
@@ -317,10 +314,6 @@ def _write(
         force=force,
         progress=tell,
     )
-
-
-def _has_digests(pairs: dict[str, str] | None) -> bool:
-    return pairs is not None and CHECKSUMS_KEY in pairs
 
 
 def _together(opened: Sources) -> dict[str, str] | None:

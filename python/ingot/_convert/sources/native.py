@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ingot._native import TensorInfo
+    from ingot.errors import ConversionError
     from ingot.numpy import Array
 
     Part = tuple[Sequence[int], Sequence[int], int]
@@ -52,7 +53,7 @@ def _cut(array: Array, shape: Sequence[int], stride: Sequence[int], begin: int) 
     return as_strided(array.reshape(-1)[begin:], shape, steps, writeable=False)
 
 
-def _packed(path: str, name: str, info: TensorInfo) -> Exception:
+def _packed(path: str, name: str, info: TensorInfo) -> ConversionError:
     return refused(
         path,
         f"it is stored as a part of `{info.name}`, whose elements are packed two to a byte",
