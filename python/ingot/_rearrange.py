@@ -57,7 +57,7 @@ def merge(
         of them.
     metadata : dict of str to str or None, optional
         The text to store. By default what the sources have, all together, which must not contradict each
-        other. Of the metadata of an index that is what is text, so not its ``total_size``.
+        other. Of the metadata of an index that is what is text and speaks of no number of bytes.
     format, reserve_header, align, durable, force, progress
         As for `save_file`.
     storage_options : dict, optional
@@ -67,6 +67,8 @@ def merge(
     ------
     OSError, HeaderError, CheckpointError
         A source cannot be opened, or breaks a rule of its format.
+    SafetensorError
+        The record of names that share a tensor is broken (``code`` is ``"invalid-alias"``).
     SaveError
         Two sources have a tensor of one name (``code`` is ``"duplicate-tensor"``; both are named); their
         metadata contradict each other (``"metadata-conflict"``); the format lacks a dtype.
@@ -128,7 +130,8 @@ def rewrite(
     out : str, bytes or os.PathLike
         Where to write; it may be `source`. What is there stays until the new file is whole.
     rename : dict of str to str, or callable, optional
-        New names for old ones; or what gives the new name for every old one. Of those that are kept.
+        New names for old ones; or what gives the new name for every old one. Of those that are kept, names
+        that share a tensor among them.
     keep, drop : str, iterable of str, or callable, optional
         Which tensors go into the new file: those of `keep`, all by default, without those of `drop`. A
         callable is asked for each name. A str is a pattern for whole names, as in a shell: ``*`` is any
@@ -147,7 +150,7 @@ def rewrite(
         A pattern, or a name to rename, fits no tensor.
     SaveError
         Two tensors would have one name; the format lacks a dtype.
-    OSError, HeaderError, CheckpointError, StorageError, TypeError, OptionError
+    OSError, HeaderError, CheckpointError, StorageError, SafetensorError, TypeError, OptionError
         As for `merge`.
 
     Notes

@@ -36,8 +36,7 @@ class Writer:
         name. Whatever has ``dtype`` and ``shape`` will do in place of the pair: a tensor on the meta device,
         an array, what ``safe_open(...).info(name)`` gives.
     metadata : dict of str to str, optional
-        Text to store beside the tensors. Digests and names that speak of the tensors of another file are left
-        out, as by `save_file`.
+        Text to store beside the tensors, as for `save_file`.
     reserve : int, optional
         In place of `specs`, where they are not known: bytes for the header, about 100 and the name for each
         tensor. Tensors are then appended whole, in the order of the calls, and `join` is not possible.
@@ -116,7 +115,9 @@ class Writer:
                     found=format,
                 )
             if shared:
-                raise OptionError("shared is for specs: with reserve the tensors are not known", code="specs-or-reserve")
+                raise OptionError(
+                    "shared is for specs: with reserve the tensors are not known", code="specs-or-reserve"
+                )
             self._writer = _native.Appender.create(
                 self._path, room(reserve), pairs, durable=flush, force=force
             )

@@ -250,7 +250,9 @@ class _Write(NamedTuple):
         write(
             place,
             dict(zip(names, shards, strict=True)),
-            lambda path, shard: self._one(path, [entries[number] for number in shard], of_file, shared, moved),
+            lambda path, shard: self._one(
+                path, [entries[number] for number in shard], of_file, shared, moved
+            ),
             index(files, total, of_index) if len(shards) > 1 else None,
             self.durable,
         )
@@ -267,7 +269,9 @@ class _Write(NamedTuple):
         if self.to.kind == "npz":
             write_npz(path, entries, self.code, self.durable, moved)
         else:
-            write_native(path, self.to.kind, entries, self.code, metadata or None, shared, self.durable, moved)
+            write_native(
+                path, self.to.kind, entries, self.code, metadata or None, shared, self.durable, moved
+            )
         if self.verify:
             verified(path, self.to.kind, entries, self.code, moved)
 
