@@ -1,4 +1,4 @@
-"""What metadata says of tensors, operation by operation: names that share one, digests, the totals of an index."""
+"""What metadata says of tensors: names that share one, digests, the totals of an index."""
 
 from __future__ import annotations
 
@@ -335,7 +335,7 @@ def with_record(text: str) -> bytes:
     [([2**63 - 1], [1]), ([1], [2**63 - 1]), ([1], [1]), ([2**32, 0], [1, 1])],
 )
 def test_a_shape_of_any_length_is_refused_at_once(shape: list[int], stride: list[int]) -> None:
-    # Numbers of a million dimensions, multiplied in full, are a minute's work; and nobody hears Ctrl-C meanwhile.
+    # The product of a million dimensions, taken in full, is minutes of work in which nobody hears Ctrl-C.
     shape, stride = ([dim[0]] * (1_000_000 - len(dim)) + dim for dim in (shape, stride))
     part = {"of": "a", "shape": shape, "stride": stride, "begin": 0}
     data = with_record(json.dumps({"b": part}))

@@ -463,8 +463,8 @@ class Sources:
     ) -> None:
         """Write a file of `picks`: a source, the number of a tensor in it, the name in the new file.
 
-        Names that share a tensor share it again. `inherit` says that digests of tensors go with them; ModelSpec's
-        hash, where `metadata` has one, is that of the source whose data this is.
+        Names that share a tensor share it again. `inherit` says that digests of tensors go with them;
+        ModelSpec's hash, where `metadata` has one, is that of the source whose data this is.
         """
 
 # Only where there is a Unix underneath.

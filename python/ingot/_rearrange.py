@@ -221,8 +221,8 @@ def split(
 
     Notes
     -----
-    Digests that the source keeps of tensors go into their files, as for `merge`, and names that share a tensor
-    into the file of that tensor. The index names the tensors that are stored.
+    Digests that the source keeps of tensors go into their files, as for `merge`, and names that share a
+    tensor into the file of that tensor. The index names the tensors that are stored.
 
     The index is written last: if this fails, the directory holds the old checkpoint or the new one, whole,
     on file systems with hard links. What an interrupted call left behind, the next one removes.

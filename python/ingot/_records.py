@@ -1,4 +1,4 @@
-"""Metadata that speaks of the tensors of its file. The extension decides what becomes of it in another file."""
+"""Metadata that speaks of the tensors of its file. What becomes of it in another, the extension decides."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def split(sizes: Iterable[int], limit: int) -> list[list[int]]:
 def index(
     files: Mapping[str, Iterable[str]], total_size: int, metadata: Mapping[str, str]
 ) -> dict[str, object]:
-    """The index of these files, each with the names of its tensors. What `metadata` says of one file stays out."""
+    """The index of these files, each with the names of its tensors, without what is of one file."""
     return {
         "metadata": {"total_size": total_size, **of_index(metadata)},
         "weight_map": {name: file for file, names in files.items() for name in names},
@@ -131,8 +131,8 @@ def write(
 ) -> None:
     """Write all files under other names, then put them in place, the index last, and remove what was there.
 
-    `save` writes one of the shards to the path that it is given. A directory that was made for them goes again
-    if this fails.
+    `save` writes one of the shards to the path that it is given. A directory that was made for them goes
+    again if this fails.
     """
     with _made(place.directory):
         stale = place.leftovers()

@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from ._native import Archive, TensorInfo
     from ._progress import Progress
     from ._reads import Reads
+    from ._records import Views
     from ._remote import StorageOptions
     from ._select import LoadOptions
     from ._serialize import Align, Checksums, Format, Path, SaveOptions
-    from ._records import Views
 
     Shared = Literal["error", "copy", "alias"]
     Contiguous = Literal["error", "copy"]

@@ -137,10 +137,10 @@ def convert(
     ``{"model": {"layers": [w, b]}}`` becomes ``model.layers.0`` and ``model.layers.1``. HDF5 and TensorFlow
     have paths with slashes, which stay. A file with a single tensor without a name calls it ``tensor``.
 
-    Tensors that are one and the same are written once, under the first of their names; the others are kept in
-    the metadata, as ``save_file(..., shared="alias")`` of `ingot.torch` keeps them, whose `load_file` gives
-    them back. Views of one memory that differ are written each in full. An .npz has every name in full, and no
-    metadata.
+    Tensors that are one and the same are written once, under the first of their names; the others are kept
+    in the metadata, as ``save_file(..., shared="alias")`` of `ingot.torch` keeps them, whose `load_file`
+    gives them back. Views of one memory that differ are written each in full. An .npz has every name in full,
+    and no metadata.
 
     One tensor is in memory at a time, where the source allows: not for old pickles of torch (before 1.6), the
     initializers inside of ONNX models, and Arrow files that are packed.
