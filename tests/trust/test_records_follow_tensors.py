@@ -1,8 +1,8 @@
 """Random sequences of everything that makes one file of another, held against a dict of tensors.
 
 The model of a file is what `load_file` should give: a dict of torch tensors, of which names that share a
-tensor share memory. After every step the new file is loaded and verified. What its metadata says of tensors has
-to have followed them, or a name is lost, comes back, has another's values, or a good file is called corrupt.
+tensor share memory. After every step the new file is loaded and verified. What its metadata says of tensors
+has to have followed them, or a name is lost, comes back, has other values, or a good file is called corrupt.
 """
 
 from __future__ import annotations
