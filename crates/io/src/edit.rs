@@ -70,8 +70,9 @@ pub enum Way {
 ///
 /// # Errors
 /// [`Error::Shared`] for a record of shared tensors that is none of this file's, which a reader would refuse or which
-/// would give names to tensors that never had them. What opening the file may give; [`Error::Unstorable`] when the header would be too large, before anything is touched;
-/// [`Error::Write`]; [`Error::Edit`] with [`EditError::Overtaken`]; [`Error::Interrupted`].
+/// would give names to tensors that never had them. What opening the file may give; [`Error::Unstorable`] when the
+/// header would be too large, before anything is touched; [`Error::Write`]; [`Error::Edit`] with
+/// [`EditError::Overtaken`]; [`Error::Interrupted`].
 pub fn update_metadata(
     path: &Path,
     change: &MetadataChange<'_>,

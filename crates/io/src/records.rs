@@ -51,19 +51,18 @@ pub fn aliases<'h>(
     files: impl Iterator<Item = (Option<&'h Path>, &'h Header)> + Clone,
 ) -> Result<Vec<Alias>, Error> {
     let mut added: Vec<Alias> = Vec::new();
-    let mut names = HashSet::new();
+    // The names of all tensors, and those that were added. Most files have no record, and need no such set.
+    let mut taken: Option<HashSet<Cow<'h, str>>> = None;
     for (file, (path, header)) in files.clone().enumerate() {
         let Some(text) = header.metadata().and_then(|metadata| metadata.get(SHARED_KEY)) else {
             continue;
         };
+        let taken = taken.get_or_insert_with(|| {
+            let headers = files.clone().map(|(_, header)| header);
+            headers.flat_map(Header::names).map(Cow::Borrowed).collect()
+        });
         for alias in named(text, header).map_err(|fault| refused(path, fault))? {
-            let stored = || {
-                files
-                    .clone()
-                    .any(|(_, header)| header.find(&alias.name).is_some())
-            };
-            if !names.contains(&alias.name) && !stored() {
-                names.insert(alias.name.clone());
+            if taken.insert(Cow::Owned(alias.name.clone())) {
                 added.push(Alias { file, ..alias });
             }
         }

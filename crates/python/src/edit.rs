@@ -160,27 +160,19 @@ impl Sources {
     fn names<'py>(&self, py: Python<'py>, source: usize) -> PyResult<Bound<'py, PyList>> {
         let Source { origins, aliases } = self.source(source)?;
         let names = origins.files().iter().flat_map(|file| file.header().names());
-        PyList::new(
-            py,
-            names
-                .chain(aliases.iter().map(|alias| &*alias.name))
-                .collect::<Vec<_>>(),
-        )
+        let all = names.chain(aliases.iter().map(|alias| &*alias.name));
+        PyList::new(py, all.collect::<Vec<_>>())
     }
 
     /// For each name that shares a tensor, the number of that.
     fn shared(&self, source: usize) -> PyResult<Vec<usize>> {
         let Source { origins, aliases } = self.source(source)?;
-        let before = |file: usize| {
-            origins.files()[..file]
-                .iter()
-                .map(|file| file.header().len())
-                .sum::<usize>()
-        };
-        Ok(aliases
-            .iter()
-            .map(|alias| before(alias.file) + alias.number)
-            .collect())
+        let mut begins = vec![0];
+        for file in origins.files() {
+            begins.push(begins[begins.len() - 1] + file.header().len());
+        }
+        let numbers = aliases.iter().map(|alias| begins[alias.file] + alias.number);
+        Ok(numbers.collect())
     }
 
     /// The sizes of the tensors in bytes.

@@ -62,7 +62,8 @@ mod _native {
     #[pymodule_export]
     #[allow(non_upper_case_globals, reason = "the name that Python modules use")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
-    /// The keys under which metadata speaks of the tensors: of their digests, of that of all data, of names that share one; and all keys.
+    /// The keys under which metadata speaks of the tensors: of their digests, of that of all data, of names that share
+    /// one; and all of them.
     #[pymodule_export]
     const CHECKSUMS_KEY: &str = ingot_format::CHECKSUMS_KEY;
     #[pymodule_export]
