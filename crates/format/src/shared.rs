@@ -8,8 +8,8 @@ use core::fmt;
 use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use crate::checksums::Text;
+use crate::codec::json::string;
 use crate::quoted::Quoted;
-use crate::safetensors::render::string;
 
 /// The metadata key under which a file keeps the names that it stores no tensor for.
 pub const SHARED_KEY: &str = "ingot.shared";

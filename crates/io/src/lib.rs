@@ -61,8 +61,8 @@ pub use plan::{OWN_BLOCK_NBYTES, Place, Plan, Read, SHARED_BLOCK_NBYTES, TensorI
 pub use prefetch::{Fetched, Prefetch, Request};
 pub use quarry::Quarry;
 pub use read::{read_tensors, warm_tensors};
-pub use rearrange::{Inherit, Pick, Role, assemble};
-pub use records::{Alias, RECORD_KEYS, aliases};
+pub use rearrange::{Inherit, assemble};
+pub use records::{Alias, Pick, RECORD_KEYS, Role, aliases};
 pub use region::Region;
 #[cfg(all(unix, feature = "remote"))]
 pub use remote::{DownloadOptions, Downloaded, download, planned_download};

@@ -6,7 +6,7 @@ use std::io;
 use std::path::Path;
 
 use ingot_format::{
-    CHECKSUMS_KEY, Dtype, Excerpt, Format, FormatError, LayoutOptions, MODEL_SPEC_KEY, SHARED_KEY,
+    CHECKSUMS_KEY, Dtype, Format, FormatError, LayoutOptions, MODEL_SPEC_KEY, SHARED_KEY,
     SharedError, Spec, layout_with,
 };
 
@@ -15,34 +15,9 @@ use crate::edit::{EditError, Guard};
 use crate::error::Error;
 use crate::hash::digest_of;
 use crate::payload::{Gathered, Payload, Section};
-use crate::records::{Stored, checksums, settled, unit, with_records};
+use crate::records::{Pick, Stored, checksums, settled, unit, with_records};
 use crate::save::{SaveOptions, save, step};
 use crate::watch::Watch;
-
-/// A tensor of another file, and its name in the new one.
-#[derive(Clone, Copy, Debug)]
-pub struct Pick<'a> {
-    /// The file.
-    pub origin: &'a Origin,
-    /// The tensor, by its place in the order of the data.
-    pub number: usize,
-    /// What it is called from now on.
-    pub name: &'a str,
-    /// What the name is in the file.
-    pub role: Role<'a>,
-}
-
-/// What a name of a file stands for.
-#[derive(Clone, Copy, Debug)]
-pub enum Role<'a> {
-    /// A tensor that is stored.
-    Tensor,
-    /// The same tensor again: [`Alias`](crate::Alias). It is stored once, under the name with [`Role::Tensor`] where
-    /// that is picked too.
-    Alias,
-    /// A part of it.
-    Part(&'a Excerpt),
-}
 
 /// What becomes of the digests that files keep of their tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -22,7 +22,6 @@ use ingot_format::{
 use crate::edit::origin::Origin;
 use crate::error::Error;
 use crate::hash::{Algorithm, Digest};
-use crate::rearrange::{Pick, Role};
 
 /// The keys of metadata that speaks of the tensors beside it. In other metadata that is given for a new file they were
 /// made for another one.
@@ -128,6 +127,31 @@ pub(crate) fn unit(dtype: Dtype) -> Option<u64> {
         4 => Some(1),
         bits => bits.is_multiple_of(8).then_some(bits / 8),
     }
+}
+
+/// A tensor of another file, and its name in the new one.
+#[derive(Clone, Copy, Debug)]
+pub struct Pick<'a> {
+    /// The file.
+    pub origin: &'a Origin,
+    /// The tensor, by its place in the order of the data.
+    pub number: usize,
+    /// What it is called from now on.
+    pub name: &'a str,
+    /// What the name is in the file.
+    pub role: Role<'a>,
+}
+
+/// What a name of a file stands for.
+#[derive(Clone, Copy, Debug)]
+pub enum Role<'a> {
+    /// A tensor that is stored.
+    Tensor,
+    /// The same tensor again: [`Alias`](crate::Alias). It is stored once, under the name with [`Role::Tensor`] where
+    /// that is picked too.
+    Alias,
+    /// A part of it.
+    Part(&'a Excerpt),
 }
 
 /// A tensor that a new file stores: one of another file, or a part of one that goes by itself from now on.
