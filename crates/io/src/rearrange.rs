@@ -6,8 +6,8 @@ use std::io;
 use std::path::Path;
 
 use ingot_format::{
-    CHECKSUMS_KEY, Dtype, Format, FormatError, LayoutOptions, MODEL_SPEC_KEY, SHARED_KEY,
-    SharedError, Spec, layout_with,
+    CHECKSUMS_KEY, Dtype, Format, FormatError, LayoutOptions, MODEL_SPEC_KEY, SHARED_KEY, SharedError, Spec,
+    layout_with,
 };
 
 use crate::edit::origin::Origin;
