@@ -9,6 +9,8 @@ from typing_extensions import Buffer as AnyBuffer
 __all__ = [
     "CHECKSUMS_KEY",
     "MODEL_SPEC_KEY",
+    "RECORD_KEYS",
+    "SHARED_KEY",
     "Appender",
     "Archive",
     "Aside",
@@ -46,6 +48,8 @@ __all__ = [
 __version__: str
 CHECKSUMS_KEY: str
 MODEL_SPEC_KEY: str
+RECORD_KEYS: list[str]
+SHARED_KEY: str
 
 @final
 class Buffer:
@@ -172,6 +176,12 @@ class Archive:
     def shard_metadata(self) -> dict[str, dict[str, str] | None]:
         """Give the metadata of each file, by what the index calls it, or by its name."""
 
+    def shared(self) -> dict[str, tuple[str, tuple[list[int], list[int], int] | None]]:
+        """Give the names that share a tensor, each with the name of that.
+
+        For a part of it also shape, strides and first element, counted in elements of the tensor.
+        """
+
     def shard_of(self, name: str) -> str | None:
         """Give the path of the file that the tensor is in."""
 
@@ -282,6 +292,7 @@ def serialize(
     *,
     export: Callable[[list[Any]], tuple[list[Any], list[int], list[int]] | None] | None = None,
     shared: str = "copy",
+    views: str | None = None,
 ) -> bytes: ...
 
 @final
@@ -303,6 +314,7 @@ def prepare(
     *,
     export: Callable[[list[Any]], tuple[list[Any], list[int], list[int]] | None] | None = None,
     shared: str = "copy",
+    views: str | None = None,
     reserve: int = 0,
     align: int = 8,
     durable: bool = True,
@@ -316,7 +328,8 @@ def prepare(
     which ``fetch(begin, end)`` gives those bytes as a capsule or a buffer. `export(tensors)` comes first:
     of a few hundred tensors it gives the capsules, the bytes of memory that each lies in, and how many
     elements come before its first there. Where it raises or gives None, or a capsule is of no use or reaches
-    past that memory, `payload` is called.
+    past that memory, `payload` is called. `views` is the record of names that share one of the tensors; what
+    `metadata` has of this kind is left out.
     """
 
 def download(
@@ -414,10 +427,16 @@ class Sources:
         """Give the path of its index, or of its only file."""
 
     def names(self, source: int) -> list[str]:
-        """Give the names of the tensors of one source, in the order of the data, file after file."""
+        """Give the names of the tensors of one source, in the order of the data, file after file.
+
+        After them stand the names that share one of them.
+        """
+
+    def shared(self, source: int) -> list[int]:
+        """Give for each of these the number of the tensor."""
 
     def sizes(self, source: int) -> list[int]:
-        """Give their sizes in bytes."""
+        """Give the sizes of the tensors in bytes."""
 
     def metadata(self, source: int) -> dict[str, dict[str, str] | None]:
         """Give the metadata of each file of a source, by its path."""
@@ -441,8 +460,8 @@ class Sources:
     ) -> None:
         """Write a file of `picks`: a source, the number of a tensor in it, the name in the new file.
 
-        `inherit` says that the metadata is that of the sources: digests of tensors go with them, and
-        ModelSpec's hash stays only where it is still true.
+        Names that share a tensor share it again. `inherit` says that digests of tensors go with them;
+        ModelSpec's hash, where `metadata` has one, is that of the source whose data this is.
         """
 
 # Only where there is a Unix underneath.
@@ -455,6 +474,7 @@ class Writer:
         metadata: Mapping[str, str] | None,
         format: str,
         *,
+        views: str | None = None,
         reserve: int = 0,
         align: int = 8,
         durable: bool = True,

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from io import BufferedWriter
 from typing import TypeVar
 
 from ._hidden import PREFIX, hidden
 from ._native import ShardIndex
+from ._records import of_index
 from ._storage import Storage
 from .errors import OptionError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import Any
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -69,9 +70,9 @@ def split(sizes: Iterable[int], limit: int) -> list[list[int]]:
 def index(
     files: Mapping[str, Iterable[str]], total_size: int, metadata: Mapping[str, str]
 ) -> dict[str, object]:
-    """The index of these files, each with the names of its tensors."""
+    """The index of these files, each with the names of its tensors, without what is of one file."""
     return {
-        "metadata": {"total_size": total_size, **metadata},
+        "metadata": {"total_size": total_size, **of_index(metadata)},
         "weight_map": {name: file for file, names in files.items() for name in names},
     }
 
@@ -134,13 +135,32 @@ def write(
 ) -> None:
     """Write all files under other names, then put them in place, the index last, and remove what was there.
 
-    `save` writes one of the shards to the path that it is given.
+    `save` writes one of the shards to the path that it is given. A directory that was made for them goes
+    again if this fails.
     """
-    os.makedirs(place.directory, exist_ok=True)
-    stale = place.leftovers()
-    with hidden() as prefix:
-        stale += _write_aside(place, shards, save, index, durable, prefix)
+    with _made(place.directory):
+        stale = place.leftovers()
+        with hidden() as prefix:
+            stale += _write_aside(place, shards, save, index, durable, prefix)
     _remove(place, stale + [name for name in place.files() if name not in shards])
+
+
+@contextmanager
+def _made(directory: str) -> Iterator[None]:
+    """Make a directory and those above it, and remove them if the block fails and leaves nothing in them."""
+    missing: list[str] = []
+    above = os.path.abspath(directory)
+    while not os.path.lexists(above):
+        missing.append(above)
+        above = os.path.dirname(above)
+    try:
+        os.makedirs(directory, exist_ok=True)
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for made in missing:
+                os.rmdir(made)
+        raise
 
 
 def _write_aside(

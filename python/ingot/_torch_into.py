@@ -38,7 +38,7 @@ def into(
 ) -> Incompatible:
     """Fill the tensors of `target`, and say which names did not fit."""
     where = "" if archive.path is None else f"{_escaped(archive.path)}: "
-    views = recorded(archive, where)
+    views = recorded(archive)
     stored = {name: name for name in archive.offset_names()}
     stored |= {name: place["of"] for name, place in views.items() if "shape" not in place}
     own = _tensors(target)

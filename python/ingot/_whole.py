@@ -197,7 +197,8 @@ class Whole(Generic[Tensor]):
         tensors : dict of str to tensor
             Of any layout and on any device. What is stored is the tensor's values in C order, little-endian.
         metadata : dict of str to str, optional
-            Text to store beside the tensors.
+            Text to store beside the tensors. What speaks of the tensors of another file is left out: digests,
+            ``modelspec.hash_sha256``, names that share a tensor.
         format : {"safetensors", "bintensors"}
             What to write.
 
@@ -301,8 +302,8 @@ class Whole(Generic[Tensor]):
             Digests to keep in the metadata, for `ingot.verify` and ``load_file(verify=True)``: of each
             tensor, by ``"blake3"`` (which True means too), ``"sha256"``, ``"xxh3"`` or ``"xxh3_128"``; of
             the data section as ModelSpec wants it, ``"modelspec"``; or one of the former and the latter.
-            They are taken of the bytes on their way into the file. Digests of tensors in `metadata` are
-            left out: they were made for another file.
+            They are taken of the bytes on their way into the file. What `metadata` has of this is left out:
+            it was made for another file.
 
         Returns
         -------

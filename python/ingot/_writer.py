@@ -7,14 +7,16 @@ from os import fspath
 from . import _native
 from ._dtypes import CODES, F4_LOOSE, F4_PACKED
 from ._frameworks import payload
+from ._records import rendered
 from ._serialize import alignment, format_for, is_durable, known_format, named, room, texts, unpacked
-from .errors import ClosedError, OptionError, _escaped, _quoted
+from .errors import ClosedError, OptionError, SaveError, _escaped, _quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any, Self
 
+    from ._records import Views
     from ._serialize import Align, Format, Path
 
     Index = Any
@@ -34,7 +36,7 @@ class Writer:
         name. Whatever has ``dtype`` and ``shape`` will do in place of the pair: a tensor on the meta device,
         an array, what ``safe_open(...).info(name)`` gives.
     metadata : dict of str to str, optional
-        Text to store beside the tensors.
+        Text to store beside the tensors, as for `save_file`.
     reserve : int, optional
         In place of `specs`, where they are not known: bytes for the header, about 100 and the name for each
         tensor. Tensors are then appended whole, in the order of the calls, and `join` is not possible.
@@ -48,6 +50,9 @@ class Writer:
         ``INGOT_DURABLE=0``.
     force : bool
         Replace a read-only file too.
+    shared : dict of str to str, optional
+        Other names for tensors of `specs`, each with the name of its tensor, which is stored once. They are
+        kept as ``save_file(..., shared="alias")`` of `ingot.torch` keeps them. With `specs` only.
 
     Raises
     ------
@@ -94,6 +99,7 @@ class Writer:
         align: Align = 8,
         durable: bool | None = None,
         force: bool = False,
+        shared: Mapping[str, str] | None = None,
     ) -> None:
         _check_platform()
         self._path = fspath(path)
@@ -108,6 +114,10 @@ class Writer:
                     code="no-room",
                     found=format,
                 )
+            if shared:
+                raise OptionError(
+                    "shared is for specs: with reserve the tensors are not known", code="specs-or-reserve"
+                )
             self._writer = _native.Appender.create(
                 self._path, room(reserve), pairs, durable=flush, force=force
             )
@@ -117,6 +127,7 @@ class Writer:
                 [_declared(name, spec) for name, spec in named(specs or {}, value="(dtype, shape)").items()],
                 pairs,
                 format_for(self._path, format),
+                views=rendered(_views(specs or {}, shared or {})),
                 reserve=room(reserve_header),
                 align=alignment(align),
                 durable=flush,
@@ -235,6 +246,21 @@ def native(writer: Writer) -> _native.Writer:
 def _check_platform() -> None:
     if not hasattr(_native, "Writer"):
         raise NotImplementedError("ingot.Writer needs what Unix has: write the file by save_file")
+
+
+def _views(specs: Mapping[str, Any], shared: Mapping[str, str]) -> Views:
+    """The record of `shared`, which are no names of `specs` and stand for names of `specs`."""
+    for name, of in shared.items():
+        if name in specs or of not in specs:
+            raise SaveError(
+                f"tensor {_quoted(name)}: "
+                + ("it has a spec of its own" if name in specs else f"no spec has the name {_quoted(of)}")
+                + ": expected another name for a tensor of specs",
+                code="invalid-alias",
+                tensor=name,
+                found=of,
+            )
+    return {name: {"of": of} for name, of in shared.items()}
 
 
 def _declared(name: str, spec: Any) -> tuple[str, str, list[int]]:

@@ -11,6 +11,7 @@ from ._dtypes import F4_PACKED, NAMES
 from ._frameworks import lacks, missing
 from ._progress import reading
 from ._reads import PLAIN
+from ._records import rendered
 from ._select import Selected, float_code
 from ._serialize import known_format, named, one_of, texts, unpacked, write_file
 from .errors import OptionError, SaveError, _escaped, _quoted
@@ -20,7 +21,7 @@ try:
 except ModuleNotFoundError as error:
     raise missing("torch", error) from None
 
-from ._torch_alias import recorded, restore, views_among, with_views
+from ._torch_alias import recorded, restore, views_among
 from ._torch_into import Incompatible, fill_tensors, into, refuse_destination
 from ._torch_model import load_model, save_model
 from ._torch_pieces import fetcher
@@ -40,10 +41,10 @@ if TYPE_CHECKING:
     from ._native import Archive, TensorInfo
     from ._progress import Progress
     from ._reads import Reads
+    from ._records import Views
     from ._remote import StorageOptions
     from ._select import LoadOptions
     from ._serialize import Align, Checksums, Format, Path, SaveOptions
-    from ._torch_alias import Views
 
     Shared = Literal["error", "copy", "alias"]
     Contiguous = Literal["error", "copy"]
@@ -329,16 +330,16 @@ def _loaded(
     """The tensors that were asked for, and those that the file's record of shared tensors adds."""
     one_of("shared", shared, LOADED)
     where = "" if archive.path is None else f"{_escaped(archive.path)}: "
-    views = recorded(archive, where) if shared == "alias" else {}
+    views = recorded(archive) if shared == "alias" else {}
     if selected.is_everything():
         found = _open.tensors(archive, None, wrap, move, how)
-        restore(found, views, where)
+        restore(found, views)
         return found
     names = selected.names(archive, {name: place["of"] for name, place in views.items()})
     if selected.is_plain():
         stored = dict.fromkeys(views[name]["of"] if name in views else name for name in names)
         found = _open.tensors(archive, stored, wrap, move, how)
-        restore(found, {name: views[name] for name in names if name in views}, where)
+        restore(found, {name: views[name] for name in names if name in views})
         return {name: found[name] for name in names}
     _select.refuse_unproven(archive, how)
     return _parts(archive, move, selected, names, views, where, how)
@@ -384,7 +385,7 @@ def _parts(
         for name in others:
             others[name] = _open.moved(archive, name, others[name], move)
     shared = {base: others[base] if base in lacking else found[base] for base in bases}
-    restore(shared, restored, where)
+    restore(shared, restored)
     return {name: shared[name] if name in restored else found[name] for name in names}
 
 
@@ -405,7 +406,8 @@ def save(
         strided, conjugated, negated lazily or not on the CPU are put in order, or fetched, a few MiB at a
         time.
     metadata : dict of str to str, optional
-        Text to store beside the tensors.
+        Text to store beside the tensors. What speaks of the tensors of another file is left out: digests,
+        ``modelspec.hash_sha256``, names that share a tensor.
     format : {"safetensors", "bintensors"}
         What to write.
     shared : {"error", "copy", "alias"}
@@ -439,14 +441,15 @@ def save(
     OptionError
         `format`, `shared` or `contiguous` is not one of the choices.
     """
-    own, texts_of_file = _stored(tensors, metadata, shared, contiguous)
+    own, views = _stored(tensors, shared, contiguous)
     return _native.serialize(
         own,
         _payload(own, shared),
-        texts_of_file,
+        texts(metadata),
         known_format(format),
         export=_export,
         shared=_native_shared(shared),
+        views=rendered(views),
     )
 
 
@@ -533,8 +536,8 @@ def save_file(
         Digests to keep in the metadata, for `ingot.verify` and ``load_file(verify=True)``: of each
         tensor, by ``"blake3"`` (which True means too), ``"sha256"``, ``"xxh3"`` or ``"xxh3_128"``; of the
         data section as ModelSpec wants it, ``"modelspec"``; or one of the former and the latter. They are
-        taken of the bytes on their way into the file. Digests of tensors in `metadata` are left out: they
-        were made for another file.
+        taken of the bytes on their way into the file. What `metadata` has of this is left out: it was made
+        for another file.
 
     Returns
     -------
@@ -550,15 +553,16 @@ def save_file(
     ValueError, TypeError, SharedMemoryError, SaveError, OptionError
         As `save` does, and before the disk is touched.
     """
-    own, texts_of_file = _stored(tensors, metadata, shared, contiguous)
+    own, views = _stored(tensors, shared, contiguous)
     return write_file(
         filename,
         own,
         _payload(own, shared),
-        texts_of_file,
+        metadata,
         format=format,
         export=_export,
         shared=_native_shared(shared),
+        views=rendered(views),
         durable=durable,
         atomic=atomic,
         force=force,
@@ -636,22 +640,18 @@ def storable(name: str, tensor: torch.Tensor) -> str:
 
 
 def _stored(
-    tensors: Mapping[str, torch.Tensor],
-    metadata: Mapping[str, str] | None,
-    shared: Shared,
-    contiguous: Contiguous,
-) -> tuple[dict[str, torch.Tensor], dict[str, str] | None]:
-    """The tensors to write and the metadata to write with them."""
+    tensors: Mapping[str, torch.Tensor], shared: Shared, contiguous: Contiguous
+) -> tuple[dict[str, torch.Tensor], Views]:
+    """The tensors to write, and where the others lie in these."""
     one_of("shared", shared, SHARED)
     one_of("contiguous", contiguous, CONTIGUOUS)
-    own, pairs = _tensors(tensors), texts(metadata)
+    own = _tensors(tensors)
     if contiguous == "error":
         refuse_strided(own)
-    if shared == "alias":
-        views = views_among(_plain_ones(own))
-        own = {name: tensor for name, tensor in own.items() if name not in views}
-        pairs = with_views(pairs, views)
-    return own, pairs
+    if shared != "alias":
+        return own, {}
+    views = views_among(_plain_ones(own))
+    return {name: tensor for name, tensor in own.items() if name not in views}, views
 
 
 def refuse_strided(tensors: Mapping[str, torch.Tensor]) -> None:

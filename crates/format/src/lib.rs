@@ -60,6 +60,7 @@ mod raw;
 pub mod safetensors;
 mod selection;
 mod serialize;
+mod shared;
 pub mod slice;
 mod sniff;
 #[cfg(feature = "std")]
@@ -68,7 +69,7 @@ mod tensors;
 mod view;
 mod window;
 
-pub use checksums::{CHECKSUMS_KEY, Checksums, ChecksumsError};
+pub use checksums::{CHECKSUMS_KEY, Checksums, ChecksumsError, MODEL_SPEC_KEY};
 pub use dtype::Dtype;
 pub use edit::edit_metadata;
 pub use entry::{Entry, Spec};
@@ -88,6 +89,7 @@ pub use quoted::{Escaped, Quoted};
 pub use safetensors::serialize;
 pub use selection::{Index, Row, Rows, Run, Runs, Selection, SelectionError};
 pub use serialize::{Contents, to_vec};
+pub use shared::{Excerpt, SHARED_KEY, SharedError, SharedName, parse_shared, render_shared};
 pub use sniff::Foreign;
 pub use tensors::{BinTensors, Binary, Json, Kind, SafeTensors, Tensors};
 pub use view::{TensorView, View};

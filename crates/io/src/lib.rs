@@ -24,6 +24,7 @@ mod prefetch;
 mod quarry;
 mod read;
 mod rearrange;
+mod records;
 mod region;
 #[cfg(feature = "remote")]
 mod remote;
@@ -51,16 +52,17 @@ pub use edit::{EditError, Edited, MetadataChange, Way, replace_tensor, update_me
 pub use error::{Error, Misfit};
 pub use execute::{ReadOptions, THREADS_VARIABLE};
 pub use hash::{
-    Algorithm, Compared, Definition, Digest, Keep, MODEL_SPEC_KEY, Mismatch, Proof, Report, Sealed, Unequal,
-    hash, verify,
+    Algorithm, Compared, Definition, Digest, Keep, Mismatch, Proof, Report, Sealed, Unequal, hash, verify,
 };
+pub use ingot_format::MODEL_SPEC_KEY;
 pub use part::{Part, Target, fill_parts, read_parts};
 pub use payload::{Dim, FileRange, Footprint, Payload, Produce, Strided, crowds, overlapping, prove_sizes};
 pub use plan::{OWN_BLOCK_NBYTES, Place, Plan, Read, SHARED_BLOCK_NBYTES, TensorId, TooLarge};
 pub use prefetch::{Fetched, Prefetch, Request};
 pub use quarry::Quarry;
 pub use read::{read_tensors, warm_tensors};
-pub use rearrange::{Inherit, Pick, assemble};
+pub use rearrange::{Inherit, assemble};
+pub use records::{Alias, Pick, RECORD_KEYS, Role, aliases};
 pub use region::Region;
 #[cfg(all(unix, feature = "remote"))]
 pub use remote::{DownloadOptions, Downloaded, download, planned_download};

@@ -8,6 +8,7 @@ use crate::dest::Bytes;
 
 mod file;
 mod footprint;
+mod gathered;
 mod produced;
 mod section;
 mod strided;
@@ -16,6 +17,7 @@ pub use file::FileRange;
 #[cfg(unix)]
 pub(crate) use file::shares_blocks;
 pub use footprint::{Footprint, crowds, overlapping};
+pub(crate) use gathered::Gathered;
 pub use produced::Produce;
 pub(crate) use section::Section;
 pub use strided::{Dim, Strided};

@@ -1,6 +1,7 @@
 //! Tensors on their way to a file: names, and bytes where they lie.
 
-use ingot_format::{CHECKSUMS_KEY, Dtype, Quoted};
+use ingot_format::{Dtype, Quoted, SHARED_KEY};
+use ingot_io::RECORD_KEYS;
 use pyo3::exceptions::{PyBufferError, PyException, PyMemoryError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyList, PyMapping, PyString, PyTuple};
@@ -150,14 +151,18 @@ fn tensor_name<'a>(name: &'a Bound<'_, PyAny>) -> PyResult<&'a str> {
     })
 }
 
-/// Metadata of a new file as pairs of strings; `None` where there is none. A record of digests that was copied along
-/// with the rest is left out: it speaks of other bytes.
+/// Metadata of a new file as pairs of strings; `None` where there is none. Records of tensors that were copied along
+/// with the rest are left out: they speak of others. `views` is the record of those that share memory.
 pub(crate) fn metadata_of_new(
     metadata: Option<&Bound<'_, PyAny>>,
+    views: Option<String>,
 ) -> PyResult<Option<Vec<(String, String)>>> {
     let mut pairs = self::metadata(metadata)?;
     if let Some(pairs) = &mut pairs {
-        pairs.retain(|pair| pair.0 != CHECKSUMS_KEY);
+        pairs.retain(|pair| !RECORD_KEYS.contains(&&*pair.0));
+    }
+    if let Some(views) = views {
+        pairs.get_or_insert_default().push((SHARED_KEY.to_owned(), views));
     }
     Ok(pairs)
 }

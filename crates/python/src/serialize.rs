@@ -22,7 +22,7 @@ use crate::watch::Signals;
 
 /// Takes over all that goes into a file. See `_native.pyi`.
 #[pyfunction]
-#[pyo3(signature = (path, tensors, payload, metadata, format, *, export = None, shared = "copy", reserve = 0, align = 8, durable = true, atomic = true, force = false, checksums = Vec::new()))]
+#[pyo3(signature = (path, tensors, payload, metadata, format, *, export = None, shared = "copy", views = None, reserve = 0, align = 8, durable = true, atomic = true, force = false, checksums = Vec::new()))]
 #[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
 pub(crate) fn prepare(
     path: &Bound<'_, PyAny>,
@@ -32,6 +32,7 @@ pub(crate) fn prepare(
     format: &str,
     export: Option<&Bound<'_, PyAny>>,
     shared: &str,
+    views: Option<String>,
     reserve: u64,
     align: u64,
     durable: bool,
@@ -50,7 +51,8 @@ pub(crate) fn prepare(
         options: layout_options(reserve, align)?,
         keep: keep(&checksums)?,
     };
-    let contents = Contents::new(&items(tensors)?, &exporter, metadata, form, shared, Some(&path))?;
+    let pairs = metadata_of_new(metadata, views)?;
+    let contents = Contents::new(&items(tensors)?, &exporter, pairs, form, shared, Some(&path))?;
     let options = save_options(durable, atomic, force);
     Ok(NewFile {
         path,
@@ -163,7 +165,8 @@ impl NewFile {
 
 /// The bytes of a file with tensors in it. See `_native.pyi`.
 #[pyfunction]
-#[pyo3(signature = (tensors, payload, metadata, format, *, export = None, shared = "copy"))]
+#[pyo3(signature = (tensors, payload, metadata, format, *, export = None, shared = "copy", views = None))]
+#[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
 pub(crate) fn serialize<'py>(
     py: Python<'py>,
     tensors: &Bound<'_, PyAny>,
@@ -172,6 +175,7 @@ pub(crate) fn serialize<'py>(
     format: &str,
     export: Option<&Bound<'_, PyAny>>,
     shared: &str,
+    views: Option<String>,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let exporter = Exporter {
         export,
@@ -179,7 +183,8 @@ pub(crate) fn serialize<'py>(
         raised: Raised::default(),
     };
     let form = Form::usual(format)?;
-    let contents = Contents::new(&items(tensors)?, &exporter, metadata, form, shared, None)?;
+    let pairs = metadata_of_new(metadata, views)?;
+    let contents = Contents::new(&items(tensors)?, &exporter, pairs, form, shared, None)?;
     let layout = contents.head.layout();
     let payloads = contents.payloads(py)?;
     let nbytes = to_usize(layout.header.file_nbytes())
@@ -213,7 +218,8 @@ pub(crate) fn stream(
         raised: Raised::default(),
     };
     let form = Form::usual(format)?;
-    let contents = Contents::new(&items(tensors)?, &exporter, metadata, form, "copy", None)?;
+    let pairs = metadata_of_new(metadata, None)?;
+    let contents = Contents::new(&items(tensors)?, &exporter, pairs, form, "copy", None)?;
     let head = Payload::from(&*contents.head.layout().head);
     let parts: Vec<Payload<'_>> = std::iter::once(head).chain(contents.payloads(py)?).collect();
     let mut place = (0, 0);
@@ -294,13 +300,12 @@ impl Contents {
     fn new(
         items: &[Item<'_>],
         exporter: &Exporter<'_, '_>,
-        pairs: Option<&Bound<'_, PyAny>>,
+        pairs: Option<Vec<(String, String)>>,
         form: Form,
         shared: &str,
         path: Option<&PathBuf>,
     ) -> PyResult<Contents> {
         let py = exporter.payload.py();
-        let pairs = metadata_of_new(pairs)?;
         let tensors = exporter.take(items)?;
         if shared == "error" {
             refuse_shared(py, &tensors)?;

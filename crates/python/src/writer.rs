@@ -26,7 +26,7 @@ pub(crate) struct Writer {
 #[pymethods]
 impl Writer {
     #[staticmethod]
-    #[pyo3(signature = (path, specs, metadata, format, *, reserve = 0, align = 8, durable = true, force = false))]
+    #[pyo3(signature = (path, specs, metadata, format, *, views = None, reserve = 0, align = 8, durable = true, force = false))]
     #[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
     fn create(
         py: Python<'_>,
@@ -34,6 +34,7 @@ impl Writer {
         specs: Vec<(String, String, Vec<u64>)>,
         metadata: Option<&Bound<'_, PyAny>>,
         format: &str,
+        views: Option<String>,
         reserve: u64,
         align: u64,
         durable: bool,
@@ -41,7 +42,7 @@ impl Writer {
     ) -> PyResult<Writer> {
         let path = file_path(path)?;
         let format = format_of(format)?;
-        let pairs = crate::intake::metadata_of_new(metadata)?;
+        let pairs = crate::intake::metadata_of_new(metadata, views)?;
         let layout = layout_options(reserve, align)?;
         let options = save_options(durable, true, force);
         let specs = specs
@@ -195,7 +196,7 @@ impl Appender {
         force: bool,
     ) -> PyResult<Appender> {
         let path = file_path(path)?;
-        let pairs = crate::intake::metadata_of_new(metadata)?;
+        let pairs = crate::intake::metadata_of_new(metadata, None)?;
         let options = save_options(durable, true, force);
         let appender = Signals::detach(py, |signals| {
             let pairs = pairs.as_deref().map(borrowed);

@@ -140,9 +140,10 @@ def convert(
     ``{"model": {"layers": [w, b]}}`` becomes ``model.layers.0`` and ``model.layers.1``. HDF5 and TensorFlow
     have paths with slashes, which stay. A file with a single tensor without a name calls it ``tensor``.
 
-    Tensors that are one and the same are written once, under the first of their names; the metadata has the
-    others, each with that name, as `ingot.torch.save_model` writes it. Views of one memory that differ are
-    written each in full. An .npz has every name in full, and no metadata.
+    Tensors that are one and the same are written once, under the first of their names; the others are kept
+    in the metadata, as ``save_file(..., shared="alias")`` of `ingot.torch` keeps them, whose `load_file`
+    gives them back. Views of one memory that differ are written each in full. An .npz has every name in full,
+    and no metadata.
 
     One tensor is in memory at a time, where the source allows: not for old pickles of torch (before 1.6), the
     initializers inside of ONNX models, and Arrow files that are packed.
@@ -199,14 +200,12 @@ class _Write(NamedTuple):
             entries, shared = chosen.in_full, {}
             left_out += [LeftOut(key, "metadata", value) for key, value in metadata.items()]
             check_npz(self.to.path, entries, self.code)
-        for other, name in shared.items():
-            metadata.setdefault(other, name)
         total = sum(nbytes(code_in(entry, self.code), entry.shape) for entry in entries)
         moved = _counter(tell, total * (2 if self.verify else 1))
         files = (
-            self._shards(entries, metadata, total, moved)
+            self._shards(entries, metadata, shared, total, moved)
             if self.to.place
-            else self._file(entries, metadata, moved)
+            else self._file(entries, metadata, shared, moved)
         )
         return Conversion(
             source=path,
@@ -223,14 +222,21 @@ class _Write(NamedTuple):
             verified=self.verify,
         )
 
-    def _file(self, entries: Sequence[Entry], metadata: dict[str, str], moved: Moved) -> list[str]:
-        self._one(self.to.path, entries, metadata, moved)
+    def _file(
+        self, entries: Sequence[Entry], metadata: dict[str, str], shared: dict[str, str], moved: Moved
+    ) -> list[str]:
+        self._one(self.to.path, entries, metadata, shared, moved)
         return [self.to.path]
 
     def _shards(
-        self, entries: Sequence[Entry], metadata: dict[str, str], total: int, moved: Moved
+        self,
+        entries: Sequence[Entry],
+        metadata: dict[str, str],
+        shared: dict[str, str],
+        total: int,
+        moved: Moved,
     ) -> list[str]:
-        from ingot._shards import split, write
+        from ingot._shards import index, split, write
 
         place = self.to.place
         assert place is not None
@@ -242,20 +248,29 @@ class _Write(NamedTuple):
         of_index.pop("format", None)
         if len(shards) == 1:
             of_file |= of_index
-        weight_map = {
-            entries[number].name: name for name, shard in zip(names, shards, strict=True) for number in shard
+        files = {
+            name: [entries[number].name for number in shard]
+            for name, shard in zip(names, shards, strict=True)
         }
-        index: dict[str, object] = {"metadata": {"total_size": total, **of_index}, "weight_map": weight_map}
         write(
             place,
             dict(zip(names, shards, strict=True)),
-            lambda path, shard: self._one(path, [entries[number] for number in shard], of_file, moved),
-            index if len(shards) > 1 else None,
+            lambda path, shard: self._one(
+                path, [entries[number] for number in shard], of_file, shared, moved
+            ),
+            index(files, total, of_index) if len(shards) > 1 else None,
             self.durable,
         )
         return [place.path(name) for name in [*names, *([place.index] if len(shards) > 1 else [])]]
 
-    def _one(self, path: str, entries: Sequence[Entry], metadata: dict[str, str], moved: Moved) -> None:
+    def _one(
+        self,
+        path: str,
+        entries: Sequence[Entry],
+        metadata: dict[str, str],
+        shared: dict[str, str],
+        moved: Moved,
+    ) -> None:
         def check(draft: str) -> None:
             if self.verify:
                 verified(draft, self.to.kind, entries, self.code, moved)
@@ -264,7 +279,7 @@ class _Write(NamedTuple):
         if self.to.kind == "npz":
             write_npz(path, entries, self.code, ending, moved)
         else:
-            write_native(path, self.to.kind, entries, self.code, metadata or None, ending, moved)
+            write_native(path, self.to.kind, entries, self.code, metadata or None, shared, ending, moved)
 
 
 def _check(path: str, contents: Contents, chosen: Selected, budget: Budget) -> None:

@@ -87,13 +87,21 @@ def write_native(
     entries: Sequence[Entry],
     code: str | None,
     metadata: Mapping[str, str] | None,
+    shared: Mapping[str, str],
     ending: Ending,
     moved: Moved,
 ) -> None:
-    """Write a .safetensors or a .bt file."""
+    """Write a .safetensors or a .bt file. Of `shared` it gets the names of its own tensors."""
     specs = {entry.name: (code_in(entry, code), entry.shape) for entry in entries}
+    names = {other: name for other, name in shared.items() if name in specs}
     with Writer(
-        path, specs, metadata, format=format, durable=ending.durable, force=ending.overwrite
+        path,
+        specs,
+        metadata,
+        format=format,
+        durable=ending.durable,
+        force=ending.overwrite,
+        shared=names,
     ) as writer:
         runs, others = apart(entries, code)
         copy(runs, native(writer), moved)

@@ -4,12 +4,12 @@ use std::fmt;
 use std::io::{self, Read};
 use std::ops::Range;
 
-use ingot_format::{to_u64, to_usize};
+use ingot_format::{MODEL_SPEC_KEY, to_u64, to_usize};
 
 use super::algorithm::{Algorithm, Digest, Unequal};
 use super::digests::Digests;
 use super::pass::{read_through, step_end};
-use super::verify::{MODEL_SPEC_KEY, Record, sha256_from};
+use super::verify::{Record, sha256_from};
 use crate::archive::{Archive, Tensor};
 use crate::checkpoint::{Checkpoint, CheckpointFault};
 use crate::error::Error;

@@ -3,11 +3,12 @@
 use std::borrow::Cow;
 use std::path::Path;
 
-use ingot_format::{CHECKSUMS_KEY, Checksums, Format, FormatError, Layout, LayoutOptions, Spec, layout_with};
+use ingot_format::{
+    CHECKSUMS_KEY, Checksums, Format, FormatError, Layout, LayoutOptions, MODEL_SPEC_KEY, Spec, layout_with,
+};
 
 use super::algorithm::{Algorithm, Digest};
 use super::digests::Digests;
-use super::verify::MODEL_SPEC_KEY;
 use crate::error::Error;
 use crate::payload::Payload;
 use crate::save::{SaveOptions, Snapshot, save_sealed, save_sealed_snapshot};
