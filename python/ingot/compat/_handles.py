@@ -118,8 +118,7 @@ class safe_open(ingot.safe_open):
         super().__init__(filename, framework, _device(device), backend=chosen(backend))
         self._move = mover(self._adapter, _device(device))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        self._check_open()
+    def _again(self) -> _open.Again | None:
         framework, device, backend, *_ = self._arguments
         return _reopened, (self._url or self.path, framework, device, backend)
 
@@ -163,7 +162,7 @@ class safe_open(ingot.safe_open):
     def get_slice(self, name: str) -> PySafeSlice:
         """Prepare to read a part of a tensor."""
         archive = self._archive.share()
-        return PySafeSlice(archive, archive.info(name), self._adapter, self._move)
+        return PySafeSlice(archive, archive.info(name), self._adapter, self._move, self._again())
 
     @_opening
     def get_tensor_meta(self, name: str) -> TensorMeta:
@@ -204,8 +203,8 @@ class _safe_open_handle(safe_open):
         self._url = None
         self._arguments = (framework, _device(device), "auto", False, None, False, None)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("cannot pickle a handle that was made from an open file: make it with its path")
+    def _again(self) -> None:
+        return None
 
 
 def _mapped(fd: int) -> mmap.mmap | bytes:
