@@ -5,11 +5,9 @@
 //! good when that never comes, the path leads to what was there before. Another process fills the same file after
 //! [`Writer::join`]. [`Appender`] is told each tensor with its bytes, and keeps space for the header.
 
-use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -18,7 +16,6 @@ use ingot_format::{
     Dtype, Entry, Format, Header, Index, LayoutOptions, Limits, Selection, Spec, layout_with, to_u64,
     to_usize,
 };
-use xxhash_rust::xxh3::xxh3_64;
 
 use crate::edit::EditError;
 use crate::error::Error;
@@ -32,17 +29,13 @@ mod coverage;
 mod journal;
 #[cfg(test)]
 mod model;
+mod preamble;
 
 pub use append::Appender;
 use journal::{End, Fault, Journal, Verdict};
 
 /// Bytes of a tensor that pass through memory at a time, where they do not lie there as the file is to have them.
 const PIECE: u64 = 4 << 20;
-/// What notes for a file of tensors begin with, and the version of the rest.
-const MAGIC: [u8; 8] = *b"ingot-w2";
-/// Bytes before the records: what they begin with, the size of the file, the name of the temporary file, and their hash.
-const PREAMBLE: u64 = HASHED + 8;
-const HASHED: u64 = 8 + 8 + 8 + 256;
 /// How often, and after what time, one tries again to finish a file that others have open.
 const TRIES: usize = 100;
 const PAUSE: Duration = Duration::from_millis(10);
@@ -122,7 +115,8 @@ impl Writer {
     fn begin(draft: &Draft, head: &[u8], header: Header) -> Result<Filling, Error> {
         draft.write(head, 0)?;
         let notes = draft.notes()?;
-        let preamble = preamble(header.file_nbytes(), draft.name()).ok_or_else(|| broken(draft.path()))?;
+        let preamble = preamble::render(header.file_nbytes(), draft.name());
+        let preamble = preamble.ok_or_else(|| broken(draft.path()))?;
         io::Write::write_all(&mut &notes, &preamble).map_err(|fault| journal_fault(draft.path(), fault))?;
         Filling::new(draft, header, notes)
     }
@@ -190,7 +184,9 @@ impl Writer {
 
     /// A guest of the file whose notes these are.
     fn open(path: &Path, notes: File, options: &SaveOptions, watch: &dyn Watch) -> Result<Writer, Error> {
-        let (nbytes, name) = read_preamble(&notes, path)?;
+        let (nbytes, name) = preamble::read(&notes)
+            .map_err(|fault| explain(path, fault))?
+            .ok_or_else(|| refuse(path, EditError::NothingToJoin))?;
         let draft = Draft::join(path, &name, notes, watch)?;
         let draft = draft.ok_or_else(|| refuse(path, EditError::NothingToJoin))?;
         let read = |bytes: &mut [u8]| {
@@ -363,7 +359,7 @@ impl Filling {
         Ok(Filling {
             path: draft.path().to_owned(),
             file,
-            journal: Journal::new(notes, PREAMBLE, header.data_nbytes()),
+            journal: Journal::new(notes, preamble::NBYTES, header.data_nbytes()),
             nbytes: header.file_nbytes(),
             header,
         })
@@ -511,39 +507,4 @@ fn explain(path: &Path, fault: Fault) -> Error {
         Fault::Broken => broken(path),
         Fault::System(source) => journal_fault(path, source),
     }
-}
-
-/// What others need to join: where it begins, the size of the file, the name of the temporary file, and a hash of these.
-fn preamble(nbytes: u64, name: &OsStr) -> Option<Vec<u8>> {
-    let name = name.as_bytes();
-    let mut preamble = MAGIC.to_vec();
-    preamble.extend(nbytes.to_le_bytes());
-    preamble.extend(to_u64(name.len()).to_le_bytes());
-    preamble.extend(name);
-    let hashed = to_usize(HASHED)?;
-    (preamble.len() <= hashed).then(|| {
-        preamble.resize(hashed, 0);
-        preamble.extend(xxh3_64(&preamble).to_le_bytes());
-        preamble
-    })
-}
-
-fn read_preamble(notes: &File, path: &Path) -> Result<(u64, OsString), Error> {
-    let mut preamble = vec![0; to_usize(PREAMBLE).unwrap_or(usize::MAX)];
-    FileRange::new(notes, 0, PREAMBLE)
-        .read(0, &mut preamble)
-        .map_err(|fault| explain(path, fault.into()))?;
-    parse_preamble(&preamble).ok_or_else(|| broken(path))
-}
-
-fn parse_preamble(preamble: &[u8]) -> Option<(u64, OsString)> {
-    let (hashed, hash) = preamble.split_last_chunk()?;
-    if xxh3_64(hashed) != u64::from_le_bytes(*hash) {
-        return None;
-    }
-    let rest = hashed.strip_prefix(&MAGIC)?;
-    let (nbytes, rest) = rest.split_first_chunk()?;
-    let (len, rest) = rest.split_first_chunk()?;
-    let name = rest.get(..to_usize(u64::from_le_bytes(*len))?)?;
-    Some((u64::from_le_bytes(*nbytes), OsStr::from_bytes(name).to_owned()))
 }
