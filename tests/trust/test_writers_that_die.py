@@ -301,11 +301,13 @@ def test_what_the_creator_had_begun_can_be_written_again(path: Path, moment: str
         # It is in that call when nothing moves any more.
         held = 0
         while held < 30:
-            held = held + 1 if is_traced(int(creator)) else 0
+            held = held + 1 if state(int(creator)) == "t" else 0
             time.sleep(0.01)
         os.kill(int(creator), signal.SIGKILL)
         # It would wait for the rest of the minute.
         strace.kill()
+    while state(int(creator)) not in ("gone", "Z"):
+        time.sleep(0.01)
     assert refusal(lambda: ingot.Writer.join(path)).code == "orphaned"
     with ingot.Writer.join(path, orphaned="finish", durable=False) as writer:
         assert fill(writer, 2.0) == list(range(rows, ROWS))
@@ -314,9 +316,12 @@ def test_what_the_creator_had_begun_can_be_written_again(path: Path, moment: str
     assert os.listdir(path.parent) == [path.name]
 
 
-def is_traced(pid: int) -> bool:
-    """Whether the process stands still in the hands of strace."""
-    return "State:\tt" in Path(f"/proc/{pid}/status").read_text()
+def state(pid: int) -> str:
+    """Of a process: ``"t"`` where it stands still in the hands of strace, ``"Z"`` when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/status").read_text().partition("State:\t")[2][:1]
+    except (FileNotFoundError, ProcessLookupError):
+        return "gone"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="strace traces Linux")
