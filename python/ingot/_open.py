@@ -493,17 +493,8 @@ class TensorSlice:
         try:
             part = self._archive.select(name, index, wrap)
         except NotImplementedError:
-            part = self._indexed(self._archive.tensor(name, wrap), index)
+            part = indexed(self._archive, name, self._archive.tensor(name, wrap), index, self._adapter.at)
         return moved(self._archive, name, part, self._move)
-
-    def _indexed(self, tensor: Any, index: Any) -> Any:
-        try:
-            return self._adapter.at(tensor, index)
-        except IndexError as error:
-            where, name = _where(self._archive), self._info.name
-            raise SliceError(
-                f"{where}tensor {_quoted(name)}: {error}", code="index", path=self._archive.path, tensor=name
-            ) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _slice_again, (*_known(self._again), self._info.name)
@@ -594,6 +585,16 @@ def moved(archive: Archive, name: str, tensor: Any, move: Move | None) -> Any:
             tensor=name,
             found=archive.info(name).dtype if error.found is None else error.found,
         ) from error.__cause__
+
+
+def indexed(archive: Archive, name: str, tensor: Any, index: Any, at: Callable[[Any, Any], Any]) -> Any:
+    """`tensor[index]` as the framework's `at` has it."""
+    try:
+        return at(tensor, index)
+    except IndexError as error:
+        raise SliceError(
+            f"{_where(archive)}tensor {_quoted(name)}: {error}", code="index", path=archive.path, tensor=name
+        ) from error
 
 
 def _where(archive: Archive) -> str:

@@ -35,20 +35,24 @@ class Whole(Generic[Tensor]):
         How bytes become tensors.
     mover : callable
         Gives, for a device, what takes a tensor there; None where it may stay.
+    at : callable
+        Indexes a tensor by the framework's own rules.
     payload : callable
         Gives, for a name and a tensor, the code, the shape and the bytes to store.
     """
 
-    __slots__ = ("_mover", "_payload", "_wrap")
+    __slots__ = ("_at", "_mover", "_payload", "_wrap")
 
     def __init__(
         self,
         wrap: _native.Wrap,
         mover: Callable[[Any], Callable[[Any], Tensor] | None],
+        at: Callable[[Any, Any], Any],
         payload: Payload,
     ) -> None:
         self._wrap = wrap
         self._mover = mover
+        self._at = at
         self._payload = payload
 
     @overload
@@ -151,7 +155,7 @@ class Whole(Generic[Tensor]):
         selected: Selected[Tensor] = Selected(keys, prefix, where, slices)
         archive = _open.open_archive(filename, backend, storage_options=storage_options)
         with reading(archive, threads, progress, (verify, expected_sha256)) as how:
-            found = chosen(archive, selected, self._wrap, move, how)
+            found = chosen(archive, selected, self._wrap, move, how, self._at)
         return (found, archive.metadata()) if return_metadata else found
 
     def load(self, data: Buffer, device: Any = None) -> dict[str, Tensor]:

@@ -186,7 +186,7 @@ def load_file(
     selected = Selected(keys, prefix, where, slices, code, out)
     archive = _open.open_archive(filename, backend, storage_options=storage_options)
     with reading(archive, threads, progress, (verify, expected_sha256)) as how:
-        found = _select.chosen(archive, selected, wrap, None, how, _fill)
+        found = _select.chosen(archive, selected, wrap, None, how, at, _fill)
     return (found, archive.metadata()) if return_metadata else found
 
 

@@ -10,7 +10,7 @@ Variables, of TensorFlow and of Keras, are saved as what they hold.
 
 from __future__ import annotations
 
-from . import _elsewhere, _native
+from . import _native
 from ._dtypes import F4_LOOSE, NAMES
 from ._frameworks import lacks, missing, not_a_tensor, unknown_device
 from ._whole import Whole
@@ -23,6 +23,7 @@ except ModuleNotFoundError as error:
 
 import numpy
 
+from . import _elsewhere
 from . import numpy as arrays
 
 TYPE_CHECKING = False
@@ -134,7 +135,7 @@ def _in_pieces(name: str, tensor: tf.Tensor | tf.Variable) -> tuple[str, tuple[i
     return _elsewhere.payload(name, tensor.dtype.as_numpy_dtype, shape, pull)
 
 
-_whole: Whole[tf.Tensor] = Whole(wrap, mover, payload)
+_whole: Whole[tf.Tensor] = Whole(wrap, mover, at, payload)
 load = _whole.load
 load_file = _whole.load_file
 save = _whole.save

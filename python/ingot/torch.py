@@ -369,11 +369,11 @@ def _parts(
     lacking = {base: base for base in bases if base not in sources or base in cut}
     whole: Selected[torch.Tensor] = Selected(dtype=selected.dtype)
     first, second = how.shares(
-        lambda: archive.parts_nbytes(_select.wanted(selected, sources)),
-        lambda: archive.parts_nbytes(_select.wanted(whole, lacking)),
+        lambda: archive.parts_nbytes(_select.wanted(archive, selected, sources)),
+        lambda: archive.parts_nbytes(_select.wanted(archive, whole, lacking)),
     )
-    found = _select.load(archive, selected, sources, wrap, first, fill_tensors)
-    others = _select.load(archive, whole, lacking, wrap, second)
+    found = _select.load(archive, selected, sources, wrap, first, at, fill_tensors)
+    others = _select.load(archive, whole, lacking, wrap, second, at)
     if move is not None:
         for name in sources.keys() - (selected.out or {}).keys():
             found[name] = _open.moved(archive, sources[name], found[name], move)

@@ -7,8 +7,8 @@ use core::fmt;
 
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 
+use crate::codec::json::string;
 use crate::quoted::Quoted;
-use crate::safetensors::render::string;
 
 /// The metadata key under which a file keeps the digests of its tensors.
 pub const CHECKSUMS_KEY: &str = "ingot.checksums";

@@ -11,14 +11,13 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::str;
 
-pub use error::IndexError;
+pub use error::{IndexError, ShardNameFault};
 pub use headers::ShardHeaders;
-pub use shard_name::ShardNameFault;
 
-use crate::METADATA_KEY;
+use crate::codec::json::plain_nbytes;
 use crate::extent::{index, to_u32, to_u64, to_usize};
+use crate::metadata::METADATA_KEY;
 use crate::name_order::{SameName, order};
-use crate::safetensors::plain_nbytes;
 use error::invalid_json;
 use value::{Kind, Value};
 

@@ -3,10 +3,11 @@
 use alloc::borrow::{Cow, ToOwned};
 use alloc::vec::Vec;
 
+use crate::entry::Spec;
 use crate::error::FormatError;
 use crate::extent::{to_u64, to_usize};
 use crate::format::Format;
-use crate::layout::{Layout, Spec, layout};
+use crate::layout::{Layout, layout};
 use crate::view::View;
 
 /// The file that holds `data` and `metadata`. What [`crate::serialize`] does, for either format, and for

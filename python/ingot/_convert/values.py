@@ -124,5 +124,5 @@ def cast(array: Array, code: str) -> Array:
     """The array in another floating-point dtype, with the values that `load_file(dtype=)` gives."""
     archive = _native.Archive.from_buffer(arrays.save({"array": array}))
     selected: _select.Selected[Array] = _select.Selected(dtype=code)
-    found: Array = _select.chosen(archive, selected, arrays.wrap, None, PLAIN)["array"]
+    found: Array = _select.chosen(archive, selected, arrays.wrap, None, PLAIN, arrays.at)["array"]
     return found

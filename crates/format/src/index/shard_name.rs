@@ -3,54 +3,8 @@
 use alloc::borrow::ToOwned;
 use alloc::string::String;
 use alloc::vec::Vec;
-use core::fmt;
 
-use super::IndexError;
-
-/// Why a shard's name is refused: rule I6. An index comes from whoever wrote the checkpoint, so what it names must lie
-/// beside it on every system, and be a plain file there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-#[allow(missing_docs, reason = "Display says each in words")]
-pub enum ShardNameFault {
-    Empty,
-    Absolute,
-    Home,
-    Parent,
-    EmptyPart,
-    Backslash,
-    Colon,
-    Control,
-    Device,
-    TrailingDot,
-    TooLong,
-}
-
-impl ShardNameFault {
-    /// What is wrong, in words.
-    #[must_use]
-    pub const fn description(self) -> &'static str {
-        match self {
-            ShardNameFault::Empty => "it is empty",
-            ShardNameFault::Absolute => "it is an absolute path",
-            ShardNameFault::Home => "it begins with `~`, which shells take for a home directory",
-            ShardNameFault::Parent => "it has a part `.` or `..`",
-            ShardNameFault::EmptyPart => "it has an empty part",
-            ShardNameFault::Backslash => "it has a backslash, which parts directories on Windows",
-            ShardNameFault::Colon => "it has a colon, which names a drive or a stream on Windows",
-            ShardNameFault::Control => "it has a control character",
-            ShardNameFault::Device => "it is the name of a device on Windows",
-            ShardNameFault::TrailingDot => "a part of it ends with a dot or a space, which Windows drops",
-            ShardNameFault::TooLong => "it is longer than a file's name can be",
-        }
-    }
-}
-
-impl fmt::Display for ShardNameFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.description())
-    }
-}
+use super::error::{IndexError, ShardNameFault};
 
 /// Bytes that Linux takes in one part of a path, and in all of it.
 const PART_NBYTES: usize = 255;
