@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from os import fspath
+from weakref import WeakSet
 
 from . import _native
 from ._dtypes import CODES, F4_LOOSE, F4_PACKED
 from ._frameworks import payload
 from ._records import rendered
-from ._serialize import alignment, format_for, is_durable, known_format, named, room, texts, unpacked
+from ._serialize import alignment, format_for, is_durable, known_format, named, one_of, room, texts, unpacked
 from .errors import ClosedError, OptionError, SaveError, _escaped, _quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any, Self
+    from typing import Any, Literal, Self
 
     from ._records import Views
     from ._serialize import Align, Format, Path
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     Index = Any
 
 _ALL = ...
+ORPHANED = ("refuse", "finish")
+# Those of this process, which a fork of it has to let go of.
+_WRITERS: WeakSet[Writer] = WeakSet()
 
 
 class Writer:
@@ -71,8 +76,9 @@ class Writer:
 
     Several processes fill one file: one makes the writer, the others `join`, on the same machine. Each
     element has to be written exactly once, by anybody; who writes what need not be agreed on beforehand, as
-    a second attempt is refused. One of them commits when all have written. After a fork, the child has to
-    join.
+    a second attempt is refused. One of them commits when all have written, and the one that made the writer
+    stays until then: when it is killed, nobody adds to the file or commits it any more, unless one of the
+    others finishes it in its place (`join`). After a fork, the child has to join.
 
     Every range that is written apart takes some 50 bytes beside the file until the commit, so writing the
     columns of a large matrix one by one costs more than writing its rows.
@@ -133,32 +139,53 @@ class Writer:
                 durable=flush,
                 force=force,
             )
+        _WRITERS.add(self)
 
     @classmethod
-    def join(cls, path: Path, *, durable: bool | None = None) -> Self:
+    def join(
+        cls, path: Path, *, orphaned: Literal["refuse", "finish"] = "refuse", durable: bool | None = None
+    ) -> Self:
         """Take part in filling a file that a writer in another process, or in this one, began.
 
         Parameters
         ----------
         path : str, bytes or os.PathLike
             The path that it was given, or another way to the same.
+        orphaned : {"refuse", "finish"}
+            What to do where the writer that began the file was killed, or its process crashed, before a
+            commit. By default nobody joins it: what it had written may be of an earlier run, with other
+            values. With ``"finish"`` this writer takes its place, and what was written counts; that all of it
+            belongs together is for the caller to know. One of several who ask for it takes the place, the
+            others join that one. Elements on which somebody was at work at the time have to be written again.
         durable : bool, optional
             As for `Writer`, for a commit by this one.
 
         Returns
         -------
         Writer
-            Leaving it without a commit takes nothing away: only the one that began the file does that.
+            Leaving it without a commit takes nothing away: only the one that began the file, or took that
+            one's place, does that.
 
         Raises
         ------
         StorageError
-            Nobody fills such a file (``code`` is ``"nothing-to-join"``).
+            Nobody fills such a file (``code`` is ``"nothing-to-join"``); the writer that began it was killed
+            (``"orphaned"``), and with ``"finish"``, others who joined it have not left yet; what the writers
+            noted beside the file is damaged (``"broken-journal"``), or cannot be read or locked
+            (``"write"``).
+        OptionError
+            `orphaned` is neither of the two.
+
+        Notes
+        -----
+        A lock says whether a writer is still there. A file system that has none lets nobody join.
         """
         _check_platform()
+        finish = one_of("orphaned", orphaned, ORPHANED) == "finish"
         writer = object.__new__(cls)
         writer._path = fspath(path)
-        writer._writer = _native.Writer.join(writer._path, durable=is_durable(durable))
+        writer._writer = _native.Writer.join(writer._path, finish=finish, durable=is_durable(durable))
+        _WRITERS.add(writer)
         return writer
 
     def write(self, name: str, tensor: Any, index: Index = _ALL) -> None:
@@ -187,7 +214,8 @@ class Writer:
         ClosedError
             The file was committed, or this writer was closed.
         StorageError
-            Writing failed, or the one that began the file left (``"abandoned"``).
+            Writing failed, or the one that began the file left (``"abandoned"``) or was killed
+            (``"orphaned"``), or what the writers noted beside the file is damaged (``"broken-journal"``).
 
         Notes
         -----
@@ -216,7 +244,7 @@ class Writer:
         ClosedError
             The file was committed before.
         StorageError
-            Flushing or renaming failed. The old file is there; what was written is not.
+            Flushing or renaming failed: the old file is there; what was written is not. Or as for `write`.
         """
         self._writer.commit()
 
@@ -241,6 +269,15 @@ def native(writer: Writer) -> _native.Writer:
     """What fills the file of a writer with `specs`."""
     assert isinstance(writer._writer, _native.Writer)
     return writer._writer
+
+
+def _disown() -> None:
+    for writer in tuple(_WRITERS):
+        writer._writer.disown()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown)
 
 
 def _check_platform() -> None:

@@ -81,4 +81,4 @@ pub use statistics::{Number, Statistics, has_statistics, statistics};
 pub use strided_dest::StridedDest;
 pub use watch::{Unwatched, Watch};
 #[cfg(unix)]
-pub use writer::{Appender, Aside, Writer};
+pub use writer::{Appender, Aside, Orphan, Writer};

@@ -296,6 +296,10 @@ pub(crate) mod step {
     pub(crate) const READ: &str = "get the bytes of a tensor";
     pub(super) const SEAL: &str = "put digests at its beginning";
     pub(super) const WRITE: &str = "write";
+    #[cfg(unix)]
+    pub(super) const JOURNAL: &str = "use what its writers noted beside it";
+    #[cfg(unix)]
+    pub(super) const OWNER: &str = "tell by a lock whether the writer that began it is still there";
     pub(super) const ATTRIBUTES: &str = "copy mode and owner";
     pub(super) const FLUSH: &str = "flush";
     pub(super) const RENAME: &str = "rename the temporary file over it";

@@ -13,8 +13,8 @@ use ingot_format::{
     Align, Dtype, Format, Index, LayoutOptions, SafeTensors, Spec, TensorView, layout_with, serialize,
 };
 use ingot_io::{
-    Appender, Durability, Edited, Error, Inherit, MetadataChange, Origin, Payload, Pick, Role, SaveOptions,
-    Unwatched, Watch, Way, Writer, aliases, assemble, replace_tensor, save, update_metadata,
+    Appender, Durability, Edited, Error, Inherit, MetadataChange, Origin, Orphan, Payload, Pick, Role,
+    SaveOptions, Unwatched, Watch, Way, Writer, aliases, assemble, replace_tensor, save, update_metadata,
 };
 use proptest::prelude::*;
 
@@ -636,7 +636,7 @@ fn columns_and_rows_fill_a_file_that_is_the_saved_one() {
         assert_eq!(fault.code(), "mismatch");
     }
     let rest = [Index::WHOLE, Index::At(-1)];
-    let guest = Writer::join(&path, &FAST, &Unwatched).unwrap();
+    let guest = Writer::join(&path, Orphan::Refuse, &FAST, &Unwatched).unwrap();
     guest
         .write(
             "matrix",
@@ -684,7 +684,7 @@ fn leaving_without_a_commit_leaves_the_old_file_and_ends_it_for_the_others() {
         &Unwatched,
     );
     assert_eq!(second.err().unwrap().code(), "busy");
-    let guest = Writer::join(&path, &FAST, &Unwatched).unwrap();
+    let guest = Writer::join(&path, Orphan::Refuse, &FAST, &Unwatched).unwrap();
     drop(writer);
     only(folder.path(), &["file"]);
     assert_eq!(fs::read(&path).unwrap(), b"old");
@@ -701,7 +701,10 @@ fn leaving_without_a_commit_leaves_the_old_file_and_ends_it_for_the_others() {
     assert_eq!(fault.code(), "abandoned");
     assert_eq!(guest.commit(&Unwatched).unwrap_err().code(), "abandoned");
     assert_eq!(
-        Writer::join(&path, &FAST, &Unwatched).err().unwrap().code(),
+        Writer::join(&path, Orphan::Refuse, &FAST, &Unwatched)
+            .err()
+            .unwrap()
+            .code(),
         "nothing-to-join"
     );
     drop(begin(&path));

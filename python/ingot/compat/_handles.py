@@ -159,10 +159,13 @@ class PySafeSlice(_Lent, _open.TensorSlice):
 
     __slots__ = ("_arguments",)
 
-    def __init__(self, archive: Archive, info: TensorInfo, framework: str, device: Any) -> None:
+    def __init__(
+        self, archive: Archive, info: TensorInfo, framework: str, device: Any, again: _open.Again | None
+    ) -> None:
         self._archive = archive
         self._info = info
         self._arguments = (framework, device)
+        self._again = again
 
     def _lender(self) -> tuple[str, Any]:
         return self._arguments
@@ -231,8 +234,7 @@ class safe_open(_Lent, ingot.safe_open):
     def _lender(self) -> tuple[str, Any]:
         return self._arguments[:2]
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        self._check_open()
+    def _again(self) -> _open.Again | None:
         framework, device, backend, *_ = self._arguments
         return _reopened, (self._url or self.path, framework, device, backend)
 
@@ -281,7 +283,7 @@ class safe_open(_Lent, ingot.safe_open):
     def get_slice(self, name: str) -> PySafeSlice:
         """Prepare to read a part of a tensor."""
         archive = self._archive.share()
-        return PySafeSlice(archive, archive.info(name), *self._lender())
+        return PySafeSlice(archive, archive.info(name), *self._lender(), self._again())
 
     @_opening
     def get_tensor_meta(self, name: str) -> TensorMeta:
@@ -320,8 +322,8 @@ class _safe_open_handle(safe_open):
         self._archive = Archive.from_buffer(_mapped(f.fileno()))
         self._url = None
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("cannot pickle a handle that was made from an open file: make it with its path")
+    def _again(self) -> None:
+        return None
 
 
 def _mapped(fd: int) -> mmap.mmap | bytes:
