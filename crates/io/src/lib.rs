@@ -67,7 +67,7 @@ pub use remote::{DownloadOptions, Downloaded, download, planned_download};
 #[cfg(feature = "remote")]
 pub use remote::{
     Fault, REMOTE_HEADER_NBYTES, RemoteOptions, Secret, Token, fetch_beside, hash_url, hub_headers, is_url,
-    read_url, redacted, url_file_name,
+    is_url_or_was, local_path, read_url, redacted, url_file_name,
 };
 #[cfg(all(unix, feature = "remote"))]
 pub use save::partial::Existing;

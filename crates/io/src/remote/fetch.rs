@@ -13,6 +13,7 @@ use super::fault::{Fault, FaultKind};
 use super::message::{Framing, Head, Request, parse_length};
 use super::pace::Pace;
 use super::pin::Pin;
+use super::secrets::Secrets;
 use super::url::{Scheme, Url};
 
 /// Redirects that are followed for one request.
@@ -134,21 +135,22 @@ impl Target {
         deadline: Instant,
     ) -> Result<Answer, Fault> {
         let mut at = start;
+        let mut sent = Vec::new();
         for _ in 0..=MAX_HOPS {
             let response = self
-                .send(&at, asked, pin, deadline)
-                .map_err(|fault| self.about(&at.url, fault))?;
+                .send(&at, asked, pin, deadline, &mut sent)
+                .map_err(|fault| self.about(&at.url, fault, &sent))?;
             if at.is_trusted {
                 self.note(&response.head);
             }
             let Some(location) = redirect(&response.head) else {
                 let answer = self.understand(response, &at.url, asked, pin, deadline);
-                let answer = answer.map_err(|fault| self.about(&at.url, fault))?;
+                let answer = answer.map_err(|fault| self.about(&at.url, fault, &sent))?;
                 *locked(&self.found) = (at.url != self.home).then_some(at);
                 return Ok(answer);
             };
             let next = self.next(&at, location);
-            let next = next.map_err(|fault| self.about(&at.url, fault))?;
+            let next = next.map_err(|fault| self.about(&at.url, fault, &sent))?;
             self.drain(response, deadline);
             at = next;
         }
@@ -171,6 +173,7 @@ impl Target {
         asked: &Range<u64>,
         pin: Option<&Pin>,
         deadline: Instant,
+        sent: &mut Vec<(String, String)>,
     ) -> Result<Response, Fault> {
         let mut headers = vec![(
             "Range".to_owned(),
@@ -203,7 +206,9 @@ impl Target {
             true => Reach::Anywhere,
             false => Reach::Public,
         };
-        self.client.send(&request, reach, deadline)
+        let response = self.client.send(&request, reach, deadline);
+        sent.append(&mut request.headers);
+        response
     }
 
     /// Where a redirect leads, if we go there.
@@ -211,15 +216,10 @@ impl Target {
         let refuse = |to: String, why| Fault::new(FaultKind::Redirect { to, why });
         let url = at.url.join(location).map_err(|_| {
             // What is no URL of HTTP may be anything, a secret among it.
-            let scheme: String = location
-                .split(':')
-                .next()
-                .unwrap_or_default()
-                .chars()
-                .take(16)
-                .collect();
+            let scheme = location.split(':').next().unwrap_or_default();
+            let scheme = if scheme.len() <= 16 { scheme } else { "" };
             refuse(
-                format!("{}:…", Escaped(&scheme)),
+                format!("{}:…", Escaped(scheme)),
                 "it is no URL of http: or https:",
             )
         })?;
@@ -285,10 +285,7 @@ impl Target {
             .iter()
             .find_map(|name| head.get(name).map(ToOwned::to_owned))
             .or_else(|| word_of_xml(&String::from_utf8_lossy(&body)))
-            .map(|said| {
-                let short: String = said.chars().take(200).collect();
-                Escaped(&short).to_string()
-            });
+            .map(|said| Escaped(&said).to_string());
         FaultKind::Status {
             status: head.status,
             reason: Escaped(&head.reason).to_string(),
@@ -316,13 +313,19 @@ impl Target {
         Pace::new(&self.client.options, deadline)
     }
 
-    /// Names the URL that a fault comes from, where it is not that of the file.
-    fn about(&self, url: &Url, fault: Fault) -> Fault {
-        if *url == self.home && self.is_shown {
-            fault
-        } else {
-            fault.from(url.to_string())
-        }
+    /// Names the URL that a fault comes from, where it is not that of the file, and takes out of it what the headers
+    /// that were `sent` and the URLs hold of secrets.
+    fn about(&self, url: &Url, fault: Fault, sent: &[(String, String)]) -> Fault {
+        let mut secrets = Secrets::default();
+        self.client.add_secrets(&mut secrets, url);
+        secrets.add_url(&self.home);
+        secrets.add_url(url);
+        secrets.add_headers(sent);
+        let fault = match *url == self.home && self.is_shown {
+            true => fault,
+            false => fault.from(url.to_string()),
+        };
+        fault.without(&secrets)
     }
 }
 

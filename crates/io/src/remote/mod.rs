@@ -37,6 +37,7 @@ mod place;
 mod proxy;
 mod retry;
 mod s3;
+mod secrets;
 mod shards;
 mod source;
 mod trust;
@@ -51,7 +52,8 @@ pub use self::download::{DownloadOptions, Downloaded, download, planned_download
 pub use self::fault::Fault;
 pub use self::headers::hub_headers;
 pub use self::options::{RemoteOptions, Secret, Token};
-pub use self::place::{is_url, redacted};
+pub use self::place::{is_url, is_url_or_was, local_path};
+pub use self::secrets::redacted;
 pub(crate) use self::shards::RemoteShards;
 
 /// The longest header that is fetched where nobody says otherwise. It is what the Hub's own clients take.

@@ -236,6 +236,18 @@ pub(crate) fn encode_segment(segment: &str) -> String {
 
 /// What percent-encoded text stands for; text that is not properly encoded stands for itself.
 pub(crate) fn decode(text: &str) -> String {
+    let text_of = |bytes| String::from_utf8(bytes).ok();
+    bytes_of(text, true)
+        .and_then(text_of)
+        .unwrap_or_else(|| text.to_owned())
+}
+
+/// The bytes that percent-encoded text stands for, or `None` where it is not properly encoded.
+pub(crate) fn decoded(text: &str) -> Option<Vec<u8>> {
+    bytes_of(text, false)
+}
+
+fn bytes_of(text: &str, is_lenient: bool) -> Option<Vec<u8>> {
     let bytes = text.as_bytes();
     let mut decoded = Vec::with_capacity(bytes.len());
     let mut at = 0;
@@ -243,11 +255,15 @@ pub(crate) fn decode(text: &str) -> String {
         let escape = (bytes[at] == b'%')
             .then(|| text.get(at + 1..at + 3))
             .flatten()
+            .filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()))
             .and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        if bytes[at] == b'%' && escape.is_none() && !is_lenient {
+            return None;
+        }
         decoded.push(escape.unwrap_or(bytes[at]));
         at += if escape.is_some() { 3 } else { 1 };
     }
-    String::from_utf8(decoded).unwrap_or_else(|_| text.to_owned())
+    Some(decoded)
 }
 
 fn unreserved(byte: u8) -> bool {
