@@ -81,7 +81,7 @@ def save_sharded(
     from .torch import _tensors, save_file
 
     limit = nbytes(max_shard_size)
-    place, flush = Place(os.fsdecode(directory), filename_pattern), is_durable(durable)
+    place, flush = Place(directory, filename_pattern), is_durable(durable)
     own = _tensors(state_dict)
     shared = {dropped: kept for kept, others in duplicate_names(own).items() for dropped in others}
     tensors = {name: tensor for name, tensor in own.items() if name not in shared}

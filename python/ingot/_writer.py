@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from os import fspath
-
 from . import _native
 from ._dtypes import CODES, F4_LOOSE, F4_PACKED
 from ._frameworks import payload
@@ -96,7 +94,7 @@ class Writer:
         force: bool = False,
     ) -> None:
         _check_platform()
-        self._path = fspath(path)
+        self._path = _native.local_path(path)
         pairs, flush = texts(metadata), is_durable(durable)
         self._writer: _native.Writer | _native.Appender
         if (specs is None) == (reserve is None):
@@ -146,7 +144,7 @@ class Writer:
         """
         _check_platform()
         writer = object.__new__(cls)
-        writer._path = fspath(path)
+        writer._path = _native.local_path(path)
         writer._writer = _native.Writer.join(writer._path, durable=is_durable(durable))
         return writer
 

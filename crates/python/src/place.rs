@@ -23,7 +23,7 @@ impl Location {
         storage_options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Location> {
         match given.extract::<&str>() {
-            Ok(url) if begins_as_url(url) && ingot_io::local_path(url).is_none() => {
+            Ok(url) if is_remote(url) => {
                 let options = remote_options(storage_options)?;
                 Ok(Location::Url(url.to_owned(), Box::new(options)))
             }
@@ -123,10 +123,15 @@ pub(crate) fn class_of(given: &Bound<'_, PyAny>) -> String {
         .unwrap_or_default()
 }
 
-/// Whether a text begins as a URL does. Names of files that are no text are none.
+/// Whether a text begins as a URL does that is asked for. Names of files that are no text are none.
 #[pyfunction]
 pub(crate) fn is_url(text: &Bound<'_, PyString>) -> bool {
-    text.to_str().is_ok_and(begins_as_url)
+    text.to_str().is_ok_and(is_remote)
+}
+
+/// A URL of `file:` is a path.
+fn is_remote(text: &str) -> bool {
+    begins_as_url(text) && ingot_io::local_path(text).is_none()
 }
 
 /// A URL without what may be secret in it.

@@ -7,7 +7,7 @@ import re
 
 import click
 
-from ingot._native import is_url
+from ingot._native import is_url, local_path
 
 from .wording import shown
 
@@ -22,17 +22,30 @@ if TYPE_CHECKING:
 
 def local(context: click.Context, parameter: click.Parameter, given: Given) -> Given:
     """A path, or several, of this machine: for what is written to."""
-    paths: tuple[str, ...] = (given,) if isinstance(given, str) else given or ()
-    for one in paths:
-        if is_url(one):
-            raise click.UsageError(f"{shown(one)}: is a URL: expected a path on this machine", context)
-    return given
+    return _each(given, _local)
+
+
+def anywhere(context: click.Context, parameter: click.Parameter, given: Given) -> Given:
+    """A path or a URL, or several: for what is read. That of ``file:`` is a path."""
+    return _each(given, lambda one: one if is_url(one) else _local(one))
+
+
+def _each(given: Given, located: Callable[[str], str]) -> Given:
+    if isinstance(given, tuple):
+        return tuple(map(located, given))
+    return located(given) if isinstance(given, str) else given
+
+
+def _local(given: str) -> str:
+    # What is empty is refused by whoever opens it.
+    return os.fsdecode(local_path(given))
 
 
 # Whatever `sources.opened` takes; that it is there is found out by opening it.
-path: Decorator = click.argument("path", metavar="PATH")
+path: Decorator = click.argument("path", metavar="PATH", callback=anywhere)
+paths: Decorator = click.argument("paths", metavar="PATH...", nargs=-1, required=True, callback=anywhere)
 own: Decorator = click.argument("path", metavar="PATH", callback=local)
-source: Decorator = click.argument("path", metavar="SRC")
+source: Decorator = click.argument("path", metavar="SRC", callback=anywhere)
 destination: Decorator = click.argument("output", metavar="DST", callback=local)
 dry_run: Decorator = click.option(
     "--dry-run", is_flag=True, help="Say what would be written, and write nothing."

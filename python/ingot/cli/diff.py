@@ -6,6 +6,7 @@ import click
 
 from ingot._native import in_natural_order
 
+from . import arguments
 from .progress import Several, bar
 from .screen import Screen, printing
 from .sources import Source, opened
@@ -32,8 +33,8 @@ _VALUES = (
 
 
 @click.command(short_help="Compare two files: names, dtypes, shapes, metadata, values.")
-@click.argument("a", metavar="A")
-@click.argument("b", metavar="B")
+@click.argument("a", metavar="A", callback=arguments.anywhere)
+@click.argument("b", metavar="B", callback=arguments.anywhere)
 @click.option("--values", is_flag=True, help="Also compare the values of tensors that both have.")
 @printing
 def command(screen: Screen, a: str, b: str, values: bool) -> int:

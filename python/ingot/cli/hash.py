@@ -8,6 +8,7 @@ import click
 
 from ingot import _hash, _native
 
+from . import arguments
 from .progress import Several, bar
 from .screen import Screen, printing
 from .sources import opened, size_on_disk
@@ -15,7 +16,7 @@ from .tables import Column
 
 
 @click.command(short_help="The hashes of files: SHA-256, BLAKE3, AutoV1 to AutoV3, ….")
-@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+@arguments.paths
 @click.option(
     "-a",
     "--algorithm",
@@ -44,6 +45,7 @@ def command(screen: Screen, paths: tuple[str, ...], algorithms: tuple[str, ...],
             for algorithm in chosen:
                 with steps.within(size) as within:
                     rows.append((algorithm, _hash.hash(file, algorithm, progress=within), file))
+    rows = [(algorithm, digest, _native.shown_url(file)) for algorithm, digest, file in rows]
     described = [{"file": file, "algorithm": name, "digest": digest} for name, digest, file in rows]
     screen.answer({"hashes": described})
     if screen.quiet:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Make one file of several, or of a checkpoint.")
-@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+@arguments.paths
 @click.option(
     "-o",
     "--output",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import click
 
 from ingot import _hash
+from ingot._native import shown_url
 
+from . import arguments
 from .progress import Several, bar
 from .screen import Screen, printing
 from .sources import opened, size_on_disk
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Compare the tensors with the digests that the file keeps.")
-@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+@arguments.paths
 @click.option("--sha256", "expected", metavar="DIGEST", help="The SHA-256 of the whole file, for one PATH.")
 @printing
 def command(screen: Screen, paths: tuple[str, ...], expected: str | None) -> int:
@@ -35,7 +37,7 @@ def command(screen: Screen, paths: tuple[str, ...], expected: str | None) -> int
         steps = Several(tell, sum(sizes))
         for file, size in zip(files, sizes, strict=True):
             with steps.within(size) as within:
-                reports[file] = _hash.verify(file, expected_sha256=expected, progress=within)
+                reports[shown_url(file)] = _hash.verify(file, expected_sha256=expected, progress=within)
     screen.answer({"ok": all(reports.values()), "files": [_described(*one) for one in reports.items()]})
     for file, report in reports.items():
         # Tensors without a digest of their own are no news where one vouches for all of them.
