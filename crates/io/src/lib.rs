@@ -67,7 +67,7 @@ pub use remote::{DownloadOptions, Downloaded, download, planned_download};
 #[cfg(feature = "remote")]
 pub use remote::{
     Fault, REMOTE_HEADER_NBYTES, RemoteOptions, Secret, Token, fetch_beside, hash_url, hub_headers, is_url,
-    is_url_or_was, local_path, read_url, redacted, url_file_name,
+    local_path, read_url, redacted, url_file_name, was_url,
 };
 #[cfg(all(unix, feature = "remote"))]
 pub use save::partial::Existing;

@@ -1,6 +1,6 @@
 //! What a caller names: a path of this machine, or a URL.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use ingot_io::{Error, RemoteOptions, is_url as begins_as_url, redacted};
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -75,9 +75,11 @@ fn path_of(bytes: &[u8]) -> PathBuf {
     PathBuf::from(String::from_utf8_lossy(bytes).into_owned())
 }
 
-/// Refuses a URL where a path is expected: what would be written to, and what is a path by its type.
+/// Refuses a URL where a path is expected: what would be written to, and what is a path by its type. So is what
+/// pathlib makes of one, unless there is a directory of that name.
 fn refuse_url(py: Python<'_>, text: &str) -> PyResult<()> {
-    if !ingot_io::is_url_or_was(text) {
+    let was_url = || ingot_io::was_url(text) && !text.split('/').next().is_some_and(|first| Path::new(first).exists());
+    if !begins_as_url(text) && !was_url() {
         return Ok(());
     }
     let shown = redacted(text);

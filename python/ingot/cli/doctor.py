@@ -24,7 +24,7 @@ _OTHERS = ("safetensors", "bintensors", "huggingface_hub", "tqdm")
 
 
 @click.command(short_help="What is installed, which backend is used, and why.")
-@click.argument("path", required=False, callback=arguments.anywhere)
+@click.argument("path", required=False, callback=arguments.anywhere, shell_complete=arguments.paths)
 @printing
 def command(screen: Screen, path: str | None) -> int:
     """Say what is installed, which extras are missing, and for a PATH how it is read and why."""

@@ -16,7 +16,7 @@ from .tables import Column
 
 
 @click.command(short_help="The hashes of files: SHA-256, BLAKE3, AutoV1 to AutoV3, ….")
-@arguments.paths
+@arguments.several
 @click.option(
     "-a",
     "--algorithm",
@@ -52,7 +52,7 @@ def command(screen: Screen, paths: tuple[str, ...], algorithms: tuple[str, ...],
         for _, digest, _ in rows:
             screen.result(digest)
     else:
-        screen.table((Column("algorithm"), Column("digest"), Column("file")), rows)
+        screen.table((Column("algorithm", whole=True), Column("digest", whole=True), Column("file")), rows)
     return 0
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Compare the tensors with the digests that the file keeps.")
-@arguments.paths
+@arguments.several
 @click.option("--sha256", "expected", metavar="DIGEST", help="The SHA-256 of the whole file, for one PATH.")
 @printing
 def command(screen: Screen, paths: tuple[str, ...], expected: str | None) -> int:

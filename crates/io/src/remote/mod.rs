@@ -52,7 +52,7 @@ pub use self::download::{DownloadOptions, Downloaded, download, planned_download
 pub use self::fault::Fault;
 pub use self::headers::hub_headers;
 pub use self::options::{RemoteOptions, Secret, Token};
-pub use self::place::{is_url, is_url_or_was, local_path};
+pub use self::place::{is_url, local_path, was_url};
 pub use self::secrets::redacted;
 pub(crate) use self::shards::RemoteShards;
 

@@ -37,10 +37,10 @@ pub fn is_url(text: &str) -> bool {
     split_scheme(text).is_some() || local_path(text).is_some()
 }
 
-/// The same of a path, which may have been a URL before it was made one.
+/// Whether `path` begins as one does that was a URL, of which a library for paths leaves one slash of two.
 #[must_use]
-pub fn is_url_or_was(path: &str) -> bool {
-    is_url(path) || split_collapsed(path).is_some()
+pub fn was_url(path: &str) -> bool {
+    split_collapsed(path).is_some()
 }
 
 /// What stands before `://`, if it can be a scheme, and what follows. A single letter is a drive. fsspec puts
