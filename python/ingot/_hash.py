@@ -55,8 +55,8 @@ def hash(
         any name that `hashlib.new` takes, such as ``"md5"``, ``"sha1"`` or ``"sha512"``
             Of the whole file.
     progress : bool or callable, optional
-        As for `load_file`: True shows a bar, a callable is told now and then the bytes that are done and those
-        that there are to do, and may raise to end the call. Not for the algorithms of hashlib.
+        As for `load_file`: True shows a bar, a callable is told now and then the bytes that are done and
+        those that there are to do, and may raise to end the call. Not for the algorithms of hashlib.
     storage_options : dict, optional
         How a URL is reached (`ingot.StorageOptions`).
 

@@ -224,7 +224,6 @@ def float_code(code: str | None, dtype: object) -> str:
     if code in FLOATS:
         return code
     near = str(dtype).upper().replace("FP", "F")
-    near = {"HALF": "F16", "FLOAT": "F32", "DOUBLE": "F64"}.get(near, near)
     hint = f": did you mean {near!r}?" if near in FLOATS else ""
     raise OptionError(
         f"dtype {dtype!r} is none that floats are converted to: expected one of {', '.join(FLOATS)}, "

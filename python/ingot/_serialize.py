@@ -7,7 +7,7 @@ from os.path import join
 
 from . import _native
 from ._dtypes import CODES, F4_PACKED
-from .errors import OptionError, SaveError, _escaped, _quoted
+from .errors import OptionError, SaveError, _quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from ._serialize import is_durable, texts
 from ._shards import Place, index, nbytes, split, write
 from ._torch_model import duplicate_names, storage_ptr, storage_size

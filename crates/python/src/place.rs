@@ -78,7 +78,13 @@ fn path_of(bytes: &[u8]) -> PathBuf {
 /// Refuses a URL where a path is expected: what would be written to, and what is a path by its type. So is what
 /// pathlib makes of one, unless there is a directory of that name.
 fn refuse_url(py: Python<'_>, text: &str) -> PyResult<()> {
-    let was_url = || ingot_io::was_url(text) && !text.split('/').next().is_some_and(|first| Path::new(first).exists());
+    let was_url = || {
+        ingot_io::was_url(text)
+            && !text
+                .split('/')
+                .next()
+                .is_some_and(|first| Path::new(first).exists())
+    };
     if !begins_as_url(text) && !was_url() {
         return Ok(());
     }

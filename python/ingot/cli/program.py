@@ -132,10 +132,10 @@ def _carried_out(given: list[str]) -> int:
         return 2
     except click.UsageError as error:
         hint = f" (see `{error.ctx.command_path} --help`)" if error.ctx else ""
-        warn(_one_line(error.format_message(), arguments) + hint)
+        warn(_one_line(error.format_message(), given) + hint)
         return 2
     except click.ClickException as error:
-        warn(_one_line(error.format_message(), arguments))
+        warn(_one_line(error.format_message(), given))
         return 2
     except (click.Abort, KeyboardInterrupt):
         warn("interrupted")
@@ -146,10 +146,10 @@ def _carried_out(given: list[str]) -> int:
         # Those of this command are told of by whoever started it.
         if (error.name or "").partition(".")[0] in ("click", "rich"):
             raise
-        warn(_told(error, arguments))
+        warn(_told(error, given))
         return 2
     except _FAULTS as error:
-        warn(_told(error, arguments))
+        warn(_told(error, given))
         return _status(error)
 
 
@@ -176,16 +176,16 @@ def _status(error: BaseException) -> int:
     return 1 if isinstance(error, MemoryError) else 2
 
 
-def _told(error: BaseException, arguments: Sequence[str]) -> str:
+def _told(error: BaseException, given: Sequence[str]) -> str:
     if isinstance(error, OSError) and not isinstance(error, SafetensorError) and error.strerror:
         # As the system's own commands say it, without Python's number.
         where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
-        return _one_line(where + in_options(error.strerror), arguments)
-    return _one_line(in_options(str(error)), arguments) or type(error).__name__
+        return _one_line(where + in_options(error.strerror), given)
+    return _one_line(in_options(str(error)), given) or type(error).__name__
 
 
-def _one_line(message: str, arguments: Sequence[str]) -> str:
-    return shown(without_secrets(" ".join(message.split("\n")), arguments))
+def _one_line(message: str, given: Sequence[str]) -> str:
+    return shown(without_secrets(" ".join(message.split("\n")), given))
 
 
 def _never_fail_to_encode() -> None:

@@ -19,6 +19,9 @@ use super::url::{Scheme, Url};
 /// Redirects that are followed for one request.
 const MAX_HOPS: usize = 5;
 
+/// Those of redirects that are refused and named.
+const OTHER_SCHEMES: &[&str] = &["http", "https", "file", "ftp", "data", "javascript", "s3", "gs"];
+
 /// Bytes of the body of a refusal that are looked at.
 const REFUSAL_NBYTES: usize = 4 << 10;
 
@@ -215,13 +218,13 @@ impl Target {
     fn next(&self, at: &Found, location: &str) -> Result<Found, Fault> {
         let refuse = |to: String, why| Fault::new(FaultKind::Redirect { to, why });
         let url = at.url.join(location).map_err(|_| {
-            // What is no URL of HTTP may be anything, a secret among it.
+            // What is no URL of HTTP may be anything, a part of a secret among it.
             let scheme = location.split(':').next().unwrap_or_default();
-            let scheme = if scheme.len() <= 16 { scheme } else { "" };
-            refuse(
-                format!("{}:…", Escaped(scheme)),
-                "it is no URL of http: or https:",
-            )
+            let known = OTHER_SCHEMES
+                .iter()
+                .find(|known| known.eq_ignore_ascii_case(scheme));
+            let to = known.map_or("…".to_owned(), |known| format!("{known}:…"));
+            refuse(to, "it is no URL of http: or https:")
         })?;
         if at.url.scheme == Scheme::Https && url.scheme == Scheme::Http {
             return Err(refuse(url.to_string(), "it leads from https: to http:"));

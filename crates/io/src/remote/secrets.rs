@@ -25,15 +25,23 @@ pub fn redacted(text: &str) -> String {
     };
     let head = &text[..text.len() - rest.len()];
     let rest = &rest[user_nbytes(scheme, rest)..];
+    match path_nbytes(scheme, rest) {
+        end if end == rest.len() || names_version(scheme, &rest[end..]) => format!("{head}{rest}"),
+        end => format!("{head}{}?{REMOVED}", &rest[..end]),
+    }
+}
+
+/// The bytes of what follows `scheme` up to a query or a fragment. In the keys of stores `#` and `?` are letters like any
+/// other, unless what follows is `name=value`, as what signs an address is.
+pub(super) fn path_nbytes(scheme: &str, rest: &str) -> usize {
     let is_store = ["s3", "gs", "az"]
         .iter()
         .any(|store| scheme.eq_ignore_ascii_case(store));
-    // In the keys of stores `#` is a letter like any other.
-    let ends: &[char] = if is_store { &['?'] } else { &['?', '#'] };
-    match rest.find(ends) {
-        Some(end) if !names_version(scheme, &rest[end..]) => format!("{head}{}?{REMOVED}", &rest[..end]),
-        _ => format!("{head}{rest}"),
-    }
+    let end = match is_store {
+        true => rest.find('?').filter(|&end| rest[end..].contains('=')),
+        false => rest.find(['?', '#']),
+    };
+    end.unwrap_or(rest.len())
 }
 
 /// The bytes of `rest` up to the `@` behind the user.
@@ -184,7 +192,8 @@ mod tests {
             ("http:/u:p@h/x?y", "http:/h/x?…"),
             ("ftp://u:p@h/x?y", "ftp://h/x?…"),
             ("simplecache::s3://k:s@b/k", "simplecache::s3://b/k"),
-            ("s3://b/k?x", "s3://b/k?…"),
+            ("s3://b/k?x", "s3://b/k?x"),
+            ("s3://b/k?x=y", "s3://b/k?…"),
             ("s3://b/k#x", "s3://b/k#x"),
             ("s3://b/k?versionId=1.a", "s3://b/k?versionId=1.a"),
             ("s3://b/k?versionId=1&sig=x", "s3://b/k?…"),

@@ -207,14 +207,15 @@ impl Url {
 
 impl fmt::Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let query = if self.query.is_some() { "?…" } else { "" };
-        write!(
-            f,
-            "{}://{}{}{query}",
-            self.scheme.name(),
-            self.authority(),
-            self.path
-        )
+        // What looks like a query in the key of a store is part of the path here.
+        let keyed = self
+            .path
+            .find("%3F")
+            .filter(|&end| self.path[end..].contains("%3D"));
+        let path = &self.path[..keyed.unwrap_or(self.path.len())];
+        let is_cut = keyed.is_some() || self.query.is_some();
+        let query = if is_cut { "?…" } else { "" };
+        write!(f, "{}://{}{path}{query}", self.scheme.name(), self.authority())
     }
 }
 
@@ -378,6 +379,8 @@ mod tests {
         let url = parsed("https://me:hunter2@h/file?X-Amz-Signature=deadbeef");
         assert_eq!(url.to_string(), "https://h/file?…");
         assert_eq!(format!("{url:?}"), "Url(https://h/file?…)");
+        assert_eq!(parsed("https://h/file%3Fsig%3Dx").to_string(), "https://h/file?…");
+        assert_eq!(parsed("https://h/file%3Fx").to_string(), "https://h/file%3Fx");
     }
 
     #[test]
