@@ -107,6 +107,11 @@ impl Secrets {
             self.add(query);
             self.add_pairs(query);
         }
+        // What looks like a query in the key of a store.
+        if let Some(at) = url.path.find("%3F") {
+            self.add(&url.path[at..]);
+            self.add_pairs(&decode(&url.path[at..]));
+        }
     }
 
     pub(super) fn add_headers(&mut self, headers: &[(String, String)]) {
