@@ -238,13 +238,12 @@ fn tunnel(
     secrets.add_url(&proxy.url);
     Err(Fault::new(FaultKind::Status {
         status: head.status,
-        reason: Escaped(&head.reason).to_string(),
+        reason: secrets.removed(&Escaped(&head.reason).to_string()),
         said: Some("the proxy says so".to_owned()),
         wait: None,
         region: None,
     })
-    .from(proxy.url.to_string())
-    .without(&secrets))
+    .from(proxy.url.to_string()))
 }
 
 /// Sends the request and reads the head of the answer.

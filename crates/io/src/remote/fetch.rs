@@ -20,7 +20,17 @@ use super::url::{Scheme, Url};
 const MAX_HOPS: usize = 5;
 
 /// Those of redirects that are refused and named.
-const OTHER_SCHEMES: &[&str] = &["http", "https", "file", "ftp", "data", "javascript", "s3", "gs"];
+const OTHER_SCHEMES: &[&str] = &[
+    "http",
+    "https",
+    "file",
+    "ftp",
+    "data",
+    "gopher",
+    "javascript",
+    "s3",
+    "gs",
+];
 
 /// Bytes of the body of a refusal that are looked at.
 const REFUSAL_NBYTES: usize = 4 << 10;
