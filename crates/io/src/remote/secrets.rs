@@ -99,9 +99,9 @@ impl Secrets {
         if let Some(user) = &url.user {
             self.add_header(&basic(user));
             self.add(user);
-            for part in user.splitn(2, ':') {
-                self.add(part);
-            }
+            // The name is secret where it stands alone, as tokens do; beside a password it may be any word.
+            let (name, password) = user.split_once(':').unwrap_or((user, ""));
+            self.add(if password.is_empty() { name } else { password });
         }
         if let Some(query) = &url.query {
             self.add(query);
