@@ -47,8 +47,8 @@ impl Foreign {
             _ if begins(b"\x1f\x8b") => Foreign::Gzip,
             _ if begins(b"\x28\xb5\x2f\xfd") => Foreign::Zstd,
             _ if begins(b"%PDF-") => Foreign::Pdf,
-            // Files of both formats begin with a number that is not zero. Eight bytes are just that number.
-            _ if start.len() > 8 && start.iter().all(|&byte| byte == 0) => Foreign::Zeros,
+            // Files of both formats begin with a number that is not zero.
+            _ if start.len() >= 8 && start.iter().all(|&byte| byte == 0) => Foreign::Zeros,
             // Protocols 2 to 5, as torch.save wrote before it wrote ZIP files and as pickle writes today. No opcode
             // lies below `(`; the binary headers of 640 bytes have a zero there.
             [0x80, 2..=5, b'('..=u8::MAX, ..] => Foreign::Pickle,

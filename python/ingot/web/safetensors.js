@@ -1025,7 +1025,7 @@ const FOREIGN = [
   ["a PDF document", (bytes) => bytes.startsWith("%PDF-")],
   [
     "nothing but zeros where it begins, as an interrupted copy or a full disk leaves it — fetch it again",
-    (bytes) => /^\0{9,}$/.test(bytes),
+    (bytes) => /^\0{8,}$/.test(bytes),
   ],
   [
     "a Python pickle, perhaps an old PyTorch checkpoint — convert it with `ingot convert` or torch.load",
