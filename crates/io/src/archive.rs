@@ -10,12 +10,12 @@ use ingot_format::{Entry, Header, Index, Limits, Selection, to_usize};
 
 use crate::backend::{BACKEND_VARIABLE, Backend, Choice, choose};
 use crate::error::Error;
-use crate::execute::{ReadOptions, threads_of_environment};
 use crate::failure::Failure;
 use crate::head::read_header;
-use crate::part::{Part, read_parts};
-use crate::plan;
-use crate::read::read_whole;
+use crate::read::execute::{ReadOptions, threads_of_environment};
+use crate::read::part::{Part, read_parts};
+use crate::read::plan;
+use crate::read::read::read_whole;
 use crate::region::Region;
 use crate::source::{FileSource, MappedSource, Memory, Source};
 use crate::watch::{Unwatched, Watch};

@@ -11,16 +11,11 @@ mod convert;
 mod dest;
 mod edit;
 mod error;
-mod execute;
 mod failure;
 mod files;
-mod gather;
 mod hash;
 mod head;
-mod part;
 mod payload;
-mod plan;
-mod prefetch;
 mod quarry;
 mod read;
 mod rearrange;
@@ -35,7 +30,6 @@ mod source;
 mod statistics;
 mod stream;
 mod strided_dest;
-mod warm;
 mod watch;
 mod workers;
 #[cfg(unix)]
@@ -49,17 +43,17 @@ pub use dest::{Bytes, Dest};
 pub use edit::origin::Origin;
 pub use edit::{EditError, Edited, MetadataChange, Way, replace_tensor, update_metadata};
 pub use error::{Error, Misfit};
-pub use execute::{ReadOptions, THREADS_VARIABLE};
 pub use hash::{
     Algorithm, Compared, Definition, Digest, Keep, MODEL_SPEC_KEY, Mismatch, Proof, Report, Sealed, Unequal,
     hash, verify,
 };
-pub use part::{Part, Target, fill_parts, read_parts};
 pub use payload::{Dim, FileRange, Footprint, Payload, Produce, Strided, crowds, overlapping};
-pub use plan::{OWN_BLOCK_NBYTES, Place, Plan, Read, SHARED_BLOCK_NBYTES, TensorId, TooLarge};
-pub use prefetch::{Fetched, Prefetch, Request};
 pub use quarry::Quarry;
-pub use read::{read_tensors, warm_tensors};
+pub use read::execute::{ReadOptions, THREADS_VARIABLE};
+pub use read::part::{Part, Target, fill_parts, read_parts};
+pub use read::plan::{OWN_BLOCK_NBYTES, Place, Plan, Read, SHARED_BLOCK_NBYTES, TensorId, TooLarge};
+pub use read::prefetch::{Fetched, Prefetch, Request};
+pub use read::read::{read_tensors, warm_tensors};
 pub use rearrange::{Inherit, Pick, assemble};
 pub use region::Region;
 #[cfg(all(unix, feature = "remote"))]

@@ -10,9 +10,9 @@ use ingot_format::Index;
 use crate::archive::Tensor;
 use crate::checkpoint::Checkpoint;
 use crate::error::Error;
-use crate::execute::ReadOptions;
-use crate::plan::TensorId;
-use crate::read::{read_tensors, warm_behind_mappings};
+use crate::read::execute::ReadOptions;
+use crate::read::plan::TensorId;
+use crate::read::read::{read_tensors, warm_behind_mappings};
 use crate::region::Region;
 use crate::watch::Watch;
 

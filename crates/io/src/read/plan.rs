@@ -6,7 +6,7 @@ use std::ops::Range;
 use ingot_format::{Entry, Header, to_u64, to_usize};
 
 use crate::failure::Failure;
-use crate::gather::PAGE_NBYTES;
+use crate::read::gather::PAGE_NBYTES;
 
 /// Reads to be made, and the blocks of memory that they fill.
 ///

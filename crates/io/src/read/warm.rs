@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use ingot_format::{to_u64, to_usize};
 
-use crate::execute::{ReadOptions, Reading};
 use crate::failure::{Failure, InFile, read_exactly};
+use crate::read::execute::{ReadOptions, Reading};
 use crate::source::Source;
 use crate::watch::Watch;
 use crate::workers::share;

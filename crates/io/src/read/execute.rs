@@ -10,7 +10,7 @@ use crate::block::{Block, HUGE_PAGE_NBYTES};
 use crate::dest::Dest;
 use crate::error::Error;
 use crate::failure::{Failure, InFile, read_exactly};
-use crate::plan::Plan;
+use crate::read::plan::Plan;
 use crate::source::Source;
 use crate::stream::Stream;
 use crate::watch::Watch;

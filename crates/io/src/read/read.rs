@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use crate::archive::Tensor;
 use crate::error::Error;
-use crate::execute::{ReadOptions, execute_owned};
 use crate::failure::{Failure, InFile};
 use crate::files::Files;
-use crate::plan::{Place, Plan, TensorId};
+use crate::read::execute::{ReadOptions, execute_owned};
+use crate::read::plan::{Place, Plan, TensorId};
+use crate::read::warm;
 use crate::region::Region;
 use crate::source::{Memory, Source};
-use crate::warm;
 use crate::watch::{After, Watch, tell_all};
 
 /// The bytes of tensors, of any files; the regions come in their order.
