@@ -84,7 +84,7 @@ pub use natural::natural_order;
 pub use quoted::{Escaped, Quoted};
 #[cfg(feature = "std")]
 pub use safetensors::serialize;
-pub use selection::{Index, Row, Rows, Run, Runs, Selection, SelectionError};
+pub use selection::{Index, Row, Rows, Run, Runs, Selection, SelectionError, Strides};
 pub use serialize::{Contents, to_vec};
 pub use sniff::Foreign;
 pub use tensors::{BinTensors, Binary, Json, Kind, SafeTensors, Tensors};

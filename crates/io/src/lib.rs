@@ -50,10 +50,10 @@ pub use hash::{
 pub use payload::{Dim, FileRange, Footprint, Payload, Produce, Strided, crowds, overlapping};
 pub use quarry::Quarry;
 pub use read::execute::{ReadOptions, THREADS_VARIABLE};
-pub use read::part::{Part, Target, fill_parts, read_parts};
-pub use read::plan::{OWN_BLOCK_NBYTES, Place, Plan, Read, SHARED_BLOCK_NBYTES, TensorId, TooLarge};
+pub use read::part::{Part, Target};
+pub use read::plan::{OWN_BLOCK_NBYTES, Piece, Place, Plan, SHARED_BLOCK_NBYTES, TensorId};
 pub use read::prefetch::{Fetched, Prefetch, Request};
-pub use read::read::{read_tensors, warm_tensors};
+pub use read::read::{Strided as StridedView, fill, read, warm_tensors};
 pub use rearrange::{Inherit, Pick, assemble};
 pub use region::Region;
 #[cfg(all(unix, feature = "remote"))]

@@ -7,8 +7,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use ingot_format::{Entry, Header, Leniency, Limits, natural_order};
 use ingot_io::{
-    Backend, Checkpoint, CheckpointOptions, Error, OpenOptions, Proof, REMOTE_HEADER_NBYTES, Reach,
-    ReadOptions, Region, Request, Tensor, read_tensors, warm_tensors,
+    Backend, Checkpoint, CheckpointOptions, Error, OpenOptions, Part, Proof, REMOTE_HEADER_NBYTES, Reach,
+    ReadOptions, Region, Request, Tensor, warm_tensors,
 };
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -334,7 +334,10 @@ impl Archive {
     ) -> PyResult<Bound<'py, PyDict>> {
         let checkpoint = self.opened(py)?;
         let options = ReadOptions { threads };
-        let regions = |wanted: &[Tensor<'_>], signals: &Signals| read_tensors(wanted, &options, signals);
+        let regions = |wanted: &[Tensor<'_>], signals: &Signals| {
+            let parts: Vec<Part<'_>> = wanted.iter().copied().map(Part::from).collect();
+            ingot_io::read(&parts, &options, signals)
+        };
         whole(py, &checkpoint, names, wrap, progress, regions)
     }
 

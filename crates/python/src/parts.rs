@@ -1,7 +1,7 @@
 //! Parts of tensors: what is asked for, and memory of the caller that it goes to.
 
 use ingot_format::{Dtype, Entry, Index, Quoted};
-use ingot_io::{Checkpoint, Part, ReadOptions, fill_parts, read_parts};
+use ingot_io::{Checkpoint, Part, ReadOptions};
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString};
@@ -51,7 +51,7 @@ pub(crate) fn take<'py>(
             },
         )?;
     }
-    let regions = signals.run(py, |signals| read_parts(&parts, options, signals))?;
+    let regions = signals.run(py, |signals| ingot_io::read(&parts, options, signals))?;
     let _pause = Pause::for_objects(py, parts.len())?;
     let tensors = PyList::empty(py);
     let mut shared = Shared::default();
@@ -104,7 +104,7 @@ pub(crate) fn fill<'py>(
             )
         })?);
     }
-    signals.run(py, |signals| fill_parts(&parts, targets, options, signals))
+    signals.run(py, |signals| ingot_io::fill(&parts, targets, options, signals))
 }
 
 fn parts<'a>(py: Python<'_>, checkpoint: &'a Checkpoint, wanted: &[Wanted<'_>]) -> PyResult<Vec<Part<'a>>> {

@@ -1,4 +1,7 @@
 //! Carrying out a plan: one way for every source, every plan and every destination.
+//!
+//! Pieces are cut into chunks, the chunks of all pieces put in the order of the files, and those that lie close together
+//! made one task. Threads share the tasks.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -6,13 +9,14 @@ use std::thread;
 
 use ingot_format::{to_u64, to_usize};
 
-use crate::block::{Block, HUGE_PAGE_NBYTES};
-use crate::dest::Dest;
+use super::gather::{self, Chunk, Destination, Stages};
+use super::input::Witness;
+use super::plan::{Piece, Plan, widths};
+use super::runs::Runs;
+use crate::block::HUGE_PAGE_NBYTES;
 use crate::error::Error;
-use crate::failure::{Failure, InFile, read_exactly};
-use crate::read::plan::Plan;
+use crate::failure::InFile;
 use crate::source::Source;
-use crate::stream::Stream;
 use crate::watch::Watch;
 use crate::workers::share;
 
@@ -106,147 +110,150 @@ impl Reading {
             return Reading::on(threads.unwrap_or_else(suits));
         };
         let threads = threads.unwrap_or(at_once);
-        let each = to_usize(nbytes).unwrap_or(usize::MAX) / threads;
         Reading {
             threads,
-            chunk_nbytes: each
-                .clamp(WAITING_CHUNK_NBYTES, CHUNK_NBYTES)
-                .next_multiple_of(WAITING_CHUNK_NBYTES),
+            chunk_nbytes: each(nbytes, threads, WAITING_CHUNK_NBYTES),
             waits: true,
         }
     }
 }
 
-/// Some bytes still to be read, and their place in memory.
-struct Chunk<'m> {
-    file: usize,
-    position: u64,
-    dest: Dest<'m>,
+/// The bytes of a chunk, where so many threads share `nbytes`: a multiple of `least`.
+fn each(nbytes: u64, threads: usize, least: usize) -> usize {
+    let each = to_usize(nbytes).unwrap_or(usize::MAX) / threads;
+    each.clamp(least, CHUNK_NBYTES).next_multiple_of(least)
+}
+
+/// What suits `plan`, which reads from these sources.
+pub(crate) fn reading(plan: &Plan<'_>, sources: &[&dyn Source], options: &ReadOptions) -> Reading {
+    let spans: Vec<_> = sources.iter().copied().zip(plan.spans(sources.len())).collect();
+    let reading = Reading::of(plan.nbytes(), &spans, options);
+    let chunk_nbytes = match reading.waits {
+        true => reading.chunk_nbytes,
+        // So that all threads have some.
+        false => each(plan.nbytes(), reading.threads, HUGE_PAGE_NBYTES),
+    };
+    Reading {
+        chunk_nbytes,
+        ..reading
+    }
 }
 
 /// Reads all that `plan` says from `sources`, one for each of its files, into `dests`: one for each of its blocks, of
-/// that size.
-pub(crate) fn execute(
-    plan: &Plan,
+/// that size. There may be a witness for each file as well.
+pub(crate) fn execute<'d>(
+    plan: &Plan<'_>,
     sources: &[&dyn Source],
-    dests: Vec<Dest<'_>>,
-    options: &ReadOptions,
+    witnesses: &[&dyn Witness],
+    dests: impl IntoIterator<Item = Destination<'d>>,
+    reading: Reading,
     watch: &dyn Watch,
 ) -> Result<(), InFile> {
-    let spans: Vec<_> = sources.iter().copied().zip(plan.spans(sources.len())).collect();
-    let reading = Reading::of(plan.nbytes(), &spans, options);
-    let chunks = split(plan, dests, reading.chunk_nbytes);
-    let spans = join(chunks, sources, reading.chunk_nbytes);
-    share(reading, spans, plan.nbytes(), |span| read(sources, span), watch)
+    let mut chunks = split(plan, dests, sources, reading.chunk_nbytes);
+    chunks.sort_by_key(|chunk| (chunk.file, chunk.span.start));
+    let tasks = join(chunks, sources, reading.chunk_nbytes);
+    let stages = Stages::default();
+    let read = |task: Vec<Chunk<'_, '_>>| {
+        let file = task.first().map_or(0, |chunk| chunk.file);
+        let witness = witnesses.get(file).copied();
+        let outcome = stages.lend(|stage| gather::read(sources[file], witness, task, stage));
+        outcome.map_err(|failure| {
+            witness.inspect(|witness| witness.end());
+            let file = Some(file);
+            InFile { file, failure }
+        })
+    };
+    share(reading, tasks, plan.nbytes(), read, watch)
 }
 
-/// As [`execute`], into fresh memory.
-pub(crate) fn execute_owned(
-    plan: &Plan,
+/// Cuts the plan into chunks.
+fn split<'p, 'd>(
+    plan: &Plan<'p>,
+    dests: impl IntoIterator<Item = Destination<'d>>,
     sources: &[&dyn Source],
-    options: &ReadOptions,
-    watch: &dyn Watch,
-) -> Result<Vec<Block>, InFile> {
-    let mut blocks = plan
-        .blocks()
-        .iter()
-        .map(|&nbytes| Block::allocate(nbytes))
-        .collect::<Result<Vec<_>, _>>()?;
-    let dests = blocks.iter_mut().map(Block::dest).collect();
-    execute(plan, sources, dests, options, watch)?;
-    Ok(blocks)
-}
-
-/// Cuts the plan into chunks, in the order of the files.
-fn split<'m>(plan: &Plan, dests: Vec<Dest<'m>>, chunk_nbytes: usize) -> Vec<Chunk<'m>> {
+    chunk_nbytes: usize,
+) -> Vec<Chunk<'p, 'd>> {
     let mut chunks = Vec::new();
-    let mut reads = plan.reads().iter().peekable();
+    let mut pieces = plan.pieces().iter().peekable();
     for (number, dest) in dests.into_iter().enumerate() {
         let mut rest = dest;
         let mut at = 0;
-        while let Some(read) = reads.next_if(|read| read.block == number) {
-            let (_, from_read) = rest.split_at(read.at - at);
-            let (dest, after) = from_read.split_at(read.nbytes);
-            cut(read.file, read.position, dest, chunk_nbytes, &mut chunks);
+        while let Some(piece) = pieces.next_if(|piece| piece.place.block == number) {
+            let (_, from_piece) = rest.split_at(piece.place.at - at);
+            let (dest, after) = from_piece.split_at(piece.place.nbytes);
+            let gap = sources[piece.file].gap_nbytes();
+            cut(piece, dest, gap, chunk_nbytes, &mut chunks);
             rest = after;
-            at = read.at + read.nbytes;
+            at = piece.place.at + piece.place.nbytes;
         }
     }
-    chunks.sort_by_key(|chunk| (chunk.file, chunk.position));
     chunks
 }
 
-/// Chunks end at the border of a huge page, so that no two threads find memory for one, or of a smaller piece.
-fn cut<'m>(
-    file: usize,
-    mut position: u64,
-    mut dest: Dest<'m>,
+/// Cuts a piece into chunks of at most so many bytes, in the file and in memory. They end at the border of a huge page, so
+/// that no two threads find memory for one, or of a smaller part of it. Where a read goes on over a `gap` of so many
+/// bytes, they end also where more lies between two runs: that is another read, for another thread.
+fn cut<'p, 'd>(
+    piece: &Piece<'p>,
+    dest: Destination<'d>,
+    gap: u64,
     chunk_nbytes: usize,
-    chunks: &mut Vec<Chunk<'m>>,
+    chunks: &mut Vec<Chunk<'p, 'd>>,
 ) {
-    let border = chunk_nbytes.min(HUGE_PAGE_NBYTES);
-    while dest.len() > chunk_nbytes {
-        let first = chunk_nbytes - dest.addr() % border;
-        let (chunk, rest) = dest.split_at(first);
-        let nbytes = to_u64(chunk.len());
+    let (stored, wanted) = widths(piece.converted);
+    let most = chunk_nbytes / stored.max(wanted) * wanted;
+    let border = most.min(HUGE_PAGE_NBYTES);
+    let mut runs = Runs::of(piece);
+    let mut rest = dest;
+    while rest.len() > 0 {
+        let first = match &rest {
+            Destination::Together(dest) if dest.len() > most => {
+                let first = most - dest.addr() % border;
+                (first - first % wanted).max(wanted)
+            }
+            _ => most.min(rest.len()),
+        };
+        let here = runs.clone();
+        let span = runs.pass(first / wanted * stored, gap, to_u64(chunk_nbytes));
+        let (dest, after) = rest.split_at(span.nbytes / stored * wanted);
         chunks.push(Chunk {
-            file,
-            position,
-            dest: chunk,
+            file: piece.file,
+            span: span.range,
+            runs: here,
+            converted: piece.converted,
+            dest,
         });
-        position += nbytes;
-        dest = rest;
+        rest = after;
     }
-    chunks.push(Chunk { file, position, dest });
 }
 
-/// Puts chunks together that are read at once: neighbours in a file with no more bytes between them than its source gives
-/// for fewer reads. They take `most` bytes at most.
-fn join<'m>(chunks: Vec<Chunk<'m>>, sources: &[&dyn Source], most: usize) -> Vec<Vec<Chunk<'m>>> {
-    let mut spans: Vec<Vec<Chunk<'_>>> = Vec::with_capacity(chunks.len());
-    let (mut file, mut begin, mut end) = (0, 0, 0);
+/// Puts chunks together that one thread reads one after the other. From a source where it is beginning a read that costs
+/// they are one read: neighbours with no more bytes between them than it gives for fewer reads, `most` from the first to
+/// the last. From others they are any that follow, `most` bytes in all.
+fn join<'p, 'd>(chunks: Vec<Chunk<'p, 'd>>, sources: &[&dyn Source], most: usize) -> Vec<Vec<Chunk<'p, 'd>>> {
+    let mut tasks: Vec<Vec<Chunk<'_, '_>>> = Vec::with_capacity(chunks.len().min(1024));
+    let (mut file, mut span, mut nbytes) = (0, 0..0, 0);
     for chunk in chunks {
         let gap = sources[chunk.file].gap_nbytes();
-        let chunk_end = chunk.position + to_u64(chunk.dest.len());
-        let joins = gap > 0
-            && chunk.file == file
-            && chunk.position >= end
-            && chunk.position - end <= gap
-            && chunk_end - begin <= to_u64(most);
-        match spans.last_mut() {
-            Some(span) if joins => span.push(chunk),
+        let goes_on = || match gap {
+            0 => nbytes + chunk.dest.len() <= most,
             _ => {
-                (file, begin) = (chunk.file, chunk.position);
-                spans.push(vec![chunk]);
+                chunk.span.start >= span.end
+                    && chunk.span.start - span.end <= gap
+                    && chunk.span.end - span.start <= to_u64(most)
+            }
+        };
+        match tasks.last_mut() {
+            Some(task) if chunk.file == file && goes_on() => {
+                nbytes += chunk.dest.len();
+                span.end = chunk.span.end;
+                task.push(chunk);
+            }
+            _ => {
+                (file, span, nbytes) = (chunk.file, chunk.span.clone(), chunk.dest.len());
+                tasks.push(vec![chunk]);
             }
         }
-        end = chunk_end;
     }
-    spans
-}
-
-/// Reads chunks of one file that ascend, at once where there are several.
-fn read(sources: &[&dyn Source], span: Vec<Chunk<'_>>) -> Result<usize, InFile> {
-    let file = span.first().map(|chunk| chunk.file);
-    let source = sources[file.unwrap_or(0)];
-    read_span(source, span).map_err(|failure| InFile { file, failure })
-}
-
-fn read_span(source: &dyn Source, mut span: Vec<Chunk<'_>>) -> Result<usize, Failure> {
-    let nbytes = span.iter().map(|chunk| chunk.dest.len()).sum();
-    for chunk in &mut span {
-        chunk.dest.populate();
-    }
-    let (begin, end) = match &span[..] {
-        [first, .., last] => (first.position, last.position + to_u64(last.dest.len())),
-        _ => (0, 0),
-    };
-    let mut stream = (begin < end).then(|| Stream::new(source, begin..end)).flatten();
-    for Chunk { position, dest, .. } in &mut span {
-        dest.fill(|bytes| match &mut stream {
-            Some(stream) => stream.fill(*position, bytes),
-            None => read_exactly(source, *position, bytes),
-        })?;
-    }
-    Ok(nbytes)
+    tasks
 }

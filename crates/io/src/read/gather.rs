@@ -1,261 +1,311 @@
-//! Copying what a selection takes of a tensor.
+//! Reading chunks of pieces to where they belong.
+//!
+//! The bytes of a chunk are runs. Up to [`BATCH`] of them are looked at together, of as many chunks as have them. What
+//! cannot go straight to its memory, because it is converted, scattered or only shown, waits in a stage that never leaves
+//! the cache of a core.
 
-use ingot_format::{Row, Rows, Run, Selection, to_u64, to_usize};
+use std::mem;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
-use crate::failure::{Failure, read_exactly};
+use ingot_format::{Dtype, to_u64, to_usize};
+
+use super::input::{BATCH, Input, Witness, level};
+use super::plan::widths;
+use super::runs::Runs;
+use crate::convert::convert;
+use crate::dest::Dest;
+use crate::failure::Failure;
 use crate::source::Source;
 use crate::stream::Stream;
+use crate::strided_dest::StridedDest;
 
-/// Runs that are closer than this in a file are read together: a call costs about as much as this many bytes.
-///
-/// So are runs whose distance is at most half of what they bring, whatever that is. More is not read for nothing: of
-/// runs longer than this, half of their bytes at most.
-const MAX_GAP_NBYTES: u64 = 1 << 10;
+/// Bytes that wait between the file and the conversion or the scattering, in the wider of the two dtypes. Few, so that they
+/// never leave the cache.
+const STAGE_NBYTES: usize = 256 << 10;
 
-/// Bytes that are read together at most, which bounds the memory for what is thrown away.
-const MAX_SPAN_NBYTES: u64 = 256 << 10;
+/// Below this, finding memory page by page takes no longer than asking for it.
+const POPULATE_NBYTES: usize = 64 << 10;
 
-/// Runs below this are taken out of the mapping where there is one. Reading longer ones costs less than mapping their
-/// pages does.
-const SHORT_RUN_NBYTES: u64 = 8 << 10;
-
-/// Below this number of runs there is nothing to be won by anything but reading them.
-const FEW_RUNS: usize = 8;
-
-/// The page of the machines on which the distance of addresses was seen to matter.
-pub(crate) const PAGE_NBYTES: usize = 4096;
-
-/// Runs that are looked at together: as many as one call of the system takes.
-const BATCH: usize = 1024;
-
-/// A place in a selection's bytes, which it goes through in the order of the result.
-#[derive(Clone, Debug)]
-pub(crate) struct Cursor<'s> {
-    rows: Rows<'s>,
-    row: Option<Row>,
-    /// Bytes of the row's first block that lie behind.
-    passed: u64,
+/// Where bytes that are read go.
+pub(crate) enum Destination<'d> {
+    /// Memory that lies together.
+    Together(Dest<'d>),
+    /// Elements here and there.
+    Apart(StridedDest<'d>),
+    /// Nowhere: so many bytes are shown, as they come, and forgotten.
+    Shown(&'d dyn Reader, usize),
 }
 
-impl<'s> Cursor<'s> {
-    pub(crate) fn new(selection: &'s Selection) -> Cursor<'s> {
-        let mut rows = selection.rows();
-        let row = rows.next();
-        Cursor { rows, row, passed: 0 }
+/// Who looks at bytes that are read and not kept.
+pub(crate) trait Reader: Sync {
+    /// Looks at the bytes that stand at `position` of the file. Those of one piece come from several threads where it is
+    /// larger than a chunk.
+    fn read(&self, position: u64, bytes: &[u8]);
+}
+
+impl<'d> Destination<'d> {
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Destination::Together(dest) => dest.len(),
+            Destination::Apart(strided) => strided.len(),
+            Destination::Shown(_, nbytes) => *nbytes,
+        }
     }
 
-    /// Goes `nbytes` bytes on, by whole rows where that leads there.
-    pub(crate) fn skip(&mut self, nbytes: u64) {
-        let mut left = nbytes;
-        while left > 0
-            && let Some(row) = &mut self.row
-        {
-            let to_go = row.nbytes * row.count - self.passed;
-            if left >= to_go {
-                left -= to_go;
-                self.row = self.rows.next();
-                self.passed = 0;
-                continue;
+    /// The first `at` bytes, or all where there are no more, and the rest.
+    pub(super) fn split_at(self, at: usize) -> (Destination<'d>, Destination<'d>) {
+        match self {
+            Destination::Together(dest) => {
+                let (first, rest) = dest.split_at(at);
+                (Destination::Together(first), Destination::Together(rest))
             }
-            let reach = self.passed + left;
-            let blocks = reach / row.nbytes;
-            row.begin += blocks * row.stride;
-            row.count -= blocks;
-            self.passed = reach % row.nbytes;
-            left = 0;
-        }
-    }
-
-    /// Where the next run begins, counted from the start of the tensor.
-    pub(crate) fn begin(&self) -> u64 {
-        self.row.as_ref().map_or(0, |row| row.begin + self.passed)
-    }
-
-    /// The next run, of at most `most` bytes.
-    fn next(&mut self, most: u64) -> Option<Run> {
-        let row = self.row.as_mut()?;
-        let begin = row.begin + self.passed;
-        let to_go = row.nbytes - self.passed;
-        if to_go > most {
-            self.passed += most;
-            return Some(Run {
-                begin,
-                end: begin + most,
-            });
-        }
-        self.passed = 0;
-        if row.count > 1 {
-            row.begin += row.stride;
-            row.count -= 1;
-        } else {
-            self.row = self.rows.next();
-        }
-        Some(Run {
-            begin,
-            end: begin + to_go,
-        })
-    }
-}
-
-/// Fills `dest` with the bytes from `cursor` on of the tensor that begins at `start` in the source.
-pub(crate) fn gather(
-    source: &dyn Source,
-    start: u64,
-    cursor: &mut Cursor<'_>,
-    dest: &mut [u8],
-) -> Result<(), Failure> {
-    let mut scratch = Vec::new();
-    let mut batch: Vec<Run> = Vec::new();
-    let mut rest = dest;
-    while !rest.is_empty() {
-        batch.clear();
-        let mut nbytes = 0;
-        while batch.len() < BATCH
-            && nbytes < rest.len()
-            && let Some(run) = cursor.next(to_u64(rest.len() - nbytes))
-        {
-            nbytes += length(run);
-            batch.push(run);
-        }
-        if batch.is_empty() {
-            break;
-        }
-        let (part, after) = rest.split_at_mut(nbytes);
-        copy(source, start, &batch, part, &mut scratch)?;
-        rest = after;
-    }
-    Ok(())
-}
-
-/// Fills `dest` with `runs`.
-fn copy(
-    source: &dyn Source,
-    start: u64,
-    runs: &[Run],
-    dest: &mut [u8],
-    scratch: &mut Vec<u8>,
-) -> Result<(), Failure> {
-    if are_scattered(runs) && source.copy_runs(start, runs, dest) {
-        return Ok(());
-    }
-    // Also where copying failed: this says what is wrong.
-    read(source, start, runs, dest, scratch)
-}
-
-/// Whether the runs are so short and so far apart that a call for each would cost more than their bytes.
-fn are_scattered(runs: &[Run]) -> bool {
-    let joined = runs.windows(2).filter(|pair| joins(&pair[0], &pair[1])).count();
-    runs.len() >= FEW_RUNS
-        && 2 * joined < runs.len()
-        && runs.iter().all(|run| run.nbytes() < SHORT_RUN_NBYTES)
-}
-
-/// Whether two runs are better read as one.
-fn joins(one: &Run, next: &Run) -> bool {
-    let most = MAX_GAP_NBYTES.max(one.nbytes().min(next.nbytes()) / 2);
-    one.end <= next.begin && next.begin - one.end <= most
-}
-
-/// Reads `runs` from the source, those that are close together at once.
-fn read(
-    source: &dyn Source,
-    start: u64,
-    runs: &[Run],
-    dest: &mut [u8],
-    scratch: &mut Vec<u8>,
-) -> Result<(), Failure> {
-    if source.gap_nbytes() > 0 {
-        return read_streams(source, start, runs, dest);
-    }
-    let mut rest = dest;
-    let mut runs = runs;
-    while let [first, others @ ..] = runs {
-        let mut last = first;
-        let mut count = 1;
-        for next in others {
-            if !joins(last, next) || next.end - first.begin > MAX_SPAN_NBYTES {
-                break;
+            Destination::Apart(strided) => {
+                let (first, rest) = strided.split_at(at);
+                (Destination::Apart(first), Destination::Apart(rest))
             }
-            last = next;
-            count += 1;
+            Destination::Shown(reader, nbytes) => {
+                let first = at.min(nbytes);
+                (
+                    Destination::Shown(reader, first),
+                    Destination::Shown(reader, nbytes - first),
+                )
+            }
         }
-        let (span, after) = runs.split_at(count);
-        rest = read_span(source, start, span, rest, scratch)?;
-        runs = after;
     }
-    Ok(())
 }
 
-/// As [`read`], from a source where it is beginning a read that costs.
-fn read_streams(source: &dyn Source, start: u64, runs: &[Run], dest: &mut [u8]) -> Result<(), Failure> {
-    let gap = source.gap_nbytes();
-    let mut rest = dest;
-    for span in runs.chunk_by(|one, next| one.end <= next.begin && next.begin - one.end <= gap) {
-        let (Some(first), Some(last)) = (span.first(), span.last()) else {
-            continue;
+/// Some of the bytes of a piece.
+pub(super) struct Chunk<'p, 'd> {
+    pub(super) file: usize,
+    /// From its first byte in the file on; to its last, where it is part of one long read.
+    pub(super) span: Range<u64>,
+    /// Its bytes are the first of these.
+    pub(super) runs: Runs<'p>,
+    pub(super) converted: Option<(Dtype, Dtype)>,
+    pub(super) dest: Destination<'d>,
+}
+
+impl<'p, 'd> Chunk<'p, 'd> {
+    /// Whether its bytes go from the file straight to their memory.
+    fn is_straight(&self) -> bool {
+        self.converted.is_none() && matches!(self.dest, Destination::Together(_))
+    }
+
+    /// What fills the first `nbytes` of its memory, and the rest.
+    fn split_at(self, nbytes: usize) -> (Destination<'d>, Option<Chunk<'p, 'd>>) {
+        let (first, rest) = self.dest.split_at(nbytes);
+        let rest = (rest.len() > 0).then_some(Chunk { dest: rest, ..self });
+        (first, rest)
+    }
+}
+
+/// Memory that is used again by one task after the other: as many of these as there are threads.
+#[derive(Default)]
+pub(super) struct Stages(Mutex<Vec<Stage>>);
+
+/// Memory of one thread, which grows as it is needed.
+#[derive(Default)]
+pub(super) struct Stage {
+    /// Bytes that are to be converted or scattered.
+    packed: Vec<u8>,
+    /// Bytes that were converted, and are to be scattered.
+    converted: Vec<u8>,
+    /// Bytes that are read together, and those between them.
+    mixed: Vec<u8>,
+}
+
+impl Stages {
+    pub(super) fn lend<R>(&self, work: impl FnOnce(&mut Stage) -> R) -> R {
+        let locked = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stage = locked().pop().unwrap_or_default();
+        let outcome = work(&mut stage);
+        locked().push(stage);
+        outcome
+    }
+}
+
+/// Reads chunks of one file, and says how many bytes of memory they filled. From a source where it is beginning a read that
+/// costs, they are one read.
+pub(super) fn read(
+    source: &dyn Source,
+    witness: Option<&dyn Witness>,
+    chunks: Vec<Chunk<'_, '_>>,
+    stage: &mut Stage,
+) -> Result<usize, Failure> {
+    let nbytes = chunks.iter().map(|chunk| chunk.dest.len()).sum();
+    let span = match &chunks[..] {
+        [first, .., last] => first.span.start..last.span.end,
+        [only] => only.span.clone(),
+        [] => 0..0,
+    };
+    let stream = if source.gap_nbytes() > 0 && !span.is_empty() {
+        Stream::new(source, span)
+    } else {
+        None
+    };
+    let mut input = Input {
+        source,
+        witness,
+        stream,
+    };
+    let mut batch = Batch::default();
+    for mut chunk in chunks {
+        if let Destination::Together(dest) = &mut chunk.dest
+            && dest.len() >= POPULATE_NBYTES
+        {
+            dest.populate();
+        }
+        let mut rest = batch.take(chunk);
+        while let Some(chunk) = rest {
+            mem::take(&mut batch).read(&mut input, stage)?;
+            rest = batch.take(chunk);
+        }
+    }
+    batch.read(&mut input, stage)?;
+    Ok(nbytes)
+}
+
+/// Runs that are looked at together.
+#[derive(Default)]
+struct Batch<'d> {
+    runs: Vec<Wanted>,
+    /// The memory of those that go straight to it.
+    straight: Vec<Dest<'d>>,
+    /// What becomes of the others.
+    staged: Vec<Staged<'d>>,
+    /// Bytes that these take of the stage.
+    taken: usize,
+}
+
+/// A run, and whether it goes to the stage.
+struct Wanted {
+    position: u64,
+    nbytes: usize,
+    is_staged: bool,
+}
+
+/// Bytes that lie in the stage, in the order of these.
+struct Staged<'d> {
+    position: u64,
+    nbytes: usize,
+    converted: Option<(Dtype, Dtype)>,
+    dest: Destination<'d>,
+}
+
+impl<'d> Batch<'d> {
+    /// Takes as much of the chunk as there is room for, and gives back what is left.
+    fn take<'p>(&mut self, mut chunk: Chunk<'p, 'd>) -> Option<Chunk<'p, 'd>> {
+        let (stored, wanted) = widths(chunk.converted);
+        let is_straight = chunk.is_straight();
+        let left = chunk.dest.len() / wanted * stored;
+        let room = (STAGE_NBYTES - self.taken) / stored.max(wanted) * stored;
+        // What does not fit begins a stage, so that no element comes in parts.
+        let most = match is_straight || left <= room {
+            true => left,
+            false if self.taken == 0 => room,
+            false => 0,
         };
-        let mut stream = Stream::new(source, start + first.begin..start + last.end);
-        for &run in span {
-            let (part, after) = rest.split_at_mut(length(run));
-            match &mut stream {
-                Some(stream) => stream.fill(start + run.begin, part)?,
-                None => read_exactly(source, start + run.begin, part)?,
+        let mut position = None;
+        let mut nbytes = 0;
+        while nbytes < most
+            && self.runs.len() < BATCH
+            && let Some(run) = chunk.runs.next(most - nbytes)
+        {
+            let run_nbytes = to_usize(run.end - run.start).unwrap_or(usize::MAX);
+            self.add(run.start, run_nbytes, !is_straight, position.is_none());
+            nbytes += run_nbytes;
+            position.get_or_insert(run.start);
+        }
+        let Some(position) = position else {
+            // No room is left.
+            return Some(chunk);
+        };
+        let converted = chunk.converted;
+        let (dest, rest) = chunk.split_at(nbytes / stored * wanted);
+        match dest {
+            Destination::Together(dest) if is_straight => self.straight.push(dest),
+            dest => {
+                self.taken += nbytes / stored * stored.max(wanted);
+                self.staged.push(Staged {
+                    position,
+                    nbytes,
+                    converted,
+                    dest,
+                });
             }
+        }
+        rest
+    }
+
+    /// Adds a run, or lengthens the last one where both lie together in the file and in memory.
+    fn add(&mut self, position: u64, nbytes: usize, is_staged: bool, is_first: bool) {
+        match self.runs.last_mut() {
+            Some(last)
+                if last.is_staged == is_staged
+                    && (is_staged || !is_first)
+                    && last.position + to_u64(last.nbytes) == position =>
+            {
+                last.nbytes += nbytes;
+            }
+            _ => self.runs.push(Wanted {
+                position,
+                nbytes,
+                is_staged,
+            }),
+        }
+    }
+
+    /// Reads all that was taken.
+    fn read(mut self, input: &mut Input<'_>, stage: &mut Stage) -> Result<(), Failure> {
+        let Stage {
+            packed,
+            converted,
+            mixed,
+        } = stage;
+        let staged = self.staged.iter().map(|staged| staged.nbytes).sum();
+        let begin = self.runs.iter().find(|run| run.is_staged);
+        let packed = level(packed, begin.map_or(0, |run| run.position), staged);
+        Dest::fill_all(&mut self.straight, |lent| {
+            let mut lent = lent.into_iter();
+            let (mut straight, mut rest): (&mut [u8], &mut [u8]) = (&mut [], &mut *packed);
+            let mut runs = Vec::with_capacity(self.runs.len());
+            for run in &self.runs {
+                if !run.is_staged && straight.is_empty() {
+                    straight = lent.next().unwrap_or_default();
+                }
+                let from = if run.is_staged { &mut rest } else { &mut straight };
+                let (bytes, after) = mem::take(from).split_at_mut(run.nbytes);
+                *from = after;
+                runs.push((run.position, bytes));
+            }
+            input.read(&mut runs, mixed)
+        })?;
+        let mut rest: &[u8] = packed;
+        for staged in self.staged {
+            let (bytes, after) = rest.split_at(staged.nbytes);
+            staged.finish(bytes, converted);
             rest = after;
         }
+        Ok(())
     }
-    Ok(())
 }
 
-/// Reads runs that ascend, and all between them, to the front of `dest`; gives what is left of it.
-fn read_span<'d>(
-    source: &dyn Source,
-    start: u64,
-    span: &[Run],
-    dest: &'d mut [u8],
-    scratch: &mut Vec<u8>,
-) -> Result<&'d mut [u8], Failure> {
-    let (Some(first), Some(last)) = (span.first(), span.last()) else {
-        return Ok(dest);
-    };
-    let position = start + first.begin;
-    let whole = Run {
-        begin: first.begin,
-        end: last.end,
-    };
-    let nbytes = span.iter().map(|&run| length(run)).sum();
-    let (part, rest) = dest.split_at_mut(nbytes);
-    if nbytes == length(whole) {
-        read_exactly(source, position, part)?;
-        return Ok(rest);
+impl Staged<'_> {
+    fn finish(self, bytes: &[u8], room: &mut Vec<u8>) {
+        match (self.dest, self.converted) {
+            (Destination::Together(mut dest), Some((from, to))) => {
+                dest.fill(|dest| convert(from, to, bytes, dest));
+            }
+            (Destination::Together(mut dest), None) => dest.fill(|dest| dest.copy_from_slice(bytes)),
+            (Destination::Apart(mut strided), None) => strided.fill(bytes),
+            (Destination::Apart(mut strided), Some((from, to))) => {
+                let len = strided.len();
+                room.resize(len.max(room.len()), 0);
+                convert(from, to, bytes, &mut room[..len]);
+                strided.fill(&room[..len]);
+            }
+            (Destination::Shown(reader, _), _) => reader.read(self.position, bytes),
+        }
     }
-    scratch.resize((length(whole) + PAGE_NBYTES).max(scratch.len()), 0);
-    let scratch = level(scratch, position, length(whole));
-    read_exactly(source, position, scratch)?;
-    let mut at = 0;
-    for &run in span {
-        let from = length(Run {
-            begin: first.begin,
-            end: run.begin,
-        });
-        part[at..at + length(run)].copy_from_slice(&scratch[from..from + length(run)]);
-        at += length(run);
-    }
-    Ok(rest)
-}
-
-/// `nbytes` bytes of `buffer`, which has a page more, that begin as far into a page as `position` does in the file.
-///
-/// Processors copy to an address a few bytes further into a page than the one they copy from at a fifth of their speed
-/// (2026-11, pread of 64 KiB: 2 GB/s where the distance is 8 or 16 bytes, 10 GB/s where it is 0, 32 or 64).
-pub(crate) fn level(buffer: &mut [u8], position: u64, nbytes: usize) -> &mut [u8] {
-    let page = to_u64(PAGE_NBYTES);
-    let address = to_u64(buffer.as_ptr().addr()) % page;
-    let skip = to_usize((position % page + page - address) % page).unwrap_or(0);
-    &mut buffer[skip..skip + nbytes]
-}
-
-/// A size that fits, because the whole selection has a place in memory.
-fn length(run: Run) -> usize {
-    to_usize(run.nbytes()).unwrap_or(usize::MAX)
 }
