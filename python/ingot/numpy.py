@@ -533,7 +533,7 @@ def _resolve(code: str) -> numpy.dtype[Any] | Callable[[Array, tuple[int, ...]],
     return _unpack_nibbles(dtype) if code == "F4" else dtype
 
 
-wrap: _native.Wrap = _native.Wrap.buffer(numpy.ndarray, _resolve)
+wrap: _native.Wrap = _native.Wrap.buffer(numpy.ndarray, _resolve, strided=True)
 
 
 def _code(dtype: Any) -> str | None:

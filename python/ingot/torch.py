@@ -746,7 +746,7 @@ def _code(dtype: torch.dtype | str) -> str | None:
 
 # Its C functions, where this torch has them: no capsule, and no call of Python, for each tensor.
 wrap: _native.Wrap = _native.Wrap.dlpack(
-    _from_dlpack, _resolve, getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    _from_dlpack, _resolve, getattr(torch.Tensor, "__dlpack_c_exchange_api__", None), strided=True
 )
 
 

@@ -362,6 +362,12 @@ impl Archive {
         let (path, entry) = (tensor.archive().path(), tensor.entry());
         wrap.accepts(py, path, entry)?;
         let index = index::parts(index)?;
+        if wrap.takes_strides(py, entry.dtype)? {
+            let view = tensor.strided(&index).map_err(|error| raise(py, &error))?;
+            if let Some(view) = view {
+                return wrap.wrap_strided(py, path, &view, entry);
+            }
+        }
         let (shape, region) = Signals::detach(py, |signals| tensor.select(&index, signals))?;
         let part = Entry {
             shape: &shape,
