@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from math import prod
+from operator import attrgetter
 from typing import NamedTuple
 
 import torch
 
 from ._select import FLOATS, fill, misfit
 from ._torch_alias import recorded
-from ._torch_plain import not_plain
+from ._torch_plain import PLAIN_CLASSES, not_plain
 from .errors import _escaped
 
 TYPE_CHECKING = False
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
 
 # Bytes that are read at once for a tensor that torch has to copy.
 PIECE_NBYTES = 64 << 20
+
+_layout = attrgetter("layout")
+# What a plain tensor may be that has no memory as a file has its bytes.
+_ODD: list[Callable[[torch.Tensor], bool]] = [
+    *map(attrgetter, ("is_quantized", "is_nested", "is_meta")),
+    torch.Tensor.is_conj,
+    torch.Tensor.is_neg,
+]
 
 
 class Incompatible(NamedTuple):
@@ -82,6 +91,17 @@ def _ties(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
     return ties
 
 
+def refuse_destinations(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise for the first that has no memory of its own to be written to."""
+    values = tensors.values()
+    # With `map`, so that no Python function runs for each of many plain tensors.
+    is_plain = set(map(type, values)) <= PLAIN_CLASSES and set(map(_layout, values)) <= {torch.strided}
+    if is_plain and not any(any(map(is_odd, values)) for is_odd in _ODD):
+        return
+    for name, tensor in tensors.items():
+        refuse_destination(name, tensor)
+
+
 def refuse_destination(name: str, tensor: torch.Tensor) -> None:
     """Raise for what has no memory of its own to be written to."""
     if not isinstance(tensor, torch.Tensor):
@@ -108,17 +128,19 @@ def _refuse_shape(archive: Archive, source: str, name: str, tensor: torch.Tensor
 
 def _read(archive: Archive, wanted: list[tuple[str, str, torch.Tensor]], reads: Reads) -> None:
     """Read each tensor, given with its name and that in the file, straight or in pieces."""
+    from .torch import _CODES
+
     straight, pieces = {}, []
     for name, source, tensor in wanted:
-        code = _code(tensor)
+        code = _CODES.get(tensor.dtype)
         stored = archive.info(source).dtype
         converts = stored == code or (stored in (*FLOATS, "F8_E8M0") and code in FLOATS)
-        if tensor.device.type == "cpu" and converts:
+        if tensor.is_cpu and converts:
             straight[name] = (source, tensor, code)
         else:
             pieces.append((source, tensor, code if converts else None))
     requests: list[Wanted] = [(source, None, code) for source, _, code in straight.values()]
-    memories = {name: memory(name, tensor) for name, (_, tensor, _) in straight.items()}
+    memories = _memories({name: tensor for name, (_, tensor, _) in straight.items()})
     first, *others = reads.shares(
         lambda: archive.parts_nbytes(requests), *(_size(tensor) for _, tensor, _ in pieces)
     )
@@ -168,10 +190,10 @@ def fill_tensors(
 ) -> None:
     """Read what is wanted into `tensors`, those of the CPU straight."""
     pairs = list(zip(wanted, tensors.items(), strict=True))
-    straight = [pair for pair in pairs if pair[1][1].device.type == "cpu"]
+    straight = [pair for pair in pairs if pair[1][1].is_cpu]
     requests = [one for one, _ in straight]
-    memories = {name: memory(name, tensor) for _, (name, tensor) in straight}
-    elsewhere = [(one, tensor) for one, (_, tensor) in pairs if tensor.device.type != "cpu"]
+    memories = _memories({name: tensor for _, (name, tensor) in straight})
+    elsewhere = [(one, tensor) for one, (_, tensor) in pairs if not tensor.is_cpu]
     first, *others = reads.shares(
         lambda: archive.parts_nbytes(requests), *(_size(tensor) for _, tensor in elsewhere)
     )
@@ -180,26 +202,22 @@ def fill_tensors(
         copy_pieces(archive, one, tensor, share)
 
 
-def memory(name: str, tensor: torch.Tensor) -> Memory:
-    """The code of the tensor's dtype, and its memory as a capsule."""
-    from .torch import _crosses_by_dlpack, _to_dlpack
+def _memories(tensors: Mapping[str, torch.Tensor]) -> dict[str, Memory]:
+    """The code of each tensor's dtype, and its memory as a capsule."""
+    from .torch import _CODES, _crosses_by_dlpack, _to_dlpack
 
-    code = _code(tensor)
-    if code is None:
-        raise misfit(
-            name, f"no file has tensors of the destination's dtype, {tensor.dtype}", "destination-dtype"
-        )
-    plain = tensor.detach()
-    if _crosses_by_dlpack(plain.dtype):
-        return code, _to_dlpack(plain), False
-    # The elements of dtypes that DLPack of this torch lacks are of one byte.
-    return code, _to_dlpack(plain.view(torch.uint8)), False
-
-
-def _code(tensor: torch.Tensor) -> str | None:
-    from .torch import _CODES
-
-    return _CODES.get(tensor.dtype)
+    found = {}
+    for name, tensor in tensors.items():
+        dtype = tensor.dtype
+        code = _CODES.get(dtype)
+        if code is None:
+            raise misfit(
+                name, f"no file has tensors of the destination's dtype, {dtype}", "destination-dtype"
+            )
+        # The elements of dtypes that DLPack of this torch lacks are of one byte.
+        plain = tensor if _crosses_by_dlpack(dtype) else tensor.detach().view(torch.uint8)
+        found[name] = code, _to_dlpack(plain), False
+    return found
 
 
 def _strict_message(where: str, target: object, missing: list[str], unexpected: list[str]) -> str:

@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+# Those whose values are where torch looks for them.
+PLAIN_CLASSES = {torch.Tensor, torch.nn.Parameter}
+
+
 def not_plain(tensor: torch.Tensor) -> str | None:
     """Why there are no bytes behind this tensor that could be stored; None where there are."""
     if _dispatch(type(tensor)) is not _dispatch(torch.Tensor):

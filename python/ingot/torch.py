@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from operator import attrgetter
 from typing import overload
 
@@ -20,10 +21,10 @@ except ModuleNotFoundError as error:
     raise missing("torch", error) from None
 
 from ._torch_alias import recorded, restore, views_among, with_views
-from ._torch_into import Incompatible, fill_tensors, into, refuse_destination
+from ._torch_into import Incompatible, fill_tensors, into, refuse_destinations
 from ._torch_model import load_model, save_model
 from ._torch_pieces import fetcher
-from ._torch_plain import not_plain
+from ._torch_plain import PLAIN_CLASSES, not_plain
 from ._torch_sharded import save_sharded
 from ._torch_sharing import refuse_shared
 
@@ -363,8 +364,7 @@ def _parts(
     # them.
     restored = {name: views[name] for name in names if name in views and name not in cut}
     sources = {name: views[name]["of"] if name in views else name for name in names if name not in restored}
-    for name, tensor in (selected.out or {}).items():
-        refuse_destination(name, tensor)
+    refuse_destinations(selected.out or {})
     bases = dict.fromkeys(place["of"] for place in restored.values())
     lacking = {base: base for base in bases if base not in sources or base in cut}
     whole: Selected[torch.Tensor] = Selected(dtype=selected.dtype)
@@ -647,7 +647,7 @@ def refuse_strided(tensors: Mapping[str, torch.Tensor]) -> None:
     values = tensors.values()
     # With `map`, so that no Python function runs per tensor where all is well.
     if (
-        set(map(type, values)) <= _PLAIN_CLASSES
+        set(map(type, values)) <= PLAIN_CLASSES
         and set(map(_layout, values)) <= {torch.strided}
         and all(map(torch.Tensor.is_contiguous, values))
     ):
@@ -684,9 +684,6 @@ def _tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return own
 
 
-_PLAIN_CLASSES = {torch.Tensor, torch.nn.Parameter}
-
-
 def _export(tensors: dict[str, torch.Tensor]) -> Callable[[torch.Tensor], Any] | None:
     """The fast way out, where it gives the right bytes for every one of these tensors.
 
@@ -695,7 +692,7 @@ def _export(tensors: dict[str, torch.Tensor]) -> Callable[[torch.Tensor], Any] |
     """
     values = tensors.values()
     if (
-        set(map(type, values)) <= _PLAIN_CLASSES
+        set(map(type, values)) <= PLAIN_CLASSES
         and not any(map(torch.Tensor.is_neg, values))
         and not any(map(torch.Tensor.is_conj, values))
     ):
@@ -720,6 +717,7 @@ def _payload(tensors: dict[str, torch.Tensor], shared: Shared) -> Callable[[str,
     return packed
 
 
+@cache
 def _crosses_by_dlpack(dtype: torch.dtype) -> bool:
     """Whether this torch exports and imports `dtype` by DLPack. It learnt the smaller floats one by one."""
     try:
