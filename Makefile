@@ -1,4 +1,4 @@
-# make demo | test | test-frameworks | test-clients | lint | bench | bench-loads | bench-remote | bench-formats | fuzz | clean
+# make demo | test | test-frameworks | test-clients | test-candle | lint | bench | bench-loads | bench-remote | bench-formats | fuzz | clean
 #
 # Every target sets itself up: it checks for Rust and Python, makes .venv, installs the pinned tools and builds the
 # extension module. Nothing runs twice while its inputs stay the same. What may be set, here or in the environment:
@@ -27,7 +27,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # The wheel, the tests and the benches use one profile, and the versions of Cargo.lock.
 CARGO_FLAGS := --release --locked
 
-.PHONY: help demo test test-rust test-python test-frameworks test-clients lint lint-rust lint-python lint-text lint-types bench bench-loads bench-remote bench-formats fuzz clean tools rebuild
+.PHONY: help demo test test-rust test-python test-frameworks test-clients test-candle lint lint-rust lint-python lint-text lint-types bench bench-loads bench-remote bench-formats fuzz clean tools rebuild
 .DELETE_ON_ERROR:
 # Cargo holds one lock and the benches want the machine for themselves.
 .NOTPARALLEL:
@@ -48,15 +48,23 @@ test-python: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
 
 test-frameworks: $(VENV)/.ingot $(VENV_FRAMEWORKS)/.made
 	$(VENV_FRAMEWORKS)/bin/python -m pytest tests/test_frameworks.py tests/test_flax.py tests/test_far.py tests/test_compat_frameworks.py \
-		tests/convert/test_convert_frameworks.py
+		tests/convert/test_convert_frameworks.py tests/trust/test_every_dtype.py
 
 test-clients: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo $(VENV_CLIENTS)/.made
 	$(VENV_CLIENTS)/bin/python -m pytest tests/clients
+
+# The same program twice: on candle as it comes, and with ingot in the place of the safetensors crate. A patch holds for a
+# whole workspace, so each is one of its own; both build into one folder, where the test finds the two.
+CANDLE_FLAGS := --locked --target-dir $(or $(CARGO_TARGET_DIR),target)/candle
+test-candle: | tools
+	cargo build $(CANDLE_FLAGS) --manifest-path tests/candle/upstream/Cargo.toml
+	cargo test $(CANDLE_FLAGS) --manifest-path tests/candle/ingot/Cargo.toml
 
 lint: lint-rust lint-python lint-types lint-text
 
 lint-rust: | tools $(VENV)/.made
 	cargo fmt --all --check
+	cargo fmt --all --manifest-path tests/candle/ingot/Cargo.toml --check
 	cargo clippy $(CARGO_FLAGS) --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS=-Dwarnings cargo doc $(CARGO_FLAGS) --workspace --no-deps
 
@@ -66,6 +74,7 @@ lint-python: $(VENV)/.lint
 
 lint-text: $(VENV)/.lint
 	scripts/check-unsafe
+	scripts/check-floors format
 	$(BIN)/typos
 
 lint-types: $(VENV)/.ingot $(VENV)/.test $(VENV)/.lint

@@ -1,22 +1,38 @@
 """A FUSE mount that shows a directory read-only, late, and with a byte that cannot be read.
 
-As a program it is the mount. It needs mfusepy, libfuse and /dev/fuse.
+As a program it is the mount. `missing` says what it lacks.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 # Reads that are under way at once: as many as a network would take.
 AT_ONCE = 64
+
+
+def missing() -> str | None:
+    """What a mount would need and this system lacks; None where it lacks nothing."""
+    if not os.path.exists("/dev/fuse"):
+        return "there is no /dev/fuse"
+    if shutil.which("fusermount3") is None:
+        return "fusermount3 is not installed"
+    try:
+        import mfusepy  # noqa: F401
+    except ImportError:
+        return "mfusepy is not installed"
+    except OSError as error:
+        return f"libfuse is not installed: {error}"
+    return None
 
 
 @contextmanager
@@ -31,22 +47,27 @@ def mounted(
     noted = os.devnull if log is None else str(log)
     arguments = [str(shown), str(place), str(delay), str(-1 if broken is None else broken), noted]
     server = subprocess.Popen([sys.executable, __file__, *arguments], stderr=subprocess.PIPE)
-    try:
+    with ExitStack() as ending:
+        # What ends first stands last. Nothing of it depends on whether the rest could be done.
+        assert server.stderr is not None
+        ending.callback(server.stderr.close)
+        ending.callback(server.wait)
+        ending.callback(server.kill)
+        ending.callback(unmount, place)
         for _ in range(600):
             if os.path.ismount(place):
                 break
             if server.poll() is not None:
-                assert server.stderr is not None
                 raise RuntimeError(f"no mount: {server.stderr.read().decode()}")
             time.sleep(0.05)
+        else:
+            raise RuntimeError("no mount after half a minute")
         yield server
-    finally:
-        # Lazily, since whoever measures or fails may still hold files of it.
-        subprocess.run(["fusermount3", "-u", "-z", place], check=False, capture_output=True)
-        server.terminate()
-        server.wait()
-        if server.stderr is not None:
-            server.stderr.close()
+
+
+def unmount(place: Path) -> None:
+    """Take the mount at `place` away, if there is one, though a test that failed may hold files of it."""
+    subprocess.run(["fusermount3", "-u", "-z", place], check=False, capture_output=True)
 
 
 def serve(shown: str, place: str, delay: float, broken: int, log: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import importlib
 import importlib.metadata
 import importlib.util
@@ -29,6 +30,7 @@ from torch import nn
 import ingot
 import ingot.compat
 import ingot.torch
+from ingot._frameworks import FRAMEWORKS
 
 PACKAGE = Path(ingot.__file__).parent
 # The wheel's, held here while the names stand for ingot's.
@@ -206,9 +208,32 @@ def test_a_signature_that_does_not_fit_is_noticed(ours: Any) -> None:
 
 
 def test_the_tables_have_what_the_wheels_have(compat: SimpleNamespace) -> None:
-    assert compat.torch._TYPES.items() >= REAL.torch._TYPES.items()
-    assert compat.torch._SIZE.items() >= REAL.torch._SIZE.items()
-    assert compat.numpy._TYPES.items() >= REAL.numpy._TYPES.items()
+    # And nothing else: programs make sets of dtypes of them.
+    assert compat.torch._TYPES == REAL.torch._TYPES
+    assert compat.torch._SIZE == REAL.torch._SIZE
+    assert compat.numpy._TYPES == REAL.numpy._TYPES
+    for module in ("torch", "numpy"):
+        tables = {name for name, value in vars(getattr(REAL, module)).items() if is_a_table(name, value)}
+        assert {"_TYPES"} <= tables
+        for name in tables:
+            assert getattr(getattr(compat, module), name) == getattr(getattr(REAL, module), name), name
+
+
+def is_a_table(name: str, value: Any) -> bool:
+    return not name.startswith("__") and isinstance(value, (dict, set, frozenset, list, tuple))
+
+
+@pytest.mark.parametrize("code", ["F4", "F8_E8M0"])
+def test_a_dtype_can_be_added_that_upstream_does_not_load(compat: SimpleNamespace, code: str) -> None:
+    assert code not in compat.torch._TYPES
+    both = {code: ingot.torch.DTYPES[code] for code in ("F4", "F8_E8M0")}
+    tensors = {name: torch.zeros(2, dtype=torch.uint8).view(dtype) for name, dtype in both.items()}
+    data = ingot.torch.save(tensors)
+    assert {name: tensor.dtype for name, tensor in compat.torch.load(data).items()} == both
+    compat.torch._TYPES[code] = both[code]
+    # Now by the table; the other one is still loaded.
+    assert {name: tensor.dtype for name, tensor in compat.torch.load(data).items()} == both
+    assert compat.torch._getdtype(code) is both[code]
 
 
 # --- modules ---
@@ -347,8 +372,8 @@ import sys
 before = set(sys.modules)
 import site; site.addsitedir({str(tmp_path)!r})
 print(any(name.startswith("ingot") for name in set(sys.modules) - before))
-import safetensors
-print("ingot" in safetensors.__file__)
+import pathlib, safetensors
+print(pathlib.Path(safetensors.__file__).is_relative_to({str(PACKAGE)!r}))
 """
     assert in_a_fresh_process("-c", script, INGOT_COMPAT=value).split() == [str(ours), str(ours)]
 
@@ -510,6 +535,93 @@ def test_other_errors_are_of_the_wheels_class_and_begin_with_its_words(
         beginning = beginning.partition(stop)[0]
     assert str(found.value).startswith(beginning)
     assert len(beginning) > 8
+
+
+@pytest.mark.parametrize(
+    ("reach", "kind", "number"),
+    [
+        (lambda folder: folder / "nope", FileNotFoundError, errno.ENOENT),
+        (lambda folder: folder / "file" / "nope", NotADirectoryError, errno.ENOTDIR),
+        (lambda folder: folder / ("n" * 300), OSError, errno.ENAMETOOLONG),
+    ],
+)
+def test_what_cannot_be_opened_is_what_the_system_says_too(
+    compat: SimpleNamespace, tmp_path: Path, reach: Callable[[Path], Path], kind: type[OSError], number: int
+) -> None:
+    (tmp_path / "file").touch()
+    path = reach(tmp_path)
+    for read in (compat.torch.load_file, compat.numpy.load_file, lambda p: compat.top.safe_open(p, "pt")):
+        with pytest.raises(FileNotFoundError) as caught:
+            read(path)
+        assert isinstance(caught.value, kind)
+        assert (caught.value.errno, os.fsdecode(caught.value.filename)) == (number, str(path))
+        assert str(caught.value).startswith(f"No such file or directory: {path}")
+        again = pickle.loads(pickle.dumps(caught.value))
+        assert (type(again), str(again), again.errno) == (type(caught.value), str(caught.value), number)
+
+
+def test_a_shard_that_is_missing_is_still_named(compat: SimpleNamespace, tmp_path: Path) -> None:
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"a": "model-00001-of-00001.safetensors"}}')
+    with pytest.raises(FileNotFoundError, match="model-00001-of-00001"):
+        compat.torch.load_file(index)
+
+
+def test_words_of_ones_own_are_a_note(compat: SimpleNamespace, path: Path) -> None:
+    """Where the message is upstream's and nothing else, what ingot has to say is shown below it."""
+    calls = {
+        "You are trying to save a sparse": lambda: compat.torch.save({"t": torch.eye(2).to_sparse()}),
+        "Cannot copy out of meta tensor": lambda: compat.torch.save({"t": torch.ones(2, device="meta")}),
+        "torch.complex128": lambda: compat.torch.save({"t": torch.ones(2, dtype=torch.complex128)}),
+        "index 9 is out of bounds": lambda: compat.top.safe_open(path, "pt").get_slice("b")[9],
+        "Error during slicing [9]": lambda: compat.top.safe_open(path, "np").get_slice("b")[9],
+    }
+    for words, call in calls.items():
+        with pytest.raises(RealError) as caught:
+            call()
+        assert isinstance(caught.value, ingot.SafetensorError)
+        assert str(caught.value).startswith(words)
+        assert caught.value.tensor in ("t", "b")
+        if "sparse" not in words:
+            assert any(f"tensor `{caught.value.tensor}`" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("framework", sorted(FRAMEWORKS))
+def test_a_file_is_listed_without_its_framework(framework: str, path: Path) -> None:
+    """Upstream imports most of them with the first tensor."""
+    packages = ["numpy", "torch", "jax", "flax", "tensorflow", "mlx", "paddle"]
+    script = f"""
+import sys
+sys.modules.update(dict.fromkeys({packages!r}))
+import ingot.compat
+ingot.compat.install()
+from safetensors import safe_open
+with safe_open({str(path)!r}, {framework!r}) as file:
+    part = file.get_slice("b")
+    print(file.keys(), file.offset_keys(), file.metadata(), part.get_shape(), part.get_dtype())
+    for read in (lambda: file.get_tensor("b"), lambda: part[0], lambda: file.get_tensors()):
+        try:
+            read()
+        except ModuleNotFoundError as error:
+            assert f"No module named {{error.name!r}}" in str(error), error
+            assert f"pip install 'ingot[{{error.name}}]'" in str(error), error
+        else:
+            raise AssertionError
+"""
+    assert in_a_fresh_process("-c", script) == "['a', 'b', 's'] ['a', 'b', 's'] {'format': 'pt'} [3, 4] F32"
+
+
+@pytest.mark.parametrize("framework", ["pt", "np"])
+def test_listing_a_file_imports_no_framework(framework: str, path: Path) -> None:
+    script = f"""
+import sys, ingot.compat
+ingot.compat.install()
+from safetensors import safe_open
+file = safe_open({str(path)!r}, {framework!r})
+file.keys(), file.get_slice("b").get_shape()
+print(sorted({{"numpy", "torch"}} & set(sys.modules)))
+"""
+    assert in_a_fresh_process("-c", script) == "[]"
 
 
 def test_a_missing_file_is_a_file_not_found_error(compat: SimpleNamespace, tmp_path: Path) -> None:

@@ -163,6 +163,19 @@ def test_what_the_wheel_saves_too_is_the_same_file(framework: str, module: Modul
     assert module.save(known, {"format": framework}) == real.save(known, {"format": framework})
 
 
+@pytest.mark.parametrize("table", ["_TYPES", "_SIZE", "NPDTYPES"])
+def test_the_tables_have_the_keys_of_the_wheels(table: str) -> None:
+    pytest.importorskip("paddle")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        ingot.compat.install()
+    try:
+        ours = getattr(importlib.import_module("safetensors.paddle"), table)
+    finally:
+        ingot.compat.uninstall()
+    assert ours.keys() == getattr(importlib.import_module("safetensors.paddle"), table).keys()
+
+
 def saves(real: ModuleType, tensor: Any) -> bool:
     try:
         real.save({"t": tensor})

@@ -48,12 +48,13 @@ def test_a_file_is_saved_over_and_over_where_two_have_room(small: Path) -> None:
 def test_what_has_no_room_is_refused_and_the_old_file_stays(small: Path) -> None:
     path = small / "model.safetensors"
     ingot.numpy.save_file({"t": numpy.full(40 * MIB, 1, "u1")}, path)
-    threads = os.listdir("/proc/self/task")
+    threads = set(os.listdir("/proc/self/task"))
     with pytest.raises(ingot.StorageError, match=r"reserve space.*No space left"):
         ingot.numpy.save_file({"t": numpy.full(70 * MIB, 2, "u1")}, path)
     assert (safetensors.numpy.load_file(path)["t"] == 1).all()
     assert [file.name for file in small.iterdir()] == ["model.safetensors"]
-    assert os.listdir("/proc/self/task") == threads
+    # One of the save before may have ended meanwhile.
+    assert set(os.listdir("/proc/self/task")) <= threads
 
 
 def test_a_reader_keeps_what_was_replaced(small: Path) -> None:

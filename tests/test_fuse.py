@@ -17,14 +17,10 @@ import torch
 import ingot
 import ingot.numpy
 import ingot.torch
-from slow_disk import mounted
+from slow_disk import missing, mounted
 
-if not os.path.exists("/dev/fuse"):
-    pytest.skip("there is no /dev/fuse here", allow_module_level=True)
-try:
-    import mfusepy  # noqa: F401
-except OSError as error:
-    pytest.skip(f"libfuse is not installed: {error}", allow_module_level=True)
+if lacked := missing():
+    pytest.skip(f"no FUSE mount: {lacked}", allow_module_level=True)
 
 ARRAYS = {
     "first": numpy.arange(5000, dtype=numpy.float32),

@@ -63,26 +63,88 @@ def test_a_framework_is_imported_when_it_is_named(framework: str) -> None:
     assert in_a_fresh_process(script) is True
 
 
+PACKAGES = [
+    ("numpy", "numpy"), ("torch", "torch"), ("flax", "jax"), ("tensorflow", "tensorflow"), ("mlx", "mlx"),
+    ("paddle", "paddle"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("framework", "package"), PACKAGES)
 @pytest.mark.parametrize(
-    ("framework", "package"),
-    [("numpy", "numpy"), ("torch", "torch"), ("flax", "jax"), ("tensorflow", "tensorflow"), ("mlx", "mlx")]
-    + [("paddle", "paddle")],
+    ("use", "kinds"),
+    [
+        ("import ingot.{}", ["ModuleNotFoundError"]),
+        ("from ingot import {}", ["ModuleNotFoundError"]),
+        ("import ingot; ingot.safe_open('x', '{}')", ["ModuleNotFoundError"]),
+        ("import ingot; ingot.{}", ["AttributeError", "ModuleNotFoundError"]),
+    ],
 )
-@pytest.mark.parametrize(
-    "use", ["import ingot.{}", "import ingot; ingot.{}", "import ingot; ingot.safe_open('x', '{}')"]
-)
-def test_a_missing_framework_is_named_with_what_installs_it(framework: str, package: str, use: str) -> None:
+def test_a_missing_framework_is_named_with_what_installs_it(
+    framework: str, package: str, use: str, kinds: list[str]
+) -> None:
     script = f"""
 sys.modules[{package!r}] = None
 try:
     {use.format(framework)}
-except ImportError as error:
-    answer = [type(error).__name__, error.name, str(error)]
+except (AttributeError, ImportError) as error:
+    kinds = [type(fault).__name__ for fault in (error, error.__cause__) if fault is not None]
+    answer = [kinds[:{len(kinds)}], error.name, str(error)]
 """
-    kind, name, message = in_a_fresh_process(script)  # type: ignore[misc]
-    assert kind == "ModuleNotFoundError"
-    assert name == package
-    assert f"pip install ingot[{package}]" in message
+    found, name, message = in_a_fresh_process(script)  # type: ignore[misc]
+    assert found == kinds
+    assert name == (framework if kinds[0] == "AttributeError" else package)
+    assert f"pip install 'ingot[{package}]'" in message
+
+
+# Looks at everything in a module that it says it has.
+LOOKS = {
+    "help": "import pydoc; answer = len(pydoc.plain(pydoc.render_doc(ingot))) > 1000",
+    "star": "names = {}; exec('from ingot import *', names); answer = set(ingot.__all__) <= set(names)",
+    "members": "import inspect; answer = set(dict(inspect.getmembers(ingot))) >= set(ingot.__all__)",
+    "all of dir": "answer = all(hasattr(ingot, name) for name in dir(ingot))",
+    "hasattr": "answer = not any(hasattr(ingot, name) for name in HIDDEN)",
+    "what installs it": """
+def words(name):
+    try:
+        getattr(ingot, name)
+    except AttributeError as error:
+        return str(error)
+answer = all("pip install 'ingot[" in words(name) for name in HIDDEN)
+""",
+    "getattr": "answer = all(getattr(ingot, name, None) is None for name in HIDDEN)",
+    "mock": "from unittest import mock; answer = mock.create_autospec(ingot).safe_open is not None",
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_all_that_looks_through_the_package_does_so_without_a_framework(look: str) -> None:
+    hidden = [name for name, _ in PACKAGES]
+    script = f"HIDDEN = {hidden!r}\nsys.modules.update(dict.fromkeys({[name for _, name in PACKAGES]!r}))\n"
+    assert in_a_fresh_process(f"{script}import ingot\n{LOOKS[look]}") is True
+
+
+@pytest.mark.parametrize("look", ["help", "star", "members", "all of dir"])
+def test_nothing_that_looks_through_the_package_imports_a_framework(look: str) -> None:
+    """Each of them takes seconds to import, and some end the process that has imported another."""
+    # `ingot.convert` computes with numpy.
+    known = [name for _, name in PACKAGES if name != "numpy"]
+    script = f"import ingot\n{LOOKS[look]}\nanswer = sorted(set({known!r}) & set(sys.modules))"
+    assert in_a_fresh_process(script) == []
+
+
+def test_convert_says_what_it_needs_when_it_is_called() -> None:
+    script = """
+sys.modules["numpy"] = None
+import ingot
+try:
+    ingot.convert("a.bin", "b.safetensors")
+except ModuleNotFoundError as error:
+    answer = [error.name, str(error)]
+"""
+    name, message = in_a_fresh_process(script)  # type: ignore[misc]
+    assert name == "numpy"
+    assert "ingot.convert needs numpy" in message
+    assert "ingot[convert]" in message
 
 
 def test_a_missing_ml_dtypes_blocks_only_the_tensors_that_need_it(tmp_path: Path) -> None:
@@ -114,10 +176,9 @@ for read in (lambda: file["half"], lambda: ingot.numpy.load_file({str(path)!r}))
 
 def test_the_names_that_are_promised_are_there() -> None:
     assert set(ingot.__all__) <= set(dir(ingot))
-    frameworks = set(FRAMEWORKS.values())
-    for name in set(ingot.__all__) - frameworks:
+    for name in ingot.__all__:
         assert getattr(ingot, name) is not None
-    assert frameworks < set(ingot.__all__)
+    assert not set(FRAMEWORKS.values()) & set(ingot.__all__)
     with pytest.raises(AttributeError, match="nope"):
         ingot.nope  # type: ignore[attr-defined]  # noqa: B018
 

@@ -138,7 +138,8 @@ def test_what_is_written_is_read_and_its_hash_is_that_of_the_data(tmp_path: Path
 
 def test_a_wrong_hash_is_found_and_the_tensors_are_not_given(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
-    ingot.numpy.save_file({"a": np.arange(9)}, path, {"modelspec.hash_sha256": "0x" + "00" * 32})
+    ingot.numpy.save_file({"a": np.arange(9)}, path)
+    ingot.update_metadata(path, {"modelspec.hash_sha256": "0x" + "00" * 32})
     report = ingot.verify(path)
     assert not report.ok
     assert not report.modelspec.same
@@ -146,7 +147,7 @@ def test_a_wrong_hash_is_found_and_the_tensors_are_not_given(tmp_path: Path) -> 
     with pytest.raises(ingot.IntegrityError) as caught:
         ingot.numpy.load_file(path, verify=True)
     assert (caught.value.code, caught.value.tensor) == ("digest-mismatch", None)
-    ingot.numpy.save_file({"a": np.arange(9)}, path, {"modelspec.hash_sha256": "unknown"})
+    ingot.update_metadata(path, {"modelspec.hash_sha256": "unknown"})
     assert not ingot.verify(path).ok
     with pytest.raises(ingot.IntegrityError, match="is no SHA-256"):
         ingot.numpy.load_file(path, verify=True)

@@ -96,10 +96,10 @@ def test_slices_are_those_of_numpy(
         np.testing.assert_array_equal(found, expected)
 
 
-def test_an_index_for_the_framework_is_refused(file: Path) -> None:
-    mask = np.ones(6, bool)
-    with pytest.raises(ingot.SliceError, match="index the tensor after loading it"):
-        ingot.numpy.load_file(file, slices={"a.weight": mask})
+def test_an_index_for_the_framework_does_not_go_with_a_place(file: Path) -> None:
+    out = {"a.weight": np.zeros(6, np.float32)}
+    with pytest.raises(ingot.SliceError, match="only frameworks know, which goes without a place in out"):
+        ingot.numpy.load_file(file, slices={"a.weight": ARRAYS["a.weight"] > 0}, out=out)
 
 
 def test_only_floats_are_converted(file: Path, backend: str) -> None:

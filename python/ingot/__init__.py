@@ -40,7 +40,13 @@ from .errors import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from . import errors, flax, mlx, modelspec, numpy, paddle, tensorflow, torch
+    from . import errors, modelspec
+    from . import flax as flax
+    from . import mlx as mlx
+    from . import numpy as numpy
+    from . import paddle as paddle
+    from . import tensorflow as tensorflow
+    from . import torch as torch
     from ._convert import Conversion, convert
     from ._download import Download, download
     from ._edit import read_metadata, replace_tensor, update_metadata
@@ -52,6 +58,7 @@ if TYPE_CHECKING:
     from ._stream import write_to
     from ._writer import Writer
 
+# Without the modules for frameworks: what asks for all names, as `help` and `import *` do, would import them.
 __all__ = [
     "CheckpointError",
     "ClosedError",
@@ -81,15 +88,11 @@ __all__ = [
     "deserialize",
     "download",
     "errors",
-    "flax",
     "hash",
     "merge",
     "metadata",
     "metadata_async",
-    "mlx",
     "modelspec",
-    "numpy",
-    "paddle",
     "read_index",
     "read_metadata",
     "replace_tensor",
@@ -98,8 +101,6 @@ __all__ = [
     "serialize",
     "serialize_file",
     "split",
-    "tensorflow",
-    "torch",
     "update_metadata",
     "verify",
     "warm",
@@ -134,12 +135,21 @@ _LATER = {
 }
 
 
+# Modules. `import ingot; ingot.torch.load_file(...)` works, and torch is only imported by that line.
+_MODULES = ("flax", "mlx", "modelspec", "numpy", "paddle", "tensorflow", "torch")
+
+
 def __getattr__(name: str) -> object:
-    # `import ingot; ingot.torch.load_file(...)` works, and torch is only imported by that line.
-    if name in ("flax", "mlx", "modelspec", "numpy", "paddle", "tensorflow", "torch"):
+    if name in _MODULES:
         from importlib import import_module
 
-        return import_module(f".{name}", __name__)
+        try:
+            return import_module(f".{name}", __name__)
+        except ImportError as error:
+            # The answer that `hasattr` and `getattr` with a default know. Its words say what to install.
+            raise AttributeError(
+                f"module {__name__!r} has no attribute {name!r}: {error}", name=name
+            ) from error
     module = _LATER.get(name)
     if module is not None:
         from importlib import import_module

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections import deque
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import TypeVar
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
     from typing import Any
 
 T = TypeVar("T")
@@ -20,8 +22,9 @@ T = TypeVar("T")
 class Line:
     """Calls functions in the order in which they came, on one thread that is there only while there are some.
 
-    The thread is none of those that an interpreter leaves behind when it exits. In a child after a fork there
-    is no such thread: what waited goes on in the parent, and the child's futures say so.
+    The thread is none of those that an interpreter leaves behind when it exits; where it waits for no new one
+    any more, the call is over when `put` returns. In a child after a fork there is no such thread: what
+    waited goes on in the parent, and the child's futures say so.
     """
 
     def __init__(self, name: str) -> None:
@@ -49,9 +52,12 @@ class Line:
         try:
             with self._lock:
                 self._waiting.append(turn)
-                if self._thread is not None or self._starts_thread():
-                    return future
-            self._run_here()
+                is_nobodys = self._thread is None and not self._starts_thread()
+            if is_nobodys:
+                self._run_here()
+            elif _exits() and self._thread is not threading.current_thread():
+                # It may be a daemon's, which ends where it stands.
+                wait([future])
         except BaseException:
             # Ctrl-C. Nobody has the future, so the call is not made later, unless it has begun.
             with self._lock, suppress(ValueError):
@@ -60,8 +66,8 @@ class Line:
         return future
 
     def _starts_thread(self) -> bool:
-        """Whether there is a thread now. An interpreter that is about to exit waits for no new one."""
-        if not threading.main_thread().is_alive():
+        """Whether there is a thread now."""
+        if _exits():
             return False
         thread = threading.Thread(target=self._run, name=self._name, daemon=False)
         try:
@@ -108,6 +114,32 @@ class Line:
             future.set_exception(
                 RuntimeError("this process was forked while the file was saved by its parent")
             )
+
+
+def _exits() -> bool:
+    """Whether the interpreter waits for no new thread any more, because it is about to exit."""
+    main = threading.main_thread()
+    if not main.is_alive():
+        return True
+    if sys.version_info >= (3, 12):
+        # It starts none either, and says so.
+        return False
+    # It tells only programs that had imported `threading` by then. What it calls as it exits, such as a
+    # function given to `atexit`, stands alone on the stack, and everything before stands on the program.
+    # Where there is no telling, as in a program that embeds Python, saving before `put` returns is what
+    # loses nothing.
+    frame = sys._current_frames().get(main.ident or 0)
+    while frame is not None and frame.f_back is not None:
+        frame = frame.f_back
+    return frame is None or not _is_program(frame)
+
+
+def _is_program(frame: FrameType) -> bool:
+    """Whether the interpreter was started to run this: a script, a command, or a module by ``-m``."""
+    name = frame.f_code.co_name
+    return name == "_run_module_as_main" or (
+        name == "<module>" and frame.f_globals.get("__name__") == "__main__"
+    )
 
 
 def _settle(future: Future[T], call: Callable[[], T]) -> None:

@@ -82,6 +82,9 @@ def update_metadata(
         The file cannot be opened for reading and writing.
     HeaderError
         The file breaks a rule of its format.
+    SafetensorError
+        ``ingot.shared`` in `set` is no record of names that share tensors of this file (``code`` is
+        ``"invalid-alias"``). Nothing was touched.
     SaveError
         The header would be longer than 100,000,000 bytes. Nothing was touched.
     StorageError
@@ -132,7 +135,8 @@ def replace_tensor(path: Path, name: str, tensor: Any, *, durable: bool | None =
     path : str, bytes or os.PathLike
         The file, in either format. A symlink is followed.
     name : str
-        The tensor.
+        The tensor. Names that share it (``save_file(..., shared="alias")``) stay names of the one tensor that
+        it is, and any of them will do; parts of it are parts of the new values.
     tensor : array or tensor of any framework
         Of the dtype and the shape that stand in the header.
     durable : bool, optional
@@ -144,6 +148,8 @@ def replace_tensor(path: Path, name: str, tensor: Any, *, durable: bool | None =
         There is no such tensor.
     SaveError
         Dtype or shape differ (``code`` is ``"mismatch"``), or the tensor has no values.
+    SafetensorError
+        The name is one of a part of a stored tensor (``"invalid-alias"``), which the message names.
     OSError, HeaderError, StorageError
         As for `update_metadata`.
 

@@ -41,8 +41,8 @@ FRAMEWORKS = {
 }
 
 
-def adapter(framework: str) -> Adapter:
-    """The module for `framework`, imported now."""
+def module_of(framework: str) -> str:
+    """The name of the module for `framework`."""
     if not isinstance(framework, str):
         raise TypeError(f"framework must be a str, not {type(framework).__name__}")
     module = FRAMEWORKS.get(framework)
@@ -53,7 +53,12 @@ def adapter(framework: str) -> Adapter:
             expected=tuple(FRAMEWORKS),
             found=framework,
         )
-    name = f"{__package__}.{module}"
+    return module
+
+
+def adapter(framework: str) -> Adapter:
+    """The module for `framework`, imported now."""
+    name = f"{__package__}.{module_of(framework)}"
     # A module with the names of an `Adapter`, which checkers cannot see.
     imported: Any = modules.get(name)
     if imported is None:
@@ -98,7 +103,8 @@ def missing(package: str, error: ImportError, module: str | None = None) -> Impo
         # The package is there, and something that it needs is not: its own words are the better ones.
         return error
     return ModuleNotFoundError(
-        f"ingot.{module or package} needs {package}, which is not installed: pip install ingot[{package}]",
+        # In quotes, because zsh takes brackets for a pattern.
+        f"ingot.{module or package} needs {package}, which is not installed: pip install 'ingot[{package}]'",
         name=package,
     )
 

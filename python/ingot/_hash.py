@@ -199,7 +199,10 @@ class Report:
         lines += [
             f"tensor {_quoted(row.tensor)}: expected {row.expected}, found {row.found}" for row in self.bad
         ]
-        lines += [f"tensor {_quoted(name)}: has no digest" for name in self.unchecked]
+        if self.unchecked and self.algorithm is None and not self.ok:
+            lines[0] += f", the file keeps no digest of its {len(self.unchecked)} tensors"
+        else:
+            lines += [f"tensor {_quoted(name)}: has no digest" for name in self.unchecked]
         lines += [f"tensor {_quoted(name)}: has a digest and is not there" for name in self.missing]
         return "\n".join(lines)
 

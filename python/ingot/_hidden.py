@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from contextlib import contextmanager
 from secrets import token_hex
@@ -20,24 +21,31 @@ def hidden() -> Iterator[str]:
     What is raised in the block speaks of the latter, which is the one that the user knows.
     """
     prefix = f".ingot-{token_hex(4)}."
-    try:
+    with called(prefix, ""):
         yield prefix
+
+
+@contextmanager
+def called(hidden: str, shown: str) -> Iterator[None]:
+    """What is raised in the block says `shown` in place of `hidden`."""
+    try:
+        yield
     except Exception as fault:
-        _take_out(prefix, fault)
+        _call(hidden, shown, fault)
         raise
 
 
-def _take_out(prefix: str, fault: Exception) -> None:
-    fault.args = tuple(_without(prefix, part) for part in fault.args)
+def _call(hidden: str, shown: str, fault: Exception) -> None:
+    fault.args = tuple(_with(hidden, shown, part) for part in fault.args)
     for field in ("path", "filename", "filename2"):
         if isinstance(found := getattr(fault, field, None), (str, bytes)):
-            setattr(fault, field, _without(prefix, found))
+            setattr(fault, field, _with(hidden, shown, found))
     if isinstance(fault, OSError) and fault.filename2 is not None and fault.filename == fault.filename2:
         # A rename between the two names, of which one is left.
         del fault.filename2
 
 
-def _without(prefix: str, found: object) -> object:
+def _with(hidden: str, shown: str, found: object) -> object:
     if isinstance(found, str):
-        return found.replace(prefix, "")
-    return found.replace(prefix.encode(), b"") if isinstance(found, bytes) else found
+        return found.replace(hidden, shown)
+    return found.replace(os.fsencode(hidden), os.fsencode(shown)) if isinstance(found, bytes) else found

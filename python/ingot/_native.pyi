@@ -9,8 +9,11 @@ from typing_extensions import Buffer as AnyBuffer
 __all__ = [
     "CHECKSUMS_KEY",
     "MODEL_SPEC_KEY",
+    "RECORD_KEYS",
+    "SHARED_KEY",
     "Appender",
     "Archive",
+    "Aside",
     "Buffer",
     "NewFile",
     "Quarry",
@@ -45,6 +48,8 @@ __all__ = [
 __version__: str
 CHECKSUMS_KEY: str
 MODEL_SPEC_KEY: str
+RECORD_KEYS: list[str]
+SHARED_KEY: str
 
 @final
 class Buffer:
@@ -177,6 +182,12 @@ class Archive:
     def shard_metadata(self) -> dict[str, dict[str, str] | None]:
         """Give the metadata of each file, by what the index calls it, or by its name."""
 
+    def shared(self) -> dict[str, tuple[str, tuple[list[int], list[int], int] | None]]:
+        """Give the names that share a tensor, each with the name of that.
+
+        For a part of it also shape, strides and first element, counted in elements of the tensor.
+        """
+
     def shard_of(self, name: str) -> str | None:
         """Give the path of the file that the tensor is in."""
 
@@ -285,8 +296,9 @@ def serialize(
     metadata: Mapping[str, str] | None,
     format: str,
     *,
-    export: Callable[[Any], Any] | None = None,
+    export: Callable[[list[Any]], tuple[list[Any], list[int], list[int]] | None] | None = None,
     shared: str = "copy",
+    views: str | None = None,
 ) -> bytes: ...
 
 @final
@@ -306,8 +318,9 @@ def prepare(
     metadata: Mapping[str, str] | None,
     format: str,
     *,
-    export: Callable[[Any], Any] | None = None,
+    export: Callable[[list[Any]], tuple[list[Any], list[int], list[int]] | None] | None = None,
     shared: str = "copy",
+    views: str | None = None,
     reserve: int = 0,
     align: int = 8,
     durable: bool = True,
@@ -318,8 +331,11 @@ def prepare(
     """Take over all that goes into a file. Nothing is written yet.
 
     `payload(name, tensor)` gives a DLPack capsule, ``(code, shape, buffer)`` or ``(code, shape, fetch)``, of
-    which ``fetch(begin, end)`` gives those bytes as a capsule or a buffer. `export(tensor)` gives a capsule
-    and comes first; where it raises or its capsule is of no use, `payload` is called.
+    which ``fetch(begin, end)`` gives those bytes as a capsule or a buffer. `export(tensors)` comes first:
+    of a few hundred tensors it gives the capsules, the bytes of memory that each lies in, and how many
+    elements come before its first there. Where it raises or gives None, or a capsule is of no use or reaches
+    past that memory, `payload` is called. `views` is the record of names that share one of the tensors; what
+    `metadata` has of this kind is left out.
     """
 
 def download(
@@ -417,10 +433,16 @@ class Sources:
         """Give the path of its index, or of its only file."""
 
     def names(self, source: int) -> list[str]:
-        """Give the names of the tensors of one source, in the order of the data, file after file."""
+        """Give the names of the tensors of one source, in the order of the data, file after file.
+
+        After them stand the names that share one of them.
+        """
+
+    def shared(self, source: int) -> list[int]:
+        """Give for each of these the number of the tensor."""
 
     def sizes(self, source: int) -> list[int]:
-        """Give their sizes in bytes."""
+        """Give the sizes of the tensors in bytes."""
 
     def metadata(self, source: int) -> dict[str, dict[str, str] | None]:
         """Give the metadata of each file of a source, by its path."""
@@ -444,8 +466,8 @@ class Sources:
     ) -> None:
         """Write a file of `picks`: a source, the number of a tensor in it, the name in the new file.
 
-        `inherit` says that the metadata is that of the sources: digests of tensors go with them, and
-        ModelSpec's hash stays only where it is still true.
+        Names that share a tensor share it again. `inherit` says that digests of tensors go with them;
+        ModelSpec's hash, where `metadata` has one, is that of the source whose data this is.
         """
 
 # Only where there is a Unix underneath.
@@ -458,17 +480,41 @@ class Writer:
         metadata: Mapping[str, str] | None,
         format: str,
         *,
+        views: str | None = None,
         reserve: int = 0,
         align: int = 8,
         durable: bool = True,
         force: bool = False,
     ) -> Writer: ...
     @staticmethod
-    def join(path: str | bytes | PathLike[str] | PathLike[bytes], *, durable: bool = True) -> Writer: ...
+    def join(
+        path: str | bytes | PathLike[str] | PathLike[bytes], *, finish: bool = False, durable: bool = True
+    ) -> Writer: ...
     def names(self) -> list[str]: ...
     def write(self, name: str, tensor: Any, index: Any, payload: Callable[[str, Any], Any]) -> None: ...
-    def commit(self) -> None: ...
+    @property
+    def draft_name(self) -> str:
+        """The name that the file has until the commit, in the directory that it is to be in."""
+
+    def commit(self, *, overwrite: bool = True) -> None:
+        """`FileExistsError` where something has the name by now, and `overwrite` is not set."""
+
     def close(self) -> None: ...
+
+@final
+class Aside:
+    """A file that others fill before it gets its name. Later saves sweep up a draft that was left behind."""
+
+    @staticmethod
+    def create(
+        path: str | bytes | PathLike[str] | PathLike[bytes], *, durable: bool = True, force: bool = False
+    ) -> Aside: ...
+    @property
+    def draft_name(self) -> str: ...
+    def commit(self, *, overwrite: bool = True) -> None: ...
+    def close(self) -> None: ...
+    def disown(self) -> None:
+        """In a forked child: close what belongs to its parent, whose locks would else outlive it here."""
 
 @final
 class Quarry:
@@ -496,3 +542,5 @@ class Appender:
     def append(self, name: str, tensor: Any, payload: Callable[[str, Any], Any]) -> None: ...
     def commit(self) -> None: ...
     def close(self) -> None: ...
+    def disown(self) -> None:
+        """As that of a `Writer`."""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ._remote import StorageOptions
 
     Move = Callable[[Any], Any]
+    # A function that opens a handle, and what it is called with.
+    Again = tuple[Callable[..., "safe_open"], tuple[Any, ...]]
 
 BACKENDS = ("auto", "mmap", "pread")
 
@@ -83,8 +85,8 @@ class safe_open:
     ``name in file``, ``for name in file``, ``file[name]``, ``file.items()``.
 
     After `close` every method raises `ClosedError`; tensors and slices that were taken before remain good. A
-    handle can be used from many threads at once, and pickled: it is then opened again, by its path, where it
-    arrives.
+    handle can be used from many threads at once, and pickled, as its slices can: it is then opened again, by
+    its path, where it arrives, such as in the workers of a ``DataLoader``.
 
     Opening a sharded checkpoint reads its index, finds all its shards and opens the first. Each other one
     is opened when it is first needed, and every one is held against the index when it is: a shard that
@@ -338,7 +340,7 @@ class safe_open:
         """
         # A handle of its own, so that it outlives this one.
         archive = self._archive.share()
-        return TensorSlice(archive, archive.info(name), self._adapter, self._move)
+        return TensorSlice(archive, archive.info(name), self._adapter, self._move, self._again())
 
     @property
     def path(self) -> str:
@@ -401,6 +403,10 @@ class safe_open:
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._check_open()
+        return _known(self._again())
+
+    def _again(self) -> Again | None:
+        """What opens it again, wherever that is; None where nothing does."""
         # Of a URL with all that opens it: tokens and keys go along.
         return _reopen, (type(self), self._url or self.path, *self._arguments)
 
@@ -436,15 +442,21 @@ def _reopen(
 
 
 class TensorSlice:
-    """A tensor of an open file, to be read in part. `safe_open.get_slice` makes them."""
+    """A tensor of an open file, to be read in part. `safe_open.get_slice` makes them.
 
-    __slots__ = ("_adapter", "_archive", "_info", "_move")
+    It can be pickled as its handle can, also when that was closed: the file is opened again where it arrives.
+    """
 
-    def __init__(self, archive: Archive, info: TensorInfo, adapter: Adapter, move: Move | None) -> None:
+    __slots__ = ("_adapter", "_again", "_archive", "_info", "_move")
+
+    def __init__(
+        self, archive: Archive, info: TensorInfo, adapter: Adapter, move: Move | None, again: Again | None
+    ) -> None:
         self._archive = archive
         self._info = info
         self._adapter = adapter
         self._move = move
+        self._again = again
 
     def get_shape(self) -> list[int]:
         """Give the shape of the whole tensor, as it stands in the header."""
@@ -484,20 +496,24 @@ class TensorSlice:
         try:
             part = self._archive.select(name, index, wrap)
         except NotImplementedError:
-            part = self._indexed(self._archive.tensor(name, wrap), index)
+            part = indexed(self._archive, name, self._archive.tensor(name, wrap), index, self._adapter.at)
         return moved(self._archive, name, part, self._move)
 
-    def _indexed(self, tensor: Any, index: Any) -> Any:
-        try:
-            return self._adapter.at(tensor, index)
-        except IndexError as error:
-            where, name = _where(self._archive), self._info.name
-            raise SliceError(
-                f"{where}tensor {_quoted(name)}: {error}", code="index", path=self._archive.path, tensor=name
-            ) from error
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _slice_again, (*_known(self._again), self._info.name)
 
     def __repr__(self) -> str:
         return f"<slice of tensor {_quoted(self._info.name)}: {self._info.dtype} {self.get_shape()}>"
+
+
+def _known(again: Again | None) -> Again:
+    if again is None:
+        raise TypeError("cannot pickle a handle that was made from an open file: make it with its path")
+    return again
+
+
+def _slice_again(opens: Callable[..., safe_open], arguments: tuple[Any, ...], name: str) -> TensorSlice:
+    return opens(*arguments).get_slice(name)
 
 
 def open_archive(
@@ -572,6 +588,16 @@ def moved(archive: Archive, name: str, tensor: Any, move: Move | None) -> Any:
             tensor=name,
             found=archive.info(name).dtype if error.found is None else error.found,
         ) from error.__cause__
+
+
+def indexed(archive: Archive, name: str, tensor: Any, index: Any, at: Callable[[Any, Any], Any]) -> Any:
+    """`tensor[index]` as the framework's `at` has it."""
+    try:
+        return at(tensor, index)
+    except IndexError as error:
+        raise SliceError(
+            f"{_where(archive)}tensor {_quoted(name)}: {error}", code="index", path=archive.path, tensor=name
+        ) from error
 
 
 def _where(archive: Archive) -> str:

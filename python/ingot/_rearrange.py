@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from os import fsdecode, fspath
 from os.path import basename
 
-from ._native import CHECKSUMS_KEY, MODEL_SPEC_KEY, Sources
+from ._native import CHECKSUMS_KEY, MODEL_SPEC_KEY, SHARED_KEY, Sources
+from ._records import of_index
 from ._serialize import alignment, format_for, is_durable, one_of, room, texts
 from .errors import SaveError, TensorNotFoundError, _escaped, _quoted
 
@@ -56,7 +57,7 @@ def merge(
         of them.
     metadata : dict of str to str or None, optional
         The text to store. By default what the sources have, all together, which must not contradict each
-        other. Of the metadata of an index that is what is text, so not its ``total_size``.
+        other. Of the metadata of an index that is what is text and speaks of no number of bytes.
     format, reserve_header, align, durable, force, progress
         As for `save_file`.
     storage_options : dict, optional
@@ -66,6 +67,8 @@ def merge(
     ------
     OSError, HeaderError, CheckpointError
         A source cannot be opened, or breaks a rule of its format.
+    SafetensorError
+        The record of names that share a tensor is broken (``code`` is ``"invalid-alias"``).
     SaveError
         Two sources have a tensor of one name (``code`` is ``"duplicate-tensor"``; both are named); their
         metadata contradict each other (``"metadata-conflict"``); the format lacks a dtype.
@@ -79,7 +82,10 @@ def merge(
     The file is byte for byte the one that `save_file` of the same tensors and metadata writes, with the
     digests that the sources keep of the tensors, under their new names. A file keeps digests of one
     algorithm: where sources have several, that of the most tensors. ``modelspec.hash_sha256`` stays where all
-    data is the same. With `metadata` there are no digests but what it says.
+    data is the same. With `metadata` there are no digests, and that hash only where it is true.
+
+    Names that share a tensor (``save_file(..., shared="alias")``) are names like all others, and share it in
+    the new file too. Where the name that it was stored under is left out, it is stored under another.
     """
     one_of("on_duplicate", on_duplicate, ON_DUPLICATE)
     if isinstance(sources, (str, bytes)) or hasattr(sources, "__fspath__"):
@@ -124,7 +130,8 @@ def rewrite(
     out : str, bytes or os.PathLike
         Where to write; it may be `source`. What is there stays until the new file is whole.
     rename : dict of str to str, or callable, optional
-        New names for old ones; or what gives the new name for every old one. Of those that are kept.
+        New names for old ones; or what gives the new name for every old one. Of those that are kept, names
+        that share a tensor among them.
     keep, drop : str, iterable of str, or callable, optional
         Which tensors go into the new file: those of `keep`, all by default, without those of `drop`. A
         callable is asked for each name. A str is a pattern for whole names, as in a shell: ``*`` is any
@@ -143,7 +150,7 @@ def rewrite(
         A pattern, or a name to rename, fits no tensor.
     SaveError
         Two tensors would have one name; the format lacks a dtype.
-    OSError, HeaderError, CheckpointError, StorageError, TypeError, OptionError
+    OSError, HeaderError, CheckpointError, StorageError, SafetensorError, TypeError, OptionError
         As for `merge`.
 
     Notes
@@ -151,7 +158,10 @@ def rewrite(
     The file is byte for byte the one that `save_file` of the same tensors and metadata writes, with the
     digests that the sources keep of the tensors, under their new names. A file keeps digests of one
     algorithm: where sources have several, that of the most tensors. ``modelspec.hash_sha256`` stays where all
-    data is the same. With `metadata` there are no digests but what it says.
+    data is the same. With `metadata` there are no digests, and that hash only where it is true.
+
+    Names that share a tensor (``save_file(..., shared="alias")``) are names like all others, and share it in
+    the new file too. Where the name that it was stored under is left out, it is stored under another.
     """
     path = fspath(source)
     opened = Sources.open([path], storage_options)
@@ -211,7 +221,8 @@ def split(
 
     Notes
     -----
-    Digests that the source keeps of tensors go into their files, as for `merge`.
+    Digests that the source keeps of tensors go into their files, as for `merge`, and names that share a
+    tensor into the file of that tensor. The index names the tensors that are stored.
 
     The index is written last: if this fails, the directory holds the old checkpoint or the new one, whole,
     on file systems with hard links. What an interrupted call left behind, the next one removes.
@@ -227,29 +238,33 @@ def split(
     of_file = {"format": pairs.get("format", "pt")}
     shards = planned(sizes, limit)
     files = place.names(len(shards))
-    of_index: dict[str, object] | None = None
+    whole: dict[str, object] | None = None
     if len(shards) == 1:
         of_file |= pairs
     else:
-        of_index = index(
+        whole = index(
             {file: [names[number] for number in shard] for file, shard in zip(files, shards, strict=True)},
             sum(sizes),
-            # What is of one file would not be true of several.
-            {key: value for key, value in pairs.items() if key not in ("format", MODEL_SPEC_KEY)},
+            {key: value for key, value in pairs.items() if key != "format"},
         )
+    # Names that share a tensor go where that goes.
+    sharing: dict[int, list[int]] = {}
+    for number, tensor in enumerate(opened.shared(0), start=len(sizes)):
+        sharing.setdefault(tensor, []).append(number)
 
     done, total = 0, sum(sizes)
 
     def save(shard_path: str, shard: list[int]) -> None:
         nonlocal done
-        picks = [(0, number, names[number]) for number in shard]
+        numbers = [other for number in shard for other in (number, *sharing.get(number, ()))]
+        picks = [(0, number, names[number]) for number in numbers]
         size = sum(sizes[number] for number in shard)
         part = _part(tell, done, size, total)
         _write(opened, shard_path, picks, of_file, metadata is _KEPT, None, 0, 8, flush, False, part)
         done += size
 
     with _telling(progress, "Splitting", path) as tell:
-        write(place, dict(zip(files, shards, strict=True)), save, of_index, flush)
+        write(place, dict(zip(files, shards, strict=True)), save, whole, flush)
 
 
 @contextmanager
@@ -305,12 +320,12 @@ def _write(
 
 
 def _together(opened: Sources) -> dict[str, str] | None:
-    """The metadata of all sources, without digests of tensors; None where none has any."""
+    """The metadata of all sources, without what is made anew of theirs; None where none has any."""
     found: dict[str, tuple[str, str]] | None = None
     for path, pairs in _metadata(opened):
         found = {} if found is None else found
         for key, value in pairs.items():
-            if key == CHECKSUMS_KEY:
+            if key in (CHECKSUMS_KEY, SHARED_KEY):
                 continue
             other, first = found.setdefault(key, (value, path))
             # A hash of one of several files is not true of the new one, which leaves it out.
@@ -329,16 +344,16 @@ def _together(opened: Sources) -> dict[str, str] | None:
 def _metadata(opened: Sources) -> Iterator[tuple[str, dict[str, str]]]:
     """The metadata of each file and each index that has some, with its path.
 
-    Of an index that is what a file can hold. What it says of the number of all bytes is no text, and would
-    not be true of the new file.
+    Of an index that is what a file can hold and what speaks of no tensor.
     """
     for at in range(len(opened)):
         for path, pairs in opened.metadata(at).items():
             if pairs is not None:
                 yield path, pairs
-        of_index = opened.index_metadata(at)
-        if of_index is not None:
-            yield opened.path(at), {key: text for key, text in of_index.items() if isinstance(text, str)}
+        pairs_of_index = opened.index_metadata(at)
+        if pairs_of_index is not None:
+            texts_in_it = {key: text for key, text in pairs_of_index.items() if isinstance(text, str)}
+            yield opened.path(at), of_index(texts_in_it)
 
 
 def _chosen(names: list[str], which: Which, path: str | bytes) -> set[str]:

@@ -13,7 +13,8 @@ class StorageOptions(TypedDict, total=False):
     """What `storage_options` may hold. All of it is optional.
 
     Nothing of it is shown in errors. Tokens, headers and keys go to the host that the URL names and to no
-    other, wherever that redirects to.
+    other, wherever that redirects to. A line end at the end of one, as files have it, is taken away; one with
+    any other control character is an `OptionError`.
     """
 
     #: Sent as ``Authorization: Bearer …``. By default, and with True, the Hub's token for files of the Hub
@@ -35,7 +36,8 @@ class StorageOptions(TypedDict, total=False):
     retries: int
     #: Certificates in PEM to trust instead of the system's.
     ca_file: str | PathLike[str]
-    #: Follow redirects to other hosts in private networks too. False by default.
+    #: Follow redirects to other hosts and ports outside of the public internet too: on this machine, in
+    #: private networks, the services of a cloud. False by default.
     allow_private_redirects: bool
     #: Where the service is: S3 (``AWS_ENDPOINT_URL_S3`` or ``AWS_ENDPOINT_URL`` by default), the Hub
     #: (``HF_ENDPOINT``), Google (``STORAGE_EMULATOR_HOST``) or Azure (``AZURE_STORAGE_ENDPOINT``).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Generic, NamedTuple, TypeVar
 
-from ._open import moved, tensors
+from ._open import indexed, moved, tensors
 from .errors import DestinationError, OptionError, SliceError, _quoted
 
 TYPE_CHECKING = False
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     Memory = tuple[str, Any, bool]
     # What fills tensors of a framework.
     Into = Callable[[Archive, list[Wanted], Mapping[str, Any], Reads], None]
+    # `tensor[index]` by the rules of a framework.
+    At = Callable[[Any, Any], Any]
 
     class LoadOptions(TypedDict, total=False):
         """What every framework's `load_file` takes, but for what decides what it returns."""
@@ -110,7 +112,11 @@ class Selected(NamedTuple, Generic[Tensor]):
 
     def of(self, name: str) -> Any:
         """The index into the tensor `name`; None for all of it."""
-        return None if self.slices is None else self.slices.get(name)
+        if self.slices is None or name not in self.slices:
+            return None
+        index = self.slices[name]
+        # One that adds a dimension, as `(None,)` does and as it means the same between brackets.
+        return (None,) if index is None else index
 
     def is_plain(self) -> bool:
         """Whether tensors come whole and as they are."""
@@ -123,6 +129,7 @@ def chosen(
     wrap: Wrap,
     move: Callable[[Any], Any] | None,
     reads: Reads,
+    at: At,
     into: Into | None = None,
 ) -> dict[str, Any]:
     """The tensors that were asked for, on the device that `move` takes them to."""
@@ -132,7 +139,7 @@ def chosen(
     if selected.is_plain():
         return tensors(archive, names, wrap, move, reads)
     refuse_unproven(archive, reads)
-    found = load(archive, selected, {name: name for name in names}, wrap, reads, into)
+    found = load(archive, selected, {name: name for name in names}, wrap, reads, at, into)
     if move is not None:
         for name in found.keys() - (selected.out or {}).keys():
             found[name] = moved(archive, name, found[name], move)
@@ -157,34 +164,62 @@ def load(
     names: Mapping[str, str],
     wrap: Wrap,
     reads: Reads,
+    at: At,
     into: Into | None = None,
 ) -> dict[str, Any]:
-    """The tensors of `names`, each with its name in the file. `into` fills those that have a place."""
+    """The tensors of `names`, each with its name in the file. `into` fills those that have a place.
+
+    `at` is for the indices that files are not read by: masks, arrays, several lists. Then the whole tensor is
+    read, as `TensorSlice` does.
+    """
     out = selected.out or {}
-    places = wanted(selected, {name: names[name] for name in out})
+    places = wanted(archive, selected, {name: names[name] for name in out})
+    for name, (_, index, _) in zip(out, places, strict=True):
+        if index is None and selected.of(name) is not None:
+            raise SliceError(
+                f"tensor {_quoted(name)}: its index in slices is one that only frameworks know, which goes "
+                "without a place in out: expected ints, slices, None, ... and one list of ints",
+                code="index",
+                path=archive.path,
+                tensor=name,
+            )
     fresh = [name for name in names if name not in out]
-    others = wanted(selected, {name: names[name] for name in fresh})
-    try:
-        filling, reading = reads.shares(
-            lambda: archive.parts_nbytes(places), lambda: archive.parts_nbytes(others)
-        )
-        if out and into is not None:
-            # First, because it may be refused.
-            into(archive, places, out, filling)
-        read = dict(zip(fresh, archive.parts(others, wrap, **reading.options()), strict=True))
-    except NotImplementedError as error:
-        raise SliceError(
-            "an index in slices is one that only frameworks know: expected ints, slices, None, ... and one "
-            "list of ints — index the tensor after loading it",
-            code="index",
-            path=archive.path,
-        ) from error
+    others = wanted(archive, selected, {name: names[name] for name in fresh})
+    filling, reading = reads.shares(
+        lambda: archive.parts_nbytes(places), lambda: archive.parts_nbytes(others)
+    )
+    if out and into is not None:
+        # First, because it may be refused.
+        into(archive, places, out, filling)
+    read = dict(zip(fresh, archive.parts(others, wrap, **reading.options()), strict=True))
+    for name, (source, index, _) in zip(fresh, others, strict=True):
+        asked = selected.of(name)
+        if index is None and asked is not None:
+            read[name] = indexed(archive, source, read[name], asked, at)
     return {name: out[name] if name in out else read[name] for name in names}
 
 
-def wanted(selected: Selected[Any], names: Mapping[str, str]) -> list[Wanted]:
-    """What is wanted of the tensors of `names`, each with its name in the file."""
-    return [(source, selected.of(name), selected.dtype) for name, source in names.items()]
+def wanted(archive: Archive, selected: Selected[Any], names: Mapping[str, str]) -> list[Wanted]:
+    """What is to be read of the tensors of `names`, each with its name in the file.
+
+    All of those that have an index which files are not read by.
+    """
+    found = [(source, selected.of(name), selected.dtype) for name, source in names.items()]
+    if selected.slices is None or _is_read(archive, found):
+        return found
+    return [
+        (source, index if _is_read(archive, [(source, index, dtype)]) else None, dtype)
+        for source, index, dtype in found
+    ]
+
+
+def _is_read(archive: Archive, wanted: list[Wanted]) -> bool:
+    """Whether files are read by all of these indices."""
+    try:
+        archive.parts_nbytes(wanted)
+    except NotImplementedError:
+        return False
+    return True
 
 
 def fill(

@@ -62,7 +62,8 @@ def serialize(
         gives it, and doubles its last dimension. The data is any C-contiguous buffer, little-endian, of
         exactly the size that dtype and shape ask for; it is read, not kept.
     metadata : dict of str to str, optional
-        Text to store beside the tensors.
+        Text to store beside the tensors. What speaks of the tensors of another file is left out: digests,
+        ``modelspec.hash_sha256``, names that share a tensor.
     format : {"safetensors", "bintensors"}
         What to write.
 
@@ -121,8 +122,8 @@ def serialize_file(
         Digests to keep in the metadata, for `ingot.verify` and ``load_file(verify=True)``: of each
         tensor, by ``"blake3"`` (which True means too), ``"sha256"``, ``"xxh3"`` or ``"xxh3_128"``; of the
         data section as ModelSpec wants it, ``"modelspec"``; or one of the former and the latter. They are
-        taken of the bytes on their way into the file. Digests of tensors in `metadata` are left out: they
-        were made for another file.
+        taken of the bytes on their way into the file. What `metadata` has of this is left out: it was made
+        for another file.
 
     Raises
     ------
@@ -153,8 +154,9 @@ def write_file(
     metadata: Mapping[str, str] | None,
     *,
     format: Format | None,
-    export: Callable[[Any], Any] | None = None,
+    export: Callable[[list[Any]], tuple[list[Any], list[int], list[int]] | None] | None = None,
     shared: str = "copy",
+    views: str | None = None,
     durable: bool | None,
     atomic: bool,
     force: bool,
@@ -173,7 +175,7 @@ def write_file(
         As for `serialize_file`.
     tensors : dict of str to tensor
         As `named` gives it.
-    payload, export, shared
+    payload, export, shared, views
         As for `_native.prepare`: how the tensors are handed over, and what of those that share memory.
     progress, background, snapshot, reserve_header, align
         As for `ingot.numpy.save_file`.
@@ -189,6 +191,7 @@ def write_file(
         format_for(path, format),
         export=export,
         shared=shared,
+        views=views,
         reserve=room(reserve_header),
         align=alignment(align),
         durable=is_durable(durable),

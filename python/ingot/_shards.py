@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from io import BufferedWriter
 from typing import TypeVar
 
 from ._hidden import PREFIX, hidden
 from ._native import ShardIndex
+from ._records import of_index
+from ._storage import Storage
 from .errors import OptionError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import Any
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -67,9 +70,9 @@ def split(sizes: Iterable[int], limit: int) -> list[list[int]]:
 def index(
     files: Mapping[str, Iterable[str]], total_size: int, metadata: Mapping[str, str]
 ) -> dict[str, object]:
-    """The index of these files, each with the names of its tensors."""
+    """The index of these files, each with the names of its tensors, without what is of one file."""
     return {
-        "metadata": {"total_size": total_size, **metadata},
+        "metadata": {"total_size": total_size, **of_index(metadata)},
         "weight_map": {name: file for file, names in files.items() for name in names},
     }
 
@@ -91,7 +94,8 @@ class Place:
         self.index = pattern.replace(_SUFFIX, "") + ".index.json"
         before, after = map(re.escape, pattern.split(_SUFFIX))
         self._files = re.compile(f"{before}(-[0-9]{{5,}}-of-[0-9]{{5,}})?{after}")
-        self._hidden = re.compile(f"{PREFIX.pattern}(.+)")
+        # A save to such a name may have left its own temporary file too, which begins with a dot more.
+        self._hidden = re.compile(rf"{PREFIX.pattern}(.+)|\.{PREFIX.pattern}(.+)\.[0-9a-f]{{16}}\.ingot-tmp")
 
     def names(self, count: int) -> list[str]:
         """The names of so many files."""
@@ -112,7 +116,8 @@ class Place:
         found = []
         for name in sorted(os.listdir(self.directory)):
             hidden = self._hidden.fullmatch(name)
-            if hidden and (hidden[1] == self.index or self._files.fullmatch(hidden[1])):
+            of = hidden and (hidden[1] or hidden[2])
+            if of and (of == self.index or self._files.fullmatch(of)):
                 found.append(name)
         return found
 
@@ -130,13 +135,32 @@ def write(
 ) -> None:
     """Write all files under other names, then put them in place, the index last, and remove what was there.
 
-    `save` writes one of the shards to the path that it is given.
+    `save` writes one of the shards to the path that it is given. A directory that was made for them goes
+    again if this fails.
     """
-    os.makedirs(place.directory, exist_ok=True)
-    stale = place.leftovers()
-    with hidden() as prefix:
-        stale += _write_aside(place, shards, save, index, durable, prefix)
+    with _made(place.directory):
+        stale = place.leftovers()
+        with hidden() as prefix:
+            stale += _write_aside(place, shards, save, index, durable, prefix)
     _remove(place, stale + [name for name in place.files() if name not in shards])
+
+
+@contextmanager
+def _made(directory: str) -> Iterator[None]:
+    """Make a directory and those above it, and remove them if the block fails and leaves nothing in them."""
+    missing: list[str] = []
+    above = os.path.abspath(directory)
+    while not os.path.lexists(above):
+        missing.append(above)
+        above = os.path.dirname(above)
+    try:
+        os.makedirs(directory, exist_ok=True)
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for made in missing:
+                os.rmdir(made)
+        raise
 
 
 def _write_aside(
@@ -248,8 +272,8 @@ def _flush(directory: str) -> None:
 
 
 def _write_text(path: str, text: str, durable: bool) -> None:
-    with open(path, "w", encoding="utf-8", newline="\n") as file:
-        file.write(text)
+    with BufferedWriter(Storage(path, "w")) as file:
+        file.write(text.encode())
         if durable:
             file.flush()
             os.fsync(file.fileno())

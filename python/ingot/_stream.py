@@ -41,7 +41,8 @@ def write_to(
     tensors : dict of str to array or tensor
         Of any framework, of several too. Those that are not in C order are put in order piece by piece.
     metadata : dict of str to str, optional
-        Text to store beside the tensors.
+        Text to store beside the tensors. What speaks of the tensors of another file is left out: digests,
+        ``modelspec.hash_sha256``, names that share a tensor.
     format : {"safetensors", "bintensors"}
         What to write.
 

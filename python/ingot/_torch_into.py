@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from math import prod
-from operator import attrgetter
+from operator import add, attrgetter, ge, mul
 from typing import NamedTuple
 
 import torch
 
 from ._select import FLOATS, fill, misfit
 from ._torch_alias import recorded
-from ._torch_plain import PLAIN_CLASSES, not_plain
+from ._torch_plain import PLAIN_CLASSES, in_transform, not_plain, undisturbed
 from .errors import _escaped
 
 TYPE_CHECKING = False
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 # Bytes that are read at once for a tensor that torch has to copy.
 PIECE_NBYTES = 64 << 20
 
-_layout = attrgetter("layout")
 # What a plain tensor may be that has no memory as a file has its bytes.
 _ODD: list[Callable[[torch.Tensor], bool]] = [
     *map(attrgetter, ("is_quantized", "is_nested", "is_meta")),
     torch.Tensor.is_conj,
     torch.Tensor.is_neg,
+    torch.Tensor._is_zerotensor,
 ]
 
 
@@ -47,7 +47,7 @@ def into(
 ) -> Incompatible:
     """Fill the tensors of `target`, and say which names did not fit."""
     where = "" if archive.path is None else f"{_escaped(archive.path)}: "
-    views = recorded(archive, where)
+    views = recorded(archive)
     stored = {name: name for name in archive.offset_names()}
     stored |= {name: place["of"] for name, place in views.items() if "shape" not in place}
     own = _tensors(target)
@@ -93,13 +93,26 @@ def _ties(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
 
 def refuse_destinations(tensors: Mapping[str, torch.Tensor]) -> None:
     """Raise for the first that has no memory of its own to be written to."""
-    values = tensors.values()
-    # With `map`, so that no Python function runs for each of many plain tensors.
-    is_plain = set(map(type, values)) <= PLAIN_CLASSES and set(map(_layout, values)) <= {torch.strided}
-    if is_plain and not any(any(map(is_odd, values)) for is_odd in _ODD):
-        return
-    for name, tensor in tensors.items():
-        refuse_destination(name, tensor)
+    if not _are_plain(list(tensors.values())):
+        for name, tensor in tensors.items():
+            refuse_destination(name, tensor)
+
+
+def _are_plain(tensors: list[torch.Tensor]) -> bool:
+    """Whether all have memory of their own, as `not_plain` asks of each; False where it is to be asked.
+
+    Written with `map`, so that no Python function runs for each of many.
+    """
+    if not set(map(type, tensors)) <= PLAIN_CLASSES or in_transform():
+        return False
+    if not set(map(attrgetter("layout"), tensors)) <= {torch.strided}:
+        return False
+    if any(any(map(is_odd, tensors)) for is_odd in _ODD) or not all(map(torch.Tensor.is_contiguous, tensors)):
+        return False
+    ends = map(add, map(torch.Tensor.storage_offset, tensors), map(torch.Tensor.numel, tensors))
+    needed = map(mul, ends, map(attrgetter("itemsize"), tensors))
+    there = map(len, map(torch.Tensor.untyped_storage, tensors))
+    return all(map(torch.Tensor.data_ptr, tensors)) and all(map(ge, there, needed))
 
 
 def refuse_destination(name: str, tensor: torch.Tensor) -> None:
@@ -207,16 +220,17 @@ def _memories(tensors: Mapping[str, torch.Tensor]) -> dict[str, Memory]:
     from .torch import _CODES, _crosses_by_dlpack, _to_dlpack
 
     found = {}
-    for name, tensor in tensors.items():
-        dtype = tensor.dtype
-        code = _CODES.get(dtype)
-        if code is None:
-            raise misfit(
-                name, f"no file has tensors of the destination's dtype, {dtype}", "destination-dtype"
-            )
-        # The elements of dtypes that DLPack of this torch lacks are of one byte.
-        plain = tensor if _crosses_by_dlpack(dtype) else tensor.detach().view(torch.uint8)
-        found[name] = code, _to_dlpack(plain), False
+    with undisturbed():
+        for name, tensor in tensors.items():
+            dtype = tensor.dtype
+            code = _CODES.get(dtype)
+            if code is None:
+                raise misfit(
+                    name, f"no file has tensors of the destination's dtype, {dtype}", "destination-dtype"
+                )
+            # The elements of dtypes that DLPack of this torch lacks are of one byte.
+            plain = tensor if _crosses_by_dlpack(dtype) else tensor.detach().view(torch.uint8)
+            found[name] = code, _to_dlpack(plain), False
     return found
 
 

@@ -7,6 +7,7 @@ from collections import defaultdict
 
 import torch
 
+from ._torch_plain import not_plain
 from .errors import SharedMemoryError, _quoted
 
 TYPE_CHECKING = False
@@ -177,7 +178,7 @@ def shared_storages(tensors: Mapping[str, torch.Tensor]) -> list[set[str]]:
     groups: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for name, tensor in tensors.items():
         # A module may put anything into its state. What is no tensor is refused when it is saved.
-        if not isinstance(tensor, torch.Tensor) or tensor.device.type == "meta":
+        if not isinstance(tensor, torch.Tensor) or not_plain(tensor) is not None:
             continue
         place = storage_ptr(tensor), storage_size(tensor)
         if all(place):

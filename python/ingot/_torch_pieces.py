@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ._boxes import boxes
+from ._torch_plain import undisturbed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,14 +24,15 @@ def fetcher(tensor: torch.Tensor) -> Callable[[int, int], Any]:
 
     def fetch(begin: int, end: int) -> Any:
         first = begin // itemsize
-        part = _elements(tensor, first, -(-end // itemsize))
-        # torch copies its rarer dtypes as bytes only, and conjugates none of them.
-        if part.itemsize == 1:
-            part = part.view(torch.uint8)
-        packed = part.resolve_conj().resolve_neg().cpu().contiguous()
-        # A single element counts as contiguous whatever its stride; another dtype takes only 1.
-        plain = packed.as_strided(packed.shape, (1,)).view(torch.uint8)
-        return torch._C._to_dlpack(plain[begin - first * itemsize : end - first * itemsize])
+        with undisturbed():
+            part = _elements(tensor, first, -(-end // itemsize))
+            # torch copies its rarer dtypes as bytes only, and conjugates none of them.
+            if part.itemsize == 1:
+                part = part.view(torch.uint8)
+            packed = part.resolve_conj().resolve_neg().cpu().contiguous()
+            # A single element counts as contiguous whatever its stride; another dtype takes only 1.
+            plain = packed.as_strided(packed.shape, (1,)).view(torch.uint8)
+            return torch._C._to_dlpack(plain[begin - first * itemsize : end - first * itemsize])
 
     return fetch
 

@@ -1,11 +1,14 @@
-"""Which tensors have bytes that a file can hold."""
+"""Which tensors have bytes that a file can hold, and how torch is asked for them in whatever mode it is."""
 
 from __future__ import annotations
+
+from contextlib import ExitStack
 
 import torch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from typing import Any
 
 
@@ -27,7 +30,35 @@ def not_plain(tensor: torch.Tensor) -> str | None:
         return "a nested tensor has no shape of its own: save what `.unbind()` gives"
     if tensor.is_meta:
         return "a meta tensor has no values: load or initialise it before saving"
-    return None
+    if _functorch.is_functorch_wrapped_tensor(tensor):
+        return (
+            "a tensor inside of a transform (vmap, grad, jvp, functionalize) has no values of its own: "
+            "return it, and save what the transform gives"
+        )
+    if tensor._is_zerotensor():
+        return "an efficient zero tensor has no memory: make a plain one by `+ torch.zeros(())`"
+    return _without_memory(tensor)
+
+
+def _without_memory(tensor: torch.Tensor) -> str | None:
+    """Why its storage does not hold the tensor; None where it does: storages can be freed and shrunk."""
+    is_cpu = tensor.device.type == "cpu"
+    if tensor.numel() == 0:
+        return None
+    try:
+        storage = tensor.untyped_storage()
+        found, is_null = storage.nbytes(), is_cpu and storage.data_ptr() == 0
+    except (NotImplementedError, RuntimeError):
+        # Tensors of some devices have no storage. Their values are fetched as torch fetches them.
+        return "it has no storage, so there are no values" if is_cpu else None
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    needed = (tensor.storage_offset() + last + 1) * tensor.itemsize
+    if found >= needed and not is_null:
+        return None
+    return (
+        f"its memory is gone: its storage was freed or shrunk, and has {0 if is_null else found} of the "
+        f"{needed} bytes that it needs (sharded modules free what is not in use: gather it first)"
+    )
 
 
 def _dispatch(kind: Any) -> object:
@@ -55,3 +86,34 @@ def _wrapped(tensor: Any) -> str:
         inner = ", ".join(f"`.{name}`" for name in tensor.__tensor_flatten__()[0])
         return f"{kind.__name__} keeps its values elsewhere: save the tensors that it is made of, {inner}"
     return f"{kind.__name__} keeps its values elsewhere: save the plain tensors that it is made of"
+
+
+_functorch = torch._C._functorch
+
+
+def in_transform() -> bool:
+    """Whether a transform (vmap, grad, jvp, functionalize) is active."""
+    return _functorch.peek_interpreter_stack() is not None
+
+
+def undisturbed() -> AbstractContextManager[object]:
+    """Has torch do what it does by itself, whatever mode, default device or transform is active."""
+    stack = ExitStack()
+    stack.enter_context(torch._C.DisableTorchFunction())
+    stack.enter_context(torch._C._DisableTorchDispatch())
+    if in_transform():
+        from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+        stack.enter_context(temporarily_clear_interpreter_stack())
+    return stack
+
+
+def fake_mode() -> Any:
+    """The `FakeTensorMode` that is active, if one is."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+
+
+def faked(tensor: torch.Tensor, device: torch.device, mode: Any) -> torch.Tensor:
+    """A tensor of `mode` in place of one with values."""
+    with mode:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)

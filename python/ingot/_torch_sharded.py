@@ -78,11 +78,14 @@ def save_sharded(
     links is there a moment, while files are renamed, in which neither is whole. What an interrupted save left
     behind, the next one removes. Two saves to one directory at the same time are not foreseen.
     """
-    from .torch import _tensors, save_file
+    from .torch import _tensors, save_file, storable
 
     limit = nbytes(max_shard_size)
     place, flush = Place(os.fsdecode(directory), filename_pattern), is_durable(durable)
     own = _tensors(state_dict)
+    # All of them before the first file is written.
+    for name, tensor in own.items():
+        storable(name, tensor)
     shared = {dropped: kept for kept, others in duplicate_names(own).items() for dropped in others}
     tensors = {name: tensor for name, tensor in own.items() if name not in shared}
     shards = _split(tensors, limit)

@@ -66,7 +66,7 @@ def first_pair(names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> tup
     """Two tensors with a byte in common. Exact: each marks its bytes on a map of the memory they span."""
     extents = {name: extent(tensors[name]) for name in names}
     start = min(begin for begin, _ in extents.values())
-    taken = torch.zeros(max(end for _, end in extents.values()) - start, dtype=torch.bool)
+    taken = torch.zeros(max(end for _, end in extents.values()) - start, dtype=torch.bool, device="cpu")
     marks: dict[str, torch.Tensor] = {}
     for name, (begin, _) in extents.items():
         mark = _bytes_of(tensors[name], taken, begin - start)

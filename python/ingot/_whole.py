@@ -35,20 +35,24 @@ class Whole(Generic[Tensor]):
         How bytes become tensors.
     mover : callable
         Gives, for a device, what takes a tensor there; None where it may stay.
+    at : callable
+        Indexes a tensor by the framework's own rules.
     payload : callable
         Gives, for a name and a tensor, the code, the shape and the bytes to store.
     """
 
-    __slots__ = ("_mover", "_payload", "_wrap")
+    __slots__ = ("_at", "_mover", "_payload", "_wrap")
 
     def __init__(
         self,
         wrap: _native.Wrap,
         mover: Callable[[Any], Callable[[Any], Tensor] | None],
+        at: Callable[[Any, Any], Any],
         payload: Payload,
     ) -> None:
         self._wrap = wrap
         self._mover = mover
+        self._at = at
         self._payload = payload
 
     @overload
@@ -151,7 +155,7 @@ class Whole(Generic[Tensor]):
         selected: Selected[Tensor] = Selected(keys, prefix, where, slices)
         archive = _open.open_archive(filename, backend, storage_options=storage_options)
         with reading(archive, threads, progress, (verify, expected_sha256)) as how:
-            found = chosen(archive, selected, self._wrap, move, how)
+            found = chosen(archive, selected, self._wrap, move, how, self._at)
         return (found, archive.metadata()) if return_metadata else found
 
     def load(self, data: Buffer, device: Any = None) -> dict[str, Tensor]:
@@ -193,7 +197,8 @@ class Whole(Generic[Tensor]):
         tensors : dict of str to tensor
             Of any layout and on any device. What is stored is the tensor's values in C order, little-endian.
         metadata : dict of str to str, optional
-            Text to store beside the tensors.
+            Text to store beside the tensors. What speaks of the tensors of another file is left out: digests,
+            ``modelspec.hash_sha256``, names that share a tensor.
         format : {"safetensors", "bintensors"}
             What to write.
 
@@ -297,8 +302,8 @@ class Whole(Generic[Tensor]):
             Digests to keep in the metadata, for `ingot.verify` and ``load_file(verify=True)``: of each
             tensor, by ``"blake3"`` (which True means too), ``"sha256"``, ``"xxh3"`` or ``"xxh3_128"``; of
             the data section as ModelSpec wants it, ``"modelspec"``; or one of the former and the latter.
-            They are taken of the bytes on their way into the file. Digests of tensors in `metadata` are
-            left out: they were made for another file.
+            They are taken of the bytes on their way into the file. What `metadata` has of this is left out:
+            it was made for another file.
 
         Returns
         -------

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import os
 from os import fspath
+from weakref import WeakSet
 
 from . import _native
 from ._dtypes import CODES, F4_LOOSE, F4_PACKED
 from ._frameworks import payload
-from ._serialize import alignment, format_for, is_durable, known_format, named, room, texts, unpacked
-from .errors import ClosedError, OptionError, _escaped, _quoted
+from ._records import rendered
+from ._serialize import alignment, format_for, is_durable, known_format, named, one_of, room, texts, unpacked
+from .errors import ClosedError, OptionError, SaveError, _escaped, _quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any, Self
+    from typing import Any, Literal, Self
 
+    from ._records import Views
     from ._serialize import Align, Format, Path
 
     Index = Any
 
 _ALL = ...
+ORPHANED = ("refuse", "finish")
+# Those of this process, which a fork of it has to let go of.
+_WRITERS: WeakSet[Writer] = WeakSet()
 
 
 class Writer:
@@ -34,7 +41,7 @@ class Writer:
         name. Whatever has ``dtype`` and ``shape`` will do in place of the pair: a tensor on the meta device,
         an array, what ``safe_open(...).info(name)`` gives.
     metadata : dict of str to str, optional
-        Text to store beside the tensors.
+        Text to store beside the tensors, as for `save_file`.
     reserve : int, optional
         In place of `specs`, where they are not known: bytes for the header, about 100 and the name for each
         tensor. Tensors are then appended whole, in the order of the calls, and `join` is not possible.
@@ -48,6 +55,9 @@ class Writer:
         ``INGOT_DURABLE=0``.
     force : bool
         Replace a read-only file too.
+    shared : dict of str to str, optional
+        Other names for tensors of `specs`, each with the name of its tensor, which is stored once. They are
+        kept as ``save_file(..., shared="alias")`` of `ingot.torch` keeps them. With `specs` only.
 
     Raises
     ------
@@ -66,8 +76,9 @@ class Writer:
 
     Several processes fill one file: one makes the writer, the others `join`, on the same machine. Each
     element has to be written exactly once, by anybody; who writes what need not be agreed on beforehand, as
-    a second attempt is refused. One of them commits when all have written. After a fork, the child has to
-    join.
+    a second attempt is refused. One of them commits when all have written, and the one that made the writer
+    stays until then: when it is killed, nobody adds to the file or commits it any more, unless one of the
+    others finishes it in its place (`join`). After a fork, the child has to join.
 
     Every range that is written apart takes some 50 bytes beside the file until the commit, so writing the
     columns of a large matrix one by one costs more than writing its rows.
@@ -94,6 +105,7 @@ class Writer:
         align: Align = 8,
         durable: bool | None = None,
         force: bool = False,
+        shared: Mapping[str, str] | None = None,
     ) -> None:
         _check_platform()
         self._path = fspath(path)
@@ -108,6 +120,10 @@ class Writer:
                     code="no-room",
                     found=format,
                 )
+            if shared:
+                raise OptionError(
+                    "shared is for specs: with reserve the tensors are not known", code="specs-or-reserve"
+                )
             self._writer = _native.Appender.create(
                 self._path, room(reserve), pairs, durable=flush, force=force
             )
@@ -117,37 +133,59 @@ class Writer:
                 [_declared(name, spec) for name, spec in named(specs or {}, value="(dtype, shape)").items()],
                 pairs,
                 format_for(self._path, format),
+                views=rendered(_views(specs or {}, shared or {})),
                 reserve=room(reserve_header),
                 align=alignment(align),
                 durable=flush,
                 force=force,
             )
+        _WRITERS.add(self)
 
     @classmethod
-    def join(cls, path: Path, *, durable: bool | None = None) -> Self:
+    def join(
+        cls, path: Path, *, orphaned: Literal["refuse", "finish"] = "refuse", durable: bool | None = None
+    ) -> Self:
         """Take part in filling a file that a writer in another process, or in this one, began.
 
         Parameters
         ----------
         path : str, bytes or os.PathLike
             The path that it was given, or another way to the same.
+        orphaned : {"refuse", "finish"}
+            What to do where the writer that began the file was killed, or its process crashed, before a
+            commit. By default nobody joins it: what it had written may be of an earlier run, with other
+            values. With ``"finish"`` this writer takes its place, and what was written counts; that all of it
+            belongs together is for the caller to know. One of several who ask for it takes the place, the
+            others join that one. Elements on which somebody was at work at the time have to be written again.
         durable : bool, optional
             As for `Writer`, for a commit by this one.
 
         Returns
         -------
         Writer
-            Leaving it without a commit takes nothing away: only the one that began the file does that.
+            Leaving it without a commit takes nothing away: only the one that began the file, or took that
+            one's place, does that.
 
         Raises
         ------
         StorageError
-            Nobody fills such a file (``code`` is ``"nothing-to-join"``).
+            Nobody fills such a file (``code`` is ``"nothing-to-join"``); the writer that began it was killed
+            (``"orphaned"``), and with ``"finish"``, others who joined it have not left yet; what the writers
+            noted beside the file is damaged (``"broken-journal"``), or cannot be read or locked
+            (``"write"``).
+        OptionError
+            `orphaned` is neither of the two.
+
+        Notes
+        -----
+        A lock says whether a writer is still there. A file system that has none lets nobody join.
         """
         _check_platform()
+        finish = one_of("orphaned", orphaned, ORPHANED) == "finish"
         writer = object.__new__(cls)
         writer._path = fspath(path)
-        writer._writer = _native.Writer.join(writer._path, durable=is_durable(durable))
+        writer._writer = _native.Writer.join(writer._path, finish=finish, durable=is_durable(durable))
+        _WRITERS.add(writer)
         return writer
 
     def write(self, name: str, tensor: Any, index: Index = _ALL) -> None:
@@ -176,7 +214,8 @@ class Writer:
         ClosedError
             The file was committed, or this writer was closed.
         StorageError
-            Writing failed, or the one that began the file left (``"abandoned"``).
+            Writing failed, or the one that began the file left (``"abandoned"``) or was killed
+            (``"orphaned"``), or what the writers noted beside the file is damaged (``"broken-journal"``).
 
         Notes
         -----
@@ -205,7 +244,7 @@ class Writer:
         ClosedError
             The file was committed before.
         StorageError
-            Flushing or renaming failed. The old file is there; what was written is not.
+            Flushing or renaming failed: the old file is there; what was written is not. Or as for `write`.
         """
         self._writer.commit()
 
@@ -232,16 +271,42 @@ def native(writer: Writer) -> _native.Writer:
     return writer._writer
 
 
+def _disown() -> None:
+    for writer in tuple(_WRITERS):
+        writer._writer.disown()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown)
+
+
 def _check_platform() -> None:
     if not hasattr(_native, "Writer"):
         raise NotImplementedError("ingot.Writer needs what Unix has: write the file by save_file")
 
 
+def _views(specs: Mapping[str, Any], shared: Mapping[str, str]) -> Views:
+    """The record of `shared`, which are no names of `specs` and stand for names of `specs`."""
+    for name, of in shared.items():
+        if name in specs or of not in specs:
+            raise SaveError(
+                f"tensor {_quoted(name)}: "
+                + ("it has a spec of its own" if name in specs else f"no spec has the name {_quoted(of)}")
+                + ": expected another name for a tensor of specs",
+                code="invalid-alias",
+                tensor=name,
+                found=of,
+            )
+    return {name: {"of": of} for name, of in shared.items()}
+
+
 def _declared(name: str, spec: Any) -> tuple[str, str, list[int]]:
     """Name, code and shape in elements."""
     dtype, shape = _pair(name, spec)
-    # torch.float32, numpy.dtype("float32"), "float32" and "F32".
-    word = getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
+    # torch.float32, mlx.core.float32 and paddle.float32; numpy.dtype("float32"), "float32" and "F32".
+    framework, _, word = str(dtype).rpartition(".")
+    if not framework:
+        word = getattr(dtype, "name", None) or word
     if isinstance(dtype, type):
         word = dtype.__name__
     if word == F4_PACKED:

@@ -11,7 +11,7 @@ ones, so they are refused, each tensor by itself. ``F4`` is unpacked, one elemen
 
 from __future__ import annotations
 
-from . import _elsewhere, _native
+from . import _native
 from ._dtypes import F4_LOOSE, NAMES
 from ._frameworks import lacks, missing, not_a_tensor, unknown_device
 from ._whole import Whole
@@ -25,6 +25,7 @@ except ModuleNotFoundError as error:
 import numpy
 from jax import numpy as jnp
 
+from . import _elsewhere
 from . import numpy as arrays
 
 # Where newer releases of jax have it, and where older ones do.
@@ -169,7 +170,7 @@ def _not_plain(array: jax.Array) -> str | None:
     return None
 
 
-_whole: Whole[jax.Array] = Whole(wrap, mover, payload)
+_whole: Whole[jax.Array] = Whole(wrap, mover, at, payload)
 load = _whole.load
 load_file = _whole.load_file
 save = _whole.save

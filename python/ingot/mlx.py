@@ -89,7 +89,7 @@ def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:
     return code, array.shape, memoryview(mx.view(plain, _INTEGERS[array.itemsize], stream=mx.cpu))
 
 
-_whole: Whole[mx.array] = Whole(wrap, mover, payload)
+_whole: Whole[mx.array] = Whole(wrap, mover, at, payload)
 load = _whole.load
 load_file = _whole.load_file
 save = _whole.save

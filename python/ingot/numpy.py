@@ -186,7 +186,7 @@ def load_file(
     selected = Selected(keys, prefix, where, slices, code, out)
     archive = _open.open_archive(filename, backend, storage_options=storage_options)
     with reading(archive, threads, progress, (verify, expected_sha256)) as how:
-        found = _select.chosen(archive, selected, wrap, None, how, _fill)
+        found = _select.chosen(archive, selected, wrap, None, how, at, _fill)
     return (found, archive.metadata()) if return_metadata else found
 
 
@@ -228,7 +228,8 @@ def save(
         is stored is always ``numpy.ascontiguousarray(array)``, little-endian; arrays that are not so already
         are put in order a few MiB at a time.
     metadata : dict of str to str, optional
-        Text to store beside the tensors.
+        Text to store beside the tensors. What speaks of the tensors of another file is left out: digests,
+        ``modelspec.hash_sha256``, names that share a tensor.
     format : {"safetensors", "bintensors"}
         What to write.
 
@@ -332,8 +333,8 @@ def save_file(
         Digests to keep in the metadata, for `ingot.verify` and ``load_file(verify=True)``: of each
         tensor, by ``"blake3"`` (which True means too), ``"sha256"``, ``"xxh3"`` or ``"xxh3_128"``; of the
         data section as ModelSpec wants it, ``"modelspec"``; or one of the former and the latter. They are
-        taken of the bytes on their way into the file. Digests of tensors in `metadata` are left out: they
-        were made for another file.
+        taken of the bytes on their way into the file. What `metadata` has of this is left out: it was made
+        for another file.
 
     Returns
     -------

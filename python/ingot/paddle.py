@@ -8,7 +8,7 @@ they may be written to, and the file does not change. Paddle has no dtype for ``
 
 from __future__ import annotations
 
-from . import _elsewhere, _native
+from . import _native
 from ._dtypes import NAMES
 from ._frameworks import lacks, missing, not_a_tensor, unknown_device
 from ._whole import Whole
@@ -21,6 +21,8 @@ except ModuleNotFoundError as error:
 
 from paddle.utils.dlpack import from_dlpack, to_dlpack
 from paddle.version import full_version as VERSION
+
+from . import _elsewhere
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -119,7 +121,7 @@ def _not_plain(tensor: paddle.Tensor) -> str | None:
     return None
 
 
-_whole: Whole[paddle.Tensor] = Whole(wrap, mover, payload)
+_whole: Whole[paddle.Tensor] = Whole(wrap, mover, at, payload)
 load = _whole.load
 load_file = _whole.load_file
 save = _whole.save

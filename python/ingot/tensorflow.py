@@ -10,7 +10,7 @@ Variables, of TensorFlow and of Keras, are saved as what they hold.
 
 from __future__ import annotations
 
-from . import _elsewhere, _native
+from . import _native
 from ._dtypes import F4_LOOSE, NAMES
 from ._frameworks import lacks, missing, not_a_tensor, unknown_device
 from ._whole import Whole
@@ -23,6 +23,7 @@ except ModuleNotFoundError as error:
 
 import numpy
 
+from . import _elsewhere
 from . import numpy as arrays
 
 TYPE_CHECKING = False
@@ -116,6 +117,14 @@ def payload(name: str, tensor: Any) -> tuple[str, tuple[int, ...], Any]:
             tensor=name,
             found=type(tensor).__name__,
         )
+    if plain.dtype.is_quantized:
+        # NumPy would take them for the integers that they are made of.
+        raise SaveError(
+            f"tensor {_quoted(name)}: the format has no dtype for {plain.dtype.name}",
+            code="unsupported-dtype",
+            tensor=name,
+            found=plain.dtype.name,
+        )
     if plain.shape.rank and ":CPU:" not in plain.device and plain.dtype in _CUT:
         return _in_pieces(name, plain)
     # `asarray` shares the memory. It does not know single elements of ml_dtypes, which `numpy()` does.
@@ -134,7 +143,7 @@ def _in_pieces(name: str, tensor: tf.Tensor | tf.Variable) -> tuple[str, tuple[i
     return _elsewhere.payload(name, tensor.dtype.as_numpy_dtype, shape, pull)
 
 
-_whole: Whole[tf.Tensor] = Whole(wrap, mover, payload)
+_whole: Whole[tf.Tensor] = Whole(wrap, mover, at, payload)
 load = _whole.load
 load_file = _whole.load_file
 save = _whole.save

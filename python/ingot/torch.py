@@ -11,6 +11,7 @@ from ._dtypes import F4_PACKED, NAMES
 from ._frameworks import lacks, missing
 from ._progress import reading
 from ._reads import PLAIN
+from ._records import rendered
 from ._select import Selected, float_code
 from ._serialize import known_format, named, one_of, texts, unpacked, write_file
 from .errors import OptionError, SaveError, _escaped, _quoted
@@ -20,11 +21,11 @@ try:
 except ModuleNotFoundError as error:
     raise missing("torch", error) from None
 
-from ._torch_alias import recorded, restore, views_among, with_views
+from ._torch_alias import recorded, restore, views_among
 from ._torch_into import Incompatible, fill_tensors, into, refuse_destinations
 from ._torch_model import load_model, save_model
 from ._torch_pieces import fetcher
-from ._torch_plain import PLAIN_CLASSES, not_plain
+from ._torch_plain import PLAIN_CLASSES, fake_mode, faked, not_plain, undisturbed
 from ._torch_sharded import save_sharded
 from ._torch_sharing import refuse_shared
 
@@ -40,10 +41,10 @@ if TYPE_CHECKING:
     from ._native import Archive, TensorInfo
     from ._progress import Progress
     from ._reads import Reads
+    from ._records import Views
     from ._remote import StorageOptions
     from ._select import LoadOptions
     from ._serialize import Align, Checksums, Format, Path, SaveOptions
-    from ._torch_alias import Views
 
     Shared = Literal["error", "copy", "alias"]
     Contiguous = Literal["error", "copy"]
@@ -82,7 +83,9 @@ DTYPES: dict[str, torch.dtype] = {
 }
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 
-_layout = attrgetter("layout")
+_layout, _dtype = attrgetter("layout"), attrgetter("dtype")
+# As checkers see it, a symbol may come of it, as it does of no tensor with values.
+_storage_offset: Any = torch.Tensor.storage_offset
 _from_dlpack = torch._C._from_dlpack
 _to_dlpack = torch._C._to_dlpack
 
@@ -135,7 +138,8 @@ def load_file(
         or a URL: as for `ingot.safe_open`.
     device : str, int or torch.device
         Where the tensors shall be; whatever `torch.device` takes. ``"meta"`` gives shapes and dtypes and
-        reads nothing. Tensors of `out` stay where they are.
+        reads nothing. Tensors of `out` stay where they are. torch's default device changes nothing of this.
+        Inside of a ``FakeTensorMode`` the tensors are fake ones of that mode, on this device.
     backend : {"auto", "mmap", "pread"}
         As for `ingot.safe_open`.
     shared : {"alias", "drop"}
@@ -208,8 +212,8 @@ def load_file(
         This torch lacks a tensor's dtype, or it cannot be converted. `ingot.safe_open` reads the other
         tensors.
     DestinationError
-        A tensor of `out` has another shape or dtype, or shares memory with another or with itself. Nothing
-        has been read.
+        A tensor of `out` has another shape or dtype, no memory, or shares memory with another or with itself.
+        Nothing has been read.
     StorageError
         Reading failed. What was read by then is in the tensors of `out`.
     IntegrityError
@@ -254,7 +258,7 @@ def load(data: Buffer, *, shared: Loaded = "alias") -> dict[str, torch.Tensor]:
     HeaderError, DtypeError, OptionError, SafetensorError
         As `load_file` does.
     """
-    return _loaded(_native.Archive.from_buffer(data), None, shared, Selected(), PLAIN)
+    return _loaded(_native.Archive.from_buffer(data), mover(None), shared, Selected(), PLAIN)
 
 
 def load_into(
@@ -326,16 +330,16 @@ def _loaded(
     """The tensors that were asked for, and those that the file's record of shared tensors adds."""
     one_of("shared", shared, LOADED)
     where = "" if archive.path is None else f"{_escaped(archive.path)}: "
-    views = recorded(archive, where) if shared == "alias" else {}
+    views = recorded(archive) if shared == "alias" else {}
     if selected.is_everything():
         found = _open.tensors(archive, None, wrap, move, how)
-        restore(found, views, where)
+        restore(found, views)
         return found
     names = selected.names(archive, {name: place["of"] for name, place in views.items()})
     if selected.is_plain():
         stored = dict.fromkeys(views[name]["of"] if name in views else name for name in names)
         found = _open.tensors(archive, stored, wrap, move, how)
-        restore(found, {name: views[name] for name in names if name in views}, where)
+        restore(found, {name: views[name] for name in names if name in views})
         return {name: found[name] for name in names}
     _select.refuse_unproven(archive, how)
     return _parts(archive, move, selected, names, views, where, how)
@@ -369,18 +373,18 @@ def _parts(
     lacking = {base: base for base in bases if base not in sources or base in cut}
     whole: Selected[torch.Tensor] = Selected(dtype=selected.dtype)
     first, second = how.shares(
-        lambda: archive.parts_nbytes(_select.wanted(selected, sources)),
-        lambda: archive.parts_nbytes(_select.wanted(whole, lacking)),
+        lambda: archive.parts_nbytes(_select.wanted(archive, selected, sources)),
+        lambda: archive.parts_nbytes(_select.wanted(archive, whole, lacking)),
     )
-    found = _select.load(archive, selected, sources, wrap, first, fill_tensors)
-    others = _select.load(archive, whole, lacking, wrap, second)
+    found = _select.load(archive, selected, sources, wrap, first, at, fill_tensors)
+    others = _select.load(archive, whole, lacking, wrap, second, at)
     if move is not None:
         for name in sources.keys() - (selected.out or {}).keys():
             found[name] = _open.moved(archive, sources[name], found[name], move)
         for name in others:
             others[name] = _open.moved(archive, name, others[name], move)
     shared = {base: others[base] if base in lacking else found[base] for base in bases}
-    restore(shared, restored, where)
+    restore(shared, restored)
     return {name: shared[name] if name in restored else found[name] for name in names}
 
 
@@ -401,7 +405,8 @@ def save(
         strided, conjugated, negated lazily or not on the CPU are put in order, or fetched, a few MiB at a
         time.
     metadata : dict of str to str, optional
-        Text to store beside the tensors.
+        Text to store beside the tensors. What speaks of the tensors of another file is left out: digests,
+        ``modelspec.hash_sha256``, names that share a tensor.
     format : {"safetensors", "bintensors"}
         What to write.
     shared : {"error", "copy", "alias"}
@@ -428,20 +433,22 @@ def save(
         Two tensors share memory and `shared` is ``"error"``; or it is ``"alias"`` and neither of them holds
         all of it. Two of the names are in the message.
     SaveError
-        A tensor has no plain values (sparse, quantised, meta, or a wrapper such as a DTensor), is not
-        contiguous while `contiguous` is ``"error"``, the format lacks its dtype, a name is reserved, or no
-        header can hold the tensors.
+        A tensor has no plain values (sparse, quantised, meta, a wrapper such as a DTensor, made inside of a
+        transform such as vmap, or with a storage that was freed or shrunk), is not contiguous while
+        `contiguous` is ``"error"``, the format lacks its dtype, a name is reserved, or no header can hold the
+        tensors.
     OptionError
         `format`, `shared` or `contiguous` is not one of the choices.
     """
-    own, texts_of_file = _stored(tensors, metadata, shared, contiguous)
+    own, views = _stored(tensors, shared, contiguous)
     return _native.serialize(
         own,
         _payload(own, shared),
-        texts_of_file,
+        texts(metadata),
         known_format(format),
-        export=_export(own),
+        export=_export,
         shared=_native_shared(shared),
+        views=rendered(views),
     )
 
 
@@ -528,8 +535,8 @@ def save_file(
         Digests to keep in the metadata, for `ingot.verify` and ``load_file(verify=True)``: of each
         tensor, by ``"blake3"`` (which True means too), ``"sha256"``, ``"xxh3"`` or ``"xxh3_128"``; of the
         data section as ModelSpec wants it, ``"modelspec"``; or one of the former and the latter. They are
-        taken of the bytes on their way into the file. Digests of tensors in `metadata` are left out: they
-        were made for another file.
+        taken of the bytes on their way into the file. What `metadata` has of this is left out: it was made
+        for another file.
 
     Returns
     -------
@@ -545,15 +552,16 @@ def save_file(
     ValueError, TypeError, SharedMemoryError, SaveError, OptionError
         As `save` does, and before the disk is touched.
     """
-    own, texts_of_file = _stored(tensors, metadata, shared, contiguous)
+    own, views = _stored(tensors, shared, contiguous)
     return write_file(
         filename,
         own,
         _payload(own, shared),
-        texts_of_file,
+        metadata,
         format=format,
-        export=_export(own),
+        export=_export,
         shared=_native_shared(shared),
+        views=rendered(views),
         durable=durable,
         atomic=atomic,
         force=force,
@@ -600,12 +608,26 @@ def save_with_checksum(
 
 def payload(name: str, tensor: torch.Tensor) -> Any:
     """`tensor` as a capsule, as a buffer, or as a function that gives its bytes. Copies nothing."""
-    code = _CODES.get(tensor.dtype)
+    code = storable(name, tensor)
+    with undisturbed():
+        shape = unpacked(name, tensor.shape) if code == "F4" else list(tensor.shape)
+        plain = tensor.as_subclass(torch.Tensor).detach()
+        if plain.device.type == "cpu" and not plain.is_conj() and not plain.is_neg():
+            if _crosses_by_dlpack(plain.dtype):
+                return _to_dlpack(plain)
+            if plain.is_contiguous():
+                return code, shape, plain.reshape(-1).view(torch.uint8).numpy()
+        return code, shape, fetcher(plain)
+
+
+def storable(name: str, tensor: torch.Tensor) -> str:
+    """The code of the tensor's dtype. Raises `SaveError` where the tensor cannot be stored as it is."""
     reason = not_plain(tensor)
     if reason is not None:
         raise SaveError(
             f"tensor {_quoted(name)}: {reason}", code="no-values", tensor=name, found=type(tensor).__name__
         )
+    code = _CODES.get(tensor.dtype)
     if code is None:
         raise SaveError(
             f"tensor {_quoted(name)}: the format has no dtype for {tensor.dtype}",
@@ -613,33 +635,22 @@ def payload(name: str, tensor: torch.Tensor) -> Any:
             tensor=name,
             found=str(tensor.dtype),
         )
-    shape = unpacked(name, tensor.shape) if code == "F4" else list(tensor.shape)
-    plain = tensor.as_subclass(torch.Tensor).detach()
-    if plain.device.type == "cpu" and not plain.is_conj() and not plain.is_neg():
-        if _crosses_by_dlpack(plain.dtype):
-            return _to_dlpack(plain)
-        if plain.is_contiguous():
-            return code, shape, plain.reshape(-1).view(torch.uint8).numpy()
-    return code, shape, fetcher(plain)
+    return code
 
 
 def _stored(
-    tensors: Mapping[str, torch.Tensor],
-    metadata: Mapping[str, str] | None,
-    shared: Shared,
-    contiguous: Contiguous,
-) -> tuple[dict[str, torch.Tensor], dict[str, str] | None]:
-    """The tensors to write and the metadata to write with them."""
+    tensors: Mapping[str, torch.Tensor], shared: Shared, contiguous: Contiguous
+) -> tuple[dict[str, torch.Tensor], Views]:
+    """The tensors to write, and where the others lie in these."""
     one_of("shared", shared, SHARED)
     one_of("contiguous", contiguous, CONTIGUOUS)
-    own, pairs = _tensors(tensors), texts(metadata)
+    own = _tensors(tensors)
     if contiguous == "error":
         refuse_strided(own)
-    if shared == "alias":
-        views = views_among(_plain_ones(own))
-        own = {name: tensor for name, tensor in own.items() if name not in views}
-        pairs = with_views(pairs, views)
-    return own, pairs
+    if shared != "alias":
+        return own, {}
+    views = views_among(_plain_ones(own))
+    return {name: tensor for name, tensor in own.items() if name not in views}, views
 
 
 def refuse_strided(tensors: Mapping[str, torch.Tensor]) -> None:
@@ -684,19 +695,28 @@ def _tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return own
 
 
-def _export(tensors: dict[str, torch.Tensor]) -> Callable[[torch.Tensor], Any] | None:
+_COMPLEX = {dtype for dtype in DTYPES.values() if dtype.is_complex}
+
+
+def _export(
+    tensors: list[torch.Tensor],
+) -> tuple[list[Any], list[int], list[int]] | None:
     """The fast way out, where it gives the right bytes for every one of these tensors.
 
-    It knows nothing of lazy conjugation and negation and of subclasses, and exports what lies beneath.
-    Written with `map`, so that no Python function runs per tensor.
+    It gives capsules, the bytes of the storages, and how many elements each tensor leaves out before its
+    first: a storage may have been freed or shrunk, of which a capsule says nothing. Nor does it of
+    subclasses, lazy conjugation and negation, and of integers of fewer bits than a byte: what lies beneath is
+    exported. Written with `map`, so that no Python function runs per tensor.
     """
-    values = tensors.values()
+    dtypes = set(map(_dtype, tensors))
     if (
-        set(map(type, values)) <= PLAIN_CLASSES
-        and not any(map(torch.Tensor.is_neg, values))
-        and not any(map(torch.Tensor.is_conj, values))
+        dtypes <= _CODES.keys()
+        and set(map(type, tensors)) <= PLAIN_CLASSES
+        and not any(map(torch.Tensor.is_neg, tensors))
+        and not (dtypes & _COMPLEX and any(map(torch.Tensor.is_conj, tensors)))
     ):
-        return _to_dlpack
+        nbytes = list(map(len, map(torch.Tensor.untyped_storage, tensors)))
+        return list(map(_to_dlpack, tensors)), nbytes, list(map(_storage_offset, tensors))
     return None
 
 
@@ -719,11 +739,15 @@ def _payload(tensors: dict[str, torch.Tensor], shared: Shared) -> Callable[[str,
 
 @cache
 def _crosses_by_dlpack(dtype: torch.dtype) -> bool:
-    """Whether this torch exports and imports `dtype` by DLPack. It learnt the smaller floats one by one."""
-    try:
-        return _from_dlpack(_to_dlpack(torch.empty(1, dtype=dtype))).dtype is dtype
-    except (RuntimeError, BufferError):
-        return False
+    """Whether this torch exports and imports `dtype` by DLPack. It learnt the smaller floats one by one.
+
+    The answer is kept, so it must not depend on where it is asked: under another default device, in a mode.
+    """
+    with undisturbed():
+        try:
+            return _from_dlpack(_to_dlpack(torch.empty(1, dtype=dtype, device="cpu"))).dtype is dtype
+        except (RuntimeError, BufferError):
+            return False
 
 
 def _resolve(code: str) -> Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor] | None:
@@ -733,7 +757,12 @@ def _resolve(code: str) -> Callable[[torch.Tensor, tuple[int, ...]], torch.Tenso
         raise lacks(f"torch {torch.__version__}", code)
     if _crosses_by_dlpack(dtype):
         return None
-    return lambda raw, shape: raw.view(dtype).reshape(shape)
+
+    def finish(raw: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        with undisturbed():
+            return raw.view(dtype).reshape(shape)
+
+    return finish
 
 
 def _code(dtype: torch.dtype | str) -> str | None:
@@ -751,15 +780,18 @@ wrap: _native.Wrap = _native.Wrap.dlpack(
 def mover(device: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
     """The function that takes a tensor to `device`; None for the CPU, where tensors are already."""
     # The usual answer first: torch takes longer to read a device than opening a small file does.
-    if device is None or device == "cpu":
+    fake = fake_mode()
+    if fake is None and (device is None or device == "cpu"):
         return None
     try:
-        target = torch.device(device)
+        target = torch.device("cpu" if device is None else device)
     except RuntimeError as error:
         first = str(error).partition("\n")[0]
         raise OptionError(
             f"device {device!r} is unknown to torch: {_escaped(first)}", code="unknown-device", found=device
         ) from error
+    if fake is not None:
+        return lambda tensor: faked(tensor, target, fake)
     if target.type == "cpu":
         return None
     return lambda tensor: tensor.to(target)
@@ -770,4 +802,5 @@ def at(tensor: torch.Tensor, index: Any) -> torch.Tensor:
     if tensor.dtype is DTYPES.get("F4"):
         # A packed tensor would be indexed by bytes, not by elements.
         raise IndexError("F4 can only be indexed by ints, slices, None, ... and one list: expected these")
-    return tensor[index]
+    with undisturbed():
+        return tensor[index]

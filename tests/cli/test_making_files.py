@@ -257,3 +257,23 @@ def test_help_and_version_are_there() -> None:
     assert "Exit status" in good("--help").out
     assert run().code in (0, 2)
     assert "Usage: ingot" in in_a_terminal("-h").out
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_interruption_that_comes_too_late_says_that_the_file_is_there(
+    folder: Path, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = ingot._rearrange.merge
+
+    def interrupted(*arguments: object, **options: object) -> None:
+        # A signal that comes while the system renames is heard by Python when that is done.
+        if late:
+            real(*arguments, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ingot._rearrange, "merge", interrupted)
+    for told in ("out", "out"):
+        ended = run("merge", "a.safetensors", "-o", told, "--force")
+        said = f"ingot: {told}: is written and complete: the interruption came after it\n" if late else ""
+        assert (ended.code, ended.err) == (130, said + "ingot: interrupted\n")
+        assert Path(told).exists() == late

@@ -7,6 +7,7 @@ To renew them after a change that is meant, and then look at what `git diff` say
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from pathlib import Path
@@ -15,6 +16,8 @@ import numpy
 import pytest
 from commands import in_a_pipe, in_a_terminal
 from models import save, transformer
+
+from ingot.cli.tables import cell_width
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -63,6 +66,46 @@ def test_a_narrow_terminal_cuts_names_and_never_numbers(folder: Path) -> None:
         assert len(sizes) == 4 + 4 * 12
     wide = in_a_terminal("ls", "model.safetensors", folder=folder, columns=80, NO_COLOR="1").out
     assert max(map(len, wide.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+@pytest.mark.parametrize(
+    "command", ["ls", "ls -l", "tree", "params", "layers", "stats --all", "meta get", "check", "mem"]
+)
+def test_no_table_is_wider_than_the_terminal(folder: Path, command: str, columns: int) -> None:
+    words = [*command.split(), "model.safetensors"]
+    printed = in_a_terminal(*words, folder=folder, columns=columns, NO_COLOR="1").out
+    assert [line for line in printed.splitlines() if cell_width(line) > columns] == []
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_what_people_copy_is_never_cut(folder: Path, columns: int) -> None:
+    printed = in_a_terminal("hash", "model.safetensors", folder=folder, columns=columns, NO_COLOR="1").out
+    assert hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() in printed
+
+
+@pytest.mark.parametrize("words", [[], ["meta"], ["modelspec"]])
+def test_a_command_without_its_arguments_prints_its_help(folder: Path, words: list[str]) -> None:
+    ended = in_a_pipe(*words, folder=folder)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err == in_a_pipe(*words, "--help", folder=folder).out
+    assert ended.err.startswith(" ".join(["Usage: ingot", *words]))
+    assert len(ended.err.splitlines()) > 10
+
+
+def test_in_a_pipe_each_line_of_a_comparison_says_by_its_first_cell_what_it_is(folder: Path) -> None:
+    rows = in_a_pipe("diff", "model.safetensors", "other.safetensors", "--values", folder=folder).rows()
+    cells = {"-": 4, "+": 4, "~": 4, "*": 6}
+    assert {row[0] for row in rows} == set(cells)
+    assert all(len(row) == cells[row[0]] for row in rows)
+
+
+def test_a_file_without_digests_takes_one_line(folder: Path) -> None:
+    ended = in_a_pipe("verify", "model.safetensors", folder=folder)
+    assert ended.code == 1
+    tensors = len(transformer())
+    line = f"NOT ok: 0 tensors checked, the file keeps no digest of its {tensors} tensors"
+    assert ended.out == f"model.safetensors: {line}\n"
 
 
 def test_colours_are_for_terminals_that_want_them(folder: Path) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import builtins
+import errno
+import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import pytest
 import ingot
 from ingot import _convert
 from ingot.numpy import load_file, save_file
+from processes import run
 
 RANDOM = numpy.random.default_rng(0)
 ARRAYS = {
@@ -163,13 +167,13 @@ def test_the_file_is_complete_when_it_takes_its_name(source: str, monkeypatch: p
     Path("out.safetensors").write_bytes(b"old")
     os.chmod("out.safetensors", 0o640)
     seen = []
-    replace = os.replace
+    real = _convert.conversion.verified
 
-    def replaced(old: str, new: str) -> None:
+    def verified(path: str, *arguments: Any) -> None:
+        real(path, *arguments)
         seen.append(Path("out.safetensors").read_bytes())
-        replace(old, new)
 
-    monkeypatch.setattr(os, "replace", replaced)
+    monkeypatch.setattr(_convert.conversion, "verified", verified)
     ingot.convert(source, "out.safetensors", overwrite=True)
     assert seen == [b"old"]
     assert Path("out.safetensors").stat().st_mode & 0o777 == 0o640
@@ -200,11 +204,99 @@ def test_a_source_may_be_replaced_by_its_own_conversion() -> None:
     assert load_file("in.safetensors")["weight"].dtype == ml_dtypes.bfloat16
 
 
-def test_what_a_killed_conversion_left_is_removed_by_the_next(source: str) -> None:
-    Path(".ingot-0123abcd.out.safetensors").write_bytes(b"half")
-    Path(".ingot-0123abcd.other.safetensors").write_bytes(b"half")
-    ingot.convert(source, "out.safetensors")
-    assert sorted(os.listdir()) == [".ingot-0123abcd.other.safetensors", "in.npz", "out.safetensors"]
+def everything() -> list[str]:
+    """The files below this folder, hidden ones too."""
+    return sorted(str(path) for path in Path().rglob("*") if path.is_file())
+
+
+# In the middle of writing, and of comparing what was written.
+@pytest.mark.parametrize("moment", [0.2, 0.8])
+@pytest.mark.parametrize("name", ["out.safetensors", "out.bt", "out.npz", "shards/"])
+def test_what_a_killed_conversion_left_is_removed_by_the_next(source: str, name: str, moment: float) -> None:
+    program = f"""
+def die(done, total):
+    if done > {moment} * total:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+options = dict(max_shard_size=64) if sys.argv[1].endswith("/") else dict()
+ingot.convert("in.npz", sys.argv[1], progress=die, **options)
+"""
+    assert run(program, name).signal == "SIGKILL"
+    left = everything()
+    assert len(left) > 1, "it was killed when there was nothing yet"
+    ingot.convert(source, name)
+    whole = ["shards/model.safetensors"] if name == "shards/" else [name]
+    assert everything() == sorted(["in.npz", *whole])
+
+
+def test_what_a_killed_conversion_left_is_removed_by_a_save(source: str) -> None:
+    program = """
+ingot.convert("in.npz", "out.safetensors", progress=lambda done, total: os.kill(os.getpid(), signal.SIGKILL))
+"""
+    assert run(program).signal == "SIGKILL"
+    assert len(os.listdir()) > 1
+    save_file(ARRAYS, "out.safetensors")
+    assert sorted(os.listdir()) == ["in.npz", "out.safetensors"]
+
+
+def test_what_a_conversion_fetched_that_was_killed_is_removed_by_the_next(source: str) -> None:
+    program = """
+from ingot._convert.fetched import _in_use
+os.mkdir(".ingot-0123abcd.out.safetensors.fetched")
+open(".ingot-0123abcd.out.safetensors.fetched/in.npz", "w").close()
+with _in_use(".ingot-0123abcd.out.safetensors.fetched"):
+    print("", flush=True)
+    if sys.argv[1:] == ["die"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    ingot.convert("in.npz", "out.safetensors")
+    say(os.listdir())
+"""
+    kept = run(program).said()
+    assert ".ingot-0123abcd.out.safetensors.fetched" in kept, "another one is in the middle of it"
+    shutil.rmtree(".ingot-0123abcd.out.safetensors.fetched")
+    assert run(program, "die").signal == "SIGKILL"
+    ingot.convert(source, "out.safetensors", overwrite=True)
+    assert sorted(os.listdir()) == ["in.npz", "out.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["out.safetensors", "out.npz"])
+def test_two_conversions_to_one_file_do_not_meet(source: str, name: str) -> None:
+    def second(done: int, total: int) -> None:
+        with pytest.raises(ingot.StorageError) as caught:
+            ingot.convert(source, name)
+        assert caught.value.code == "busy"
+
+    ingot.convert(source, name, progress=second)
+    assert sorted(os.listdir()) == sorted(["in.npz", name])
+
+
+@pytest.mark.parametrize("name", ["out.safetensors", "out.bt", "out.npz", "shards/"])
+def test_a_full_disk_is_a_storage_error_that_names_the_destination(source: str, name: str) -> None:
+    numpy.savez("in.npz", a=RANDOM.normal(size=100_000), b=RANDOM.normal(size=100_000))
+    program = """
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+for limit in (4096, 900_000, 1_600_400):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    options = dict(max_shard_size=900_000) if sys.argv[1].endswith("/") and limit < 5000 else dict()
+    try:
+        ingot.convert("in.npz", sys.argv[1], verify=False, **options)
+        say("there was room")
+    except ingot.StorageError as fault:
+        say([str(fault), fault.errno, fault.filename, fault.path])
+"""
+    ended = run(program, name)
+    assert ended.code == 0, ended.err
+    lines = [json.loads(line) for line in ended.out.splitlines()]
+    for message, number, filename, path in (line for line in lines if line != "there was room"):
+        assert message.startswith(name if name != "shards/" else "shards/model"), message
+        assert "could not" in message
+        assert number == errno.EFBIG
+        assert filename == path == message.partition(":")[0]
+    assert lines.count("there was room") < 3
+    assert [path for path in everything() if path != "in.npz" and not path.startswith("shards/model")] in (
+        [],
+        [name],
+    )
 
 
 def test_progress_is_told_up_to_all_bytes_written_and_compared(source: str) -> None:

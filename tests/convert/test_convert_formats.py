@@ -19,7 +19,7 @@ ONE = {"a": numpy.ones(3, numpy.float32)}
 
 def test_every_format_is_recognised_by_something_and_has_a_module() -> None:
     by_folder = {"savedmodel"}
-    by_framing = {"bintensors"}
+    by_framing = {"safetensors", "bintensors"}
     assert set(FORMATS) == set(_BY_CONTENT) | set(_FIRST_BYTES) | by_folder | by_framing
     folder = Path(ingot.__file__).parent / "_convert" / "sources"
     modules = {path.stem for path in folder.glob("*.py")} - {"__init__"}

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import ingot
 from ingot._convert import msgpack as ours
+from ingot._convert.limits import Budget, limits
 from ingot._convert.positions import Region
 from ingot.numpy import load_file
 
@@ -43,14 +44,15 @@ values = st.recursive(
 
 @given(values)
 def test_every_value_is_what_msgpack_reads(value: object) -> None:
-    assert ours.load_inner("x", msgpack.packb(value, use_bin_type=True)) == value
+    packed = msgpack.packb(value, use_bin_type=True)
+    assert ours.load_inner("x", packed, Budget("x", limits(len(packed), None))) == value
 
 
 def test_long_bytes_stay_in_the_file() -> None:
     data = bytes(range(256)) * 300
     path = packed({"long": data, "short": b"abc", "wide": "é" * 70_000})
     with open(path, "rb") as file:
-        found = ours.load(path, file)
+        found = ours.load(path, file, Budget(path, limits(300_000, None)))
     assert isinstance(found["long"], Region)
     assert found["long"].read("long").tobytes() == data
     assert found["short"] == b"abc"

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import os
+import shutil
+import subprocess
 import time
 from collections.abc import Iterator
+from urllib.parse import urlsplit
+from urllib.request import proxy_bypass_environment
 
 import numpy as np
 import pytest
@@ -164,12 +169,33 @@ def test_n3_a_redirect_into_a_private_network_is_refused(elsewhere: Server) -> N
         f"http://localhost:{elsewhere.port}/x",
         f"http://[::ffff:127.0.0.2]:{elsewhere.port}/x",
         f"http://2130706434:{elsewhere.port}/x",
+        f"http://[::1]:{elsewhere.port}/x",
         "http://169.254.169.254/latest/meta-data/",
         "http://10.0.0.1/x",
+        "http://[2001:0:7f00:1::]/x",
+        "http://[100::1]/x",
+        "http://[3fff::1]/x",
+        "http://[5f00::1]/x",
+        "http://[::ffff:0:7f00:1]/x",
+        "http://[fe80::1]/x",
     ):
         with serving(redirecting(to)) as server:
-            refused(server, "redirect-refused")
+            error = refused(server, "redirect-refused")
+            # An address of IPv6 stands in brackets, so that the port can be told.
+            assert urlsplit(to).netloc in str(error)
     assert elsewhere.requests == []
+
+
+def test_n3_behind_a_proxy_no_address_is_private_by_its_spelling(monkeypatch: pytest.MonkeyPatch) -> None:
+    for host in ("2130706433", "0x7f.1", "127.1", "[::1]", "localhost"):
+        with serving(redirecting(f"http://{host}:1/x")) as proxy:
+            monkeypatch.setenv("http_proxy", proxy.url(""))
+            for name in ("no_proxy", "NO_PROXY"):
+                monkeypatch.delenv(name, raising=False)
+            with pytest.raises(ingot.StorageError) as caught:
+                ingot.safe_open("http://model.example/m.safetensors", "np")
+            assert caught.value.code == "redirect-refused"
+            assert len(proxy.requests) == 1
 
 
 def test_n3_what_the_caller_names_may_be_private(elsewhere: Server) -> None:
@@ -303,7 +329,8 @@ def test_n7_a_body_that_goes_on_breaking_off_is_an_error() -> None:
     def answer(handler: Handler, request: Request) -> None:
         begin, end = request.range
         handler.close_connection = True
-        handler.head(206, Content_Range=f"bytes {begin}-{end - 1}/{len(DATA)}", Content_Length=end - begin)
+        said = {"Content_Range": f"bytes {begin}-{end - 1}/{len(DATA)}", "ETag": '"v1"'}
+        handler.head(206, Content_Length=end - begin, **said)
 
     error, _ = read_fails(answer, "short-read", retries=2)
     assert ", 3 times" in str(error)
@@ -428,7 +455,10 @@ def test_n10_a_body_that_stalls_or_trickles_is_given_up() -> None:
         def answer(handler: Handler, request: Request, bit: bytes = bit) -> None:
             begin, end = request.range
             handler.head(
-                206, Content_Range=f"bytes {begin}-{end - 1}/{len(DATA)}", Content_Length=end - begin
+                206,
+                Content_Range=f"bytes {begin}-{end - 1}/{len(DATA)}",
+                Content_Length=end - begin,
+                ETag='"v1"',
             )
             handler.wfile.flush()
             for _ in range(100):
@@ -524,6 +554,23 @@ def test_n12_a_wait_is_kept() -> None:
     with serving(answer) as server:
         opened(server)
     assert times[1] - times[0] >= 1
+
+
+@pytest.mark.parametrize("wait", ["", " ", "soon", "-1", "1.5"])
+def test_n12_a_wait_that_is_none_is_none(wait: str) -> None:
+    told: list[str] = []
+
+    def answer(handler: Handler, request: Request) -> None:
+        told.append(wait)
+        if len(told) == 1:
+            handler.head(503, Retry_After=wait, Content_Length=0)
+        else:
+            handler.part(DATA, request)
+
+    with serving(answer) as server:
+        assert len(opened(server)) == 2
+    with serving(lambda handler, request: handler.head(503, Retry_After=wait, Content_Length=0)) as server:
+        assert "to be asked again" not in str(refused(server, "http-status", retries=0))
 
 
 @pytest.mark.parametrize("wait", ["315360000", "99999999999999999999", "Thu, 31 Dec 2099 23:59:59 GMT"])
@@ -625,6 +672,47 @@ def test_n17_a_proxy_is_used_and_gets_no_credentials(monkeypatch: pytest.MonkeyP
         assert len(proxy.requests) == 1
 
 
+def words_of_no_proxy(server: Server) -> list[str]:
+    """What may stand in `no_proxy`, of a server and of others."""
+    port, other = server.port, unused_port()
+    hosts = ["127.0.0.1", "127.0.0.2", "localhost", ".localhost", "LOCALHOST", "0.0.1", "example.com"]
+    networks = ["127.0.0.0/8", "127.0.0.0/24", "127.0.0.1/32", "10.0.0.0/8", "128.0.0.0/1", "127.0.0.0/33"]
+    ports = [f"{host}:{port}" for host in hosts[:4]] + [f"{host}:{other}" for host in hosts[:4]]
+    return ["", "*", "example.com,127.0.0.1", *hosts, *networks, *ports]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_n17_no_proxy_is_read_as_others_read_it(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    """What one of requests, urllib and curl knows is known, and nothing that none of them knows."""
+    requests_of_python = pytest.importorskip("requests", reason="requests is not installed")
+    curl = shutil.which("curl")
+    with serving(good(DATA)) as proxy, serving(good(DATA)) as server:
+        url = f"http://{host}:{server.port}/m.safetensors"
+        monkeypatch.setenv("http_proxy", proxy.url(""))
+        for name in ("NO_PROXY", "all_proxy", "ALL_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        for word in words_of_no_proxy(server):
+            monkeypatch.setenv("no_proxy", word)
+            before = len(proxy.requests)
+            ingot.safe_open(url, "np")
+            is_direct = len(proxy.requests) == before
+            says = {"requests": requests_of_python.utils.should_bypass_proxies(url, no_proxy=None)}
+            if curl is not None:
+                before = len(proxy.requests)
+                subprocess.run([curl, "-s", "-o", os.devnull, "-r", "0-9", url], check=True, timeout=60)
+                says["curl"] = len(proxy.requests) == before
+            if "/" in word or ":" in word:
+                # Old versions of curl know no networks, urllib knows none, and of ports each knows others.
+                says["urllib"] = proxy_bypass_environment(f"{host}:{server.port}") is True
+                assert is_direct in says.values(), (word, says)
+                assert is_direct or not (says["requests"] or says["urllib"]), (word, says)
+            elif word == "0.0.1":
+                # requests compares how texts end, which makes a domain of half of an address.
+                assert not is_direct
+            else:
+                assert set(says.values()) == {is_direct}, (word, says)
+
+
 def test_n17_through_a_tunnel_only_the_host_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(lambda handler, request: handler.head(403, Content_Length=0)) as proxy:
         monkeypatch.setenv("https_proxy", proxy.url("").replace("//", "//proxy:pw@"))
@@ -694,4 +782,6 @@ def test_a_host_that_is_not_there_is_named() -> None:
         ingot.safe_open(f"http://127.0.0.1:{port}/x", "np", storage_options={"retries": 1})
     assert caught.value.code == "unreachable"
     assert f"cannot connect to 127.0.0.1:{port}" in str(caught.value)
+    with pytest.raises(ingot.StorageError, match=rf"cannot connect to \[::1\]:{port}"):
+        ingot.safe_open(f"http://[::1]:{port}/x", "np", storage_options={"retries": 0})
     assert ", 2 times" in str(caught.value)

@@ -189,7 +189,7 @@ def test_options_that_are_none_are_refused_without_their_values() -> None:
         ({"timeout": -1}, ingot.OptionError),
         ({"headers": {"Range": "hunter2"}}, ingot.OptionError),
         ({"headers": {"X": "hunter2\r\nY: z"}}, ingot.OptionError),
-        ({"token": "hunter2\n"}, ingot.OptionError),
+        ({"token": "hunter2\n\n"}, ingot.OptionError),
         ({"access_key_id": "hunter2"}, ingot.OptionError),
         ({"ca_file": "/does/not/exist"}, ingot.OptionError),
     ]:

@@ -182,6 +182,33 @@ def test_x1_a_name_that_leads_elsewhere_is_refused_before_anything_is_asked_for(
         assert len(server.requests) == 1
 
 
+IN_URLS = json.loads((Path(__file__).parents[1] / "vectors" / "shards_in_urls.json").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("vector", IN_URLS, ids=lambda vector: ascii(vector["shard"][:40]))
+def test_x1_a_name_that_a_server_decodes_stays_where_it_is(vector: dict, tmp_path: Path) -> None:
+    shard = vector["shard"]
+    files = {INDEX: index_of({"good": NAMES[0], "odd": shard}), NAMES[0]: FILES[NAMES[0]]}
+    with serving(folder(files)) as server:
+        url = server.url(f"/model/{INDEX}")
+        reads = [lambda: ingot.safe_open(url, "np")["odd"], lambda: ingot.download(url, f"{tmp_path}/")]
+        for fails in reads:
+            with pytest.raises((ingot.CheckpointError, FileNotFoundError)) as caught:
+                fails()
+            assert isinstance(caught.value, FileNotFoundError) == vector["accepted"]
+            if not vector["accepted"]:
+                assert caught.value.code == "invalid-shard-name"
+        assert vector["accepted"] or names(server) == [INDEX] * 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_x1_on_a_disk_a_percent_sign_is_a_letter(tmp_path: Path) -> None:
+    (tmp_path / "%2e%2e").mkdir()
+    ingot.numpy.save_file({"a": np.arange(3)}, tmp_path / "%2e%2e" / "x.safetensors")
+    (tmp_path / INDEX).write_bytes(index_of({"a": "%2e%2e/x.safetensors"}))
+    assert np.array_equal(ingot.numpy.load_file(tmp_path / INDEX)["a"], np.arange(3))
+
+
 def test_a_shard_that_is_not_there_is_named() -> None:
     files = {name: data for name, data in FILES.items() if name != NAMES[1]}
     with serving(folder(files)) as server:

@@ -7,11 +7,14 @@ use core::fmt;
 
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 
+use crate::codec::json::string;
 use crate::quoted::Quoted;
-use crate::safetensors::render::string;
 
 /// The metadata key under which a file keeps the digests of its tensors.
 pub const CHECKSUMS_KEY: &str = "ingot.checksums";
+
+/// The metadata key under which ModelSpec keeps the SHA-256 of the data section, after `0x`.
+pub const MODEL_SPEC_KEY: &str = "modelspec.hash_sha256";
 
 /// A record of digests: of which algorithm, and one for each tensor. What the algorithm is, and whether a digest is one
 /// of it, is for whoever computes digests to say.
@@ -193,7 +196,7 @@ impl<'de> serde::Deserialize<'de> for Digests<'de> {
 }
 
 /// A string, borrowed where it has no escapes: serde's own `Cow` copies always.
-struct Text<'de>(Cow<'de, str>);
+pub(crate) struct Text<'de>(pub(crate) Cow<'de, str>);
 
 impl<'de> serde::Deserialize<'de> for Text<'de> {
     fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {

@@ -2,13 +2,14 @@
 
 use alloc::vec::Vec;
 
+use crate::codec::json::{render, render_metadata};
 use crate::extent::to_u64;
 use crate::format::Format;
-use crate::header::{Header, PREFIX_NBYTES};
+use crate::header::Header;
 use crate::layout::sorted;
 use crate::limits::{Leniency, Limits};
 use crate::metadata::Metadata;
-use crate::safetensors::{render, render_metadata};
+use crate::raw::PREFIX_NBYTES;
 
 /// The head that the file with this `head` and `header` gets by other metadata: as long as it was, so that no data
 /// moves. `None` when there is no room for that, or no way but to write the header anew.
@@ -92,7 +93,7 @@ fn skip_spaces(text: &[u8]) -> &[u8] {
 /// Everything written anew, as tightly as can be.
 fn at_the_end(head: &[u8], new: &Header) -> Option<Vec<u8>> {
     let mut edited = head.get(..PREFIX_NBYTES)?.to_vec();
-    render(new, &mut edited);
+    render(new.raw(), &mut edited);
     if to_u64(edited.len()) > new.data_start() {
         return None;
     }

@@ -1,4 +1,4 @@
-//! One tensor of a header.
+//! One tensor of a header: of one that is there, and of one that is to be made.
 
 use crate::dtype::Dtype;
 
@@ -24,4 +24,15 @@ impl Entry<'_> {
     pub const fn nbytes(&self) -> u64 {
         self.end - self.begin
     }
+}
+
+/// A tensor to be written: all but its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spec<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Type of the elements.
+    pub dtype: Dtype,
+    /// Elements along each dimension.
+    pub shape: &'a [u64],
 }

@@ -6,11 +6,11 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use crate::dtype::Dtype;
-use crate::extent::{self, ExtentError, to_u64};
+use crate::extent::{self, ExtentError, dims, to_u64};
 use crate::format::Format;
-use crate::quoted::Quoted;
+use crate::metadata::METADATA_KEY;
+use crate::quoted::{Quoted, Shape};
 use crate::sniff::Foreign;
-use crate::view::dims;
 
 /// A rule of FORMAT.md that a file, or a list of tensors, breaks.
 ///
@@ -312,7 +312,7 @@ impl FormatError {
             | FormatError::UnsupportedDtype { tensor, .. }
             | FormatError::WrongLength { tensor, .. }
             | FormatError::TensorNotFound(tensor) => Some(tensor),
-            FormatError::ReservedName => Some(crate::METADATA_KEY),
+            FormatError::ReservedName => Some(METADATA_KEY),
             _ => None,
         }
     }
@@ -590,22 +590,5 @@ impl Eq for SystemError {}
 impl fmt::Display for SystemError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
-    }
-}
-
-/// A shape as it stands in a header, cut where a hostile one would fill the screen.
-pub(crate) struct Shape<'a>(pub(crate) &'a [u64]);
-
-impl fmt::Display for Shape<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const SHOWN: usize = 16;
-        f.write_str("[")?;
-        for (axis, dim) in self.0.iter().take(SHOWN).enumerate() {
-            write!(f, "{}{dim}", if axis == 0 { "" } else { ", " })?;
-        }
-        match self.0.len().checked_sub(SHOWN) {
-            None | Some(0) => f.write_str("]"),
-            Some(more) => write!(f, ", … {more} more]"),
-        }
     }
 }

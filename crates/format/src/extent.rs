@@ -1,5 +1,6 @@
 //! How many bytes a tensor takes, and the conversions between the file's `u64` and memory's `usize`.
 
+use alloc::vec::Vec;
 use core::fmt;
 
 use crate::dtype::Dtype;
@@ -78,6 +79,11 @@ pub(crate) fn to_u32(n: usize) -> u32 {
 #[must_use]
 pub(crate) fn index(n: u32) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
+}
+
+/// A shape in memory as one in a header.
+pub(crate) fn dims(shape: &[usize]) -> Vec<u64> {
+    shape.iter().copied().map(to_u64).collect()
 }
 
 #[cfg(test)]

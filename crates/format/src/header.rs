@@ -1,20 +1,18 @@
 //! A header whose every claim has been checked.
 
 use alloc::borrow::ToOwned;
-use alloc::string::String;
 use alloc::vec::Vec;
 
-use crate::dtype::Dtype;
-use crate::entry::Entry;
+use crate::codec::{binary, json};
+use crate::entry::{Entry, Spec};
 use crate::error::FormatError;
-use crate::extent::{self, index, to_u32, to_u64};
+use crate::extent::{self, index, to_u64};
 use crate::format::Format;
-use crate::layout::Spec;
 use crate::limits::Limits;
 use crate::metadata::Metadata;
 use crate::name_order::{SameName, order};
+use crate::raw::{PREFIX_NBYTES, RawHeader};
 use crate::sniff::Foreign;
-use crate::{bintensors, safetensors};
 
 /// The header of a file, proven: the entries cover the data section exactly, in file order, without hole or
 /// overlap, every size equals shape times dtype, every name is there once. Nothing downstream checks again.
@@ -29,104 +27,6 @@ pub struct Header {
     data_nbytes: u64,
     /// Entries in the order of their names; empty where that is the order of the file.
     by_name: Vec<u32>,
-}
-
-/// What a codec read, not yet checked: in the order and with the claims of the file.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct RawHeader {
-    pub(crate) names: String,
-    pub(crate) dims: Vec<u64>,
-    pub(crate) records: Vec<Record>,
-    pub(crate) metadata: Option<Metadata>,
-}
-
-/// One entry; its name and shape end where it says and begin where those of the record before it end.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Record {
-    begin: u64,
-    end: u64,
-    name_end: u32,
-    dims_end: u32,
-    dtype: Dtype,
-}
-
-impl RawHeader {
-    /// Adds an entry whose name and dimensions were appended to the arenas just before.
-    pub(crate) fn close_entry(&mut self, dtype: Dtype, begin: u64, end: u64) {
-        let name_end = to_u32(self.names.len());
-        let dims_end = to_u32(self.dims.len());
-        self.records.push(Record {
-            begin,
-            end,
-            name_end,
-            dims_end,
-            dtype,
-        });
-    }
-
-    /// Makes room for so many entries, with so much text and so many dimensions in all.
-    pub(crate) fn reserve(&mut self, entries: usize, text: usize, dims: usize) {
-        self.records.reserve(entries);
-        self.names.reserve(text);
-        self.dims.reserve(dims);
-    }
-
-    fn name(&self, number: usize) -> &str {
-        let begin = number
-            .checked_sub(1)
-            .map_or(0, |before| self.records[before].name_end);
-        &self.names[index(begin)..index(self.records[number].name_end)]
-    }
-
-    fn entry(&self, number: usize) -> Entry<'_> {
-        let record = &self.records[number];
-        let (name_begin, dims_begin) = match number.checked_sub(1) {
-            None => (0, 0),
-            Some(before) => (self.records[before].name_end, self.records[before].dims_end),
-        };
-        Entry {
-            name: &self.names[index(name_begin)..index(record.name_end)],
-            dtype: record.dtype,
-            shape: &self.dims[index(dims_begin)..index(record.dims_end)],
-            begin: record.begin,
-            end: record.end,
-        }
-    }
-
-    /// All names in the order of the list. One pass, which is quicker than asking for each by its number.
-    fn names(&self) -> impl Iterator<Item = &str> {
-        let mut begin = 0;
-        self.records.iter().map(move |record| {
-            let name = index(begin)..index(record.name_end);
-            begin = record.name_end;
-            &self.names[name]
-        })
-    }
-
-    /// The same entries in the order of their data. Writers of safetensors may list them in any order; most list
-    /// them like this already.
-    fn in_data_order(self) -> RawHeader {
-        if self.records.is_sorted_by_key(|record| (record.begin, record.end)) {
-            return self;
-        }
-        let mut order: Vec<usize> = (0..self.records.len()).collect();
-        order.sort_by_key(|&number| (self.records[number].begin, self.records[number].end));
-        let mut sorted = RawHeader {
-            names: String::with_capacity(self.names.len()),
-            dims: Vec::with_capacity(self.dims.len()),
-            records: Vec::with_capacity(self.records.len()),
-            metadata: None,
-        };
-        for entry in order.into_iter().map(|number| self.entry(number)) {
-            sorted.names.push_str(entry.name);
-            sorted.dims.extend_from_slice(entry.shape);
-            sorted.close_entry(entry.dtype, entry.begin, entry.end);
-        }
-        RawHeader {
-            metadata: self.metadata,
-            ..sorted
-        }
-    }
 }
 
 impl Header {
@@ -176,8 +76,8 @@ impl Header {
             .and_then(|&first| Format::of_header(first))
             .unwrap_or(Format::Safetensors);
         let raw = match format {
-            Format::Safetensors => safetensors::parse(text, limits.leniency),
-            Format::Bintensors => bintensors::parse(text),
+            Format::Safetensors => json::parse(text, limits.leniency),
+            Format::Bintensors => binary::parse(text),
         };
         raw.and_then(|raw| Header::prove(raw, format, data_start, file_nbytes - data_start))
             .map_err(|fault| name_foreign(head, fault))
@@ -204,7 +104,7 @@ impl Header {
                 limit: limits.header_nbytes(),
             });
         }
-        let raw = safetensors::parse(text, limits.leniency)?;
+        let raw = json::parse(text, limits.leniency)?;
         let ends = raw.records.iter().map(|record| record.end);
         let data_nbytes = ends.max().unwrap_or(0);
         let data_start = header_nbytes + to_u64(PREFIX_NBYTES);
@@ -260,7 +160,12 @@ impl Header {
 
     /// All tensors in the order of their data.
     pub fn entries(&self) -> impl ExactSizeIterator<Item = Entry<'_>> + Clone {
-        (0..self.len()).map(|number| self.raw.entry(number))
+        self.raw.entries()
+    }
+
+    /// The same, as a codec writes it.
+    pub(crate) fn raw(&self) -> &RawHeader {
+        &self.raw
     }
 
     /// What a new file with the same tensors is laid out from, in the order of their data.
@@ -361,9 +266,6 @@ impl Header {
         self.by_name.get(rank).map_or(rank, |&number| index(number))
     }
 }
-
-/// Bytes of the length that stands before every header.
-pub(crate) const PREFIX_NBYTES: usize = 8;
 
 /// Rules F1 to F3.
 fn head_nbytes(start: &[u8], file_nbytes: u64, limits: &Limits) -> Result<u64, FormatError> {

@@ -11,14 +11,13 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::str;
 
-pub use error::IndexError;
+pub use error::{IndexError, ShardNameFault};
 pub use headers::ShardHeaders;
-pub use shard_name::ShardNameFault;
 
-use crate::METADATA_KEY;
+use crate::codec::json::plain_nbytes;
 use crate::extent::{index, to_u32, to_u64, to_usize};
+use crate::metadata::METADATA_KEY;
 use crate::name_order::{SameName, order};
-use crate::safetensors::plain_nbytes;
 use error::invalid_json;
 use value::{Kind, Value};
 
@@ -132,6 +131,28 @@ impl ShardIndex {
             }
         }
         None
+    }
+
+    /// Rule I6 for an index behind a URL. Names of files become parts of URLs there, which servers decode: `%2e%2e` is
+    /// the name of a file on a disk, and leads out of a folder on a server.
+    ///
+    /// # Errors
+    /// [`IndexError::InvalidShardName`].
+    pub fn check_in_urls(&self) -> Result<(), IndexError> {
+        for (number, shard) in self.shards.iter().enumerate() {
+            shard_name::check_decoded(shard).map_err(|fault| IndexError::InvalidShardName {
+                tensor: self.tensor_in(number).to_owned(),
+                shard: shard.clone(),
+                fault,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The first tensor in the shard of this number.
+    fn tensor_in(&self, shard: usize) -> &str {
+        let found = self.entries().find(|entry| entry.1 == shard);
+        found.map_or("", |entry| entry.0)
     }
 
     /// The file that holds the tensor `name`.

@@ -3,25 +3,15 @@
 use alloc::borrow::ToOwned;
 use alloc::vec::Vec;
 
-use crate::dtype::Dtype;
+use crate::codec::{binary, json};
+use crate::entry::Spec;
 use crate::error::FormatError;
 use crate::extent::{self, to_u32, to_u64};
 use crate::format::Format;
-use crate::header::{Header, PREFIX_NBYTES, RawHeader};
+use crate::header::Header;
 use crate::limits::Limits;
-use crate::metadata::Metadata;
-use crate::{METADATA_KEY, bintensors, safetensors};
-
-/// A tensor to be written: all but its bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Spec<'a> {
-    /// Its name.
-    pub name: &'a str,
-    /// Type of the elements.
-    pub dtype: Dtype,
-    /// Elements along each dimension.
-    pub shape: &'a [u64],
-}
+use crate::metadata::{METADATA_KEY, Metadata};
+use crate::raw::{PREFIX_NBYTES, RawHeader, check_room};
 
 /// What a writer may choose. By default the bytes are those that safetensors and bintensors write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -151,7 +141,7 @@ pub fn layout_with<'a>(
     if format == Format::Bintensors {
         let dims = specs.iter().map(|spec| spec.shape.len()).sum();
         let pairs = raw.metadata.as_ref().map_or(0, Metadata::len);
-        bintensors::check_room(specs.len(), dims, pairs)?;
+        check_room(specs.len(), dims, pairs)?;
     }
     raw.reserve(
         specs.len(),
@@ -177,9 +167,9 @@ pub fn layout_with<'a>(
     let mut head = Vec::with_capacity(PREFIX_NBYTES + header.likely_nbytes());
     head.resize(PREFIX_NBYTES, 0);
     let room_at = match format {
-        Format::Safetensors => safetensors::render(&header, &mut head),
+        Format::Safetensors => json::render(header.raw(), &mut head),
         Format::Bintensors => {
-            bintensors::render(&header, &mut head);
+            binary::render(header.raw(), &mut head);
             head.len()
         }
     };
@@ -215,7 +205,7 @@ fn data_order(specs: &[Spec<'_>], format: Format) -> Result<Vec<usize>, FormatEr
     for (number, spec) in specs.iter().enumerate() {
         let rank = match format {
             Format::Safetensors if spec.name == METADATA_KEY => return Err(FormatError::ReservedName),
-            Format::Safetensors => Some(safetensors::data_rank(spec.dtype)),
+            Format::Safetensors => Some(json::data_rank(spec.dtype)),
             Format::Bintensors => spec.dtype.bintensors_number(),
         };
         let rank = rank.ok_or_else(|| FormatError::UnsupportedDtype {

@@ -38,6 +38,7 @@ extern crate std;
 
 pub mod bintensors;
 mod checksums;
+mod codec;
 mod dtype;
 mod edit;
 mod entry;
@@ -55,9 +56,11 @@ mod metadata;
 mod name_order;
 mod natural;
 mod quoted;
+mod raw;
 pub mod safetensors;
 mod selection;
 mod serialize;
+mod shared;
 pub mod slice;
 mod sniff;
 #[cfg(feature = "std")]
@@ -66,10 +69,10 @@ mod tensors;
 mod view;
 mod window;
 
-pub use checksums::{CHECKSUMS_KEY, Checksums, ChecksumsError};
+pub use checksums::{CHECKSUMS_KEY, Checksums, ChecksumsError, MODEL_SPEC_KEY};
 pub use dtype::Dtype;
 pub use edit::edit_metadata;
-pub use entry::Entry;
+pub use entry::{Entry, Spec};
 #[cfg(feature = "std")]
 pub use error::SystemError;
 pub use error::{FormatError, FormatError as SafeTensorError};
@@ -77,15 +80,16 @@ pub use extent::{ExtentError, nbytes, to_u64, to_usize};
 pub use format::Format;
 pub use header::Header;
 pub use index::{IndexError, IndexReader, ShardHeaders, ShardIndex, ShardNameFault};
-pub use layout::{Align, Layout, LayoutOptions, Order, Spec, layout, layout_with};
+pub use layout::{Align, Layout, LayoutOptions, Order, layout, layout_with};
 pub use limits::{Leniency, Limits};
-pub use metadata::Metadata;
+pub use metadata::{METADATA_KEY, Metadata};
 pub use natural::natural_order;
 pub use quoted::{Escaped, Quoted};
 #[cfg(feature = "std")]
 pub use safetensors::serialize;
 pub use selection::{Index, Row, Rows, Run, Runs, Selection, SelectionError, Strides};
 pub use serialize::{Contents, to_vec};
+pub use shared::{Excerpt, SHARED_KEY, SharedError, SharedName, parse_shared, render_shared};
 pub use sniff::Foreign;
 pub use tensors::{BinTensors, Binary, Json, Kind, SafeTensors, Tensors};
 pub use view::{TensorView, View};
@@ -95,6 +99,3 @@ pub use window::HeaderWindow;
 #[cfg(doctest)]
 #[doc = include_str!("../FORMAT.md")]
 struct FormatMd;
-
-/// The key under which a safetensors header holds its metadata. No tensor may have this name.
-pub const METADATA_KEY: &str = "__metadata__";

@@ -5,6 +5,9 @@ use alloc::vec::Vec;
 
 use crate::extent;
 
+/// The key under which a safetensors header holds its metadata. No tensor may have this name.
+pub const METADATA_KEY: &str = "__metadata__";
+
 /// Keys and values from a header's metadata, each key once, in the order of the file.
 ///
 /// All text lies back to back in one string, because a hostile header may hold eight million pairs.

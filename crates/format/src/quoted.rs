@@ -54,6 +54,23 @@ fn is_invisible(c: char) -> bool {
         | '\u{e0000}'..='\u{e0fff}')
 }
 
+/// A shape as it stands in a header, cut where a hostile one would fill the screen.
+pub(crate) struct Shape<'a>(pub(crate) &'a [u64]);
+
+impl fmt::Display for Shape<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 16;
+        f.write_str("[")?;
+        for (axis, dim) in self.0.iter().take(SHOWN).enumerate() {
+            write!(f, "{}{dim}", if axis == 0 { "" } else { ", " })?;
+        }
+        match self.0.len().checked_sub(SHOWN) {
+            None | Some(0) => f.write_str("]"),
+            Some(more) => write!(f, ", … {more} more]"),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,10 +3,11 @@
 use alloc::borrow::{Cow, ToOwned};
 use alloc::vec::Vec;
 
+use crate::entry::Spec;
 use crate::error::FormatError;
 use crate::extent::{to_u64, to_usize};
 use crate::format::Format;
-use crate::layout::{Layout, Spec, layout};
+use crate::layout::{Layout, layout};
 use crate::view::View;
 
 /// The file that holds `data` and `metadata`. What [`crate::serialize`] does, for either format, and for
@@ -103,6 +104,12 @@ impl<S: AsRef<str>, V: View> Contents<S, V> {
             contents.expect_nbytes(number, found)?;
         }
         Ok(contents)
+    }
+
+    /// Where everything stands in the file.
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        &self.layout
     }
 
     /// The file's first bytes: the length, the header, the padding. The data follows at once.

@@ -6,9 +6,9 @@ use core::num::NonZeroUsize;
 use core::ops::{Bound, Range, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToInclusive};
 
 use crate::dtype::Dtype;
-use crate::extent::{to_u64, to_usize};
+use crate::extent::{dims, to_u64, to_usize};
 use crate::selection::{Index, Selection};
-use crate::view::{TensorView, dims};
+use crate::view::TensorView;
 
 /// What to take along one dimension. Ranges of `usize` and single places convert to it.
 #[derive(Clone, Debug)]

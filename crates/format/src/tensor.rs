@@ -13,11 +13,12 @@ use std::collections::HashMap;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 use serde::ser::{Serialize, SerializeMap, SerializeStruct, Serializer};
 
-use crate::METADATA_KEY;
 use crate::error::FormatError;
 use crate::extent::{to_u64, to_usize};
 use crate::format::Format;
-use crate::header::{Header, RawHeader};
+use crate::header::Header;
+use crate::metadata::METADATA_KEY;
+use crate::raw::RawHeader;
 
 pub use crate::safetensors::serialize;
 pub use crate::{Dtype, SafeTensorError, SafeTensors, TensorView, View};

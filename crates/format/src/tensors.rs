@@ -10,8 +10,9 @@ use crate::entry::Entry;
 use crate::error::FormatError;
 use crate::extent::{ExtentError, to_u64, to_usize};
 use crate::format::Format;
-use crate::header::{Header, PREFIX_NBYTES};
+use crate::header::Header;
 use crate::limits::Limits;
+use crate::raw::PREFIX_NBYTES;
 use crate::view::TensorView;
 
 /// The tensors of a `.safetensors` file that lies in memory.

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use crate::dtype::Dtype;
 use crate::error::FormatError;
-use crate::extent::{self, ExtentError, to_u64, to_usize};
+use crate::extent::{self, ExtentError, dims, to_u64, to_usize};
 use crate::selection::{Index, Selection, SelectionError};
 
 /// What a writer needs to know of a tensor. Implement it for a framework's own tensors to write them with
@@ -171,11 +171,6 @@ impl<'data> TensorView<'data> {
         }
         Ok((shape, bytes))
     }
-}
-
-/// A shape in memory as one in a header.
-pub(crate) fn dims(shape: &[usize]) -> Vec<u64> {
-    shape.iter().copied().map(to_u64).collect()
 }
 
 impl View for TensorView<'_> {

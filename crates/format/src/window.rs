@@ -2,10 +2,11 @@
 
 use core::str;
 
+use crate::codec::json::Compact;
 use crate::extent::{to_u64, to_usize};
 use crate::format::Format;
-use crate::header::{Header, PREFIX_NBYTES};
-use crate::safetensors::Compact;
+use crate::header::Header;
+use crate::raw::PREFIX_NBYTES;
 
 /// Reads a long header piece by piece, so that it never lies in memory as a whole: faulting in the pages for it takes
 /// longer than parsing it.

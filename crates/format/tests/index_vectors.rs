@@ -13,6 +13,7 @@ use toml::{Table, Value};
 const FORMAT_MD: &str = include_str!("../FORMAT.md");
 const VECTORS: &str = include_str!("../../../tests/vectors/index.toml");
 const ERROR_RS: &str = include_str!("../src/index/error.rs");
+const SHARDS_IN_URLS: &str = include_str!("../../../tests/vectors/shards_in_urls.json");
 
 fn cases() -> Vec<Table> {
     let table: Table = VECTORS.parse().unwrap();
@@ -163,5 +164,23 @@ fn every_rule_and_every_code_of_format_md_has_a_vector_or_a_test_of_its_own() {
     }
     for rule in &shown {
         assert!(promised.contains(rule), "{rule:?} is not in FORMAT.md");
+    }
+}
+
+#[test]
+fn names_of_shards_in_urls_are_refused_by_what_a_server_makes_of_them() {
+    let vectors: serde_json::Value = serde_json::from_str(SHARDS_IN_URLS).unwrap();
+    for vector in vectors.as_array().unwrap() {
+        let text = serde_json::json!({"weight_map": {"a": "first", "b": vector["shard"]}});
+        let index = ShardIndex::parse(text.to_string().as_bytes());
+        let verdict = index.and_then(|index| index.check_in_urls());
+        assert_eq!(verdict.is_ok(), vector["accepted"].as_bool().unwrap(), "{vector}");
+        if let Err(fault) = verdict {
+            assert_eq!(
+                (fault.code(), fault.tensor()),
+                ("invalid-shard-name", Some("b")),
+                "{vector}"
+            );
+        }
     }
 }

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
+use std::io;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -18,22 +19,22 @@ pub struct Bytes<'a> {
 }
 
 impl<'a> Bytes<'a> {
-    /// `len` bytes from `start` on. `start` may be null when `len` is 0, as it is for the empty arrays of some
-    /// frameworks.
+    /// `len` bytes from `start` on. `None` where `start` is null, as it is in tensors whose memory was freed; unless `len`
+    /// is 0, as it is for the empty arrays of some frameworks.
     ///
     /// # Safety
-    /// - When `len` is not 0, the `len` bytes from `start` on are one region of initialised memory, mapped for
-    ///   reading for all of `'a`, and `len` is at most `isize::MAX`.
+    /// - When `start` is not null and `len` is not 0, the `len` bytes from `start` on are one region of initialised memory,
+    ///   mapped for reading for all of `'a`, and `len` is at most `isize::MAX`.
     /// - They may change at any time. Then the file gets some of the old bytes and some of the new.
     #[must_use]
-    pub unsafe fn new(start: *const u8, len: usize) -> Bytes<'a> {
+    pub unsafe fn new(start: *const u8, len: usize) -> Option<Bytes<'a>> {
         match NonNull::new(start.cast_mut()) {
-            Some(start) => Bytes {
+            Some(start) => Some(Bytes {
                 start,
                 len,
                 owner: PhantomData,
-            },
-            None => Bytes::from(&[][..]),
+            }),
+            None => (len == 0).then(|| Bytes::from(&[][..])),
         }
     }
 
@@ -55,11 +56,19 @@ impl<'a> Bytes<'a> {
         self.start.as_ptr().addr()
     }
 
-    /// Calls `write` with the bytes of `range`, cut at the end of the payload. `write` hands them to the operating
-    /// system and keeps nothing.
-    pub(crate) fn lend<R>(&self, range: Range<usize>, write: impl FnOnce(&[u8]) -> R) -> R {
-        let end = range.end.min(self.len);
-        let begin = range.start.min(end);
+    /// Calls `write` with the bytes of `range`. `write` hands them to the operating system and keeps nothing.
+    ///
+    /// # Errors
+    /// What `write` says; that there are not so many bytes, without calling it.
+    pub(crate) fn lend<E: From<io::Error>>(
+        &self,
+        range: Range<usize>,
+        write: impl FnOnce(&[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let Range { start: begin, end } = range;
+        if begin > end || end > self.len {
+            return Err(self.ended(end).into());
+        }
         // SAFETY: `add` asks for an offset within the same allocation that does not pass `isize::MAX`:
         // `begin <= end <= self.len`, and `new` was promised `self.len` readable bytes in one region.
         let start = unsafe { self.start.add(begin) };
@@ -69,10 +78,25 @@ impl<'a> Bytes<'a> {
         //   which `new` was promised all of this, for `'a`, which outlives this call because `self` has it;
         // - no write to them while the slice lives. Nobody can prove this where Python code holds the same memory.
         //   The slice lives for one system call, through which no compiler sees the bytes, so that the consequence is
-        //   what `new` says: a file with bytes from before and after the write. Tried: without the `min` above,
-        //   `a_range_past_the_end_is_cut` fails.
+        //   what `new` says: a file with bytes from before and after the write. Tried: without the check above,
+        //   `a_range_past_the_end_is_refused` fails.
         let bytes = unsafe { std::slice::from_raw_parts(start.as_ptr(), end - begin) };
         write(bytes)
+    }
+
+    /// Fills `into` with the bytes from `begin` on.
+    ///
+    /// # Errors
+    /// When there are fewer.
+    pub(crate) fn read(&self, begin: usize, into: &mut [u8]) -> io::Result<()> {
+        match self.copy_into(begin, into) == into.len() {
+            true => Ok(()),
+            false => Err(self.ended(begin.saturating_add(into.len()))),
+        }
+    }
+
+    fn ended(&self, expected: usize) -> io::Error {
+        ended(self.len, expected)
     }
 
     /// Copies the bytes from `begin` on into `into`, as many as both have, and says how many.
@@ -86,10 +110,16 @@ impl<'a> Bytes<'a> {
         // - `count` writable bytes at the destination: `count <= into.len()`, and `into` is borrowed mutably;
         // - alignment: bytes have none.
         // Not provable: that no thread writes to the source meanwhile. The consequence is as `new` says. Tried: without
-        // the second `min` above, `a_range_past_the_end_is_cut` fails.
+        // the second `min` above, `a_range_past_the_end_is_refused` fails.
         unsafe { std::ptr::copy(start.as_ptr(), into.as_mut_ptr(), count) };
         count
     }
+}
+
+/// That bytes up to `expected` were asked for, of a payload that has `nbytes`.
+pub(crate) fn ended(nbytes: usize, expected: usize) -> io::Error {
+    let message = format!("a tensor gave {nbytes} bytes, expected {expected}");
+    io::Error::new(io::ErrorKind::UnexpectedEof, message)
 }
 
 impl<'a> From<&'a [u8]> for Bytes<'a> {
@@ -127,23 +157,23 @@ pub struct Dest<'a> {
 }
 
 impl<'a> Dest<'a> {
-    /// `len` bytes from `start` on. `start` may be null when `len` is 0.
+    /// `len` bytes from `start` on. `None` where `start` is null, unless `len` is 0.
     ///
     /// # Safety
-    /// - When `len` is not 0, the `len` bytes from `start` on are one region of initialised memory, mapped for
+    /// - When `start` is not null and `len` is not 0, the `len` bytes from `start` on are one region of initialised memory, mapped for
     ///   reading and writing for all of `'a`, and `len` is at most `isize::MAX`.
     /// - Nobody else writes to them for `'a`. Whoever reads them meanwhile gets some of the old bytes and some of the
     ///   new.
     #[must_use]
-    pub unsafe fn new(start: *mut u8, len: usize) -> Dest<'a> {
+    pub unsafe fn new(start: *mut u8, len: usize) -> Option<Dest<'a>> {
         match NonNull::new(start) {
-            Some(start) => Dest {
+            Some(start) => Some(Dest {
                 start,
                 len,
                 is_untouched: false,
                 owner: PhantomData,
-            },
-            None => Dest::from(&mut [][..]),
+            }),
+            None => (len == 0).then(|| Dest::from(&mut [][..])),
         }
     }
 
@@ -274,12 +304,25 @@ mod tests {
     };
 
     #[test]
-    fn a_range_past_the_end_is_cut() {
+    fn a_range_past_the_end_is_refused() {
         let bytes = [1, 2, 3];
         let payload = Bytes::from(&bytes[..2]);
-        assert_eq!(payload.lend(1..9, <[u8]>::to_vec), [2]);
-        assert_eq!(payload.lend(7..9, <[u8]>::len), 0);
+        for range in [1..9, 7..9, 2..3] {
+            let lent = payload.lend(range.clone(), |_| Err::<(), _>(io::Error::other("lent")));
+            let refused = lent.unwrap_err().to_string();
+            assert_eq!(refused, format!("a tensor gave 2 bytes, expected {}", range.end));
+        }
+        assert!(
+            payload
+                .lend(1..2, |lent| if lent == [2] {
+                    Ok(())
+                } else {
+                    Err(io::Error::other("others"))
+                })
+                .is_ok()
+        );
         let mut into = [0; 4];
+        assert!(payload.read(1, &mut into).is_err() && payload.read(8, &mut into).is_err());
         assert_eq!(payload.copy_into(1, &mut into), 1);
         assert_eq!(payload.copy_into(8, &mut into), 0);
         assert_eq!(into, [2, 0, 0, 0]);
@@ -300,24 +343,37 @@ mod tests {
     #[test]
     fn null_is_an_empty_dest() {
         // SAFETY: `new` accepts null with a length of 0.
-        let mut dest = unsafe { Dest::new(std::ptr::null_mut(), 0) };
+        let mut dest = unsafe { Dest::new(std::ptr::null_mut(), 0) }.unwrap();
         assert!(dest.is_empty());
         dest.fill(|bytes| assert!(bytes.is_empty()));
+        // SAFETY: and with any other.
+        assert!(unsafe { Dest::new(std::ptr::null_mut(), 1) }.is_none());
     }
 
     #[test]
     fn null_is_an_empty_payload() {
         // SAFETY: `new` accepts null with a length of 0.
-        let payload = unsafe { Bytes::new(std::ptr::null(), 0) };
+        let payload = unsafe { Bytes::new(std::ptr::null(), 0) }.unwrap();
         assert!(payload.is_empty());
-        assert_eq!(payload.lend(0..0, <[u8]>::len), 0);
+        assert!(
+            payload
+                .lend(0..0, |lent| if lent.is_empty() {
+                    Ok(())
+                } else {
+                    Err(io::Error::other("some"))
+                })
+                .is_ok()
+        );
+        // SAFETY: and with any other.
+        assert!(unsafe { Bytes::new(std::ptr::null(), 1) }.is_none());
     }
 
     // Here and not in tests/save.rs because only this file may turn a mapping into a payload. Tried: when the in-place
     // way writes without a second file, this fails.
     #[test]
     fn a_payload_may_lie_in_the_file_that_it_replaces() {
-        use crate::{Durability, Payload, Replace, SaveOptions, Unwatched, save};
+        use crate::save::save_data;
+        use crate::{Durability, Payload, Replace, SaveOptions, Unwatched};
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         let old: Vec<u8> = (0..9_000_000_u32).map(|n| n.to_le_bytes()[1]).collect();
@@ -328,7 +384,7 @@ mod tests {
             // is the only one that touches it, and gives it more bytes than it had.
             let mapped = unsafe { memmap2::MmapOptions::new().map_copy_read_only(&file).unwrap() };
             // SAFETY: `new` asks for `len` readable bytes: the mapping has them, until it is dropped after the save.
-            let bytes = unsafe { Bytes::new(mapped.as_ptr(), mapped.len()) };
+            let bytes = unsafe { Bytes::new(mapped.as_ptr(), mapped.len()) }.unwrap();
             let payload = Payload::Bytes(bytes);
             let options = SaveOptions {
                 durable: Durability::Fast,
@@ -337,7 +393,8 @@ mod tests {
             };
             // The head moves all bytes on, so that writing straight into the file would overwrite unread ones.
             let head = vec![b'h'; 2_000_000];
-            save(&path, &head, &[payload.clone(), payload], &options, &Unwatched).unwrap();
+            let (payloads, nbytes) = ([payload.clone(), payload], 2 * ingot_format::to_u64(old.len()));
+            save_data(&path, &head, nbytes, &payloads, &options, &Unwatched).unwrap();
             assert!(
                 std::fs::read(&path).unwrap() == [&head[..], &old, &old].concat(),
                 "{replace:?}"

@@ -11,13 +11,15 @@
 use std::path::Path;
 
 use ingot_format::{
-    CHECKSUMS_KEY, Dtype, Format, Header, LayoutOptions, Metadata, Order, edit_metadata, layout_with, to_u64,
+    CHECKSUMS_KEY, Dtype, Entry, Format, Header, LayoutOptions, MODEL_SPEC_KEY, Metadata, Order, Quoted,
+    SHARED_KEY, SharedError, edit_metadata, layout_with, to_u64,
 };
 
 use crate::error::Error;
-use crate::hash::{MODEL_SPEC_KEY, renewed};
+use crate::hash::renewed;
 use crate::payload::{FileRange, Payload};
-use crate::save::{Durability, SaveOptions, save, step};
+use crate::records::{aliases, check_shared};
+use crate::save::{Durability, SaveOptions, save_data, step};
 use crate::watch::Watch;
 
 mod error;
@@ -67,8 +69,10 @@ pub enum Way {
 /// Changes the metadata of the file at `path`. No tensor is read.
 ///
 /// # Errors
-/// What opening the file may give; [`Error::Unstorable`] when the header would be too large, before anything is touched;
-/// [`Error::Write`]; [`Error::Edit`] with [`EditError::Overtaken`]; [`Error::Interrupted`].
+/// [`Error::Shared`] for a record of shared tensors that is none of this file's, which a reader would refuse or which
+/// would give names to tensors that never had them. What opening the file may give; [`Error::Unstorable`] when the
+/// header would be too large, before anything is touched; [`Error::Write`]; [`Error::Edit`] with
+/// [`EditError::Overtaken`]; [`Error::Interrupted`].
 pub fn update_metadata(
     path: &Path,
     change: &MetadataChange<'_>,
@@ -83,6 +87,9 @@ pub fn update_metadata(
     if same(old.as_deref(), new.as_deref()) {
         return Ok(Edited::Unchanged);
     }
+    if let Some((_, record)) = change.set.iter().find(|pair| pair.0 == SHARED_KEY) {
+        check_shared(record, &header, path)?;
+    }
     if way == Way::InPlace
         && let Some(edited) = edit_metadata(&head, &header, new.as_deref())
         && let Some((begin, bytes)) = within_a_page(&head, &edited)
@@ -93,13 +100,22 @@ pub fn update_metadata(
     }
     let head = head_for_the_data(path, &header, new.as_deref())?;
     let data = FileRange::new(held.file(), header.data_start(), header.data_nbytes());
-    replace(path, &held, &head, &[Payload::File(data)], options, watch)?;
+    replace(
+        path,
+        &held,
+        &head,
+        &header,
+        &[Payload::File(data)],
+        options,
+        watch,
+    )?;
     held.release();
     Ok(Edited::Rewritten)
 }
 
 /// Writes `payload` as the tensor `name` of the file at `path`, which has one of that dtype and shape. The other bytes
-/// of the file stay as they are.
+/// of the file stay as they are. Names that share the tensor ([`aliases`](crate::aliases)) are names of the new one, and
+/// it may be named by any of them.
 ///
 /// A digest that the file keeps of the tensor becomes that of the new bytes. ModelSpec's, which is of all data, is left
 /// out: it would be wrong, and to make another takes reading everything.
@@ -107,7 +123,8 @@ pub fn update_metadata(
 /// It is always a new file: tensors are longer than what can be changed at once, and a reader must not see half of one.
 ///
 /// # Errors
-/// [`Error::UnknownTensor`]; [`Error::Edit`] with [`EditError::Mismatch`]; and as for [`update_metadata`].
+/// [`Error::UnknownTensor`]; [`Error::Shared`] for the name of a part of a tensor; [`Error::Edit`] with
+/// [`EditError::Mismatch`]; and as for [`update_metadata`].
 pub fn replace_tensor(
     path: &Path,
     name: &str,
@@ -119,13 +136,7 @@ pub fn replace_tensor(
 ) -> Result<(), Error> {
     let held = Held::open(path, watch)?;
     let (head, header) = held.head()?;
-    let Some(entry) = header.get(name) else {
-        return Err(Error::UnknownTensor {
-            path: Some(path.to_owned()),
-            tensor: name.to_owned(),
-            nearest: None,
-        });
-    };
+    let entry = stored_as(name, &header, path)?;
     if (entry.dtype, entry.shape) != (dtype, shape) || payload.nbytes() != entry.nbytes() {
         return Err(Error::Edit {
             path: path.to_owned(),
@@ -148,10 +159,34 @@ pub fn replace_tensor(
         payload.clone(),
         range(entry.end, header.data_nbytes()),
     ];
-    let head = head_with_digest(path, head, &header, name, payload)?;
-    replace(path, &held, &head, &payloads, options, watch)?;
+    let head = head_with_digest(path, head, &header, entry.name, payload)?;
+    replace(path, &held, &head, &header, &payloads, options, watch)?;
     held.release();
     Ok(())
+}
+
+/// The tensor of that name, which may be stored under another.
+fn stored_as<'h>(name: &str, header: &'h Header, path: &Path) -> Result<Entry<'h>, Error> {
+    if let Some(entry) = header.get(name) {
+        return Ok(entry);
+    }
+    let others = aliases(std::iter::once((Some(path), header)))?;
+    let alias = others.iter().find(|alias| alias.name == name);
+    match alias.and_then(|alias| Some((alias, header.entry(alias.number)?))) {
+        None => Err(Error::UnknownTensor {
+            path: Some(path.to_owned()),
+            tensor: name.to_owned(),
+            nearest: None,
+        }),
+        Some((alias, entry)) if alias.part.is_none() => Ok(entry),
+        Some((_, entry)) => {
+            let reason = format!("has it as a part of {}: replace that", Quoted(entry.name));
+            Err(Error::Shared {
+                path: Some(path.to_owned()),
+                fault: SharedError::about(name, &reason),
+            })
+        }
+    }
 }
 
 /// The head of the file after `payload` became the tensor `name`: another where it keeps digests of that.
@@ -186,18 +221,19 @@ fn head_with_digest(
     }
 }
 
-/// A new file for `held`, unless somebody was quicker.
+/// A new file for `held`, with as much data as its `header` promises, unless somebody was quicker.
 fn replace(
     path: &Path,
     held: &Held<'_>,
     head: &[u8],
+    header: &Header,
     payloads: &[Payload<'_>],
     options: &SaveOptions,
     watch: &dyn Watch,
 ) -> Result<(), Error> {
     let check = || held.check();
     let guard = Guard::new(watch, &check);
-    let saved = save(path, head, payloads, options, &guard);
+    let saved = save_data(path, head, header.data_nbytes(), payloads, options, &guard);
     guard.outcome(saved)
 }
 

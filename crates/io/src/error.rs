@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use ingot_format::{Dtype, Escaped, FormatError, IndexError, Quoted, SelectionError};
+use ingot_format::{Dtype, Escaped, FormatError, IndexError, Quoted, SelectionError, SharedError};
 
 use crate::backend::{BACKEND_VARIABLE, Backend};
 use crate::checkpoint::CheckpointFault;
@@ -162,6 +162,13 @@ pub enum Error {
         /// Why not.
         reason: String,
     },
+    /// The record of shared tensors in the file's metadata cannot be used. FORMAT.md, "Shared tensors".
+    Shared {
+        /// The file.
+        path: Option<PathBuf>,
+        /// Why not.
+        fault: SharedError,
+    },
     /// The file keeps no digest of a tensor that was to be compared with one.
     NoDigest {
         /// The file.
@@ -267,6 +274,7 @@ impl Error {
             Error::Destination { misfit, .. } => misfit.code(),
             Error::Edit { fault, .. } => fault.code(),
             Error::Checksums { .. } => "invalid-checksums",
+            Error::Shared { .. } => "invalid-alias",
             Error::NoDigest { .. } => "no-digest",
             Error::Digest { .. } => "digest-mismatch",
             Error::Closed { .. } => "closed",
@@ -293,6 +301,7 @@ impl Error {
             | Error::Conversion { path, .. }
             | Error::Destination { path, .. }
             | Error::Checksums { path, .. }
+            | Error::Shared { path, .. }
             | Error::NoDigest { path, .. }
             | Error::Digest { path, .. }
             | Error::Closed { path } => path.as_deref(),
@@ -314,6 +323,7 @@ impl Error {
             | Error::NoDigest { tensor, .. } => Some(tensor),
             Error::Read { tensor, .. } | Error::Digest { tensor, .. } => tensor.as_deref(),
             Error::Edit { fault, .. } => fault.tensor(),
+            Error::Shared { fault, .. } => fault.tensor(),
             _ => None,
         }
     }
@@ -462,6 +472,7 @@ impl fmt::Display for Error {
             Error::Destination { tensor, misfit, .. } => write!(f, "tensor {}: {misfit}", Quoted(tensor)),
             Error::Edit { fault, .. } => write!(f, "{fault}"),
             Error::Checksums { reason, .. } => f.write_str(reason),
+            Error::Shared { fault, .. } => write!(f, "{fault}"),
             Error::NoDigest { tensor, .. } => {
                 write!(
                     f,
@@ -490,6 +501,7 @@ impl std::error::Error for Error {
             Error::Checkpoint { fault, .. } => Some(fault),
             Error::Slice { fault, .. } => Some(fault),
             Error::Edit { fault, .. } => Some(fault),
+            Error::Shared { fault, .. } => Some(fault),
             _ => self
                 .system()
                 .map(|fault| fault as &(dyn std::error::Error + 'static)),

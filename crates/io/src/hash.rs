@@ -25,5 +25,5 @@ pub use definition::{Definition, hash};
 pub(crate) use in_order::read_in_order;
 pub(crate) use seal::Sealing;
 pub use seal::{Keep, Sealed};
-pub(crate) use verify::renewed;
-pub use verify::{Compared, MODEL_SPEC_KEY, Mismatch, Report, verify};
+pub use verify::{Compared, Mismatch, Report, verify};
+pub(crate) use verify::{digest_of, renewed};

@@ -19,6 +19,7 @@ mod payload;
 mod quarry;
 mod read;
 mod rearrange;
+mod records;
 mod region;
 #[cfg(feature = "remote")]
 mod remote;
@@ -44,17 +45,18 @@ pub use edit::origin::Origin;
 pub use edit::{EditError, Edited, MetadataChange, Way, replace_tensor, update_metadata};
 pub use error::{Error, Misfit};
 pub use hash::{
-    Algorithm, Compared, Definition, Digest, Keep, MODEL_SPEC_KEY, Mismatch, Proof, Report, Sealed, Unequal,
-    hash, verify,
+    Algorithm, Compared, Definition, Digest, Keep, Mismatch, Proof, Report, Sealed, Unequal, hash, verify,
 };
-pub use payload::{Dim, FileRange, Footprint, Payload, Produce, Strided, crowds, overlapping};
+pub use ingot_format::MODEL_SPEC_KEY;
+pub use payload::{Dim, FileRange, Footprint, Payload, Produce, Strided, crowds, overlapping, prove_sizes};
 pub use quarry::Quarry;
 pub use read::execute::{ReadOptions, THREADS_VARIABLE};
 pub use read::part::{Part, Target};
 pub use read::plan::{OWN_BLOCK_NBYTES, Piece, Place, Plan, SHARED_BLOCK_NBYTES, TensorId};
 pub use read::prefetch::{Fetched, Prefetch, Request};
 pub use read::read::{Strided as StridedView, fill, read, warm_tensors};
-pub use rearrange::{Inherit, Pick, assemble};
+pub use rearrange::{Inherit, assemble};
+pub use records::{Alias, Pick, RECORD_KEYS, Role, aliases};
 pub use region::Region;
 #[cfg(all(unix, feature = "remote"))]
 pub use remote::{DownloadOptions, Downloaded, download, planned_download};
@@ -63,9 +65,7 @@ pub use remote::{
     Fault, REMOTE_HEADER_NBYTES, RemoteOptions, Secret, Token, fetch_beside, hash_url, hub_headers, is_url,
     read_url, redacted, url_file_name,
 };
-#[cfg(all(unix, feature = "remote"))]
-pub use save::partial::Existing;
-pub use save::{Durability, ReadOnly, Replace, SaveOptions, Snapshot, save};
+pub use save::{Durability, Existing, ReadOnly, Replace, SaveOptions, Snapshot, save};
 pub use serialize::safetensors::{
     Dtype, SafeTensorError, SafeTensors, TensorView, View, serialize, serialize_to_file, slice, tensor,
 };
@@ -75,4 +75,4 @@ pub use statistics::{Number, Statistics, has_statistics, statistics};
 pub use strided_dest::StridedDest;
 pub use watch::{Unwatched, Watch};
 #[cfg(unix)]
-pub use writer::{Appender, Writer};
+pub use writer::{Appender, Aside, Orphan, Writer};

@@ -2,12 +2,13 @@
 
 use std::io;
 
-use ingot_format::{to_u64, to_usize};
+use ingot_format::{FormatError, Header, to_u64, to_usize};
 
 use crate::dest::Bytes;
 
 mod file;
 mod footprint;
+mod gathered;
 mod produced;
 mod section;
 mod strided;
@@ -16,6 +17,7 @@ pub use file::FileRange;
 #[cfg(unix)]
 pub(crate) use file::shares_blocks;
 pub use footprint::{Footprint, crowds, overlapping};
+pub(crate) use gathered::Gathered;
 pub use produced::Produce;
 pub(crate) use section::Section;
 pub use strided::{Dim, Strided};
@@ -48,22 +50,54 @@ impl Payload<'_> {
         }
     }
 
-    /// Fills `into` with the bytes from `begin` on; there are that many.
+    /// Fills `into` with the bytes from `begin` on, all of it.
     ///
     /// # Errors
-    /// When another file, or whoever produces the bytes, does not give them.
+    /// When there are not that many; when another file, or whoever produces the bytes, does not give them.
     pub fn read(&self, begin: u64, into: &mut [u8]) -> io::Result<()> {
         let at = || to_usize(begin).ok_or(io::ErrorKind::InvalidInput);
         match self {
-            Payload::Bytes(bytes) => {
-                bytes.copy_into(at()?, into);
-            }
-            Payload::Strided(strided) => strided.copy_into(at()?, into),
+            Payload::Bytes(bytes) => bytes.read(at()?, into)?,
+            Payload::Strided(strided) => strided.read(at()?, into)?,
             Payload::File(range) => range.read(begin, into)?,
             Payload::Section(section) => section.read(begin, into)?,
             Payload::Produced(source) => source.produce(begin, into)?,
         }
         Ok(())
+    }
+}
+
+/// Proves that `payloads` have just the bytes that `header` promises: one for each tensor, in the order of the data, of its
+/// size.
+///
+/// # Errors
+/// [`FormatError::WrongLength`] for the first tensor of which that is not true, [`FormatError::TrailingBytes`] where there
+/// are payloads left.
+pub fn prove_sizes(header: &Header, payloads: &[Payload<'_>]) -> Result<(), FormatError> {
+    let mut sizes = payloads.iter().map(Payload::nbytes);
+    for entry in header.entries() {
+        let (expected, found) = (entry.nbytes(), sizes.next().unwrap_or(0));
+        if found != expected {
+            return Err(FormatError::WrongLength {
+                tensor: entry.name.to_owned(),
+                dtype: entry.dtype,
+                shape: entry.shape.to_owned(),
+                expected,
+                found,
+            });
+        }
+    }
+    prove_total(
+        header.data_nbytes(),
+        sizes.fold(header.data_nbytes(), u64::saturating_add),
+    )
+}
+
+/// Proves that there are `expected` bytes of data.
+pub(crate) fn prove_total(expected: u64, found: u64) -> Result<(), FormatError> {
+    match found == expected {
+        true => Ok(()),
+        false => Err(FormatError::TrailingBytes { expected, found }),
     }
 }
 

@@ -2,45 +2,40 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::io;
 use std::path::Path;
 
 use ingot_format::{
-    CHECKSUMS_KEY, Checksums, Entry, Format, FormatError, Header, LayoutOptions, Spec, layout_with,
+    CHECKSUMS_KEY, Dtype, Format, FormatError, LayoutOptions, MODEL_SPEC_KEY, SHARED_KEY, SharedError, Spec,
+    layout_with,
 };
 
 use crate::edit::origin::Origin;
 use crate::edit::{EditError, Guard};
 use crate::error::Error;
-use crate::hash::{Algorithm, Digest, MODEL_SPEC_KEY};
-use crate::payload::{Payload, Section};
-use crate::save::{SaveOptions, save};
+use crate::hash::digest_of;
+use crate::payload::{Gathered, Payload, Section};
+use crate::records::{Pick, Stored, checksums, settled, unit, with_records};
+use crate::save::{SaveOptions, save_data, step};
 use crate::watch::Watch;
 
-/// A tensor of another file, and its name in the new one.
-#[derive(Clone, Copy, Debug)]
-pub struct Pick<'a> {
-    /// The file.
-    pub origin: &'a Origin,
-    /// The tensor, by its place in the order of the data.
-    pub number: usize,
-    /// What it is called from now on.
-    pub name: &'a str,
-}
-
-/// What becomes of the digests that files keep in their metadata.
+/// What becomes of the digests that files keep of their tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Inherit {
-    /// Those of tensors go with them, under their new names: they are of the same bytes. A file keeps digests of one
-    /// algorithm, so where files have several, it is that of the most tensors. ModelSpec's hash, which is of all data,
-    /// stays in the metadata where all data does.
+    /// They go with the tensors, under their new names: they are of the same bytes. A file keeps digests of one
+    /// algorithm, so where files have several, it is that of the most tensors.
     #[default]
     Digests,
-    /// Nothing: the metadata is taken as it is.
+    /// The new file has none.
     Nothing,
 }
 
 /// Writes the file at `path` that holds `picks` and `metadata`: byte for byte the file that saving the same tensors
 /// gives. Their bytes are copied by the kernel, or shared where the file system can, so that next to no memory is taken.
+///
+/// What `metadata` has under [`RECORD_KEYS`](crate::RECORD_KEYS) was made for other files. The record of shared tensors
+/// is made of the picks; `inherit` says whether there is one of digests; ModelSpec's hash, where `metadata` has one, is
+/// that of the file whose data this is, and left out where it is not all data of one file.
 ///
 /// `path` may be that of one of the files that are picked from.
 ///
@@ -59,142 +54,184 @@ pub fn assemble(
     options: &SaveOptions,
     watch: &dyn Watch,
 ) -> Result<(), Error> {
-    let entries: Vec<_> = picks
+    refuse_twice(path, picks)?;
+    let (tensors, shared) = settled(picks);
+    let gathered = tensors.iter().map(apart).collect::<Result<Vec<_>, _>>()?;
+    let sources: Vec<Run<'_>> = tensors.iter().zip(&gathered).map(run).collect();
+    let shapes = tensors.iter().map(shape).collect::<Result<Vec<_>, _>>()?;
+    let specs: Vec<Spec<'_>> = tensors
         .iter()
-        .filter_map(|pick| Some((pick.origin, pick.name, pick.origin.header().entry(pick.number)?)))
-        .collect();
-    let specs: Vec<Spec<'_>> = entries
-        .iter()
-        .map(|(_, name, entry)| Spec {
-            name,
-            dtype: entry.dtype,
-            shape: entry.shape,
+        .zip(&shapes)
+        .map(|(tensor, shape)| Spec {
+            name: tensor.name,
+            dtype: tensor.entry.dtype,
+            shape,
         })
         .collect();
-    let record = match inherit {
-        Inherit::Digests => carried(picks),
+    let digests = match inherit {
         Inherit::Nothing => None,
+        Inherit::Digests => checksums(&tensors, |tensor, algorithm| {
+            digest_of(&run((tensor, &apart(tensor)?)).payload(), algorithm)
+                .map_err(|source| unreadable(path, source))
+        })?,
     };
-    let mut pairs = metadata.map(<[_]>::to_vec);
-    if let Some(record) = &record {
-        let pairs = pairs.get_or_insert_default();
-        pairs.retain(|pair| pair.0 != CHECKSUMS_KEY);
-        pairs.push((CHECKSUMS_KEY, record));
-    }
-    let lay_out = |pairs: Option<&[(&str, &str)]>| {
-        layout_with(&specs, pairs, format, layout_options).map_err(|fault| refused(path, picks, fault))
+    let lay_out = |hash: Option<&str>| {
+        let records = [
+            (CHECKSUMS_KEY, digests.as_deref()),
+            (SHARED_KEY, shared.as_deref()),
+            (MODEL_SPEC_KEY, hash),
+        ];
+        let pairs = with_records(metadata, &records);
+        layout_with(&specs, pairs.as_deref(), format, layout_options).map_err(|fault| Error::Unstorable {
+            path: Some(path.to_owned()),
+            fault,
+        })
     };
-    let mut layout = lay_out(pairs.as_deref())?;
-    let runs = runs(
-        layout
-            .order
-            .iter()
-            .map(|&number| (entries[number].0, &entries[number].2)),
-    );
-    if let Some(pairs) = &mut pairs
-        && inherit == Inherit::Digests
-        && !is_all_of_one(&runs)
-        && let Some(stale) = pairs.iter().position(|pair| pair.0 == MODEL_SPEC_KEY)
-    {
-        pairs.remove(stale);
-        layout = lay_out(Some(pairs))?;
+    let mut layout = lay_out(None)?;
+    let runs = runs(layout.order.iter().map(|&number| sources[number]));
+    let wanted = metadata.is_some_and(|pairs| pairs.iter().any(|pair| pair.0 == MODEL_SPEC_KEY));
+    if let Some(hash) = hash_of_all(&runs).filter(|_| wanted) {
+        // The order of the data does not depend on metadata.
+        layout = lay_out(Some(hash))?;
     }
-    let payloads: Vec<Payload<'_>> = runs
-        .iter()
-        .map(|&(origin, begin, end)| origin.range(begin, end))
-        .collect();
+    let payloads: Vec<Payload<'_>> = runs.iter().map(Run::payload).collect();
     let check = || {
         picks
             .chunk_by(same_origin)
             .try_for_each(|run| run[0].origin.check())
     };
     let guard = Guard::new(watch, &check);
-    let saved = save(path, &layout.head, &payloads, options, &guard);
+    let nbytes = layout.header.data_nbytes();
+    let saved = save_data(path, &layout.head, nbytes, &payloads, options, &guard);
     guard.outcome(saved.map_err(Section::fault))
 }
 
-/// Bytes of the data sections, in the order of the new file. Neighbours that stay neighbours are one run.
-fn runs<'a>(entries: impl Iterator<Item = (&'a Origin, &'a Entry<'a>)>) -> Vec<(&'a Origin, u64, u64)> {
-    let mut runs: Vec<(&Origin, u64, u64)> = Vec::new();
-    for (origin, entry) in entries {
-        match runs.last_mut() {
-            Some((same, _, end)) if std::ptr::eq(*same, origin) && *end == entry.begin => *end = entry.end,
-            _ => runs.push((origin, entry.begin, entry.end)),
+/// Bytes of the new file.
+#[derive(Clone, Copy, Debug)]
+enum Run<'a> {
+    /// From the data section of a file, between two of its bytes.
+    Range(&'a Origin, u64, u64),
+    /// From all over a tensor.
+    Gathered(&'a Gathered<'a>),
+}
+
+impl<'a> Run<'a> {
+    fn payload(&self) -> Payload<'a> {
+        match *self {
+            Run::Range(origin, begin, end) => origin.range(begin, end),
+            Run::Gathered(gathered) => Payload::Produced(gathered),
+        }
+    }
+}
+
+/// What takes a part together whose elements lie apart.
+fn apart<'a>(tensor: &Stored<'a>) -> Result<Option<Gathered<'a>>, Error> {
+    let Some(part) = tensor.part.as_ref().filter(|part| !part.is_packed()) else {
+        return Ok(None);
+    };
+    let unit = unit(tensor.entry.dtype).ok_or_else(|| unstorable_part(tensor))?;
+    let whole = tensor.origin.range(tensor.entry.begin, tensor.entry.end);
+    Ok(Some(Gathered::new(whole, part.clone(), unit)))
+}
+
+fn run<'a>((tensor, apart): (&Stored<'a>, &'a Option<Gathered<'a>>)) -> Run<'a> {
+    let (begin, end) = (tensor.entry.begin, tensor.entry.end);
+    match (&tensor.part, apart) {
+        (_, Some(gathered)) => Run::Gathered(gathered),
+        (None, None) => Run::Range(tensor.origin, begin, end),
+        (Some(part), None) => {
+            let nbytes = |elements| elements * unit(tensor.entry.dtype).unwrap_or(0);
+            Run::Range(
+                tensor.origin,
+                begin + nbytes(part.begin()),
+                begin + nbytes(part.end()),
+            )
+        }
+    }
+}
+
+/// The shape in the new header. A part of F4 is counted in bytes, which hold two elements each.
+fn shape<'a>(tensor: &Stored<'a>) -> Result<Cow<'a, [u64]>, Error> {
+    let Some(part) = &tensor.part else {
+        return Ok(Cow::Borrowed(tensor.entry.shape));
+    };
+    let mut shape = part.shape().to_vec();
+    if tensor.entry.dtype == Dtype::F4 {
+        *shape.last_mut().ok_or_else(|| unstorable_part(tensor))? *= 2;
+    }
+    Ok(Cow::Owned(shape))
+}
+
+/// Two elements to a byte need a dimension.
+fn unstorable_part(tensor: &Stored<'_>) -> Error {
+    Error::Shared {
+        path: Some(tensor.origin.path().to_owned()),
+        fault: SharedError::about(tensor.name, "has it as a part that cannot be stored by itself"),
+    }
+}
+
+fn unreadable(path: &Path, source: io::Error) -> Error {
+    Section::fault(Error::Write {
+        path: path.to_owned(),
+        step: step::READ,
+        nbytes: 0,
+        source,
+    })
+}
+
+/// Neighbours in the new file that are neighbours in another are one run.
+fn runs<'a>(sources: impl Iterator<Item = Run<'a>>) -> Vec<Run<'a>> {
+    let mut runs: Vec<Run<'_>> = Vec::new();
+    for source in sources {
+        match (runs.last_mut(), source) {
+            (Some(Run::Range(same, _, end)), Run::Range(origin, begin, last))
+                if std::ptr::eq(*same, origin) && *end == begin =>
+            {
+                *end = last;
+            }
+            _ => runs.push(source),
         }
     }
     runs
 }
 
-/// Whether these are all data of a file, in its order.
-fn is_all_of_one(runs: &[(&Origin, u64, u64)]) -> bool {
-    matches!(*runs, [(origin, 0, end)] if end == origin.header().data_nbytes())
-}
-
-/// The record of the digests that the files keep of these tensors; `None` where they keep none that can be used.
-fn carried(picks: &[Pick<'_>]) -> Option<String> {
-    let mut records = HashMap::new();
-    let mut known: Vec<(&str, Algorithm, String)> = Vec::new();
-    for pick in picks {
-        let header = pick.origin.header();
-        let record = records
-            .entry(std::ptr::from_ref(pick.origin))
-            .or_insert_with(|| record_of(header));
-        if let Some((algorithm, record)) = record
-            && let Some(digest) = header.entry(pick.number).and_then(|entry| record.get(entry.name))
-            && Digest::from_hex(*algorithm, digest).is_some()
-        {
-            known.push((pick.name, *algorithm, digest.to_owned()));
+/// ModelSpec's hash of the file whose data this is, all of it and in its order.
+fn hash_of_all<'a>(runs: &[Run<'a>]) -> Option<&'a str> {
+    match *runs {
+        [Run::Range(origin, 0, end)] if end == origin.header().data_nbytes() => {
+            origin.header().metadata()?.get(MODEL_SPEC_KEY)
         }
+        _ => None,
     }
-    let of = |algorithm| known.iter().filter(|digest| digest.1 == algorithm).count();
-    let algorithm = Algorithm::ALL
-        .into_iter()
-        .max_by_key(|&algorithm| of(algorithm))?;
-    let digests = known.iter().filter(|digest| digest.1 == algorithm);
-    let record = Checksums::new(
-        algorithm.name(),
-        digests.map(|(name, _, digest)| (*name, Cow::Borrowed(digest.as_str()))),
-    );
-    // A name that comes twice is refused with the tensors.
-    record
-        .ok()
-        .filter(|record| record.iter().len() > 0)
-        .map(|record| record.render())
-}
-
-fn record_of(header: &Header) -> Option<(Algorithm, Checksums<'_>)> {
-    let record = Checksums::parse(header.metadata()?.get(CHECKSUMS_KEY)?).ok()?;
-    Some((Algorithm::from_name(record.algorithm())?, record))
 }
 
 fn same_origin(a: &Pick<'_>, b: &Pick<'_>) -> bool {
     std::ptr::eq(a.origin, b.origin)
 }
 
-/// Says of a name that comes twice where it comes from.
-fn refused(path: &Path, picks: &[Pick<'_>], fault: FormatError) -> Error {
-    let FormatError::DuplicateTensor { tensor } = &fault else {
-        return Error::Unstorable {
-            path: Some(path.to_owned()),
-            fault,
+/// Refuses a name that comes twice, and says where from.
+fn refuse_twice(path: &Path, picks: &[Pick<'_>]) -> Result<(), Error> {
+    let mut first: HashMap<&str, &Pick<'_>> = HashMap::with_capacity(picks.len());
+    for pick in picks {
+        let Some(other) = first.insert(pick.name, pick) else {
+            continue;
         };
-    };
-    let mut files = picks
-        .iter()
-        .filter(|pick| pick.name == tensor)
-        .map(|pick| pick.origin.path());
-    match (files.next(), files.next()) {
-        (Some(first), Some(second)) => Error::Edit {
+        if same_origin(other, pick) {
+            return Err(Error::Unstorable {
+                path: Some(path.to_owned()),
+                fault: FormatError::DuplicateTensor {
+                    tensor: pick.name.to_owned(),
+                },
+            });
+        }
+        return Err(Error::Edit {
             path: path.to_owned(),
             fault: EditError::Duplicate {
-                tensor: tensor.clone(),
-                first: first.to_owned(),
-                second: second.to_owned(),
+                tensor: pick.name.to_owned(),
+                first: other.origin.path().to_owned(),
+                second: pick.origin.path().to_owned(),
             },
-        },
-        _ => Error::Unstorable {
-            path: Some(path.to_owned()),
-            fault,
-        },
+        });
     }
+    Ok(())
 }

@@ -1,4 +1,6 @@
-//! Saving: `head` and `payloads` become a file, and never harm the one that was there.
+//! Saving: a layout and payloads become a file, and never harm the one that was there. No file gets its name unless each
+//! payload gave exactly the bytes that the header promises: [`Pieces`] exist only for payloads of the right sizes, what
+//! reads a payload fills all of what it was asked for or fails, and all pieces have to be written.
 //!
 //! The atomic way, which is the default: a temporary file in the target's directory gets everything the target is
 //! to have; it is flushed, renamed over the target, and the directory is flushed. Whatever happens in between, the
@@ -50,6 +52,8 @@ mod target;
 #[cfg(unix)]
 mod temp;
 mod write;
+
+use ingot_format::{FormatError, Layout};
 
 use crate::error::Error;
 use crate::hash::Sealed;
@@ -109,33 +113,61 @@ pub enum ReadOnly {
     Replace,
 }
 
+/// What becomes of a file that has the name already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Existing {
+    /// It stays, and it is an error that it is there.
+    #[default]
+    Refuse,
+    /// It is replaced once the new one is whole.
+    Replace,
+}
+
 /// How long a thread waits before it asks the watch again. Half of the 100 ms that are promised.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Writes `head`, then `payloads`, as the file at `path`.
+/// Writes the file of `layout` at `path`, with one payload for each tensor, in the order of the layout.
 ///
 /// ```
+/// use ingot_format::{Dtype, Format, Spec, layout};
 /// use ingot_io::{Payload, SaveOptions, Unwatched, save};
 ///
+/// let bias = Spec { name: "bias", dtype: Dtype::F32, shape: &[2] };
+/// let new = layout(&[bias], None, Format::Safetensors)?;
 /// let folder = tempfile::tempdir()?;
-/// let path = folder.path().join("empty.safetensors");
-/// save(&path, b"\x08\0\0\0\0\0\0\0{}      ", &[Payload::from(&[][..])], &SaveOptions::default(), &Unwatched)?;
-/// assert_eq!(std::fs::read(&path)?.len(), 16);
+/// let path = folder.path().join("bias.safetensors");
+/// save(&path, &new, &[Payload::from(&b"12345678"[..])], &SaveOptions::default(), &Unwatched)?;
+/// assert_eq!(std::fs::read(&path)?.len(), new.head.len() + 8);
+/// // Whatever does not give just the bytes that the header promises becomes no file.
+/// assert!(save(&path, &new, &[Payload::from(&b"1234"[..])], &SaveOptions::default(), &Unwatched).is_err());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
+/// [`Error::Unstorable`] when a payload has not just the bytes that its tensor needs, before the disk is touched.
 /// [`Error::Write`] when the file cannot be written, [`Error::Interrupted`] when `watch` says so. What was at `path`
 /// is still there then, and no temporary file is; except where [`Replace::InPlace`] says otherwise, for streams, and
 /// when the last step failed, to flush the directory: the new file is there, but a loss of power may undo that.
 pub fn save(
     path: &Path,
-    head: &[u8],
+    layout: &Layout,
     payloads: &[Payload<'_>],
     options: &SaveOptions,
     watch: &dyn Watch,
 ) -> Result<(), Error> {
-    save_cut(path, &Pieces::cut(head, payloads), options, watch)
+    save_cut(path, Pieces::of(layout, payloads), options, watch)
+}
+
+/// As [`save`], of a file that begins with `head` and has `data_nbytes` of data, whichever way `payloads` cut them.
+pub(crate) fn save_data(
+    path: &Path,
+    head: &[u8],
+    data_nbytes: u64,
+    payloads: &[Payload<'_>],
+    options: &SaveOptions,
+    watch: &dyn Watch,
+) -> Result<(), Error> {
+    save_cut(path, Pieces::of_data(head, data_nbytes, payloads), options, watch)
 }
 
 /// As [`save`], with digests in the head that are taken of everything else on its way into the file.
@@ -149,11 +181,44 @@ pub(crate) fn save_sealed(
     options: &SaveOptions,
     watch: &dyn Watch,
 ) -> Result<(), Error> {
-    let pieces = Pieces::cut(&sealed.layout().head, payloads).sealed_by(sealed);
-    save_cut(path, &pieces, options, watch)
+    let pieces = Pieces::of(sealed.layout(), payloads);
+    save_cut(
+        path,
+        pieces.map(|pieces| pieces.sealed_by(sealed)),
+        options,
+        watch,
+    )
 }
 
-fn save_cut(path: &Path, pieces: &Pieces<'_>, options: &SaveOptions, watch: &dyn Watch) -> Result<(), Error> {
+/// As [`save_sealed`], of a copy of the payloads.
+pub(crate) fn save_sealed_snapshot(
+    path: &Path,
+    sealed: &Sealed,
+    snapshot: &Snapshot,
+    options: &SaveOptions,
+    watch: &dyn Watch,
+) -> Result<(), Error> {
+    let Layout { header, head, .. } = sealed.layout();
+    let payloads = snapshot.payloads();
+    let pieces = Pieces::of_data(head, header.data_nbytes(), &payloads);
+    save_cut(
+        path,
+        pieces.map(|pieces| pieces.sealed_by(sealed)),
+        options,
+        watch,
+    )
+}
+
+fn save_cut(
+    path: &Path,
+    pieces: Result<Pieces<'_>, FormatError>,
+    options: &SaveOptions,
+    watch: &dyn Watch,
+) -> Result<(), Error> {
+    let pieces = &pieces.map_err(|fault| Error::Unstorable {
+        path: Some(path.to_path_buf()),
+        fault,
+    })?;
     save_pieces(path, pieces, options, watch).map_err(|stop| match stop {
         Stop::Interrupted => Error::Interrupted,
         Stop::Fault { step, source } => Error::Write {
@@ -231,6 +296,10 @@ pub(crate) mod step {
     pub(crate) const READ: &str = "get the bytes of a tensor";
     pub(super) const SEAL: &str = "put digests at its beginning";
     pub(super) const WRITE: &str = "write";
+    #[cfg(unix)]
+    pub(super) const JOURNAL: &str = "use what its writers noted beside it";
+    #[cfg(unix)]
+    pub(super) const OWNER: &str = "tell by a lock whether the writer that began it is still there";
     pub(super) const ATTRIBUTES: &str = "copy mode and owner";
     pub(super) const FLUSH: &str = "flush";
     pub(super) const RENAME: &str = "rename the temporary file over it";

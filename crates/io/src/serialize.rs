@@ -29,7 +29,7 @@ fn to_file<S: AsRef<str>, V: View>(
     let payloads: Vec<Payload<'_>> = data.iter().map(|bytes| Payload::from(&**bytes)).collect();
     save(
         path,
-        contents.head(),
+        contents.layout(),
         &payloads,
         &SaveOptions::default(),
         &Unwatched,
@@ -44,10 +44,10 @@ fn to_file<S: AsRef<str>, V: View>(
     })
 }
 
-/// The module of one format: the names of its crate in [`ingot_format`], and `serialize_to_file`, with the signature
-/// that the safetensors crate has.
+/// The module of one format: the names of its crate in [`ingot_format`], `serialize_to_file`, with the signature that the
+/// safetensors crate has, and what that format has besides.
 macro_rules! format_module {
-    ($format:expr, $name:ident, $extension:literal, $tensors:literal) => {
+    ($format:expr, $name:ident, $extension:literal, $tensors:literal $(, $more:item)*) => {
         #[doc = concat!("All that [`ingot_format::", stringify!($name), "`] has, and files.")]
         pub mod $name {
             use std::collections::HashMap;
@@ -55,6 +55,8 @@ macro_rules! format_module {
 
             use ingot_format::FormatError;
             pub use ingot_format::$name::*;
+
+            $($more)*
 
             #[doc = concat!("Writes the ", stringify!($name), " file that holds `data` and `metadata` to `path`.")]
             ///
@@ -95,6 +97,11 @@ format_module!(
     ingot_format::Format::Safetensors,
     safetensors,
     "safetensors",
-    "SafeTensors"
+    "SafeTensors",
+    /// The names of that crate's module `tensor`.
+    pub mod tensor {
+        pub use super::serialize_to_file;
+        pub use ingot_format::tensor::*;
+    }
 );
 format_module!(ingot_format::Format::Bintensors, bintensors, "bt", "BinTensors");

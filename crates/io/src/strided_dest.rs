@@ -26,11 +26,11 @@ pub struct StridedDest<'a> {
 }
 
 impl<'a> StridedDest<'a> {
-    /// Elements of `itemsize` bytes from `start` on. `strides` are in bytes. `None` where two elements share memory, or
-    /// may: each dimension has to lie between the places of another, as in any slice, transposition or view.
+    /// Elements of `itemsize` bytes from `start` on. `strides` are in bytes. `None` where `start` is null, unless there are
+    /// no elements; and where two elements share memory, or may: each dimension has to lie between the places of another, as in any slice, transposition or view.
     ///
     /// # Safety
-    /// - When the shape has elements, each of them is initialised memory, mapped for reading and writing for all of
+    /// - When the shape has elements and `start` is not null, each of them is initialised memory, mapped for reading and writing for all of
     ///   `'a`, of one allocation that is no larger than `isize::MAX`.
     /// - Nobody else writes to them for `'a`. Whoever reads them meanwhile gets some of the old bytes and some of the
     ///   new.
@@ -127,7 +127,7 @@ impl<'a> StridedDest<'a> {
         let start = self.start.as_ptr().wrapping_add(self.begin);
         // SAFETY: `Dest::new` asks for bytes of one region that are writable for `'a`, and that nobody else writes to:
         // `new` was promised both of the elements, which lie together, because no dimension is left.
-        Ok(unsafe { Dest::new(start, self.len()) })
+        unsafe { Dest::new(start, self.len()) }.ok_or(self)
     }
 
     /// Writes `bytes` to the elements, as many as there are.
@@ -355,5 +355,7 @@ mod tests {
         // SAFETY: there are no elements.
         let empty = unsafe { StridedDest::new(std::ptr::null_mut(), 4, &[2, 0], &[4, 4]) }.unwrap();
         assert!(empty.is_empty());
+        // SAFETY: null is allowed.
+        assert!(unsafe { StridedDest::new(std::ptr::null_mut(), 4, &[2, 1], &[4, 4]) }.is_none());
     }
 }

@@ -5,12 +5,13 @@
 //! good when that never comes, the path leads to what was there before. Another process fills the same file after
 //! [`Writer::join`]. [`Appender`] is told each tensor with its bytes, and keeps space for the header.
 
-use std::ffi::OsStr;
+use std::ffi::OsString;
+use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use ingot_format::{
     Dtype, Entry, Format, Header, Index, LayoutOptions, Limits, Selection, Spec, layout_with, to_u64,
@@ -20,23 +21,27 @@ use ingot_format::{
 use crate::edit::EditError;
 use crate::error::Error;
 use crate::payload::{FileRange, Payload};
-use crate::save::SaveOptions;
-use crate::save::draft::Draft;
+use crate::save::draft::{Company, Draft, journal_fault};
+use crate::save::{Existing, SaveOptions};
 use crate::watch::Watch;
 
 mod append;
+mod aside;
 mod coverage;
 mod journal;
+#[cfg(test)]
+mod model;
+mod preamble;
 
 pub use append::Appender;
-use journal::{End, Journal, Verdict};
+pub use aside::Aside;
+use journal::{End, Fault, Journal, Verdict};
 
 /// Bytes of a tensor that pass through memory at a time, where they do not lie there as the file is to have them.
 const PIECE: u64 = 4 << 20;
-/// What notes for a file of tensors begin with, and the version of the rest.
-const MAGIC: [u8; 8] = *b"ingot-w1";
-/// Bytes before the records: what they begin with, the size of the file, and the name of the temporary file.
-const PREAMBLE: u64 = 8 + 8 + 8 + 256;
+/// How often, and after what time, one tries again to finish a file that others have open.
+const TRIES: usize = 100;
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// A file that is filled in any order. Any number of threads may do it at once.
 pub struct Writer {
@@ -48,6 +53,17 @@ pub struct Writer {
     process: u32,
 }
 
+/// What becomes of a file whose writer was killed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Orphan {
+    /// Nobody joins it.
+    #[default]
+    Refuse,
+    /// Whoever joins it takes the place of that writer, and what was written stays. It is the caller who knows that all of
+    /// it belongs together.
+    Finish,
+}
+
 /// Whether leaving takes the file away.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
@@ -57,7 +73,7 @@ enum Role {
 
 struct Filling {
     path: std::path::PathBuf,
-    file: std::fs::File,
+    file: File,
     header: Header,
     journal: Journal,
     nbytes: u64,
@@ -102,30 +118,91 @@ impl Writer {
     fn begin(draft: &Draft, head: &[u8], header: Header) -> Result<Filling, Error> {
         draft.write(head, 0)?;
         let notes = draft.notes()?;
-        let preamble = preamble(header.file_nbytes(), draft.name()).ok_or_else(|| broken(draft.path()))?;
-        io::Write::write_all(&mut &notes, &preamble).map_err(|fault| draft.write_fault(fault))?;
+        let preamble = preamble::render(header.file_nbytes(), draft.name());
+        let preamble = preamble.ok_or_else(|| broken(draft.path()))?;
+        io::Write::write_all(&mut &notes, &preamble).map_err(|fault| journal_fault(draft.path(), fault))?;
         Filling::new(draft, header, notes)
     }
 
-    /// Takes part in filling the file at `path`, which a writer in this or another process began.
+    /// Takes part in filling the file at `path`, which a writer in this or another process began. `orphan` says what
+    /// happens when that one was killed: [`Orphan::Finish`] makes this one the writer that began it, once all are gone who
+    /// had a part in it.
     ///
     /// # Errors
-    /// [`Error::Edit`] with [`EditError::NothingToJoin`], or [`EditError::BrokenJournal`]; [`Error::Write`] when the
-    /// temporary file cannot be opened.
-    pub fn join(path: &Path, options: &SaveOptions, watch: &dyn Watch) -> Result<Writer, Error> {
-        let notes = Draft::notes_of(path, watch)?.ok_or_else(|| refuse(path, EditError::NothingToJoin))?;
-        let (nbytes, name) = read_preamble(&notes).ok_or_else(|| broken(path))?;
+    /// [`Error::Edit`] with [`EditError::NothingToJoin`], [`EditError::Orphaned`] or [`EditError::BrokenJournal`];
+    /// [`Error::Write`] when the temporary file or the notes cannot be opened, locked or read.
+    pub fn join(
+        path: &Path,
+        orphan: Orphan,
+        options: &SaveOptions,
+        watch: &dyn Watch,
+    ) -> Result<Writer, Error> {
+        for _ in 0..TRIES {
+            if watch.interrupted() {
+                return Err(Error::Interrupted);
+            }
+            if orphan == Orphan::Finish
+                && let Some(writer) = Writer::take_over(path, options, watch)?
+            {
+                return Ok(writer);
+            }
+            match Writer::join_living(path, options, watch) {
+                // Several who finish the same file are in each other's way, until one of them has it.
+                Err(Error::Edit {
+                    fault: EditError::Orphaned { .. },
+                    ..
+                }) if orphan == Orphan::Finish => std::thread::sleep(PAUSE),
+                joined => return joined,
+            }
+        }
+        Err(refuse(path, EditError::Orphaned { held: true }))
+    }
+
+    fn join_living(path: &Path, options: &SaveOptions, watch: &dyn Watch) -> Result<Writer, Error> {
+        let notes = Draft::notes_of(path, Company::Others, watch)?;
+        let notes = notes.ok_or_else(|| refuse(path, EditError::NothingToJoin))?;
+        let writer = Writer::open(path, notes, options, watch)?;
+        writer.check_owner()?;
+        Ok(writer)
+    }
+
+    /// A writer in place of the one that began the file. `None` where that is not this one's to do: nobody began one, or
+    /// somebody has it open.
+    fn take_over(path: &Path, options: &SaveOptions, watch: &dyn Watch) -> Result<Option<Writer>, Error> {
+        let Some(notes) = Draft::notes_of(path, Company::Alone, watch)? else {
+            return Ok(None);
+        };
+        let mut writer = Writer::open(path, notes, options, watch)?;
+        if !writer.draft().own()? {
+            return Ok(None);
+        }
+        let taken = writer.filling.journal.take_over();
+        writer.filling.judge(writer.noted(taken)?, "")?;
+        writer.role = Role::Founder;
+        if !writer.draft().admit()? {
+            return Err(refuse(path, EditError::NothingToJoin));
+        }
+        Ok(Some(writer))
+    }
+
+    /// A guest of the file whose notes these are.
+    fn open(path: &Path, notes: File, options: &SaveOptions, watch: &dyn Watch) -> Result<Writer, Error> {
+        let (nbytes, name) = preamble::read(&notes)
+            .map_err(|fault| explain(path, fault))?
+            .ok_or_else(|| refuse(path, EditError::NothingToJoin))?;
         let draft = Draft::join(path, &name, notes, watch)?;
+        let draft = draft.ok_or_else(|| refuse(path, EditError::NothingToJoin))?;
+        let read = |bytes: &mut [u8]| {
+            let range = FileRange::new(draft.file(), 0, to_u64(bytes.len()));
+            let read = range.read(0, bytes).map_err(Fault::from);
+            read.map_err(|fault| explain(path, fault))
+        };
         let mut start = [0; 8];
-        FileRange::new(draft.file(), 0, 8)
-            .read(0, &mut start)
-            .map_err(|_| broken(path))?;
+        read(&mut start)?;
         let head_nbytes =
             Header::head_nbytes(&start, nbytes, &Limits::default()).map_err(|_| broken(path))?;
         let mut head = vec![0; to_usize(head_nbytes).unwrap_or(usize::MAX)];
-        FileRange::new(draft.file(), 0, head_nbytes)
-            .read(0, &mut head)
-            .map_err(|_| broken(path))?;
+        read(&mut head)?;
         let header = Header::parse(&head, nbytes, &Limits::default()).map_err(|_| broken(path))?;
         let notes = draft.notes()?;
         let filling = Filling::new(&draft, header, notes)?;
@@ -150,6 +227,14 @@ impl Writer {
         &self.filling.path
     }
 
+    /// The name that the file has until the commit, in the directory that it is to be in.
+    #[must_use]
+    pub fn draft_name(&self) -> OsString {
+        let draft = self.draft.lock();
+        let draft = draft.unwrap_or_else(std::sync::PoisonError::into_inner);
+        draft.name().to_owned()
+    }
+
     /// Writes the elements of the tensor `name` that `index` takes: all by an empty one. `payload` has those bytes, of a
     /// tensor of `dtype` and `shape`.
     ///
@@ -167,6 +252,7 @@ impl Writer {
         watch: &dyn Watch,
     ) -> Result<(), Error> {
         self.check_process()?;
+        self.check_owner()?;
         let filling = &self.filling;
         let entry = filling.entry(name)?;
         let selection = filling.select(&entry, index, dtype, shape, payload)?;
@@ -177,15 +263,14 @@ impl Writer {
         if ranges.is_empty() {
             return filling.check_open();
         }
-        let (claim, verdict) = filling.journal.claim(&ranges).map_err(|_| filling.broken())?;
+        let (claim, verdict) = self.noted(filling.journal.claim(&ranges))?;
         filling.judge(verdict, name)?;
         if let Err(fault) = filling.fill(&ranges, payload, watch) {
             // What it says first is the better reason.
             let _ = filling.journal.failed(claim);
             return Err(fault);
         }
-        let verdict = filling.journal.done(claim).map_err(|_| filling.broken())?;
-        filling.judge(verdict, name)
+        filling.judge(self.noted(filling.journal.done(claim))?, name)
     }
 
     /// As [`Writer::write`], of bytes that stand in `file` from `position` on.
@@ -193,7 +278,7 @@ impl Writer {
         &self,
         name: &str,
         index: &[Index],
-        file: &std::fs::File,
+        file: &File,
         position: u64,
         watch: &dyn Watch,
     ) -> Result<(), Error> {
@@ -214,22 +299,51 @@ impl Writer {
     /// [`Error::Edit`] with [`EditError::NotFilled`], after which writing may go on; [`Error::Write`], after which the file
     /// is gone.
     pub fn commit(&self, watch: &dyn Watch) -> Result<(), Error> {
+        self.commit_over(Existing::Replace, watch)
+    }
+
+    /// As [`Writer::commit`], and says what becomes of a file that has the name by now.
+    ///
+    /// # Errors
+    /// As [`Writer::commit`]; [`Error::Open`] for a file that is not to be replaced, after which the new one is gone.
+    pub fn commit_over(&self, existing: Existing, watch: &dyn Watch) -> Result<(), Error> {
         self.check_process()?;
+        self.check_owner()?;
         let filling = &self.filling;
-        let verdict = filling.journal.commit().map_err(|_| filling.broken())?;
+        let verdict = self.noted(filling.journal.commit())?;
         if verdict == Verdict::Incomplete {
             return Err(filling.refuse(filling.missing()));
         }
         filling.judge(verdict, "")?;
-        let mut draft = self
-            .draft
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        let published = draft.publish(&self.options, watch);
+        let mut draft = self.draft();
+        let published = draft.publish(existing, &self.options, watch);
         if published.is_err() {
             draft.discard();
         }
         published
+    }
+
+    /// Nobody adds to a file whose writer was killed: what that one had written may be of another run.
+    fn check_owner(&self) -> Result<(), Error> {
+        if self.role == Role::Founder || self.draft().has_owner()? {
+            return Ok(());
+        }
+        // It may have left as one should, and said so; or been killed between saying so and doing it.
+        match self.noted(self.filling.journal.end_now())? {
+            Some(End::Committed) if self.draft().is_unnamed() => {}
+            Some(end) => return self.filling.judge(Verdict::Ended(end), ""),
+            None => {}
+        }
+        Err(self.filling.refuse(EditError::Orphaned { held: false }))
+    }
+
+    fn draft(&self) -> MutexGuard<'_, Draft> {
+        self.draft.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the journal gave.
+    fn noted<T>(&self, found: Result<T, Fault>) -> Result<T, Error> {
+        found.map_err(|fault| explain(self.path(), fault))
     }
 
     /// A fork has the same files open, and the same place in them.
@@ -251,15 +365,12 @@ impl Drop for Writer {
         if matches!(self.filling.journal.abandon(), Ok(Verdict::Ended(End::Committed))) {
             return;
         }
-        self.draft
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-            .discard();
+        self.draft().discard();
     }
 }
 
 impl Filling {
-    fn new(draft: &Draft, header: Header, notes: std::fs::File) -> Result<Filling, Error> {
+    fn new(draft: &Draft, header: Header, notes: File) -> Result<Filling, Error> {
         let file = draft
             .file()
             .try_clone()
@@ -267,7 +378,7 @@ impl Filling {
         Ok(Filling {
             path: draft.path().to_owned(),
             file,
-            journal: Journal::new(notes, PREAMBLE, header.data_nbytes()),
+            journal: Journal::new(notes, preamble::NBYTES, header.data_nbytes()),
             nbytes: header.file_nbytes(),
             header,
         })
@@ -373,10 +484,6 @@ impl Filling {
     fn refuse(&self, fault: EditError) -> Error {
         refuse(&self.path, fault)
     }
-
-    fn broken(&self) -> Error {
-        broken(&self.path)
-    }
 }
 
 /// Writes `count` bytes of `payload` from `begin` on at `position`.
@@ -384,7 +491,7 @@ fn put(
     payload: &Payload<'_>,
     begin: u64,
     count: u64,
-    file: &std::fs::File,
+    file: &File,
     position: u64,
     buffer: &mut Vec<u8>,
 ) -> io::Result<()> {
@@ -414,27 +521,9 @@ fn broken(path: &Path) -> Error {
     refuse(path, EditError::BrokenJournal)
 }
 
-/// What others need to join.
-fn preamble(nbytes: u64, name: &OsStr) -> Option<Vec<u8>> {
-    let name = name.as_bytes();
-    let mut preamble = MAGIC.to_vec();
-    preamble.extend(nbytes.to_le_bytes());
-    preamble.extend(to_u64(name.len()).to_le_bytes());
-    preamble.extend(name);
-    let len = to_usize(PREAMBLE)?;
-    (preamble.len() <= len).then(|| {
-        preamble.resize(len, 0);
-        preamble
-    })
-}
-
-fn read_preamble(notes: &std::fs::File) -> Option<(u64, std::ffi::OsString)> {
-    let mut preamble = vec![0; to_usize(PREAMBLE)?];
-    FileRange::new(notes, 0, PREAMBLE).read(0, &mut preamble).ok()?;
-    let rest = preamble.strip_prefix(&MAGIC)?;
-    let (nbytes, rest) = rest.split_first_chunk()?;
-    let (len, rest) = rest.split_first_chunk()?;
-    let name = rest.get(..to_usize(u64::from_le_bytes(*len))?)?;
-    // It is opened in the directory of the file, and nowhere else.
-    (!name.contains(&b'/')).then(|| (u64::from_le_bytes(*nbytes), OsStr::from_bytes(name).to_owned()))
+fn explain(path: &Path, fault: Fault) -> Error {
+    match fault {
+        Fault::Broken => broken(path),
+        Fault::System(source) => journal_fault(path, source),
+    }
 }

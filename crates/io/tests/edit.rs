@@ -13,8 +13,8 @@ use ingot_format::{
     Align, Dtype, Format, Index, LayoutOptions, SafeTensors, Spec, TensorView, layout_with, serialize,
 };
 use ingot_io::{
-    Appender, Durability, Edited, Error, Inherit, MetadataChange, Origin, Payload, Pick, SaveOptions,
-    Unwatched, Watch, Way, Writer, assemble, replace_tensor, save, update_metadata,
+    Appender, Durability, Edited, Error, Inherit, MetadataChange, Origin, Orphan, Payload, Pick, Role,
+    SaveOptions, Unwatched, Watch, Way, Writer, aliases, assemble, replace_tensor, save, update_metadata,
 };
 use proptest::prelude::*;
 
@@ -51,7 +51,7 @@ fn write(path: &Path, tensors: &Tensors, pairs: Option<&Pairs>, format: Format, 
         .iter()
         .map(|&number| Payload::from(&**data[number]))
         .collect();
-    save(path, &layout.head, &payloads, &FAST, &Unwatched).unwrap();
+    save(path, &layout, &payloads, &FAST, &Unwatched).unwrap();
 }
 
 /// What safetensors, the crate, reads.
@@ -171,12 +171,149 @@ proptest! {
             .flat_map(|(at, origin)| origin.header().names().enumerate().map(move |(number, name)| (at, number, name)))
             .collect();
         let picks: Vec<Pick<'_>> =
-            names.iter().map(|&(at, number, name)| Pick { origin: &origins[at], number, name }).collect();
+            names.iter().map(|&(at, number, name)| Pick { origin: &origins[at], number, name, role: Role::Tensor }).collect();
         let pairs = metadata.as_ref().map(borrowed);
         let (merged, saved) = (folder.path().join("merged"), folder.path().join("saved"));
         assemble(&merged, &picks, pairs.as_deref(), Inherit::Digests, format(to), &LayoutOptions::default(), &FAST, &Unwatched).unwrap();
         write(&saved, &whole, metadata.as_ref(), format(to), &LayoutOptions::default());
         prop_assert!(fs::read(&merged).unwrap() == fs::read(&saved).unwrap());
+    }
+}
+
+/// A file with one tensor of six bytes, another name for it, and two parts of it.
+fn write_shared(path: &Path) -> Tensors {
+    let shared = r#"{"middle":{"begin":1,"of":"whole","shape":[4],"stride":[1]},"odd":{"begin":1,"of":"whole","shape":[2],"stride":[2]},"other":{"of":"whole"}}"#;
+    let pairs = Pairs::from([
+        ("ingot.shared".to_owned(), shared.to_owned()),
+        ("k".to_owned(), "v".to_owned()),
+    ]);
+    let tensors = Tensors::from([("whole".to_owned(), b"abcdef".to_vec())]);
+    write(
+        path,
+        &tensors,
+        Some(&pairs),
+        Format::Safetensors,
+        &LayoutOptions::default(),
+    );
+    Tensors::from([
+        ("middle".to_owned(), b"bcde".to_vec()),
+        ("odd".to_owned(), b"bd".to_vec()),
+        ("other".to_owned(), b"abcdef".to_vec()),
+        ("whole".to_owned(), b"abcdef".to_vec()),
+    ])
+}
+
+/// The tensors of a file under all their names.
+fn read_all_names(path: &Path) -> Tensors {
+    let origin = Origin::open(path).unwrap();
+    let (mut tensors, _) = read(path);
+    let stored: Vec<&str> = origin.header().names().collect();
+    for alias in aliases(std::iter::once((Some(path), origin.header()))).unwrap() {
+        let whole = &tensors[stored[alias.number]];
+        let bytes = match &alias.part {
+            None => whole.clone(),
+            Some(part) => (0..part.count())
+                .map(|number| whole[usize::try_from(part.place(number)).unwrap()])
+                .collect(),
+        };
+        tensors.insert(alias.name, bytes);
+    }
+    tensors
+}
+
+#[test]
+fn names_that_share_a_tensor_keep_their_values_whichever_of_them_are_picked() {
+    let (folder, path) = place();
+    let whole = write_shared(&path);
+    let origin = Origin::open(&path).unwrap();
+    let others = aliases(std::iter::once((Some(&*path), origin.header()))).unwrap();
+    let all: Vec<(&str, Role<'_>)> = others
+        .iter()
+        .map(|alias| (&*alias.name, alias.part.as_ref().map_or(Role::Alias, Role::Part)))
+        .chain([("whole", Role::Tensor)])
+        .collect();
+    for choice in 0..1 << all.len() {
+        let picks: Vec<Pick<'_>> = all
+            .iter()
+            .enumerate()
+            .filter(|(at, _)| choice >> at & 1 == 1)
+            .map(|(_, &(name, role))| Pick {
+                origin: &origin,
+                number: 0,
+                name,
+                role,
+            })
+            .collect();
+        let expected: Tensors = picks
+            .iter()
+            .map(|pick| (pick.name.to_owned(), whole[pick.name].clone()))
+            .collect();
+        let out = folder.path().join("out");
+        // What is said of other files stands in no new one.
+        let pairs = [
+            ("ingot.shared", "stale"),
+            ("ingot.checksums", "stale"),
+            ("modelspec.hash_sha256", "stale"),
+        ];
+        assemble(
+            &out,
+            &picks,
+            Some(&pairs),
+            Inherit::Digests,
+            Format::Safetensors,
+            &LayoutOptions::default(),
+            &FAST,
+            &Unwatched,
+        )
+        .unwrap();
+        assert_eq!(read_all_names(&out), expected);
+        let keys: Vec<String> = read(&out).1.unwrap().into_keys().collect();
+        assert!(keys.iter().all(|key| key == "ingot.shared"), "{keys:?}");
+        // A tensor is stored once where one of the names holds all that the others do.
+        let stored = read(&out).0.len();
+        assert_eq!(stored, usize::from(!picks.is_empty()), "{choice:b}");
+    }
+}
+
+#[test]
+fn a_tensor_is_replaced_under_each_of_its_names_and_a_part_is_not() {
+    let (_folder, path) = place();
+    write_shared(&path);
+    let put = |name, bytes: &[u8]| {
+        let shape = [bytes.len() as u64];
+        replace_tensor(
+            &path,
+            name,
+            Dtype::U8,
+            &shape,
+            &Payload::from(bytes),
+            &FAST,
+            &Unwatched,
+        )
+    };
+    put("other", b"uvwxyz").unwrap();
+    let found = read_all_names(&path);
+    assert_eq!(found["whole"], b"uvwxyz");
+    assert_eq!(found["odd"], b"vx");
+    let fault = put("odd", b"..").unwrap_err();
+    assert_eq!((fault.code(), fault.tensor()), ("invalid-alias", Some("odd")));
+    assert_eq!(put("none", b"..").unwrap_err().code(), "unknown-tensor");
+    assert_eq!(read_all_names(&path), found);
+}
+
+#[test]
+fn a_record_that_is_none_of_the_file_is_not_put_into_it() {
+    let (_folder, path) = place();
+    write_shared(&path);
+    let before = fs::read(&path).unwrap();
+    for text in ["{", r#"{"whole":{"of":"whole"}}"#, r#"{"new":{"of":"gone"}}"#] {
+        let change = MetadataChange {
+            set: &[("ingot.shared", text)],
+            remove: &[],
+        };
+        let fault = update_metadata(&path, &change, Way::InPlace, &FAST, &Unwatched).unwrap_err();
+        assert_eq!(fault.code(), "invalid-alias");
+        assert!(before == fs::read(&path).unwrap());
     }
 }
 
@@ -382,6 +519,7 @@ fn two_files_with_one_name_are_both_named() {
             origin,
             number: 0,
             name: "weight",
+            role: Role::Tensor,
         })
         .collect();
     let out = folder.path().join("out");
@@ -498,7 +636,7 @@ fn columns_and_rows_fill_a_file_that_is_the_saved_one() {
         assert_eq!(fault.code(), "mismatch");
     }
     let rest = [Index::WHOLE, Index::At(-1)];
-    let guest = Writer::join(&path, &FAST, &Unwatched).unwrap();
+    let guest = Writer::join(&path, Orphan::Refuse, &FAST, &Unwatched).unwrap();
     guest
         .write(
             "matrix",
@@ -546,7 +684,7 @@ fn leaving_without_a_commit_leaves_the_old_file_and_ends_it_for_the_others() {
         &Unwatched,
     );
     assert_eq!(second.err().unwrap().code(), "busy");
-    let guest = Writer::join(&path, &FAST, &Unwatched).unwrap();
+    let guest = Writer::join(&path, Orphan::Refuse, &FAST, &Unwatched).unwrap();
     drop(writer);
     only(folder.path(), &["file"]);
     assert_eq!(fs::read(&path).unwrap(), b"old");
@@ -563,7 +701,10 @@ fn leaving_without_a_commit_leaves_the_old_file_and_ends_it_for_the_others() {
     assert_eq!(fault.code(), "abandoned");
     assert_eq!(guest.commit(&Unwatched).unwrap_err().code(), "abandoned");
     assert_eq!(
-        Writer::join(&path, &FAST, &Unwatched).err().unwrap().code(),
+        Writer::join(&path, Orphan::Refuse, &FAST, &Unwatched)
+            .err()
+            .unwrap()
+            .code(),
         "nothing-to-join"
     );
     drop(begin(&path));

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use ingot_format::{Dtype, Format, Layout, Spec, layout};
 use ingot_io::{Durability, Error, Payload, ReadOnly, Replace, SaveOptions, Unwatched, Watch, save};
 use rustix::fs::{FlockOperation, XattrFlags, flock, getxattr, setxattr};
 use tempfile::TempDir;
@@ -36,8 +37,23 @@ const FORCE: SaveOptions = SaveOptions {
 };
 
 fn put(path: &Path, bytes: &[u8], options: &SaveOptions) -> Result<(), Error> {
+    put_watched(path, bytes, options, &Unwatched)
+}
+
+fn put_watched(path: &Path, bytes: &[u8], options: &SaveOptions, watch: &dyn Watch) -> Result<(), Error> {
     let (head, payload) = bytes.split_at(bytes.len() / 2);
-    save(path, head, &[Payload::from(payload)], options, &Unwatched)
+    let shape = [u64::try_from(payload.len()).unwrap()];
+    let spec = Spec {
+        name: "tensor",
+        dtype: Dtype::U8,
+        shape: &shape,
+    };
+    // What a head says does not matter here.
+    let layout = Layout {
+        head: head.to_vec(),
+        ..layout(&[spec], None, Format::Safetensors).unwrap()
+    };
+    save(path, &layout, &[Payload::from(payload)], options, watch)
 }
 
 /// A folder with `OLD` in `file`.
@@ -299,7 +315,7 @@ fn an_interrupted_save_leaves_the_old_file() {
             let bytes = new(size);
             for after in 0.. {
                 let watch = StopAfter::new(after);
-                match save(&path, &bytes, &[], &options, &watch) {
+                match put_watched(&path, &bytes, &options, &watch) {
                     Err(Error::Interrupted) => assert_eq!(fs::read(&path).unwrap(), OLD),
                     other => {
                         other.unwrap();
@@ -321,13 +337,8 @@ fn an_interrupted_first_save_leaves_nothing() {
             replace,
             ..SaveOptions::default()
         };
-        let result = save(
-            &folder.path().join("file"),
-            OLD,
-            &[],
-            &options,
-            &StopAfter::new(1),
-        );
+        let path = folder.path().join("file");
+        let result = put_watched(&path, OLD, &options, &StopAfter::new(1));
         assert!(matches!(result, Err(Error::Interrupted)));
         assert_eq!(names(folder.path()), [""; 0]);
     }
@@ -589,17 +600,11 @@ fn a_pipe_that_nobody_reads_can_be_interrupted() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("pipe");
     make_pipe(&path);
-    let unopened = save(&path, OLD, &[], &SaveOptions::default(), &StopAfter::new(3));
+    let unopened = put_watched(&path, OLD, &SaveOptions::default(), &StopAfter::new(3));
     assert!(matches!(unopened, Err(Error::Interrupted)));
     // A reader that does not read.
     let _reader = File::options().read(true).write(true).open(&path).unwrap();
-    let full = save(
-        &path,
-        &new(1 << 20),
-        &[],
-        &SaveOptions::default(),
-        &StopAfter::new(4),
-    );
+    let full = put_watched(&path, &new(1 << 20), &SaveOptions::default(), &StopAfter::new(4));
     assert!(matches!(full, Err(Error::Interrupted)));
 }
 

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use ingot_io::{Edited, Inherit, MetadataChange, Origin, Origins, Pick, Way};
+use ingot_io::{Alias, Edited, Inherit, MetadataChange, Origins, Pick, Role, Way, aliases};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyDict, PyList};
@@ -80,7 +80,49 @@ pub(crate) fn replace_tensor(
 /// Files, and checkpoints of many, whose tensors go into others. See `_native.pyi`.
 #[pyclass(frozen, module = "ingot._native")]
 pub(crate) struct Sources {
-    sources: Vec<Origins>,
+    sources: Vec<Source>,
+}
+
+/// One of them, and the names that its records add to those of its tensors.
+struct Source {
+    origins: Origins,
+    aliases: Vec<Alias>,
+}
+
+impl Source {
+    fn new(origins: Origins) -> Result<Source, ingot_io::Error> {
+        let headers = origins
+            .files()
+            .iter()
+            .map(|file| (Some(file.path()), file.header()));
+        let aliases = aliases(headers)?;
+        Ok(Source { origins, aliases })
+    }
+
+    /// The stored tensor, or what the name after those stands for.
+    fn pick<'a>(&'a self, number: usize, name: &'a str) -> Option<Pick<'a>> {
+        let files = self.origins.files();
+        let mut rest = number;
+        for origin in files {
+            let count = origin.header().len();
+            if rest < count {
+                return Some(Pick {
+                    origin,
+                    number: rest,
+                    name,
+                    role: Role::Tensor,
+                });
+            }
+            rest -= count;
+        }
+        let alias = self.aliases.get(rest)?;
+        Some(Pick {
+            origin: files.get(alias.file)?,
+            number: alias.number,
+            name,
+            role: alias.part.as_ref().map_or(Role::Alias, Role::Part),
+        })
+    }
 }
 
 #[pymethods]
@@ -99,7 +141,8 @@ impl Sources {
                 Location::File(path) => Origins::open(path),
                 Location::Url(url, options) => Origins::open_url(url, options, signals),
             };
-            locations.iter().map(open).collect()
+            let sources = locations.iter().map(|location| Source::new(open(location)?));
+            sources.collect()
         })?;
         Ok(Sources { sources })
     }
@@ -110,19 +153,31 @@ impl Sources {
 
     /// The path of its index, or of its only file.
     fn path(&self, source: usize) -> PyResult<OsString> {
-        Ok(self.source(source)?.path().as_os_str().to_owned())
+        Ok(self.source(source)?.origins.path().as_os_str().to_owned())
     }
 
-    /// The names of the tensors of one source, in the order of the data, file after file.
+    /// The names of the tensors of one source, in the order of the data, file after file, and then those that share one.
     fn names<'py>(&self, py: Python<'py>, source: usize) -> PyResult<Bound<'py, PyList>> {
-        let files = self.source(source)?.files();
-        let names = files.iter().flat_map(|file| file.header().names());
-        PyList::new(py, names.collect::<Vec<_>>())
+        let Source { origins, aliases } = self.source(source)?;
+        let names = origins.files().iter().flat_map(|file| file.header().names());
+        let all = names.chain(aliases.iter().map(|alias| &*alias.name));
+        PyList::new(py, all.collect::<Vec<_>>())
     }
 
-    /// Their sizes in bytes.
+    /// For each name that shares a tensor, the number of that.
+    fn shared(&self, source: usize) -> PyResult<Vec<usize>> {
+        let Source { origins, aliases } = self.source(source)?;
+        let mut begins = vec![0];
+        for file in origins.files() {
+            begins.push(begins[begins.len() - 1] + file.header().len());
+        }
+        let numbers = aliases.iter().map(|alias| begins[alias.file] + alias.number);
+        Ok(numbers.collect())
+    }
+
+    /// The sizes of the tensors in bytes.
     fn sizes(&self, source: usize) -> PyResult<Vec<u64>> {
-        let files = self.source(source)?.files();
+        let files = self.source(source)?.origins.files();
         let entries = files.iter().flat_map(|file| file.header().entries());
         Ok(entries.map(|entry| entry.nbytes()).collect())
     }
@@ -130,7 +185,7 @@ impl Sources {
     /// The metadata of each file of a source, by its path.
     fn metadata<'py>(&self, py: Python<'py>, source: usize) -> PyResult<Bound<'py, PyDict>> {
         let all = PyDict::new(py);
-        for file in self.source(source)?.files() {
+        for file in self.source(source)?.origins.files() {
             all.set_item(file.path().as_os_str(), texts(py, file.header())?)?;
         }
         Ok(all)
@@ -138,7 +193,7 @@ impl Sources {
 
     /// The metadata of its index, where it has one: any JSON.
     fn index_metadata<'py>(&self, py: Python<'py>, source: usize) -> PyResult<Option<Bound<'py, PyAny>>> {
-        match self.source(source)?.index() {
+        match self.source(source)?.origins.index() {
             Some(index) => shards::metadata(py, index),
             None => Ok(None),
         }
@@ -166,7 +221,7 @@ impl Sources {
     ) -> PyResult<()> {
         let path = file_path(path)?;
         let format = format_of(format)?;
-        let pairs = crate::intake::metadata_of_new(metadata)?;
+        let pairs = crate::intake::metadata(metadata)?;
         let layout = crate::serialize::layout_options(reserve, align)?;
         let options = save_options(durable, true, force);
         let picks = self.picks(&picks)?;
@@ -192,33 +247,20 @@ impl Sources {
 }
 
 impl Sources {
-    fn source(&self, source: usize) -> PyResult<&Origins> {
+    fn source(&self, source: usize) -> PyResult<&Source> {
         self.sources
             .get(source)
             .ok_or_else(|| PyIndexError::new_err("there is no such source"))
     }
 
     fn picks<'a>(&'a self, picks: &'a [(usize, usize, String)]) -> PyResult<Vec<Pick<'a>>> {
-        let no_tensor = || PyIndexError::new_err("there is no such tensor");
         picks
             .iter()
             .map(|(source, number, name)| {
-                let (origin, number) = tensor(self.source(*source)?, *number).ok_or_else(no_tensor)?;
-                Ok(Pick { origin, number, name })
+                self.source(*source)?
+                    .pick(*number, name)
+                    .ok_or_else(|| PyIndexError::new_err("there is no such tensor"))
             })
             .collect()
     }
-}
-
-/// The file that holds tensor `number` of all, and its number there.
-fn tensor(source: &Origins, number: usize) -> Option<(&Origin, usize)> {
-    let mut rest = number;
-    for file in source.files() {
-        let count = file.header().len();
-        if rest < count {
-            return Some((file, rest));
-        }
-        rest -= count;
-    }
-    None
 }

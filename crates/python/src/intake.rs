@@ -1,9 +1,10 @@
 //! Tensors on their way to a file: names, and bytes where they lie.
 
-use ingot_format::{CHECKSUMS_KEY, Dtype, Quoted};
+use ingot_format::{Dtype, Quoted, SHARED_KEY};
+use ingot_io::RECORD_KEYS;
 use pyo3::exceptions::{PyBufferError, PyException, PyMemoryError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyDict, PyMapping, PyString, PyTuple};
+use pyo3::types::{PyCapsule, PyDict, PyList, PyMapping, PyString, PyTuple};
 
 use crate::errors::about_tensor;
 use crate::produced::{Producer, Raised};
@@ -12,9 +13,14 @@ use crate::tensor::Imported;
 /// A name and a tensor, of whatever types the caller gave.
 pub(crate) type Item<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>);
 
+/// Tensors that `export` takes at once: few enough to be in the cache of a core from one look at them to the next, many
+/// enough that the call does not count.
+const AT_ONCE: usize = 256;
+
 /// How a framework's module hands over its tensors.
 pub(crate) struct Exporter<'a, 'py> {
-    /// `export(tensor)` gives a DLPack capsule. Quick, and only of use for tensors in memory.
+    /// `export(tensors)` gives DLPack capsules, the bytes of memory that each tensor lies in, and how many elements come
+    /// before its own there; or None. Quick, and only of use for tensors in memory.
     pub(crate) export: Option<&'a Bound<'py, PyAny>>,
     /// `payload(name, tensor)` gives a capsule, or `(dtype, shape, buffer)`, or `(dtype, shape, fetch)` with a function
     /// that gives the bytes from `begin` to `end`, for any tensor.
@@ -26,31 +32,48 @@ pub(crate) struct Exporter<'a, 'py> {
 impl Exporter<'_, '_> {
     /// The tensors of these items; their names stay with the items.
     pub(crate) fn take<'a>(&self, items: &'a [Item<'_>]) -> PyResult<Vec<(&'a str, Imported)>> {
-        items
-            .iter()
-            .map(|(name, tensor)| self.take_one(name, tensor))
-            .collect()
-    }
-
-    fn take_one<'a>(
-        &self,
-        name: &'a Bound<'_, PyAny>,
-        tensor: &Bound<'_, PyAny>,
-    ) -> PyResult<(&'a str, Imported)> {
-        let name = tensor_name(name)?;
-        if let Some(export) = self.export {
-            match export.call1((tensor,)) {
-                Ok(capsule) => {
-                    if let Some(imported) = Imported::from_capsule(&capsule)? {
-                        return Ok((name, imported));
-                    }
-                }
-                Err(fault) if is_refusal(tensor.py(), &fault) => {}
-                Err(fault) => return Err(fault),
+        let mut taken = Vec::with_capacity(items.len());
+        for items in items.chunks(AT_ONCE) {
+            let mut quickly = self.quickly(items)?.into_iter();
+            for (name, tensor) in items {
+                let name = tensor_name(name)?;
+                let imported = match quickly.next().flatten() {
+                    Some(imported) => imported,
+                    None => self.slowly(name, tensor)?,
+                };
+                taken.push((name, imported));
             }
         }
-        let imported = self.slowly(name, tensor)?;
-        Ok((name, imported))
+        Ok(taken)
+    }
+
+    /// The tensors of these items, as far as `export` can take them; nothing where it can take none.
+    fn quickly(&self, items: &[Item<'_>]) -> PyResult<Vec<Option<Imported>>> {
+        let Some(export) = self.export else {
+            return Ok(Vec::new());
+        };
+        let py = export.py();
+        let tensors = PyList::new(py, items.iter().map(|(_, tensor)| tensor))?;
+        let exported = match export.call1((tensors,)) {
+            Ok(exported) => exported,
+            Err(fault) if is_refusal(py, &fault) => return Ok(Vec::new()),
+            Err(fault) => return Err(fault),
+        };
+        if exported.is_none() {
+            return Ok(Vec::new());
+        }
+        let (capsules, memories, firsts): (Bound<'_, PyList>, Bound<'_, PyList>, Bound<'_, PyList>) =
+            exported.extract()?;
+        let imported = |((capsule, memory), first): ((_, Bound<'_, PyAny>), Bound<'_, PyAny>)| {
+            let memory = memory.extract()?;
+            let first: u64 = first.extract()?;
+            let imported = Imported::from_capsule(&capsule)?;
+            Ok(imported.filter(|tensor| {
+                let skipped = first.checked_mul(tensor.dtype.bits().div_ceil(8));
+                skipped.is_some_and(|skipped| tensor.lies_within(skipped, memory))
+            }))
+        };
+        capsules.iter().zip(memories).zip(firsts).map(imported).collect()
     }
 
     fn slowly(&self, name: &str, tensor: &Bound<'_, PyAny>) -> PyResult<Imported> {
@@ -58,8 +81,11 @@ impl Exporter<'_, '_> {
         let payload = self.payload.call1((name, tensor))?;
         if payload.is_instance_of::<PyCapsule>() {
             return Imported::from_capsule(&payload)?.ok_or_else(|| {
-                let message = format!("tensor {}: its dtype has no place in a file", Quoted(name));
-                about_tensor(py, "SaveError", "unsupported-dtype", name, &message)
+                let message = format!(
+                    "tensor {}: its elements cannot be read from where they lie",
+                    Quoted(name)
+                );
+                about_tensor(py, "SaveError", "no-values", name, &message)
             });
         }
         let (code, shape, buffer): (String, Bound<'_, PyAny>, Bound<'_, PyAny>) =
@@ -125,14 +151,18 @@ fn tensor_name<'a>(name: &'a Bound<'_, PyAny>) -> PyResult<&'a str> {
     })
 }
 
-/// Metadata of a new file as pairs of strings; `None` where there is none. A record of digests that was copied along
-/// with the rest is left out: it speaks of other bytes.
+/// Metadata of a new file as pairs of strings; `None` where there is none. Records of tensors that were copied along
+/// with the rest are left out: they speak of others. `views` is the record of those that share memory.
 pub(crate) fn metadata_of_new(
     metadata: Option<&Bound<'_, PyAny>>,
+    views: Option<String>,
 ) -> PyResult<Option<Vec<(String, String)>>> {
     let mut pairs = self::metadata(metadata)?;
     if let Some(pairs) = &mut pairs {
-        pairs.retain(|pair| pair.0 != CHECKSUMS_KEY);
+        pairs.retain(|pair| !RECORD_KEYS.contains(&&*pair.0));
+    }
+    if let Some(views) = views {
+        pairs.get_or_insert_default().push((SHARED_KEY.to_owned(), views));
     }
     Ok(pairs)
 }

@@ -3,6 +3,8 @@
 //! It converts, lets go of the interpreter, calls `ingot-io`, and turns failures into exceptions. It knows no
 //! framework: those live in `python/ingot`, and hand over what makes their tensors ([`wrap::Wrap`]).
 
+#[cfg(unix)]
+mod aside;
 mod collector;
 mod documents;
 #[cfg(unix)]
@@ -30,6 +32,9 @@ mod writer;
 /// The module that Python imports.
 #[pyo3::pymodule(gil_used = false)]
 mod _native {
+    #[cfg(unix)]
+    #[pymodule_export]
+    use crate::aside::Aside;
     #[pymodule_export]
     use crate::documents::{fetch_beside, hub_headers, url_file_name};
     #[cfg(unix)]
@@ -62,9 +67,14 @@ mod _native {
     #[pymodule_export]
     #[allow(non_upper_case_globals, reason = "the name that Python modules use")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
-    /// The keys under which metadata has digests: of tensors, and of all data.
+    /// The keys under which metadata speaks of the tensors: of their digests, of that of all data, of names that share
+    /// one; and all of them.
     #[pymodule_export]
     const CHECKSUMS_KEY: &str = ingot_format::CHECKSUMS_KEY;
     #[pymodule_export]
     const MODEL_SPEC_KEY: &str = ingot_io::MODEL_SPEC_KEY;
+    #[pymodule_export]
+    const SHARED_KEY: &str = ingot_format::SHARED_KEY;
+    #[pymodule_export]
+    const RECORD_KEYS: [&str; 3] = ingot_io::RECORD_KEYS;
 }

@@ -7,8 +7,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use ingot_format::{Entry, Header, Leniency, Limits, natural_order};
 use ingot_io::{
-    Backend, Checkpoint, CheckpointOptions, Error, OpenOptions, Part, Proof, REMOTE_HEADER_NBYTES, Reach,
-    ReadOptions, Region, Request, Tensor, warm_tensors,
+    Alias, Backend, Checkpoint, CheckpointOptions, Error, OpenOptions, Part, Proof, REMOTE_HEADER_NBYTES,
+    Reach, ReadOptions, Region, Request, Tensor, aliases, warm_tensors,
 };
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -227,6 +227,32 @@ impl Archive {
         let all = PyDict::new(py);
         for (number, file) in files.into_iter().enumerate() {
             all.set_item(checkpoint.file_name(number), texts(py, file.header())?)?;
+        }
+        Ok(all)
+    }
+
+    /// The names that share a tensor: that of the tensor, and the shape, the strides and the first element of a part.
+    fn shared<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let checkpoint = self.opened(py)?;
+        let (files, aliases) = Signals::detach(py, |signals| {
+            checkpoint.prepare_all(signals)?;
+            let files = checkpoint.all_files()?;
+            let aliases = aliases(files.iter().map(|file| (file.path(), file.header())))?;
+            Ok((files, aliases))
+        })?;
+        let all = PyDict::new(py);
+        for Alias {
+            name,
+            file,
+            number,
+            part,
+        } in &aliases
+        {
+            let of = files[*file].header().entry(*number).map(|entry| entry.name);
+            let part = part
+                .as_ref()
+                .map(|part| (part.shape(), part.stride(), part.begin()));
+            all.set_item(name, (of, part))?;
         }
         Ok(all)
     }

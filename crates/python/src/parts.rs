@@ -36,38 +36,29 @@ pub(crate) fn take<'py>(
     signals: Signals,
 ) -> PyResult<Bound<'py, PyList>> {
     let parts = parts(py, checkpoint, wanted)?;
-    let entry = |part: &'_ Part<'_>| (part.dtype(), part.shape().to_owned());
     // All refusals come before the first byte is read.
     for part in &parts {
-        let (dtype, shape) = entry(part);
-        let stored = part.tensor().entry();
-        wrap.accepts(
-            py,
-            part.tensor().archive().path(),
-            &Entry {
-                dtype,
-                shape: &shape,
-                ..*stored
-            },
-        )?;
+        wrap.accepts(py, part.tensor().archive().path(), &entry(part))?;
     }
     let regions = signals.run(py, |signals| ingot_io::read(&parts, options, signals))?;
     let _pause = Pause::for_objects(py, parts.len())?;
     let tensors = PyList::empty(py);
     let mut shared = Shared::default();
     for (part, region) in parts.iter().zip(&regions) {
-        let (dtype, shape) = entry(part);
-        let stored = part.tensor().entry();
-        let entry = Entry {
-            dtype,
-            shape: &shape,
-            ..*stored
-        };
         let path = part.tensor().archive().path();
-        let tensor = wrap.wrap(py, path, region, &entry, &mut shared)?;
+        let tensor = wrap.wrap(py, path, region, &entry(part), &mut shared)?;
         tensors.append(tensor)?;
     }
     Ok(tensors)
+}
+
+/// What the header would say of a part that were a tensor.
+fn entry<'p>(part: &'p Part<'_>) -> Entry<'p> {
+    Entry {
+        dtype: part.dtype(),
+        shape: part.shape(),
+        ..*part.tensor().entry()
+    }
 }
 
 /// Reads the tensors that are asked for into `memories`.

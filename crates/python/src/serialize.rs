@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use ingot_format::{Align, Format, FormatError, Layout, LayoutOptions, Spec, layout_with, to_u64, to_usize};
 use ingot_io::{
     Algorithm, Durability, Error, Keep, Payload, ReadOnly, Replace, SaveOptions, Sealed, Snapshot, Watch,
+    prove_sizes,
 };
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -21,7 +22,7 @@ use crate::watch::Signals;
 
 /// Takes over all that goes into a file. See `_native.pyi`.
 #[pyfunction]
-#[pyo3(signature = (path, tensors, payload, metadata, format, *, export = None, shared = "copy", reserve = 0, align = 8, durable = true, atomic = true, force = false, checksums = Vec::new()))]
+#[pyo3(signature = (path, tensors, payload, metadata, format, *, export = None, shared = "copy", views = None, reserve = 0, align = 8, durable = true, atomic = true, force = false, checksums = Vec::new()))]
 #[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
 pub(crate) fn prepare(
     path: &Bound<'_, PyAny>,
@@ -31,6 +32,7 @@ pub(crate) fn prepare(
     format: &str,
     export: Option<&Bound<'_, PyAny>>,
     shared: &str,
+    views: Option<String>,
     reserve: u64,
     align: u64,
     durable: bool,
@@ -49,7 +51,8 @@ pub(crate) fn prepare(
         options: layout_options(reserve, align)?,
         keep: keep(&checksums)?,
     };
-    let contents = Contents::new(&items(tensors)?, &exporter, metadata, form, shared, Some(&path))?;
+    let pairs = metadata_of_new(metadata, views)?;
+    let contents = Contents::new(&items(tensors)?, &exporter, pairs, form, shared, Some(&path))?;
     let options = save_options(durable, atomic, force);
     Ok(NewFile {
         path,
@@ -93,24 +96,21 @@ enum Data {
     Snapshot(Snapshot),
 }
 
-impl Data {
-    fn payloads(&self) -> Vec<Payload<'_>> {
-        match self {
-            Data::Tensors(tensors) => tensors.iter().map(Imported::payload).collect(),
-            Data::Snapshot(snapshot) => snapshot.payloads(),
-        }
-    }
+fn payloads(tensors: &[Imported]) -> Vec<Payload<'_>> {
+    tensors.iter().map(Imported::payload).collect()
 }
 
 #[pymethods]
 impl NewFile {
     /// Copies the tensors and lets go of them.
     fn snapshot(&self, py: Python<'_>) -> PyResult<()> {
-        let data = self.take()?;
-        let copy = self.run(py, Signals::default(), |signals| {
-            Snapshot::take(&data.payloads(), &self.path, signals)
-        })?;
-        self.put(Data::Snapshot(copy));
+        let data = match self.take()? {
+            Data::Tensors(tensors) => Data::Snapshot(self.run(py, Signals::default(), |signals| {
+                Snapshot::take(self.head.layout(), &payloads(&tensors), &self.path, signals)
+            })?),
+            copied => copied,
+        };
+        self.put(data);
         Ok(())
     }
 
@@ -119,14 +119,19 @@ impl NewFile {
     fn write(&self, py: Python<'_>, progress: Option<Bound<'_, PyAny>>) -> PyResult<()> {
         let data = self.take()?;
         self.run(py, Signals::telling(progress), |signals| {
-            let payloads = data.payloads();
-            match &self.head {
-                Head::Plain(layout) => {
-                    ingot_io::save(&self.path, &layout.head, &payloads, &self.options, signals)?;
+            let (path, options) = (&self.path, &self.options);
+            match (&self.head, &data) {
+                (Head::Plain(layout), Data::Tensors(tensors)) => {
+                    ingot_io::save(path, layout, &payloads(tensors), options, signals)
                 }
-                Head::Sealed(sealed) => sealed.save(&self.path, &payloads, &self.options, signals)?,
-            }
-            drop(payloads);
+                (Head::Plain(layout), Data::Snapshot(copy)) => copy.save(path, layout, options, signals),
+                (Head::Sealed(sealed), Data::Tensors(tensors)) => {
+                    sealed.save(path, &payloads(tensors), options, signals)
+                }
+                (Head::Sealed(sealed), Data::Snapshot(copy)) => {
+                    sealed.save_snapshot(path, copy, options, signals)
+                }
+            }?;
             // Memory goes back while the interpreter runs others.
             if let Data::Snapshot(snapshot) = data {
                 drop(snapshot);
@@ -160,7 +165,8 @@ impl NewFile {
 
 /// The bytes of a file with tensors in it. See `_native.pyi`.
 #[pyfunction]
-#[pyo3(signature = (tensors, payload, metadata, format, *, export = None, shared = "copy"))]
+#[pyo3(signature = (tensors, payload, metadata, format, *, export = None, shared = "copy", views = None))]
+#[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
 pub(crate) fn serialize<'py>(
     py: Python<'py>,
     tensors: &Bound<'_, PyAny>,
@@ -169,6 +175,7 @@ pub(crate) fn serialize<'py>(
     format: &str,
     export: Option<&Bound<'_, PyAny>>,
     shared: &str,
+    views: Option<String>,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let exporter = Exporter {
         export,
@@ -176,9 +183,10 @@ pub(crate) fn serialize<'py>(
         raised: Raised::default(),
     };
     let form = Form::usual(format)?;
-    let contents = Contents::new(&items(tensors)?, &exporter, metadata, form, shared, None)?;
+    let pairs = metadata_of_new(metadata, views)?;
+    let contents = Contents::new(&items(tensors)?, &exporter, pairs, form, shared, None)?;
     let layout = contents.head.layout();
-    let payloads: Vec<Payload<'_>> = contents.tensors.iter().map(Imported::payload).collect();
+    let payloads = contents.payloads(py)?;
     let nbytes = to_usize(layout.header.file_nbytes())
         .ok_or_else(|| PyMemoryError::new_err("too large for memory"))?;
     bytes_of(py, nbytes, |room| {
@@ -210,11 +218,10 @@ pub(crate) fn stream(
         raised: Raised::default(),
     };
     let form = Form::usual(format)?;
-    let contents = Contents::new(&items(tensors)?, &exporter, metadata, form, "copy", None)?;
+    let pairs = metadata_of_new(metadata, None)?;
+    let contents = Contents::new(&items(tensors)?, &exporter, pairs, form, "copy", None)?;
     let head = Payload::from(&*contents.head.layout().head);
-    let parts: Vec<Payload<'_>> = std::iter::once(head)
-        .chain(contents.tensors.iter().map(Imported::payload))
-        .collect();
+    let parts: Vec<Payload<'_>> = std::iter::once(head).chain(contents.payloads(py)?).collect();
     let mut place = (0, 0);
     loop {
         let (next, len) = piece_end(&parts, place);
@@ -293,13 +300,12 @@ impl Contents {
     fn new(
         items: &[Item<'_>],
         exporter: &Exporter<'_, '_>,
-        pairs: Option<&Bound<'_, PyAny>>,
+        pairs: Option<Vec<(String, String)>>,
         form: Form,
         shared: &str,
         path: Option<&PathBuf>,
     ) -> PyResult<Contents> {
         let py = exporter.payload.py();
-        let pairs = metadata_of_new(pairs)?;
         let tensors = exporter.take(items)?;
         if shared == "error" {
             refuse_shared(py, &tensors)?;
@@ -319,6 +325,15 @@ impl Contents {
             tensors: ordered.collect(),
             head,
         })
+    }
+
+    /// The bytes that follow the head: just those that it promises.
+    fn payloads(&self, py: Python<'_>) -> PyResult<Vec<Payload<'_>>> {
+        let payloads = payloads(&self.tensors);
+        match prove_sizes(&self.head.layout().header, &payloads) {
+            Ok(()) => Ok(payloads),
+            Err(fault) => Err(raise(py, &Error::Unstorable { path: None, fault })),
+        }
     }
 }
 

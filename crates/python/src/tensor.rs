@@ -585,8 +585,22 @@ impl Imported {
         }
     }
 
+    /// Whether all elements are among `nbytes` bytes of memory, of which the first `skipped` come before the first element.
+    /// Not asked of negative strides, which DLPack gives and no framework with such memory has.
+    pub(crate) fn lies_within(&self, skipped: u64, nbytes: u64) -> bool {
+        let taken = match &self.held {
+            Held::Bytes(bytes) => bytes.len(),
+            Held::Strided(strided) => strided.footprint().extent().len(),
+            Held::Produced(_) => 0,
+        };
+        taken == 0
+            || skipped
+                .checked_add(to_u64(taken))
+                .is_some_and(|end| end <= nbytes)
+    }
+
     /// The tensor in a DLPack capsule; `None` where its elements cannot be written from where they lie: on another
-    /// device, of a dtype that no file has, strided and smaller than a byte.
+    /// device, of a dtype that no file has, strided and smaller than a byte, nowhere.
     pub(crate) fn from_capsule(capsule: &Bound<'_, PyAny>) -> PyResult<Option<Imported>> {
         // SAFETY: asks for an object, and a name that is a C string.
         if unsafe { ffi::PyCapsule_IsValid(capsule.as_ptr(), CAPSULE_NAME.as_ptr()) } == 0 {
@@ -617,25 +631,21 @@ impl Imported {
         let Some((shape, nbytes)) = logical(dtype, sizes) else {
             return Ok(None);
         };
-        let at = to_usize(tensor.byte_offset).unwrap_or(usize::MAX);
-        let start = tensor.data.cast::<u8>().cast_const().wrapping_add(at);
+        let start = start_of(tensor);
         let held = if is_c_order(sizes, strides) {
-            // SAFETY: `Bytes::new` asks for `nbytes` readable bytes for as long as the result lives: the capsule has a
-            // tensor of that size in C order there, and keeps it (DLPack's contract). `_owner` keeps the capsule; what
+            // SAFETY: `Bytes::new` asks for `nbytes` readable bytes for as long as the result lives, or for null: the capsule
+            // has a tensor of that size in C order there, and keeps it (DLPack's contract). `_owner` keeps the capsule; what
             // borrows `self` goes before. That nobody writes to them meanwhile cannot be proven and is not asked for.
-            Held::Bytes(unsafe { Bytes::new(start, nbytes) })
+            unsafe { Bytes::new(start, nbytes) }.map(Held::Bytes)
         } else {
             let Some((itemsize, dims)) = strided(tensor.dtype, sizes, strides) else {
                 return Ok(None);
             };
             // SAFETY: `Strided::new` asks for the same of every element that the dimensions lead to: they are those of
             // the capsule's tensor.
-            match unsafe { Strided::new(start, itemsize, &dims) } {
-                Some(strided) => Held::Strided(strided),
-                None => return Ok(None),
-            }
+            unsafe { Strided::new(start, itemsize, &dims) }.map(Held::Strided)
         };
-        Ok(Some(Imported {
+        Ok(held.map(|held| Imported {
             dtype,
             shape,
             held,
@@ -662,9 +672,10 @@ impl Imported {
         }
         let start = buffer.buf_ptr().cast::<u8>().cast_const();
         let held = if buffer.is_c_contiguous() {
-            // SAFETY: `Bytes::new` asks for `nbytes` readable bytes for as long as the result lives: an exported buffer
-            // has them and does not move (PEP 3118). `_owner` keeps it exported; what borrows `self` goes before.
-            Held::Bytes(unsafe { Bytes::new(start, nbytes) })
+            // SAFETY: `Bytes::new` asks for `nbytes` readable bytes for as long as the result lives, or for null: an exported
+            // buffer has them and does not move (PEP 3118). `_owner` keeps it exported; what borrows `self` goes before.
+            let bytes = unsafe { Bytes::new(start, nbytes) };
+            Held::Bytes(bytes.ok_or_else(|| PyValueError::new_err(NO_MEMORY))?)
         } else if buffer
             .suboffsets()
             .is_some_and(|offsets| offsets.iter().any(|&offset| offset >= 0))
@@ -680,7 +691,7 @@ impl Imported {
             // SAFETY: `Strided::new` asks for the same of every element that the dimensions lead to: they are those of
             // the buffer.
             let strided = unsafe { Strided::new(start, buffer.item_size(), &dims) };
-            Held::Strided(strided.ok_or_else(|| PyBufferError::new_err("the buffer is too large"))?)
+            Held::Strided(strided.ok_or_else(|| PyValueError::new_err(NO_MEMORY))?)
         };
         Ok(Imported {
             dtype,
@@ -690,6 +701,9 @@ impl Imported {
         })
     }
 }
+
+/// What is said of elements at null, or of more than there are addresses.
+const NO_MEMORY: &str = "its elements have no memory";
 
 /// Memory of a framework that a tensor shall be read into.
 pub(crate) struct Destination {
@@ -739,8 +753,7 @@ impl Destination {
         // SAFETY: DLPack says that `strides` has `ndim` numbers, or is null for C order.
         let strides = unsafe { numbers(tensor.strides, rank) };
         let itemsize = usize::from(tensor.dtype.bits) * usize::from(tensor.dtype.lanes) / 8;
-        let at = to_usize(tensor.byte_offset).unwrap_or(usize::MAX);
-        let start = tensor.data.cast::<u8>().wrapping_add(at);
+        let start = start_of(tensor);
         let strides = strides.iter().map(|&stride| {
             isize::try_from(stride)
                 .ok()?
@@ -792,6 +805,9 @@ impl Destination {
         } else {
             c_strides(&places, itemsize)
         };
+        if start.is_null() && !places.contains(&0) {
+            return Err(PyBufferError::new_err("the destination has no memory"));
+        }
         Ok(Destination {
             dtype,
             shape,
@@ -818,6 +834,15 @@ impl Destination {
             memory,
         })
     }
+}
+
+/// The first element of `tensor`; null where it has no memory, also when the first element is not the first of that.
+fn start_of(tensor: &DlTensor) -> *mut u8 {
+    if tensor.data.is_null() {
+        return ptr::null_mut();
+    }
+    let at = to_usize(tensor.byte_offset).unwrap_or(usize::MAX);
+    tensor.data.cast::<u8>().wrapping_add(at)
 }
 
 /// The strides of elements that lie in C order, in bytes.
@@ -958,7 +983,10 @@ impl Source for BufferSource {
         // SAFETY: `Bytes::new` asks for memory that is readable as long as the bytes live: the buffer is exported until
         // `self` is dropped, and an exported buffer does not move (PEP 3118).
         let bytes = unsafe { Bytes::new(start, self.buffer.len_bytes()) };
-        Ok(to_usize(position).map_or(0, |at| bytes.copy_into(at, dest)))
+        let (Some(bytes), Some(at)) = (bytes, to_usize(position)) else {
+            return Ok(0);
+        };
+        Ok(bytes.copy_into(at, dest))
     }
 }
 

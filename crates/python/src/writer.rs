@@ -1,11 +1,14 @@
 //! Files that are filled tensor by tensor.
 
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use ingot_format::{Dtype, Index, Quoted, Spec};
-use ingot_io::Error;
+use ingot_io::{EditError, Error, Orphan};
 use pyo3::prelude::*;
 
+use crate::aside::existing;
 use crate::errors::{about_tensor, raise};
 use crate::index;
 use crate::intake::{Exporter, borrowed};
@@ -17,14 +20,54 @@ use crate::watch::Signals;
 /// A file whose tensors are declared, and then written in any order. See `_native.pyi`.
 #[pyclass(frozen, module = "ingot._native")]
 pub(crate) struct Writer {
-    /// `None` once closed. Whoever writes holds a share of it.
-    writer: RwLock<Option<Arc<ingot_io::Writer>>>,
+    /// Whoever writes holds a share of it.
+    writer: RwLock<Held<Arc<ingot_io::Writer>>>,
+}
+
+/// What fills a file.
+enum Held<T> {
+    Open(T),
+    /// With a path in a process that was forked: the file of that path is the parent's.
+    Closed(Option<PathBuf>),
+}
+
+impl<T> Held<T> {
+    fn open(&self) -> Result<&T, Error> {
+        match self {
+            Held::Open(held) => Ok(held),
+            Held::Closed(path) => Err(closed(path.as_deref())),
+        }
+    }
+
+    fn open_mut(&mut self) -> Result<&mut T, Error> {
+        match self {
+            Held::Open(held) => Ok(held),
+            Held::Closed(path) => Err(closed(path.as_deref())),
+        }
+    }
+
+    /// Closes what a fork shares with its parent, whose locks would else outlive it there.
+    fn disown(&mut self, path: impl FnOnce(&T) -> &Path) {
+        if let Held::Open(held) = self {
+            *self = Held::Closed(Some(path(held).to_owned()));
+        }
+    }
+}
+
+fn closed(parents: Option<&Path>) -> Error {
+    match parents {
+        None => Error::Closed { path: None },
+        Some(path) => Error::Edit {
+            path: path.to_owned(),
+            fault: EditError::Forked,
+        },
+    }
 }
 
 #[pymethods]
 impl Writer {
     #[staticmethod]
-    #[pyo3(signature = (path, specs, metadata, format, *, reserve = 0, align = 8, durable = true, force = false))]
+    #[pyo3(signature = (path, specs, metadata, format, *, views = None, reserve = 0, align = 8, durable = true, force = false))]
     #[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
     fn create(
         py: Python<'_>,
@@ -32,6 +75,7 @@ impl Writer {
         specs: Vec<(String, String, Vec<u64>)>,
         metadata: Option<&Bound<'_, PyAny>>,
         format: &str,
+        views: Option<String>,
         reserve: u64,
         align: u64,
         durable: bool,
@@ -39,7 +83,7 @@ impl Writer {
     ) -> PyResult<Writer> {
         let path = file_path(path)?;
         let format = format_of(format)?;
-        let pairs = crate::intake::metadata_of_new(metadata)?;
+        let pairs = crate::intake::metadata_of_new(metadata, views)?;
         let layout = layout_options(reserve, align)?;
         let options = save_options(durable, true, force);
         let specs = specs
@@ -62,11 +106,13 @@ impl Writer {
     }
 
     #[staticmethod]
-    #[pyo3(signature = (path, *, durable = true))]
-    fn join(py: Python<'_>, path: &Bound<'_, PyAny>, durable: bool) -> PyResult<Writer> {
+    #[pyo3(signature = (path, *, finish = false, durable = true))]
+    fn join(py: Python<'_>, path: &Bound<'_, PyAny>, finish: bool, durable: bool) -> PyResult<Writer> {
         let path = file_path(path)?;
+        let orphan = if finish { Orphan::Finish } else { Orphan::Refuse };
         let options = save_options(durable, true, false);
-        Signals::detach(py, |signals| ingot_io::Writer::join(&path, &options, signals)).map(Writer::of)
+        let join = |signals: &Signals| ingot_io::Writer::join(&path, orphan, &options, signals);
+        Signals::detach(py, join).map(Writer::of)
     }
 
     fn names(&self, py: Python<'_>) -> PyResult<Vec<String>> {
@@ -99,14 +145,29 @@ impl Writer {
         Ok(())
     }
 
-    fn commit(&self, py: Python<'_>) -> PyResult<()> {
+    #[getter]
+    fn draft_name(&self, py: Python<'_>) -> PyResult<OsString> {
+        Ok(self.opened(py)?.draft_name())
+    }
+
+    #[pyo3(signature = (*, overwrite = true))]
+    fn commit(&self, py: Python<'_>, overwrite: bool) -> PyResult<()> {
         let writer = self.opened(py)?;
-        Signals::detach(py, |signals| writer.commit(signals))
+        Signals::detach(py, |signals| writer.commit_over(existing(overwrite), signals))
     }
 
     fn close(&self, py: Python<'_>) {
-        let writer = self.writer.write().unwrap_or_else(PoisonError::into_inner).take();
+        let mut held = self.writer.write().unwrap_or_else(PoisonError::into_inner);
+        let writer = std::mem::replace(&mut *held, Held::Closed(None));
+        drop(held);
         py.detach(|| drop(writer));
+    }
+
+    fn disown(&self) {
+        // Not where a thread had it that the fork does not have: nobody would ever unlock it.
+        if let Ok(mut held) = self.writer.try_write() {
+            held.disown(|writer| writer.path());
+        }
     }
 }
 
@@ -157,21 +218,20 @@ impl Quarry {
 impl Writer {
     fn of(writer: ingot_io::Writer) -> Writer {
         Writer {
-            writer: RwLock::new(Some(Arc::new(writer))),
+            writer: RwLock::new(Held::Open(Arc::new(writer))),
         }
     }
 
     fn opened(&self, py: Python<'_>) -> PyResult<Arc<ingot_io::Writer>> {
         let writer = self.writer.read().unwrap_or_else(PoisonError::into_inner);
-        writer.clone().ok_or_else(|| closed(py))
+        writer.open().cloned().map_err(|fault| raise(py, &fault))
     }
 }
 
 /// A file to which tensors are appended. See `_native.pyi`.
 #[pyclass(frozen, module = "ingot._native")]
 pub(crate) struct Appender {
-    /// `None` once closed.
-    appender: Mutex<Option<ingot_io::Appender>>,
+    appender: Mutex<Held<ingot_io::Appender>>,
 }
 
 #[pymethods]
@@ -187,14 +247,14 @@ impl Appender {
         force: bool,
     ) -> PyResult<Appender> {
         let path = file_path(path)?;
-        let pairs = crate::intake::metadata_of_new(metadata)?;
+        let pairs = crate::intake::metadata_of_new(metadata, None)?;
         let options = save_options(durable, true, force);
         let appender = Signals::detach(py, |signals| {
             let pairs = pairs.as_deref().map(borrowed);
             ingot_io::Appender::create(&path, reserve, pairs.as_deref(), &options, signals)
         })?;
         Ok(Appender {
-            appender: Mutex::new(Some(appender)),
+            appender: Mutex::new(Held::Open(appender)),
         })
     }
 
@@ -226,13 +286,16 @@ impl Appender {
 
     fn close(&self, py: Python<'_>) {
         py.detach(|| {
-            drop(
-                self.appender
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .take(),
-            );
+            let mut held = self.appender.lock().unwrap_or_else(PoisonError::into_inner);
+            *held = Held::Closed(None);
         });
+    }
+
+    fn disown(&self) {
+        // As of a `Writer`.
+        if let Ok(mut held) = self.appender.try_lock() {
+            held.disown(ingot_io::Appender::path);
+        }
     }
 }
 
@@ -245,10 +308,7 @@ impl Appender {
     ) -> PyResult<()> {
         Signals::detach(py, |signals| {
             let mut appender = self.appender.lock().unwrap_or_else(PoisonError::into_inner);
-            match &mut *appender {
-                Some(appender) => work(appender, signals),
-                None => Err(Error::Closed { path: None }),
-            }
+            work(appender.open_mut()?, signals)
         })
     }
 }
@@ -259,8 +319,4 @@ fn declared<'a>(py: Python<'_>, (name, code, shape): &'a (String, String, Vec<u6
         about_tensor(py, "SaveError", "unknown-dtype", name, &message)
     })?;
     Ok(Spec { name, dtype, shape })
-}
-
-fn closed(py: Python<'_>) -> PyErr {
-    raise(py, &Error::Closed { path: None })
 }

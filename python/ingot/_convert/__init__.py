@@ -7,8 +7,22 @@ The way of data: `formats.resolved` says what a file is, a module of `sources` g
 
 from __future__ import annotations
 
-from .conversion import convert
 from .report import Conversion
 from .source import LeftOut
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+try:
+    from .conversion import convert
+except ModuleNotFoundError as error:
+    _missing = error
+
+    def convert(*args: Any, **options: Any) -> Conversion:  # type: ignore[misc]
+        """Convert a file of another format. It needs numpy: ``pip install 'ingot[convert]'``."""
+        # Not before it is called: whoever looks at what `ingot` has does not want to convert anything.
+        raise ModuleNotFoundError(str(_missing), name=_missing.name) from _missing
+
 
 __all__ = ["Conversion", "LeftOut", "convert"]

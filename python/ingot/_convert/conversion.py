@@ -6,6 +6,7 @@ import os
 from os import fsdecode, fspath
 from typing import TYPE_CHECKING, NamedTuple
 
+from ingot import _native
 from ingot._dtypes import CODES
 from ingot._native import is_url, shown_url
 from ingot._progress import checked, told
@@ -13,17 +14,17 @@ from ingot._select import float_code
 from ingot._serialize import is_durable, texts
 from ingot.errors import OptionError, _escaped
 
-from .destination import Destination, aside, destination, refuse_existing
-from .fetched import fetched
+from .destination import Destination, destination, refuse_existing
+from .fetched import fetched, sweep
 from .formats import FORMATS, resolved
-from .limits import check_total, max_nbytes_of, source_nbytes
+from .limits import Budget, limits, source_nbytes
 from .refusal import refused
 from .report import Conversion
 from .selection import Selected, selected
 from .source import LeftOut, Options
 from .values import nbytes
 from .verify import verify as verified
-from .write import check_npz, code_in, write_native, write_npz
+from .write import Ending, check_npz, code_in, write_native, write_npz
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -90,7 +91,9 @@ def convert(
         Make F32 of the quantised tensors of GGUF, which are refused otherwise.
     max_nbytes : int, optional
         The most bytes of tensors to unpack a source to. By default a hundred times the size of the source, or
-        1 GiB where that is more, which no file reaches that was not made to.
+        1 GiB where that is more, which no file reaches that was not made to. What a source holds besides its
+        tensors, as objects, text and names, may take 64 times its size and 128 MiB of memory, or `max_nbytes`
+        where that is more.
     verify : bool
         Read every tensor of the new file and of the source again and compare them, before the new file takes
         its name.
@@ -137,9 +140,10 @@ def convert(
     ``{"model": {"layers": [w, b]}}`` becomes ``model.layers.0`` and ``model.layers.1``. HDF5 and TensorFlow
     have paths with slashes, which stay. A file with a single tensor without a name calls it ``tensor``.
 
-    Tensors that are one and the same are written once, under the first of their names; the metadata has the
-    others, each with that name, as `ingot.torch.save_model` writes it. Views of one memory that differ are
-    written each in full. An .npz has every name in full, and no metadata.
+    Tensors that are one and the same are written once, under the first of their names; the others are kept
+    in the metadata, as ``save_file(..., shared="alias")`` of `ingot.torch` keeps them, whose `load_file`
+    gives them back. Views of one memory that differ are written each in full. An .npz has every name in full,
+    and no metadata.
 
     One tensor is in memory at a time, where the source allows: not for old pickles of torch (before 1.6), the
     initializers inside of ONNX models, and Arrow files that are packed.
@@ -149,6 +153,8 @@ def convert(
     >>> ingot.convert("pytorch_model.bin", "model.safetensors").tensors  # doctest: +SKIP
     103
     """
+    if not hasattr(_native, "Aside"):
+        raise NotImplementedError("ingot.convert needs what Unix has")
     path, to = fsdecode(fspath(src)), destination(fsdecode(fspath(dst)), format, max_shard_size)
     code = None if dtype is None else float_code(_code(dtype), dtype)
     options = _Write(to, code, texts(metadata) or {}, verify, overwrite, is_durable(durable))
@@ -158,14 +164,15 @@ def convert(
 
     def converted(path: str, shown: str) -> Conversion:
         found, word = resolved(path, source)
-        limit = max_nbytes_of(source_nbytes(found, FORMATS[word].is_folder), max_nbytes)
+        budget = Budget(found, limits(source_nbytes(found, FORMATS[word].is_folder), max_nbytes))
         refuse_existing(to, overwrite)
-        with FORMATS[word].opened(found, Options(dequantize, limit)) as contents:
+        with FORMATS[word].opened(found, Options(dequantize, budget)) as contents:
             chosen = selected(found, contents.entries, root, keep, drop)
-            _check(found, contents, chosen, code, limit)
+            _check(found, contents, chosen, budget)
             with told(progress, f"Converting {_escaped(os.path.basename(found))}") as tell:
                 return options.run(shown, word, contents, chosen, tell)
 
+    sweep(to.path)
     if isinstance(src, str) and is_url(src):
         # Before hours are spent on fetching it.
         refuse_existing(to, overwrite)
@@ -193,14 +200,12 @@ class _Write(NamedTuple):
             entries, shared = chosen.in_full, {}
             left_out += [LeftOut(key, "metadata", value) for key, value in metadata.items()]
             check_npz(self.to.path, entries, self.code)
-        for other, name in shared.items():
-            metadata.setdefault(other, name)
         total = sum(nbytes(code_in(entry, self.code), entry.shape) for entry in entries)
         moved = _counter(tell, total * (2 if self.verify else 1))
         files = (
-            self._shards(entries, metadata, total, moved)
+            self._shards(entries, metadata, shared, total, moved)
             if self.to.place
-            else self._file(entries, metadata, moved)
+            else self._file(entries, metadata, shared, moved)
         )
         return Conversion(
             source=path,
@@ -217,15 +222,21 @@ class _Write(NamedTuple):
             verified=self.verify,
         )
 
-    def _file(self, entries: Sequence[Entry], metadata: dict[str, str], moved: Moved) -> list[str]:
-        with aside(self.to.path, self.overwrite, self.durable) as hidden:
-            self._one(hidden, entries, metadata, moved)
+    def _file(
+        self, entries: Sequence[Entry], metadata: dict[str, str], shared: dict[str, str], moved: Moved
+    ) -> list[str]:
+        self._one(self.to.path, entries, metadata, shared, moved)
         return [self.to.path]
 
     def _shards(
-        self, entries: Sequence[Entry], metadata: dict[str, str], total: int, moved: Moved
+        self,
+        entries: Sequence[Entry],
+        metadata: dict[str, str],
+        shared: dict[str, str],
+        total: int,
+        moved: Moved,
     ) -> list[str]:
-        from ingot._shards import split, write
+        from ingot._shards import index, split, write
 
         place = self.to.place
         assert place is not None
@@ -237,29 +248,41 @@ class _Write(NamedTuple):
         of_index.pop("format", None)
         if len(shards) == 1:
             of_file |= of_index
-        weight_map = {
-            entries[number].name: name for name, shard in zip(names, shards, strict=True) for number in shard
+        files = {
+            name: [entries[number].name for number in shard]
+            for name, shard in zip(names, shards, strict=True)
         }
-        index: dict[str, object] = {"metadata": {"total_size": total, **of_index}, "weight_map": weight_map}
         write(
             place,
             dict(zip(names, shards, strict=True)),
-            lambda path, shard: self._one(path, [entries[number] for number in shard], of_file, moved),
-            index if len(shards) > 1 else None,
+            lambda path, shard: self._one(
+                path, [entries[number] for number in shard], of_file, shared, moved
+            ),
+            index(files, total, of_index) if len(shards) > 1 else None,
             self.durable,
         )
         return [place.path(name) for name in [*names, *([place.index] if len(shards) > 1 else [])]]
 
-    def _one(self, path: str, entries: Sequence[Entry], metadata: dict[str, str], moved: Moved) -> None:
+    def _one(
+        self,
+        path: str,
+        entries: Sequence[Entry],
+        metadata: dict[str, str],
+        shared: dict[str, str],
+        moved: Moved,
+    ) -> None:
+        def check(draft: str) -> None:
+            if self.verify:
+                verified(draft, self.to.kind, entries, self.code, moved)
+
+        ending = Ending(check, self.overwrite, self.durable)
         if self.to.kind == "npz":
-            write_npz(path, entries, self.code, self.durable, moved)
+            write_npz(path, entries, self.code, ending, moved)
         else:
-            write_native(path, self.to.kind, entries, self.code, metadata or None, self.durable, moved)
-        if self.verify:
-            verified(path, self.to.kind, entries, self.code, moved)
+            write_native(path, self.to.kind, entries, self.code, metadata or None, shared, ending, moved)
 
 
-def _check(path: str, contents: Contents, chosen: Selected, code: str | None, limit: int) -> None:
+def _check(path: str, contents: Contents, chosen: Selected, budget: Budget) -> None:
     """Refuse a source without tensors, and one with too many bytes of them."""
     if not chosen.entries:
         others = ", ".join(f"{one.name} ({one.kind})" for one in contents.left_out[:3])
@@ -268,7 +291,7 @@ def _check(path: str, contents: Contents, chosen: Selected, code: str | None, li
             "no tensor in it is to be converted" + (f"; it has {_escaped(others)}" if others else ""),
             code="no-tensors",
         )
-    check_total(path, sum(nbytes(entry.code, entry.shape) for entry in chosen.entries), limit)
+    budget.check_tensors(sum(nbytes(entry.code, entry.shape) for entry in chosen.entries))
 
 
 def _counter(tell: Tell | None, total: int) -> Moved:

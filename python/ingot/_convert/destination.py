@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
-import shutil
 import stat
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ingot._hidden import PREFIX, hidden
+from ingot._hidden import called
 from ingot._serialize import one_of
 from ingot._shards import Place
 from ingot._shards import nbytes as shard_nbytes
@@ -82,52 +80,13 @@ def _checkpoint_in(place: Place) -> str | None:
 
 
 @contextmanager
-def aside(path: str, overwrite: bool, durable: bool) -> Iterator[str]:
-    """Give a name beside `path` to write to, which takes its place when the block ends well."""
-    target = os.path.realpath(path)
-    folder, name = os.path.split(target)
-    _remove_leftovers(folder, name)
-    with hidden() as prefix:
-        beside = os.path.join(folder, prefix + name)
-        try:
-            yield beside
-            if overwrite and os.path.exists(target):
-                shutil.copymode(target, beside)
-            _put(beside, target, overwrite)
-            if durable:
-                _flush(folder)
-        finally:
-            with suppress(FileNotFoundError):
-                os.remove(beside)
-
-
-def _put(beside: str, target: str, overwrite: bool) -> None:
-    if overwrite:
-        os.replace(beside, target)
-        return
+def drafted(path: str, name: str) -> Iterator[str]:
+    """Give the path of the file `name`, which is to be the one at `path`, of which speaks what is raised."""
+    folder, last = os.path.split(os.path.realpath(path))
+    draft = os.path.join(folder, name)
     try:
-        # Unlike a rename, a link replaces nothing that was made in the meantime.
-        os.link(beside, target)
+        # The first for what has its name escaped in a message.
+        with called(name, last), called(draft, path):
+            yield draft
     except FileExistsError:
-        raise FileExistsError(17, "it was made meanwhile — overwrite=True replaces it", target) from None
-    except OSError:
-        # The file system has no links.
-        os.rename(beside, target)
-
-
-def _remove_leftovers(folder: str, name: str) -> None:
-    """Remove what a conversion to this name left that was killed."""
-    pattern = re.compile(PREFIX.pattern + re.escape(name))
-    with suppress(OSError):
-        for found in os.listdir(folder):
-            if pattern.fullmatch(found):
-                with suppress(FileNotFoundError):
-                    os.remove(os.path.join(folder, found))
-
-
-def _flush(folder: str) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        raise FileExistsError(17, "it was made meanwhile — overwrite=True replaces it", path) from None

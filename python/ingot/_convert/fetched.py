@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
-from contextlib import contextmanager
-from tempfile import mkdtemp
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from ingot._download import download
+from ingot._hidden import PREFIX, hidden
 from ingot._native import shown_url
 from ingot.errors import ConversionError, _escaped
 
@@ -18,22 +19,51 @@ if TYPE_CHECKING:
     from ingot._progress import Progress
     from ingot._remote import StorageOptions
 
+_ENDING = ".fetched"
+
 
 @contextmanager
 def fetched(
     url: str, beside: str, progress: Progress, storage_options: StorageOptions | None
 ) -> Iterator[str]:
     """Give the path of a copy, in a folder of its own beside a destination, which is gone in the end."""
-    folder = os.path.dirname(os.path.realpath(beside))
+    directory, name = os.path.split(os.path.realpath(beside))
     # There is room for what comes of it; where the system keeps temporary files, there may be none.
-    hidden = mkdtemp(prefix=".ingot-", suffix=".fetched", dir=folder)
+    with hidden() as prefix:
+        folder = os.path.join(directory, prefix + name + _ENDING)
+        os.mkdir(folder, 0o700)
+        try:
+            with _in_use(folder):
+                copy = download(
+                    url, folder + os.sep, progress=progress, durable=False, storage_options=storage_options
+                )
+                yield copy.path
+        except ConversionError as error:
+            error.add_note(f"fetched from {_escaped(shown_url(url))}, and no other file with it")
+            raise
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep(beside: str) -> None:
+    """Remove what conversions to this destination fetched that were killed."""
+    directory, name = os.path.split(os.path.realpath(beside))
+    left = re.compile(PREFIX.pattern + re.escape(name + _ENDING))
+    with suppress(OSError):
+        for found in filter(left.fullmatch, os.listdir(directory)):
+            folder = os.path.join(directory, found)
+            with suppress(OSError), _in_use(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _in_use(folder: str) -> Iterator[None]:
+    """Lock a folder, until the process ends however it does. `OSError` where another has the lock."""
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        copy = download(
-            url, hidden + os.sep, progress=progress, durable=False, storage_options=storage_options
-        )
-        yield copy.path
-    except ConversionError as error:
-        error.add_note(f"fetched from {_escaped(shown_url(url))}, and no other file with it")
-        raise
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
     finally:
-        shutil.rmtree(hidden, ignore_errors=True)
+        os.close(descriptor)

@@ -1,50 +1,54 @@
 """One level of names for values in nested dicts and lists.
 
 The rule: keys and positions from the top down, joined by dots. ``{"model": {"layers": [w, b]}}`` becomes
-``model.layers.0`` and ``model.layers.1``. Keys are str, or ints in decimal. A tensor without a name, which is
-from .refusal import refused
-all that a file holds, is called ``tensor``.
+``model.layers.0`` and ``model.layers.1``. Keys are str, or ints in decimal; an empty one is a name like any
+other, so that ``{"": {"a": w}}`` becomes ``.a``. A tensor below no key, which is all that a file holds, is
+called ``tensor``. Two tensors of one name are refused.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ingot.errors import ConversionError, _quoted
 
+from .limits import RECORD_NBYTES
 from .refusal import refused
 from .source import LeftOut, left_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from .limits import Budget
+
 LONE = "tensor"
 # Levels of dicts and lists. Real ones have fewer than ten.
 MAX_DEPTH = 64
-# In all. A few bytes of pickle can name one list in another, and that one in the next, several times each:
-# what they stand for grows by powers.
-MAX_TENSORS = 1_000_000
+# Of a key that is a number. Larger ones are of nobody's making, and Python refuses to write out the largest.
+_MAX_KEY_BITS = 128
+# What a character of a name takes, which Python has once and a header twice.
+_CHARACTER_NBYTES = 4
 
 
-def flatten(path: str, tree: Any, is_tensor: Callable[[Any], bool]) -> tuple[dict[str, Any], list[LeftOut]]:
+def flatten(
+    path: str, tree: Any, is_tensor: Callable[[Any], bool], budget: Budget
+) -> tuple[dict[str, Any], list[LeftOut]]:
     """The tensors of `tree` by name, and what is none. A dict or list without any is left out as one."""
     walk = _Walk(path, is_tensor)
-    if walk.count(tree, 0) > MAX_TENSORS:
-        raise refused(
-            path,
-            f"stands for more than {MAX_TENSORS:,} tensors, which is the limit",
-            code="too-many-tensors",
-            expected=MAX_TENSORS,
-        )
+    # A few bytes of a pickle can name one list in another, and that one in the next, several times each: what
+    # they stand for grows by powers. So it is weighed first, each list once, and paid for before any of it is
+    # named.
+    budget.hold(walk.weight(tree, 0).nbytes)
     tensors: dict[str, Any] = {}
     others: list[LeftOut] = []
-    for name, value in walk.leaves("", tree):
+    for keys, value in walk.leaves((), tree):
+        name = ".".join(keys) if keys else LONE
         if not is_tensor(value):
-            others.append(left_out(name or LONE, value))
+            others.append(left_out(name, value))
         elif name in tensors:
             raise twice(path, name)
         else:
-            tensors[name or LONE] = value
+            tensors[name] = value
     return tensors, others
 
 
@@ -58,53 +62,81 @@ def twice(path: str, name: str) -> ConversionError:
     )
 
 
+class _Weight(NamedTuple):
+    """What becomes of a value, wherever it stands."""
+
+    nbytes: int
+    """Of the records of all leaves, with their names from here on."""
+    leaves: int
+    height: int
+    has_tensors: bool
+
+
+_LEAF = _Weight(RECORD_NBYTES, 1, 0, False)
+_TENSOR = _Weight(RECORD_NBYTES, 1, 0, True)
+
+
 class _Walk:
     def __init__(self, path: str, is_tensor: Callable[[Any], bool]) -> None:
         self._path = path
         self._is_tensor = is_tensor
-        # By identity: of a list that stands in many places, each has as many.
-        self._counts: dict[int, int] = {}
+        # By identity: a list that stands in many places is weighed once.
+        self._weights: dict[int, _Weight] = {}
 
-    def count(self, value: Any, depth: int) -> int:
-        """How many tensors there are below `value`."""
+    def weight(self, value: Any, depth: int) -> _Weight:
         if self._is_tensor(value):
-            return 1
+            return _TENSOR
         if not isinstance(value, (list, tuple)) and not hasattr(value, "items"):
-            return 0
-        if depth > MAX_DEPTH:
+            return _LEAF
+        known = self._weights.get(id(value))
+        # What stands in itself is met again and again before it is known.
+        if depth + (0 if known is None else known.height) > MAX_DEPTH:
             raise refused(
                 self._path,
                 f"dicts and lists stand in each other more than {MAX_DEPTH} levels deep, which is the limit",
                 code="too-deep",
                 expected=MAX_DEPTH,
             )
-        known = self._counts.get(id(value))
         if known is None:
-            inner = value if isinstance(value, (list, tuple)) else value.values()
-            known = self._counts[id(value)] = sum(self.count(one, depth + 1) for one in inner)
+            known = self._weights[id(value)] = self._sum(value, depth)
         return known
 
-    def leaves(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
-        """Tensors, and dicts and lists that have none, each with its name."""
-        if self._is_tensor(value) or not self._counts.get(id(value)):
-            yield name, value
-            return
-        for key, inner in self._items(name, value):
-            yield from self.leaves(f"{name}.{key}" if name else key, inner)
+    def _sum(self, value: Any, depth: int) -> _Weight:
+        nbytes, leaves, height, has_tensors = 0, 0, 0, False
+        for key, inner in _items(value):
+            one = self.weight(inner, depth + 1)
+            # Keys that are no text are short, or are refused.
+            length = len(key) if isinstance(key, str) else 1
+            nbytes += one.nbytes + one.leaves * (length + 1) * _CHARACTER_NBYTES
+            leaves += one.leaves
+            height = max(height, one.height + 1)
+            has_tensors = has_tensors or one.has_tensors
+        if not has_tensors:
+            return _Weight(RECORD_NBYTES, 1, height, False)
+        return _Weight(nbytes, leaves, height, True)
 
-    def _items(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
-        if not hasattr(value, "items"):
-            for position, inner in enumerate(value):
-                yield str(position), inner
+    def leaves(self, keys: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+        """Tensors, and dicts and lists that have none, each below its keys."""
+        known = self._weights.get(id(value))
+        if self._is_tensor(value) or known is None or not known.has_tensors:
+            yield keys, value
             return
-        for key, inner in value.items():
-            if isinstance(key, (str, int)):
-                yield str(key), inner
-            else:
-                where = _quoted(name) if name else "the top level"
-                raise refused(
-                    self._path,
-                    f"a key at {where}: expected str or int, found {type(key).__name__} {_quoted(repr(key))}",
-                    code="key",
-                    found=type(key).__name__,
-                )
+        for key, inner in _items(value):
+            yield from self.leaves((*keys, self._text(keys, key)), inner)
+
+    def _text(self, keys: tuple[str, ...], key: Any) -> str:
+        if isinstance(key, str) or (isinstance(key, int) and key.bit_length() <= _MAX_KEY_BITS):
+            return str(key)
+        where = _quoted(".".join(keys)) if keys else "the top level"
+        # Not what it says: a key may stand for more than fits in any message.
+        kind = type(key).__name__ if not isinstance(key, int) else f"an int of {key.bit_length()} bits"
+        raise refused(
+            self._path,
+            f"a key at {where}: expected str or int, found {kind}",
+            code="key",
+            found=type(key).__name__,
+        )
+
+
+def _items(value: Any) -> Iterator[tuple[Any, Any]]:
+    return iter(value.items()) if hasattr(value, "items") else enumerate(value)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ingot import _native
 from ingot._serialize import one_of
 from ingot.errors import ConversionError, HeaderError, _escaped
 
+from .framing import begun, proven
 from .refusal import refused
 
 if TYPE_CHECKING:
@@ -63,59 +65,51 @@ _HEAD_NBYTES = 512
 _TABLE_MAGIC = bytes.fromhex("57fb808b247547db")
 # What `torch.save` wrote before it wrote archives: a pickle of this number.
 _LEGACY_TORCH = bytes.fromhex("8a0a6cfc9c46f9206aa850192e")
-# The longest header of a file of this package's formats.
-_MAX_HEADER_NBYTES = 100_000_000
 
 
-class _Start(NamedTuple):
+@dataclass(frozen=True)
+class _Start:
     """What is looked at of a file."""
 
     path: str
     head: bytes
     tail: bytes
-    nbytes: int
 
     def begins(self, *marks: bytes) -> bool:
         return self.head.startswith(marks)
 
+    @cached_property
+    def members(self) -> frozenset[str]:
+        """The names in a ZIP archive; none in any other file."""
+        import zipfile
 
-def _is_safetensors(start: _Start) -> bool:
-    length = int.from_bytes(start.head[:8], "little")
-    return 2 <= length <= _MAX_HEADER_NBYTES and start.head[8:].lstrip()[:1] == b"{"
+        if not self.begins(b"PK\3\4"):
+            return frozenset()
+        try:
+            with zipfile.ZipFile(self.path) as archive:
+                return frozenset(archive.namelist())
+        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+            return frozenset()
 
 
 def _is_pickle(start: _Start) -> bool:
     return start.begins(b"\x80") and start.head[1:2] in (b"\2", b"\3", b"\4", b"\5")
 
 
-def _is_zip_with(start: _Start, test: Callable[[set[str]], bool]) -> bool:
-    import zipfile
-
-    if not start.begins(b"PK\3\4"):
-        return False
-    try:
-        with zipfile.ZipFile(start.path) as archive:
-            return test(set(archive.namelist()))
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
-        return False
-
-
-# Asked in this order: first the framing of this package's own files, whose first bytes are a number and may
-# spell anything.
+# Asked in this order, of files that are not this package's own.
 _BY_CONTENT: dict[str, Callable[[_Start], bool]] = {
-    "safetensors": _is_safetensors,
     "npy": lambda start: start.begins(b"\x93NUMPY"),
     "hdf5": lambda start: start.begins(b"\x89HDF\r\n\x1a\n"),
     "gguf": lambda start: start.begins(b"GGUF"),
     "arrow": lambda start: start.begins(b"ARROW1", b"\xff\xff\xff\xff"),
     "parquet": lambda start: start.begins(b"PAR1") and start.tail.endswith(b"PAR1"),
     "tensorflow": lambda start: start.tail.endswith(_TABLE_MAGIC),
-    "keras": lambda start: _is_zip_with(start, lambda names: "config.json" in names),
+    "keras": lambda start: "config.json" in start.members,
     "torch": lambda start: (
-        _is_zip_with(start, lambda names: any(name.endswith("/data.pkl") for name in names))
+        any(name.endswith("/data.pkl") for name in start.members)
         or (_is_pickle(start) and start.head[2:].startswith(_LEGACY_TORCH))
     ),
-    "npz": lambda start: _is_zip_with(start, lambda names: any(name.endswith(".npy") for name in names)),
+    "npz": lambda start: any(name.endswith(".npy") for name in start.members),
     "paddle": _is_pickle,
     "sharded": lambda start: start.head.lstrip()[:1] == b"{" and b"weight_map" in start.head + start.tail,
 }
@@ -145,17 +139,26 @@ def recognised(path: str, source: str | None) -> str:
         raise IsADirectoryError(f"a folder is resolved first: {path}")
     if not os.path.exists(path) and os.path.exists(path + ".index"):
         return "tensorflow"
-    start = _start(path)
+    try:
+        return proven(path)
+    except HeaderError as error:
+        return _other(_start(path), error)
+
+
+def _other(start: _Start, error: HeaderError) -> str:
+    """What a file is that is no whole one of this package's, by `error`."""
+    path = start.path
+    ours = begun(path, start.head)
+    if ours is not None:
+        # What is wrong with it, its reader says.
+        return ours
     for word, is_it in _BY_CONTENT.items():
         if is_it(start):
             return word
     for word, fits in _FIRST_BYTES.items():
         if path.lower().endswith(FORMATS[word].suffixes) and start.head and fits(start.head[0]):
             return word
-    try:
-        return _native.Archive.open(path, "pread").format
-    except HeaderError as error:
-        raise _unknown(path, start, error) from error
+    raise _unknown(path, start, error) from error
 
 
 # What a folder may hold, the first that is there: pattern of names, and the word.
@@ -207,9 +210,8 @@ def _only(folder: str, names: list[str]) -> str:
 def _start(path: str) -> _Start:
     with open(path, "rb") as file:
         head = file.read(_HEAD_NBYTES)
-        nbytes = file.seek(0, os.SEEK_END)
-        file.seek(max(nbytes - _HEAD_NBYTES, 0))
-        return _Start(path, head, file.read(_HEAD_NBYTES), nbytes)
+        file.seek(max(file.seek(0, os.SEEK_END) - _HEAD_NBYTES, 0))
+        return _Start(path, head, file.read(_HEAD_NBYTES))
 
 
 # What files turn out to be that are none of the formats, by their first bytes.

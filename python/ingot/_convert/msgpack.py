@@ -9,10 +9,13 @@ import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .flatten import MAX_DEPTH
+from .limits import OBJECT_NBYTES, VALUE_NBYTES
 from .positions import Region, size_of
 
 if TYPE_CHECKING:
     from typing import IO
+
+    from .limits import Budget
 
 # Bytes that are worth a second visit to the file.
 _SPAN_NBYTES = 1 << 12
@@ -60,33 +63,36 @@ _LENGTHS = {
 _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 
 
-def load(path: str, file: IO[bytes]) -> Any:
+def load(path: str, file: IO[bytes], budget: Budget) -> Any:
     """The one value that the file at `path` is."""
-    reader = _Reader(path, file, 0, size_of(path))
+    reader = _Reader(path, file, 0, size_of(path), budget)
     value = reader.value(0)
     reader.expect_end()
     return value
 
 
-def load_inner(path: str, data: bytes | Region) -> Any:
+def load_inner(path: str, data: bytes | Region, budget: Budget) -> Any:
     """The one value that the data of an extension is."""
     from io import BytesIO
 
     if isinstance(data, bytes):
-        reader = _Reader(path, BytesIO(data), 0, len(data), spans=False)
+        reader = _Reader(path, BytesIO(data), 0, len(data), budget, spans=False)
         value = reader.value(0)
         reader.expect_end()
         return value
     with open(path, "rb") as file:
-        reader = _Reader(path, file, data.position, data.position + data.nbytes)
+        reader = _Reader(path, file, data.position, data.position + data.nbytes, budget)
         value = reader.value(0)
         reader.expect_end()
         return value
 
 
 class _Reader:
-    def __init__(self, path: str, file: IO[bytes], begin: int, end: int, spans: bool = True) -> None:
+    def __init__(
+        self, path: str, file: IO[bytes], begin: int, end: int, budget: Budget, spans: bool = True
+    ) -> None:
         self._path = path
+        self._budget = budget
         self._file = file
         self._at = begin
         self._end = end
@@ -98,6 +104,7 @@ class _Reader:
             raise Malformed(f"{self._end - self._at} bytes follow the value")
 
     def value(self, depth: int) -> Any:
+        self._budget.hold(VALUE_NBYTES)
         first = self._take(1)[0]
         if first < 0x80:
             return first
@@ -130,10 +137,12 @@ class _Reader:
         return self._list(length, depth) if what == "list" else self._dict(length, depth)
 
     def _list(self, length: int, depth: int) -> list[Any]:
+        self._budget.hold(OBJECT_NBYTES)
         self._check(length, depth)
         return [self.value(depth + 1) for _ in range(length)]
 
     def _dict(self, length: int, depth: int) -> dict[Any, Any]:
+        self._budget.hold(OBJECT_NBYTES)
         self._check(2 * length, depth)
         found: dict[Any, Any] = {}
         for _ in range(length):
@@ -146,12 +155,14 @@ class _Reader:
         return found
 
     def _extension(self, length: int) -> Extension:
+        self._budget.hold(OBJECT_NBYTES)
         kind = self._unpack(">b")
         return Extension(kind, self._bytes(length))
 
     def _bytes(self, length: int) -> bytes | Region:
         if not self._spans or length < _SPAN_NBYTES:
             return self._take(length)
+        self._budget.hold(OBJECT_NBYTES)
         self._check(length, 0)
         region = Region(self._path, self._at, length)
         self._at += length

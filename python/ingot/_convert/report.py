@@ -27,7 +27,7 @@ class Conversion:
         Bytes of their values.
     shared : dict of str to str
         For each tensor that was another name of one, that one. Only it was written, and the metadata has the
-        pair, as `ingot.torch.save_model` does it.
+        other name, as ``save_file(..., shared="alias")`` does it.
     cast : tuple of str
         Tensors that have another dtype now.
     left_out : tuple of LeftOut

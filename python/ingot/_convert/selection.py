@@ -49,9 +49,17 @@ def selected(
     for entry in in_full:
         if entry.fault is not None:
             raise entry.fault
+        _check_name(path, entry.name)
     dropped = [] if root is None else [one.name for one in entries if not _is_under(one, root)]
     dropped += [name for name in names if name not in kept]
     return Selected(in_full, _shared(in_full), dropped)
+
+
+def _check_name(path: str, name: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise refused(path, "the name is not valid Unicode", code="invalid-unicode", tensor=name) from None
 
 
 def _below(path: str, entries: Sequence[Entry], root: str) -> list[Entry]:

@@ -11,6 +11,7 @@ from ingot.errors import ConversionError
 if TYPE_CHECKING:
     from ingot.numpy import Array
 
+    from .limits import Budget
     from .positions import Region
 
 
@@ -85,16 +86,20 @@ class Options:
     """What the caller decided about reading."""
 
     dequantize: bool
-    max_nbytes: int
-    """Of memory, that what was packed may take when it is unpacked."""
+    budget: Budget
+    """Of all that is made of the source."""
 
 
 _LONGEST_VALUE = 80
+# Python refuses to write out the longest ints, and takes long for long ones.
+_MOST_BITS = 256
 
 
 def left_out(name: str, value: Any) -> LeftOut:
     """The note of a value that is no tensor."""
     kind = type(value).__name__
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        return LeftOut(name, kind, f"{value.bit_length()} bits")
     if isinstance(value, (str, int, float, complex, bool, bytes)):
         text = repr(value[:_LONGEST_VALUE] if isinstance(value, (str, bytes)) else value)
         return LeftOut(name, kind, text[:_LONGEST_VALUE])

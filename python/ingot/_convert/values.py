@@ -23,12 +23,13 @@ from ingot import _native, _select
 from ingot import numpy as arrays
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from ingot.numpy import Array
 
     Index = tuple[Any, ...]
 
+_TOO_MANY = 1 << 64
 # What is converted or compared at a time.
 PIECE_NBYTES = 16 << 20
 
@@ -88,9 +89,23 @@ def nbits(code: str) -> int:
     return 4 if code == "F4" else dtype_of(code).itemsize * 8
 
 
+def elements(shape: Sequence[int]) -> int:
+    """How many elements a shape has, or 2⁶⁴ where there are more.
+
+    Files claim any shape they like, and the product of a million large numbers takes minutes.
+    """
+    count = 1
+    for size in shape:
+        count *= size
+        if count >= _TOO_MANY:
+            # None, if a dimension is yet to come that is 0.
+            return _TOO_MANY if all(shape) else 0
+    return count
+
+
 def nbytes(code: str, shape: tuple[int, ...]) -> int:
     """The bytes of a tensor in a file."""
-    return (prod(shape) * nbits(code) + 7) // 8
+    return (elements(shape) * nbits(code) + 7) // 8
 
 
 def pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[Index]:
@@ -124,5 +139,5 @@ def cast(array: Array, code: str) -> Array:
     """The array in another floating-point dtype, with the values that `load_file(dtype=)` gives."""
     archive = _native.Archive.from_buffer(arrays.save({"array": array}))
     selected: _select.Selected[Array] = _select.Selected(dtype=code)
-    found: Array = _select.chosen(archive, selected, arrays.wrap, None, PLAIN)["array"]
+    found: Array = _select.chosen(archive, selected, arrays.wrap, None, PLAIN, arrays.at)["array"]
     return found

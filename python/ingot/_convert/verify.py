@@ -81,8 +81,7 @@ class _Npz:
     def __init__(self, path: str, stack: ExitStack) -> None:
         self._path = path
         self._stack = stack
-        # No limit: what is in it was written just now.
-        self._members = members(path, 1 << 63)
+        self._members = members(path)
 
     def begin(self, name: str) -> tuple[str, tuple[int, ...]]:
         # What fails here is the checksum of the member.

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
-from typing import TYPE_CHECKING
+from contextlib import closing
+from io import BufferedWriter
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy
 
+from ingot import _native
 from ingot._select import FLOATS
+from ingot._storage import Storage
 from ingot._writer import Writer, native
 from ingot.errors import ConversionError, SaveError, _escaped, _quoted
 
+from .destination import drafted
 from .runs import copy
 from .values import cast, dtype_of, nbytes, pieces, stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import Any
+    from typing import Any, BinaryIO
 
     from ingot.numpy import Array
 
@@ -27,6 +31,15 @@ if TYPE_CHECKING:
 
 # The time of every member of an archive: the oldest there is, so that the same input gives the same bytes.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+class Ending(NamedTuple):
+    """How a file that was written gets its name."""
+
+    check: Callable[[str], None]
+    """Told the path that it has until then; raises where it may not have the other."""
+    overwrite: bool
+    durable: bool
 
 
 def code_in(entry: Entry, code: str | None) -> str:
@@ -74,12 +87,22 @@ def write_native(
     entries: Sequence[Entry],
     code: str | None,
     metadata: Mapping[str, str] | None,
-    durable: bool,
+    shared: Mapping[str, str],
+    ending: Ending,
     moved: Moved,
 ) -> None:
-    """Write a .safetensors or a .bt file."""
+    """Write a .safetensors or a .bt file. Of `shared` it gets the names of its own tensors."""
     specs = {entry.name: (code_in(entry, code), entry.shape) for entry in entries}
-    with Writer(path, specs, metadata, format=format, durable=durable) as writer:
+    names = {other: name for other, name in shared.items() if name in specs}
+    with Writer(
+        path,
+        specs,
+        metadata,
+        format=format,
+        durable=ending.durable,
+        force=ending.overwrite,
+        shared=names,
+    ) as writer:
         runs, others = apart(entries, code)
         copy(runs, native(writer), moved)
         for entry in others:
@@ -90,36 +113,45 @@ def write_native(
                 for index, part in parts(entry, code):
                     writer.write(entry.name, part, index)
                     moved(part.nbytes)
-        writer.commit()
+        filling = native(writer)
+        with drafted(path, filling.draft_name) as draft:
+            ending.check(draft)
+            filling.commit(overwrite=ending.overwrite)
 
 
-def write_npz(path: str, entries: Sequence[Entry], code: str | None, durable: bool, moved: Moved) -> None:
+def write_npz(path: str, entries: Sequence[Entry], code: str | None, ending: Ending, moved: Moved) -> None:
     """Write an archive that `numpy.load` reads."""
-    with open(path, "xb") as file:
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-            for entry in entries:
-                header = {
-                    "descr": dtype_of(code_in(entry, code)).str,
-                    "fortran_order": False,
-                    "shape": entry.shape,
-                }
-                info = zipfile.ZipInfo(f"{entry.name}.npy", _EPOCH)
-                # What regular files have that all may read.
-                info.external_attr = 0o100644 << 16
-                with archive.open(info, "w", force_zip64=True) as member:
-                    numpy.lib.format.write_array_header_1_0(member, header)
-                    for _, part in parts(entry, code):
-                        member.write(stored(part))
-                        moved(part.nbytes)
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
+    aside = _native.Aside.create(path, durable=ending.durable, force=ending.overwrite)
+    with closing(aside), drafted(path, aside.draft_name) as draft:
+        with BufferedWriter(Storage(draft, "w")) as file:
+            _archive(file, entries, code, moved)
+        ending.check(draft)
+        aside.commit(overwrite=ending.overwrite)
+
+
+def _archive(file: BinaryIO, entries: Sequence[Entry], code: str | None, moved: Moved) -> None:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for entry in entries:
+            header = {
+                "descr": dtype_of(code_in(entry, code)).str,
+                "fortran_order": False,
+                "shape": entry.shape,
+            }
+            info = zipfile.ZipInfo(f"{entry.name}.npy", _EPOCH)
+            # What regular files have that all may read.
+            info.external_attr = 0o100644 << 16
+            with archive.open(info, "w", force_zip64=True) as member:
+                numpy.lib.format.write_array_header_1_0(member, header)
+                for _, part in parts(entry, code):
+                    member.write(stored(part))
+                    moved(part.nbytes)
 
 
 def check_npz(path: str, entries: Sequence[Entry], code: str | None) -> None:
     """Refuse what an .npz cannot hold, before anything is written."""
     from ingot.numpy import DTYPES
 
+    names = {entry.name for entry in entries}
     for entry in entries:
         target = code_in(entry, code)
         if target not in DTYPES:
@@ -132,13 +164,16 @@ def check_npz(path: str, entries: Sequence[Entry], code: str | None) -> None:
                 expected=tuple(DTYPES),
                 found=target,
             )
+        if entry.name.removesuffix(".npy") != entry.name and entry.name.removesuffix(".npy") in names:
+            raise _unsafe(path, entry.name, "`numpy.load` gives another tensor for this name")
         # Other programs unpack archives to paths that the names of members are.
         levels = entry.name.split("/")
         if ".." in levels or "" in levels or "\\" in entry.name or "\0" in entry.name or ":" in levels[0]:
-            raise SaveError(
-                f"{_escaped(path)}: tensor {_quoted(entry.name)}: a member of an archive with this "
-                "name would be a path out of the folder that it is unpacked in",
-                code="unsafe-name",
-                path=path,
-                tensor=entry.name,
-            )
+            reason = "a member with this name would be a path out of the folder that it is unpacked in"
+            raise _unsafe(path, entry.name, reason)
+
+
+def _unsafe(path: str, name: str, reason: str) -> SaveError:
+    return SaveError(
+        f"{_escaped(path)}: tensor {_quoted(name)}: {reason}", code="unsafe-name", path=path, tensor=name
+    )

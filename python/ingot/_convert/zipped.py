@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ingot.errors import ConversionError, _quoted
 
-from .limits import check_total
+from .limits import OBJECT_NBYTES
 from .refusal import refused
 from .unreadable import reading
 
 if TYPE_CHECKING:
     from typing import IO
+
+    from .limits import Budget
 
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 # Of a member's own header: signature, version, flags, method, time, date, checksum, two sizes, two lengths.
@@ -36,8 +38,8 @@ class Member(NamedTuple):
     is_packed: bool
 
 
-def members(path: str, max_nbytes: int) -> dict[str, Member]:
-    """All files of the archive at `path`, by name."""
+def members(path: str, budget: Budget | None = None) -> dict[str, Member]:
+    """All files of the archive at `path`, by name. Without a budget, of one that was written just now."""
     found: dict[str, Member] = {}
     with reading(path, "a ZIP archive"), open(path, "rb") as file, zipfile.ZipFile(file) as archive:
         end = 0
@@ -60,8 +62,10 @@ def members(path: str, max_nbytes: int) -> dict[str, Member]:
                 "a member reaches into the directory of the archive",
                 code="overlap",
             )
-    # Those that are stored take as many bytes in the file.
-    check_total(path, sum(member.nbytes for member in found.values() if member.is_packed), max_nbytes)
+    if budget is not None:
+        budget.hold(len(found) * OBJECT_NBYTES)
+        # Those that are stored take as many bytes in the file.
+        budget.unpack(sum(member.nbytes for member in found.values() if member.is_packed))
     return found
 
 

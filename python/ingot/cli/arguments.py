@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import contextmanager, suppress
 
 import click
 
 from ingot._native import is_url
+from ingot.errors import SafetensorError
 
+from .screen import warn
+from .sources import opened
 from .wording import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any, TypeVar
+
+    from click.shell_completion import CompletionItem
 
     Given = TypeVar("Given", str, tuple[str, ...], None)
     Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+# Where the context of a command keeps what it writes to.
+_TARGET = "ingot.target"
 
 
 def local(context: click.Context, parameter: click.Parameter, given: Given) -> Given:
@@ -29,11 +39,43 @@ def local(context: click.Context, parameter: click.Parameter, given: Given) -> G
     return given
 
 
+def paths(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Tell a shell to complete paths as it always does."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type="file")]
+
+
+def tensor_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Tell a shell which tensors of PATH begin so, in natural order; nothing where a URL would be asked."""
+    from click.shell_completion import CompletionItem
+
+    path = context.params.get("path")
+    if not isinstance(path, str) or is_url(path):
+        return []
+    with suppress(SafetensorError, OSError):
+        names = [info.name for info in opened(path).in_natural_order()]
+        # What cannot be printed cannot be completed.
+        return [CompletionItem(name) for name in names if name.startswith(incomplete) and name.isprintable()]
+    return []
+
+
+def matching_paths(incomplete: str) -> list[CompletionItem]:
+    """The paths that begin so, as words."""
+    from glob import escape, glob
+
+    from click.shell_completion import CompletionItem
+
+    found = sorted(glob(escape(incomplete) + "*"))
+    return [CompletionItem(os.path.join(path, "") if os.path.isdir(path) else path) for path in found]
+
+
 # Whatever `sources.opened` takes; that it is there is found out by opening it.
-path: Decorator = click.argument("path", metavar="PATH")
-own: Decorator = click.argument("path", metavar="PATH", callback=local)
-source: Decorator = click.argument("path", metavar="SRC")
-destination: Decorator = click.argument("output", metavar="DST", callback=local)
+path: Decorator = click.argument("path", metavar="PATH", shell_complete=paths)
+several: Decorator = click.argument("paths", metavar="PATH...", nargs=-1, required=True, shell_complete=paths)
+own: Decorator = click.argument("path", metavar="PATH", callback=local, shell_complete=paths)
+source: Decorator = click.argument("path", metavar="SRC", shell_complete=paths)
+destination: Decorator = click.argument("output", metavar="DST", callback=local, shell_complete=paths)
 dry_run: Decorator = click.option(
     "--dry-run", is_flag=True, help="Say what would be written, and write nothing."
 )
@@ -46,12 +88,36 @@ def writing(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def target(given: str, force: bool) -> str:
-    """A path to write to, which must not be there without ``--force``."""
+    """A path to write to, which must not be there without ``--force``.
+
+    `honest_when_interrupted` tells of it.
+    """
     if os.path.isdir(given):
         raise click.UsageError(f"{shown(given)}: is a directory: expected the name of a file")
     if os.path.lexists(given) and not force:
         raise click.UsageError(f"{shown(given)}: is there already: --force replaces it")
+    click.get_current_context().meta[_TARGET] = given, _identity(given)
     return given
+
+
+@contextmanager
+def honest_when_interrupted(context: click.Context) -> Iterator[None]:
+    """Say so when Ctrl-C came too late: when the file of `target` had already taken its name."""
+    try:
+        yield
+    except (click.Abort, KeyboardInterrupt):
+        given, before = context.meta.get(_TARGET, (None, None))
+        if given is not None and _identity(given) not in (None, before):
+            warn(f"{shown(given)}: is written and complete: the interruption came after it")
+        raise
+
+
+def _identity(path: str) -> tuple[int, int, int] | None:
+    """What tells the file at `path` from another one, or from itself before it was changed."""
+    with suppress(OSError):
+        found = os.stat(path)
+        return found.st_dev, found.st_ino, found.st_mtime_ns
+    return None
 
 
 def pattern(text: str | None) -> re.Pattern[str] | None:

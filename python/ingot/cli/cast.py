@@ -27,7 +27,7 @@ _BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16}
 
 
 @click.command(short_help="Write the tensors with floats in another dtype.")
-@click.argument("path", metavar="SRC")
+@arguments.source
 @arguments.destination
 @click.option(
     "--dtype", required=True, type=click.Choice(_select.FLOATS, case_sensitive=False), help="The new dtype."

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Print the values of a tensor, or of a part of it.")
 @arguments.path
-@click.argument("part", metavar="NAME[SLICE]")
+@click.argument("part", metavar="NAME[SLICE]", shell_complete=arguments.tensor_names)
 @printing
 def command(screen: Screen, path: str, part: str) -> int:
     """Print values: of a tensor, or of a part of it such as 'wte[0:2, :5]'. Only that part is read.

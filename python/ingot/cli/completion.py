@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import click
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from click.shell_completion import FishComplete
+
 _SHELLS = ("bash", "zsh", "fish")
 
 
@@ -14,10 +18,21 @@ def command(shell: str) -> None:
 
     For bash: ingot completion bash >> ~/.bashrc
     """
-    from click.shell_completion import get_completion_class
+    from click.shell_completion import add_completion_class, get_completion_class
 
     from .program import program
 
+    add_completion_class(_fish())
     kind = get_completion_class(shell)
     assert kind is not None, "one of click's own"
     click.echo(kind(program, {}, "ingot", "_INGOT_COMPLETE").source())
+
+
+def _fish() -> type[FishComplete]:
+    """Click's completion for fish, which cuts what it tells of a command, and names, at their first comma."""
+    from click.shell_completion import FishComplete
+
+    class WithCommas(FishComplete):
+        source_template = FishComplete.source_template.replace('split ","', 'split --max 1 ","')
+
+    return WithCommas

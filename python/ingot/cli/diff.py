@@ -6,6 +6,7 @@ import click
 
 from ingot._native import in_natural_order
 
+from . import arguments
 from .progress import Several, bar
 from .screen import Screen, printing
 from .sources import Source, opened
@@ -26,21 +27,23 @@ if TYPE_CHECKING:
 
 _COLUMNS = (Column(""), Column("name"), Column("A"), Column("B"))
 _VALUES = (
+    Column(""),
     Column("name"),
     *(Column(title, right=True) for title in ("different", "max abs", "rel L2", "cosine")),
 )
 
 
 @click.command(short_help="Compare two files: names, dtypes, shapes, metadata, values.")
-@click.argument("a", metavar="A")
-@click.argument("b", metavar="B")
+@click.argument("a", metavar="A", shell_complete=arguments.paths)
+@click.argument("b", metavar="B", shell_complete=arguments.paths)
 @click.option("--values", is_flag=True, help="Also compare the values of tensors that both have.")
 @printing
 def command(screen: Screen, a: str, b: str, values: bool) -> int:
     """Compare names, dtypes, shapes and metadata of two files; exits with 1 where they differ.
 
-    - is only in A, + only in B, ~ differs. What --values gives: the greatest absolute difference, the L2
-    norm of the difference relative to that of A, and the cosine of the angle between the two.
+    - is only in A, + only in B, ~ differs, and * differs in values only. What --values gives: how many
+    differ, the greatest absolute difference, the L2 norm of the difference relative to that of A, and the
+    cosine of the angle between the two.
     """
     one, two = opened(a), opened(b)
     tensors, metadata = list(_tensors(one, two)), list(_metadata(one, two))
@@ -118,7 +121,7 @@ def _alike(info: TensorInfo, other: TensorInfo | None) -> bool:
 
 
 def _row(name: str, found: Distance) -> tuple[str, ...]:
-    return name, str(found.different), real(found.max_abs), real(found.relative_l2), real(found.cosine)
+    return "*", name, str(found.different), real(found.max_abs), real(found.relative_l2), real(found.cosine)
 
 
 def _described(

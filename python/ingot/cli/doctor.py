@@ -11,6 +11,7 @@ import click
 
 from ingot import __version__
 
+from . import arguments
 from .screen import Screen, printing
 from .sources import opened
 from .tables import Column
@@ -23,7 +24,7 @@ _OTHERS = ("safetensors", "bintensors", "huggingface_hub", "tqdm")
 
 
 @click.command(short_help="What is installed, which backend is used, and why.")
-@click.argument("path", required=False)
+@click.argument("path", required=False, shell_complete=arguments.paths)
 @printing
 def command(screen: Screen, path: str | None) -> int:
     """Say what is installed, which extras are missing, and for a PATH how it is read and why."""

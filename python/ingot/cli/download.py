@@ -28,7 +28,7 @@ def _remote(context: click.Context, parameter: click.Parameter, given: str) -> s
 
 @click.command(short_help="Fetch a file, or a model of many, and keep it.")
 @click.argument("source", callback=_remote)
-@click.argument("path", metavar="PATH", callback=arguments.local)
+@arguments.own
 @click.option("--sha256", "expected", metavar="HEX", help="The SHA-256 that the file has to have.")
 @click.option("--threads", type=click.IntRange(1), help="How many parts are fetched at once, 16 by default.")
 @arguments.writing

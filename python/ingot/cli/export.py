@@ -28,18 +28,26 @@ _STEP = 16 << 20
 
 @click.command()
 @arguments.path
-@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=arguments.tensor_names)
 @click.option(
     "--npy", "kind", flag_value="npy", default=True, help="Files that numpy.load reads (the default)."
 )
 @click.option("--raw", "kind", flag_value="bin", help="The bytes alone, little-endian.")
-@click.option("-o", "--output", metavar="FILE", callback=arguments.local, help="The file, for one NAME.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    callback=arguments.local,
+    shell_complete=arguments.paths,
+    help="The file, for one NAME.",
+)
 @click.option(
     "-d",
     "--directory",
     metavar="DIR",
     default=".",
     callback=arguments.local,
+    shell_complete=arguments.paths,
     help="Where the files go that are named after tensors.",
 )
 @arguments.writing

@@ -8,6 +8,7 @@ import click
 
 from ingot import _hash, _native
 
+from . import arguments
 from .progress import Several, bar
 from .screen import Screen, printing
 from .sources import opened, size_on_disk
@@ -15,7 +16,7 @@ from .tables import Column
 
 
 @click.command(short_help="The hashes of files: SHA-256, BLAKE3, AutoV1 to AutoV3, ….")
-@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+@arguments.several
 @click.option(
     "-a",
     "--algorithm",
@@ -50,7 +51,7 @@ def command(screen: Screen, paths: tuple[str, ...], algorithms: tuple[str, ...],
         for _, digest, _ in rows:
             screen.result(digest)
     else:
-        screen.table((Column("algorithm"), Column("digest"), Column("file")), rows)
+        screen.table((Column("algorithm", whole=True), Column("digest", whole=True), Column("file")), rows)
     return 0
 
 

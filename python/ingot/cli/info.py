@@ -14,7 +14,7 @@ from .wording import nbytes, shape, shown
 
 @click.command()
 @arguments.path
-@click.argument("name")
+@click.argument("name", shell_complete=arguments.tensor_names)
 @printing
 def command(screen: Screen, path: str, name: str) -> int:
     """Say what one tensor is, and where it lies."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _SHORT = (Column("name"), Column("dtype"), Column("shape"))
 _LONG = (*_SHORT, Column("parameters", right=True), Column("size", right=True))
-_PLACES = (Column("begin", right=True), Column("end", right=True), Column("file"))
+_PLACES = (Column("begin", right=True, spare=True), Column("end", right=True, spare=True), Column("file"))
 
 
 @click.command()

@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Make one file of several, or of a checkpoint.")
-@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+@arguments.several
 @click.option(
     "-o",
     "--output",
     metavar="FILE",
     required=True,
     callback=arguments.local,
+    shell_complete=arguments.paths,
     help="The file to write. `.bt` writes bintensors.",
 )
 @click.option(

@@ -111,7 +111,7 @@ def edit(screen: Screen, path: str, dry_run: bool) -> int:
 
 @command.command(name="import")
 @arguments.own
-@click.argument("json_file", metavar="JSON_FILE")
+@click.argument("json_file", metavar="JSON_FILE", shell_complete=arguments.paths)
 @click.option("--replace", is_flag=True, help="Remove the keys that are not in JSON_FILE.")
 @arguments.dry_run
 @printing
@@ -125,7 +125,7 @@ def import_(screen: Screen, path: str, json_file: str, replace: bool, dry_run: b
 
 @command.command()
 @arguments.path
-@click.argument("json_file", required=False, callback=arguments.local)
+@click.argument("json_file", required=False, callback=arguments.local, shell_complete=arguments.paths)
 @arguments.force
 def export(path: str, json_file: str | None, force: bool) -> int:
     """Write the metadata as a JSON object, to standard output or to a new file."""
@@ -145,6 +145,7 @@ def export(path: str, json_file: str | None, force: bool) -> int:
     "--output",
     metavar="FILE",
     callback=arguments.local,
+    shell_complete=arguments.paths,
     help="Write a copy, and leave PATH as it is.",
 )
 @click.option("--all", "everything", is_flag=True, help="Also the key `format`, which transformers asks for.")

@@ -11,12 +11,15 @@ import click
 from ingot import __version__
 from ingot.errors import OptionError, SafetensorError, SliceError, TensorNotFoundError
 
+from . import arguments
 from .screen import warn
 from .wording import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from click.shell_completion import CompletionItem
 
 # Each command stands in the module of its name, and is imported when it is used.
 SECTIONS = {
@@ -53,6 +56,16 @@ class Program(click.Group):
             _refuse_misspelt(ctx, args[0])
             args = ["summary", *args]
         return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete commands, and paths, since ``ingot PATH`` is a command too."""
+        from click.shell_completion import CompletionItem
+
+        commands = super().shell_complete(ctx, incomplete)
+        if not commands:
+            return [CompletionItem(incomplete, type="file")]
+        # A shell that is told of words completes no paths beside them, so these have to be words as well.
+        return commands + arguments.matching_paths(incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands, kind by kind."""
@@ -94,11 +107,11 @@ def program() -> None:
     """
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(given: Sequence[str]) -> int:
     """Carry out a command and give its exit status. Failures are printed, on one line."""
     _never_fail_to_encode()
     try:
-        code = _carried_out(list(arguments))
+        code = _carried_out(list(given))
         sys.stdout.flush()
     except BrokenPipeError:
         # Python flushes once more when it exits, and would complain.
@@ -107,11 +120,15 @@ def run(arguments: Sequence[str]) -> int:
     return code
 
 
-def _carried_out(arguments: list[str]) -> int:
+def _carried_out(given: list[str]) -> int:
     try:
-        return _invoked(arguments)
+        return _invoked(given)
     except click.exceptions.Exit as ended:
         return ended.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        # Its message is the help.
+        sys.stderr.write(error.format_message() + "\n")
+        return 2
     except click.UsageError as error:
         hint = f" (see `{error.ctx.command_path} --help`)" if error.ctx else ""
         warn(_one_line(error.format_message()) + hint)
@@ -135,14 +152,14 @@ def _carried_out(arguments: list[str]) -> int:
         return _status(error)
 
 
-def _invoked(arguments: list[str]) -> int:
+def _invoked(given: list[str]) -> int:
     # Not click's own `main`: it turns a closed pipe into exit status 1.
     instruction = os.environ.get(_COMPLETE)
     if instruction:
         from click.shell_completion import shell_complete
 
         return shell_complete(program, {}, "ingot", _COMPLETE, instruction)
-    with program.make_context("ingot", arguments) as context:
+    with program.make_context("ingot", given) as context, arguments.honest_when_interrupted(context):
         code = program.invoke(context)
     return code if isinstance(code, int) else 0
 

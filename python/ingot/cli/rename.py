@@ -50,8 +50,8 @@ def command(
     if not pairs and not subs:
         raise click.UsageError("expected --name OLD NEW or --sub REGEX TEXT")
     source = opened(path)
-    names = [info.name for info in source.in_natural_order()]
-    for old, _ in pairs:
+    names = [info.name for info in source.in_natural_order()] + list(source.handle.shared())
+    for old in {old for old, _ in pairs} - set(names):
         source.handle.info(old)
     table = _renamed(names, dict(pairs), subs)
     arguments.target(output, force)

@@ -18,7 +18,7 @@ from .wording import nbytes, plural, shown
 
 @click.command(short_help="Make several files and an index of one file.")
 @arguments.path
-@click.argument("directory", callback=arguments.local)
+@click.argument("directory", callback=arguments.local, shell_complete=arguments.paths)
 @click.option("--max-shard-size", default="5GB", show_default=True, help="Bytes of tensors in a file.")
 @click.option(
     "--pattern", default="model{suffix}.safetensors", show_default=True, help="The names of the files."

@@ -24,14 +24,16 @@ if TYPE_CHECKING:
 _COLUMNS = (
     Column("name"),
     Column("dtype"),
-    *(Column(title, right=True) for title in ("min", "max", "mean", "std", "zeros", "nan", "inf")),
+    *(Column(title, right=True) for title in ("min", "max")),
+    *(Column(title, right=True, spare=True) for title in ("mean", "std")),
+    *(Column(title, right=True) for title in ("zeros", "nan", "inf")),
 )
 _BAR = 40
 
 
 @click.command(short_help="Range, mean, spread, zeros, NaN, infinities; a histogram.")
 @arguments.path
-@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=arguments.tensor_names)
 @click.option("--all", "everything", is_flag=True, help="Every tensor of the file.")
 @click.option(
     "--bins",

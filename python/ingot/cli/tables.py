@@ -23,6 +23,10 @@ class Column(NamedTuple):
     title: str
     right: bool = False
     """Of numbers, which stand under each other by their last digit."""
+    whole: bool = False
+    """Of what people copy: never cut. A line that it makes too long goes on below."""
+    spare: bool = False
+    """Left out where the terminal is too narrow for all columns."""
 
 
 def plain(rows: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -42,18 +46,36 @@ def aligned(
 ) -> Iterator[str]:
     """The lines of a table, with its titles, that fit into `width` columns of a terminal."""
     cells = [[shown(cell) for cell in row] for row in rows]
+    columns, cells, widths = _fitted(columns, cells, width)
     titles = [column.title for column in columns]
-    widths = [max(map(cell_width, row)) for row in zip(titles, *cells, strict=True)]
-    _fit(widths, columns, width)
     yield strong(_line(titles, columns, widths))
     for row in cells:
         yield _line(row, columns, widths)
 
 
+def _fitted(
+    columns: Sequence[Column], cells: list[list[str]], width: int
+) -> tuple[Sequence[Column], list[list[str]], list[int]]:
+    """The columns that fit into `width`, their cells, and how wide each is."""
+    titles = [column.title for column in columns]
+    widths = [max(map(cell_width, row)) for row in zip(titles, *cells, strict=True)]
+    _fit(widths, columns, width)
+    spare = [at for at, column in enumerate(columns) if column.spare]
+    if not spare or _over(widths, width) <= 0:
+        return columns, cells, widths
+    left = [at for at in range(len(columns)) if at != spare[-1]]
+    return _fitted([columns[at] for at in left], [[row[at] for at in left] for row in cells], width)
+
+
+def _over(widths: Sequence[int], width: int) -> int:
+    """How many columns of a terminal a table is wider than `width`."""
+    return sum(widths) + len(_GAP) * (len(widths) - 1) - width
+
+
 def _fit(widths: list[int], columns: Sequence[Column], width: int) -> None:
     """Take from the widest columns of text, until the table is no wider than `width`."""
-    over = sum(widths) + len(_GAP) * (len(widths) - 1) - width
-    text = [at for at, column in enumerate(columns) if not column.right]
+    over = _over(widths, width)
+    text = [at for at, column in enumerate(columns) if not (column.right or column.whole)]
     while over > 0 and text:
         widest = max(text, key=widths.__getitem__)
         if widths[widest] <= _NARROWEST:

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 _COLUMNS = (
     Column("module"),
-    Column("tensors", right=True),
+    Column("tensors", right=True, spare=True),
     Column("parameters", right=True),
     Column("size", right=True),
-    Column("dtype"),
+    Column("dtype", spare=True),
     Column("shape"),
 )
 

@@ -6,6 +6,7 @@ import click
 
 from ingot import _hash
 
+from . import arguments
 from .progress import Several, bar
 from .screen import Screen, printing
 from .sources import opened, size_on_disk
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Compare the tensors with the digests that the file keeps.")
-@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+@arguments.several
 @click.option("--sha256", "expected", metavar="DIGEST", help="The SHA-256 of the whole file, for one PATH.")
 @printing
 def command(screen: Screen, paths: tuple[str, ...], expected: str | None) -> int:

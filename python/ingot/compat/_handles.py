@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 
 import ingot
 from ingot import _open
-from ingot._frameworks import adapter
-from ingot._native import Archive
+from ingot._frameworks import adapter, module_of
+from ingot._native import Archive, is_url
 from ingot._serialize import one_of
-from ingot.errors import SafetensorError, SliceError
+from ingot.errors import OptionError, SafetensorError, SliceError, _quoted
 
+from . import _arguments, _slicing
+from ._arguments import not_an_instance
 from ._prefetch import PrefetchLoader
-from ._wording import StepError, begin_as_upstream, reading
+from ._wording import StepError, begin_as_upstream, reading, restate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from typing import IO, Any, Self
 
     from ingot._frameworks import Adapter
+    from ingot._native import TensorInfo
     from ingot._serialize import Path
 
 _OPENING = "Error while deserializing header"
@@ -41,17 +45,83 @@ MMAP = Unsaid("mmap")
 
 def chosen(backend: Any) -> Any:
     """The backend for ingot, which says which there are."""
+    if backend is not ... and not isinstance(backend, str):
+        raise TypeError(not_an_instance(backend, "str"))
     return "auto" if backend is ... or backend is MMAP else backend
 
 
-def mover(module: Adapter, device: Any) -> Callable[[Any], Any] | None:
+def mover(framework: str, device: Any) -> Callable[[Any], Any] | None:
     """What takes a tensor to `device`, which narrows 64 bits where the framework does so of itself.
 
     Upstream leaves that to the framework, and programs count on it. ingot's own modules keep all bits, or
     refuse.
     """
-    move: Callable[[Any], Any] | None = getattr(module, "narrowing", module.mover)(device)
+    module = adapter(framework)
+    try:
+        move: Callable[[Any], Any] | None = getattr(module, "narrowing", module.mover)(device)
+    except OptionError as error:
+        known = _known_device(device)
+        if known is not None and framework not in ("pt", "torch", "pytorch"):
+            raise OptionError(
+                f"Device {known} is not supported for framework {module_of(framework)}: {error}",
+                code="device-of-others",
+                expected=error.expected,
+                found=device,
+            ) from None
+        error.found = device if isinstance(device, str) else repr(device)
+        raise
+    except (TypeError, ValueError, RuntimeError, ModuleNotFoundError) as error:
+        # What torch makes of numbers, lists and the names of its back ends that are not built in.
+        raise OptionError(
+            f"it is none that {framework} takes: {error}", code="unknown-device", found=device
+        ) from error
     return move
+
+
+def _known_device(device: Any) -> str | None:
+    """A device that upstream knows, as it prints it; None for another."""
+    if isinstance(device, int):
+        return str(int(device)) if 0 <= device < 2**64 else None
+    if not isinstance(device, str):
+        return None
+    found = re.fullmatch(r"(cuda|npu|xpu|xla|mlu|musa|hpu)(:\d+)?|mps(:\d+)?", device)
+    if found is None:
+        return None
+    return f"{found[1]}{found[2] or ':0'}" if found[1] else "mps"
+
+
+class _Lent:
+    """What makes tensors, fetched for the first: a file can be listed for a framework that is not there.
+
+    By `__getattr__`, which Python calls for slots that are empty. So it costs nothing later.
+    """
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        _adapter: Adapter
+        _move: Callable[[Any], Any] | None
+
+    def _lender(self) -> tuple[str, Any]:
+        """The framework, and the device."""
+        raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("_adapter", "_move"):
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
+            )
+        framework, device = self._lender()
+        try:
+            # Slots of the other base, which mypy does not look for.
+            self._move = mover(framework, device)  # type: ignore[misc]
+            self._adapter = adapter(framework)  # type: ignore[misc]
+        except ModuleNotFoundError as error:
+            if "which is not installed" in str(error):
+                words = f"No module named {error.name!r}: {error}"
+                raise ModuleNotFoundError(words, name=error.name) from error.__cause__
+            raise
+        return getattr(self, name)
 
 
 class TensorMeta:
@@ -84,28 +154,62 @@ class TensorMeta:
         return f'TensorMeta {{ dtype: "{self.dtype}", {place} }}'
 
 
-class PySafeSlice(_open.TensorSlice):
+class PySafeSlice(_Lent, _open.TensorSlice):
     """A tensor of an open file, to be read in part."""
 
-    __slots__ = ()
+    __slots__ = ("_arguments",)
+
+    def __init__(
+        self, archive: Archive, info: TensorInfo, framework: str, device: Any, again: _open.Again | None
+    ) -> None:
+        self._archive = archive
+        self._info = info
+        self._arguments = (framework, device)
+        self._again = again
+
+    def _lender(self) -> tuple[str, Any]:
+        return self._arguments
 
     @_opening
     def __getitem__(self, key: Any) -> Any:
         """Read the part that `key` selects."""
+        if module_of(self._arguments[0]) == "numpy":
+            words = _slicing.words_of_slicer(self._info.shape, key)
+            if words is not None:
+                raise self._refusal(words)
         try:
             return super().__getitem__(key)
-        except SliceError as error:
-            if error.code in ("negative-step", "zero-step"):
-                raise StepError(
-                    f"step must be greater than zero: {error}",
-                    code=error.code,
-                    path=error.path,
-                    tensor=error.tensor,
-                ) from None
-            raise
+        except (SliceError, TypeError) as error:
+            refusal = self._as_upstream(error, key)
+        raise refusal
+
+    def _refusal(self, words: str) -> SliceError:
+        path, name = self._archive.path, self._info.name
+        error = SliceError(words, code="index", path=path, tensor=name)
+        error.add_note(f"{path}: tensor {_quoted(name)}: `ingot.safe_open` takes what NumPy takes")
+        return error
+
+    def _as_upstream(self, error: Exception, key: Any) -> Exception:
+        """`error` in the words of upstream, and of its class, where it would have refused `key`."""
+        by_torch = module_of(self._arguments[0]) == "torch"
+        theirs = _slicing.refusal_of_torch(self._info.shape, key) if by_torch else None
+        if isinstance(error, SliceError):
+            words = str(theirs) if theirs is not None else None if by_torch else self._words(error, key)
+            if isinstance(theirs, ValueError) or error.code in ("negative-step", "zero-step"):
+                error = StepError(str(error), code=error.code, path=error.path, tensor=error.tensor)
+        else:
+            words = str(theirs) if isinstance(theirs, TypeError) else None
+        if words is not None:
+            restate(error, words)
+        return error
+
+    def _words(self, error: SliceError, key: Any) -> str | None:
+        if error.code == "partial-byte":
+            return _slicing.words_of_a_part_of_a_byte(self._info.shape, key)
+        return _slicing.words_of_slicer(self._info.shape, key)
 
 
-class safe_open(ingot.safe_open):
+class safe_open(_Lent, ingot.safe_open):
     """Open a file and read tensors from it one by one.
 
     What `ingot.safe_open` is, with upstream's parameters and the beginnings of upstream's messages.
@@ -115,11 +219,22 @@ class safe_open(ingot.safe_open):
 
     @_opening
     def __init__(self, filename: Path, framework: str, device: Any = ..., *, backend: Any = ...) -> None:
-        super().__init__(filename, framework, _device(device), backend=chosen(backend))
-        self._move = mover(self._adapter, _device(device))
+        backend = chosen(backend)
+        self._lend(framework, _device(device), backend)
+        self._archive = _open.open_archive(filename, backend)
+        self._url = filename if isinstance(filename, str) and is_url(filename) else None
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        self._check_open()
+    def _lend(self, framework: str, device: Any, backend: str) -> None:
+        module_of(framework)
+        self._arguments = (framework, device, backend, False, None, False, None)
+        if device not in HERE:
+            # It may be refused, before there is a file.
+            self._move  # noqa: B018
+
+    def _lender(self) -> tuple[str, Any]:
+        return self._arguments[:2]
+
+    def _again(self) -> _open.Again | None:
         framework, device, backend, *_ = self._arguments
         return _reopened, (self._url or self.path, framework, device, backend)
 
@@ -152,6 +267,11 @@ class safe_open(ingot.safe_open):
         except SafetensorError as error:
             begin_as_upstream(error, _OPENING)
             raise
+        except TypeError as error:
+            words = _arguments.words(safe_open.get_tensor, (self, name), {})
+            if words is not None:
+                error.args = (words,)
+            raise
         return tensor
 
     @_opening
@@ -163,7 +283,7 @@ class safe_open(ingot.safe_open):
     def get_slice(self, name: str) -> PySafeSlice:
         """Prepare to read a part of a tensor."""
         archive = self._archive.share()
-        return PySafeSlice(archive, archive.info(name), self._adapter, self._move)
+        return PySafeSlice(archive, archive.info(name), *self._lender(), self._again())
 
     @_opening
     def get_tensor_meta(self, name: str) -> TensorMeta:
@@ -186,7 +306,7 @@ class safe_open(ingot.safe_open):
         threads : int
             How many threads read.
         """
-        move = self._move if device is None else mover(self._adapter, device)
+        move = self._move if device is None else mover(self._arguments[0], device)
         return PrefetchLoader(self._archive.share(), self._adapter.wrap, move, plan, threads)
 
 
@@ -198,19 +318,21 @@ class _safe_open_handle(safe_open):
     @_opening
     def __init__(self, f: IO[bytes], framework: str, device: Any = ..., *, backend: Any = ...) -> None:
         one_of("backend", chosen(backend), _open.BACKENDS)
-        self._adapter = adapter(framework)
-        self._move = mover(self._adapter, _device(device))
+        self._lend(framework, _device(device), "auto")
         self._archive = Archive.from_buffer(_mapped(f.fileno()))
         self._url = None
-        self._arguments = (framework, _device(device), "auto", False, None, False, None)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("cannot pickle a handle that was made from an open file: make it with its path")
+    def _again(self) -> None:
+        return None
 
 
 def _mapped(fd: int) -> mmap.mmap | bytes:
     # An empty file cannot be mapped. It is no tensor file either, which the parser shall say.
     return mmap.mmap(fd, 0, access=mmap.ACCESS_READ) if os.fstat(fd).st_size else b""
+
+
+# Where every framework has its tensors, so that it need not be asked.
+HERE = ("cpu", None)
 
 
 def _device(device: Any) -> Any:

@@ -7,6 +7,7 @@ from ingot._dtypes import CODES, F4_PACKED
 from ingot._serialize import unpacked
 from ingot.errors import SaveError, _quoted
 
+from ._arguments import not_an_instance, number, numbers
 from ._wording import reading, writing
 
 TYPE_CHECKING = False
@@ -19,6 +20,34 @@ if TYPE_CHECKING:
     from ingot._serialize import Path
 
 _NAMES = {**CODES, F4_PACKED: "F4"}
+# In the order in which upstream lists them.
+LISTED = (
+    "bool",
+    "int8",
+    "uint8",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "float4_e2m1fn_x2",
+    "complex64",
+)
+
+
+def unknown_dtype(name: str) -> str:
+    """What upstream says of the name of a dtype that it does not know."""
+    return f'Unknown dtype "{name}". Supported dtypes: {", ".join(LISTED)}'
 
 
 class TensorSpec:
@@ -38,21 +67,21 @@ class TensorSpec:
     __slots__ = ("_data_len", "_data_ptr", "_dtype", "_shape")
 
     def __init__(self, *, dtype: str, shape: Sequence[int], data_ptr: int, data_len: int) -> None:
+        if not isinstance(dtype, str):
+            raise TypeError(f"argument 'dtype': {not_an_instance(dtype, 'str')}")
         code = _NAMES.get(dtype)
         if code is None:
             raise SaveError(
-                f'Unknown dtype "{dtype}". Supported dtypes: {", ".join(_NAMES)}',
+                unknown_dtype(dtype),
                 code="unknown-dtype",
                 expected=tuple(_NAMES),
                 found=dtype,
             )
-        dims = list(shape)
-        if any(dim < 0 for dim in [*dims, data_ptr, data_len]):
-            raise OverflowError("can't convert negative int to unsigned")
+        dims = numbers("shape", shape)
         self._dtype = code
         self._shape = unpacked("", dims) if code == "F4" and dims else dims
-        self._data_ptr = data_ptr
-        self._data_len = data_len
+        self._data_ptr = number("data_ptr", data_ptr)
+        self._data_len = number("data_len", data_len)
 
     @property
     def dtype(self) -> str:

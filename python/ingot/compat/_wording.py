@@ -1,17 +1,24 @@
 """Errors that begin with upstream's words, and are upstream's too.
 
-ingot's own message follows, so nothing is lost. The names in brackets are what safetensors up to 0.5 printed;
-programs still look for them.
+ingot's own message follows, so nothing is lost. Where upstream's is a sentence that programs compare as a
+whole, ingot's is a note of the error instead, which tracebacks show. The names in brackets are what
+safetensors up to 0.5 printed; programs still look for them.
 """
 
 from __future__ import annotations
 
+import os
+from errno import ENOENT
 from functools import wraps
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 
 from ingot import errors
+from ingot._native import is_url
 from ingot.errors import SafetensorError, StorageError
+
+from . import _arguments
+from ._slicing import SUBBYTES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +45,7 @@ _HEADER = {
     "duplicate-field": "invalid JSON in header [InvalidHeaderDeserialization]",
     "size-mismatch": "invalid shape, data type, or offset for tensor [TensorInvalidInfo]",
     "size-overflow": "overflow computing buffer size from shape and/or element type [ValidationOverflow]",
-    "partial-byte": "a tensor does not end at a byte boundary [MisalignedSlice]",
+    "partial-byte": f"{SUBBYTES} [MisalignedSlice]",
     "reversed-range": "invalid offset for tensor {tensor} [InvalidOffset]",
     "hole": "invalid offset for tensor {tensor} [InvalidOffset]",
     "overlap": "invalid offset for tensor {tensor} [InvalidOffset]",
@@ -48,7 +55,51 @@ _HEADER = {
 
 
 class StepError(errors.SliceError, ValueError):
-    """A step that is zero or negative, which upstream reports as a `ValueError`."""
+    """An index, such as one with a step of zero, for which torch has a `ValueError`."""
+
+
+class NoValuesError(errors.SaveError, NotImplementedError):
+    """A meta tensor, for which torch has a `NotImplementedError`."""
+
+
+class NoDtypeError(errors.SaveError, KeyError):
+    """A dtype that the format lacks, which upstream looks up in a dict."""
+
+
+class _Unopened(FileNotFoundError):
+    """A file that cannot be opened, which is a `FileNotFoundError` upstream whatever the reason."""
+
+    def __str__(self) -> str:
+        words = f"No such file or directory: {os.fsdecode(self.filename)}"
+        # Whoever compares it does so for files that are missing.
+        return words if self.errno == ENOENT else f"{words}: {super().__str__()}"
+
+
+class _NoFolder(_Unopened, NotADirectoryError):
+    """Its folder is none."""
+
+
+class _NotPermitted(_Unopened, PermissionError):
+    """It may not be read."""
+
+
+def unopened(error: OSError) -> OSError:
+    """`error` as upstream has it.
+
+    That of a folder stays what it is: upstream opens one, and fails later. So does that of a URL, and of a
+    checkpoint of many files, of which upstream knows nothing.
+    """
+    if error.filename is None or isinstance(error, (SafetensorError, IsADirectoryError, _Unopened)):
+        return error
+    if (
+        error.errno is None
+        or error.strerror != os.strerror(error.errno)
+        or is_url(os.fsdecode(error.filename))
+    ):
+        return error
+    kinds = {NotADirectoryError: _NoFolder, PermissionError: _NotPermitted}
+    kind = kinds.get(type(error), _Unopened)
+    return kind(error.errno, error.strerror, error.filename)
 
 
 def reading(doing: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -62,6 +113,15 @@ def reading(doing: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
             except SafetensorError as error:
                 begin_as_upstream(error, doing)
                 raise
+            except TypeError as error:
+                _name_argument(error, function, args, kwargs)
+                raise
+            except OSError as error:
+                other = unopened(error)
+                if other is error:
+                    raise
+                cause = error
+            raise other from cause
 
         return call
 
@@ -72,7 +132,7 @@ def begin_as_upstream(error: SafetensorError, doing: str) -> None:
     """Put upstream's words before those of `error`, where upstream has the like of it."""
     words = _beginning(error, doing)
     if words is not None:
-        _reword(error, words)
+        reword(error, words)
 
 
 def writing(function: Callable[P, R]) -> Callable[P, R]:
@@ -83,18 +143,23 @@ def writing(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*args, **kwargs)
         except StorageError as error:
-            _reword(error, "Error while serializing: I/O error")
+            reword(error, f"Error while serializing: I/O error{_of_system(error)}")
             raise
         except OSError as error:
             raise StorageError(
-                f"Error while serializing: I/O error: {error}",
+                f"Error while serializing: I/O error{_of_system(error)}: {error}",
                 code="write",
                 path=error.filename,
                 errno=error.errno,
             ) from error
         except errors.SaveError as error:
-            if error.code in ("size-mismatch", "partial-byte"):
-                _reword(error, f"Error while serializing: {_HEADER['size-mismatch']}")
+            if error.code in ("size-mismatch", "size-overflow", "partial-byte"):
+                reword(error, f"Error while serializing: {_HEADER[error.code]}")
+            raise
+        except SafetensorError:
+            raise
+        except TypeError as error:
+            _name_argument(error, function, args, kwargs)
             raise
 
     return call
@@ -103,20 +168,43 @@ def writing(function: Callable[P, R]) -> Callable[P, R]:
 def _beginning(error: SafetensorError, doing: str) -> str | None:
     if isinstance(error, errors.HeaderError):
         words = _HEADER.get(error.code or "", "invalid header [InvalidHeader]")
+        if error.code == "foreign-file" and "(header passes the end" in str(error):
+            words = _HEADER["header-past-end"]
         return f"{doing}: {words.format(tensor=errors._quoted(error.tensor))}"
     if isinstance(error, errors.TensorNotFoundError):
         return f"File does not contain tensor {errors._escaped(error.tensor or '')}"
     if isinstance(error, errors.ClosedError):
         return "File is closed"
-    if isinstance(error, errors.OptionError):
+    if isinstance(error, errors.OptionError) and (error.code or "").startswith("unknown-"):
         option = (error.code or "").removeprefix("unknown-")
-        quoted = f'"{error.found}"' if option == "backend" else error.found
-        return f"{option} {quoted} is invalid"
+        if option == "backend":
+            return f'backend "{error.found}" is invalid (expected one of: "mmap", "pread")'
+        return f"{option} {error.found} is invalid"
     return None
 
 
-def _reword(error: SafetensorError, words: str) -> None:
+def _of_system(error: OSError) -> str:
+    return "" if error.errno is None else f": {os.strerror(error.errno)} (os error {error.errno})"
+
+
+def _name_argument(
+    error: TypeError, function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+) -> None:
+    """Put before `error` which argument is of the wrong type, where it is one."""
+    words = _arguments.words(function, args, kwargs)
+    if words is not None:
+        error.args = (words if words.endswith(str(error)) else f"{words}: {error}",)
+
+
+def reword(error: Exception, words: str) -> None:
+    """Put `words` before the message."""
     error.args = (f"{words}: {error}",)
+
+
+def restate(error: Exception, words: str) -> None:
+    """Say `words` and nothing else; what was said becomes a note."""
+    error.add_note(str(error))
+    error.args = (words,)
 
 
 def join() -> type[Exception]:

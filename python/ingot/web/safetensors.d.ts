@@ -120,6 +120,11 @@ export interface ReadOptions extends HeaderOptions {
   fetch?: typeof globalThis.fetch;
   /** Sent to the host of the URL, and to no other that it redirects to. */
   headers?: HeadersInit;
+  /**
+   * Follow redirects to other hosts in private networks too. `false`. What is looked at is the host in the URL: a name
+   * that stands for a private address is not known as one, because names are resolved behind `fetch`.
+   */
+  allowPrivateRedirects?: boolean;
   /** Ends the reading; the promise is then rejected with `signal.reason`. */
   signal?: AbortSignal;
   /** Bytes of the first request; another one follows only where the header is longer. 131,072. */
@@ -149,7 +154,8 @@ export declare class SafetensorError extends Error {
   readonly name: "SafetensorError";
   /**
    * A stable word: that of the rule in FORMAT.md, or `invalid-url`, `network`, `timeout`, `http-status`,
-   * `redirect-refused`, `range-ignored`, `wrong-range`, `content-encoded`, `short-read`, `changed`, `read`,
+   * `redirect-refused`, `range-ignored`, `wrong-range`, `content-encoded`, `malformed-response`, `short-read`,
+   * `changed`, `read`,
    * `no-checkpoint`, `ambiguous-checkpoint`, `missing-shards`, `missing-tensor`, `extra-tensor`,
    * `tensor-in-two-shards`, `unknown-tensor`, `invalid-config`, `config-too-large`.
    */

@@ -196,6 +196,7 @@ const METADATA_KEY = "__metadata__";
 
 // A byte order mark is part of the text, which is then no JSON.
 const STRICT_UTF8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
+const LENIENT_UTF8 = new TextDecoder("utf-8", { ignoreBOM: true });
 const ENCODER = new TextEncoder();
 
 /** F4, I2. The text of `bytes`, which stand at `position` of the file that `where` names. */
@@ -1391,6 +1392,7 @@ class Settings {
     this.remoteLimit = limitOption(options, MAX_REMOTE_HEADER_BYTES);
     this.shardUrl = options.shardUrl ?? shardBeside;
     this.config = options.config ?? false;
+    this.allowPrivateRedirects = options.allowPrivateRedirects === true;
     this.hub = options.hub ?? HUB;
   }
 
@@ -1521,12 +1523,13 @@ async function get(url, headers, settings, signal) {
     }
     if (!REDIRECTS.has(response.status)) {
       // A `fetch` that followed by itself. Browsers take the Authorization header away on the way to another host.
-      if (response.redirected && response.url) refuseRedirect(at, new URL(response.url));
+      if (response.redirected && response.url) refuseRedirect(at, new URL(response.url), url, settings);
       return response;
     }
     await discard(response);
     if (++hops > MAX_HOPS) throw remoteFault("redirect-refused", `more than ${MAX_HOPS} redirects`);
     const next = redirectTarget(at, response.headers.get("location"));
+    refuseRedirect(at, next, url, settings);
     if (next.origin !== at.origin) ours = {};
     at = next;
   }
@@ -1557,29 +1560,79 @@ function redirectTarget(from, location) {
     throw remoteFault("redirect-refused", `redirected to what is no URL: ${quoteName(String(location))}`);
   }
   if (location === null) throw remoteFault("redirect-refused", "redirected to nowhere");
-  refuseRedirect(from, to);
   return to;
 }
 
-/** A server may send its clients elsewhere, but not to a weaker protocol and not into their own network. */
-function refuseRedirect(from, to) {
+/**
+ * A server may send its clients elsewhere, but not to a weaker protocol and not into their own network: what is private
+ * there is asked only where the caller has named it. That a host is private as well says nothing about another.
+ */
+function refuseRedirect(from, to, home, settings) {
   const isWeaker = to.protocol !== "https:" && !(to.protocol === "http:" && from.protocol === "http:");
-  const isInward = isPrivate(to.hostname) && !isPrivate(from.hostname);
-  if (isWeaker || isInward || to.username !== "" || to.password !== "") {
+  const isNamed = to.origin === home.origin || settings.allowPrivateRedirects;
+  if (isWeaker || (!isNamed && !isPublic(to.hostname)) || to.username !== "" || to.password !== "") {
     throw remoteFault("redirect-refused", `redirected to ${quoteName(showUrl(to))}, which is refused`);
   }
 }
 
-/** Whether a host, as the URL parser spells it, is by its name or number one of this machine's network. */
-function isPrivate(hostname) {
-  if (/(?:^|\.)localhost\.?$/.test(hostname)) return true;
-  if (hostname.startsWith("[")) return /^\[(?:::\]|::1\]|::ffff:|64:ff9b:|f[cd]|fe[89ab])/.test(hostname);
-  const [, a, b] = /^(\d+)\.(\d+)\.\d+\.\d+$/.exec(hostname)?.map(Number) ?? [];
-  if (a === undefined) return false;
-  if (a === 0 || a === 10 || a === 127 || a >= 224) return true;
-  if (a === 100) return b >= 64 && b < 128;
-  if (a === 172) return b >= 16 && b < 32;
-  return (a === 169 && b === 254) || (a === 192 && b === 168) || (a === 198 && (b === 18 || b === 19));
+/**
+ * Networks that no server may send a client into, and why. Of IPv6 only `2000::/3` is given out to the public internet:
+ * what lies outside is refused without knowing what it is for. ingot has the same table in Rust, and tests hold both
+ * against each other and against Python's `ipaddress`.
+ */
+const SPECIAL = [
+  ["0.0.0.0/8", "this machine"],
+  ["10.0.0.0/8", "private"],
+  ["100.64.0.0/10", "private, behind the NAT of a provider"],
+  ["127.0.0.0/8", "loopback"],
+  ["168.63.129.16/32", "the services of a machine of Azure"],
+  ["169.254.0.0/16", "link-local, with the services of a machine of most clouds"],
+  ["172.16.0.0/12", "private"],
+  ["192.0.0.0/24", "protocols"],
+  ["192.0.2.0/24", "documentation"],
+  ["192.88.99.0/24", "relays of 6to4, given up"],
+  ["192.168.0.0/16", "private"],
+  ["198.18.0.0/15", "benchmarks of networks"],
+  ["198.51.100.0/24", "documentation"],
+  ["203.0.113.0/24", "documentation"],
+  ["224.0.0.0/3", "multicast and reserved"],
+  ["::/3", "loopback, embedded IPv4, local NAT64, discarded, SRv6"],
+  ["2001::/23", "protocols, with the tunnels of Teredo"],
+  ["2001:db8::/32", "documentation"],
+  ["2002::/16", "tunnels of 6to4"],
+  ["3fff::/20", "documentation"],
+  ["4000::/2", "reserved, and SRv6"],
+  ["8000::/1", "reserved, unique local, link-local, site-local, multicast"],
+];
+
+/** What an address of IPv6 begins with that stands for the one of IPv4 in its last 32 bits: mapped, and behind NAT64. */
+const EMBEDDING = ["::ffff:0:0/96", "64:ff9b::/96"];
+
+/** Whether a host, as the URL parser spells it, is by its name or number one of the public internet. */
+function isPublic(hostname) {
+  if (/(?:^|\.)localhost\.?$/.test(hostname)) return false;
+  const address = addressOf(hostname.replace(/^\[|\]$/g, ""));
+  if (address === null) return true;
+  const embeds = EMBEDDING.some((network) => isWithin(network, address));
+  const meant = embeds ? { size: 32n, bits: address.bits & 0xffffffffn } : address;
+  return !SPECIAL.some(([network]) => isWithin(network, meant));
+}
+
+function isWithin(network, { size, bits }) {
+  const [first, count] = network.split("/");
+  const of = addressOf(first);
+  return of.size === size && (of.bits ^ bits) >> (size - BigInt(count)) === 0n;
+}
+
+/** The number that an address is, and how many bits it has; null where the text is a name. */
+function addressOf(text) {
+  const number = (parts, size) => parts.reduce((bits, part) => (bits << size) | BigInt(part || 0), 0n);
+  if (/^\d+\.\d+\.\d+\.\d+$/.test(text)) return { size: 32n, bits: number(text.split("."), 8n) };
+  if (!text.includes(":")) return null;
+  const [front, back] = text.split("::").map((side) => (side === "" ? [] : side.split(":")));
+  const zeros = back === undefined ? [] : Array(8 - front.length - back.length).fill("0");
+  const parts = [...front, ...zeros, ...(back ?? [])].map((part) => `0x${part}`);
+  return { size: 128n, bits: number(parts, 16n) };
 }
 
 async function discard(response) {
@@ -1632,7 +1685,9 @@ function badStatus(response, expected) {
 /** Milliseconds after which to try again; null where that is too long. */
 function retryAfter(response) {
   const text = response.headers.get("retry-after") ?? "0";
-  const wait = /^\d+$/.test(text) ? Number(text) * 1000 : Date.parse(text) - Date.now();
+  // Where it stands there twice, what counts is the longest. A date has a comma too.
+  const isDate = !/^[\d, ]+$/.test(text);
+  const wait = isDate ? Date.parse(text) - Date.now() : Math.max(...text.split(",").map(Number)) * 1000;
   return wait > MAX_PAUSE ? null : Math.max(0, wait || 0);
 }
 
@@ -1712,7 +1767,7 @@ class RemoteFile {
     }
     await refuseEncoded(response);
     const { total, nbytes } = await contentRange(response, begin, end);
-    const version = versionOf(response, total);
+    const version = await versionOf(response, total);
     await this.refuseOther(version, response);
     const bytes = await bodyUpTo(response, nbytes);
     if (bytes.length !== nbytes) throw wrongLength(nbytes, bytes.length);
@@ -1731,10 +1786,21 @@ class RemoteFile {
 }
 
 /** What tells two versions of a file apart. A weak ETag says too little for bytes. */
-function versionOf(response, total) {
-  const etag = response.headers.get("etag");
+async function versionOf(response, total) {
+  const etag = await onlyValue(response, "etag", /(?:W\/)?"[^"]*"|[^\s,"]+/g);
+  const modified = await onlyValue(response, "last-modified", /[^\s,].*?(?:GMT|$)/g);
   const isStrong = etag !== null && !etag.startsWith("W/");
-  return JSON.stringify([total, etag, isStrong ? null : response.headers.get("last-modified")]);
+  return JSON.stringify([total, etag, isStrong ? null : modified]);
+}
+
+/** The value of a header. Where it stands there twice, `fetch` gives both with a comma between them, as `each` tells. */
+async function onlyValue(response, name, each) {
+  const [value = null, ...others] = response.headers.get(name)?.match(each) ?? [];
+  if (others.some((other) => other !== value)) {
+    await discard(response);
+    throw remoteFault("malformed-response", `the header ${name} stands in the answer twice, with two values`);
+  }
+  return value;
 }
 
 function isEmptyFile(response) {
@@ -1743,8 +1809,9 @@ function isEmptyFile(response) {
 
 /** Bytes that a program on the way has packed are not those of the file. */
 async function refuseEncoded(response) {
-  const encoding = response.headers.get("content-encoding")?.trim().toLowerCase() ?? "identity";
-  if (encoding !== "identity" && encoding !== "") {
+  // Where it stands there twice, all are here, one after the other.
+  const encoding = response.headers.get("content-encoding") ?? "";
+  if (encoding.split(",").some((one) => !["", "identity"].includes(one.trim().toLowerCase()))) {
     await discard(response);
     const reason = `expected the bytes of the file, found them encoded as ${quoteName(encoding)}`;
     throw remoteFault("content-encoded", reason);
@@ -2009,7 +2076,7 @@ class RemoteFolder {
 
   /** The index, or the name of the only file. */
   async locate() {
-    if (isIndexName(this.url.pathname)) return { index: await indexAt(this.url, this.settings), name: null };
+    if (isIndexName(this.url.pathname)) return { index: await this.indexAt(this.url), name: null };
     if (!this.url.pathname.endsWith("/")) return { index: null, name: lastPart(this.url) };
     return (await this.single()) ?? (await this.sharded()) ?? this.nothing();
   }
@@ -2025,10 +2092,17 @@ class RemoteFolder {
 
   async sharded() {
     const url = new URL(INDEX_FILE, this.url);
-    const index = await unlessMissing(indexAt(url, this.settings));
+    const index = await unlessMissing(this.indexAt(url));
     if (index === null) return null;
     this.url = url;
     return { index, name: null };
+  }
+
+  /** An index whose names become parts of URLs: all of them are looked at before any is asked for. */
+  async indexAt(url) {
+    const index = await indexAt(url, this.settings);
+    naming(showUrl(url), () => index.shards.forEach(refuseEncodedName));
+    return index;
   }
 
   nothing() {
@@ -2043,7 +2117,6 @@ class RemoteFolder {
   }
 
   shardUrl(name) {
-    refuseEncodedName(name);
     return parseUrl(String(this.settings.shardUrl(name, this.url)));
   }
 
@@ -2079,17 +2152,25 @@ function shardBeside(shard, indexUrl) {
   return new URL(shard.split("/").map(encodeURIComponent).join("/"), indexUrl);
 }
 
-/** I6 for a server that undoes what is encoded, even twice. */
+const ESCAPES_OF_URLS = /(?:%[0-9a-f]{2})+/gi;
+/** How often a name may be decoded on its way: by a server and by what stands before it, once by each. */
+const MAX_DECODINGS = 5;
+
+/** I6 for a name that becomes part of a URL: what servers make of it by decoding keeps the rule too. */
 function refuseEncodedName(shard) {
   let name = shard;
-  for (let times = 0; times < 5 && name.includes("%"); times++) {
-    name = unescaped(name);
-    if (name === null) return;
-    const reason = shardNameFault(name);
+  for (let times = 0; name.search(ESCAPES_OF_URLS) >= 0; times++) {
+    // A `%` without two digits stands for itself, and what is no text for something that no rule is about.
+    name = name.replace(ESCAPES_OF_URLS, decodedBytes);
+    const reason = times < MAX_DECODINGS ? shardNameFault(name) : "it is encoded too often";
     if (reason !== null) {
       throw new Fault("invalid-shard-name", "I6", `file name ${quoteName(shard)} refused: decoded, ${reason}`);
     }
   }
+}
+
+function decodedBytes(escapes) {
+  return LENIENT_UTF8.decode(Uint8Array.from(escapes.split("%").slice(1), (digits) => parseInt(digits, 16)));
 }
 
 /** Files that the user chose or dropped. */

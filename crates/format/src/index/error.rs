@@ -4,8 +4,7 @@ use alloc::format;
 use alloc::string::String;
 use core::fmt;
 
-use super::ShardNameFault;
-use crate::METADATA_KEY;
+use crate::metadata::METADATA_KEY;
 use crate::quoted::Quoted;
 
 /// A rule of FORMAT.md that an index breaks. As [`crate::FormatError`], it keeps names as they are, escapes them in
@@ -209,3 +208,50 @@ impl fmt::Display for IndexError {
 }
 
 impl core::error::Error for IndexError {}
+
+/// Why a shard's name is refused: rule I6. An index comes from whoever wrote the checkpoint, so what it names must lie
+/// beside it on every system, and be a plain file there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "Display says each in words")]
+pub enum ShardNameFault {
+    Empty,
+    Absolute,
+    Home,
+    Parent,
+    EmptyPart,
+    Backslash,
+    Colon,
+    Control,
+    Device,
+    TrailingDot,
+    TooLong,
+    Encoded,
+}
+
+impl ShardNameFault {
+    /// What is wrong, in words.
+    #[must_use]
+    pub const fn description(self) -> &'static str {
+        match self {
+            ShardNameFault::Empty => "it is empty",
+            ShardNameFault::Absolute => "it is an absolute path",
+            ShardNameFault::Home => "it begins with `~`, which shells take for a home directory",
+            ShardNameFault::Parent => "it has a part `.` or `..`",
+            ShardNameFault::EmptyPart => "it has an empty part",
+            ShardNameFault::Backslash => "it has a backslash, which parts directories on Windows",
+            ShardNameFault::Colon => "it has a colon, which names a drive or a stream on Windows",
+            ShardNameFault::Control => "it has a control character",
+            ShardNameFault::Device => "it is the name of a device on Windows",
+            ShardNameFault::TrailingDot => "a part of it ends with a dot or a space, which Windows drops",
+            ShardNameFault::TooLong => "it is longer than a file's name can be",
+            ShardNameFault::Encoded => "percent-decoded, as a server does, it is a name that is refused",
+        }
+    }
+}
+
+impl fmt::Display for ShardNameFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.description())
+    }
+}

@@ -3,54 +3,8 @@
 use alloc::borrow::ToOwned;
 use alloc::string::String;
 use alloc::vec::Vec;
-use core::fmt;
 
-use super::IndexError;
-
-/// Why a shard's name is refused: rule I6. An index comes from whoever wrote the checkpoint, so what it names must lie
-/// beside it on every system, and be a plain file there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-#[allow(missing_docs, reason = "Display says each in words")]
-pub enum ShardNameFault {
-    Empty,
-    Absolute,
-    Home,
-    Parent,
-    EmptyPart,
-    Backslash,
-    Colon,
-    Control,
-    Device,
-    TrailingDot,
-    TooLong,
-}
-
-impl ShardNameFault {
-    /// What is wrong, in words.
-    #[must_use]
-    pub const fn description(self) -> &'static str {
-        match self {
-            ShardNameFault::Empty => "it is empty",
-            ShardNameFault::Absolute => "it is an absolute path",
-            ShardNameFault::Home => "it begins with `~`, which shells take for a home directory",
-            ShardNameFault::Parent => "it has a part `.` or `..`",
-            ShardNameFault::EmptyPart => "it has an empty part",
-            ShardNameFault::Backslash => "it has a backslash, which parts directories on Windows",
-            ShardNameFault::Colon => "it has a colon, which names a drive or a stream on Windows",
-            ShardNameFault::Control => "it has a control character",
-            ShardNameFault::Device => "it is the name of a device on Windows",
-            ShardNameFault::TrailingDot => "a part of it ends with a dot or a space, which Windows drops",
-            ShardNameFault::TooLong => "it is longer than a file's name can be",
-        }
-    }
-}
-
-impl fmt::Display for ShardNameFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.description())
-    }
-}
+use super::error::{IndexError, ShardNameFault};
 
 /// Bytes that Linux takes in one part of a path, and in all of it.
 const PART_NBYTES: usize = 255;
@@ -73,6 +27,37 @@ pub(super) fn check(shard: &str) -> Result<(), ShardNameFault> {
         _ => return shard.split('/').try_for_each(check_part),
     };
     Err(fault)
+}
+
+/// How often a name may be decoded on its way: by a server and by what stands before it, once by each.
+const DECODINGS: usize = 5;
+
+/// Rule I6 for a name that becomes part of a URL: what servers make of it by decoding keeps the rule too.
+pub(super) fn check_decoded(shard: &str) -> Result<(), ShardNameFault> {
+    let mut name = decoded(shard);
+    for _ in 0..DECODINGS {
+        let Some(plain) = name else {
+            return Ok(());
+        };
+        check(&plain).map_err(|_| ShardNameFault::Encoded)?;
+        name = decoded(&plain);
+    }
+    name.map_or(Ok(()), |_| Err(ShardNameFault::Encoded))
+}
+
+/// What `text` is percent-decoded, or `None` where nothing in it is encoded. A `%` without two digits stands for itself.
+fn decoded(text: &str) -> Option<String> {
+    let digits = |at: usize| u8::from_str_radix(text.get(at..at + 2)?, 16).ok();
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut is_encoded = false;
+    let mut at = 0;
+    while let Some(&byte) = text.as_bytes().get(at) {
+        let escape = digits(at + 1).filter(|_| byte == b'%');
+        is_encoded |= escape.is_some();
+        bytes.push(escape.unwrap_or(byte));
+        at += if escape.is_some() { 3 } else { 1 };
+    }
+    is_encoded.then(|| String::from_utf8_lossy(&bytes).into_owned())
 }
 
 fn check_part(part: &str) -> Result<(), ShardNameFault> {

@@ -4,8 +4,8 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use crate::dtype::Dtype;
-use crate::error::Shape;
 use crate::extent::ExtentError;
+use crate::quoted::Shape;
 
 /// Why an index takes nothing of a tensor.
 ///

@@ -3,22 +3,40 @@
 use alloc::vec::Vec;
 use core::iter::FusedIterator;
 
-use super::{Loop, Selection};
+use super::{Loop, Run, Selection};
 
-/// A stretch of a tensor's bytes. Never empty.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Run {
-    /// First byte, counted from the start of the tensor.
-    pub begin: u64,
-    /// Byte after the last, counted from the start of the tensor.
-    pub end: u64,
-}
-
-impl Run {
-    /// Bytes in the run.
+impl Selection {
+    /// The bytes of the result, in its order. No two runs in a row touch, so a whole tensor is one run.
+    ///
+    /// ```
+    /// use ingot_format::{Dtype, Index, Run, Selection};
+    /// let even = Index::Span { start: None, stop: None, step: Some(2) };
+    /// let columns = Selection::new(Dtype::U8, &[2, 3], &[Index::WHOLE, even])?;
+    /// let runs: Vec<Run> = columns.runs().collect();
+    /// // The last column of row 0 and the first of row 1 stand side by side.
+    /// assert_eq!(runs, [Run { begin: 0, end: 1 }, Run { begin: 2, end: 4 }, Run { begin: 5, end: 6 }]);
+    /// # Ok::<(), ingot_format::SelectionError>(())
+    /// ```
     #[must_use]
-    pub const fn nbytes(&self) -> u64 {
-        self.end - self.begin
+    pub fn runs(&self) -> Runs<'_> {
+        Runs::new(self)
+    }
+
+    /// The same bytes as [`Selection::runs`], as rows of blocks of one size. Rows may touch.
+    ///
+    /// For short blocks this is the faster way: one turn of a tight loop for each, without a call or a test for
+    /// neighbours.
+    ///
+    /// ```
+    /// use ingot_format::{Dtype, Index, Row, Selection};
+    /// let column = Selection::new(Dtype::U8, &[1000, 8], &[Index::WHOLE, Index::At(3)])?;
+    /// let rows: Vec<Row> = column.rows().collect();
+    /// assert_eq!(rows, [Row { begin: 3, nbytes: 1, count: 1000, stride: 8 }]);
+    /// # Ok::<(), ingot_format::SelectionError>(())
+    /// ```
+    #[must_use]
+    pub fn rows(&self) -> Rows<'_> {
+        Rows::new(self)
     }
 }
 

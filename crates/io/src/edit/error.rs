@@ -60,6 +60,11 @@ pub enum EditError {
     Committed,
     /// Whoever began the file left without finishing it.
     Abandoned,
+    /// Whoever began the file is gone, and did not say so: it was killed, or crashed.
+    Orphaned {
+        /// Whether others still have it open, who joined it before.
+        held: bool,
+    },
     /// The process was forked: a writer belongs to the process that made it.
     Forked,
     /// What writers note beside the file is broken.
@@ -84,6 +89,7 @@ impl EditError {
             EditError::NothingToJoin => "nothing-to-join",
             EditError::Committed => "committed",
             EditError::Abandoned => "abandoned",
+            EditError::Orphaned { .. } => "orphaned",
             EditError::Forked => "forked",
             EditError::BrokenJournal => "broken-journal",
             EditError::NoPlace => "no-place",
@@ -153,6 +159,17 @@ impl fmt::Display for EditError {
             }
             EditError::Committed => f.write_str("the file was committed: nothing can be added"),
             EditError::Abandoned => f.write_str("the writer that began the file left without a commit"),
+            EditError::Orphaned { held } => {
+                f.write_str(
+                    "the writer that began the file was killed before a commit, so what is there may be of an \
+                     earlier run — ",
+                )?;
+                f.write_str(if *held {
+                    "others still have it open: when they have left, one may finish it"
+                } else {
+                    "begin it anew by Writer(...), or finish it by Writer.join(..., orphaned=\"finish\")"
+                })
+            }
             EditError::Forked => {
                 f.write_str("this writer belongs to the process that was forked — join the file in this one")
             }

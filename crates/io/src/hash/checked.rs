@@ -1,11 +1,11 @@
 //! Loading only what is proven to be right.
 
-use ingot_format::to_usize;
+use ingot_format::{MODEL_SPEC_KEY, to_usize};
 
 use super::algorithm::{Algorithm, Digest, Unequal};
 use super::digests::Digests;
 use super::pass::{read_through, step_end};
-use super::verify::{MODEL_SPEC_KEY, Record, sha256_from};
+use super::verify::{Record, sha256_from};
 use crate::archive::{Archive, Tensor};
 use crate::checkpoint::{Checkpoint, CheckpointFault};
 use crate::error::Error;

@@ -3,14 +3,15 @@
 use std::borrow::Cow;
 use std::path::Path;
 
-use ingot_format::{CHECKSUMS_KEY, Checksums, Format, FormatError, Layout, LayoutOptions, Spec, layout_with};
+use ingot_format::{
+    CHECKSUMS_KEY, Checksums, Format, FormatError, Layout, LayoutOptions, MODEL_SPEC_KEY, Spec, layout_with,
+};
 
 use super::algorithm::{Algorithm, Digest};
 use super::digests::Digests;
-use super::verify::MODEL_SPEC_KEY;
 use crate::error::Error;
 use crate::payload::Payload;
-use crate::save::{SaveOptions, save_sealed};
+use crate::save::{SaveOptions, Snapshot, save_sealed, save_sealed_snapshot};
 use crate::watch::Watch;
 
 /// Which digests a new file keeps of itself.
@@ -94,6 +95,20 @@ impl Sealed {
         watch: &dyn Watch,
     ) -> Result<(), Error> {
         save_sealed(path, self, payloads, options, watch)
+    }
+
+    /// Writes the file with what was copied for it.
+    ///
+    /// # Errors
+    /// What [`crate::save`] says.
+    pub fn save_snapshot(
+        &self,
+        path: &Path,
+        snapshot: &Snapshot,
+        options: &SaveOptions,
+        watch: &dyn Watch,
+    ) -> Result<(), Error> {
+        save_sealed_snapshot(path, self, snapshot, options, watch)
     }
 
     /// Begins to write it once.

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::io;
 use std::path::Path;
 
-use ingot_format::{CHECKSUMS_KEY, Checksums, Header, to_usize};
+use ingot_format::{CHECKSUMS_KEY, Checksums, Header, MODEL_SPEC_KEY, to_usize};
 
 use super::algorithm::{Algorithm, Digest, Hasher};
 use super::digests::Digests;
@@ -15,9 +15,6 @@ use crate::checkpoint::Checkpoint;
 use crate::error::Error;
 use crate::payload::Payload;
 use crate::watch::{After, Watch, tell_all};
-
-/// The metadata key under which ModelSpec keeps the SHA-256 of the data section, after `0x`.
-pub const MODEL_SPEC_KEY: &str = "modelspec.hash_sha256";
 
 /// What the digests of a file say of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -215,7 +212,7 @@ pub(crate) fn renewed(header: &Header, name: &str, payload: &Payload<'_>) -> io:
     Ok(renewed.ok().map(|record| record.render()))
 }
 
-fn digest_of(payload: &Payload<'_>, algorithm: Algorithm) -> io::Result<Digest> {
+pub(crate) fn digest_of(payload: &Payload<'_>, algorithm: Algorithm) -> io::Result<Digest> {
     const PIECE: u64 = 1 << 20;
     let mut hasher = Hasher::new(algorithm);
     let mut buffer = Vec::new();

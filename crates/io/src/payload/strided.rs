@@ -2,10 +2,12 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
+use std::io;
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 
 use super::footprint::Footprint;
+use crate::dest::ended;
 
 /// One dimension: how many elements, and how many bytes from one to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,10 +38,10 @@ const LINE: usize = 64;
 impl<'a> Strided<'a> {
     /// Elements of `itemsize` bytes, the first at `start`.
     ///
-    /// `None` when the bytes are more than an address can count.
+    /// `None` when the bytes are more than an address can count, or `start` is null while there are some.
     ///
     /// # Safety
-    /// - Every element that `dims` lead to from `start` is initialised memory of one region, mapped for reading for all
+    /// - When `start` is not null, every element that `dims` lead to from `start` is initialised memory of one region, mapped for reading for all
     ///   of `'a`; there is none when a dimension has a count of 0.
     /// - They may change at any time. Then the file gets some of the old bytes and some of the new.
     #[must_use]
@@ -47,6 +49,10 @@ impl<'a> Strided<'a> {
         let len = dims
             .iter()
             .try_fold(itemsize, |len, dim| len.checked_mul(dim.count))?;
+        let start = match NonNull::new(start.cast_mut()) {
+            None if len > 0 => return None,
+            start => start.unwrap_or(NonNull::dangling()),
+        };
         let mut merged = merge(dims);
         let mut unit = itemsize;
         if let Some(last) = merged.last().copied()
@@ -60,7 +66,7 @@ impl<'a> Strided<'a> {
             .position(|dim| usize::try_from(dim.stride) == Ok(unit))
             .filter(|_| matches!(unit, 1 | 2 | 4 | 8));
         Some(Strided {
-            start: NonNull::new(start.cast_mut()).unwrap_or(NonNull::dangling()),
+            start,
             unit,
             dims: merged,
             len,
@@ -88,7 +94,19 @@ impl<'a> Strided<'a> {
         Footprint::new(self.start.as_ptr().addr(), count, &self.dims)
     }
 
-    /// Fills `into` with the bytes from `begin` on, as far as there are any.
+    /// Fills `into` with the bytes from `begin` on.
+    ///
+    /// # Errors
+    /// When there are fewer; none are copied then.
+    pub(super) fn read(&self, begin: usize, into: &mut [u8]) -> io::Result<()> {
+        match begin.checked_add(into.len()) {
+            Some(end) if end <= self.len => self.copy_into(begin, into),
+            end => return Err(ended(self.len, end.unwrap_or(usize::MAX))),
+        }
+        Ok(())
+    }
+
+    /// As [`Strided::read`], as far as there are any.
     pub fn copy_into(&self, begin: usize, into: &mut [u8]) {
         let begin = begin.min(self.len);
         let count = into.len().min(self.len - begin);
@@ -418,6 +436,8 @@ mod tests {
         strided.copy_into(1, &mut into);
         strided.copy_into(5, &mut into[1..]);
         assert_eq!(into, [2, 7, 7, 7]);
+        assert!(strided.read(1, &mut into[..1]).is_ok());
+        assert!(strided.read(1, &mut into[..2]).is_err() && strided.read(usize::MAX, &mut into).is_err());
     }
 
     #[test]
@@ -428,5 +448,14 @@ mod tests {
         }; 2];
         // SAFETY: all strides are 0, and the one element is readable.
         assert!(unsafe { Strided::new([1].as_ptr(), 1, &dims) }.is_none());
+    }
+
+    #[test]
+    fn null_is_refused_unless_there_is_nothing() {
+        let dims = |count| [Dim { count, stride: 2 }];
+        // SAFETY: null is allowed.
+        assert!(unsafe { Strided::new(ptr::null(), 1, &dims(2)) }.is_none());
+        // SAFETY: as above.
+        assert!(unsafe { Strided::new(ptr::null(), 1, &dims(0)) }.is_some_and(|none| none.is_empty()));
     }
 }

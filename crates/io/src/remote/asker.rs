@@ -6,7 +6,7 @@ use super::client::Client;
 use super::dial::Reach;
 use super::fault::{Fault, FaultKind};
 use super::message::Request;
-use super::options::{RemoteOptions, is_header_value};
+use super::options::RemoteOptions;
 use super::pace::Pace;
 use super::retry::Tries;
 use super::url::Url;
@@ -34,9 +34,6 @@ impl Asker {
         headers: Vec<(String, String)>,
         body: &[u8],
     ) -> Result<String, Fault> {
-        if let Some((name, _)) = headers.iter().find(|header| !is_header_value(&header.1)) {
-            return Err(FaultKind::Option(format!("what {name} is to say has control characters")).into());
-        }
         let request = Request {
             method,
             url,

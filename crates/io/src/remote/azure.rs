@@ -10,7 +10,7 @@ use super::access::Access;
 use super::bucket::{Object, set};
 use super::fault::{Fault, FaultKind};
 use super::message::Request;
-use super::options::{RemoteOptions, Token};
+use super::options::{RemoteOptions, Secret, Token, credential};
 use super::url::{Url, encode_path};
 
 /// The version of the service that requests are written for.
@@ -52,25 +52,25 @@ pub(crate) fn locate(
         Some(endpoint) => Url::parse(&endpoint)?,
         None => Url::parse(&format!("https://{account}.blob.core.windows.net"))?,
     };
-    let secret = |given: &Option<super::options::Secret>, names: &[&str]| match given {
-        _ if options.anonymous => None,
-        Some(secret) => Some(secret.reveal().to_owned()),
-        None => set(variable, names),
+    let secret = |given: &Option<Secret>, names: &[&str]| match given {
+        _ if options.anonymous => Ok(None),
+        Some(secret) => Ok(Some(secret.clone())),
+        None => credential(variable, names),
     };
     let query = secret(
         &options.sas_token,
         &["AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY"],
-    );
+    )?;
     let key = secret(
         &options.account_key,
         &["AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_KEY"],
-    );
+    )?;
     let access = match (&query, key, &options.token) {
         (Some(_), ..) => Access::bearer(None),
         (None, _, Token::Given(token)) => Access::bearer(Some(token.clone())),
         (None, Some(key), _) => {
             let key = STANDARD
-                .decode(key.trim())
+                .decode(key.reveal().trim())
                 .map_err(|_| option("the key of the account is not base64"))?;
             Access::Azure(AzureAccess {
                 account: account.clone(),
@@ -85,7 +85,7 @@ pub(crate) fn locate(
         object.bucket,
         encode_path(object.key)
     );
-    let query = query.map(|query| query.trim().trim_start_matches('?').to_owned());
+    let query = query.map(|query| query.reveal().trim().trim_start_matches('?').to_owned());
     if query
         .iter()
         .any(|query| !query.bytes().all(|byte| byte.is_ascii_graphic()))
@@ -158,7 +158,6 @@ impl AzureAccess {
 
 #[cfg(test)]
 mod tests {
-    use super::super::options::Secret;
     use super::*;
 
     fn located(options: &RemoteOptions) -> (Url, Access) {

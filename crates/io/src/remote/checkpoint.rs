@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ingot_format::{Foreign, FormatError, Header, Limits};
+use ingot_format::{Foreign, FormatError, Header, Limits, ShardIndex};
 
 use super::client::Client;
 use super::fault::Fault;
@@ -262,11 +262,14 @@ impl Door {
         let path = PathBuf::from(&remote.shown);
         let nbytes = source.nbytes();
         let index = index_of(source.all(), nbytes, &path)?;
-        Ok(self.shards(Shards::new(path, index), remote))
+        self.shards(path, index, remote)
     }
 
-    fn shards(&self, shards: Shards, index: Remote) -> Checkpoint {
-        Checkpoint::remote(shards, RemoteShards::new(self.clone(), index))
+    /// The shards of `index`, which was read at `path` and lies at `remote`.
+    fn shards(&self, path: PathBuf, index: ShardIndex, remote: Remote) -> Result<Checkpoint, Error> {
+        let index = for_urls(index, &path)?;
+        let shards = RemoteShards::new(self.clone(), remote);
+        Ok(Checkpoint::remote(Shards::new(path, index), shards))
     }
 
     /// What is in the Hub's cache at `path`: a file, or an index, whose shards are had from the Hub where one is missing.
@@ -282,7 +285,7 @@ impl Door {
                     ..
                 }),
                 Some(remote),
-            ) => Ok(self.shards(Shards::new(path.to_owned(), read_index(path)?), remote)),
+            ) => self.shards(path.to_owned(), read_index(path)?, remote),
             (opened, _) => Ok(opened?.because(CACHED)),
         }
     }
@@ -296,6 +299,15 @@ impl Door {
             backend: Backend::Auto,
             limits: self.limits,
         }
+    }
+}
+
+/// An index whose names of shards may become parts of URLs.
+pub(super) fn for_urls(index: ShardIndex, path: &Path) -> Result<ShardIndex, Error> {
+    let path = path.to_owned();
+    match index.check_in_urls() {
+        Ok(()) => Ok(index),
+        Err(fault) => Err(Error::Index { path, fault }),
     }
 }
 

@@ -9,9 +9,9 @@ use std::time::Instant;
 use rustls::ClientConfig;
 
 use super::connection::Connection;
-use super::dial::{Reach, dial, is_public};
+use super::dial::{Reach, dial, inward};
 use super::fault::{Fault, FaultKind};
-use super::message::{Framing, Head, Request};
+use super::message::{Framing, Head, Request, render_head};
 use super::options::RemoteOptions;
 use super::pace::Pace;
 use super::proxy::{Proxies, Proxy};
@@ -167,12 +167,8 @@ impl Client {
             None => Connection::plain(dial(&url.host, url.port, reach, timeout)?),
             Some(proxy) => {
                 // Names are resolved by the proxy, so that only addresses can be checked here.
-                if reach == Reach::Public && url.address().is_some_and(|address| !is_public(address)) {
-                    return Err(FaultKind::Redirect {
-                        to: url.authority(),
-                        why: "it is an address of a private network",
-                    }
-                    .into());
+                if reach == Reach::Public && !url.may_be_public() {
+                    return Err(inward(url.host_and_port()));
                 }
                 let near = &proxy.url;
                 let connection = dial(&near.host, near.port, Reach::Anywhere, timeout)?;
@@ -210,16 +206,10 @@ fn tunnel(
     url: &Url,
     pace: &mut Pace,
 ) -> Result<Connection, Fault> {
-    let host = match url.host.contains(':') {
-        true => format!("[{}]:{}", url.host, url.port),
-        false => format!("{}:{}", url.host, url.port),
-    };
-    let mut text = format!("CONNECT {host} HTTP/1.1\r\nHost: {host}\r\n");
-    if let Some((name, value)) = proxy.authorization() {
-        text.push_str(&format!("{name}: {value}\r\n"));
-    }
-    text.push_str("\r\n");
-    connection.send(text.as_bytes(), pace)?;
+    let host = url.host_and_port();
+    let to_itself = [("Host".to_owned(), host.clone())];
+    let head = render_head("CONNECT", &host, to_itself.iter().chain(&proxy.authorization()))?;
+    connection.send(head.as_bytes(), pace)?;
     let head = Head::read(&mut connection, pace)?;
     if (200..300).contains(&head.status) && connection.buffered().is_empty() {
         return Ok(connection);
@@ -243,7 +233,7 @@ fn exchange(
 ) -> Result<Head, Fault> {
     let through = proxy.filter(|_| request.url.scheme == Scheme::Http);
     let more: Vec<_> = through.and_then(Proxy::authorization).into_iter().collect();
-    let bytes = request.render(through.is_some(), &more);
+    let bytes = request.render(through.is_some(), &more)?;
     connection.send(&bytes, pace)?;
     Head::read(connection, pace)
 }

@@ -12,6 +12,7 @@ use rustls::{ClientConfig, ClientConnection, StreamOwned};
 
 use super::fault::{Fault, FaultKind};
 use super::pace::{Pace, stopped};
+use super::url::bracketed;
 
 /// Bytes of heads that are read at once. Bodies are read past the buffer.
 const BUFFER_NBYTES: usize = 8 << 10;
@@ -57,7 +58,7 @@ impl Connection {
     ) -> Result<Connection, Fault> {
         let refuse = |source| {
             Fault::new(FaultKind::Tls {
-                authority: host.to_owned(),
+                authority: bracketed(host).into_owned(),
                 source,
             })
         };

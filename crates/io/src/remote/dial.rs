@@ -1,13 +1,15 @@
 //! Connecting to a host.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::fault::{Fault, FaultKind};
+use super::network::is_public;
 use super::pace::{TICK, stopped};
+use super::url::bracketed;
 
 /// Which addresses may be connected to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +27,7 @@ const EACH_TIMEOUT: Duration = Duration::from_secs(3);
 ///
 /// A name is resolved once, and connected to is what was checked: it cannot lead elsewhere a moment later.
 pub(crate) fn dial(host: &str, port: u16, reach: Reach, timeout: Duration) -> Result<TcpStream, Fault> {
-    let authority = format!("{host}:{port}");
+    let authority = format!("{}:{port}", bracketed(host));
     let fault = |source| FaultKind::Connect {
         authority: authority.clone(),
         source,
@@ -43,11 +45,7 @@ pub(crate) fn dial(host: &str, port: u16, reach: Reach, timeout: Duration) -> Re
         match receiver.recv_timeout(TICK) {
             Ok(Ok(stream)) => return Ok(stream),
             Ok(Err(Refusal::Reach)) => {
-                return Err(FaultKind::Redirect {
-                    to: authority,
-                    why: "it is an address of a private network",
-                }
-                .into());
+                return Err(inward(authority));
             }
             Ok(Err(Refusal::System(source))) => return Err(fault(source).into()),
             Err(RecvTimeoutError::Disconnected) => {
@@ -60,6 +58,14 @@ pub(crate) fn dial(host: &str, port: u16, reach: Reach, timeout: Duration) -> Re
             Err(RecvTimeoutError::Timeout) => {}
         }
     }
+}
+
+/// The fault of a redirect to where no stranger may send us.
+pub(crate) fn inward(authority: String) -> Fault {
+    Fault::new(FaultKind::Redirect {
+        to: authority,
+        why: "it is no address of the public internet",
+    })
 }
 
 enum Refusal {
@@ -104,97 +110,9 @@ fn prepared(stream: TcpStream) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Whether an address is one of the public internet, and not of this machine, its networks or its cloud.
-pub(crate) fn is_public(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(address) => is_public_v4(address),
-        IpAddr::V6(address) => is_public_v6(address),
-    }
-}
-
-/// The special blocks of RFC 6890 and its successors.
-fn is_public_v4(address: Ipv4Addr) -> bool {
-    let [a, b, c, _] = address.octets();
-    let special = address.is_private()
-        || address.is_loopback()
-        || address.is_link_local()
-        || address.is_documentation()
-        || address.is_multicast()
-        || a == 0
-        || a >= 240
-        || (a == 100 && b & 0xC0 == 64)
-        || (a == 192 && b == 0 && c == 0)
-        || (a == 198 && b & 0xFE == 18);
-    !special
-}
-
-fn is_public_v6(address: Ipv6Addr) -> bool {
-    let parts = address.segments();
-    let v4 = |high: u16, low: u16| {
-        let [a, b] = high.to_be_bytes();
-        let [c, d] = low.to_be_bytes();
-        is_public_v4(Ipv4Addr::new(a, b, c, d))
-    };
-    match parts {
-        // Mapped and compatible addresses, `::` and `::1` among them, and those of NAT64 and 6to4: what they stand for.
-        [0, 0, 0, 0, 0, 0 | 0xFFFF, high, low] | [0x64, 0xFF9B, 0, 0, 0, 0, high, low] => v4(high, low),
-        [0x2002, high, low, ..] => v4(high, low),
-        // Local NAT64, documentation, unique local, link-local, site-local, multicast.
-        [0x64, 0xFF9B, 1, ..] | [0x2001, 0xDB8, ..] => false,
-        [first, ..] => !(first & 0xFE00 == 0xFC00 || first & 0xFF80 == 0xFE80 || first & 0xFF00 == 0xFF00),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn private_addresses_are_known_in_every_dress() {
-        for address in [
-            "127.0.0.1",
-            "127.255.0.9",
-            "10.1.2.3",
-            "172.16.0.1",
-            "172.31.255.255",
-            "192.168.0.1",
-            "169.254.169.254",
-            "100.64.0.1",
-            "100.127.255.255",
-            "0.0.0.0",
-            "192.0.0.8",
-            "198.19.0.1",
-            "224.0.0.1",
-            "255.255.255.255",
-            "::",
-            "::1",
-            "::ffff:127.0.0.1",
-            "::ffff:169.254.169.254",
-            "::127.0.0.1",
-            "64:ff9b::7f00:1",
-            "64:ff9b:1::1",
-            "2002:7f00:1::",
-            "fd00::1",
-            "fe80::1",
-            "fec0::1",
-            "ff02::1",
-            "2001:db8::1",
-        ] {
-            assert!(!is_public(address.parse().unwrap()), "{address}");
-        }
-        for address in [
-            "1.1.1.1",
-            "100.63.0.1",
-            "100.128.0.1",
-            "172.32.0.1",
-            "198.20.0.1",
-            "2606:4700::1111",
-            "::ffff:1.1.1.1",
-            "64:ff9b::101:101",
-        ] {
-            assert!(is_public(address.parse().unwrap()), "{address}");
-        }
-    }
 
     #[test]
     fn only_public_addresses_are_dialled_for_a_server() {
@@ -202,6 +120,10 @@ mod tests {
         for host in ["127.0.0.1", "localhost", "::1"] {
             let fault = dial(host, 9, Reach::Public, Duration::from_secs(2)).unwrap_err();
             assert_eq!(fault.code(), "redirect-refused", "{host}: {fault}");
+            assert!(
+                fault.to_string().contains(&format!(" {}:9 ", bracketed(host))),
+                "{fault}"
+            );
         }
     }
 }

@@ -28,8 +28,8 @@ use crate::archive::open_source;
 use crate::error::Error;
 use crate::hash::{Algorithm, Definition, Digest, Unequal, hash};
 use crate::payload::{FileRange, Payload};
-use crate::save::partial::{Existing, is_there};
-use crate::save::{Durability, ReadOnly, SaveOptions, save};
+use crate::save::draft::is_there;
+use crate::save::{Durability, Existing, ReadOnly, SaveOptions, save_data};
 use crate::source::Source;
 use crate::watch::Watch;
 use incoming::{Incoming, fetch};
@@ -259,7 +259,14 @@ fn copy(cached: &Path, path: PathBuf, how: &DownloadOptions, watch: &dyn Watch) 
         read_only: ReadOnly::Replace,
         ..SaveOptions::default()
     };
-    save(&path, b"", &[Payload::File(all)], &options, watch)?;
+    save_data(
+        &path,
+        b"",
+        source.nbytes(),
+        &[Payload::File(all)],
+        &options,
+        watch,
+    )?;
     Ok(Downloaded {
         path,
         nbytes: source.nbytes(),

@@ -36,6 +36,8 @@ pub(crate) enum FaultKind {
     Slow { what: &'static str, after: Duration },
     /// What came is not HTTP as RFC 9112 has it.
     Malformed(&'static str),
+    /// A header on which something hangs cannot be understood.
+    Header { name: &'static str, why: &'static str },
     /// The server refuses.
     Status {
         status: u16,
@@ -145,7 +147,7 @@ impl Fault {
             FaultKind::Tls { .. } => "tls",
             FaultKind::Broken(_) => "connection-broken",
             FaultKind::Slow { .. } => "timed-out",
-            FaultKind::Malformed(_) => "malformed-response",
+            FaultKind::Malformed(_) | FaultKind::Header { .. } => "malformed-response",
             FaultKind::Status { .. } => "http-status",
             FaultKind::RangeIgnored { .. } => "range-ignored",
             FaultKind::OtherRange { .. } => "wrong-range",
@@ -195,6 +197,7 @@ impl fmt::Display for Fault {
             FaultKind::Broken(source) => write!(f, "the connection broke: {source}")?,
             FaultKind::Slow { what, after } => write!(f, "{what} after {} s", after.as_secs_f32())?,
             FaultKind::Malformed(what) => write!(f, "the answer is not proper HTTP: {what}")?,
+            FaultKind::Header { name, why } => write!(f, "the answer is not proper HTTP: its {name} {why}")?,
             FaultKind::Status {
                 status,
                 reason,

@@ -139,9 +139,11 @@ impl Target {
                 .send(&at, asked, pin, deadline)
                 .map_err(|fault| self.about(&at.url, fault))?;
             if at.is_trusted {
-                self.note(&response.head);
+                self.note(&response.head)
+                    .map_err(|fault| self.about(&at.url, fault))?;
             }
-            let Some(location) = redirect(&response.head) else {
+            let location = redirect(&response.head).map_err(|fault| self.about(&at.url, fault))?;
+            let Some(location) = location else {
                 let answer = self.understand(response, &at.url, asked, pin, deadline);
                 let answer = answer.map_err(|fault| self.about(&at.url, fault))?;
                 *locked(&self.found) = (at.url != self.home).then_some(at);
@@ -155,14 +157,16 @@ impl Target {
         Err(FaultKind::Loop { hops: MAX_HOPS }.into())
     }
 
-    fn note(&self, head: &Head) {
+    fn note(&self, head: &Head) -> Result<(), Fault> {
+        let (commit, etag) = (head.single("x-repo-commit")?, head.single("x-linked-etag")?);
         let mut linked = locked(&self.linked);
-        if let Some(commit) = head.get("x-repo-commit") {
+        if let Some(commit) = commit {
             linked.commit = Some(commit.to_owned());
         }
-        if let Some(etag) = head.get("x-linked-etag") {
+        if let Some(etag) = etag {
             linked.etag = Some(etag.to_owned());
         }
+        Ok(())
     }
 
     fn send(
@@ -239,14 +243,11 @@ impl Target {
         deadline: Instant,
     ) -> Result<Answer, Fault> {
         let head = &response.head;
-        let total_of_none = head
-            .get("content-range")
-            .and_then(|text| text.strip_prefix("bytes */"));
         match head.status {
             206 => {
                 check_encoding(head)?;
                 let (range, total) = part_of(head, asked)?;
-                let here = Pin::new(head, total, url);
+                let here = Pin::new(head, total, url)?;
                 if let Some(pin) = pin {
                     pin.check(&here)?;
                 }
@@ -259,7 +260,7 @@ impl Target {
             200 => {
                 check_encoding(head)?;
                 let nbytes = head.single("content-length")?.and_then(parse_length);
-                let pin = Pin::new(head, nbytes.unwrap_or(0), url);
+                let pin = Pin::new(head, nbytes.unwrap_or(0), url)?;
                 Ok(Answer::Whole {
                     response,
                     nbytes,
@@ -268,10 +269,10 @@ impl Target {
             }
             412 if pin.is_some() => Err(FaultKind::Changed { nbytes_now: None }.into()),
             416 if pin.is_some() => Err(FaultKind::Changed {
-                nbytes_now: total_of_none.and_then(parse_length),
+                nbytes_now: total_of_none(head)?,
             }
             .into()),
-            416 if total_of_none == Some("0") => Ok(Answer::Nothing),
+            416 if total_of_none(head)? == Some(0) => Ok(Answer::Nothing),
             _ => Err(self.refusal(&mut response, deadline)),
         }
     }
@@ -283,7 +284,7 @@ impl Target {
         let head = &response.head;
         let said = ["x-error-message", "x-error-code", "x-ms-error-code"]
             .iter()
-            .find_map(|name| head.get(name).map(ToOwned::to_owned))
+            .find_map(|name| head.shown(name))
             .or_else(|| word_of_xml(&String::from_utf8_lossy(&body)))
             .map(|said| {
                 let short: String = said.chars().take(200).collect();
@@ -294,7 +295,12 @@ impl Target {
             reason: Escaped(&head.reason).to_string(),
             said,
             wait: head.retry_after(),
-            region: head.get("x-amz-bucket-region").map(ToOwned::to_owned),
+            // A server that names two regions has named none.
+            region: head
+                .single("x-amz-bucket-region")
+                .ok()
+                .flatten()
+                .map(ToOwned::to_owned),
         }
         .into()
     }
@@ -327,17 +333,30 @@ impl Target {
 }
 
 /// Where an answer sends us.
-fn redirect(head: &Head) -> Option<&str> {
-    matches!(head.status, 301 | 302 | 303 | 307 | 308)
-        .then(|| head.get("location"))
-        .flatten()
+fn redirect(head: &Head) -> Result<Option<&str>, Fault> {
+    match head.status {
+        301 | 302 | 303 | 307 | 308 => head.single("location"),
+        _ => Ok(None),
+    }
+}
+
+/// The bytes of a file of which a part was asked for that it does not have.
+fn total_of_none(head: &Head) -> Result<Option<u64>, Fault> {
+    let total = head.single("content-range")?;
+    Ok(total
+        .and_then(|text| text.strip_prefix("bytes */"))
+        .and_then(parse_length))
 }
 
 /// Bytes that are compressed are not those of the file, and parts of them are parts of nothing.
 fn check_encoding(head: &Head) -> Result<(), Fault> {
-    match head.get("content-encoding") {
-        None | Some("" | "identity") => Ok(()),
-        Some(encoding) => Err(FaultKind::Encoded(Escaped(encoding).to_string()).into()),
+    let encodings = head.list("content-encoding")?;
+    match encodings
+        .iter()
+        .all(|encoding| encoding.eq_ignore_ascii_case("identity"))
+    {
+        true => Ok(()),
+        false => Err(FaultKind::Encoded(Escaped(&encodings.join(", ")).to_string()).into()),
     }
 }
 
@@ -347,8 +366,10 @@ fn part_of(head: &Head, asked: &Range<u64>) -> Result<(Range<u64>, u64), Fault> 
         asked: asked.clone(),
         got: Escaped(got).to_string(),
     };
-    if let Some(kind) = head.get("content-type")
-        && kind.to_ascii_lowercase().starts_with("multipart/")
+    let kinds = head.list("content-type")?;
+    if kinds
+        .iter()
+        .any(|kind| kind.to_ascii_lowercase().starts_with("multipart/"))
     {
         return Err(other("several parts").into());
     }

@@ -6,7 +6,7 @@ use super::access::Access;
 use super::bucket::{Object, set};
 use super::fault::Fault;
 use super::google::Account;
-use super::options::{RemoteOptions, Secret, Token};
+use super::options::{RemoteOptions, Token, credential};
 use super::url::{Url, encode_path};
 
 const ENDPOINT: &str = "https://storage.googleapis.com";
@@ -39,15 +39,15 @@ pub(crate) fn locate(
 
 /// A token that stands there, or a file of credentials that one is issued for.
 fn of_environment(variable: &dyn Fn(&str) -> Option<String>) -> Result<Access, Fault> {
-    let token = set(
+    let token = credential(
         variable,
         &["GOOGLE_OAUTH_ACCESS_TOKEN", "CLOUDSDK_AUTH_ACCESS_TOKEN"],
-    );
+    )?;
     match (token, set(variable, &["GOOGLE_APPLICATION_CREDENTIALS"])) {
         (None, Some(path)) => {
             Account::read(Path::new(&path)).map(|account| Access::Google(Box::new(account)))
         }
-        (token, _) => Ok(Access::bearer(token.map(Secret::new))),
+        (token, _) => Ok(Access::bearer(token)),
     }
 }
 

@@ -117,8 +117,9 @@ impl Account {
         let answer: serde_json::Value = serde_json::from_str(&answer).map_err(|_| useless(&self.service))?;
         let token = answer.get("access_token").and_then(serde_json::Value::as_str);
         let seconds = answer.get("expires_in").and_then(serde_json::Value::as_u64);
+        let token = Secret::new(token.ok_or_else(|| useless(&self.service))?);
         Ok(Timed {
-            value: Secret::new(token.ok_or_else(|| useless(&self.service))?),
+            value: token.checked(&format!("the token of {}", self.service))?,
             until: now + Duration::from_secs(seconds.unwrap_or(0).min(86_400)),
         })
     }

@@ -49,11 +49,9 @@ fn fetch(url: &str, options: &RemoteOptions, limits: &Limits) -> Option<ShardHea
         retries: 0,
         ..options.clone()
     };
+    let access = Arc::new(Access::bearer(hub::token(&options, &variable).ok()?));
     let client = Arc::new(Client::new(options, &variable));
-    let target = |home: Url| {
-        let access = Access::bearer(hub::token(&client.options, &variable));
-        Target::new(Arc::clone(&client), home, Arc::new(access), false)
-    };
+    let target = |home: Url| Target::new(Arc::clone(&client), home, Arc::clone(&access), false);
     let document = all_of(&target(home), ShardHeaders::NBYTES).ok()?;
     if file.is_folder() {
         let model = file.beside(MODEL_FILE).url(&client.options, &variable).ok()?;

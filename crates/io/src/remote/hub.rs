@@ -3,8 +3,10 @@
 use std::fs;
 use std::path::PathBuf;
 
+use ingot_format::Escaped;
+
 use super::fault::{Fault, FaultKind};
-use super::options::{RemoteOptions, Secret, Token, is_header_value};
+use super::options::{RemoteOptions, Secret, Token};
 use super::url::{Url, decode, encode_path, encode_segment};
 
 const ENDPOINT: &str = "https://huggingface.co";
@@ -304,21 +306,29 @@ pub(crate) fn is_offline(variable: Variable<'_>) -> bool {
 }
 
 /// The token for the Hub.
-pub(crate) fn token(options: &RemoteOptions, variable: Variable<'_>) -> Option<Secret> {
+pub(crate) fn token(options: &RemoteOptions, variable: Variable<'_>) -> Result<Option<Secret>, Fault> {
     match &options.token {
-        Token::Given(token) => Some(token.clone()),
-        Token::Withheld => None,
-        Token::Environment if options.anonymous || is_true(variable, "HF_HUB_DISABLE_IMPLICIT_TOKEN") => None,
+        Token::Given(token) => Ok(Some(token.clone())),
+        Token::Withheld => Ok(None),
+        Token::Environment if options.anonymous || is_true(variable, "HF_HUB_DISABLE_IMPLICIT_TOKEN") => {
+            Ok(None)
+        }
         Token::Environment => {
+            let held = |name: &str| Some((name.to_owned(), set(variable, name)?));
             let file = || {
                 let path = set(variable, "HF_TOKEN_PATH").map(PathBuf::from);
-                fs::read_to_string(path.or_else(|| Some(home(variable)?.join("token")))?).ok()
+                let path = path.or_else(|| Some(home(variable)?.join("token")))?;
+                let source = format!("the token in {}", Escaped(&path.to_string_lossy()));
+                Some((source, fs::read_to_string(path).ok()?))
             };
-            let found = set(variable, "HF_TOKEN")
-                .or_else(|| set(variable, "HUGGING_FACE_HUB_TOKEN"))
-                .or_else(file)?;
-            let token = found.trim();
-            (!token.is_empty() && is_header_value(token)).then(|| Secret::new(token))
+            let found = held("HF_TOKEN")
+                .or_else(|| held("HUGGING_FACE_HUB_TOKEN"))
+                .or_else(file);
+            // The Hub's clients take all white space around it away.
+            let found = found.filter(|(_, token)| !token.trim().is_empty());
+            found
+                .map(|(source, token)| Secret::new(token.trim()).checked(&source))
+                .transpose()
         }
     }
 }
@@ -503,7 +513,8 @@ mod tests {
         fs::write(folder.path().join("token"), "hf_file\n").unwrap();
         let home = folder.path().to_str().unwrap();
         let found = |pairs: &[(&str, &str)], options: &RemoteOptions| {
-            token(options, &of(pairs)).map(|token| token.reveal().to_owned())
+            let token = token(options, &of(pairs)).unwrap();
+            token.map(|token| token.reveal().to_owned())
         };
         let mut options = RemoteOptions::default();
         assert_eq!(found(&[("HF_HOME", home)], &options).as_deref(), Some("hf_file"));
@@ -517,6 +528,9 @@ mod tests {
         assert_eq!(found(&disabled, &options).as_deref(), Some("mine"));
         options.token = Token::Withheld;
         assert_eq!(found(&both, &options), None);
+        // Not as anybody: whoever set it wants to be known.
+        let fault = token(&RemoteOptions::default(), &of(&[("HF_TOKEN", "hf_a\r\nX: b")])).unwrap_err();
+        assert_eq!(fault.to_string(), "HF_TOKEN has control characters");
     }
 
     #[test]

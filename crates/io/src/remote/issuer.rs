@@ -4,11 +4,13 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use ingot_format::Escaped;
+
 use super::asker::{Asker, element, useless};
 use super::bucket::set;
 use super::fault::{Fault, FaultKind};
 use super::issued::{Issued, Timed};
-use super::options::{RemoteOptions, Secret};
+use super::options::{RemoteOptions, Secret, credential};
 use super::s3::Credentials;
 use super::url::{Scheme, Url, encode_segment};
 
@@ -66,11 +68,10 @@ impl Issuer {
         if let Some(service) = container(&named)? {
             let file =
                 || named("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE").map(|path| Token::File(path.into()));
-            let text =
-                || named("AWS_CONTAINER_AUTHORIZATION_TOKEN").map(|text| Token::Text(Secret::new(text)));
+            let text = credential(variable, &["AWS_CONTAINER_AUTHORIZATION_TOKEN"])?;
             return Ok(Some(Issuer::Container {
                 service,
-                token: file().or_else(text),
+                token: file().or_else(|| text.map(Token::Text)),
             }));
         }
         let is_off =
@@ -106,7 +107,7 @@ impl Issuer {
                     encode_segment(token.reveal()),
                 );
                 let asker = Asker::new(options.clone(), &|name| std::env::var(name).ok());
-                of_xml(&asker.post(service, &body)?).ok_or_else(|| useless(service))
+                of_xml(&asker.post(service, &body)?, service)
             }
             Issuer::Container { service, token } => {
                 let token = match token {
@@ -118,7 +119,7 @@ impl Issuer {
                 let headers = token.as_ref().map(header).into_iter().collect();
                 // It is on this machine, or next to it: no proxy leads there, and none shall see the token.
                 let answer = Asker::new(options.clone(), &|_| None).ask("GET", service, headers, &[])?;
-                of_json(&answer).ok_or_else(|| useless(service))
+                of_json(&answer, service)
             }
             Issuer::Instance { service } => of_instance(service, options),
         }
@@ -189,41 +190,44 @@ fn of_instance(service: &Url, options: &RemoteOptions) -> Result<Timed<Credentia
         token,
         &[],
     )?;
-    of_json(&keys).ok_or_else(|| useless(service))
+    of_json(&keys, service)
 }
 
 fn read(path: &PathBuf) -> Result<Secret, Fault> {
-    let text = fs::read_to_string(path).map_err(|fault| {
-        let path = path.to_string_lossy();
-        FaultKind::Option(format!(
-            "the token in {} cannot be read: {fault}",
-            ingot_format::Escaped(&path)
-        ))
-    })?;
-    Ok(Secret::new(text.trim()))
+    let source = format!("the token in {}", Escaped(&path.to_string_lossy()));
+    let text = fs::read_to_string(path)
+        .map_err(|fault| FaultKind::Option(format!("{source} cannot be read: {fault}")))?;
+    Secret::new(text.trim()).checked(&source)
 }
 
-fn of_xml(body: &str) -> Option<Timed<Credentials>> {
-    Some(Timed {
-        value: Credentials {
-            id: element(body, "AccessKeyId")?.to_owned(),
-            secret: Secret::new(element(body, "SecretAccessKey")?),
-            session: element(body, "SessionToken").map(Secret::new),
-        },
-        until: until(element(body, "Expiration")),
-    })
+fn of_xml(body: &str, service: &Url) -> Result<Timed<Credentials>, Fault> {
+    let text = |name: &str| element(body, name);
+    let names = ["AccessKeyId", "SecretAccessKey", "SessionToken"];
+    keys_of(names.map(text), text("Expiration"), service)
 }
 
-fn of_json(body: &str) -> Option<Timed<Credentials>> {
-    let answer: serde_json::Value = serde_json::from_str(body).ok()?;
+fn of_json(body: &str, service: &Url) -> Result<Timed<Credentials>, Fault> {
+    let answer: serde_json::Value = serde_json::from_str(body).map_err(|_| useless(service))?;
     let text = |name: &str| answer.get(name)?.as_str();
-    Some(Timed {
+    let names = ["AccessKeyId", "SecretAccessKey", "Token"];
+    keys_of(names.map(text), text("Expiration"), service)
+}
+
+/// The keys that a service has issued: name, secret and session.
+fn keys_of(
+    [id, secret, session]: [Option<&str>; 3],
+    expiration: Option<&str>,
+    service: &Url,
+) -> Result<Timed<Credentials>, Fault> {
+    let checked = |text: &str| Secret::new(text).checked(&format!("what {service} has issued"));
+    let needed = |text: Option<&str>| checked(text.ok_or_else(|| useless(service))?);
+    Ok(Timed {
         value: Credentials {
-            id: text("AccessKeyId")?.to_owned(),
-            secret: Secret::new(text("SecretAccessKey")?),
-            session: text("Token").map(Secret::new),
+            id: needed(id)?,
+            secret: needed(secret)?,
+            session: session.map(checked).transpose()?,
         },
-        until: until(text("Expiration")),
+        until: until(expiration),
     })
 }
 

@@ -78,7 +78,8 @@ impl Journal {
 
     /// Where the hash of a part stands.
     pub(super) fn position(&self, number: usize) -> u64 {
-        (self.file_nbytes + HEAD_NBYTES).saturating_add(to_u64(number).saturating_mul(to_u64(RECORD)))
+        let head_end = self.file_nbytes.saturating_add(HEAD_NBYTES);
+        head_end.saturating_add(to_u64(number).saturating_mul(to_u64(RECORD)))
     }
 
     /// What stands before the hashes, directly behind the file.
@@ -132,6 +133,16 @@ mod tests {
             }
             assert_eq!(end, nbytes);
             assert_eq!(journal.nbytes(), nbytes + 40 + 16 * to_u64(journal.count()));
+        }
+    }
+
+    #[test]
+    fn a_size_that_no_file_has_is_counted_as_any_other() {
+        // A server may claim it. There is no room for the file, which is said when room is made.
+        for nbytes in [1 << 63, u64::MAX - 40, u64::MAX - 39, u64::MAX] {
+            let journal = Journal::new(nbytes, "v");
+            assert!(journal.nbytes() > nbytes || journal.nbytes() == u64::MAX);
+            assert_eq!(journal.part(journal.count() - 1).end, nbytes);
         }
     }
 

@@ -3,10 +3,11 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use ingot_format::{to_u64, to_usize};
+use ingot_format::{Escaped, to_u64, to_usize};
 
 use super::connection::Connection;
 use super::fault::{Fault, FaultKind};
+use super::options::{is_header_name, is_header_value};
 use super::pace::Pace;
 use super::url::Url;
 
@@ -30,32 +31,57 @@ pub(crate) struct Request<'r> {
 
 impl Request<'_> {
     /// The request as it goes over the wire. `absolute` is for proxies, which have to be told the host.
-    pub(crate) fn render(&self, absolute: bool, more: &[(String, String)]) -> Vec<u8> {
-        let (url, mut text) = (self.url, String::new());
-        let prefix = match absolute {
-            true => format!("http://{}", url.authority()),
-            false => String::new(),
+    ///
+    /// # Errors
+    /// Where a part of it would begin another line.
+    pub(crate) fn render(&self, absolute: bool, more: &[(String, String)]) -> Result<Vec<u8>, Fault> {
+        let authority = self.url.authority();
+        let target = match absolute {
+            true => format!("http://{authority}{}", self.url.target()),
+            false => self.url.target(),
         };
-        // Writing to a String does not fail.
-        let _ = write!(
-            text,
-            "{} {prefix}{} HTTP/1.1\r\nHost: {}\r\nUser-Agent: ingot/{}\r\nAccept: */*\r\nAccept-Encoding: identity\r\n",
-            self.method,
-            url.target(),
-            url.authority(),
-            env!("CARGO_PKG_VERSION"),
-        );
+        let header = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let mut headers = vec![
+            header("Host", &authority),
+            header("User-Agent", concat!("ingot/", env!("CARGO_PKG_VERSION"))),
+            header("Accept", "*/*"),
+            header("Accept-Encoding", "identity"),
+        ];
         if self.method != "GET" {
-            let _ = write!(text, "Content-Length: {}\r\n", self.body.len());
+            headers.push(header("Content-Length", &self.body.len().to_string()));
         }
-        for (name, value) in self.headers.iter().chain(more) {
-            let _ = write!(text, "{name}: {value}\r\n");
-        }
-        text.push_str("\r\n");
-        let mut bytes = text.into_bytes();
+        let head = render_head(
+            self.method,
+            &target,
+            headers.iter().chain(&self.headers).chain(more),
+        )?;
+        let mut bytes = head.into_bytes();
         bytes.extend_from_slice(self.body);
-        bytes
+        Ok(bytes)
     }
+}
+
+/// The head of a request: the only place where anything becomes lines of one. Whatever was checked before, no part of it
+/// may end its line.
+pub(crate) fn render_head<'h>(
+    method: &str,
+    target: &str,
+    headers: impl Iterator<Item = &'h (String, String)>,
+) -> Result<String, Fault> {
+    let refuse = |what: &str| FaultKind::Option(format!("{what} has characters that no request can hold"));
+    if !target.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err(refuse("the address of a request").into());
+    }
+    let mut text = format!("{method} {target} HTTP/1.1\r\n");
+    for (name, value) in headers {
+        if !is_header_name(name) || !is_header_value(value) {
+            return Err(refuse(&format!("the header {}", Escaped(name))).into());
+        }
+        // Writing to a String does not fail.
+        let _ = write!(text, "{name}: {value}\r\n");
+    }
+    text.push_str("\r\n");
+    Ok(text)
 }
 
 /// The head of an answer.
@@ -63,7 +89,7 @@ impl Request<'_> {
 pub(crate) struct Head {
     pub(crate) status: u16,
     pub(crate) reason: String,
-    headers: Vec<(String, String)>,
+    headers: Vec<(String, Vec<u8>)>,
 }
 
 impl Head {
@@ -103,7 +129,7 @@ impl Head {
             Err(_) => return Err(FaultKind::Malformed("its head cannot be read").into()),
         };
         let header = |header: &httparse::Header<'_>| {
-            let value = String::from_utf8_lossy(header.value).trim().to_owned();
+            let value = header.value.trim_ascii().to_vec();
             (header.name.to_ascii_lowercase(), value)
         };
         let head = Head {
@@ -114,77 +140,108 @@ impl Head {
         Ok(Some((taken, head)))
     }
 
-    /// The value of a header, the first where there are several.
-    pub(crate) fn get(&self, name: &str) -> Option<&str> {
-        let header = self.headers.iter().find(|header| header.0 == name)?;
-        Some(&header.1)
+    /// All values of a header. What a decision hangs on is read of all: what one reader takes for the answer, the first,
+    /// is to another the last.
+    fn values<'h>(&'h self, name: &'static str) -> impl Iterator<Item = &'h [u8]> {
+        let named = self.headers.iter().filter(move |header| header.0 == name);
+        named.map(|header| header.1.as_slice())
     }
 
-    fn all<'h>(&'h self, name: &'static str) -> impl Iterator<Item = &'h str> {
-        let named = move |header: &&(String, String)| header.0 == name;
-        self.headers.iter().filter(named).map(|header| header.1.as_str())
+    /// Each of them as text. Two that are none would look alike.
+    fn texts<'h>(&'h self, name: &'static str) -> impl Iterator<Item = Result<&'h str, Fault>> {
+        let why = "is no text";
+        self.values(name)
+            .map(move |value| str::from_utf8(value).map_err(|_| FaultKind::Header { name, why }.into()))
     }
 
     /// The value of a header that may stand there once, or several times with one value.
     pub(crate) fn single(&self, name: &'static str) -> Result<Option<&str>, Fault> {
-        let mut values = self.all(name);
-        let first = values.next();
-        match values.all(|value| Some(value) == first) {
-            true => Ok(first),
-            false => Err(FaultKind::Malformed("a header stands there twice, with two values").into()),
+        let mut texts = self.texts(name);
+        let first = texts.next().transpose()?;
+        for text in texts {
+            if Some(text?) != first {
+                let why = "stands there twice, with two values";
+                return Err(FaultKind::Header { name, why }.into());
+            }
         }
+        Ok(first)
+    }
+
+    /// The elements of a header that is a list, wherever they stand.
+    pub(crate) fn list(&self, name: &'static str) -> Result<Vec<&str>, Fault> {
+        let mut elements = Vec::new();
+        for text in self.texts(name) {
+            elements.extend(
+                text?
+                    .split(',')
+                    .map(str::trim)
+                    .filter(|element| !element.is_empty()),
+            );
+        }
+        Ok(elements)
+    }
+
+    /// The first value of a header on which nothing hangs: it is shown.
+    pub(crate) fn shown(&self, name: &'static str) -> Option<String> {
+        let value = self.values(name).next()?;
+        Some(String::from_utf8_lossy(value).into_owned())
     }
 
     /// How the body is delimited.
     pub(crate) fn framing(&self) -> Result<Framing, Fault> {
         let length = self.single("content-length")?;
-        match (self.single("transfer-encoding")?, length) {
+        let is_coded = self.values("transfer-encoding").next().is_some();
+        match length {
             // Two lengths: what one reader takes for the end is the next answer to another.
-            (Some(_), Some(_)) => {
+            Some(_) if is_coded => {
                 Err(FaultKind::Malformed("it has both Transfer-Encoding and Content-Length").into())
             }
-            (Some(coding), None) if coding.eq_ignore_ascii_case("chunked") => Ok(Framing::Chunked {
-                left: 0,
-                is_first: true,
-            }),
-            (Some(_), None) => Err(FaultKind::Malformed("its transfer encoding is unknown").into()),
-            (None, _) if matches!(self.status, 204 | 304) => Ok(Framing::Length(0)),
-            (None, Some(length)) => parse_length(length)
+            None if is_coded => match &self.list("transfer-encoding")?[..] {
+                [coding] if coding.eq_ignore_ascii_case("chunked") => Ok(Framing::Chunked {
+                    left: 0,
+                    is_first: true,
+                }),
+                _ => Err(FaultKind::Malformed("its transfer encoding is unknown").into()),
+            },
+            _ if matches!(self.status, 204 | 304) => Ok(Framing::Length(0)),
+            Some(length) => parse_length(length)
                 .map(Framing::Length)
                 .ok_or_else(|| FaultKind::Malformed("its Content-Length is no number").into()),
-            (None, None) => Ok(Framing::Close),
+            None => Ok(Framing::Close),
         }
     }
 
     /// Whether the connection can be used again after this answer.
     pub(crate) fn keeps_alive(&self) -> bool {
-        let says = |word: &str| {
-            self.all("connection")
-                .flat_map(|value| value.split(','))
-                .any(|value| value.trim().eq_ignore_ascii_case(word))
-        };
-        !says("close")
+        let words = self.list("connection");
+        words.is_ok_and(|words| !words.iter().any(|word| word.eq_ignore_ascii_case("close")))
     }
 
-    /// How long the server wants us to wait.
+    /// How long the server wants us to wait: the longest of what it says.
     pub(crate) fn retry_after(&self) -> Option<Duration> {
-        let value = self.get("retry-after")?;
-        if value.bytes().all(|byte| byte.is_ascii_digit()) {
-            // More seconds than a number holds are many.
-            return Some(Duration::from_secs(value.parse().unwrap_or(u64::MAX)));
-        }
-        let then = httpdate::parse_http_date(value).ok()?;
-        Some(
-            then.duration_since(std::time::SystemTime::now())
-                .unwrap_or_default(),
-        )
+        let waits = self.texts("retry-after").flatten().filter_map(wait_of);
+        waits.max()
     }
+}
+
+/// A wait in seconds, or until a date.
+fn wait_of(text: &str) -> Option<Duration> {
+    if is_digits(text) {
+        // More seconds than a number holds are many.
+        return Some(Duration::from_secs(text.parse().unwrap_or(u64::MAX)));
+    }
+    let then = httpdate::parse_http_date(text).ok()?;
+    let now = std::time::SystemTime::now();
+    Some(then.duration_since(now).unwrap_or_default())
 }
 
 /// Digits only: `+5` and `0x5` are read by some as 5 and by others not.
 pub(crate) fn parse_length(text: &str) -> Option<u64> {
-    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    is_number.then(|| text.parse().ok()).flatten()
+    is_digits(text).then(|| text.parse().ok()).flatten()
+}
+
+fn is_digits(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// How the end of a body is found.
@@ -297,6 +354,8 @@ mod tests {
             "Content-Length: 99999999999999999999",
             "Transfer-Encoding: gzip, chunked",
             "Transfer-Encoding: chunked\nTransfer-Encoding: identity",
+            "Transfer-Encoding: chunked\nTransfer-Encoding: chunked",
+            "Transfer-Encoding:",
         ] {
             let head = head(&format!("HTTP/1.1 206 x\n{headers}\n\n")).unwrap();
             assert_eq!(
@@ -321,6 +380,61 @@ mod tests {
         );
         assert_eq!(waits("Fri, 31 Dec 1999 23:59:59 GMT"), Some(Duration::ZERO));
         assert!(waits("Fri, 31 Dec 2100 23:59:59 GMT").unwrap() > Duration::from_secs(1 << 30));
-        assert_eq!(waits("soon"), None);
+        for none in ["soon", "", " ", "-1", "+1", "7.5"] {
+            assert_eq!(waits(none), None, "{none:?}");
+        }
+        assert_eq!(
+            waits("\nRetry-After: 7\nRetry-After: 3"),
+            Some(Duration::from_secs(7))
+        );
+    }
+
+    #[test]
+    fn every_occurrence_of_a_header_counts() {
+        let head = head("HTTP/1.1 206 x\nA: 1\nB: 1\na: 1\nb: 2\nC: x, y,\nC:\nc: z\n\n").unwrap();
+        assert_eq!(head.single("a").unwrap(), Some("1"));
+        assert_eq!(head.single("none").unwrap(), None);
+        let fault = head.single("b").unwrap_err();
+        assert_eq!(fault.code(), "malformed-response");
+        assert!(fault.to_string().contains("its b stands there twice"), "{fault}");
+        assert_eq!(head.list("c").unwrap(), ["x", "y", "z"]);
+    }
+
+    #[test]
+    fn two_values_that_are_no_text_are_not_taken_for_one() {
+        let text = b"HTTP/1.1 206 x\r\nETag: \"\xFE\"\r\n\r\n";
+        let (_, head) = Head::parse(text).unwrap().unwrap();
+        assert_eq!(head.single("etag").unwrap_err().code(), "malformed-response");
+        assert_eq!(head.shown("etag").unwrap(), "\"\u{FFFD}\"");
+    }
+
+    #[test]
+    fn nothing_of_a_request_ends_its_line() {
+        let url = Url::parse("http://h/x").unwrap();
+        let rendered = |name: &str, value: &str| {
+            let request = Request {
+                method: "GET",
+                url: &url,
+                headers: vec![(name.to_owned(), value.to_owned())],
+                body: &[],
+            };
+            request.render(false, &[])
+        };
+        assert!(rendered("X", "a\tb ü").is_ok());
+        for (name, value) in [
+            ("X", "a\r\nHost: b"),
+            ("X", "a\n"),
+            ("X", "\0"),
+            ("X\r\nY", "a"),
+            ("X:", "a"),
+            ("", "a"),
+        ] {
+            let fault = rendered(name, value).unwrap_err();
+            assert_eq!(fault.code(), "storage-option", "{name:?} {value:?}");
+            assert!(!fault.to_string().contains(['\r', '\n', '\0']), "{fault}");
+        }
+        for target in ["/a b", "/a\r\nX: y", "/ü"] {
+            assert!(render_head("GET", target, [].iter()).is_err(), "{target:?}");
+        }
     }
 }

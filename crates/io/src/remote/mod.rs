@@ -30,6 +30,7 @@ mod issuer;
 #[cfg(unix)]
 mod journal;
 mod message;
+mod network;
 mod options;
 mod pace;
 mod pin;

@@ -11,10 +11,23 @@ use super::fault::{Fault, FaultKind};
 pub struct Secret(String);
 
 impl Secret {
-    /// Keeps `text`.
+    /// Keeps `text`, without the line end that a secret ends with which was read from a file, or is mounted as one.
     #[must_use]
     pub fn new(text: impl Into<String>) -> Secret {
-        Secret(text.into())
+        let mut text = text.into();
+        if text.ends_with('\n') {
+            text.truncate(text.len() - if text.ends_with("\r\n") { 2 } else { 1 });
+        }
+        Secret(text)
+    }
+
+    /// The one check that every credential passes, whatever way it came in: that it stands in one line of a request.
+    /// `source` says where it came from, since what is wrong with it may not be shown.
+    pub(crate) fn checked(self, source: &str) -> Result<Secret, Fault> {
+        match is_header_value(&self.0) {
+            true => Ok(self),
+            false => Err(FaultKind::Option(format!("{source} has control characters")).into()),
+        }
     }
 
     pub(crate) fn reveal(&self) -> &str {
@@ -26,6 +39,22 @@ impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("…")
     }
+}
+
+/// The credential that the first of these variables holds that is set to something.
+pub(super) fn credential(
+    variable: &dyn Fn(&str) -> Option<String>,
+    names: &[&str],
+) -> Result<Option<Secret>, Fault> {
+    for name in names {
+        if let Some(secret) = variable(name)
+            .map(Secret::new)
+            .filter(|secret| !secret.0.is_empty())
+        {
+            return secret.checked(name).map(Some);
+        }
+    }
+    Ok(None)
 }
 
 /// What is sent as `Authorization: Bearer …`.
@@ -64,7 +93,7 @@ pub struct RemoteOptions {
     pub retries: u32,
     /// Certificates in PEM to trust instead of the system's.
     pub ca_file: Option<PathBuf>,
-    /// Follow redirects of other hosts into private networks too.
+    /// Follow redirects to other hosts and ports outside of the public internet too.
     pub allow_private_redirects: bool,
     /// Where the service is: for S3, Azure and the Hub. Given so, it needs no TLS.
     pub endpoint: Option<String>,
@@ -146,17 +175,27 @@ impl RemoteOptions {
                 return Err(refuse("has a value with control characters").into());
             }
         }
-        match &self.token {
-            Token::Given(token) if !is_header_value(token.reveal()) => {
-                Err(FaultKind::Option("the token has control characters".to_owned()).into())
-            }
-            _ => Ok(()),
+        let token = match &self.token {
+            Token::Given(token) => Some(token.clone()),
+            _ => None,
+        };
+        let (id, secret) = self.access_key.clone().unzip();
+        for (name, given) in [
+            ("token", token),
+            ("access_key_id", id.map(Secret::new)),
+            ("secret_access_key", secret),
+            ("session_token", self.session_token.clone()),
+            ("account_key", self.account_key.clone()),
+            ("sas_token", self.sas_token.clone()),
+        ] {
+            given.map(|secret| secret.checked(name)).transpose()?;
         }
+        Ok(())
     }
 }
 
 /// A token of RFC 9110.
-fn is_header_name(name: &str) -> bool {
+pub(crate) fn is_header_name(name: &str) -> bool {
     let may = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     !name.is_empty() && name.bytes().all(may)
 }
@@ -186,6 +225,71 @@ mod tests {
                 ..RemoteOptions::default()
             };
             assert_eq!(options.check().unwrap_err().code(), "storage-option", "{name}");
+        }
+    }
+
+    #[test]
+    fn a_credential_is_one_line_and_a_line_end_is_none_of_it() {
+        for (text, kept) in [("k\n", "k"), ("k\r\n", "k"), ("k", "k"), ("", ""), ("\n", "")] {
+            assert_eq!(Secret::new(text).checked("K").unwrap().reveal(), kept);
+        }
+        for text in ["k\n\n", "k\r", "a\r\nX: b", "a\nb", "\nk", "\0", "\u{7f}"] {
+            let fault = Secret::new(text).checked("AWS_X").unwrap_err();
+            assert_eq!(fault.to_string(), "AWS_X has control characters");
+        }
+    }
+
+    #[test]
+    fn every_credential_that_is_given_is_checked() {
+        let bad = || Some(Secret::new("hunter2\r\nX: y"));
+        let usual = RemoteOptions::default;
+        for (name, options) in [
+            (
+                "token",
+                RemoteOptions {
+                    token: Token::Given(Secret::new("hunter2\rX")),
+                    ..usual()
+                },
+            ),
+            (
+                "access_key_id",
+                RemoteOptions {
+                    access_key: Some(("hunter2\n\n".to_owned(), Secret::new("s"))),
+                    ..usual()
+                },
+            ),
+            (
+                "secret_access_key",
+                RemoteOptions {
+                    access_key: bad().map(|bad| ("id".to_owned(), bad)),
+                    ..usual()
+                },
+            ),
+            (
+                "session_token",
+                RemoteOptions {
+                    session_token: bad(),
+                    ..usual()
+                },
+            ),
+            (
+                "account_key",
+                RemoteOptions {
+                    account_key: bad(),
+                    ..usual()
+                },
+            ),
+            (
+                "sas_token",
+                RemoteOptions {
+                    sas_token: bad(),
+                    ..usual()
+                },
+            ),
+        ] {
+            let fault = options.check().unwrap_err();
+            assert_eq!(fault.code(), "storage-option");
+            assert_eq!(fault.to_string(), format!("{name} has control characters"));
         }
     }
 

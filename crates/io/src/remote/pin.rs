@@ -8,21 +8,52 @@ use super::url::{Origin, Url};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pin {
     pub(crate) nbytes: u64,
-    etag: Option<String>,
-    modified: Option<String>,
+    version: Version,
     /// Who says so.
     origin: Option<Origin>,
 }
 
-impl Pin {
-    pub(crate) fn new(head: &Head, nbytes: u64, url: &Url) -> Pin {
-        let header = |name| head.get(name).map(ToOwned::to_owned);
-        Pin {
-            nbytes,
-            etag: header("etag"),
-            modified: header("last-modified"),
-            origin: Some(url.origin()),
+/// What a server says that tells two versions apart. What one answer says, all have to: where a later one is silent,
+/// nobody knows what it is of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Version {
+    /// A strong tag names the bytes, whenever they were written.
+    Tag(String),
+    /// A weak tag does not, so that the date counts too, as far as there is either.
+    Dated {
+        weak: Option<String>,
+        modified: Option<String>,
+    },
+}
+
+impl Default for Version {
+    fn default() -> Version {
+        Version::Dated {
+            weak: None,
+            modified: None,
         }
+    }
+}
+
+impl Version {
+    fn of(head: &Head) -> Result<Version, Fault> {
+        let said = |text: Option<&str>| text.filter(|text| !text.is_empty()).map(ToOwned::to_owned);
+        let tag = said(head.single("etag")?);
+        let modified = said(head.single("last-modified")?);
+        Ok(match tag {
+            Some(tag) if !tag.starts_with("W/") => Version::Tag(tag),
+            weak => Version::Dated { weak, modified },
+        })
+    }
+}
+
+impl Pin {
+    pub(crate) fn new(head: &Head, nbytes: u64, url: &Url) -> Result<Pin, Fault> {
+        Ok(Pin {
+            nbytes,
+            version: Version::of(head)?,
+            origin: Some(url.origin()),
+        })
     }
 
     /// The same version, of so many bytes.
@@ -38,42 +69,28 @@ impl Pin {
     /// The header that has a server refuse to give bytes of another version. A weak tag names no bytes, and may not
     /// stand in `If-Match`.
     pub(crate) fn condition(&self) -> Option<(String, String)> {
-        match (self.strong_etag(), &self.modified) {
-            (Some(etag), _) => Some(("If-Match".to_owned(), etag.to_owned())),
-            (None, Some(modified)) => Some(("If-Unmodified-Since".to_owned(), modified.clone())),
-            (None, None) => None,
-        }
+        let (name, value) = match &self.version {
+            Version::Tag(tag) => ("If-Match", tag),
+            Version::Dated { modified, .. } => ("If-Unmodified-Since", modified.as_ref()?),
+        };
+        Some((name.to_owned(), value.clone()))
     }
 
     /// Checks an answer all the same: not every server knows those headers.
     pub(crate) fn check(&self, other: &Pin) -> Result<(), Fault> {
         let nbytes_now = (self.nbytes != other.nbytes).then_some(other.nbytes);
-        let is_other = match (self.strong_etag(), other.strong_etag()) {
-            (Some(one), Some(other)) => one != other,
-            _ => differs(&self.etag, &other.etag) || differs(&self.modified, &other.modified),
-        };
-        if nbytes_now.is_some() || is_other {
-            return Err(FaultKind::Changed { nbytes_now }.into());
+        match nbytes_now.is_some() || self.version != other.version {
+            true => Err(FaultKind::Changed { nbytes_now }.into()),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     /// What no other version of the file at this address says of itself, as far as the server says anything.
     #[cfg(unix)]
     pub(crate) fn version(&self) -> Option<String> {
-        match (self.strong_etag(), &self.modified) {
-            (Some(etag), _) => Some(format!("etag {etag}")),
-            (None, Some(modified)) => Some(format!("modified {modified}")),
-            (None, None) => None,
+        match &self.version {
+            Version::Tag(tag) => Some(format!("etag {tag}")),
+            Version::Dated { modified, .. } => Some(format!("modified {}", modified.as_ref()?)),
         }
     }
-
-    fn strong_etag(&self) -> Option<&str> {
-        self.etag.as_deref().filter(|etag| !etag.starts_with("W/"))
-    }
-}
-
-/// What only one of two answers says tells nothing.
-fn differs(one: &Option<String>, other: &Option<String>) -> bool {
-    one.is_some() && other.is_some() && one != other
 }

@@ -103,7 +103,7 @@ impl Place {
                 FaultKind::Offline(why.to_owned()).into()
             });
         }
-        let access = Access::bearer(hub::token(options, variable));
+        let access = Access::bearer(hub::token(options, variable)?);
         let remote = |file: &HubFile| -> Result<Box<Remote>, Fault> {
             Ok(Box::new(Remote {
                 backend: "hf",

@@ -1,9 +1,12 @@
 //! Proxies that the environment names.
 
+use std::net::Ipv6Addr;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
 use super::fault::{Fault, FaultKind};
+use super::network::Network;
 use super::url::{Scheme, Url, decode};
 
 /// The variables that name proxies, as curl reads them.
@@ -13,7 +16,20 @@ pub(crate) struct Proxies {
     https: Option<String>,
     all: Option<String>,
     /// Hosts that are reached without.
-    except: Vec<String>,
+    except: Vec<Except>,
+}
+
+/// A word of `no_proxy`: what is reached without.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Except {
+    All,
+    /// Addresses, where the URL has one: names are not resolved for this.
+    Network(Network),
+    /// A host, or a domain with all that belongs to it; at every port, or at one.
+    Host {
+        name: String,
+        port: Option<u16>,
+    },
 }
 
 /// A proxy that speaks HTTP.
@@ -36,9 +52,9 @@ impl Proxies {
             all: either("all_proxy", "ALL_PROXY"),
             except: either("no_proxy", "NO_PROXY")
                 .unwrap_or_default()
-                .split(',')
-                .map(|host| host.trim().to_ascii_lowercase())
-                .filter(|host| !host.is_empty())
+                .split([',', ' ', '\t'])
+                .filter(|word| !word.is_empty())
+                .map(Except::parse)
                 .collect(),
         }
     }
@@ -52,7 +68,7 @@ impl Proxies {
         let Some(named) = named.as_ref().or(self.all.as_ref()) else {
             return Ok(None);
         };
-        if self.except.iter().any(|pattern| matches(pattern, &url.host)) {
+        if self.except.iter().any(|except| except.holds(url)) {
             return Ok(None);
         }
         let text = match named.contains("://") {
@@ -85,14 +101,43 @@ pub(crate) fn basic(user: &str) -> String {
     format!("Basic {}", STANDARD.encode(plain))
 }
 
-/// Whether a word of `no_proxy` means this host: itself, or a domain that it belongs to.
-fn matches(pattern: &str, host: &str) -> bool {
-    let domain = pattern.trim_start_matches('.');
-    pattern == "*"
-        || host == domain
-        || host
-            .strip_suffix(domain)
-            .is_some_and(|rest| rest.ends_with('.') && !domain.is_empty())
+impl Except {
+    /// What curl, requests and Go read in such a word, all that any of them does: `host`, `.domain`, `host:port`,
+    /// `[::1]:port`, `10.0.0.0/8`, `*`.
+    fn parse(word: &str) -> Except {
+        if word == "*" {
+            return Except::All;
+        }
+        if let Some(network) = Network::parse(word) {
+            return Except::Network(network);
+        }
+        let is_bare_v6 = word.parse::<Ipv6Addr>().is_ok();
+        let at_port = || {
+            let (name, port) = word.rsplit_once(':').filter(|_| !is_bare_v6)?;
+            Some((name, Some(port.parse().ok()?)))
+        };
+        let (name, port) = at_port().unwrap_or((word, None));
+        let name = name.trim_start_matches(['[', '.']).trim_end_matches([']', '.']);
+        Except::Host {
+            name: name.to_ascii_lowercase(),
+            port,
+        }
+    }
+
+    fn holds(&self, url: &Url) -> bool {
+        match (self, url.address()) {
+            (Except::All, _) => true,
+            (Except::Network(network), address) => address.is_some_and(|address| network.contains(address)),
+            (Except::Host { port: Some(port), .. }, _) if *port != url.port => false,
+            // An address has no domain.
+            (Except::Host { name, .. }, Some(address)) => name.parse() == Ok(address),
+            (Except::Host { name, .. }, None) => {
+                let host = url.host.trim_end_matches('.');
+                let rest = host.strip_suffix(name.as_str()).filter(|_| !name.is_empty());
+                rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -130,6 +175,39 @@ mod tests {
             assert_eq!(found(&all, &format!("https://{host}/")), None, "{host}");
         }
         assert!(found(&all, "https://notcorp.example/").is_some());
+        assert_eq!(found(&all, "https://corp.example./"), None);
+        for (except, without, with) in [
+            ("h:8080", &["h:8080", "a.h:8080"][..], &["h", "h:80"][..]),
+            (
+                "127.0.0.0/8",
+                &["127.0.0.1", "127.255.0.1:9"],
+                &["128.0.0.1", "127.example"],
+            ),
+            ("fd00::/8", &["[fd00::1]"], &["[fe80::1]", "10.0.0.1"]),
+            ("::1", &["[::1]", "[::1]:9"], &["[::2]"]),
+            ("[::1]", &["[::1]", "[::1]:9"], &["[::2]"]),
+            ("[::1]:9", &["[::1]:9"], &["[::1]"]),
+            ("0:0:0:0:0:0:0:1", &["[::1]"], &[]),
+            ("10.0.0.1:81", &["10.0.0.1:81"], &["10.0.0.1"]),
+            ("0.0.1", &[], &["10.0.0.1"]),
+            ("a b,\tc", &["a", "b", "c"], &["d"]),
+            ("10.0.0.0/33,:80,h:99999999,/8,.", &[], &["10.0.0.0", "x:80", "h"]),
+        ] {
+            let proxies = proxies(&[("http_proxy", "p:1"), ("no_proxy", except)]);
+            for host in without {
+                assert_eq!(
+                    found(&proxies, &format!("http://{host}/")),
+                    None,
+                    "{except} {host}"
+                );
+            }
+            for host in with {
+                assert!(
+                    found(&proxies, &format!("http://{host}/")).is_some(),
+                    "{except} {host}"
+                );
+            }
+        }
         assert_eq!(found(&proxies(&[("HTTP_PROXY", "evil:1")]), "http://h/"), None);
         assert_eq!(
             found(&proxies(&[("all_proxy", "p:1")]), "http://h/").as_deref(),

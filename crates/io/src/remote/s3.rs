@@ -10,7 +10,7 @@ use super::bucket::{Object, set};
 use super::fault::{Fault, FaultKind};
 use super::issuer::Issuer;
 use super::message::Request;
-use super::options::{RemoteOptions, Secret};
+use super::options::{RemoteOptions, Secret, credential};
 use super::url::{Url, encode_path, encode_segment};
 
 /// Where buckets are when nobody says so.
@@ -19,7 +19,7 @@ const DEFAULT_REGION: &str = "us-east-1";
 /// The keys of one who may read.
 #[derive(Clone, Debug)]
 pub(crate) struct Credentials {
-    pub(crate) id: String,
+    pub(crate) id: Secret,
     pub(crate) secret: Secret,
     pub(crate) session: Option<Secret>,
 }
@@ -98,10 +98,9 @@ pub(crate) fn locate(
         user: None,
         ..endpoint
     };
-    let known = || given(options).or_else(|| found(variable, &profile));
     let keys = match options.anonymous {
         true => None,
-        false => match known() {
+        false => match known(options, variable, &profile)? {
             Some(credentials) => Some(Keys::Known(credentials)),
             None => issued(&region, options, variable)?,
         },
@@ -126,25 +125,33 @@ fn issued(
     Ok(Some(Keys::Issued(issuer, Box::new(options.clone()))))
 }
 
-fn given(options: &RemoteOptions) -> Option<Credentials> {
-    let (id, secret) = options.access_key.clone()?;
-    Some(Credentials {
-        id,
-        secret,
-        session: options.session_token.clone(),
-    })
+/// The credentials that are given, else those of the environment, else of the files that Amazon's own tools keep.
+fn known(
+    options: &RemoteOptions,
+    variable: &dyn Fn(&str) -> Option<String>,
+    profile: &Profile,
+) -> Result<Option<Credentials>, Fault> {
+    if let Some((id, secret)) = options.access_key.clone() {
+        let (id, session) = (Secret::new(id), options.session_token.clone());
+        return Ok(Some(Credentials { id, secret, session }));
+    }
+    let of_variables = |name: &str| credential(variable, &[&name.to_ascii_uppercase()]);
+    match Credentials::of(&of_variables)? {
+        None => Credentials::of(&|name| profile.credential(name)),
+        found => Ok(found),
+    }
 }
 
-/// The credentials of the environment, else of the files that Amazon's own tools keep.
-fn found(variable: &dyn Fn(&str) -> Option<String>, profile: &Profile) -> Option<Credentials> {
-    let of = |look: &dyn Fn(&str) -> Option<String>| {
-        Some(Credentials {
-            id: look("aws_access_key_id")?,
-            secret: Secret::new(look("aws_secret_access_key")?),
-            session: look("aws_session_token").map(Secret::new),
-        })
-    };
-    of(&|name| set(variable, &[&name.to_ascii_uppercase()])).or_else(|| of(&|name| profile.get(name)))
+impl Credentials {
+    /// What stands under the names that Amazon's own tools give them, if it is enough.
+    fn of(look: &dyn Fn(&str) -> Result<Option<Secret>, Fault>) -> Result<Option<Credentials>, Fault> {
+        let (id, secret) = (look("aws_access_key_id")?, look("aws_secret_access_key")?);
+        let (Some(id), Some(secret)) = (id, secret) else {
+            return Ok(None);
+        };
+        let session = look("aws_session_token")?;
+        Ok(Some(Credentials { id, secret, session }))
+    }
 }
 
 /// What the files `~/.aws/credentials` and `~/.aws/config` hold for one profile; the first comes first.
@@ -174,6 +181,13 @@ impl Profile {
     fn get(&self, name: &str) -> Option<String> {
         let pair = self.0.iter().find(|pair| pair.0 == name)?;
         Some(pair.1.clone())
+    }
+
+    fn credential(&self, name: &str) -> Result<Option<Secret>, Fault> {
+        let found = self.get(name).map(Secret::new);
+        found
+            .map(|secret| secret.checked(&format!("{name} in the files of Amazon's tools")))
+            .transpose()
     }
 }
 
@@ -254,7 +268,7 @@ fn sign(request: &mut Request<'_>, credentials: &Credentials, region: &str, time
     let signature = hex(&keyed(&key, to_sign.as_bytes()));
     let value = format!(
         "AWS4-HMAC-SHA256 Credential={}/{scope}, SignedHeaders={names}, Signature={signature}",
-        credentials.id
+        credentials.id.reveal()
     );
     request.headers.push(("Authorization".to_owned(), value));
 }
@@ -323,7 +337,7 @@ mod tests {
             body: &[],
         };
         let credentials = Credentials {
-            id: "AKIAIOSFODNN7EXAMPLE".to_owned(),
+            id: Secret::new("AKIAIOSFODNN7EXAMPLE"),
             secret: Secret::new("wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"),
             session: None,
         };
@@ -392,7 +406,7 @@ mod tests {
             };
             let (_, access) = locate("b/k", options, &variable).unwrap();
             access.keys.map(|keys| match keys {
-                Keys::Known(credentials) => credentials.id,
+                Keys::Known(credentials) => credentials.id.reveal().to_owned(),
                 Keys::Issued(..) => "issued".to_owned(),
             })
         };

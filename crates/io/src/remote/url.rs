@@ -1,9 +1,11 @@
 //! URLs of HTTP: parsed once, and never put in another form.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::net::IpAddr;
 
 use super::fault::{Fault, FaultKind};
+use super::network::is_public;
 
 /// How a URL is spoken to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -180,15 +182,15 @@ impl Url {
 
     /// Host and port as a `Host` header has them.
     pub(crate) fn authority(&self) -> String {
-        let host = match self.host.contains(':') {
-            true => format!("[{}]", self.host),
-            false => self.host.clone(),
-        };
-        if self.port == self.scheme.port() {
-            host
-        } else {
-            format!("{host}:{}", self.port)
+        match self.port == self.scheme.port() {
+            true => bracketed(&self.host).into_owned(),
+            false => self.host_and_port(),
         }
+    }
+
+    /// Host and port, whichever it is.
+    pub(crate) fn host_and_port(&self) -> String {
+        format!("{}:{}", bracketed(&self.host), self.port)
     }
 
     /// Path and query, as a request has them.
@@ -202,6 +204,17 @@ impl Url {
     /// The host, where it is an address and not a name.
     pub(crate) fn address(&self) -> Option<IpAddr> {
         self.host.parse().ok()
+    }
+
+    /// Whether the host is, as far as its name says, one of the public internet. A name is resolved where it is
+    /// connected to; what ends with a number is an address to those who resolve it, however it is spelled.
+    pub(crate) fn may_be_public(&self) -> bool {
+        let host = self.host.trim_end_matches('.');
+        let last = host.rsplit('.').next().unwrap_or_default();
+        match self.address() {
+            Some(address) => is_public(address),
+            None => last != "localhost" && !last.starts_with(|c: char| c.is_ascii_digit()),
+        }
     }
 }
 
@@ -221,6 +234,14 @@ impl fmt::Display for Url {
 impl fmt::Debug for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Url({self})")
+    }
+}
+
+/// A host as it stands before a port: an address of IPv6 in brackets.
+pub(crate) fn bracketed(host: &str) -> Cow<'_, str> {
+    match host.contains(':') {
+        true => format!("[{host}]").into(),
+        false => host.into(),
     }
 }
 
@@ -368,9 +389,30 @@ mod tests {
     fn addresses_and_ports() {
         assert_eq!(parsed("http://[::1]:81/x").authority(), "[::1]:81");
         assert_eq!(parsed("http://[::1]/x").address(), Some("::1".parse().unwrap()));
+        assert_eq!(parsed("http://[::1]/x").authority(), "[::1]");
+        assert_eq!(parsed("http://[::1]/x").host_and_port(), "[::1]:80");
         assert_eq!(parsed("https://h:443/x").authority(), "h");
         assert_eq!(parsed("http://h").target(), "/");
         assert_eq!(parsed("http://h?q").target(), "/?q");
+    }
+
+    #[test]
+    fn a_name_that_is_an_address_in_disguise_is_not_public() {
+        for host in [
+            "127.0.0.1",
+            "[::1]",
+            "2130706433",
+            "0x7f.1",
+            "127.1",
+            "127.0.0.1.",
+            "localhost",
+            "a.LOCALHOST.",
+        ] {
+            assert!(!parsed(&format!("http://{host}/")).may_be_public(), "{host}");
+        }
+        for host in ["1.1.1.1", "[2606:4700::1111]", "h", "1.example", "cdn.example."] {
+            assert!(parsed(&format!("http://{host}/")).may_be_public(), "{host}");
+        }
     }
 
     #[test]

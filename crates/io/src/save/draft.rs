@@ -3,7 +3,9 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
@@ -13,9 +15,13 @@ use super::flush::flush;
 use super::space::{self, Size};
 use super::target::{Place, Target};
 use super::temp::{self, Refused, Temp};
-use super::{Durability, SaveOptions, Step, Stop, Watch, step};
+use super::{Durability, Existing, SaveOptions, Step, Stop, Watch, step};
 use crate::edit::EditError;
 use crate::error::Error;
+
+/// How often, and after what time, a lock is asked for again that somebody has for a moment.
+const LOCK_TRIES: usize = 100;
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 /// A temporary file for a path, and beside it a file for notes under a name that the path gives.
 pub(crate) struct Draft {
@@ -81,20 +87,29 @@ impl Draft {
         }
     }
 
-    /// The notes that somebody made beside `path`, open for appending and shared with all who have them open. `None` when
-    /// nobody fills it.
-    pub(crate) fn notes_of(path: &Path, watch: &dyn Watch) -> Result<Option<File>, Error> {
+    /// The notes that somebody made beside `path`, open for appending. `None` when there are none, or others keep them
+    /// from being locked so.
+    pub(crate) fn notes_of(path: &Path, company: Company, watch: &dyn Watch) -> Result<Option<File>, Error> {
         let place = find(path, watch)?;
-        open_notes(&place)
-            .step(step::CREATE)
+        open_notes(&place, company)
+            .step(step::JOURNAL)
             .map_err(|stop| explain(path, 0, stop))
     }
 
-    /// The temporary file of this `name`, which somebody else made.
-    pub(crate) fn join(path: &Path, name: &OsStr, notes: File, watch: &dyn Watch) -> Result<Draft, Error> {
+    /// The temporary file of this `name`, which somebody else made. `None` when it is gone, or no name that anybody would
+    /// have given it.
+    pub(crate) fn join(
+        path: &Path,
+        name: &OsStr,
+        notes: File,
+        watch: &dyn Watch,
+    ) -> Result<Option<Draft>, Error> {
         let place = find(path, watch)?;
+        if !temp::is_temp_of(name.as_bytes(), &place.name) || name == temp::notes_name(&place.name) {
+            return Ok(None);
+        }
         let opened = || -> io::Result<(File, Option<Attributes>)> {
-            let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
             let file: File =
                 retry_on_intr(|| fs::openat(&place.directory, name, flags, Mode::empty()))?.into();
             let attributes = match &place.existing {
@@ -103,11 +118,14 @@ impl Draft {
             };
             Ok((file, attributes))
         };
-        let (file, attributes) = opened()
-            .step(step::CREATE)
-            .map_err(|stop| explain(path, 0, stop))?;
+        let (file, attributes) = match opened() {
+            Err(fault) if fault.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened
+                .step(step::JOURNAL)
+                .map_err(|stop| explain(path, 0, stop))?,
+        };
         let nbytes = file.metadata().map_or(0, |metadata| metadata.len());
-        Ok(Draft {
+        Ok(Some(Draft {
             path: path.to_owned(),
             place,
             attributes,
@@ -115,7 +133,51 @@ impl Draft {
             name: name.to_owned(),
             notes: Some(notes),
             nbytes,
-        })
+        }))
+    }
+
+    /// Whether whoever made the temporary file, or took it over, still has it open. The lock that says so is undone by the
+    /// system however a process ends, and belongs to no number that another process may get.
+    pub(crate) fn has_owner(&self) -> Result<bool, Error> {
+        match retry_on_intr(|| fs::flock(&self.file, FlockOperation::NonBlockingLockShared)) {
+            Err(Errno::WOULDBLOCK) => Ok(true),
+            locked => locked
+                .and_then(|()| retry_on_intr(|| fs::flock(&self.file, FlockOperation::Unlock)))
+                .map(|()| false)
+                .map_err(|fault| self.lock_fault(fault)),
+        }
+    }
+
+    /// Whether it still has its temporary name, and not that of its path.
+    pub(crate) fn is_unnamed(&self) -> bool {
+        has_name(&self.place, &self.name, &self.file)
+    }
+
+    /// Makes the temporary file this one's, if it is nobody's. Says whether it did.
+    pub(crate) fn own(&self) -> Result<bool, Error> {
+        match retry_on_intr(|| fs::flock(&self.file, FlockOperation::NonBlockingLockExclusive)) {
+            Err(Errno::WOULDBLOCK) => Ok(false),
+            locked => locked.map(|()| true).map_err(|fault| self.lock_fault(fault)),
+        }
+    }
+
+    /// Lets others open the notes too, after [`Company::Alone`]. Says whether they are still there.
+    pub(crate) fn admit(&self) -> Result<bool, Error> {
+        let notes = self.notes()?;
+        lock_notes(&notes, Company::Others).map_err(|fault| journal_fault(&self.path, fault))
+    }
+
+    /// Where there are no locks, nobody can tell whether anybody is there.
+    fn lock_fault(&self, source: Errno) -> Error {
+        let step = step::OWNER;
+        explain(
+            &self.path,
+            self.nbytes,
+            Stop::Fault {
+                step,
+                source: source.into(),
+            },
+        )
     }
 
     /// Says how long the file is going to be, where that was not known when it was made.
@@ -163,28 +225,46 @@ impl Draft {
     }
 
     /// Gives the file the name of its path.
-    pub(crate) fn publish(&mut self, options: &SaveOptions, watch: &dyn Watch) -> Result<(), Error> {
-        self.try_publish(options, watch)
-            .map_err(|stop| explain(&self.path, self.nbytes, stop))
+    pub(crate) fn publish(
+        &mut self,
+        existing: Existing,
+        options: &SaveOptions,
+        watch: &dyn Watch,
+    ) -> Result<(), Error> {
+        self.try_publish(existing, options, watch)
+            .map_err(|stop| explain_publishing(&self.path, self.nbytes, stop))
     }
 
-    fn try_publish(&mut self, options: &SaveOptions, watch: &dyn Watch) -> Result<(), Stop> {
+    fn try_publish(
+        &mut self,
+        existing: Existing,
+        options: &SaveOptions,
+        watch: &dyn Watch,
+    ) -> Result<(), Stop> {
         if let Some(attributes) = &self.attributes {
             attributes.apply(&self.file).step(step::ATTRIBUTES)?;
         }
         if options.durable == Durability::Durable {
             flush(&self.file, watch)?;
         }
-        let file = self.file.try_clone().step(step::RENAME)?;
-        match Temp::of(&self.place, file, self.name.clone()).publish() {
-            Ok(()) => {}
-            Err(Refused::Fault(fault)) => return Err(fault).step(step::RENAME),
-            Err(Refused::Link | Refused::Rename) => return Err(Errno::OPNOTSUPP).step(step::RENAME),
-        }
+        self.name_it(existing).step(step::RENAME)?;
         self.remove_notes();
         match options.durable {
             Durability::Durable => self.place.directory.flush(&self.file).step(step::FLUSH_DIRECTORY),
             Durability::Fast => Ok(()),
+        }
+    }
+
+    fn name_it(&self, existing: Existing) -> io::Result<()> {
+        if existing == Existing::Refuse
+            && let Some(named) = temp::name_new(&self.place, &self.name)
+        {
+            return named;
+        }
+        match Temp::of(&self.place, self.file.try_clone()?, self.name.clone()).publish() {
+            Ok(()) => Ok(()),
+            Err(Refused::Fault(fault)) => Err(fault),
+            Err(Refused::Link | Refused::Rename) => Err(Errno::OPNOTSUPP.into()),
         }
     }
 
@@ -199,6 +279,12 @@ impl Draft {
             remove_if(&self.place, &temp::notes_name(&self.place.name), &notes);
         }
     }
+}
+
+/// `source` kept the notes of this file from being read or written.
+pub(crate) fn journal_fault(path: &Path, source: io::Error) -> Error {
+    let step = step::JOURNAL;
+    explain(path, 0, Stop::Fault { step, source })
 }
 
 pub(super) fn find(path: &Path, watch: &dyn Watch) -> Result<Place, Error> {
@@ -227,6 +313,31 @@ pub(super) fn explain(path: &Path, nbytes: u64, stop: Stop) -> Error {
     }
 }
 
+/// As [`explain`], of a file that was to get its name.
+pub(super) fn explain_publishing(path: &Path, nbytes: u64, stop: Stop) -> Error {
+    match stop {
+        Stop::Fault { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => is_there(path),
+        stop => explain(path, nbytes, stop),
+    }
+}
+
+/// That something has the name, which is not to be replaced.
+pub(crate) fn is_there(path: &Path) -> Error {
+    Error::Open {
+        path: path.to_owned(),
+        source: Errno::EXIST.into(),
+    }
+}
+
+/// Who else may have the notes open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Company {
+    /// All who fill the file.
+    Others,
+    /// Nobody: whoever had a part in filling the file is gone.
+    Alone,
+}
+
 /// Notes that nobody else has; `None` when somebody does. A lock that all share who have them open keeps them from being
 /// taken for ones that were left behind.
 fn make_notes(place: &Place) -> io::Result<Option<File>> {
@@ -239,29 +350,39 @@ fn make_notes(place: &Place) -> io::Result<Option<File>> {
         Err(Errno::EXIST) => return Ok(None),
         Err(fault) => return Err(fault.into()),
     };
-    Ok(share(&file)?.then_some(file))
+    Ok(lock_notes(&file, Company::Others)?.then_some(file))
 }
 
-fn open_notes(place: &Place) -> io::Result<Option<File>> {
+fn open_notes(place: &Place, company: Company) -> io::Result<Option<File>> {
     let flags = OFlags::RDWR | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let name = temp::notes_name(&place.name);
     match retry_on_intr(|| fs::openat(&place.directory, &*name, flags, Mode::empty())) {
         Ok(fd) => {
             let file = File::from(fd);
-            Ok(share(&file)?.then_some(file))
+            Ok(lock_notes(&file, company)?.then_some(file))
         }
         Err(Errno::NOENT) => Ok(None),
         Err(fault) => Err(fault.into()),
     }
 }
 
-/// Whether `file` still has a name once it is locked: a save that cleans up may have been quicker.
-fn share(file: &File) -> io::Result<bool> {
-    match fs::flock(file, FlockOperation::NonBlockingLockShared) {
-        Err(Errno::WOULDBLOCK) => Ok(false),
-        // Without locks, nothing is ever cleaned up either.
-        _ => Ok(fs::fstat(file)?.st_nlink > 0),
+/// Locks the notes. False when others keep them from it, and when `file` has no name any more: a save that cleans up may
+/// have been quicker.
+fn lock_notes(file: &File, company: Company) -> io::Result<bool> {
+    let (operation, tries) = match company {
+        // Whoever is alone with them is so for a moment only.
+        Company::Others => (FlockOperation::NonBlockingLockShared, LOCK_TRIES),
+        Company::Alone => (FlockOperation::NonBlockingLockExclusive, 1),
+    };
+    for left in (0..tries).rev() {
+        match retry_on_intr(|| fs::flock(file, operation)) {
+            Err(Errno::WOULDBLOCK) if left == 0 => return Ok(false),
+            Err(Errno::WOULDBLOCK) => std::thread::sleep(LOCK_PAUSE),
+            // Without locks, nothing is ever cleaned up either.
+            _ => break,
+        }
     }
+    Ok(fs::fstat(file)?.st_nlink > 0)
 }
 
 /// Removes `name` if `file` has it.

@@ -84,7 +84,9 @@ pub(super) fn copy_to(
 /// From here on the old bytes are lost, so no watch is asked: a whole file late is better than half a file.
 fn copy(mut from: &File, mut file: &File, nbytes: u64, options: &SaveOptions) -> Result<(), Stop> {
     from.rewind().step(step::COPY)?;
-    io::copy(&mut from, &mut file).step(step::COPY)?;
+    if io::copy(&mut from, &mut file).step(step::COPY)? != nbytes {
+        return Err(io::Error::from(io::ErrorKind::UnexpectedEof)).step(step::COPY);
+    }
     // Cut at the end and not at the start, so that whoever has the file mapped meets wrong bytes, but no hole, which
     // would end the process. A shorter file does that all the same.
     file.set_len(nbytes).step(step::COPY)?;

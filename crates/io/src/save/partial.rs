@@ -5,31 +5,21 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{self, AtFlags, FileType, FlockOperation, Mode, OFlags};
+use rustix::fs::{self, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::process::geteuid;
 
 use super::attributes::Attributes;
-use super::draft::{explain, find, has_name, refuse, remove_if};
+use super::draft::{explain, explain_publishing, find, has_name, is_there, refuse, remove_if};
 use super::flush::flush;
 use super::space::{self, Size};
 use super::target::Place;
-use super::{Durability, Step, Stop, Watch, step, temp};
+use super::{Durability, Existing, Step, Stop, Watch, step, temp};
 use crate::edit::EditError;
 use crate::error::Error;
 
 /// How often the file is opened that somebody else has just given its name to, or taken away.
 const TRIES: usize = 10;
-
-/// What becomes of a file that has the name already.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Existing {
-    /// It stays, and it is an error that it is there.
-    #[default]
-    Refuse,
-    /// It is replaced once the new one is whole.
-    Replace,
-}
 
 /// A file under a name that its target gives. It is locked as long as it is open, so that nobody else fills it.
 pub(crate) struct Partial {
@@ -128,12 +118,7 @@ impl Partial {
         watch: &dyn Watch,
     ) -> Result<(), Error> {
         self.try_publish(nbytes, existing, durable, watch)
-            .map_err(|stop| match stop {
-                Stop::Fault { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {
-                    is_there(&self.path)
-                }
-                stop => explain(&self.path, nbytes, stop),
-            })
+            .map_err(|stop| explain_publishing(&self.path, nbytes, stop))
     }
 
     fn try_publish(
@@ -162,16 +147,12 @@ impl Partial {
     }
 
     fn name_it(&self, existing: Existing) -> io::Result<()> {
-        let (directory, to) = (&self.place.directory, &*self.place.name);
-        if existing == Existing::Refuse {
-            // Unlike a rename, a link replaces nothing that was made in the meantime.
-            match fs::linkat(directory, &*self.name, directory, to, AtFlags::empty()) {
-                Ok(()) => return Ok(fs::unlinkat(directory, &*self.name, AtFlags::empty())?),
-                Err(Errno::EXIST) => return Err(Errno::EXIST.into()),
-                // The file system has no links.
-                Err(_) => {}
-            }
+        if existing == Existing::Refuse
+            && let Some(named) = temp::name_new(&self.place, &self.name)
+        {
+            return named;
         }
+        let (directory, to) = (&self.place.directory, &*self.place.name);
         Ok(retry_on_intr(|| {
             fs::renameat(directory, &*self.name, directory, to)
         })?)
@@ -180,14 +161,6 @@ impl Partial {
     /// Removes it.
     pub(crate) fn discard(&self) {
         remove_if(&self.place, &self.name, &self.file);
-    }
-}
-
-/// That something has the name, which is not to be replaced.
-pub(crate) fn is_there(path: &Path) -> Error {
-    Error::Open {
-        path: path.to_owned(),
-        source: Errno::EXIST.into(),
     }
 }
 

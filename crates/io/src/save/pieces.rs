@@ -4,11 +4,11 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 
-use ingot_format::{to_u64, to_usize};
+use ingot_format::{FormatError, Layout, to_u64, to_usize};
 
 use crate::dest::Bytes;
 use crate::hash::Sealed;
-use crate::payload::{FileRange, Payload};
+use crate::payload::{FileRange, Payload, prove_sizes, prove_total};
 
 /// Bytes that are written at once: few enough that threads share the work evenly, a watch is heard soon and buffers of
 /// this size are no burden, enough that the calls do not count. Threads that write pieces do not meet in one page.
@@ -17,7 +17,7 @@ pub(super) const PIECE: usize = 4 << 20;
 /// copying that costs less than 0.1 ms and a call for each of thousands of small tensors costs more.
 const STRAIGHT: usize = 1 << 20;
 
-/// Head and payloads, in file order.
+/// Head and payloads, in file order. They exist only for payloads that have just the bytes that the header promises.
 pub(super) struct Pieces<'a> {
     head: Payload<'a>,
     payloads: &'a [Payload<'a>],
@@ -37,7 +37,24 @@ struct Span<'p, 'a> {
 }
 
 impl<'a> Pieces<'a> {
-    pub(super) fn cut(head: &'a [u8], payloads: &'a [Payload<'a>]) -> Pieces<'a> {
+    /// The file of `layout`, with one payload for each tensor, in the order of the data.
+    pub(super) fn of(layout: &'a Layout, payloads: &'a [Payload<'a>]) -> Result<Pieces<'a>, FormatError> {
+        prove_sizes(&layout.header, payloads)?;
+        Ok(Pieces::cut(&layout.head, payloads))
+    }
+
+    /// The file that begins with `head` and has `data_nbytes` of data, whichever way they are cut into payloads.
+    pub(super) fn of_data(
+        head: &'a [u8],
+        data_nbytes: u64,
+        payloads: &'a [Payload<'a>],
+    ) -> Result<Pieces<'a>, FormatError> {
+        let found = payloads.iter().map(Payload::nbytes);
+        prove_total(data_nbytes, found.fold(0, u64::saturating_add))?;
+        Ok(Pieces::cut(head, payloads))
+    }
+
+    fn cut(head: &'a [u8], payloads: &'a [Payload<'a>]) -> Pieces<'a> {
         let mut pieces = Pieces {
             head: Payload::from(head),
             payloads,

@@ -73,7 +73,9 @@ fn in_place(path: &Path, pieces: &Pieces<'_>, options: &SaveOptions, watch: &dyn
             .step(step::CREATE)?;
         write::write(pieces, &scratch, &Way::Cached(None), watch)?;
         scratch.rewind().step(step::COPY)?;
-        io::copy(&mut scratch, &mut &file).step(step::COPY)?;
+        if io::copy(&mut scratch, &mut &file).step(step::COPY)? != pieces.nbytes() {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof)).step(step::COPY);
+        }
         file.set_len(pieces.nbytes()).step(step::COPY)?;
     }
     match options.durable {

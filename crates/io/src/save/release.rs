@@ -61,6 +61,13 @@ pub(super) fn done() -> usize {
 /// where there was none.
 #[cfg(target_os = "linux")]
 pub(super) fn more_than(before: usize, watch: &dyn super::Watch) -> bool {
+    settle(watch);
+    done() > before
+}
+
+/// Waits until all are given back that were to be.
+#[cfg(target_os = "linux")]
+pub(super) fn settle(watch: &dyn super::Watch) {
     use std::time::{Duration, Instant};
     /// For how long a full disk may become less full. A fork can have counted threads that it does not have.
     const PATIENCE: Duration = Duration::from_secs(5);
@@ -71,7 +78,6 @@ pub(super) fn more_than(before: usize, watch: &dyn super::Watch) -> bool {
     while done() < BEGUN.load(Ordering::Relaxed) && begin.elapsed() < PATIENCE && !watch.interrupted() {
         thread::sleep(PAUSE);
     }
-    done() > before
 }
 
 struct Releasing(Option<OwnedFd>);

@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 
-use ingot_format::{to_u64, to_usize};
+use ingot_format::{Layout, to_u64, to_usize};
 use memmap2::MmapMut;
 
 use super::pieces::{PIECE, Pieces};
-use super::{Error, Watch};
-use crate::payload::Payload;
+use super::{Error, SaveOptions, Watch, save_data};
+use crate::payload::{Payload, prove_sizes};
 
 /// Bytes of memory that are asked for at once, by one thread. A multiple of the size of every huge page.
 const BLOCK: usize = 32 << 20;
@@ -33,13 +33,24 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Copies `payloads`. `path` is for errors only: the file that they shall become.
+    /// Copies `payloads`, one for each tensor of `layout`, in its order. `path` is for errors only: the file that they shall
+    /// become.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] when there is no memory for the copy, [`Error::Write`] when a payload does not give its
+    /// [`Error::Unstorable`] when a payload has not just the bytes that its tensor needs, [`Error::OutOfMemory`] when there is no memory for the copy, [`Error::Write`] when a payload does not give its
     /// bytes, [`Error::Interrupted`] when `watch` says so.
-    pub fn take(payloads: &[Payload<'_>], path: &Path, watch: &dyn Watch) -> Result<Snapshot, Error> {
-        let pieces = Pieces::cut(&[], payloads);
+    pub fn take(
+        layout: &Layout,
+        payloads: &[Payload<'_>],
+        path: &Path,
+        watch: &dyn Watch,
+    ) -> Result<Snapshot, Error> {
+        let sized = prove_sizes(&layout.header, payloads)
+            .and_then(|()| Pieces::of_data(&[], layout.header.data_nbytes(), payloads));
+        let pieces = sized.map_err(|fault| Error::Unstorable {
+            path: Some(path.to_path_buf()),
+            fault,
+        })?;
         let copier = Copier {
             pieces: &pieces,
             blocks: (0..pieces.count().div_ceil(PIECES_IN_BLOCK))
@@ -65,6 +76,7 @@ impl Snapshot {
         })?;
         Ok(Snapshot {
             nbytes: pieces.nbytes(),
+            // One that were missing would be missed by `save`, which counts the bytes.
             blocks: copier
                 .blocks
                 .into_iter()
@@ -73,9 +85,24 @@ impl Snapshot {
         })
     }
 
-    /// The copy, in the order of the payloads.
+    /// Writes the file of the `layout` that the copy was taken for.
+    ///
+    /// # Errors
+    /// What [`crate::save`] says.
+    pub fn save(
+        &self,
+        path: &Path,
+        layout: &Layout,
+        options: &SaveOptions,
+        watch: &dyn Watch,
+    ) -> Result<(), Error> {
+        let Layout { header, head, .. } = layout;
+        save_data(path, head, header.data_nbytes(), &self.payloads(), options, watch)
+    }
+
+    /// The copy, in the order of the payloads, cut as its memory is.
     #[must_use]
-    pub fn payloads(&self) -> Vec<Payload<'_>> {
+    pub(super) fn payloads(&self) -> Vec<Payload<'_>> {
         let mut rest = self.nbytes;
         let cut = |block: &MmapMut| -> usize {
             let len = block.len().min(to_usize(rest).unwrap_or(usize::MAX));
@@ -203,27 +230,61 @@ impl Copier<'_, '_> {
 mod tests {
     use super::*;
     use crate::Unwatched;
+    use ingot_format::{Dtype, Format, Spec};
 
     #[test]
     fn a_snapshot_has_the_bytes_and_keeps_them() {
         let folder = tempfile::tempdir().unwrap();
         for len in [0, 1, 5 << 20, BLOCK - 1, BLOCK, 2 * BLOCK + 7] {
             let mut bytes: Vec<u8> = (0..len).map(|n| u8::try_from(n % 251).unwrap()).collect();
-            let expected = [&bytes[..], b"end"].concat();
+            let layout = layout_of(&[len, 3]);
+            let expected = [&layout.head[..], &bytes, b"end"].concat();
             let payloads = [Payload::from(&bytes[..]), Payload::from(&b"end"[..])];
-            let snapshot = Snapshot::take(&payloads, Path::new("file"), &Unwatched).unwrap();
+            let snapshot = Snapshot::take(&layout, &payloads, Path::new("file"), &Unwatched).unwrap();
             bytes.fill(0);
             let path = folder.path().join("file");
-            crate::save(
-                &path,
-                b"",
-                &snapshot.payloads(),
-                &crate::SaveOptions::default(),
-                &Unwatched,
-            )
-            .unwrap();
+            snapshot
+                .save(&path, &layout, &SaveOptions::default(), &Unwatched)
+                .unwrap();
             assert!(std::fs::read(&path).unwrap() == expected, "{len}");
         }
+    }
+
+    /// Of U8 tensors with so many elements.
+    fn layout_of(lens: &[usize]) -> Layout {
+        let names: Vec<String> = (0..lens.len()).map(|number| number.to_string()).collect();
+        let shapes: Vec<[u64; 1]> = lens.iter().map(|&len| [to_u64(len)]).collect();
+        let spec = |(name, shape)| Spec {
+            name,
+            dtype: Dtype::U8,
+            shape,
+        };
+        let named = names
+            .iter()
+            .map(String::as_str)
+            .zip(shapes.iter().map(|shape| &shape[..]));
+        let specs: Vec<Spec<'_>> = named.map(spec).collect();
+        ingot_format::layout(&specs, None, Format::Safetensors).unwrap()
+    }
+
+    #[test]
+    fn a_snapshot_for_another_layout_is_refused() {
+        let bytes = [7; 8];
+        let (short, whole) = (Payload::from(&bytes[..4]), Payload::from(&bytes[..]));
+        for payloads in [vec![short], vec![], vec![whole.clone(), whole.clone()]] {
+            let taken = Snapshot::take(&layout_of(&[8]), &payloads, Path::new("file"), &Unwatched);
+            assert!(matches!(taken, Err(Error::Unstorable { .. })), "{payloads:?}");
+        }
+        let mut snapshot = Snapshot::take(&layout_of(&[8]), &[whole], Path::new("file"), &Unwatched).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let save = |snapshot: &Snapshot, nbytes| {
+            snapshot.save(&path, &layout_of(&[nbytes]), &SaveOptions::default(), &Unwatched)
+        };
+        assert!(matches!(save(&snapshot, 9), Err(Error::Unstorable { .. })));
+        snapshot.blocks.clear();
+        assert!(matches!(save(&snapshot, 8), Err(Error::Unstorable { .. })));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
     #[test]
@@ -235,7 +296,8 @@ mod tests {
             }
         }
         let bytes = vec![1; 2 * BLOCK];
-        let taken = Snapshot::take(&[Payload::from(&bytes[..])], Path::new("file"), &Now);
+        let layout = layout_of(&[bytes.len()]);
+        let taken = Snapshot::take(&layout, &[Payload::from(&bytes[..])], Path::new("file"), &Now);
         assert!(matches!(taken, Err(Error::Interrupted)));
     }
 }

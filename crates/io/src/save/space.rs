@@ -55,8 +55,12 @@ pub(super) fn reserve(file: &File, nbytes: u64, size: Size, watch: &dyn Watch) -
             Err(fault @ (Errno::NOSPC | Errno::FBIG | Errno::DQUOT | Errno::IO | Errno::ROFS)) => {
                 return Err(fault).step(step::RESERVE);
             }
-            // The file system cannot reserve. Writing finds out then.
-            Err(_) => return Ok(()),
+            // The file system cannot reserve. Writing finds out then, and does not ask twice: what is being given back
+            // has to be there.
+            Err(_) => {
+                release::settle(watch);
+                return Ok(());
+            }
         }
     }
     Ok(())

@@ -24,7 +24,10 @@ pub(super) fn write(pieces: &Pieces<'_>, file: &File, watch: &dyn Watch) -> Resu
             Ok::<(), Stop>(())
         })?;
     }
-    Ok(())
+    match done == pieces.nbytes() {
+        true => Ok(()),
+        false => Err(io::Error::from(io::ErrorKind::UnexpectedEof)).step(step::WRITE),
+    }
 }
 
 fn write_run(run: &Run<'_>, file: &File, buffer: &mut Vec<u8>, watch: &dyn Watch) -> Result<(), Stop> {

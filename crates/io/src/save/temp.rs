@@ -121,6 +121,18 @@ impl Drop for Temp<'_> {
     }
 }
 
+/// Gives the file `name` the target's name, where nothing has that. `None` where only a rename can, since the file
+/// system has no links.
+pub(super) fn name_new(place: &Place, name: &OsStr) -> Option<io::Result<()>> {
+    let directory = &place.directory;
+    // Unlike a rename, a link replaces nothing that was made in the meantime.
+    match fs::linkat(directory, name, directory, &*place.name, AtFlags::empty()) {
+        Ok(()) => Some(fs::unlinkat(directory, name, AtFlags::empty()).map_err(io::Error::from)),
+        Err(Errno::EXIST) => Some(Err(Errno::EXIST.into())),
+        Err(_) => None,
+    }
+}
+
 /// A file in `directory` that has no name and never gets one. `target` is the file that is being saved.
 pub(super) fn scratch(directory: &Directory, target: &OsStr) -> io::Result<File> {
     let mode = Mode::from_raw_mode(0o600);
@@ -132,32 +144,48 @@ pub(super) fn scratch(directory: &Directory, target: &OsStr) -> io::Result<File>
     Ok(file)
 }
 
-/// Removes temporary files for `place` that a process left behind. Whatever cannot be removed, stays.
+/// Removes temporary files for `place` that a process left behind. Whatever cannot be removed, stays; and so does all as
+/// long as somebody has the notes open of those who fill it together, who may finish it without whoever began it.
 pub(super) fn remove_stale(place: &Place) {
     let Ok(entries) = Dir::read_from(&place.directory) else {
         return;
     };
-    for entry in entries.flatten() {
-        let name = entry.file_name().to_bytes();
-        if is_temp_of(name, &place.name) {
-            remove_unlocked(&place.directory, OsStr::from_bytes(name));
+    let names = entries.flatten().map(|entry| entry.file_name().to_owned());
+    let mut stale: Vec<_> = names
+        .filter(|name| is_temp_of(name.to_bytes(), &place.name))
+        .collect();
+    // By their zeros the notes come first.
+    stale.sort();
+    let notes = notes_name(&place.name);
+    for name in stale {
+        let name = OsStr::from_bytes(name.to_bytes());
+        let is_held = !remove_unlocked(&place.directory, name);
+        if is_held && name == notes {
+            return;
         }
     }
 }
 
-fn remove_unlocked(directory: &Directory, name: &OsStr) {
+/// Removes a file that nobody has the lock of. False when somebody has.
+fn remove_unlocked(directory: &Directory, name: &OsStr) -> bool {
     // In a directory that others may write to, the name may be a link or a pipe.
     let flags = OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
     let open = |access| retry_on_intr(|| fs::openat(directory, name, flags | access, Mode::empty()));
     // NFS locks only what is open for writing; a copy of a read-only file is not open for it.
     let Ok(fd) = open(OFlags::RDWR).or_else(|_| open(OFlags::RDONLY)) else {
-        return;
+        return true;
     };
     let is_file =
         fs::fstat(&fd).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile);
-    if is_file && fs::flock(&fd, FlockOperation::NonBlockingLockExclusive).is_ok() {
-        let _ = fs::unlinkat(directory, name, AtFlags::empty());
+    if !is_file {
+        return true;
     }
+    match fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => drop(fs::unlinkat(directory, name, AtFlags::empty())),
+        Err(Errno::WOULDBLOCK) => return false,
+        Err(_) => {}
+    }
+    true
 }
 
 #[cfg(target_os = "linux")]
@@ -269,7 +297,8 @@ fn temp_prefix(target: &OsStr) -> Vec<u8> {
     [b".", stem, b"."].concat()
 }
 
-fn is_temp_of(name: &[u8], target: &OsStr) -> bool {
+/// Whether a temporary file for `target` may have this name.
+pub(super) fn is_temp_of(name: &[u8], target: &OsStr) -> bool {
     let random = name
         .strip_prefix(&*temp_prefix(target))
         .and_then(|rest| rest.strip_suffix(SUFFIX));

@@ -68,6 +68,7 @@ pub(super) fn write(pieces: &Pieces<'_>, file: &File, way: &Way, watch: &dyn Wat
         }),
     };
     writer.write_with(threads, watch)?;
+    writer.prove_complete()?;
     let Some(sealing) = writer.sealing else {
         return Ok(());
     };
@@ -278,6 +279,17 @@ impl Writer<'_, '_> {
         }
     }
 
+    /// Fails unless all bytes were written. Each piece was written whole or is an error, so this says that none was passed
+    /// over.
+    fn prove_complete(&self) -> Result<(), Stop> {
+        let (expected, found) = (self.pieces.nbytes(), self.done.load(Ordering::Relaxed));
+        if found == expected {
+            return Ok(());
+        }
+        let message = format!("{found} bytes were written, expected {expected}");
+        Err(io::Error::new(io::ErrorKind::UnexpectedEof, message)).step(step::WRITE)
+    }
+
     fn tell(&self, watch: &dyn Watch) {
         watch.progressed(self.done.load(Ordering::Relaxed), self.pieces.nbytes());
     }
@@ -294,9 +306,10 @@ impl Writer<'_, '_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Unwatched;
     use crate::dest::Bytes;
     use crate::payload::{FileRange, Payload, Produce};
-    use crate::{Unwatched, save};
+    use crate::save::save_data;
     use proptest::prelude::*;
     use std::io::Write;
     use std::sync::Mutex;
@@ -326,6 +339,24 @@ mod tests {
         }
     }
 
+    fn writer<'w, 'a>(
+        pieces: &'w Pieces<'a>,
+        file: &'w File,
+        way: &'w Way,
+        threads: usize,
+    ) -> Writer<'w, 'a> {
+        Writer {
+            pieces,
+            file,
+            way,
+            sealing: None,
+            next: AtomicUsize::new(0),
+            done: AtomicU64::new(0),
+            stop: Arc::default(),
+            ring: Ring::new(threads + 1),
+        }
+    }
+
     fn written(pieces: &Pieces<'_>, threads: usize, direct: bool) -> Vec<u8> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
@@ -334,16 +365,7 @@ mod tests {
             Some(direct) => Way::Direct(direct),
             None => Way::Cached(Flusher::start(&file)),
         };
-        let writer = Writer {
-            pieces,
-            file: &file,
-            way: &way,
-            sealing: None,
-            next: AtomicUsize::new(0),
-            done: AtomicU64::new(0),
-            stop: Arc::default(),
-            ring: Ring::new(threads + 1),
-        };
+        let writer = writer(pieces, &file, &way, threads);
         assert!(writer.write_with(threads, &Unwatched).is_ok());
         std::fs::read(&path).unwrap()
     }
@@ -379,7 +401,8 @@ mod tests {
                 file.extend(&whole[..len]);
                 file
             });
-            let pieces = Pieces::cut(&whole[..head], &payloads);
+            let nbytes = payloads.iter().map(Payload::nbytes).sum();
+            let pieces = Pieces::of_data(&whole[..head], nbytes, &payloads).unwrap();
             prop_assert_eq!(pieces.nbytes(), to_u64(naive.len()));
             prop_assert!(written(&pieces, threads, direct) == naive);
             for far in far {
@@ -423,9 +446,10 @@ mod tests {
             } else {
                 &payloads
             };
-            let error = save(
+            let error = save_data(
                 &path,
                 b"head",
+                payloads.iter().map(Payload::nbytes).sum(),
                 payloads,
                 &crate::SaveOptions::default(),
                 &Unwatched,
@@ -446,9 +470,10 @@ mod tests {
         other.write_all(&bytes(3 << 20)).unwrap();
         for nbytes in [(3 << 20) + 1, 3 << 20] {
             let payloads = [Payload::File(FileRange::new(&other, 1, nbytes))];
-            let saved = save(
+            let saved = save_data(
                 &path,
                 b"head",
+                payloads.iter().map(Payload::nbytes).sum(),
                 &payloads,
                 &crate::SaveOptions::default(),
                 &Unwatched,
@@ -457,6 +482,59 @@ mod tests {
             assert!(text.contains("ended at byte 3145728"), "{text}");
             assert!(!path.exists());
         }
+    }
+
+    /// A file that does not hold what its header promises must not come to be, whatever is wrong with the payloads. Each
+    /// guard was taken out once: without `prove_sizes` the first loop fails, without `Bytes::read` and `lend` the second,
+    /// without the count in `write` the third.
+    #[test]
+    fn a_save_that_lacks_bytes_ends_and_leaves_the_old_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, "old").unwrap();
+        let whole = bytes(40 << 20);
+        for nbytes in [8, 40 << 20] {
+            let shape = [to_u64(nbytes)];
+            let specs = ["a", "b"].map(|name| ingot_format::Spec {
+                name,
+                dtype: ingot_format::Dtype::U8,
+                shape: &shape,
+            });
+            let layout = ingot_format::layout(&specs, None, ingot_format::Format::Safetensors).unwrap();
+            // Of the right size in all, too.
+            for (a, b) in [
+                (nbytes, nbytes - 1),
+                (nbytes, 0),
+                (0, nbytes),
+                (nbytes - 1, nbytes),
+            ] {
+                let payloads = [Payload::from(&whole[..a]), Payload::from(&whole[..b])];
+                for replace in [crate::Replace::Atomic, crate::Replace::InPlace] {
+                    let options = crate::SaveOptions {
+                        replace,
+                        ..Default::default()
+                    };
+                    let saved = crate::save(&path, &layout, &payloads, &options, &Unwatched).unwrap_err();
+                    assert_eq!(saved.code(), "wrong-length", "{saved}");
+                    assert_eq!(saved.tensor(), Some(if a == nbytes { "b" } else { "a" }));
+                    assert_eq!(std::fs::read(&path).unwrap(), b"old");
+                }
+            }
+        }
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_piece_that_nobody_writes_is_missed() {
+        let whole = bytes(PIECE + 1);
+        let payloads = [Payload::from(&whole[..])];
+        let pieces = Pieces::of_data(b"", to_u64(whole.len()), &payloads).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        let writer = writer(&pieces, &file, &Way::Cached(None), 0);
+        writer.wrote(to_u64(PIECE));
+        assert!(writer.prove_complete().is_err());
+        writer.wrote(1);
+        assert!(writer.prove_complete().is_ok());
     }
 
     #[test]
@@ -473,9 +551,10 @@ mod tests {
             let seen = Seen::default();
             let whole = bytes(len);
             let payloads = [Payload::from(&whole[..])];
-            save(
+            save_data(
                 &folder.path().join("file"),
                 b"head",
+                payloads.iter().map(Payload::nbytes).sum(),
                 &payloads,
                 &crate::SaveOptions::default(),
                 &seen,

@@ -11,8 +11,8 @@ use super::{PIECE, put};
 use crate::edit::EditError;
 use crate::error::Error;
 use crate::payload::Payload;
-use crate::save::SaveOptions;
 use crate::save::draft::Draft;
+use crate::save::{Existing, SaveOptions};
 use crate::watch::Watch;
 
 /// A file to which tensors are appended. Its header has space in front, which is filled when it is committed.
@@ -151,7 +151,7 @@ impl Appender {
             .file()
             .set_len(self.reserved + self.end)
             .map_err(|fault| draft.write_fault(fault))?;
-        draft.publish(&options, watch)?;
+        draft.publish(Existing::Replace, &options, watch)?;
         self.draft = None;
         Ok(())
     }

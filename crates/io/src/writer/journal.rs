@@ -4,21 +4,29 @@
 //! which local file systems do one after another). The order of the records decides: whoever claims bytes and finds
 //! in an earlier record that somebody else has them, has lost, and all who read the journal see it the same way. So no
 //! lock is held while anything is written, and a process that dies leaves claims that nobody has made good.
+//!
+//! A batch is one record, or a claim and its ranges. It carries its own hash, so that bytes which nobody here wrote are
+//! told from a record, whichever they are: else a claim that failed could pass for one that was made good.
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Seek, Write};
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ingot_format::{to_u64, to_usize};
+use xxhash_rust::xxh3::Xxh3;
 
 use super::coverage::Coverage;
 use crate::payload::FileRange;
 
-/// Words of a record: what it is, and two numbers.
-const WORDS: usize = 3;
-const RECORD: u64 = 24;
+/// Bytes of a record: three words, which are what it is and two numbers.
+const RECORD: usize = 24;
+/// Where the hash of a batch stands in it: the second number of its first record.
+const CHECK: Range<usize> = 16..24;
+/// Bytes that are read at a time, where no batch is longer. There is no telling how long a file is that others can
+/// write to.
+const PIECE: u64 = 1 << 20;
 
 const CLAIM: u64 = 1;
 const RANGE: u64 = 2;
@@ -26,6 +34,7 @@ const DONE: u64 = 3;
 const FAILED: u64 = 4;
 const COMMIT: u64 = 5;
 const ABANDON: u64 = 6;
+const TAKE_OVER: u64 = 7;
 
 pub(super) struct Journal {
     inner: Mutex<Inner>,
@@ -36,6 +45,15 @@ struct Inner {
     /// Where the records begin that were not read yet.
     position: u64,
     state: State,
+}
+
+/// Why a journal can be used no longer.
+#[derive(Debug)]
+pub(super) enum Fault {
+    /// It does not hold what was written to it.
+    Broken,
+    /// The system does not read or write it.
+    System(io::Error),
 }
 
 /// How it ended.
@@ -66,10 +84,19 @@ struct State {
     /// Bytes that the file will have.
     total: u64,
     taken: Coverage,
-    taken_nbytes: u64,
     /// Claims that were not made good yet, by the position of the record.
     open: HashMap<u64, Vec<Range<u64>>>,
     end: Option<End>,
+}
+
+impl From<io::Error> for Fault {
+    fn from(fault: io::Error) -> Fault {
+        match fault.kind() {
+            // Somebody cut it off while it was read.
+            io::ErrorKind::UnexpectedEof => Fault::Broken,
+            _ => Fault::System(fault),
+        }
+    }
 }
 
 impl Journal {
@@ -78,7 +105,6 @@ impl Journal {
         let state = State {
             total,
             taken: Coverage::default(),
-            taken_nbytes: 0,
             open: HashMap::new(),
             end: None,
         };
@@ -92,133 +118,182 @@ impl Journal {
     }
 
     /// Claims `ranges`, none of which is empty, all or none.
-    pub(super) fn claim(&self, ranges: &[Range<u64>]) -> io::Result<(Claim, Verdict)> {
-        let mut records = vec![CLAIM, to_u64(ranges.len()), 0];
-        records.extend(ranges.iter().flat_map(|range| [RANGE, range.start, range.end]));
-        let (position, verdict) = self.append(&records)?;
+    pub(super) fn claim(&self, ranges: &[Range<u64>]) -> Result<(Claim, Verdict), Fault> {
+        let (position, verdict) = self.append(&batch(CLAIM, to_u64(ranges.len()), ranges))?;
         Ok((Claim(position), verdict))
     }
 
     /// The bytes of the claim are written.
-    pub(super) fn done(&self, claim: Claim) -> io::Result<Verdict> {
-        self.append(&[DONE, claim.0, 0]).map(|found| found.1)
+    pub(super) fn done(&self, claim: Claim) -> Result<Verdict, Fault> {
+        self.append(&batch(DONE, claim.0, &[])).map(|found| found.1)
     }
 
     /// They could not be. Somebody may claim them again.
-    pub(super) fn failed(&self, claim: Claim) -> io::Result<Verdict> {
-        self.append(&[FAILED, claim.0, 0]).map(|found| found.1)
+    pub(super) fn failed(&self, claim: Claim) -> Result<Verdict, Fault> {
+        self.append(&batch(FAILED, claim.0, &[])).map(|found| found.1)
     }
 
     /// Nothing is written from here on, if all is there.
-    pub(super) fn commit(&self) -> io::Result<Verdict> {
-        self.append(&[COMMIT, 0, 0]).map(|found| found.1)
+    pub(super) fn commit(&self) -> Result<Verdict, Fault> {
+        self.append(&batch(COMMIT, 0, &[])).map(|found| found.1)
     }
 
     /// Nothing is written from here on, because nobody will finish the file.
-    pub(super) fn abandon(&self) -> io::Result<Verdict> {
-        self.append(&[ABANDON, 0, 0]).map(|found| found.1)
+    pub(super) fn abandon(&self) -> Result<Verdict, Fault> {
+        self.append(&batch(ABANDON, 0, &[])).map(|found| found.1)
+    }
+
+    /// All who had a part in it so far are gone, and one goes on: what they claimed and did not make good is free again,
+    /// and a commit that they did not get done may come again.
+    pub(super) fn take_over(&self) -> Result<Verdict, Fault> {
+        self.append(&batch(TAKE_OVER, 0, &[])).map(|found| found.1)
     }
 
     /// How it ended, as far as was read.
     pub(super) fn end(&self) -> Option<End> {
-        self.inner
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .state
-            .end
+        self.inner().state.end
+    }
+
+    /// How it ended, by all that stands there now.
+    pub(super) fn end_now(&self) -> Result<Option<End>, Fault> {
+        let mut inner = self.inner();
+        let end = inner.file.metadata()?.len();
+        inner.read_to(end)?;
+        Ok(inner.state.end)
     }
 
     /// Bytes of `range` that were written.
     pub(super) fn written(&self, range: &Range<u64>) -> u64 {
-        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let inner = self.inner();
         let open = inner.state.open.values().flatten();
-        let claimed: u64 = open
-            .map(|claim| {
-                claim
-                    .end
-                    .min(range.end)
-                    .saturating_sub(claim.start.max(range.start))
-            })
-            .sum();
-        inner.state.taken.within(range) - claimed
+        let claimed = open.map(|claim| {
+            let end = claim.end.min(range.end);
+            end.saturating_sub(claim.start.max(range.start))
+        });
+        inner.state.taken.within(range).saturating_sub(claimed.sum())
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Appends a batch, and reads what others appended before it. Says where it stands, and what became of it.
-    fn append(&self, words: &[u64]) -> io::Result<(u64, Verdict)> {
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        let batch: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        let written = loop {
-            match inner.file.write(&batch) {
-                Err(fault) if fault.kind() == io::ErrorKind::Interrupted => {}
-                written => break written?,
-            }
-        };
-        if written != batch.len() {
-            // The disk is full in the middle of a batch: nobody can read on from here, and all find that out.
-            return Err(io::ErrorKind::WriteZero.into());
-        }
-        let end = inner.file.stream_position()?;
-        let begin = end - to_u64(batch.len());
-        let verdict = inner.read_to(end)?;
+    fn append(&self, batch: &[u8]) -> Result<(u64, Verdict), Fault> {
+        let mut inner = self.inner();
+        let begin = inner.write(batch)?;
+        let end = begin.checked_add(to_u64(batch.len())).ok_or(Fault::Broken)?;
+        let verdict = inner.read_to(end)?.ok_or(Fault::Broken)?;
         Ok((begin, verdict))
     }
 }
 
 impl Inner {
-    /// Reads the records up to `end`. Gives what became of the last batch.
-    fn read_to(&mut self, end: u64) -> io::Result<Verdict> {
-        let mut bytes = vec![0; to_usize(end - self.position).ok_or(io::ErrorKind::OutOfMemory)?];
-        FileRange::new(&self.file, self.position, end - self.position).read(0, &mut bytes)?;
-        let words: Vec<u64> = bytes
-            .as_chunks::<8>()
-            .0
-            .iter()
-            .map(|word| u64::from_le_bytes(*word))
-            .collect();
-        let mut records = words.as_chunks::<WORDS>().0;
-        let mut verdict = None;
-        while let [record, rest @ ..] = records {
-            let count = if record[0] == CLAIM {
-                to_usize(record[1]).unwrap_or(usize::MAX)
-            } else {
-                0
-            };
-            let (ranges, rest) = rest.split_at_checked(count).ok_or(io::ErrorKind::InvalidData)?;
-            verdict = Some(
-                self.state
-                    .apply(self.position, record, ranges)
-                    .ok_or(io::ErrorKind::InvalidData)?,
-            );
-            self.position += RECORD * to_u64(1 + count);
-            records = rest;
+    /// Writes a batch at the end, and says where that was.
+    fn write(&mut self, batch: &[u8]) -> Result<u64, Fault> {
+        let mut rest = batch;
+        while !rest.is_empty() {
+            match self.file.write(rest) {
+                // On a full disk a part of it may fit: writing the rest says so.
+                Ok(count) => rest = rest.get(count..).unwrap_or_default(),
+                Err(fault) if fault.kind() == io::ErrorKind::Interrupted => {}
+                Err(fault) => return Err(fault.into()),
+            }
         }
-        verdict.ok_or_else(|| io::ErrorKind::InvalidData.into())
+        let end = self.file.stream_position()?;
+        end.checked_sub(to_u64(batch.len())).ok_or(Fault::Broken)
+    }
+
+    /// Reads the records up to `end`. Gives what became of the last batch; `None` when all were read before.
+    fn read_to(&mut self, end: u64) -> Result<Option<Verdict>, Fault> {
+        if end < self.position {
+            return Err(Fault::Broken);
+        }
+        let (mut verdict, mut longest) = (None, 0);
+        while self.position < end {
+            let left = end - self.position;
+            if longest > left {
+                return Err(Fault::Broken);
+            }
+            let bytes = self.read(left.min(PIECE.max(longest)))?;
+            let mut unread = &*bytes;
+            while let Some(batch) = first_batch(unread, &mut longest) {
+                verdict = Some(self.state.apply(self.position, batch).ok_or(Fault::Broken)?);
+                self.position += to_u64(batch.len());
+                unread = unread.get(batch.len()..).unwrap_or_default();
+            }
+        }
+        Ok(verdict)
+    }
+
+    /// `nbytes` bytes from the first record on that was not read yet.
+    fn read(&self, nbytes: u64) -> Result<Vec<u8>, Fault> {
+        let len = to_usize(nbytes).ok_or(Fault::Broken)?;
+        let mut bytes = Vec::new();
+        bytes
+            .try_reserve_exact(len)
+            .map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        bytes.resize(len, 0);
+        FileRange::new(&self.file, self.position, nbytes).read(0, &mut bytes)?;
+        Ok(bytes)
     }
 }
 
+/// A batch, as it stands in the file.
+fn batch(kind: u64, number: u64, ranges: &[Range<u64>]) -> Vec<u8> {
+    let ranges = ranges.iter().flat_map(|range| [RANGE, range.start, range.end]);
+    let words = [kind, number, 0].into_iter().chain(ranges);
+    let mut batch: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+    let check = check(&batch);
+    batch[CHECK].copy_from_slice(&check);
+    batch
+}
+
+/// The hash of a batch, of all but itself.
+fn check(batch: &[u8]) -> [u8; 8] {
+    let mut hash = Xxh3::new();
+    hash.update(&batch[..CHECK.start]);
+    hash.update(&batch[CHECK.end..]);
+    hash.digest().to_le_bytes()
+}
+
+/// The first batch in `bytes`. When they end before it does, `nbytes` is what it takes by what can be seen of it.
+fn first_batch<'a>(bytes: &'a [u8], nbytes: &mut u64) -> Option<&'a [u8]> {
+    let records = match bytes.as_chunks::<8>().0 {
+        [kind, number, ..] if u64::from_le_bytes(*kind) == CLAIM => {
+            u64::from_le_bytes(*number).saturating_add(1)
+        }
+        _ => 1,
+    };
+    *nbytes = records.saturating_mul(to_u64(RECORD));
+    bytes.get(..to_usize(*nbytes)?)
+}
+
 impl State {
-    /// What becomes of the record at `position`. `None` when it is none.
-    fn apply(
-        &mut self,
-        position: u64,
-        &[kind, number, _]: &[u64; WORDS],
-        ranges: &[[u64; WORDS]],
-    ) -> Option<Verdict> {
-        if let Some(end) = self.end {
-            return Some(Verdict::Ended(end));
+    /// What becomes of the batch at `position`. `None` when it is none.
+    fn apply(&mut self, position: u64, batch: &[u8]) -> Option<Verdict> {
+        let (head, ranges) = batch.split_first_chunk::<RECORD>()?;
+        if head[CHECK] != check(batch) {
+            return None;
+        }
+        let [kind, number, _] = words(head);
+        match (self.end, kind) {
+            (None, _) => {}
+            (Some(End::Committed), TAKE_OVER) => self.end = None,
+            (Some(end), _) => return Some(Verdict::Ended(end)),
         }
         match kind {
             CLAIM => return self.claim(position, ranges),
             DONE => drop(self.open.remove(&number)?),
             FAILED => {
-                for range in self.open.remove(&number)? {
-                    self.taken.remove(&range);
-                    self.taken_nbytes -= range.end - range.start;
+                let claim = self.open.remove(&number)?;
+                self.release(&claim);
+            }
+            TAKE_OVER => {
+                for claim in std::mem::take(&mut self.open).values() {
+                    self.release(claim);
                 }
             }
-            COMMIT if self.taken_nbytes < self.total || !self.open.is_empty() => {
-                return Some(Verdict::Incomplete);
-            }
+            COMMIT if !self.is_complete() => return Some(Verdict::Incomplete),
             COMMIT => self.end = Some(End::Committed),
             ABANDON => self.end = Some(End::Abandoned),
             _ => return None,
@@ -226,25 +301,44 @@ impl State {
         Some(Verdict::Accepted)
     }
 
-    fn claim(&mut self, position: u64, records: &[[u64; WORDS]]) -> Option<Verdict> {
+    fn claim(&mut self, position: u64, records: &[u8]) -> Option<Verdict> {
+        let records = records.as_chunks::<RECORD>().0;
         let mut ranges: Vec<Range<u64>> = Vec::with_capacity(records.len());
-        for &[kind, begin, end] in records {
+        for record in records {
+            let [kind, begin, end] = words(record);
             if kind != RANGE || begin >= end || end > self.total {
                 return None;
             }
             let range = begin..end;
             if !self.taken.add(&range) {
-                for range in &ranges {
-                    self.taken.remove(range);
-                }
+                self.release(&ranges);
                 return Some(Verdict::Taken(ranges.len()));
             }
             ranges.push(range);
         }
-        self.taken_nbytes += ranges.iter().map(|range| range.end - range.start).sum::<u64>();
         self.open.insert(position, ranges);
         Some(Verdict::Accepted)
     }
+
+    fn release(&mut self, ranges: &[Range<u64>]) {
+        for range in ranges {
+            self.taken.remove(range);
+        }
+    }
+
+    /// Whether every byte was claimed, and every claim made good.
+    fn is_complete(&self) -> bool {
+        self.open.is_empty() && self.taken.within(&(0..self.total)) == self.total
+    }
+}
+
+/// The three words of a record.
+fn words(record: &[u8; RECORD]) -> [u64; 3] {
+    let mut words = [0; 3];
+    for (word, bytes) in words.iter_mut().zip(record.as_chunks().0) {
+        *word = u64::from_le_bytes(*bytes);
+    }
+    words
 }
 
 #[cfg(test)]
@@ -300,14 +394,135 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_journal_is_an_error() {
-        let (folder, journals) = several(1, 10);
-        let mut file = OpenOptions::new()
-            .append(true)
-            .open(folder.path().join("journal"))
-            .unwrap();
-        file.write_all(&[9; 24]).unwrap();
-        assert!(journals[0].claim(&[0..1, 2..3]).is_err());
+    fn who_takes_over_frees_what_was_not_made_good_and_may_commit_again() {
+        let (_folder, journals) = several(3, 10);
+        let (whole, _) = journals[0].claim(&[0..4, 6..8]).unwrap();
+        journals[0].done(whole).unwrap();
+        let half = [4..6, 8..10];
+        journals[0].claim(&half).unwrap();
+        assert_eq!(journals[1].take_over().unwrap(), Verdict::Accepted);
+        assert_eq!(journals[1].commit().unwrap(), Verdict::Incomplete);
+        let (again, verdict) = journals[1].claim(&half).unwrap();
+        assert_eq!(verdict, Verdict::Accepted);
+        journals[1].done(again).unwrap();
+        assert_eq!(journals[1].commit().unwrap(), Verdict::Accepted);
+        assert_eq!(journals[2].take_over().unwrap(), Verdict::Accepted);
+        assert_eq!(journals[2].commit().unwrap(), Verdict::Accepted);
+        journals[2].take_over().unwrap();
+        journals[2].abandon().unwrap();
+        assert_eq!(journals[2].take_over().unwrap(), Verdict::Ended(End::Abandoned));
+    }
+
+    /// A journal with every kind of record, and its bytes.
+    fn some_journal() -> (tempfile::TempDir, Vec<Journal>, Vec<u8>) {
+        let (folder, journals) = several(3, 30);
+        let (first, _) = journals[0].claim(&[0..4, 6..8, 10..20]).unwrap();
+        let (second, _) = journals[1].claim(std::slice::from_ref(&(4..6))).unwrap();
+        journals[1].claim(&[20..21, 19..20]).unwrap();
+        journals[0].done(first).unwrap();
+        journals[1].failed(second).unwrap();
+        journals[0].commit().unwrap();
+        journals[1].take_over().unwrap();
+        let (third, _) = journals[1].claim(&[4..6, 8..10, 20..30]).unwrap();
+        journals[1].done(third).unwrap();
+        let bytes = std::fs::read(folder.path().join("journal")).unwrap();
+        (folder, journals, bytes)
+    }
+
+    /// What one who comes late finds in a journal of these bytes.
+    fn late(bytes: &[u8]) -> Result<Verdict, Fault> {
+        let (folder, journals) = several(1, 30);
+        std::fs::write(folder.path().join("journal"), bytes).unwrap();
+        journals[0].commit()
+    }
+
+    #[test]
+    fn no_byte_of_a_journal_can_change_without_an_error() {
+        let (_folder, _, bytes) = some_journal();
+        assert_eq!(late(&bytes).unwrap(), Verdict::Accepted);
+        for at in 0..bytes.len() {
+            for change in [1, 2, 4, 6, 0x80, 0xFF] {
+                let mut changed = bytes.clone();
+                changed[at] ^= change;
+                let found = late(&changed);
+                assert!(matches!(found, Err(Fault::Broken)), "{at}, {change}: {found:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_truncated_journal_is_an_error_or_the_start_of_one() {
+        let (_folder, _, bytes) = some_journal();
+        let (mut ends, mut rest) = (vec![0], &*bytes);
+        while let Some(batch) = first_batch(rest, &mut 0) {
+            ends.push(ends[ends.len() - 1] + batch.len());
+            rest = &rest[batch.len()..];
+        }
+        for len in 0..bytes.len() {
+            match late(&bytes[..len]) {
+                Ok(verdict) => {
+                    assert_eq!(verdict, Verdict::Incomplete, "{len}");
+                    assert!(ends.contains(&len), "{len}");
+                }
+                Err(fault) => {
+                    assert!(matches!(fault, Fault::Broken), "{len}: {fault:?}");
+                    assert!(!ends.contains(&len), "{len}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_cut_off_under_those_who_read_it_is_an_error() {
+        let (folder, journals, bytes) = some_journal();
+        for journal in &journals {
+            assert_eq!(journal.end_now().unwrap(), None);
+        }
+        for len in 0..bytes.len() {
+            for journal in &journals {
+                std::fs::write(folder.path().join("journal"), &bytes[..len]).unwrap();
+                let found = journal.claim(std::slice::from_ref(&(0..1))).map(|found| found.1);
+                assert!(matches!(found, Err(Fault::Broken)), "{len}: {found:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_that_nobody_wrote_are_an_error_however_many_there_are() {
+        for nbytes in [1, 24, 1 << 20, 1 << 42] {
+            let (folder, journals) = several(1, 10);
+            let file = OpenOptions::new()
+                .append(true)
+                .open(folder.path().join("journal"))
+                .unwrap();
+            file.set_len(nbytes).unwrap();
+            let found = journals[0].commit();
+            assert!(matches!(found, Err(Fault::Broken)), "{nbytes}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn a_claim_may_be_longer_than_what_is_read_at_a_time() {
+        let count = 3 * PIECE / to_u64(RECORD) + 7;
+        let (_folder, journals) = several(2, 2 * count);
+        let ranges: Vec<Range<u64>> = (0..count).map(|at| 2 * at..2 * at + 1).collect();
+        journals[0].claim(&[1..2, 3..4]).unwrap();
+        assert_eq!(journals[0].claim(&ranges).unwrap().1, Verdict::Accepted);
+        assert_eq!(journals[1].claim(&ranges).unwrap().1, Verdict::Taken(0));
+        assert_eq!(journals[1].written(&(0..2 * count)), 0);
+    }
+
+    #[test]
+    fn what_the_system_says_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal");
+        let unreadable = OpenOptions::new().append(true).create(true).open(path).unwrap();
+        let found = Journal::new(unreadable, 0, 10).commit();
+        let expected = rustix::io::Errno::BADF.raw_os_error();
+        assert!(
+            matches!(&found, Err(Fault::System(fault)) if fault.raw_os_error() == Some(expected)),
+            "{found:?}"
+        );
     }
 
     proptest! {

@@ -10,6 +10,24 @@ use crate_in_use::slice::{IndexOp, TensorIndexer};
 use crate_in_use::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors, TensorInfo, TensorView, View};
 use crate_in_use::{serialize, serialize_to_file};
 
+/// All that upstream makes public, by each way that leads there.
+#[allow(unused_imports, reason = "it is compiled, and that is the test")]
+mod names {
+    use super::crate_in_use::slice::{
+        IndexOp, InvalidSlice, SliceByteRanges, SliceIterator, SlicedShape, TensorIndexer, slice_byte_ranges,
+    };
+    use super::crate_in_use::tensor::{
+        Dtype, Metadata, SafeTensorError, SafeTensors, TensorInfo, TensorView, View, serialize,
+        serialize_to_file,
+    };
+
+    mod root {
+        use super::super::crate_in_use::{
+            Dtype, SafeTensorError, SafeTensors, View, serialize, serialize_to_file, slice, tensor,
+        };
+    }
+}
+
 fn bytes(elements: &[f32]) -> Vec<u8> {
     elements
         .iter()

@@ -20,6 +20,7 @@ from ingot._dtypes import CODES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ingot._convert.limits import Budget
     from ingot.numpy import Array
 
 TITLE = "a flax checkpoint"
@@ -39,30 +40,34 @@ class _Array(NamedTuple):
 def opened(path: str, options: Options) -> Iterator[Contents]:
     """The arrays of nested dicts, named as `ingot._convert.flatten` says."""
     with reading(path, TITLE), open(path, "rb") as file:
-        tree = _arrays(path, load(path, file))
-    arrays, left_out = flatten(path, tree, lambda value: isinstance(value, _Array))
+        tree = _arrays(path, load(path, file, options.budget), options.budget)
+    arrays, left_out = flatten(path, tree, lambda value: isinstance(value, _Array), options.budget)
     yield Contents(
         [possible(_entry, path, name, array) for name, array in arrays.items()], left_out, {"format": "flax"}
     )
 
 
-def _arrays(path: str, tree: Any) -> Any:
-    """The tree with arrays for what flax packs them as."""
+def _arrays(path: str, tree: Any, budget: Budget) -> Any:
+    """The tree with arrays for what flax packs them as, in the same dicts and lists."""
     if isinstance(tree, Extension) and tree.kind in (_NDARRAY, _SCALAR):
-        shape, dtype, data = load_inner(path, tree.data)
+        shape, dtype, data = load_inner(path, tree.data, budget)
         return _Array(tuple(int(size) for size in shape), str(dtype), (data,))
     if isinstance(tree, dict) and _CUT in tree:
-        return _whole(path, tree)
-    if isinstance(tree, dict):
-        return {key: _arrays(path, value) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [_arrays(path, value) for value in tree]
+        return _whole(path, tree, budget)
+    if isinstance(tree, (dict, list)):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            tree[key] = _arrays(path, value, budget)
     return tree
 
 
-def _whole(path: str, cut: dict[Any, Any]) -> _Array:
+def _whole(path: str, cut: dict[Any, Any], budget: Budget) -> _Array:
+    others = cut.keys() - {_CUT, "shape", "chunks"}
+    if others:
+        raise ValueError(f"an array in parts has {len(others)} other keys beside them")
     shape, chunks = cut["shape"], cut["chunks"]
-    parts = [_arrays(path, chunks[str(number)]) for number in range(len(chunks))]
+    parts = [_arrays(path, chunks[str(number)], budget) for number in range(len(chunks))]
+    if any(part.dtype != parts[0].dtype for part in parts):
+        raise ValueError("an array has parts of several dtypes")
     sizes = [int(shape[str(axis)]) for axis in range(len(shape))]
     return _Array(tuple(sizes), parts[0].dtype, tuple(part.parts[0] for part in parts))
 

@@ -2,7 +2,6 @@
 
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The header is read here, because every number in it
 has to be checked against the file before it is used; what a block of quantised values means, the package gguf
-from ingot._convert.refusal import refused
 knows.
 """
 
@@ -14,6 +13,7 @@ from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ingot._convert.limits import OBJECT_NBYTES, RECORD_NBYTES
 from ingot._convert.positions import Region, size_of
 from ingot._convert.refusal import refused
 from ingot._convert.source import Contents, Entry, LeftOut, Options, possible
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import IO
 
+    from ingot._convert.limits import Budget
     from ingot.numpy import Array
 
 TITLE = "a GGUF file"
@@ -64,13 +65,13 @@ class _Info(NamedTuple):
 def opened(path: str, options: Options) -> Iterator[Contents]:
     """The tensors; single values beside them become metadata, and lists are left out."""
     with reading(path, TITLE), open(path, "rb") as file:
-        header = _Header(path, file)
+        header = _Header(path, file, options.budget)
     entries = [possible(_entry, header, info, options) for info in header.tensors]
     yield Contents(entries, header.left_out, header.metadata)
 
 
 class _Header:
-    def __init__(self, path: str, file: IO[bytes]) -> None:
+    def __init__(self, path: str, file: IO[bytes], budget: Budget) -> None:
         self.path = path
         self.nbytes = size_of(path)
         self._file = file
@@ -82,7 +83,9 @@ class _Header:
         if version not in (2, 3):
             raise self.refusal(f"expected version 2 or 3, found {version}", "gguf-version")
         tensors = self._count(_TENSOR_NBYTES, "tensors")
-        for _ in range(self._count(_PAIR_NBYTES, "values")):
+        pairs = self._count(_PAIR_NBYTES, "values")
+        budget.hold(RECORD_NBYTES * tensors + OBJECT_NBYTES * pairs)
+        for _ in range(pairs):
             self._pair()
         self.tensors = [self._info() for _ in range(tensors)]
         self.data = -(-file.tell() // self._alignment) * self._alignment

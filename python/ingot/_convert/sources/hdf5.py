@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ingot._convert.flatten import MAX_DEPTH, MAX_TENSORS
+from ingot._convert.flatten import MAX_DEPTH
+from ingot._convert.limits import RECORD_NBYTES
 from ingot._convert.refusal import refused
 from ingot._convert.source import Contents, Entry, LeftOut, Options, possible
 from ingot._convert.unreadable import lacks, reading
@@ -20,6 +21,7 @@ from ingot.errors import ConversionError, _quoted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ingot._convert.limits import Budget
     from ingot.numpy import Array
 
 TITLE = "an HDF5 file"
@@ -30,12 +32,12 @@ _FILTERS = {1: "deflate", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6
 @contextmanager
 def opened(path: str, options: Options) -> Iterator[Contents]:
     """The datasets, named by their paths in the file without the first slash."""
-    with datasets(path, path) as contents:
+    with datasets(path, path, options.budget) as contents:
         yield contents
 
 
 @contextmanager
-def datasets(path: str, file: Any) -> Iterator[Contents]:
+def datasets(path: str, file: Any, budget: Budget) -> Iterator[Contents]:
     """The datasets of `file`, which is a path or an open file. `path` is for messages."""
     try:
         import h5py
@@ -45,7 +47,7 @@ def datasets(path: str, file: Any) -> Iterator[Contents]:
         archive = h5py.File(file, "r")
     with archive:
         with reading(path, TITLE):
-            walk = _Walk(path, h5py)
+            walk = _Walk(path, h5py, budget)
             walk.group("", archive, 0)
         yield Contents(walk.entries, walk.left_out)
 
@@ -53,8 +55,9 @@ def datasets(path: str, file: Any) -> Iterator[Contents]:
 class _Walk:
     """The way through all groups, which leaves the file by no link."""
 
-    def __init__(self, path: str, h5py: Any) -> None:
+    def __init__(self, path: str, h5py: Any, budget: Budget) -> None:
         self._path = path
+        self._budget = budget
         self._h5py = h5py
         self._groups: set[Any] = set()
         self.entries: list[Entry] = []
@@ -67,12 +70,12 @@ class _Walk:
             self.left_out.append(LeftOut(prefix, "group that was met before"))
             return
         self._groups.add(place)
-        if depth > MAX_DEPTH or len(self.entries) > MAX_TENSORS:
-            raise self._refusal(
-                prefix, f"more than {MAX_DEPTH} levels or {MAX_TENSORS:,} datasets", "too-deep"
-            )
+        if depth > MAX_DEPTH:
+            raise self._refusal(prefix, f"more than {MAX_DEPTH} levels", "too-deep")
         for key in group:
             name = f"{prefix}/{key}" if prefix else key
+            # Names grow with the depth: one long name of a group stands in those of all that is in it.
+            self._budget.hold(RECORD_NBYTES + len(name))
             link = group.get(key, getlink=True)
             if isinstance(link, self._h5py.ExternalLink):
                 raise self._refusal(name, f"a link into the file {_quoted(link.filename)}", "outside")

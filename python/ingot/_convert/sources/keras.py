@@ -25,7 +25,7 @@ WEIGHTS = "model.weights.h5"
 @contextmanager
 def opened(path: str, options: Options) -> Iterator[Contents]:
     """The weights, named by their paths in the HDF5 file."""
-    found = members(path, options.max_nbytes)
+    found = members(path, options.budget)
     weights = found.pop(WEIGHTS, None)
     if weights is None:
         raise refused(
@@ -38,6 +38,6 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
         with reading(path, TITLE), opened_member(path, weights) as stream:
             shutil.copyfileobj(stream, file, 1 << 20)
         file.seek(0)
-        with datasets(path, file) as contents:
+        with datasets(path, file, options.budget) as contents:
             others = [LeftOut(name, "file", f"{member.nbytes} bytes") for name, member in found.items()]
             yield Contents(contents.entries, [*contents.left_out, *others], {"format": "tf"})

@@ -27,7 +27,7 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
     """The arrays, by the names of their members without ``.npy``."""
     entries: list[Entry] = []
     left_out: list[LeftOut] = []
-    for name, member in members(path, options.max_nbytes).items():
+    for name, member in members(path, options.budget).items():
         entry = possible(_entry, path, name.removesuffix(".npy"), member) if name.endswith(".npy") else None
         if entry is None:
             kind = "array of objects, records or text" if name.endswith(".npy") else "file"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ingot._convert.confined import inside
 from ingot._convert.flatten import MAX_DEPTH
+from ingot._convert.limits import OBJECT_NBYTES, RECORD_NBYTES
 from ingot._convert.positions import Region, cut_short, size_of
 from ingot._convert.refusal import refused
 from ingot._convert.source import Contents, Entry, LeftOut, Options, possible
@@ -18,6 +19,7 @@ from ingot.errors import _quoted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ingot._convert.limits import Budget
     from ingot.numpy import Array
 
 TITLE = "an ONNX model"
@@ -34,14 +36,15 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
         model = onnx.load_model(path, format="protobuf", load_external_data=False)
         if not model.ir_version or not model.HasField("graph"):
             raise ValueError("it has no graph")
-        walk = _Walk(path, onnx)
+        walk = _Walk(path, onnx, options.budget)
         walk.graph("", model.graph, 0)
     yield Contents(walk.entries, walk.left_out)
 
 
 class _Walk:
-    def __init__(self, path: str, onnx: Any) -> None:
+    def __init__(self, path: str, onnx: Any, budget: Budget) -> None:
         self._path = path
+        self._budget = budget
         self._onnx = onnx
         self.entries: list[Entry] = []
         self.left_out: list[LeftOut] = []
@@ -51,6 +54,9 @@ class _Walk:
             raise ValueError(
                 f"graphs stand in each other more than {MAX_DEPTH} levels deep, which is the limit"
             )
+        # Names grow with the depth: that of a node stands in those of all that is in its graphs.
+        tensors = len(graph.initializer) + len(graph.sparse_initializer)
+        self._budget.hold((RECORD_NBYTES + len(prefix)) * (tensors + 1) + OBJECT_NBYTES * len(graph.node))
         for tensor in graph.initializer:
             self._tensor(prefix + tensor.name, tensor)
         for sparse in graph.sparse_initializer:

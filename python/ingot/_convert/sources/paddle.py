@@ -10,23 +10,24 @@ import pickle
 import struct
 from contextlib import contextmanager
 from functools import partial
-from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from ingot._convert.flatten import flatten
+from ingot._convert.flatten import flatten, twice
+from ingot._convert.pickles import Bounded, Machine
 from ingot._convert.positions import Region, size_of
 from ingot._convert.refusal import refused
 from ingot._convert.source import Contents, Entry, Options, possible
 from ingot._convert.unreadable import reading
-from ingot._convert.values import code_of, dtype_of
+from ingot._convert.values import code_of, dtype_of, elements
 from ingot.errors import _quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import IO
 
+    from ingot._convert.limits import Budget
     from ingot.numpy import Array
 
 TITLE = "a PaddlePaddle checkpoint"
@@ -42,13 +43,12 @@ _CUT = "UnpackBigParamInfor@@"
 def opened(path: str, options: Options) -> Iterator[Contents]:
     """The tensors of nested dicts, named as `ingot._convert.flatten` says."""
     with reading(path, TITLE), open(path, "rb") as file:
-        tree = _Unpickler(path, file).load()
-    if isinstance(tree, dict):
-        tree.pop(_NAME_TABLE, None)
-    parts = tree.pop(_CUT, {}) if isinstance(tree, dict) else {}
-    arrays, left_out = flatten(path, tree, lambda value: isinstance(value, _Array))
+        tree = _Unpickler(path, file, options.budget).load()
+        parts = _taken_out(tree)
+    arrays, left_out = flatten(path, tree, lambda value: isinstance(value, _Array), options.budget)
     with reading(path, TITLE):
-        entries = [possible(_entry, path, name, array) for name, array in _joined(arrays, parts).items()]
+        joined = _joined(path, arrays, parts)
+        entries = [possible(_entry, path, name, array) for name, array in joined.items()]
     yield Contents(entries, left_out, {"format": "paddle"})
 
 
@@ -86,7 +86,7 @@ class _Array:
         if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
             raise pickle.UnpicklingError("an array without a shape")
         found = raw.nbytes if isinstance(raw, Region) else len(raw)
-        expected = prod(shape) * dtype.dtype.itemsize
+        expected = elements(shape) * dtype.dtype.itemsize
         if expected != found:
             raise pickle.UnpicklingError(
                 f"an array of shape {list(shape)} of {dtype.dtype} needs {expected} bytes, found {found}"
@@ -110,14 +110,16 @@ def _scalar(dtype: _Dtype, raw: bytes) -> _Array:
 
 def _data(expression: object, names: object) -> object:
     """In place of `eval`, by which paddle pickles a kind of tensor: ``eval("data", {"data": array})``."""
-    if expression != "data" or not isinstance(names, dict) or not isinstance(names.get("data"), _Array):
+    if expression != "data" or not isinstance(names, dict) or names.keys() != {"data"}:
+        raise pickle.UnpicklingError(f"a call of eval is refused: {expression!r}")
+    if not isinstance(names["data"], _Array):
         raise pickle.UnpicklingError(f"a call of eval is refused: {expression!r}")
     return names["data"]
 
 
 def _named(items: object) -> object:
     """In place of `tuple`, by which paddle pickles the others: as ``tuple((name, array))``."""
-    if isinstance(items, tuple) and len(items) == 2 and isinstance(items[1], _Array):
+    if isinstance(items, tuple) and [type(item) for item in items] == [str, _Array]:
         return items[1]
     return tuple(items) if isinstance(items, (tuple, list)) else ()
 
@@ -150,23 +152,11 @@ _ADMITTED: dict[str, Any] = {
     **{f"numpy._core.{name}": function for name, function in _NUMPY.items()},
 }
 
-# Opcodes that make objects in other ways than by a call of one of these, which arrays have no need of.
-_NEVER = (
-    *(pickle.INST, pickle.OBJ, pickle.NEWOBJ, pickle.NEWOBJ_EX, pickle.PERSID, pickle.BINPERSID),
-    *(pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER),
-)
 
-# The one in Python: that in C makes room for as many values as a pickle says it will have.
-_Base: Any = pickle._Unpickler
-
-
-class _Unpickler(_Base):  # type: ignore[misc]
-    dispatch: ClassVar[dict[int, Any]] = dict(_Base.dispatch)
-
-    def __init__(self, path: str, file: IO[bytes]) -> None:
+class _Unpickler(Machine):
+    def __init__(self, path: str, file: IO[bytes], budget: Budget) -> None:
         self._path = path
-        self._source = _Bounded(path, file)
-        super().__init__(self._source)
+        super().__init__(Bounded(path, file, size_of(path)), budget)
 
     def find_class(self, module: str, name: str) -> Any:
         try:
@@ -184,7 +174,7 @@ class _Unpickler(_Base):  # type: ignore[misc]
         if nbytes < _SPAN_NBYTES or self._unframer.current_frame is not None:
             self.append(self.read(nbytes))
         else:
-            self.append(self._source.span(nbytes))
+            self.append(self.source.span(nbytes))
 
     def load_binbytes(self) -> None:
         self._load_span(struct.unpack("<I", self.read(4))[0])
@@ -193,62 +183,37 @@ class _Unpickler(_Base):  # type: ignore[misc]
         self._load_span(struct.unpack("<Q", self.read(8))[0])
 
     def load_build(self) -> None:
+        self.pay(self.stack[-1])
         state = self.stack.pop()
         if not isinstance(self.stack[-1], (_Array, _Dtype)):
             raise pickle.UnpicklingError(f"a state for {type(self.stack[-1]).__name__} is refused")
         self.stack[-1].__setstate__(state)
 
-    def load_refused(self) -> None:
-        raise pickle.UnpicklingError("an object that is no array is refused")
-
-    dispatch[pickle.BINBYTES[0]] = load_binbytes
-    dispatch[pickle.BINBYTES8[0]] = load_binbytes8
-    dispatch[pickle.BUILD[0]] = load_build
-    for _opcode in _NEVER:
-        dispatch[_opcode[0]] = load_refused
+    # Arrays are made by calls alone.
+    load_newobj = load_binpersid = Machine.load_refused
 
 
-class _Bounded:
-    """A file of which nothing is read that is not there, whatever a pickle says."""
-
-    def __init__(self, path: str, file: IO[bytes]) -> None:
-        self._path = path
-        self._file = file
-        self._nbytes = size_of(path)
-
-    def read(self, nbytes: int) -> bytes:
-        self._check(nbytes)
-        return self._file.read(nbytes)
-
-    def readline(self) -> bytes:
-        return self._file.readline(1 << 16)
-
-    def span(self, nbytes: int) -> Region:
-        self._check(nbytes)
-        position = self._file.tell()
-        self._file.seek(nbytes, 1)
-        return Region(self._path, position, nbytes)
-
-    def _check(self, nbytes: int) -> None:
-        there = self._nbytes - self._file.tell()
-        if nbytes > there:
-            raise refused(
-                self._path,
-                f"the file is cut short: expected {nbytes} more bytes, found {there}",
-                code="truncated",
-                expected=nbytes,
-                found=there,
-            )
+def _taken_out(tree: Any) -> dict[str, Any]:
+    """How tensors were cut, which `paddle.save` adds to a dict of them, as it does a table of their names."""
+    if not isinstance(tree, dict):
+        return {}
+    table = tree.get(_NAME_TABLE)
+    # A tensor of that name is a tensor.
+    if isinstance(table, dict) and all(isinstance(name, str) for name in table.values()):
+        del tree[_NAME_TABLE]
+    return tree.pop(_CUT) if isinstance(tree.get(_CUT), dict) else {}
 
 
-def _joined(arrays: dict[str, _Array], cut: dict[str, Any]) -> dict[str, _Array]:
+def _joined(path: str, arrays: dict[str, _Array], cut: dict[str, Any]) -> dict[str, _Array]:
     """Tensors that older protocols had to cut, in one piece again."""
     joined = dict(arrays)
     for name, how in cut.items():
+        if name in joined:
+            raise twice(path, name)
         whole = _Array()
         whole.parts = [joined.pop(part) for part in how["slices"]]
         whole.dtype, whole.shape, whole.is_fortran = whole.parts[0].dtype, tuple(how["OriginShape"]), False
-        if prod(whole.shape) != sum(prod(part.shape) for part in whole.parts):
+        if elements(whole.shape) != sum(elements(part.shape) for part in whole.parts):
             raise pickle.UnpicklingError(
                 f"the parts of {name!r} do not make up its shape {list(whole.shape)}"
             )

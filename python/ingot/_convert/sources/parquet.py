@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from ingot._convert.columns import kind_of, pyarrow, values
-from ingot._convert.limits import check_total
 from ingot._convert.positions import cut_short
 from ingot._convert.source import Contents, Entry, LeftOut, Options
 from ingot._convert.unreadable import reading
@@ -34,7 +33,7 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
     with file:
         with reading(path, TITLE):
             groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
-            check_total(path, sum(group.total_byte_size for group in groups), options.max_nbytes)
+            options.budget.unpack(sum(group.total_byte_size for group in groups))
             schema, rows = file.schema_arrow, file.metadata.num_rows
         entries, left_out = [], []
         for field in schema:

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ingot._convert.confined import inside
+from ingot._convert.framing import is_ours
 from ingot._convert.positions import size_of
 from ingot._convert.refusal import refused
 from ingot._convert.source import Contents, Entry, LeftOut, Options
@@ -53,7 +54,7 @@ def files(path: str) -> list[str]:
 def _shard(file: str, options: Options) -> Any:
     with open(file, "rb") as opened_file:
         head = opened_file.read(8)
-    is_pickle = head.startswith((b"PK\3\4", b"\x80"))
+    is_pickle = head.startswith((b"PK\3\4", b"\x80")) and not is_ours(file)
     return (torch_source if is_pickle else native).opened(file, options)
 
 

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
+from io import BytesIO
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy
 
 from ingot._convert.flatten import flatten
-from ingot._convert.positions import Region
+from ingot._convert.pickles import Bounded
+from ingot._convert.positions import Region, size_of
 from ingot._convert.refusal import refused
 from ingot._convert.source import Contents, Entry, Options, possible
+from ingot._convert.trial import Trial
 from ingot._convert.unreadable import lacks, reading
 from ingot._convert.values import dtype_of, no_dtype
 from ingot._convert.zipped import Member, contents, members
@@ -27,22 +30,32 @@ from ingot.errors import _escaped
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ingot._convert.limits import Budget
     from ingot.numpy import Array
 
 TITLE = "a PyTorch checkpoint"
 # Before it, weights_only could be got round (CVE-2025-32434, CVE-2026-24747).
 OLDEST = (2, 10)
 _LONGEST_REASON = 200
+# The pickle of an archive, and where its storages are.
+_PICKLE, _DATA = "data.pkl", "data/"
+# Of older files: a number, a version, the system, the objects, the keys of the storages, which follow.
+_OLD_PICKLES = 5
 
 
 @contextmanager
 def opened(path: str, options: Options) -> Iterator[Contents]:
     """The tensors of nested dicts, named as `ingot._convert.flatten` says."""
-    records = _records(path, options.max_nbytes)
+    records = _records(path, options.budget)
     _refuse_programs(path, records)
     whole = records is None or not _lies_open(path, records)
+    _torch()
+    if records is None:
+        _try_old(path, options.budget)
+    else:
+        _try(path, records, whole, options.budget)
     tree = _load(path, whole)
-    tensors, left_out = flatten(path, tree, _is_tensor)
+    tensors, left_out = flatten(path, tree, _is_tensor, options.budget)
     places = None if whole or records is None else {one.position: one for one in records.values()}
     entries = [
         possible(_in_memory, path, name, tensor)
@@ -101,12 +114,60 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, _torch().Tensor)
 
 
-def _records(path: str, max_nbytes: int) -> dict[str, Member] | None:
+def _records(path: str, budget: Budget) -> dict[str, Member] | None:
     """The files in the archive, without the folder that all of them are in; None where it is no archive."""
     with open(path, "rb") as file:
         if file.read(4) != b"PK\3\4":
             return None
-    return {name.partition("/")[2]: member for name, member in members(path, max_nbytes).items()}
+    found = members(path, budget)
+    folders = {name.partition("/")[0] for name in found}
+    if len(folders) > 1:
+        # torch takes the first for all there is.
+        raise refused(
+            path,
+            f"an archive of {len(folders)} folders: expected {TITLE}, which has one",
+            code="unreadable",
+            expected=1,
+            found=len(folders),
+        )
+    return {name.partition("/")[2]: member for name, member in found.items()}
+
+
+def _try(path: str, records: dict[str, Member], whole: bool, budget: Budget) -> None:
+    """Refuse an archive whose pickle would make too much or, loaded `whole`, more than is there."""
+    budget.hold(sum(member.nbytes for name, member in records.items() if not name.startswith(_DATA)))
+
+    def storage(key: str, nbytes: int) -> None:
+        # Bytes that are not there would be those of other memory.
+        record = records.get(_DATA + key)
+        there = 0 if record is None else record.nbytes
+        if whole and nbytes > there:
+            raise refused(
+                path,
+                f"a storage is not in the file: expected {nbytes} bytes, found {there}",
+                code="truncated",
+                expected=nbytes,
+                found=there,
+            )
+
+    with reading(path, TITLE):
+        pickled = contents(path, records[_PICKLE])
+        Trial(Bounded(path, BytesIO(pickled), len(pickled)), budget, storage).load()
+
+
+def _try_old(path: str, budget: Budget) -> None:
+    """Refuse a file from before there were archives whose pickles would make too much."""
+    seen: set[str] = set()
+
+    def storage(key: str, nbytes: int) -> None:
+        if key not in seen:
+            seen.add(key)
+            budget.unpack(nbytes)
+
+    with reading(path, TITLE), open(path, "rb") as file:
+        source = Bounded(path, file, size_of(path))
+        for _ in range(_OLD_PICKLES):
+            Trial(source, budget, storage).load()
 
 
 def _refuse_programs(path: str, records: dict[str, Member] | None) -> None:
@@ -126,9 +187,9 @@ def _refuse_programs(path: str, records: dict[str, Member] | None) -> None:
 def _lies_open(path: str, records: dict[str, Member]) -> bool:
     """Whether the bytes of storages stand in the file as they are."""
     order = records.get("byteorder")
-    if order is not None and contents(path, order).strip() != b"little":
+    if order is not None and (order.nbytes > _LONGEST_REASON or contents(path, order).strip() != b"little"):
         return False
-    return not any(member.is_packed for name, member in records.items() if name.startswith("data/"))
+    return not any(member.is_packed for name, member in records.items() if name.startswith(_DATA))
 
 
 def _in_file(path: str, name: str, tensor: Any, places: dict[int, Member]) -> Entry:

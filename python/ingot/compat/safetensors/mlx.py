@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["load", "load_file", "safe_open", "save", "save_file"]
 
-_whole = Whole(_ingot.wrap, _ingot.narrowing, _ingot.payload)
+_whole = Whole(_ingot.wrap, _ingot.narrowing, _ingot.at, _ingot.payload)
 
 
 @reading("Error while deserializing header")

@@ -8,8 +8,9 @@ import numpy as np
 
 from ingot import numpy as _ingot
 from ingot.compat._handles import MMAP, chosen, safe_open
-from ingot.compat._specs import TensorSpec, deserialize, serialize, serialize_file
-from ingot.compat._wording import reading, writing
+from ingot.compat._specs import LISTED, TensorSpec, deserialize, serialize, serialize_file, unknown_dtype
+from ingot.compat._wording import reading, reword, writing
+from ingot.errors import DtypeError, SaveError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,13 +71,28 @@ def load(data: Buffer) -> dict[str, Array]:
 @writing
 def save(tensor_dict: dict[str, Array], metadata: dict[str, str] | None = None) -> bytes:
     """Give the bytes of a file that holds these arrays, as `ingot.numpy.save`."""
-    return _ingot.save(tensor_dict, metadata)
+    try:
+        return _ingot.save(tensor_dict, metadata)
+    except (DtypeError, SaveError) as error:
+        _name_dtype(error, tensor_dict)
+        raise
 
 
 @writing
 def save_file(tensor_dict: dict[str, Array], filename: Path, metadata: dict[str, str] | None = None) -> None:
     """Save arrays to a file, as `ingot.numpy.save_file`."""
-    _ingot.save_file(tensor_dict, filename, metadata, format="safetensors")
+    try:
+        _ingot.save_file(tensor_dict, filename, metadata, format="safetensors")
+    except (DtypeError, SaveError) as error:
+        _name_dtype(error, tensor_dict)
+        raise
+
+
+def _name_dtype(error: DtypeError | SaveError, arrays: Mapping[str, Any]) -> None:
+    """Put before `error` what upstream says of a dtype that the format lacks."""
+    dtype = None if error.tensor is None else getattr(arrays.get(error.tensor), "dtype", None)
+    if isinstance(dtype, np.dtype) and dtype.name not in LISTED:
+        reword(error, unknown_dtype(dtype.name))
 
 
 def _getdtype(dtype_str: str) -> Any:

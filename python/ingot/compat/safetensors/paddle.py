@@ -33,8 +33,13 @@ __all__ = [
     "serialize_file",
 ]
 
-_TYPES: dict[str, Any] = dict(_ingot.DTYPES)
+# With upstream's keys, which programs make tables of.
+_TYPES: dict[str, Any] = {
+    code: _ingot.DTYPES[code]
+    for code in ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2")
+}
 _SIZE = {dtype: int(code[-2:]) // 8 if code[-2:].isdigit() else 1 for code, dtype in _TYPES.items()}
+_SIZE[paddle.complex64] = 8
 # What paddle takes from NumPy and gives to it for each dtype.
 NPDTYPES: dict[Any, Any] = {
     paddle.float64: np.float64,
@@ -49,7 +54,6 @@ NPDTYPES: dict[Any, Any] = {
     paddle.bool: bool,
     paddle.float8_e4m3fn: np.uint8,
     paddle.float8_e5m2: np.uint8,
-    paddle.complex64: np.complex64,
 }
 
 
@@ -78,7 +82,7 @@ def save_file(tensors: dict[str, Any], filename: Path, metadata: dict[str, str] 
 
 
 def _getdtype(dtype_str: str) -> Any:
-    return _TYPES[dtype_str]
+    return _TYPES[dtype_str] if dtype_str in _TYPES else _ingot.DTYPES[dtype_str]
 
 
 def _np2paddle(numpy_dict: dict[str, Any], device: str = "cpu") -> dict[str, Any]:

@@ -18,9 +18,9 @@ from ingot._torch_model import (
 )
 from ingot._torch_model import is_complete as _is_complete
 from ingot._torch_model import save_model as _save_model
-from ingot.compat._handles import MMAP, chosen, safe_open
+from ingot.compat._handles import HERE, MMAP, chosen, mover, safe_open
 from ingot.compat._specs import TensorSpec, deserialize, serialize, serialize_file
-from ingot.compat._wording import reading, writing
+from ingot.compat._wording import NoDtypeError, NoValuesError, reading, restate, writing
 from ingot.errors import SaveError, SharedMemoryError, _quoted
 
 TYPE_CHECKING = False
@@ -51,12 +51,14 @@ __all__ = [
     "storage_size",
 ]
 
-# Programs read these two, and add to them. What is changed here holds for `load`, as it does upstream.
-_TYPES = dict(_ingot.DTYPES)
-_SIZE = {dtype: dtype.itemsize for dtype in _TYPES.values()}
+# Programs read these two, make tables of their own of them, and add to them. So they have upstream's keys:
+# the first lacks two dtypes. What is changed here holds for `load`, as it does upstream.
+_SAVED_ONLY = {code: dtype for code, dtype in _ingot.DTYPES.items() if code in ("F4", "F8_E8M0")}
+_TYPES = {code: dtype for code, dtype in _ingot.DTYPES.items() if code not in _SAVED_ONLY}
+_SIZE = {dtype: dtype.itemsize for dtype in _ingot.DTYPES.values()}
 
 _FRESH = dict(_TYPES)
-_CODES = {dtype: code for code, dtype in _FRESH.items()}
+_CODES = {dtype: code for code, dtype in _ingot.DTYPES.items()}
 
 _float4_e2m1_x2 = getattr(torch, "float4_e2m1fn_x2", None)
 _float8_e4m3fn = getattr(torch, "float8_e4m3fn", None)
@@ -69,7 +71,11 @@ _float8_e8m0 = getattr(torch, "float8_e8m0fnu", None)
 @reading("Error while deserializing header")
 def load_file(filename: Path, device: Any = "cpu", *, backend: str = MMAP) -> dict[str, torch.Tensor]:
     """Load all tensors of a file, as `ingot.torch.load_file`."""
-    return _ingot.load_file(filename, device, backend=chosen(backend), shared="drop")
+    backend = chosen(backend)
+    if device not in HERE:
+        # Refused in upstream's words where torch has none such.
+        mover("pt", device)
+    return _ingot.load_file(filename, device, backend=backend, shared="drop")
 
 
 @reading("Error while deserializing")
@@ -112,7 +118,19 @@ def save_model(
     force_contiguous: bool = True,
 ) -> None:
     """Save the tensors of a module, those that share memory once, as `ingot.torch.save_model`."""
-    _save_model(model, filename, metadata, force_contiguous)
+    if metadata is not None and not isinstance(metadata, dict):
+        raise TypeError(f"metadata must be a dict of str to str, found {type(metadata).__name__}")
+    try:
+        return _save_model(model, filename, metadata, force_contiguous)
+    except SaveError as error:
+        refusal = error
+    if refusal.tensor is not None:
+        refusal = _restated(refusal, model.state_dict().get(refusal.tensor))
+    if not isinstance(refusal, (SharedMemoryError, NoDtypeError, NoValuesError)):
+        refusal.args = (
+            f"{refusal} Or use save_model(..., force_contiguous=True), read the docs for potential caveats.",
+        )
+    raise refusal
 
 
 def load_model(
@@ -123,7 +141,7 @@ def load_model(
 
 
 def _getdtype(dtype_str: str) -> torch.dtype:
-    return _TYPES[dtype_str]
+    return _TYPES[dtype_str] if dtype_str in _TYPES else _SAVED_ONLY[dtype_str]
 
 
 def _view2torch(safeview: View) -> dict[str, torch.Tensor]:
@@ -134,7 +152,11 @@ def _view2torch(safeview: View) -> dict[str, torch.Tensor]:
             shape[-1] //= 2
         data = view["data"]
         # torch makes no tensor from a buffer without bytes.
-        raw = torch.frombuffer(data, dtype=torch.uint8) if len(data) else torch.empty(0, dtype=torch.uint8)
+        raw = (
+            torch.frombuffer(data, dtype=torch.uint8)
+            if len(data)
+            else torch.empty(0, dtype=torch.uint8, device="cpu")
+        )
         found[name] = raw.view(dtype).reshape(shape)
     return found
 
@@ -147,8 +169,12 @@ def _to_ndarray(tensor: torch.Tensor) -> tuple[Any, torch.Tensor]:
 
 def _tobytes(tensor: torch.Tensor, name: str) -> bytes:
     if tensor.layout is not torch.strided:
-        raise _sparse(f"a sparse tensor: {_quoted(name)}", name)
-    _ingot.refuse_strided({name: tensor})
+        raise SaveError(
+            f"You are trying to save a sparse tensor: {_quoted(name)}: save its `.to_dense()`",
+            code="no-values",
+            tensor=name,
+        )
+    _refuse_strided({name: tensor})
     data: bytes = _to_ndarray(tensor)[0].tobytes()
     return data
 
@@ -165,7 +191,7 @@ def _flatten(tensors: dict[str, torch.Tensor]) -> dict[str, dict[str, Any]]:
 def _flatten_as_ptr(tensors: dict[str, torch.Tensor], keep_alive_buffer: list[Any]) -> dict[str, TensorSpec]:
     """As 0.8 hands them to `serialize`: by their address. Who keeps the list keeps them alive."""
     _evaluate_tensors_for_save(tensors)
-    _ingot.refuse_strided(tensors)
+    _refuse_strided(tensors)
     specs = {}
     for name, tensor in tensors.items():
         array, owner = _to_ndarray(tensor)
@@ -181,8 +207,8 @@ def _flatten_as_ptr(tensors: dict[str, torch.Tensor], keep_alive_buffer: list[An
 
 def _dtype_name(name: str, tensor: torch.Tensor) -> str:
     if tensor.dtype not in _CODES:
-        raise SaveError(
-            f"tensor {_quoted(name)}: the format has no dtype for {tensor.dtype}",
+        raise NoDtypeError(
+            f"{tensor.dtype}: tensor {_quoted(name)}: the format has no dtype for it",
             code="unsupported-dtype",
             tensor=name,
             found=str(tensor.dtype),
@@ -195,15 +221,16 @@ def _evaluate_tensors_for_save(tensors: dict[str, torch.Tensor]) -> None:
     _refuse_non_tensors(tensors)
     sparse = [name for name, tensor in tensors.items() if tensor.layout is not torch.strided]
     if sparse:
-        raise _sparse(f"a sparse tensors: `{sparse}`", sparse[0])
+        raise _sparse(sparse, sparse[0])
     # Where the extents of two meet, one of them is not contiguous, or they have a byte in common.
     if crowded := [names for names in _find_shared_tensors(tensors) if len(names) > 1]:
-        _ingot.refuse_strided({name: tensors[name] for names in crowded for name in sorted(names)})
+        _refuse_strided({name: tensors[name] for names in crowded for name in sorted(names)})
         listed = ", ".join(f"{{{', '.join(map(repr, sorted(names)))}}}" for names in crowded)
         raise SharedMemoryError(
             "\n            Some tensors share memory, this will lead to duplicate memory on disk and "
-            f"potential differences when loading them again: [{listed}]: save a module with `save_model`, "
-            'or call `ingot.torch.save_file` with shared="alias"',
+            f"potential differences when loading them again: [{listed}].\n            A potential way to "
+            "correctly save your model is to use `save_model`, or `ingot.torch.save_file` with "
+            'shared="alias"',
             code="shared-memory",
             tensor=min(crowded[0]),
             found=tuple(sorted(crowded[0])),
@@ -228,11 +255,54 @@ def _as_upstream(refusal: SaveError, tensors: dict[str, torch.Tensor]) -> SaveEr
         _evaluate_tensors_for_save(tensors)
     except SaveError as error:
         return error
-    return refusal
+    return refusal if refusal.tensor is None else _restated(refusal, tensors.get(refusal.tensor))
 
 
-def _sparse(what: str, name: str) -> SaveError:
-    return SaveError(f"You are trying to save {what}: save its `.to_dense()`", code="no-values", tensor=name)
+def _refuse_strided(tensors: Mapping[str, torch.Tensor]) -> None:
+    try:
+        _ingot.refuse_strided(tensors)
+    except SaveError as error:
+        restate(error, _PACKED.format(error.tensor))
+        raise
+
+
+def _restated(refusal: SaveError, tensor: object) -> SaveError:
+    """The refusal of `tensor` in upstream's words, and of torch's class."""
+    name = refusal.tensor
+    if not isinstance(tensor, torch.Tensor) or name is None or isinstance(refusal, SharedMemoryError):
+        return refusal
+    facts = {"code": refusal.code, "path": refusal.path, "tensor": name, "found": refusal.found}
+    if tensor.layout is not torch.strided:
+        other: SaveError = _sparse([name], name)
+    elif not tensor.is_contiguous():
+        restate(refusal, _PACKED.format(name))
+        return refusal
+    elif tensor.is_meta:
+        other = NoValuesError("Cannot copy out of meta tensor; no data!", **facts)
+    elif tensor.dtype not in _CODES:
+        other = NoDtypeError(str(tensor.dtype), **facts)
+    else:
+        return refusal
+    other.add_note(str(refusal))
+    return other
+
+
+_PACKED = (
+    "You are trying to save a non contiguous tensor: `{}` which is not allowed. It either means you are "
+    "trying to save tensors which are reference of each other in which case it's recommended to save only "
+    "the full tensors, and reslice at load time, or simply call `.contiguous()` on your tensor to pack it "
+    "before saving."
+)
+
+
+def _sparse(names: list[str], name: str) -> SaveError:
+    return SaveError(
+        f"You are trying to save a sparse tensors: `{names}` which this library does not support. You can "
+        "make it a dense tensor before saving with `.to_dense()` but be aware this might make a much larger "
+        "file than needed.",
+        code="no-values",
+        tensor=name,
+    )
 
 
 def _end_ptr(tensor: torch.Tensor) -> int:

@@ -15,7 +15,9 @@ use crate::error::Error;
 use crate::remote::journal::Record;
 use crate::remote::options::RemoteOptions;
 use crate::save::Durability;
-use crate::save::partial::{Existing, Partial, is_there};
+use crate::save::Existing;
+use crate::save::draft::is_there;
+use crate::save::partial::Partial;
 use crate::watch::{After, Unwatched, Watch};
 
 /// A model of which it is known that it can be fetched to where it is wanted.

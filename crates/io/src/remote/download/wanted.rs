@@ -4,7 +4,7 @@ use std::io::Read;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
-use ingot_format::{IndexReader, to_u64, to_usize};
+use ingot_format::{IndexReader, ShardIndex, to_u64, to_usize};
 
 use super::compare;
 use super::origin::{Origin, linked};
@@ -14,7 +14,9 @@ use crate::error::Error;
 use crate::hash::{Algorithm, Digest};
 use crate::payload::FileRange;
 use crate::read::execute::Reading;
-use crate::remote::checkpoint::{Door, Found, INDEX_START_NBYTES, cached_at, refused, through_door};
+use crate::remote::checkpoint::{
+    Door, Found, INDEX_START_NBYTES, cached_at, for_urls, refused, through_door,
+};
 use crate::remote::hub::{INDEX_FILE, MODEL_FILE};
 use crate::remote::options::RemoteOptions;
 use crate::remote::place::{Place, Remote, redacted};
@@ -129,7 +131,9 @@ impl Door {
         }
         let model = Model {
             door: self.clone(),
-            shards: shards_of(&bytes, Path::new(&shown))?,
+            shards: for_urls(read(&bytes, Path::new(&shown))?, Path::new(&shown))?
+                .shards()
+                .to_vec(),
             bytes,
             sha256,
             is_remote: true,
@@ -148,9 +152,13 @@ impl Door {
             source,
         })?;
         let folder = path.parent().map(Path::to_owned).unwrap_or_default();
+        let index = match &remote {
+            Some(_) => for_urls(read(&bytes, path)?, path)?,
+            None => read(&bytes, path)?,
+        };
         let model = Model {
             door: self.clone(),
-            shards: shards_of(&bytes, path)?,
+            shards: index.shards().to_vec(),
             bytes,
             sha256: None,
             is_remote: false,
@@ -179,9 +187,9 @@ fn room(nbytes: u64, path: &Path) -> Result<usize, Error> {
     }
 }
 
-/// The shards that an index names. Names that lead out of its folder are refused.
-fn shards_of(index: &[u8], path: &Path) -> Result<Vec<String>, Error> {
-    Ok(index_of(index, to_u64(index.len()), path)?.shards().to_vec())
+/// An index. Names of shards that lead out of its folder are refused.
+fn read(index: &[u8], path: &Path) -> Result<ShardIndex, Error> {
+    index_of(index, to_u64(index.len()), path)
 }
 
 impl Model {

@@ -1,18 +1,17 @@
 //! The quick reader: one pass over the compact JSON that every common writer emits.
 //!
-//! It gives exactly what the reference reader in `json.rs` gives, or steps aside for it. It never says what is
+//! It gives exactly what the reference reader in `value.rs` gives, or steps aside for it. It never says what is
 //! wrong with a header; finding words for that is the reference reader's work.
 
 use core::str;
 
-use crate::METADATA_KEY;
+use super::value;
 use crate::dtype::Dtype;
 use crate::error::FormatError;
 use crate::extent::to_u64;
-use crate::header::{PREFIX_NBYTES, RawHeader};
 use crate::limits::Leniency;
-use crate::metadata::Metadata;
-use crate::safetensors::json;
+use crate::metadata::{METADATA_KEY, Metadata};
+use crate::raw::{PREFIX_NBYTES, RawHeader};
 
 /// Reads the JSON of a header. Rules F4 to F8.
 pub(crate) fn parse(header: &[u8], leniency: Leniency) -> Result<RawHeader, FormatError> {
@@ -22,7 +21,7 @@ pub(crate) fn parse(header: &[u8], leniency: Leniency) -> Result<RawHeader, Form
     })?;
     match Compact::whole(text) {
         Some(raw) => Ok(raw),
-        None => json::read(text, leniency),
+        None => value::read(text, leniency),
     }
 }
 
@@ -342,7 +341,7 @@ pub(crate) fn compare(text: &str) -> Result<bool, alloc::string::String> {
         return Ok(false);
     };
     // Strict, because what the quick reader takes is never unusual.
-    let reference = json::read(text, Leniency::Refuse);
+    let reference = value::read(text, Leniency::Refuse);
     // Debug output shows all that a raw header says.
     let (quick, reference) = (
         alloc::format!("{:?}", Ok::<_, FormatError>(quick)),

@@ -3,12 +3,13 @@
 use alloc::string::ToString;
 use core::str;
 
-use super::{check_room, varint};
+use super::varint;
 use crate::dtype::Dtype;
 use crate::error::FormatError;
 use crate::extent::{to_u64, to_usize};
-use crate::header::{PREFIX_NBYTES, RawHeader};
+
 use crate::metadata::Metadata;
+use crate::raw::{PREFIX_NBYTES, RawHeader, check_room};
 
 /// Reads a header. Rules F4, F7, F8 and B1 to B4.
 pub(crate) fn parse(header: &[u8]) -> Result<RawHeader, FormatError> {

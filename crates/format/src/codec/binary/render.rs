@@ -4,19 +4,19 @@ use alloc::vec::Vec;
 
 use super::varint;
 use crate::extent::to_u64;
-use crate::header::Header;
+use crate::raw::RawHeader;
 
 /// Appends the binary form of `header`, without length and padding.
-pub(crate) fn render(header: &Header, out: &mut Vec<u8>) {
-    out.push(u8::from(header.metadata().is_some()));
-    if let Some(metadata) = header.metadata() {
+pub(crate) fn render(header: &RawHeader, out: &mut Vec<u8>) {
+    out.push(u8::from(header.metadata.is_some()));
+    if let Some(metadata) = &header.metadata {
         varint::put(to_u64(metadata.len()), out);
         for (key, value) in metadata.iter() {
             string(key, out);
             string(value, out);
         }
     }
-    varint::put(to_u64(header.len()), out);
+    varint::put(to_u64(header.records.len()), out);
     for entry in header.entries() {
         string(entry.name, out);
         // `layout` refused the dtypes without a number; no reader knows this one.

@@ -2,11 +2,10 @@
 
 use alloc::vec::Vec;
 
-use crate::METADATA_KEY;
+use super::parse::plain_nbytes;
 use crate::dtype::Dtype;
-use crate::header::Header;
-use crate::metadata::Metadata;
-use crate::safetensors::plain_nbytes;
+use crate::metadata::{METADATA_KEY, Metadata};
+use crate::raw::RawHeader;
 
 /// Where tensors of this dtype are placed: higher ranks first, so that wide elements lie aligned.
 pub(crate) fn data_rank(dtype: Dtype) -> u8 {
@@ -14,13 +13,13 @@ pub(crate) fn data_rank(dtype: Dtype) -> u8 {
 }
 
 /// Appends the JSON of `header`, without length and padding. Says where in `out` room for longer metadata belongs.
-pub(crate) fn render(header: &Header, out: &mut Vec<u8>) -> usize {
+pub(crate) fn render(header: &RawHeader, out: &mut Vec<u8>) -> usize {
     out.push(b'{');
-    if let Some(metadata) = header.metadata() {
+    if let Some(metadata) = &header.metadata {
         render_metadata(metadata, out);
     }
     let room_at = out.len();
-    let before = usize::from(header.metadata().is_some());
+    let before = usize::from(header.metadata.is_some());
     for (place, entry) in header.entries().enumerate() {
         comma(before + place, out);
         string(entry.name, out);

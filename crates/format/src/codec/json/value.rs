@@ -8,13 +8,12 @@ use core::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-use crate::METADATA_KEY;
 use crate::dtype::Dtype;
 use crate::error::FormatError;
-use crate::header::RawHeader;
 use crate::limits::Leniency;
-use crate::metadata::Metadata;
+use crate::metadata::{METADATA_KEY, Metadata};
 use crate::quoted::Quoted;
+use crate::raw::RawHeader;
 
 /// Reads a header. Rules F5 to F8.
 pub(crate) fn read(text: &str, leniency: Leniency) -> Result<RawHeader, FormatError> {

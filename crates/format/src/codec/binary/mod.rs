@@ -1,0 +1,8 @@
+//! The binary header of the `.bt` format.
+
+mod parse;
+mod render;
+mod varint;
+
+pub(crate) use parse::parse;
+pub(crate) use render::render;

@@ -1,0 +1,10 @@
+//! The JSON header of the `.safetensors` format.
+
+mod parse;
+mod render;
+mod value;
+
+#[cfg(feature = "fuzzing")]
+pub(crate) use parse::compare;
+pub(crate) use parse::{Compact, parse, plain_nbytes};
+pub(crate) use render::{data_rank, render, render_metadata, string};

@@ -1,0 +1,145 @@
+//! What a header says, not yet checked. The codecs make it and write it; `header` proves it.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use crate::dtype::Dtype;
+use crate::entry::Entry;
+use crate::error::FormatError;
+use crate::extent::{index, to_u32, to_u64};
+use crate::limits::Limits;
+use crate::metadata::Metadata;
+
+/// Bytes of the length that stands before every header.
+pub(crate) const PREFIX_NBYTES: usize = 8;
+
+/// What a codec read, not yet checked: in the order and with the claims of the file.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RawHeader {
+    pub(crate) names: String,
+    pub(crate) dims: Vec<u64>,
+    pub(crate) records: Vec<Record>,
+    pub(crate) metadata: Option<Metadata>,
+}
+
+/// One entry; its name and shape end where it says and begin where those of the record before it end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Record {
+    pub(crate) begin: u64,
+    pub(crate) end: u64,
+    pub(crate) name_end: u32,
+    pub(crate) dims_end: u32,
+    pub(crate) dtype: Dtype,
+}
+
+impl RawHeader {
+    /// Adds an entry whose name and dimensions were appended to the arenas just before.
+    pub(crate) fn close_entry(&mut self, dtype: Dtype, begin: u64, end: u64) {
+        let name_end = to_u32(self.names.len());
+        let dims_end = to_u32(self.dims.len());
+        self.records.push(Record {
+            begin,
+            end,
+            name_end,
+            dims_end,
+            dtype,
+        });
+    }
+
+    /// Makes room for so many entries, with so much text and so many dimensions in all.
+    pub(crate) fn reserve(&mut self, entries: usize, text: usize, dims: usize) {
+        self.records.reserve(entries);
+        self.names.reserve(text);
+        self.dims.reserve(dims);
+    }
+
+    pub(crate) fn name(&self, number: usize) -> &str {
+        let begin = number
+            .checked_sub(1)
+            .map_or(0, |before| self.records[before].name_end);
+        &self.names[index(begin)..index(self.records[number].name_end)]
+    }
+
+    pub(crate) fn entry(&self, number: usize) -> Entry<'_> {
+        let record = &self.records[number];
+        let (name_begin, dims_begin) = match number.checked_sub(1) {
+            None => (0, 0),
+            Some(before) => (self.records[before].name_end, self.records[before].dims_end),
+        };
+        Entry {
+            name: &self.names[index(name_begin)..index(record.name_end)],
+            dtype: record.dtype,
+            shape: &self.dims[index(dims_begin)..index(record.dims_end)],
+            begin: record.begin,
+            end: record.end,
+        }
+    }
+
+    /// All entries in the order of the list.
+    pub(crate) fn entries(&self) -> impl ExactSizeIterator<Item = Entry<'_>> + Clone {
+        (0..self.records.len()).map(|number| self.entry(number))
+    }
+
+    /// All names in the order of the list. One pass, which is quicker than asking for each by its number.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        let mut begin = 0;
+        self.records.iter().map(move |record| {
+            let name = index(begin)..index(record.name_end);
+            begin = record.name_end;
+            &self.names[name]
+        })
+    }
+
+    /// The same entries in the order of their data. Writers of safetensors may list them in any order; most list
+    /// them like this already.
+    pub(crate) fn in_data_order(self) -> RawHeader {
+        if self.records.is_sorted_by_key(|record| (record.begin, record.end)) {
+            return self;
+        }
+        let mut order: Vec<usize> = (0..self.records.len()).collect();
+        order.sort_by_key(|&number| (self.records[number].begin, self.records[number].end));
+        let mut sorted = RawHeader {
+            names: String::with_capacity(self.names.len()),
+            dims: Vec::with_capacity(self.dims.len()),
+            records: Vec::with_capacity(self.records.len()),
+            metadata: None,
+        };
+        for entry in order.into_iter().map(|number| self.entry(number)) {
+            sorted.names.push_str(entry.name);
+            sorted.dims.extend_from_slice(entry.shape);
+            sorted.close_entry(entry.dtype, entry.begin, entry.end);
+        }
+        RawHeader {
+            metadata: self.metadata,
+            ..sorted
+        }
+    }
+}
+
+/// What the entries, dimensions and metadata pairs of one header may take in memory, in bytes.
+///
+/// One byte of the file is enough for a dimension and five for an entry, so the length of the header alone does
+/// not bound memory well. bintensors stops at the same sum and counts more for each, so no file that it reads is
+/// refused here.
+const ROOM_NBYTES: usize = 100_000_000;
+
+/// Refuses a header that takes more than [`ROOM_NBYTES`].
+pub(crate) fn check_room(entries: usize, dims: usize, pairs: usize) -> Result<(), FormatError> {
+    let found = [
+        (entries, size_of::<Record>()),
+        (dims, size_of::<u64>()),
+        // Where the key ends, and where the value does.
+        (pairs, 2 * size_of::<u32>()),
+    ]
+    .into_iter()
+    .fold(0_usize, |sum, (count, each)| {
+        sum.saturating_add(count.saturating_mul(each))
+    });
+    if found > ROOM_NBYTES {
+        return Err(FormatError::HeaderTooLarge {
+            found: to_u64(found),
+            limit: Limits::HEADER_NBYTES,
+        });
+    }
+    Ok(())
+}

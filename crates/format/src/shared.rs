@@ -1,0 +1,425 @@
+//! Tensors that are stored once and have several names, as they stand in the metadata. FORMAT.md, "Shared tensors".
+
+use alloc::borrow::ToOwned;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use core::fmt;
+
+use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+use crate::checksums::Text;
+use crate::codec::json::string;
+use crate::quoted::Quoted;
+
+/// The metadata key under which a file keeps the names that it stores no tensor for.
+pub const SHARED_KEY: &str = "ingot.shared";
+
+/// Dimensions that a part of a tensor may have: torch and NumPy compute with no more, and each costs a reader a
+/// multiplication for two bytes of the record.
+const MAX_DIMS: usize = 64;
+
+/// A part of a tensor, whose elements lie in that tensor's memory as strides say. Proven: it has an element, at most
+/// 64 dimensions, and neither its count nor the place of its last element passes 2⁶³.
+///
+/// It is counted in elements of the tensor; of F4, which has two to a byte, in bytes.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Excerpt {
+    shape: Vec<u64>,
+    stride: Vec<u64>,
+    begin: u64,
+    count: u64,
+    end: u64,
+}
+
+impl Excerpt {
+    /// `None` for what can be no part of a tensor.
+    #[must_use]
+    pub fn new(shape: Vec<u64>, stride: Vec<u64>, begin: u64) -> Option<Excerpt> {
+        const LIMIT: u64 = 1 << 63;
+        if shape.len() != stride.len() || shape.len() > MAX_DIMS || shape.contains(&0) {
+            return None;
+        }
+        let count = shape.iter().try_fold(1_u64, |n, &dim| n.checked_mul(dim))?;
+        let steps = shape.iter().zip(&stride);
+        let last = steps
+            .map(|(&dim, &step)| (dim - 1).checked_mul(step))
+            .try_fold(begin, |at, steps| at.checked_add(steps?))?;
+        let fits = count < LIMIT && last < LIMIT && stride.iter().all(|&step| step < LIMIT);
+        fits.then_some(Excerpt {
+            shape,
+            stride,
+            begin,
+            count,
+            end: last + 1,
+        })
+    }
+
+    /// The same elements, where the tensor's first is what was number `by`.
+    #[must_use]
+    pub fn counted_from(&self, by: u64) -> Option<Excerpt> {
+        Excerpt::new(
+            self.shape.clone(),
+            self.stride.clone(),
+            self.begin.checked_sub(by)?,
+        )
+    }
+
+    /// Elements along each dimension.
+    #[must_use]
+    pub fn shape(&self) -> &[u64] {
+        &self.shape
+    }
+
+    /// Elements of the tensor from one to the next, along each dimension.
+    #[must_use]
+    pub fn stride(&self) -> &[u64] {
+        &self.stride
+    }
+
+    /// The first element.
+    #[must_use]
+    pub fn begin(&self) -> u64 {
+        self.begin
+    }
+
+    /// The element after the last.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// How many elements there are.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Whether they lie one after the other, row by row.
+    #[must_use]
+    pub fn is_packed(&self) -> bool {
+        let mut below = 1;
+        self.shape.iter().zip(&self.stride).rev().all(|(&dim, &step)| {
+            let packed = dim == 1 || step == below;
+            below *= dim;
+            packed
+        })
+    }
+
+    /// Where element `number` of all, row by row, lies.
+    #[must_use]
+    pub fn place(&self, mut number: u64) -> u64 {
+        let mut place = self.begin;
+        for (dim, step) in self.shape.iter().zip(&self.stride).rev() {
+            place += number % dim * step;
+            number /= dim;
+        }
+        place
+    }
+}
+
+/// A name for a tensor, or for a part of one.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SharedName {
+    /// The name.
+    pub name: String,
+    /// The name of the tensor, which is stored.
+    pub of: String,
+    /// Which part of it; `None` for all.
+    pub part: Option<Excerpt>,
+}
+
+/// Why a text is no such record, or none of its file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SharedError {
+    tensor: Option<String>,
+    reason: String,
+}
+
+impl SharedError {
+    /// What is said of `tensor` is wrong.
+    #[must_use]
+    pub fn about(tensor: &str, reason: &str) -> SharedError {
+        SharedError {
+            tensor: Some(tensor.to_owned()),
+            reason: reason.to_owned(),
+        }
+    }
+
+    /// The name that is at fault, where it is one.
+    #[must_use]
+    pub fn tensor(&self) -> Option<&str> {
+        self.tensor.as_deref()
+    }
+}
+
+impl fmt::Display for SharedError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.tensor {
+            Some(tensor) => write!(
+                f,
+                "tensor {}: metadata {} {}",
+                Quoted(tensor),
+                Quoted(SHARED_KEY),
+                self.reason
+            ),
+            None => write!(
+                f,
+                "metadata {} is no record of shared tensors: {}",
+                Quoted(SHARED_KEY),
+                self.reason
+            ),
+        }
+    }
+}
+
+impl core::error::Error for SharedError {}
+
+/// Reads a record: its names, sorted. Whether the tensors are there is for who has the header to say.
+///
+/// # Errors
+/// The text is not JSON of this form, has a name twice, also by escape, or a part that no tensor can have.
+pub fn parse_shared(text: &str) -> Result<Vec<SharedName>, SharedError> {
+    let mut json = serde_json::Deserializer::from_str(text);
+    let mut names = json
+        .deserialize_map(Record)
+        .and_then(|names| json.end().map(|()| names))
+        .map_err(|fault| SharedError {
+            tensor: None,
+            reason: fault.to_string(),
+        })?;
+    names.sort();
+    match names.windows(2).find(|pair| pair[0].name == pair[1].name) {
+        Some(pair) => Err(SharedError {
+            tensor: None,
+            reason: alloc::format!("the name {} comes twice", Quoted(&pair[0].name)),
+        }),
+        None => Ok(names),
+    }
+}
+
+/// The record of `names` as it stands in a file: sorted, without white space.
+#[must_use]
+pub fn render_shared(names: &mut [SharedName]) -> String {
+    names.sort();
+    let mut out = Vec::new();
+    for (number, SharedName { name, of, part }) in names.iter().enumerate() {
+        out.push(if number == 0 { b'{' } else { b',' });
+        string(name, &mut out);
+        match part {
+            None => out.extend_from_slice(b":{\"of\":"),
+            Some(part) => {
+                out.extend_from_slice(b":{\"begin\":");
+                out.extend_from_slice(part.begin.to_string().as_bytes());
+                out.extend_from_slice(b",\"of\":");
+            }
+        }
+        string(of, &mut out);
+        if let Some(part) = part {
+            list(b",\"shape\":", &part.shape, &mut out);
+            list(b",\"stride\":", &part.stride, &mut out);
+        }
+        out.push(b'}');
+    }
+    out.extend_from_slice(if names.is_empty() { b"{}" } else { b"}" });
+    // Made of text and ASCII, so nothing is ever replaced.
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+fn list(key: &[u8], numbers: &[u64], out: &mut Vec<u8>) {
+    out.extend_from_slice(key);
+    out.push(b'[');
+    for (place, number) in numbers.iter().enumerate() {
+        if place > 0 {
+            out.push(b',');
+        }
+        out.extend_from_slice(number.to_string().as_bytes());
+    }
+    out.push(b']');
+}
+
+struct Record;
+
+impl<'de> Visitor<'de> for Record {
+    type Value = Vec<SharedName>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object from names to objects with `of`")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Self::Value, A::Error> {
+        let mut names = Vec::new();
+        while let Some(Text(name)) = members.next_key()? {
+            let Whereabouts { of, part } = members.next_value()?;
+            names.push(SharedName {
+                name: name.into_owned(),
+                of,
+                part,
+            });
+        }
+        Ok(names)
+    }
+}
+
+/// Where one name lies. Members with other names are passed over, as those of a header's entries are (F8).
+struct Whereabouts {
+    of: String,
+    part: Option<Excerpt>,
+}
+
+impl<'de> Deserialize<'de> for Whereabouts {
+    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
+        struct Members;
+        impl<'de> Visitor<'de> for Members {
+            type Value = Whereabouts;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object with `of`")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Whereabouts, A::Error> {
+                let (mut of, mut shape, mut stride, mut begin) = (None, None, None, None);
+                while let Some(Text(member)) = members.next_key()? {
+                    let twice = match &*member {
+                        "of" => of.replace(members.next_value::<Text<'de>>()?.0).is_some(),
+                        "shape" => shape.replace(members.next_value::<Dims>()?.0).is_some(),
+                        "stride" => stride.replace(members.next_value::<Dims>()?.0).is_some(),
+                        "begin" => begin.replace(members.next_value::<u64>()?).is_some(),
+                        _ => {
+                            members.next_value::<IgnoredAny>()?;
+                            false
+                        }
+                    };
+                    if twice {
+                        return Err(Error::custom(format_args!("{} comes twice", Quoted(&member))));
+                    }
+                }
+                let part = match (shape, stride, begin) {
+                    (None, None, None) => None,
+                    (Some(shape), Some(stride), Some(begin)) => {
+                        let part = Excerpt::new(shape, stride, begin);
+                        Some(part.ok_or_else(|| Error::custom("no tensor can have such a part"))?)
+                    }
+                    _ => return Err(Error::custom("expected all of `shape`, `stride` and `begin`")),
+                };
+                let of = of.ok_or_else(|| Error::missing_field("of"))?.into_owned();
+                Ok(Whereabouts { of, part })
+            }
+        }
+        json.deserialize_map(Members)
+    }
+}
+
+/// Numbers of dimensions, of which no more are kept than there may be.
+struct Dims(Vec<u64>);
+
+impl<'de> Deserialize<'de> for Dims {
+    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
+        struct List;
+        impl<'de> Visitor<'de> for List {
+            type Value = Dims;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of integers from 0 on")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Dims, A::Error> {
+                let mut dims = Vec::new();
+                while let Some(dim) = list.next_element()? {
+                    if dims.len() == MAX_DIMS {
+                        return Err(Error::custom(format_args!("more than {MAX_DIMS} dimensions")));
+                    }
+                    dims.push(dim);
+                }
+                Ok(Dims(dims))
+            }
+        }
+        json.deserialize_seq(List)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+    use proptest::prelude::*;
+
+    fn part() -> impl Strategy<Value = Option<Excerpt>> {
+        let dims = proptest::collection::vec((1..5_u64, 0..9_u64), 0..4);
+        proptest::option::of((dims, 0..100_u64)).prop_map(|part| {
+            let (dims, begin) = part?;
+            let (shape, stride) = dims.into_iter().unzip();
+            Excerpt::new(shape, stride, begin)
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn a_record_reads_as_it_was_written(
+            names in proptest::collection::btree_map(any::<String>(), (any::<String>(), part()), 0..5),
+        ) {
+            let mut names: Vec<SharedName> =
+                names.into_iter().map(|(name, (of, part))| SharedName { name, of, part }).collect();
+            let text = render_shared(&mut names);
+            prop_assert_eq!(parse_shared(&text).unwrap(), names);
+        }
+
+        #[test]
+        fn places_are_those_of_nested_loops(
+            dims in proptest::collection::vec((1..5_u64, 0..9_u64), 3..4),
+            begin in 0..9_u64,
+        ) {
+            let (shape, stride): (Vec<u64>, Vec<u64>) = dims.iter().copied().unzip();
+            let part = Excerpt::new(shape, stride, begin).unwrap();
+            let mut naive = Vec::new();
+            for i in 0..dims[0].0 {
+                for j in 0..dims[1].0 {
+                    for k in 0..dims[2].0 {
+                        naive.push(begin + i * dims[0].1 + j * dims[1].1 + k * dims[2].1);
+                    }
+                }
+            }
+            let places: Vec<u64> = (0..part.count()).map(|number| part.place(number)).collect();
+            prop_assert_eq!(naive.iter().max().map(|last| last + 1), Some(part.end()));
+            let in_a_row = places.windows(2).all(|pair| pair[1] == pair[0] + 1);
+            prop_assert_eq!(part.is_packed(), in_a_row);
+            prop_assert_eq!(places, naive);
+        }
+    }
+
+    #[test]
+    fn what_is_no_record_is_refused() {
+        for text in [
+            "",
+            "[]",
+            "{",
+            r#"{"b":"a"}"#,
+            r#"{"b":{}}"#,
+            r#"{"b":{"of":1}}"#,
+            r#"{"b":{"of":"a","of":"c"}}"#,
+            r#"{"b":{"of":"a"},"\u0062":{"of":"a"}}"#,
+            r#"{"b":{"of":"a","shape":[1]}}"#,
+            r#"{"b":{"of":"a","shape":[1,1],"stride":[1],"begin":0}}"#,
+            r#"{"b":{"of":"a","shape":[1],"stride":[true],"begin":0}}"#,
+            r#"{"b":{"of":"a","shape":[1],"stride":[1.0],"begin":0}}"#,
+            r#"{"b":{"of":"a","shape":[1],"stride":[1],"begin":-1}}"#,
+            r#"{"b":{"of":"a","shape":[1],"stride":[1],"begin":9223372036854775808}}"#,
+            r#"{"b":{"of":"a","shape":[0],"stride":[1],"begin":0}}"#,
+            r#"{"b":{"of":"a","shape":[3,9223372036854775807],"stride":[0,0],"begin":0}}"#,
+        ] {
+            assert!(parse_shared(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn dimensions_beyond_the_limit_are_not_kept() {
+        let dims = |count: usize| vec!["9223372036854775807"; count].join(",");
+        let record = |count| {
+            let dims = dims(count);
+            alloc::format!(r#"{{"b":{{"of":"a","shape":[{dims}],"stride":[{dims}],"begin":0}}}}"#)
+        };
+        let said = parse_shared(&record(100_000)).unwrap_err().to_string();
+        assert!(said.contains("more than 64 dimensions"), "{said}");
+        assert!(Excerpt::new(vec![1; 64], vec![1; 64], 0).is_some());
+        assert!(Excerpt::new(vec![1; 65], vec![1; 65], 0).is_none());
+    }
+}

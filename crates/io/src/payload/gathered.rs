@@ -1,0 +1,120 @@
+//! A part of a tensor of another file, whose elements do not lie together there.
+
+use std::io;
+
+use ingot_format::{Excerpt, to_u64, to_usize};
+
+use super::{Payload, Produce};
+
+/// Bytes that are read for one that is taken, at most, where elements lie apart: one read of a few pages takes less time
+/// than a read for each of them.
+const WASTE: u64 = 64;
+/// Elements that are looked for at a time.
+const AT_ONCE: u64 = 1 << 16;
+
+/// The elements of `part`, row by row.
+#[derive(Debug)]
+pub(crate) struct Gathered<'a> {
+    tensor: Payload<'a>,
+    part: Excerpt,
+    /// Bytes of an element.
+    unit: u64,
+}
+
+impl<'a> Gathered<'a> {
+    pub(crate) fn new(tensor: Payload<'a>, part: Excerpt, unit: u64) -> Gathered<'a> {
+        Gathered { tensor, part, unit }
+    }
+
+    /// Fills `into` with the whole elements from `first` on.
+    fn elements(&self, first: u64, into: &mut [u8]) -> io::Result<()> {
+        let width = to_usize(self.unit).ok_or(io::ErrorKind::OutOfMemory)?;
+        let count = to_u64(into.len() / width);
+        let places: Vec<u64> = (first..first + count)
+            .map(|number| self.part.place(number))
+            .collect();
+        let (Some(&begin), Some(&last)) = (places.iter().min(), places.iter().max()) else {
+            return Ok(());
+        };
+        if (last - begin) / WASTE > count {
+            for (place, element) in places.iter().zip(into.chunks_exact_mut(width)) {
+                self.tensor.read(place * self.unit, element)?;
+            }
+            return Ok(());
+        }
+        let nbytes = to_usize((last + 1 - begin) * self.unit).ok_or(io::ErrorKind::OutOfMemory)?;
+        let mut span = vec![0; nbytes];
+        self.tensor.read(begin * self.unit, &mut span)?;
+        for (place, element) in places.iter().zip(into.chunks_exact_mut(width)) {
+            // Inside of `span`, which has that many bytes of memory.
+            let at = to_usize((place - begin) * self.unit).unwrap_or(0);
+            element.copy_from_slice(&span[at..at + width]);
+        }
+        Ok(())
+    }
+}
+
+impl Produce for Gathered<'_> {
+    fn nbytes(&self) -> u64 {
+        self.part.count() * self.unit
+    }
+
+    fn produce(&self, begin: u64, into: &mut [u8]) -> io::Result<()> {
+        let mut done = 0;
+        while done < into.len() {
+            let at = begin + to_u64(done);
+            let (first, inside) = (at / self.unit, at % self.unit);
+            let rest = to_u64(into.len() - done);
+            let whole = (rest / self.unit).min(AT_ONCE);
+            let few = |n: u64| to_usize(n).ok_or(io::ErrorKind::OutOfMemory);
+            let step = if inside == 0 && whole > 0 {
+                let step = few(whole * self.unit)?;
+                self.elements(first, &mut into[done..done + step])?;
+                step
+            } else {
+                // A piece that begins or ends inside of an element.
+                let mut element = vec![0; few(self.unit)?];
+                self.elements(first, &mut element)?;
+                let inside = few(inside)?;
+                let step = (element.len() - inside).min(into.len() - done);
+                into[done..done + step].copy_from_slice(&element[inside..inside + step]);
+                step
+            };
+            done += step;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn gives_the_bytes_of_a_nested_loop(
+            dims in proptest::collection::vec((1..6_u64, 0..300_u64), 0..4),
+            begin in 0..5_u64,
+            unit in prop_oneof![Just(1_u64), Just(2), Just(8)],
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let (shape, stride) = dims.into_iter().unzip();
+            let part = Excerpt::new(shape, stride, begin).unwrap();
+            let data: Vec<u8> = (0..part.end() * unit).map(|n| u8::try_from(n % 251).unwrap()).collect();
+            let naive: Vec<u8> = (0..part.count())
+                .flat_map(|number| {
+                    let at = usize::try_from(part.place(number) * unit).unwrap();
+                    data[at..at + usize::try_from(unit).unwrap()].to_vec()
+                })
+                .collect();
+            let gathered = Gathered::new(Payload::from(&*data), part, unit);
+            prop_assert_eq!(gathered.nbytes(), to_u64(naive.len()));
+            let cut = cut.index(naive.len());
+            let mut found = vec![0; naive.len()];
+            gathered.produce(0, &mut found[..cut]).unwrap();
+            gathered.produce(to_u64(cut), &mut found[cut..]).unwrap();
+            prop_assert_eq!(found, naive);
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! A file of any content, which another program or library fills before it gets its name.
+
+use std::ffi::OsStr;
+use std::path::Path;
+
+use crate::error::Error;
+use crate::save::draft::Draft;
+use crate::save::{Existing, SaveOptions};
+use crate::watch::Watch;
+
+/// An empty file beside a path. As with a [`Writer`](crate::Writer), losing it leaves what is at the path, and the
+/// next save to this path cleans up after a process that was killed.
+pub struct Aside {
+    /// `None` once it is committed.
+    draft: Option<Draft>,
+    options: SaveOptions,
+    process: u32,
+}
+
+impl Aside {
+    /// Makes the file.
+    ///
+    /// # Errors
+    /// [`Error::Write`]; [`Error::Edit`] when somebody else fills a file for this path, or it can have none.
+    pub fn create(path: &Path, options: &SaveOptions, watch: &dyn Watch) -> Result<Aside, Error> {
+        Ok(Aside {
+            draft: Some(Draft::create(path, 0, options, watch)?),
+            options: *options,
+            process: std::process::id(),
+        })
+    }
+
+    /// The name that it has until it is committed, in the directory that it is to be in.
+    #[must_use]
+    pub fn name(&self) -> Option<&OsStr> {
+        self.draft.as_ref().map(Draft::name)
+    }
+
+    /// Gives the file the name of its path. A second time, nothing happens.
+    ///
+    /// # Errors
+    /// [`Error::Write`]; [`Error::Open`] for a file that is not to be replaced. The new one is gone then.
+    pub fn commit(&mut self, existing: Existing, watch: &dyn Watch) -> Result<(), Error> {
+        let Some(mut draft) = self.draft.take() else {
+            return Ok(());
+        };
+        let published = draft.publish(existing, &self.options, watch);
+        if published.is_err() {
+            draft.discard();
+        }
+        published
+    }
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        // A fork has the same file open, and it is not the one that made it.
+        if self.process == std::process::id()
+            && let Some(mut draft) = self.draft.take()
+        {
+            draft.discard();
+        }
+    }
+}

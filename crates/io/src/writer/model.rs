@@ -1,0 +1,276 @@
+//! Writers that begin, join, leave and die in any order, against a model of what each of them may do.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use ingot_format::{Dtype, Format, Index, LayoutOptions, Spec};
+use proptest::prelude::*;
+
+use super::{Orphan, Role, Writer};
+use crate::error::Error;
+use crate::payload::Payload;
+use crate::save::{Durability, SaveOptions};
+use crate::watch::Unwatched;
+
+const CELLS: u64 = 3;
+const OPTIONS: SaveOptions = SaveOptions {
+    durable: Durability::Fast,
+    replace: crate::save::Replace::Atomic,
+    read_only: crate::save::ReadOnly::Refuse,
+};
+
+/// What one of the writers does, where a number stands for who it is and a byte for what it writes.
+#[derive(Clone, Debug)]
+enum Step {
+    Create,
+    Join(Orphan),
+    Write(usize, u64, u8),
+    /// It claims a cell and does not get any further.
+    Claim(usize, u64),
+    Commit(usize),
+    Leave(usize),
+    Die(usize),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let (who, cell) = (0..4_usize, 0..CELLS);
+    let step = prop_oneof![
+        2 => Just(Step::Create),
+        3 => prop_oneof![Just(Step::Join(Orphan::Refuse)), Just(Step::Join(Orphan::Finish))],
+        8 => (who.clone(), cell.clone(), 1..255_u8).prop_map(|(who, cell, value)| Step::Write(who, cell, value)),
+        1 => (who.clone(), cell).prop_map(|(who, cell)| Step::Claim(who, cell)),
+        3 => who.clone().prop_map(Step::Commit),
+        1 => who.clone().prop_map(Step::Leave),
+        2 => who.prop_map(Step::Die),
+    ];
+    proptest::collection::vec(step, 1..40)
+}
+
+/// What ought to be.
+#[derive(Default)]
+struct Model {
+    /// What the path leads to.
+    file: Option<Vec<u8>>,
+    draft: Option<Draft>,
+}
+
+#[derive(Default)]
+struct Draft {
+    founder: Option<usize>,
+    here: BTreeSet<usize>,
+    cells: BTreeMap<u64, u8>,
+    /// Cells that were claimed and not made good.
+    claimed: BTreeSet<u64>,
+}
+
+/// The writers that there are, by a number that nobody else gets.
+struct World<'a> {
+    path: &'a Path,
+    writers: BTreeMap<usize, Writer>,
+    next: usize,
+    model: Model,
+}
+
+impl World<'_> {
+    fn run(&mut self, step: &Step) -> Result<(), TestCaseError> {
+        match *step {
+            Step::Create => self.create(),
+            Step::Join(orphan) => self.join(orphan),
+            Step::Write(who, cell, value) => self.with(who, |world, id| world.write(id, cell, value)),
+            Step::Claim(who, cell) => self.with(who, |world, id| world.claim(id, cell)),
+            Step::Commit(who) => self.with(who, |world, id| world.commit(id)),
+            Step::Leave(who) => self.with(who, |world, id| world.leave(id, false)),
+            Step::Die(who) => self.with(who, |world, id| world.leave(id, true)),
+        }
+    }
+
+    /// Calls `act` for one of those who are there, if anybody is.
+    fn with(
+        &mut self,
+        who: usize,
+        act: impl FnOnce(&mut Self, usize) -> Result<(), TestCaseError>,
+    ) -> Result<(), TestCaseError> {
+        let ids: Vec<usize> = self.writers.keys().copied().collect();
+        match ids.len() {
+            0 => Ok(()),
+            count => act(self, ids[who % count]),
+        }
+    }
+
+    fn add(&mut self, writer: Writer) -> usize {
+        self.next += 1;
+        self.writers.insert(self.next, writer);
+        self.next
+    }
+
+    fn create(&mut self) -> Result<(), TestCaseError> {
+        let spec = Spec {
+            name: "a",
+            dtype: Dtype::U8,
+            shape: &[CELLS],
+        };
+        let (format, layout) = (Format::Safetensors, LayoutOptions::default());
+        let begun = Writer::create(self.path, &[spec], None, format, &layout, &OPTIONS, &Unwatched);
+        if self
+            .model
+            .draft
+            .as_ref()
+            .is_some_and(|draft| !draft.here.is_empty())
+        {
+            prop_assert_eq!(code(begun.map(drop)), "busy");
+            return Ok(());
+        }
+        let id = self.add(begun.unwrap());
+        self.model.draft = Some(Draft {
+            founder: Some(id),
+            here: BTreeSet::from([id]),
+            ..Draft::default()
+        });
+        Ok(())
+    }
+
+    fn join(&mut self, orphan: Orphan) -> Result<(), TestCaseError> {
+        // Who waits for others to leave waits for long.
+        let draft = self.model.draft.as_ref();
+        let waits = draft.is_some_and(|draft| draft.founder.is_none() && !draft.here.is_empty());
+        if waits && orphan == Orphan::Finish {
+            return Ok(());
+        }
+        let joined = Writer::join(self.path, orphan, &OPTIONS, &Unwatched);
+        let expected = match draft {
+            None => Err("nothing-to-join"),
+            Some(draft) if draft.founder.is_some() => Ok(Role::Guest),
+            Some(_) if orphan == Orphan::Refuse => Err("orphaned"),
+            Some(_) => Ok(Role::Founder),
+        };
+        match expected {
+            Err(expected) => prop_assert_eq!(code(joined.map(drop)), expected),
+            Ok(role) => {
+                let joined = joined.unwrap();
+                prop_assert!(joined.role == role);
+                let id = self.add(joined);
+                let draft = self.model.draft.as_mut().unwrap();
+                draft.here.insert(id);
+                if role == Role::Founder {
+                    draft.founder = Some(id);
+                    draft.claimed.clear();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Why writer `id` may not go on; `None` when it may.
+    fn refusal(&self, id: usize) -> Option<&'static str> {
+        match &self.model.draft {
+            Some(draft) if draft.here.contains(&id) => draft.founder.is_none().then_some("orphaned"),
+            // Its file has come to an end, one way or the other.
+            _ => Some("ended"),
+        }
+    }
+
+    fn write(&mut self, id: usize, cell: u64, value: u8) -> Result<(), TestCaseError> {
+        let refusal = self.refusal(id);
+        let at = Index::At(i64::try_from(cell).unwrap());
+        let bytes = [value];
+        let payload = Payload::from(&bytes[..]);
+        let written = self.writers[&id].write("a", &[at], Dtype::U8, &[], &payload, &Unwatched);
+        let Some(draft) = self.model.draft.as_mut().filter(|_| refusal.is_none()) else {
+            return ended(refusal, &code(written));
+        };
+        let taken = draft.cells.contains_key(&cell) || draft.claimed.contains(&cell);
+        prop_assert_eq!(code(written), if taken { "filled-twice" } else { "" });
+        draft.cells.entry(cell).or_insert(value);
+        if draft.claimed.contains(&cell) {
+            draft.cells.remove(&cell);
+        }
+        Ok(())
+    }
+
+    fn claim(&mut self, id: usize, cell: u64) -> Result<(), TestCaseError> {
+        if self.refusal(id).is_some() {
+            return Ok(());
+        }
+        let draft = self.model.draft.as_mut().unwrap();
+        if !draft.cells.contains_key(&cell) && draft.claimed.insert(cell) {
+            let range = cell..cell + 1;
+            let claimed = self.writers[&id]
+                .filling
+                .journal
+                .claim(std::slice::from_ref(&range));
+            prop_assert!(claimed.is_ok());
+        }
+        Ok(())
+    }
+
+    fn commit(&mut self, id: usize) -> Result<(), TestCaseError> {
+        let refusal = self.refusal(id);
+        let committed = self.writers[&id].commit(&Unwatched);
+        let Some(draft) = self.model.draft.as_mut().filter(|_| refusal.is_none()) else {
+            return ended(refusal, &code(committed));
+        };
+        if u64::try_from(draft.cells.len()).unwrap() < CELLS {
+            let code = code(committed);
+            prop_assert!(["never-filled", "partly-filled"].contains(&&*code), "{}", code);
+            return Ok(());
+        }
+        prop_assert_eq!(code(committed), "");
+        self.model.file = Some(draft.cells.values().copied().collect());
+        self.model.draft = None;
+        Ok(())
+    }
+
+    fn leave(&mut self, id: usize, dies: bool) -> Result<(), TestCaseError> {
+        let mut writer = self.writers.remove(&id).unwrap();
+        if dies {
+            // As when the process ends: all is closed, and nothing else happens.
+            writer.process = 0;
+        }
+        drop(writer);
+        if let Some(draft) = self.model.draft.as_mut()
+            && draft.here.remove(&id)
+            && draft.founder == Some(id)
+        {
+            draft.founder = None;
+            if !dies {
+                self.model.draft = None;
+            }
+        }
+        Ok(())
+    }
+
+    /// What the path leads to is what was committed last, whole.
+    fn check(&self) -> Result<(), TestCaseError> {
+        let found = std::fs::read(self.path).ok();
+        let data = found.map(|bytes| bytes[bytes.len() - usize::try_from(CELLS).unwrap()..].to_vec());
+        prop_assert_eq!(&data, &self.model.file);
+        Ok(())
+    }
+}
+
+fn code(done: Result<(), Error>) -> String {
+    done.err().map_or(String::new(), |fault| fault.code().to_owned())
+}
+
+/// Whether a writer that may not go on was told why.
+fn ended(refusal: Option<&str>, code: &str) -> Result<(), TestCaseError> {
+    match refusal {
+        Some("ended") => prop_assert!(["committed", "abandoned"].contains(&code), "{}", code),
+        refusal => prop_assert_eq!(Some(code), refusal),
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn writers_that_come_leave_and_die_do_what_the_model_says(steps in steps()) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let mut world = World { path: &path, writers: BTreeMap::new(), next: 0, model: Model::default() };
+        for step in &steps {
+            world.run(step)?;
+            world.check()?;
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! Where the notes of those who fill one file begin: what others need to join.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+
+use ingot_format::{to_u64, to_usize};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::journal::Fault;
+use crate::payload::FileRange;
+
+/// What it begins with, and the version of the rest.
+const MAGIC: [u8; 8] = *b"ingot-w2";
+/// Bytes of what it says: that, the size of the file, and the name of the temporary file, after its length.
+const SAID: u64 = 8 + 8 + 8 + 256;
+/// Bytes of the whole, with the XXH3 of what it says at the end.
+pub(super) const NBYTES: u64 = SAID + 8;
+
+/// `None` when the name of the temporary file is too long.
+pub(super) fn render(nbytes: u64, name: &OsStr) -> Option<Vec<u8>> {
+    let name = name.as_bytes();
+    let mut preamble = MAGIC.to_vec();
+    preamble.extend(nbytes.to_le_bytes());
+    preamble.extend(to_u64(name.len()).to_le_bytes());
+    preamble.extend(name);
+    let said = to_usize(SAID)?;
+    (preamble.len() <= said).then(|| {
+        preamble.resize(said, 0);
+        preamble.extend(xxh3_64(&preamble).to_le_bytes());
+        preamble
+    })
+}
+
+/// The size of the file, and the name of the temporary file. `None` where whoever made the notes has not come further yet,
+/// or fills the file alone.
+pub(super) fn read(notes: &File) -> Result<Option<(u64, OsString)>, Fault> {
+    if notes.metadata()?.len() == 0 {
+        return Ok(None);
+    }
+    let mut preamble = vec![0; to_usize(NBYTES).unwrap_or(usize::MAX)];
+    FileRange::new(notes, 0, NBYTES).read(0, &mut preamble)?;
+    parse(&preamble).map(Some).ok_or(Fault::Broken)
+}
+
+fn parse(preamble: &[u8]) -> Option<(u64, OsString)> {
+    let (said, hash) = preamble.split_last_chunk()?;
+    if xxh3_64(said) != u64::from_le_bytes(*hash) {
+        return None;
+    }
+    let rest = said.strip_prefix(&MAGIC)?;
+    let (nbytes, rest) = rest.split_first_chunk()?;
+    let (len, rest) = rest.split_first_chunk()?;
+    let name = rest.get(..to_usize(u64::from_le_bytes(*len))?)?;
+    Some((u64::from_le_bytes(*nbytes), OsStr::from_bytes(name).to_owned()))
+}

@@ -1,0 +1,60 @@
+//! Files of any content that get their name when they are whole.
+
+use std::ffi::{OsStr, OsString};
+use std::sync::{Mutex, PoisonError};
+
+use ingot_io::{Error, Existing};
+use pyo3::prelude::*;
+
+use crate::open::file_path;
+use crate::serialize::save_options;
+use crate::watch::Signals;
+
+/// A file that others fill before it gets its name. See `_native.pyi`.
+#[pyclass(frozen, module = "ingot._native")]
+pub(crate) struct Aside {
+    draft_name: OsString,
+    /// `None` once closed.
+    aside: Mutex<Option<ingot_io::Aside>>,
+}
+
+#[pymethods]
+impl Aside {
+    #[staticmethod]
+    #[pyo3(signature = (path, *, durable = true, force = false))]
+    fn create(py: Python<'_>, path: &Bound<'_, PyAny>, durable: bool, force: bool) -> PyResult<Aside> {
+        let path = file_path(path)?;
+        let options = save_options(durable, true, force);
+        let aside = Signals::detach(py, |signals| ingot_io::Aside::create(&path, &options, signals))?;
+        Ok(Aside {
+            draft_name: aside.name().unwrap_or_default().to_owned(),
+            aside: Mutex::new(Some(aside)),
+        })
+    }
+
+    #[getter]
+    fn draft_name(&self) -> &OsStr {
+        &self.draft_name
+    }
+
+    #[pyo3(signature = (*, overwrite = true))]
+    fn commit(&self, py: Python<'_>, overwrite: bool) -> PyResult<()> {
+        Signals::detach(py, |signals| {
+            let mut aside = self.aside.lock().unwrap_or_else(PoisonError::into_inner);
+            let aside = aside.as_mut().ok_or(Error::Closed { path: None })?;
+            aside.commit(existing(overwrite), signals)
+        })
+    }
+
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| drop(self.aside.lock().unwrap_or_else(PoisonError::into_inner).take()));
+    }
+}
+
+/// What a commit does with a file that has the name.
+pub(crate) fn existing(overwrite: bool) -> Existing {
+    match overwrite {
+        true => Existing::Replace,
+        false => Existing::Refuse,
+    }
+}

@@ -1,0 +1,145 @@
+"""What `ingot.compat` raises, held against the wheel of safetensors: 2,800 calls of `calls`, run on both.
+
+Ours is caught by the same `except` clauses, and begins with the same words. Where they part is listed in
+MESSAGES.toml, all of it and nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import tomllib
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import safetensors
+import safetensors.numpy
+import safetensors.torch
+
+import ingot.compat
+from differential.calls import GROUPS, Call, furnish
+
+LISTED = tomllib.loads((Path(__file__).parent / "MESSAGES.toml").read_text("utf-8"))["difference"]
+KINDS = ("ours-accepts", "ours-refuses", "class", "words")
+
+pytestmark = pytest.mark.skipif(
+    any(map(importlib.util.find_spec, ("tensorflow", "jax", "mlx", "paddle"))),
+    reason="a framework is installed without which the calls are made",
+)
+
+
+@pytest.fixture(scope="module")
+def differences(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
+    """The calls that differ: in which way, and what both said."""
+    place = tmp_path_factory.mktemp("calls")
+    furnish(place)
+    real = SimpleNamespace(top=safetensors, torch=safetensors.torch, numpy=safetensors.numpy)
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.chdir(place)
+        ingot.compat.install()
+        try:
+            names = {"top": "safetensors", "torch": "safetensors.torch", "numpy": "safetensors.numpy"}
+            ours = SimpleNamespace(**{key: importlib.import_module(name) for key, name in names.items()})
+            found = {}
+            for calls in GROUPS.values():
+                for name, call in calls.items():
+                    said = outcome(call, real, place), outcome(call, ours, place)
+                    kind = compared(*said)
+                    if kind is not None:
+                        found[name] = kind, "\n  ".join(f"{type(one).__name__}: {one!s:.300}" for one in said)
+        finally:
+            ingot.compat.uninstall()
+    # What a call wrote is beside the files that it was given.
+    assert {path.name for path in place.iterdir() if path.suffix} == set()
+    return found
+
+
+def outcome(call: Call, modules: SimpleNamespace, place: Path) -> BaseException | None:
+    try:
+        call(modules, place)
+    except BaseException as error:  # PyO3's panics are no `Exception`.
+        return error
+    return None
+
+
+def compared(theirs: BaseException | None, ours: BaseException | None) -> str | None:
+    """In which way the two differ; None where they do not."""
+    if theirs is None:
+        return None if ours is None else "ours-refuses"
+    if ours is None:
+        return "ours-accepts"
+    if not isinstance(ours, type(theirs)):
+        return "class"
+    return None if str(ours).startswith(beginning(str(theirs))) else "words"
+
+
+# Where upstream goes on with what differs from run to run, or with the words of its reader of JSON.
+STOPS = (
+    r"(?<=invalid JSON in header)",
+    r"(?<=invalid UTF-8 in header)",
+    r"(?<=\(os error \d\d\))",
+    r"(?<=\(os error \d\))",
+    r"(?<=when loading them again: \[)\{",
+    r"(?<=for saving amongst: )\{",
+    r"(?<= in <function )",
+)
+
+
+def beginning(text: str) -> str:
+    found = re.search("|".join(STOPS), text)
+    return text if found is None else text[: found.start()]
+
+
+def pattern(text: str) -> re.Pattern[str]:
+    """A name of calls, where ``*`` is any text."""
+    return re.compile(".*".join(map(re.escape, text.split("*"))))
+
+
+def listed(name: str) -> list[dict[str, Any]]:
+    return [one for one in LISTED if any(pattern(text).fullmatch(name) for text in one["calls"])]
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_ours_is_of_the_wheels_class_and_begins_with_its_words(
+    differences: dict[str, tuple[str, str]], group: str
+) -> None:
+    wrong = [
+        f"{name}: {kind}\n  {said}"
+        for name, (kind, said) in differences.items()
+        if name in GROUPS[group] and kind not in [one["kind"] for one in listed(name)]
+    ]
+    assert not wrong, "differences that MESSAGES.toml does not list:\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize("one", LISTED, ids=lambda one: f"{one['kind']} {one['calls'][0]}")
+def test_every_listed_difference_is_there(
+    differences: dict[str, tuple[str, str]], one: dict[str, Any]
+) -> None:
+    assert one["kind"] in KINDS
+    assert one["reason"].strip()
+    names = [name for calls in GROUPS.values() for name in calls]
+    for text in one["calls"]:
+        matched = [name for name in names if pattern(text).fullmatch(name)]
+        assert matched, f"{text}: no such call"
+        gone = [name for name in matched if differences.get(name, ("none", ""))[0] != one["kind"]]
+        assert not gone, f"{text}: the difference is not there for {gone}"
+
+
+def test_each_call_has_a_name_of_its_own() -> None:
+    names = [name for calls in GROUPS.values() for name in calls]
+    assert len(names) == len(set(names)) > 2500
+
+
+def test_a_difference_is_noticed() -> None:
+    error = safetensors.SafetensorError("Error while serializing: I/O error: x (os error 20) at path 3")
+    assert compared(None, None) is None
+    assert compared(error, None) == "ours-accepts"
+    assert compared(None, error) == "ours-refuses"
+    assert compared(error, ValueError(str(error))) == "class"
+    assert compared(error, safetensors.SafetensorError("Error while serializing")) == "words"
+    assert compared(error, safetensors.SafetensorError(beginning(str(error)) + ": more")) is None

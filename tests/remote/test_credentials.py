@@ -1,0 +1,213 @@
+"""Credentials, whatever their way in: no line of a request is theirs to end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ingot
+import ingot.numpy
+
+from .servers import Handler, Request, Server, good, serving
+
+DATA = ingot.numpy.save({"a": np.arange(10)})
+#: What would be headers of their own, and what ends no line and is refused all the same.
+EVIL = [
+    "hunter2\r\nX-Evil: 1",
+    "hunter2\nX-Evil: 1",
+    "hunter2\rX-Evil: 1",
+    "\r\nhunter2",
+    "hunter2\n\n",
+    "hunter2\x7f",
+    "a\x0bb",
+]
+#: What stands in a file, and is mounted as a secret.
+ENDS = ["", "\n", "\r\n"]
+
+VARIABLES = [
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_ENDPOINT_URL"),
+    *("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"),
+    *("AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_AUTHORIZATION_TOKEN", "HF_TOKEN", "HF_TOKEN_PATH"),
+    *("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "AWS_EC2_METADATA_SERVICE_ENDPOINT", "HF_HUB_OFFLINE"),
+    *("GOOGLE_OAUTH_ACCESS_TOKEN", "CLOUDSDK_AUTH_ACCESS_TOKEN", "GOOGLE_APPLICATION_CREDENTIALS"),
+    *("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_KEY"),
+]
+
+
+class Way:
+    """A way in for credentials: where they are put, and how a file is opened then."""
+
+    def __init__(self, server: Server, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.server, self.folder, self.patch = server, folder, patch
+        self.options: dict[str, object] = {"endpoint": server.url(""), "retries": 0}
+        self.url = "s3://b/k"
+
+    def option(self, **options: object) -> None:
+        self.options |= options
+
+    def variable(self, **variables: str) -> None:
+        for name, value in variables.items():
+            self.patch.setenv(name, value)
+
+    def file(self, name: str, text: str) -> str:
+        path = self.folder / name
+        path.write_bytes(text.encode())
+        return str(path)
+
+    def open(self) -> None:
+        ingot.safe_open(self.url, "np", storage_options=self.options)
+
+
+def keys(way: Way, **other: str) -> dict[str, str]:
+    return {"access_key_id": "id", "secret_access_key": "s", "session_token": "t", **other}
+
+
+def by_options(name: str) -> Callable[[Way, str], None]:
+    return lambda way, text: way.option(**keys(way, **{name: text}))
+
+
+def by_variables(name: str) -> Callable[[Way, str], None]:
+    def put(way: Way, text: str) -> None:
+        way.variable(**{f"AWS_{key.upper()}": value for key, value in keys(way, **{name: text}).items()})
+
+    return put
+
+
+def by_profile(name: str) -> Callable[[Way, str], None]:
+    def put(way: Way, text: str) -> None:
+        lines = [f"aws_{key}={value}" for key, value in keys(way, **{name: text}).items()]
+        way.variable(AWS_SHARED_CREDENTIALS_FILE=way.file("credentials", "\n".join(["[default]", *lines])))
+
+    return put
+
+
+def by_container(name: str) -> Callable[[Way, str], None]:
+    def put(way: Way, text: str) -> None:
+        issued = {"AccessKeyId": "id", "SecretAccessKey": "s", "Token": "t", name: text}
+        way.server.replace(lambda handler, request: answer(handler, request, issued))
+        way.variable(AWS_CONTAINER_CREDENTIALS_FULL_URI=way.server.url("/creds"))
+
+    return put
+
+
+def answer(handler: Handler, request: Request, issued: dict[str, str]) -> None:
+    if request.path == "/creds":
+        text = json.dumps(issued).encode()
+        handler.head(200, Content_Length=len(text))
+        handler.body(text)
+    else:
+        handler.part(DATA, request)
+
+
+def container_token(way: Way, text: str) -> None:
+    by_container("Token")(way, "t")
+    way.variable(AWS_CONTAINER_AUTHORIZATION_TOKEN=text)
+
+
+def container_token_file(way: Way, text: str) -> None:
+    by_container("Token")(way, "t")
+    way.variable(AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE=way.file("token", text))
+
+
+def of_google(variable: str) -> Callable[[Way, str], None]:
+    def put(way: Way, text: str) -> None:
+        way.url = "gs://b/k"
+        way.variable(**{variable: text})
+
+    return put
+
+
+def of_hub(way: Way, text: str) -> None:
+    way.url = "hf://me/gpt/m.safetensors"
+    way.variable(HF_TOKEN=text)
+
+
+def of_hub_file(way: Way, text: str) -> None:
+    way.url = "hf://me/gpt/m.safetensors"
+    way.variable(HF_TOKEN_PATH=way.file("token", text))
+
+
+def token(way: Way, text: str) -> None:
+    way.url = way.server.url()
+    del way.options["endpoint"]
+    way.option(token=text)
+
+
+def header(way: Way, text: str) -> None:
+    token(way, "t")
+    way.option(headers={"X-Key": text})
+
+
+def of_azure(name: str) -> Callable[[Way, str], None]:
+    def put(way: Way, text: str) -> None:
+        way.url = "az://c/b"
+        way.option(account="me", **{name: text})
+
+    return put
+
+
+NAMES = ["access_key_id", "secret_access_key", "session_token"]
+WAYS: dict[str, Callable[[Way, str], None]] = {
+    **{f"option {name}": by_options(name) for name in NAMES},
+    **{f"variable {name}": by_variables(name) for name in NAMES},
+    **{f"profile {name}": by_profile(name) for name in NAMES},
+    **{f"container {name}": by_container(name) for name in ("AccessKeyId", "SecretAccessKey", "Token")},
+    "container token": container_token,
+    "container token file": container_token_file,
+    **{name: of_google(name) for name in ("GOOGLE_OAUTH_ACCESS_TOKEN", "CLOUDSDK_AUTH_ACCESS_TOKEN")},
+    "hub": of_hub,
+    "hub file": of_hub_file,
+    "token": token,
+    "header": header,
+    **{f"azure {name}": of_azure(name) for name in ("account_key", "sas_token", "token")},
+}
+#: What is put into another form before it is sent, so that no text of it is there to be found.
+SIGNED = [name for name in WAYS if "secret" in name.lower()] + ["azure account_key"]
+
+
+def can_hold(name: str, text: str) -> bool:
+    """Whether such a text gets in by this way: lines of a file end, and some take white space away."""
+    if name.startswith("profile"):
+        return "\n" not in text
+    return text.strip() != "hunter2" or name not in ("hub", "hub file", "container token file")
+
+
+@pytest.fixture
+def way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Way]:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE", "HF_TOKEN_PATH"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with serving(good(DATA)) as server:
+        yield Way(server, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("name", "evil"), [pair for pair in product(WAYS, EVIL) if can_hold(*pair)], ids=ascii
+)
+def test_a_credential_ends_no_line_of_a_request(way: Way, name: str, evil: str) -> None:
+    WAYS[name](way, evil)
+    with pytest.raises(ingot.OptionError) as caught:
+        way.open()
+    assert caught.value.code == "storage-option"
+    assert "control characters" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+    # A container has been asked for what turned out so; the file has not.
+    assert [request.path for request in way.server.requests if request.path != "/creds"] == []
+    assert all("x-evil" not in request.headers for request in way.server.requests)
+
+
+@pytest.mark.parametrize("end", ENDS, ids=ascii)
+@pytest.mark.parametrize("name", WAYS)
+def test_the_line_end_of_a_mounted_secret_is_none_of_it(way: Way, name: str, end: str) -> None:
+    WAYS[name](way, "c2VjcmV0" + end)
+    way.open()
+    sent = [text for request in way.server.requests for text in (*request.headers.values(), request.path)]
+    assert name in SIGNED or any("c2VjcmV0" in text for text in sent)

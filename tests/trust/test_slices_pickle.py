@@ -1,0 +1,132 @@
+"""Slices that are sent to other processes, as a `DataLoader` sends them to its workers."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+import ingot
+import ingot.compat.safetensors
+import ingot.numpy
+
+ARRAY = numpy.arange(60, dtype="f4").reshape(12, 5)
+
+KINDS: dict[str, Callable[..., Any]] = {
+    "ingot": ingot.safe_open,
+    "compat": ingot.compat.safetensors.safe_open,
+}
+
+
+class Opened(ingot.safe_open):
+    """As a program may have one of its own."""
+
+
+KINDS["derived"] = Opened
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "t.safetensors"
+    ingot.numpy.save_file({"a": ARRAY, "b": ARRAY * 2}, path)
+    return path
+
+
+def again(part: Any, protocol: int = pickle.HIGHEST_PROTOCOL) -> Any:
+    return pickle.loads(pickle.dumps(part, protocol))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("framework", ["np", "pt"])
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+def test_a_slice_is_pickled_as_its_handle_is(path: Path, kind: str, framework: str, backend: str) -> None:
+    with KINDS[kind](path, framework, backend=backend) as file:
+        part, handle = file.get_slice("b"), again(file)
+    # It outlives the handle, and can be sent then too.
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        sent = again(part, protocol)
+        assert type(sent) is type(part) is type(handle.get_slice("b"))
+        assert (sent.get_shape(), sent.get_dtype()) == ([12, 5], "F32")
+        assert type(sent[2:4]) is type(part[2:4])
+        assert numpy.array_equal(numpy.asarray(sent[2:9:3, 1]), ARRAY[2:9:3, 1] * 2)
+        assert sent._archive.backend == backend
+    for copied in (copy.copy(part), copy.deepcopy(part), again(again(part))):
+        assert numpy.array_equal(numpy.asarray(copied[0]), ARRAY[0] * 2)
+
+
+def test_what_a_handle_was_told_goes_along_with_its_slices(path: Path) -> None:
+    file = ingot.safe_open(path, "pt", "meta", backend="pread", confine=True)
+    assert again(file.get_slice("a"))[1:].device == torch.device("meta")
+    confined = pickle.dumps(file.get_slice("a"))
+    (path.parent / "second").hardlink_to(path)
+    with pytest.raises(ingot.CheckpointError, match="second name"):
+        pickle.loads(confined)
+
+
+def test_where_the_file_is_not_there_or_lacks_the_tensor_it_is_said(path: Path) -> None:
+    sent = pickle.dumps(ingot.safe_open(path, "np").get_slice("b"))
+    ingot.numpy.save_file({"a": ARRAY}, path)
+    with pytest.raises(ingot.TensorNotFoundError, match="`b`"):
+        pickle.loads(sent)
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        pickle.loads(sent)
+
+
+def test_a_slice_of_an_open_file_is_refused_as_its_handle_is(path: Path) -> None:
+    with path.open("rb") as opened:
+        file = ingot.compat.safetensors._safe_open_handle(opened, "np")
+        for held in (file, file.get_slice("a")):
+            with pytest.raises(TypeError, match="pickle"):
+                pickle.dumps(held)
+
+
+PROGRAM = """
+import sys
+import torch
+from torch.utils.data import DataLoader, Dataset
+import ingot, ingot.compat.safetensors
+
+class Rows(Dataset):
+    def __init__(self, part):
+        self.part = part
+
+    def __len__(self):
+        return self.part.get_shape()[0]
+
+    def __getitem__(self, row):
+        return self.part[row]
+
+if __name__ == "__main__":
+    opens = {"ingot": ingot.safe_open, "compat": ingot.compat.safetensors.safe_open}[sys.argv[2]]
+    with opens("t.safetensors", "pt") as file:
+        rows = Rows(file.get_slice("b"))
+    loader = DataLoader(rows, batch_size=4, num_workers=2, multiprocessing_context=sys.argv[1])
+    print(torch.cat(list(loader)).flatten().int().tolist())
+"""
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver", "fork"])
+@pytest.mark.parametrize("kind", ["ingot", "compat"])
+def test_workers_of_a_data_loader_read_slices(path: Path, context: str, kind: str) -> None:
+    (path.parent / "program.py").write_text(PROGRAM)
+    ended = subprocess.run(
+        [sys.executable, "program.py", context, kind],
+        cwd=path.parent,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.strip() == str((ARRAY * 2).astype(int).ravel().tolist())

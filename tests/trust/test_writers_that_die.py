@@ -1,0 +1,405 @@
+"""Writers whose process is killed: what it had written never gets mixed with what another run writes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy
+import pytest
+
+import ingot
+import ingot.numpy
+from processes import PRELUDE
+from traced import traced
+
+if not hasattr(os, "fork"):
+    pytest.skip("ingot.Writer needs what Unix has", allow_module_level=True)
+
+ROWS = 24
+SPECS = {"rows": ("F32", [ROWS, 8])}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+# Begins the file and writes the first of its rows, all of one value.
+CREATOR = f"""
+path, rows, value = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+writer = ingot.Writer(path, {{"rows": ("F32", [{ROWS}, 8])}}, durable=False)
+for row in range(rows):
+    writer.write("rows", numpy.full(8, value, "f4"), row)
+"""
+WAIT = """
+say("ready")
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def running(program: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """A process that has said that it is ready. It is killed in the end, if it has not ended."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PRELUDE + program, *map(str, arguments)],
+        env=ENVIRONMENT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        with process.stdin, process.stdout:
+            assert process.stdout.readline() == '"ready"\n'
+            yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def killed(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+def orphan(path: Path, rows: int, value: float = 1.0) -> None:
+    """Leave a file of which somebody wrote so many rows before being killed."""
+    with running(CREATOR + WAIT, path, rows, value) as creator:
+        killed(creator)
+
+
+def refusal(call: Callable[[], object]) -> ingot.StorageError:
+    with pytest.raises(ingot.StorageError) as caught:
+        call()
+    return caught.value
+
+
+def fill(writer: ingot.Writer, value: float) -> list[int]:
+    """Write every row that nobody has written. Gives those."""
+    written = []
+    for row in range(ROWS):
+        try:
+            writer.write("rows", numpy.full(8, value, "f4"), row)
+            written.append(row)
+        except ingot.SaveError as error:
+            if error.code != "filled-twice":
+                raise
+    return written
+
+
+def values(path: Path) -> list[float]:
+    rows = ingot.numpy.load_file(path)["rows"]
+    assert (rows == rows[:, :1]).all()
+    return list(rows[:, 0])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "t.safetensors"
+    ingot.numpy.save_file({"rows": numpy.zeros((ROWS, 8), "f4")}, path, durable=False)
+    return path
+
+
+@pytest.mark.parametrize("rows", [0, 1, ROWS // 2, ROWS])
+def test_two_runs_are_not_mixed_by_those_who_join_without_a_creator(path: Path, rows: int) -> None:
+    orphan(path, rows)
+    for _ in range(2):
+        error = refusal(lambda: ingot.Writer.join(path))
+        assert error.code == "orphaned"
+        assert error.path == str(path)
+        assert "killed" in str(error)
+        assert 'orphaned="finish"' in str(error)
+    assert set(values(path)) == {0.0}
+    # The next run begins anew, and its helpers join that.
+    with ingot.Writer(path, SPECS, durable=False) as writer, ingot.Writer.join(path) as guest:
+        assert fill(guest, 2.0) == list(range(ROWS))
+        writer.commit()
+    assert set(values(path)) == {2.0}
+    assert os.listdir(path.parent) == [path.name]
+
+
+@pytest.mark.parametrize("rows", [0, 1, ROWS // 2, ROWS])
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_file_is_finished_in_the_place_of_its_creator_when_that_is_asked_for(
+    path: Path, rows: int, commits: bool
+) -> None:
+    orphan(path, rows)
+    with ingot.Writer.join(path, orphaned="finish", durable=False) as writer:
+        # It is the creator now: it keeps others from beginning the file, and they may join.
+        assert refusal(lambda: ingot.Writer(path, SPECS)).code == "busy"
+        with ingot.Writer.join(path) as guest:
+            assert fill(guest, 2.0) == list(range(rows, ROWS))
+        if commits:
+            writer.commit()
+    assert values(path) == ([1.0] * rows + [2.0] * (ROWS - rows) if commits else [0.0] * ROWS)
+    assert os.listdir(path.parent) == [path.name]
+    assert refusal(lambda: ingot.Writer.join(path, orphaned="finish")).code == "nothing-to-join"
+
+
+def test_to_finish_what_its_creator_fills_is_to_join(path: Path) -> None:
+    with ingot.Writer(path, SPECS, durable=False) as writer:
+        with ingot.Writer.join(path, orphaned="finish") as guest:
+            fill(guest, 3.0)
+        assert set(values(path)) == {0.0}
+        writer.commit()
+    assert set(values(path)) == {3.0}
+    for wrong in ("yes", "", "Finish"):
+        with pytest.raises(ingot.OptionError, match="orphaned"):
+            ingot.Writer.join(path, orphaned=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rows", [ROWS // 2, ROWS])
+def test_those_who_had_joined_do_not_go_on_without_the_creator(path: Path, rows: int) -> None:
+    with running(CREATOR + WAIT, path, rows, 1.0) as creator:
+        guests = [ingot.Writer.join(path, orphaned="finish") for _ in range(3)]
+        killed(creator)
+    for guest in guests:
+        for call in (guest.commit, lambda guest=guest: guest.write("rows", numpy.zeros((0, 8), "f4"), [])):
+            assert refusal(call).code == "orphaned"
+        assert refusal(lambda: ingot.Writer(path, SPECS)).code == "busy"
+        # What it cleans up is not what they may still finish.
+        ingot.numpy.save_file({"rows": numpy.zeros((ROWS, 8), "f4")}, path, durable=False)
+        if guest is not guests[-1]:
+            guest.close()
+    # As long as one of them has it open, nobody can tell what that one is still writing.
+    error = refusal(lambda: ingot.Writer.join(path, orphaned="finish"))
+    assert error.code == "orphaned"
+    assert "others" in str(error)
+    guests[-1].close()
+    with ingot.Writer.join(path, orphaned="finish", durable=False) as writer:
+        fill(writer, 2.0)
+        writer.commit()
+    assert values(path) == [1.0] * rows + [2.0] * (ROWS - rows)
+    assert os.listdir(path.parent) == [path.name]
+
+
+FINISHER = f"""
+say("ready")
+sys.stdin.readline()
+writer = ingot.Writer.join(sys.argv[1], orphaned="finish", durable=False)
+won = 0
+for row in range({ROWS}):
+    try:
+        writer.write("rows", numpy.full(8, 2, "f4"), row)
+        won += 1
+    except ingot.SaveError as error:
+        assert error.code == "filled-twice", error
+say(won)
+sys.stdin.readline()
+"""
+
+
+def test_of_several_who_finish_at_once_one_is_the_creator_and_the_others_join_it(path: Path) -> None:
+    orphan(path, 5)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PRELUDE + FINISHER, str(path)],
+            env=ENVIRONMENT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(6)
+    ]
+
+    def said() -> list[str]:
+        return [process.stdout.readline() for process in processes]  # type: ignore[union-attr]
+
+    def tell() -> None:
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+
+    try:
+        assert said() == ['"ready"\n'] * 6
+        tell()
+        assert sum(map(int, said())) == ROWS - 5
+        with ingot.Writer.join(path, durable=False) as guest:
+            guest.commit()
+        tell()
+        assert [process.wait() for process in processes] == [0] * 6
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert values(path) == [1.0] * 5 + [2.0] * (ROWS - 5)
+    assert os.listdir(path.parent) == [path.name]
+
+
+FORKS = """
+# What the children hold of it must not pass for the creator, nor keep others from the file.
+reading, writing = os.pipe()
+if os.fork() == 0:
+    os.close(writing)
+    try:
+        writer.commit()
+    except ingot.ClosedError as error:
+        assert error.code == "forked", error
+        say("ready")
+    os.read(reading, 1)
+    say("orphan ends")
+    os._exit(0)
+os.close(reading)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("kind", ["writer", "guest", "appender"])
+def test_a_fork_of_the_creator_is_not_the_creator(path: Path, kind: str) -> None:
+    makes = {
+        "writer": CREATOR,
+        "guest": CREATOR + "owner, writer = writer, ingot.Writer.join(path)\n",
+        "appender": 'writer = ingot.Writer(sys.argv[1], reserve=1000)\nwriter.write("a", numpy.zeros(3))\n',
+    }
+    with running(makes[kind] + FORKS, path, 4, 1.0) as creator:
+        # Its child waits for a pipe that ends with it, and is asked before that is noticed.
+        os.kill(creator.pid, signal.SIGSTOP)
+        assert creator.stdout is not None
+        killed(creator)
+        expected = "nothing-to-join" if kind == "appender" else "orphaned"
+        assert refusal(lambda: ingot.Writer.join(path)).code == expected
+        with ingot.Writer(path, SPECS, durable=False) as writer:
+            fill(writer, 2.0)
+            writer.commit()
+        assert select.select([creator.stdout], [], [], 60)[0]
+    assert set(values(path)) == {2.0}
+    assert os.listdir(path.parent) == [path.name]
+
+
+# The call in which the creator is killed, and how many rows count: it has begun the third; or all is written
+# but the name.
+MOMENTS = {"a row": ("pwrite64:delay_enter=60s:when=4", 2), "the name": ("renameat:delay_enter=60s", ROWS)}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="strace traces Linux")
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_what_the_creator_had_begun_can_be_written_again(path: Path, moment: str) -> None:
+    inject, rows = MOMENTS[moment]
+    program = "import os; print(os.getpid(), flush=True)" + PRELUDE + CREATOR + "writer.commit()"
+    try:
+        strace = subprocess.Popen(
+            ["strace", "-f", "-o", path.parent.with_suffix(".strace"), "-e", f"inject={inject}"]
+            + [sys.executable, "-c", program, str(path), str(ROWS), "1"],
+            env=ENVIRONMENT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    except FileNotFoundError:
+        pytest.skip("strace is not installed")
+    with strace:
+        assert strace.stdout is not None
+        creator = strace.stdout.readline()
+        if not creator:
+            pytest.skip("strace cannot do this here")
+        # It is in that call when nothing moves any more.
+        held = 0
+        while held < 30:
+            held = held + 1 if state(int(creator)) == "t" else 0
+            time.sleep(0.01)
+        os.kill(int(creator), signal.SIGKILL)
+        # It would wait for the rest of the minute.
+        strace.kill()
+    while state(int(creator)) not in ("gone", "Z"):
+        time.sleep(0.01)
+    assert refusal(lambda: ingot.Writer.join(path)).code == "orphaned"
+    with ingot.Writer.join(path, orphaned="finish", durable=False) as writer:
+        assert fill(writer, 2.0) == list(range(rows, ROWS))
+        writer.commit()
+    assert values(path) == [1.0] * rows + [2.0] * (ROWS - rows)
+    assert os.listdir(path.parent) == [path.name]
+
+
+def state(pid: int) -> str:
+    """Of a process: ``"t"`` where it stands still in the hands of strace, ``"Z"`` when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/status").read_text().partition("State:\t")[2][:1]
+    except (FileNotFoundError, ProcessLookupError):
+        return "gone"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="strace traces Linux")
+@pytest.mark.parametrize("orphaned", ["refuse", "finish"])
+def test_where_there_are_no_locks_nobody_joins(path: Path, orphaned: str) -> None:
+    program = """
+writer = ingot.Writer(sys.argv[1], {"a": ("F32", [4])}, durable=False)
+try:
+    ingot.Writer.join(sys.argv[1], orphaned=sys.argv[2])
+except ingot.StorageError as error:
+    found = [error.code, error.errno, str(error)]
+writer.write("a", numpy.ones(4, "f4"))
+writer.commit()
+say(found)
+"""
+    ended = traced(program, path, orphaned, folder=path.parent, inject=["flock:error=ENOLCK"])
+    code, number, message = ended.said()
+    assert (code, number) == ("write", errno.ENOLCK)
+    assert "lock" in message
+    assert ingot.numpy.load_file(path)["a"].tolist() == [1.0] * 4
+
+
+# The journal, which stands beside the file.
+
+
+def notes(path: Path) -> Path:
+    (found,) = path.parent.glob(f".{path.name}.{'0' * 16}.*")
+    return found
+
+
+def test_no_byte_of_what_writers_note_can_change_or_go_without_an_error(path: Path) -> None:
+    # More values of each byte of a record are tried in Rust.
+    chance = random.Random(1)
+    writer = ingot.Writer(path, SPECS, durable=False)
+    for row in range(3):
+        writer.write("rows", numpy.full(8, 1, "f4"), row)
+    whole = notes(path).read_bytes()
+    for at in range(len(whole)):
+        changed = bytearray(whole)
+        changed[at] ^= chance.randrange(1, 256)
+        notes(path).write_bytes(changed)
+
+        def late(changed: bytearray = changed) -> None:
+            with ingot.Writer.join(path) as guest:
+                guest.write("rows", numpy.full(8, 1, "f4"), 5)
+
+        assert refusal(late).code == "broken-journal", at
+    for length in range(len(whole)):
+        notes(path).write_bytes(whole[:length])
+        error = refusal(lambda: writer.write("rows", numpy.full(8, 1, "f4"), 5))
+        assert error.code == "broken-journal", length
+        assert error.path == str(path)
+    writer.close()
+    assert set(values(path)) == {0.0}
+    assert os.listdir(path.parent) == [path.name]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="strace traces Linux")
+@pytest.mark.parametrize("does", ["write", "commit", "join"])
+@pytest.mark.parametrize("call", ["pread64", "write"])
+def test_what_the_system_says_of_the_journal_is_passed_on(path: Path, does: str, call: str) -> None:
+    program = """
+path, does = sys.argv[1:]
+writer = ingot.Writer(path, {"a": ("F32", [4])}, durable=False)
+calls = {
+    "write": lambda: writer.write("a", numpy.ones(4, "f4")),
+    "commit": writer.commit,
+    "join": lambda: ingot.Writer.join(path),
+}
+try:
+    calls[does]()
+    say(None)
+except ingot.StorageError as error:
+    say([error.code, error.errno, error.path])
+"""
+    place = path.parent / f".{path.name}.{'0' * 16}.ingot-tmp"
+    # The first that is written to it is where it begins.
+    when = ":when=2+" if call == "write" else ""
+    ended = traced(program, path, does, folder=path.parent, inject=[f"{call}:error=EIO{when}"], only=place)
+    expected = None if (does, call) == ("join", "write") else ["write", errno.EIO, str(path)]
+    assert ended.said() == expected
