@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import repeat
 from math import prod
 from operator import add, attrgetter, ge, mul
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from .errors import _escaped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import Any
 
     from ._native import Archive
@@ -25,14 +26,6 @@ if TYPE_CHECKING:
 
 # Bytes that are read at once for a tensor that torch has to copy.
 PIECE_NBYTES = 64 << 20
-
-# What a plain tensor may be that has no memory as a file has its bytes.
-_ODD: list[Callable[[torch.Tensor], bool]] = [
-    *map(attrgetter, ("is_quantized", "is_nested", "is_meta")),
-    torch.Tensor.is_conj,
-    torch.Tensor.is_neg,
-    torch.Tensor._is_zerotensor,
-]
 
 
 class Incompatible(NamedTuple):
@@ -103,16 +96,24 @@ def _are_plain(tensors: list[torch.Tensor]) -> bool:
 
     Written with `map`, so that no Python function runs for each of many.
     """
-    if not set(map(type, tensors)) <= PLAIN_CLASSES or in_transform():
+    from .torch import _CODES
+
+    dtypes = set(map(attrgetter("dtype"), tensors))
+    if not dtypes <= _CODES.keys() or any(dtype.is_complex for dtype in dtypes) or in_transform():
         return False
-    if not set(map(attrgetter("layout"), tensors)) <= {torch.strided}:
+    if not set(map(type, tensors)) <= PLAIN_CLASSES or not all(map(attrgetter("is_cpu"), tensors)):
         return False
-    if any(any(map(is_odd, tensors)) for is_odd in _ODD) or not all(map(torch.Tensor.is_contiguous, tensors)):
+    if any(map(attrgetter("is_nested"), tensors)) or any(map(torch.Tensor.is_neg, tensors)):
         return False
-    ends = map(add, map(torch.Tensor.storage_offset, tensors), map(torch.Tensor.numel, tensors))
-    needed = map(mul, ends, map(attrgetter("itemsize"), tensors))
-    there = map(len, map(torch.Tensor.untyped_storage, tensors))
-    return all(map(torch.Tensor.data_ptr, tensors)) and all(map(ge, there, needed))
+    layouts = set(map(attrgetter("layout"), tensors))
+    if not layouts <= {torch.strided} or not all(map(torch.Tensor.is_contiguous, tensors)):
+        return False
+    # Efficient zero tensors have no address, and nor have empty ones.
+    if not all(map(torch.Tensor.data_ptr, tensors)):
+        return False
+    offsets = map(mul, map(torch.Tensor.storage_offset, tensors), map(attrgetter("itemsize"), tensors))
+    needed = map(add, offsets, map(attrgetter("nbytes"), tensors))
+    return all(map(ge, map(len, map(torch.Tensor.untyped_storage, tensors)), needed))
 
 
 def refuse_destination(name: str, tensor: torch.Tensor) -> None:
@@ -202,6 +203,9 @@ def fill_tensors(
     archive: Archive, wanted: list[Wanted], tensors: Mapping[str, torch.Tensor], reads: Reads
 ) -> None:
     """Read what is wanted into `tensors`, those of the CPU straight."""
+    if all(map(attrgetter("is_cpu"), tensors.values())):
+        fill(archive, wanted, _memories(tensors), reads)
+        return
     pairs = list(zip(wanted, tensors.items(), strict=True))
     straight = [pair for pair in pairs if pair[1][1].is_cpu]
     requests = [one for one, _ in straight]
@@ -215,23 +219,26 @@ def fill_tensors(
         copy_pieces(archive, one, tensor, share)
 
 
-def _memories(tensors: Mapping[str, torch.Tensor]) -> dict[str, Memory]:
+def _memories(tensors: Mapping[str, torch.Tensor]) -> list[Memory]:
     """The code of each tensor's dtype, and its memory as a capsule."""
     from .torch import _CODES, _crosses_by_dlpack, _to_dlpack
 
-    found = {}
+    dtypes = list(map(attrgetter("dtype"), tensors.values()))
+    codes = list(map(_CODES.get, dtypes))
+    if None in codes:
+        name, dtype = next(
+            pair for pair, code in zip(zip(tensors, dtypes, strict=True), codes, strict=True) if code is None
+        )
+        raise misfit(name, f"no file has tensors of the destination's dtype, {dtype}", "destination-dtype")
+    plain: Iterable[torch.Tensor] = tensors.values()
     with undisturbed():
-        for name, tensor in tensors.items():
-            dtype = tensor.dtype
-            code = _CODES.get(dtype)
-            if code is None:
-                raise misfit(
-                    name, f"no file has tensors of the destination's dtype, {dtype}", "destination-dtype"
-                )
+        if not all(map(_crosses_by_dlpack, set(dtypes))):
             # The elements of dtypes that DLPack of this torch lacks are of one byte.
-            plain = tensor if _crosses_by_dlpack(dtype) else tensor.detach().view(torch.uint8)
-            found[name] = code, _to_dlpack(plain), False
-    return found
+            plain = [
+                tensor if _crosses_by_dlpack(tensor.dtype) else tensor.detach().view(torch.uint8)
+                for tensor in plain
+            ]
+        return list(zip(filter(None, codes), map(_to_dlpack, plain), repeat(False)))
 
 
 def _strict_message(where: str, target: object, missing: list[str], unexpected: list[str]) -> str:

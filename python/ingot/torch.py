@@ -354,7 +354,8 @@ def _parts(
     where: str,
     how: Reads,
 ) -> dict[str, torch.Tensor]:
-    cut = {name for name in names if selected.of(name) is not None} | set(selected.out or ())
+    sliced = () if selected.slices is None else names
+    cut = {name for name in sliced if selected.of(name) is not None} | set(selected.out or ())
     for name in cut & views.keys():
         if "shape" in views[name]:
             raise OptionError(

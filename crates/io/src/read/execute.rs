@@ -118,9 +118,9 @@ impl Reading {
     }
 }
 
-/// The bytes of a chunk, where so many threads share `nbytes`: a multiple of `least`.
-fn each(nbytes: u64, threads: usize, least: usize) -> usize {
-    let each = to_usize(nbytes).unwrap_or(usize::MAX) / threads;
+/// The bytes of a chunk, of which there are to be so many: a multiple of `least`.
+fn each(nbytes: u64, chunks: usize, least: usize) -> usize {
+    let each = to_usize(nbytes).unwrap_or(usize::MAX) / chunks;
     each.clamp(least, CHUNK_NBYTES).next_multiple_of(least)
 }
 
@@ -130,8 +130,8 @@ pub(crate) fn reading(plan: &Plan<'_>, sources: &[&dyn Source], options: &ReadOp
     let reading = Reading::of(plan.nbytes(), &spans, options);
     let chunk_nbytes = match reading.waits {
         true => reading.chunk_nbytes,
-        // So that all threads have some.
-        false => each(plan.nbytes(), reading.threads, HUGE_PAGE_NBYTES),
+        // Several for each thread, so that all end together.
+        false => each(plan.nbytes(), 4 * reading.threads, HUGE_PAGE_NBYTES),
     };
     Reading {
         chunk_nbytes,

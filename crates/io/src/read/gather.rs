@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 
 use ingot_format::{Dtype, to_u64, to_usize};
 
-use super::input::{BATCH, Input, Witness, level};
+use super::input::{BATCH, Input, VECTOR, Witness, level};
 use super::plan::widths;
 use super::runs::Runs;
 use crate::convert::convert;
@@ -22,7 +22,7 @@ use crate::strided_dest::StridedDest;
 
 /// Bytes that wait between the file and the conversion or the scattering, in the wider of the two dtypes. Few, so that they
 /// never leave the cache.
-const STAGE_NBYTES: usize = 256 << 10;
+const STAGE_NBYTES: usize = 128 << 10;
 
 /// Below this, finding memory page by page takes no longer than asking for it.
 const POPULATE_NBYTES: usize = 64 << 10;
@@ -158,7 +158,7 @@ pub(super) fn read(
         }
         let mut rest = batch.take(chunk);
         while let Some(chunk) = rest {
-            mem::take(&mut batch).read(&mut input, stage)?;
+            batch.read(&mut input, stage)?;
             rest = batch.take(chunk);
         }
     }
@@ -209,7 +209,7 @@ impl<'d> Batch<'d> {
         let mut position = None;
         let mut nbytes = 0;
         while nbytes < most
-            && self.runs.len() < BATCH
+            && self.has_room()
             && let Some(run) = chunk.runs.next(most - nbytes)
         {
             let run_nbytes = to_usize(run.end - run.start).unwrap_or(usize::MAX);
@@ -238,6 +238,17 @@ impl<'d> Batch<'d> {
         rest
     }
 
+    /// Whether one more run is looked at together with these: of long ones no more than one call of the system fills, since
+    /// what is known of more would leave the cache.
+    fn has_room(&self) -> bool {
+        let first = self.runs.first().map_or(0, |run| run.position);
+        let is_short = || {
+            let last = self.runs.last().map_or(0, |run| run.position);
+            last.saturating_sub(first) < to_u64(STAGE_NBYTES)
+        };
+        self.runs.len() < VECTOR || self.runs.len() < BATCH && is_short()
+    }
+
     /// Adds a run, or lengthens the last one where both lie together in the file and in memory.
     fn add(&mut self, position: u64, nbytes: usize, is_staged: bool, is_first: bool) {
         match self.runs.last_mut() {
@@ -256,8 +267,8 @@ impl<'d> Batch<'d> {
         }
     }
 
-    /// Reads all that was taken.
-    fn read(mut self, input: &mut Input<'_>, stage: &mut Stage) -> Result<(), Failure> {
+    /// Reads all that was taken, and forgets it.
+    fn read(&mut self, input: &mut Input<'_>, stage: &mut Stage) -> Result<(), Failure> {
         let Stage {
             packed,
             converted,
@@ -281,8 +292,11 @@ impl<'d> Batch<'d> {
             }
             input.read(&mut runs, mixed)
         })?;
+        self.straight.clear();
+        self.runs.clear();
+        self.taken = 0;
         let mut rest: &[u8] = packed;
-        for staged in self.staged {
+        for staged in self.staged.drain(..) {
             let (bytes, after) = rest.split_at(staged.nbytes);
             staged.finish(bytes, converted);
             rest = after;

@@ -13,12 +13,11 @@ use crate::stream::Stream;
 /// The page of the machines on which the distance of addresses was seen to matter.
 pub(crate) const PAGE_NBYTES: usize = 4096;
 
-/// Runs that are looked at together: enough that the shortest ones fill a read, and few enough that what is known of them
-/// stays in the cache.
-pub(super) const BATCH: usize = 8 << 10;
+/// Places that one call of the system fills, and runs that are looked at together where they are not the shortest.
+pub(super) const VECTOR: usize = 1024;
 
-/// Places that one call of the system fills.
-const VECTOR: usize = 1024;
+/// Runs that are looked at together where they are: enough to fill a read.
+pub(super) const BATCH: usize = 8 << 10;
 
 /// Runs that are closer than this in a file are read together: a call costs more than this many bytes. So are runs that are
 /// less than a page apart, which a disk gives in any case, as long as no more is thrown away than is wanted.
