@@ -54,7 +54,7 @@ pub use read::execute::{ReadOptions, THREADS_VARIABLE};
 pub use read::part::{Part, Target};
 pub use read::plan::{OWN_BLOCK_NBYTES, Piece, Place, Plan, SHARED_BLOCK_NBYTES, TensorId};
 pub use read::prefetch::{Fetched, Prefetch, Request};
-pub use read::read::{Strided as StridedView, fill, read, warm_tensors};
+pub use read::read::{StridedView, fill, read, warm_tensors};
 pub use rearrange::{Inherit, assemble};
 pub use records::{Alias, Pick, RECORD_KEYS, Role, aliases};
 pub use region::Region;

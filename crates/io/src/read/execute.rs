@@ -7,7 +7,7 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::thread;
 
-use ingot_format::{to_u64, to_usize};
+use ingot_format::{Selection, to_u64, to_usize};
 
 use super::gather::{self, Chunk, Destination, Stages};
 use super::input::Witness;
@@ -49,6 +49,9 @@ const CHUNK_NBYTES: usize = 8 << 20;
 /// Where reads wait, chunks may be as small as this, so that all threads have some: a read takes so long that it does
 /// not pay to make them smaller.
 const WAITING_CHUNK_NBYTES: usize = 1 << 20;
+
+/// What a run costs at least, in bytes of a long one: so that no chunk has so many short ones that an interruption waits.
+const RUN_NBYTES: u64 = 128;
 
 /// Below this, starting a thread takes longer than reading.
 const ALONE_NBYTES: u64 = 4 << 20;
@@ -201,7 +204,11 @@ fn cut<'p, 'd>(
     chunks: &mut Vec<Chunk<'p, 'd>>,
 ) {
     let (stored, wanted) = widths(piece.converted);
-    let most = chunk_nbytes / stored.max(wanted) * wanted;
+    // What each byte costs, where runs are so short that their number counts.
+    let blocks = piece.gathered.map_or(1, Selection::block_count);
+    let run_nbytes = to_u64(piece.stored_nbytes()) / blocks.max(1);
+    let cost = to_usize(RUN_NBYTES / run_nbytes.max(1)).map_or(1, |cost| cost.max(1));
+    let most = (chunk_nbytes / cost / stored.max(wanted)).max(1) * wanted;
     let border = most.min(HUGE_PAGE_NBYTES);
     let mut runs = Runs::of(piece);
     let mut rest = dest;
@@ -218,6 +225,7 @@ fn cut<'p, 'd>(
         let (dest, after) = rest.split_at(span.nbytes / stored * wanted);
         chunks.push(Chunk {
             file: piece.file,
+            cost: dest.len().saturating_mul(cost),
             span: span.range,
             runs: here,
             converted: piece.converted,
@@ -229,14 +237,14 @@ fn cut<'p, 'd>(
 
 /// Puts chunks together that one thread reads one after the other. From a source where it is beginning a read that costs
 /// they are one read: neighbours with no more bytes between them than it gives for fewer reads, `most` from the first to
-/// the last. From others they are any that follow, `most` bytes in all.
+/// the last. From others they are any that follow, `most` bytes in all, or fewer where runs are short.
 fn join<'p, 'd>(chunks: Vec<Chunk<'p, 'd>>, sources: &[&dyn Source], most: usize) -> Vec<Vec<Chunk<'p, 'd>>> {
     let mut tasks: Vec<Vec<Chunk<'_, '_>>> = Vec::with_capacity(chunks.len().min(1024));
-    let (mut file, mut span, mut nbytes) = (0, 0..0, 0);
+    let (mut file, mut span, mut cost) = (0, 0..0, 0);
     for chunk in chunks {
         let gap = sources[chunk.file].gap_nbytes();
         let goes_on = || match gap {
-            0 => nbytes + chunk.dest.len() <= most,
+            0 => cost + chunk.cost <= most,
             _ => {
                 chunk.span.start >= span.end
                     && chunk.span.start - span.end <= gap
@@ -245,12 +253,12 @@ fn join<'p, 'd>(chunks: Vec<Chunk<'p, 'd>>, sources: &[&dyn Source], most: usize
         };
         match tasks.last_mut() {
             Some(task) if chunk.file == file && goes_on() => {
-                nbytes += chunk.dest.len();
+                cost += chunk.cost;
                 span.end = chunk.span.end;
                 task.push(chunk);
             }
             _ => {
-                (file, span, nbytes) = (chunk.file, chunk.span.clone(), chunk.dest.len());
+                (file, span, cost) = (chunk.file, chunk.span.clone(), chunk.cost);
                 tasks.push(vec![chunk]);
             }
         }

@@ -78,6 +78,8 @@ impl<'d> Destination<'d> {
 /// Some of the bytes of a piece.
 pub(super) struct Chunk<'p, 'd> {
     pub(super) file: usize,
+    /// What reading it takes, in bytes of a long run.
+    pub(super) cost: usize,
     /// From its first byte in the file on; to its last, where it is part of one long read.
     pub(super) span: Range<u64>,
     /// Its bytes are the first of these.

@@ -75,10 +75,10 @@ impl Limit {
         waste_nbytes: 256 << 10,
     };
 
-    /// Where the system puts each run into its own place. As long as what [`Source`]s read past the cache is longer.
+    /// Where the system puts each run into its own place. Runs of 1 MiB may be read past the cache, each alone.
     const VECTORED: Limit = Limit {
         nbytes: 8 << 20,
-        run_nbytes: 1 << 20,
+        run_nbytes: (1 << 20) - 1,
         waste_nbytes: 256 << 10,
     };
 }

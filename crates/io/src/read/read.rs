@@ -233,7 +233,7 @@ impl Tensor<'_> {
     ///
     /// # Errors
     /// [`Error::Slice`] when the index does not fit, and [`Error::Changed`].
-    pub fn strided(&self, index: &[Index]) -> Result<Option<Strided>, Error> {
+    pub fn strided(&self, index: &[Index]) -> Result<Option<StridedView>, Error> {
         let entry = self.entry();
         let width = entry.dtype.bits() / 8;
         let Some(whole) = self.mapped().filter(|_| entry.dtype.bits().is_multiple_of(8)) else {
@@ -246,7 +246,7 @@ impl Tensor<'_> {
         // Before anything is handed out, because touching what is no longer there is fatal.
         self.archive().check_unchanged()?;
         let (begin, end) = (size(taken.begin * width)?, size((taken.end + 1) * width)?);
-        Ok(Some(Strided {
+        Ok(Some(StridedView {
             region: Region::new(Arc::clone(whole.memory()), whole.at() + begin, end - begin),
             shape: taken.shape,
             strides: taken.strides,
@@ -267,7 +267,7 @@ impl Tensor<'_> {
 
 /// Where elements of a tensor lie in a mapping.
 #[derive(Clone, Debug)]
-pub struct Strided {
+pub struct StridedView {
     /// From the first of them to the last.
     pub region: Region,
     /// How many there are along each dimension.
