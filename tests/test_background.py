@@ -266,7 +266,7 @@ def test_a_function_that_raises_stops_the_save(
         assert os.listdir(tmp_path) == ["t"]
 
 
-@pytest.mark.parametrize("progress", [3, "yes", None])
+@pytest.mark.parametrize("progress", [3, "yes", 1.5])
 def test_progress_is_true_false_or_a_function(tmp_path: Path, progress: Any) -> None:
     with pytest.raises(TypeError, match="progress"):
         ingot.numpy.save_file({}, tmp_path / "t", progress=progress)

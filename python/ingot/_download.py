@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from os import fspath
 from typing import NamedTuple
 
 from . import _native
-from ._progress import checked, told
+from ._progress import telling
 from ._reads import checked_threads
 from ._serialize import is_durable
-from .errors import _escaped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -144,10 +142,10 @@ def download(
     if not isinstance(source, str):
         raise TypeError(f"source must be a str, found {type(source).__name__}")
     threads = checked_threads(threads)
-    with told(checked(progress), f"Downloading {_escaped(_name(source))}") as tell:
+    with telling(progress, "Downloading", source) as tell:
         done, files = _native.download(
             source,
-            fspath(path),
+            path,
             storage_options=storage_options,
             expected_sha256=expected_sha256,
             overwrite=overwrite,
@@ -168,13 +166,8 @@ def planned(
     """Give the files that `download` would make, with their sizes, and write nothing."""
     return _native.planned_download(
         source,
-        fspath(path),
+        path,
         storage_options=None,
         expected_sha256=expected_sha256,
         overwrite=overwrite,
     )
-
-
-def _name(source: str) -> str:
-    """What is shown of a URL: its end, and no query, which may be secret."""
-    return source.split("?")[0].rstrip("/").rpartition("/")[2]

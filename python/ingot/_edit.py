@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from os import fspath
-
 from . import _native
 from ._frameworks import payload
 from ._open import open_archive
@@ -124,7 +122,7 @@ def update_metadata(
     for key in gone:
         if not isinstance(key, str):
             raise TypeError(f"metadata keys must be str, found {_quoted(key)} of type {type(key).__name__}")
-    return _native.update_metadata(fspath(path), texts(set) or {}, gone, in_place, is_durable(durable))
+    return _native.update_metadata(path, texts(set) or {}, gone, in_place, is_durable(durable))
 
 
 def replace_tensor(path: Path, name: str, tensor: Any, *, durable: bool | None = None) -> None:
@@ -160,4 +158,4 @@ def replace_tensor(path: Path, name: str, tensor: Any, *, durable: bool | None =
     whole; so a killed process or a reader in between would get half of the old values and half of the new.
     The other tensors are shared with the old file or copied by the kernel, as for `update_metadata`.
     """
-    _native.replace_tensor(fspath(path), name, tensor, payload, is_durable(durable))
+    _native.replace_tensor(path, name, tensor, payload, is_durable(durable))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from . import _native
+from ._progress import telling
 from .errors import OptionError, _escaped, _quoted
 
 TYPE_CHECKING = False
@@ -13,18 +14,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from ._progress import Progress
     from ._remote import StorageOptions
     from ._serialize import Path
 
     Hasher = str | Callable[[bytes], Any]
-    Progress = Callable[[int, int], object]
 
 
 def hash(
     path: Path,
     algorithm: str = "sha256",
     *,
-    progress: Progress | None = None,
+    progress: Progress = False,
     storage_options: StorageOptions | None = None,
 ) -> str:
     """Give the hash of a file.
@@ -53,9 +54,9 @@ def hash(
             ``"autov3"`` after ``0x``: ModelSpec's ``modelspec.hash_sha256``. A file of tensors.
         any name that `hashlib.new` takes, such as ``"md5"``, ``"sha1"`` or ``"sha512"``
             Of the whole file.
-    progress : callable, optional
-        Called now and then with the bytes that are done and those that there are to do. What it raises ends
-        the call. Not for the algorithms of hashlib.
+    progress : bool or callable, optional
+        As for `load_file`: True shows a bar, a callable is told now and then the bytes that are done and
+        those that there are to do, and may raise to end the call. Not for the algorithms of hashlib.
     storage_options : dict, optional
         How a URL is reached (`ingot.StorageOptions`).
 
@@ -80,7 +81,8 @@ def hash(
     The file is read by position: one that another process shortens meanwhile is an error, not a crash. What
     is behind a URL is fetched in parts, several at once, of which at most 128 MiB are kept at a time.
     """
-    found = _native.hash(path, algorithm, progress, storage_options)
+    with telling(progress, "Hashing", path) as tell:
+        found = _native.hash(path, algorithm, tell, storage_options)
     return _of_hashlib(path, algorithm, storage_options) if found is None else found
 
 
@@ -93,7 +95,7 @@ def _of_hashlib(path: Path, algorithm: str, storage_options: StorageOptions | No
         hasher = hashlib.new(algorithm)
         _native.read_url(path, hasher.update, storage_options)
         return hasher.hexdigest()
-    with open(path, "rb", buffering=0) as file:
+    with open(_native.local_path(path), "rb", buffering=0) as file:
         return hashlib.file_digest(file, algorithm).hexdigest()
 
 
@@ -211,7 +213,7 @@ def verify(
     path: Path,
     *,
     expected_sha256: str | None = None,
-    progress: Progress | None = None,
+    progress: Progress = False,
     storage_options: StorageOptions | None = None,
 ) -> Report:
     """Compare the bytes of a file, or of all files of a checkpoint, with the digests that they keep of them.
@@ -254,10 +256,9 @@ def verify(
     The digests guard against accidents. Who changes a file on purpose can change its digests too;
     `expected_sha256`, from another place, guards against that as well.
     """
-    reports = {
-        name: _report(facts)
-        for name, facts in _native.verify(path, expected_sha256, progress, storage_options)
-    }
+    with telling(progress, "Verifying", path) as tell:
+        found = _native.verify(path, expected_sha256, tell, storage_options)
+    reports = {name: _report(facts) for name, facts in found}
     return _together(reports) if len(reports) != 1 else next(iter(reports.values()))
 
 

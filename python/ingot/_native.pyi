@@ -32,6 +32,7 @@ __all__ = [
     "hub_headers",
     "in_natural_order",
     "is_url",
+    "local_path",
     "planned_download",
     "prepare",
     "read_url",
@@ -258,9 +259,17 @@ class Archive:
 def in_natural_order(names: list[str]) -> list[str]:
     """Give the names as people order them: ``layer.2`` before ``layer.10``."""
 
-def is_url(text: str) -> bool: ...
+def is_url(text: str) -> bool:
+    """Say whether a text begins as a URL does that is asked for, of whatever scheme; ``file:`` is a path."""
+
 def shown_url(url: str) -> str:
-    """Give a URL without what may be secret in it."""
+    """Give a URL without what may be secret in it; what is none as it is."""
+
+def local_path(given: str | bytes | PathLike[str] | PathLike[bytes]) -> str | bytes:
+    """Give a path of this machine as a str or as bytes, that of a URL of ``file:`` too; refuse other URLs.
+
+    Every path that is written to comes through here, and so does every one that is read.
+    """
 
 def url_file_name(url: str) -> str:
     """Say what the file behind a URL is called."""
@@ -500,6 +509,8 @@ class Writer:
         """`FileExistsError` where something has the name by now, and `overwrite` is not set."""
 
     def close(self) -> None: ...
+    def disown(self) -> None:
+        """In a forked child: close what belongs to its parent, whose locks would else outlive it here."""
 
 @final
 class Aside:
@@ -513,8 +524,6 @@ class Aside:
     def draft_name(self) -> str: ...
     def commit(self, *, overwrite: bool = True) -> None: ...
     def close(self) -> None: ...
-    def disown(self) -> None:
-        """In a forked child: close what belongs to its parent, whose locks would else outlive it here."""
 
 @final
 class Quarry:

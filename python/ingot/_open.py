@@ -37,7 +37,8 @@ class safe_open:
         ``model.safetensors.index.json`` in it, else one other ``*.safetensors.index.json``, else
         ``model.safetensors``, else one other file of tensors. A str that begins with ``http://``,
         ``https://``, ``hf://``, ``s3://``, ``gs://`` or ``az://`` is the URL of a file: the header is fetched
-        at once, and of the tensors what is asked for. Or the URL of an index, whose shards lie beside it.
+        at once, and of the tensors what is asked for. ``file://`` is the path of one. Or the
+        URL of an index, whose shards lie beside it.
         ``hf://owner/repo`` is the repository's ``model.safetensors``, else its
         ``model.safetensors.index.json``.
     framework : str
@@ -75,7 +76,8 @@ class safe_open:
         The index breaks a rule (FORMAT.md, I1 to I8), the shards do not hold what it says, or the directory
         holds several checkpoints.
     OptionError
-        `framework`, `device`, `backend` or ``INGOT_BACKEND`` is not one of the choices.
+        `framework`, `device`, `backend` or ``INGOT_BACKEND`` is not one of the choices, or the scheme of a
+        URL is none of these.
     ImportError
         The framework is not installed. The message has the command that installs it.
 

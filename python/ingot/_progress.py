@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from os import fsdecode
 from os.path import basename
 
+from ._native import shown_url
 from ._reads import Reads, checked_threads
 from .errors import _escaped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from typing import TextIO
 
     from ._native import Archive
     from ._reads import Proof
+    from ._serialize import Path
 
     Tell = Callable[[int, int], object]
-    Progress = bool | Tell
+    Progress = bool | Tell | None
 
 
-def checked(progress: Progress) -> Progress:
-    """`progress`, which must be a bool or a function."""
+def checked(progress: Progress) -> bool | Tell:
+    """`progress`, which must be a bool, None for False, or a function."""
+    if progress is None:
+        return False
     if not isinstance(progress, bool) and not callable(progress):
         raise TypeError(
-            f"progress must be True, False or a callable of two ints, found {type(progress).__name__}"
+            f"progress must be True, False, None or a callable of two ints, found {type(progress).__name__}"
         )
     return progress
 
@@ -43,7 +49,17 @@ def told(progress: Progress, title: str) -> Iterator[Tell | None]:
         finally:
             bar.close()
     else:
-        yield None if progress is False else progress
+        yield None if progress is None or progress is False else progress
+
+
+def telling(progress: Progress, verb: str, path: Path) -> AbstractContextManager[Tell | None]:
+    """Do as `told` does, of what is done to the file at `path`, which may be a URL."""
+    progress = checked(progress)
+    if progress is not True:
+        return told(progress, verb)
+    # Of a URL what is no secret, and of that its end.
+    shown = shown_url(fsdecode(path)).removesuffix("?…").rstrip("/")
+    return told(progress, f"{verb} {_escaped(basename(shown))}")
 
 
 @contextmanager
@@ -52,10 +68,10 @@ def reading(
 ) -> Iterator[Reads]:
     """Check how `archive` is to be read, and tell of it, or show it, until it has been."""
     threads = checked_threads(threads)
-    if progress is False:
+    if progress is None or progress is False:
         yield Reads(threads, None, proof)
         return
-    with told(checked(progress), f"Loading {_escaped(basename(archive.path or ''))}") as tell:
+    with telling(progress, "Loading", archive.path or "") as tell:
         yield Reads(threads, tell, proof)
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from os import fsdecode, fspath
-from os.path import basename
-
-from ._native import CHECKSUMS_KEY, MODEL_SPEC_KEY, SHARED_KEY, Sources
+from ._native import CHECKSUMS_KEY, MODEL_SPEC_KEY, SHARED_KEY, Sources, local_path
+from ._progress import telling
 from ._records import of_index
 from ._serialize import alignment, format_for, is_durable, one_of, room, texts
 from .errors import SaveError, TensorNotFoundError, _escaped, _quoted
@@ -90,7 +87,7 @@ def merge(
     one_of("on_duplicate", on_duplicate, ON_DUPLICATE)
     if isinstance(sources, (str, bytes)) or hasattr(sources, "__fspath__"):
         raise TypeError("sources must be an iterable of paths, not a path")
-    paths = [fspath(path) for path in sources]
+    paths, out = list(sources), local_path(out)
     opened = Sources.open(paths, storage_options)
     picks = [(at, *pick) for at in range(len(paths)) for pick in enumerate(opened.names(at))]
     if on_duplicate != "error":
@@ -99,7 +96,7 @@ def merge(
             by_name[pick[2]] = pick
         picks = list(by_name.values())
     pairs = _together(opened) if metadata is _KEPT else texts(metadata)
-    with _telling(progress, "Merging", out) as tell:
+    with telling(progress, "Merging", out) as tell:
         _write(
             opened, out, picks, pairs, metadata is _KEPT, format, reserve_header, align, durable, force, tell
         )
@@ -163,16 +160,16 @@ def rewrite(
     Names that share a tensor (``save_file(..., shared="alias")``) are names like all others, and share it in
     the new file too. Where the name that it was stored under is left out, it is stored under another.
     """
-    path = fspath(source)
-    opened = Sources.open([path], storage_options)
-    names = opened.names(0)
+    out = local_path(out)
+    opened = Sources.open([source], storage_options)
+    names, path = opened.names(0), opened.path(0)
     kept = set(names) if keep is None else _chosen(names, keep, path)
     if drop is not None:
         kept -= _chosen(names, drop, path)
     new_name = _renaming(names, rename, path)
     picks = [(0, number, new_name(name)) for number, name in enumerate(names) if name in kept]
     pairs = _together(opened) if metadata is _KEPT else texts(metadata)
-    with _telling(progress, "Writing", out) as tell:
+    with telling(progress, "Writing", out) as tell:
         _write(
             opened, out, picks, pairs, metadata is _KEPT, format, reserve_header, align, durable, force, tell
         )
@@ -230,9 +227,8 @@ def split(
     from ._shards import Place, index, nbytes, write
     from ._shards import split as planned
 
-    path, flush = fspath(source), is_durable(durable)
-    place, limit = Place(fsdecode(directory), filename_pattern), nbytes(max_shard_size)
-    opened = Sources.open([path], storage_options)
+    place, limit = Place(directory, filename_pattern), nbytes(max_shard_size)
+    flush, opened = is_durable(durable), Sources.open([source], storage_options)
     names, sizes = opened.names(0), opened.sizes(0)
     pairs = (_together(opened) if metadata is _KEPT else texts(metadata)) or {}
     of_file = {"format": pairs.get("format", "pt")}
@@ -263,20 +259,8 @@ def split(
         _write(opened, shard_path, picks, of_file, metadata is _KEPT, None, 0, 8, flush, False, part)
         done += size
 
-    with _telling(progress, "Splitting", path) as tell:
+    with telling(progress, "Splitting", opened.path(0)) as tell:
         write(place, dict(zip(files, shards, strict=True)), save, whole, flush)
-
-
-@contextmanager
-def _telling(progress: Progress, verb: str, path: Path) -> Iterator[Tell | None]:
-    if progress is False:
-        yield None
-        return
-    # Imported when asked for, since few programs need it.
-    from ._progress import checked, told
-
-    with told(checked(progress), f"{verb} {_escaped(basename(fsdecode(path)))}") as tell:
-        yield tell
 
 
 def _part(tell: Tell | None, before: int, size: int, total: int) -> Tell | None:
@@ -293,7 +277,7 @@ def _part(tell: Tell | None, before: int, size: int, total: int) -> Tell | None:
 
 def _write(
     opened: Sources,
-    out: Path,
+    path: str | bytes,
     picks: list[Pick],
     metadata: dict[str, str] | None,
     inherit: bool,
@@ -304,7 +288,6 @@ def _write(
     force: bool,
     tell: Tell | None,
 ) -> None:
-    path = fspath(out)
     opened.write(
         path,
         picks,
@@ -356,7 +339,7 @@ def _metadata(opened: Sources) -> Iterator[tuple[str, dict[str, str]]]:
             yield opened.path(at), of_index(texts_in_it)
 
 
-def _chosen(names: list[str], which: Which, path: str | bytes) -> set[str]:
+def _chosen(names: list[str], which: Which, path: str) -> set[str]:
     """Those of `names` that `which` takes."""
     if callable(which):
         return {name for name in names if which(name)}
@@ -376,7 +359,7 @@ def _chosen(names: list[str], which: Which, path: str | bytes) -> set[str]:
 
 
 def _renaming(
-    names: list[str], rename: Mapping[str, str] | Callable[[str], str] | None, path: str | bytes
+    names: list[str], rename: Mapping[str, str] | Callable[[str], str] | None, path: str
 ) -> Callable[[str], str]:
     """What gives the new name for an old one."""
     if rename is None:
@@ -407,10 +390,10 @@ def _renaming(
     return checked
 
 
-def _not_found(path: str | bytes, name: str) -> TensorNotFoundError:
+def _not_found(path: str, name: str) -> TensorNotFoundError:
     return TensorNotFoundError(
         f"{_escaped(path)}: tensor {_quoted(name)}: the file has none of this name",
         code="unknown-tensor",
-        path=fsdecode(path),
+        path=path,
         tensor=name,
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import repeat
+from itertools import islice, repeat
 from typing import Generic, NamedTuple, TypeVar
 
 from ._open import indexed, moved, tensors
-from .errors import DestinationError, OptionError, SliceError, _quoted
+from .errors import DestinationError, OptionError, SliceError, TensorNotFoundError, _escaped, _quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Selected(NamedTuple, Generic[Tensor]):
         others = {} if others is None else others
         names = self._asked(archive, others)
         if self.prefix is not None:
-            names = [name for name in names if name.startswith(self.prefix)]
+            names = self._below(archive, self.prefix, names)
         if self.where is not None:
             names = [name for name in names if self.where(archive.info(others.get(name, name)))]
         for option, mapping in (("slices", self.slices), ("out", self.out)):
@@ -88,6 +88,27 @@ class Selected(NamedTuple, Generic[Tensor]):
             if name not in others and name not in archive:
                 archive.info(name)
         return names
+
+    @staticmethod
+    def _below(archive: Archive, prefix: str | tuple[str, ...], names: list[str]) -> list[str]:
+        prefixes = prefix if isinstance(prefix, tuple) else (prefix,)
+        for one in prefixes:
+            if not isinstance(one, str):
+                raise TypeError(f"prefix must be a str or a tuple of str, found {type(one).__name__}")
+        found = [name for name in names if name.startswith(prefixes)]
+        if names and prefixes and not found:
+            tops = dict.fromkeys(name.partition(".")[0] for name in names)
+            some = ", ".join(map(_quoted, islice(tops, 3))) + (", …" if len(tops) > 3 else "")
+            where = "" if archive.path is None else f"{_escaped(archive.path)}: "
+            raise TensorNotFoundError(
+                f"{where}no tensor has a name that begins with {' or '.join(map(_quoted, prefixes))}: "
+                f"names begin with {some}",
+                code="unknown-prefix",
+                path=archive.path,
+                expected=tuple(tops),
+                found=prefix,
+            )
+        return found
 
     def _refuse_unselected(
         self,
@@ -240,8 +261,11 @@ def float_code(code: str | None, dtype: object) -> str:
     """`code`, which is that of `dtype`, if floats are converted to it."""
     if code in FLOATS:
         return code
+    near = str(dtype).upper().replace("FP", "F")
+    hint = f": did you mean {near!r}?" if near in FLOATS else ""
     raise OptionError(
-        f"dtype {dtype!r} is none that floats are converted to: expected one of {', '.join(FLOATS)}",
+        f"dtype {dtype!r} is none that floats are converted to: expected one of {', '.join(FLOATS)}, "
+        f"or what a framework calls one of them{hint}",
         code="no-conversion",
         expected=FLOATS,
         found=dtype,

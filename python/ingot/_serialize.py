@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from os import environ, fsdecode, fspath, getcwd
-from os.path import basename, join
+from os import environ, fsdecode, getcwd
+from os.path import join
 
 from . import _native
 from ._dtypes import CODES, F4_PACKED
-from .errors import OptionError, SaveError, _escaped, _quoted
+from .errors import OptionError, SaveError, _quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def write_file(
     progress, background, snapshot, reserve_header, align
         As for `ingot.numpy.save_file`.
     """
-    path = fspath(filename)
+    path = _native.local_path(filename)
     write = _writer(progress, path)
     file = _native.prepare(
         # Where a relative path leads now, and not when its turn comes.
@@ -212,14 +212,14 @@ def write_file(
 
 def _writer(progress: Progress, path: str | bytes) -> Callable[[_native.NewFile], None]:
     """What writes a file and tells `progress`. Imported when asked for, since few programs need it."""
-    if progress is False:
+    if progress is None or progress is False:
         return _native.NewFile.write
-    from ._progress import checked, told
+    from ._progress import checked, telling
 
     progress = checked(progress)
 
     def write(file: _native.NewFile) -> None:
-        with told(progress, f"Saving {_escaped(basename(fsdecode(path)))}") as tell:
+        with telling(progress, "Saving", path) as tell:
             file.write(tell)
 
     return write

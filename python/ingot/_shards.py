@@ -10,7 +10,7 @@ from io import BufferedWriter
 from typing import TypeVar
 
 from ._hidden import PREFIX, hidden
-from ._native import ShardIndex
+from ._native import ShardIndex, local_path
 from ._records import of_index
 from ._storage import Storage
 from .errors import OptionError
@@ -19,6 +19,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import Any
+
+    from ._serialize import Path
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SUFFIX = "{suffix}"
@@ -80,7 +82,7 @@ def index(
 class Place:
     """A directory, and which names in it are those of a checkpoint."""
 
-    def __init__(self, directory: str, pattern: str) -> None:
+    def __init__(self, directory: Path, pattern: str) -> None:
         if not isinstance(pattern, str):
             raise TypeError(f"filename_pattern must be a str, found {type(pattern).__name__}")
         if pattern.count(_SUFFIX) != 1 or os.path.basename(pattern) != pattern or pattern.startswith("."):
@@ -89,7 +91,7 @@ class Place:
                 code="invalid-pattern",
                 found=pattern,
             )
-        self.directory = directory
+        self.directory = os.fsdecode(local_path(directory))
         self._pattern = pattern
         self.index = pattern.replace(_SUFFIX, "") + ".index.json"
         before, after = map(re.escape, pattern.split(_SUFFIX))

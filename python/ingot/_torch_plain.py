@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 import torch
+from torch._C import _functorch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,9 +87,6 @@ def _wrapped(tensor: Any) -> str:
         inner = ", ".join(f"`.{name}`" for name in tensor.__tensor_flatten__()[0])
         return f"{kind.__name__} keeps its values elsewhere: save the tensors that it is made of, {inner}"
     return f"{kind.__name__} keeps its values elsewhere: save the plain tensors that it is made of"
-
-
-_functorch = torch._C._functorch
 
 
 def in_transform() -> bool:

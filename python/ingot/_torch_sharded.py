@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from ._serialize import is_durable, texts
 from ._shards import Place, index, nbytes, split, write
 from ._torch_model import duplicate_names, storage_ptr, storage_size
@@ -81,7 +79,7 @@ def save_sharded(
     from .torch import _tensors, save_file, storable
 
     limit = nbytes(max_shard_size)
-    place, flush = Place(os.fsdecode(directory), filename_pattern), is_durable(durable)
+    place, flush = Place(directory, filename_pattern), is_durable(durable)
     own = _tensors(state_dict)
     # All of them before the first file is written.
     for name, tensor in own.items():

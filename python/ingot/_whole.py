@@ -138,7 +138,8 @@ class Whole(Generic[Tensor]):
             The framework lacks a tensor's dtype or cannot hold its shape. `ingot.safe_open` reads the other
             tensors.
         TensorNotFoundError
-            `keys` or `slices` name a tensor that the file does not have. The nearest name is in the message.
+            `keys` or `slices` name a tensor that the file does not have, and the message the nearest name; or
+            no name begins with `prefix`.
         SliceError
             An index does not fit its tensor.
         StorageError

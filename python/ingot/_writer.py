@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from os import fspath
 from weakref import WeakSet
 
 from . import _native
@@ -108,7 +107,7 @@ class Writer:
         shared: Mapping[str, str] | None = None,
     ) -> None:
         _check_platform()
-        self._path = fspath(path)
+        self._path = _native.local_path(path)
         pairs, flush = texts(metadata), is_durable(durable)
         self._writer: _native.Writer | _native.Appender
         if (specs is None) == (reserve is None):
@@ -183,7 +182,7 @@ class Writer:
         _check_platform()
         finish = one_of("orphaned", orphaned, ORPHANED) == "finish"
         writer = object.__new__(cls)
-        writer._path = fspath(path)
+        writer._path = _native.local_path(path)
         writer._writer = _native.Writer.join(writer._path, finish=finish, durable=is_durable(durable))
         _WRITERS.add(writer)
         return writer

@@ -107,7 +107,7 @@ def load_file(
     keys : iterable of str, optional
         Only these arrays, in this order.
     prefix : str or tuple of str, optional
-        Only arrays whose names begin with it, or with one of them.
+        Only arrays whose names begin with it, or with one of them; at least one has to.
     where : callable, optional
         Only arrays for which it gives something true. It is called with what `ingot.safe_open.info` gives. An
         array has to pass all of `keys`, `prefix` and `where`; nothing is read of those that do not.
@@ -128,7 +128,7 @@ def load_file(
         How many threads read at once. By default ``INGOT_THREADS`` in the environment, else one for each
         core; eight where the file is not in the page cache, and 64 where it comes over a network, since
         those who wait need no core.
-    progress : bool or callable
+    progress : bool, None or callable
         True shows a bar: tqdm's if it is installed, else a line on standard error. A callable is told
         ``(bytes done, bytes in all)`` about twenty times a second and at the end, and may raise to stop the
         load. Views of a mapped file are done at once.
@@ -162,8 +162,8 @@ def load_file(
     CheckpointError
         The index breaks a rule, or the shards do not hold what it says.
     TensorNotFoundError
-        `keys`, `slices` or `out` name an array that the file does not have. The nearest name is in the
-        message.
+        `keys`, `slices` or `out` name an array that the file does not have, and the message the nearest name;
+        or no name begins with `prefix`.
     SliceError
         An index does not fit its array.
     DtypeError

@@ -204,8 +204,8 @@ def load_file(
     CheckpointError
         The index breaks a rule, or the shards do not hold what it says.
     TensorNotFoundError
-        `keys`, `slices` or `out` name a tensor that the file does not have. The nearest name is in the
-        message.
+        `keys`, `slices` or `out` name a tensor that the file does not have, and the message the nearest name;
+        or no name begins with `prefix`.
     SliceError
         An index does not fit its tensor.
     DtypeError

@@ -210,9 +210,12 @@ def test_a_path_is_never_taken_for_a_url(tmp_path: Path, monkeypatch: pytest.Mon
         Path(name).parent.mkdir(exist_ok=True)
         ingot.numpy.save_file({"a": np.arange(3)}, name, durable=False)
         assert ingot.safe_open(name, "np").keys() == ["a"]
-    # A path that is no str names a file whatever it looks like.
-    for path in (Path("http://127.0.0.1:9/x"), b"http://127.0.0.1:9/x", "http://127.0.0.1:9/\udcff"):
-        with pytest.raises(FileNotFoundError):
+    # There is a directory of that name.
+    with pytest.raises(FileNotFoundError):
+        ingot.safe_open(Path("http://127.0.0.1:9/x"), "np")
+    # URLs are given as a str; what is one by its looks and a path by its type would be neither.
+    for path in (Path("https://127.0.0.1:9/x"), b"http://127.0.0.1:9/x", "http://127.0.0.1:9/\udcff"):
+        with pytest.raises(ingot.OptionError, match="is a URL: expected a path"):
             ingot.safe_open(path, "np")
 
 

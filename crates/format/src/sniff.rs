@@ -16,6 +16,7 @@ pub enum Foreign {
     IndexJson,
     Json,
     PytorchZip,
+    Npz,
     Zip,
     Pickle,
     Gguf,
@@ -24,6 +25,7 @@ pub enum Foreign {
     Gzip,
     Zstd,
     Pdf,
+    Zeros,
 }
 
 impl Foreign {
@@ -37,6 +39,7 @@ impl Foreign {
         Some(match start {
             _ if begins(b"version https://git-lfs") => Foreign::GitLfsPointer,
             _ if begins(b"PK\x03\x04") && contains(start, b"data.pkl") => Foreign::PytorchZip,
+            _ if begins(b"PK\x03\x04") && contains(start, b".npy") => Foreign::Npz,
             _ if begins(b"PK\x03\x04") || begins(b"PK\x05\x06") => Foreign::Zip,
             _ if begins(b"GGUF") => Foreign::Gguf,
             _ if begins(b"\x89HDF\r\n\x1a\n") => Foreign::Hdf5,
@@ -44,6 +47,8 @@ impl Foreign {
             _ if begins(b"\x1f\x8b") => Foreign::Gzip,
             _ if begins(b"\x28\xb5\x2f\xfd") => Foreign::Zstd,
             _ if begins(b"%PDF-") => Foreign::Pdf,
+            // Files of both formats begin with a number that is not zero. Eight bytes are just that number.
+            _ if start.len() > 8 && start.iter().all(|&byte| byte == 0) => Foreign::Zeros,
             // Protocols 2 to 5, as torch.save wrote before it wrote ZIP files and as pickle writes today. No opcode
             // lies below `(`; the binary headers of 640 bytes have a zero there.
             [0x80, 2..=5, b'('..=u8::MAX, ..] => Foreign::Pickle,
@@ -73,18 +78,26 @@ impl Foreign {
             Foreign::IndexJson => "the index of a sharded checkpoint — open the shards that it names",
             Foreign::Json => "a JSON document without the 8 bytes of a header length before it",
             Foreign::PytorchZip => {
-                "a PyTorch checkpoint (ZIP with a pickle) — load it with torch.load and save it again"
+                "a PyTorch checkpoint (ZIP with a pickle) — convert it with `ingot convert` or torch.load"
             }
-            Foreign::Zip => "a ZIP archive — unpack it first",
+            Foreign::Npz => {
+                "a NumPy .npz archive — convert it with `ingot convert` or read it with numpy.load"
+            }
+            Foreign::Zip => {
+                "a ZIP archive — unpack it, or if it is a checkpoint, convert it with `ingot convert`"
+            }
             Foreign::Pickle => {
-                "a Python pickle, perhaps an old PyTorch checkpoint — load it with torch.load and save it again"
+                "a Python pickle, perhaps an old PyTorch checkpoint — convert it with `ingot convert` or torch.load"
             }
-            Foreign::Gguf => "a GGUF model",
-            Foreign::Hdf5 => "an HDF5 file",
-            Foreign::Npy => "a NumPy .npy array — load it with numpy.load",
+            Foreign::Gguf => "a GGUF model — convert it with `ingot convert`",
+            Foreign::Hdf5 => "an HDF5 file — convert it with `ingot convert`",
+            Foreign::Npy => "a NumPy .npy array — convert it with `ingot convert` or read it with numpy.load",
             Foreign::Gzip => "compressed with gzip — unpack it first",
             Foreign::Zstd => "compressed with Zstandard — unpack it first",
             Foreign::Pdf => "a PDF document",
+            Foreign::Zeros => {
+                "nothing but zeros where it begins, as an interrupted copy or a full disk leaves it — fetch it again"
+            }
         }
     }
 }

@@ -63,7 +63,7 @@ pub use remote::{DownloadOptions, Downloaded, download, planned_download};
 #[cfg(feature = "remote")]
 pub use remote::{
     Fault, REMOTE_HEADER_NBYTES, RemoteOptions, Secret, Token, fetch_beside, hash_url, hub_headers, is_url,
-    read_url, redacted, url_file_name,
+    local_path, read_url, redacted, url_file_name, was_url,
 };
 pub use save::{Durability, Existing, ReadOnly, Replace, SaveOptions, Snapshot, save};
 pub use serialize::safetensors::{

@@ -16,6 +16,7 @@ mod index;
 mod intake;
 mod open;
 mod parts;
+mod place;
 mod prefetch;
 mod produced;
 mod remote;
@@ -45,9 +46,11 @@ mod _native {
     #[pymodule_export]
     use crate::hash::{hash, hashes, read_url, verify};
     #[pymodule_export]
+    use crate::open::in_natural_order;
+    #[pymodule_export]
     use crate::open::{Archive, TensorInfo};
     #[pymodule_export]
-    use crate::open::{in_natural_order, is_url, shown_url};
+    use crate::place::{is_url, local_path, shown_url};
     #[pymodule_export]
     use crate::prefetch::Stream;
     #[pymodule_export]

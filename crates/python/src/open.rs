@@ -12,13 +12,14 @@ use ingot_io::{
 };
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
+use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
 use crate::collector::Pause;
 use crate::errors::raise;
 use crate::hash::sha256;
 use crate::index;
 use crate::parts::{self, Memory, Wanted};
+use crate::place::{class_of, file_path};
 use crate::prefetch::Stream;
 use crate::remote::remote_options;
 use crate::shards;
@@ -258,8 +259,8 @@ impl Archive {
     }
 
     /// The path of the file that the tensor is in.
-    fn shard_of(&self, py: Python<'_>, name: &str) -> PyResult<Option<OsString>> {
-        let checkpoint = self.opened(py)?;
+    fn shard_of(&self, py: Python<'_>, name: &Bound<'_, PyAny>) -> PyResult<Option<OsString>> {
+        let (checkpoint, name) = (self.opened(py)?, tensor_name(name)?);
         let number = checkpoint.file_of(name).map_err(|error| raise(py, &error))?;
         if checkpoint.index().is_none() {
             find(py, &checkpoint, name)?;
@@ -286,8 +287,8 @@ impl Archive {
         Ok(pairs)
     }
 
-    fn info(&self, py: Python<'_>, name: &str) -> PyResult<TensorInfo> {
-        let checkpoint = self.opened(py)?;
+    fn info(&self, py: Python<'_>, name: &Bound<'_, PyAny>) -> PyResult<TensorInfo> {
+        let (checkpoint, name) = (self.opened(py)?, tensor_name(name)?);
         TensorInfo::of(py, find(py, &checkpoint, name)?.entry())
     }
 
@@ -367,8 +368,13 @@ impl Archive {
         whole(py, &checkpoint, names, wrap, progress, regions)
     }
 
-    fn tensor<'py>(&self, py: Python<'py>, name: &str, wrap: &Wrap) -> PyResult<Bound<'py, PyAny>> {
-        let checkpoint = self.opened(py)?;
+    fn tensor<'py>(
+        &self,
+        py: Python<'py>,
+        name: &Bound<'py, PyAny>,
+        wrap: &Wrap,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (checkpoint, name) = (self.opened(py)?, tensor_name(name)?);
         let tensor = find(py, &checkpoint, name)?;
         let (path, entry) = (tensor.archive().path(), tensor.entry());
         wrap.accepts(py, path, entry)?;
@@ -415,8 +421,8 @@ impl Archive {
         let checkpoint = self.opened(py)?;
         let names = requests
             .iter()
-            .map(|(name, _)| name.extract::<&str>())
-            .collect::<Result<Vec<_>, _>>()?;
+            .map(|(name, _)| tensor_name(name))
+            .collect::<PyResult<Vec<_>>>()?;
         found(py, &checkpoint, &names)?;
         let request = |(name, index): (&&str, &(_, Bound<'_, PyAny>))| {
             Ok(Request {
@@ -535,12 +541,6 @@ impl Archive {
     }
 }
 
-/// Whether a text begins as a URL does that can be opened. Names of files that are no text are none.
-#[pyfunction]
-pub(crate) fn is_url(text: &Bound<'_, PyString>) -> bool {
-    text.to_str().is_ok_and(ingot_io::is_url)
-}
-
 /// The names in natural order.
 #[pyfunction]
 pub(crate) fn in_natural_order<'py>(
@@ -553,12 +553,6 @@ pub(crate) fn in_natural_order<'py>(
         .collect::<PyResult<Vec<_>>>()?;
     py.detach(|| texts.sort_by(|one, other| natural_order(one, other)));
     PyList::new(py, texts)
-}
-
-/// A URL without what may be secret in it.
-#[pyfunction]
-pub(crate) fn shown_url(url: &str) -> String {
-    ingot_io::redacted(url)
 }
 
 /// The tensors of these names, or all, of which `regions` gives the bytes.
@@ -603,34 +597,14 @@ pub(crate) fn remote_limits(strict: bool, max_header_size: Option<u64>) -> Limit
     limits(strict, max_header_size.or(Some(REMOTE_HEADER_NBYTES)))
 }
 
-/// What `os.fsencode` makes of a path: `str`, `bytes` and `os.PathLike`, also names that are not UTF-8.
-pub(crate) fn file_path(path: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
-    let encoded = path.py().import("os")?.call_method1("fsencode", (path,))?;
-    let bytes = encoded.cast::<PyBytes>()?.as_bytes();
-    // As `open()` does. The system would see a shorter path.
-    if bytes.contains(&0) {
-        return Err(PyValueError::new_err("embedded null byte in the path"));
-    }
-    #[cfg(unix)]
-    {
-        use std::os::unix::ffi::OsStrExt;
-        Ok(PathBuf::from(std::ffi::OsStr::from_bytes(bytes)))
-    }
-    #[cfg(not(unix))]
-    {
-        // There os.fsencode gives UTF-8.
-        Ok(PathBuf::from(String::from_utf8_lossy(bytes).into_owned()))
-    }
-}
-
 fn buffer_expected(data: &Bound<'_, PyAny>, fault: &PyErr) -> PyErr {
     if fault.is_instance_of::<PyTypeError>(data.py()) {
-        let class = data
-            .get_type()
-            .name()
-            .map(|name| name.to_string())
-            .unwrap_or_default();
-        return PyTypeError::new_err(format!("expected bytes or another buffer, found {class}"));
+        let (class, is_path) = (class_of(data), data.is_instance_of::<PyString>());
+        let hint = match is_path || data.hasattr("__fspath__").unwrap_or(false) {
+            true => " — `load_file` and `safe_open` take the path of a file",
+            false => "",
+        };
+        return PyTypeError::new_err(format!("expected bytes or another buffer, found {class}{hint}"));
     }
     fault.clone_ref(data.py())
 }
@@ -660,6 +634,17 @@ pub(crate) fn file_header<'py>(py: Python<'py>, name: &str, header: &Header) -> 
 /// The only file.
 fn file<'a>(py: Python<'_>, checkpoint: &'a Checkpoint) -> PyResult<&'a ingot_io::Archive> {
     checkpoint.file(0).map_err(|error| raise(py, &error))
+}
+
+/// The name of a tensor. Positions are what people try who take a file for a list.
+fn tensor_name<'a>(given: &'a Bound<'_, PyAny>) -> PyResult<&'a str> {
+    match given.cast::<PyString>() {
+        Ok(name) => name.to_str(),
+        Err(_) => Err(PyTypeError::new_err(format!(
+            "expected the name of a tensor as a str, found {} — `keys()` lists the names",
+            class_of(given)
+        ))),
+    }
 }
 
 fn find<'a>(py: Python<'_>, checkpoint: &'a Checkpoint, name: &str) -> PyResult<Tensor<'a>> {
@@ -701,9 +686,6 @@ pub(crate) fn chosen<'a>(
         ));
     }
     let names = names.try_iter()?.collect::<PyResult<Vec<_>>>()?;
-    let names = names
-        .iter()
-        .map(|name| name.extract::<&str>())
-        .collect::<Result<Vec<_>, _>>()?;
+    let names = names.iter().map(tensor_name).collect::<PyResult<Vec<_>>>()?;
     found(py, checkpoint, &names)
 }

@@ -1,37 +1,14 @@
 //! How remote files are reached, as Python says.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
-use ingot_io::{RemoteOptions, Secret, Token, is_url};
+use ingot_io::{RemoteOptions, Secret, Token};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict};
 
 use crate::errors::exception;
-use crate::open::file_path;
-
-/// What a caller may give where files and URLs are read alike.
-pub(crate) enum Location {
-    File(PathBuf),
-    Url(String, Box<RemoteOptions>),
-}
-
-impl Location {
-    /// A str may be a URL. What is a path by its type is one.
-    pub(crate) fn of(
-        given: &Bound<'_, PyAny>,
-        storage_options: Option<&Bound<'_, PyDict>>,
-    ) -> PyResult<Location> {
-        match given.extract::<&str>() {
-            Ok(url) if is_url(url) => {
-                let options = remote_options(storage_options)?;
-                Ok(Location::Url(url.to_owned(), Box::new(options)))
-            }
-            _ => file_path(given).map(Location::File),
-        }
-    }
-}
+use crate::place::{class_of, file_path};
 
 /// What `storage_options` says. Their names and what they mean stand in `python/ingot/_remote.py`.
 pub(crate) fn remote_options(given: Option<&Bound<'_, PyDict>>) -> PyResult<RemoteOptions> {
@@ -102,11 +79,7 @@ fn unknown(py: Python<'_>, name: &str) -> PyErr {
 
 fn mistyped(value: &Bound<'_, PyAny>, name: &str, fault: &PyErr) -> PyErr {
     let py = value.py();
-    let class = value
-        .get_type()
-        .name()
-        .map(|class| class.to_string())
-        .unwrap_or_default();
+    let class = class_of(value);
     let message = format!("storage_options: {name}: cannot be this {class}");
     if fault.is_instance_of::<PyTypeError>(py) {
         return PyTypeError::new_err(message);

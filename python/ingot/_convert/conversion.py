@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from os import fsdecode, fspath
+from os import fsdecode
 from typing import TYPE_CHECKING, NamedTuple
 
 from ingot import _native
 from ingot._dtypes import CODES
-from ingot._native import is_url, shown_url
+from ingot._native import is_url, local_path, shown_url
 from ingot._progress import checked, told
 from ingot._select import float_code
 from ingot._serialize import is_durable, texts
@@ -155,7 +155,7 @@ def convert(
     """
     if not hasattr(_native, "Aside"):
         raise NotImplementedError("ingot.convert needs what Unix has")
-    path, to = fsdecode(fspath(src)), destination(fsdecode(fspath(dst)), format, max_shard_size)
+    to = destination(fsdecode(local_path(dst)), format, max_shard_size)
     code = None if dtype is None else float_code(_code(dtype), dtype)
     options = _Write(to, code, texts(metadata) or {}, verify, overwrite, is_durable(durable))
     if to.kind == "npz" and metadata:
@@ -178,6 +178,7 @@ def convert(
         refuse_existing(to, overwrite)
         with fetched(src, to.path, progress, storage_options) as near:
             return converted(near, shown_url(src))
+    path = fsdecode(local_path(src))
     return converted(path, path)
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 
 import click
 
-from ingot._native import is_url
+from ingot._native import is_url, local_path
 from ingot.errors import SafetensorError
 
 from .screen import warn
@@ -32,11 +32,23 @@ _TARGET = "ingot.target"
 
 def local(context: click.Context, parameter: click.Parameter, given: Given) -> Given:
     """A path, or several, of this machine: for what is written to."""
-    paths: tuple[str, ...] = (given,) if isinstance(given, str) else given or ()
-    for one in paths:
-        if is_url(one):
-            raise click.UsageError(f"{shown(one)}: is a URL: expected a path on this machine", context)
-    return given
+    return _each(given, _local)
+
+
+def anywhere(context: click.Context, parameter: click.Parameter, given: Given) -> Given:
+    """A path or a URL, or several: for what is read. That of ``file:`` is a path."""
+    return _each(given, lambda one: one if is_url(one) else _local(one))
+
+
+def _each(given: Given, located: Callable[[str], str]) -> Given:
+    if isinstance(given, tuple):
+        return tuple(map(located, given))
+    return located(given) if isinstance(given, str) else given
+
+
+def _local(given: str) -> str:
+    # What is empty is refused by whoever opens it.
+    return os.fsdecode(local_path(given))
 
 
 def paths(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -71,10 +83,12 @@ def matching_paths(incomplete: str) -> list[CompletionItem]:
 
 
 # Whatever `sources.opened` takes; that it is there is found out by opening it.
-path: Decorator = click.argument("path", metavar="PATH", shell_complete=paths)
-several: Decorator = click.argument("paths", metavar="PATH...", nargs=-1, required=True, shell_complete=paths)
+path: Decorator = click.argument("path", metavar="PATH", callback=anywhere, shell_complete=paths)
+several: Decorator = click.argument(
+    "paths", metavar="PATH...", nargs=-1, required=True, callback=anywhere, shell_complete=paths
+)
 own: Decorator = click.argument("path", metavar="PATH", callback=local, shell_complete=paths)
-source: Decorator = click.argument("path", metavar="SRC", shell_complete=paths)
+source: Decorator = click.argument("path", metavar="SRC", callback=anywhere, shell_complete=paths)
 destination: Decorator = click.argument("output", metavar="DST", callback=local, shell_complete=paths)
 dry_run: Decorator = click.option(
     "--dry-run", is_flag=True, help="Say what would be written, and write nothing."

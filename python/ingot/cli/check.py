@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from ingot import _open
+from ingot._native import shown_url
 from ingot.errors import HeaderError
 
 from . import arguments
@@ -51,7 +52,7 @@ def command(screen: Screen, path: str, values: bool) -> int:
         screen.table(_COLUMNS, findings)
     else:
         tensors = plural(len(source.handle), "tensor")
-        screen.say(f"{shown(path)}: {tensors}{'' if values else ', values not read'}: all is well")
+        screen.say(f"{shown(source.path)}: {tensors}{'' if values else ', values not read'}: all is well")
     return 1 if findings else 0
 
 
@@ -62,7 +63,8 @@ def _strictness(source: Source) -> Iterator[Finding]:
         except HeaderError as error:
             if error.code != "not-strict":
                 raise
-            yield "not-strict", file, str(error).removeprefix(f"{shown(file)}: ")
+            name = shown_url(file)
+            yield "not-strict", name, str(error).removeprefix(f"{shown(name)}: ")
 
 
 def _alignment(source: Source) -> Iterator[Finding]:

@@ -24,7 +24,7 @@ _OTHERS = ("safetensors", "bintensors", "huggingface_hub", "tqdm")
 
 
 @click.command(short_help="What is installed, which backend is used, and why.")
-@click.argument("path", required=False, shell_complete=arguments.paths)
+@click.argument("path", required=False, callback=arguments.anywhere, shell_complete=arguments.paths)
 @printing
 def command(screen: Screen, path: str | None) -> int:
     """Say what is installed, which extras are missing, and for a PATH how it is read and why."""
@@ -37,7 +37,7 @@ def command(screen: Screen, path: str | None) -> int:
     ]
     if path is not None:
         source = opened(path)
-        rows.append(("file", path, f"{source.handle.format}, {len(source.handle)} tensors"))
+        rows.append(("file", source.path, f"{source.handle.format}, {len(source.handle)} tensors"))
         rows.append(("backend", source.handle.backend, source.handle.why))
     screen.answer({what: {"found": found, "note": note} for what, found, note in rows})
     if screen.is_terminal:

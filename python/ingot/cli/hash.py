@@ -45,6 +45,7 @@ def command(screen: Screen, paths: tuple[str, ...], algorithms: tuple[str, ...],
             for algorithm in chosen:
                 with steps.within(size) as within:
                     rows.append((algorithm, _hash.hash(file, algorithm, progress=within), file))
+    rows = [(algorithm, digest, _native.shown_url(file)) for algorithm, digest, file in rows]
     described = [{"file": file, "algorithm": name, "digest": digest} for name, digest, file in rows]
     screen.answer({"hashes": described})
     if screen.quiet:

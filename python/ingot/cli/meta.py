@@ -8,6 +8,7 @@ import sys
 import click
 
 from ingot import _edit, _rearrange, _shards
+from ingot._native import shown_url
 from ingot._serialize import is_durable
 
 from . import arguments
@@ -57,7 +58,7 @@ def get(screen: Screen, path: str, key: str | None) -> int:
         return 0
     if key not in pairs:
         screen.answer({"key": key, "value": None})
-        warn(f"{shown(path)}: metadata has no key `{shown(key)}`")
+        warn(f"{shown(shown_url(path))}: metadata has no key `{shown(key)}`")
         return 1
     screen.answer({"key": key, "value": pairs[key]})
     screen.result(shown(pairs[key]))

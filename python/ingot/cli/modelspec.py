@@ -7,6 +7,7 @@ from dataclasses import fields
 import click
 
 from ingot import modelspec
+from ingot._native import shown_url
 
 from . import arguments
 from .meta import change
@@ -35,7 +36,7 @@ def show(screen: Screen, path: str) -> int:
     pairs = _pairs(path)
     screen.answer({"modelspec": pairs or None})
     if not pairs:
-        warn(f"{shown(path)}: says nothing of itself: there is no key that begins with {_PREFIX}")
+        warn(f"{shown(shown_url(path))}: says nothing of itself: there is no key that begins with {_PREFIX}")
         return 1
     screen.table((Column("key"), Column("value")), [(key, _told(key, text)) for key, text in pairs.items()])
     return 0
@@ -53,7 +54,7 @@ def validate(screen: Screen, path: str) -> int:
         columns = (Column("severity"), Column("key"), Column("what"))
         screen.table(columns, [tuple(map(str, finding)) for finding in found])
     else:
-        screen.say(f"{shown(path)}: all is well")
+        screen.say(f"{shown(shown_url(path))}: all is well")
     return 1 if errors else 0
 
 

@@ -13,6 +13,7 @@ from ingot.errors import OptionError, SafetensorError, SliceError, TensorNotFoun
 
 from . import arguments
 from .screen import warn
+from .spoken import in_options, without_secrets
 from .wording import shown
 
 TYPE_CHECKING = False
@@ -131,10 +132,10 @@ def _carried_out(given: list[str]) -> int:
         return 2
     except click.UsageError as error:
         hint = f" (see `{error.ctx.command_path} --help`)" if error.ctx else ""
-        warn(_one_line(error.format_message()) + hint)
+        warn(_one_line(error.format_message(), given) + hint)
         return 2
     except click.ClickException as error:
-        warn(_one_line(error.format_message()))
+        warn(_one_line(error.format_message(), given))
         return 2
     except (click.Abort, KeyboardInterrupt):
         warn("interrupted")
@@ -145,10 +146,10 @@ def _carried_out(given: list[str]) -> int:
         # Those of this command are told of by whoever started it.
         if (error.name or "").partition(".")[0] in ("click", "rich"):
             raise
-        warn(_told(error))
+        warn(_told(error, given))
         return 2
     except _FAULTS as error:
-        warn(_told(error))
+        warn(_told(error, given))
         return _status(error)
 
 
@@ -175,16 +176,16 @@ def _status(error: BaseException) -> int:
     return 1 if isinstance(error, MemoryError) else 2
 
 
-def _told(error: BaseException) -> str:
+def _told(error: BaseException, given: Sequence[str]) -> str:
     if isinstance(error, OSError) and not isinstance(error, SafetensorError) and error.strerror:
         # As the system's own commands say it, without Python's number.
         where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
-        return _one_line(where + error.strerror)
-    return _one_line(str(error)) or type(error).__name__
+        return _one_line(where + in_options(error.strerror), given)
+    return _one_line(in_options(str(error)), given) or type(error).__name__
 
 
-def _one_line(message: str) -> str:
-    return shown(" ".join(message.split("\n")))
+def _one_line(message: str, given: Sequence[str]) -> str:
+    return shown(without_secrets(" ".join(message.split("\n")), given))
 
 
 def _never_fail_to_encode() -> None:

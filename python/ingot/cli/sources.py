@@ -11,7 +11,7 @@ from math import prod
 import click
 
 from ingot import _open
-from ingot._native import Archive, is_url
+from ingot._native import Archive, is_url, shown_url, url_file_name
 
 from .wording import shown
 
@@ -31,11 +31,12 @@ class Source:
     """An open file, or the open files of a checkpoint. Only their headers have been read."""
 
     def __init__(self, path: str, handle: Archive) -> None:
-        self.path = path
+        # Without what is secret, as everything that is printed.
+        self.path = shown_url(path)
         self.handle = handle
-        # One, where this is no checkpoint of many.
-        self.files = handle.shards
-        self._file_names = {file: os.path.basename(file) for file in self.files}
+        # One, where this is no checkpoint of many. What is shown of a URL does not open it again.
+        self.files = [path] if is_url(path) and not handle.is_sharded else handle.shards
+        self._file_names = {file: _name(file) for file in self.files}
 
     def file_of(self, name: str) -> str:
         """The path of the file that holds a tensor."""
@@ -63,7 +64,7 @@ class Source:
     @property
     def index(self) -> str | None:
         """The path of the index of a checkpoint of many files."""
-        return self.handle.path if self.handle.path not in self.files else None
+        return self.handle.path if self.handle.is_sharded else None
 
     def infos(self) -> list[TensorInfo]:
         """What the headers say of every tensor, in the order of the data."""
@@ -82,7 +83,7 @@ class Source:
         for name in self.handle.offset_names() if names is None else names:
             held.setdefault(self.file_of(name), []).append(name)
         for file, of_file in held.items():
-            yield Archive.open(file), of_file
+            yield _open.open_archive(file, "auto"), of_file
 
     def values(self, name: str) -> Array:
         """A tensor as an array of numpy; a view where the file is mapped."""
@@ -111,6 +112,10 @@ class Source:
 def opened(path: str, *, strict: bool = False, backend: str = "auto") -> Source:
     """Open what a user typed: a file, and whatever else `ingot.safe_open` takes."""
     return Source(path, _open.open_archive(path, backend, strict))
+
+
+def _name(file: str) -> str:
+    return url_file_name(file) if is_url(file) else os.path.basename(file)
 
 
 def size_on_disk(file: str) -> int:

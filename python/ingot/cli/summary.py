@@ -50,7 +50,7 @@ def command(screen: Screen, path: str) -> int:
     if screen.as_json:
         screen.answer(_facts(source, infos, dtypes))
         return 0
-    screen.say(screen.strong(shown(path)))
+    screen.say(screen.strong(shown(source.path)))
     for label, lines in _parts(source, infos, dtypes):
         for at, line in enumerate(lines):
             head = "" if at else label

@@ -170,6 +170,9 @@ def _beginning(error: SafetensorError, doing: str) -> str | None:
         words = _HEADER.get(error.code or "", "invalid header [InvalidHeader]")
         if error.code == "foreign-file" and "(header passes the end" in str(error):
             words = _HEADER["header-past-end"]
+        elif error.code == "foreign-file" and "(invalid JSON" in str(error):
+            # Nothing but zeros: a header of no bytes.
+            words = _HEADER["invalid-json"]
         return f"{doing}: {words.format(tensor=errors._quoted(error.tensor))}"
     if isinstance(error, errors.TensorNotFoundError):
         return f"File does not contain tensor {errors._escaped(error.tensor or '')}"

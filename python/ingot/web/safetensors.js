@@ -1003,18 +1003,32 @@ const FOREIGN = [
     (bytes) => bytes.startsWith("version https://git-lfs"),
   ],
   [
-    "a PyTorch checkpoint (ZIP with a pickle) — load it with torch.load and save it again",
+    "a PyTorch checkpoint (ZIP with a pickle) — convert it with `ingot convert` or torch.load",
     (bytes) => bytes.startsWith("PK\x03\x04") && bytes.includes("data.pkl"),
   ],
-  ["a ZIP archive — unpack it first", (bytes) => bytes.startsWith("PK\x03\x04") || bytes.startsWith("PK\x05\x06")],
-  ["a GGUF model", (bytes) => bytes.startsWith("GGUF")],
-  ["an HDF5 file", (bytes) => bytes.startsWith("\x89HDF\r\n\x1a\n")],
-  ["a NumPy .npy array — load it with numpy.load", (bytes) => bytes.startsWith("\x93NUMPY")],
+  [
+    "a NumPy .npz archive — convert it with `ingot convert` or read it with numpy.load",
+    (bytes) => bytes.startsWith("PK\x03\x04") && bytes.includes(".npy"),
+  ],
+  [
+    "a ZIP archive — unpack it, or if it is a checkpoint, convert it with `ingot convert`",
+    (bytes) => bytes.startsWith("PK\x03\x04") || bytes.startsWith("PK\x05\x06"),
+  ],
+  ["a GGUF model — convert it with `ingot convert`", (bytes) => bytes.startsWith("GGUF")],
+  ["an HDF5 file — convert it with `ingot convert`", (bytes) => bytes.startsWith("\x89HDF\r\n\x1a\n")],
+  [
+    "a NumPy .npy array — convert it with `ingot convert` or read it with numpy.load",
+    (bytes) => bytes.startsWith("\x93NUMPY"),
+  ],
   ["compressed with gzip — unpack it first", (bytes) => bytes.startsWith("\x1f\x8b")],
   ["compressed with Zstandard — unpack it first", (bytes) => bytes.startsWith("\x28\xb5\x2f\xfd")],
   ["a PDF document", (bytes) => bytes.startsWith("%PDF-")],
   [
-    "a Python pickle, perhaps an old PyTorch checkpoint — load it with torch.load and save it again",
+    "nothing but zeros where it begins, as an interrupted copy or a full disk leaves it — fetch it again",
+    (bytes) => /^\0{9,}$/.test(bytes),
+  ],
+  [
+    "a Python pickle, perhaps an old PyTorch checkpoint — convert it with `ingot convert` or torch.load",
     // Protocols 2 to 5. No opcode lies below `(`.
     (bytes) => /^\x80[\x02-\x05][(-\xff]/.test(bytes),
   ],

@@ -106,7 +106,7 @@ impl<'a> Strided<'a> {
         Ok(())
     }
 
-    /// As [`Strided::read`], as far as there are any.
+    /// Fills `into` with the bytes from `begin` on, as far as there are any.
     pub fn copy_into(&self, begin: usize, into: &mut [u8]) {
         let begin = begin.min(self.len);
         let count = into.len().min(self.len - begin);

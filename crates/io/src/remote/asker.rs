@@ -9,6 +9,7 @@ use super::message::Request;
 use super::options::RemoteOptions;
 use super::pace::Pace;
 use super::retry::Tries;
+use super::secrets::Secrets;
 use super::url::Url;
 
 /// Bytes of an answer that are looked at.
@@ -44,7 +45,10 @@ impl Asker {
         loop {
             match self.ask_once(&request, tries.deadline) {
                 Ok(answer) => return Ok(answer),
-                Err(fault) => tries.after(fault.from(url.to_string()))?,
+                Err(fault) => {
+                    let fault = fault.from(url.to_string());
+                    tries.after(fault.without(&Secrets::of_request(&request)))?;
+                }
             }
         }
     }

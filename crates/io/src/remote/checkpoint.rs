@@ -10,7 +10,8 @@ use super::fault::Fault;
 use super::fetch::Target;
 use super::hub::{INDEX_FILE, MODEL_FILE};
 use super::options::RemoteOptions;
-use super::place::{Place, Remote, redacted};
+use super::place::{Place, Remote, local_path};
+use super::secrets::redacted;
 use super::shards::RemoteShards;
 use super::source::{READS_AT_ONCE, RemoteSource, START_NBYTES};
 use super::{CACHED, REMOTE, header_limits, variable};
@@ -32,7 +33,7 @@ pub(super) const INDEX_START_NBYTES: u64 = 16 << 20;
 
 impl Checkpoint {
     /// Opens what is behind a URL: a file of tensors, or the shards of an index, which lie beside it. No tensor is read.
-    /// `http://`, `https://`, `hf://`, `s3://`, `gs://` and `az://` are known, and pages of the Hub. A repository of the
+    /// `http://`, `https://`, `hf://`, `s3://`, `gs://`, `az://` and `file://` are known, and pages of the Hub. A repository of the
     /// Hub stands for its `model.safetensors`, or for its `model.safetensors.index.json`; both are asked for at once.
     ///
     /// Opening a file takes one request, or two where its header is long; opening an index one, or two where that is,
@@ -50,6 +51,15 @@ impl Checkpoint {
         limits: &Limits,
         watch: &dyn Watch,
     ) -> Result<Checkpoint, Error> {
+        if let Some(path) = local_path(url) {
+            let path = path.map_err(|fault| refused(&redacted(url), fault))?;
+            let open = OpenOptions {
+                backend: Backend::Auto,
+                limits: *limits,
+            };
+            let reach = Reach::FollowLinks;
+            return Checkpoint::open(&path, &CheckpointOptions { open, reach });
+        }
         through_door(url, options, limits, watch, |door| door.open(url))
     }
 }

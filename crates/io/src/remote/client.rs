@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::thread;
 use std::time::Instant;
 
+use ingot_format::Escaped;
 use rustls::ClientConfig;
 
 use super::connection::Connection;
@@ -15,6 +16,7 @@ use super::message::{Framing, Head, Request, render_head};
 use super::options::RemoteOptions;
 use super::pace::Pace;
 use super::proxy::{Proxies, Proxy};
+use super::secrets::Secrets;
 use super::trust;
 use super::url::{Origin, Scheme, Url};
 
@@ -193,6 +195,14 @@ impl Client {
         made.clone().map_err(|why| FaultKind::Option(why).into())
     }
 
+    /// What a server may say again of all that was sent to it, or to a proxy before it.
+    pub(super) fn add_secrets(&self, secrets: &mut Secrets, url: &Url) {
+        secrets.add_options(&self.options);
+        if let Ok(Some(proxy)) = self.proxies.find(url) {
+            secrets.add_url(&proxy.url);
+        }
+    }
+
     /// Whether requests for `url` go through a proxy that can read them.
     pub(crate) fn is_overheard(&self, url: &Url) -> Result<bool, Fault> {
         Ok(url.scheme == Scheme::Http && self.proxies.find(url)?.is_some())
@@ -214,9 +224,11 @@ fn tunnel(
     if (200..300).contains(&head.status) && connection.buffered().is_empty() {
         return Ok(connection);
     }
+    let mut secrets = Secrets::default();
+    secrets.add_url(&proxy.url);
     Err(Fault::new(FaultKind::Status {
         status: head.status,
-        reason: head.reason,
+        reason: secrets.removed(&Escaped(&head.reason).to_string()),
         said: Some("the proxy says so".to_owned()),
         wait: None,
         region: None,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::checkpoint::{Found, found};
 use super::header_limits;
 use super::options::RemoteOptions;
-use super::place::redacted;
+use super::secrets::redacted;
 use super::source::{RemoteSource, START_NBYTES};
 use crate::archive::{check_unchanged, open_source};
 use crate::error::Error;

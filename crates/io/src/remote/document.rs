@@ -14,6 +14,7 @@ use super::hub::{HubFile, MODEL_FILE};
 use super::options::RemoteOptions;
 use super::place::Place;
 use super::retry::Tries;
+use super::secrets::path_nbytes;
 use super::url::{Url, decode};
 use super::{header_limits, variable};
 use crate::error::Error;
@@ -61,11 +62,7 @@ pub fn url_file_name(url: &str) -> String {
     }
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
     let is_http = scheme.to_ascii_lowercase().starts_with("http");
-    let path = match is_http {
-        true => rest.split(['?', '#']).next().unwrap_or_default(),
-        // Keys of the stores may hold any character.
-        false => rest.split("?versionId=").next().unwrap_or_default(),
-    };
+    let path = &rest[..path_nbytes(scheme, rest)];
     let name = path.split_once('/').map_or("", |(_, path)| path);
     let name = name.rsplit('/').next().unwrap_or_default();
     match is_http {
@@ -148,6 +145,8 @@ mod tests {
             ("hf://me/gpt@v1", "model.safetensors"),
             ("hf://me/gpt/a/x.bt", "x.bt"),
             ("s3://b/a/x?.bt", "x?.bt"),
+            ("s3://b/a/x.bt?versionId=1", "x.bt"),
+            ("az://c/x.bt?sv=1&sig=/x", "x.bt"),
         ] {
             assert_eq!(url_file_name(url), name, "{url}");
         }

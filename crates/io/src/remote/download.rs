@@ -22,7 +22,7 @@ use super::document::{hub_file, url_file_name};
 use super::fault::{Fault, FaultKind};
 use super::hub::INDEX_FILE;
 use super::options::RemoteOptions;
-use super::place::redacted;
+use super::secrets::redacted;
 use super::variable;
 use crate::archive::open_source;
 use crate::error::Error;

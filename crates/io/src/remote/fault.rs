@@ -6,6 +6,8 @@ use std::io;
 use std::ops::Range;
 use std::time::Duration;
 
+use super::secrets::Secrets;
+
 /// Why a remote file could not be read. It lies inside the [`io::Error`] of [`Error::Open`](crate::Error::Open) and
 /// [`Error::Read`](crate::Error::Read).
 #[derive(Debug)]
@@ -81,6 +83,14 @@ impl Fault {
     /// The same fault, of another URL than that of the file.
     pub(crate) fn from(mut self, url: String) -> Fault {
         self.from.get_or_insert(url);
+        self
+    }
+
+    /// The same without `secrets`, in whatever a server has said. All that it says goes through here before it is told.
+    pub(super) fn without(mut self, secrets: &Secrets) -> Fault {
+        for text in self.kind.said().into_iter().chain(&mut self.from) {
+            *text = secrets.removed(text);
+        }
         self
     }
 
@@ -180,6 +190,21 @@ impl Fault {
     }
 }
 
+impl FaultKind {
+    /// What of it a server decides.
+    fn said(&mut self) -> Vec<&mut String> {
+        match self {
+            FaultKind::Status { reason, said, .. } => said.iter_mut().chain([reason]).collect(),
+            FaultKind::Encoded(text)
+            | FaultKind::Connect { authority: text, .. }
+            | FaultKind::Tls { authority: text, .. }
+            | FaultKind::OtherRange { got: text, .. }
+            | FaultKind::Redirect { to: text, .. } => vec![text],
+            _ => Vec::new(),
+        }
+    }
+}
+
 impl From<FaultKind> for Fault {
     fn from(kind: FaultKind) -> Fault {
         Fault::new(kind)
@@ -205,9 +230,10 @@ impl fmt::Display for Fault {
                 wait,
                 ..
             } => {
-                write!(f, "the server answers {status} {reason}")?;
+                // Cut here, where secrets are out of them: of one that is cut, a part would be left.
+                write!(f, "the server answers {status} {reason:.80}")?;
                 if let Some(said) = said {
-                    write!(f, " ({said})")?;
+                    write!(f, " ({said:.300})")?;
                 }
                 if let Some(wait) = wait {
                     write!(f, ", to be asked again in {} s", wait.as_secs())?;

@@ -13,10 +13,24 @@ use super::fault::{Fault, FaultKind};
 use super::message::{Framing, Head, Request, parse_length};
 use super::pace::Pace;
 use super::pin::Pin;
+use super::secrets::Secrets;
 use super::url::{Scheme, Url};
 
 /// Redirects that are followed for one request.
 const MAX_HOPS: usize = 5;
+
+/// Those of redirects that are refused and named.
+const OTHER_SCHEMES: &[&str] = &[
+    "http",
+    "https",
+    "file",
+    "ftp",
+    "data",
+    "gopher",
+    "javascript",
+    "s3",
+    "gs",
+];
 
 /// Bytes of the body of a refusal that are looked at.
 const REFUSAL_NBYTES: usize = 4 << 10;
@@ -134,23 +148,24 @@ impl Target {
         deadline: Instant,
     ) -> Result<Answer, Fault> {
         let mut at = start;
+        let mut sent = Vec::new();
         for _ in 0..=MAX_HOPS {
             let response = self
-                .send(&at, asked, pin, deadline)
-                .map_err(|fault| self.about(&at.url, fault))?;
+                .send(&at, asked, pin, deadline, &mut sent)
+                .map_err(|fault| self.about(&at.url, fault, &sent))?;
             if at.is_trusted {
                 self.note(&response.head)
-                    .map_err(|fault| self.about(&at.url, fault))?;
+                    .map_err(|fault| self.about(&at.url, fault, &sent))?;
             }
-            let location = redirect(&response.head).map_err(|fault| self.about(&at.url, fault))?;
+            let location = redirect(&response.head).map_err(|fault| self.about(&at.url, fault, &sent))?;
             let Some(location) = location else {
                 let answer = self.understand(response, &at.url, asked, pin, deadline);
-                let answer = answer.map_err(|fault| self.about(&at.url, fault))?;
+                let answer = answer.map_err(|fault| self.about(&at.url, fault, &sent))?;
                 *locked(&self.found) = (at.url != self.home).then_some(at);
                 return Ok(answer);
             };
             let next = self.next(&at, location);
-            let next = next.map_err(|fault| self.about(&at.url, fault))?;
+            let next = next.map_err(|fault| self.about(&at.url, fault, &sent))?;
             self.drain(response, deadline);
             at = next;
         }
@@ -175,6 +190,7 @@ impl Target {
         asked: &Range<u64>,
         pin: Option<&Pin>,
         deadline: Instant,
+        sent: &mut Vec<(String, String)>,
     ) -> Result<Response, Fault> {
         let mut headers = vec![(
             "Range".to_owned(),
@@ -207,25 +223,22 @@ impl Target {
             true => Reach::Anywhere,
             false => Reach::Public,
         };
-        self.client.send(&request, reach, deadline)
+        let response = self.client.send(&request, reach, deadline);
+        sent.append(&mut request.headers);
+        response
     }
 
     /// Where a redirect leads, if we go there.
     fn next(&self, at: &Found, location: &str) -> Result<Found, Fault> {
         let refuse = |to: String, why| Fault::new(FaultKind::Redirect { to, why });
         let url = at.url.join(location).map_err(|_| {
-            // What is no URL of HTTP may be anything, a secret among it.
-            let scheme: String = location
-                .split(':')
-                .next()
-                .unwrap_or_default()
-                .chars()
-                .take(16)
-                .collect();
-            refuse(
-                format!("{}:…", Escaped(&scheme)),
-                "it is no URL of http: or https:",
-            )
+            // What is no URL of HTTP may be anything, a part of a secret among it.
+            let scheme = location.split(':').next().unwrap_or_default();
+            let known = OTHER_SCHEMES
+                .iter()
+                .find(|known| known.eq_ignore_ascii_case(scheme));
+            let to = known.map_or("…".to_owned(), |known| format!("{known}:…"));
+            refuse(to, "it is no URL of http: or https:")
         })?;
         if at.url.scheme == Scheme::Https && url.scheme == Scheme::Http {
             return Err(refuse(url.to_string(), "it leads from https: to http:"));
@@ -286,10 +299,7 @@ impl Target {
             .iter()
             .find_map(|name| head.shown(name))
             .or_else(|| word_of_xml(&String::from_utf8_lossy(&body)))
-            .map(|said| {
-                let short: String = said.chars().take(200).collect();
-                Escaped(&short).to_string()
-            });
+            .map(|said| Escaped(&said).to_string());
         FaultKind::Status {
             status: head.status,
             reason: Escaped(&head.reason).to_string(),
@@ -322,13 +332,19 @@ impl Target {
         Pace::new(&self.client.options, deadline)
     }
 
-    /// Names the URL that a fault comes from, where it is not that of the file.
-    fn about(&self, url: &Url, fault: Fault) -> Fault {
-        if *url == self.home && self.is_shown {
-            fault
-        } else {
-            fault.from(url.to_string())
-        }
+    /// Names the URL that a fault comes from, where it is not that of the file, and takes out of it what the headers
+    /// that were `sent` and the URLs hold of secrets.
+    fn about(&self, url: &Url, fault: Fault, sent: &[(String, String)]) -> Fault {
+        let mut secrets = Secrets::default();
+        self.client.add_secrets(&mut secrets, url);
+        secrets.add_url(&self.home);
+        secrets.add_url(url);
+        secrets.add_headers(sent);
+        let fault = match *url == self.home && self.is_shown {
+            true => fault,
+            false => fault.from(url.to_string()),
+        };
+        fault.without(&secrets)
     }
 }
 

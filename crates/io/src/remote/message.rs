@@ -134,7 +134,7 @@ impl Head {
         };
         let head = Head {
             status: response.code.unwrap_or(0),
-            reason: response.reason.unwrap_or_default().chars().take(80).collect(),
+            reason: response.reason.unwrap_or_default().to_owned(),
             headers: response.headers.iter().map(header).collect(),
         };
         Ok(Some((taken, head)))

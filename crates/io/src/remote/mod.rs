@@ -38,6 +38,7 @@ mod place;
 mod proxy;
 mod retry;
 mod s3;
+mod secrets;
 mod shards;
 mod source;
 mod trust;
@@ -52,7 +53,8 @@ pub use self::download::{DownloadOptions, Downloaded, download, planned_download
 pub use self::fault::Fault;
 pub use self::headers::hub_headers;
 pub use self::options::{RemoteOptions, Secret, Token};
-pub use self::place::{is_url, redacted};
+pub use self::place::{is_url, local_path, was_url};
+pub use self::secrets::redacted;
 pub(crate) use self::shards::RemoteShards;
 
 /// The longest header that is fetched where nobody says otherwise. It is what the Hub's own clients take.

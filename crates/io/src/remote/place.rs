@@ -11,27 +11,81 @@ use super::gcs;
 use super::hub::{self, HubFile};
 use super::options::{RemoteOptions, Token};
 use super::s3;
-use super::url::{Url, encode_path};
+use super::secrets::redacted;
+use super::url::{Url, decoded, encode_path};
 
-/// The schemes that are known. A path that begins with anything else is a path.
+/// The schemes that are asked for; `file` is a path.
 const SCHEMES: &[&str] = &["http", "https", "hf", "s3", "gs", "az"];
 
-/// Whether `text` begins as a URL does that can be opened.
+/// What others call the same, with what it is here.
+const OTHER_NAMES: &[(&str, &str)] = &[
+    ("s3a", "s3"),
+    ("s3n", "s3"),
+    ("gcs", "gs"),
+    ("abfs", "az"),
+    ("abfss", "az"),
+    ("adl", "az"),
+    ("azure", "az"),
+    ("wasb", "az"),
+    ("wasbs", "az"),
+    ("huggingface", "hf"),
+];
+
+/// Whether `text` begins as a URL does, of a known scheme or another: such a thing is never taken for a path.
 #[must_use]
 pub fn is_url(text: &str) -> bool {
-    scheme_of(text).is_some()
+    split_scheme(text).is_some() || local_path(text).is_some()
+}
+
+/// Whether `path` begins as one does that was a URL, of which a library for paths leaves one slash of two.
+#[must_use]
+pub fn was_url(path: &str) -> bool {
+    split_collapsed(path).is_some()
+}
+
+/// What stands before `://`, if it can be a scheme, and what follows. A single letter is a drive. fsspec puts
+/// several before one another, with `::` between them.
+pub(super) fn split_scheme(text: &str) -> Option<(&str, &str)> {
+    let (scheme, rest) = text.split_once("://")?;
+    let may = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.:".contains(&byte);
+    let begins = scheme
+        .bytes()
+        .next()
+        .is_some_and(|byte| byte.is_ascii_alphabetic());
+    (begins && scheme.len() > 1 && scheme.bytes().all(may)).then_some((scheme, rest))
+}
+
+/// The same of a URL that was made a path, which leaves one slash of two.
+pub(super) fn split_collapsed(text: &str) -> Option<(&str, &str)> {
+    let (scheme, rest) = text.split_once(":/")?;
+    let is_known = SCHEMES.iter().any(|known| known.eq_ignore_ascii_case(scheme));
+    is_known.then_some((scheme, rest))
 }
 
 fn scheme_of(text: &str) -> Option<(&'static str, &str)> {
-    let (scheme, rest) = text.split_once("://")?;
+    let (scheme, rest) = split_scheme(text)?;
     let known = SCHEMES.iter().find(|known| known.eq_ignore_ascii_case(scheme))?;
     Some((known, rest))
+}
+
+/// Refuses a URL of no known scheme, and says which there are.
+fn unknown_scheme(text: &str) -> Fault {
+    let known = SCHEMES.join("://, ");
+    let why = match split_scheme(text) {
+        None => format!("expected a URL that begins with one of {known}:// or file://"),
+        Some((scheme, _)) => {
+            let other = OTHER_NAMES.iter().find(|row| row.0.eq_ignore_ascii_case(scheme));
+            let hint = other.map_or(String::new(), |row| format!(" — did you mean {}://?", row.1));
+            format!("the scheme {scheme}:// is unknown: expected one of {known}://, file://{hint}")
+        }
+    };
+    FaultKind::Address(why).into()
 }
 
 /// Where a file is.
 #[derive(Debug)]
 pub(crate) enum Place {
-    /// On this machine, in a cache of the Hub. What is missing there can be had from the Hub, if it may be asked.
+    /// On this machine: named as a file, or in a cache of the Hub. What is missing there can be had from the Hub, if it may be asked.
     Cached(PathBuf, Option<Box<Remote>>),
     /// Behind requests.
     Remote(Box<Remote>),
@@ -82,10 +136,10 @@ impl Place {
                 };
                 Ok(Place::remote("http", text, url, Access::bearer(token)))
             }
-            None => {
-                let known = SCHEMES.join("://, ");
-                Err(FaultKind::Address(format!("expected a URL that begins with one of {known}://")).into())
-            }
+            None => match local_path(text) {
+                Some(path) => Ok(Place::Cached(path?, None)),
+                None => Err(unknown_scheme(text)),
+            },
         }
     }
 
@@ -189,32 +243,61 @@ fn folder_of(path: &str) -> &str {
     path.rfind('/').map_or("", |end| &path[..=end])
 }
 
-/// `text` without what may be secret in it, whether it is a proper URL or not.
+/// The path that a URL of `file:` names, or `None` where `text` is none. RFC 8089: of this machine, percent-decoded.
+///
+/// # Errors
+/// [`Fault`]: of another machine, without a path from the root, with a query, or not properly encoded.
 #[must_use]
-pub fn redacted(text: &str) -> String {
-    let Some((scheme, rest)) = text.split_once("://") else {
-        return text.to_owned();
+pub fn local_path(text: &str) -> Option<Result<PathBuf, Fault>> {
+    let (scheme, rest) = text.split_once(':')?;
+    let is_file = scheme.eq_ignore_ascii_case("file") && rest.starts_with('/');
+    is_file.then(|| path_of(rest).map_err(|why| FaultKind::Address(why.to_owned()).into()))
+}
+
+fn path_of(rest: &str) -> Result<PathBuf, &'static str> {
+    let path = match rest.strip_prefix("//") {
+        Some(rest) => {
+            let (host, _) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+            if !host.is_empty() && !host.eq_ignore_ascii_case("localhost") {
+                return Err("a URL of file: names a file of this machine: expected file:///…, found a host");
+            }
+            &rest[host.len()..]
+        }
+        None => rest,
     };
-    // Keys may hold any character, and no secrets.
-    if ["s3", "gs", "az"]
-        .iter()
-        .any(|store| scheme.eq_ignore_ascii_case(store))
-    {
-        return text.to_owned();
+    if !path.starts_with('/') {
+        return Err("expected file:/// and a path from the root");
     }
-    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
-    let (authority, rest) = rest.split_at(end);
-    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
-    let host = if scheme.eq_ignore_ascii_case("hf") {
-        authority
-    } else {
-        host
-    };
-    let (path, query) = match rest.find(['?', '#']) {
-        Some(end) => (&rest[..end], "?…"),
-        None => (rest, ""),
-    };
-    format!("{scheme}://{host}{path}{query}")
+    if path.contains(['?', '#']) {
+        return Err("a path in a URL of file: has ? as %3F and # as %23");
+    }
+    let bytes = decoded(path).ok_or("the path has a % that two hexadecimal digits do not follow")?;
+    if bytes.contains(&0) {
+        return Err("the path has a null byte");
+    }
+    #[cfg(unix)]
+    {
+        use std::os::unix::ffi::OsStringExt;
+        Ok(PathBuf::from(std::ffi::OsString::from_vec(bytes)))
+    }
+    #[cfg(not(unix))]
+    {
+        let text = String::from_utf8(bytes).map_err(|_| "the path is not UTF-8")?;
+        Ok(PathBuf::from(without_root_of_drive(&text)))
+    }
+}
+
+/// `C:/x` of `/C:/x` and of `/C|/x`.
+#[cfg(any(not(unix), test))]
+fn without_root_of_drive(path: &str) -> String {
+    match path.as_bytes() {
+        [b'/', drive, b':' | b'|', rest @ ..]
+            if drive.is_ascii_alphabetic() && rest.first().is_none_or(|&byte| byte == b'/') =>
+        {
+            format!("{}:{}", char::from(*drive), &path[3..])
+        }
+        _ => path.to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -229,11 +312,10 @@ mod tests {
             "http:/x",
             "https:x",
             "C://x",
-            "file:///x",
-            "ftp://h/x",
+            "file:x",
             "./s3://b/k",
             " http://h/x",
-            "xhttp://h/x",
+            "a b://x",
         ] {
             assert!(!is_url(text), "{text}");
         }
@@ -244,22 +326,63 @@ mod tests {
             "s3://b/k",
             "gs://b/k",
             "az://c/b",
+            "ftp://h/x",
+            "file:/x",
+            "xhttp://h/x",
+            "simplecache::s3://b/k",
         ] {
             assert!(is_url(text), "{text}");
         }
     }
 
     #[test]
-    fn what_is_shown_holds_no_secret() {
-        for (text, shown) in [
-            ("https://u:p@h/x?sig=1#y", "https://h/x?…"),
-            ("https://u:p@h", "https://h"),
-            ("https://h:1/a@b", "https://h:1/a@b"),
-            ("http://u:p@ss@h/x", "http://h/x"),
-            ("s3://b/k?x", "s3://b/k?x"),
-            ("hf://a/b@rev/x", "hf://a/b@rev/x"),
+    fn a_url_of_a_file_is_a_path() {
+        let path = |text: &str| local_path(text).unwrap();
+        for (text, expected) in [
+            ("file:///a/b%20c%2B", "/a/b c+"),
+            ("FILE://LocalHost/a", "/a"),
+            ("file:/a", "/a"),
+            ("file:///%C3%BC@x", "/ü@x"),
         ] {
-            assert_eq!(redacted(text), shown);
+            assert_eq!(path(text).unwrap(), PathBuf::from(expected), "{text}");
         }
+        for text in [
+            "file://host/a",
+            "file://",
+            "file://u:p@localhost/a",
+            "file:///a?b",
+            "file:///a%00",
+            "file:///a%2",
+            "file:///a%+2",
+        ] {
+            assert_eq!(path(text).unwrap_err().code(), "bad-url", "{text}");
+        }
+        assert!(local_path("file:a").is_none() && local_path("files:///a").is_none());
+        for (path, drive) in [
+            ("/C:/x", "C:/x"),
+            ("/c|/x", "c:/x"),
+            ("/C:", "C:"),
+            ("/C:x", "/C:x"),
+        ] {
+            assert_eq!(without_root_of_drive(path), drive);
+        }
+    }
+
+    #[test]
+    fn an_unknown_scheme_is_named_with_those_that_are_known() {
+        let find = |text: &str| {
+            Place::find(text, &RemoteOptions::default(), &|_| None)
+                .unwrap_err()
+                .to_string()
+        };
+        for scheme in ["ftp", "memory", "s3a", "simplecache::s3"] {
+            let why = find(&format!("{scheme}://u:hunter2@h/x"));
+            assert!(
+                why.contains(&format!("the scheme {scheme}:// is unknown")) && why.contains("hf://"),
+                "{why}"
+            );
+            assert!(!why.contains("hunter2"), "{why}");
+        }
+        assert!(find("gcs://b/k").ends_with("did you mean gs://?"));
     }
 }

@@ -220,14 +220,15 @@ impl Url {
 
 impl fmt::Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let query = if self.query.is_some() { "?…" } else { "" };
-        write!(
-            f,
-            "{}://{}{}{query}",
-            self.scheme.name(),
-            self.authority(),
-            self.path
-        )
+        // What looks like a query in the key of a store is part of the path here.
+        let keyed = self
+            .path
+            .find("%3F")
+            .filter(|&end| self.path[end..].contains("%3D"));
+        let path = &self.path[..keyed.unwrap_or(self.path.len())];
+        let is_cut = keyed.is_some() || self.query.is_some();
+        let query = if is_cut { "?…" } else { "" };
+        write!(f, "{}://{}{path}{query}", self.scheme.name(), self.authority())
     }
 }
 
@@ -257,6 +258,18 @@ pub(crate) fn encode_segment(segment: &str) -> String {
 
 /// What percent-encoded text stands for; text that is not properly encoded stands for itself.
 pub(crate) fn decode(text: &str) -> String {
+    let text_of = |bytes| String::from_utf8(bytes).ok();
+    bytes_of(text, true)
+        .and_then(text_of)
+        .unwrap_or_else(|| text.to_owned())
+}
+
+/// The bytes that percent-encoded text stands for, or `None` where it is not properly encoded.
+pub(crate) fn decoded(text: &str) -> Option<Vec<u8>> {
+    bytes_of(text, false)
+}
+
+fn bytes_of(text: &str, is_lenient: bool) -> Option<Vec<u8>> {
     let bytes = text.as_bytes();
     let mut decoded = Vec::with_capacity(bytes.len());
     let mut at = 0;
@@ -264,11 +277,15 @@ pub(crate) fn decode(text: &str) -> String {
         let escape = (bytes[at] == b'%')
             .then(|| text.get(at + 1..at + 3))
             .flatten()
+            .filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()))
             .and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        if bytes[at] == b'%' && escape.is_none() && !is_lenient {
+            return None;
+        }
         decoded.push(escape.unwrap_or(bytes[at]));
         at += if escape.is_some() { 3 } else { 1 };
     }
-    String::from_utf8(decoded).unwrap_or_else(|_| text.to_owned())
+    Some(decoded)
 }
 
 fn unreserved(byte: u8) -> bool {
@@ -383,6 +400,8 @@ mod tests {
         let url = parsed("https://me:hunter2@h/file?X-Amz-Signature=deadbeef");
         assert_eq!(url.to_string(), "https://h/file?…");
         assert_eq!(format!("{url:?}"), "Url(https://h/file?…)");
+        assert_eq!(parsed("https://h/file%3Fsig%3Dx").to_string(), "https://h/file?…");
+        assert_eq!(parsed("https://h/file%3Fx").to_string(), "https://h/file%3Fx");
     }
 
     #[test]

@@ -19,7 +19,8 @@ use crate::remote::checkpoint::{
 };
 use crate::remote::hub::{INDEX_FILE, MODEL_FILE};
 use crate::remote::options::RemoteOptions;
-use crate::remote::place::{Place, Remote, redacted};
+use crate::remote::place::{Place, Remote};
+use crate::remote::secrets::redacted;
 use crate::remote::shards::AT_ONCE;
 use crate::remote::source::RemoteSource;
 use crate::remote::{header_limits, variable};

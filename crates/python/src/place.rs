@@ -1,0 +1,165 @@
+//! What a caller names: a path of this machine, or a URL.
+
+use std::path::{Path, PathBuf};
+
+use ingot_io::{Error, RemoteOptions, is_url as begins_as_url, redacted};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyString};
+
+use crate::errors::{exception, raise};
+use crate::remote::remote_options;
+
+/// What a caller may give where files and URLs are read alike.
+pub(crate) enum Location {
+    File(PathBuf),
+    Url(String, Box<RemoteOptions>),
+}
+
+impl Location {
+    /// A str may be a URL. What is a path by its type is one.
+    pub(crate) fn of(
+        given: &Bound<'_, PyAny>,
+        storage_options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Location> {
+        match given.extract::<&str>() {
+            Ok(url) if is_remote(url) => {
+                let options = remote_options(storage_options)?;
+                Ok(Location::Url(url.to_owned(), Box::new(options)))
+            }
+            _ => file_path(given).map(Location::File),
+        }
+    }
+}
+
+/// A path of this machine, whatever is done there: what `os.fsencode` makes of `str`, `bytes` and `os.PathLike`, also
+/// names that are not UTF-8, and the path that a URL of `file:` names. Every path comes through here, so that other
+/// URLs are refused in one place.
+pub(crate) fn file_path(given: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
+    let py = given.py();
+    if let Ok(text) = given.extract::<&str>()
+        && let Some(path) = ingot_io::local_path(text)
+    {
+        let refuse = |fault: ingot_io::Fault| Error::Open {
+            path: redacted(text).into(),
+            source: fault.into(),
+        };
+        return path.map_err(|fault| raise(py, &refuse(fault)));
+    }
+    let encoded = py.import("os")?.call_method1("fsencode", (given,));
+    let encoded = encoded.map_err(|fault| no_path(given, fault))?;
+    let bytes = encoded.cast::<PyBytes>()?.as_bytes();
+    // As `open()` does. The system would see a shorter path.
+    if bytes.contains(&0) {
+        return Err(PyValueError::new_err(match given.is_instance_of::<PyBytes>() {
+            true => {
+                "embedded null byte in the path: bytes are the name of a file here — `load(data)` of ingot.numpy, \
+                 ingot.torch and the others takes what is in one"
+            }
+            false => "embedded null byte in the path",
+        }));
+    }
+    refuse_url(py, &String::from_utf8_lossy(bytes))?;
+    Ok(path_of(bytes))
+}
+
+#[cfg(unix)]
+fn path_of(bytes: &[u8]) -> PathBuf {
+    use std::os::unix::ffi::OsStrExt;
+    PathBuf::from(std::ffi::OsStr::from_bytes(bytes))
+}
+
+#[cfg(not(unix))]
+fn path_of(bytes: &[u8]) -> PathBuf {
+    // There os.fsencode gives UTF-8.
+    PathBuf::from(String::from_utf8_lossy(bytes).into_owned())
+}
+
+/// Refuses a URL where a path is expected: what would be written to, and what is a path by its type. So is what
+/// pathlib makes of one, unless there is a directory of that name.
+fn refuse_url(py: Python<'_>, text: &str) -> PyResult<()> {
+    let was_url = || {
+        ingot_io::was_url(text)
+            && !text
+                .split('/')
+                .next()
+                .is_some_and(|first| Path::new(first).exists())
+    };
+    if !begins_as_url(text) && !was_url() {
+        return Ok(());
+    }
+    let shown = redacted(text);
+    let message = format!(
+        "{}: is a URL: expected a path on this machine — URLs are read where they are given as a str, and never written to",
+        ingot_format::Escaped(&shown)
+    );
+    let facts = PyDict::new(py);
+    facts.set_item("code", "url-for-path")?;
+    facts.set_item("path", shown)?;
+    Err(exception(py, "OptionError", &message, Some(&facts))?)
+}
+
+/// Says what takes it instead, where something that is no path can be read from or is bytes.
+fn no_path(given: &Bound<'_, PyAny>, fault: PyErr) -> PyErr {
+    let py = given.py();
+    if !fault.is_instance_of::<PyTypeError>(py) {
+        return fault;
+    }
+    let has = |name: &str| given.hasattr(name).unwrap_or(false);
+    let hint = match () {
+        () if has("read") || has("write") => {
+            " — `load(file.read())` of ingot.numpy, ingot.torch and the others takes what is in an open file, \
+             `ingot.write_to(file, tensors)` writes to one"
+        }
+        () if given.cast::<pyo3::types::PyByteArray>().is_ok() || has("tobytes") => {
+            " — `load(data)` of ingot.numpy, ingot.torch and the others takes the bytes of a file"
+        }
+        () => "",
+    };
+    let class = class_of(given);
+    PyTypeError::new_err(format!(
+        "expected a path, as a str, bytes or os.PathLike object, found {class}{hint}"
+    ))
+}
+
+/// The name of the class of what was given.
+pub(crate) fn class_of(given: &Bound<'_, PyAny>) -> String {
+    given
+        .get_type()
+        .name()
+        .map(|class| class.to_string())
+        .unwrap_or_default()
+}
+
+/// Whether a text begins as a URL does that is asked for. Names of files that are no text are none.
+#[pyfunction]
+pub(crate) fn is_url(text: &Bound<'_, PyString>) -> bool {
+    text.to_str().is_ok_and(is_remote)
+}
+
+/// A URL of `file:` is a path.
+fn is_remote(text: &str) -> bool {
+    begins_as_url(text) && ingot_io::local_path(text).is_none()
+}
+
+/// A URL without what may be secret in it.
+#[pyfunction]
+pub(crate) fn shown_url(url: &Bound<'_, PyString>) -> PyResult<Py<PyString>> {
+    // Names of files that are no text have no secrets.
+    Ok(match url.to_str() {
+        Ok(text) => PyString::new(url.py(), &redacted(text)).unbind(),
+        Err(_) => url.clone().unbind(),
+    })
+}
+
+/// A path of this machine, as a str or as bytes. See `_native.pyi`.
+#[pyfunction]
+pub(crate) fn local_path<'py>(given: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let py = given.py();
+    let path = file_path(given)?;
+    match given.is_instance_of::<PyString>() {
+        true => Ok(path.as_os_str().into_pyobject(py)?.into_any()),
+        // What is bytes stays so.
+        false => py.import("os")?.call_method1("fspath", (given,)),
+    }
+}

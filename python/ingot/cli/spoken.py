@@ -1,0 +1,60 @@
+"""What failures say to somebody who typed a command: options instead of arguments, and no secrets."""
+
+from __future__ import annotations
+
+import re
+
+from ingot._native import shown_url
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# The arguments that messages of `ingot` name, and what is typed for them.
+OPTIONS = {
+    "dequantize": "--dequantize",
+    "dtype": "--dtype",
+    "expected_sha256": "--sha256",
+    "filename_pattern": "--pattern",
+    "force": "--force",
+    "keep": "--keep",
+    "drop": "--drop",
+    "max_nbytes": "--max-bytes",
+    "max_shard_size": "--max-shard-size",
+    "on_duplicate": "--on-duplicate",
+    "overwrite": "--force",
+    "root": "--root",
+    "source": "--source",
+    "threads": "--threads",
+}
+# Ways out that no option gives.
+_PHRASES = {
+    " — format=… says it": "",
+    " — say which by metadata=": " — make them equal with `ingot meta set`",
+}
+# With a value, as in `overwrite=True`; or alone, where no word of English has that form.
+_ARGUMENT = re.compile(r"\b([a-z_]+)=(?:True|False|…|\.\.\.|(\d+)\b)?(?![\w=])|\b([a-z]+(?:_[a-z0-9]+)+)\b")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+:/+[^\s'\"`]*[^\s'\"`.,:;)]")
+
+
+def in_options(message: str) -> str:
+    """`message` with the options of the command in place of the arguments of Python."""
+    for phrase, other in _PHRASES.items():
+        message = message.replace(phrase, other)
+    # What stands between backticks is a name.
+    parts = message.split("`")
+    parts[::2] = [_ARGUMENT.sub(_option, part) for part in parts[::2]]
+    return "`".join(parts)
+
+
+def _option(found: re.Match[str]) -> str:
+    option = OPTIONS.get(found[1] or found[3])
+    return found[0] if option is None else f"{option} {found[2]}" if found[2] else option
+
+
+def without_secrets(message: str, typed: Iterable[str]) -> str:
+    """`message` without the secrets of URLs in it: those that were `typed`, and any other."""
+    for word in typed:
+        if "://" in word:
+            message = message.replace(word, shown_url(word))
+    return _URL.sub(lambda found: shown_url(found[0]), message)

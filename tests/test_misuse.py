@@ -1,0 +1,258 @@
+"""What people give where something else is expected, and what they are told of it."""
+
+from __future__ import annotations
+
+import ast
+import io
+import pickle
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+import ingot
+import ingot.numpy
+from ingot.cli.program import run
+from ingot.cli.spoken import in_options
+
+ONES = numpy.ones((2, 3), numpy.float32)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "model.safetensors"
+    ingot.numpy.save_file({"encoder.a": ONES, "decoder.b": ONES}, path, checksums=True)
+    return path
+
+
+def npz(*, compressed: bool = False) -> bytes:
+    out = io.BytesIO()
+    (numpy.savez_compressed if compressed else numpy.savez)(out, a=ONES)
+    return out.getvalue()
+
+
+def archive(name: str) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as zipped:
+        zipped.writestr(name, b"x" * 100)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (archive("archive/data.pkl"), "a PyTorch checkpoint"),
+        (npz(), "a NumPy .npz archive"),
+        (npz(compressed=True), "a NumPy .npz archive"),
+        (archive("model.h5"), "a ZIP archive"),
+        (pickle.dumps({"a": [1.0] * 9}, 4), "a Python pickle"),
+        (b"GGUF" + bytes(range(1, 60)), "a GGUF model"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(60), "an HDF5 file"),
+        (b"\x93NUMPY\1\0v\0{'descr': '<f4'}", "a NumPy .npy array"),
+    ],
+    ids=["torch", "npz", "compressed npz", "zip", "pickle", "gguf", "hdf5", "npy"],
+)
+def test_a_file_that_can_be_converted_says_so_and_by_what(data: bytes, what: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(data)
+    for load in (
+        lambda: ingot.numpy.load(data),
+        lambda: ingot.numpy.load_file(path),
+        lambda: ingot.hash(path, "autov3"),
+    ):
+        with pytest.raises(ingot.HeaderError, match=f"this is {re.escape(what)}.*`ingot convert`") as caught:
+            load()
+        assert caught.value.code == "foreign-file"
+
+
+@pytest.mark.parametrize("nbytes", [9, 100, 1 << 20])
+def test_a_file_of_zeros_is_named_as_such(nbytes: int, tmp_path: Path) -> None:
+    path = tmp_path / "zeros.safetensors"
+    path.write_bytes(bytes(nbytes))
+    with pytest.raises(ingot.HeaderError, match="nothing but zeros"):
+        ingot.numpy.load_file(path)
+
+
+def test_an_open_file_given_for_a_path_says_what_takes_it(file: Path) -> None:
+    with file.open("rb") as opened:
+        for given in (io.BytesIO(file.read_bytes()), opened, io.StringIO()):
+            for call in (
+                ingot.numpy.load_file,
+                ingot.read_metadata,
+                ingot.hash,
+                ingot.verify,
+                ingot.read_index,
+                lambda path: ingot.safe_open(path, "np"),
+                lambda path: ingot.numpy.save_file({}, path),
+                lambda path: ingot.Writer(path, {}),
+                lambda path: ingot.merge([file], path),
+                lambda path: ingot.merge([path], file),
+                lambda path: ingot.split(file, path),
+                lambda path: ingot.convert(path, "x.bt"),
+            ):
+                with pytest.raises(TypeError, match=r"load\(file\.read\(\)\).*ingot\.write_to") as caught:
+                    call(given)
+                assert type(given).__name__ in str(caught.value)
+
+
+def test_the_bytes_of_a_file_given_for_its_path_say_what_takes_them(file: Path) -> None:
+    data = file.read_bytes()
+    with pytest.raises(ValueError, match=r"embedded null byte.*`load\(data\)`"):
+        ingot.numpy.load_file(data)
+    for given in (bytearray(data), memoryview(data)):
+        with pytest.raises(TypeError, match=r"found (bytearray|memoryview).*`load\(data\)`"):
+            ingot.numpy.load_file(given)
+
+
+@pytest.mark.parametrize("given", ["model.safetensors", Path("model.safetensors")])
+def test_a_path_given_for_the_bytes_of_a_file_says_what_takes_it(given: object) -> None:
+    with pytest.raises(TypeError, match="load_file"):
+        ingot.numpy.load(given)
+
+
+@pytest.mark.parametrize("given", [0, None, b"encoder.a", 1.5, ("encoder.a",)])
+def test_a_name_that_is_no_str_says_what_was_expected(given: Any, file: Path) -> None:
+    with ingot.safe_open(file, "np") as opened:
+        for call in (
+            opened.__getitem__,
+            opened.get_tensor,
+            opened.get_slice,
+            opened.info,
+            opened.shard_of,
+            lambda name: opened.get_tensors([name]),
+            lambda name: ingot.numpy.load_file(file, keys=[name]),
+            lambda name: list(opened.iter_tensors([name])),
+        ):
+            with pytest.raises(
+                TypeError, match=f"name of a tensor as a str, found {type(given).__name__}.*keys"
+            ):
+                call(given)
+
+
+@pytest.mark.parametrize("prefix", [["encoder"], 1, ("encoder", 1), b"encoder", {"encoder"}])
+def test_a_prefix_of_another_type_says_what_was_expected(prefix: Any, file: Path) -> None:
+    with pytest.raises(TypeError, match="prefix must be a str or a tuple of str, found"):
+        ingot.numpy.load_file(file, prefix=prefix)
+
+
+@pytest.mark.parametrize("prefix", ["model.", ("x", "y"), "encoder.a."])
+def test_a_prefix_that_fits_nothing_says_how_names_begin(prefix: Any, file: Path) -> None:
+    with pytest.raises(ingot.TensorNotFoundError, match="no tensor has a name that begins with") as caught:
+        ingot.numpy.load_file(file, prefix=prefix)
+    assert "`encoder`" in str(caught.value)
+    assert "`decoder`" in str(caught.value)
+    assert caught.value.code == "unknown-prefix"
+
+
+def test_a_prefix_of_several_may_fit_nothing_where_another_does(file: Path, tmp_path: Path) -> None:
+    assert list(ingot.numpy.load_file(file, prefix=("model.", "encoder."))) == ["encoder.a"]
+    ingot.numpy.save_file({}, tmp_path / "empty.safetensors")
+    assert ingot.numpy.load_file(tmp_path / "empty.safetensors", prefix="a") == {}
+    assert ingot.numpy.load_file(file, prefix=()) == {}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "meant"),
+    [("bf16", "BF16"), ("fp16", "F16"), ("f8_e4m3", "F8_E4M3")],
+)
+def test_a_dtype_that_is_nearly_one_names_the_one(dtype: str, meant: str, file: Path, tmp_path: Path) -> None:
+    for call in (
+        lambda: ingot.numpy.load_file(file, dtype=dtype),
+        lambda: ingot.convert(file, tmp_path / "x.bt", dtype=dtype),
+    ):
+        with pytest.raises(ingot.OptionError, match=f"expected one of .*did you mean '{meant}'"):
+            call()
+
+
+# Progress ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("progress", [True, False, None, lambda done, total: None])
+def test_progress_is_what_it_is_everywhere(
+    progress: Any, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All that has it takes a bool, None and a callable."""
+    calls = {
+        ingot.hash: (file,),
+        ingot.verify: (file,),
+        ingot.numpy.load_file: (file,),
+        ingot.numpy.save_file: ({"a": ONES}, tmp_path / "a.safetensors"),
+        ingot.merge: ([file], tmp_path / "b.safetensors"),
+        ingot.rewrite: (file, tmp_path / "c.safetensors"),
+        ingot.split: (file, tmp_path / "d"),
+        ingot.convert: (file, tmp_path / "e.bt"),
+    }
+    for call, given in calls.items():
+        capsys.readouterr()
+        call(*given, progress=progress)  # type: ignore[operator]
+        assert bool(capsys.readouterr().err) == (progress is True), call
+    for algorithm in ("blake3", "autov3", "md5"):
+        ingot.hash(file, algorithm, progress=progress)
+
+
+@pytest.mark.parametrize("progress", [1, "yes", ()])
+def test_progress_of_another_type_says_what_was_expected(progress: Any, file: Path) -> None:
+    for call in (ingot.hash, ingot.verify, ingot.numpy.load_file):
+        with pytest.raises(TypeError, match="progress must be True, False, None or a callable"):
+            call(file, progress=progress)
+
+
+# The command ---------------------------------------------------------------------------------------------
+
+
+def test_a_command_speaks_in_options(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    there = tmp_path / "there.bt"
+    there.touch()
+    for typed, words in (
+        (["convert", file, there], "--force replaces it"),
+        (["convert", file, tmp_path / "x"], "or a folder with --max-shard-size"),
+        (["convert", file, tmp_path / "x.bt", "--max-bytes", "1"], "--max-bytes 48 admits it"),
+        (
+            ["split", file, tmp_path / "x", "--max-shard-size", "1 apple"],
+            "--max-shard-size '1 apple' is no size",
+        ),
+        (["verify", file, "--sha256", "x"], "--sha256 `x` is no SHA-256"),
+    ):
+        assert run([str(word) for word in typed]) != 0
+        told = capsys.readouterr().err
+        assert words in told
+        assert not re.search(r"\w=", told), told
+
+
+# What the commands call. Its messages are those that somebody who types reads.
+CALLED = ("_convert", "_download.py", "_edit.py", "_hash.py", "_rearrange.py", "_shards.py", "modelspec.py")
+# An argument with what to give it, as in `overwrite=True` or `say which by metadata=`.
+NAMED = re.compile(r"(?<![\w`.({])[a-z_]+=(?:True|False|…|\.\.\.|\{|$|[ ,;)])")
+
+
+def messages() -> list[str]:
+    """The texts of all exceptions that are raised there."""
+    package = Path(ingot.__file__).parent
+    paths = [path for name in CALLED for path in (sorted((package / name).rglob("*.py")) or [package / name])]
+    found = []
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and re.search(r"Error$|^refused$", getattr(node.func, "id", "")):
+                texts = (
+                    argument for argument in node.args if isinstance(argument, ast.JoinedStr | ast.Constant)
+                )
+                found += [ast.unparse(text).strip("f'\"") for text in texts]
+    return found
+
+
+def test_no_message_that_a_command_prints_names_an_argument_of_python() -> None:
+    named = [message for message in messages() if NAMED.search(message)]
+    assert len(named) >= 4, "the pattern finds nothing any more"
+    # The numbers that stand where braces do.
+    spoken = [in_options(re.sub(r"\{[^}]*\}", "7", message)) for message in named]
+    assert [message for message in spoken if NAMED.search(message)] == []
+
+
+def test_names_of_tensors_are_not_put_in_other_words() -> None:
+    assert (
+        in_options("tensor `overwrite=True`: max_nbytes=3 is it")
+        == "tensor `overwrite=True`: --max-bytes 3 is it"
+    )
