@@ -230,12 +230,19 @@ def wanted(archive: Archive, selected: Selected[Any], names: Mapping[str, str]) 
         # There may be many of these, so that no Python code runs for each.
         return list(zip(names.values(), repeat(None), repeat(selected.dtype)))
     found = [(source, selected.of(name), selected.dtype) for name, source in names.items()]
-    if _is_read(archive, found):
+    distinct = {id(index): index for _, index, _ in found}
+    if all(map(_is_basic, distinct.values())) or _is_read(archive, found):
         return found
     return [
         (source, index if _is_read(archive, [(source, index, dtype)]) else None, dtype)
         for source, index, dtype in found
     ]
+
+
+def _is_basic(index: Any) -> bool:
+    """Whether it is made of what every file is read by, as nearly all are."""
+    parts = index if type(index) is tuple else (index,)
+    return set(map(type, parts)) <= {int, slice, type(None), type(...)}
 
 
 def _is_read(archive: Archive, wanted: list[Wanted]) -> bool:
