@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 import torch
-from torch._C import _functorch
+from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
