@@ -85,6 +85,47 @@ def test_lists_masks_and_arrays_are_numpys(
         check(file.get_slice(str(shape)), array_of(shape), index)
 
 
+@pytest.mark.parametrize("framework", ["np", "pt"])
+@given(shape=st.sampled_from(SHAPES), index=indices(parts))
+def test_basic_slices_of_a_mapped_tensor_are_views(
+    path: Path, framework: str, shape: tuple[int, ...], index: Any
+) -> None:
+    try:
+        wanted = numpy.asarray(array_of(shape)[index])
+    except IndexError:
+        return
+    with ingot.safe_open(path, framework, backend="mmap") as file:
+        whole, part = file.get_tensor(str(shape)), file.get_slice(str(shape))[index]
+    if framework == "pt":
+        whole, part = whole.numpy(), part.numpy()
+    numpy.testing.assert_array_equal(part, wanted)
+    assert part.shape == wanted.shape
+    longer = [axis for axis, size in enumerate(wanted.shape) if size > 1]
+    if wanted.size:
+        assert [part.strides[axis] for axis in longer] == [wanted.strides[axis] for axis in longer]
+        assert numpy.shares_memory(whole, part)
+        # Also what is written, which the file never sees.
+        part[...] = -1
+        wanted = array_of(shape)
+        wanted[index] = -1
+        numpy.testing.assert_array_equal(whole, wanted)
+    numpy.testing.assert_array_equal(ingot.numpy.load_file(path)[str(shape)], array_of(shape))
+
+
+@pytest.mark.parametrize("framework", ["np", "pt"])
+@pytest.mark.parametrize(("backend", "index"), [("pread", numpy.s_[:, 1:3]), ("mmap", numpy.s_[[0, 2], 1:3])])
+def test_lists_and_what_is_not_mapped_are_copies_in_c_order(
+    path: Path, framework: str, backend: str, index: Any
+) -> None:
+    with ingot.safe_open(path, framework, backend=backend) as file:
+        whole, part = file.get_tensor("(4, 5)"), file.get_slice("(4, 5)")[index]
+    if framework == "pt":
+        whole, part = whole.numpy(), part.numpy()
+    assert part.flags.c_contiguous
+    assert not numpy.shares_memory(whole, part)
+    numpy.testing.assert_array_equal(part, array_of((4, 5))[index])
+
+
 # No bounds beyond 64 bits: torch wraps those, with a warning.
 torch_parts: st.SearchStrategy[Any] = st.one_of(
     numbers,

@@ -3,7 +3,8 @@
 nginx serves the file, also as S3 does: it does not check signatures, which are made all the same. Each load
 is a fresh process, timed after its imports; the sides take turns. A peer that is missing is left out.
 
-Then what an eighth of one tensor takes of the wire: the bodies that nginx has sent for it.
+Then what an eighth of one tensor takes of the wire, the bodies that nginx has sent for it; and how many
+requests 2,000 tensors of 1 KiB take with each option, against all of them as they are.
 """
 
 import hashlib
@@ -132,6 +133,34 @@ def on_the_wire(port: int, folder: Path, index: tuple[slice, ...]) -> tuple[int,
     return part.nbytes, sent(earlier + 2) - before
 
 
+def requests(port: int, folder: Path) -> dict[str, int]:
+    """How often the server is asked for 2,000 tensors of 1 KiB, whole and with each option."""
+    import numpy
+
+    import ingot.numpy
+
+    url, log = f"http://127.0.0.1:{port}/counted/many.safetensors", folder / "sizes.log"
+    values = numpy.random.default_rng(1).random((2000, 16, 16), numpy.float32)
+    tensors = {f"layers.{n:04}": value for n, value in enumerate(values)}
+    ingot.numpy.save_file(tensors, folder / "www/bucket/many.safetensors", durable=False)
+    given = {
+        "whole": {},
+        "dtype": {"dtype": "F16"},
+        "out": {"out": {name: numpy.empty_like(value) for name, value in tensors.items()}},
+        "halves": {"slices": dict.fromkeys(tensors, numpy.s_[:, 8:])},
+    }
+    found = {}
+    for what, arguments in given.items():
+        before = len(log.read_text().split())
+        loaded = ingot.numpy.load_file(url, **arguments)
+        time.sleep(0.2)
+        found[what] = len(log.read_text().split()) - before
+        for name, value in tensors.items():
+            expected = value[:, 8:] if what == "halves" else value
+            assert (loaded[name] == expected.astype(loaded[name].dtype)).all(), f"{what}: bytes differ"
+    return found
+
+
 def digest(loaded: object) -> str:
     if not isinstance(loaded, dict):
         return ""
@@ -200,6 +229,7 @@ def main() -> None:
         try:
             times = in_turn(given.rounds, measured, sides)
             parts = {what: on_the_wire(port, folder, index) for what, index in EIGHTHS.items()}
+            asked = requests(port, folder)
         finally:
             server.terminate()
             server.wait()
@@ -216,6 +246,10 @@ def main() -> None:
         print(line)
     for what, (wanted, sent) in parts.items():
         print(f"an eighth of a tensor, {what:9} {wanted:,} bytes wanted, {sent:,} on the wire")
+    most = 2 * asked["whole"] + 2
+    for what, count in asked.items():
+        met = "ok" if count <= most else "MISSED"
+        print(f"2,000 tensors of 1 KiB, {what:8} {count} requests (owed at most {most}): {met}")
 
 
 if __name__ == "__main__":

@@ -3,11 +3,15 @@
 `python benches/python/slices.py` prints the table. The sides take turns, and the bytes of all are compared
 before a figure is printed. Just before each, 4 GiB are touched and freed, or what is timed is how fast the
 host of a virtual machine finds memory.
+
+Then 20,000 small tensors with each option, against all of them as they are: seconds, and how often the file
+is read; the bytes that are read for a part; and a slice of columns as a view, and copied out.
 """
 
 import argparse
 import mmap
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +102,7 @@ CASES = {
         "1/8 of the columns of each matrix",
         ours_sliced(WHOLE, EIGHTH),
         theirs_sliced(WHOLE, EIGHTH),
-        {"mmap": Goal(1.5, 3), "pread": Goal(6, 8)},
+        {"mmap": Goal(2, 3), "pread": Goal(8, 12)},
     ),
     "few": Case(
         "64 columns of one matrix",
@@ -113,11 +117,123 @@ CASES = {
         {"mmap": Goal(1.5, 2.5), "pread": Goal(1.5, 2.5)},
     ),
 }
+#: Of 20,000 small tensors: what a load is given, and what its time may be of that of the whole.
+MANY = 20_000
+LESS: dict[str, tuple[Callable[[list[str]], dict], Goal | None]] = {
+    "whole": (lambda names: {}, None),
+    "out": (
+        lambda names: {"out": {name: torch.empty((8, 8), dtype=torch.bfloat16) for name in names}},
+        Goal(1.5, 1.1, of="figure"),
+    ),
+    "dtype": (lambda names: {"dtype": torch.float32}, Goal(2, 1.3, of="figure")),
+    "halves": (lambda names: {"slices": dict.fromkeys(names, (WHOLE, slice(4)))}, None),
+}
+#: Of the bytes that are needed, those that may be read for them.
+READ = {"rows": ((EIGHTH,), 1.02), "columns": ((WHOLE, EIGHTH), 1.5)}
 SIDES = ("ingot mmap", "ingot pread", "safetensors mmap", "safetensors pread")
+
+
+def process_io(field: str) -> int:
+    """Reads, ``syscr``, or the bytes of them, ``rchar``, of this process so far."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    (found,) = (line for line in lines if line.startswith(field + ":"))
+    return int(found.split()[1])
+
+
+def one_of_many(path: str, what: str) -> dict:
+    """A load of many small tensors, and how often it reads."""
+    with ingot.safe_open(path, "pt") as file:
+        options = LESS[what][0](file.keys())
+    before = process_io("syscr")
+    tensors, found = fresh.measured(lambda: ingot.torch.load_file(path, backend="pread", **options))
+    # Asking costs two reads itself.
+    found["reads"] = process_io("syscr") - before
+    with ingot.safe_open(path, "pt") as file:
+        for name in file.keys()[::100]:
+            whole = file.get_tensor(name)
+            expected = whole[:, :4] if what == "halves" else whole
+            assert torch.equal(tensors[name], expected.to(tensors[name].dtype)), f"{what}: bytes differ"
+    return found
+
+
+def one_part(path: str, what: str) -> dict:
+    """The bytes that are read for a part of a tensor, and those that it has."""
+    with ingot.safe_open(path, "pt", backend="pread") as file:
+        part = file.get_slice("large")
+        before = process_io("rchar")
+        nbytes = part[READ[what][0]].nbytes
+        return {"read": process_io("rchar") - before, "needed": nbytes}
+
+
+def views(path: Path, rounds: int) -> dict[str, tuple[float, float]]:
+    """Median seconds of `get_slice(name)[:, :512]`, and of copying that out, by either library, in turn."""
+    found: dict[str, list[tuple[float, float]]] = {"ingot": [], "safetensors": []}
+    openers = {"ingot": ingot.safe_open, "safetensors": safetensors.safe_open}
+    copies = []
+    for _ in range(max(2, rounds) * 4):
+        for library, times in found.items():
+            with openers[library](path, framework="pt") as file:
+                begun = time.perf_counter()
+                view = file.get_slice("table")[:, :512]
+                viewed = time.perf_counter()
+                copies.append(view.clone(memory_format=torch.contiguous_format))
+                times.append((viewed - begun, time.perf_counter() - begun))
+        assert torch.equal(*copies), "views: bytes differ"
+        copies.clear()
+    # The first round touches the pages.
+    return {
+        library: (statistics.median(a for a, _ in times[1:]), statistics.median(b for _, b in times[1:]))
+        for library, times in found.items()
+    }
+
+
+def show_many(directory: Path, rounds: int) -> None:
+    path = directory / "small.safetensors"
+    values = torch.randn(MANY, 8, 8).to(torch.bfloat16)
+    safetensors.torch.save_file({f"layers.{n}.weight": values[n].clone() for n in range(MANY)}, path)
+    runs = in_turn(rounds, lambda what: fresh.one(Path(__file__), path, "many", what, 0), LESS)
+    seconds = {what: statistics.median(run["seconds"] for run in of) for what, of in runs.items()}
+    reads = {what: statistics.median(run["reads"] for run in of) for what, of in runs.items()}
+    print(f"{MANY:,} tensors of 128 bytes, pread, {rounds} rounds")
+    for what, (_, goal) in LESS.items():
+        ratio = seconds[what] / seconds["whole"]
+        owed = "" if goal is None else f" ({goal}): {goal.met(ratio)}"
+        allowed = "ok" if reads[what] <= 4 * reads["whole"] + 20 else "MISSED"
+        print(
+            f"    {what:<18} {seconds[what] * 1e3:8.1f} ms, {ratio:.2f} of the whole{owed}; "
+            f"{reads[what]:.0f} reads ({allowed})",
+            flush=True,
+        )
+
+
+def show_parts(directory: Path, rounds: int) -> None:
+    path = directory / "large.safetensors"
+    torch.manual_seed(0)
+    large = torch.randn(8 * SIZE, SIZE)
+    safetensors.torch.save_file({"large": large}, path)
+    for what, (_, owed) in READ.items():
+        found = fresh.one(Path(__file__), path, "part", what, 0)
+        ratio = found["read"] / found["needed"]
+        met = "ok" if ratio <= owed else "MISSED"
+        print(f"1/8 of the {what}, pread: {ratio:.3f} bytes read for each needed (owed {owed}): {met}")
+    path = directory / "table.safetensors"
+    safetensors.torch.save_file({"table": torch.randn(32_000, 1024).to(torch.bfloat16)}, path)
+    times = views(path, rounds)
+    for number, what in enumerate(["as a view", "copied out"]):
+        ours, theirs = times["ingot"][number], times["safetensors"][number]
+        goal = Goal(1, 1.2)
+        print(
+            f"512 of 1,024 columns {what}: {ours * 1e3:.3f} ms, safetensors {theirs * 1e3:.3f} ms: "
+            f"{theirs / ours:.2f} ({goal}): {goal.met(theirs / ours)}"
+        )
 
 
 def one(path: str, case: str, side: str, touched: str) -> dict:
     """One reading, timed."""
+    if case == "many":
+        return one_of_many(path, side)
+    if case == "part":
+        return one_part(path, side)
     library, backend = side.split()
     read = CASES[case].ours if library == "ingot" else CASES[case].theirs
     pages.touch(int(touched), [mmap.MADV_NOHUGEPAGE])
@@ -152,19 +268,24 @@ def show(case: Case, found: dict[str, list[dict]], rounds: int) -> None:
 
 def main() -> None:
     parser = options.parser(__doc__, room="2 GiB")
-    parser.add_argument("--only", choices=tuple(CASES))
+    parser.add_argument("--only", choices=(*CASES, "many", "parts"))
     parser.add_argument("--touched", type=int, default=4 << 30, help="bytes to touch and free before each")
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     with options.place(given.dir) as directory:
-        path = given.file or directory / "matrices.safetensors"
-        if not path.exists():
-            make(path)
         print(
             f"safetensors {safetensors.__version__}, torch {torch.__version__}; warm, 2 GiB of f32",
             flush=True,
         )
-        for name in [given.only] if given.only else CASES:
+        if given.only in (None, "many"):
+            show_many(directory, given.rounds)
+        if given.only in (None, "parts"):
+            show_parts(directory, given.rounds)
+        wanted = [name for name in CASES if given.only in (None, name)]
+        path = given.file or directory / "matrices.safetensors"
+        if wanted and not path.exists():
+            make(path)
+        for name in wanted:
 
             def run(side: str, name: str = name) -> dict:
                 return fresh.one(Path(__file__), path, name, side, given.touched)

@@ -124,9 +124,15 @@ class TensorInfo:
 @final
 class Wrap:
     @staticmethod
-    def dlpack(make: Callable[[Any], Any], resolve: Callable[[str], Any], exchange: Any = None) -> Wrap: ...
+    def dlpack(
+        make: Callable[[Any], Any],
+        resolve: Callable[[str], Any],
+        exchange: Any = None,
+        *,
+        strided: bool = False,
+    ) -> Wrap: ...
     @staticmethod
-    def buffer(make: Callable[[Any, Any, Any, Any], Any], resolve: Callable[[str], Any]) -> Wrap: ...
+    def buffer(make: Callable[..., Any], resolve: Callable[[str], Any], *, strided: bool = False) -> Wrap: ...
 
 @final
 class Archive:

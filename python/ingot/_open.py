@@ -231,7 +231,7 @@ class safe_open:
             On the CPU with ``"mmap"`` a view of the mapped file that is read when it is first touched, else a
             copy. It may be written to, and it outlives the handle. Views that one handle gives of one tensor
             share their memory, as upstream's torch tensors do: what is written to one is seen by the others,
-            and never by the file. Parts that are not contiguous are copies of what the file holds.
+            and never by the file. `get_slice` says which parts are views.
 
         Raises
         ------
@@ -481,7 +481,10 @@ class TensorSlice:
         Returns
         -------
         array or tensor of the framework
-            A single element is a 0-dimensional array.
+            A single element is a 0-dimensional array. Where `safe_open.get_tensor` gives a view of the mapped
+            file, ints, slices, None and ``...`` give one too, with strides as NumPy's own slices have; only
+            paddle, TensorFlow and mlx get copies of parts that are not contiguous. A list of positions gives
+            a copy of what the file holds, in C order, and so does every index where the file is not mapped.
 
         Raises
         ------

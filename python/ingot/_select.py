@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import islice, repeat
 from typing import Generic, NamedTuple, TypeVar
 
 from ._open import indexed, moved, tensors
@@ -196,7 +196,7 @@ def load(
     """
     out = selected.out or {}
     places = wanted(archive, selected, {name: names[name] for name in out})
-    for name, (_, index, _) in zip(out, places, strict=True):
+    for name, (_, index, _) in () if selected.slices is None else zip(out, places, strict=True):
         if index is None and selected.of(name) is not None:
             raise SliceError(
                 f"tensor {_quoted(name)}: its index in slices is one that only frameworks know, which goes "
@@ -214,7 +214,7 @@ def load(
         # First, because it may be refused.
         into(archive, places, out, filling)
     read = dict(zip(fresh, archive.parts(others, wrap, **reading.options()), strict=True))
-    for name, (source, index, _) in zip(fresh, others, strict=True):
+    for name, (source, index, _) in () if selected.slices is None else zip(fresh, others, strict=True):
         asked = selected.of(name)
         if index is None and asked is not None:
             read[name] = indexed(archive, source, read[name], asked, at)
@@ -226,13 +226,23 @@ def wanted(archive: Archive, selected: Selected[Any], names: Mapping[str, str]) 
 
     All of those that have an index which files are not read by.
     """
+    if selected.slices is None:
+        # There may be many of these, so that no Python code runs for each.
+        return list(zip(names.values(), repeat(None), repeat(selected.dtype)))
     found = [(source, selected.of(name), selected.dtype) for name, source in names.items()]
-    if selected.slices is None or _is_read(archive, found):
+    distinct = {id(index): index for _, index, _ in found}
+    if all(map(_is_basic, distinct.values())) or _is_read(archive, found):
         return found
     return [
         (source, index if _is_read(archive, [(source, index, dtype)]) else None, dtype)
         for source, index, dtype in found
     ]
+
+
+def _is_basic(index: Any) -> bool:
+    """Whether it is made of what every file is read by, as nearly all are."""
+    parts = index if type(index) is tuple else (index,)
+    return set(map(type, parts)) <= {int, slice, type(None), type(...)}
 
 
 def _is_read(archive: Archive, wanted: list[Wanted]) -> bool:
@@ -247,11 +257,11 @@ def _is_read(archive: Archive, wanted: list[Wanted]) -> bool:
 def fill(
     archive: Archive,
     wanted: list[Wanted],
-    memories: Mapping[str, Memory],
+    memories: list[Memory],
     reads: Reads,
 ) -> None:
     """Read what is wanted into memory of others."""
-    archive.fill(wanted, list(memories.values()), **reads.options())
+    archive.fill(wanted, memories, **reads.options())
 
 
 def float_code(code: str | None, dtype: object) -> str:

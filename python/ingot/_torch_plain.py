@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+# Those whose values are where torch looks for them.
+PLAIN_CLASSES = {torch.Tensor, torch.nn.Parameter}
+
+
 def not_plain(tensor: torch.Tensor) -> str | None:
     """Why there are no bytes behind this tensor that could be stored; None where there are."""
     if _dispatch(type(tensor)) is not _dispatch(torch.Tensor):
@@ -85,12 +89,17 @@ def _wrapped(tensor: Any) -> str:
     return f"{kind.__name__} keeps its values elsewhere: save the plain tensors that it is made of"
 
 
+def in_transform() -> bool:
+    """Whether a transform (vmap, grad, jvp, functionalize) is active."""
+    return _functorch.peek_interpreter_stack() is not None
+
+
 def undisturbed() -> AbstractContextManager[object]:
     """Has torch do what it does by itself, whatever mode, default device or transform is active."""
     stack = ExitStack()
     stack.enter_context(torch._C.DisableTorchFunction())
     stack.enter_context(torch._C._DisableTorchDispatch())
-    if _functorch.peek_interpreter_stack() is not None:
+    if in_transform():
         from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
         stack.enter_context(temporarily_clear_interpreter_stack())

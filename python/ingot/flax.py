@@ -54,7 +54,7 @@ def _resolve(code: str) -> Any:
     return arrays._resolve(code)
 
 
-wrap: _native.Wrap = _native.Wrap.buffer(numpy.ndarray, _resolve)
+wrap: _native.Wrap = _native.Wrap.buffer(numpy.ndarray, _resolve, strided=True)
 
 
 def mover(device: Any) -> Callable[[arrays.Array], jax.Array]:

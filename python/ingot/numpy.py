@@ -534,7 +534,7 @@ def _resolve(code: str) -> numpy.dtype[Any] | Callable[[Array, tuple[int, ...]],
     return _unpack_nibbles(dtype) if code == "F4" else dtype
 
 
-wrap: _native.Wrap = _native.Wrap.buffer(numpy.ndarray, _resolve)
+wrap: _native.Wrap = _native.Wrap.buffer(numpy.ndarray, _resolve, strided=True)
 
 
 def _code(dtype: Any) -> str | None:
@@ -550,7 +550,7 @@ def _code(dtype: Any) -> str | None:
 
 def _fill(archive: Archive, wanted: list[Wanted], arrays: Mapping[str, Any], how: Reads) -> None:
     """Read what is wanted into `arrays`."""
-    _select.fill(archive, wanted, {name: _memory(name, array) for name, array in arrays.items()}, how)
+    _select.fill(archive, wanted, [_memory(name, array) for name, array in arrays.items()], how)
 
 
 def _memory(name: str, array: Any) -> Memory:

@@ -22,10 +22,10 @@ except ModuleNotFoundError as error:
     raise missing("torch", error) from None
 
 from ._torch_alias import recorded, restore, views_among
-from ._torch_into import Incompatible, fill_tensors, into, refuse_destination
+from ._torch_into import Incompatible, fill_tensors, into, refuse_destinations
 from ._torch_model import load_model, save_model
 from ._torch_pieces import fetcher
-from ._torch_plain import fake_mode, faked, not_plain, undisturbed
+from ._torch_plain import PLAIN_CLASSES, fake_mode, faked, not_plain, undisturbed
 from ._torch_sharded import save_sharded
 from ._torch_sharing import refuse_shared
 
@@ -354,7 +354,8 @@ def _parts(
     where: str,
     how: Reads,
 ) -> dict[str, torch.Tensor]:
-    cut = {name for name in names if selected.of(name) is not None} | set(selected.out or ())
+    sliced = () if selected.slices is None else names
+    cut = {name for name in sliced if selected.of(name) is not None} | set(selected.out or ())
     for name in cut & views.keys():
         if "shape" in views[name]:
             raise OptionError(
@@ -368,8 +369,7 @@ def _parts(
     # them.
     restored = {name: views[name] for name in names if name in views and name not in cut}
     sources = {name: views[name]["of"] if name in views else name for name in names if name not in restored}
-    for name, tensor in (selected.out or {}).items():
-        refuse_destination(name, tensor)
+    refuse_destinations(selected.out or {})
     bases = dict.fromkeys(place["of"] for place in restored.values())
     lacking = {base: base for base in bases if base not in sources or base in cut}
     whole: Selected[torch.Tensor] = Selected(dtype=selected.dtype)
@@ -659,7 +659,7 @@ def refuse_strided(tensors: Mapping[str, torch.Tensor]) -> None:
     values = tensors.values()
     # With `map`, so that no Python function runs per tensor where all is well.
     if (
-        set(map(type, values)) <= _PLAIN_CLASSES
+        set(map(type, values)) <= PLAIN_CLASSES
         and set(map(_layout, values)) <= {torch.strided}
         and all(map(torch.Tensor.is_contiguous, values))
     ):
@@ -696,7 +696,6 @@ def _tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return own
 
 
-_PLAIN_CLASSES = {torch.Tensor, torch.nn.Parameter}
 _COMPLEX = {dtype for dtype in DTYPES.values() if dtype.is_complex}
 
 
@@ -713,7 +712,7 @@ def _export(
     dtypes = set(map(_dtype, tensors))
     if (
         dtypes <= _CODES.keys()
-        and set(map(type, tensors)) <= _PLAIN_CLASSES
+        and set(map(type, tensors)) <= PLAIN_CLASSES
         and not any(map(torch.Tensor.is_neg, tensors))
         and not (dtypes & _COMPLEX and any(map(torch.Tensor.is_conj, tensors)))
     ):
@@ -775,7 +774,7 @@ def _code(dtype: torch.dtype | str) -> str | None:
 
 # Its C functions, where this torch has them: no capsule, and no call of Python, for each tensor.
 wrap: _native.Wrap = _native.Wrap.dlpack(
-    _from_dlpack, _resolve, getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    _from_dlpack, _resolve, getattr(torch.Tensor, "__dlpack_c_exchange_api__", None), strided=True
 )
 
 

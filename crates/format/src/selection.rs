@@ -6,6 +6,7 @@
 
 mod error;
 mod runs;
+mod strides;
 #[cfg(test)]
 mod tests;
 
@@ -18,6 +19,7 @@ use crate::extent::{self, to_u64};
 
 pub use error::SelectionError;
 pub use runs::{Row, Rows, Runs};
+pub use strides::Strides;
 
 /// One part of an index, as it stands between the commas of `tensor[…]` in Python.
 ///

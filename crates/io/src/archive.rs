@@ -6,19 +6,16 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ingot_format::{Entry, Header, Index, Limits, Selection, to_usize};
+use ingot_format::{Entry, Header, Index, Limits, Selection, SelectionError, to_usize};
 
 use crate::backend::{BACKEND_VARIABLE, Backend, Choice, choose};
 use crate::error::Error;
-use crate::execute::{ReadOptions, threads_of_environment};
 use crate::failure::Failure;
 use crate::head::read_header;
-use crate::part::{Part, read_parts};
-use crate::plan;
-use crate::read::read_whole;
+use crate::read::execute::threads_of_environment;
+use crate::read::plan::alignment;
 use crate::region::Region;
 use crate::source::{FileSource, MappedSource, Memory, Source};
-use crate::watch::{Unwatched, Watch};
 
 /// How to open a file.
 #[derive(Clone, Copy, Debug, Default)]
@@ -181,14 +178,6 @@ impl Archive {
         })
     }
 
-    /// The bytes of the tensor `name`.
-    ///
-    /// # Errors
-    /// [`Error::UnknownTensor`], and what [`Tensor::read`] says.
-    pub fn read(&self, name: &str) -> Result<Region, Error> {
-        self.find(name)?.read(&ReadOptions::default(), &Unwatched)
-    }
-
     /// The bytes `begin..end` of the data section where they lie in the mapping.
     fn view(&self, memory: &Arc<Memory>, begin: u64, end: u64) -> Region {
         // The mapping is as long as the file, so what lies in the file can be addressed in it.
@@ -275,51 +264,6 @@ impl<'a> Tensor<'a> {
         self.number
     }
 
-    /// Its bytes: a view where the file is mapped, else read into memory of their own.
-    ///
-    /// # Errors
-    /// As [`read_tensors`](crate::read_tensors).
-    pub fn read(&self, options: &ReadOptions, watch: &dyn Watch) -> Result<Region, Error> {
-        let archive = self.archive;
-        // Before anything is handed out, because touching what is no longer there is fatal.
-        if archive.source.memory().is_some() {
-            archive.check_unchanged()?;
-            if let Some(view) = self.mapped() {
-                return Ok(view);
-            }
-        }
-        let read = read_whole(&[*self], options, watch);
-        let mut regions = read.map_err(|error| match error {
-            // Its block may have a little more.
-            Error::OutOfMemory { path, source, .. } => Error::OutOfMemory {
-                path,
-                nbytes: self.entry.nbytes(),
-                source,
-            },
-            other => other,
-        })?;
-        archive.check_unchanged()?;
-        // One number gives one region.
-        regions.pop().ok_or_else(|| Error::Closed {
-            path: archive.path.clone(),
-        })
-    }
-
-    /// What `index` takes of it: its shape, and its bytes in C order. A view of the mapping where the bytes lie
-    /// together in it, else a copy; only the bytes needed are read, or little more.
-    ///
-    /// # Errors
-    /// [`Error::Slice`] when the index does not fit, and what [`read_tensors`](crate::read_tensors) says.
-    pub fn select(&self, index: &[Index], watch: &dyn Watch) -> Result<(Vec<u64>, Region), Error> {
-        let part = [Part::new(*self, index, None)?];
-        let mut regions = read_parts(&part, &ReadOptions::default(), watch)?;
-        // One part gives one region.
-        let region = regions.pop().ok_or_else(|| Error::Closed {
-            path: self.archive.path.clone(),
-        })?;
-        Ok((part[0].shape().to_owned(), region))
-    }
-
     /// The file that it is in.
     #[must_use]
     pub fn archive(&self) -> &'a Archive {
@@ -331,7 +275,7 @@ impl<'a> Tensor<'a> {
     pub(crate) fn mapped(&self) -> Option<Region> {
         let memory = self.archive.source.memory()?;
         let view = self.archive.view(memory, self.entry.begin, self.entry.end);
-        view.aligned_to(plan::alignment(&self.entry)).then_some(view)
+        view.aligned_to(alignment(self.entry.dtype)).then_some(view)
     }
 
     /// Where it begins in the file.
@@ -341,12 +285,17 @@ impl<'a> Tensor<'a> {
 
     pub(crate) fn selection(&self, index: &[Index]) -> Result<Selection, Error> {
         let entry = &self.entry;
-        Selection::new(entry.dtype, entry.shape, index).map_err(|fault| Error::Slice {
+        Selection::new(entry.dtype, entry.shape, index).map_err(|fault| self.misindexed(fault))
+    }
+
+    /// That an index does not fit.
+    pub(crate) fn misindexed(&self, fault: SelectionError) -> Error {
+        Error::Slice {
             path: self.archive.path.clone(),
-            tensor: entry.name.to_owned(),
-            shape: entry.shape.to_owned(),
+            tensor: self.entry.name.to_owned(),
+            shape: self.entry.shape.to_owned(),
             fault,
-        })
+        }
     }
 
     /// Where a selection of it lies in the mapping, if it lies together there, on an address for its elements.
@@ -358,7 +307,7 @@ impl<'a> Tensor<'a> {
             Some(run) => self.archive.view(memory, begin + run.begin, begin + run.end),
             None => self.archive.view(memory, begin, begin),
         };
-        view.aligned_to(plan::alignment(&self.entry)).then_some(view)
+        view.aligned_to(alignment(self.entry.dtype)).then_some(view)
     }
 }
 

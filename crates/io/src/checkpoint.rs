@@ -27,7 +27,7 @@ pub(crate) use shards::Shards;
 
 use crate::archive::{Archive, OpenOptions, Tensor, nearest};
 use crate::error::Error;
-use crate::plan::TensorId;
+use crate::read::plan::TensorId;
 #[cfg(feature = "remote")]
 use crate::remote::RemoteShards;
 use crate::watch::{Unwatched, Watch};

@@ -257,6 +257,19 @@ impl<'a> Dest<'a> {
     }
 }
 
+impl Dest<'_> {
+    /// Calls `write` with the bytes of all of them, in their order, to be filled as by [`Dest::fill`].
+    pub(crate) fn fill_all<R>(dests: &mut [Dest<'_>], write: impl FnOnce(Vec<&mut [u8]>) -> R) -> R {
+        let lent = dests.iter_mut().map(|dest| {
+            // SAFETY: `from_raw_parts_mut` asks for what it asks for in `fill`. Nothing else accesses the bytes while the
+            // slice lives: no two of `dests` share any, since each is the only one that may write to its own (`new`,
+            // `split_at`), and all are borrowed mutably until `write` returns.
+            unsafe { std::slice::from_raw_parts_mut(dest.start.as_ptr(), dest.len) }
+        });
+        write(lent.collect())
+    }
+}
+
 impl<'a> From<&'a mut [u8]> for Dest<'a> {
     fn from(bytes: &'a mut [u8]) -> Dest<'a> {
         Dest {

@@ -9,8 +9,8 @@ use ingot_format::{Dtype, Escaped, FormatError, IndexError, Quoted, SelectionErr
 use crate::backend::{BACKEND_VARIABLE, Backend};
 use crate::checkpoint::CheckpointFault;
 use crate::edit::EditError;
-use crate::execute::THREADS_VARIABLE;
 use crate::hash::Unequal;
+use crate::read::execute::THREADS_VARIABLE;
 
 /// A failure to open, read or save, with what a reader needs to put it right.
 ///

@@ -7,7 +7,7 @@ use ingot_format::Header;
 use crate::archive::{Archive, Tensor};
 use crate::error::Error;
 use crate::failure::InFile;
-use crate::plan::TensorId;
+use crate::read::plan::TensorId;
 use crate::source::Source;
 
 /// Archives, each of them once, in the order in which tensors of them come.

@@ -12,13 +12,14 @@ use ingot_format::{Dtype, to_u64, to_usize};
 use crate::archive::{Archive, Tensor};
 use crate::convert::{convert, converts};
 use crate::error::Error;
-use crate::execute::{ReadOptions, Reading};
-use crate::failure::{Failure, read_exactly};
+use crate::failure::Failure;
+use crate::read::execute::{ReadOptions, Reading, execute};
+use crate::read::gather::{Destination, Reader};
+use crate::read::plan::{Piece, Plan};
 use crate::source::Source;
 use crate::watch::Watch;
-use crate::workers::share;
 
-/// Bytes that are read and folded at once: little enough to stay in a core's cache. A multiple of every element.
+/// Bytes that are folded at once: little enough to stay in a core's cache. A multiple of every element.
 const STEP_NBYTES: usize = 64 << 10;
 
 /// What the values of one tensor are. Those that are no finite numbers count as such and for nothing else.
@@ -83,7 +84,7 @@ pub fn has_statistics(dtype: Dtype) -> bool {
 /// histogram of `bins` parts takes a second look at the files.
 ///
 /// # Errors
-/// As [`read_tensors`](crate::read_tensors).
+/// As [`read`](fn@crate::read).
 pub fn statistics(
     tensors: &[Tensor<'_>],
     bins: usize,
@@ -128,7 +129,6 @@ struct Work<'a> {
     reading: Reading,
     tensors: usize,
     chunks: Vec<Chunk>,
-    nbytes: u64,
 }
 
 impl Work<'_> {
@@ -163,7 +163,6 @@ impl Work<'_> {
             reading,
             tensors: tensors.len(),
             chunks,
-            nbytes,
         }
     }
 
@@ -213,32 +212,38 @@ impl Work<'_> {
         fold: impl Fn(&mut A, Dtype, &[u8]) + Sync,
         watch: &dyn Watch,
     ) -> Result<Vec<A>, Failure> {
-        let results: Vec<Mutex<Option<A>>> = self.chunks.iter().map(|_| Mutex::default()).collect();
-        let tasks = self.chunks.iter().zip(&results).collect();
-        let work = |(chunk, result): (&Chunk, &Mutex<Option<A>>)| {
-            let mut folded = begin(chunk.rank);
-            self.read(chunk, |bytes| fold(&mut folded, chunk.dtype, bytes))?;
-            *result.lock().unwrap_or_else(PoisonError::into_inner) = Some(folded);
-            Ok::<usize, Failure>(to_usize(chunk.nbytes).unwrap_or(0))
-        };
-        share(self.reading, tasks, self.nbytes, work, watch)?;
-        let folded = results
+        let folds = self.chunks.iter().map(|chunk| Fold {
+            folded: Mutex::new(begin(chunk.rank)),
+            dtype: chunk.dtype,
+            fold: &fold,
+        });
+        let folds: Vec<_> = folds.collect();
+        let piece = |chunk: &Chunk| Piece::run(0, chunk.position..chunk.position + chunk.nbytes);
+        let pieces = self.chunks.iter().map(piece).collect::<Result<Vec<_>, _>>()?;
+        let plan = Plan::into_each(&pieces);
+        let dests = folds.iter().zip(plan.blocks());
+        let dests = dests.map(|(fold, &nbytes)| Destination::Shown(fold, nbytes));
+        execute(&plan, &[self.source], &[], dests, self.reading, watch).map_err(|fault| fault.failure)?;
+        let folded = folds
             .into_iter()
-            .map(|result| result.into_inner().unwrap_or_else(PoisonError::into_inner));
-        Ok(folded.flatten().collect())
+            .map(|fold| fold.folded.into_inner().unwrap_or_else(PoisonError::into_inner));
+        Ok(folded.collect())
     }
+}
 
-    fn read(&self, chunk: &Chunk, mut fold: impl FnMut(&[u8])) -> Result<(), Failure> {
-        let fits = |nbytes: u64| to_usize(nbytes).map_or(STEP_NBYTES, |nbytes| nbytes.min(STEP_NBYTES));
-        let mut scratch = vec![0; fits(chunk.nbytes)];
-        let mut at = 0;
-        while at < chunk.nbytes {
-            let bytes = &mut scratch[..fits(chunk.nbytes - at)];
-            read_exactly(self.source, chunk.position + at, bytes)?;
-            fold(bytes);
-            at += to_u64(bytes.len());
+/// What the bytes of one chunk are folded into.
+struct Fold<'f, A, F> {
+    folded: Mutex<A>,
+    dtype: Dtype,
+    fold: &'f F,
+}
+
+impl<A: Send, F: Fn(&mut A, Dtype, &[u8]) + Sync> Reader for Fold<'_, A, F> {
+    fn read(&self, _position: u64, bytes: &[u8]) {
+        let mut folded = self.folded.lock().unwrap_or_else(PoisonError::into_inner);
+        for step in bytes.chunks(STEP_NBYTES) {
+            (self.fold)(&mut folded, self.dtype, step);
         }
-        Ok(())
     }
 }
 

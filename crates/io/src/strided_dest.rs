@@ -60,6 +60,27 @@ impl<'a> StridedDest<'a> {
         Some(StridedDest::of(start, dims, block, nbytes))
     }
 
+    /// The same over all of `memory`, of which none is left over but what the strides step over.
+    #[cfg(test)]
+    pub(crate) fn over(
+        memory: &'a mut [u8],
+        itemsize: usize,
+        shape: &[usize],
+        strides: &[isize],
+    ) -> Option<StridedDest<'a>> {
+        let reach = shape
+            .iter()
+            .zip(strides)
+            .map(|(&count, &stride)| count.saturating_sub(1) * usize::try_from(stride).unwrap_or(usize::MAX));
+        assert!(
+            reach.sum::<usize>() + itemsize <= memory.len(),
+            "they have to lie in it"
+        );
+        // SAFETY: `new` asks for elements in one allocation that nobody else writes to: the line above has found that they
+        // lie in `memory`, which is borrowed mutably.
+        unsafe { StridedDest::new(memory.as_mut_ptr(), itemsize, shape, strides) }
+    }
+
     fn of(start: NonNull<u8>, dims: Vec<Dim>, block: usize, nbytes: usize) -> StridedDest<'a> {
         StridedDest {
             start,

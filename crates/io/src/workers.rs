@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use ingot_format::to_u64;
 
-use crate::execute::Reading;
 use crate::failure::Failure;
+use crate::read::execute::Reading;
 use crate::watch::Watch;
 
 /// How often the calling thread looks whether to stop.

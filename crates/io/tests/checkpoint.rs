@@ -10,7 +10,7 @@ use std::sync::Arc;
 use ingot_format::{Dtype, Format, Index, Limits, Spec, layout, to_u64};
 use ingot_io::{
     Archive, Backend, Checkpoint, CheckpointOptions, Error, MemorySource, OpenOptions, Origins, Part,
-    Prefetch, Reach, ReadOptions, Request, Source, Tensor, Unwatched, read_parts, read_tensors, warm_tensors,
+    Prefetch, Reach, ReadOptions, Request, Source, Tensor, Unwatched, warm_tensors,
 };
 
 const SIZES: [u64; 4] = [10, 0, 3 << 20, 70_000];
@@ -83,7 +83,8 @@ fn tensors_of_many_files_are_those_of_each_file_alone() {
         for path in [directory.path(), &path] {
             let checkpoint = open(path, backend);
             let tensors = checkpoint.find_all(&borrowed).unwrap();
-            let regions = read_tensors(&tensors, &ReadOptions::default(), &Unwatched).unwrap();
+            let parts: Vec<Part<'_>> = tensors.iter().copied().map(Part::from).collect();
+            let regions = ingot_io::read(&parts, &ReadOptions::default(), &Unwatched).unwrap();
             for (name, region) in names.iter().zip(&regions) {
                 assert_eq!(region.to_vec(), alone(directory.path(), name), "{name}");
             }
@@ -109,7 +110,7 @@ fn parts_of_many_files_are_read_at_once() {
         let bytes = alone(directory.path(), name);
         bytes.into_iter().skip(3).step_by(2).collect()
     };
-    let regions = read_parts(&parts, &ReadOptions::default(), &Unwatched).unwrap();
+    let regions = ingot_io::read(&parts, &ReadOptions::default(), &Unwatched).unwrap();
     for (name, region) in names.iter().zip(regions) {
         assert_eq!(region.to_vec(), expected(name), "{name}");
     }
@@ -173,15 +174,11 @@ fn what_goes_wrong_is_that_of_the_file_it_went_wrong_in() {
         .iter()
         .flat_map(|archive| (0..SIZES.len()).map(|number| archive.tensor(number).unwrap()))
         .collect();
-    let parts: Vec<Part<'_>> = all
-        .iter()
-        .map(|&tensor| Part::new(tensor, &[], None).unwrap())
-        .collect();
+    let parts: Vec<Part<'_>> = all.iter().copied().map(Part::from).collect();
     let options = ReadOptions::default();
     let faults = [
-        read_tensors(&all, &options, &Unwatched).map(drop),
         warm_tensors(&all, &options, &Unwatched).map(drop),
-        read_parts(&parts, &options, &Unwatched).map(drop),
+        ingot_io::read(&parts, &options, &Unwatched).map(drop),
     ];
     for fault in faults {
         let fault = fault.unwrap_err();

@@ -7,8 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ingot_format::{Dtype, Format, Index, Limits, Spec, layout, to_u64};
 use ingot_io::{
-    Archive, Backend, Error, MemorySource, OpenOptions, Part, ReadOptions, Region, Source, Unwatched,
-    convert, read_parts,
+    Archive, Backend, Error, MemorySource, OpenOptions, Part, ReadOptions, Region, Source, Unwatched, convert,
 };
 use proptest::prelude::*;
 
@@ -61,7 +60,7 @@ fn read(archive: &Archive, parts: &[(&str, Vec<Index>, Option<Dtype>)], threads:
     let options = ReadOptions {
         threads: std::num::NonZeroUsize::new(threads),
     };
-    read_parts(&parts, &options, &Unwatched).unwrap()
+    ingot_io::read(&parts, &options, &Unwatched).unwrap()
 }
 
 /// The obvious way, for matrices: element by element.
@@ -198,6 +197,6 @@ fn a_file_that_shrinks_is_an_error_and_no_crash() {
         .set_len(1 << 20)
         .unwrap();
     let part = Part::new(archive.find("m").unwrap(), &[Index::WHOLE, span(0, 64, 1)], None).unwrap();
-    let refused = read_parts(&[part], &ReadOptions::default(), &Unwatched).unwrap_err();
+    let refused = ingot_io::read(&[part], &ReadOptions::default(), &Unwatched).unwrap_err();
     assert!(matches!(refused, Error::Changed { .. }), "{refused}");
 }

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use ingot_format::{Dtype, Format, Header, Index, Limits, Spec, layout, to_u64};
 use ingot_io::{
-    Archive, Backend, Error, FileSource, MemorySource, OpenOptions, Prefetch, ReadOptions, Request, Source,
-    Tensor, TensorId, Unwatched, Watch, read_tensors, warm_tensors,
+    Archive, Backend, Error, FileSource, MemorySource, OpenOptions, Part, Prefetch, ReadOptions, Request,
+    Source, Tensor, TensorId, Unwatched, Watch, warm_tensors,
 };
 
 /// A source that gives few bytes at a time and is interrupted now and then, as a network file system may do.
@@ -88,6 +88,10 @@ fn file() -> (Vec<u8>, Vec<(String, Vec<u8>)>) {
 }
 
 /// The tensors at these places in the order of the data.
+fn parts<'a>(archive: &'a Archive, numbers: &[usize]) -> Vec<Part<'a>> {
+    some(archive, numbers).into_iter().map(Part::from).collect()
+}
+
 fn some<'a>(archive: &'a Archive, numbers: &[usize]) -> Vec<Tensor<'a>> {
     numbers
         .iter()
@@ -104,7 +108,7 @@ fn suite(archive: &Archive, tensors: &[(String, Vec<u8>)]) {
     let backwards: Vec<usize> = all.iter().rev().copied().collect();
     let some_twice = vec![3, 9, 3, 0, 9];
     for numbers in [all, backwards, some_twice, Vec::new()] {
-        let regions = read_tensors(&some(archive, &numbers), &ReadOptions::default(), &Unwatched).unwrap();
+        let regions = ingot_io::read(&parts(archive, &numbers), &ReadOptions::default(), &Unwatched).unwrap();
         assert_eq!(regions.len(), numbers.len());
         for (number, region) in numbers.iter().zip(regions) {
             let name = archive.header().entry(*number).unwrap().name;
@@ -386,7 +390,7 @@ fn many_reads_are_under_way_at_once_where_each_of_them_waits() {
     let most = Arc::clone(&source.most_under_way);
     let archive = Archive::from_source(Box::new(source), &Limits::default()).unwrap();
     let all: Vec<usize> = (0..tensors.len()).collect();
-    read_tensors(&some(&archive, &all), &ReadOptions::default(), &Unwatched).unwrap();
+    ingot_io::read(&parts(&archive, &all), &ReadOptions::default(), &Unwatched).unwrap();
     let cores = std::thread::available_parallelism().unwrap().get();
     assert!(most.load(Ordering::Relaxed) > cores.min(9), "{most:?}");
 }

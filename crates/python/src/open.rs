@@ -7,8 +7,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use ingot_format::{Entry, Header, Leniency, Limits, natural_order};
 use ingot_io::{
-    Alias, Backend, Checkpoint, CheckpointOptions, Error, OpenOptions, Proof, REMOTE_HEADER_NBYTES, Reach,
-    ReadOptions, Region, Request, Tensor, aliases, read_tensors, warm_tensors,
+    Alias, Backend, Checkpoint, CheckpointOptions, Error, OpenOptions, Part, Proof, REMOTE_HEADER_NBYTES,
+    Reach, ReadOptions, Region, Request, Tensor, aliases, warm_tensors,
 };
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -361,7 +361,10 @@ impl Archive {
     ) -> PyResult<Bound<'py, PyDict>> {
         let checkpoint = self.opened(py)?;
         let options = ReadOptions { threads };
-        let regions = |wanted: &[Tensor<'_>], signals: &Signals| read_tensors(wanted, &options, signals);
+        let regions = |wanted: &[Tensor<'_>], signals: &Signals| {
+            let parts: Vec<Part<'_>> = wanted.iter().copied().map(Part::from).collect();
+            ingot_io::read(&parts, &options, signals)
+        };
         whole(py, &checkpoint, names, wrap, progress, regions)
     }
 
@@ -391,6 +394,12 @@ impl Archive {
         let (path, entry) = (tensor.archive().path(), tensor.entry());
         wrap.accepts(py, path, entry)?;
         let index = index::parts(index)?;
+        if wrap.takes_strides(py, entry.dtype)? {
+            let view = tensor.strided(&index).map_err(|error| raise(py, &error))?;
+            if let Some(view) = view {
+                return wrap.wrap_strided(py, path, &view, entry);
+            }
+        }
         let (shape, region) = Signals::detach(py, |signals| tensor.select(&index, signals))?;
         let part = Entry {
             shape: &shape,

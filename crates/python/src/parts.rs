@@ -1,7 +1,7 @@
 //! Parts of tensors: what is asked for, and memory of the caller that it goes to.
 
 use ingot_format::{Dtype, Entry, Index, Quoted};
-use ingot_io::{Checkpoint, Part, ReadOptions, fill_parts, read_parts};
+use ingot_io::{Checkpoint, Part, ReadOptions};
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString};
@@ -36,38 +36,29 @@ pub(crate) fn take<'py>(
     signals: Signals,
 ) -> PyResult<Bound<'py, PyList>> {
     let parts = parts(py, checkpoint, wanted)?;
-    let entry = |part: &'_ Part<'_>| (part.dtype(), part.shape().to_owned());
     // All refusals come before the first byte is read.
     for part in &parts {
-        let (dtype, shape) = entry(part);
-        let stored = part.tensor().entry();
-        wrap.accepts(
-            py,
-            part.tensor().archive().path(),
-            &Entry {
-                dtype,
-                shape: &shape,
-                ..*stored
-            },
-        )?;
+        wrap.accepts(py, part.tensor().archive().path(), &entry(part))?;
     }
-    let regions = signals.run(py, |signals| read_parts(&parts, options, signals))?;
+    let regions = signals.run(py, |signals| ingot_io::read(&parts, options, signals))?;
     let _pause = Pause::for_objects(py, parts.len())?;
     let tensors = PyList::empty(py);
     let mut shared = Shared::default();
     for (part, region) in parts.iter().zip(&regions) {
-        let (dtype, shape) = entry(part);
-        let stored = part.tensor().entry();
-        let entry = Entry {
-            dtype,
-            shape: &shape,
-            ..*stored
-        };
         let path = part.tensor().archive().path();
-        let tensor = wrap.wrap(py, path, region, &entry, &mut shared)?;
+        let tensor = wrap.wrap(py, path, region, &entry(part), &mut shared)?;
         tensors.append(tensor)?;
     }
     Ok(tensors)
+}
+
+/// What the header would say of a part that were a tensor.
+fn entry<'p>(part: &'p Part<'_>) -> Entry<'p> {
+    Entry {
+        dtype: part.dtype(),
+        shape: part.shape(),
+        ..*part.tensor().entry()
+    }
 }
 
 /// Reads the tensors that are asked for into `memories`.
@@ -104,7 +95,7 @@ pub(crate) fn fill<'py>(
             )
         })?);
     }
-    signals.run(py, |signals| fill_parts(&parts, targets, options, signals))
+    signals.run(py, |signals| ingot_io::fill(&parts, targets, options, signals))
 }
 
 fn parts<'a>(py: Python<'_>, checkpoint: &'a Checkpoint, wanted: &[Wanted<'_>]) -> PyResult<Vec<Part<'a>>> {

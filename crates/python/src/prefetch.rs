@@ -111,7 +111,7 @@ fn wrapped<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let (path, stored) = (tensor.archive().path(), tensor.entry());
     let entry = Entry {
-        shape: part.shape.as_deref().unwrap_or(stored.shape),
+        shape: &part.shape,
         ..*stored
     };
     wrap.accepts(py, path, &entry)?;

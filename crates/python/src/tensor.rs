@@ -205,6 +205,7 @@ impl Managed for DlManagedTensorVersioned {
 pub(crate) struct Dims {
     rank: usize,
     numbers: Numbers,
+    is_c_order: bool,
 }
 
 #[derive(Clone)]
@@ -226,7 +227,11 @@ impl Dims {
         } else {
             Numbers::Boxed(vec![0; 2 * rank].into_boxed_slice())
         };
-        let mut dims = Dims { rank, numbers };
+        let mut dims = Dims {
+            rank,
+            numbers,
+            is_c_order: true,
+        };
         let (sizes, strides) = dims.split_mut();
         for (size, &dim) in sizes.iter_mut().zip(shape) {
             *size = i64::try_from(dim).ok()?;
@@ -246,6 +251,33 @@ impl Dims {
             stride = stride.saturating_mul(size.max(1));
         }
         Some(dims)
+    }
+
+    /// The same with other strides, in elements. `None` for elements that are no units.
+    pub(crate) fn strided(dtype: Dtype, shape: &[u64], strides: &[u64]) -> Option<Dims> {
+        let mut dims = Dims::of(dtype, shape).filter(|_| dl_dtype(dtype).lanes == 1)?;
+        let (sizes, places) = dims.split_mut();
+        let mut is_c_order = true;
+        for ((&mut size, place), &stride) in sizes.iter_mut().zip(places).zip(strides) {
+            // A dimension of one element keeps the stride of C order: no step is ever made along it.
+            let stride = i64::try_from(stride).ok()?;
+            if size > 1 && *place != stride {
+                (*place, is_c_order) = (stride, false);
+            }
+        }
+        dims.is_c_order = is_c_order;
+        Some(dims)
+    }
+
+    /// The strides in bytes; `None` for C order.
+    pub(crate) fn strides_in_bytes(&self, dtype: Dtype) -> Option<Vec<i64>> {
+        let width = i64::from(dl_dtype(dtype).bits) / 8;
+        let numbers: &[i64] = match &self.numbers {
+            Numbers::Inline(numbers) => numbers,
+            Numbers::Boxed(numbers) => numbers,
+        };
+        let strides = numbers[self.rank..2 * self.rank].iter();
+        (!self.is_c_order).then(|| strides.map(|stride| stride * width).collect())
     }
 
     /// The shape in storage units.

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use ingot_format::{Dtype, Entry, to_u64};
-use ingot_io::Region;
+use ingot_io::{Region, StridedView};
 use pyo3::exceptions::{PyException, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -16,6 +16,8 @@ use crate::tensor::{Buffer, Dims, DlManagedTensorVersioned, Exchange, Exports, c
 #[pyclass(frozen, module = "ingot._native")]
 pub(crate) struct Wrap {
     style: Style,
+    /// Whether tensors may have other strides than those of C order.
+    strided: bool,
     make: Py<PyAny>,
     resolve: Py<PyAny>,
     /// What `resolve` said of each dtype, by its place in [`Dtype::ALL`].
@@ -26,7 +28,7 @@ pub(crate) struct Wrap {
 enum Style {
     /// `make(capsule)`, where the framework has no C function that does the same.
     Dlpack(Option<Exchange>),
-    /// `make(shape, dtype, buffer, offset)`.
+    /// `make(shape, dtype, buffer, offset)`, and the strides in bytes where elements do not lie in C order.
     Buffer,
 }
 
@@ -48,24 +50,33 @@ enum Known {
 
 #[pymethods]
 impl Wrap {
-    /// For frameworks that import DLPack. `exchange` is `__dlpack_c_exchange_api__` of its class, where it has one.
+    /// For frameworks that import DLPack. `exchange` is `__dlpack_c_exchange_api__` of its class, where it has one;
+    /// `strided` says whether its tensors may have any strides.
     #[staticmethod]
-    #[pyo3(signature = (make, resolve, exchange = None))]
-    fn dlpack(make: Py<PyAny>, resolve: Py<PyAny>, exchange: Option<&Bound<'_, PyAny>>) -> Wrap {
-        Wrap::new(Style::Dlpack(exchange.and_then(Exchange::of)), make, resolve)
+    #[pyo3(signature = (make, resolve, exchange = None, *, strided = false))]
+    fn dlpack(
+        make: Py<PyAny>,
+        resolve: Py<PyAny>,
+        exchange: Option<&Bound<'_, PyAny>>,
+        strided: bool,
+    ) -> Wrap {
+        let exchange = exchange.and_then(Exchange::of);
+        Wrap::new(Style::Dlpack(exchange), strided, make, resolve)
     }
 
-    /// For frameworks that take the buffer protocol.
+    /// For frameworks that take the buffer protocol. `strided` says whether `make` takes strides.
     #[staticmethod]
-    fn buffer(make: Py<PyAny>, resolve: Py<PyAny>) -> Wrap {
-        Wrap::new(Style::Buffer, make, resolve)
+    #[pyo3(signature = (make, resolve, *, strided = false))]
+    fn buffer(make: Py<PyAny>, resolve: Py<PyAny>, strided: bool) -> Wrap {
+        Wrap::new(Style::Buffer, strided, make, resolve)
     }
 }
 
 impl Wrap {
-    fn new(style: Style, make: Py<PyAny>, resolve: Py<PyAny>) -> Wrap {
+    fn new(style: Style, strided: bool, make: Py<PyAny>, resolve: Py<PyAny>) -> Wrap {
         Wrap {
             style,
+            strided,
             make,
             resolve,
             known: [const { PyOnceLock::new() }; Dtype::ALL.len()],
@@ -101,16 +112,42 @@ impl Wrap {
         shared: &mut Shared<'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
         self.wrap_unnamed(py, region, entry.dtype, entry.shape, shared)
-            .map_err(|refusal| {
-                // What a framework says of a shape that it has no room for. Errors of ours know their tensor.
-                let is_frameworks = refusal.get_type(py).is(py.get_type::<PyValueError>())
-                    || refusal.get_type(py).is(py.get_type::<PyRuntimeError>());
-                if is_frameworks {
-                    shape_refused(py, path, entry, refusal)
-                } else {
-                    refusal
-                }
-            })
+            .map_err(|refusal| about(py, path, entry, refusal))
+    }
+
+    /// Whether tensors of this dtype can be views whose elements do not lie in C order.
+    pub(crate) fn takes_strides(&self, py: Python<'_>, dtype: Dtype) -> PyResult<bool> {
+        Ok(self.strided && matches!(self.known(py, dtype)?, Known::Natively(_)))
+    }
+
+    /// Elements of the tensor `entry` of the file at `path` where they lie. Only of a dtype that [`Wrap::takes_strides`].
+    pub(crate) fn wrap_strided<'py>(
+        &self,
+        py: Python<'py>,
+        path: Option<&Path>,
+        view: &StridedView,
+        entry: &Entry<'_>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let units = Dims::strided(entry.dtype, &view.shape, &view.strides);
+        let make = |units: Dims| match self.known(py, entry.dtype)? {
+            Known::Natively(as_dtype) => self.make(
+                py,
+                &view.region,
+                entry.dtype,
+                units,
+                as_dtype.bind(py),
+                &mut Shared::default(),
+            ),
+            Known::Finished(_) => Err(PyValueError::new_err("a dtype without strides")),
+        };
+        let units = units.ok_or_else(|| PyValueError::new_err("shape cannot be stored"));
+        let entry = &Entry {
+            shape: &view.shape,
+            ..*entry
+        };
+        units
+            .and_then(make)
+            .map_err(|refusal| about(py, path, entry, refusal))
     }
 
     fn wrap_unnamed<'py>(
@@ -165,7 +202,14 @@ impl Wrap {
                         &shared.buffer.insert((address, buffer)).1
                     }
                 };
-                make.call1((PyTuple::new(py, units.sizes())?, as_dtype, buffer, region.at()))
+                let sizes = PyTuple::new(py, units.sizes())?;
+                match units.strides_in_bytes(dtype) {
+                    None => make.call1((sizes, as_dtype, buffer, region.at())),
+                    Some(strides) => {
+                        let strides = PyTuple::new(py, strides)?;
+                        make.call1((sizes, as_dtype, buffer, region.at(), strides))
+                    }
+                }
             }
         }
     }
@@ -198,6 +242,15 @@ fn dtype_refused(py: Python<'_>, path: Option<&Path>, entry: &Entry<'_>, refusal
     let named = refused(path, entry, DTYPE_CODE, &found, &text(py, &refusal));
     named.set_cause(py, Some(refusal));
     named
+}
+
+/// What a framework says of a shape that it has no room for, about the tensor. Errors of ours know theirs.
+fn about(py: Python<'_>, path: Option<&Path>, entry: &Entry<'_>, refusal: PyErr) -> PyErr {
+    let class = refusal.get_type(py);
+    match class.is(py.get_type::<PyValueError>()) || class.is(py.get_type::<PyRuntimeError>()) {
+        true => shape_refused(py, path, entry, refusal),
+        false => refusal,
+    }
 }
 
 /// A framework's refusal of a shape, such as NumPy's above 64 dimensions, about the tensor.

@@ -494,8 +494,43 @@ fn check(dtype: Dtype, shape: &[u64], index: &[Index]) -> Result<(), TestCaseErr
     Ok(())
 }
 
+/// The places that strides lead to, in the order of the result.
+fn naive_places(taken: &Strides) -> Vec<u64> {
+    let dims = taken.shape.iter().zip(&taken.strides);
+    dims.fold(vec![taken.begin], |places, (&count, &stride)| {
+        places
+            .iter()
+            .flat_map(|place| (0..count).map(move |turn| place + turn * stride))
+            .collect()
+    })
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4096))]
+
+    #[test]
+    fn strides_lead_to_the_elements_of_the_selection(
+        (shape, index) in shapes().prop_flat_map(|shape| {
+            let index = index_for(&shape);
+            (Just(shape), index)
+        }),
+    ) {
+        let selected = Selection::new(Dtype::U8, &shape, &index);
+        let strides = Strides::new(&shape, &index);
+        let has_list = index.iter().any(|part| matches!(part, Index::Pick(_)));
+        match (selected, strides) {
+            (Ok(selected), Ok(Some(strides))) => {
+                prop_assert!(!has_list);
+                prop_assert_eq!(selected.shape(), &strides.shape[..]);
+                let bytes: Vec<u64> = selected.runs().flat_map(|run| run.begin..run.end).collect();
+                prop_assert_eq!(strides.end, *bytes.iter().max().unwrap());
+                prop_assert_eq!(naive_places(&strides), bytes);
+            }
+            (Ok(selected), Ok(None)) => prop_assert!(has_list || selected.nbytes() == 0),
+            (Err(one), Err(other)) => prop_assert_eq!(one, other),
+            (one, other) => prop_assert!(false, "{one:?} and {other:?}"),
+        }
+    }
 
     #[test]
     fn a_selection_equals_the_naive_loop(

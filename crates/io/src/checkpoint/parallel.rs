@@ -5,8 +5,8 @@ use std::sync::OnceLock;
 use std::thread;
 
 use crate::error::Error;
-use crate::execute::Reading;
 use crate::failure::Failure;
+use crate::read::execute::Reading;
 use crate::watch::Watch;
 use crate::workers::share;
 

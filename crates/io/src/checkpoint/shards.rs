@@ -8,7 +8,7 @@ use ingot_format::{Format, Header, ShardIndex};
 use super::CheckpointFault;
 use super::parallel::in_parallel;
 use crate::error::Error;
-use crate::execute::Reading;
+use crate::read::execute::Reading;
 use crate::watch::Watch;
 
 /// An index, and what it says of each shard. Opening them is the business of whoever knows where they are.

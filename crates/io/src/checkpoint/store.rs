@@ -8,7 +8,7 @@ use super::shards::Shards;
 use super::{Manner, OpenOptions};
 use crate::archive::Archive;
 use crate::error::Error;
-use crate::execute::Reading;
+use crate::read::execute::Reading;
 #[cfg(feature = "remote")]
 use crate::remote::RemoteShards;
 

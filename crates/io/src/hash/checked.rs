@@ -1,10 +1,6 @@
 //! Loading only what is proven to be right.
 
-use std::fmt;
-use std::io::{self, Read};
-use std::ops::Range;
-
-use ingot_format::{MODEL_SPEC_KEY, to_u64, to_usize};
+use ingot_format::{MODEL_SPEC_KEY, to_usize};
 
 use super::algorithm::{Algorithm, Digest, Unequal};
 use super::digests::Digests;
@@ -13,11 +9,13 @@ use super::verify::{Record, sha256_from};
 use crate::archive::{Archive, Tensor};
 use crate::checkpoint::{Checkpoint, CheckpointFault};
 use crate::error::Error;
-use crate::execute::ReadOptions;
-use crate::failure::{Failure, read_exactly};
+use crate::failure::read_exactly;
 use crate::files::Files;
-use crate::plan::TensorId;
-use crate::read::read_owned;
+use crate::read::execute::ReadOptions;
+use crate::read::input::Witness;
+use crate::read::part::Part;
+use crate::read::plan::TensorId;
+use crate::read::read::read_owned;
 use crate::region::Region;
 use crate::source::Source;
 use crate::watch::Watch;
@@ -38,92 +36,23 @@ struct Promise {
     digests: Digests,
 }
 
-/// A source that feeds what is read of it to digests.
-struct Hashed<'a> {
+/// Feeds what is read of a source to digests.
+struct Feeding<'a> {
     source: &'a dyn Source,
-    all: &'a [&'a Digests],
+    all: Vec<&'a Digests>,
 }
 
-impl Source for Hashed<'_> {
-    fn nbytes(&self) -> u64 {
-        self.source.nbytes()
+impl Witness for Feeding<'_> {
+    fn step_end(&self, position: u64, most: u64) -> u64 {
+        step_end(self.source, &self.all, position, most)
     }
 
-    fn waits(&self) -> bool {
-        self.source.waits()
+    fn see(&self, position: u64, bytes: &[u8]) {
+        self.all.iter().for_each(|digests| digests.feed(position, bytes));
     }
 
-    fn reads_at_once(&self) -> usize {
-        self.source.reads_at_once()
-    }
-
-    fn is_cold(&self, span: &Range<u64>) -> bool {
-        self.source.is_cold(span)
-    }
-
-    fn gap_nbytes(&self) -> u64 {
-        self.source.gap_nbytes()
-    }
-
-    fn stream(&self, span: Range<u64>) -> Option<Box<dyn Read + '_>> {
-        (self.gap_nbytes() > 0).then(|| {
-            Box::new(HashedSpan {
-                source: self,
-                span,
-                bytes: None,
-            }) as _
-        })
-    }
-
-    fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
-        let mut filled = 0;
-        while filled < dest.len() {
-            let from = position + to_u64(filled);
-            let end = step_end(self.source, self.all, from, to_u64(dest.len() - filled));
-            let end = filled + to_usize(end - from).unwrap_or(usize::MAX);
-            let piece = &mut dest[filled..end];
-            match read_exactly(self.source, from, piece) {
-                Ok(()) => self.all.iter().for_each(|digests| digests.feed(from, piece)),
-                Err(failure) => {
-                    self.all.iter().for_each(|digests| digests.end());
-                    return match failure {
-                        Failure::Read {
-                            source: Some(fault), ..
-                        } => Err(fault),
-                        Failure::Read { found, .. } => Ok(filled + found),
-                        _ => Err(io::ErrorKind::Other.into()),
-                    };
-                }
-            }
-            filled = end;
-        }
-        Ok(filled)
-    }
-}
-
-impl fmt::Debug for Hashed<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.source.fmt(f)
-    }
-}
-
-/// The bytes of a span, which are all read before any of them is fed: whoever waits for his turn to be hashed shall not
-/// keep a server waiting.
-struct HashedSpan<'h> {
-    source: &'h Hashed<'h>,
-    span: Range<u64>,
-    bytes: Option<io::Cursor<Vec<u8>>>,
-}
-
-impl Read for HashedSpan<'_> {
-    fn read(&mut self, dest: &mut [u8]) -> io::Result<usize> {
-        if let Some(bytes) = &mut self.bytes {
-            return bytes.read(dest);
-        }
-        let mut bytes = vec![0; to_usize(self.span.end - self.span.start).unwrap_or(usize::MAX)];
-        let count = self.source.read_at(self.span.start, &mut bytes)?;
-        bytes.truncate(count);
-        self.bytes.insert(io::Cursor::new(bytes)).read(dest)
+    fn end(&self) {
+        self.all.iter().for_each(|digests| digests.end());
     }
 }
 
@@ -138,7 +67,7 @@ impl Checkpoint {
     /// # Errors
     /// [`Error::Digest`] for the first tensor, or the file, that differs; [`Error::NoDigest`] for the first tensor that
     /// its file keeps no digest of; [`Error::Checksums`]; [`Error::Checkpoint`] where one hash is asked of many files;
-    /// and what [`crate::read_tensors`] says.
+    /// and what [`crate::read`](fn@crate::read) says.
     pub fn proven(
         &self,
         tensors: &[Tensor<'_>],
@@ -155,18 +84,25 @@ impl Checkpoint {
                 _ => file.check_whole(expected, watch)?,
             }
         }
-        let all: Vec<Vec<&Digests>> = promises.iter().map(|of_file| digests(of_file)).collect();
-        let hashed = files.sources().into_iter().zip(&all);
-        let hashed: Vec<_> = hashed.map(|(source, all)| Hashed { source, all }).collect();
-        let sources: Vec<&dyn Source> = hashed.iter().map(|source| source as &dyn Source).collect();
-        let regions = read_owned(&files, &sources, &ids, options, watch)?;
+        let all = promises.iter().map(|of_file| digests(of_file));
+        let feeding = files.sources().into_iter().zip(all);
+        let feeding: Vec<_> = feeding.map(|(source, all)| Feeding { source, all }).collect();
+        let witnesses: Vec<&dyn Witness> = feeding.iter().map(|feeding| feeding as _).collect();
+        // Each of them once, as the digests want it.
+        let wanted = sorted(&ids);
+        let tensor = |id: &TensorId| files.archives()[id.file].tensor(id.number);
+        let parts: Vec<Part<'_>> = wanted.iter().filter_map(tensor).map(Part::from).collect();
+        let numbered = parts.iter().zip(wanted.iter().map(|id| id.file));
+        let regions = read_owned(&files, &witnesses, numbered, options, watch)?;
+        drop(feeding);
         files.check_unchanged()?;
         for (archive, of_file) in files.archives().iter().zip(promises) {
             of_file
                 .into_iter()
                 .try_for_each(|promise| archive.compare(promise))?;
         }
-        Ok(regions)
+        let region = |id: &TensorId| wanted.binary_search(id).ok().map(|place| regions[place].clone());
+        Ok(ids.iter().filter_map(region).collect())
     }
 
     /// The file that this is, since one hash speaks of one file.

@@ -8,8 +8,8 @@ use ingot_format::{to_u64, to_usize};
 
 use super::digests::Digests;
 use super::tree::SUBTREE_NBYTES;
-use crate::execute::{ReadOptions, Reading};
 use crate::failure::{Failure, read_exactly};
+use crate::read::execute::{ReadOptions, Reading};
 use crate::source::Source;
 use crate::watch::Watch;
 use crate::workers::share;

@@ -21,8 +21,8 @@ use crate::checkpoint::{
     Checkpoint, CheckpointFault, CheckpointOptions, Reach, Shards, index_of, read_index,
 };
 use crate::error::Error;
-use crate::execute::Reading;
 use crate::failure::Failure;
+use crate::read::execute::Reading;
 use crate::source::Source as _;
 use crate::watch::Watch;
 use crate::workers::{share, unwanted, watched};

@@ -3,6 +3,8 @@
 use std::fs::{File, Metadata};
 use std::io;
 #[cfg(target_os = "linux")]
+use std::io::IoSliceMut;
+#[cfg(target_os = "linux")]
 use std::ops::Range;
 use std::time::SystemTime;
 
@@ -117,6 +119,16 @@ impl Source for FileSource {
     #[cfg(windows)]
     fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
         std::os::windows::fs::FileExt::seek_read(&self.file, dest, position)
+    }
+
+    #[cfg(target_os = "linux")]
+    fn is_vectored(&self) -> bool {
+        true
+    }
+
+    #[cfg(target_os = "linux")]
+    fn read_vectored_at(&self, position: u64, dests: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        Ok(rustix::io::preadv(&self.file, dests, position)?)
     }
 
     fn waits(&self) -> bool {

@@ -7,11 +7,9 @@ mod mapped;
 mod memory;
 
 use std::fmt::Debug;
-use std::io::{self, Read};
+use std::io::{self, IoSliceMut, Read};
 use std::ops::Range;
 use std::sync::Arc;
-
-use ingot_format::Run;
 
 pub use file::FileSource;
 pub(crate) use mapped::MappedSource;
@@ -31,9 +29,24 @@ pub trait Source: Send + Sync + Debug {
     /// Whatever the device or the system says.
     fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize>;
 
-    /// Fills `dest` with many short runs of bytes, counted from `start`, where the source has a faster way than reading
-    /// them one by one. When it has none, or fails, `dest` holds anything and the answer is `false`.
-    fn copy_runs(&self, _start: u64, _runs: &[Run], _dest: &mut [u8]) -> bool {
+    /// Whether [`Source::read_vectored_at`] is more than one read.
+    fn is_vectored(&self) -> bool {
+        false
+    }
+
+    /// Copies bytes from `position` on into all of `dests`, one after the other, and says how many. None means that there
+    /// are no more.
+    ///
+    /// # Errors
+    /// Whatever the device or the system says.
+    fn read_vectored_at(&self, position: u64, dests: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let first = dests.iter_mut().find(|dest| !dest.is_empty());
+        first.map_or(Ok(0), |dest| self.read_at(position, dest))
+    }
+
+    /// Fills many short runs, each the bytes from its position on, where the source has a faster way than reading them one
+    /// by one. When it has none, or fails, they hold anything and the answer is `false`.
+    fn copy_runs(&self, _runs: &mut [(u64, &mut [u8])]) -> bool {
         false
     }
 

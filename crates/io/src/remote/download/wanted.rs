@@ -11,9 +11,9 @@ use super::origin::{Origin, linked};
 use crate::archive::open_source;
 use crate::checkpoint::{in_parallel, index_of};
 use crate::error::Error;
-use crate::execute::Reading;
 use crate::hash::{Algorithm, Digest};
 use crate::payload::FileRange;
+use crate::read::execute::Reading;
 use crate::remote::checkpoint::{
     Door, Found, INDEX_START_NBYTES, cached_at, for_urls, refused, through_door,
 };

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use ingot_format::Index;
 
+use super::execute::ReadOptions;
+use super::part::Part;
+use super::plan::TensorId;
+use super::read::{only, read, warm_behind_mappings};
 use crate::archive::Tensor;
 use crate::checkpoint::Checkpoint;
 use crate::error::Error;
-use crate::execute::ReadOptions;
-use crate::plan::TensorId;
-use crate::read::{read_tensors, warm_behind_mappings};
 use crate::region::Region;
 use crate::watch::Watch;
 
@@ -34,8 +35,8 @@ pub struct Request {
 /// A part of a tensor that has been read.
 #[derive(Clone, Debug)]
 pub struct Fetched {
-    /// Its shape, where it is not the whole tensor.
-    pub shape: Option<Vec<u64>>,
+    /// Its shape.
+    pub shape: Vec<u64>,
     /// Its bytes.
     pub region: Region,
 }
@@ -298,19 +299,9 @@ impl Shared {
 
     /// All of one batch at once; one by one where that fails, so that each has its own failure.
     fn read_batch(&self, ranks: &[usize]) -> HashMap<usize, Result<Fetched, Error>> {
-        let whole = |&rank: &usize| {
-            let request = &self.requests[rank];
-            let tensor = self.checkpoint.tensor(request.tensor).ok();
-            tensor
-                .filter(|_| request.index.is_none())
-                .map(|tensor| (rank, tensor))
-        };
-        let (whole, tensors): (Vec<usize>, Vec<Tensor<'_>>) = ranks.iter().filter_map(whole).unzip();
         let mut outcomes = HashMap::with_capacity(ranks.len());
-        let warm = warm_behind_mappings(&tensors, &self.options, self);
-        if let Ok(regions) = warm.and_then(|()| read_tensors(&tensors, &self.options, self)) {
-            let parts = regions.into_iter().map(|region| Fetched { shape: None, region });
-            outcomes.extend(whole.into_iter().zip(parts.map(Ok)));
+        if let Ok(fetched) = self.read_at_once(ranks, self) {
+            outcomes.extend(ranks.iter().copied().zip(fetched.into_iter().map(Ok)));
         }
         for &rank in ranks {
             if self.interrupted() {
@@ -321,22 +312,34 @@ impl Shared {
         outcomes
     }
 
+    fn read_at_once(&self, ranks: &[usize], watch: &dyn Watch) -> Result<Vec<Fetched>, Error> {
+        let parts = ranks.iter().map(|&rank| self.part(rank));
+        let parts = parts.collect::<Result<Vec<_>, _>>()?;
+        let whole = ranks
+            .iter()
+            .zip(&parts)
+            .filter(|(rank, _)| self.requests[**rank].index.is_none());
+        let tensors: Vec<Tensor<'_>> = whole.map(|(_, part)| *part.tensor()).collect();
+        warm_behind_mappings(&tensors, &self.options, self)?;
+        let regions = read(&parts, &self.options, watch)?;
+        let fetched = |(part, region): (&Part<'_>, Region)| Fetched {
+            shape: part.shape().to_owned(),
+            region,
+        };
+        Ok(parts.iter().zip(regions).map(fetched).collect())
+    }
+
     fn read(&self, rank: usize, watch: &dyn Watch) -> Result<Fetched, Error> {
+        let part = self.part(rank)?;
+        let shape = part.shape().to_owned();
+        let region = only(&part, &self.options, watch)?;
+        Ok(Fetched { shape, region })
+    }
+
+    fn part(&self, rank: usize) -> Result<Part<'_>, Error> {
         let request = &self.requests[rank];
         let tensor = self.checkpoint.tensor(request.tensor)?;
-        match &request.index {
-            None => {
-                let region = tensor.read(&self.options, watch)?;
-                Ok(Fetched { shape: None, region })
-            }
-            Some(index) => {
-                let (shape, region) = tensor.select(index, watch)?;
-                Ok(Fetched {
-                    shape: Some(shape),
-                    region,
-                })
-            }
-        }
+        Part::new(tensor, request.index.as_deref().unwrap_or_default(), None)
     }
 
     fn put_back(&self, rank: usize) {

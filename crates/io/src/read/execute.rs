@@ -1,0 +1,267 @@
+//! Carrying out a plan: one way for every source, every plan and every destination.
+//!
+//! Pieces are cut into chunks, the chunks of all pieces put in the order of the files, and those that lie close together
+//! made one task. Threads share the tasks.
+
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::thread;
+
+use ingot_format::{Selection, to_u64, to_usize};
+
+use super::gather::{self, Chunk, Destination, Stages};
+use super::input::Witness;
+use super::plan::{Piece, Plan, widths};
+use super::runs::Runs;
+use crate::block::HUGE_PAGE_NBYTES;
+use crate::error::Error;
+use crate::failure::InFile;
+use crate::source::Source;
+use crate::watch::Watch;
+use crate::workers::share;
+
+/// How tensors are read.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ReadOptions {
+    /// How many threads read at once; by default what [`THREADS_VARIABLE`] says, else what suits the machine and the
+    /// source.
+    pub threads: Option<NonZeroUsize>,
+}
+
+/// How many threads read at once, for a whole process, where nothing else is asked for.
+pub const THREADS_VARIABLE: &str = "INGOT_THREADS";
+
+/// What [`THREADS_VARIABLE`] says.
+pub(crate) fn threads_of_environment() -> Result<Option<NonZeroUsize>, Error> {
+    match std::env::var(THREADS_VARIABLE) {
+        Ok(found) if !found.is_empty() => found
+            .parse()
+            .map(Some)
+            .map_err(|_| Error::InvalidThreads { found }),
+        _ => Ok(None),
+    }
+}
+
+/// Bytes that one thread reads at once: large enough that the call does not matter, small enough that all
+/// threads finish together and an interruption is noticed soon. A whole number of huge pages.
+const CHUNK_NBYTES: usize = 8 << 20;
+
+/// Where reads wait, chunks may be as small as this, so that all threads have some: a read takes so long that it does
+/// not pay to make them smaller.
+const WAITING_CHUNK_NBYTES: usize = 1 << 20;
+
+/// What a run costs at least, in bytes of a long one: so that no chunk has so many short ones that an interruption waits.
+const RUN_NBYTES: u64 = 128;
+
+/// Below this, starting a thread takes longer than reading.
+const ALONE_NBYTES: u64 = 4 << 20;
+
+/// More threads than this have not been seen to make copying from the page cache faster.
+const MAX_THREADS: usize = 16;
+
+/// Reads that are under way at once where each of them comes from a local disk: enough to keep it busy.
+const COLD_THREADS: usize = 8;
+
+/// How a number of bytes is read: on how many threads, and how much at once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reading {
+    pub(crate) threads: usize,
+    pub(crate) chunk_nbytes: usize,
+    /// Whether each read waits for something other than this machine.
+    pub(crate) waits: bool,
+}
+
+impl Reading {
+    /// On so many threads, none of which waits.
+    pub(crate) fn on(threads: usize) -> Reading {
+        Reading {
+            threads,
+            chunk_nbytes: CHUNK_NBYTES,
+            waits: false,
+        }
+    }
+
+    /// So many at once, each of which waits for something other than this machine.
+    #[cfg(feature = "remote")]
+    pub(crate) fn waiting(threads: usize) -> Reading {
+        Reading {
+            waits: true,
+            ..Reading::on(threads)
+        }
+    }
+
+    /// What suits `nbytes` bytes of some sources, all of them in these spans. The slowest decides.
+    pub(crate) fn of(nbytes: u64, spans: &[(&dyn Source, Range<u64>)], options: &ReadOptions) -> Reading {
+        // Whether it is a number was asked when the file was opened.
+        let threads = options
+            .threads
+            .or_else(|| threads_of_environment().ok().flatten())
+            .map(NonZeroUsize::get);
+        let waiting = spans.iter().filter(|(source, _)| source.waits());
+        // Whoever waits needs no core.
+        let Some(at_once) = waiting.map(|(source, _)| source.reads_at_once()).min() else {
+            let cores = || {
+                thread::available_parallelism()
+                    .map_or(1, usize::from)
+                    .min(MAX_THREADS)
+            };
+            let suits = || match nbytes {
+                0..=ALONE_NBYTES => 1,
+                _ if spans.iter().any(|(source, span)| source.is_cold(span)) => COLD_THREADS,
+                _ => cores(),
+            };
+            return Reading::on(threads.unwrap_or_else(suits));
+        };
+        let threads = threads.unwrap_or(at_once);
+        Reading {
+            threads,
+            chunk_nbytes: each(nbytes, threads, WAITING_CHUNK_NBYTES),
+            waits: true,
+        }
+    }
+}
+
+/// The bytes of a chunk, of which there are to be so many: a multiple of `least`.
+fn each(nbytes: u64, chunks: usize, least: usize) -> usize {
+    let each = to_usize(nbytes).unwrap_or(usize::MAX) / chunks;
+    each.clamp(least, CHUNK_NBYTES).next_multiple_of(least)
+}
+
+/// What suits `plan`, which reads from these sources.
+pub(crate) fn reading(plan: &Plan<'_>, sources: &[&dyn Source], options: &ReadOptions) -> Reading {
+    let spans: Vec<_> = sources.iter().copied().zip(plan.spans(sources.len())).collect();
+    let reading = Reading::of(plan.nbytes(), &spans, options);
+    let chunk_nbytes = match reading.waits {
+        true => reading.chunk_nbytes,
+        // Several for each thread, so that all end together.
+        false => each(plan.nbytes(), 4 * reading.threads, HUGE_PAGE_NBYTES),
+    };
+    Reading {
+        chunk_nbytes,
+        ..reading
+    }
+}
+
+/// Reads all that `plan` says from `sources`, one for each of its files, into `dests`: one for each of its blocks, of
+/// that size. There may be a witness for each file as well.
+pub(crate) fn execute<'d>(
+    plan: &Plan<'_>,
+    sources: &[&dyn Source],
+    witnesses: &[&dyn Witness],
+    dests: impl IntoIterator<Item = Destination<'d>>,
+    reading: Reading,
+    watch: &dyn Watch,
+) -> Result<(), InFile> {
+    let mut chunks = split(plan, dests, sources, reading.chunk_nbytes);
+    chunks.sort_by_key(|chunk| (chunk.file, chunk.span.start));
+    let tasks = join(chunks, sources, reading.chunk_nbytes);
+    let stages = Stages::default();
+    let read = |task: Vec<Chunk<'_, '_>>| {
+        let file = task.first().map_or(0, |chunk| chunk.file);
+        let witness = witnesses.get(file).copied();
+        let outcome = stages.lend(|stage| gather::read(sources[file], witness, task, stage));
+        outcome.map_err(|failure| {
+            witness.inspect(|witness| witness.end());
+            let file = Some(file);
+            InFile { file, failure }
+        })
+    };
+    share(reading, tasks, plan.nbytes(), read, watch)
+}
+
+/// Cuts the plan into chunks.
+fn split<'p, 'd>(
+    plan: &Plan<'p>,
+    dests: impl IntoIterator<Item = Destination<'d>>,
+    sources: &[&dyn Source],
+    chunk_nbytes: usize,
+) -> Vec<Chunk<'p, 'd>> {
+    let mut chunks = Vec::new();
+    let mut pieces = plan.pieces().iter().peekable();
+    for (number, dest) in dests.into_iter().enumerate() {
+        let mut rest = dest;
+        let mut at = 0;
+        while let Some(piece) = pieces.next_if(|piece| piece.place.block == number) {
+            let (_, from_piece) = rest.split_at(piece.place.at - at);
+            let (dest, after) = from_piece.split_at(piece.place.nbytes);
+            let gap = sources[piece.file].gap_nbytes();
+            cut(piece, dest, gap, chunk_nbytes, &mut chunks);
+            rest = after;
+            at = piece.place.at + piece.place.nbytes;
+        }
+    }
+    chunks
+}
+
+/// Cuts a piece into chunks of at most so many bytes, in the file and in memory. They end at the border of a huge page, so
+/// that no two threads find memory for one, or of a smaller part of it. Where a read goes on over a `gap` of so many
+/// bytes, they end also where more lies between two runs: that is another read, for another thread.
+fn cut<'p, 'd>(
+    piece: &Piece<'p>,
+    dest: Destination<'d>,
+    gap: u64,
+    chunk_nbytes: usize,
+    chunks: &mut Vec<Chunk<'p, 'd>>,
+) {
+    let (stored, wanted) = widths(piece.converted);
+    // What each byte costs, where runs are so short that their number counts.
+    let blocks = piece.gathered.map_or(1, Selection::block_count);
+    let run_nbytes = to_u64(piece.stored_nbytes()) / blocks.max(1);
+    let cost = to_usize(RUN_NBYTES / run_nbytes.max(1)).map_or(1, |cost| cost.max(1));
+    let most = (chunk_nbytes / cost / stored.max(wanted)).max(1) * wanted;
+    let border = most.min(HUGE_PAGE_NBYTES);
+    let mut runs = Runs::of(piece);
+    let mut rest = dest;
+    while rest.len() > 0 {
+        let first = match &rest {
+            Destination::Together(dest) if dest.len() > most => {
+                let first = most - dest.addr() % border;
+                (first - first % wanted).max(wanted)
+            }
+            _ => most.min(rest.len()),
+        };
+        let here = runs.clone();
+        let span = runs.pass(first / wanted * stored, gap, to_u64(chunk_nbytes));
+        let (dest, after) = rest.split_at(span.nbytes / stored * wanted);
+        chunks.push(Chunk {
+            file: piece.file,
+            cost: dest.len().saturating_mul(cost),
+            span: span.range,
+            runs: here,
+            converted: piece.converted,
+            dest,
+        });
+        rest = after;
+    }
+}
+
+/// Puts chunks together that one thread reads one after the other. From a source where it is beginning a read that costs
+/// they are one read: neighbours with no more bytes between them than it gives for fewer reads, `most` from the first to
+/// the last. From others they are any that follow, `most` bytes in all, or fewer where runs are short.
+fn join<'p, 'd>(chunks: Vec<Chunk<'p, 'd>>, sources: &[&dyn Source], most: usize) -> Vec<Vec<Chunk<'p, 'd>>> {
+    let mut tasks: Vec<Vec<Chunk<'_, '_>>> = Vec::with_capacity(chunks.len().min(1024));
+    let (mut file, mut span, mut cost) = (0, 0..0, 0);
+    for chunk in chunks {
+        let gap = sources[chunk.file].gap_nbytes();
+        let goes_on = || match gap {
+            0 => cost + chunk.cost <= most,
+            _ => {
+                chunk.span.start >= span.end
+                    && chunk.span.start - span.end <= gap
+                    && chunk.span.end - span.start <= to_u64(most)
+            }
+        };
+        match tasks.last_mut() {
+            Some(task) if chunk.file == file && goes_on() => {
+                cost += chunk.cost;
+                span.end = chunk.span.end;
+                task.push(chunk);
+            }
+            _ => {
+                (file, span, cost) = (chunk.file, chunk.span.clone(), chunk.cost);
+                tasks.push(vec![chunk]);
+            }
+        }
+    }
+    tasks
+}

@@ -1,0 +1,35 @@
+//! The only reader of tensors: whole ones and parts of them, as they are or converted, into fresh memory or into the
+//! caller's; and of bytes that are shown to somebody and forgotten, such as for statistics.
+//!
+//! ```text
+//! Part ─piece─► Piece ─Plan::fresh, Plan::into_each─► Plan ─execute─► Chunk ─join─► task ─gather, input─► memory
+//! ```
+//!
+//! - A [`part::Part`] is what is wanted of a tensor: which elements, and as what dtype. It is proven to be possible.
+//! - A [`plan::Piece`] is the same in numbers: bytes of a file, a place in memory, and what happens between. One tensor may
+//!   have several pieces, and several tensors may go to one piece of memory; nothing else knows of tensors.
+//! - A [`plan::Plan`] gives each piece its place. Neighbours that lie in memory as in the file become one piece.
+//! - [`execute::execute`] cuts the pieces into chunks of a few MiB, sorts the chunks of all pieces by where they are in the
+//!   files, and makes tasks of those that follow one another. Threads share the tasks, while the caller watches.
+//! - [`gather`] reads a task. It takes the next thousand runs of its chunks, has [`input`] fill them, straight in their
+//!   memory or in a stage that stays in a core's cache, and converts or scatters what is there.
+//!
+//! [`input`] reads those runs at once that lie close together, which depends on the source. One behind a network gives one long read, over gaps of 128 KiB. From a
+//! file, neighbours with less than a page between them are one `preadv`; runs that are a few bytes long are read with all
+//! that lies between and copied; and of a mapped file, runs that are neither close nor long are copied by the kernel from
+//! the mapping, which fails where the file was cut short, and kills nobody.
+//!
+//! A new device is a new [`gather::Destination`], and whoever has to see all bytes on their way is a [`input::Witness`]:
+//! neither is another way of reading.
+
+pub(crate) mod execute;
+pub(crate) mod gather;
+pub(crate) mod input;
+pub(crate) mod part;
+pub(crate) mod plan;
+pub(crate) mod prefetch;
+#[allow(clippy::module_inception, reason = "the file that has the function `read`")]
+pub(crate) mod read;
+mod runs;
+#[cfg(test)]
+mod tests;

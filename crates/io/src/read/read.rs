@@ -1,0 +1,295 @@
+//! Reading tensors and parts of them, of one file or of many.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use ingot_format::{Index, Strides, to_u64};
+
+use super::execute::{ReadOptions, Reading, execute, reading};
+use super::gather::{Destination, Reader};
+use super::input::Witness;
+use super::part::{Part, Target};
+use super::plan::{Piece, Place, Plan, TensorId};
+use crate::archive::{Archive, Tensor};
+use crate::block::Block;
+use crate::error::{Error, Misfit};
+use crate::failure::{InFile, size};
+use crate::files::Files;
+use crate::payload::{Footprint, overlapping};
+use crate::region::Region;
+use crate::source::Memory;
+use crate::watch::{After, Unwatched, Watch, tell_all};
+
+/// The bytes of parts of tensors, of any files; the regions come in their order.
+///
+/// Where a file is mapped and a part lies in it as it is wanted, these are views of the mapping, and nothing is read.
+/// Everything else is read at once, from all files in parallel, into memory of its own.
+///
+/// # Errors
+/// [`Error::Read`] and [`Error::Changed`] when the bytes cannot be had, [`Error::OutOfMemory`], [`Error::Interrupted`].
+pub fn read(parts: &[Part<'_>], options: &ReadOptions, watch: &dyn Watch) -> Result<Vec<Region>, Error> {
+    let (files, ids) = Files::of(parts.iter().map(Part::tensor));
+    // Before anything is handed out, because touching what is no longer there is fatal.
+    files.check_unchanged()?;
+    let mut regions: Vec<Option<Region>> = parts.iter().map(Part::view).collect();
+    let missing: Vec<usize> = (0..parts.len()).filter(|&rank| regions[rank].is_none()).collect();
+    let views = regions.iter().flatten().map(|view| to_u64(view.len())).sum();
+    let total = missing
+        .iter()
+        .fold(views, |sum: u64, &rank| sum.saturating_add(parts[rank].nbytes()));
+    if missing.is_empty() {
+        tell_all(watch, total)?;
+    } else {
+        let watch = &After {
+            watch,
+            before: views,
+            total,
+        };
+        let wanted = missing.iter().map(|&rank| (&parts[rank], ids[rank].file));
+        let read = read_owned(&files, &[], wanted, options, watch)?;
+        for (rank, region) in missing.into_iter().zip(read) {
+            regions[rank] = Some(region);
+        }
+        files.check_unchanged()?;
+    }
+    Ok(regions.into_iter().flatten().collect())
+}
+
+/// The bytes of these parts, each with the number of its file, in memory of their own. There may be a witness for each file.
+pub(crate) fn read_owned<'p, 'a: 'p>(
+    files: &Files<'_>,
+    witnesses: &[&dyn Witness],
+    parts: impl Iterator<Item = (&'p Part<'a>, usize)>,
+    options: &ReadOptions,
+    watch: &dyn Watch,
+) -> Result<Vec<Region>, Error> {
+    let pieces = pieces(files, parts)?;
+    let (plan, places) = Plan::fresh(&pieces);
+    let blocks = plan.blocks().iter().map(|&nbytes| Block::allocate(nbytes));
+    let mut blocks = blocks
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|failure| files.explain(failure))?;
+    let dests = blocks.iter_mut().map(|block| Destination::Together(block.dest()));
+    let sources = files.sources();
+    let reading = reading(&plan, &sources, options);
+    execute(&plan, &sources, witnesses, dests, reading, watch).map_err(|fault| files.explain(fault))?;
+    let memories = blocks.into_iter().map(|block| Arc::new(Memory::from(block)));
+    let memories: Vec<Arc<Memory>> = memories.collect();
+    let region = |place: Place| Region::new(Arc::clone(&memories[place.block]), place.at, place.nbytes);
+    Ok(places.into_iter().map(region).collect())
+}
+
+/// Reads parts of tensors, of any files, in parallel, into memory of others.
+///
+/// # Errors
+/// [`Error::Destination`] where a target does not fit its part, or shares memory with another target, before anything
+/// is read; then as [`read`]. What has been read by then stays in the targets.
+pub fn fill(
+    parts: &[Part<'_>],
+    targets: Vec<Target<'_>>,
+    options: &ReadOptions,
+    watch: &dyn Watch,
+) -> Result<(), Error> {
+    for (part, target) in parts.iter().zip(&targets) {
+        if let Some(misfit) = target.misfit(part) {
+            return Err(part.refuse(misfit));
+        }
+    }
+    let footprints: Vec<Footprint> = targets.iter().map(|target| target.memory.footprint()).collect();
+    if let Some((one, other)) = overlapping(&footprints) {
+        let other = parts[other].tensor().entry().name.to_owned();
+        return Err(parts[one].refuse(Misfit::Overlap { other }));
+    }
+    let (files, ids) = Files::of(parts.iter().map(Part::tensor));
+    let pieces = pieces(&files, parts.iter().zip(ids.iter().map(|id| id.file)))?;
+    let (plan, sources) = (Plan::into_each(&pieces), files.sources());
+    let dests = targets.into_iter().map(|target| match target.memory.into_dest() {
+        Ok(dest) => Destination::Together(dest),
+        Err(strided) => Destination::Apart(strided),
+    });
+    files.check_unchanged()?;
+    let reading = reading(&plan, &sources, options);
+    execute(&plan, &sources, &[], dests, reading, watch).map_err(|fault| files.explain(fault))?;
+    files.check_unchanged()
+}
+
+/// What is to be read for these parts, each given with the number of its file.
+fn pieces<'p, 'a: 'p>(
+    files: &Files<'_>,
+    parts: impl Iterator<Item = (&'p Part<'a>, usize)>,
+) -> Result<Vec<Piece<'p>>, Error> {
+    let piece = |(part, file): (&'p Part<'a>, usize)| {
+        part.piece(file).map_err(|failure| {
+            files.explain(InFile {
+                file: Some(file),
+                failure,
+            })
+        })
+    };
+    parts.map(piece).collect()
+}
+
+/// Brings the bytes of tensors into the system's cache, and keeps none: what is read or touched next is there. Gives
+/// their number.
+///
+/// Reading is what brings pages into the cache on every file system, and it ends when they are there; advice to the system
+/// does neither.
+///
+/// # Errors
+/// As [`read`].
+pub fn warm_tensors(tensors: &[Tensor<'_>], options: &ReadOptions, watch: &dyn Watch) -> Result<u64, Error> {
+    let (files, mut ids) = Files::of(tensors);
+    ids.sort_unstable();
+    ids.dedup();
+    let read = || -> Result<u64, InFile> {
+        let runs = runs(&files, &ids);
+        let pieces = runs.into_iter().map(|(file, run)| Piece::run(file, run));
+        let plan = Plan::into_each(&pieces.collect::<Result<Vec<_>, _>>()?);
+        let dests = plan
+            .blocks()
+            .iter()
+            .map(|&nbytes| Destination::Shown(&Nobody, nbytes));
+        // As if it were in the cache: filling that is what takes time, and more threads than cores only get in each
+        // other's way.
+        let sources = files.sources();
+        let spans: Vec<_> = sources.iter().map(|&source| (source, 0..0)).collect();
+        let reading = Reading::of(plan.nbytes(), &spans, options);
+        execute(&plan, &sources, &[], dests, reading, watch)?;
+        Ok(plan.nbytes())
+    };
+    let nbytes = read().map_err(|fault| files.explain(fault))?;
+    files.check_unchanged()?;
+    Ok(nbytes)
+}
+
+/// Looks at nothing.
+struct Nobody;
+
+impl Reader for Nobody {
+    fn read(&self, _position: u64, _bytes: &[u8]) {}
+}
+
+/// As [`warm_tensors`] for those whose file is mapped. Others have memory of their own, and warming it would be reading
+/// it twice.
+pub(crate) fn warm_behind_mappings(
+    tensors: &[Tensor<'_>],
+    options: &ReadOptions,
+    watch: &dyn Watch,
+) -> Result<(), Error> {
+    let is_mapped = |tensor: &&Tensor<'_>| tensor.archive().source().memory().is_some();
+    let mapped: Vec<Tensor<'_>> = tensors.iter().filter(is_mapped).copied().collect();
+    if mapped.is_empty() {
+        return Ok(());
+    }
+    warm_tensors(&mapped, options, watch).map(drop)
+}
+
+/// Where the bytes of these tensors are, which come in their order: neighbours as one.
+fn runs(files: &Files<'_>, tensors: &[TensorId]) -> Vec<(usize, Range<u64>)> {
+    let headers = files.headers();
+    let mut runs: Vec<(usize, Range<u64>)> = Vec::new();
+    for &TensorId { file, number } in tensors {
+        let Some(entry) = headers[file].entry(number) else {
+            continue;
+        };
+        let start = headers[file].data_start();
+        let run = start + entry.begin..start + entry.end;
+        match runs.last_mut() {
+            Some((same, last)) if *same == file && last.end == run.start => last.end = run.end,
+            _ => runs.push((file, run)),
+        }
+    }
+    runs
+}
+
+impl Archive {
+    /// The bytes of the tensor `name`.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTensor`], and what [`Tensor::read`] says.
+    pub fn read(&self, name: &str) -> Result<Region, Error> {
+        self.find(name)?.read(&ReadOptions::default(), &Unwatched)
+    }
+}
+
+impl Tensor<'_> {
+    /// Its bytes: a view where the file is mapped, else read into memory of their own.
+    ///
+    /// # Errors
+    /// As [`read`].
+    pub fn read(&self, options: &ReadOptions, watch: &dyn Watch) -> Result<Region, Error> {
+        // Most reads of one tensor are these, and there may be many.
+        if self.archive().source().memory().is_some() {
+            self.archive().check_unchanged()?;
+            if let Some(view) = self.mapped() {
+                return Ok(view);
+            }
+        }
+        only(&Part::from(*self), options, watch)
+    }
+
+    /// What `index` takes of it as a view of the mapping. `None` where the file is not mapped, or the elements are not
+    /// aligned or fill no bytes; where `index` has a list, or takes nothing: those are for [`Tensor::select`].
+    ///
+    /// # Errors
+    /// [`Error::Slice`] when the index does not fit, and [`Error::Changed`].
+    pub fn strided(&self, index: &[Index]) -> Result<Option<StridedView>, Error> {
+        let entry = self.entry();
+        let width = entry.dtype.bits() / 8;
+        let Some(whole) = self.mapped().filter(|_| entry.dtype.bits().is_multiple_of(8)) else {
+            return Ok(None);
+        };
+        let taken = Strides::new(entry.shape, index).map_err(|fault| self.misindexed(fault))?;
+        let Some(taken) = taken else {
+            return Ok(None);
+        };
+        // Before anything is handed out, because touching what is no longer there is fatal.
+        self.archive().check_unchanged()?;
+        let (begin, end) = (size(taken.begin * width)?, size((taken.end + 1) * width)?);
+        Ok(Some(StridedView {
+            region: Region::new(Arc::clone(whole.memory()), whole.at() + begin, end - begin),
+            shape: taken.shape,
+            strides: taken.strides,
+        }))
+    }
+
+    /// What `index` takes of it: its shape, and its bytes in C order. A view of the mapping where the bytes lie
+    /// together in it, else a copy; only the bytes needed are read, or little more.
+    ///
+    /// # Errors
+    /// [`Error::Slice`] when the index does not fit, and what [`read`] says.
+    pub fn select(&self, index: &[Index], watch: &dyn Watch) -> Result<(Vec<u64>, Region), Error> {
+        let part = Part::new(*self, index, None)?;
+        let region = only(&part, &ReadOptions::default(), watch)?;
+        Ok((part.shape().to_owned(), region))
+    }
+}
+
+/// Where elements of a tensor lie in a mapping.
+#[derive(Clone, Debug)]
+pub struct StridedView {
+    /// From the first of them to the last.
+    pub region: Region,
+    /// How many there are along each dimension.
+    pub shape: Vec<u64>,
+    /// How many elements of the tensor from one to the next, along each dimension.
+    pub strides: Vec<u64>,
+}
+
+/// The bytes of one part.
+pub(super) fn only(part: &Part<'_>, options: &ReadOptions, watch: &dyn Watch) -> Result<Region, Error> {
+    let read = read(std::slice::from_ref(part), options, watch);
+    let mut regions = read.map_err(|error| match error {
+        // Its block may have a little more.
+        Error::OutOfMemory { path, source, .. } => Error::OutOfMemory {
+            path,
+            nbytes: part.nbytes(),
+            source,
+        },
+        other => other,
+    })?;
+    // One part gives one region.
+    regions.pop().ok_or_else(|| Error::Closed {
+        path: part.tensor().archive().path().map(ToOwned::to_owned),
+    })
+}

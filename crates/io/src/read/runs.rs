@@ -1,0 +1,126 @@
+//! The bytes of a piece in the order in which they are wanted.
+
+use std::ops::Range;
+
+use ingot_format::{Row, Rows, Selection, to_u64, to_usize};
+
+use super::plan::Piece;
+
+/// A place in the bytes of a piece, which it goes through run by run.
+#[derive(Clone)]
+pub(super) struct Runs<'p> {
+    /// What the rows are counted from.
+    position: u64,
+    /// The rows after this one.
+    rows: Option<Rows<'p>>,
+    row: Option<Row>,
+    /// Bytes of the row's first block that lie behind.
+    passed: u64,
+}
+
+/// Runs that are read at once.
+pub(super) struct Span {
+    /// From the first byte in the file to the last.
+    pub(super) range: Range<u64>,
+    /// Bytes of the runs.
+    pub(super) nbytes: usize,
+}
+
+impl<'p> Runs<'p> {
+    pub(super) fn of(piece: &Piece<'p>) -> Runs<'p> {
+        let mut rows = piece.gathered.map(Selection::rows);
+        let row = match &mut rows {
+            Some(rows) => rows.next(),
+            None => Some(Row {
+                begin: 0,
+                nbytes: to_u64(piece.stored_nbytes()),
+                count: 1,
+                stride: 0,
+            }),
+        };
+        Runs {
+            position: piece.position,
+            rows,
+            row,
+            passed: 0,
+        }
+    }
+
+    /// Goes over at most `nbytes` bytes. Where there is a `gap`, no further than to one that is larger, to a run that lies
+    /// before the last, or to the last run that ends within `most` bytes of where the first begins.
+    pub(super) fn pass(&mut self, nbytes: usize, gap: u64, most: u64) -> Span {
+        let begin = self.begin();
+        if gap == 0 {
+            self.skip(to_u64(nbytes));
+            let range = begin..begin;
+            return Span { range, nbytes };
+        }
+        let (mut end, mut passed) = (begin, 0);
+        while passed < nbytes {
+            let is_near = |run: &Range<u64>| {
+                passed == 0 || run.start >= end && run.start - end <= gap && run.end - begin <= most
+            };
+            let Some(run) = self.peek(nbytes - passed).filter(is_near) else {
+                break;
+            };
+            self.skip(run.end - run.start);
+            passed += to_usize(run.end - run.start).unwrap_or(usize::MAX);
+            end = run.end;
+        }
+        let (range, nbytes) = (begin..end, passed);
+        Span { range, nbytes }
+    }
+
+    /// Goes `nbytes` bytes on, by whole rows where that leads there.
+    fn skip(&mut self, nbytes: u64) {
+        let mut left = nbytes;
+        while left > 0
+            && let Some(row) = &mut self.row
+        {
+            let to_go = row.nbytes * row.count - self.passed;
+            if left >= to_go {
+                left -= to_go;
+                self.turn();
+                continue;
+            }
+            let reach = self.passed + left;
+            let blocks = reach / row.nbytes;
+            row.begin += blocks * row.stride;
+            row.count -= blocks;
+            self.passed = reach % row.nbytes;
+            left = 0;
+        }
+    }
+
+    fn turn(&mut self) {
+        self.row = self.rows.as_mut().and_then(Iterator::next);
+        self.passed = 0;
+    }
+
+    /// Where the next run begins in the file.
+    fn begin(&self) -> u64 {
+        let row = self.row.as_ref();
+        self.position + row.map_or(0, |row| row.begin + self.passed)
+    }
+
+    /// The next run, of at most `most` bytes.
+    fn peek(&self, most: usize) -> Option<Range<u64>> {
+        let left = self.row.as_ref()?.nbytes - self.passed;
+        let begin = self.begin();
+        Some(begin..begin + left.min(to_u64(most)))
+    }
+
+    /// Goes on by the next run, of at most `most` bytes.
+    pub(super) fn next(&mut self, most: usize) -> Option<Range<u64>> {
+        let run = self.peek(most)?;
+        match &mut self.row {
+            // Nearly all go this way, which takes no division.
+            Some(row) if row.count > 1 && run.end - run.start == row.nbytes => {
+                row.begin += row.stride;
+                row.count -= 1;
+            }
+            _ => self.skip(run.end - run.start),
+        }
+        Some(run)
+    }
+}

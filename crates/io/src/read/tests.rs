@@ -1,0 +1,333 @@
+//! Every plan against the naive one: each element read, converted and put into its place by itself.
+use std::io::{self, Cursor, IoSliceMut, Read};
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::path::Path;
+
+use crate::archive::{Archive, OpenOptions};
+use crate::backend::Backend;
+use crate::convert::convert;
+use crate::read::execute::ReadOptions;
+use crate::read::part::{Part, Target};
+use crate::read::read::{fill, read};
+use crate::source::{MemorySource, Source};
+use crate::strided_dest::StridedDest;
+use crate::watch::Unwatched;
+use ingot_format::{Dtype, Format, Index, Limits, Spec, layout, nbytes, to_u64, to_usize};
+use proptest::prelude::*;
+use proptest::sample::Index as Pick;
+
+/// Where the files are read from.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Mapped,
+    File,
+    Memory,
+    /// Gives fewer bytes than it is asked for, and several places at once.
+    Short,
+    /// Gives long reads, as what is behind a URL does, over gaps of so many bytes.
+    Stream(u64),
+}
+
+const KINDS: [Kind; 6] = [
+    Kind::Mapped,
+    Kind::File,
+    Kind::Memory,
+    Kind::Short,
+    Kind::Stream(1),
+    Kind::Stream(4096),
+];
+
+#[derive(Debug)]
+struct Odd {
+    bytes: Vec<u8>,
+    gap_nbytes: u64,
+}
+
+impl Odd {
+    fn from(&self, position: u64) -> &[u8] {
+        &self.bytes[to_usize(position).unwrap().min(self.bytes.len())..]
+    }
+}
+
+impl Source for Odd {
+    fn nbytes(&self) -> u64 {
+        to_u64(self.bytes.len())
+    }
+
+    fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
+        let most = dest.len().min(5000);
+        self.from(position).read(&mut dest[..most])
+    }
+
+    fn is_vectored(&self) -> bool {
+        self.gap_nbytes == 0
+    }
+
+    fn read_vectored_at(&self, position: u64, dests: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        self.from(position).take(3000).read_vectored(dests)
+    }
+
+    fn gap_nbytes(&self) -> u64 {
+        self.gap_nbytes
+    }
+
+    fn waits(&self) -> bool {
+        self.gap_nbytes > 0
+    }
+
+    fn stream(&self, span: Range<u64>) -> Option<Box<dyn Read + '_>> {
+        let bytes = &self.from(span.start)[..to_usize(span.end - span.start).unwrap()];
+        (self.gap_nbytes > 0).then(|| Box::new(Cursor::new(bytes)) as _)
+    }
+}
+
+fn archive(kind: Kind, path: &Path, bytes: &[u8]) -> Archive {
+    let open = |backend| {
+        std::fs::write(path, bytes).unwrap();
+        let options = OpenOptions {
+            backend,
+            ..OpenOptions::default()
+        };
+        Archive::open(path, &options).unwrap()
+    };
+    let of = |source: Box<dyn Source>| Archive::from_source(source, &Limits::default()).unwrap();
+    let odd = |gap_nbytes| {
+        let bytes = bytes.to_vec();
+        of(Box::new(Odd { bytes, gap_nbytes }))
+    };
+    match kind {
+        Kind::Mapped => open(Backend::Mmap),
+        Kind::File => open(Backend::Pread),
+        Kind::Memory => of(Box::new(MemorySource::new(bytes.to_vec()))),
+        Kind::Short => odd(0),
+        Kind::Stream(gap_nbytes) => odd(gap_nbytes),
+    }
+}
+
+const DTYPES: [Dtype; 6] = [
+    Dtype::U8,
+    Dtype::BF16,
+    Dtype::F16,
+    Dtype::F32,
+    Dtype::F64,
+    Dtype::F8_E4M3,
+];
+
+/// A matrix of a file.
+#[derive(Clone, Debug)]
+struct Matrix {
+    dtype: Dtype,
+    rows: u64,
+    columns: u64,
+}
+
+fn matrices() -> impl Strategy<Value = Vec<Matrix>> {
+    let sizes = prop_oneof![
+        8 => (0_u64..6, 0_u64..40),
+        2 => (1_u64..200, 1_u64..1500),
+        1 => (1_u64..4, 200_000_u64..900_000),
+    ];
+    let matrix = (prop::sample::select(DTYPES.to_vec()), sizes).prop_map(|(dtype, (rows, columns))| Matrix {
+        dtype,
+        rows,
+        columns,
+    });
+    prop::collection::vec(matrix, 1..12)
+}
+
+/// The file, and the bytes of each matrix.
+fn file(seed: u64, matrices: &[Matrix]) -> (Vec<u8>, Vec<Vec<u8>>) {
+    let names: Vec<String> = (0..matrices.len()).map(|number| format!("{number:02}")).collect();
+    let shapes: Vec<[u64; 2]> = matrices
+        .iter()
+        .map(|matrix| [matrix.rows, matrix.columns])
+        .collect();
+    let specs: Vec<Spec<'_>> = (0..matrices.len())
+        .map(|number| Spec {
+            name: &names[number],
+            dtype: matrices[number].dtype,
+            shape: &shapes[number],
+        })
+        .collect();
+    let layout = layout(&specs, None, Format::Safetensors).unwrap();
+    let mut bytes = layout.head;
+    let mut data = vec![Vec::new(); matrices.len()];
+    for number in layout.order {
+        let count = nbytes(matrices[number].dtype, &shapes[number]).unwrap();
+        let values = (0..count).map(|at| (at * 7 + (at >> 8) * 3 + seed + to_u64(number)).to_le_bytes()[0]);
+        data[number] = values.collect();
+        bytes.extend_from_slice(&data[number]);
+    }
+    (bytes, data)
+}
+
+/// What is wanted of one of the matrices.
+#[derive(Clone, Debug)]
+struct Wanted {
+    file: Pick,
+    matrix: Pick,
+    rows: Along,
+    columns: Along,
+    dtype: Option<Dtype>,
+    /// Whether it goes to memory that is there, and how many elements lie between two of it there; the last dimension
+    /// first where it is turned.
+    stretch: usize,
+    is_turned: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Along {
+    Whole,
+    Span(Pick, Pick, u64),
+    Places(Vec<Pick>),
+}
+
+impl Along {
+    fn index(&self, size: u64) -> Index {
+        let limit = to_usize(size).unwrap() + 1;
+        let number = |pick: &Pick, limit: usize| i64::try_from(pick.index(limit)).unwrap();
+        match self {
+            Along::Places(picks) if size > 0 => {
+                Index::Pick(picks.iter().map(|pick| number(pick, limit - 1)).collect())
+            }
+            Along::Whole | Along::Places(_) => Index::WHOLE,
+            Along::Span(start, stop, step) => Index::Span {
+                start: Some(number(start, limit)),
+                stop: Some(number(stop, limit)),
+                step: Some(i64::try_from(*step).unwrap()),
+            },
+        }
+    }
+
+    fn places(&self, size: u64) -> Vec<usize> {
+        let limit = to_usize(size).unwrap() + 1;
+        match self {
+            Along::Places(picks) if size > 0 => picks.iter().map(|pick| pick.index(limit - 1)).collect(),
+            Along::Whole | Along::Places(_) => (0..limit - 1).collect(),
+            Along::Span(start, stop, step) => (start.index(limit)..stop.index(limit))
+                .step_by(to_usize(*step).unwrap())
+                .collect(),
+        }
+    }
+}
+
+fn wanted() -> impl Strategy<Value = Vec<Wanted>> {
+    let span =
+        || (any::<Pick>(), any::<Pick>(), 1_u64..4).prop_map(|(one, two, step)| Along::Span(one, two, step));
+    let picks = prop::collection::vec(any::<Pick>(), 0..20).prop_map(Along::Places);
+    let along = prop_oneof![
+        (Just(Along::Whole), Just(Along::Whole)),
+        (span(), Just(Along::Whole)),
+        (Just(Along::Whole), span()),
+        (span(), span()),
+        (picks, span()),
+    ];
+    let dtype = prop::option::of(prop::sample::select(vec![Dtype::F32, Dtype::BF16, Dtype::F64]));
+    let one = (
+        any::<Pick>(),
+        any::<Pick>(),
+        along,
+        dtype,
+        1_usize..3,
+        any::<bool>(),
+    );
+    let one = one.prop_map(
+        |(file, matrix, (rows, columns), dtype, stretch, is_turned)| Wanted {
+            file,
+            matrix,
+            rows,
+            columns,
+            dtype,
+            stretch,
+            is_turned,
+        },
+    );
+    prop::collection::vec(one, 0..40)
+}
+
+/// Element by element.
+fn naive(bytes: &[u8], matrix: &Matrix, wanted: &Wanted, dtype: Dtype) -> Vec<u8> {
+    let size = |dtype: Dtype| to_usize(dtype.bits() / 8).unwrap();
+    let columns = to_usize(matrix.columns).unwrap();
+    let mut result = Vec::new();
+    for row in wanted.rows.places(matrix.rows) {
+        for column in wanted.columns.places(matrix.columns) {
+            let at = (row * columns + column) * size(matrix.dtype);
+            let mut element = vec![0; size(dtype)];
+            convert(
+                matrix.dtype,
+                dtype,
+                &bytes[at..at + size(matrix.dtype)],
+                &mut element,
+            );
+            result.extend(element);
+        }
+    }
+    result
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn every_plan_delivers_what_the_naive_one_does(
+        files in prop::collection::vec((matrices(), prop::sample::select(KINDS.to_vec())), 1..4),
+        wanted in wanted(),
+        threads in 1_usize..4,
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let made: Vec<_> = (0..).zip(&files).map(|(seed, (matrices, _))| file(seed, matrices)).collect();
+        let archives: Vec<Archive> = files.iter().zip(&made).enumerate()
+            .map(|(number, ((_, kind), (bytes, _)))| archive(*kind, &folder.path().join(number.to_string()), bytes))
+            .collect();
+        let options = ReadOptions { threads: NonZeroUsize::new(threads) };
+        let (mut parts, mut expected) = (Vec::new(), Vec::new());
+        for wanted in &wanted {
+            let file = wanted.file.index(files.len());
+            let (matrices, _) = &files[file];
+            let number = wanted.matrix.index(matrices.len());
+            let matrix = &matrices[number];
+            let tensor = archives[file].find(&format!("{number:02}")).unwrap();
+            let index = match (&wanted.rows, &wanted.columns) {
+                (Along::Whole, Along::Whole) => vec![],
+                (rows, columns) => vec![rows.index(matrix.rows), columns.index(matrix.columns)],
+            };
+            let part = Part::new(tensor, &index, wanted.dtype).unwrap();
+            expected.push(naive(&made[file].1[number], matrix, wanted, part.dtype()));
+            parts.push(part);
+        }
+        for (region, expected) in read(&parts, &options, &Unwatched).unwrap().iter().zip(&expected) {
+            prop_assert!(region.to_vec() == *expected);
+        }
+
+        // The same into memory that is there, in all kinds of order.
+        let dims: Vec<(usize, [usize; 2])> = parts.iter().map(|part| {
+            let places = |size: u64| to_usize(size).unwrap();
+            (places(part.dtype().bits() / 8), [places(part.shape()[0]), places(part.shape()[1])])
+        }).collect();
+        let strides: Vec<[usize; 2]> = dims.iter().zip(&wanted).map(|((size, [rows, columns]), wanted)| {
+            let unit = size * wanted.stretch;
+            if wanted.is_turned { [unit, unit * rows.max(&1)] } else { [unit * columns.max(&1), unit] }
+        }).collect();
+        let mut memories: Vec<Vec<u8>> = dims.iter().zip(&strides)
+            .map(|((size, [rows, columns]), [down, along])| vec![0; rows * down + columns * along + size])
+            .collect();
+        let targets = parts.iter().zip(&mut memories).zip(dims.iter().zip(&strides)).map(|((part, memory), ((size, shape), strides))| {
+            let strides = strides.map(|stride| isize::try_from(stride).unwrap());
+            let memory = StridedDest::over(memory, *size, shape, &strides).unwrap();
+            Target { dtype: part.dtype(), shape: part.shape().to_owned(), memory }
+        }).collect();
+        fill(&parts, targets, &options, &Unwatched).unwrap();
+        for ((memory, expected), ((size, [rows, columns]), [down, along])) in
+            memories.iter().zip(&expected).zip(dims.iter().zip(&strides))
+        {
+            let mut elements = expected.chunks(*size);
+            for row in 0..*rows {
+                for column in 0..*columns {
+                    let at = row * down + column * along;
+                    prop_assert_eq!(&memory[at..at + size], elements.next().unwrap());
+                }
+            }
+        }
+    }
+}

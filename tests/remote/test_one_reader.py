@@ -1,0 +1,78 @@
+"""How often a server is asked: for parts and conversions of many tensors hardly more than for all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ingot
+import ingot.numpy
+
+from . import shards
+from .servers import good, serving
+
+COUNT = 2000
+
+
+@pytest.fixture(scope="module")
+def tensors() -> dict[str, np.ndarray]:
+    values = np.random.default_rng(3).random((COUNT, 16, 16), np.float32)
+    return {f"layers.{number:04}.weight": array for number, array in enumerate(values)}
+
+
+def halves(tensors: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Half of each tensor, of one its rows and of the next its columns."""
+    indices = [np.s_[8:], np.s_[:, 4:12], np.s_[::2], np.s_[1:, ::2]]
+    return {name: indices[number % 4] for number, name in enumerate(tensors)}
+
+
+@pytest.mark.parametrize("what", ["dtype", "out", "slices", "slices and dtype", "every second"])
+def test_a_part_of_everything_takes_no_more_requests_than_all_of_it(
+    tensors: dict[str, np.ndarray], what: str
+) -> None:
+    slices = halves(tensors)
+    converted = {name: array.astype(np.float16) for name, array in tensors.items()}
+    expected = {
+        "dtype": converted,
+        "out": tensors,
+        "slices": {name: array[slices[name]] for name, array in tensors.items()},
+        "slices and dtype": {name: array[slices[name]] for name, array in converted.items()},
+        "every second": dict([*tensors.items()][::2]),
+    }[what]
+    options: dict[str, Any] = {
+        "dtype": {"dtype": "F16"},
+        "out": {"out": {name: np.empty_like(array) for name, array in tensors.items()}},
+        "slices": {"slices": slices},
+        "slices and dtype": {"slices": slices, "dtype": "F16"},
+        "every second": {"keys": [*tensors][::2]},
+    }[what]
+    with serving(good(ingot.numpy.save(tensors))) as server:
+        ingot.numpy.load_file(server.url())
+        whole = len(server.requests)
+        found = ingot.numpy.load_file(server.url(), **options)
+        assert len(server.requests) - whole <= 2 * whole + 2
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_what_lies_far_apart_is_asked_for_at_once() -> None:
+    table = np.random.default_rng(4).integers(0, 255, (64, 256 << 10), np.uint8)
+    rows = [60, 3, 17, 18, 41]
+    with serving(good(ingot.numpy.save({"table": table}))) as server:
+        with ingot.safe_open(server.url(), "np") as file:
+            found = file.get_slice("table")[rows]
+        # The header, and no row that is not wanted: 17 and 18 are neighbours.
+        assert len(server.requests) == 5
+        assert sum(request.range[1] - request.range[0] for request in server.requests[1:]) == found.nbytes
+    np.testing.assert_array_equal(found, table[rows])
+
+
+def test_ten_rows_of_a_sharded_model_take_the_index_a_header_and_one_request() -> None:
+    with serving(shards.folder(shards.checkpoint())) as server:
+        with ingot.safe_open(server.url(f"/model/{shards.INDEX}"), "np") as file:
+            found = file.get_slice("layers.1.weight")[300:310]
+        assert len(server.requests) == 3
+    np.testing.assert_array_equal(found, shards.tensors()["layers.1.weight"][300:310])
