@@ -96,6 +96,19 @@ dry_run: Decorator = click.option(
 force: Decorator = click.option("-f", "--force", is_flag=True, help="Replace what is there.")
 
 
+def output(tells: str, *, required: bool = False) -> Decorator:
+    """An option for the file that is written."""
+    return click.option(
+        "-o",
+        "--output",
+        metavar="FILE",
+        required=required,
+        callback=local,
+        shell_complete=paths,
+        help=tells,
+    )
+
+
 def writing(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command what all have that make files."""
     return force(dry_run(function))

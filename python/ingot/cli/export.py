@@ -33,14 +33,7 @@ _STEP = 16 << 20
     "--npy", "kind", flag_value="npy", default=True, help="Files that numpy.load reads (the default)."
 )
 @click.option("--raw", "kind", flag_value="bin", help="The bytes alone, little-endian.")
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    callback=arguments.local,
-    shell_complete=arguments.paths,
-    help="The file, for one NAME.",
-)
+@arguments.output("The file, for one NAME.")
 @click.option(
     "-d",
     "--directory",

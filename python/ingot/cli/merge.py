@@ -19,15 +19,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Make one file of several, or of a checkpoint.")
 @arguments.several
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    required=True,
-    callback=arguments.local,
-    shell_complete=arguments.paths,
-    help="The file to write. `.bt` writes bintensors.",
-)
+@arguments.output("The file to write. `.bt` writes bintensors.", required=True)
 @click.option(
     "--on-duplicate",
     type=click.Choice(["error", "first", "last"]),

@@ -141,14 +141,7 @@ def export(path: str, json_file: str | None, force: bool) -> int:
 
 @command.command()
 @arguments.own
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    callback=arguments.local,
-    shell_complete=arguments.paths,
-    help="Write a copy, and leave PATH as it is.",
-)
+@arguments.output("Write a copy, and leave PATH as it is.")
 @click.option("--all", "everything", is_flag=True, help="Also the key `format`, which transformers asks for.")
 @arguments.writing
 @printing
