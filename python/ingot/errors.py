@@ -245,7 +245,8 @@ def _escaped(text: str | bytes) -> str:
     """`text`, made safe to print on a terminal."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "backslashreplace")
-    return text.translate(_Escapes())
+    # Nearly all are plain, and every load names its file.
+    return text if text.isascii() and text.isprintable() else text.translate(_Escapes())
 
 
 def _quoted(name: object) -> str:
