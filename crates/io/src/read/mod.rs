@@ -14,10 +14,10 @@
 //! - [`gather`] reads a task. It takes the next thousand runs of its chunks, has [`input`] fill them, straight in their
 //!   memory or in a stage that stays in a core's cache, and converts or scatters what is there.
 //!
-//! [`input`] reads those runs at once that lie close together, which depends on the source. One behind a network gives one long read, over gaps of 128 KiB. From a
-//! file, neighbours with less than a page between them are one `preadv`; runs that are a few bytes long are read with all
-//! that lies between and copied; and of a mapped file, runs that are neither close nor long are copied by the kernel from
-//! the mapping, which fails where the file was cut short, and kills nobody.
+//! [`input`] reads those runs at once that lie close together, which depends on the source. One behind a network gives one
+//! long read, over gaps of 128 KiB. From a file, neighbours with less than a page between them are one `preadv`; runs that
+//! are a few bytes long are read with all that lies between and copied; and of a mapped file, runs that are neither close
+//! nor long are copied by the kernel from the mapping, which fails where the file was cut short, and kills nobody.
 //!
 //! A new device is a new [`gather::Destination`], and whoever has to see all bytes on their way is a [`input::Witness`]:
 //! neither is another way of reading.
