@@ -8,23 +8,15 @@ use std::sync::Arc;
 
 use ingot_format::{Entry, Header, Index, Limits, Selection, SelectionError, to_usize};
 
-use crate::backend::{BACKEND_VARIABLE, Backend, Choice, choose};
+use crate::backend::{Choice, choose};
 use crate::error::Error;
 use crate::failure::Failure;
 use crate::head::read_header;
+use crate::options::{BACKEND_VARIABLE, Backend, OpenOptions};
 use crate::read::execute::threads_of_environment;
 use crate::read::plan::alignment;
 use crate::region::Region;
 use crate::source::{FileSource, MappedSource, Memory, Source};
-
-/// How to open a file.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct OpenOptions {
-    /// How its bytes are read.
-    pub backend: Backend,
-    /// What headers are taken.
-    pub limits: Limits,
-}
 
 /// An open file. Any number of threads may use it at once.
 ///

@@ -25,8 +25,9 @@ pub use origins::Origins;
 pub(crate) use parallel::in_parallel;
 pub(crate) use shards::Shards;
 
-use crate::archive::{Archive, OpenOptions, Tensor, nearest};
+use crate::archive::{Archive, Tensor, nearest};
 use crate::error::Error;
+use crate::options::{CheckpointOptions, OpenOptions};
 use crate::read::plan::TensorId;
 #[cfg(feature = "remote")]
 use crate::remote::RemoteShards;
@@ -34,25 +35,6 @@ use crate::watch::{Unwatched, Watch};
 use beside::Beside;
 use locate::{Located, locate};
 use store::Store;
-
-/// How to open a checkpoint.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct CheckpointOptions {
-    /// How each of its files is opened.
-    pub open: OpenOptions,
-    /// Whether files may lie elsewhere.
-    pub reach: Reach,
-}
-
-/// Where the files of a checkpoint may lie.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Reach {
-    /// Symbolic links are followed, because the cache of the Hub is made of them.
-    #[default]
-    FollowLinks,
-    /// A symbolic link anywhere below the directory is refused, and so is a file that has another name somewhere.
-    Confined,
-}
 
 /// One file, or the shards of an index, as one. Any number of threads may use it at once.
 ///

@@ -17,9 +17,10 @@ use ingot_format::{
 
 use crate::error::Error;
 use crate::hash::renewed;
+use crate::options::{Durability, SaveOptions};
 use crate::payload::{FileRange, Payload};
 use crate::records::{aliases, check_shared};
-use crate::save::{Durability, SaveOptions, save_data, step};
+use crate::save::{save_data, step};
 use crate::watch::Watch;
 
 mod error;

@@ -6,11 +6,10 @@ use std::path::{Path, PathBuf};
 
 use ingot_format::{Dtype, Escaped, FormatError, IndexError, Quoted, SelectionError, SharedError};
 
-use crate::backend::{BACKEND_VARIABLE, Backend};
 use crate::checkpoint::CheckpointFault;
 use crate::edit::EditError;
 use crate::hash::Unequal;
-use crate::read::execute::THREADS_VARIABLE;
+use crate::options::{BACKEND_VARIABLE, Backend, THREADS_VARIABLE};
 
 /// A failure to open, read or save, with what a reader needs to put it right.
 ///

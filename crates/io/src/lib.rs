@@ -9,12 +9,14 @@ mod block;
 mod checkpoint;
 mod convert;
 mod dest;
+mod disk;
 mod edit;
 mod error;
 mod failure;
 mod files;
 mod hash;
 mod head;
+mod options;
 mod payload;
 mod quarry;
 mod read;
@@ -36,9 +38,8 @@ mod workers;
 #[cfg(unix)]
 mod writer;
 
-pub use archive::{Archive, OpenOptions, Tensor};
-pub use backend::{BACKEND_VARIABLE, Backend};
-pub use checkpoint::{Checkpoint, CheckpointFault, CheckpointOptions, Manner, Origins, Reach, read_index};
+pub use archive::{Archive, Tensor};
+pub use checkpoint::{Checkpoint, CheckpointFault, Manner, Origins, read_index};
 pub use convert::{convert, converts, is_float};
 pub use dest::{Bytes, Dest};
 pub use edit::origin::Origin;
@@ -48,9 +49,12 @@ pub use hash::{
     Algorithm, Compared, Definition, Digest, Keep, Mismatch, Proof, Report, Sealed, Unequal, hash, verify,
 };
 pub use ingot_format::MODEL_SPEC_KEY;
+pub use options::{
+    BACKEND_VARIABLE, Backend, CheckpointOptions, Durability, Existing, OpenOptions, Reach, ReadOnly,
+    ReadOptions, Replace, SaveOptions, THREADS_VARIABLE,
+};
 pub use payload::{Dim, FileRange, Footprint, Payload, Produce, Strided, crowds, overlapping, prove_sizes};
 pub use quarry::Quarry;
-pub use read::execute::{ReadOptions, THREADS_VARIABLE};
 pub use read::part::{Part, Target};
 pub use read::plan::{OWN_BLOCK_NBYTES, Piece, Place, Plan, SHARED_BLOCK_NBYTES, TensorId};
 pub use read::prefetch::{Fetched, Prefetch, Request};
@@ -65,7 +69,7 @@ pub use remote::{
     Fault, REMOTE_HEADER_NBYTES, RemoteOptions, Secret, Token, fetch_beside, hash_url, hub_headers, is_url,
     local_path, read_url, redacted, url_file_name, was_url,
 };
-pub use save::{Durability, Existing, ReadOnly, Replace, SaveOptions, Snapshot, save};
+pub use save::{Snapshot, save};
 pub use serialize::safetensors::{
     Dtype, SafeTensorError, SafeTensors, TensorView, View, serialize, serialize_to_file, slice, tensor,
 };

@@ -57,71 +57,13 @@ use ingot_format::{FormatError, Layout};
 
 use crate::error::Error;
 use crate::hash::Sealed;
+use crate::options::{Durability, Replace, SaveOptions};
 use crate::payload::Payload;
 use crate::watch::Watch;
 use pieces::Pieces;
-pub(crate) use pieces::write_all_at;
 #[cfg(unix)]
 pub(crate) use release::release;
 pub use snapshot::Snapshot;
-
-/// How to save.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SaveOptions {
-    /// What a loss of power may undo.
-    pub durable: Durability,
-    /// How an existing file is replaced.
-    pub replace: Replace,
-    /// What happens to a file that this process may not write to.
-    pub read_only: ReadOnly,
-}
-
-/// What a loss of power may undo.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Durability {
-    /// Nothing: when [`save`] returns, the file is on the disk.
-    #[default]
-    Durable,
-    /// What was saved in the last half minute or so. A file may then be there with only a part of its bytes.
-    /// A process that ends, however it does, loses nothing.
-    Fast,
-}
-
-/// How an existing file is replaced.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Replace {
-    /// By renaming a whole new file over it. Needs the right to create files in the directory.
-    #[default]
-    Atomic,
-    /// By writing into it, which keeps its owner, links and everything else. Needs only the right to write to it.
-    ///
-    /// All bytes go to a temporary file first (beside the target, or else among the system's temporary files), since
-    /// the payloads may lie in a mapping of the target; so it takes twice the time. A process that dies, or a disk that
-    /// fails, while they are then copied leaves a mixed file, and two saves at once do too. Whoever has the old file
-    /// mapped sees it change.
-    InPlace,
-}
-
-/// What happens to a file that this process may not write to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ReadOnly {
-    /// It is an error.
-    #[default]
-    Refuse,
-    /// It is replaced by one that is as read-only, which only takes a writable directory. Not with
-    /// [`Replace::InPlace`].
-    Replace,
-}
-
-/// What becomes of a file that has the name already.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Existing {
-    /// It stays, and it is an error that it is there.
-    #[default]
-    Refuse,
-    /// It is replaced once the new one is whole.
-    Replace,
-}
 
 /// How long a thread waits before it asks the watch again. Half of the 100 ms that are promised.
 const POLL: Duration = Duration::from_millis(50);

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use crate::archive::open_file;
-use crate::checkpoint::{CheckpointFault, Reach};
+use crate::checkpoint::CheckpointFault;
 use crate::error::Error;
+use crate::options::Reach;
 
 const LINK: &str = "it is a symbolic link, or lies behind one";
 

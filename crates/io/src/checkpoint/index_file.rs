@@ -6,9 +6,9 @@ use std::path::Path;
 
 use ingot_format::{IndexReader, ShardIndex, to_u64};
 
-use super::Reach;
 use super::folder::Folder;
 use crate::error::Error;
+use crate::options::Reach;
 
 /// Reads an index, and none of its shards.
 ///

@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 
+use super::Manner;
 use super::beside::Beside;
 use super::parallel::of_directory;
 use super::shards::Shards;
-use super::{Manner, OpenOptions};
 use crate::archive::Archive;
 use crate::error::Error;
+use crate::options::OpenOptions;
 use crate::read::execute::Reading;
 #[cfg(feature = "remote")]
 use crate::remote::RemoteShards;

@@ -108,7 +108,7 @@ impl<'p> Held<'p> {
     /// Writes `bytes`, which lie in one page, at `position`.
     pub(super) fn overwrite(&self, position: u64, bytes: &[u8], durable: bool) -> Result<(), Error> {
         let write = || -> io::Result<()> {
-            crate::save::write_all_at(self.file(), bytes, position)?;
+            crate::disk::write_all_at(self.file(), bytes, position)?;
             if durable {
                 self.file().sync_data()?;
             }

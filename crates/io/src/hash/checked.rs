@@ -11,7 +11,7 @@ use crate::checkpoint::{Checkpoint, CheckpointFault};
 use crate::error::Error;
 use crate::failure::read_exactly;
 use crate::files::Files;
-use crate::read::execute::ReadOptions;
+use crate::options::ReadOptions;
 use crate::read::input::Witness;
 use crate::read::part::Part;
 use crate::read::plan::TensorId;

@@ -10,8 +10,9 @@ use ingot_format::{
 use super::algorithm::{Algorithm, Digest};
 use super::digests::Digests;
 use crate::error::Error;
+use crate::options::SaveOptions;
 use crate::payload::Payload;
-use crate::save::{SaveOptions, Snapshot, save_sealed, save_sealed_snapshot};
+use crate::save::{Snapshot, save_sealed, save_sealed_snapshot};
 use crate::watch::Watch;
 
 /// Which digests a new file keeps of itself.

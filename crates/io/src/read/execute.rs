@@ -16,20 +16,10 @@ use super::runs::Runs;
 use crate::block::HUGE_PAGE_NBYTES;
 use crate::error::Error;
 use crate::failure::InFile;
+use crate::options::{ReadOptions, THREADS_VARIABLE};
 use crate::source::Source;
 use crate::watch::Watch;
 use crate::workers::share;
-
-/// How tensors are read.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ReadOptions {
-    /// How many threads read at once; by default what [`THREADS_VARIABLE`] says, else what suits the machine and the
-    /// source.
-    pub threads: Option<NonZeroUsize>,
-}
-
-/// How many threads read at once, for a whole process, where nothing else is asked for.
-pub const THREADS_VARIABLE: &str = "INGOT_THREADS";
 
 /// What [`THREADS_VARIABLE`] says.
 pub(crate) fn threads_of_environment() -> Result<Option<NonZeroUsize>, Error> {

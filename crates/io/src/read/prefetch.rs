@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use ingot_format::Index;
 
-use super::execute::ReadOptions;
 use super::part::Part;
 use super::plan::TensorId;
 use super::read::{only, read, warm_behind_mappings};
 use crate::archive::Tensor;
 use crate::checkpoint::Checkpoint;
 use crate::error::Error;
+use crate::options::ReadOptions;
 use crate::region::Region;
 use crate::watch::Watch;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ingot_format::{Index, Strides, to_u64};
 
-use super::execute::{ReadOptions, Reading, execute, reading};
+use super::execute::{Reading, execute, reading};
 use super::gather::{Destination, Reader};
 use super::input::Witness;
 use super::part::{Part, Target};
@@ -15,6 +15,7 @@ use crate::block::Block;
 use crate::error::{Error, Misfit};
 use crate::failure::{InFile, size};
 use crate::files::Files;
+use crate::options::ReadOptions;
 use crate::payload::{Footprint, overlapping};
 use crate::region::Region;
 use crate::source::Memory;

@@ -4,10 +4,9 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::path::Path;
 
-use crate::archive::{Archive, OpenOptions};
-use crate::backend::Backend;
+use crate::archive::Archive;
 use crate::convert::convert;
-use crate::read::execute::ReadOptions;
+use crate::options::{Backend, OpenOptions, ReadOptions};
 use crate::read::part::{Part, Target};
 use crate::read::read::{fill, read};
 use crate::source::{MemorySource, Source};

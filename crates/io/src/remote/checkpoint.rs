@@ -15,13 +15,11 @@ use super::secrets::redacted;
 use super::shards::RemoteShards;
 use super::source::{READS_AT_ONCE, RemoteSource, START_NBYTES};
 use super::{CACHED, REMOTE, header_limits, variable};
-use crate::archive::{Archive, OpenOptions};
-use crate::backend::Backend;
-use crate::checkpoint::{
-    Checkpoint, CheckpointFault, CheckpointOptions, Reach, Shards, index_of, read_index,
-};
+use crate::archive::Archive;
+use crate::checkpoint::{Checkpoint, CheckpointFault, Shards, index_of, read_index};
 use crate::error::Error;
 use crate::failure::Failure;
+use crate::options::{Backend, CheckpointOptions, OpenOptions, Reach};
 use crate::read::execute::Reading;
 use crate::source::Source as _;
 use crate::watch::Watch;

@@ -243,27 +243,6 @@ impl Run<'_> {
         }
     }
 }
-#[cfg(unix)]
-pub(crate) fn write_all_at(file: &File, bytes: &[u8], position: u64) -> io::Result<()> {
-    // Goes on after short writes and after signals.
-    std::os::unix::fs::FileExt::write_all_at(file, bytes, position)
-}
-
-#[cfg(windows)]
-pub(crate) fn write_all_at(file: &File, mut bytes: &[u8], mut position: u64) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match std::os::windows::fs::FileExt::seek_write(file, bytes, position) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(count) => {
-                bytes = &bytes[count..];
-                position += to_u64(count);
-            }
-            Err(fault) if fault.kind() == io::ErrorKind::Interrupted => {}
-            Err(fault) => return Err(fault),
-        }
-    }
-    Ok(())
-}
 
 #[cfg(test)]
 mod tests {

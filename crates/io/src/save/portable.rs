@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use super::flush::{flush, sync};
 use super::pieces::Pieces;
 use super::write::{self, Way};
-use super::{Durability, ReadOnly, Replace, SaveOptions, Step, Stop, Watch, step};
+use super::{Step, Stop, Watch, step};
+use crate::options::{Durability, ReadOnly, Replace, SaveOptions};
 
 const SUFFIX: &str = ".ingot-tmp";
 

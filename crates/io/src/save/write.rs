@@ -73,7 +73,7 @@ pub(super) fn write(pieces: &Pieces<'_>, file: &File, way: &Way, watch: &dyn Wat
         return Ok(());
     };
     let head = sealing.head().map_err(io::Error::other).step(step::SEAL)?;
-    super::pieces::write_all_at(file, &head, 0).step(step::WRITE)
+    crate::disk::write_all_at(file, &head, 0).step(step::WRITE)
 }
 
 struct Writer<'w, 'a> {
@@ -233,7 +233,7 @@ impl Writer<'_, '_> {
             sealing.feed(position, bytes);
         }
         match self.way {
-            Way::Cached(_) | Way::Shared => super::pieces::write_all_at(self.file, bytes, position),
+            Way::Cached(_) | Way::Shared => crate::disk::write_all_at(self.file, bytes, position),
             Way::Direct(direct) => direct::write(direct, self.file, bytes, position),
         }
     }
