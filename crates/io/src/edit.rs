@@ -16,11 +16,11 @@ use ingot_format::{
 };
 
 use crate::error::Error;
-use crate::hash::renewed;
 use crate::options::{Durability, SaveOptions};
 use crate::payload::{FileRange, Payload};
 use crate::records::{aliases, check_shared};
 use crate::save::{save_data, step};
+use crate::verify::renewed;
 use crate::watch::Watch;
 
 mod error;

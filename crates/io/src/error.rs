@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use ingot_format::{Dtype, Escaped, FormatError, IndexError, Quoted, SelectionError, SharedError};
 
 use crate::checkpoint::CheckpointFault;
+use crate::digest::Unequal;
 use crate::edit::EditError;
-use crate::hash::Unequal;
 use crate::options::{BACKEND_VARIABLE, Backend, THREADS_VARIABLE};
 
 /// A failure to open, read or save, with what a reader needs to put it right.

@@ -9,12 +9,12 @@ mod block;
 mod checkpoint;
 mod convert;
 mod dest;
+mod digest;
 mod disk;
 mod edit;
 mod error;
 mod failure;
 mod files;
-mod hash;
 mod head;
 mod options;
 mod payload;
@@ -33,6 +33,7 @@ mod source;
 mod statistics;
 mod stream;
 mod strided_dest;
+mod verify;
 mod watch;
 mod workers;
 #[cfg(unix)]
@@ -42,12 +43,10 @@ pub use archive::{Archive, Tensor};
 pub use checkpoint::{Checkpoint, CheckpointFault, Manner, Origins, read_index};
 pub use convert::{convert, converts, is_float};
 pub use dest::{Bytes, Dest};
+pub use digest::{Algorithm, Digest, Keep, Sealed, Unequal};
 pub use edit::origin::Origin;
 pub use edit::{EditError, Edited, MetadataChange, Way, replace_tensor, update_metadata};
 pub use error::{Error, Misfit};
-pub use hash::{
-    Algorithm, Compared, Definition, Digest, Keep, Mismatch, Proof, Report, Sealed, Unequal, hash, verify,
-};
 pub use ingot_format::MODEL_SPEC_KEY;
 pub use options::{
     BACKEND_VARIABLE, Backend, CheckpointOptions, Durability, Existing, OpenOptions, Reach, ReadOnly,
@@ -77,6 +76,7 @@ pub use serialize::{bintensors, safetensors};
 pub use source::{FileSource, Memory, MemorySource, Source};
 pub use statistics::{Number, Statistics, has_statistics, statistics};
 pub use strided_dest::StridedDest;
+pub use verify::{Compared, Definition, Mismatch, Proof, Report, hash, verify};
 pub use watch::{Unwatched, Watch};
 #[cfg(unix)]
 pub use writer::{Appender, Aside, Orphan, Writer};

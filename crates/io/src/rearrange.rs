@@ -13,11 +13,11 @@ use ingot_format::{
 use crate::edit::origin::Origin;
 use crate::edit::{EditError, Guard};
 use crate::error::Error;
-use crate::hash::digest_of;
 use crate::options::SaveOptions;
 use crate::payload::{Gathered, Payload, Section};
 use crate::records::{Pick, Stored, checksums, settled, unit, with_records};
 use crate::save::{save_data, step};
+use crate::verify::digest_of;
 use crate::watch::Watch;
 
 /// What becomes of the digests that files keep of their tensors.

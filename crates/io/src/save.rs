@@ -55,8 +55,8 @@ mod write;
 
 use ingot_format::{FormatError, Layout};
 
+use crate::digest::Sealed;
 use crate::error::Error;
-use crate::hash::Sealed;
 use crate::options::{Durability, Replace, SaveOptions};
 use crate::payload::Payload;
 use crate::watch::Watch;
@@ -110,6 +110,37 @@ pub(crate) fn save_data(
     watch: &dyn Watch,
 ) -> Result<(), Error> {
     save_cut(path, Pieces::of_data(head, data_nbytes, payloads), options, watch)
+}
+
+impl Sealed {
+    /// Writes the file: as [`crate::save`] does, with `payloads` in the order of the layout. Not into a pipe or a
+    /// device, where the header cannot be written last.
+    ///
+    /// # Errors
+    /// What [`crate::save`] says.
+    pub fn save(
+        &self,
+        path: &Path,
+        payloads: &[Payload<'_>],
+        options: &SaveOptions,
+        watch: &dyn Watch,
+    ) -> Result<(), Error> {
+        save_sealed(path, self, payloads, options, watch)
+    }
+
+    /// Writes the file with what was copied for it.
+    ///
+    /// # Errors
+    /// What [`crate::save`] says.
+    pub fn save_snapshot(
+        &self,
+        path: &Path,
+        snapshot: &Snapshot,
+        options: &SaveOptions,
+        watch: &dyn Watch,
+    ) -> Result<(), Error> {
+        save_sealed_snapshot(path, self, snapshot, options, watch)
+    }
 }
 
 /// As [`save`], with digests in the head that are taken of everything else on its way into the file.

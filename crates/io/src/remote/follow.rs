@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError, TryLockError};
 use ingot_format::to_usize;
 
 use super::journal::Journal;
-use crate::hash::{Algorithm, Digest, Hasher};
+use crate::digest::{Algorithm, Digest, Hasher};
 use crate::payload::FileRange;
 
 /// Bytes that are hashed at once.

@@ -15,7 +15,7 @@ use super::flush::Flusher;
 use super::pieces::{PIECE, Pieces};
 use super::ring::{Closing, Ring};
 use super::{POLL, Step, Stop, Watch, step};
-use crate::hash::{Sealed, Sealing};
+use crate::digest::{Sealed, Sealing};
 use crate::workers::heed;
 
 /// From this size on, threads write: starting them costs about 0.1 ms, as long as writing 0.5 MB.

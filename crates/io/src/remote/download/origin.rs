@@ -6,8 +6,8 @@ use std::time::UNIX_EPOCH;
 
 use super::compare;
 use crate::archive::open_source;
+use crate::digest::Digest;
 use crate::error::Error;
-use crate::hash::Digest;
 use crate::remote::journal::Journal;
 use crate::remote::options::RemoteOptions;
 use crate::remote::source::RemoteSource;

@@ -10,8 +10,8 @@ use super::compare;
 use super::origin::{Origin, linked};
 use crate::archive::open_source;
 use crate::checkpoint::{in_parallel, index_of};
+use crate::digest::{Algorithm, Digest};
 use crate::error::Error;
-use crate::hash::{Algorithm, Digest};
 use crate::payload::FileRange;
 use crate::read::execute::Reading;
 use crate::remote::checkpoint::{

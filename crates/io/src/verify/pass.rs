@@ -6,8 +6,7 @@ use std::thread;
 
 use ingot_format::{to_u64, to_usize};
 
-use super::digests::Digests;
-use super::tree::SUBTREE_NBYTES;
+use crate::digest::{Digests, SUBTREE_NBYTES};
 use crate::failure::{Failure, read_exactly};
 use crate::options::ReadOptions;
 use crate::read::execute::Reading;

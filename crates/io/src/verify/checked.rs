@@ -2,12 +2,11 @@
 
 use ingot_format::{MODEL_SPEC_KEY, to_usize};
 
-use super::algorithm::{Algorithm, Digest, Unequal};
-use super::digests::Digests;
 use super::pass::{read_through, step_end};
 use super::verify::{Record, sha256_from};
 use crate::archive::{Archive, Tensor};
 use crate::checkpoint::{Checkpoint, CheckpointFault};
+use crate::digest::{Algorithm, Digest, Digests, Unequal};
 use crate::error::Error;
 use crate::failure::read_exactly;
 use crate::files::Files;

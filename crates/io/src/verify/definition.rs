@@ -4,10 +4,9 @@ use std::path::Path;
 
 use ingot_format::{Entry, Format, FormatError, Header, Layout, Limits, layout, to_usize};
 
-use super::algorithm::{Algorithm, Digest};
-use super::digests::Digests;
 use super::pass::read_through;
 use crate::archive::{check_unchanged, open_source};
+use crate::digest::{Algorithm, Digest, Digests};
 use crate::error::Error;
 use crate::failure::{Failure, read_exactly};
 use crate::head::read_header;
