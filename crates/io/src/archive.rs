@@ -9,8 +9,7 @@ use std::sync::Arc;
 use ingot_format::{Entry, Header, Index, Limits, Selection, SelectionError, to_usize};
 
 use crate::backend::{Choice, choose};
-use crate::error::Error;
-use crate::failure::Failure;
+use crate::error::{Error, Failure};
 use crate::head::read_header;
 use crate::options::{BACKEND_VARIABLE, Backend, OpenOptions};
 use crate::read::execute::threads_of_environment;

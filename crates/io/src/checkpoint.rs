@@ -1,7 +1,6 @@
 //! A checkpoint of one file or of many, as one handle.
 
 mod beside;
-mod fault;
 mod folder;
 mod index_file;
 mod locate;
@@ -16,7 +15,6 @@ use std::sync::OnceLock;
 
 use ingot_format::{Dtype, Format, Header, ShardIndex, natural_order};
 
-pub use fault::CheckpointFault;
 #[cfg(feature = "remote")]
 pub(crate) use index_file::index_of;
 pub use index_file::read_index;

@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use ingot_format::Header;
 
 use crate::archive::{Archive, Tensor};
-use crate::error::Error;
-use crate::failure::InFile;
+use crate::error::{Error, InFile};
 use crate::read::plan::TensorId;
 use crate::source::Source;
 

@@ -4,9 +4,8 @@ use std::path::Path;
 
 use ingot_format::{Header, HeaderWindow, Limits, to_u64, to_usize};
 
-use crate::error::Error;
-use crate::failure::{Failure, read_exactly};
-use crate::source::Source;
+use crate::error::{Error, Failure};
+use crate::source::{Source, read_exactly};
 
 /// Bytes that the first read takes, and those of a long header that lie in memory at a time. Most headers are shorter,
 /// so that it is the only read; and it is little enough to stay in a core's cache.

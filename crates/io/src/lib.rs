@@ -13,7 +13,6 @@ mod digest;
 mod disk;
 mod edit;
 mod error;
-mod failure;
 mod files;
 mod head;
 mod options;
@@ -40,13 +39,13 @@ mod workers;
 mod writer;
 
 pub use archive::{Archive, Tensor};
-pub use checkpoint::{Checkpoint, CheckpointFault, Manner, Origins, read_index};
+pub use checkpoint::{Checkpoint, Manner, Origins, read_index};
 pub use convert::{convert, converts, is_float};
 pub use dest::{Bytes, Dest};
 pub use digest::{Algorithm, Digest, Keep, Sealed, Unequal};
 pub use edit::origin::Origin;
-pub use edit::{EditError, Edited, MetadataChange, Way, replace_tensor, update_metadata};
-pub use error::{Error, Misfit};
+pub use edit::{Edited, MetadataChange, Way, replace_tensor, update_metadata};
+pub use error::{CheckpointFault, EditError, Error, Misfit};
 pub use ingot_format::MODEL_SPEC_KEY;
 pub use options::{
     BACKEND_VARIABLE, Backend, CheckpointOptions, Durability, Existing, OpenOptions, Reach, ReadOnly,

@@ -20,7 +20,6 @@
 //!
 //! What a large file had that was replaced is given back after [`save`] returned, unless another has it open.
 
-use std::io;
 use std::path::Path;
 use std::time::Duration;
 
@@ -56,8 +55,10 @@ mod write;
 use ingot_format::{FormatError, Layout};
 
 use crate::digest::Sealed;
-use crate::error::Error;
-use crate::options::{Durability, Replace, SaveOptions};
+use crate::error::{Error, Stop};
+use crate::options::SaveOptions;
+#[cfg(unix)]
+use crate::options::{Durability, Replace};
 use crate::payload::Payload;
 use crate::watch::Watch;
 use pieces::Pieces;
@@ -229,67 +230,3 @@ fn save_pieces(
 
 #[cfg(not(unix))]
 use portable::save as save_pieces;
-
-/// Why a save ended early. [`save`] adds the path.
-enum Stop {
-    Fault { step: &'static str, source: io::Error },
-    Interrupted,
-}
-
-impl From<io::Error> for Stop {
-    fn from(source: io::Error) -> Stop {
-        Stop::Fault {
-            step: step::READ,
-            source,
-        }
-    }
-}
-
-/// Adds to an error of the operating system what was being done.
-trait Step<T> {
-    fn step(self, step: &'static str) -> Result<T, Stop>;
-}
-
-impl<T, E: Into<io::Error>> Step<T> for Result<T, E> {
-    fn step(self, step: &'static str) -> Result<T, Stop> {
-        self.map_err(|source| Stop::Fault {
-            step,
-            source: source.into(),
-        })
-    }
-}
-
-/// What can fail, as [`Error::Write`] says it after "could not".
-pub(crate) mod step {
-    pub(super) const OPEN: &str = "open it for writing";
-    pub(super) const READ_ONLY: &str = "replace it, since it is read-only";
-    pub(super) const CREATE: &str = "create a temporary file";
-    #[cfg(unix)]
-    pub(super) const RESERVE: &str = "reserve space";
-    pub(crate) const READ: &str = "get the bytes of a tensor";
-    pub(super) const SEAL: &str = "put digests at its beginning";
-    pub(super) const WRITE: &str = "write";
-    #[cfg(unix)]
-    pub(super) const JOURNAL: &str = "use what its writers noted beside it";
-    #[cfg(unix)]
-    pub(super) const OWNER: &str = "tell by a lock whether the writer that began it is still there";
-    pub(super) const ATTRIBUTES: &str = "copy mode and owner";
-    pub(super) const FLUSH: &str = "flush";
-    pub(super) const RENAME: &str = "rename the temporary file over it";
-    #[cfg(unix)]
-    pub(super) const FLUSH_DIRECTORY: &str = "flush its directory, though it is written";
-    pub(super) const COPY: &str = "overwrite it in place, so it holds a mix of old and new bytes";
-}
-
-/// What the user can do about a fault.
-pub(crate) fn hint(step: &str, fault: &io::Error) -> Option<&'static str> {
-    use io::ErrorKind::{NotSeekable, PermissionDenied, ResourceBusy};
-    match (step, fault.kind()) {
-        (step::CREATE | step::RENAME, PermissionDenied | ResourceBusy) => {
-            Some("an existing file can be written in place instead, though not atomically (atomic=False)")
-        }
-        (step::SEAL, NotSeekable) => Some("what is streamed keeps no checksums"),
-        (step::READ_ONLY, PermissionDenied) => Some("it can be replaced all the same (force=True)"),
-        _ => None,
-    }
-}

@@ -11,8 +11,7 @@ use ingot_format::{Dtype, to_u64, to_usize};
 
 use crate::archive::{Archive, Tensor};
 use crate::convert::{convert, converts};
-use crate::error::Error;
-use crate::failure::Failure;
+use crate::error::{Error, Failure};
 use crate::options::ReadOptions;
 use crate::read::execute::{Reading, execute};
 use crate::read::gather::{Destination, Reader};

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use ingot_format::{to_u64, to_usize};
 
-use crate::failure::Failure;
+use crate::error::Failure;
 use crate::source::Source;
 
 /// Memory that what nobody wants passes through.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ingot_format::to_u64;
 
-use crate::failure::Failure;
+use crate::error::Failure;
 use crate::read::execute::Reading;
 use crate::watch::Watch;
 

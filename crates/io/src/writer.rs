@@ -18,8 +18,7 @@ use ingot_format::{
     to_usize,
 };
 
-use crate::edit::EditError;
-use crate::error::Error;
+use crate::error::{EditError, Error};
 use crate::options::{Existing, SaveOptions};
 use crate::payload::{FileRange, Payload};
 use crate::save::draft::{Company, Draft, journal_fault};

@@ -7,11 +7,10 @@ use std::path::PathBuf;
 
 use ingot_format::Limits;
 
-use super::CheckpointFault;
 use super::folder::{Folder, Stamp};
 use super::index_file::index_in;
 use super::shards::Shards;
-use crate::error::Error;
+use crate::error::{CheckpointFault, Error};
 use crate::head::read_header;
 use crate::source::FileSource;
 

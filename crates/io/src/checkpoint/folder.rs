@@ -7,8 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use crate::archive::open_file;
-use crate::checkpoint::CheckpointFault;
-use crate::error::Error;
+use crate::error::{CheckpointFault, Error};
 use crate::options::Reach;
 
 const LINK: &str = "it is a symbolic link, or lies behind one";

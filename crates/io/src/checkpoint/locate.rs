@@ -8,9 +8,8 @@ use std::path::{Path, PathBuf};
 use ingot_format::{Foreign, FormatError};
 
 use crate::archive::open_file;
-use crate::checkpoint::CheckpointFault;
 use crate::checkpoint::folder::Folder;
-use crate::error::Error;
+use crate::error::{CheckpointFault, Error};
 use crate::options::Reach;
 
 /// What a path leads to.

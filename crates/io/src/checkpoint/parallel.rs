@@ -4,8 +4,7 @@ use std::num::NonZero;
 use std::sync::OnceLock;
 use std::thread;
 
-use crate::error::Error;
-use crate::failure::Failure;
+use crate::error::{Error, Failure};
 use crate::read::execute::Reading;
 use crate::watch::Watch;
 use crate::workers::share;

@@ -5,9 +5,8 @@ use std::sync::OnceLock;
 
 use ingot_format::{Format, Header, ShardIndex};
 
-use super::CheckpointFault;
 use super::parallel::in_parallel;
-use crate::error::Error;
+use crate::error::{CheckpointFault, Error};
 use crate::read::execute::Reading;
 use crate::watch::Watch;
 

@@ -7,8 +7,7 @@ use std::time::SystemTime;
 
 use ingot_format::{Header, Limits, to_usize};
 
-use super::EditError;
-use crate::error::Error;
+use crate::error::{EditError, Error};
 use crate::source::FileSource;
 use crate::watch::Watch;
 

@@ -15,7 +15,7 @@ use super::plan::widths;
 use super::runs::Runs;
 use crate::convert::convert;
 use crate::dest::Dest;
-use crate::failure::Failure;
+use crate::error::Failure;
 use crate::source::Source;
 use crate::stream::Stream;
 use crate::strided_dest::StridedDest;

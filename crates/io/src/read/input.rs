@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use ingot_format::{to_u64, to_usize};
 
-use crate::failure::{Failure, read_exactly};
-use crate::source::Source;
+use crate::error::Failure;
+use crate::source::{Source, read_exactly};
 use crate::stream::Stream;
 
 /// The page of the machines on which the distance of addresses was seen to matter.

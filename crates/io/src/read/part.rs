@@ -5,8 +5,7 @@ use ingot_format::{Dtype, Index, Selection, to_u64};
 use super::plan::{Piece, Place, alignment};
 use crate::archive::Tensor;
 use crate::convert::{converts, is_float};
-use crate::error::{Error, Misfit};
-use crate::failure::{Failure, size};
+use crate::error::{Error, Failure, Misfit, size};
 use crate::region::Region;
 use crate::strided_dest::StridedDest;
 

@@ -12,7 +12,8 @@ use super::space::{self, Size};
 use super::target::Place;
 use super::temp::{self, Kind, Refused, Temp};
 use super::write::{self, Way};
-use super::{Step, Stop, Watch, in_place, step};
+use super::{Watch, in_place};
+use crate::error::{Step, Stop, step};
 use crate::options::{Durability, SaveOptions};
 
 /// From this size on, a flush at the end alone takes long. Smaller files are there before a thread is.

@@ -10,14 +10,13 @@ use std::time::Duration;
 use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
+use super::Watch;
 use super::attributes::Attributes;
 use super::flush::flush;
 use super::space::{self, Size};
 use super::target::{Place, Target};
 use super::temp::{self, Refused, Temp};
-use super::{Step, Stop, Watch, step};
-use crate::edit::EditError;
-use crate::error::Error;
+use crate::error::{EditError, Error, Step, Stop, step};
 use crate::options::{Durability, Existing, SaveOptions};
 
 /// How often, and after what time, a lock is asked for again that somebody has for a moment.

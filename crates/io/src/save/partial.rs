@@ -14,9 +14,8 @@ use super::draft::{explain, explain_publishing, find, has_name, is_there, refuse
 use super::flush::flush;
 use super::space::{self, Size};
 use super::target::Place;
-use super::{Step, Stop, Watch, step, temp};
-use crate::edit::EditError;
-use crate::error::Error;
+use super::{Watch, temp};
+use crate::error::{EditError, Error, Step, Stop, step};
 use crate::options::{Durability, Existing};
 
 /// How often the file is opened that somebody else has just given its name to, or taken away.

@@ -70,7 +70,7 @@ impl Snapshot {
             },
             Fault::Read(source) => Error::Write {
                 path: path.to_path_buf(),
-                step: super::step::READ,
+                step: crate::error::step::READ,
                 nbytes: pieces.nbytes(),
                 source,
             },

@@ -160,7 +160,7 @@ mod tests {
                 let expected = &bytes[position..NBYTES.min(position + nbytes)];
                 placed(at, expected.len() + 1, |dest| {
                     let (dest, after) = dest.split_at_mut(expected.len());
-                    crate::failure::read_exactly(&source, to_u64(position), dest).unwrap();
+                    crate::source::read_exactly(&source, to_u64(position), dest).unwrap();
                     assert!(dest == expected, "{position} to {at}");
                     assert_eq!(after, [0], "not a byte more");
                 });

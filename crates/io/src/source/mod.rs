@@ -11,6 +11,9 @@ use std::io::{self, IoSliceMut, Read};
 use std::ops::Range;
 use std::sync::Arc;
 
+use ingot_format::to_u64;
+
+use crate::error::Failure;
 pub use file::FileSource;
 pub(crate) use mapped::MappedSource;
 pub use mapped::Memory;
@@ -92,4 +95,28 @@ pub trait Source: Send + Sync + Debug {
     fn nbytes_now(&self) -> io::Result<Option<u64>> {
         Ok(Some(self.nbytes()))
     }
+}
+
+/// Fills `dest` from `position` on. Sources may give less than they are asked for, and be interrupted.
+pub(crate) fn read_exactly(source: &dyn Source, position: u64, dest: &mut [u8]) -> Result<(), Failure> {
+    let expected = dest.len();
+    let mut found = 0;
+    while found < expected {
+        let fault = match source.read_at(position + to_u64(found), &mut dest[found..]) {
+            Ok(0) => None,
+            Ok(count) => {
+                found += count;
+                continue;
+            }
+            Err(fault) if fault.kind() == io::ErrorKind::Interrupted => continue,
+            Err(fault) => Some(fault),
+        };
+        return Err(Failure::Read {
+            position,
+            expected,
+            found,
+            source: fault,
+        });
+    }
+    Ok(())
 }

@@ -5,10 +5,9 @@ use ingot_format::{MODEL_SPEC_KEY, to_usize};
 use super::pass::{read_through, step_end};
 use super::verify::{Record, sha256_from};
 use crate::archive::{Archive, Tensor};
-use crate::checkpoint::{Checkpoint, CheckpointFault};
+use crate::checkpoint::Checkpoint;
 use crate::digest::{Algorithm, Digest, Digests, Unequal};
-use crate::error::Error;
-use crate::failure::read_exactly;
+use crate::error::{CheckpointFault, Error};
 use crate::files::Files;
 use crate::options::ReadOptions;
 use crate::read::input::Witness;
@@ -16,7 +15,7 @@ use crate::read::part::Part;
 use crate::read::plan::TensorId;
 use crate::read::read::read_owned;
 use crate::region::Region;
-use crate::source::Source;
+use crate::source::{Source, read_exactly};
 use crate::watch::Watch;
 
 /// What tensors are compared with before they are handed out.

@@ -7,10 +7,9 @@ use ingot_format::{Entry, Format, FormatError, Header, Layout, Limits, layout, t
 use super::pass::read_through;
 use crate::archive::{check_unchanged, open_source};
 use crate::digest::{Algorithm, Digest, Digests};
-use crate::error::Error;
-use crate::failure::{Failure, read_exactly};
+use crate::error::{Error, Failure};
 use crate::head::read_header;
-use crate::source::Source;
+use crate::source::{Source, read_exactly};
 use crate::watch::Watch;
 
 /// What a hash is taken of, and how it is written.

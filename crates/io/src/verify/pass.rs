@@ -7,10 +7,10 @@ use std::thread;
 use ingot_format::{to_u64, to_usize};
 
 use crate::digest::{Digests, SUBTREE_NBYTES};
-use crate::failure::{Failure, read_exactly};
+use crate::error::Failure;
 use crate::options::ReadOptions;
 use crate::read::execute::Reading;
-use crate::source::Source;
+use crate::source::{Source, read_exactly};
 use crate::watch::Watch;
 use crate::workers::share;
 

@@ -8,8 +8,7 @@ use ingot_format::{
 };
 
 use super::{PIECE, put};
-use crate::edit::EditError;
-use crate::error::Error;
+use crate::error::{EditError, Error};
 use crate::options::{Existing, SaveOptions};
 use crate::payload::Payload;
 use crate::save::draft::Draft;
