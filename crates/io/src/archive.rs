@@ -11,11 +11,11 @@ use ingot_format::{Entry, Header, Index, Limits, Selection, SelectionError, to_u
 use crate::backend::{Choice, choose};
 use crate::error::{Error, Failure};
 use crate::head::read_header;
+use crate::memory::{Memory, Region};
 use crate::options::{BACKEND_VARIABLE, Backend, OpenOptions};
 use crate::read::execute::threads_of_environment;
 use crate::read::plan::alignment;
-use crate::region::Region;
-use crate::source::{FileSource, MappedSource, Memory, Source};
+use crate::source::{FileSource, MappedSource, Source};
 
 /// An open file. Any number of threads may use it at once.
 ///

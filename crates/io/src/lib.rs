@@ -5,23 +5,21 @@
 
 mod archive;
 mod backend;
-mod block;
 mod checkpoint;
 mod convert;
-mod dest;
 mod digest;
 mod disk;
 mod edit;
 mod error;
 mod files;
 mod head;
+mod memory;
 mod options;
 mod payload;
 mod quarry;
 mod read;
 mod rearrange;
 mod records;
-mod region;
 #[cfg(feature = "remote")]
 mod remote;
 #[cfg(target_os = "linux")]
@@ -31,7 +29,6 @@ mod serialize;
 mod source;
 mod statistics;
 mod stream;
-mod strided_dest;
 mod verify;
 mod watch;
 mod workers;
@@ -41,17 +38,17 @@ mod writer;
 pub use archive::{Archive, Tensor};
 pub use checkpoint::{Checkpoint, Manner, Origins, read_index};
 pub use convert::{convert, converts, is_float};
-pub use dest::{Bytes, Dest};
 pub use digest::{Algorithm, Digest, Keep, Sealed, Unequal};
 pub use edit::origin::Origin;
 pub use edit::{Edited, MetadataChange, Way, replace_tensor, update_metadata};
 pub use error::{CheckpointFault, EditError, Error, Misfit};
 pub use ingot_format::MODEL_SPEC_KEY;
+pub use memory::{Bytes, Dest, Dim, Footprint, Memory, Region, Strided, StridedDest, crowds, overlapping};
 pub use options::{
     BACKEND_VARIABLE, Backend, CheckpointOptions, Durability, Existing, OpenOptions, Reach, ReadOnly,
     ReadOptions, Replace, SaveOptions, THREADS_VARIABLE,
 };
-pub use payload::{Dim, FileRange, Footprint, Payload, Produce, Strided, crowds, overlapping, prove_sizes};
+pub use payload::{FileRange, Payload, Produce, prove_sizes};
 pub use quarry::Quarry;
 pub use read::part::{Part, Target};
 pub use read::plan::{OWN_BLOCK_NBYTES, Piece, Place, Plan, SHARED_BLOCK_NBYTES, TensorId};
@@ -59,7 +56,6 @@ pub use read::prefetch::{Fetched, Prefetch, Request};
 pub use read::read::{StridedView, fill, read, warm_tensors};
 pub use rearrange::{Inherit, assemble};
 pub use records::{Alias, Pick, RECORD_KEYS, Role, aliases};
-pub use region::Region;
 #[cfg(all(unix, feature = "remote"))]
 pub use remote::{DownloadOptions, Downloaded, download, planned_download};
 #[cfg(feature = "remote")]
@@ -72,9 +68,8 @@ pub use serialize::safetensors::{
     Dtype, SafeTensorError, SafeTensors, TensorView, View, serialize, serialize_to_file, slice, tensor,
 };
 pub use serialize::{bintensors, safetensors};
-pub use source::{FileSource, Memory, MemorySource, Source};
+pub use source::{FileSource, MemorySource, Source};
 pub use statistics::{Number, Statistics, has_statistics, statistics};
-pub use strided_dest::StridedDest;
 pub use verify::{Compared, Definition, Mismatch, Proof, Report, hash, verify};
 pub use watch::{Unwatched, Watch};
 #[cfg(unix)]

@@ -13,8 +13,8 @@ use super::read::{only, read, warm_behind_mappings};
 use crate::archive::Tensor;
 use crate::checkpoint::Checkpoint;
 use crate::error::Error;
+use crate::memory::Region;
 use crate::options::ReadOptions;
-use crate::region::Region;
 use crate::watch::Watch;
 
 /// How often whoever waits looks whether to stop.

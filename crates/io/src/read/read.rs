@@ -11,13 +11,10 @@ use super::input::Witness;
 use super::part::{Part, Target};
 use super::plan::{Piece, Place, Plan, TensorId};
 use crate::archive::{Archive, Tensor};
-use crate::block::Block;
 use crate::error::{Error, InFile, Misfit, size};
 use crate::files::Files;
+use crate::memory::{Block, Footprint, Memory, Region, overlapping};
 use crate::options::ReadOptions;
-use crate::payload::{Footprint, overlapping};
-use crate::region::Region;
-use crate::source::Memory;
 use crate::watch::{After, Unwatched, Watch, tell_all};
 
 /// The bytes of parts of tensors, of any files; the regions come in their order.

@@ -6,11 +6,11 @@ use std::path::Path;
 
 use crate::archive::Archive;
 use crate::convert::convert;
+use crate::memory::StridedDest;
 use crate::options::{Backend, OpenOptions, ReadOptions};
 use crate::read::part::{Part, Target};
 use crate::read::read::{fill, read};
 use crate::source::{MemorySource, Source};
-use crate::strided_dest::StridedDest;
 use crate::watch::Unwatched;
 use ingot_format::{Dtype, Format, Index, Limits, Spec, layout, nbytes, to_u64, to_usize};
 use proptest::prelude::*;

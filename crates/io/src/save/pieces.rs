@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use ingot_format::{FormatError, Layout, to_u64, to_usize};
 
-use crate::dest::Bytes;
 use crate::digest::Sealed;
+use crate::memory::Bytes;
 use crate::payload::{FileRange, Payload, prove_sizes, prove_total};
 
 /// Bytes that are written at once: few enough that threads share the work evenly, a watch is heard soon and buffers of

@@ -308,7 +308,7 @@ impl Writer<'_, '_> {
 mod tests {
     use super::*;
     use crate::Unwatched;
-    use crate::dest::Bytes;
+    use crate::memory::Bytes;
     use crate::payload::{FileRange, Payload, Produce};
     use crate::save::save_data;
     use proptest::prelude::*;

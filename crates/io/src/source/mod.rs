@@ -14,9 +14,9 @@ use std::sync::Arc;
 use ingot_format::to_u64;
 
 use crate::error::Failure;
+use crate::memory::Memory;
 pub use file::FileSource;
 pub(crate) use mapped::MappedSource;
-pub use mapped::Memory;
 pub use memory::MemorySource;
 
 /// A run of bytes that tensors can be read from: a file, a mapping, memory, a URL.

@@ -9,12 +9,12 @@ use crate::checkpoint::Checkpoint;
 use crate::digest::{Algorithm, Digest, Digests, Unequal};
 use crate::error::{CheckpointFault, Error};
 use crate::files::Files;
+use crate::memory::Region;
 use crate::options::ReadOptions;
 use crate::read::input::Witness;
 use crate::read::part::Part;
 use crate::read::plan::TensorId;
 use crate::read::read::read_owned;
-use crate::region::Region;
 use crate::source::{Source, read_exactly};
 use crate::watch::Watch;
 

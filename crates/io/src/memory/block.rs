@@ -6,7 +6,7 @@ use std::ops::Range;
 use ingot_format::to_u64;
 use memmap2::MmapMut;
 
-use crate::dest::Dest;
+use super::dest::Dest;
 use crate::error::Failure;
 
 /// What a huge page takes on the machines that have them.
