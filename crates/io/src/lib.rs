@@ -28,7 +28,6 @@ mod save;
 mod serialize;
 mod source;
 mod statistics;
-mod stream;
 mod verify;
 mod watch;
 mod workers;

@@ -16,8 +16,7 @@ use super::runs::Runs;
 use crate::convert::convert;
 use crate::error::Failure;
 use crate::memory::{Dest, StridedDest};
-use crate::source::Source;
-use crate::stream::Stream;
+use crate::source::{Source, Stream};
 
 /// Bytes that wait between the file and the conversion or the scattering, in the wider of the two dtypes. Few, so that they
 /// never leave the cache.

@@ -7,8 +7,7 @@ use std::ops::Range;
 use ingot_format::{to_u64, to_usize};
 
 use crate::error::Failure;
-use crate::source::{Source, read_exactly};
-use crate::stream::Stream;
+use crate::source::{Source, Stream, read_exactly};
 
 /// The page of the machines on which the distance of addresses was seen to matter.
 pub(crate) const PAGE_NBYTES: usize = 4096;

@@ -20,8 +20,7 @@ use crate::remote::follow::Follow;
 use crate::remote::journal::{Journal, RECORD, Record};
 use crate::save::draft::is_there;
 use crate::save::partial::Partial;
-use crate::source::{Source, read_exactly};
-use crate::stream::Stream;
+use crate::source::{Source, Stream, read_exactly};
 use crate::watch::Watch;
 use crate::workers::share;
 
