@@ -13,9 +13,9 @@ use crate::error::{Error, Failure};
 use crate::head::read_header;
 use crate::memory::{Memory, Region};
 use crate::options::{BACKEND_VARIABLE, Backend, OpenOptions};
-use crate::read::execute::threads_of_environment;
 use crate::read::plan::alignment;
 use crate::source::{FileSource, MappedSource, Source};
+use crate::workers::threads_of_environment;
 
 /// An open file. Any number of threads may use it at once.
 ///

@@ -7,8 +7,8 @@ use ingot_format::{Format, Header, ShardIndex};
 
 use super::parallel::in_parallel;
 use crate::error::{CheckpointFault, Error};
-use crate::read::execute::Reading;
 use crate::watch::Watch;
+use crate::workers::Reading;
 
 /// An index, and what it says of each shard. Opening them is the business of whoever knows where they are.
 #[derive(Debug)]

@@ -9,9 +9,9 @@ use super::shards::Shards;
 use crate::archive::Archive;
 use crate::error::Error;
 use crate::options::OpenOptions;
-use crate::read::execute::Reading;
 #[cfg(feature = "remote")]
 use crate::remote::RemoteShards;
+use crate::workers::Reading;
 
 /// Where the shards of an index are, and how they are opened.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ingot_format::{Index, Strides, to_u64};
 
-use super::execute::{Reading, execute, reading};
+use super::execute::{execute, reading};
 use super::gather::{Destination, Reader};
 use super::input::Witness;
 use super::part::{Part, Target};
@@ -16,6 +16,7 @@ use crate::files::Files;
 use crate::memory::{Block, Footprint, Memory, Region, overlapping};
 use crate::options::ReadOptions;
 use crate::watch::{After, Unwatched, Watch, tell_all};
+use crate::workers::Reading;
 
 /// The bytes of parts of tensors, of any files; the regions come in their order.
 ///

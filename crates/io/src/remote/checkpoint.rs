@@ -10,6 +10,7 @@ use super::fault::Fault;
 use super::fetch::Target;
 use super::hub::{INDEX_FILE, MODEL_FILE};
 use super::options::RemoteOptions;
+use super::pace::stopped as unwanted;
 use super::place::{Place, Remote, local_path};
 use super::secrets::redacted;
 use super::shards::RemoteShards;
@@ -19,10 +20,9 @@ use crate::archive::Archive;
 use crate::checkpoint::{Checkpoint, Shards, index_of, read_index};
 use crate::error::{CheckpointFault, Error, Failure};
 use crate::options::{Backend, CheckpointOptions, OpenOptions, Reach};
-use crate::read::execute::Reading;
 use crate::source::Source as _;
 use crate::watch::Watch;
-use crate::workers::{share, unwanted, watched};
+use crate::workers::{Reading, share, watched};
 
 /// Bytes that the first request for an index asks for. All of it is wanted, so that only the largest, of some 150,000
 /// tensors, need a second one.

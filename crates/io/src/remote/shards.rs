@@ -10,7 +10,7 @@ use super::place::Remote;
 use crate::archive::Archive;
 use crate::checkpoint::{Manner, Shards};
 use crate::error::Error;
-use crate::read::execute::Reading;
+use crate::workers::Reading;
 
 /// Headers that are asked for at once. Each is a round trip, or where a host redirects to another one to each: of so
 /// many, half then wait for either host.

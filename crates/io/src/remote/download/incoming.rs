@@ -15,14 +15,13 @@ use crate::digest::{Algorithm, Hasher};
 use crate::error::{Error, Failure};
 use crate::options::ReadOptions;
 use crate::payload::FileRange;
-use crate::read::execute::Reading;
 use crate::remote::follow::Follow;
 use crate::remote::journal::{Journal, RECORD, Record};
 use crate::save::draft::is_there;
 use crate::save::partial::Partial;
 use crate::source::{Source, Stream, read_exactly};
 use crate::watch::Watch;
-use crate::workers::share;
+use crate::workers::{Reading, share};
 
 /// Bytes that are written at once.
 const WRITE_NBYTES: u64 = 1 << 20;

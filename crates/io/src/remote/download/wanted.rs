@@ -13,7 +13,6 @@ use crate::checkpoint::{in_parallel, index_of};
 use crate::digest::{Algorithm, Digest};
 use crate::error::Error;
 use crate::payload::FileRange;
-use crate::read::execute::Reading;
 use crate::remote::checkpoint::{
     Door, Found, INDEX_START_NBYTES, cached_at, for_urls, refused, through_door,
 };
@@ -26,6 +25,7 @@ use crate::remote::source::RemoteSource;
 use crate::remote::{header_limits, variable};
 use crate::source::Source;
 use crate::watch::Watch;
+use crate::workers::Reading;
 
 /// What the names of indexes end in. Any file may be downloaded, so the content decides nothing.
 const INDEX_ENDING: &str = ".index.json";
