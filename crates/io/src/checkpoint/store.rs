@@ -2,15 +2,27 @@
 
 use std::path::PathBuf;
 
-use super::beside::Beside;
+use ingot_format::Format;
+
+use super::folder::Beside;
 use super::parallel::of_directory;
 use super::shards::Shards;
-use super::{Manner, OpenOptions};
-use crate::archive::Archive;
+use crate::archive::{Archive, OpenOptions};
 use crate::error::Error;
 use crate::read::execute::Reading;
 #[cfg(feature = "remote")]
 use crate::remote::RemoteShards;
+
+/// What the files of a checkpoint are, and how they are read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Manner {
+    /// The format of the first.
+    pub format: Format,
+    /// As [`Archive::backend`] has it.
+    pub backend: &'static str,
+    /// Why so, as a sentence.
+    pub why: String,
+}
 
 /// Where the shards of an index are, and how they are opened.
 #[derive(Debug)]

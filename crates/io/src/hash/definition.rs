@@ -7,10 +7,9 @@ use ingot_format::{Entry, Format, FormatError, Header, Layout, Limits, layout, t
 use super::algorithm::{Algorithm, Digest};
 use super::digests::Digests;
 use super::pass::read_through;
-use crate::archive::{check_unchanged, open_source};
+use crate::archive::{check_unchanged, open_source, read_header};
 use crate::error::Error;
 use crate::failure::{Failure, read_exactly};
-use crate::head::read_header;
 use crate::source::Source;
 use crate::watch::Watch;
 
