@@ -9,22 +9,13 @@ use std::sync::Arc;
 
 use ingot_format::{Entry, Header, HeaderWindow, Index, Limits, Selection, SelectionError, to_u64, to_usize};
 
-use crate::backend::{BACKEND_VARIABLE, Backend, Choice, choose};
-use crate::error::Error;
-use crate::failure::{Failure, InFile, read_exactly};
-use crate::read::execute::threads_of_environment;
+use crate::backend::{Choice, choose};
+use crate::error::{Error, Failure, InFile};
+use crate::memory::{Memory, Region};
+use crate::options::{BACKEND_VARIABLE, Backend, OpenOptions};
 use crate::read::plan::{TensorId, alignment};
-use crate::region::Region;
-use crate::source::{FileSource, MappedSource, Memory, Source};
-
-/// How to open a file.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct OpenOptions {
-    /// How its bytes are read.
-    pub backend: Backend,
-    /// What headers are taken.
-    pub limits: Limits,
-}
+use crate::source::{FileSource, MappedSource, Source, read_exactly};
+use crate::workers::threads_of_environment;
 
 /// An open file. Any number of threads may use it at once.
 ///

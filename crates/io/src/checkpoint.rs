@@ -1,6 +1,5 @@
 //! A checkpoint of one file or of many, as one handle.
 
-mod fault;
 mod folder;
 mod locate;
 mod origins;
@@ -14,7 +13,6 @@ use std::sync::OnceLock;
 
 use ingot_format::{Dtype, Header, ShardIndex, natural_order};
 
-pub use fault::CheckpointFault;
 #[cfg(feature = "remote")]
 pub(crate) use folder::index_of;
 pub use folder::read_index;
@@ -24,8 +22,9 @@ pub(crate) use parallel::in_parallel;
 pub(crate) use shards::Shards;
 pub use store::Manner;
 
-use crate::archive::{Archive, OpenOptions, Tensor, nearest};
+use crate::archive::{Archive, Tensor, nearest};
 use crate::error::Error;
+use crate::options::{CheckpointOptions, OpenOptions};
 use crate::read::plan::TensorId;
 #[cfg(feature = "remote")]
 use crate::remote::RemoteShards;
@@ -33,25 +32,6 @@ use crate::watch::{Unwatched, Watch};
 use folder::Beside;
 use locate::{Located, locate};
 use store::Store;
-
-/// How to open a checkpoint.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct CheckpointOptions {
-    /// How each of its files is opened.
-    pub open: OpenOptions,
-    /// Whether files may lie elsewhere.
-    pub reach: Reach,
-}
-
-/// Where the files of a checkpoint may lie.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Reach {
-    /// Symbolic links are followed, because the cache of the Hub is made of them.
-    #[default]
-    FollowLinks,
-    /// A symbolic link anywhere below the directory is refused, and so is a file that has another name somewhere.
-    Confined,
-}
 
 /// One file, or the shards of an index, as one. Any number of threads may use it at once.
 ///

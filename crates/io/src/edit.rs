@@ -15,19 +15,18 @@ use ingot_format::{
     SHARED_KEY, SharedError, edit_metadata, layout_with, to_u64,
 };
 
-use crate::error::Error;
-use crate::hash::renewed;
+use crate::error::{EditError, Error, step};
+use crate::options::{Durability, SaveOptions};
 use crate::payload::{FileRange, Payload};
 use crate::records::{aliases, check_shared};
-use crate::save::{Durability, SaveOptions, save_data, step};
+use crate::save::save_data;
+use crate::verify::renewed;
 use crate::watch::Watch;
 
-mod error;
 mod guard;
 mod held;
 pub(crate) mod origin;
 
-pub use error::EditError;
 pub(crate) use guard::Guard;
 use held::Held;
 

@@ -4,23 +4,19 @@ use std::io;
 
 use ingot_format::{FormatError, Header, to_u64, to_usize};
 
-use crate::dest::Bytes;
+use crate::memory::{Bytes, Strided};
 
 mod file;
-mod footprint;
 mod gathered;
 mod produced;
 mod section;
-mod strided;
 
 pub use file::FileRange;
 #[cfg(unix)]
 pub(crate) use file::shares_blocks;
-pub use footprint::{Footprint, crowds, overlapping};
 pub(crate) use gathered::Gathered;
 pub use produced::Produce;
 pub(crate) use section::Section;
-pub use strided::{Dim, Strided};
 
 /// The bytes of one tensor, on their way to a file.
 #[derive(Clone, Debug)]

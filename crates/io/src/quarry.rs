@@ -6,8 +6,7 @@ use ingot_format::{to_u64, to_usize};
 
 use crate::archive::{Tensor, open_source};
 use crate::error::Error;
-use crate::failure::read_exactly;
-use crate::source::{FileSource, Source};
+use crate::source::{FileSource, Source, read_exactly};
 #[cfg(unix)]
 use crate::writer::Writer;
 

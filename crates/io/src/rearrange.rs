@@ -10,13 +10,14 @@ use ingot_format::{
     layout_with,
 };
 
+use crate::edit::Guard;
 use crate::edit::origin::Origin;
-use crate::edit::{EditError, Guard};
-use crate::error::Error;
-use crate::hash::digest_of;
+use crate::error::{EditError, Error, step};
+use crate::options::SaveOptions;
 use crate::payload::{Gathered, Payload, Section};
 use crate::records::{Pick, Stored, checksums, settled, unit, with_records};
-use crate::save::{SaveOptions, save_data, step};
+use crate::save::save_data;
+use crate::verify::digest_of;
 use crate::watch::Watch;
 
 /// What becomes of the digests that files keep of their tensors.

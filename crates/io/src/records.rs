@@ -19,9 +19,9 @@ use ingot_format::{
     SharedName, parse_shared, render_shared,
 };
 
+use crate::digest::{Algorithm, Digest};
 use crate::edit::origin::Origin;
 use crate::error::Error;
-use crate::hash::{Algorithm, Digest};
 
 /// The keys of metadata that speaks of the tensors beside it. In other metadata that is given for a new file they were
 /// made for another one.

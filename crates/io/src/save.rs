@@ -20,7 +20,6 @@
 //!
 //! What a large file had that was replaced is given back after [`save`] returned, unless another has it open.
 
-use std::io;
 use std::path::Path;
 use std::time::Duration;
 
@@ -55,73 +54,17 @@ mod write;
 
 use ingot_format::{FormatError, Layout};
 
-use crate::error::Error;
-use crate::hash::Sealed;
+use crate::digest::Sealed;
+use crate::error::{Error, Stop};
+use crate::options::SaveOptions;
+#[cfg(unix)]
+use crate::options::{Durability, Replace};
 use crate::payload::Payload;
 use crate::watch::Watch;
 use pieces::Pieces;
-pub(crate) use pieces::write_all_at;
 #[cfg(unix)]
 pub(crate) use release::release;
 pub use snapshot::Snapshot;
-
-/// How to save.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SaveOptions {
-    /// What a loss of power may undo.
-    pub durable: Durability,
-    /// How an existing file is replaced.
-    pub replace: Replace,
-    /// What happens to a file that this process may not write to.
-    pub read_only: ReadOnly,
-}
-
-/// What a loss of power may undo.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Durability {
-    /// Nothing: when [`save`] returns, the file is on the disk.
-    #[default]
-    Durable,
-    /// What was saved in the last half minute or so. A file may then be there with only a part of its bytes.
-    /// A process that ends, however it does, loses nothing.
-    Fast,
-}
-
-/// How an existing file is replaced.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Replace {
-    /// By renaming a whole new file over it. Needs the right to create files in the directory.
-    #[default]
-    Atomic,
-    /// By writing into it, which keeps its owner, links and everything else. Needs only the right to write to it.
-    ///
-    /// All bytes go to a temporary file first (beside the target, or else among the system's temporary files), since
-    /// the payloads may lie in a mapping of the target; so it takes twice the time. A process that dies, or a disk that
-    /// fails, while they are then copied leaves a mixed file, and two saves at once do too. Whoever has the old file
-    /// mapped sees it change.
-    InPlace,
-}
-
-/// What happens to a file that this process may not write to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ReadOnly {
-    /// It is an error.
-    #[default]
-    Refuse,
-    /// It is replaced by one that is as read-only, which only takes a writable directory. Not with
-    /// [`Replace::InPlace`].
-    Replace,
-}
-
-/// What becomes of a file that has the name already.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Existing {
-    /// It stays, and it is an error that it is there.
-    #[default]
-    Refuse,
-    /// It is replaced once the new one is whole.
-    Replace,
-}
 
 /// How long a thread waits before it asks the watch again. Half of the 100 ms that are promised.
 const POLL: Duration = Duration::from_millis(50);
@@ -168,6 +111,37 @@ pub(crate) fn save_data(
     watch: &dyn Watch,
 ) -> Result<(), Error> {
     save_cut(path, Pieces::of_data(head, data_nbytes, payloads), options, watch)
+}
+
+impl Sealed {
+    /// Writes the file: as [`crate::save`] does, with `payloads` in the order of the layout. Not into a pipe or a
+    /// device, where the header cannot be written last.
+    ///
+    /// # Errors
+    /// What [`crate::save`] says.
+    pub fn save(
+        &self,
+        path: &Path,
+        payloads: &[Payload<'_>],
+        options: &SaveOptions,
+        watch: &dyn Watch,
+    ) -> Result<(), Error> {
+        save_sealed(path, self, payloads, options, watch)
+    }
+
+    /// Writes the file with what was copied for it.
+    ///
+    /// # Errors
+    /// What [`crate::save`] says.
+    pub fn save_snapshot(
+        &self,
+        path: &Path,
+        snapshot: &Snapshot,
+        options: &SaveOptions,
+        watch: &dyn Watch,
+    ) -> Result<(), Error> {
+        save_sealed_snapshot(path, self, snapshot, options, watch)
+    }
 }
 
 /// As [`save`], with digests in the head that are taken of everything else on its way into the file.
@@ -256,67 +230,3 @@ fn save_pieces(
 
 #[cfg(not(unix))]
 use portable::save as save_pieces;
-
-/// Why a save ended early. [`save`] adds the path.
-enum Stop {
-    Fault { step: &'static str, source: io::Error },
-    Interrupted,
-}
-
-impl From<io::Error> for Stop {
-    fn from(source: io::Error) -> Stop {
-        Stop::Fault {
-            step: step::READ,
-            source,
-        }
-    }
-}
-
-/// Adds to an error of the operating system what was being done.
-trait Step<T> {
-    fn step(self, step: &'static str) -> Result<T, Stop>;
-}
-
-impl<T, E: Into<io::Error>> Step<T> for Result<T, E> {
-    fn step(self, step: &'static str) -> Result<T, Stop> {
-        self.map_err(|source| Stop::Fault {
-            step,
-            source: source.into(),
-        })
-    }
-}
-
-/// What can fail, as [`Error::Write`] says it after "could not".
-pub(crate) mod step {
-    pub(super) const OPEN: &str = "open it for writing";
-    pub(super) const READ_ONLY: &str = "replace it, since it is read-only";
-    pub(super) const CREATE: &str = "create a temporary file";
-    #[cfg(unix)]
-    pub(super) const RESERVE: &str = "reserve space";
-    pub(crate) const READ: &str = "get the bytes of a tensor";
-    pub(super) const SEAL: &str = "put digests at its beginning";
-    pub(super) const WRITE: &str = "write";
-    #[cfg(unix)]
-    pub(super) const JOURNAL: &str = "use what its writers noted beside it";
-    #[cfg(unix)]
-    pub(super) const OWNER: &str = "tell by a lock whether the writer that began it is still there";
-    pub(super) const ATTRIBUTES: &str = "copy mode and owner";
-    pub(super) const FLUSH: &str = "flush";
-    pub(super) const RENAME: &str = "rename the temporary file over it";
-    #[cfg(unix)]
-    pub(super) const FLUSH_DIRECTORY: &str = "flush its directory, though it is written";
-    pub(super) const COPY: &str = "overwrite it in place, so it holds a mix of old and new bytes";
-}
-
-/// What the user can do about a fault.
-pub(crate) fn hint(step: &str, fault: &io::Error) -> Option<&'static str> {
-    use io::ErrorKind::{NotSeekable, PermissionDenied, ResourceBusy};
-    match (step, fault.kind()) {
-        (step::CREATE | step::RENAME, PermissionDenied | ResourceBusy) => {
-            Some("an existing file can be written in place instead, though not atomically (atomic=False)")
-        }
-        (step::SEAL, NotSeekable) => Some("what is streamed keeps no checksums"),
-        (step::READ_ONLY, PermissionDenied) => Some("it can be replaced all the same (force=True)"),
-        _ => None,
-    }
-}

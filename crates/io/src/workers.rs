@@ -1,39 +1,121 @@
 //! Work that threads share while their caller watches.
 
-use std::cell::RefCell;
+use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
-use ingot_format::to_u64;
+use ingot_format::{to_u64, to_usize};
 
-use crate::failure::Failure;
-use crate::read::execute::Reading;
+use crate::error::{Error, Failure};
+use crate::options::{ReadOptions, THREADS_VARIABLE};
+#[cfg(feature = "remote")]
+pub(crate) use crate::remote::heed;
+use crate::source::Source;
 use crate::watch::Watch;
 
 /// How often the calling thread looks whether to stop.
 const WATCH_INTERVAL: Duration = Duration::from_millis(50);
 
-thread_local! {
-    /// Whether the call that this thread works for is to stop.
-    static STOP: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
+/// What [`THREADS_VARIABLE`] says.
+pub(crate) fn threads_of_environment() -> Result<Option<NonZeroUsize>, Error> {
+    match std::env::var(THREADS_VARIABLE) {
+        Ok(found) if !found.is_empty() => found
+            .parse()
+            .map(Some)
+            .map_err(|_| Error::InvalidThreads { found }),
+        _ => Ok(None),
+    }
 }
 
-/// Whether nobody wants what this thread does any more. Work that waits looks now and then, and gives up.
-#[cfg_attr(
-    not(feature = "remote"),
-    expect(dead_code, reason = "only remote sources wait")
-)]
-pub(crate) fn unwanted() -> bool {
-    STOP.with_borrow(|stop| stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed)))
+/// Bytes that one thread reads at once: large enough that the call does not matter, small enough that all
+/// threads finish together and an interruption is noticed soon. A whole number of huge pages.
+const CHUNK_NBYTES: usize = 8 << 20;
+
+/// Where reads wait, chunks may be as small as this, so that all threads have some: a read takes so long that it does
+/// not pay to make them smaller.
+const WAITING_CHUNK_NBYTES: usize = 1 << 20;
+
+/// Below this, starting a thread takes longer than reading.
+const ALONE_NBYTES: u64 = 4 << 20;
+
+/// More threads than this have not been seen to make copying from the page cache faster.
+const MAX_THREADS: usize = 16;
+
+/// Reads that are under way at once where each of them comes from a local disk: enough to keep it busy.
+const COLD_THREADS: usize = 8;
+
+/// How a number of bytes is read: on how many threads, and how much at once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reading {
+    pub(crate) threads: usize,
+    pub(crate) chunk_nbytes: usize,
+    /// Whether each read waits for something other than this machine.
+    pub(crate) waits: bool,
 }
 
-/// Has what this thread waits for end when `stop` says so.
-pub(crate) fn heed(stop: &Arc<AtomicBool>) {
-    STOP.set(Some(Arc::clone(stop)));
+impl Reading {
+    /// On so many threads, none of which waits.
+    pub(crate) fn on(threads: usize) -> Reading {
+        Reading {
+            threads,
+            chunk_nbytes: CHUNK_NBYTES,
+            waits: false,
+        }
+    }
+
+    /// So many at once, each of which waits for something other than this machine.
+    #[cfg(feature = "remote")]
+    pub(crate) fn waiting(threads: usize) -> Reading {
+        Reading {
+            waits: true,
+            ..Reading::on(threads)
+        }
+    }
+
+    /// What suits `nbytes` bytes of some sources, all of them in these spans. The slowest decides.
+    pub(crate) fn of(nbytes: u64, spans: &[(&dyn Source, Range<u64>)], options: &ReadOptions) -> Reading {
+        // Whether it is a number was asked when the file was opened.
+        let threads = options
+            .threads
+            .or_else(|| threads_of_environment().ok().flatten())
+            .map(NonZeroUsize::get);
+        let waiting = spans.iter().filter(|(source, _)| source.waits());
+        // Whoever waits needs no core.
+        let Some(at_once) = waiting.map(|(source, _)| source.reads_at_once()).min() else {
+            let cores = || {
+                thread::available_parallelism()
+                    .map_or(1, usize::from)
+                    .min(MAX_THREADS)
+            };
+            let suits = || match nbytes {
+                0..=ALONE_NBYTES => 1,
+                _ if spans.iter().any(|(source, span)| source.is_cold(span)) => COLD_THREADS,
+                _ => cores(),
+            };
+            return Reading::on(threads.unwrap_or_else(suits));
+        };
+        let threads = threads.unwrap_or(at_once);
+        Reading {
+            threads,
+            chunk_nbytes: each(nbytes, threads, WAITING_CHUNK_NBYTES),
+            waits: true,
+        }
+    }
 }
+
+/// The bytes of a chunk, of which there are to be so many: a multiple of `least`.
+pub(crate) fn each(nbytes: u64, chunks: usize, least: usize) -> usize {
+    let each = to_usize(nbytes).unwrap_or(usize::MAX) / chunks;
+    each.clamp(least, CHUNK_NBYTES).next_multiple_of(least)
+}
+
+/// Has what this thread waits for end when `stop` says so. Nothing but a network is waited for so long.
+#[cfg(not(feature = "remote"))]
+pub(crate) fn heed(_: &Arc<AtomicBool>) {}
 
 /// Does `work` on every task, first to last, on as many threads as `reading` says at most. `work` says how many bytes it has done, of
 /// the `total` that `watch` is told.

@@ -18,11 +18,10 @@ use ingot_format::{
     to_usize,
 };
 
-use crate::edit::EditError;
-use crate::error::Error;
+use crate::error::{EditError, Error};
+use crate::options::{Existing, SaveOptions};
 use crate::payload::{FileRange, Payload};
 use crate::save::draft::{Company, Draft, journal_fault};
-use crate::save::{Existing, SaveOptions};
 use crate::watch::Watch;
 
 mod append;
@@ -499,7 +498,7 @@ fn put(
         && let (Some(begin), Some(count)) = (to_usize(begin), to_usize(count))
     {
         return bytes.lend(begin..begin + count, |bytes| {
-            crate::save::write_all_at(file, bytes, position)
+            crate::disk::write_all_at(file, bytes, position)
         });
     }
     if let Payload::File(range) = payload {
@@ -507,7 +506,7 @@ fn put(
     }
     buffer.resize(to_usize(count).unwrap_or(usize::MAX), 0);
     payload.read(begin, buffer)?;
-    crate::save::write_all_at(file, buffer, position)
+    crate::disk::write_all_at(file, buffer, position)
 }
 
 fn refuse(path: &Path, fault: EditError) -> Error {

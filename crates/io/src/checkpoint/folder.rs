@@ -10,8 +10,8 @@ use ingot_format::{IndexReader, Limits, ShardIndex, to_u64};
 
 use crate::archive::{open_file, read_header};
 use crate::checkpoint::shards::Shards;
-use crate::checkpoint::{CheckpointFault, Reach};
-use crate::error::Error;
+use crate::error::{CheckpointFault, Error};
+use crate::options::Reach;
 use crate::source::FileSource;
 
 const LINK: &str = "it is a symbolic link, or lies behind one";

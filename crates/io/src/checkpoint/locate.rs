@@ -9,8 +9,8 @@ use ingot_format::{Foreign, FormatError};
 
 use crate::archive::open_file;
 use crate::checkpoint::folder::Folder;
-use crate::checkpoint::{CheckpointFault, Reach};
-use crate::error::Error;
+use crate::error::{CheckpointFault, Error};
+use crate::options::Reach;
 
 /// What a path leads to.
 pub(super) enum Located<T> {

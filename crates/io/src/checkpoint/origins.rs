@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 
 use ingot_format::ShardIndex;
 
-use super::Reach;
 use super::folder::Beside;
 use super::locate::{Located, locate};
 use super::parallel::of_directory;
 use crate::edit::origin::Origin;
 use crate::error::Error;
+use crate::options::Reach;
 use crate::watch::Unwatched;
 
 /// All files of a checkpoint, open so that tensors can be taken from them byte by byte.

@@ -5,11 +5,10 @@ use std::sync::OnceLock;
 
 use ingot_format::{Format, Header, ShardIndex};
 
-use super::CheckpointFault;
 use super::parallel::in_parallel;
-use crate::error::Error;
-use crate::read::execute::Reading;
+use crate::error::{CheckpointFault, Error};
 use crate::watch::Watch;
+use crate::workers::Reading;
 
 /// An index, and what it says of each shard. Opening them is the business of whoever knows where they are.
 #[derive(Debug)]

@@ -7,11 +7,12 @@ use ingot_format::Format;
 use super::folder::Beside;
 use super::parallel::of_directory;
 use super::shards::Shards;
-use crate::archive::{Archive, OpenOptions};
+use crate::archive::Archive;
 use crate::error::Error;
-use crate::read::execute::Reading;
+use crate::options::OpenOptions;
 #[cfg(feature = "remote")]
 use crate::remote::RemoteShards;
+use crate::workers::Reading;
 
 /// What the files of a checkpoint are, and how they are read.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,8 +7,7 @@ use std::time::SystemTime;
 
 use ingot_format::{Header, Limits, to_usize};
 
-use super::EditError;
-use crate::error::Error;
+use crate::error::{EditError, Error};
 use crate::source::FileSource;
 use crate::watch::Watch;
 
@@ -108,7 +107,7 @@ impl<'p> Held<'p> {
     /// Writes `bytes`, which lie in one page, at `position`.
     pub(super) fn overwrite(&self, position: u64, bytes: &[u8], durable: bool) -> Result<(), Error> {
         let write = || -> io::Result<()> {
-            crate::save::write_all_at(self.file(), bytes, position)?;
+            crate::disk::write_all_at(self.file(), bytes, position)?;
             if durable {
                 self.file().sync_data()?;
             }

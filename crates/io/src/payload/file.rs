@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use ingot_format::to_u64;
 
-use crate::save::write_all_at;
+use crate::disk::{read_at, write_all_at};
 
 /// Bytes that are read and written at a time.
 const PASSED: u64 = 4 << 20;
@@ -142,7 +142,7 @@ impl Copying {
         const TMPFS: u32 = 0x0102_1994;
         const XFS: u32 = 0x5846_5342;
         const BTRFS: u32 = 0x9123_683E;
-        match crate::backend::file_system(to) {
+        match crate::disk::file_system(to) {
             // The system copies 64 KiB at a time there. Two threads that read and write 4 MiB take two thirds of the
             // time (2026-11, 2 GiB in the cache, ext4: 0.25 to 0.34 s against 0.39 to 0.45).
             Some(EXT | TMPFS) => Copying::ReadAndWrite,
@@ -169,16 +169,6 @@ fn whole_blocks(range: &Range<u64>, begin: u64, position: u64) -> Range<u64> {
     }
     let start = range.start + lead;
     start..range.end - (length - lead) % BLOCK
-}
-
-#[cfg(unix)]
-fn read_at(file: &File, into: &mut [u8], position: u64) -> io::Result<usize> {
-    std::os::unix::fs::FileExt::read_at(file, into, position)
-}
-
-#[cfg(windows)]
-fn read_at(file: &File, into: &mut [u8], position: u64) -> io::Result<usize> {
-    std::os::windows::fs::FileExt::seek_read(file, into, position)
 }
 
 #[cfg(all(test, target_os = "linux"))]

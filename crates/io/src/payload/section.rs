@@ -4,7 +4,7 @@ use std::io;
 
 use crate::archive::Archive;
 use crate::error::Error;
-use crate::failure::read_exactly;
+use crate::source::read_exactly;
 
 /// Bytes of an archive that go into a file, such as one behind a URL. Any thread may read them, and waits for them.
 #[derive(Clone, Copy, Debug)]

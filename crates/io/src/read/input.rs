@@ -6,9 +6,8 @@ use std::ops::Range;
 
 use ingot_format::{to_u64, to_usize};
 
-use crate::failure::{Failure, read_exactly};
-use crate::source::Source;
-use crate::stream::Stream;
+use crate::error::Failure;
+use crate::source::{Source, Stream, read_exactly};
 
 /// The page of the machines on which the distance of addresses was seen to matter.
 pub(crate) const PAGE_NBYTES: usize = 4096;

@@ -6,7 +6,7 @@ use std::ops::Range;
 use ingot_format::{Dtype, Selection, to_u64, to_usize};
 
 use super::input::PAGE_NBYTES;
-use crate::failure::{Failure, size};
+use crate::error::{Failure, size};
 
 /// Pieces to be read, and the blocks of memory that they fill.
 ///

@@ -10,20 +10,17 @@ use super::fault::Fault;
 use super::fetch::Target;
 use super::hub::{INDEX_FILE, MODEL_FILE};
 use super::options::RemoteOptions;
+use super::pace::stopped as unwanted;
 use super::place::{Place, Remote, local_path};
 use super::secrets::redacted;
 use super::source::{READS_AT_ONCE, RemoteSource, START_NBYTES};
-use crate::archive::{Archive, OpenOptions};
-use crate::backend::Backend;
-use crate::checkpoint::{
-    Checkpoint, CheckpointFault, CheckpointOptions, Manner, Reach, Shards, index_of, read_index,
-};
-use crate::error::Error;
-use crate::failure::Failure;
-use crate::read::execute::Reading;
+use crate::archive::Archive;
+use crate::checkpoint::{Checkpoint, Manner, Shards, index_of, read_index};
+use crate::error::{CheckpointFault, Error, Failure};
+use crate::options::{Backend, CheckpointOptions, OpenOptions, Reach};
 use crate::source::Source as _;
 use crate::watch::Watch;
-use crate::workers::{share, unwanted, watched};
+use crate::workers::{Reading, share, watched};
 
 /// Bytes that the first request for an index asks for. All of it is wanted, so that only the largest, of some 150,000
 /// tensors, need a second one.

@@ -12,7 +12,9 @@ use super::space::{self, Size};
 use super::target::Place;
 use super::temp::{self, Kind, Refused, Temp};
 use super::write::{self, Way};
-use super::{Durability, SaveOptions, Step, Stop, Watch, in_place, step};
+use super::{Watch, in_place};
+use crate::error::{Step, Stop, step};
+use crate::options::{Durability, SaveOptions};
 
 /// From this size on, a flush at the end alone takes long. Smaller files are there before a thread is.
 const LONG_FLUSH: u64 = 32 << 20;
@@ -104,5 +106,5 @@ fn close_would_flush(file: &File) -> bool {
     const SMB: u32 = 0x517B;
     const CIFS: u32 = 0xFF53_4D42;
     const SMB2: u32 = 0xFE53_4D42;
-    crate::backend::file_system(file).is_some_and(|number| [NFS, SMB, CIFS, SMB2].contains(&number))
+    crate::disk::file_system(file).is_some_and(|number| [NFS, SMB, CIFS, SMB2].contains(&number))
 }

@@ -10,14 +10,14 @@ use std::time::Duration;
 use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
+use super::Watch;
 use super::attributes::Attributes;
 use super::flush::flush;
 use super::space::{self, Size};
 use super::target::{Place, Target};
 use super::temp::{self, Refused, Temp};
-use super::{Durability, Existing, SaveOptions, Step, Stop, Watch, step};
-use crate::edit::EditError;
-use crate::error::Error;
+use crate::error::{EditError, Error, Step, Stop, step};
+use crate::options::{Durability, Existing, SaveOptions};
 
 /// How often, and after what time, a lock is asked for again that somebody has for a moment.
 const LOCK_TRIES: usize = 100;
@@ -209,7 +209,7 @@ impl Draft {
 
     /// Writes `bytes` at `position`.
     pub(crate) fn write(&self, bytes: &[u8], position: u64) -> Result<(), Error> {
-        super::write_all_at(&self.file, bytes, position).map_err(|fault| self.write_fault(fault))
+        crate::disk::write_all_at(&self.file, bytes, position).map_err(|fault| self.write_fault(fault))
     }
 
     /// `source` kept a part of the file from being written.

@@ -8,7 +8,9 @@ use super::release::release;
 use super::space::{self, Size};
 use super::target::Place;
 use super::write::{self, Way};
-use super::{Durability, SaveOptions, Step, Stop, Watch, step, temp};
+use super::{Watch, temp};
+use crate::error::{Step, Stop, step};
+use crate::options::{Durability, SaveOptions};
 
 /// Writes into the file that `place` names, or makes it.
 pub(super) fn save(

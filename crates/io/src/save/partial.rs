@@ -14,9 +14,9 @@ use super::draft::{explain, explain_publishing, find, has_name, is_there, refuse
 use super::flush::flush;
 use super::space::{self, Size};
 use super::target::Place;
-use super::{Durability, Existing, Step, Stop, Watch, step, temp};
-use crate::edit::EditError;
-use crate::error::Error;
+use super::{Watch, temp};
+use crate::error::{EditError, Error, Step, Stop, step};
+use crate::options::{Durability, Existing};
 
 /// How often the file is opened that somebody else has just given its name to, or taken away.
 const TRIES: usize = 10;
@@ -103,7 +103,7 @@ impl Partial {
 
     /// Writes `bytes` at `position`.
     pub(crate) fn write(&self, bytes: &[u8], position: u64) -> Result<(), Error> {
-        let written = super::write_all_at(&self.file, bytes, position);
+        let written = crate::disk::write_all_at(&self.file, bytes, position);
         written
             .step(step::WRITE)
             .map_err(|stop| explain(&self.path, self.nbytes, stop))

@@ -6,10 +6,12 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Seek};
 use std::path::{Path, PathBuf};
 
+use super::Watch;
 use super::flush::{flush, sync};
 use super::pieces::Pieces;
 use super::write::{self, Way};
-use super::{Durability, ReadOnly, Replace, SaveOptions, Step, Stop, Watch, step};
+use crate::error::{Step, Stop, step};
+use crate::options::{Durability, ReadOnly, Replace, SaveOptions};
 
 const SUFFIX: &str = ".ingot-tmp";
 

@@ -22,7 +22,7 @@ static DONE: AtomicUsize = AtomicUsize::new(0);
 /// matter, or cannot be: behind a network the server does it, and NFS would have to find the file another name.
 #[cfg(target_os = "linux")]
 pub(super) fn keep(place: &Place, new: &File) -> Option<OwnedFd> {
-    use crate::backend::remote_file_system;
+    use crate::disk::remote_file_system;
     use rustix::fs::{Mode, OFlags, openat};
     if place.existing.is_none() || remote_file_system(new).is_some() {
         return None;

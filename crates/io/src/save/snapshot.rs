@@ -11,7 +11,8 @@ use ingot_format::{Layout, to_u64, to_usize};
 use memmap2::MmapMut;
 
 use super::pieces::{PIECE, Pieces};
-use super::{Error, SaveOptions, Watch, save_data};
+use super::{Error, Watch, save_data};
+use crate::options::SaveOptions;
 use crate::payload::{Payload, prove_sizes};
 
 /// Bytes of memory that are asked for at once, by one thread. A multiple of the size of every huge page.
@@ -69,7 +70,7 @@ impl Snapshot {
             },
             Fault::Read(source) => Error::Write {
                 path: path.to_path_buf(),
-                step: super::step::READ,
+                step: crate::error::step::READ,
                 nbytes: pieces.nbytes(),
                 source,
             },

@@ -3,7 +3,8 @@
 use std::fs::File;
 use std::io;
 
-use super::{Stop, Watch};
+use super::Watch;
+use crate::error::Stop;
 
 /// What happens to the size of the file meanwhile.
 #[derive(Clone, Copy)]
@@ -22,7 +23,8 @@ pub(super) enum Size {
 /// is cheaper too: ext4 then flushes what has no place on the disk yet, which took seconds, and here is nothing.
 #[cfg(target_os = "linux")]
 pub(super) fn reserve(file: &File, nbytes: u64, size: Size, watch: &dyn Watch) -> Result<(), Stop> {
-    use super::{Step, release, step};
+    use super::release;
+    use crate::error::{Step, step};
     use rustix::fs::{FallocateFlags, fallocate};
     use rustix::io::Errno;
 
@@ -68,7 +70,7 @@ pub(super) fn reserve(file: &File, nbytes: u64, size: Size, watch: &dyn Watch) -
 
 #[cfg(all(unix, not(target_os = "linux")))]
 pub(super) fn reserve(_: &File, nbytes: u64, _: Size, _: &dyn Watch) -> Result<(), Stop> {
-    use super::{Step, step};
+    use crate::error::{Step, step};
     check_limit(nbytes).step(step::RESERVE)
 }
 

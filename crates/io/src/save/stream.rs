@@ -4,7 +4,8 @@ use std::fs::File;
 use std::io::{self, Write};
 
 use super::pieces::{PIECE, Pieces, Run};
-use super::{POLL, Step, Stop, Watch, step};
+use super::{POLL, Watch};
+use crate::error::{Step, Stop, step};
 use crate::payload::Payload;
 use ingot_format::to_u64;
 

@@ -14,8 +14,9 @@ use super::direct::{self, Aligned, Direct};
 use super::flush::Flusher;
 use super::pieces::{PIECE, Pieces};
 use super::ring::{Closing, Ring};
-use super::{POLL, Step, Stop, Watch, step};
-use crate::hash::{Sealed, Sealing};
+use super::{POLL, Watch};
+use crate::digest::{Sealed, Sealing};
+use crate::error::{Step, Stop, step};
 use crate::workers::heed;
 
 /// From this size on, threads write: starting them costs about 0.1 ms, as long as writing 0.5 MB.
@@ -73,7 +74,7 @@ pub(super) fn write(pieces: &Pieces<'_>, file: &File, way: &Way, watch: &dyn Wat
         return Ok(());
     };
     let head = sealing.head().map_err(io::Error::other).step(step::SEAL)?;
-    super::pieces::write_all_at(file, &head, 0).step(step::WRITE)
+    crate::disk::write_all_at(file, &head, 0).step(step::WRITE)
 }
 
 struct Writer<'w, 'a> {
@@ -233,7 +234,7 @@ impl Writer<'_, '_> {
             sealing.feed(position, bytes);
         }
         match self.way {
-            Way::Cached(_) | Way::Shared => super::pieces::write_all_at(self.file, bytes, position),
+            Way::Cached(_) | Way::Shared => crate::disk::write_all_at(self.file, bytes, position),
             Way::Direct(direct) => direct::write(direct, self.file, bytes, position),
         }
     }
@@ -307,7 +308,7 @@ impl Writer<'_, '_> {
 mod tests {
     use super::*;
     use crate::Unwatched;
-    use crate::dest::Bytes;
+    use crate::memory::Bytes;
     use crate::payload::{FileRange, Payload, Produce};
     use crate::save::save_data;
     use proptest::prelude::*;

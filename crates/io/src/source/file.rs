@@ -11,7 +11,7 @@ use std::time::SystemTime;
 use super::Source;
 #[cfg(target_os = "linux")]
 use super::direct::Direct;
-use crate::backend::remote_file_system;
+use crate::disk::remote_file_system;
 #[cfg(target_os = "linux")]
 use crate::residency::is_cold;
 

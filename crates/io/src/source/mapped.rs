@@ -1,4 +1,4 @@
-//! Memory that tensors lie in, and a file mapped into such memory.
+//! A file that is mapped into memory.
 //!
 //! One of the files in which `unsafe` is allowed, because mapping a file is: another process may shorten the
 //! file, and touching the pages that are gone then kills the process with SIGBUS. FORMAT.md, "Mapped files", says
@@ -14,79 +14,12 @@ use std::sync::OnceLock;
 
 #[cfg(target_os = "linux")]
 use ingot_format::to_usize;
-use memmap2::{MmapMut, MmapOptions, MmapRaw};
+use memmap2::MmapOptions;
+#[cfg(target_os = "linux")]
+use memmap2::MmapRaw;
 
 use super::{FileSource, Source};
-use crate::block::Block;
-
-/// Memory that outlives whoever made it: tensors share it, and it goes when the last of them does. It is never
-/// moved or resized.
-#[derive(Debug)]
-pub struct Memory {
-    pages: MmapRaw,
-    /// Bytes of the pages before the first that is used, which is at most their number.
-    skip: usize,
-    len: usize,
-}
-
-impl Memory {
-    /// The first byte. Readable and writable for [`Memory::len`] bytes as long as `self` lives; what may be
-    /// written or read at the same time is up to whoever holds a region of it.
-    #[must_use]
-    pub fn as_ptr(&self) -> *mut u8 {
-        self.pages.as_mut_ptr().wrapping_add(self.skip)
-    }
-
-    /// Bytes in it.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether it has none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Copies bytes from `at` on into `dest`, as many as there are; says how many.
-    pub fn copy_to(&self, at: usize, dest: &mut [u8]) -> usize {
-        let count = dest.len().min(self.len().saturating_sub(at));
-        if count == 0 {
-            return 0;
-        }
-        let from = self.as_ptr().wrapping_add(at);
-        // SAFETY: `copy_nonoverlapping` asks for
-        // - a source readable for `count` bytes: `at + count` is at most `len`, and `self` keeps the pages. That a
-        //   mapped file still has these bytes nobody can prove, see the head of this file; nor that no other
-        //   thread writes to them just now, which would copy some old and some new bytes;
-        // - a destination writable for `count` bytes: `dest` is at least that long;
-        // - no overlap: `dest` is an exclusive reference, and none is ever made into the pages.
-        unsafe { std::ptr::copy_nonoverlapping(from, dest.as_mut_ptr(), count) };
-        count
-    }
-}
-
-impl From<MmapMut> for Memory {
-    fn from(pages: MmapMut) -> Memory {
-        Memory {
-            skip: 0,
-            len: pages.len(),
-            pages: MmapRaw::from(pages),
-        }
-    }
-}
-
-impl From<Block> for Memory {
-    fn from(block: Block) -> Memory {
-        let (pages, used) = block.into_pages();
-        Memory {
-            pages: MmapRaw::from(pages),
-            skip: used.start,
-            len: used.len(),
-        }
-    }
-}
+use crate::memory::Memory;
 
 /// A file mapped privately: writing to the memory copies the page and never reaches the file.
 #[derive(Debug)]

@@ -8,11 +8,10 @@ use ingot_format::{
 };
 
 use super::{PIECE, put};
-use crate::edit::EditError;
-use crate::error::Error;
+use crate::error::{EditError, Error};
+use crate::options::{Existing, SaveOptions};
 use crate::payload::Payload;
 use crate::save::draft::Draft;
-use crate::save::{Existing, SaveOptions};
 use crate::watch::Watch;
 
 /// A file to which tensors are appended. Its header has space in front, which is filled when it is committed.

@@ -4,8 +4,8 @@ use std::ffi::OsStr;
 use std::path::Path;
 
 use crate::error::Error;
+use crate::options::{Existing, SaveOptions};
 use crate::save::draft::Draft;
-use crate::save::{Existing, SaveOptions};
 use crate::watch::Watch;
 
 /// An empty file beside a path. As with a [`Writer`](crate::Writer), losing it leaves what is at the path, and the

@@ -12,17 +12,15 @@ use ingot_format::{to_u64, to_usize};
 use super::journal::{Journal, RECORD, Record};
 use super::wanted::{DownloadOptions, Downloaded, Origin, compare};
 use crate::archive::check_unchanged;
-use crate::error::Error;
-use crate::failure::{Failure, read_exactly};
-use crate::hash::{Algorithm, Digest, Hasher};
+use crate::digest::{Algorithm, Digest, Hasher};
+use crate::error::{Error, Failure};
+use crate::options::ReadOptions;
 use crate::payload::FileRange;
-use crate::read::execute::{ReadOptions, Reading};
 use crate::save::draft::is_there;
 use crate::save::partial::Partial;
-use crate::source::Source;
-use crate::stream::Stream;
+use crate::source::{Source, Stream, read_exactly};
 use crate::watch::Watch;
-use crate::workers::share;
+use crate::workers::{Reading, share};
 
 /// Bytes that are written at once.
 const WRITE_NBYTES: u64 = 1 << 20;

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use ingot_format::{to_u64, to_usize};
 
-use crate::hash::{Algorithm, Digest};
+use crate::digest::{Algorithm, Digest};
 use crate::payload::FileRange;
 
 /// What notes begin with, and the version of the rest.

@@ -11,10 +11,10 @@ use ingot_format::{IndexReader, ShardIndex, to_u64, to_usize};
 use super::journal::Journal;
 use crate::archive::open_source;
 use crate::checkpoint::{in_parallel, index_of};
+use crate::digest::{Algorithm, Digest, Unequal};
 use crate::error::Error;
-use crate::hash::{Algorithm, Digest, Unequal};
+use crate::options::{Durability, Existing};
 use crate::payload::FileRange;
-use crate::read::execute::Reading;
 use crate::remote::door::{
     AT_ONCE, Door, Found, INDEX_START_NBYTES, cached_at, for_urls, header_limits, refused, through_door,
     variable,
@@ -25,9 +25,9 @@ use crate::remote::place::{Place, Remote};
 use crate::remote::secrets::redacted;
 use crate::remote::source::RemoteSource;
 use crate::save::draft::is_there;
-use crate::save::{Durability, Existing};
 use crate::source::Source;
 use crate::watch::Watch;
+use crate::workers::Reading;
 
 /// How to fetch a file.
 #[derive(Clone, Copy, Debug, Default)]

@@ -74,7 +74,7 @@ impl Digests {
     }
 
     /// Whether any of these bytes belong to a run.
-    pub(super) fn wants(&self, range: &Range<u64>) -> bool {
+    pub(crate) fn wants(&self, range: &Range<u64>) -> bool {
         let first = self.runs.partition_point(|run| run.range.end <= range.start);
         self.runs
             .get(first)
@@ -83,7 +83,7 @@ impl Digests {
 
     /// Where a piece from `at` on, of at most `most` bytes, is best cut: between two subtrees, so that none comes in
     /// parts.
-    pub(super) fn cut(&self, at: u64, most: u64) -> u64 {
+    pub(crate) fn cut(&self, at: u64, most: u64) -> u64 {
         let end = at.saturating_add(most);
         let last = self.runs.partition_point(|run| run.range.end <= end);
         match self.runs.get(last) {

@@ -1,7 +1,6 @@
 //! Files that keep digests of themselves.
 
 use std::borrow::Cow;
-use std::path::Path;
 
 use ingot_format::{
     CHECKSUMS_KEY, Checksums, Format, FormatError, Layout, LayoutOptions, MODEL_SPEC_KEY, Spec, layout_with,
@@ -9,10 +8,6 @@ use ingot_format::{
 
 use super::algorithm::{Algorithm, Digest};
 use super::digests::Digests;
-use crate::error::Error;
-use crate::payload::Payload;
-use crate::save::{SaveOptions, Snapshot, save_sealed, save_sealed_snapshot};
-use crate::watch::Watch;
 
 /// Which digests a new file keeps of itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,35 +75,6 @@ impl Sealed {
     #[must_use]
     pub fn layout(&self) -> &Layout {
         &self.layout
-    }
-
-    /// Writes the file: as [`crate::save`] does, with `payloads` in the order of the layout. Not into a pipe or a
-    /// device, where the header cannot be written last.
-    ///
-    /// # Errors
-    /// What [`crate::save`] says.
-    pub fn save(
-        &self,
-        path: &Path,
-        payloads: &[Payload<'_>],
-        options: &SaveOptions,
-        watch: &dyn Watch,
-    ) -> Result<(), Error> {
-        save_sealed(path, self, payloads, options, watch)
-    }
-
-    /// Writes the file with what was copied for it.
-    ///
-    /// # Errors
-    /// What [`crate::save`] says.
-    pub fn save_snapshot(
-        &self,
-        path: &Path,
-        snapshot: &Snapshot,
-        options: &SaveOptions,
-        watch: &dyn Watch,
-    ) -> Result<(), Error> {
-        save_sealed_snapshot(path, self, snapshot, options, watch)
     }
 
     /// Begins to write it once.

@@ -2,21 +2,19 @@
 
 use ingot_format::{MODEL_SPEC_KEY, to_usize};
 
-use super::algorithm::{Algorithm, Digest, Unequal};
-use super::digests::Digests;
 use super::pass::{read_through, step_end};
 use super::verify::{Record, sha256_from};
 use crate::archive::{Archive, Files, Tensor};
-use crate::checkpoint::{Checkpoint, CheckpointFault};
-use crate::error::Error;
-use crate::failure::read_exactly;
-use crate::read::execute::ReadOptions;
+use crate::checkpoint::Checkpoint;
+use crate::digest::{Algorithm, Digest, Digests, Unequal};
+use crate::error::{CheckpointFault, Error};
+use crate::memory::Region;
+use crate::options::ReadOptions;
 use crate::read::input::Witness;
 use crate::read::part::Part;
 use crate::read::plan::TensorId;
 use crate::read::read::read_owned;
-use crate::region::Region;
-use crate::source::Source;
+use crate::source::{Source, read_exactly};
 use crate::watch::Watch;
 
 /// What tensors are compared with before they are handed out.

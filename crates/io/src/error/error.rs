@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 
 use ingot_format::{Dtype, Escaped, FormatError, IndexError, Quoted, SelectionError, SharedError};
 
-use crate::backend::{BACKEND_VARIABLE, Backend};
-use crate::checkpoint::CheckpointFault;
-use crate::edit::EditError;
-use crate::hash::Unequal;
-use crate::read::execute::THREADS_VARIABLE;
+use super::checkpoint::CheckpointFault;
+use super::edit::EditError;
+use super::write::hint;
+use crate::digest::Unequal;
+use crate::options::{BACKEND_VARIABLE, Backend, THREADS_VARIABLE};
 
 /// A failure to open, read or save, with what a reader needs to put it right.
 ///
@@ -443,7 +443,7 @@ impl fmt::Display for Error {
                 step, nbytes, source, ..
             } => {
                 write!(f, "could not {step}: {source}: the file needs {nbytes} bytes")?;
-                match crate::save::hint(step, source) {
+                match hint(step, source) {
                     Some(hint) => write!(f, " — {hint}"),
                     None => Ok(()),
                 }

@@ -6,8 +6,8 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use ingot_format::to_u64;
 
 use super::pass::{reading, size};
-use crate::failure::{Failure, read_exactly};
-use crate::source::Source;
+use crate::error::Failure;
+use crate::source::{Source, read_exactly};
 use crate::watch::Watch;
 use crate::workers::share;
 

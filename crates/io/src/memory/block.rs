@@ -6,8 +6,8 @@ use std::ops::Range;
 use ingot_format::to_u64;
 use memmap2::MmapMut;
 
-use crate::dest::Dest;
-use crate::failure::Failure;
+use super::dest::Dest;
+use crate::error::Failure;
 
 /// What a huge page takes on the machines that have them.
 pub(crate) const HUGE_PAGE_NBYTES: usize = 2 << 20;

@@ -6,17 +6,8 @@ use std::io;
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 
-use super::footprint::Footprint;
-use crate::dest::ended;
-
-/// One dimension: how many elements, and how many bytes from one to the next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Dim {
-    /// Elements along it.
-    pub count: usize,
-    /// Bytes from one to the next; may be negative, or 0.
-    pub stride: isize,
-}
+use super::dest::ended;
+use super::footprint::{Dim, Footprint};
 
 /// The elements of a tensor where they lie, as a C-ordered sequence of bytes. Others may change them meanwhile.
 #[derive(Clone)]
@@ -98,7 +89,7 @@ impl<'a> Strided<'a> {
     ///
     /// # Errors
     /// When there are fewer; none are copied then.
-    pub(super) fn read(&self, begin: usize, into: &mut [u8]) -> io::Result<()> {
+    pub(crate) fn read(&self, begin: usize, into: &mut [u8]) -> io::Result<()> {
         match begin.checked_add(into.len()) {
             Some(end) if end <= self.len => self.copy_into(begin, into),
             end => return Err(ended(self.len, end.unwrap_or(usize::MAX))),

@@ -4,13 +4,11 @@ use std::path::Path;
 
 use ingot_format::{Entry, Format, FormatError, Header, Layout, Limits, layout, to_usize};
 
-use super::algorithm::{Algorithm, Digest};
-use super::digests::Digests;
 use super::pass::read_through;
 use crate::archive::{check_unchanged, open_source, read_header};
-use crate::error::Error;
-use crate::failure::{Failure, read_exactly};
-use crate::source::Source;
+use crate::digest::{Algorithm, Digest, Digests};
+use crate::error::{Error, Failure};
+use crate::source::{Source, read_exactly};
 use crate::watch::Watch;
 
 /// What a hash is taken of, and how it is written.

@@ -5,8 +5,7 @@ use std::path::Path;
 
 use ingot_format::{to_u64, to_usize};
 
-use crate::error::Error;
-use crate::source::Source;
+use super::error::Error;
 
 /// Why bytes could not be had.
 #[derive(Debug)]
@@ -69,30 +68,6 @@ impl From<Failure> for InFile {
     fn from(failure: Failure) -> InFile {
         InFile { file: None, failure }
     }
-}
-
-/// Fills `dest` from `position` on. Sources may give less than they are asked for, and be interrupted.
-pub(crate) fn read_exactly(source: &dyn Source, position: u64, dest: &mut [u8]) -> Result<(), Failure> {
-    let expected = dest.len();
-    let mut found = 0;
-    while found < expected {
-        let fault = match source.read_at(position + to_u64(found), &mut dest[found..]) {
-            Ok(0) => None,
-            Ok(count) => {
-                found += count;
-                continue;
-            }
-            Err(fault) if fault.kind() == io::ErrorKind::Interrupted => continue,
-            Err(fault) => Some(fault),
-        };
-        return Err(Failure::Read {
-            position,
-            expected,
-            found,
-            source: fault,
-        });
-    }
-    Ok(())
 }
 
 /// `nbytes` as a size in memory, or that no memory is so large.

@@ -8,8 +8,8 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::dest::Dest;
-use crate::payload::{Dim, Footprint};
+use super::dest::Dest;
+use super::footprint::{Dim, Footprint};
 
 /// The elements of a tensor in memory that stays writable for `'a`, or some of them that follow each other.
 ///
@@ -228,7 +228,7 @@ unsafe impl Sync for StridedDest<'_> {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::payload::overlapping;
+    use crate::memory::overlapping;
     use proptest::prelude::*;
 
     const _: fn() = || {

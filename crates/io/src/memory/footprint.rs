@@ -2,7 +2,14 @@
 
 use std::ops::Range;
 
-use super::strided::Dim;
+/// One dimension: how many elements, and how many bytes from one to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dim {
+    /// Elements along it.
+    pub count: usize,
+    /// Bytes from one to the next; may be negative, or 0.
+    pub stride: isize,
+}
 
 /// The bytes of memory that a tensor takes: runs of equal length at regular distances.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,13 +6,12 @@ use std::path::Path;
 
 use ingot_format::{CHECKSUMS_KEY, Checksums, Header, MODEL_SPEC_KEY, to_usize};
 
-use super::algorithm::{Algorithm, Digest, Hasher};
-use super::digests::Digests;
 use super::pass::read_through;
-use crate::archive::{Archive, OpenOptions};
-use crate::backend::Backend;
+use crate::archive::Archive;
 use crate::checkpoint::Checkpoint;
+use crate::digest::{Algorithm, Digest, Digests, Hasher};
 use crate::error::Error;
+use crate::options::{Backend, OpenOptions};
 use crate::payload::Payload;
 use crate::watch::{After, Watch, tell_all};
 

@@ -6,13 +6,12 @@ use std::thread;
 
 use ingot_format::{to_u64, to_usize};
 
-use super::digests::Digests;
-use super::tree::SUBTREE_NBYTES;
-use crate::failure::{Failure, read_exactly};
-use crate::read::execute::{ReadOptions, Reading};
-use crate::source::Source;
+use crate::digest::{Digests, SUBTREE_NBYTES};
+use crate::error::Failure;
+use crate::options::ReadOptions;
+use crate::source::{Source, read_exactly};
 use crate::watch::Watch;
-use crate::workers::share;
+use crate::workers::{Reading, share};
 
 /// Bytes that one thread reads before it takes more.
 const PIECE_NBYTES: u64 = 1 << 20;
