@@ -1,20 +1,20 @@
 //! An open file: its header, and its bytes when they are asked for.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions as FileOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ingot_format::{Entry, Header, Index, Limits, Selection, SelectionError, to_usize};
+use ingot_format::{Entry, Header, HeaderWindow, Index, Limits, Selection, SelectionError, to_u64, to_usize};
 
 use crate::backend::{Choice, choose};
-use crate::error::{Error, Failure};
-use crate::head::read_header;
+use crate::error::{Error, Failure, InFile};
 use crate::memory::{Memory, Region};
 use crate::options::{BACKEND_VARIABLE, Backend, OpenOptions};
-use crate::read::plan::alignment;
-use crate::source::{FileSource, MappedSource, Source};
+use crate::read::plan::{TensorId, alignment};
+use crate::source::{FileSource, MappedSource, Source, read_exactly};
 use crate::workers::threads_of_environment;
 
 /// An open file. Any number of threads may use it at once.
@@ -367,4 +367,132 @@ pub(crate) fn nearest<'n>(names: impl Iterator<Item = &'n str>, name: &str) -> O
         .max_by_key(|pair| pair.0)?;
     // Less than half in common is no help.
     (2 * best.0 >= wanted.len().max(1)).then(|| best.1.to_owned())
+}
+
+/// Bytes that the first read takes, and those of a long header that lie in memory at a time. Most headers are shorter,
+/// so that it is the only read; and it is little enough to stay in a core's cache.
+const START_NBYTES: u64 = 64 << 10;
+
+/// Bytes of the length before the header.
+const PREFIX_NBYTES: usize = 8;
+
+/// Reads the header into memory of our own, never from a mapping: what was checked cannot change afterwards.
+/// `path` is for the errors.
+pub(crate) fn read_header(
+    source: &dyn Source,
+    path: Option<&Path>,
+    limits: &Limits,
+) -> Result<Header, Error> {
+    let in_file = |fault| Error::Header {
+        path: path.map(Path::to_owned),
+        fault,
+    };
+    let unread = |failure: Failure| failure.about(path, None);
+    let mut start = vec![0; size(source.nbytes().min(START_NBYTES))];
+    read_exactly(source, 0, &mut start).map_err(unread)?;
+    let head_nbytes = Header::head_nbytes(&start, source.nbytes(), limits).map_err(in_file)?;
+    if head_nbytes > to_u64(start.len()) {
+        if let Some(header) = read_through_window(source, head_nbytes, &mut start).map_err(unread)? {
+            return Ok(header);
+        }
+        // The window was written over.
+        start.resize(size(head_nbytes), 0);
+        read_exactly(source, 0, &mut start).map_err(unread)?;
+    }
+    Header::parse(&start, source.nbytes(), limits).map_err(in_file)
+}
+
+/// Reads a header that is as common writers write it, without ever holding all of it: half of the time that opening
+/// 100,000 tensors took went into fresh pages for its 13 MB. `window` holds the start of the file, and then one part
+/// of the header after the other. `None` means that the header has to be read whole.
+fn read_through_window(
+    source: &dyn Source,
+    head_nbytes: u64,
+    window: &mut [u8],
+) -> Result<Option<Header>, Failure> {
+    let mut header = HeaderWindow::new(head_nbytes, source.nbytes());
+    let (mut position, mut begin, mut end) = (to_u64(window.len()), PREFIX_NBYTES, window.len());
+    loop {
+        match header.feed(&window[begin..end]) {
+            None | Some(0) => return Ok(None),
+            Some(taken) => begin += taken,
+        }
+        if begin == end && position == head_nbytes {
+            return Ok(header.finish());
+        }
+        window.copy_within(begin..end, 0);
+        (begin, end) = (0, end - begin);
+        let more = size(head_nbytes - position).min(window.len() - end);
+        read_exactly(source, position, &mut window[end..end + more])?;
+        position += to_u64(more);
+        end += more;
+    }
+}
+
+/// A size that memory can have; one that it cannot have fails when it is asked for.
+fn size(nbytes: u64) -> usize {
+    to_usize(nbytes).unwrap_or(usize::MAX)
+}
+
+/// Archives, each of them once, in the order in which tensors of them come.
+#[derive(Debug, Default)]
+pub(crate) struct Files<'a> {
+    archives: Vec<&'a Archive>,
+}
+
+impl<'a> Files<'a> {
+    /// The files of `tensors`, and which tensor each of them is.
+    pub(crate) fn of<'t>(tensors: impl IntoIterator<Item = &'t Tensor<'a>>) -> (Files<'a>, Vec<TensorId>)
+    where
+        'a: 't,
+    {
+        let mut files = Files::default();
+        // Archives do not move while tensors of them are there.
+        let mut numbers: BTreeMap<*const Archive, usize> = BTreeMap::new();
+        let mut last: Option<(&Archive, usize)> = None;
+        let mut id = |tensor: &Tensor<'a>| {
+            let archive = tensor.archive();
+            let file = match last {
+                Some((same, file)) if std::ptr::eq(same, archive) => file,
+                _ => *numbers.entry(std::ptr::from_ref(archive)).or_insert_with(|| {
+                    files.archives.push(archive);
+                    files.archives.len() - 1
+                }),
+            };
+            last = Some((archive, file));
+            let number = tensor.number();
+            TensorId { file, number }
+        };
+        let ids = tensors.into_iter().map(&mut id).collect();
+        (files, ids)
+    }
+
+    pub(crate) fn archives(&self) -> &[&'a Archive] {
+        &self.archives
+    }
+
+    pub(crate) fn headers(&self) -> Vec<&'a Header> {
+        self.archives.iter().map(|archive| archive.header()).collect()
+    }
+
+    pub(crate) fn sources(&self) -> Vec<&'a dyn Source> {
+        self.archives.iter().map(|archive| archive.source()).collect()
+    }
+
+    /// Fails when one is no longer what was opened.
+    pub(crate) fn check_unchanged(&self) -> Result<(), Error> {
+        self.archives
+            .iter()
+            .try_for_each(|archive| archive.check_unchanged())
+    }
+
+    /// Adds path and tensor to what went wrong below.
+    pub(crate) fn explain(&self, fault: impl Into<InFile>) -> Error {
+        let InFile { file, failure } = fault.into();
+        match (file, &*self.archives) {
+            (Some(file), archives) if file < archives.len() => archives[file].explain(failure),
+            (None, [only]) => only.explain(failure),
+            _ => failure.into(),
+        }
+    }
 }

@@ -1,8 +1,6 @@
 //! A checkpoint of one file or of many, as one handle.
 
-mod beside;
 mod folder;
-mod index_file;
 mod locate;
 mod origins;
 mod parallel;
@@ -13,15 +11,16 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use ingot_format::{Dtype, Format, Header, ShardIndex, natural_order};
+use ingot_format::{Dtype, Header, ShardIndex, natural_order};
 
 #[cfg(feature = "remote")]
-pub(crate) use index_file::index_of;
-pub use index_file::read_index;
+pub(crate) use folder::index_of;
+pub use folder::read_index;
 pub use origins::Origins;
 #[cfg(all(unix, feature = "remote"))]
 pub(crate) use parallel::in_parallel;
 pub(crate) use shards::Shards;
+pub use store::Manner;
 
 use crate::archive::{Archive, Tensor, nearest};
 use crate::error::Error;
@@ -30,7 +29,7 @@ use crate::read::plan::TensorId;
 #[cfg(feature = "remote")]
 use crate::remote::RemoteShards;
 use crate::watch::{Unwatched, Watch};
-use beside::Beside;
+use folder::Beside;
 use locate::{Located, locate};
 use store::Store;
 
@@ -58,17 +57,6 @@ struct Opened {
     archives: Vec<OnceLock<Archive>>,
     /// What stands before the reason for how they are read.
     reason: Option<&'static str>,
-}
-
-/// What the files of a checkpoint are, and how they are read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Manner {
-    /// The format of the first.
-    pub format: Format,
-    /// As [`Archive::backend`] has it.
-    pub backend: &'static str,
-    /// Why so, as a sentence.
-    pub why: String,
 }
 
 impl From<Archive> for Checkpoint {

@@ -11,8 +11,6 @@ mod digest;
 mod disk;
 mod edit;
 mod error;
-mod files;
-mod head;
 mod memory;
 mod options;
 mod payload;

@@ -2,13 +2,17 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File, Metadata};
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use crate::archive::open_file;
+use ingot_format::{IndexReader, Limits, ShardIndex, to_u64};
+
+use crate::archive::{open_file, read_header};
+use crate::checkpoint::shards::Shards;
 use crate::error::{CheckpointFault, Error};
 use crate::options::Reach;
+use crate::source::FileSource;
 
 const LINK: &str = "it is a symbolic link, or lies behind one";
 
@@ -117,6 +121,130 @@ impl Stamp {
             nbytes_now: (now.nbytes != self.nbytes).then_some(now.nbytes),
         })
     }
+}
+
+/// A directory, and what the shards in it were when the index was read.
+#[derive(Debug)]
+pub(super) struct Beside {
+    folder: Folder,
+    stamps: Vec<Stamp>,
+}
+
+impl Beside {
+    /// Reads the index `name`, and looks whether all its shards are there.
+    pub(super) fn index(folder: Folder, name: &OsStr) -> Result<(Shards, Beside), Error> {
+        let shards = Shards::new(folder.path(name), index_in(&folder, name)?);
+        let names = shards.index().shards();
+        let looked: Vec<_> = names.iter().map(|shard| folder.look(shard)).collect();
+        refuse_missing(&shards, &looked)?;
+        let stamps = looked.into_iter().collect::<Result<_, _>>()?;
+        Ok((shards, Beside { folder, stamps }))
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path(name)
+    }
+
+    /// Shard `number` as a file, which is still the one that it was.
+    pub(super) fn open(&self, shards: &Shards, number: usize) -> Result<(File, PathBuf), Error> {
+        let name = shards.name(number);
+        let (file, path) = (self.folder.open(name)?, self.folder.path(name));
+        self.stamps[number].check(&file, &path)?;
+        Ok((file, path))
+    }
+
+    /// Whether shard `number` can be opened and holds `tensor`. What is wrong with it is not the question.
+    pub(super) fn holds(&self, shards: &Shards, number: usize, tensor: &str) -> bool {
+        let header = || {
+            let file = self.folder.open(shards.name(number)).ok()?;
+            read_header(&FileSource::new(file).ok()?, None, &Limits::default()).ok()
+        };
+        header().is_some_and(|header| header.find(tensor).is_some())
+    }
+}
+
+/// Fails when shards are not there, with all their names.
+fn refuse_missing(shards: &Shards, looked: &[Result<Stamp, Error>]) -> Result<(), Error> {
+    let is_missing = |shard: &Result<Stamp, Error>| matches!(shard, Err(Error::Open { source, .. }) if source.kind() == io::ErrorKind::NotFound);
+    let missing: Vec<String> = looked
+        .iter()
+        .zip(shards.index().shards())
+        .filter(|pair| is_missing(pair.0))
+        .map(|pair| pair.1.clone())
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Checkpoint {
+        path: shards.path().to_owned(),
+        fault: CheckpointFault::MissingShards {
+            shards: missing,
+            of: looked.len(),
+        },
+    })
+}
+
+/// Reads an index, and none of its shards.
+///
+/// # Errors
+/// [`Error::Open`], and [`Error::Index`] with the rule that it breaks.
+pub fn read_index(path: &Path) -> Result<ShardIndex, Error> {
+    let folder = Folder::new(path.parent().unwrap_or(Path::new("")), Reach::FollowLinks)?;
+    index_in(&folder, path.file_name().unwrap_or_default())
+}
+
+/// The index `name` of a directory.
+pub(super) fn index_in(folder: &Folder, name: &OsStr) -> Result<ShardIndex, Error> {
+    let path = folder.path(name);
+    let file = folder.open(name)?;
+    let open_fault = |source| Error::Open {
+        path: path.clone(),
+        source,
+    };
+    let metadata = file.metadata().map_err(open_fault)?;
+    if !metadata.is_file() {
+        return Err(open_fault(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "not a regular file",
+        )));
+    }
+    index_of(file, metadata.len(), &path)
+}
+
+/// Reads an index of `nbytes` through a window, so that 60 MB of it cost no more memory than the names in it. `path`
+/// is for the errors.
+pub(crate) fn index_of(mut bytes: impl Read, nbytes: u64, path: &Path) -> Result<ShardIndex, Error> {
+    const WINDOW_NBYTES: usize = 128 << 10;
+    let index_fault = |fault| Error::Index {
+        path: path.to_owned(),
+        fault,
+    };
+    let mut reader = IndexReader::new(nbytes).map_err(index_fault)?;
+    let mut window = vec![0; WINDOW_NBYTES];
+    let (mut position, mut filled) = (0, 0);
+    while position < nbytes {
+        let found = bytes.read(&mut window[filled..]).map_err(|source| Error::Open {
+            path: path.to_owned(),
+            source,
+        })?;
+        if found == 0 {
+            return Err(Error::Changed {
+                path: Some(path.to_owned()),
+                nbytes_at_open: nbytes,
+                nbytes_now: Some(position),
+            });
+        }
+        position += to_u64(found);
+        filled += found;
+        let taken = reader.feed(&window[..filled]).map_err(index_fault)?;
+        window.copy_within(taken..filled, 0);
+        filled -= taken;
+        if filled == window.len() {
+            // One item is longer than the window. Rule I3 and the size of the whole bound what this may come to.
+            window.resize(2 * filled, 0);
+        }
+    }
+    reader.finish().map_err(index_fault)
 }
 
 /// Why a file beneath a directory was not opened.

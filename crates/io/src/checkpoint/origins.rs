@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use ingot_format::ShardIndex;
 
-use super::beside::Beside;
+use super::folder::Beside;
 use super::locate::{Located, locate};
 use super::parallel::of_directory;
 use crate::edit::origin::Origin;

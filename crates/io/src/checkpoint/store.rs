@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-use super::Manner;
-use super::beside::Beside;
+use ingot_format::Format;
+
+use super::folder::Beside;
 use super::parallel::of_directory;
 use super::shards::Shards;
 use crate::archive::Archive;
@@ -12,6 +13,17 @@ use crate::options::OpenOptions;
 #[cfg(feature = "remote")]
 use crate::remote::RemoteShards;
 use crate::workers::Reading;
+
+/// What the files of a checkpoint are, and how they are read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Manner {
+    /// The format of the first.
+    pub format: Format,
+    /// As [`Archive::backend`] has it.
+    pub backend: &'static str,
+    /// Why so, as a sentence.
+    pub why: String,
+}
 
 /// Where the shards of an index are, and how they are opened.
 #[derive(Debug)]

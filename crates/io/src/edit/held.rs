@@ -75,7 +75,7 @@ impl<'p> Held<'p> {
     /// All bytes before the data, and what they say.
     pub(super) fn head(&self) -> Result<(Vec<u8>, Header), Error> {
         let limits = Limits::default();
-        let header = crate::head::read_header(&self.source, Some(self.path), &limits)?;
+        let header = crate::archive::read_header(&self.source, Some(self.path), &limits)?;
         let mut head = vec![0; to_usize(header.data_start()).unwrap_or(usize::MAX)];
         crate::payload::FileRange::new(self.file(), 0, header.data_start())
             .read(0, &mut head)

@@ -5,9 +5,8 @@ use std::path::{Path, PathBuf};
 
 use ingot_format::{Header, Limits};
 
-use crate::archive::{Archive, open_file};
+use crate::archive::{Archive, open_file, read_header};
 use crate::error::{EditError, Error};
-use crate::head::read_header;
 use crate::payload::{FileRange, Payload, Section};
 use crate::source::{FileSource, Source};
 

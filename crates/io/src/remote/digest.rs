@@ -2,8 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::checkpoint::{Found, found};
-use super::header_limits;
+use super::door::{Found, found, header_limits};
 use super::options::RemoteOptions;
 use super::secrets::redacted;
 use super::source::{RemoteSource, START_NBYTES};

@@ -4,11 +4,10 @@ use ingot_format::{MODEL_SPEC_KEY, to_usize};
 
 use super::pass::{read_through, step_end};
 use super::verify::{Record, sha256_from};
-use crate::archive::{Archive, Tensor};
+use crate::archive::{Archive, Files, Tensor};
 use crate::checkpoint::Checkpoint;
 use crate::digest::{Algorithm, Digest, Digests, Unequal};
 use crate::error::{CheckpointFault, Error};
-use crate::files::Files;
 use crate::memory::Region;
 use crate::options::ReadOptions;
 use crate::read::input::Witness;

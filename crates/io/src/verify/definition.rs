@@ -5,10 +5,9 @@ use std::path::Path;
 use ingot_format::{Entry, Format, FormatError, Header, Layout, Limits, layout, to_usize};
 
 use super::pass::read_through;
-use crate::archive::{check_unchanged, open_source};
+use crate::archive::{check_unchanged, open_source, read_header};
 use crate::digest::{Algorithm, Digest, Digests};
 use crate::error::{Error, Failure};
-use crate::head::read_header;
 use crate::source::{Source, read_exactly};
 use crate::watch::Watch;
 

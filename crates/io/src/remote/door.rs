@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ingot_format::{Foreign, FormatError, Header, Limits, ShardIndex};
+use ingot_format::{Foreign, FormatError, Header, Limits, ShardIndex, to_u64};
 
 use super::client::Client;
 use super::fault::Fault;
@@ -13,11 +13,9 @@ use super::options::RemoteOptions;
 use super::pace::stopped as unwanted;
 use super::place::{Place, Remote, local_path};
 use super::secrets::redacted;
-use super::shards::RemoteShards;
 use super::source::{READS_AT_ONCE, RemoteSource, START_NBYTES};
-use super::{CACHED, REMOTE, header_limits, variable};
 use crate::archive::Archive;
-use crate::checkpoint::{Checkpoint, Shards, index_of, read_index};
+use crate::checkpoint::{Checkpoint, Manner, Shards, index_of, read_index};
 use crate::error::{CheckpointFault, Error, Failure};
 use crate::options::{Backend, CheckpointOptions, OpenOptions, Reach};
 use crate::source::Source as _;
@@ -27,6 +25,42 @@ use crate::workers::{Reading, share, watched};
 /// Bytes that the first request for an index asks for. All of it is wanted, so that only the largest, of some 150,000
 /// tensors, need a second one.
 pub(super) const INDEX_START_NBYTES: u64 = 16 << 20;
+
+/// Headers that are asked for at once. Each is a round trip, or where a host redirects to another one to each: of so
+/// many, half then wait for either host.
+pub(super) const AT_ONCE: usize = 64;
+
+/// Bytes of a header beside the names of its tensors: what the usual writers take for the rest of one, and more than
+/// most take for the metadata.
+const TENSOR_NBYTES: u64 = 112;
+const METADATA_NBYTES: u64 = 4 << 10;
+
+/// The least that is asked for, which takes no longer than less of it, and the most: what the index says of a shard is
+/// not proven.
+const LEAST_NBYTES: u64 = 8 << 10;
+const MOST_NBYTES: u64 = 1 << 20;
+
+/// The longest header that is fetched where nobody says otherwise. It is what the Hub's own clients take.
+pub const REMOTE_HEADER_NBYTES: u64 = 25_000_000;
+
+/// Those limits, where nobody says otherwise.
+pub(crate) fn header_limits() -> Limits {
+    Limits {
+        header_nbytes: REMOTE_HEADER_NBYTES,
+        ..Limits::default()
+    }
+}
+
+/// Why a file that a URL names is read from the disk.
+const CACHED: &str = "the Hub's local cache has this version";
+
+/// Why a file is read as a remote one is.
+const REMOTE: &str = "a URL";
+
+/// What an environment variable holds.
+pub(super) fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
 
 impl Checkpoint {
     /// Opens what is behind a URL: a file of tensors, or the shards of an index, which lie beside it. No tensor is read.
@@ -305,6 +339,52 @@ impl Door {
         OpenOptions {
             backend: Backend::Auto,
             limits: self.limits,
+        }
+    }
+}
+
+/// Where the shards of an index behind a URL are: beside it, of the same commit where it is one of the Hub.
+#[derive(Debug)]
+pub(crate) struct RemoteShards {
+    door: Door,
+    index: Remote,
+}
+
+impl RemoteShards {
+    pub(super) fn new(door: Door, index: Remote) -> RemoteShards {
+        RemoteShards { door, index }
+    }
+
+    /// The URL of a shard, without secrets.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        let beside = self.door.beside(&self.index, name);
+        beside.map_or_else(|_| name.into(), |remote| remote.shown.into())
+    }
+
+    /// Opens a shard, with one request where its header is about as long as the index lets expect.
+    pub(crate) fn open(&self, shards: &Shards, number: usize) -> Result<Archive, Error> {
+        let remote = self.door.beside(&self.index, shards.name(number))?;
+        let entries = shards
+            .tensors(number)
+            .map(|name| to_u64(name.len()) + TENSOR_NBYTES);
+        let expected = METADATA_NBYTES + entries.sum::<u64>();
+        self.door.shard(remote, expected.clamp(LEAST_NBYTES, MOST_NBYTES))
+    }
+
+    /// Called when many have been opened.
+    pub(crate) fn rest(&self) {
+        self.door.rest();
+    }
+
+    pub(crate) fn reading() -> Reading {
+        Reading::waiting(AT_ONCE)
+    }
+
+    pub(crate) fn manner(&self, shards: &Shards) -> Manner {
+        Manner {
+            format: shards.format(),
+            backend: self.index.backend,
+            why: REMOTE.to_owned(),
         }
     }
 }
