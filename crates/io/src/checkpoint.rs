@@ -2,7 +2,6 @@
 
 mod folder;
 mod locate;
-mod origins;
 mod parallel;
 mod shards;
 mod store;
@@ -16,7 +15,7 @@ use ingot_format::{Dtype, Header, ShardIndex, natural_order};
 #[cfg(feature = "remote")]
 pub(crate) use folder::index_of;
 pub use folder::read_index;
-pub use origins::Origins;
+pub(crate) use locate::open_files;
 #[cfg(all(unix, feature = "remote"))]
 pub(crate) use parallel::in_parallel;
 pub(crate) use shards::Shards;

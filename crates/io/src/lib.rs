@@ -16,8 +16,6 @@ mod options;
 mod payload;
 mod quarry;
 mod read;
-mod rearrange;
-mod records;
 #[cfg(feature = "remote")]
 mod remote;
 #[cfg(target_os = "linux")]
@@ -33,11 +31,13 @@ mod workers;
 mod writer;
 
 pub use archive::{Archive, Tensor};
-pub use checkpoint::{Checkpoint, Manner, Origins, read_index};
+pub use checkpoint::{Checkpoint, Manner, read_index};
 pub use convert::{convert, converts, is_float};
 pub use digest::{Algorithm, Digest, Keep, Sealed, Unequal};
-pub use edit::origin::Origin;
-pub use edit::{Edited, MetadataChange, Way, replace_tensor, update_metadata};
+pub use edit::{
+    Alias, Edited, Inherit, MetadataChange, Origin, Origins, Pick, RECORD_KEYS, Role, Way, aliases, assemble,
+    replace_tensor, update_metadata,
+};
 pub use error::{CheckpointFault, EditError, Error, Misfit};
 pub use ingot_format::MODEL_SPEC_KEY;
 pub use memory::{Bytes, Dest, Dim, Footprint, Memory, Region, Strided, StridedDest, crowds, overlapping};
@@ -51,8 +51,6 @@ pub use read::part::{Part, Target};
 pub use read::plan::{OWN_BLOCK_NBYTES, Piece, Place, Plan, SHARED_BLOCK_NBYTES, TensorId};
 pub use read::prefetch::{Fetched, Prefetch, Request};
 pub use read::read::{StridedView, fill, read, warm_tensors};
-pub use rearrange::{Inherit, assemble};
-pub use records::{Alias, Pick, RECORD_KEYS, Role, aliases};
 #[cfg(all(unix, feature = "remote"))]
 pub use remote::{DownloadOptions, Downloaded, download, planned_download};
 #[cfg(feature = "remote")]

@@ -5,12 +5,14 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use ingot_format::{Foreign, FormatError};
+use ingot_format::{Foreign, FormatError, Header, ShardIndex};
 
+use super::folder::{Beside, Folder};
+use super::parallel::of_directory;
 use crate::archive::open_file;
-use crate::checkpoint::folder::Folder;
 use crate::error::{CheckpointFault, Error};
 use crate::options::Reach;
+use crate::watch::Unwatched;
 
 /// What a path leads to.
 pub(super) enum Located<T> {
@@ -51,6 +53,31 @@ pub(super) fn locate<T>(
             ..
         }) => index_at(path, reach),
         other => other.map(Located::File),
+    }
+}
+
+/// All files that `path` leads to: the only one, or the shards of an index, which are held against that. `open` makes of
+/// each what is wanted of it, of which `header` says what it holds. With the path of the file, or of the index.
+pub(crate) fn open_files<T: Send + Sync>(
+    path: &Path,
+    open: impl Fn(File, PathBuf) -> Result<T, Error> + Sync,
+    header: impl Fn(&T) -> &Header + Sync,
+) -> Result<(PathBuf, Vec<T>, Option<ShardIndex>), Error> {
+    match locate(path, Reach::FollowLinks, |file, path| {
+        Ok((open(file, path.clone())?, path))
+    })? {
+        Located::File((file, path)) => Ok((path, vec![file], None)),
+        Located::Index { folder, name } => {
+            let (shards, beside) = Beside::index(folder, &name)?;
+            let open = |number| {
+                let (file, path) = beside.open(&shards, number)?;
+                open(file, path)
+            };
+            let holds = |number, tensor: &str| beside.holds(&shards, number, tensor);
+            let numbers: Vec<usize> = (0..shards.len()).collect();
+            let files = shards.open(&numbers, of_directory(), open, header, holds, &Unwatched)?;
+            Ok((shards.path().to_owned(), files, Some(shards.into_index())))
+        }
     }
 }
 

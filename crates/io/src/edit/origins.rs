@@ -1,11 +1,14 @@
-//! A file whose tensors go into another one.
+//! Files, or checkpoints of many, whose tensors go into others.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use ingot_format::{Header, Limits};
+use ingot_format::{Header, Limits, ShardIndex};
 
 use crate::archive::{Archive, open_file, read_header};
+#[cfg(feature = "remote")]
+use crate::checkpoint::Checkpoint;
+use crate::checkpoint::open_files;
 use crate::error::{EditError, Error};
 use crate::payload::{FileRange, Payload, Section};
 use crate::source::{FileSource, Source};
@@ -102,5 +105,59 @@ impl Origin {
                 fault: EditError::Overtaken,
             }),
         }
+    }
+}
+
+/// All files of a checkpoint, open so that tensors can be taken from them byte by byte.
+#[derive(Debug)]
+pub struct Origins {
+    path: PathBuf,
+    files: Vec<Origin>,
+    index: Option<ShardIndex>,
+}
+
+impl Origins {
+    /// Opens a file, the shards of an index, or whatever of these a directory holds.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`](crate::Checkpoint::open).
+    pub fn open(path: &Path) -> Result<Origins, Error> {
+        let (path, files, index) = open_files(path, Origin::of_file, Origin::header)?;
+        Ok(Origins { path, files, index })
+    }
+
+    /// Opens what is behind a URL.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open_url`](crate::Checkpoint::open_url).
+    #[cfg(feature = "remote")]
+    pub fn open_url(
+        url: &str,
+        options: &crate::RemoteOptions,
+        watch: &dyn crate::Watch,
+    ) -> Result<Origins, Error> {
+        let checkpoint = Checkpoint::open_url(url, options, &crate::remote::header_limits(), watch)?;
+        let path = checkpoint.path().map(Path::to_owned).unwrap_or_default();
+        let (archives, index) = checkpoint.into_files(watch)?;
+        let files = archives.into_iter().map(Origin::of_archive).collect();
+        Ok(Origins { path, files, index })
+    }
+
+    /// The only file, or the index.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The files, in the order of their names.
+    #[must_use]
+    pub fn files(&self) -> &[Origin] {
+        &self.files
+    }
+
+    /// The index, where there is one.
+    #[must_use]
+    pub fn index(&self) -> Option<&ShardIndex> {
+        self.index.as_ref()
     }
 }
