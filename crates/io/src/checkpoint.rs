@@ -21,10 +21,9 @@ pub(crate) use parallel::in_parallel;
 pub(crate) use shards::Shards;
 pub use store::Manner;
 
-use crate::archive::{Archive, Tensor, nearest};
+use crate::archive::{Archive, Tensor, TensorId, nearest};
 use crate::error::Error;
 use crate::options::{CheckpointOptions, OpenOptions};
-use crate::read::plan::TensorId;
 #[cfg(feature = "remote")]
 use crate::remote::RemoteShards;
 use crate::watch::{Unwatched, Watch};

@@ -14,7 +14,6 @@ mod error;
 mod memory;
 mod options;
 mod payload;
-mod quarry;
 mod read;
 #[cfg(feature = "remote")]
 mod remote;
@@ -27,10 +26,9 @@ mod statistics;
 mod verify;
 mod watch;
 mod workers;
-#[cfg(unix)]
 mod writer;
 
-pub use archive::{Archive, Tensor};
+pub use archive::{Archive, Tensor, TensorId};
 pub use checkpoint::{Checkpoint, Manner, read_index};
 pub use convert::{convert, converts, is_float};
 pub use digest::{Algorithm, Digest, Keep, Sealed, Unequal};
@@ -46,9 +44,8 @@ pub use options::{
     ReadOptions, Replace, SaveOptions, THREADS_VARIABLE,
 };
 pub use payload::{FileRange, Payload, Produce, prove_sizes};
-pub use quarry::Quarry;
 pub use read::part::{Part, Target};
-pub use read::plan::{OWN_BLOCK_NBYTES, Piece, Place, Plan, SHARED_BLOCK_NBYTES, TensorId};
+pub use read::plan::{OWN_BLOCK_NBYTES, Piece, Place, Plan, SHARED_BLOCK_NBYTES};
 pub use read::prefetch::{Fetched, Prefetch, Request};
 pub use read::read::{StridedView, fill, read, warm_tensors};
 #[cfg(all(unix, feature = "remote"))]
@@ -67,5 +64,6 @@ pub use source::{FileSource, MemorySource, Source};
 pub use statistics::{Number, Statistics, has_statistics, statistics};
 pub use verify::{Compared, Definition, Mismatch, Proof, Report, hash, verify};
 pub use watch::{Unwatched, Watch};
+pub use writer::Quarry;
 #[cfg(unix)]
 pub use writer::{Appender, Aside, Orphan, Writer};
