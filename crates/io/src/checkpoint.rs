@@ -23,7 +23,7 @@ pub use store::Manner;
 
 use crate::archive::{Archive, Tensor, TensorId, nearest};
 use crate::error::Error;
-use crate::options::{CheckpointOptions, OpenOptions};
+use crate::options::CheckpointOptions;
 #[cfg(feature = "remote")]
 use crate::remote::RemoteShards;
 use crate::watch::{Unwatched, Watch};
