@@ -4,13 +4,11 @@ use std::path::{Path, PathBuf};
 
 use ingot_format::ShardIndex;
 
-use super::folder::Beside;
-use super::locate::{Located, locate};
-use super::parallel::of_directory;
+use super::Checkpoint;
 use crate::edit::origin::Origin;
 use crate::error::Error;
-use crate::options::Reach;
-use crate::watch::Unwatched;
+use crate::options::CheckpointOptions;
+use crate::watch::{Unwatched, Watch};
 
 /// All files of a checkpoint, open so that tensors can be taken from them byte by byte.
 #[derive(Debug)]
@@ -26,28 +24,11 @@ impl Origins {
     /// # Errors
     /// As [`Checkpoint::open`](super::Checkpoint::open).
     pub fn open(path: &Path) -> Result<Origins, Error> {
-        match locate(path, Reach::FollowLinks, Origin::of_file)? {
-            Located::File(file) => Ok(Origins {
-                path: file.path().to_owned(),
-                files: vec![file],
-                index: None,
-            }),
-            Located::Index { folder, name } => {
-                let (shards, beside) = Beside::index(folder, &name)?;
-                let open = |number| {
-                    let (file, path) = beside.open(&shards, number)?;
-                    Origin::of_file(file, path)
-                };
-                let holds = |number, tensor: &str| beside.holds(&shards, number, tensor);
-                let numbers: Vec<usize> = (0..shards.len()).collect();
-                let files = shards.open(&numbers, of_directory(), open, Origin::header, holds, &Unwatched)?;
-                Ok(Origins {
-                    path: shards.path().to_owned(),
-                    files,
-                    index: Some(shards.into_index()),
-                })
-            }
-        }
+        let options = CheckpointOptions {
+            open: Origin::options(),
+            ..CheckpointOptions::default()
+        };
+        Origins::of(Checkpoint::open_lent(path, &options)?, &Unwatched)
     }
 
     /// Opens what is behind a URL.
@@ -60,7 +41,13 @@ impl Origins {
         options: &crate::RemoteOptions,
         watch: &dyn crate::Watch,
     ) -> Result<Origins, Error> {
-        let checkpoint = super::Checkpoint::open_url(url, options, &crate::remote::header_limits(), watch)?;
+        Origins::of(
+            Checkpoint::open_url(url, options, &crate::remote::header_limits(), watch)?,
+            watch,
+        )
+    }
+
+    fn of(checkpoint: Checkpoint, watch: &dyn Watch) -> Result<Origins, Error> {
         let path = checkpoint.path().map(Path::to_owned).unwrap_or_default();
         let (archives, index) = checkpoint.into_files(watch)?;
         let files = archives.into_iter().map(Origin::of_archive).collect();
