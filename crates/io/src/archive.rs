@@ -11,9 +11,8 @@ use ingot_format::{Entry, Header, HeaderWindow, Index, Limits, Selection, Select
 
 use crate::backend::{Choice, choose};
 use crate::error::{Error, Failure, InFile};
-use crate::memory::{Memory, Region};
+use crate::memory::{Memory, Region, alignment};
 use crate::options::{BACKEND_VARIABLE, Backend, OpenOptions};
-use crate::read::plan::{TensorId, alignment};
 use crate::source::{FileSource, LocalFile, MappedSource, Reopen, Source, read_exactly, with_room};
 use crate::workers::threads_of_environment;
 
@@ -484,6 +483,15 @@ fn read_through_window(
 /// A size that memory can have; one that it cannot have fails when it is asked for.
 fn size(nbytes: u64) -> usize {
     to_usize(nbytes).unwrap_or(usize::MAX)
+}
+
+/// Which tensor, of those in several files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TensorId {
+    /// The number of the file.
+    pub file: usize,
+    /// The place of the tensor in the order of that file's data.
+    pub number: usize,
 }
 
 /// Archives, each of them once, in the order in which tensors of them come.

@@ -2,7 +2,6 @@
 
 mod folder;
 mod locate;
-mod origins;
 mod parallel;
 mod shards;
 mod store;
@@ -16,17 +15,15 @@ use ingot_format::{Dtype, Header, ShardIndex, natural_order};
 #[cfg(feature = "remote")]
 pub(crate) use folder::index_of;
 pub use folder::read_index;
-pub use origins::Origins;
 pub(crate) use parallel::in_parallel;
 pub(crate) use shards::Shards;
 pub use store::Manner;
 #[cfg(feature = "remote")]
 pub(crate) use store::Store;
 
-use crate::archive::{Archive, Tensor, nearest};
+use crate::archive::{Archive, Tensor, TensorId, nearest};
 use crate::error::Error;
 use crate::options::CheckpointOptions;
-use crate::read::plan::TensorId;
 use crate::watch::{Unwatched, Watch};
 use folder::Beside;
 use locate::{Located, OpenFile, locate};

@@ -15,10 +15,7 @@ mod lock;
 mod memory;
 mod options;
 mod payload;
-mod quarry;
 mod read;
-mod rearrange;
-mod records;
 #[cfg(feature = "remote")]
 mod remote;
 #[cfg(target_os = "linux")]
@@ -30,15 +27,16 @@ mod statistics;
 mod verify;
 mod watch;
 mod workers;
-#[cfg(unix)]
 mod writer;
 
-pub use archive::{Archive, Tensor};
-pub use checkpoint::{Checkpoint, Manner, Origins, read_index};
+pub use archive::{Archive, Tensor, TensorId};
+pub use checkpoint::{Checkpoint, Manner, read_index};
 pub use convert::{convert, converts, is_float};
 pub use digest::{Algorithm, Digest, Keep, Sealed, Unequal};
-pub use edit::origin::Origin;
-pub use edit::{Edited, MetadataChange, Way, replace_tensor, update_metadata};
+pub use edit::{
+    Alias, Edited, Inherit, MetadataChange, Origin, Origins, Pick, RECORD_KEYS, Role, Way, aliases, assemble,
+    replace_tensor, update_metadata,
+};
 pub use error::{CheckpointFault, EditError, Error, Misfit};
 pub use ingot_format::MODEL_SPEC_KEY;
 pub use memory::{Bytes, Dest, Dim, Footprint, Memory, Region, Strided, StridedDest, crowds, overlapping};
@@ -47,13 +45,10 @@ pub use options::{
     ReadOptions, Replace, SaveOptions, THREADS_VARIABLE,
 };
 pub use payload::{FileRange, Payload, Produce, prove_sizes};
-pub use quarry::Quarry;
 pub use read::part::{Part, Target};
-pub use read::plan::{OWN_BLOCK_NBYTES, Piece, Place, Plan, SHARED_BLOCK_NBYTES, TensorId};
+pub use read::plan::{OWN_BLOCK_NBYTES, Piece, Place, Plan, SHARED_BLOCK_NBYTES};
 pub use read::prefetch::{Fetched, Prefetch, Request};
 pub use read::read::{StridedView, fill, read, warm_tensors};
-pub use rearrange::{Inherit, assemble};
-pub use records::{Alias, Pick, RECORD_KEYS, Role, aliases};
 #[cfg(all(unix, feature = "remote"))]
 pub use remote::{DownloadOptions, Downloaded, download, planned_download};
 #[cfg(feature = "remote")]
@@ -70,5 +65,6 @@ pub use source::{FileSource, MemorySource, Source};
 pub use statistics::{Number, Statistics, has_statistics, statistics};
 pub use verify::{Compared, Definition, Mismatch, Proof, Report, hash, verify};
 pub use watch::{Unwatched, Watch};
+pub use writer::Quarry;
 #[cfg(unix)]
 pub use writer::{Appender, Aside, Orphan, Writer};

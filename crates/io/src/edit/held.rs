@@ -1,8 +1,9 @@
-//! A file that is being edited.
+//! A file that is being edited, and a save that is called off when it is overtaken.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
 use ingot_format::{Header, Limits, to_usize};
@@ -119,6 +120,54 @@ impl<'p> Held<'p> {
             nbytes: self.state.nbytes,
             source,
         })
+    }
+}
+
+/// Calls a save off when what it goes by is no longer true: asks `check` whenever it asks whether to stop, the last time right before the new file gets its name.
+pub(crate) struct Guard<'a> {
+    watch: &'a dyn Watch,
+    check: &'a (dyn Fn() -> Result<(), Error> + Sync),
+    fault: Mutex<Option<Error>>,
+}
+
+impl<'a> Guard<'a> {
+    pub(crate) fn new(watch: &'a dyn Watch, check: &'a (dyn Fn() -> Result<(), Error> + Sync)) -> Guard<'a> {
+        Guard {
+            watch,
+            check,
+            fault: Mutex::new(None),
+        }
+    }
+
+    /// What came of the save: the fault that `check` found, where that is why it stopped.
+    pub(crate) fn outcome<T>(self, saved: Result<T, Error>) -> Result<T, Error> {
+        match (
+            saved,
+            self.fault.into_inner().unwrap_or_else(PoisonError::into_inner),
+        ) {
+            (Err(Error::Interrupted), Some(fault)) => Err(fault),
+            (saved, _) => saved,
+        }
+    }
+}
+
+impl Watch for Guard<'_> {
+    fn interrupted(&self) -> bool {
+        if self.watch.interrupted() {
+            return true;
+        }
+        let Err(fault) = (self.check)() else {
+            return false;
+        };
+        self.fault
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get_or_insert(fault);
+        true
+    }
+
+    fn progressed(&self, done: u64, total: u64) {
+        self.watch.progressed(done, total);
     }
 }
 

@@ -14,6 +14,7 @@ mod strided_dest;
 pub(crate) use block::{Block, HUGE_PAGE_NBYTES};
 pub use dest::{Bytes, Dest};
 pub use footprint::{Dim, Footprint, crowds, overlapping};
+pub(crate) use region::alignment;
 pub use region::{Memory, Region};
 pub use strided::Strided;
 pub use strided_dest::StridedDest;

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use ingot_format::Dtype;
 use memmap2::{MmapMut, MmapRaw};
 
 use super::block::Block;
@@ -132,5 +133,15 @@ impl Region {
 
     pub(crate) fn aligned_to(&self, alignment: usize) -> bool {
         self.as_ptr().addr().is_multiple_of(alignment)
+    }
+}
+
+/// Where elements of this dtype have to begin: at a multiple of their own size.
+pub(crate) fn alignment(dtype: Dtype) -> usize {
+    match dtype.bits() {
+        64 => 8,
+        32 => 4,
+        16 => 2,
+        _ => 1,
     }
 }

@@ -8,9 +8,8 @@ use std::time::Duration;
 use ingot_format::Index;
 
 use super::part::Part;
-use super::plan::TensorId;
 use super::read::{only, read, warm_behind_mappings};
-use crate::archive::Tensor;
+use crate::archive::{Tensor, TensorId};
 use crate::checkpoint::Checkpoint;
 use crate::error::Error;
 use crate::memory::Region;

@@ -5,6 +5,7 @@ use std::thread;
 use std::time::{Duration, SystemTime};
 
 use super::fault::Fault;
+use super::options::Secret;
 
 /// What is good for less than this is asked for again: no request is sent with keys that are over when it arrives.
 const LEAST_VALIDITY: Duration = Duration::from_secs(300);
@@ -12,6 +13,14 @@ const LEAST_VALIDITY: Duration = Duration::from_secs(300);
 /// How often a thread comes back for the lock. It is held for a few instructions, but for ever in a process that was
 /// forked from under it.
 const LOCK_TRIES: usize = 200;
+
+/// The keys of one who may read.
+#[derive(Clone, Debug)]
+pub(crate) struct Credentials {
+    pub(crate) id: Secret,
+    pub(crate) secret: Secret,
+    pub(crate) session: Option<Secret>,
+}
 
 /// What each of some issuers has issued last.
 pub(super) struct Issued<K, V> {

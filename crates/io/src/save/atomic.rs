@@ -7,14 +7,15 @@ use rustix::fs::Mode;
 use super::attributes::Attributes;
 use super::direct::Direct;
 use super::flush::{Flusher, flush};
+use super::in_place;
 use super::pieces::Pieces;
 use super::space::{self, Size};
 use super::target::Place;
 use super::temp::{self, Kind, Refused, Temp};
 use super::write::{self, Way};
-use super::{Watch, in_place};
 use crate::error::{Step, Stop, step};
 use crate::options::{Durability, SaveOptions};
+use crate::watch::Watch;
 
 /// From this size on, a flush at the end alone takes long. Smaller files are there before a thread is.
 const LONG_FLUSH: u64 = 32 << 20;

@@ -10,7 +10,6 @@ use std::time::Duration;
 use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
-use super::Watch;
 use super::attributes::Attributes;
 use super::flush::flush;
 use super::space::{self, Size};
@@ -18,6 +17,7 @@ use super::target::{Place, Target};
 use super::temp::{self, Refused, Temp};
 use crate::error::{EditError, Error, Step, Stop, step};
 use crate::options::{Durability, Existing, SaveOptions};
+use crate::watch::Watch;
 
 /// How often, and after what time, a lock is asked for again that somebody has for a moment.
 const LOCK_TRIES: usize = 100;

@@ -7,10 +7,11 @@ use super::pieces::Pieces;
 use super::release::release;
 use super::space::{self, Size};
 use super::target::Place;
+use super::temp;
 use super::write::{self, Way};
-use super::{Watch, temp};
 use crate::error::{Step, Stop, step};
 use crate::options::{Durability, SaveOptions};
+use crate::watch::Watch;
 
 /// Writes into the file that `place` names, or makes it.
 pub(super) fn save(

@@ -14,9 +14,10 @@ use super::draft::{explain, explain_publishing, find, has_name, is_there, refuse
 use super::flush::flush;
 use super::space::{self, Size};
 use super::target::Place;
-use super::{Watch, temp};
+use super::temp;
 use crate::error::{EditError, Error, Step, Stop, step};
 use crate::options::{Durability, Existing};
+use crate::watch::Watch;
 
 /// How often the file is opened that somebody else has just given its name to, or taken away.
 const TRIES: usize = 10;

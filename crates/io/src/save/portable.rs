@@ -6,12 +6,12 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Seek};
 use std::path::{Path, PathBuf};
 
-use super::Watch;
 use super::flush::{flush, sync};
 use super::pieces::Pieces;
 use super::write::{self, Way};
 use crate::error::{Step, Stop, step};
 use crate::options::{Durability, ReadOnly, Replace, SaveOptions};
+use crate::watch::Watch;
 
 const SUFFIX: &str = ".ingot-tmp";
 

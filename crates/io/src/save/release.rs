@@ -60,14 +60,14 @@ pub(super) fn done() -> usize {
 /// Waits until all are given back that were to be, and says whether there were more than `before`: there may be room then
 /// where there was none.
 #[cfg(target_os = "linux")]
-pub(super) fn more_than(before: usize, watch: &dyn super::Watch) -> bool {
+pub(super) fn more_than(before: usize, watch: &dyn crate::watch::Watch) -> bool {
     settle(watch);
     done() > before
 }
 
 /// Waits until all are given back that were to be.
 #[cfg(target_os = "linux")]
-pub(super) fn settle(watch: &dyn super::Watch) {
+pub(super) fn settle(watch: &dyn crate::watch::Watch) {
     use std::time::{Duration, Instant};
     /// For how long a full disk may become less full. A fork can have counted threads that it does not have.
     const PATIENCE: Duration = Duration::from_secs(5);

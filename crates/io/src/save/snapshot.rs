@@ -11,9 +11,9 @@ use ingot_format::{Layout, to_u64, to_usize};
 use memmap2::MmapMut;
 
 use super::pieces::{PIECE, Pieces};
-use super::{Error, Watch, save_data};
-use crate::options::SaveOptions;
+use crate::error::Error;
 use crate::payload::{Payload, prove_sizes};
+use crate::watch::Watch;
 
 /// Bytes of memory that are asked for at once, by one thread. A multiple of the size of every huge page.
 const BLOCK: usize = 32 << 20;
@@ -84,21 +84,6 @@ impl Snapshot {
                 .filter_map(OnceLock::into_inner)
                 .collect(),
         })
-    }
-
-    /// Writes the file of the `layout` that the copy was taken for.
-    ///
-    /// # Errors
-    /// What [`crate::save`] says.
-    pub fn save(
-        &self,
-        path: &Path,
-        layout: &Layout,
-        options: &SaveOptions,
-        watch: &dyn Watch,
-    ) -> Result<(), Error> {
-        let Layout { header, head, .. } = layout;
-        save_data(path, head, header.data_nbytes(), &self.payloads(), options, watch)
     }
 
     /// The copy, in the order of the payloads, cut as its memory is.
@@ -230,7 +215,7 @@ impl Copier<'_, '_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Unwatched;
+    use crate::{SaveOptions, Unwatched};
     use ingot_format::{Dtype, Format, Spec};
 
     #[test]

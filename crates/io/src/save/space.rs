@@ -3,8 +3,8 @@
 use std::fs::File;
 use std::io;
 
-use super::Watch;
 use crate::error::Stop;
+use crate::watch::Watch;
 
 /// What happens to the size of the file meanwhile.
 #[derive(Clone, Copy)]

@@ -14,9 +14,9 @@ use super::direct::{self, Aligned, Direct};
 use super::flush::Flusher;
 use super::pieces::{PIECE, Pieces};
 use super::ring::{Closing, Ring};
-use super::{POLL, Watch};
 use crate::digest::{Sealed, Sealing};
 use crate::error::{Step, Stop, step};
+use crate::watch::{POLL, Watch};
 use crate::workers::heed;
 
 /// From this size on, threads write: starting them costs about 0.1 ms, as long as writing 0.5 MB.

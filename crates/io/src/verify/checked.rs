@@ -4,7 +4,7 @@ use ingot_format::{MODEL_SPEC_KEY, to_usize};
 
 use super::pass::{read_through, step_end};
 use super::verify::{Record, sha256_from};
-use crate::archive::{Archive, Files, Tensor};
+use crate::archive::{Archive, Files, Tensor, TensorId};
 use crate::checkpoint::Checkpoint;
 use crate::digest::{Algorithm, Digest, Digests, Unequal};
 use crate::error::{CheckpointFault, Error};
@@ -12,7 +12,6 @@ use crate::memory::Region;
 use crate::options::ReadOptions;
 use crate::read::input::Witness;
 use crate::read::part::Part;
-use crate::read::plan::TensorId;
 use crate::read::read::read_owned;
 use crate::source::{Source, read_exactly};
 use crate::watch::Watch;

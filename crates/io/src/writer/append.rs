@@ -7,7 +7,7 @@ use ingot_format::{
     Dtype, Format, FormatError, Layout, LayoutOptions, Order, Spec, layout_with, nbytes, to_u64,
 };
 
-use super::{PIECE, put};
+use super::writer::{PIECE, put, refuse};
 use crate::error::{EditError, Error};
 use crate::options::{Existing, SaveOptions};
 use crate::payload::Payload;
@@ -233,7 +233,7 @@ impl Appender {
     }
 
     fn refuse(&self, fault: EditError) -> Error {
-        super::refuse(&self.path, fault)
+        refuse(&self.path, fault)
     }
 }
 

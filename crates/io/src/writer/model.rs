@@ -6,7 +6,7 @@ use std::path::Path;
 use ingot_format::{Dtype, Format, Index, LayoutOptions, Spec};
 use proptest::prelude::*;
 
-use super::{Orphan, Role, Writer};
+use super::writer::{Orphan, Role, Writer};
 use crate::error::Error;
 use crate::options::{Durability, SaveOptions};
 use crate::payload::Payload;

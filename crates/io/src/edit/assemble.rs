@@ -10,12 +10,12 @@ use ingot_format::{
     layout_with,
 };
 
-use crate::edit::Guard;
-use crate::edit::origin::Origin;
+use super::held::Guard;
+use super::origins::Origin;
+use super::records::{Pick, Stored, checksums, settled, unit, with_records};
 use crate::error::{EditError, Error, step};
 use crate::options::SaveOptions;
 use crate::payload::{Gathered, Payload, Section};
-use crate::records::{Pick, Stored, checksums, settled, unit, with_records};
 use crate::save::save_data;
 use crate::verify::digest_of;
 use crate::watch::Watch;

@@ -19,8 +19,8 @@ use ingot_format::{
     SharedName, parse_shared, render_shared,
 };
 
+use super::origins::Origin;
 use crate::digest::{Algorithm, Digest};
-use crate::edit::origin::Origin;
 use crate::error::Error;
 
 /// The keys of metadata that speaks of the tensors beside it. In other metadata that is given for a new file they were

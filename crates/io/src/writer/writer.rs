@@ -1,9 +1,4 @@
-//! Filling a file tensor by tensor, by threads and processes, without ever holding all of it.
-//!
-//! [`Writer`] is told all names, dtypes and shapes first, and takes tensors and slices of them in any order. It writes
-//! into a temporary file, which gets its name by [`Writer::commit`] when every byte was written once; until then, and for
-//! good when that never comes, the path leads to what was there before. Another process fills the same file after
-//! [`Writer::join`]. [`Appender`] is told each tensor with its bytes, and keeps space for the header.
+//! Tensors and parts of them, in any order.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -18,26 +13,16 @@ use ingot_format::{
     to_usize,
 };
 
+use super::journal::{End, Fault, Journal, Verdict};
+use super::preamble;
 use crate::error::{EditError, Error};
 use crate::options::{Existing, SaveOptions};
 use crate::payload::{FileRange, Payload};
 use crate::save::draft::{Company, Draft, journal_fault};
 use crate::watch::Watch;
 
-mod append;
-mod aside;
-mod coverage;
-mod journal;
-#[cfg(test)]
-mod model;
-mod preamble;
-
-pub use append::Appender;
-pub use aside::Aside;
-use journal::{End, Fault, Journal, Verdict};
-
 /// Bytes of a tensor that pass through memory at a time, where they do not lie there as the file is to have them.
-const PIECE: u64 = 4 << 20;
+pub(super) const PIECE: u64 = 4 << 20;
 /// How often, and after what time, one tries again to finish a file that others have open.
 const TRIES: usize = 100;
 const PAUSE: Duration = Duration::from_millis(10);
@@ -46,10 +31,10 @@ const PAUSE: Duration = Duration::from_millis(10);
 pub struct Writer {
     draft: Mutex<Draft>,
     /// The same file, for writing without the lock.
-    filling: Filling,
+    pub(super) filling: Filling,
     options: SaveOptions,
-    role: Role,
-    process: u32,
+    pub(super) role: Role,
+    pub(super) process: u32,
 }
 
 /// What becomes of a file whose writer was killed.
@@ -65,16 +50,16 @@ pub enum Orphan {
 
 /// Whether leaving takes the file away.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Role {
+pub(super) enum Role {
     Founder,
     Guest,
 }
 
-struct Filling {
+pub(super) struct Filling {
     path: std::path::PathBuf,
     file: File,
     header: Header,
-    journal: Journal,
+    pub(super) journal: Journal,
     nbytes: u64,
 }
 
@@ -486,7 +471,7 @@ impl Filling {
 }
 
 /// Writes `count` bytes of `payload` from `begin` on at `position`.
-fn put(
+pub(super) fn put(
     payload: &Payload<'_>,
     begin: u64,
     count: u64,
@@ -509,7 +494,7 @@ fn put(
     crate::disk::write_all_at(file, buffer, position)
 }
 
-fn refuse(path: &Path, fault: EditError) -> Error {
+pub(super) fn refuse(path: &Path, fault: EditError) -> Error {
     Error::Edit {
         path: path.to_owned(),
         fault,

@@ -1,12 +1,4 @@
-//! Changing a part of a file.
-//!
-//! | what changes | how |
-//! |---|---|
-//! | metadata, where all bytes that differ lie in one page | one write into the file, which the kernel copies at once |
-//! | other metadata, or a tensor | a new file of the same name, as [`save`](crate::save) makes it; the bytes that stay are shared where the file system can, or else copied by the kernel |
-//!
-//! A file that is being edited is locked (`flock`), so that a second edit waits for the first and begins with what that
-//! one left. An edit that is overtaken by a save, which takes no lock, is refused.
+//! Other metadata, or another tensor, in a file that is there.
 
 use std::path::Path;
 
@@ -15,20 +7,14 @@ use ingot_format::{
     SHARED_KEY, SharedError, edit_metadata, layout_with, to_u64,
 };
 
+use super::held::{Guard, Held};
+use super::records::{aliases, check_shared};
 use crate::error::{EditError, Error, step};
 use crate::options::{Durability, SaveOptions};
 use crate::payload::{FileRange, Payload};
-use crate::records::{aliases, check_shared};
 use crate::save::save_data;
 use crate::verify::renewed;
 use crate::watch::Watch;
-
-mod guard;
-mod held;
-pub(crate) mod origin;
-
-pub(crate) use guard::Guard;
-use held::Held;
 
 /// Bytes of the file that the kernel changes at once: a page of every system there is.
 const PAGE: u64 = 4096;

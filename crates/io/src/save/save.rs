@@ -1,59 +1,11 @@
-//! Saving: a layout and payloads become a file, and never harm the one that was there. No file gets its name unless each
-//! payload gave exactly the bytes that the header promises: [`Pieces`] exist only for payloads of the right sizes, what
-//! reads a payload fills all of what it was asked for or fails, and all pieces have to be written.
-//!
-//! The atomic way, which is the default: a temporary file in the target's directory gets everything the target is
-//! to have; it is flushed, renamed over the target, and the directory is flushed. Whatever happens in between, the
-//! path leads to the whole old file or to the whole new one.
-//!
-//! | what stands at the path | what happens |
-//! |---|---|
-//! | nothing | a new file, mode 0666 cut by the umask |
-//! | a file | its mode, and as far as allowed its owner, group, extended attributes and access list, pass on to the new one. Its other hard links keep the old bytes |
-//! | a file that this process may not write to | refused, unless [`ReadOnly::Replace`] |
-//! | a symlink | followed to its end, which may not exist yet; the link stays |
-//! | a pipe, terminal or other device, standard output | the bytes are streamed into it; refused where the file is to keep digests, which stand before them |
-//! | a directory | refused |
-//!
-//! Where a file system renames no file over another, the bytes are copied into the target as [`Replace::InPlace`]
-//! does. Where it cannot reserve space or make unnamed files, saving goes on without.
-//!
-//! What a large file had that was replaced is given back after [`save`] returned, unless another has it open.
+//! Which way a file is written, and what is said when it cannot be.
 
 use std::path::Path;
-use std::time::Duration;
-
-#[cfg(unix)]
-mod atomic;
-#[cfg(unix)]
-mod attributes;
-mod direct;
-#[cfg(unix)]
-pub(crate) mod draft;
-mod flush;
-#[cfg(unix)]
-mod in_place;
-#[cfg(all(unix, feature = "remote"))]
-pub(crate) mod partial;
-mod pieces;
-#[cfg(not(unix))]
-mod portable;
-#[cfg(unix)]
-mod release;
-mod ring;
-mod snapshot;
-#[cfg(unix)]
-mod space;
-#[cfg(unix)]
-mod stream;
-#[cfg(unix)]
-mod target;
-#[cfg(unix)]
-mod temp;
-mod write;
 
 use ingot_format::{FormatError, Layout};
 
+use super::pieces::Pieces;
+use super::snapshot::Snapshot;
 use crate::digest::Sealed;
 use crate::error::{Error, Stop};
 use crate::options::SaveOptions;
@@ -61,13 +13,6 @@ use crate::options::SaveOptions;
 use crate::options::{Durability, Replace};
 use crate::payload::Payload;
 use crate::watch::Watch;
-use pieces::Pieces;
-#[cfg(unix)]
-pub(crate) use release::release;
-pub use snapshot::Snapshot;
-
-/// How long a thread waits before it asks the watch again. Half of the 100 ms that are promised.
-const POLL: Duration = Duration::from_millis(50);
 
 /// Writes the file of `layout` at `path`, with one payload for each tensor, in the order of the layout.
 ///
@@ -111,6 +56,23 @@ pub(crate) fn save_data(
     watch: &dyn Watch,
 ) -> Result<(), Error> {
     save_cut(path, Pieces::of_data(head, data_nbytes, payloads), options, watch)
+}
+
+impl Snapshot {
+    /// Writes the file of the `layout` that the copy was taken for.
+    ///
+    /// # Errors
+    /// What [`crate::save`] says.
+    pub fn save(
+        &self,
+        path: &Path,
+        layout: &Layout,
+        options: &SaveOptions,
+        watch: &dyn Watch,
+    ) -> Result<(), Error> {
+        let Layout { header, head, .. } = layout;
+        save_data(path, head, header.data_nbytes(), &self.payloads(), options, watch)
+    }
 }
 
 impl Sealed {
@@ -211,7 +173,8 @@ fn save_pieces(
     options: &SaveOptions,
     watch: &dyn Watch,
 ) -> Result<(), Stop> {
-    use target::Target;
+    use super::target::Target;
+    use super::{atomic, flush, in_place, stream};
     match Target::find(path, watch)? {
         Target::Place(place) => match options.replace {
             Replace::Atomic => atomic::save(&place, pieces, options, watch),
@@ -229,4 +192,4 @@ fn save_pieces(
 }
 
 #[cfg(not(unix))]
-use portable::save as save_pieces;
+use super::portable::save as save_pieces;

@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 
 use ingot_format::{to_u64, to_usize};
 
+#[cfg(unix)]
+use super::writer::Writer;
 use crate::archive::{Tensor, open_source};
 use crate::error::Error;
 use crate::source::{FileSource, Source, read_exactly};
-#[cfg(unix)]
-use crate::writer::Writer;
 
 /// Bytes that are compared at a time: two of them stay in the cache of a core.
 const STEP: u64 = 256 << 10;
