@@ -4,8 +4,7 @@ use std::fs::File;
 use std::io::{self, Seek};
 
 use super::pieces::Pieces;
-use super::release::release;
-use super::space::{self, Size};
+use super::space::{self, Size, release};
 use super::target::Place;
 use super::temp;
 use super::write::{self, Way};

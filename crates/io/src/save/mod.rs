@@ -35,8 +35,6 @@ pub(crate) mod partial;
 mod pieces;
 #[cfg(not(unix))]
 mod portable;
-#[cfg(unix)]
-mod release;
 mod ring;
 #[allow(clippy::module_inception, reason = "the file that has the function `save`")]
 mod save;
@@ -51,8 +49,8 @@ mod target;
 mod temp;
 mod write;
 
-#[cfg(unix)]
-pub(crate) use release::release;
 pub use save::save;
 pub(crate) use save::save_data;
 pub use snapshot::Snapshot;
+#[cfg(unix)]
+pub(crate) use space::release;

@@ -9,7 +9,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use rustix::fs::{self, AtFlags, Dir, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
-use super::release;
+use super::space;
 use super::target::{Directory, Place};
 
 const SUFFIX: &[u8] = b".ingot-tmp";
@@ -98,12 +98,12 @@ impl<'p> Temp<'p> {
             None => link(directory, &self.place.name, &self.file)?,
         };
         let name = self.name.insert(name);
-        let replaced = release::keep(self.place, &self.file);
+        let replaced = space::keep(self.place, &self.file);
         match retry_on_intr(|| fs::renameat(directory, &**name, directory, &*self.place.name)) {
             Ok(()) => {
                 self.name = None;
                 if let Some(replaced) = replaced {
-                    release::release(replaced);
+                    space::release(replaced);
                 }
                 Ok(())
             }

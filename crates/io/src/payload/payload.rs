@@ -1,22 +1,15 @@
-//! What a tensor's part of a file is made from.
+//! The bytes of one tensor, wherever they are.
 
+use std::fmt::Debug;
 use std::io;
 
 use ingot_format::{FormatError, Header, to_u64, to_usize};
 
+use super::file::FileRange;
+use crate::archive::Archive;
+use crate::error::Error;
 use crate::memory::{Bytes, Strided};
-
-mod file;
-mod gathered;
-mod produced;
-mod section;
-
-pub use file::FileRange;
-#[cfg(unix)]
-pub(crate) use file::shares_blocks;
-pub(crate) use gathered::Gathered;
-pub use produced::Produce;
-pub(crate) use section::Section;
+use crate::source::read_exactly;
 
 /// The bytes of one tensor, on their way to a file.
 #[derive(Clone, Debug)]
@@ -101,4 +94,68 @@ impl<'a> From<&'a [u8]> for Payload<'a> {
     fn from(bytes: &'a [u8]) -> Payload<'a> {
         Payload::Bytes(Bytes::from(bytes))
     }
+}
+
+/// Bytes of an archive that go into a file, such as one behind a URL. Any thread may read them, and waits for them.
+#[derive(Clone, Copy, Debug)]
+pub struct Section<'a> {
+    archive: &'a Archive,
+    begin: u64,
+    nbytes: u64,
+}
+
+impl<'a> Section<'a> {
+    /// The bytes `begin..end` of the data section.
+    pub(crate) fn new(archive: &'a Archive, begin: u64, end: u64) -> Section<'a> {
+        Section {
+            archive,
+            begin: archive.header().data_start() + begin,
+            nbytes: end - begin,
+        }
+    }
+
+    fn nbytes(&self) -> u64 {
+        self.nbytes
+    }
+
+    /// Fills `into` with the bytes from `begin` of the section on. What goes wrong is an [`Error`] of the archive, which
+    /// [`Section::fault`] finds again.
+    fn read(&self, begin: u64, into: &mut [u8]) -> io::Result<()> {
+        read_exactly(self.archive.source(), self.begin + begin, into)
+            .map_err(|failure| io::Error::other(self.archive.explain(failure)))
+    }
+
+    /// What went wrong with the archive that was read from, where that is why something could not be written.
+    pub(crate) fn fault(error: Error) -> Error {
+        match error {
+            Error::Write {
+                path,
+                step,
+                nbytes,
+                source,
+            } => match source.downcast::<Error>() {
+                Ok(fault) => fault,
+                Err(source) => Error::Write {
+                    path,
+                    step,
+                    nbytes,
+                    source,
+                },
+            },
+            other => other,
+        }
+    }
+}
+
+/// Gives the bytes of a tensor piece by piece, such as those of one on another device.
+pub trait Produce: Debug + Sync {
+    /// The size in bytes.
+    fn nbytes(&self) -> u64;
+
+    /// Fills `into` with the bytes from `begin` on. Called for one piece after another, on the thread that asked for
+    /// the save.
+    ///
+    /// # Errors
+    /// Whatever keeps it from that. The save ends with this error then.
+    fn produce(&self, begin: u64, into: &mut [u8]) -> io::Result<()>;
 }
