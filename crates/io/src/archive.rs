@@ -244,6 +244,11 @@ pub(crate) fn open_source(path: &Path) -> Result<FileSource, Error> {
     })
 }
 
+/// The same of one of perhaps many.
+pub(crate) fn lent_source(path: &Path) -> Result<LocalFile, Error> {
+    Ok(LocalFile::lent(open_source(path)?, Box::new(ByPath::new(path))))
+}
+
 /// A file that is opened again by its path, wherever the process has gone since.
 #[derive(Debug)]
 struct ByPath(PathBuf);

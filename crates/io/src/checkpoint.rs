@@ -80,8 +80,11 @@ impl Checkpoint {
         Checkpoint::located(path, options, Archive::open)
     }
 
-    /// As [`Checkpoint::open`], for one of perhaps many.
-    pub(crate) fn open_lent(path: &Path, options: &CheckpointOptions) -> Result<Checkpoint, Error> {
+    /// As [`Checkpoint::open`], for one of perhaps many: its only file does not stay open either.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`].
+    pub fn open_lent(path: &Path, options: &CheckpointOptions) -> Result<Checkpoint, Error> {
         Checkpoint::located(path, options, Archive::open_lent)
     }
 
