@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions as FileOptions};
+use std::fs::{self, File, Metadata, OpenOptions as FileOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::backend::{Choice, choose};
 use crate::error::{Error, Failure, InFile};
 use crate::memory::{Memory, Region, alignment};
 use crate::options::{BACKEND_VARIABLE, Backend, OpenOptions};
-use crate::source::{FileSource, MappedSource, Source, read_exactly};
+use crate::source::{FileSource, LocalFile, MappedSource, Reopen, Source, read_exactly, with_room};
 use crate::workers::threads_of_environment;
 
 /// An open file. Any number of threads may use it at once.
@@ -33,9 +33,17 @@ use crate::workers::threads_of_environment;
 pub struct Archive {
     path: Option<PathBuf>,
     header: Header,
-    source: Box<dyn Source>,
+    bytes: Bytes,
     backend: &'static str,
     why: Cow<'static, str>,
+}
+
+/// Where the bytes of an archive are.
+#[derive(Debug)]
+enum Bytes {
+    File(LocalFile),
+    Mapped(MappedSource),
+    Elsewhere(Box<dyn Source>),
 }
 
 impl Archive {
@@ -46,29 +54,40 @@ impl Archive {
     /// with the rule that the header breaks; [`Error::Read`] when reading the header fails;
     /// [`Error::UnknownBackend`] and [`Error::InvalidThreads`] when the environment asks for what there is not.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Archive, Error> {
-        let file = open_file(path).map_err(|source| Error::Open {
-            path: path.to_owned(),
-            source,
-        })?;
-        Archive::of_file(file, path.to_owned(), options)
+        Archive::of_file(open_source(path)?, path.to_owned(), None, options)
     }
 
-    /// As [`Archive::open`], for a file that is open. `path` is for the errors.
-    pub(crate) fn of_file(file: File, path: PathBuf, options: &OpenOptions) -> Result<Archive, Error> {
+    /// As [`Archive::open`], for one of perhaps many.
+    pub(crate) fn open_lent(path: &Path, options: &OpenOptions) -> Result<Archive, Error> {
+        let again = Box::new(ByPath::new(path));
+        Archive::of_file(open_source(path)?, path.to_owned(), Some(again), options)
+    }
+
+    /// As [`Archive::open`], for a file that is open. `path` is for the errors. With a way to open it `again`, others may
+    /// have its descriptor while nobody reads it.
+    pub(crate) fn of_file(
+        file: FileSource,
+        path: PathBuf,
+        again: Option<Box<dyn Reopen>>,
+        options: &OpenOptions,
+    ) -> Result<Archive, Error> {
         let open_fault = |source| Error::Open {
             path: path.clone(),
             source,
         };
-        let file = FileSource::new(file).map_err(open_fault)?;
         let header = read_header(&file, Some(&path), &options.limits)?;
         threads_of_environment()?;
         let variable = std::env::var(BACKEND_VARIABLE).ok();
         let choice = choose(options.backend, variable.as_deref(), file.remote())?;
-        let (source, choice) = attach(file, options.backend, choice).map_err(open_fault)?;
+        let file = match again {
+            Some(again) => LocalFile::lent(file, again),
+            None => LocalFile::kept(file),
+        };
+        let (bytes, choice) = attach(file, options.backend, choice).map_err(open_fault)?;
         Ok(Archive {
             path: Some(path),
             header,
-            source,
+            bytes,
             backend: choice.backend.name(),
             why: choice.why,
         })
@@ -83,7 +102,7 @@ impl Archive {
         Ok(Archive {
             path: None,
             header,
-            source,
+            bytes: Bytes::Elsewhere(source),
             backend: "memory",
             why: Cow::Borrowed("bytes in memory"),
         })
@@ -101,7 +120,7 @@ impl Archive {
         Archive {
             path: Some(path),
             header,
-            source,
+            bytes: Bytes::Elsewhere(source),
             backend,
             why: Cow::Borrowed(why),
         }
@@ -129,7 +148,20 @@ impl Archive {
     }
 
     pub(crate) fn source(&self) -> &dyn Source {
-        &*self.source
+        match &self.bytes {
+            Bytes::File(file) => file,
+            Bytes::Mapped(mapped) => mapped,
+            Bytes::Elsewhere(source) => &**source,
+        }
+    }
+
+    /// The file of this machine that the bytes are in, if they are in one.
+    pub(crate) fn local(&self) -> Option<&LocalFile> {
+        match &self.bytes {
+            Bytes::File(file) => Some(file),
+            Bytes::Mapped(mapped) => Some(mapped.file()),
+            Bytes::Elsewhere(_) => None,
+        }
     }
 
     /// How the bytes are read: `mmap`, `pread` or `memory`.
@@ -205,11 +237,36 @@ impl Archive {
 
 /// The file at `path`, to be read by position.
 pub(crate) fn open_source(path: &Path) -> Result<FileSource, Error> {
-    let source = open_file(path).and_then(FileSource::new);
+    let source = with_room(|| open_file(path)).and_then(FileSource::new);
     source.map_err(|source| Error::Open {
         path: path.to_owned(),
         source,
     })
+}
+
+/// The same of one of perhaps many.
+pub(crate) fn lent_source(path: &Path) -> Result<LocalFile, Error> {
+    Ok(LocalFile::lent(open_source(path)?, Box::new(ByPath::new(path))))
+}
+
+/// A file that is opened again by its path, wherever the process has gone since.
+#[derive(Debug)]
+struct ByPath(PathBuf);
+
+impl ByPath {
+    fn new(path: &Path) -> ByPath {
+        ByPath(std::path::absolute(path).unwrap_or_else(|_| path.to_owned()))
+    }
+}
+
+impl Reopen for ByPath {
+    fn reopen(&self) -> io::Result<File> {
+        open_file(&self.0)
+    }
+
+    fn look(&self) -> io::Result<Metadata> {
+        fs::metadata(&self.0)
+    }
 }
 
 /// Fails when `source` is no longer what was opened. `path` is for the errors.
@@ -263,7 +320,7 @@ impl<'a> Tensor<'a> {
     /// All of it where it lies in the mapping, if the file is mapped and its elements are aligned there. Whoever touches
     /// it has to have found the file unchanged before.
     pub(crate) fn mapped(&self) -> Option<Region> {
-        let memory = self.archive.source.memory()?;
+        let memory = self.archive.source().memory()?;
         let view = self.archive.view(memory, self.entry.begin, self.entry.end);
         view.aligned_to(alignment(self.entry.dtype)).then_some(view)
     }
@@ -290,7 +347,7 @@ impl<'a> Tensor<'a> {
 
     /// Where a selection of it lies in the mapping, if it lies together there, on an address for its elements.
     pub(crate) fn view(&self, selection: &Selection) -> Option<Region> {
-        let memory = self.archive.source.memory()?;
+        let memory = self.archive.source().memory()?;
         let begin = self.entry.begin;
         let view = match selection.span() {
             Some(_) if !selection.is_contiguous() => return None,
@@ -315,17 +372,17 @@ pub(crate) fn open_file(path: &Path) -> io::Result<File> {
 }
 
 /// Makes it so that `file` is read as was chosen, where `asked` is what the caller wants.
-fn attach(file: FileSource, asked: Backend, choice: Choice) -> io::Result<(Box<dyn Source>, Choice)> {
+fn attach(file: LocalFile, asked: Backend, choice: Choice) -> io::Result<(Bytes, Choice)> {
     if choice.backend == Backend::Pread {
-        return Ok((Box::new(file), choice));
+        return Ok((Bytes::File(file), choice));
     }
     match MappedSource::new(file) {
-        Ok(mapped) => Ok((Box::new(mapped), choice)),
+        Ok(mapped) => Ok((Bytes::Mapped(mapped), choice)),
         // Address space may be limited, or the file system unable to map.
         Err((file, fault)) if asked == Backend::Auto => {
             let why = format!("mapping the file failed: {fault}").into();
             Ok((
-                Box::new(file),
+                Bytes::File(file),
                 Choice {
                     backend: Backend::Pread,
                     why,

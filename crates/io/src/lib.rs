@@ -11,6 +11,7 @@ mod digest;
 mod disk;
 mod edit;
 mod error;
+mod lock;
 mod memory;
 mod options;
 mod payload;

@@ -104,7 +104,12 @@ pub fn assemble(
     let guard = Guard::new(watch, &check);
     let nbytes = layout.header.data_nbytes();
     let saved = save_data(path, &layout.head, nbytes, &payloads, options, &guard);
-    guard.outcome(saved.map_err(Section::fault))
+    let saved = saved.map_err(Section::fault).or_else(|fault| match fault {
+        // The likeliest reason for a file that cannot be copied from, and the more useful thing to say.
+        Error::Write { .. } => check().and(Err(fault)),
+        _ => Err(fault),
+    });
+    guard.outcome(saved)
 }
 
 /// Bytes of the new file.

@@ -4,45 +4,18 @@ use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
-use std::time::SystemTime;
 
 use ingot_format::{Header, Limits, to_usize};
 
 use crate::error::{EditError, Error};
-use crate::source::FileSource;
+use crate::source::{FileSource, Stamp};
 use crate::watch::Watch;
 
 /// A file that is open, locked against other edits, and what its path leads to.
 pub(super) struct Held<'p> {
     path: &'p Path,
     source: FileSource,
-    state: State,
-}
-
-/// What tells whether a file is the one that was opened, and as it was.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct State {
-    identity: (u64, u64),
-    nbytes: u64,
-    modified: Option<SystemTime>,
-}
-
-impl State {
-    fn of(metadata: &Metadata) -> State {
-        #[cfg(unix)]
-        let identity = {
-            use std::os::unix::fs::MetadataExt;
-            (metadata.dev(), metadata.ino())
-        };
-        // Nothing that stable Rust tells.
-        #[cfg(not(unix))]
-        let identity = (0, 0);
-        State {
-            identity,
-            nbytes: metadata.len(),
-            modified: metadata.modified().ok(),
-        }
-    }
+    stamp: Stamp,
 }
 
 impl<'p> Held<'p> {
@@ -55,10 +28,10 @@ impl<'p> Held<'p> {
         loop {
             let source = FileSource::new(open_both_ways(path).map_err(open_fault)?).map_err(open_fault)?;
             lock::wait(source.file(), watch).map_err(|fault| fault.map_or(Error::Interrupted, open_fault))?;
-            let state = State::of(&source.file().metadata().map_err(open_fault)?);
+            let stamp = Stamp::of(&source.file().metadata().map_err(open_fault)?);
             // The edit that held the lock may have put another file in the place of this one.
-            if State::of(&std::fs::metadata(path).map_err(open_fault)?).identity == state.identity {
-                return Ok(Held { path, source, state });
+            if stamp.is_same_file(&Stamp::of(&std::fs::metadata(path).map_err(open_fault)?)) {
+                return Ok(Held { path, source, stamp });
             }
         }
     }
@@ -93,10 +66,11 @@ impl<'p> Held<'p> {
 
     /// Fails when the path leads to another file by now, or somebody wrote to this one.
     pub(super) fn check(&self) -> Result<(), Error> {
-        let now = std::fs::metadata(self.path)
-            .ok()
-            .map(|metadata| State::of(&metadata));
-        if now == Some(self.state) {
+        let is_this = |metadata: Metadata| {
+            let now = Stamp::of(&metadata);
+            self.stamp.is_same_file(&now) && self.stamp.is_unwritten(&now)
+        };
+        if std::fs::metadata(self.path).is_ok_and(is_this) {
             return Ok(());
         }
         Err(Error::Edit {
@@ -117,7 +91,7 @@ impl<'p> Held<'p> {
         write().map_err(|source| Error::Write {
             path: self.path.to_owned(),
             step: "change its header in place",
-            nbytes: self.state.nbytes,
+            nbytes: self.stamp.nbytes(),
             source,
         })
     }

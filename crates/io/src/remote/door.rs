@@ -15,7 +15,7 @@ use super::place::{Place, Remote, local_path};
 use super::secrets::redacted;
 use super::source::{READS_AT_ONCE, RemoteSource, START_NBYTES};
 use crate::archive::Archive;
-use crate::checkpoint::{Checkpoint, Manner, Shards, index_of, read_index};
+use crate::checkpoint::{Checkpoint, Manner, Shards, Store, index_of, read_index};
 use crate::error::{CheckpointFault, Error, Failure};
 use crate::options::{Backend, CheckpointOptions, OpenOptions, Reach};
 use crate::source::Source as _;
@@ -309,8 +309,11 @@ impl Door {
     /// The shards of `index`, which was read at `path` and lies at `remote`.
     fn shards(&self, path: PathBuf, index: ShardIndex, remote: Remote) -> Result<Checkpoint, Error> {
         let index = for_urls(index, &path)?;
-        let shards = RemoteShards::new(self.clone(), remote);
-        Ok(Checkpoint::remote(Shards::new(path, index), shards))
+        let store = RemoteShards {
+            door: self.clone(),
+            index: remote,
+        };
+        Ok(Checkpoint::of_shards(Shards::new(path, index), Box::new(store)))
     }
 
     /// What is in the Hub's cache at `path`: a file, or an index, whose shards are had from the Hub where one is missing.
@@ -332,7 +335,7 @@ impl Door {
     }
 
     fn cached_file(&self, path: &Path) -> Result<Archive, Error> {
-        Ok(Archive::open(path, &self.local())?.because(CACHED))
+        Ok(Archive::open_lent(path, &self.local())?.because(CACHED))
     }
 
     fn local(&self) -> OpenOptions {
@@ -343,26 +346,21 @@ impl Door {
     }
 }
 
-/// Where the shards of an index behind a URL are: beside it, of the same commit where it is one of the Hub.
+/// Shards behind URLs: beside their index, and of the same commit where it is one of the Hub.
 #[derive(Debug)]
-pub(crate) struct RemoteShards {
+struct RemoteShards {
     door: Door,
     index: Remote,
 }
 
-impl RemoteShards {
-    pub(super) fn new(door: Door, index: Remote) -> RemoteShards {
-        RemoteShards { door, index }
-    }
-
-    /// The URL of a shard, without secrets.
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
+impl Store for RemoteShards {
+    fn path(&self, name: &str) -> PathBuf {
         let beside = self.door.beside(&self.index, name);
         beside.map_or_else(|_| name.into(), |remote| remote.shown.into())
     }
 
-    /// Opens a shard, with one request where its header is about as long as the index lets expect.
-    pub(crate) fn open(&self, shards: &Shards, number: usize) -> Result<Archive, Error> {
+    /// With one request where the header is about as long as the index lets expect.
+    fn open(&self, shards: &Shards, number: usize) -> Result<Archive, Error> {
         let remote = self.door.beside(&self.index, shards.name(number))?;
         let entries = shards
             .tensors(number)
@@ -371,21 +369,20 @@ impl RemoteShards {
         self.door.shard(remote, expected.clamp(LEAST_NBYTES, MOST_NBYTES))
     }
 
-    /// Called when many have been opened.
-    pub(crate) fn rest(&self) {
-        self.door.rest();
-    }
-
-    pub(crate) fn reading() -> Reading {
+    fn reading(&self) -> Reading {
         Reading::waiting(AT_ONCE)
     }
 
-    pub(crate) fn manner(&self, shards: &Shards) -> Manner {
-        Manner {
+    fn rest(&self) {
+        self.door.rest();
+    }
+
+    fn manner(&self, shards: &Shards) -> Option<Manner> {
+        Some(Manner {
             format: shards.format(),
             backend: self.index.backend,
             why: REMOTE.to_owned(),
-        }
+        })
     }
 }
 

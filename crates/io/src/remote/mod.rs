@@ -42,7 +42,7 @@ mod url;
 pub use self::digest::{hash_url, read_url};
 pub use self::document::{fetch_beside, url_file_name};
 pub use self::door::REMOTE_HEADER_NBYTES;
-pub(crate) use self::door::{RemoteShards, header_limits};
+pub(crate) use self::door::header_limits;
 #[cfg(unix)]
 pub use self::download::{DownloadOptions, Downloaded, download, planned_download};
 pub use self::fault::Fault;

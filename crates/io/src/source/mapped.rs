@@ -18,13 +18,13 @@ use memmap2::MmapOptions;
 #[cfg(target_os = "linux")]
 use memmap2::MmapRaw;
 
-use super::{FileSource, Source};
+use super::{LocalFile, Source};
 use crate::memory::Memory;
 
 /// A file mapped privately: writing to the memory copies the page and never reaches the file.
 #[derive(Debug)]
 pub(crate) struct MappedSource {
-    file: FileSource,
+    file: LocalFile,
     memory: Arc<Memory>,
     /// The file once more, to copy from: in `memory` are also the bytes that users wrote to their tensors. Made when it
     /// is first needed; `None` inside where that failed.
@@ -33,16 +33,19 @@ pub(crate) struct MappedSource {
 }
 
 impl MappedSource {
-    /// Maps the whole of `file`; gives the file back when that cannot be done.
-    pub(crate) fn new(file: FileSource) -> Result<MappedSource, (FileSource, io::Error)> {
-        // SAFETY: `map_copy` asks that the file is not changed by others as long as a slice of the mapping is
-        // held. None is ever made: `Memory` takes the pages over at once and gives out only a pointer. Not
-        // provable: a process that shortens the file makes pages go away, and touching one of those is a SIGBUS,
-        // never wrong bytes.
-        //
-        // Without reserving swap for pages that might be written to: the system would refuse files that are larger
-        // than its memory, though hardly anybody writes to such tensors.
-        let pages = unsafe { MmapOptions::new().no_reserve_swap().map_copy(file.file()) };
+    /// Maps the whole of `file`, which needs no descriptor for that afterwards; gives the file back when that cannot be
+    /// done.
+    pub(crate) fn new(file: LocalFile) -> Result<MappedSource, (LocalFile, io::Error)> {
+        let pages = file.with(|file| {
+            // SAFETY: `map_copy` asks that the file is not changed by others as long as a slice of the mapping is
+            // held. None is ever made: `Memory` takes the pages over at once and gives out only a pointer. Not
+            // provable: a process that shortens the file makes pages go away, and touching one of those is a SIGBUS,
+            // never wrong bytes.
+            //
+            // Without reserving swap for pages that might be written to: the system would refuse files that are larger
+            // than its memory, though hardly anybody writes to such tensors.
+            unsafe { MmapOptions::new().no_reserve_swap().map_copy(file.file()) }
+        });
         match pages {
             Ok(pages) => Ok(MappedSource {
                 file,
@@ -52,6 +55,11 @@ impl MappedSource {
             }),
             Err(fault) => Err((file, fault)),
         }
+    }
+
+    /// The file that is mapped.
+    pub(crate) fn file(&self) -> &LocalFile {
+        &self.file
     }
 }
 
@@ -76,9 +84,11 @@ impl Source for MappedSource {
 
     #[cfg(target_os = "linux")]
     fn copy_runs(&self, runs: &mut [(u64, &mut [u8])]) -> bool {
-        let original = self
-            .original
-            .get_or_init(|| MmapOptions::new().map_raw_read_only(self.file.file()).ok());
+        let original = self.original.get_or_init(|| {
+            self.file
+                .with(|file| MmapOptions::new().map_raw_read_only(file.file()))
+                .ok()
+        });
         original
             .as_ref()
             .is_some_and(|pages| copy_by_the_kernel(pages, runs))
@@ -168,13 +178,14 @@ fn targets(runs: &mut [(u64, &mut [u8])]) -> Vec<libc::iovec> {
 #[cfg(test)]
 #[cfg(target_os = "linux")]
 mod tests {
+    use super::super::FileSource;
     use super::*;
 
     fn mapped(bytes: &[u8]) -> (tempfile::NamedTempFile, MappedSource) {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), bytes).unwrap();
         let source = FileSource::new(std::fs::File::open(file.path()).unwrap()).unwrap();
-        (file, MappedSource::new(source).unwrap())
+        (file, MappedSource::new(LocalFile::kept(source)).unwrap())
     }
 
     #[test]

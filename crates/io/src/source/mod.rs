@@ -3,6 +3,7 @@
 #[cfg(target_os = "linux")]
 mod direct;
 mod file;
+mod local;
 mod mapped;
 mod memory;
 
@@ -16,6 +17,8 @@ use ingot_format::{to_u64, to_usize};
 use crate::error::Failure;
 use crate::memory::Memory;
 pub use file::FileSource;
+pub(crate) use file::Stamp;
+pub(crate) use local::{LocalFile, Reopen, with_room};
 pub(crate) use mapped::MappedSource;
 pub use memory::MemorySource;
 

@@ -6,9 +6,9 @@ use ingot_format::{to_u64, to_usize};
 
 #[cfg(unix)]
 use super::writer::Writer;
-use crate::archive::{Tensor, open_source};
+use crate::archive::{Tensor, lent_source};
 use crate::error::Error;
-use crate::source::{FileSource, Source, read_exactly};
+use crate::source::{LocalFile, Source, read_exactly};
 
 /// Bytes that are compared at a time: two of them stay in the cache of a core.
 const STEP: u64 = 256 << 10;
@@ -17,7 +17,7 @@ const STEP: u64 = 256 << 10;
 #[derive(Debug)]
 pub struct Quarry {
     path: PathBuf,
-    source: FileSource,
+    source: LocalFile,
 }
 
 impl Quarry {
@@ -28,7 +28,7 @@ impl Quarry {
     pub fn open(path: &Path) -> Result<Quarry, Error> {
         Ok(Quarry {
             path: path.to_owned(),
-            source: open_source(path)?,
+            source: lent_source(path)?,
         })
     }
 
@@ -48,7 +48,13 @@ impl Quarry {
     ) -> Result<(), Error> {
         let nbytes = writer.selected(name, index)?.nbytes();
         self.check_has(position, nbytes)?;
-        writer.copy(name, index, self.source.file(), position, watch)
+        let copied = self
+            .source
+            .with(|source| Ok(writer.copy(name, index, source.file(), position, watch)));
+        copied.map_err(|source| Error::Open {
+            path: self.path.clone(),
+            source,
+        })?
     }
 
     /// Whether the `nbytes` bytes from `position` on are those of `tensor` from its byte `begin` on.
