@@ -3,13 +3,16 @@
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::panic::resume_unwind;
+#[cfg(feature = "remote")]
+use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, Thread};
 
 use ingot_format::{to_u64, to_usize};
 
 use crate::error::{Error, Failure};
+use crate::lock::locked;
 use crate::options::{ReadOptions, THREADS_VARIABLE};
 #[cfg(feature = "remote")]
 pub(crate) use crate::remote::heed;
@@ -308,9 +311,4 @@ impl Drop for Leave<'_> {
         self.running.fetch_sub(1, Ordering::Release);
         self.caller.unpark();
     }
-}
-
-/// The contents of a lock. A thread that panicked while holding it is reported by the scope, not here.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

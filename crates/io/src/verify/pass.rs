@@ -1,13 +1,14 @@
 //! Reading a file once, for its digests only.
 
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::thread;
 
 use ingot_format::{to_u64, to_usize};
 
 use crate::digest::{Digests, SUBTREE_NBYTES};
 use crate::error::Failure;
+use crate::lock::locked;
 use crate::options::ReadOptions;
 use crate::read::input::level;
 use crate::source::{Source, read_exactly};
@@ -111,8 +112,4 @@ fn pieces(file_nbytes: u64, piece_nbytes: u64, all: &[&Digests]) -> Vec<Range<u6
 
 pub(super) fn size(range: &Range<u64>) -> usize {
     to_usize(range.end - range.start).unwrap_or(usize::MAX)
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
