@@ -15,7 +15,7 @@ use crate::error::{Error, Failure};
 use crate::lock::locked;
 use crate::options::{ReadOptions, THREADS_VARIABLE};
 #[cfg(feature = "remote")]
-pub(crate) use crate::remote::heed;
+use crate::remote::heed;
 use crate::source::Source;
 use crate::watch::{POLL, Watch};
 
