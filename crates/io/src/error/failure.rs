@@ -6,6 +6,7 @@ use std::path::Path;
 use ingot_format::{to_u64, to_usize};
 
 use super::error::Error;
+use super::write::step;
 
 /// Why bytes could not be had.
 #[derive(Debug)]
@@ -75,4 +76,48 @@ pub(crate) fn size(nbytes: u64) -> Result<usize, Failure> {
     to_usize(nbytes)
         .filter(|&nbytes| nbytes <= usize::MAX / 4)
         .ok_or(Failure::OutOfMemory { nbytes, source: None })
+}
+
+/// Why a save ended early. [`save`](crate::save) adds the path.
+pub(crate) enum Stop {
+    Fault { step: &'static str, source: io::Error },
+    Interrupted,
+}
+
+impl From<io::Error> for Stop {
+    fn from(source: io::Error) -> Stop {
+        Stop::Fault {
+            step: step::READ,
+            source,
+        }
+    }
+}
+
+impl Stop {
+    /// The error, about the file at `path` that takes `nbytes` bytes.
+    pub(crate) fn about(self, path: &Path, nbytes: u64) -> Error {
+        match self {
+            Stop::Interrupted => Error::Interrupted,
+            Stop::Fault { step, source } => Error::Write {
+                path: path.to_owned(),
+                step,
+                nbytes,
+                source,
+            },
+        }
+    }
+}
+
+/// Adds to an error of the operating system what was being done.
+pub(crate) trait Step<T> {
+    fn step(self, step: &'static str) -> Result<T, Stop>;
+}
+
+impl<T, E: Into<io::Error>> Step<T> for Result<T, E> {
+    fn step(self, step: &'static str) -> Result<T, Stop> {
+        self.map_err(|source| Stop::Fault {
+            step,
+            source: source.into(),
+        })
+    }
 }

@@ -1,5 +1,5 @@
 //! What can go wrong with a file, in words: nothing here can fail, and nothing is done. [`Error`] is what callers get, the
-//! faults inside it are those of one thing each, and a [`Failure`] is what becomes an error once path and tensor are known.
+//! faults inside it are those of one thing each, a [`Failure`] or a [`Stop`] is what becomes an error once path and tensor are known.
 
 mod checkpoint;
 mod edit;
@@ -11,5 +11,5 @@ mod write;
 pub use checkpoint::CheckpointFault;
 pub use edit::EditError;
 pub use error::{Error, Misfit};
-pub(crate) use failure::{Failure, InFile, size};
-pub(crate) use write::{Step, Stop, step};
+pub(crate) use failure::{Failure, InFile, Step, Stop, size};
+pub(crate) use write::step;

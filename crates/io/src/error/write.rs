@@ -1,35 +1,6 @@
-//! What keeps a file from being written.
+//! What can fail while a file is written, and what its user can do about it.
 
 use std::io;
-
-/// Why a save ended early. [`save`](crate::save) adds the path.
-pub(crate) enum Stop {
-    Fault { step: &'static str, source: io::Error },
-    Interrupted,
-}
-
-impl From<io::Error> for Stop {
-    fn from(source: io::Error) -> Stop {
-        Stop::Fault {
-            step: step::READ,
-            source,
-        }
-    }
-}
-
-/// Adds to an error of the operating system what was being done.
-pub(crate) trait Step<T> {
-    fn step(self, step: &'static str) -> Result<T, Stop>;
-}
-
-impl<T, E: Into<io::Error>> Step<T> for Result<T, E> {
-    fn step(self, step: &'static str) -> Result<T, Stop> {
-        self.map_err(|source| Stop::Fault {
-            step,
-            source: source.into(),
-        })
-    }
-}
 
 /// What can fail, as [`Error::Write`](super::Error::Write) says it after "could not".
 pub(crate) mod step {

@@ -2,9 +2,7 @@
 
 use std::fs::File;
 
-use rustix::fs::Mode;
-
-use super::attributes::Attributes;
+use super::attributes::inherited;
 use super::direct::Direct;
 use super::flush::{Flusher, flush};
 use super::in_place;
@@ -59,12 +57,7 @@ fn fill<'p>(
     options: &SaveOptions,
     watch: &dyn Watch,
 ) -> Result<Temp<'p>, Stop> {
-    let attributes = match &place.existing {
-        Some(stat) => Some(Attributes::of(place, stat).step(step::ATTRIBUTES)?),
-        None => None,
-    };
-    // What replaces a private file is private from the first byte on.
-    let mode = Mode::from_raw_mode(if attributes.is_some() { 0o600 } else { 0o666 });
+    let (attributes, mode) = inherited(place).step(step::ATTRIBUTES)?;
     let temp = Temp::create(place, mode, kind).step(step::CREATE)?;
     let shared = pieces.share_blocks() && crate::payload::shares_blocks(temp.file());
     let size = if shared { Size::Sparse } else { Size::Set };

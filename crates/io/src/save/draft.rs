@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
-use super::attributes::Attributes;
+use super::attributes::{Attributes, inherited};
 use super::flush::flush;
 use super::space::{self, Size};
 use super::target::{Place, Target};
@@ -42,7 +42,7 @@ impl Draft {
         options: &SaveOptions,
         watch: &dyn Watch,
     ) -> Result<Draft, Error> {
-        let fault = |stop| explain(path, nbytes, stop);
+        let fault = |stop: Stop| stop.about(path, nbytes);
         let place = find(path, watch)?;
         place.check_writable(options.read_only).map_err(fault)?;
         temp::remove_stale(&place);
@@ -61,12 +61,7 @@ impl Draft {
 
     fn begin(path: &Path, place: Place, notes: File, nbytes: u64) -> Result<Draft, Stop> {
         let made = || -> io::Result<(Option<Attributes>, File, OsString)> {
-            let attributes = match &place.existing {
-                Some(stat) => Some(Attributes::of(&place, stat)?),
-                None => None,
-            };
-            // What replaces a private file is private from the first byte on.
-            let mode = Mode::from_raw_mode(if attributes.is_some() { 0o600 } else { 0o666 });
+            let (attributes, mode) = inherited(&place)?;
             let (file, name) = temp::named(&place.directory, &place.name, mode)?;
             Ok((attributes, file, name))
         };
@@ -93,7 +88,7 @@ impl Draft {
         let place = find(path, watch)?;
         open_notes(&place, company)
             .step(step::JOURNAL)
-            .map_err(|stop| explain(path, 0, stop))
+            .map_err(|stop| stop.about(path, 0))
     }
 
     /// The temporary file of this `name`, which somebody else made. `None` when it is gone, or no name that anybody would
@@ -112,17 +107,11 @@ impl Draft {
             let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
             let file: File =
                 retry_on_intr(|| fs::openat(&place.directory, name, flags, Mode::empty()))?.into();
-            let attributes = match &place.existing {
-                Some(stat) => Some(Attributes::of(&place, stat)?),
-                None => None,
-            };
-            Ok((file, attributes))
+            Ok((file, inherited(&place)?.0))
         };
         let (file, attributes) = match opened() {
             Err(fault) if fault.kind() == io::ErrorKind::NotFound => return Ok(None),
-            opened => opened
-                .step(step::JOURNAL)
-                .map_err(|stop| explain(path, 0, stop))?,
+            opened => opened.step(step::JOURNAL).map_err(|stop| stop.about(path, 0))?,
         };
         let nbytes = file.metadata().map_or(0, |metadata| metadata.len());
         Ok(Some(Draft {
@@ -170,14 +159,11 @@ impl Draft {
     /// Where there are no locks, nobody can tell whether anybody is there.
     fn lock_fault(&self, source: Errno) -> Error {
         let step = step::OWNER;
-        explain(
-            &self.path,
-            self.nbytes,
-            Stop::Fault {
-                step,
-                source: source.into(),
-            },
-        )
+        Stop::Fault {
+            step,
+            source: source.into(),
+        }
+        .about(&self.path, self.nbytes)
     }
 
     /// Says how long the file is going to be, where that was not known when it was made.
@@ -214,14 +200,11 @@ impl Draft {
 
     /// `source` kept a part of the file from being written.
     pub(crate) fn write_fault(&self, source: io::Error) -> Error {
-        explain(
-            &self.path,
-            self.nbytes,
-            Stop::Fault {
-                step: step::WRITE,
-                source,
-            },
-        )
+        Stop::Fault {
+            step: step::WRITE,
+            source,
+        }
+        .about(&self.path, self.nbytes)
     }
 
     /// Gives the file the name of its path.
@@ -284,11 +267,11 @@ impl Draft {
 /// `source` kept the notes of this file from being read or written.
 pub(crate) fn journal_fault(path: &Path, source: io::Error) -> Error {
     let step = step::JOURNAL;
-    explain(path, 0, Stop::Fault { step, source })
+    Stop::Fault { step, source }.about(path, 0)
 }
 
 pub(super) fn find(path: &Path, watch: &dyn Watch) -> Result<Place, Error> {
-    match Target::find(path, watch).map_err(|stop| explain(path, 0, stop))? {
+    match Target::find(path, watch).map_err(|stop| stop.about(path, 0))? {
         Target::Place(place) => Ok(place),
         Target::Nameless(_) | Target::Stream(_) => Err(refuse(path, EditError::NoPlace)),
     }
@@ -301,23 +284,11 @@ pub(super) fn refuse(path: &Path, fault: EditError) -> Error {
     }
 }
 
-pub(super) fn explain(path: &Path, nbytes: u64, stop: Stop) -> Error {
-    match stop {
-        Stop::Interrupted => Error::Interrupted,
-        Stop::Fault { step, source } => Error::Write {
-            path: path.to_owned(),
-            step,
-            nbytes,
-            source,
-        },
-    }
-}
-
-/// As [`explain`], of a file that was to get its name.
+/// What kept a file from getting its name.
 pub(super) fn explain_publishing(path: &Path, nbytes: u64, stop: Stop) -> Error {
     match stop {
         Stop::Fault { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => is_there(path),
-        stop => explain(path, nbytes, stop),
+        stop => stop.about(path, nbytes),
     }
 }
 

@@ -9,8 +9,8 @@ use rustix::fs::{self, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::process::geteuid;
 
-use super::attributes::Attributes;
-use super::draft::{explain, explain_publishing, find, has_name, is_there, refuse, remove_if};
+use super::attributes::{Attributes, inherited};
+use super::draft::{explain_publishing, find, has_name, is_there, refuse, remove_if};
 use super::flush::flush;
 use super::space::{self, Size};
 use super::target::Place;
@@ -41,12 +41,7 @@ impl Partial {
         }
         let name = temp::partial_name(&place.name);
         let opened = || -> io::Result<Option<(File, Option<Attributes>)>> {
-            let attributes = match &place.existing {
-                Some(stat) => Some(Attributes::of(&place, stat)?),
-                None => None,
-            };
-            // What replaces a private file is private from the first byte on.
-            let mode = Mode::from_raw_mode(if attributes.is_some() { 0o600 } else { 0o666 });
+            let (attributes, mode) = inherited(&place)?;
             let Some(file) = locked(&place, &name, mode)? else {
                 return Ok(None);
             };
@@ -55,9 +50,7 @@ impl Partial {
             }
             Ok(Some((file, attributes)))
         };
-        let opened = opened()
-            .step(step::CREATE)
-            .map_err(|stop| explain(path, 0, stop))?;
+        let opened = opened().step(step::CREATE).map_err(|stop| stop.about(path, 0))?;
         let (file, attributes) = opened.ok_or_else(|| refuse(path, EditError::Busy))?;
         Ok(Partial {
             path: path.to_owned(),
@@ -88,7 +81,7 @@ impl Partial {
             Durability::Durable => flush(&self.file, watch),
             Durability::Fast => Ok(()),
         };
-        flushed.map_err(|stop| explain(&self.path, self.nbytes, stop))
+        flushed.map_err(|stop| stop.about(&self.path, self.nbytes))
     }
 
     /// Throws away what it holds, and makes room for `nbytes`.
@@ -99,7 +92,7 @@ impl Partial {
             space::reserve(&self.file, nbytes, Size::Set, watch)?;
             self.file.set_len(nbytes).step(step::WRITE)
         };
-        made().map_err(|stop| explain(&self.path, nbytes, stop))
+        made().map_err(|stop| stop.about(&self.path, nbytes))
     }
 
     /// Writes `bytes` at `position`.
@@ -107,7 +100,7 @@ impl Partial {
         let written = crate::disk::write_all_at(&self.file, bytes, position);
         written
             .step(step::WRITE)
-            .map_err(|stop| explain(&self.path, self.nbytes, stop))
+            .map_err(|stop| stop.about(&self.path, self.nbytes))
     }
 
     /// Gives its first `nbytes` the name of the target, and throws the rest away.

@@ -155,15 +155,7 @@ fn save_cut(
         path: Some(path.to_path_buf()),
         fault,
     })?;
-    save_pieces(path, pieces, options, watch).map_err(|stop| match stop {
-        Stop::Interrupted => Error::Interrupted,
-        Stop::Fault { step, source } => Error::Write {
-            path: path.to_path_buf(),
-            step,
-            nbytes: pieces.nbytes(),
-            source,
-        },
-    })
+    save_pieces(path, pieces, options, watch).map_err(|stop| stop.about(path, pieces.nbytes()))
 }
 
 #[cfg(unix)]
