@@ -14,7 +14,7 @@ use super::attributes::{Attributes, inherited};
 use super::flush::flush;
 use super::space::{self, Size};
 use super::target::{Place, Target};
-use super::temp::{self, Refused, Temp};
+use super::temp::{self, Refused};
 use crate::error::{EditError, Error, Step, Stop, step};
 use crate::options::{Durability, Existing, SaveOptions};
 use crate::watch::Watch;
@@ -23,15 +23,16 @@ use crate::watch::Watch;
 const LOCK_TRIES: usize = 100;
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
-/// A temporary file for a path, and beside it a file for notes under a name that the path gives.
+/// A temporary file for a path, and beside it a file for notes of those who fill it together.
 pub(crate) struct Draft {
-    path: PathBuf,
-    place: Place,
-    attributes: Option<Attributes>,
-    file: File,
-    name: OsString,
-    notes: Option<File>,
-    nbytes: u64,
+    pub(super) path: PathBuf,
+    pub(super) place: Place,
+    pub(super) attributes: Option<Attributes>,
+    pub(super) file: File,
+    pub(super) name: OsString,
+    /// `None` where it is filled alone.
+    pub(super) notes: Option<File>,
+    pub(super) nbytes: u64,
 }
 
 impl Draft {
@@ -50,8 +51,7 @@ impl Draft {
             Some(notes) => notes,
             None => return Err(refuse(path, EditError::Busy)),
         };
-        let mut draft = Draft::begin(path, place, notes, nbytes).map_err(fault)?;
-        draft.nbytes = nbytes;
+        let draft = Draft::begin(path, place, notes, nbytes).map_err(fault)?;
         if let Err(stop) = space::reserve(&draft.file, nbytes, Size::Set, watch) {
             draft.discard();
             return Err(fault(stop));
@@ -209,30 +209,30 @@ impl Draft {
 
     /// Gives the file the name of its path.
     pub(crate) fn publish(
-        &mut self,
+        &self,
         existing: Existing,
-        options: &SaveOptions,
+        durable: Durability,
         watch: &dyn Watch,
     ) -> Result<(), Error> {
-        self.try_publish(existing, options, watch)
+        self.try_publish(existing, durable, watch)
             .map_err(|stop| explain_publishing(&self.path, self.nbytes, stop))
     }
 
-    fn try_publish(
-        &mut self,
+    pub(super) fn try_publish(
+        &self,
         existing: Existing,
-        options: &SaveOptions,
+        durable: Durability,
         watch: &dyn Watch,
     ) -> Result<(), Stop> {
         if let Some(attributes) = &self.attributes {
             attributes.apply(&self.file).step(step::ATTRIBUTES)?;
         }
-        if options.durable == Durability::Durable {
+        if durable == Durability::Durable {
             flush(&self.file, watch)?;
         }
         self.name_it(existing).step(step::RENAME)?;
         self.remove_notes();
-        match options.durable {
+        match durable {
             Durability::Durable => self.place.directory.flush(&self.file).step(step::FLUSH_DIRECTORY),
             Durability::Fast => Ok(()),
         }
@@ -244,7 +244,7 @@ impl Draft {
         {
             return named;
         }
-        match Temp::of(&self.place, self.file.try_clone()?, self.name.clone()).publish() {
+        match temp::rename(&self.place, &self.file, &self.name) {
             Ok(()) => Ok(()),
             Err(Refused::Fault(fault)) => Err(fault),
             Err(Refused::Link | Refused::Rename) => Err(Errno::OPNOTSUPP.into()),
@@ -252,14 +252,14 @@ impl Draft {
     }
 
     /// Removes what was made, as far as it still has the name it had.
-    pub(crate) fn discard(&mut self) {
+    pub(crate) fn discard(&self) {
         remove_if(&self.place, &self.name, &self.file);
         self.remove_notes();
     }
 
-    fn remove_notes(&mut self) {
-        if let Some(notes) = self.notes.take() {
-            remove_if(&self.place, &temp::notes_name(&self.place.name), &notes);
+    fn remove_notes(&self) {
+        if let Some(notes) = &self.notes {
+            remove_if(&self.place, &temp::notes_name(&self.place.name), notes);
         }
     }
 }
@@ -357,7 +357,7 @@ fn lock_notes(file: &File, company: Company) -> io::Result<bool> {
 }
 
 /// Removes `name` if `file` has it.
-pub(super) fn remove_if(place: &Place, name: &OsStr, file: &File) {
+fn remove_if(place: &Place, name: &OsStr, file: &File) {
     if has_name(place, name, file) {
         let _ = fs::unlinkat(&place.directory, name, AtFlags::empty());
     }

@@ -31,7 +31,7 @@ mod flush;
 #[cfg(unix)]
 mod in_place;
 #[cfg(all(unix, feature = "remote"))]
-pub(crate) mod partial;
+mod partial;
 mod pieces;
 #[cfg(not(unix))]
 mod portable;

@@ -140,7 +140,7 @@ impl Appender {
     pub fn commit(&mut self, watch: &dyn Watch) -> Result<(), Error> {
         self.check_open()?;
         let head = self.laid_out(None)?.head;
-        let options = self.options;
+        let durable = self.options.durable;
         let Some(draft) = &mut self.draft else {
             return Err(self.refuse(EditError::Committed));
         };
@@ -150,7 +150,7 @@ impl Appender {
             .file()
             .set_len(self.reserved + self.end)
             .map_err(|fault| draft.write_fault(fault))?;
-        draft.publish(Existing::Replace, &options, watch)?;
+        draft.publish(Existing::Replace, durable, watch)?;
         self.draft = None;
         Ok(())
     }

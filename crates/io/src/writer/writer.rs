@@ -83,7 +83,7 @@ impl Writer {
                 path: Some(path.to_owned()),
                 fault,
             })?;
-        let mut draft = Draft::create(path, layout.header.file_nbytes(), options, watch)?;
+        let draft = Draft::create(path, layout.header.file_nbytes(), options, watch)?;
         match Writer::begin(&draft, &layout.head, layout.header) {
             Ok(filling) => Ok(Writer {
                 draft: Mutex::new(draft),
@@ -299,8 +299,8 @@ impl Writer {
             return Err(filling.refuse(filling.missing()));
         }
         filling.judge(verdict, "")?;
-        let mut draft = self.draft();
-        let published = draft.publish(existing, &self.options, watch);
+        let draft = self.draft();
+        let published = draft.publish(existing, self.options.durable, watch);
         if published.is_err() {
             draft.discard();
         }

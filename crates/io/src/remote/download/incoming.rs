@@ -16,8 +16,7 @@ use crate::digest::{Algorithm, Digest, Hasher};
 use crate::error::{Error, Failure};
 use crate::options::ReadOptions;
 use crate::payload::FileRange;
-use crate::save::draft::is_there;
-use crate::save::partial::Partial;
+use crate::save::draft::{Draft, is_there};
 use crate::source::{Source, Stream, read_exactly};
 use crate::watch::Watch;
 use crate::workers::{Reading, share};
@@ -38,7 +37,7 @@ pub(super) struct Incoming {
 
 enum Landing {
     /// It has no name yet.
-    Partial(Box<Partial>),
+    Partial(Box<Draft>),
     /// An earlier call has given it its name.
     Named(File),
 }
@@ -75,7 +74,7 @@ impl Incoming {
         how: &DownloadOptions,
         watch: &dyn Watch,
     ) -> Result<Incoming, Error> {
-        let mut partial = Partial::open(&path, how.existing, watch)?;
+        let mut partial = Draft::resume(&path, how.existing, watch)?;
         let journal = origin.journal();
         let left = match origin.version {
             Some(_) => journal.records(partial.file()),
@@ -160,7 +159,7 @@ impl Incoming {
     }
 
     /// Fetches a part; gives the hash of its bytes. Where a server gives no parts, what breaks off begins anew.
-    fn fetch(&self, partial: &Partial, part: &Range<u64>) -> Result<Record, Error> {
+    fn fetch(&self, partial: &Draft, part: &Range<u64>) -> Result<Record, Error> {
         let mut left = self.origin.retries;
         loop {
             match self.try_fetch(partial, part) {
@@ -170,7 +169,7 @@ impl Incoming {
         }
     }
 
-    fn try_fetch(&self, partial: &Partial, part: &Range<u64>) -> Result<Record, Error> {
+    fn try_fetch(&self, partial: &Draft, part: &Range<u64>) -> Result<Record, Error> {
         let source = &*self.origin.source;
         let mut stream = Stream::new(source, part.clone());
         let mut hasher = Hasher::new(Algorithm::Xxh3Wide);
@@ -223,7 +222,7 @@ impl Incoming {
     }
 
     /// Whether the next call would find a part of it.
-    fn can_go_on(&self, partial: &Partial) -> bool {
+    fn can_go_on(&self, partial: &Draft) -> bool {
         let is_any = |records: Vec<Record>| records.iter().any(|record| *record != Record::default());
         self.origin.version.is_some() && self.journal.records(partial.file()).is_some_and(is_any)
     }
@@ -251,7 +250,9 @@ impl Incoming {
     /// Gives it its name.
     pub(super) fn publish(&self, how: &DownloadOptions, watch: &dyn Watch) -> Result<(), Error> {
         match &self.landing {
-            Landing::Partial(partial) => partial.publish(self.nbytes(), how.existing, how.durable, watch),
+            Landing::Partial(partial) => {
+                partial.publish_first(self.nbytes(), how.existing, how.durable, watch)
+            }
             Landing::Named(_) => Ok(()),
         }
     }

@@ -18,8 +18,7 @@ use crate::error::Error;
 use crate::options::{Durability, Existing};
 use crate::payload::FileRange;
 use crate::remote::options::RemoteOptions;
-use crate::save::draft::is_there;
-use crate::save::partial::Partial;
+use crate::save::draft::{Draft, is_there};
 use crate::watch::{After, Unwatched, Watch};
 
 /// A model of which it is known that it can be fetched to where it is wanted.
@@ -98,7 +97,7 @@ impl Ready {
         self.make_folders()?;
         let Ready { model, path, shards } = self;
         // Whoever has it fetches the model: nobody else does at the same time.
-        let mut index = Partial::open(&path, how.existing, watch)?;
+        let mut index = Draft::resume(&path, how.existing, watch)?;
         let mut files = Vec::with_capacity(shards.len());
         let outcome = (|| {
             for shard in shards {
@@ -160,7 +159,7 @@ impl Shard {
 fn publish(
     model: &Model,
     path: &Path,
-    index: &mut Partial,
+    index: &mut Draft,
     shards: &[Incoming],
     how: &DownloadOptions,
 ) -> Result<(), Error> {
@@ -173,7 +172,7 @@ fn publish(
     shards
         .iter()
         .try_for_each(|shard| shard.publish(how, &Unwatched))?;
-    index.publish(to_u64(model.bytes.len()), how.existing, how.durable, &Unwatched)
+    index.publish_first(to_u64(model.bytes.len()), how.existing, how.durable, &Unwatched)
 }
 
 /// Takes an old index away.
@@ -208,7 +207,7 @@ struct Ledger {
 impl Ledger {
     /// The one that a call was broken off behind, which fetched the same index.
     fn left(path: &Path, index: &[u8], watch: &dyn Watch) -> Option<Ledger> {
-        let file = Partial::left(path, watch)?;
+        let file = Draft::left(path, watch)?;
         if !file.metadata().ok()?.is_file() {
             return None;
         }
@@ -234,12 +233,7 @@ impl Ledger {
     }
 
     /// Writes the bytes of an index into the file that becomes it, and behind them what is known of its shards.
-    fn write(
-        partial: &mut Partial,
-        index: &[u8],
-        shards: &[Incoming],
-        watch: &dyn Watch,
-    ) -> Result<(), Error> {
+    fn write(partial: &mut Draft, index: &[u8], shards: &[Incoming], watch: &dyn Watch) -> Result<(), Error> {
         let notes = shards.iter().map(Incoming::notes);
         let bytes = [index.to_vec()]
             .into_iter()
@@ -255,7 +249,7 @@ impl Ledger {
     }
 }
 
-fn holds(partial: &Partial, bytes: &[u8]) -> bool {
+fn holds(partial: &Draft, bytes: &[u8]) -> bool {
     let is_as_long = |len| to_usize(len) == Some(bytes.len());
     if !partial
         .file()
