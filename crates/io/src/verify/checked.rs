@@ -2,7 +2,7 @@
 
 use ingot_format::{MODEL_SPEC_KEY, to_usize};
 
-use super::pass::{read_through, step_end};
+use super::pass::{Feeding, read_through};
 use super::verify::{Record, sha256_from};
 use crate::archive::{Archive, Files, Tensor, TensorId};
 use crate::checkpoint::Checkpoint;
@@ -13,7 +13,7 @@ use crate::options::ReadOptions;
 use crate::read::input::Witness;
 use crate::read::part::Part;
 use crate::read::read::read_owned;
-use crate::source::{Source, read_exactly};
+use crate::source::read_exactly;
 use crate::watch::Watch;
 
 /// What tensors are compared with before they are handed out.
@@ -30,26 +30,6 @@ struct Promise {
     tensors: Vec<(Option<usize>, Digest)>,
     algorithm: Algorithm,
     digests: Digests,
-}
-
-/// Feeds what is read of a source to digests.
-struct Feeding<'a> {
-    source: &'a dyn Source,
-    all: Vec<&'a Digests>,
-}
-
-impl Witness for Feeding<'_> {
-    fn step_end(&self, position: u64, most: u64) -> u64 {
-        step_end(self.source, &self.all, position, most)
-    }
-
-    fn see(&self, position: u64, bytes: &[u8]) {
-        self.all.iter().for_each(|digests| digests.feed(position, bytes));
-    }
-
-    fn end(&self) {
-        self.all.iter().for_each(|digests| digests.end());
-    }
 }
 
 impl Checkpoint {

@@ -5,11 +5,11 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use ingot_format::to_u64;
 
-use super::pass::{reading, size};
+use super::pass::{reading, show};
 use crate::error::Failure;
-use crate::source::{Source, read_exactly};
+use crate::read::input::Witness;
+use crate::source::Source;
 use crate::watch::Watch;
-use crate::workers::share;
 
 /// Gives `take` all bytes of `source` in their order. They are read by several threads, and `take` is called by one of
 /// them at a time.
@@ -32,16 +32,7 @@ pub(crate) fn read_in_order(
         }),
         moved: Condvar::new(),
     };
-    let work = |piece: Range<u64>| {
-        let mut bytes = vec![0; size(&piece)];
-        let outcome = read_exactly(source, piece.start, &mut bytes);
-        match outcome {
-            Ok(()) => queue.take(piece.start, &bytes),
-            Err(_) => queue.end(),
-        }
-        outcome.map(|()| bytes.len())
-    };
-    share(reading, pieces, nbytes, work, watch)
+    show(source, reading, pieces, &queue, watch)
 }
 
 /// Where pieces wait for those before them.
@@ -58,8 +49,12 @@ struct Turn<'t> {
     take: &'t mut (dyn FnMut(&[u8]) + Send),
 }
 
-impl Queue<'_> {
-    fn take(&self, begin: u64, bytes: &[u8]) {
+impl Witness for Queue<'_> {
+    fn step_end(&self, position: u64, most: u64) -> u64 {
+        position + most
+    }
+
+    fn see(&self, begin: u64, bytes: &[u8]) {
         let mut turn = self.locked();
         while turn.at < begin && !turn.ended {
             turn = self.moved.wait(turn).unwrap_or_else(PoisonError::into_inner);

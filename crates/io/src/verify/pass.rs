@@ -1,4 +1,4 @@
-//! Reading a file once, for its digests only.
+//! Reading a file once, for those only who look at its bytes.
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -10,7 +10,7 @@ use crate::digest::{Digests, SUBTREE_NBYTES};
 use crate::error::Failure;
 use crate::lock::locked;
 use crate::options::ReadOptions;
-use crate::read::input::level;
+use crate::read::input::{Witness, level};
 use crate::source::{Source, read_exactly};
 use crate::watch::Watch;
 use crate::workers::{Reading, share};
@@ -29,8 +29,20 @@ const WAITING_NBYTES: u64 = 128 << 20;
 
 /// Reads what `all` want of `source`, in the order of the file, and feeds it to each.
 pub(crate) fn read_through(source: &dyn Source, all: &[&Digests], watch: &dyn Watch) -> Result<(), Failure> {
-    let (mut reading, piece_nbytes) = reading(source);
+    let (reading, piece_nbytes) = reading(source);
     let pieces = pieces(source.nbytes(), piece_nbytes, all);
+    let all = all.to_vec();
+    show(source, reading, pieces, &Feeding { source, all }, watch)
+}
+
+/// Reads these pieces of `source`, which are begun in their order, and shows them to `witness`.
+pub(super) fn show(
+    source: &dyn Source,
+    mut reading: Reading,
+    pieces: Vec<Range<u64>>,
+    witness: &dyn Witness,
+    watch: &dyn Watch,
+) -> Result<(), Failure> {
     let total = pieces.iter().map(|piece| piece.end - piece.start).sum();
     if total <= ALONE_NBYTES {
         reading.threads = 1;
@@ -39,14 +51,34 @@ pub(crate) fn read_through(source: &dyn Source, all: &[&Digests], watch: &dyn Wa
     let buffers = Mutex::new(Vec::new());
     let work = |piece: Range<u64>| {
         let mut buffer: Vec<u8> = locked(&buffers).pop().unwrap_or_default();
-        let outcome = read_piece(source, all, &piece, &mut buffer);
+        let outcome = read_piece(source, witness, &piece, &mut buffer);
         locked(&buffers).push(buffer);
         if outcome.is_err() {
-            all.iter().for_each(|digests| digests.end());
+            witness.end();
         }
         outcome.map(|()| size(&piece))
     };
     share(reading, pieces, total, work, watch)
+}
+
+/// Feeds what is read of a source to digests.
+pub(super) struct Feeding<'a> {
+    pub(super) source: &'a dyn Source,
+    pub(super) all: Vec<&'a Digests>,
+}
+
+impl Witness for Feeding<'_> {
+    fn step_end(&self, position: u64, most: u64) -> u64 {
+        step_end(self.source, &self.all, position, most)
+    }
+
+    fn see(&self, position: u64, bytes: &[u8]) {
+        self.all.iter().for_each(|digests| digests.feed(position, bytes));
+    }
+
+    fn end(&self) {
+        self.all.iter().for_each(|digests| digests.end());
+    }
 }
 
 /// On how many threads a source is read through, and how much of it each of them takes at once.
@@ -63,16 +95,16 @@ pub(super) fn reading(source: &dyn Source) -> (Reading, u64) {
 
 fn read_piece(
     source: &dyn Source,
-    all: &[&Digests],
+    witness: &dyn Witness,
     piece: &Range<u64>,
     buffer: &mut Vec<u8>,
 ) -> Result<(), Failure> {
     let mut at = piece.start;
     while at < piece.end {
-        let end = step_end(source, all, at, piece.end - at);
+        let end = witness.step_end(at, piece.end - at);
         let bytes = level(buffer, at, size(&(at..end)));
         read_exactly(source, at, bytes)?;
-        all.iter().for_each(|digests| digests.feed(at, bytes));
+        witness.see(at, bytes);
         at = end;
     }
     Ok(())
@@ -81,7 +113,7 @@ fn read_piece(
 /// Where the bytes end that are best read at once from `at` on, of the next `most`. For trees they are as many as stay in
 /// a core's own cache until they are hashed. What is hashed in order is read in full, while another thread hashes, and so
 /// is what each read has to wait for.
-pub(super) fn step_end(source: &dyn Source, all: &[&Digests], at: u64, most: u64) -> u64 {
+fn step_end(source: &dyn Source, all: &[&Digests], at: u64, most: u64) -> u64 {
     let step = match source.waits() || all.iter().any(|digests| digests.in_order()) {
         true => most,
         false => most.min(SUBTREE_NBYTES),
@@ -110,6 +142,6 @@ fn pieces(file_nbytes: u64, piece_nbytes: u64, all: &[&Digests]) -> Vec<Range<u6
     pieces
 }
 
-pub(super) fn size(range: &Range<u64>) -> usize {
+fn size(range: &Range<u64>) -> usize {
     to_usize(range.end - range.start).unwrap_or(usize::MAX)
 }
