@@ -3,6 +3,9 @@
 //! [`Archive`] opens a file: its header is proven ([`ingot_format::Header`]), its tensors are views of a mapping
 //! or are read in parallel into memory of their own. What is read, and to where, is a [`Plan`].
 
+// From the ground up: `lock`, and what speaks HTTP; `options`, `digest`, `convert`, `residency`; `error`; `disk`, `watch`,
+// `memory`; `source`; `backend`, `workers`; `archive`; `payload`, `checkpoint`; `read`; `statistics`, `verify`; `save`;
+// `serialize`, `remote`; `edit`; `writer`. Each imports what stands below it: scripts/check-floors.
 mod archive;
 mod backend;
 mod checkpoint;
