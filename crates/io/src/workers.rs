@@ -114,7 +114,7 @@ pub(crate) fn each(nbytes: u64, chunks: usize, least: usize) -> usize {
 
 /// Has what this thread waits for end when `stop` says so. Nothing but a network is waited for so long.
 #[cfg(not(feature = "remote"))]
-pub(crate) fn heed(_: &Arc<AtomicBool>) {}
+fn heed(_: &Arc<AtomicBool>) {}
 
 /// Does `work` on every task, first to last, on as many threads as `reading` says at most. `work` says how many bytes it
 /// has done, of the `total` that `watch` is told.
@@ -142,7 +142,9 @@ pub(crate) fn share<T: Send, E: Send + From<Failure>>(
         };
         match task.map(&work) {
             None => return false,
-            Some(Ok(nbytes)) => team.did(to_u64(nbytes)),
+            Some(Ok(nbytes)) => {
+                team.did(to_u64(nbytes));
+            }
             Some(Err(failure)) => team.fail(failure),
         }
         true
