@@ -1,7 +1,12 @@
-//! The lock of what outlives a call.
+//! Locks: of what the threads of one call share, and of what outlives a call.
 
-use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
+
+/// The contents of a lock that ends with the call. A thread that panicked while holding it is reported where it is joined.
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// How often a thread comes back for a lock.
 const TRIES: usize = 200;

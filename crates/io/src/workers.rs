@@ -3,22 +3,21 @@
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::panic::resume_unwind;
+#[cfg(feature = "remote")]
+use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, Thread};
-use std::time::Duration;
 
 use ingot_format::{to_u64, to_usize};
 
 use crate::error::{Error, Failure};
+use crate::lock::locked;
 use crate::options::{ReadOptions, THREADS_VARIABLE};
 #[cfg(feature = "remote")]
-pub(crate) use crate::remote::heed;
+use crate::remote::heed;
 use crate::source::Source;
-use crate::watch::Watch;
-
-/// How often the calling thread looks whether to stop.
-const WATCH_INTERVAL: Duration = Duration::from_millis(50);
+use crate::watch::{POLL, Watch};
 
 /// What [`THREADS_VARIABLE`] says.
 pub(crate) fn threads_of_environment() -> Result<Option<NonZeroUsize>, Error> {
@@ -117,32 +116,46 @@ pub(crate) fn each(nbytes: u64, chunks: usize, least: usize) -> usize {
 #[cfg(not(feature = "remote"))]
 pub(crate) fn heed(_: &Arc<AtomicBool>) {}
 
-/// Does `work` on every task, first to last, on as many threads as `reading` says at most. `work` says how many bytes it has done, of
-/// the `total` that `watch` is told.
+/// Does `work` on every task, first to last, on as many threads as `reading` says at most. `work` says how many bytes it
+/// has done, of the `total` that `watch` is told.
 ///
 /// Where the system refuses threads there are fewer, and with none at all the caller does the work. It does so too where
-/// there is work for one thread only, unless that waits: then the caller has to watch. The threads end
-/// before this returns, so nothing of them outlives a call: a fork between two calls meets no threads and no locks.
+/// there is work for one thread only, unless that waits: then the caller has to watch.
 ///
 /// # Errors
 /// The first failure of `work`, or that `watch` wants no more. Tasks that were begun are finished, others dropped.
 pub(crate) fn share<T: Send, E: Send + From<Failure>>(
     reading: Reading,
-    tasks: Vec<T>,
+    mut tasks: Vec<T>,
     total: u64,
     work: impl Fn(T) -> Result<usize, E> + Sync,
     watch: &dyn Watch,
 ) -> Result<(), E> {
     let threads = reading.threads.min(tasks.len());
-    let shared = Shared::new(tasks, total, work);
+    tasks.reverse();
+    let tasks = Mutex::new(tasks);
+    let team = Team::new(total, watch, || Failure::Interrupted.into());
+    let step = || {
+        let task = match team.stopped() {
+            true => None,
+            false => locked(&tasks).pop(),
+        };
+        match task.map(&work) {
+            None => return false,
+            Some(Ok(nbytes)) => team.did(to_u64(nbytes)),
+            Some(Err(failure)) => team.fail(failure),
+        }
+        true
+    };
     let least = if reading.waits { 1 } else { 2 };
-    if threads < least || !shared.spread(threads, watch) {
-        shared.alone(watch);
+    let work = || while step() {};
+    if threads < least || !team.spread("ingot-read", threads, work, || ()) {
+        while step() {
+            team.look();
+        }
     }
-    if !shared.stopped() {
-        shared.look(watch);
-    }
-    locked(&shared.failure).take().map_or(Ok(()), Err)
+    team.look();
+    team.outcome()
 }
 
 /// Does `work`, which waits, while the caller watches.
@@ -164,62 +177,73 @@ pub(crate) fn watched<R: Send>(work: impl FnOnce() -> R + Send, watch: &dyn Watc
         .ok_or(Failure::Interrupted)
 }
 
-/// What the threads of one call have in common.
-struct Shared<T, W, E> {
-    /// Those not begun, the first last.
-    tasks: Mutex<Vec<T>>,
-    work: W,
+/// What the threads of one call have in common, with the caller that watches.
+pub(crate) struct Team<'w, E> {
+    watch: &'w dyn Watch,
     total: u64,
     done: AtomicU64,
     stop: Arc<AtomicBool>,
     failure: Mutex<Option<E>>,
-    running: AtomicUsize,
+    interrupted: fn() -> E,
 }
 
-impl<T: Send, W: Fn(T) -> Result<usize, E> + Sync, E: Send + From<Failure>> Shared<T, W, E> {
-    fn new(mut tasks: Vec<T>, total: u64, work: W) -> Shared<T, W, E> {
-        tasks.reverse();
-        Shared {
-            tasks: Mutex::new(tasks),
-            work,
+impl<'w, E: Send> Team<'w, E> {
+    /// Before any work of `total` bytes. `interrupted` is what the outcome is when `watch` wants no more.
+    pub(crate) fn new(total: u64, watch: &'w dyn Watch, interrupted: fn() -> E) -> Team<'w, E> {
+        Team {
+            watch,
             total,
             done: AtomicU64::new(0),
             stop: Arc::default(),
             failure: Mutex::new(None),
-            running: AtomicUsize::new(0),
+            interrupted,
         }
     }
 
-    /// Lets threads do everything; `false` where the system gives none.
-    fn spread(&self, threads: usize, watch: &dyn Watch) -> bool {
-        let caller = thread::current();
+    /// Has threads of this `name` do `work`, each all of it that it can get, and then the caller watch. Meanwhile the
+    /// caller does what only it can do. `false`, and nothing done, where the system gives no thread.
+    ///
+    /// The threads have ended when this returns, so nothing of them outlives a call: a fork between two calls meets no
+    /// threads and no locks.
+    pub(crate) fn spread(
+        &self,
+        name: &str,
+        threads: usize,
+        work: impl Fn() + Sync,
+        meanwhile: impl FnOnce(),
+    ) -> bool {
+        let (caller, running) = (thread::current(), AtomicUsize::new(0));
+        let work = &work;
         thread::scope(|scope| {
             let mut started = Vec::new();
             for _ in 0..threads {
-                self.running.fetch_add(1, Ordering::Relaxed);
+                running.fetch_add(1, Ordering::Relaxed);
                 // Dropped, and the caller woken, even if `work` panics or the thread never runs.
                 let leave = Leave {
-                    running: &self.running,
+                    running: &running,
                     caller: &caller,
                 };
-                let spawned =
-                    thread::Builder::new()
-                        .name("ingot-read".to_owned())
-                        .spawn_scoped(scope, move || {
-                            let _leave = leave;
-                            heed(&self.stop);
-                            while self.step() {}
-                        });
-                match spawned {
+                let run = move || {
+                    let _leave = leave;
+                    heed(&self.stop);
+                    work();
+                };
+                match thread::Builder::new()
+                    .name(name.to_owned())
+                    .spawn_scoped(scope, run)
+                {
                     Ok(thread) => started.push(thread),
                     Err(_) => break,
                 }
             }
-            while self.running.load(Ordering::Acquire) > 0 {
-                self.look(watch);
-                thread::park_timeout(WATCH_INTERVAL);
-            }
             let has_started = !started.is_empty();
+            if has_started {
+                meanwhile();
+            }
+            while running.load(Ordering::Acquire) > 0 {
+                self.look();
+                thread::park_timeout(POLL);
+            }
             for thread in started {
                 // The scope alone would wait for the work, and not for the threads.
                 if let Err(panic) = thread.join() {
@@ -230,44 +254,49 @@ impl<T: Send, W: Fn(T) -> Result<usize, E> + Sync, E: Send + From<Failure>> Shar
         })
     }
 
-    fn alone(&self, watch: &dyn Watch) {
-        while !self.stopped() && self.step() {
-            self.look(watch);
-        }
-    }
-
-    /// Does one task; `false` when there is none left to do.
-    fn step(&self) -> bool {
-        if self.stopped() {
-            return false;
-        }
-        let Some(task) = locked(&self.tasks).pop() else {
-            return false;
-        };
-        match (self.work)(task) {
-            Ok(nbytes) => {
-                self.done.fetch_add(to_u64(nbytes), Ordering::Relaxed);
+    /// Tells the watch how far it is, and asks it whether to go on; says whether to. For the calling thread only.
+    pub(crate) fn look(&self) -> bool {
+        if !self.stopped() {
+            self.tell();
+            if self.watch.interrupted() {
+                self.fail((self.interrupted)());
             }
-            Err(failure) => self.fail(failure),
         }
-        true
+        !self.stopped()
     }
 
-    /// Tells `watch` how far it is, and asks it whether to go on.
-    fn look(&self, watch: &dyn Watch) {
-        watch.progressed(self.done.load(Ordering::Relaxed), self.total);
-        if watch.interrupted() {
-            self.fail(Failure::Interrupted.into());
-        }
+    /// Tells the watch how far it is.
+    pub(crate) fn tell(&self) {
+        self.watch.progressed(self.done(), self.total);
     }
 
-    fn fail(&self, failure: E) {
+    /// Notes that `nbytes` more are done; says how many are in all.
+    pub(crate) fn did(&self, nbytes: u64) -> u64 {
+        self.done.fetch_add(nbytes, Ordering::Relaxed) + nbytes
+    }
+
+    /// Bytes that are done.
+    pub(crate) fn done(&self) -> u64 {
+        self.done.load(Ordering::Relaxed)
+    }
+
+    /// Ends the work: whoever is at it finishes what was begun. The first failure is the outcome.
+    pub(crate) fn fail(&self, failure: E) {
         locked(&self.failure).get_or_insert(failure);
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    fn stopped(&self) -> bool {
+    /// Whether to leave off.
+    pub(crate) fn stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
+    }
+
+    /// What came of it.
+    ///
+    /// # Errors
+    /// The first failure, or that the watch wants no more.
+    pub(crate) fn outcome(&self) -> Result<(), E> {
+        locked(&self.failure).take().map_or(Ok(()), Err)
     }
 }
 
@@ -282,9 +311,4 @@ impl Drop for Leave<'_> {
         self.running.fetch_sub(1, Ordering::Release);
         self.caller.unpark();
     }
-}
-
-/// The contents of a lock. A thread that panicked while holding it is reported by the scope, not here.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,12 +1,13 @@
 //! Digests of runs of bytes that come in pieces, from many threads.
 
 use std::ops::Range;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 
 use ingot_format::{to_u64, to_usize};
 
 use super::algorithm::{Algorithm, Digest, Hasher};
 use super::tree::{SUBTREE_NBYTES, Tree};
+use crate::lock::locked;
 
 /// A destination of bytes that keeps digests of them only: one for each run.
 ///
@@ -161,11 +162,6 @@ impl Turn {
         }
         true
     }
-}
-
-/// The contents of a lock. A thread that panicked while holding it is reported where it is joined.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

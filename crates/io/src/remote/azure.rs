@@ -28,6 +28,7 @@ impl std::fmt::Debug for AzureAccess {
 }
 
 /// What lets requests in that do not carry a signed query.
+#[derive(Debug)]
 pub(crate) enum Credential {
     Token(Secret),
     Key(AzureAccess),

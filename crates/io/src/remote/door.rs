@@ -10,7 +10,7 @@ use super::fault::Fault;
 use super::fetch::Target;
 use super::hub::{INDEX_FILE, MODEL_FILE};
 use super::options::RemoteOptions;
-use super::pace::stopped as unwanted;
+use super::pace::stopped;
 use super::place::{Place, Remote, local_path};
 use super::secrets::redacted;
 use super::source::{READS_AT_ONCE, RemoteSource, START_NBYTES};
@@ -410,7 +410,7 @@ struct Inherited;
 
 impl Watch for Inherited {
     fn interrupted(&self) -> bool {
-        unwanted()
+        stopped()
     }
 }
 

@@ -1,14 +1,16 @@
 //! Reading a file once, for its digests only.
 
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::thread;
 
 use ingot_format::{to_u64, to_usize};
 
 use crate::digest::{Digests, SUBTREE_NBYTES};
 use crate::error::Failure;
+use crate::lock::locked;
 use crate::options::ReadOptions;
+use crate::read::input::level;
 use crate::source::{Source, read_exactly};
 use crate::watch::Watch;
 use crate::workers::{Reading, share};
@@ -36,7 +38,7 @@ pub(crate) fn read_through(source: &dyn Source, all: &[&Digests], watch: &dyn Wa
     // Fresh memory for each piece would cost a quarter of the time that hashing it takes.
     let buffers = Mutex::new(Vec::new());
     let work = |piece: Range<u64>| {
-        let mut buffer: Buffer = locked(&buffers).pop().unwrap_or_default();
+        let mut buffer: Vec<u8> = locked(&buffers).pop().unwrap_or_default();
         let outcome = read_piece(source, all, &piece, &mut buffer);
         locked(&buffers).push(buffer);
         if outcome.is_err() {
@@ -63,12 +65,12 @@ fn read_piece(
     source: &dyn Source,
     all: &[&Digests],
     piece: &Range<u64>,
-    buffer: &mut Buffer,
+    buffer: &mut Vec<u8>,
 ) -> Result<(), Failure> {
     let mut at = piece.start;
     while at < piece.end {
         let end = step_end(source, all, at, piece.end - at);
-        let bytes = buffer.of(at, size(&(at..end)));
+        let bytes = level(buffer, at, size(&(at..end)));
         read_exactly(source, at, bytes)?;
         all.iter().for_each(|digests| digests.feed(at, bytes));
         at = end;
@@ -108,49 +110,6 @@ fn pieces(file_nbytes: u64, piece_nbytes: u64, all: &[&Digests]) -> Vec<Range<u6
     pieces
 }
 
-const PAGE: usize = 4096;
-
-/// Memory that bytes of a file are read into, at the place in a page that they have in the file.
-///
-/// Where memory lay 16 bytes further into its page than the bytes in theirs, the kernel was seen to copy at a sixth of its
-/// speed (2026-11, AMD EPYC: 1.4 GB/s against 9; at 0 and 64 bytes it did not). The memory of a plain `Vec` begins 16 bytes
-/// into a page, and what is read of a file often at the start of one.
-#[derive(Default)]
-struct Buffer {
-    bytes: Vec<u8>,
-}
-
-impl Buffer {
-    /// `len` bytes for those that begin at `position`.
-    fn of(&mut self, position: u64, len: usize) -> &mut [u8] {
-        if self.bytes.len() < len + 2 * PAGE {
-            self.bytes = vec![0; len + 2 * PAGE];
-        }
-        let page = self.bytes.as_ptr().align_offset(PAGE).min(PAGE);
-        let begin = page + to_usize(position % to_u64(PAGE)).unwrap_or(0);
-        &mut self.bytes[begin..begin + len]
-    }
-}
-
 pub(super) fn size(range: &Range<u64>) -> usize {
     to_usize(range.end - range.start).unwrap_or(usize::MAX)
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bytes_get_the_place_in_a_page_that_they_have_in_the_file() {
-        let mut buffer = Buffer::default();
-        for (position, len) in [(0, 10), (16, 3 * PAGE), (5 * 4096 + 4095, 3 * PAGE), (1 << 40, 1)] {
-            let bytes = buffer.of(position, len);
-            assert_eq!(bytes.len(), len);
-            assert_eq!(to_u64(bytes.as_ptr().addr()) % 4096, position % 4096);
-        }
-    }
 }
