@@ -11,12 +11,15 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
+#[cfg(unix)]
+use ingot_format::to_usize;
+
 use super::{FileSource, Source, Stamp};
 use crate::lock::briefly;
 
 /// Files that are held open at once, of those that can be opened again. Each may take a second descriptor, for reading
 /// past the cache, and a thread that reads keeps what it reads open: with the 16 threads that open and read local files
-/// that is 128 at most.
+/// that is 128 at most. Where a process is allowed few, it is a quarter of them.
 const MOST: usize = 48;
 
 static POOL: Pool = Pool::of(MOST);
@@ -228,7 +231,7 @@ impl Pool {
         slot.used.store(now, Ordering::Relaxed);
         if let Some(mut open) = briefly(&self.open) {
             open.push(Arc::downgrade(slot));
-            let closed = close_all_but(&mut open, self.most);
+            let closed = close_all_but(&mut open, self.most.min(allowed() / 4));
             // Closing may take its time on a network.
             drop((open, closed));
         }
@@ -269,6 +272,19 @@ fn close_all_but(open: &mut Vec<Weak<Slot>>, most: usize) -> Vec<Arc<FileSource>
         !is_closed
     });
     closed
+}
+
+/// Descriptors that this process may have.
+#[cfg(unix)]
+fn allowed() -> usize {
+    use rustix::process::{Resource, getrlimit};
+    let limit = getrlimit(Resource::Nofile).current;
+    limit.and_then(to_usize).unwrap_or(usize::MAX)
+}
+
+#[cfg(not(unix))]
+fn allowed() -> usize {
+    usize::MAX
 }
 
 #[cfg(unix)]
