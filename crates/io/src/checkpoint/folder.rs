@@ -163,7 +163,7 @@ impl Beside {
         refuse_missing(&shards, &looked)?;
         let stamps = looked.into_iter().map(|looked| Ok(Stamp::of(&looked?)));
         let beside = Beside {
-            stamps: stamps.collect::<Result<_, _>>()?,
+            stamps: stamps.collect::<Result<_, Error>>()?,
             folder: Arc::new(folder),
             options: *options,
         };

@@ -11,12 +11,15 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
+#[cfg(unix)]
+use ingot_format::to_usize;
+
 use super::{FileSource, Source, Stamp};
 use crate::lock::briefly;
 
 /// Files that are held open at once, of those that can be opened again. Each may take a second descriptor, for reading
 /// past the cache, and a thread that reads keeps what it reads open: with the 16 threads that open and read local files
-/// that is 128 at most.
+/// that is 128 at most. Where a process is allowed few, it is a quarter of them.
 const MOST: usize = 48;
 
 static POOL: Pool = Pool::of(MOST);
@@ -89,7 +92,7 @@ impl LocalFile {
     pub(crate) fn with<R>(&self, work: impl FnOnce(&FileSource) -> io::Result<R>) -> io::Result<R> {
         match &self.descriptor {
             Descriptor::Kept(file) => work(file),
-            Descriptor::Lent(lent) => work(&*lent.open()?),
+            Descriptor::Lent(lent) => work(&lent.open()?),
         }
     }
 }
@@ -219,10 +222,8 @@ impl Pool {
     /// Keeps `file` open in `slot`, and as many others as fit. Of two threads that opened one file, the first is the one
     /// whose it is.
     fn admit(&self, slot: &Arc<Slot>, file: &Arc<FileSource>) {
-        let is_new = briefly(&slot.file).is_some_and(|mut open| match &*open {
-            Some(_) => false,
-            None => open.replace(Arc::clone(file)).is_none(),
-        });
+        let is_new = briefly(&slot.file)
+            .is_some_and(|mut open| open.is_none() && open.replace(Arc::clone(file)).is_none());
         if !is_new {
             return;
         }
@@ -230,7 +231,7 @@ impl Pool {
         slot.used.store(now, Ordering::Relaxed);
         if let Some(mut open) = briefly(&self.open) {
             open.push(Arc::downgrade(slot));
-            let closed = close_all_but(&mut open, self.most);
+            let closed = close_all_but(&mut open, self.most.min(allowed() / 4));
             // Closing may take its time on a network.
             drop((open, closed));
         }
@@ -273,6 +274,19 @@ fn close_all_but(open: &mut Vec<Weak<Slot>>, most: usize) -> Vec<Arc<FileSource>
     closed
 }
 
+/// Descriptors that this process may have.
+#[cfg(unix)]
+fn allowed() -> usize {
+    use rustix::process::{Resource, getrlimit};
+    let limit = getrlimit(Resource::Nofile).current;
+    limit.and_then(to_usize).unwrap_or(usize::MAX)
+}
+
+#[cfg(not(unix))]
+fn allowed() -> usize {
+    usize::MAX
+}
+
 #[cfg(unix)]
 fn is_out_of_descriptors(fault: &io::Error) -> bool {
     use rustix::io::Errno;
@@ -312,7 +326,7 @@ mod tests {
     impl Files {
         fn new(most: usize, count: u8) -> Files {
             let folder = tempfile::tempdir().unwrap();
-            let pool: &Pool = Box::leak(Box::new(Pool::of(most)));
+            let pool: &'static Pool = Box::leak(Box::new(Pool::of(most)));
             let mut made = Files {
                 folder,
                 pool,
@@ -320,15 +334,21 @@ mod tests {
                 opened: Vec::new(),
             };
             for number in 0..count {
-                let path = made.path(number);
-                std::fs::write(&path, [number; 9]).unwrap();
-                let file = FileSource::new(File::open(&path).unwrap()).unwrap();
-                let opened = Arc::default();
-                let again = Box::new(Counting(path, Arc::clone(&opened)));
-                made.files.push(LocalFile::lent_to(pool, file, again));
+                std::fs::write(made.path(number), [number; 9]).unwrap();
+                let (file, opened) = made.lend(number);
+                made.files.push(file);
                 made.opened.push(opened);
             }
             made
+        }
+
+        /// A file, open, and how often it is opened again.
+        fn lend(&self, number: u8) -> (LocalFile, Arc<AtomicUsize>) {
+            let path = self.path(number);
+            let file = FileSource::new(File::open(&path).unwrap()).unwrap();
+            let opened = Arc::default();
+            let again = Box::new(Counting(path, Arc::clone(&opened)));
+            (LocalFile::lent_to(self.pool, file, again), opened)
         }
 
         fn path(&self, number: u8) -> PathBuf {
@@ -374,16 +394,11 @@ mod tests {
     fn the_least_recently_used_is_closed_and_opened_again_when_it_is_read() {
         let files = Files::new(2, 2);
         assert_eq!(files.read(0).unwrap(), 0);
-        let third = files.path(2);
-        std::fs::write(&third, [2; 9]).unwrap();
-        let file = FileSource::new(File::open(&third).unwrap()).unwrap();
-        let count = Arc::default();
-        let third = LocalFile::lent_to(files.pool, file, Box::new(Counting(third, count)));
+        let _third = files.lend(0);
         assert!(files.is_open(0) && !files.is_open(1), "1 was not used since");
         assert_eq!(files.read(1).unwrap(), 1);
         assert_eq!(files.opened(), [0, 1]);
         assert!(!files.is_open(0));
-        drop(third);
     }
 
     #[test]
@@ -438,9 +453,9 @@ mod tests {
             panic!("it is lent");
         };
         let _slot = lent.slot.file.lock().unwrap();
+        let _pool = files.pool.open.lock().unwrap();
         assert_eq!(files.read(0).unwrap(), 0);
         assert_eq!(files.opened(), [1, 0]);
-        let _pool = files.pool.open.lock().unwrap();
         assert_eq!(files.read(1).unwrap(), 1);
     }
 
@@ -448,11 +463,11 @@ mod tests {
     fn many_threads_read_many_files_through_few_descriptors() {
         let files = Files::new(3, 20);
         std::thread::scope(|scope| {
-            for start in 0..8 {
+            for start in 0..8_u8 {
                 let files = &files;
                 scope.spawn(move || {
-                    for step in 0..200_u8 {
-                        let number = (start * 5 + step * 7) % 20;
+                    for step in 0..200 {
+                        let number = (5 * start + step) % 20;
                         let mut all = [0; 9];
                         read_exactly(&files.files[usize::from(number)], 0, &mut all).unwrap();
                         assert_eq!(all, [number; 9]);
@@ -460,26 +475,19 @@ mod tests {
                 });
             }
         });
-        // Whatever was kept open because it was being read is closed by the next that comes.
-        for number in 0..5 {
-            files.read(number).unwrap();
-        }
+        // What was kept open because it was being read is closed when the next one comes.
+        let _another = files.lend(0);
         let open = (0..20).filter(|&number| files.is_open(number)).count();
-        assert!(open <= 3, "{open}");
+        assert_eq!(open, 2);
     }
 
     #[test]
     fn descriptors_of_closed_files_are_given_back() {
-        let files = Files::new(2, 6);
+        let mut files = Files::new(2, 6);
         assert_eq!(files.pool.open.lock().unwrap().len(), 2);
-        let pool = files.pool;
-        drop(files);
-        let more = Files::new(1, 1);
-        let file = FileSource::new(File::open(more.path(0)).unwrap()).unwrap();
-        let again = Box::new(Counting(more.path(0), Arc::default()));
-        let _one = LocalFile::lent_to(pool, file, again);
-        let open = pool.open.lock().unwrap();
-        assert_eq!(open.iter().filter(|slot| slot.strong_count() > 0).count(), 1);
+        files.files.clear();
+        let _one = files.lend(0);
+        assert_eq!(files.pool.open.lock().unwrap().len(), 1);
     }
 
     #[cfg(unix)]
