@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# Counts what is open all the time, also while the call runs; what the interpreter opened before does not count.
+# Counts what is open all the time, also while the call runs.
 PROGRAM = f"""
 import faulthandler, shutil, tempfile
 COUNT, ALLOWED, OWED = {COUNT}, {ALLOWED}, {OWED}
@@ -88,7 +88,8 @@ with ingot.safe_open(INDEX, "np", backend=BACKEND) as file:
     assert file.get_slice(NAMES[7])[1:2].tolist() == [7]
 """,
     "slices": """
-found = ingot.numpy.load_file(INDEX, backend=BACKEND, slices=dict.fromkeys(NAMES, slice(1, 2)), progress=count)
+wanted = dict.fromkeys(NAMES, slice(1, 2))
+found = ingot.numpy.load_file(INDEX, backend=BACKEND, slices=wanted, progress=count)
 assert [found[name].item() for name in NAMES] == [*range(COUNT)]
 """,
     "out": """
