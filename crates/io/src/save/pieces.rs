@@ -7,6 +7,7 @@ use std::ops::Range;
 use ingot_format::{FormatError, Layout, to_u64, to_usize};
 
 use crate::digest::Sealed;
+use crate::disk::write_all_at;
 use crate::memory::Bytes;
 use crate::payload::{FileRange, Payload, prove_sizes, prove_total};
 

@@ -104,7 +104,7 @@ impl Stamp {
     }
 
     pub(crate) fn nbytes(&self) -> u64 {
-        self.stamp.nbytes
+        self.nbytes
     }
 
     /// Whether nobody wrote to it until `now`.
@@ -142,7 +142,7 @@ fn is_a_directory() -> io::Error {
 
 impl Source for FileSource {
     fn nbytes(&self) -> u64 {
-        self.nbytes
+        self.stamp.nbytes
     }
 
     #[cfg(unix)]
