@@ -152,6 +152,7 @@ class Archive:
         strict: bool = False,
         max_header_size: int | None = None,
         confine: bool = False,
+        lent: bool = False,
     ) -> Archive: ...
     @staticmethod
     def open_url(

@@ -98,6 +98,10 @@ class safe_open:
     against it; `keys` gives what the index says. Where ``total_size`` in the index is not the size of the
     tensors, whatever reads all of them warns (`UserWarning`).
 
+    A checkpoint of thousands of shards takes few descriptors: those that were not read for the longest are
+    closed when more than 48 are open, and opened again when they are read. `StorageError` where another file
+    has the name by then, or it was written to. A checkpoint of one file keeps it open.
+
     Opening an index behind a URL fetches it and nothing else; `format` is then what the names of its shards
     say. A shard that is missing raises `FileNotFoundError` when it is first needed, with its URL. On the Hub
     all shards are of the commit that the index was of.
@@ -525,14 +529,19 @@ def open_archive(
     max_header_size: int | None = None,
     confine: bool = False,
     storage_options: StorageOptions | None = None,
+    *,
+    lent: bool = False,
 ) -> Archive:
-    """The open file, the open checkpoint, or what is behind a URL."""
+    """The open file, the open checkpoint, or what is behind a URL.
+
+    A file that is `lent` is one of perhaps many, which is closed while nobody reads it and others are read.
+    """
     one_of("backend", backend, BACKENDS)
     if isinstance(filename, str) and is_url(filename):
         if backend == "mmap":
             raise OptionError("backend 'mmap' is for files: what is behind a URL cannot be mapped")
         return Archive.open_url(filename, storage_options, strict, max_header_size)
-    return Archive.open(filename, backend, strict, max_header_size, confine)
+    return Archive.open(filename, backend, strict, max_header_size, confine, lent)
 
 
 def tensors(

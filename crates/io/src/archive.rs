@@ -1,30 +1,20 @@
 //! An open file: its header, and its bytes when they are asked for.
 
 use std::borrow::Cow;
-use std::fs::{File, OpenOptions as FileOptions};
+use std::collections::BTreeMap;
+use std::fs::{self, File, Metadata, OpenOptions as FileOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ingot_format::{Entry, Header, Index, Limits, Selection, SelectionError, to_usize};
+use ingot_format::{Entry, Header, HeaderWindow, Index, Limits, Selection, SelectionError, to_u64, to_usize};
 
-use crate::backend::{BACKEND_VARIABLE, Backend, Choice, choose};
-use crate::error::Error;
-use crate::failure::Failure;
-use crate::head::read_header;
-use crate::read::execute::threads_of_environment;
-use crate::read::plan::alignment;
-use crate::region::Region;
-use crate::source::{FileSource, MappedSource, Memory, Source};
-
-/// How to open a file.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct OpenOptions {
-    /// How its bytes are read.
-    pub backend: Backend,
-    /// What headers are taken.
-    pub limits: Limits,
-}
+use crate::backend::{Choice, choose};
+use crate::error::{Error, Failure, InFile};
+use crate::memory::{Memory, Region, alignment};
+use crate::options::{BACKEND_VARIABLE, Backend, OpenOptions};
+use crate::source::{FileSource, LocalFile, MappedSource, Reopen, Source, read_exactly, with_room};
+use crate::workers::threads_of_environment;
 
 /// An open file. Any number of threads may use it at once.
 ///
@@ -43,9 +33,17 @@ pub struct OpenOptions {
 pub struct Archive {
     path: Option<PathBuf>,
     header: Header,
-    source: Box<dyn Source>,
+    bytes: Bytes,
     backend: &'static str,
     why: Cow<'static, str>,
+}
+
+/// Where the bytes of an archive are.
+#[derive(Debug)]
+enum Bytes {
+    File(LocalFile),
+    Mapped(MappedSource),
+    Elsewhere(Box<dyn Source>),
 }
 
 impl Archive {
@@ -56,29 +54,40 @@ impl Archive {
     /// with the rule that the header breaks; [`Error::Read`] when reading the header fails;
     /// [`Error::UnknownBackend`] and [`Error::InvalidThreads`] when the environment asks for what there is not.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Archive, Error> {
-        let file = open_file(path).map_err(|source| Error::Open {
-            path: path.to_owned(),
-            source,
-        })?;
-        Archive::of_file(file, path.to_owned(), options)
+        Archive::of_file(open_source(path)?, path.to_owned(), None, options)
     }
 
-    /// As [`Archive::open`], for a file that is open. `path` is for the errors.
-    pub(crate) fn of_file(file: File, path: PathBuf, options: &OpenOptions) -> Result<Archive, Error> {
+    /// As [`Archive::open`], for one of perhaps many.
+    pub(crate) fn open_lent(path: &Path, options: &OpenOptions) -> Result<Archive, Error> {
+        let again = Box::new(ByPath::new(path));
+        Archive::of_file(open_source(path)?, path.to_owned(), Some(again), options)
+    }
+
+    /// As [`Archive::open`], for a file that is open. `path` is for the errors. With a way to open it `again`, others may
+    /// have its descriptor while nobody reads it.
+    pub(crate) fn of_file(
+        file: FileSource,
+        path: PathBuf,
+        again: Option<Box<dyn Reopen>>,
+        options: &OpenOptions,
+    ) -> Result<Archive, Error> {
         let open_fault = |source| Error::Open {
             path: path.clone(),
             source,
         };
-        let file = FileSource::new(file).map_err(open_fault)?;
         let header = read_header(&file, Some(&path), &options.limits)?;
         threads_of_environment()?;
         let variable = std::env::var(BACKEND_VARIABLE).ok();
         let choice = choose(options.backend, variable.as_deref(), file.remote())?;
-        let (source, choice) = attach(file, options.backend, choice).map_err(open_fault)?;
+        let file = match again {
+            Some(again) => LocalFile::lent(file, again),
+            None => LocalFile::kept(file),
+        };
+        let (bytes, choice) = attach(file, options.backend, choice).map_err(open_fault)?;
         Ok(Archive {
             path: Some(path),
             header,
-            source,
+            bytes,
             backend: choice.backend.name(),
             why: choice.why,
         })
@@ -93,7 +102,7 @@ impl Archive {
         Ok(Archive {
             path: None,
             header,
-            source,
+            bytes: Bytes::Elsewhere(source),
             backend: "memory",
             why: Cow::Borrowed("bytes in memory"),
         })
@@ -111,7 +120,7 @@ impl Archive {
         Archive {
             path: Some(path),
             header,
-            source,
+            bytes: Bytes::Elsewhere(source),
             backend,
             why: Cow::Borrowed(why),
         }
@@ -139,7 +148,20 @@ impl Archive {
     }
 
     pub(crate) fn source(&self) -> &dyn Source {
-        &*self.source
+        match &self.bytes {
+            Bytes::File(file) => file,
+            Bytes::Mapped(mapped) => mapped,
+            Bytes::Elsewhere(source) => &**source,
+        }
+    }
+
+    /// The file of this machine that the bytes are in, if they are in one.
+    pub(crate) fn local(&self) -> Option<&LocalFile> {
+        match &self.bytes {
+            Bytes::File(file) => Some(file),
+            Bytes::Mapped(mapped) => Some(mapped.file()),
+            Bytes::Elsewhere(_) => None,
+        }
     }
 
     /// How the bytes are read: `mmap`, `pread` or `memory`.
@@ -215,11 +237,36 @@ impl Archive {
 
 /// The file at `path`, to be read by position.
 pub(crate) fn open_source(path: &Path) -> Result<FileSource, Error> {
-    let source = open_file(path).and_then(FileSource::new);
+    let source = with_room(|| open_file(path)).and_then(FileSource::new);
     source.map_err(|source| Error::Open {
         path: path.to_owned(),
         source,
     })
+}
+
+/// The same of one of perhaps many.
+pub(crate) fn lent_source(path: &Path) -> Result<LocalFile, Error> {
+    Ok(LocalFile::lent(open_source(path)?, Box::new(ByPath::new(path))))
+}
+
+/// A file that is opened again by its path, wherever the process has gone since.
+#[derive(Debug)]
+struct ByPath(PathBuf);
+
+impl ByPath {
+    fn new(path: &Path) -> ByPath {
+        ByPath(std::path::absolute(path).unwrap_or_else(|_| path.to_owned()))
+    }
+}
+
+impl Reopen for ByPath {
+    fn reopen(&self) -> io::Result<File> {
+        open_file(&self.0)
+    }
+
+    fn look(&self) -> io::Result<Metadata> {
+        fs::metadata(&self.0)
+    }
 }
 
 /// Fails when `source` is no longer what was opened. `path` is for the errors.
@@ -273,7 +320,7 @@ impl<'a> Tensor<'a> {
     /// All of it where it lies in the mapping, if the file is mapped and its elements are aligned there. Whoever touches
     /// it has to have found the file unchanged before.
     pub(crate) fn mapped(&self) -> Option<Region> {
-        let memory = self.archive.source.memory()?;
+        let memory = self.archive.source().memory()?;
         let view = self.archive.view(memory, self.entry.begin, self.entry.end);
         view.aligned_to(alignment(self.entry.dtype)).then_some(view)
     }
@@ -300,7 +347,7 @@ impl<'a> Tensor<'a> {
 
     /// Where a selection of it lies in the mapping, if it lies together there, on an address for its elements.
     pub(crate) fn view(&self, selection: &Selection) -> Option<Region> {
-        let memory = self.archive.source.memory()?;
+        let memory = self.archive.source().memory()?;
         let begin = self.entry.begin;
         let view = match selection.span() {
             Some(_) if !selection.is_contiguous() => return None,
@@ -325,17 +372,17 @@ pub(crate) fn open_file(path: &Path) -> io::Result<File> {
 }
 
 /// Makes it so that `file` is read as was chosen, where `asked` is what the caller wants.
-fn attach(file: FileSource, asked: Backend, choice: Choice) -> io::Result<(Box<dyn Source>, Choice)> {
+fn attach(file: LocalFile, asked: Backend, choice: Choice) -> io::Result<(Bytes, Choice)> {
     if choice.backend == Backend::Pread {
-        return Ok((Box::new(file), choice));
+        return Ok((Bytes::File(file), choice));
     }
     match MappedSource::new(file) {
-        Ok(mapped) => Ok((Box::new(mapped), choice)),
+        Ok(mapped) => Ok((Bytes::Mapped(mapped), choice)),
         // Address space may be limited, or the file system unable to map.
         Err((file, fault)) if asked == Backend::Auto => {
             let why = format!("mapping the file failed: {fault}").into();
             Ok((
-                Box::new(file),
+                Bytes::File(file),
                 Choice {
                     backend: Backend::Pread,
                     why,
@@ -376,4 +423,138 @@ pub(crate) fn nearest<'n>(names: impl Iterator<Item = &'n str>, name: &str) -> O
         .max_by_key(|pair| pair.0)?;
     // Less than half in common is no help.
     (2 * best.0 >= wanted.len().max(1)).then(|| best.1.to_owned())
+}
+
+/// Bytes that the first read takes, and those of a long header that lie in memory at a time. Most headers are shorter,
+/// so that it is the only read; and it is little enough to stay in a core's cache.
+const START_NBYTES: u64 = 64 << 10;
+
+/// Bytes of the length before the header.
+const PREFIX_NBYTES: usize = 8;
+
+/// Reads the header into memory of our own, never from a mapping: what was checked cannot change afterwards.
+/// `path` is for the errors.
+pub(crate) fn read_header(
+    source: &dyn Source,
+    path: Option<&Path>,
+    limits: &Limits,
+) -> Result<Header, Error> {
+    let in_file = |fault| Error::Header {
+        path: path.map(Path::to_owned),
+        fault,
+    };
+    let unread = |failure: Failure| failure.about(path, None);
+    let mut start = vec![0; size(source.nbytes().min(START_NBYTES))];
+    read_exactly(source, 0, &mut start).map_err(unread)?;
+    let head_nbytes = Header::head_nbytes(&start, source.nbytes(), limits).map_err(in_file)?;
+    if head_nbytes > to_u64(start.len()) {
+        if let Some(header) = read_through_window(source, head_nbytes, &mut start).map_err(unread)? {
+            return Ok(header);
+        }
+        // The window was written over.
+        start.resize(size(head_nbytes), 0);
+        read_exactly(source, 0, &mut start).map_err(unread)?;
+    }
+    Header::parse(&start, source.nbytes(), limits).map_err(in_file)
+}
+
+/// Reads a header that is as common writers write it, without ever holding all of it: half of the time that opening
+/// 100,000 tensors took went into fresh pages for its 13 MB. `window` holds the start of the file, and then one part
+/// of the header after the other. `None` means that the header has to be read whole.
+fn read_through_window(
+    source: &dyn Source,
+    head_nbytes: u64,
+    window: &mut [u8],
+) -> Result<Option<Header>, Failure> {
+    let mut header = HeaderWindow::new(head_nbytes, source.nbytes());
+    let (mut position, mut begin, mut end) = (to_u64(window.len()), PREFIX_NBYTES, window.len());
+    loop {
+        match header.feed(&window[begin..end]) {
+            None | Some(0) => return Ok(None),
+            Some(taken) => begin += taken,
+        }
+        if begin == end && position == head_nbytes {
+            return Ok(header.finish());
+        }
+        window.copy_within(begin..end, 0);
+        (begin, end) = (0, end - begin);
+        let more = size(head_nbytes - position).min(window.len() - end);
+        read_exactly(source, position, &mut window[end..end + more])?;
+        position += to_u64(more);
+        end += more;
+    }
+}
+
+/// A size that memory can have; one that it cannot have fails when it is asked for.
+fn size(nbytes: u64) -> usize {
+    to_usize(nbytes).unwrap_or(usize::MAX)
+}
+
+/// Which tensor, of those in several files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TensorId {
+    /// The number of the file.
+    pub file: usize,
+    /// The place of the tensor in the order of that file's data.
+    pub number: usize,
+}
+
+/// Archives, each of them once, in the order in which tensors of them come.
+#[derive(Debug, Default)]
+pub(crate) struct Files<'a> {
+    archives: Vec<&'a Archive>,
+}
+
+impl<'a> Files<'a> {
+    /// The files of `tensors`, and which tensor each of them is.
+    pub(crate) fn of(tensors: impl Iterator<Item = Tensor<'a>>) -> (Files<'a>, Vec<TensorId>) {
+        let mut files = Files::default();
+        // Archives do not move while tensors of them are there.
+        let mut numbers: BTreeMap<*const Archive, usize> = BTreeMap::new();
+        let mut last: Option<(&Archive, usize)> = None;
+        let mut id = |tensor: Tensor<'a>| {
+            let archive = tensor.archive();
+            let file = match last {
+                Some((same, file)) if std::ptr::eq(same, archive) => file,
+                _ => *numbers.entry(std::ptr::from_ref(archive)).or_insert_with(|| {
+                    files.archives.push(archive);
+                    files.archives.len() - 1
+                }),
+            };
+            last = Some((archive, file));
+            let number = tensor.number();
+            TensorId { file, number }
+        };
+        let ids = tensors.map(&mut id).collect();
+        (files, ids)
+    }
+
+    pub(crate) fn archives(&self) -> &[&'a Archive] {
+        &self.archives
+    }
+
+    pub(crate) fn headers(&self) -> Vec<&'a Header> {
+        self.archives.iter().map(|archive| archive.header()).collect()
+    }
+
+    pub(crate) fn sources(&self) -> Vec<&'a dyn Source> {
+        self.archives.iter().map(|archive| archive.source()).collect()
+    }
+
+    /// Fails when one is no longer what was opened.
+    pub(crate) fn check_unchanged(&self) -> Result<(), Error> {
+        self.archives
+            .iter()
+            .try_for_each(|archive| archive.check_unchanged())
+    }
+
+    /// Adds path and tensor to what went wrong below.
+    pub(crate) fn explain(&self, fault: impl Into<InFile>) -> Error {
+        let InFile { file, failure } = fault.into();
+        match (file, &*self.archives) {
+            (Some(file), archives) if file < archives.len() => archives[file].explain(failure),
+            (None, [only]) => only.explain(failure),
+            _ => failure.into(),
+        }
+    }
 }

@@ -1,49 +1,9 @@
 //! How the bytes of a file are read, and why.
 
 use std::borrow::Cow;
-use std::fmt;
-use std::fs::File;
 
 use crate::error::Error;
-
-/// How to read a file: what the caller asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Backend {
-    /// Choose by what is true of the file.
-    #[default]
-    Auto,
-    /// Map it: tensors are views of the page cache, read when touched.
-    Mmap,
-    /// Read it into memory of our own, in parallel.
-    Pread,
-}
-
-impl Backend {
-    /// Every choice.
-    pub const ALL: [Backend; 3] = [Backend::Auto, Backend::Mmap, Backend::Pread];
-
-    /// The backend of this name: `auto`, `mmap` or `pread`.
-    #[must_use]
-    pub fn from_name(name: &str) -> Option<Backend> {
-        Backend::ALL.into_iter().find(|backend| backend.name() == name)
-    }
-
-    /// The name that options use.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Backend::Auto => "auto",
-            Backend::Mmap => "mmap",
-            Backend::Pread => "pread",
-        }
-    }
-}
-
-impl fmt::Display for Backend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
+use crate::options::{BACKEND_VARIABLE, Backend};
 
 /// A decision, and what it rests on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,38 +12,7 @@ pub(crate) struct Choice {
     pub(crate) why: Cow<'static, str>,
 }
 
-/// Overrides [`Backend::Auto`] for a whole process: `mmap` or `pread`.
-pub const BACKEND_VARIABLE: &str = "INGOT_BACKEND";
-
-/// File systems whose pages come over a network or through a process, by the number that `statfs` gives
-/// (linux/magic.h and the sources of those that stand outside the kernel). Mapping a file there fetches it page
-/// by page, 30 to 50 times slower than reading it, and an error on the way is a SIGBUS.
-const REMOTE_FILE_SYSTEMS: &[(u32, &str)] = &[
-    (0x6969, "NFS"),
-    (0xFF53_4D42, "CIFS"),
-    (0xFE53_4D42, "SMB2"),
-    (0x517B, "SMB"),
-    (0x6573_5546, "FUSE"),
-    (0x0102_1997, "9p"),
-    (0x0BD0_0BD0, "Lustre"),
-    (0x00C3_6400, "Ceph"),
-    (0x4750_4653, "GPFS"),
-    (0x1983_0326, "BeeGFS"),
-    (0x5346_414F, "AFS"),
-    (0x7375_7245, "Coda"),
-    (0x0116_1970, "GFS2"),
-    (0x7461_636F, "OCFS2"),
-    (0x2003_0528, "OrangeFS"),
-    (0x786F_4256, "vboxsf"),
-    (0xBACB_ACBC, "vmhgfs"),
-    (0x7C7C_6673, "prl_fs"),
-    (0x6B41_4653, "kAFS"),
-    (0xBEEF_DEAD, "StorNext"),
-    (0xAAD7_AAEA, "PanFS"),
-    (0x0131_11A8, "IBRIX"),
-];
-
-/// Chooses for a file on the file system `remote`, where that is one of [`REMOTE_FILE_SYSTEMS`]. `variable` is the
+/// Chooses for a file on the file system `remote`, where that is one of [`REMOTE_FILE_SYSTEMS`](crate::disk::REMOTE_FILE_SYSTEMS). `variable` is the
 /// value of [`BACKEND_VARIABLE`], where it is set.
 pub(crate) fn choose(
     asked: Backend,
@@ -115,34 +44,10 @@ pub(crate) fn choose(
     }
 }
 
-/// The file system that `file` lies on, where it is one of [`REMOTE_FILE_SYSTEMS`].
-pub(crate) fn remote_file_system(file: &File) -> Option<&'static str> {
-    file_system(file).and_then(remote_name)
-}
-
-fn remote_name(number: u32) -> Option<&'static str> {
-    REMOTE_FILE_SYSTEMS
-        .iter()
-        .find(|row| row.0 == number)
-        .map(|row| row.1)
-}
-
-/// The number of the file system that `file` lies on.
-#[cfg(target_os = "linux")]
-pub(crate) fn file_system(file: &File) -> Option<u32> {
-    let number = rustix::fs::fstatfs(file).ok()?.f_type;
-    // The kernel's numbers have 32 bits; on some machines the field is wider and keeps their sign.
-    u32::try_from(number & 0xFFFF_FFFF).ok()
-}
-
-#[cfg(not(target_os = "linux"))]
-pub(crate) fn file_system(_file: &File) -> Option<u32> {
-    None
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::disk::{REMOTE_FILE_SYSTEMS, remote_file_system};
 
     fn chosen(asked: Backend, variable: Option<&str>) -> Choice {
         choose(asked, variable, None).unwrap()
@@ -185,16 +90,5 @@ mod tests {
             );
         }
         assert_eq!(remote_file_system(&tempfile::tempfile().unwrap()), None);
-    }
-
-    #[test]
-    fn the_table_names_each_file_system_once() {
-        for (number, name) in REMOTE_FILE_SYSTEMS {
-            assert_eq!(remote_name(*number), Some(*name), "two rows with one number");
-            let rows = REMOTE_FILE_SYSTEMS.iter().filter(|row| row.1 == *name).count();
-            assert_eq!(rows, 1, "{name}");
-        }
-        let ext4 = 0xEF53;
-        assert_eq!(remote_name(ext4), None);
     }
 }

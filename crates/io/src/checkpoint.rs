@@ -1,11 +1,7 @@
 //! A checkpoint of one file or of many, as one handle.
 
-mod beside;
-mod fault;
 mod folder;
-mod index_file;
 mod locate;
-mod origins;
 mod parallel;
 mod shards;
 mod store;
@@ -14,51 +10,36 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use ingot_format::{Dtype, Format, Header, ShardIndex, natural_order};
+use ingot_format::{Dtype, Header, ShardIndex, natural_order};
 
-pub use fault::CheckpointFault;
 #[cfg(feature = "remote")]
-pub(crate) use index_file::index_of;
-pub use index_file::read_index;
-pub use origins::Origins;
-#[cfg(all(unix, feature = "remote"))]
+pub(crate) use folder::index_of;
+pub use folder::read_index;
 pub(crate) use parallel::in_parallel;
 pub(crate) use shards::Shards;
-
-use crate::archive::{Archive, OpenOptions, Tensor, nearest};
-use crate::error::Error;
-use crate::read::plan::TensorId;
+pub use store::Manner;
 #[cfg(feature = "remote")]
-use crate::remote::RemoteShards;
+pub(crate) use store::Store;
+
+use crate::archive::{Archive, Tensor, TensorId, nearest};
+use crate::error::Error;
+use crate::options::CheckpointOptions;
 use crate::watch::{Unwatched, Watch};
-use beside::Beside;
-use locate::{Located, locate};
+use folder::Beside;
+use locate::{Located, OpenFile, locate};
+use shards::Difference;
+#[cfg(not(feature = "remote"))]
 use store::Store;
-
-/// How to open a checkpoint.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct CheckpointOptions {
-    /// How each of its files is opened.
-    pub open: OpenOptions,
-    /// Whether files may lie elsewhere.
-    pub reach: Reach,
-}
-
-/// Where the files of a checkpoint may lie.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Reach {
-    /// Symbolic links are followed, because the cache of the Hub is made of them.
-    #[default]
-    FollowLinks,
-    /// A symbolic link anywhere below the directory is refused, and so is a file that has another name somewhere.
-    Confined,
-}
 
 /// One file, or the shards of an index, as one. Any number of threads may use it at once.
 ///
 /// Each shard is opened when it is first needed, and then held against the index: it has to hold just the tensors that
 /// the index says. Whatever needs many shards opens them at once. [`Checkpoint::prepare`] does so in a way that can be
 /// watched.
+///
+/// Of more shards of a directory than a process should have descriptors for, those that were not read for the longest
+/// are closed, and opened again when they are read: [`Error::Changed`] when another file has the name by then, or it was
+/// written to. The only file of a checkpoint stays open.
 #[derive(Debug)]
 pub struct Checkpoint {
     files: Kind,
@@ -74,21 +55,10 @@ enum Kind {
 #[derive(Debug)]
 struct Opened {
     shards: Shards,
-    store: Store,
+    store: Box<dyn Store>,
     archives: Vec<OnceLock<Archive>>,
     /// What stands before the reason for how they are read.
     reason: Option<&'static str>,
-}
-
-/// What the files of a checkpoint are, and how they are read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Manner {
-    /// The format of the first.
-    pub format: Format,
-    /// As [`Archive::backend`] has it.
-    pub backend: &'static str,
-    /// Why so, as a sentence.
-    pub why: String,
 }
 
 impl From<Archive> for Checkpoint {
@@ -107,24 +77,25 @@ impl Checkpoint {
     /// What [`Archive::open`] says; [`Error::Index`] with the rule that the index breaks; [`Error::Checkpoint`] where
     /// index, shards and directory do not go together.
     pub fn open(path: &Path, options: &CheckpointOptions) -> Result<Checkpoint, Error> {
-        let open = |file, path| Archive::of_file(file, path, &options.open);
-        match locate(path, options.reach, open)? {
-            Located::File(archive) => Ok(archive.into()),
-            Located::Index { folder, name } => {
-                let (shards, beside) = Beside::index(folder, &name)?;
-                let store = Store::Directory {
-                    beside,
-                    options: options.open,
-                };
-                Ok(Checkpoint::of_shards(shards, store))
-            }
-        }
+        Checkpoint::located(path, options, Archive::open)
     }
 
-    /// The shards of an index behind a URL.
-    #[cfg(feature = "remote")]
-    pub(crate) fn remote(shards: Shards, store: RemoteShards) -> Checkpoint {
-        Checkpoint::of_shards(shards, Store::Url(Box::new(store)))
+    /// As [`Checkpoint::open`], for one of perhaps many: its only file does not stay open either.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`].
+    pub fn open_lent(path: &Path, options: &CheckpointOptions) -> Result<Checkpoint, Error> {
+        Checkpoint::located(path, options, Archive::open_lent)
+    }
+
+    fn located(path: &Path, options: &CheckpointOptions, open: OpenFile) -> Result<Checkpoint, Error> {
+        match locate(path, options, open)? {
+            Located::File(archive) => Ok(archive.into()),
+            Located::Index { folder, name } => {
+                let (shards, beside) = Beside::index(folder, &name, &options.open)?;
+                Ok(Checkpoint::of_shards(shards, Box::new(beside)))
+            }
+        }
     }
 
     /// The same, with a reason before that for how it is read.
@@ -141,7 +112,8 @@ impl Checkpoint {
         }
     }
 
-    fn of_shards(shards: Shards, store: Store) -> Checkpoint {
+    /// The shards of an index, wherever they are.
+    pub(crate) fn of_shards(shards: Shards, store: Box<dyn Store>) -> Checkpoint {
         let opened = Opened {
             archives: (0..shards.len()).map(|_| OnceLock::new()).collect(),
             shards,
@@ -273,7 +245,6 @@ impl Checkpoint {
     }
 
     /// All files, opened, and the index that names them.
-    #[cfg(feature = "remote")]
     pub(crate) fn into_files(self, watch: &dyn Watch) -> Result<(Vec<Archive>, Option<ShardIndex>), Error> {
         self.prepare_all(watch)?;
         match self.files {
@@ -450,21 +421,47 @@ impl Opened {
         if numbers.is_empty() {
             return Ok(());
         }
-        let open = |number| self.store.open(&self.shards, number);
-        let holds = |number: usize, tensor: &str| match self.archives[number].get() {
-            Some(archive) => archive.header().find(tensor).is_some(),
-            None => self.store.holds(&self.shards, number, tensor),
-        };
-        let reading = self.store.reading();
-        let archives = self
-            .shards
-            .open(&numbers, reading, open, Archive::header, holds, watch);
+        let outcome = self.open_all(&numbers, watch);
         self.store.rest();
-        for (number, archive) in numbers.into_iter().zip(archives?) {
-            // Another thread may have been quicker; its archive is as good.
-            let _ = self.archives[number].set(archive);
+        outcome
+    }
+
+    fn open_all(&self, numbers: &[usize], watch: &dyn Watch) -> Result<(), Error> {
+        let compared = |number: usize| {
+            let archive = self.store.open(&self.shards, number)?;
+            let difference = self.shards.differing(number, archive.header());
+            Ok(difference.map_or(Ok(archive), Err))
+        };
+        let opened = in_parallel(self.store.reading(), numbers, compared, watch)?;
+        for (&number, archive) in numbers.iter().zip(opened) {
+            match archive {
+                // Another thread may have been quicker; its archive is as good.
+                Ok(archive) => drop(self.archives[number].set(archive)),
+                Err(difference) => return Err(self.misplaced(number, difference, watch)?),
+            }
         }
         Ok(())
+    }
+
+    /// What the `difference` between the index and shard `number` is, as all others show.
+    fn misplaced(&self, number: usize, difference: Difference, watch: &dyn Watch) -> Result<Error, Error> {
+        let others: Vec<usize> = (0..self.shards.len()).filter(|&other| other != number).collect();
+        let asked = |other| Ok(self.holds(other, &difference.tensor));
+        let held = in_parallel(self.store.reading(), &others, asked, watch)?;
+        let other = held.iter().position(|&holds| holds).map(|rank| others[rank]);
+        Ok(Error::Checkpoint {
+            path: self.shards.path().to_owned(),
+            fault: self.shards.fault(number, difference, other),
+        })
+    }
+
+    /// Whether a shard, whatever else is wrong with it, holds `tensor`.
+    fn holds(&self, number: usize, tensor: &str) -> bool {
+        let holds = |archive: &Archive| archive.header().find(tensor).is_some();
+        match self.archives[number].get() {
+            Some(archive) => holds(archive),
+            None => self.store.open(&self.shards, number).as_ref().is_ok_and(holds),
+        }
     }
 }
 

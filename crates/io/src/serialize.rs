@@ -7,8 +7,9 @@ use std::path::Path;
 
 use ingot_format::{Contents, Format, FormatError, View};
 
+use crate::options::SaveOptions;
 use crate::payload::Payload;
-use crate::save::{SaveOptions, save};
+use crate::save::save;
 use crate::watch::Unwatched;
 
 /// What `serialize_to_file` of either format does: [`save`] with its defaults. All views are asked for their bytes

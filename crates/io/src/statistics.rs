@@ -11,13 +11,14 @@ use ingot_format::{Dtype, to_u64, to_usize};
 
 use crate::archive::{Archive, Tensor};
 use crate::convert::{convert, converts};
-use crate::error::Error;
-use crate::failure::Failure;
-use crate::read::execute::{ReadOptions, Reading, execute};
+use crate::error::{Error, Failure};
+use crate::options::ReadOptions;
+use crate::read::execute::execute;
 use crate::read::gather::{Destination, Reader};
 use crate::read::plan::{Piece, Plan};
 use crate::source::Source;
 use crate::watch::Watch;
+use crate::workers::Reading;
 
 /// Bytes that are folded at once: little enough to stay in a core's cache. A multiple of every element.
 const STEP_NBYTES: usize = 64 << 10;

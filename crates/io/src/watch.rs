@@ -1,6 +1,11 @@
 //! How a caller stops something that takes long, and learns how far it is.
 
+use std::time::Duration;
+
 use crate::error::Error;
+
+/// How long a thread waits before it asks the watch again. Half of the 100 ms that are promised.
+pub(crate) const POLL: Duration = Duration::from_millis(50);
 
 /// Asked and told now and then, on the thread that made the call.
 pub trait Watch: Sync {

@@ -1,66 +1,163 @@
 //! Work that threads share while their caller watches.
 
-use std::cell::RefCell;
+use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::panic::resume_unwind;
+#[cfg(feature = "remote")]
+use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, Thread};
-use std::time::Duration;
 
-use ingot_format::to_u64;
+use ingot_format::{to_u64, to_usize};
 
-use crate::failure::Failure;
-use crate::read::execute::Reading;
-use crate::watch::Watch;
+use crate::error::{Error, Failure};
+use crate::lock::locked;
+use crate::options::{ReadOptions, THREADS_VARIABLE};
+#[cfg(feature = "remote")]
+use crate::remote::heed;
+use crate::source::Source;
+use crate::watch::{POLL, Watch};
 
-/// How often the calling thread looks whether to stop.
-const WATCH_INTERVAL: Duration = Duration::from_millis(50);
-
-thread_local! {
-    /// Whether the call that this thread works for is to stop.
-    static STOP: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
+/// What [`THREADS_VARIABLE`] says.
+pub(crate) fn threads_of_environment() -> Result<Option<NonZeroUsize>, Error> {
+    match std::env::var(THREADS_VARIABLE) {
+        Ok(found) if !found.is_empty() => found
+            .parse()
+            .map(Some)
+            .map_err(|_| Error::InvalidThreads { found }),
+        _ => Ok(None),
+    }
 }
 
-/// Whether nobody wants what this thread does any more. Work that waits looks now and then, and gives up.
-#[cfg_attr(
-    not(feature = "remote"),
-    expect(dead_code, reason = "only remote sources wait")
-)]
-pub(crate) fn unwanted() -> bool {
-    STOP.with_borrow(|stop| stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed)))
+/// Bytes that one thread reads at once: large enough that the call does not matter, small enough that all
+/// threads finish together and an interruption is noticed soon. A whole number of huge pages.
+const CHUNK_NBYTES: usize = 8 << 20;
+
+/// Where reads wait, chunks may be as small as this, so that all threads have some: a read takes so long that it does
+/// not pay to make them smaller.
+const WAITING_CHUNK_NBYTES: usize = 1 << 20;
+
+/// Below this, starting a thread takes longer than reading.
+const ALONE_NBYTES: u64 = 4 << 20;
+
+/// More threads than this have not been seen to make copying from the page cache faster.
+const MAX_THREADS: usize = 16;
+
+/// Reads that are under way at once where each of them comes from a local disk: enough to keep it busy.
+const COLD_THREADS: usize = 8;
+
+/// How a number of bytes is read: on how many threads, and how much at once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reading {
+    pub(crate) threads: usize,
+    pub(crate) chunk_nbytes: usize,
+    /// Whether each read waits for something other than this machine.
+    pub(crate) waits: bool,
 }
 
-/// Has what this thread waits for end when `stop` says so.
-pub(crate) fn heed(stop: &Arc<AtomicBool>) {
-    STOP.set(Some(Arc::clone(stop)));
+impl Reading {
+    /// On so many threads, none of which waits.
+    pub(crate) fn on(threads: usize) -> Reading {
+        Reading {
+            threads,
+            chunk_nbytes: CHUNK_NBYTES,
+            waits: false,
+        }
+    }
+
+    /// So many at once, each of which waits for something other than this machine.
+    #[cfg(feature = "remote")]
+    pub(crate) fn waiting(threads: usize) -> Reading {
+        Reading {
+            waits: true,
+            ..Reading::on(threads)
+        }
+    }
+
+    /// What suits `nbytes` bytes of some sources, all of them in these spans. The slowest decides.
+    pub(crate) fn of(nbytes: u64, spans: &[(&dyn Source, Range<u64>)], options: &ReadOptions) -> Reading {
+        // Whether it is a number was asked when the file was opened.
+        let threads = options
+            .threads
+            .or_else(|| threads_of_environment().ok().flatten())
+            .map(NonZeroUsize::get);
+        let waiting = spans.iter().filter(|(source, _)| source.waits());
+        // Whoever waits needs no core.
+        let Some(at_once) = waiting.map(|(source, _)| source.reads_at_once()).min() else {
+            let cores = || {
+                thread::available_parallelism()
+                    .map_or(1, usize::from)
+                    .min(MAX_THREADS)
+            };
+            let suits = || match nbytes {
+                0..=ALONE_NBYTES => 1,
+                _ if spans.iter().any(|(source, span)| source.is_cold(span)) => COLD_THREADS,
+                _ => cores(),
+            };
+            return Reading::on(threads.unwrap_or_else(suits));
+        };
+        let threads = threads.unwrap_or(at_once);
+        Reading {
+            threads,
+            chunk_nbytes: each(nbytes, threads, WAITING_CHUNK_NBYTES),
+            waits: true,
+        }
+    }
 }
 
-/// Does `work` on every task, first to last, on as many threads as `reading` says at most. `work` says how many bytes it has done, of
-/// the `total` that `watch` is told.
+/// The bytes of a chunk, of which there are to be so many: a multiple of `least`.
+pub(crate) fn each(nbytes: u64, chunks: usize, least: usize) -> usize {
+    let each = to_usize(nbytes).unwrap_or(usize::MAX) / chunks;
+    each.clamp(least, CHUNK_NBYTES).next_multiple_of(least)
+}
+
+/// Has what this thread waits for end when `stop` says so. Nothing but a network is waited for so long.
+#[cfg(not(feature = "remote"))]
+fn heed(_: &Arc<AtomicBool>) {}
+
+/// Does `work` on every task, first to last, on as many threads as `reading` says at most. `work` says how many bytes it
+/// has done, of the `total` that `watch` is told.
 ///
 /// Where the system refuses threads there are fewer, and with none at all the caller does the work. It does so too where
-/// there is work for one thread only, unless that waits: then the caller has to watch. The threads end
-/// before this returns, so nothing of them outlives a call: a fork between two calls meets no threads and no locks.
+/// there is work for one thread only, unless that waits: then the caller has to watch.
 ///
 /// # Errors
 /// The first failure of `work`, or that `watch` wants no more. Tasks that were begun are finished, others dropped.
 pub(crate) fn share<T: Send, E: Send + From<Failure>>(
     reading: Reading,
-    tasks: Vec<T>,
+    mut tasks: Vec<T>,
     total: u64,
     work: impl Fn(T) -> Result<usize, E> + Sync,
     watch: &dyn Watch,
 ) -> Result<(), E> {
     let threads = reading.threads.min(tasks.len());
-    let shared = Shared::new(tasks, total, work);
+    tasks.reverse();
+    let tasks = Mutex::new(tasks);
+    let team = Team::new(total, watch, || Failure::Interrupted.into());
+    let step = || {
+        let task = match team.stopped() {
+            true => None,
+            false => locked(&tasks).pop(),
+        };
+        match task.map(&work) {
+            None => return false,
+            Some(Ok(nbytes)) => {
+                team.did(to_u64(nbytes));
+            }
+            Some(Err(failure)) => team.fail(failure),
+        }
+        true
+    };
     let least = if reading.waits { 1 } else { 2 };
-    if threads < least || !shared.spread(threads, watch) {
-        shared.alone(watch);
+    let work = || while step() {};
+    if threads < least || !team.spread("ingot-read", threads, work, || ()) {
+        while step() {
+            team.look();
+        }
     }
-    if !shared.stopped() {
-        shared.look(watch);
-    }
-    locked(&shared.failure).take().map_or(Ok(()), Err)
+    team.look();
+    team.outcome()
 }
 
 /// Does `work`, which waits, while the caller watches.
@@ -82,62 +179,73 @@ pub(crate) fn watched<R: Send>(work: impl FnOnce() -> R + Send, watch: &dyn Watc
         .ok_or(Failure::Interrupted)
 }
 
-/// What the threads of one call have in common.
-struct Shared<T, W, E> {
-    /// Those not begun, the first last.
-    tasks: Mutex<Vec<T>>,
-    work: W,
+/// What the threads of one call have in common, with the caller that watches.
+pub(crate) struct Team<'w, E> {
+    watch: &'w dyn Watch,
     total: u64,
     done: AtomicU64,
     stop: Arc<AtomicBool>,
     failure: Mutex<Option<E>>,
-    running: AtomicUsize,
+    interrupted: fn() -> E,
 }
 
-impl<T: Send, W: Fn(T) -> Result<usize, E> + Sync, E: Send + From<Failure>> Shared<T, W, E> {
-    fn new(mut tasks: Vec<T>, total: u64, work: W) -> Shared<T, W, E> {
-        tasks.reverse();
-        Shared {
-            tasks: Mutex::new(tasks),
-            work,
+impl<'w, E: Send> Team<'w, E> {
+    /// Before any work of `total` bytes. `interrupted` is what the outcome is when `watch` wants no more.
+    pub(crate) fn new(total: u64, watch: &'w dyn Watch, interrupted: fn() -> E) -> Team<'w, E> {
+        Team {
+            watch,
             total,
             done: AtomicU64::new(0),
             stop: Arc::default(),
             failure: Mutex::new(None),
-            running: AtomicUsize::new(0),
+            interrupted,
         }
     }
 
-    /// Lets threads do everything; `false` where the system gives none.
-    fn spread(&self, threads: usize, watch: &dyn Watch) -> bool {
-        let caller = thread::current();
+    /// Has threads of this `name` do `work`, each all of it that it can get, and then the caller watch. Meanwhile the
+    /// caller does what only it can do. `false`, and nothing done, where the system gives no thread.
+    ///
+    /// The threads have ended when this returns, so nothing of them outlives a call: a fork between two calls meets no
+    /// threads and no locks.
+    pub(crate) fn spread(
+        &self,
+        name: &str,
+        threads: usize,
+        work: impl Fn() + Sync,
+        meanwhile: impl FnOnce(),
+    ) -> bool {
+        let (caller, running) = (thread::current(), AtomicUsize::new(0));
+        let work = &work;
         thread::scope(|scope| {
             let mut started = Vec::new();
             for _ in 0..threads {
-                self.running.fetch_add(1, Ordering::Relaxed);
+                running.fetch_add(1, Ordering::Relaxed);
                 // Dropped, and the caller woken, even if `work` panics or the thread never runs.
                 let leave = Leave {
-                    running: &self.running,
+                    running: &running,
                     caller: &caller,
                 };
-                let spawned =
-                    thread::Builder::new()
-                        .name("ingot-read".to_owned())
-                        .spawn_scoped(scope, move || {
-                            let _leave = leave;
-                            heed(&self.stop);
-                            while self.step() {}
-                        });
-                match spawned {
+                let run = move || {
+                    let _leave = leave;
+                    heed(&self.stop);
+                    work();
+                };
+                match thread::Builder::new()
+                    .name(name.to_owned())
+                    .spawn_scoped(scope, run)
+                {
                     Ok(thread) => started.push(thread),
                     Err(_) => break,
                 }
             }
-            while self.running.load(Ordering::Acquire) > 0 {
-                self.look(watch);
-                thread::park_timeout(WATCH_INTERVAL);
-            }
             let has_started = !started.is_empty();
+            if has_started {
+                meanwhile();
+            }
+            while running.load(Ordering::Acquire) > 0 {
+                self.look();
+                thread::park_timeout(POLL);
+            }
             for thread in started {
                 // The scope alone would wait for the work, and not for the threads.
                 if let Err(panic) = thread.join() {
@@ -148,44 +256,49 @@ impl<T: Send, W: Fn(T) -> Result<usize, E> + Sync, E: Send + From<Failure>> Shar
         })
     }
 
-    fn alone(&self, watch: &dyn Watch) {
-        while !self.stopped() && self.step() {
-            self.look(watch);
-        }
-    }
-
-    /// Does one task; `false` when there is none left to do.
-    fn step(&self) -> bool {
-        if self.stopped() {
-            return false;
-        }
-        let Some(task) = locked(&self.tasks).pop() else {
-            return false;
-        };
-        match (self.work)(task) {
-            Ok(nbytes) => {
-                self.done.fetch_add(to_u64(nbytes), Ordering::Relaxed);
+    /// Tells the watch how far it is, and asks it whether to go on; says whether to. For the calling thread only.
+    pub(crate) fn look(&self) -> bool {
+        if !self.stopped() {
+            self.tell();
+            if self.watch.interrupted() {
+                self.fail((self.interrupted)());
             }
-            Err(failure) => self.fail(failure),
         }
-        true
+        !self.stopped()
     }
 
-    /// Tells `watch` how far it is, and asks it whether to go on.
-    fn look(&self, watch: &dyn Watch) {
-        watch.progressed(self.done.load(Ordering::Relaxed), self.total);
-        if watch.interrupted() {
-            self.fail(Failure::Interrupted.into());
-        }
+    /// Tells the watch how far it is.
+    pub(crate) fn tell(&self) {
+        self.watch.progressed(self.done(), self.total);
     }
 
-    fn fail(&self, failure: E) {
+    /// Notes that `nbytes` more are done; says how many are in all.
+    pub(crate) fn did(&self, nbytes: u64) -> u64 {
+        self.done.fetch_add(nbytes, Ordering::Relaxed) + nbytes
+    }
+
+    /// Bytes that are done.
+    pub(crate) fn done(&self) -> u64 {
+        self.done.load(Ordering::Relaxed)
+    }
+
+    /// Ends the work: whoever is at it finishes what was begun. The first failure is the outcome.
+    pub(crate) fn fail(&self, failure: E) {
         locked(&self.failure).get_or_insert(failure);
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    fn stopped(&self) -> bool {
+    /// Whether to leave off.
+    pub(crate) fn stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
+    }
+
+    /// What came of it.
+    ///
+    /// # Errors
+    /// The first failure, or that the watch wants no more.
+    pub(crate) fn outcome(&self) -> Result<(), E> {
+        locked(&self.failure).take().map_or(Ok(()), Err)
     }
 }
 
@@ -200,9 +313,4 @@ impl Drop for Leave<'_> {
         self.running.fetch_sub(1, Ordering::Release);
         self.caller.unpark();
     }
-}
-
-/// The contents of a lock. A thread that panicked while holding it is reported by the scope, not here.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -205,3 +205,56 @@ fn files_that_are_rearranged_are_held_against_the_index_too() {
     let fault = Origins::open(&path).unwrap_err();
     assert_eq!(fault.code(), "tensor-in-two-shards", "{fault}");
 }
+
+/// More shards than are held open at once, of one tensor each.
+fn many(directory: &Path) -> (PathBuf, Vec<String>) {
+    let names: Vec<String> = (0..60).map(|number| format!("t{number:02}")).collect();
+    let mut entries = Vec::new();
+    for (number, name) in (0..60_u8).zip(&names) {
+        let spec = Spec {
+            name,
+            dtype: Dtype::U8,
+            shape: &[9],
+        };
+        let head = layout(&[spec], None, Format::Safetensors).unwrap().head;
+        let bytes = [&*head, &[number; 9]].concat();
+        fs::write(directory.join(format!("{name}.safetensors")), bytes).unwrap();
+        entries.push(format!("\"{name}\":\"{name}.safetensors\""));
+    }
+    let path = directory.join("model.safetensors.index.json");
+    fs::write(&path, format!("{{\"weight_map\":{{{}}}}}", entries.join(","))).unwrap();
+    (path, names)
+}
+
+#[cfg(unix)]
+#[test]
+fn a_shard_that_was_closed_is_refused_when_another_file_has_its_name() {
+    for backend in [Backend::Mmap, Backend::Pread] {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, names) = many(directory.path());
+        let checkpoint = open(&path, backend);
+        let bytes = |number: usize| {
+            let tensor = checkpoint.find(&names[number])?;
+            Ok::<_, Error>(tensor.archive().read(&names[number])?.to_vec())
+        };
+        for _ in 0..2 {
+            for number in 0..names.len() {
+                let expected = u8::try_from(number).unwrap();
+                assert_eq!(bytes(number).unwrap(), [expected; 9]);
+            }
+        }
+        let first = directory.path().join("t00.safetensors");
+        let modified = fs::metadata(&first).unwrap().modified().unwrap();
+        let other = directory.path().join("other");
+        fs::write(&other, fs::read(&first).unwrap()).unwrap();
+        let file = fs::File::options().write(true).open(&other).unwrap();
+        file.set_modified(modified).unwrap();
+        fs::rename(other, first).unwrap();
+        let fault = bytes(0).unwrap_err();
+        assert!(
+            matches!(fault, Error::Changed { nbytes_now: None, .. }),
+            "{fault}"
+        );
+        assert_eq!(bytes(1).unwrap(), [1; 9]);
+    }
+}

@@ -83,7 +83,7 @@ impl TensorInfo {
 #[pymethods]
 impl Archive {
     #[staticmethod]
-    #[pyo3(signature = (path, backend = "auto", strict = false, max_header_size = None, confine = false))]
+    #[pyo3(signature = (path, backend = "auto", strict = false, max_header_size = None, confine = false, lent = false))]
     fn open(
         py: Python<'_>,
         path: &Bound<'_, PyAny>,
@@ -91,6 +91,7 @@ impl Archive {
         strict: bool,
         max_header_size: Option<u64>,
         confine: bool,
+        lent: bool,
     ) -> PyResult<Archive> {
         let path = file_path(path)?;
         let backend = Backend::from_name(backend).ok_or_else(|| {
@@ -109,7 +110,8 @@ impl Archive {
                 Reach::FollowLinks
             },
         };
-        let archive = py.detach(|| Archive::of(Checkpoint::open(&path, &options)?));
+        let open = if lent { Checkpoint::open_lent } else { Checkpoint::open };
+        let archive = py.detach(|| Archive::of(open(&path, &options)?));
         archive.map_err(|error| raise(py, &error))
     }
 

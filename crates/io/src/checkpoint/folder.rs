@@ -1,21 +1,31 @@
-//! The directory that a checkpoint's files lie in.
+//! The directory that a checkpoint's files lie in, and the index that names them.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, Metadata};
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::sync::Arc;
 
-use crate::archive::open_file;
-use crate::checkpoint::{CheckpointFault, Reach};
-use crate::error::Error;
+use ingot_format::{IndexReader, ShardIndex, to_u64};
+
+use super::parallel::of_directory;
+use super::shards::Shards;
+use super::store::{Manner, Store};
+use crate::archive::{Archive, open_file};
+use crate::error::{CheckpointFault, Error};
+use crate::options::{OpenOptions, Reach};
+use crate::source::{FileSource, Reopen, Stamp, with_room};
+use crate::workers::Reading;
 
 const LINK: &str = "it is a symbolic link, or lies behind one";
 
 /// A directory, and how far its files may lie from it.
 #[derive(Debug)]
 pub(super) struct Folder {
+    /// As the caller spells it.
     path: PathBuf,
+    /// Where that is, wherever the process goes: files are opened long after the directory was named.
+    at: PathBuf,
     /// Only where files are confined to it.
     confined: Option<Beneath>,
 }
@@ -23,23 +33,22 @@ pub(super) struct Folder {
 impl Folder {
     /// The directory at `path`. A link to it is followed: it is the caller's.
     pub(super) fn new(path: &Path, reach: Reach) -> Result<Folder, Error> {
+        // The parent of a bare file name.
+        let directory = if path.as_os_str().is_empty() {
+            Path::new(".")
+        } else {
+            path
+        };
         let confined = match reach {
             Reach::FollowLinks => None,
-            Reach::Confined => {
-                // The parent of a bare file name.
-                let directory = if path.as_os_str().is_empty() {
-                    Path::new(".")
-                } else {
-                    path
-                };
-                Some(Beneath::of(directory).map_err(|source| Error::Open {
-                    path: directory.to_owned(),
-                    source,
-                })?)
-            }
+            Reach::Confined => Some(Beneath::of(directory).map_err(|source| Error::Open {
+                path: directory.to_owned(),
+                source,
+            })?),
         };
         Ok(Folder {
             path: path.to_owned(),
+            at: std::path::absolute(directory).unwrap_or_else(|_| path.to_owned()),
             confined,
         })
     }
@@ -48,16 +57,17 @@ impl Folder {
         self.path.join(name)
     }
 
-    /// Says what a file in it is, without opening it where it need not be confined.
-    pub(super) fn look(&self, name: impl AsRef<OsStr>) -> Result<Stamp, Error> {
-        let path = self.path(name.as_ref());
+    /// What the system says of a file in it, which is not opened for that where it need not be confined.
+    fn metadata(&self, name: impl AsRef<OsStr>) -> Result<Metadata, Error> {
+        let name = name.as_ref();
         let metadata = match &self.confined {
-            None => fs::metadata(&path),
+            None => fs::metadata(self.at.join(name)),
             Some(_) => self.open(name)?.metadata(),
         };
-        metadata
-            .map(|metadata| Stamp::of(&metadata))
-            .map_err(|source| Error::Open { path, source })
+        metadata.map_err(|source| Error::Open {
+            path: self.path(name),
+            source,
+        })
     }
 
     /// Opens a file in it, by a name that rule I6 allows.
@@ -66,7 +76,7 @@ impl Folder {
         let path = || self.path(name);
         let open_fault = |source| Error::Open { path: path(), source };
         let Some(beneath) = &self.confined else {
-            return open_file(&path()).map_err(open_fault);
+            return with_room(|| open_file(&self.at.join(name))).map_err(open_fault);
         };
         let refused = |reason| Error::Checkpoint {
             path: self.path.clone(),
@@ -84,39 +94,196 @@ impl Folder {
         }
         Ok(file)
     }
+
+    /// The same, to be read by position.
+    pub(super) fn source(&self, name: impl AsRef<OsStr>) -> Result<FileSource, Error> {
+        let name = name.as_ref();
+        FileSource::new(self.open(name)?).map_err(|source| Error::Open {
+            path: self.path(name),
+            source,
+        })
+    }
 }
 
-/// What a file was when it was first looked at.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Stamp {
-    nbytes: u64,
-    modified: Option<SystemTime>,
+/// Fails when a file, of which it was looked `then` what it is, was written to by `now`, or is another one.
+fn check_unwritten(then: &Stamp, now: &Stamp, path: &Path) -> Result<(), Error> {
+    if then.is_unwritten(now) {
+        return Ok(());
+    }
+    let is_told_by_size = now.nbytes() != then.nbytes();
+    Err(Error::Changed {
+        path: Some(path.to_owned()),
+        nbytes_at_open: then.nbytes(),
+        nbytes_now: is_told_by_size.then_some(now.nbytes()),
+    })
 }
 
-impl Stamp {
-    fn of(metadata: &Metadata) -> Stamp {
-        Stamp {
-            nbytes: metadata.len(),
-            modified: metadata.modified().ok(),
-        }
+/// A file that is opened again by its name in a directory.
+#[derive(Debug)]
+struct ByName {
+    folder: Arc<Folder>,
+    name: OsString,
+}
+
+impl Reopen for ByName {
+    fn reopen(&self) -> io::Result<File> {
+        self.folder.open(&self.name).map_err(as_of_the_system)
     }
 
-    /// Fails when `file`, opened by the same path, is another one, or was written to.
-    pub(super) fn check(&self, file: &File, path: &Path) -> Result<(), Error> {
-        let metadata = file.metadata().map_err(|source| Error::Open {
+    fn look(&self) -> io::Result<Metadata> {
+        self.folder.metadata(&self.name).map_err(as_of_the_system)
+    }
+}
+
+fn as_of_the_system(error: Error) -> io::Error {
+    match error {
+        Error::Open { source, .. } => source,
+        other => io::Error::other(other),
+    }
+}
+
+/// The directory of an index, and what the shards in it were when that was read.
+#[derive(Debug)]
+pub(super) struct Beside {
+    folder: Arc<Folder>,
+    stamps: Vec<Stamp>,
+    options: OpenOptions,
+}
+
+impl Beside {
+    /// Reads the index `name`, and looks whether all its shards are there.
+    pub(super) fn index(
+        folder: Folder,
+        name: &OsStr,
+        options: &OpenOptions,
+    ) -> Result<(Shards, Beside), Error> {
+        let shards = Shards::new(folder.path(name), index_in(&folder, name)?);
+        let names = shards.index().shards();
+        let looked: Vec<_> = names.iter().map(|shard| folder.metadata(shard)).collect();
+        refuse_missing(&shards, &looked)?;
+        let stamps = looked.into_iter().map(|looked| Ok(Stamp::of(&looked?)));
+        let beside = Beside {
+            stamps: stamps.collect::<Result<_, Error>>()?,
+            folder: Arc::new(folder),
+            options: *options,
+        };
+        Ok((shards, beside))
+    }
+}
+
+impl Store for Beside {
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path(name)
+    }
+
+    fn open(&self, shards: &Shards, number: usize) -> Result<Archive, Error> {
+        let name = shards.name(number);
+        let path = self.folder.path(name);
+        let file = self.folder.source(name)?;
+        check_unwritten(&self.stamps[number], file.stamp(), &path)?;
+        let again = ByName {
+            folder: Arc::clone(&self.folder),
+            name: name.into(),
+        };
+        Archive::of_file(file, path, Some(Box::new(again)), &self.options)
+    }
+
+    fn reading(&self) -> Reading {
+        of_directory()
+    }
+
+    fn manner(&self, shards: &Shards) -> Option<Manner> {
+        let is_empty = shards.len() == 0;
+        is_empty.then(|| Manner {
+            format: shards.format(),
+            backend: "pread",
+            why: "no file to read".to_owned(),
+        })
+    }
+}
+
+/// Fails when shards are not there, with all their names.
+fn refuse_missing(shards: &Shards, looked: &[Result<Metadata, Error>]) -> Result<(), Error> {
+    let is_missing = |shard: &Result<Metadata, Error>| matches!(shard, Err(Error::Open { source, .. }) if source.kind() == io::ErrorKind::NotFound);
+    let missing: Vec<String> = looked
+        .iter()
+        .zip(shards.index().shards())
+        .filter(|pair| is_missing(pair.0))
+        .map(|pair| pair.1.clone())
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Checkpoint {
+        path: shards.path().to_owned(),
+        fault: CheckpointFault::MissingShards {
+            shards: missing,
+            of: looked.len(),
+        },
+    })
+}
+
+/// Reads an index, and none of its shards.
+///
+/// # Errors
+/// [`Error::Open`], and [`Error::Index`] with the rule that it breaks.
+pub fn read_index(path: &Path) -> Result<ShardIndex, Error> {
+    let folder = Folder::new(path.parent().unwrap_or(Path::new("")), Reach::FollowLinks)?;
+    index_in(&folder, path.file_name().unwrap_or_default())
+}
+
+/// The index `name` of a directory.
+pub(super) fn index_in(folder: &Folder, name: &OsStr) -> Result<ShardIndex, Error> {
+    let path = folder.path(name);
+    let file = folder.open(name)?;
+    let open_fault = |source| Error::Open {
+        path: path.clone(),
+        source,
+    };
+    let metadata = file.metadata().map_err(open_fault)?;
+    if !metadata.is_file() {
+        return Err(open_fault(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "not a regular file",
+        )));
+    }
+    index_of(file, metadata.len(), &path)
+}
+
+/// Reads an index of `nbytes` through a window, so that 60 MB of it cost no more memory than the names in it. `path`
+/// is for the errors.
+pub(crate) fn index_of(mut bytes: impl Read, nbytes: u64, path: &Path) -> Result<ShardIndex, Error> {
+    const WINDOW_NBYTES: usize = 128 << 10;
+    let index_fault = |fault| Error::Index {
+        path: path.to_owned(),
+        fault,
+    };
+    let mut reader = IndexReader::new(nbytes).map_err(index_fault)?;
+    let mut window = vec![0; WINDOW_NBYTES];
+    let (mut position, mut filled) = (0, 0);
+    while position < nbytes {
+        let found = bytes.read(&mut window[filled..]).map_err(|source| Error::Open {
             path: path.to_owned(),
             source,
         })?;
-        let now = Stamp::of(&metadata);
-        if now.nbytes == self.nbytes && now.modified == self.modified {
-            return Ok(());
+        if found == 0 {
+            return Err(Error::Changed {
+                path: Some(path.to_owned()),
+                nbytes_at_open: nbytes,
+                nbytes_now: Some(position),
+            });
         }
-        Err(Error::Changed {
-            path: Some(path.to_owned()),
-            nbytes_at_open: self.nbytes,
-            nbytes_now: (now.nbytes != self.nbytes).then_some(now.nbytes),
-        })
+        position += to_u64(found);
+        filled += found;
+        let taken = reader.feed(&window[..filled]).map_err(index_fault)?;
+        window.copy_within(taken..filled, 0);
+        filled -= taken;
+        if filled == window.len() {
+            // One item is longer than the window. Rule I3 and the size of the whole bound what this may come to.
+            window.resize(2 * filled, 0);
+        }
     }
+    reader.finish().map_err(index_fault)
 }
 
 /// Why a file beneath a directory was not opened.

@@ -1,26 +1,30 @@
 //! Which file, or which index, is meant by a path.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File};
+use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use ingot_format::{Foreign, FormatError};
 
-use crate::archive::open_file;
-use crate::checkpoint::folder::Folder;
-use crate::checkpoint::{CheckpointFault, Reach};
-use crate::error::Error;
+use super::folder::Folder;
+use crate::archive::Archive;
+use crate::error::{CheckpointFault, Error};
+use crate::options::{CheckpointOptions, OpenOptions, Reach};
 
 /// What a path leads to.
-pub(super) enum Located<T> {
-    /// What was made of the only file.
-    File(T),
+pub(super) enum Located {
+    /// The only file.
+    File(Archive),
     Index {
         folder: Folder,
         name: OsString,
     },
 }
+
+/// How a file is opened that is the only one: as [`Archive::open`] does it, or as one of perhaps many
+/// ([`Archive::open_lent`]).
+pub(super) type OpenFile = fn(&Path, &OpenOptions) -> Result<Archive, Error>;
 
 /// The index, and the file, that everybody looks for first.
 const USUAL_INDEX: &str = "model.safetensors.index.json";
@@ -29,18 +33,14 @@ const USUAL_FILE: &str = "model.safetensors";
 /// What files of tensors are called, and what stands between that and `json` in the name of an index.
 const EXTENSIONS: [&str; 2] = [".safetensors", ".bt"];
 
-/// Finds the index or the file. `open` makes of a file what is wanted of it, and fails with what is wrong with it.
-pub(super) fn locate<T>(
-    path: &Path,
-    reach: Reach,
-    open: impl Fn(File, PathBuf) -> Result<T, Error>,
-) -> Result<Located<T>, Error> {
+/// Finds the index, or the file and opens it.
+pub(super) fn locate(path: &Path, options: &CheckpointOptions, open: OpenFile) -> Result<Located, Error> {
     if path.extension().is_some_and(|extension| extension == "json") && !path.is_dir() {
-        return index_at(path, reach);
+        return index_at(path, options.reach);
     }
-    match open_one(path, reach, &open) {
+    match open_one(path, options, open) {
         Err(Error::Open { source, .. }) if source.kind() == io::ErrorKind::IsADirectory => {
-            in_directory(path, reach, &open)
+            in_directory(path, options, open)
         }
         Err(Error::Header {
             fault:
@@ -49,22 +49,14 @@ pub(super) fn locate<T>(
                     ..
                 },
             ..
-        }) => index_at(path, reach),
+        }) => index_at(path, options.reach),
         other => other.map(Located::File),
     }
 }
 
-fn open_one<T>(
-    path: &Path,
-    reach: Reach,
-    open: impl Fn(File, PathBuf) -> Result<T, Error>,
-) -> Result<T, Error> {
-    if reach == Reach::FollowLinks {
-        let file = open_file(path).map_err(|source| Error::Open {
-            path: path.to_owned(),
-            source,
-        })?;
-        return open(file, path.to_owned());
+fn open_one(path: &Path, options: &CheckpointOptions, open: OpenFile) -> Result<Archive, Error> {
+    if options.reach == Reach::FollowLinks {
+        return open(path, &options.open);
     }
     if path.is_dir() {
         return Err(Error::Open {
@@ -72,11 +64,15 @@ fn open_one<T>(
             source: io::ErrorKind::IsADirectory.into(),
         });
     }
-    let (folder, name) = parted(path, reach)?;
-    open(folder.open(&name)?, path.to_owned())
+    let (folder, name) = parted(path, options.reach)?;
+    confined(&folder, &name, path, &options.open)
 }
 
-fn index_at<T>(path: &Path, reach: Reach) -> Result<Located<T>, Error> {
+fn confined(folder: &Folder, name: &OsStr, path: &Path, options: &OpenOptions) -> Result<Archive, Error> {
+    Archive::of_file(folder.source(name)?, path.to_owned(), None, options)
+}
+
+fn index_at(path: &Path, reach: Reach) -> Result<Located, Error> {
     let (folder, name) = parted(path, reach)?;
     Ok(Located::Index { folder, name })
 }
@@ -88,11 +84,7 @@ fn parted(path: &Path, reach: Reach) -> Result<(Folder, OsString), Error> {
 
 /// An index before files, because files beside an index are its shards: first the usual one, then the only one. Then
 /// files, likewise.
-fn in_directory<T>(
-    path: &Path,
-    reach: Reach,
-    open: impl Fn(File, PathBuf) -> Result<T, Error>,
-) -> Result<Located<T>, Error> {
+fn in_directory(path: &Path, options: &CheckpointOptions, open: OpenFile) -> Result<Located, Error> {
     let open_fault = |source| Error::Open {
         path: path.to_owned(),
         source,
@@ -106,13 +98,17 @@ fn in_directory<T>(
     let indexes: Vec<&OsString> = names.iter().filter(|name| is_index(name)).collect();
     let files: Vec<&OsString> = names.iter().filter(|name| is_file_of_tensors(name)).collect();
     let fault = if let Some(name) = the_one(&indexes, USUAL_INDEX) {
-        let folder = Folder::new(path, reach)?;
+        let folder = Folder::new(path, options.reach)?;
         return Ok(Located::Index { folder, name });
     } else if !indexes.is_empty() {
         ambiguous(&indexes)
     } else if let Some(name) = the_one(&files, USUAL_FILE) {
-        let file = Folder::new(path, reach)?.open(&name)?;
-        return open(file, path.join(name)).map(Located::File);
+        let file = path.join(&name);
+        let archive = match options.reach {
+            Reach::FollowLinks => open(&file, &options.open),
+            Reach::Confined => confined(&Folder::new(path, options.reach)?, &name, &file, &options.open),
+        };
+        return archive.map(Located::File);
     } else if !files.is_empty() {
         ambiguous(&files)
     } else {

@@ -4,11 +4,9 @@ use std::num::NonZero;
 use std::sync::OnceLock;
 use std::thread;
 
-use crate::error::Error;
-use crate::failure::Failure;
-use crate::read::execute::Reading;
+use crate::error::{Error, Failure};
 use crate::watch::Watch;
-use crate::workers::share;
+use crate::workers::{Reading, share};
 
 /// Threads that open files of a directory. More than there are cores, because they mostly wait where the disk is far.
 const MAX_OPENERS: usize = 16;

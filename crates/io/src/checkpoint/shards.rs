@@ -5,13 +5,9 @@ use std::sync::OnceLock;
 
 use ingot_format::{Format, Header, ShardIndex};
 
-use super::CheckpointFault;
-use super::parallel::in_parallel;
-use crate::error::Error;
-use crate::read::execute::Reading;
-use crate::watch::Watch;
+use crate::error::CheckpointFault;
 
-/// An index, and what it says of each shard. Opening them is the business of whoever knows where they are.
+/// An index, and what it says of each shard. Where they are is for a [`Store`](super::Store) to know.
 #[derive(Debug)]
 pub(crate) struct Shards {
     path: PathBuf,
@@ -67,40 +63,8 @@ impl Shards {
         members.map(|&member| self.index.entry(position(member)).0)
     }
 
-    /// What `open` makes of these shards, as many at once as `reading` says. The `header` of each has to say what the
-    /// index says. `holds` says of a shard, whatever else is wrong with it, whether it holds a tensor.
-    pub(super) fn open<T: Send + Sync>(
-        &self,
-        numbers: &[usize],
-        reading: Reading,
-        open: impl Fn(usize) -> Result<T, Error> + Sync,
-        header: impl Fn(&T) -> &Header + Sync,
-        holds: impl Fn(usize, &str) -> bool + Sync,
-        watch: &dyn Watch,
-    ) -> Result<Vec<T>, Error> {
-        let compared = |number: usize| {
-            let opened = open(number)?;
-            Ok(match self.differing(number, header(&opened)) {
-                None => Ok(opened),
-                Some(difference) => Err((number, difference)),
-            })
-        };
-        let opened = in_parallel(reading, numbers, compared, watch)?;
-        let opened: Result<Vec<T>, _> = opened.into_iter().collect();
-        opened.or_else(|(number, difference)| {
-            let others: Vec<usize> = (0..self.len()).filter(|&other| other != number).collect();
-            let asked = |other| Ok(holds(other, &difference.tensor));
-            let held = in_parallel(reading, &others, asked, watch)?;
-            let other = held.iter().position(|&holds| holds).map(|rank| others[rank]);
-            Err(Error::Checkpoint {
-                path: self.path.clone(),
-                fault: self.fault(number, difference, other),
-            })
-        })
-    }
-
     /// What the difference between the index and shard `number` is, where shard `other` holds the tensor too.
-    fn fault(&self, number: usize, found: Difference, other: Option<usize>) -> CheckpointFault {
+    pub(super) fn fault(&self, number: usize, found: Difference, other: Option<usize>) -> CheckpointFault {
         let Difference { tensor, is_extra } = found;
         let shard = self.name(number).to_owned();
         let other = other.map(|other| self.name(other).to_owned());
@@ -122,7 +86,7 @@ impl Shards {
     }
 
     /// A tensor that only one has of `header` and of what the index says of shard `number`.
-    fn differing(&self, number: usize, header: &Header) -> Option<Difference> {
+    pub(super) fn differing(&self, number: usize, header: &Header) -> Option<Difference> {
         let mut said = self.tensors(number);
         let mut has = header.names_by_name();
         loop {
@@ -177,8 +141,8 @@ impl Members {
 
 /// A tensor that only one of index and shard has.
 #[derive(Debug)]
-struct Difference {
-    tensor: String,
+pub(super) struct Difference {
+    pub(super) tensor: String,
     is_extra: bool,
 }
 

@@ -1,48 +1,21 @@
-//! A file that is being edited.
+//! A file that is being edited, and a save that is called off when it is overtaken.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::path::Path;
-use std::time::SystemTime;
+use std::sync::{Mutex, PoisonError};
 
 use ingot_format::{Header, Limits, to_usize};
 
-use super::EditError;
-use crate::error::Error;
-use crate::source::FileSource;
+use crate::error::{EditError, Error};
+use crate::source::{FileSource, Stamp};
 use crate::watch::Watch;
 
 /// A file that is open, locked against other edits, and what its path leads to.
 pub(super) struct Held<'p> {
     path: &'p Path,
     source: FileSource,
-    state: State,
-}
-
-/// What tells whether a file is the one that was opened, and as it was.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct State {
-    identity: (u64, u64),
-    nbytes: u64,
-    modified: Option<SystemTime>,
-}
-
-impl State {
-    fn of(metadata: &Metadata) -> State {
-        #[cfg(unix)]
-        let identity = {
-            use std::os::unix::fs::MetadataExt;
-            (metadata.dev(), metadata.ino())
-        };
-        // Nothing that stable Rust tells.
-        #[cfg(not(unix))]
-        let identity = (0, 0);
-        State {
-            identity,
-            nbytes: metadata.len(),
-            modified: metadata.modified().ok(),
-        }
-    }
+    stamp: Stamp,
 }
 
 impl<'p> Held<'p> {
@@ -55,10 +28,10 @@ impl<'p> Held<'p> {
         loop {
             let source = FileSource::new(open_both_ways(path).map_err(open_fault)?).map_err(open_fault)?;
             lock::wait(source.file(), watch).map_err(|fault| fault.map_or(Error::Interrupted, open_fault))?;
-            let state = State::of(&source.file().metadata().map_err(open_fault)?);
+            let stamp = Stamp::of(&source.file().metadata().map_err(open_fault)?);
             // The edit that held the lock may have put another file in the place of this one.
-            if State::of(&std::fs::metadata(path).map_err(open_fault)?).identity == state.identity {
-                return Ok(Held { path, source, state });
+            if stamp.is_same_file(&Stamp::of(&std::fs::metadata(path).map_err(open_fault)?)) {
+                return Ok(Held { path, source, stamp });
             }
         }
     }
@@ -76,7 +49,7 @@ impl<'p> Held<'p> {
     /// All bytes before the data, and what they say.
     pub(super) fn head(&self) -> Result<(Vec<u8>, Header), Error> {
         let limits = Limits::default();
-        let header = crate::head::read_header(&self.source, Some(self.path), &limits)?;
+        let header = crate::archive::read_header(&self.source, Some(self.path), &limits)?;
         let mut head = vec![0; to_usize(header.data_start()).unwrap_or(usize::MAX)];
         crate::payload::FileRange::new(self.file(), 0, header.data_start())
             .read(0, &mut head)
@@ -93,10 +66,11 @@ impl<'p> Held<'p> {
 
     /// Fails when the path leads to another file by now, or somebody wrote to this one.
     pub(super) fn check(&self) -> Result<(), Error> {
-        let now = std::fs::metadata(self.path)
-            .ok()
-            .map(|metadata| State::of(&metadata));
-        if now == Some(self.state) {
+        let is_this = |metadata: Metadata| {
+            let now = Stamp::of(&metadata);
+            self.stamp.is_same_file(&now) && self.stamp.is_unwritten(&now)
+        };
+        if std::fs::metadata(self.path).is_ok_and(is_this) {
             return Ok(());
         }
         Err(Error::Edit {
@@ -108,7 +82,7 @@ impl<'p> Held<'p> {
     /// Writes `bytes`, which lie in one page, at `position`.
     pub(super) fn overwrite(&self, position: u64, bytes: &[u8], durable: bool) -> Result<(), Error> {
         let write = || -> io::Result<()> {
-            crate::save::write_all_at(self.file(), bytes, position)?;
+            crate::disk::write_all_at(self.file(), bytes, position)?;
             if durable {
                 self.file().sync_data()?;
             }
@@ -117,9 +91,57 @@ impl<'p> Held<'p> {
         write().map_err(|source| Error::Write {
             path: self.path.to_owned(),
             step: "change its header in place",
-            nbytes: self.state.nbytes,
+            nbytes: self.stamp.nbytes(),
             source,
         })
+    }
+}
+
+/// Calls a save off when what it goes by is no longer true: asks `check` whenever it asks whether to stop, the last time right before the new file gets its name.
+pub(crate) struct Guard<'a> {
+    watch: &'a dyn Watch,
+    check: &'a (dyn Fn() -> Result<(), Error> + Sync),
+    fault: Mutex<Option<Error>>,
+}
+
+impl<'a> Guard<'a> {
+    pub(crate) fn new(watch: &'a dyn Watch, check: &'a (dyn Fn() -> Result<(), Error> + Sync)) -> Guard<'a> {
+        Guard {
+            watch,
+            check,
+            fault: Mutex::new(None),
+        }
+    }
+
+    /// What came of the save: the fault that `check` found, where that is why it stopped.
+    pub(crate) fn outcome<T>(self, saved: Result<T, Error>) -> Result<T, Error> {
+        match (
+            saved,
+            self.fault.into_inner().unwrap_or_else(PoisonError::into_inner),
+        ) {
+            (Err(Error::Interrupted), Some(fault)) => Err(fault),
+            (saved, _) => saved,
+        }
+    }
+}
+
+impl Watch for Guard<'_> {
+    fn interrupted(&self) -> bool {
+        if self.watch.interrupted() {
+            return true;
+        }
+        let Err(fault) = (self.check)() else {
+            return false;
+        };
+        self.fault
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get_or_insert(fault);
+        true
+    }
+
+    fn progressed(&self, done: u64, total: u64) {
+        self.watch.progressed(done, total);
     }
 }
 

@@ -6,7 +6,8 @@ use std::ops::Range;
 
 use ingot_format::to_u64;
 
-use crate::save::write_all_at;
+use crate::disk::{read_at, write_all_at};
+use crate::source::LocalFile;
 
 /// Bytes that are read and written at a time.
 const PASSED: u64 = 4 << 20;
@@ -16,16 +17,43 @@ const BLOCK: u64 = 4096;
 /// Bytes of a file that goes into another one, as when shards are merged.
 #[derive(Clone, Copy, Debug)]
 pub struct FileRange<'a> {
-    file: &'a File,
+    from: Opened<'a>,
     begin: u64,
     nbytes: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Opened<'a> {
+    File(&'a File),
+    /// Perhaps one of many, which is open while it is copied from.
+    Local(&'a LocalFile),
 }
 
 impl<'a> FileRange<'a> {
     /// `nbytes` bytes of `file` from `begin` on. It is an error of the save when there are fewer by then.
     #[must_use]
     pub fn new(file: &'a File, begin: u64, nbytes: u64) -> FileRange<'a> {
-        FileRange { file, begin, nbytes }
+        FileRange {
+            from: Opened::File(file),
+            begin,
+            nbytes,
+        }
+    }
+
+    /// The same of a file that is one of many.
+    pub(crate) fn of_local(file: &'a LocalFile, begin: u64, nbytes: u64) -> FileRange<'a> {
+        FileRange {
+            from: Opened::Local(file),
+            begin,
+            nbytes,
+        }
+    }
+
+    fn with<R>(&self, work: impl FnOnce(&File) -> io::Result<R>) -> io::Result<R> {
+        match self.from {
+            Opened::File(file) => work(file),
+            Opened::Local(local) => local.with(|source| work(source.file())),
+        }
     }
 
     pub(super) fn nbytes(&self) -> u64 {
@@ -39,17 +67,19 @@ impl<'a> FileRange<'a> {
 
     /// Fills `into` with the bytes from `begin` of the range on.
     pub(crate) fn read(&self, begin: u64, into: &mut [u8]) -> io::Result<()> {
-        let mut filled = 0;
-        while filled < into.len() {
-            let position = self.begin + begin + to_u64(filled);
-            match read_at(self.file, &mut into[filled..], position) {
-                Ok(0) => return Err(self.ended(position)),
-                Ok(count) => filled += count,
-                Err(fault) if fault.kind() == io::ErrorKind::Interrupted => {}
-                Err(fault) => return Err(fault),
+        self.with(|file| {
+            let mut filled = 0;
+            while filled < into.len() {
+                let position = self.begin + begin + to_u64(filled);
+                match read_at(file, &mut into[filled..], position) {
+                    Ok(0) => return Err(self.ended(position)),
+                    Ok(count) => filled += count,
+                    Err(fault) if fault.kind() == io::ErrorKind::Interrupted => {}
+                    Err(fault) => return Err(fault),
+                }
             }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     /// Copies the bytes of `range`, which counts from the begin of this one, to `position` of `to`: by the system, where
@@ -93,21 +123,23 @@ impl<'a> FileRange<'a> {
     #[cfg(target_os = "linux")]
     fn copied_by_the_system(&self, begin: u64, count: u64, to: &File, position: u64) -> io::Result<u64> {
         use rustix::io::Errno;
-        let (mut from, mut onto, mut copied) = (self.begin + begin, position, 0);
-        while copied < count {
-            let rest = ingot_format::to_usize(count - copied).unwrap_or(usize::MAX);
-            match rustix::fs::copy_file_range(self.file, Some(&mut from), to, Some(&mut onto), rest) {
-                Ok(0) => return Err(self.ended(from)),
-                Ok(more) => copied += to_u64(more),
-                Err(Errno::INTR) => {}
-                Err(fault @ (Errno::NOSPC | Errno::DQUOT | Errno::FBIG | Errno::IO)) => {
-                    return Err(fault.into());
+        self.with(|file| {
+            let (mut from, mut onto, mut copied) = (self.begin + begin, position, 0);
+            while copied < count {
+                let rest = ingot_format::to_usize(count - copied).unwrap_or(usize::MAX);
+                match rustix::fs::copy_file_range(file, Some(&mut from), to, Some(&mut onto), rest) {
+                    Ok(0) => return Err(self.ended(from)),
+                    Ok(more) => copied += to_u64(more),
+                    Err(Errno::INTR) => {}
+                    Err(fault @ (Errno::NOSPC | Errno::DQUOT | Errno::FBIG | Errno::IO)) => {
+                        return Err(fault.into());
+                    }
+                    // Two file systems, a file without positions, a kernel or a sandbox without the call.
+                    Err(_) => break,
                 }
-                // Two file systems, a file without positions, a kernel or a sandbox without the call.
-                Err(_) => break,
             }
-        }
-        Ok(copied)
+            Ok(copied)
+        })
     }
 
     #[cfg(not(target_os = "linux"))]
@@ -142,7 +174,7 @@ impl Copying {
         const TMPFS: u32 = 0x0102_1994;
         const XFS: u32 = 0x5846_5342;
         const BTRFS: u32 = 0x9123_683E;
-        match crate::backend::file_system(to) {
+        match crate::disk::file_system(to) {
             // The system copies 64 KiB at a time there. Two threads that read and write 4 MiB take two thirds of the
             // time (2026-11, 2 GiB in the cache, ext4: 0.25 to 0.34 s against 0.39 to 0.45).
             Some(EXT | TMPFS) => Copying::ReadAndWrite,
@@ -169,16 +201,6 @@ fn whole_blocks(range: &Range<u64>, begin: u64, position: u64) -> Range<u64> {
     }
     let start = range.start + lead;
     start..range.end - (length - lead) % BLOCK
-}
-
-#[cfg(unix)]
-fn read_at(file: &File, into: &mut [u8], position: u64) -> io::Result<usize> {
-    std::os::unix::fs::FileExt::read_at(file, into, position)
-}
-
-#[cfg(windows)]
-fn read_at(file: &File, into: &mut [u8], position: u64) -> io::Result<usize> {
-    std::os::windows::fs::FileExt::seek_read(file, into, position)
 }
 
 #[cfg(all(test, target_os = "linux"))]

@@ -3,129 +3,21 @@
 //! Pieces are cut into chunks, the chunks of all pieces put in the order of the files, and those that lie close together
 //! made one task. Threads share the tasks.
 
-use std::num::NonZeroUsize;
-use std::ops::Range;
-use std::thread;
-
 use ingot_format::{Selection, to_u64, to_usize};
 
 use super::gather::{self, Chunk, Destination, Stages};
 use super::input::Witness;
 use super::plan::{Piece, Plan, widths};
 use super::runs::Runs;
-use crate::block::HUGE_PAGE_NBYTES;
-use crate::error::Error;
-use crate::failure::InFile;
+use crate::error::InFile;
+use crate::memory::HUGE_PAGE_NBYTES;
+use crate::options::ReadOptions;
 use crate::source::Source;
 use crate::watch::Watch;
-use crate::workers::share;
-
-/// How tensors are read.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ReadOptions {
-    /// How many threads read at once; by default what [`THREADS_VARIABLE`] says, else what suits the machine and the
-    /// source.
-    pub threads: Option<NonZeroUsize>,
-}
-
-/// How many threads read at once, for a whole process, where nothing else is asked for.
-pub const THREADS_VARIABLE: &str = "INGOT_THREADS";
-
-/// What [`THREADS_VARIABLE`] says.
-pub(crate) fn threads_of_environment() -> Result<Option<NonZeroUsize>, Error> {
-    match std::env::var(THREADS_VARIABLE) {
-        Ok(found) if !found.is_empty() => found
-            .parse()
-            .map(Some)
-            .map_err(|_| Error::InvalidThreads { found }),
-        _ => Ok(None),
-    }
-}
-
-/// Bytes that one thread reads at once: large enough that the call does not matter, small enough that all
-/// threads finish together and an interruption is noticed soon. A whole number of huge pages.
-const CHUNK_NBYTES: usize = 8 << 20;
-
-/// Where reads wait, chunks may be as small as this, so that all threads have some: a read takes so long that it does
-/// not pay to make them smaller.
-const WAITING_CHUNK_NBYTES: usize = 1 << 20;
+use crate::workers::{Reading, each, share};
 
 /// What a run costs at least, in bytes of a long one: so that no chunk has so many short ones that an interruption waits.
 const RUN_NBYTES: u64 = 128;
-
-/// Below this, starting a thread takes longer than reading.
-const ALONE_NBYTES: u64 = 4 << 20;
-
-/// More threads than this have not been seen to make copying from the page cache faster.
-const MAX_THREADS: usize = 16;
-
-/// Reads that are under way at once where each of them comes from a local disk: enough to keep it busy.
-const COLD_THREADS: usize = 8;
-
-/// How a number of bytes is read: on how many threads, and how much at once.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Reading {
-    pub(crate) threads: usize,
-    pub(crate) chunk_nbytes: usize,
-    /// Whether each read waits for something other than this machine.
-    pub(crate) waits: bool,
-}
-
-impl Reading {
-    /// On so many threads, none of which waits.
-    pub(crate) fn on(threads: usize) -> Reading {
-        Reading {
-            threads,
-            chunk_nbytes: CHUNK_NBYTES,
-            waits: false,
-        }
-    }
-
-    /// So many at once, each of which waits for something other than this machine.
-    #[cfg(feature = "remote")]
-    pub(crate) fn waiting(threads: usize) -> Reading {
-        Reading {
-            waits: true,
-            ..Reading::on(threads)
-        }
-    }
-
-    /// What suits `nbytes` bytes of some sources, all of them in these spans. The slowest decides.
-    pub(crate) fn of(nbytes: u64, spans: &[(&dyn Source, Range<u64>)], options: &ReadOptions) -> Reading {
-        // Whether it is a number was asked when the file was opened.
-        let threads = options
-            .threads
-            .or_else(|| threads_of_environment().ok().flatten())
-            .map(NonZeroUsize::get);
-        let waiting = spans.iter().filter(|(source, _)| source.waits());
-        // Whoever waits needs no core.
-        let Some(at_once) = waiting.map(|(source, _)| source.reads_at_once()).min() else {
-            let cores = || {
-                thread::available_parallelism()
-                    .map_or(1, usize::from)
-                    .min(MAX_THREADS)
-            };
-            let suits = || match nbytes {
-                0..=ALONE_NBYTES => 1,
-                _ if spans.iter().any(|(source, span)| source.is_cold(span)) => COLD_THREADS,
-                _ => cores(),
-            };
-            return Reading::on(threads.unwrap_or_else(suits));
-        };
-        let threads = threads.unwrap_or(at_once);
-        Reading {
-            threads,
-            chunk_nbytes: each(nbytes, threads, WAITING_CHUNK_NBYTES),
-            waits: true,
-        }
-    }
-}
-
-/// The bytes of a chunk, of which there are to be so many: a multiple of `least`.
-fn each(nbytes: u64, chunks: usize, least: usize) -> usize {
-    let each = to_usize(nbytes).unwrap_or(usize::MAX) / chunks;
-    each.clamp(least, CHUNK_NBYTES).next_multiple_of(least)
-}
 
 /// What suits `plan`, which reads from these sources.
 pub(crate) fn reading(plan: &Plan<'_>, sources: &[&dyn Source], options: &ReadOptions) -> Reading {

@@ -14,11 +14,9 @@ use super::input::{BATCH, Input, VECTOR, Witness, level};
 use super::plan::widths;
 use super::runs::Runs;
 use crate::convert::convert;
-use crate::dest::Dest;
-use crate::failure::Failure;
-use crate::source::Source;
-use crate::stream::Stream;
-use crate::strided_dest::StridedDest;
+use crate::error::Failure;
+use crate::memory::{Dest, StridedDest};
+use crate::source::{Source, Stream};
 
 /// Bytes that wait between the file and the conversion or the scattering, in the wider of the two dtypes. Few, so that they
 /// never leave the cache.

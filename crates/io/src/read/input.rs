@@ -6,9 +6,8 @@ use std::ops::Range;
 
 use ingot_format::{to_u64, to_usize};
 
-use crate::failure::{Failure, read_exactly};
-use crate::source::Source;
-use crate::stream::Stream;
+use crate::error::Failure;
+use crate::source::{Source, Stream, read_exactly};
 
 /// The page of the machines on which the distance of addresses was seen to matter.
 pub(crate) const PAGE_NBYTES: usize = 4096;
@@ -281,7 +280,7 @@ fn nbytes(runs: &[Run<'_>]) -> usize {
 ///
 /// Processors copy to an address a few bytes further into a page than the one they copy from at a fifth of their speed
 /// (2026-11, pread of 64 KiB: 2 GB/s where the distance is 8 or 16 bytes, 10 GB/s where it is 0, 32 or 64).
-pub(super) fn level(buffer: &mut Vec<u8>, position: u64, nbytes: usize) -> &mut [u8] {
+pub(crate) fn level(buffer: &mut Vec<u8>, position: u64, nbytes: usize) -> &mut [u8] {
     if nbytes == 0 {
         return &mut [];
     }
@@ -290,4 +289,24 @@ pub(super) fn level(buffer: &mut Vec<u8>, position: u64, nbytes: usize) -> &mut 
     let address = to_u64(buffer.as_ptr().addr()) % page;
     let skip = to_usize((position % page + page - address) % page).unwrap_or(0);
     &mut buffer[skip..skip + nbytes]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_get_the_place_in_a_page_that_they_have_in_the_file() {
+        let mut buffer = Vec::new();
+        for (position, nbytes) in [
+            (0, 10),
+            (16, 3 * PAGE_NBYTES),
+            (5 * 4096 + 4095, 3 * PAGE_NBYTES),
+            (1 << 40, 1),
+        ] {
+            let bytes = level(&mut buffer, position, nbytes);
+            assert_eq!(bytes.len(), nbytes);
+            assert_eq!(to_u64(bytes.as_ptr().addr()) % 4096, position % 4096);
+        }
+    }
 }

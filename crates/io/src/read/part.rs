@@ -2,13 +2,11 @@
 
 use ingot_format::{Dtype, Index, Selection, to_u64};
 
-use super::plan::{Piece, Place, alignment};
+use super::plan::{Piece, Place};
 use crate::archive::Tensor;
 use crate::convert::{converts, is_float};
-use crate::error::{Error, Misfit};
-use crate::failure::{Failure, size};
-use crate::region::Region;
-use crate::strided_dest::StridedDest;
+use crate::error::{Error, Failure, Misfit, size};
+use crate::memory::{Region, StridedDest, alignment};
 
 /// What is wanted of a tensor, and as what. Proven to be possible.
 #[derive(Clone, Debug)]

@@ -6,7 +6,7 @@ use std::ops::Range;
 use ingot_format::{Dtype, Selection, to_u64, to_usize};
 
 use super::input::PAGE_NBYTES;
-use crate::failure::{Failure, size};
+use crate::error::{Failure, size};
 
 /// Pieces to be read, and the blocks of memory that they fill.
 ///
@@ -18,15 +18,6 @@ pub struct Plan<'p> {
     pieces: Vec<Piece<'p>>,
     /// Sizes of the blocks.
     blocks: Vec<usize>,
-}
-
-/// Which tensor, of those in several files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct TensorId {
-    /// The number of the file.
-    pub file: usize,
-    /// The place of the tensor in the order of that file's data.
-    pub number: usize,
 }
 
 /// Bytes of one file, and the memory that they fill.
@@ -258,16 +249,6 @@ fn level_place(end: usize, position: u64, alignment: usize) -> usize {
 pub(super) fn widths(converted: Option<(Dtype, Dtype)>) -> (usize, usize) {
     let width = |dtype: Dtype| to_usize(dtype.bits().div_ceil(8)).unwrap_or(1);
     converted.map_or((1, 1), |(stored, wanted)| (width(stored), width(wanted)))
-}
-
-/// Where elements of this dtype have to begin: at a multiple of their own size.
-pub(crate) fn alignment(dtype: Dtype) -> usize {
-    match dtype.bits() {
-        64 => 8,
-        32 => 4,
-        16 => 2,
-        _ => 1,
-    }
 }
 
 /// A table, with a line for each piece: what is gathered has a number of runs, and what is converted two dtypes.

@@ -7,14 +7,13 @@ use std::time::Duration;
 
 use ingot_format::Index;
 
-use super::execute::ReadOptions;
 use super::part::Part;
-use super::plan::TensorId;
 use super::read::{only, read, warm_behind_mappings};
-use crate::archive::Tensor;
+use crate::archive::{Tensor, TensorId};
 use crate::checkpoint::Checkpoint;
 use crate::error::Error;
-use crate::region::Region;
+use crate::memory::Region;
+use crate::options::ReadOptions;
 use crate::watch::Watch;
 
 /// How often whoever waits looks whether to stop.

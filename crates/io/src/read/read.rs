@@ -6,20 +6,17 @@ use std::sync::Arc;
 
 use ingot_format::{Index, Strides, to_u64};
 
-use super::execute::{ReadOptions, Reading, execute, reading};
+use super::execute::{execute, reading};
 use super::gather::{Destination, Reader};
 use super::input::Witness;
 use super::part::{Part, Target};
-use super::plan::{Piece, Place, Plan, TensorId};
-use crate::archive::{Archive, Tensor};
-use crate::block::Block;
-use crate::error::{Error, Misfit};
-use crate::failure::{InFile, size};
-use crate::files::Files;
-use crate::payload::{Footprint, overlapping};
-use crate::region::Region;
-use crate::source::Memory;
+use super::plan::{Piece, Place, Plan};
+use crate::archive::{Archive, Files, Tensor, TensorId};
+use crate::error::{Error, InFile, Misfit, size};
+use crate::memory::{Block, Footprint, Memory, Region, overlapping};
+use crate::options::ReadOptions;
 use crate::watch::{After, Unwatched, Watch, tell_all};
+use crate::workers::Reading;
 
 /// The bytes of parts of tensors, of any files; the regions come in their order.
 ///

@@ -4,14 +4,13 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::path::Path;
 
-use crate::archive::{Archive, OpenOptions};
-use crate::backend::Backend;
+use crate::archive::Archive;
 use crate::convert::convert;
-use crate::read::execute::ReadOptions;
+use crate::memory::StridedDest;
+use crate::options::{Backend, OpenOptions, ReadOptions};
 use crate::read::part::{Part, Target};
 use crate::read::read::{fill, read};
 use crate::source::{MemorySource, Source};
-use crate::strided_dest::StridedDest;
 use crate::watch::Unwatched;
 use ingot_format::{Dtype, Format, Index, Limits, Spec, layout, nbytes, to_u64, to_usize};
 use proptest::prelude::*;

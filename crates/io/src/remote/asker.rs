@@ -84,7 +84,7 @@ impl Asker {
     }
 }
 
-/// The text of the first element of this name.
+/// The text of the first element of this name, as the services of Amazon and Google answer in XML.
 pub(super) fn element<'b>(body: &'b str, name: &str) -> Option<&'b str> {
     let (_, rest) = body.split_once(&format!("<{name}>"))?;
     Some(rest.split_once(&format!("</{name}>"))?.0.trim())

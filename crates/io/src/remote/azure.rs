@@ -6,7 +6,6 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use ring::hmac;
 
-use super::access::Access;
 use super::bucket::{Object, set};
 use super::fault::{Fault, FaultKind};
 use super::message::Request;
@@ -28,13 +27,20 @@ impl std::fmt::Debug for AzureAccess {
     }
 }
 
+/// What lets requests in that do not carry a signed query.
+#[derive(Debug)]
+pub(crate) enum Credential {
+    Token(Secret),
+    Key(AzureAccess),
+}
+
 /// The URL of a blob, and how to be let in there: by a signed query, by the key of the account, with a token, or as
 /// anybody.
 pub(crate) fn locate(
     object: Object<'_>,
     options: &RemoteOptions,
     variable: &dyn Fn(&str) -> Option<String>,
-) -> Result<(Url, Access), Fault> {
+) -> Result<(Url, Option<Credential>), Fault> {
     let option = |why: &str| FaultKind::Option(why.to_owned());
     let account = options
         .account
@@ -65,19 +71,19 @@ pub(crate) fn locate(
         &options.account_key,
         &["AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_KEY"],
     )?;
-    let access = match (&query, key, &options.token) {
-        (Some(_), ..) => Access::bearer(None),
-        (None, _, Token::Given(token)) => Access::bearer(Some(token.clone())),
+    let credential = match (&query, key, &options.token) {
+        (Some(_), ..) => None,
+        (None, _, Token::Given(token)) => Some(Credential::Token(token.clone())),
         (None, Some(key), _) => {
             let key = STANDARD
                 .decode(key.reveal().trim())
                 .map_err(|_| option("the key of the account is not base64"))?;
-            Access::Azure(AzureAccess {
+            Some(Credential::Key(AzureAccess {
                 account: account.clone(),
                 key: hmac::Key::new(hmac::HMAC_SHA256, &key),
-            })
+            }))
         }
-        _ => Access::bearer(None),
+        _ => None,
     };
     let path = format!(
         "{}/{}/{}",
@@ -98,7 +104,7 @@ pub(crate) fn locate(
         user: None,
         ..endpoint
     };
-    Ok((url, access))
+    Ok((url, credential))
 }
 
 impl AzureAccess {
@@ -160,7 +166,7 @@ impl AzureAccess {
 mod tests {
     use super::*;
 
-    fn located(options: &RemoteOptions) -> (Url, Access) {
+    fn located(options: &RemoteOptions) -> (Url, Option<Credential>) {
         locate(Object::parse("models/a b").unwrap(), options, &|_| None).unwrap()
     }
 
@@ -170,9 +176,9 @@ mod tests {
             account: Some("me".to_owned()),
             ..RemoteOptions::default()
         };
-        let (url, access) = located(&options);
+        let (url, credential) = located(&options);
         assert_eq!(url.to_string(), "https://me.blob.core.windows.net/models/a%20b");
-        assert!(matches!(access, Access::Header(None)));
+        assert!(credential.is_none());
         options.sas_token = Some(Secret::new("?sv=1&sig=hunter2"));
         let (url, _) = located(&options);
         assert_eq!(url.target(), "/models/a%20b?sv=1&sig=hunter2");
@@ -186,8 +192,7 @@ mod tests {
             account_key: Some(Secret::new(STANDARD.encode("hunter2"))),
             ..RemoteOptions::default()
         };
-        let (url, access) = located(&options);
-        let Access::Azure(access) = access else {
+        let (url, Some(Credential::Key(access))) = located(&options) else {
             panic!("a key signs");
         };
         let header = |name: &str, value: &str| (name.to_owned(), value.to_owned());

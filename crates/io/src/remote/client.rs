@@ -2,8 +2,7 @@
 
 use std::path::PathBuf;
 use std::process;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
-use std::thread;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
 use ingot_format::Escaped;
@@ -19,13 +18,10 @@ use super::proxy::{Proxies, Proxy};
 use super::secrets::Secrets;
 use super::trust;
 use super::url::{Origin, Scheme, Url};
+use crate::lock::briefly;
 
 /// Connections to one host that are kept while nobody uses them: as many as are used at once.
 const MAX_IDLE: usize = 64;
-
-/// How often a thread comes back for the lock of the idle connections. It is held for a few instructions, but for ever
-/// in a process that was forked from under it.
-const LOCK_TRIES: usize = 200;
 
 /// What sends requests. Nothing is connected, started or read before the first.
 #[derive(Debug)]
@@ -132,24 +128,14 @@ impl Client {
 
     fn lock_idle(&self) -> Option<MutexGuard<'_, Idle>> {
         let process = process::id();
-        for _ in 0..LOCK_TRIES {
-            let mut idle = match self.idle.try_lock() {
-                Ok(idle) => idle,
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => {
-                    thread::yield_now();
-                    continue;
-                }
+        let mut idle = briefly(&self.idle)?;
+        if idle.process != process {
+            *idle = Idle {
+                process,
+                connections: Vec::new(),
             };
-            if idle.process != process {
-                *idle = Idle {
-                    process,
-                    connections: Vec::new(),
-                };
-            }
-            return Some(idle);
         }
-        None
+        Some(idle)
     }
 
     fn connect(

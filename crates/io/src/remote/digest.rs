@@ -2,15 +2,14 @@
 
 use std::path::PathBuf;
 
-use super::checkpoint::{Found, found};
-use super::header_limits;
+use super::door::{Found, found, header_limits};
 use super::options::RemoteOptions;
 use super::secrets::redacted;
 use super::source::{RemoteSource, START_NBYTES};
 use crate::archive::{check_unchanged, open_source};
 use crate::error::Error;
-use crate::hash::{Definition, hash, of_source, read_in_order};
 use crate::source::Source;
+use crate::verify::{Definition, hash, of_source, read_in_order};
 use crate::watch::{Unwatched, Watch};
 use crate::workers::watched;
 

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use ingot_format::{to_u64, to_usize};
 
-use super::checkpoint::{Door, refused, through_door};
+use super::door::{Door, header_limits, refused, through_door, variable};
 use super::fault::{Fault, FaultKind};
 use super::fetch::{Answer, Target};
 use super::hub::{HubFile, MODEL_FILE};
@@ -16,7 +16,6 @@ use super::place::Place;
 use super::retry::Tries;
 use super::secrets::path_nbytes;
 use super::url::{Url, decode};
-use super::{header_limits, variable};
 use crate::error::Error;
 use crate::watch::Watch;
 

@@ -2,68 +2,37 @@
 //!
 //! Parts come by several connections at once into a file beside the target, which gets the target's name when all of
 //! them are there and are what they should be. A call that is broken off, however that happens, leaves that file with
-//! notes of what it holds ([`Journal`](super::journal::Journal)); the next call for the same version goes on from there.
+//! notes of what it holds ([`Journal`](journal::Journal)); the next call for the same version goes on from there.
 //! Of a model that holds for each file, and the index gets its name after all others.
 
 mod incoming;
-mod ledger;
+mod journal;
 mod model;
-mod origin;
 mod wanted;
 
-use std::fs;
-use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use ingot_format::Escaped;
 
-use super::checkpoint::{Found, refused};
 use super::document::{hub_file, url_file_name};
+use super::door::{Found, refused, variable};
 use super::fault::{Fault, FaultKind};
 use super::hub::INDEX_FILE;
 use super::options::RemoteOptions;
 use super::secrets::redacted;
-use super::variable;
 use crate::archive::open_source;
+use crate::digest::{Algorithm, Digest};
 use crate::error::Error;
-use crate::hash::{Algorithm, Definition, Digest, Unequal, hash};
+use crate::options::{ReadOnly, SaveOptions};
 use crate::payload::{FileRange, Payload};
-use crate::save::draft::is_there;
-use crate::save::{Durability, Existing, ReadOnly, SaveOptions, save_data};
+use crate::save::save_data;
 use crate::source::Source;
+use crate::verify::{Definition, hash};
 use crate::watch::Watch;
 use incoming::{Incoming, fetch};
 use model::Ready;
-use origin::Origin;
-use wanted::{Wanted, is_index, wanted};
-
-/// How to fetch a file.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct DownloadOptions {
-    /// How many parts are fetched at once, of all files together; by default as for reading.
-    pub threads: Option<NonZeroUsize>,
-    /// What becomes of a file that is there.
-    pub existing: Existing,
-    /// What a loss of power may undo.
-    pub durable: Durability,
-    /// The SHA-256 that the file has to have. One cannot speak of the many files of a model, for which it is refused.
-    pub sha256: Option<Digest>,
-}
-
-/// What was fetched.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Downloaded {
-    /// Where it is; of a model the index.
-    pub path: PathBuf,
-    /// Its size in bytes, of all files together.
-    pub nbytes: u64,
-    /// Bytes that came over the network for it. Fewer than all where an earlier call had some of them.
-    pub fetched_nbytes: u64,
-    /// Its SHA-256, where somebody said what that has to be: the caller, or the Hub.
-    pub sha256: Option<Digest>,
-    /// Of a model each of its files: the shards in the order of their names, then the index. Else none.
-    pub files: Vec<Downloaded>,
-}
+pub use wanted::{DownloadOptions, Downloaded};
+use wanted::{Origin, Wanted, check_existing, compare, is_index, make_folder, wanted};
 
 /// Fetches what is behind `url` to `path`; into it, where that is a directory, which is made where the path ends in a
 /// slash. Nothing has the name `path`, or it is what it was before, until all of the file is there.
@@ -175,13 +144,6 @@ fn reach(
     }
 }
 
-fn check_existing(path: &Path, how: &DownloadOptions) -> Result<(), Error> {
-    match how.existing == Existing::Refuse && path.exists() {
-        true => Err(is_there(path)),
-        false => Ok(()),
-    }
-}
-
 /// Refuses what does not fit a model of many files.
 fn check_many(path: &Path, how: &DownloadOptions) -> Result<(), Fault> {
     let why = match is_folder(path) {
@@ -206,13 +168,6 @@ fn is_folder(path: &Path) -> bool {
 
 fn ends_in_slash(path: &Path) -> bool {
     path.as_os_str().as_encoded_bytes().ends_with(b"/")
-}
-
-fn make_folder(path: &Path) -> Result<(), Error> {
-    fs::create_dir_all(path).map_err(|source| Error::Open {
-        path: path.to_owned(),
-        source,
-    })
 }
 
 /// `path`, or the name that the URL gives in it where it is a directory.
@@ -273,21 +228,6 @@ fn copy(cached: &Path, path: PathBuf, how: &DownloadOptions, watch: &dyn Watch) 
         fetched_nbytes: 0,
         sha256: how.sha256,
         files: Vec::new(),
-    })
-}
-
-fn compare(path: &Path, expected: Digest, found: Digest) -> Result<(), Error> {
-    if expected == found {
-        return Ok(());
-    }
-    Err(Error::Digest {
-        path: Some(path.to_owned()),
-        tensor: None,
-        unequal: Box::new(Unequal {
-            algorithm: Algorithm::Sha256,
-            expected,
-            found,
-        }),
     })
 }
 

@@ -6,8 +6,6 @@ use std::io;
 use std::ops::Range;
 use std::time::Duration;
 
-use super::secrets::Secrets;
-
 /// Why a remote file could not be read. It lies inside the [`io::Error`] of [`Error::Open`](crate::Error::Open) and
 /// [`Error::Read`](crate::Error::Read).
 #[derive(Debug)]
@@ -86,12 +84,9 @@ impl Fault {
         self
     }
 
-    /// The same without `secrets`, in whatever a server has said. All that it says goes through here before it is told.
-    pub(super) fn without(mut self, secrets: &Secrets) -> Fault {
-        for text in self.kind.said().into_iter().chain(&mut self.from) {
-            *text = secrets.removed(text);
-        }
-        self
+    /// What of it a server has said, or was said to one: what may hold secrets.
+    pub(super) fn said(&mut self) -> impl Iterator<Item = &mut String> {
+        self.kind.said().into_iter().chain(&mut self.from)
     }
 
     pub(crate) fn after(mut self, attempts: u32) -> Fault {

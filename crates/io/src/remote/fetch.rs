@@ -1,12 +1,13 @@
 //! Asking for a part of one file: redirects, credentials, and that the answer is what was asked for.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use ingot_format::{Escaped, to_u64};
 
 use super::access::Access;
+use super::asker::element;
 use super::client::{Client, Response};
 use super::dial::Reach;
 use super::fault::{Fault, FaultKind};
@@ -15,6 +16,7 @@ use super::pace::Pace;
 use super::pin::Pin;
 use super::secrets::Secrets;
 use super::url::{Scheme, Url};
+use crate::lock::locked;
 
 /// Redirects that are followed for one request.
 const MAX_HOPS: usize = 5;
@@ -298,7 +300,7 @@ impl Target {
         let said = ["x-error-message", "x-error-code", "x-ms-error-code"]
             .iter()
             .find_map(|name| head.shown(name))
-            .or_else(|| word_of_xml(&String::from_utf8_lossy(&body)))
+            .or_else(|| element(&String::from_utf8_lossy(&body), "Code").map(ToOwned::to_owned))
             .map(|said| Escaped(&said).to_string());
         FaultKind::Status {
             status: head.status,
@@ -412,15 +414,4 @@ fn part_of(head: &Head, asked: &Range<u64>) -> Result<(Range<u64>, u64), Fault> 
         }
         _ => Ok((range, total)),
     }
-}
-
-/// What the services of Amazon and Google say in their bodies.
-fn word_of_xml(body: &str) -> Option<String> {
-    let (_, rest) = body.split_once("<Code>")?;
-    let (word, _) = rest.split_once("</Code>")?;
-    Some(word.to_owned())
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,17 +1,22 @@
 //! What was issued to this process for a while, and is good for all files that it opens.
 
-use std::sync::{Mutex, MutexGuard, TryLockError};
-use std::thread;
+use std::sync::Mutex;
 use std::time::{Duration, SystemTime};
 
 use super::fault::Fault;
+use super::options::Secret;
+use crate::lock::briefly;
 
 /// What is good for less than this is asked for again: no request is sent with keys that are over when it arrives.
 const LEAST_VALIDITY: Duration = Duration::from_secs(300);
 
-/// How often a thread comes back for the lock. It is held for a few instructions, but for ever in a process that was
-/// forked from under it.
-const LOCK_TRIES: usize = 200;
+/// The keys of one who may read.
+#[derive(Clone, Debug)]
+pub(crate) struct Credentials {
+    pub(crate) id: Secret,
+    pub(crate) secret: Secret,
+    pub(crate) session: Option<Secret>,
+}
 
 /// What each of some issuers has issued last.
 pub(super) struct Issued<K, V> {
@@ -41,28 +46,17 @@ impl<K: Clone + PartialEq, V: Clone> Issued<K, V> {
         issue: impl FnOnce() -> Result<Timed<V>, Fault>,
     ) -> Result<V, Fault> {
         let least = SystemTime::now() + LEAST_VALIDITY;
-        if let Some(rows) = self.rows()
+        if let Some(rows) = briefly(&self.rows)
             && let Some((_, timed)) = rows.iter().find(|row| row.0 == *issuer)
             && timed.until > least
         {
             return Ok(timed.value.clone());
         }
         let new = issue()?;
-        if let Some(mut rows) = self.rows() {
+        if let Some(mut rows) = briefly(&self.rows) {
             rows.retain(|row| row.0 != *issuer);
             rows.push((issuer.clone(), new.clone()));
         }
         Ok(new.value)
-    }
-
-    fn rows(&self) -> Option<MutexGuard<'_, Rows<K, V>>> {
-        for _ in 0..LOCK_TRIES {
-            match self.rows.try_lock() {
-                Ok(rows) => return Some(rows),
-                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
-                Err(TryLockError::WouldBlock) => thread::yield_now(),
-            }
-        }
-        None
     }
 }

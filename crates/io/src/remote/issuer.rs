@@ -9,9 +9,8 @@ use ingot_format::Escaped;
 use super::asker::{Asker, element, useless};
 use super::bucket::set;
 use super::fault::{Fault, FaultKind};
-use super::issued::{Issued, Timed};
+use super::issued::{Credentials, Issued, Timed};
 use super::options::{RemoteOptions, Secret, credential};
-use super::s3::Credentials;
 use super::url::{Scheme, Url, encode_segment};
 
 /// Where containers of ECS and EKS ask, besides themselves.

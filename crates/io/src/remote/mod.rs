@@ -9,26 +9,22 @@ mod access;
 mod asker;
 mod azure;
 mod bucket;
-mod checkpoint;
 mod client;
 mod connection;
 mod dial;
 mod digest;
 mod document;
+mod door;
 #[cfg(unix)]
 mod download;
 mod fault;
 mod fetch;
-#[cfg(unix)]
-mod follow;
 mod gcs;
 mod google;
 mod headers;
 mod hub;
 mod issued;
 mod issuer;
-#[cfg(unix)]
-mod journal;
 mod message;
 mod network;
 mod options;
@@ -39,42 +35,19 @@ mod proxy;
 mod retry;
 mod s3;
 mod secrets;
-mod shards;
 mod source;
 mod trust;
 mod url;
 
-use ingot_format::Limits;
-
 pub use self::digest::{hash_url, read_url};
 pub use self::document::{fetch_beside, url_file_name};
+pub use self::door::REMOTE_HEADER_NBYTES;
+pub(crate) use self::door::header_limits;
 #[cfg(unix)]
 pub use self::download::{DownloadOptions, Downloaded, download, planned_download};
 pub use self::fault::Fault;
 pub use self::headers::hub_headers;
 pub use self::options::{RemoteOptions, Secret, Token};
+pub(crate) use self::pace::heed;
 pub use self::place::{is_url, local_path, was_url};
 pub use self::secrets::redacted;
-pub(crate) use self::shards::RemoteShards;
-
-/// The longest header that is fetched where nobody says otherwise. It is what the Hub's own clients take.
-pub const REMOTE_HEADER_NBYTES: u64 = 25_000_000;
-
-/// Those limits, where nobody says otherwise.
-pub(crate) fn header_limits() -> Limits {
-    Limits {
-        header_nbytes: REMOTE_HEADER_NBYTES,
-        ..Limits::default()
-    }
-}
-
-/// Why a file that a URL names is read from the disk.
-const CACHED: &str = "the Hub's local cache has this version";
-
-/// Why a file is read as a remote one is.
-const REMOTE: &str = "a URL";
-
-/// What an environment variable holds.
-fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok()
-}

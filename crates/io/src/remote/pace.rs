@@ -1,18 +1,30 @@
 //! How long a server may take.
 
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::fault::{Fault, FaultKind};
 use super::options::RemoteOptions;
-use crate::workers;
 
 /// How long one wait is at most, before it is looked whether to go on.
 pub(crate) const TICK: Duration = Duration::from_millis(100);
 
-/// Whether nobody wants any more what this thread does.
+thread_local! {
+    /// Whether the call that this thread works for is to stop.
+    static STOP: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
+}
+
+/// Whether nobody wants what this thread does any more. Work that waits looks now and then, and gives up.
 pub(crate) fn stopped() -> bool {
-    workers::unwanted()
+    STOP.with_borrow(|stop| stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed)))
+}
+
+/// Has what this thread waits for end when `stop` says so.
+pub(crate) fn heed(stop: &Arc<AtomicBool>) {
+    STOP.set(Some(Arc::clone(stop)));
 }
 
 /// Watches over one exchange with a server: in each window of time it has to bring so many bytes.

@@ -12,10 +12,7 @@ use super::hub::{self, HubFile};
 use super::options::{RemoteOptions, Token};
 use super::s3;
 use super::secrets::redacted;
-use super::url::{Url, decoded, encode_path};
-
-/// The schemes that are asked for; `file` is a path.
-const SCHEMES: &[&str] = &["http", "https", "hf", "s3", "gs", "az"];
+use super::url::{SCHEMES, Url, decoded, encode_path, split_collapsed, split_scheme};
 
 /// What others call the same, with what it is here.
 const OTHER_NAMES: &[(&str, &str)] = &[
@@ -41,25 +38,6 @@ pub fn is_url(text: &str) -> bool {
 #[must_use]
 pub fn was_url(path: &str) -> bool {
     split_collapsed(path).is_some()
-}
-
-/// What stands before `://`, if it can be a scheme, and what follows. A single letter is a drive. fsspec puts
-/// several before one another, with `::` between them.
-pub(super) fn split_scheme(text: &str) -> Option<(&str, &str)> {
-    let (scheme, rest) = text.split_once("://")?;
-    let may = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.:".contains(&byte);
-    let begins = scheme
-        .bytes()
-        .next()
-        .is_some_and(|byte| byte.is_ascii_alphabetic());
-    (begins && scheme.len() > 1 && scheme.bytes().all(may)).then_some((scheme, rest))
-}
-
-/// The same of a URL that was made a path, which leaves one slash of two.
-pub(super) fn split_collapsed(text: &str) -> Option<(&str, &str)> {
-    let (scheme, rest) = text.split_once(":/")?;
-    let is_known = SCHEMES.iter().any(|known| known.eq_ignore_ascii_case(scheme));
-    is_known.then_some((scheme, rest))
 }
 
 fn scheme_of(text: &str) -> Option<(&'static str, &str)> {
@@ -122,7 +100,12 @@ impl Place {
                 Ok(Place::remote("gs", text, home, access))
             }
             Some(("az", rest)) => {
-                let (home, access) = azure::locate(Object::parse(rest)?, options, variable)?;
+                let (home, credential) = azure::locate(Object::parse(rest)?, options, variable)?;
+                let access = match credential {
+                    None => Access::bearer(None),
+                    Some(azure::Credential::Token(token)) => Access::bearer(Some(token)),
+                    Some(azure::Credential::Key(key)) => Access::Azure(key),
+                };
                 Ok(Place::remote("az", text, home, access))
             }
             Some(_) => {

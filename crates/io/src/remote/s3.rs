@@ -8,6 +8,7 @@ use ring::{digest, hmac};
 
 use super::bucket::{Object, set};
 use super::fault::{Fault, FaultKind};
+use super::issued::Credentials;
 use super::issuer::Issuer;
 use super::message::Request;
 use super::options::{RemoteOptions, Secret, credential};
@@ -15,14 +16,6 @@ use super::url::{Url, encode_path, encode_segment};
 
 /// Where buckets are when nobody says so.
 const DEFAULT_REGION: &str = "us-east-1";
-
-/// The keys of one who may read.
-#[derive(Clone, Debug)]
-pub(crate) struct Credentials {
-    pub(crate) id: Secret,
-    pub(crate) secret: Secret,
-    pub(crate) session: Option<Secret>,
-}
 
 /// Where keys come from.
 #[derive(Debug)]

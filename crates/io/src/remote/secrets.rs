@@ -2,11 +2,11 @@
 
 use ingot_format::Escaped;
 
+use super::fault::Fault;
 use super::message::Request;
 use super::options::{RemoteOptions, Token};
-use super::place::{split_collapsed, split_scheme};
 use super::proxy::basic;
-use super::url::{Url, decode};
+use super::url::{Url, decode, split_collapsed, split_scheme};
 
 /// What stands where a secret was.
 const REMOVED: &str = "…";
@@ -163,6 +163,16 @@ impl Secrets {
         secrets
             .iter()
             .fold(text.to_owned(), |text, secret| without(&text, secret))
+    }
+}
+
+impl Fault {
+    /// The same without `secrets`, in whatever a server has said. All that it says goes through here before it is told.
+    pub(super) fn without(mut self, secrets: &Secrets) -> Fault {
+        for text in self.said() {
+            *text = secrets.removed(text);
+        }
+        self
     }
 }
 

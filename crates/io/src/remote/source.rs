@@ -14,7 +14,7 @@ use super::pace::Pace;
 use super::pin::Pin;
 use super::retry::Tries;
 #[cfg(unix)]
-use crate::hash::{Algorithm, Digest};
+use crate::digest::{Algorithm, Digest};
 use crate::source::Source;
 
 /// Bytes that the first request asks for. The headers of files of about 1,300 tensors fit, which is nearly every shard

@@ -7,6 +7,28 @@ use std::net::IpAddr;
 use super::fault::{Fault, FaultKind};
 use super::network::is_public;
 
+/// The schemes that are asked for; `file` is a path.
+pub(super) const SCHEMES: &[&str] = &["http", "https", "hf", "s3", "gs", "az"];
+
+/// What stands before `://`, if it can be a scheme, and what follows. A single letter is a drive. fsspec puts
+/// several before one another, with `::` between them.
+pub(super) fn split_scheme(text: &str) -> Option<(&str, &str)> {
+    let (scheme, rest) = text.split_once("://")?;
+    let may = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.:".contains(&byte);
+    let begins = scheme
+        .bytes()
+        .next()
+        .is_some_and(|byte| byte.is_ascii_alphabetic());
+    (begins && scheme.len() > 1 && scheme.bytes().all(may)).then_some((scheme, rest))
+}
+
+/// The same of a URL that was made a path, which leaves one slash of two.
+pub(super) fn split_collapsed(text: &str) -> Option<(&str, &str)> {
+    let (scheme, rest) = text.split_once(":/")?;
+    let is_known = SCHEMES.iter().any(|known| known.eq_ignore_ascii_case(scheme));
+    is_known.then_some((scheme, rest))
+}
+
 /// How a URL is spoken to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Scheme {

@@ -2,17 +2,18 @@
 
 use std::fs::File;
 
-use rustix::fs::Mode;
-
-use super::attributes::Attributes;
+use super::attributes::inherited;
 use super::direct::Direct;
 use super::flush::{Flusher, flush};
+use super::in_place;
 use super::pieces::Pieces;
 use super::space::{self, Size};
 use super::target::Place;
 use super::temp::{self, Kind, Refused, Temp};
 use super::write::{self, Way};
-use super::{Durability, SaveOptions, Step, Stop, Watch, in_place, step};
+use crate::error::{Step, Stop, step};
+use crate::options::{Durability, SaveOptions};
+use crate::watch::Watch;
 
 /// From this size on, a flush at the end alone takes long. Smaller files are there before a thread is.
 const LONG_FLUSH: u64 = 32 << 20;
@@ -56,12 +57,7 @@ fn fill<'p>(
     options: &SaveOptions,
     watch: &dyn Watch,
 ) -> Result<Temp<'p>, Stop> {
-    let attributes = match &place.existing {
-        Some(stat) => Some(Attributes::of(place, stat).step(step::ATTRIBUTES)?),
-        None => None,
-    };
-    // What replaces a private file is private from the first byte on.
-    let mode = Mode::from_raw_mode(if attributes.is_some() { 0o600 } else { 0o666 });
+    let (attributes, mode) = inherited(place).step(step::ATTRIBUTES)?;
     let temp = Temp::create(place, mode, kind).step(step::CREATE)?;
     let shared = pieces.share_blocks() && crate::payload::shares_blocks(temp.file());
     let size = if shared { Size::Sparse } else { Size::Set };
@@ -104,5 +100,5 @@ fn close_would_flush(file: &File) -> bool {
     const SMB: u32 = 0x517B;
     const CIFS: u32 = 0xFF53_4D42;
     const SMB2: u32 = 0xFE53_4D42;
-    crate::backend::file_system(file).is_some_and(|number| [NFS, SMB, CIFS, SMB2].contains(&number))
+    crate::disk::file_system(file).is_some_and(|number| [NFS, SMB, CIFS, SMB2].contains(&number))
 }

@@ -17,7 +17,7 @@ pub(super) struct Attributes {
 }
 
 impl Attributes {
-    pub(super) fn of(place: &Place, stat: &Stat) -> io::Result<Attributes> {
+    fn of(place: &Place, stat: &Stat) -> io::Result<Attributes> {
         Ok(Attributes {
             mode: Mode::from_raw_mode(stat.st_mode),
             owner: Uid::from_raw(stat.st_uid),
@@ -57,6 +57,15 @@ impl Attributes {
         let group_kept = group == self.group || permitted(fs::fchown(file, None, Some(self.group)))?;
         Ok((owner == self.owner, group_kept))
     }
+}
+
+/// What the new file at `place` gets from the one that is there, and the mode it has until then: what replaces a private
+/// file is private from the first byte on.
+pub(super) fn inherited(place: &Place) -> io::Result<(Option<Attributes>, Mode)> {
+    let existing = place.existing.as_ref();
+    let attributes = existing.map(|stat| Attributes::of(place, stat)).transpose()?;
+    let mode = if attributes.is_some() { 0o600 } else { 0o666 };
+    Ok((attributes, Mode::from_raw_mode(mode)))
 }
 
 /// Whether it worked; an error only when the reason is another than that it may not, or cannot, be done here.

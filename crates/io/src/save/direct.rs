@@ -64,7 +64,7 @@ mod linux {
         /// `None` where writing `nbytes` through the page cache is as good.
         pub(in crate::save) fn open(file: &File, nbytes: u64) -> Option<Direct> {
             let worth_it = nbytes >= WORTH_IT
-                && crate::backend::file_system(file).is_some_and(|number| FILE_SYSTEMS.contains(&number));
+                && crate::disk::file_system(file).is_some_and(|number| FILE_SYSTEMS.contains(&number));
             worth_it.then(|| Direct::reopen(file)).flatten()
         }
 
@@ -159,7 +159,7 @@ mod elsewhere {
 /// Writes `bytes` at `position`: past the page cache as far as `direct` takes them, the rest through it.
 pub(super) fn write(direct: &Direct, file: &File, bytes: &[u8], position: u64) -> io::Result<()> {
     let written = direct.write_at(bytes, position)?;
-    super::pieces::write_all_at(file, &bytes[written..], position + ingot_format::to_u64(written))
+    crate::disk::write_all_at(file, &bytes[written..], position + ingot_format::to_u64(written))
 }
 
 #[cfg(test)]

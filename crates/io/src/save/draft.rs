@@ -10,28 +10,29 @@ use std::time::Duration;
 use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
-use super::attributes::Attributes;
+use super::attributes::{Attributes, inherited};
 use super::flush::flush;
 use super::space::{self, Size};
 use super::target::{Place, Target};
-use super::temp::{self, Refused, Temp};
-use super::{Durability, Existing, SaveOptions, Step, Stop, Watch, step};
-use crate::edit::EditError;
-use crate::error::Error;
+use super::temp::{self, Refused};
+use crate::error::{EditError, Error, Step, Stop, step};
+use crate::options::{Durability, Existing, SaveOptions};
+use crate::watch::Watch;
 
 /// How often, and after what time, a lock is asked for again that somebody has for a moment.
 const LOCK_TRIES: usize = 100;
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
-/// A temporary file for a path, and beside it a file for notes under a name that the path gives.
+/// A temporary file for a path, and beside it a file for notes of those who fill it together.
 pub(crate) struct Draft {
-    path: PathBuf,
-    place: Place,
-    attributes: Option<Attributes>,
-    file: File,
-    name: OsString,
-    notes: Option<File>,
-    nbytes: u64,
+    pub(super) path: PathBuf,
+    pub(super) place: Place,
+    pub(super) attributes: Option<Attributes>,
+    pub(super) file: File,
+    pub(super) name: OsString,
+    /// `None` where it is filled alone.
+    pub(super) notes: Option<File>,
+    pub(super) nbytes: u64,
 }
 
 impl Draft {
@@ -42,7 +43,7 @@ impl Draft {
         options: &SaveOptions,
         watch: &dyn Watch,
     ) -> Result<Draft, Error> {
-        let fault = |stop| explain(path, nbytes, stop);
+        let fault = |stop: Stop| stop.about(path, nbytes);
         let place = find(path, watch)?;
         place.check_writable(options.read_only).map_err(fault)?;
         temp::remove_stale(&place);
@@ -50,8 +51,7 @@ impl Draft {
             Some(notes) => notes,
             None => return Err(refuse(path, EditError::Busy)),
         };
-        let mut draft = Draft::begin(path, place, notes, nbytes).map_err(fault)?;
-        draft.nbytes = nbytes;
+        let draft = Draft::begin(path, place, notes, nbytes).map_err(fault)?;
         if let Err(stop) = space::reserve(&draft.file, nbytes, Size::Set, watch) {
             draft.discard();
             return Err(fault(stop));
@@ -61,12 +61,7 @@ impl Draft {
 
     fn begin(path: &Path, place: Place, notes: File, nbytes: u64) -> Result<Draft, Stop> {
         let made = || -> io::Result<(Option<Attributes>, File, OsString)> {
-            let attributes = match &place.existing {
-                Some(stat) => Some(Attributes::of(&place, stat)?),
-                None => None,
-            };
-            // What replaces a private file is private from the first byte on.
-            let mode = Mode::from_raw_mode(if attributes.is_some() { 0o600 } else { 0o666 });
+            let (attributes, mode) = inherited(&place)?;
             let (file, name) = temp::named(&place.directory, &place.name, mode)?;
             Ok((attributes, file, name))
         };
@@ -93,7 +88,7 @@ impl Draft {
         let place = find(path, watch)?;
         open_notes(&place, company)
             .step(step::JOURNAL)
-            .map_err(|stop| explain(path, 0, stop))
+            .map_err(|stop| stop.about(path, 0))
     }
 
     /// The temporary file of this `name`, which somebody else made. `None` when it is gone, or no name that anybody would
@@ -112,17 +107,11 @@ impl Draft {
             let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
             let file: File =
                 retry_on_intr(|| fs::openat(&place.directory, name, flags, Mode::empty()))?.into();
-            let attributes = match &place.existing {
-                Some(stat) => Some(Attributes::of(&place, stat)?),
-                None => None,
-            };
-            Ok((file, attributes))
+            Ok((file, inherited(&place)?.0))
         };
         let (file, attributes) = match opened() {
             Err(fault) if fault.kind() == io::ErrorKind::NotFound => return Ok(None),
-            opened => opened
-                .step(step::JOURNAL)
-                .map_err(|stop| explain(path, 0, stop))?,
+            opened => opened.step(step::JOURNAL).map_err(|stop| stop.about(path, 0))?,
         };
         let nbytes = file.metadata().map_or(0, |metadata| metadata.len());
         Ok(Some(Draft {
@@ -170,14 +159,11 @@ impl Draft {
     /// Where there are no locks, nobody can tell whether anybody is there.
     fn lock_fault(&self, source: Errno) -> Error {
         let step = step::OWNER;
-        explain(
-            &self.path,
-            self.nbytes,
-            Stop::Fault {
-                step,
-                source: source.into(),
-            },
-        )
+        Stop::Fault {
+            step,
+            source: source.into(),
+        }
+        .about(&self.path, self.nbytes)
     }
 
     /// Says how long the file is going to be, where that was not known when it was made.
@@ -209,47 +195,44 @@ impl Draft {
 
     /// Writes `bytes` at `position`.
     pub(crate) fn write(&self, bytes: &[u8], position: u64) -> Result<(), Error> {
-        super::write_all_at(&self.file, bytes, position).map_err(|fault| self.write_fault(fault))
+        crate::disk::write_all_at(&self.file, bytes, position).map_err(|fault| self.write_fault(fault))
     }
 
     /// `source` kept a part of the file from being written.
     pub(crate) fn write_fault(&self, source: io::Error) -> Error {
-        explain(
-            &self.path,
-            self.nbytes,
-            Stop::Fault {
-                step: step::WRITE,
-                source,
-            },
-        )
+        Stop::Fault {
+            step: step::WRITE,
+            source,
+        }
+        .about(&self.path, self.nbytes)
     }
 
     /// Gives the file the name of its path.
     pub(crate) fn publish(
-        &mut self,
+        &self,
         existing: Existing,
-        options: &SaveOptions,
+        durable: Durability,
         watch: &dyn Watch,
     ) -> Result<(), Error> {
-        self.try_publish(existing, options, watch)
+        self.try_publish(existing, durable, watch)
             .map_err(|stop| explain_publishing(&self.path, self.nbytes, stop))
     }
 
-    fn try_publish(
-        &mut self,
+    pub(super) fn try_publish(
+        &self,
         existing: Existing,
-        options: &SaveOptions,
+        durable: Durability,
         watch: &dyn Watch,
     ) -> Result<(), Stop> {
         if let Some(attributes) = &self.attributes {
             attributes.apply(&self.file).step(step::ATTRIBUTES)?;
         }
-        if options.durable == Durability::Durable {
+        if durable == Durability::Durable {
             flush(&self.file, watch)?;
         }
         self.name_it(existing).step(step::RENAME)?;
         self.remove_notes();
-        match options.durable {
+        match durable {
             Durability::Durable => self.place.directory.flush(&self.file).step(step::FLUSH_DIRECTORY),
             Durability::Fast => Ok(()),
         }
@@ -261,7 +244,7 @@ impl Draft {
         {
             return named;
         }
-        match Temp::of(&self.place, self.file.try_clone()?, self.name.clone()).publish() {
+        match temp::rename(&self.place, &self.file, &self.name) {
             Ok(()) => Ok(()),
             Err(Refused::Fault(fault)) => Err(fault),
             Err(Refused::Link | Refused::Rename) => Err(Errno::OPNOTSUPP.into()),
@@ -269,14 +252,14 @@ impl Draft {
     }
 
     /// Removes what was made, as far as it still has the name it had.
-    pub(crate) fn discard(&mut self) {
+    pub(crate) fn discard(&self) {
         remove_if(&self.place, &self.name, &self.file);
         self.remove_notes();
     }
 
-    fn remove_notes(&mut self) {
-        if let Some(notes) = self.notes.take() {
-            remove_if(&self.place, &temp::notes_name(&self.place.name), &notes);
+    fn remove_notes(&self) {
+        if let Some(notes) = &self.notes {
+            remove_if(&self.place, &temp::notes_name(&self.place.name), notes);
         }
     }
 }
@@ -284,11 +267,11 @@ impl Draft {
 /// `source` kept the notes of this file from being read or written.
 pub(crate) fn journal_fault(path: &Path, source: io::Error) -> Error {
     let step = step::JOURNAL;
-    explain(path, 0, Stop::Fault { step, source })
+    Stop::Fault { step, source }.about(path, 0)
 }
 
 pub(super) fn find(path: &Path, watch: &dyn Watch) -> Result<Place, Error> {
-    match Target::find(path, watch).map_err(|stop| explain(path, 0, stop))? {
+    match Target::find(path, watch).map_err(|stop| stop.about(path, 0))? {
         Target::Place(place) => Ok(place),
         Target::Nameless(_) | Target::Stream(_) => Err(refuse(path, EditError::NoPlace)),
     }
@@ -301,23 +284,11 @@ pub(super) fn refuse(path: &Path, fault: EditError) -> Error {
     }
 }
 
-pub(super) fn explain(path: &Path, nbytes: u64, stop: Stop) -> Error {
-    match stop {
-        Stop::Interrupted => Error::Interrupted,
-        Stop::Fault { step, source } => Error::Write {
-            path: path.to_owned(),
-            step,
-            nbytes,
-            source,
-        },
-    }
-}
-
-/// As [`explain`], of a file that was to get its name.
+/// What kept a file from getting its name.
 pub(super) fn explain_publishing(path: &Path, nbytes: u64, stop: Stop) -> Error {
     match stop {
         Stop::Fault { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => is_there(path),
-        stop => explain(path, nbytes, stop),
+        stop => stop.about(path, nbytes),
     }
 }
 
@@ -386,7 +357,7 @@ fn lock_notes(file: &File, company: Company) -> io::Result<bool> {
 }
 
 /// Removes `name` if `file` has it.
-pub(super) fn remove_if(place: &Place, name: &OsStr, file: &File) {
+fn remove_if(place: &Place, name: &OsStr, file: &File) {
     if has_name(place, name, file) {
         let _ = fs::unlinkat(&place.directory, name, AtFlags::empty());
     }

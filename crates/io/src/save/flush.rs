@@ -6,7 +6,8 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use super::{POLL, Step, Stop, Watch, step};
+use crate::error::{Step, Stop, step};
+use crate::watch::{POLL, Watch};
 
 /// Bytes that are sent to the disk at once while others are still written. Enough that it writes long runs.
 const AHEAD: u64 = 32 << 20;

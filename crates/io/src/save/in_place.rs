@@ -4,11 +4,13 @@ use std::fs::File;
 use std::io::{self, Seek};
 
 use super::pieces::Pieces;
-use super::release::release;
-use super::space::{self, Size};
+use super::space::{self, Size, release};
 use super::target::Place;
+use super::temp;
 use super::write::{self, Way};
-use super::{Durability, SaveOptions, Step, Stop, Watch, step, temp};
+use crate::error::{Step, Stop, step};
+use crate::options::{Durability, SaveOptions};
+use crate::watch::Watch;
 
 /// Writes into the file that `place` names, or makes it.
 pub(super) fn save(

@@ -1,51 +1,38 @@
-//! A file that is filled before it gets its name, and that stays beside its target when whoever fills it is broken off.
+//! A draft that stays beside its target when whoever fills it is broken off.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::fs::{self, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::process::geteuid;
 
-use super::attributes::Attributes;
-use super::draft::{explain, explain_publishing, find, has_name, is_there, refuse, remove_if};
+use super::attributes::{Attributes, inherited};
+use super::draft::{Draft, explain_publishing, find, has_name, is_there, refuse};
 use super::flush::flush;
 use super::space::{self, Size};
 use super::target::Place;
-use super::{Durability, Existing, Step, Stop, Watch, step, temp};
-use crate::edit::EditError;
-use crate::error::Error;
+use super::temp;
+use crate::error::{EditError, Error, Step, Stop, step};
+use crate::options::{Durability, Existing};
+use crate::watch::Watch;
 
 /// How often the file is opened that somebody else has just given its name to, or taken away.
 const TRIES: usize = 10;
 
-/// A file under a name that its target gives. It is locked as long as it is open, so that nobody else fills it.
-pub(crate) struct Partial {
-    path: PathBuf,
-    place: Place,
-    attributes: Option<Attributes>,
-    file: File,
-    name: OsString,
-    nbytes: u64,
-}
-
-impl Partial {
+/// Of a draft under a name that its target gives. It is locked as long as it is open, so that nobody else fills it.
+impl Draft {
     /// Opens what was left for `path`, or makes an empty file.
-    pub(crate) fn open(path: &Path, existing: Existing, watch: &dyn Watch) -> Result<Partial, Error> {
+    pub(crate) fn resume(path: &Path, existing: Existing, watch: &dyn Watch) -> Result<Draft, Error> {
         let place = find(path, watch)?;
         if place.existing.is_some() && existing == Existing::Refuse {
             return Err(is_there(path));
         }
         let name = temp::partial_name(&place.name);
         let opened = || -> io::Result<Option<(File, Option<Attributes>)>> {
-            let attributes = match &place.existing {
-                Some(stat) => Some(Attributes::of(&place, stat)?),
-                None => None,
-            };
-            // What replaces a private file is private from the first byte on.
-            let mode = Mode::from_raw_mode(if attributes.is_some() { 0o600 } else { 0o666 });
+            let (attributes, mode) = inherited(&place)?;
             let Some(file) = locked(&place, &name, mode)? else {
                 return Ok(None);
             };
@@ -54,16 +41,15 @@ impl Partial {
             }
             Ok(Some((file, attributes)))
         };
-        let opened = opened()
-            .step(step::CREATE)
-            .map_err(|stop| explain(path, 0, stop))?;
+        let opened = opened().step(step::CREATE).map_err(|stop| stop.about(path, 0))?;
         let (file, attributes) = opened.ok_or_else(|| refuse(path, EditError::Busy))?;
-        Ok(Partial {
+        Ok(Draft {
             path: path.to_owned(),
             place,
             attributes,
             file,
             name,
+            notes: None,
             nbytes: 0,
         })
     }
@@ -77,17 +63,13 @@ impl Partial {
         opened.ok().map(File::from)
     }
 
-    pub(crate) fn file(&self) -> &File {
-        &self.file
-    }
-
     /// Sends what it holds to the disk, which may take long.
     pub(crate) fn flush(&self, durable: Durability, watch: &dyn Watch) -> Result<(), Error> {
         let flushed = match durable {
             Durability::Durable => flush(&self.file, watch),
             Durability::Fast => Ok(()),
         };
-        flushed.map_err(|stop| explain(&self.path, self.nbytes, stop))
+        flushed.map_err(|stop| stop.about(&self.path, self.nbytes))
     }
 
     /// Throws away what it holds, and makes room for `nbytes`.
@@ -98,69 +80,26 @@ impl Partial {
             space::reserve(&self.file, nbytes, Size::Set, watch)?;
             self.file.set_len(nbytes).step(step::WRITE)
         };
-        made().map_err(|stop| explain(&self.path, nbytes, stop))
-    }
-
-    /// Writes `bytes` at `position`.
-    pub(crate) fn write(&self, bytes: &[u8], position: u64) -> Result<(), Error> {
-        let written = super::write_all_at(&self.file, bytes, position);
-        written
-            .step(step::WRITE)
-            .map_err(|stop| explain(&self.path, self.nbytes, stop))
+        made().map_err(|stop| stop.about(&self.path, nbytes))
     }
 
     /// Gives its first `nbytes` the name of the target, and throws the rest away.
-    pub(crate) fn publish(
+    pub(crate) fn publish_first(
         &self,
         nbytes: u64,
         existing: Existing,
         durable: Durability,
         watch: &dyn Watch,
     ) -> Result<(), Error> {
-        self.try_publish(nbytes, existing, durable, watch)
-            .map_err(|stop| explain_publishing(&self.path, nbytes, stop))
-    }
-
-    fn try_publish(
-        &self,
-        nbytes: u64,
-        existing: Existing,
-        durable: Durability,
-        watch: &dyn Watch,
-    ) -> Result<(), Stop> {
-        if durable == Durability::Durable {
-            // Before the notes behind the bytes are lost, since this takes the longest and may be broken off.
-            flush(&self.file, watch)?;
-        }
-        self.file.set_len(nbytes).step(step::WRITE)?;
-        if let Some(attributes) = &self.attributes {
-            attributes.apply(&self.file).step(step::ATTRIBUTES)?;
-        }
-        if durable == Durability::Durable {
-            self.file.sync_all().step(step::FLUSH)?;
-        }
-        self.name_it(existing).step(step::RENAME)?;
-        match durable {
-            Durability::Durable => self.place.directory.flush(&self.file).step(step::FLUSH_DIRECTORY),
-            Durability::Fast => Ok(()),
-        }
-    }
-
-    fn name_it(&self, existing: Existing) -> io::Result<()> {
-        if existing == Existing::Refuse
-            && let Some(named) = temp::name_new(&self.place, &self.name)
-        {
-            return named;
-        }
-        let (directory, to) = (&self.place.directory, &*self.place.name);
-        Ok(retry_on_intr(|| {
-            fs::renameat(directory, &*self.name, directory, to)
-        })?)
-    }
-
-    /// Removes it.
-    pub(crate) fn discard(&self) {
-        remove_if(&self.place, &self.name, &self.file);
+        let published = || -> Result<(), Stop> {
+            if durable == Durability::Durable {
+                // Before the notes behind the bytes are lost, since this takes the longest and may be broken off.
+                flush(&self.file, watch)?;
+            }
+            self.file.set_len(nbytes).step(step::WRITE)?;
+            self.try_publish(existing, durable, watch)
+        };
+        published().map_err(|stop| explain_publishing(&self.path, nbytes, stop))
     }
 }
 

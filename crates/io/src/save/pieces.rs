@@ -6,8 +6,9 @@ use std::ops::Range;
 
 use ingot_format::{FormatError, Layout, to_u64, to_usize};
 
-use crate::dest::Bytes;
-use crate::hash::Sealed;
+use crate::digest::Sealed;
+use crate::disk::write_all_at;
+use crate::memory::Bytes;
 use crate::payload::{FileRange, Payload, prove_sizes, prove_total};
 
 /// Bytes that are written at once: few enough that threads share the work evenly, a watch is heard soon and buffers of
@@ -242,27 +243,6 @@ impl Run<'_> {
             Run::File(source, range) => source.copy(range.clone(), file, position, buffer),
         }
     }
-}
-#[cfg(unix)]
-pub(crate) fn write_all_at(file: &File, bytes: &[u8], position: u64) -> io::Result<()> {
-    // Goes on after short writes and after signals.
-    std::os::unix::fs::FileExt::write_all_at(file, bytes, position)
-}
-
-#[cfg(windows)]
-pub(crate) fn write_all_at(file: &File, mut bytes: &[u8], mut position: u64) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match std::os::windows::fs::FileExt::seek_write(file, bytes, position) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(count) => {
-                bytes = &bytes[count..];
-                position += to_u64(count);
-            }
-            Err(fault) if fault.kind() == io::ErrorKind::Interrupted => {}
-            Err(fault) => return Err(fault),
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

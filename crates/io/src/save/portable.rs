@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 use super::flush::{flush, sync};
 use super::pieces::Pieces;
 use super::write::{self, Way};
-use super::{Durability, ReadOnly, Replace, SaveOptions, Step, Stop, Watch, step};
+use crate::error::{Step, Stop, step};
+use crate::options::{Durability, ReadOnly, Replace, SaveOptions};
+use crate::watch::Watch;
 
 const SUFFIX: &str = ".ingot-tmp";
 

@@ -3,16 +3,18 @@
 use std::io;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use ingot_format::{Layout, to_u64, to_usize};
 use memmap2::MmapMut;
 
 use super::pieces::{PIECE, Pieces};
-use super::{Error, SaveOptions, Watch, save_data};
+use crate::error::Error;
 use crate::payload::{Payload, prove_sizes};
+use crate::watch::Watch;
+use crate::workers::Team;
 
 /// Bytes of memory that are asked for at once, by one thread. A multiple of the size of every huge page.
 const BLOCK: usize = 32 << 20;
@@ -57,10 +59,9 @@ impl Snapshot {
                 .map(|_| OnceLock::new())
                 .collect(),
             next: AtomicUsize::new(0),
-            stop: AtomicBool::new(false),
-            fault: Mutex::new(None),
+            team: Team::new(pieces.nbytes(), watch, || Fault::Interrupted),
         };
-        copier.copy(watch).map_err(|fault| match fault {
+        copier.copy().map_err(|fault| match fault {
             Fault::Interrupted => Error::Interrupted,
             Fault::Memory(source) => Error::OutOfMemory {
                 path: Some(path.to_path_buf()),
@@ -69,7 +70,7 @@ impl Snapshot {
             },
             Fault::Read(source) => Error::Write {
                 path: path.to_path_buf(),
-                step: super::step::READ,
+                step: crate::error::step::READ,
                 nbytes: pieces.nbytes(),
                 source,
             },
@@ -83,21 +84,6 @@ impl Snapshot {
                 .filter_map(OnceLock::into_inner)
                 .collect(),
         })
-    }
-
-    /// Writes the file of the `layout` that the copy was taken for.
-    ///
-    /// # Errors
-    /// What [`crate::save`] says.
-    pub fn save(
-        &self,
-        path: &Path,
-        layout: &Layout,
-        options: &SaveOptions,
-        watch: &dyn Watch,
-    ) -> Result<(), Error> {
-        let Layout { header, head, .. } = layout;
-        save_data(path, head, header.data_nbytes(), &self.payloads(), options, watch)
     }
 
     /// The copy, in the order of the payloads, cut as its memory is.
@@ -126,42 +112,30 @@ struct Copier<'c, 'a> {
     blocks: Vec<OnceLock<MmapMut>>,
     /// The block that nobody has begun with.
     next: AtomicUsize,
-    stop: AtomicBool,
-    fault: Mutex<Option<Fault>>,
+    team: Team<'c, Fault>,
 }
 
 impl Copier<'_, '_> {
     /// The calling thread first copies what only it can fetch, then helps the others.
-    fn copy(&self, watch: &dyn Watch) -> Result<(), Fault> {
+    fn copy(&self) -> Result<(), Fault> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let others = match self.pieces.nbytes() < PARALLEL {
             true => 0,
             false => cores.min(THREADS) - 1,
         };
-        let go_on = || {
-            watch.progressed(0, self.pieces.nbytes());
-            let interrupted = watch.interrupted();
-            if interrupted {
-                self.fail(Fault::Interrupted);
-            }
-            !self.stop.load(Ordering::Relaxed)
-        };
-        thread::scope(|scope| {
-            for _ in 0..others {
-                let run = || self.work(|| !self.stop.load(Ordering::Relaxed));
-                let thread = thread::Builder::new().name("ingot-snapshot".into());
-                // With fewer threads it only takes longer.
-                let _ = thread.spawn_scoped(scope, run);
-            }
-            for block in 0..self.blocks.len() {
-                if self.is_fetched(block) && go_on() {
+        let ours = || {
+            for block in (0..self.blocks.len()).filter(|&block| self.is_fetched(block)) {
+                if self.team.look() {
                     self.copy_block(block);
                 }
             }
-            self.work(go_on);
-        });
-        let fault = self.fault.lock().unwrap_or_else(PoisonError::into_inner).take();
-        fault.map_or(Ok(()), Err)
+            self.work(|| self.team.look());
+        };
+        let theirs = || self.work(|| !self.team.stopped());
+        if !self.team.spread("ingot-snapshot", others, theirs, ours) {
+            ours();
+        }
+        self.team.outcome()
     }
 
     fn work(&self, go_on: impl Fn() -> bool) {
@@ -193,7 +167,7 @@ impl Copier<'_, '_> {
         match self.copied(block) {
             // Each block is copied by one thread, so nothing is there yet.
             Ok(copy) => drop(self.blocks[block].set(copy)),
-            Err(fault) => self.fail(fault),
+            Err(fault) => self.team.fail(fault),
         }
     }
 
@@ -216,20 +190,12 @@ impl Copier<'_, '_> {
         }
         Ok(copy)
     }
-
-    fn fail(&self, fault: Fault) {
-        self.stop.store(true, Ordering::Relaxed);
-        self.fault
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get_or_insert(fault);
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Unwatched;
+    use crate::{SaveOptions, Unwatched};
     use ingot_format::{Dtype, Format, Spec};
 
     #[test]

@@ -4,8 +4,9 @@ use std::fs::File;
 use std::io::{self, Write};
 
 use super::pieces::{PIECE, Pieces, Run};
-use super::{POLL, Step, Stop, Watch, step};
+use crate::error::{Step, Stop, step};
 use crate::payload::Payload;
+use crate::watch::{POLL, Watch};
 use ingot_format::to_u64;
 
 /// Writes everything into `file` from where it stands.

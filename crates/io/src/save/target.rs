@@ -11,7 +11,9 @@ use std::thread;
 use rustix::fs::{self, Access, AtFlags, CWD, FileType, Mode, OFlags, Stat};
 use rustix::io::{Errno, retry_on_intr};
 
-use super::{POLL, ReadOnly, Step, Stop, Watch, step};
+use crate::error::{Step, Stop, step};
+use crate::options::ReadOnly;
+use crate::watch::{POLL, Watch};
 
 /// As many links as Linux follows.
 const LINKS: usize = 40;

@@ -9,7 +9,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use rustix::fs::{self, AtFlags, Dir, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
-use super::release;
+use super::space;
 use super::target::{Directory, Place};
 
 const SUFFIX: &[u8] = b".ingot-tmp";
@@ -70,15 +70,6 @@ impl<'p> Temp<'p> {
         })
     }
 
-    /// The named `file`, which was made by other means.
-    pub(super) fn of(place: &'p Place, file: File, name: OsString) -> Temp<'p> {
-        Temp {
-            place,
-            file,
-            name: Some(name),
-        }
-    }
-
     pub(super) fn file(&self) -> &File {
         &self.file
     }
@@ -98,18 +89,25 @@ impl<'p> Temp<'p> {
             None => link(directory, &self.place.name, &self.file)?,
         };
         let name = self.name.insert(name);
-        let replaced = release::keep(self.place, &self.file);
-        match retry_on_intr(|| fs::renameat(directory, &**name, directory, &*self.place.name)) {
-            Ok(()) => {
-                self.name = None;
-                if let Some(replaced) = replaced {
-                    release::release(replaced);
-                }
-                Ok(())
+        rename(self.place, &self.file, name)?;
+        self.name = None;
+        Ok(())
+    }
+}
+
+/// Gives `file`, which has the `name`, that of the target.
+pub(super) fn rename(place: &Place, file: &File, name: &OsStr) -> Result<(), Refused> {
+    let directory = &place.directory;
+    let replaced = space::keep(place, file);
+    match retry_on_intr(|| fs::renameat(directory, name, directory, &*place.name)) {
+        Ok(()) => {
+            if let Some(replaced) = replaced {
+                space::release(replaced);
             }
-            Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::XDEV) => Err(Refused::Rename),
-            Err(fault) => Err(Refused::Fault(fault.into())),
+            Ok(())
         }
+        Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::XDEV) => Err(Refused::Rename),
+        Err(fault) => Err(Refused::Fault(fault.into())),
     }
 }
 

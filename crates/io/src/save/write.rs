@@ -3,9 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use ingot_format::to_u64;
@@ -14,9 +12,10 @@ use super::direct::{self, Aligned, Direct};
 use super::flush::Flusher;
 use super::pieces::{PIECE, Pieces};
 use super::ring::{Closing, Ring};
-use super::{POLL, Step, Stop, Watch, step};
-use crate::hash::{Sealed, Sealing};
-use crate::workers::heed;
+use crate::digest::{Sealed, Sealing};
+use crate::error::{Step, Stop, step};
+use crate::watch::{POLL, Watch};
+use crate::workers::Team;
 
 /// From this size on, threads write: starting them costs about 0.1 ms, as long as writing 0.5 MB.
 const PARALLEL: u64 = 32 << 20;
@@ -59,21 +58,20 @@ pub(super) fn write(pieces: &Pieces<'_>, file: &File, way: &Way, watch: &dyn Wat
         way,
         sealing,
         next: AtomicUsize::new(0),
-        done: AtomicU64::new(0),
-        stop: Arc::default(),
+        team: Team::new(pieces.nbytes(), watch, || Stop::Interrupted),
         ring: Ring::new(if pieces.fetched().is_empty() {
             0
         } else {
             threads + 1
         }),
     };
-    writer.write_with(threads, watch)?;
+    writer.write_with(threads)?;
     writer.prove_complete()?;
     let Some(sealing) = writer.sealing else {
         return Ok(());
     };
     let head = sealing.head().map_err(io::Error::other).step(step::SEAL)?;
-    super::pieces::write_all_at(file, &head, 0).step(step::WRITE)
+    crate::disk::write_all_at(file, &head, 0).step(step::WRITE)
 }
 
 struct Writer<'w, 'a> {
@@ -84,10 +82,7 @@ struct Writer<'w, 'a> {
     sealing: Option<Sealing<'w>>,
     /// The piece that nobody has begun with.
     next: AtomicUsize,
-    /// Bytes that are written.
-    done: AtomicU64,
-    /// Set when the save has failed or was interrupted.
-    stop: Arc<AtomicBool>,
+    team: Team<'w, Stop>,
     ring: Ring,
 }
 
@@ -112,55 +107,39 @@ struct Buffers {
 
 impl Writer<'_, '_> {
     /// With `threads` at work beside the calling one, which then only fetches and watches; with none, it writes itself.
-    fn write_with(&self, threads: usize, watch: &dyn Watch) -> Result<(), Stop> {
-        thread::scope(|scope| {
-            let (sender, faults) = mpsc::channel();
-            let spawn = |_: &usize| {
-                let sender = sender.clone();
-                let run = move || {
-                    // Dropped on unwinding as well, so that the watcher below never waits for ever.
-                    let sender = sender;
-                    heed(&self.stop);
-                    let mut ending = Ending(self.sealing.as_ref());
-                    match self.work() {
-                        Ok(()) => ending.0 = None,
-                        // Nobody listens when another thread failed first.
-                        Err(fault) => drop(sender.send(fault)),
-                    }
-                };
-                thread::Builder::new()
-                    .name("ingot-save".into())
-                    .spawn_scoped(scope, run)
-            };
-            let spawned = (0..threads).take_while(|n| spawn(n).is_ok()).count();
-            drop(sender);
-            let outcome = match spawned {
-                0 => self.work_alone(watch),
-                _ => self
-                    .fetch(&faults, watch)
-                    .and_then(|()| self.wait(&faults, watch)),
-            };
-            self.stop.store(outcome.is_err(), Ordering::Relaxed);
-            outcome
-        })
+    fn write_with(&self, threads: usize) -> Result<(), Stop> {
+        let failing = |outcome: Result<(), Stop>| outcome.unwrap_or_else(|stop| self.team.fail(stop));
+        let work = || {
+            let mut ending = Ending(self.sealing.as_ref());
+            match self.work().step(step::WRITE) {
+                Ok(()) => ending.0 = None,
+                Err(fault) => self.team.fail(fault),
+            }
+        };
+        if !self
+            .team
+            .spread("ingot-save", threads, work, || failing(self.fetch()))
+        {
+            failing(self.work_alone());
+        }
+        self.team.tell();
+        self.team.outcome()
     }
 
     /// Writes all pieces on this thread.
-    fn work_alone(&self, watch: &dyn Watch) -> Result<(), Stop> {
+    fn work_alone(&self) -> Result<(), Stop> {
         let mut buffers = Buffers::default();
-        for piece in 0..self.pieces.count() {
-            self.ask(watch)?;
+        for piece in (0..self.pieces.count()).take_while(|_| self.team.look()) {
             self.write_pieces(piece..piece + 1, &mut buffers)
                 .step(step::WRITE)?;
         }
-        self.tell(watch);
         Ok(())
     }
 
     /// Writes what the saving thread has fetched, as soon as it has, and in between whatever comes next.
     fn work(&self) -> io::Result<()> {
         let mut buffers = Buffers::default();
-        while !self.stop.load(Ordering::Relaxed) {
+        while !self.team.stopped() {
             if let Some((piece, buffer)) = self.ring.ready() {
                 self.write_fetched(piece, buffer)?;
                 continue;
@@ -175,7 +154,7 @@ impl Writer<'_, '_> {
         }
         drop(buffers);
         while !self.pieces.fetched().is_empty()
-            && !self.stop.load(Ordering::Relaxed)
+            && !self.team.stopped()
             && let Some((piece, buffer)) = self.ring.next()
         {
             self.write_fetched(piece, buffer)?;
@@ -233,26 +212,25 @@ impl Writer<'_, '_> {
             sealing.feed(position, bytes);
         }
         match self.way {
-            Way::Cached(_) | Way::Shared => super::pieces::write_all_at(self.file, bytes, position),
+            Way::Cached(_) | Way::Shared => crate::disk::write_all_at(self.file, bytes, position),
             Way::Direct(direct) => direct::write(direct, self.file, bytes, position),
         }
     }
 
     fn wrote(&self, nbytes: u64) {
-        let done = self.done.fetch_add(nbytes, Ordering::Relaxed) + nbytes;
+        let done = self.team.did(nbytes);
         if let Way::Cached(Some(flusher)) = self.way {
             flusher.wrote(done);
         }
     }
 
     /// Fetches what only this thread may fetch, while the others write.
-    fn fetch(&self, faults: &Receiver<io::Error>, watch: &dyn Watch) -> Result<(), Stop> {
+    fn fetch(&self) -> Result<(), Stop> {
         let _closing = Closing(&self.ring);
         for &piece in self.pieces.fetched() {
             let mut buffer = loop {
-                self.ask(watch)?;
-                if let Ok(fault) = faults.try_recv() {
-                    return Err(fault).step(step::WRITE);
+                if !self.team.look() {
+                    return Ok(());
                 }
                 if let Some(buffer) = self.ring.empty(POLL) {
                     break buffer;
@@ -265,41 +243,15 @@ impl Writer<'_, '_> {
         Ok(())
     }
 
-    /// Waits until the others are done.
-    fn wait(&self, faults: &Receiver<io::Error>, watch: &dyn Watch) -> Result<(), Stop> {
-        loop {
-            match faults.recv_timeout(POLL) {
-                Ok(fault) => return Err(fault).step(step::WRITE),
-                Err(RecvTimeoutError::Disconnected) => {
-                    self.tell(watch);
-                    return Ok(());
-                }
-                Err(RecvTimeoutError::Timeout) => self.ask(watch)?,
-            }
-        }
-    }
-
     /// Fails unless all bytes were written. Each piece was written whole or is an error, so this says that none was passed
     /// over.
     fn prove_complete(&self) -> Result<(), Stop> {
-        let (expected, found) = (self.pieces.nbytes(), self.done.load(Ordering::Relaxed));
+        let (expected, found) = (self.pieces.nbytes(), self.team.done());
         if found == expected {
             return Ok(());
         }
         let message = format!("{found} bytes were written, expected {expected}");
         Err(io::Error::new(io::ErrorKind::UnexpectedEof, message)).step(step::WRITE)
-    }
-
-    fn tell(&self, watch: &dyn Watch) {
-        watch.progressed(self.done.load(Ordering::Relaxed), self.pieces.nbytes());
-    }
-
-    fn ask(&self, watch: &dyn Watch) -> Result<(), Stop> {
-        self.tell(watch);
-        match watch.interrupted() {
-            true => Err(Stop::Interrupted),
-            false => Ok(()),
-        }
     }
 }
 
@@ -307,7 +259,7 @@ impl Writer<'_, '_> {
 mod tests {
     use super::*;
     use crate::Unwatched;
-    use crate::dest::Bytes;
+    use crate::memory::Bytes;
     use crate::payload::{FileRange, Payload, Produce};
     use crate::save::save_data;
     use proptest::prelude::*;
@@ -351,8 +303,7 @@ mod tests {
             way,
             sealing: None,
             next: AtomicUsize::new(0),
-            done: AtomicU64::new(0),
-            stop: Arc::default(),
+            team: Team::new(pieces.nbytes(), &Unwatched, || Stop::Interrupted),
             ring: Ring::new(threads + 1),
         }
     }
@@ -366,7 +317,7 @@ mod tests {
             None => Way::Cached(Flusher::start(&file)),
         };
         let writer = writer(pieces, &file, &way, threads);
-        assert!(writer.write_with(threads, &Unwatched).is_ok());
+        assert!(writer.write_with(threads).is_ok());
         std::fs::read(&path).unwrap()
     }
 

@@ -14,7 +14,7 @@ use ingot_format::{to_u64, to_usize};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::{Errno, pread, retry_on_intr};
 
-use crate::block::{Block, HUGE_PAGE_NBYTES};
+use crate::memory::{Block, HUGE_PAGE_NBYTES};
 use crate::residency::is_cold;
 
 /// What a disk may want positions, sizes and addresses to be multiples of: the largest block that disks have.
@@ -98,7 +98,7 @@ fn reopened(file: &File) -> Option<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dest::Dest;
+    use crate::memory::Dest;
 
     const NBYTES: usize = (5 << 20) + 1234;
 
@@ -160,7 +160,7 @@ mod tests {
                 let expected = &bytes[position..NBYTES.min(position + nbytes)];
                 placed(at, expected.len() + 1, |dest| {
                     let (dest, after) = dest.split_at_mut(expected.len());
-                    crate::failure::read_exactly(&source, to_u64(position), dest).unwrap();
+                    crate::source::read_exactly(&source, to_u64(position), dest).unwrap();
                     assert!(dest == expected, "{position} to {at}");
                     assert_eq!(after, [0], "not a byte more");
                 });

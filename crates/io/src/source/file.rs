@@ -11,7 +11,7 @@ use std::time::SystemTime;
 use super::Source;
 #[cfg(target_os = "linux")]
 use super::direct::Direct;
-use crate::backend::remote_file_system;
+use crate::disk::remote_file_system;
 #[cfg(target_os = "linux")]
 use crate::residency::is_cold;
 
@@ -19,8 +19,7 @@ use crate::residency::is_cold;
 #[derive(Debug)]
 pub struct FileSource {
     file: File,
-    nbytes: u64,
-    modified: Option<SystemTime>,
+    stamp: Stamp,
     /// The file system, where reading from it waits for a network or another process.
     remote: Option<&'static str>,
     #[cfg(target_os = "linux")]
@@ -49,8 +48,7 @@ impl FileSource {
             read_far_ahead(&file);
         }
         Ok(FileSource {
-            nbytes: metadata.len(),
-            modified: metadata.modified().ok(),
+            stamp: Stamp::of(&metadata),
             remote,
             #[cfg(target_os = "linux")]
             direct: Direct::default(),
@@ -73,10 +71,52 @@ impl FileSource {
         &self.file
     }
 
-    fn is_as_it_was(&self, now: &Metadata) -> bool {
+    /// What it was when it was opened.
+    pub(crate) fn stamp(&self) -> &Stamp {
+        &self.stamp
+    }
+}
+
+/// What tells whether a file is the one that it was, and as it was.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stamp {
+    /// Its device, and its number there.
+    identity: (u64, u64),
+    nbytes: u64,
+    modified: Option<SystemTime>,
+}
+
+impl Stamp {
+    pub(crate) fn of(metadata: &Metadata) -> Stamp {
+        #[cfg(unix)]
+        let identity = {
+            use std::os::unix::fs::MetadataExt;
+            (metadata.dev(), metadata.ino())
+        };
+        // Nothing that stable Rust tells.
+        #[cfg(not(unix))]
+        let identity = (0, 0);
+        Stamp {
+            identity,
+            nbytes: metadata.len(),
+            modified: metadata.modified().ok(),
+        }
+    }
+
+    pub(crate) fn nbytes(&self) -> u64 {
+        self.nbytes
+    }
+
+    /// Whether nobody wrote to it until `now`.
+    pub(crate) fn is_unwritten(&self, now: &Stamp) -> bool {
         // Neither the inode's change time nor its link count: replacing the file by rename alters those, and
         // whoever opened the old file goes on reading it unharmed.
-        now.len() == self.nbytes && now.modified().ok() == self.modified
+        now.nbytes == self.nbytes && now.modified == self.modified
+    }
+
+    /// Whether `now` is of the same file, written to or not.
+    pub(crate) fn is_same_file(&self, now: &Stamp) -> bool {
+        now.identity == self.identity
     }
 }
 
@@ -102,7 +142,7 @@ fn is_a_directory() -> io::Error {
 
 impl Source for FileSource {
     fn nbytes(&self) -> u64 {
-        self.nbytes
+        self.stamp.nbytes
     }
 
     #[cfg(unix)]
@@ -141,7 +181,8 @@ impl Source for FileSource {
     }
 
     fn nbytes_now(&self) -> io::Result<Option<u64>> {
-        let now = self.file.metadata()?;
-        Ok((self.is_as_it_was(&now) || now.len() != self.nbytes).then_some(now.len()))
+        let now = Stamp::of(&self.file.metadata()?);
+        let is_told_by_size = now.nbytes != self.stamp.nbytes;
+        Ok((is_told_by_size || self.stamp.is_unwritten(&now)).then_some(now.nbytes))
     }
 }

@@ -3,6 +3,7 @@
 #[cfg(target_os = "linux")]
 mod direct;
 mod file;
+mod local;
 mod mapped;
 mod memory;
 
@@ -11,9 +12,14 @@ use std::io::{self, IoSliceMut, Read};
 use std::ops::Range;
 use std::sync::Arc;
 
+use ingot_format::{to_u64, to_usize};
+
+use crate::error::Failure;
+use crate::memory::Memory;
 pub use file::FileSource;
+pub(crate) use file::Stamp;
+pub(crate) use local::{LocalFile, Reopen, with_room};
 pub(crate) use mapped::MappedSource;
-pub use mapped::Memory;
 pub use memory::MemorySource;
 
 /// A run of bytes that tensors can be read from: a file, a mapping, memory, a URL.
@@ -91,5 +97,85 @@ pub trait Source: Send + Sync + Debug {
     /// Whatever the system says.
     fn nbytes_now(&self) -> io::Result<Option<u64>> {
         Ok(Some(self.nbytes()))
+    }
+}
+
+/// Fills `dest` from `position` on. Sources may give less than they are asked for, and be interrupted.
+pub(crate) fn read_exactly(source: &dyn Source, position: u64, dest: &mut [u8]) -> Result<(), Failure> {
+    let expected = dest.len();
+    let mut found = 0;
+    while found < expected {
+        let fault = match source.read_at(position + to_u64(found), &mut dest[found..]) {
+            Ok(0) => None,
+            Ok(count) => {
+                found += count;
+                continue;
+            }
+            Err(fault) if fault.kind() == io::ErrorKind::Interrupted => continue,
+            Err(fault) => Some(fault),
+        };
+        return Err(Failure::Read {
+            position,
+            expected,
+            found,
+            source: fault,
+        });
+    }
+    Ok(())
+}
+
+/// Memory that what nobody wants passes through.
+const WASTE_NBYTES: usize = 16 << 10;
+
+/// The bytes of a span of a source, as they come: one long read, of which only some is wanted.
+pub(crate) struct Stream<'s> {
+    bytes: Box<dyn Read + 's>,
+    /// Where the next byte lies in the source.
+    position: u64,
+}
+
+impl<'s> Stream<'s> {
+    /// The bytes of `span`, where the source gives them like this.
+    pub(crate) fn new(source: &'s dyn Source, span: Range<u64>) -> Option<Stream<'s>> {
+        let position = span.start;
+        let bytes = source.stream(span)?;
+        Some(Stream { bytes, position })
+    }
+
+    /// Fills `dest` with the bytes from `position` on, which is not before what was read last.
+    pub(crate) fn fill(&mut self, position: u64, dest: &mut [u8]) -> Result<(), Failure> {
+        let mut waste = [0; WASTE_NBYTES];
+        while self.position < position {
+            let left = to_usize(position - self.position).unwrap_or(usize::MAX);
+            let most = left.min(WASTE_NBYTES);
+            self.read(&mut waste[..most]).map_err(|source| Failure::Read {
+                position,
+                expected: dest.len(),
+                found: 0,
+                source,
+            })?;
+        }
+        let mut found = 0;
+        while found < dest.len() {
+            found += self.read(&mut dest[found..]).map_err(|source| Failure::Read {
+                position,
+                expected: dest.len(),
+                found,
+                source,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Reads once. That there is no more is a failure without an error of the system.
+    fn read(&mut self, dest: &mut [u8]) -> Result<usize, Option<io::Error>> {
+        match self.bytes.read(dest) {
+            Ok(0) => Err(None),
+            Ok(count) => {
+                self.position += to_u64(count);
+                Ok(count)
+            }
+            Err(fault) => Err(Some(fault)),
+        }
     }
 }

@@ -7,12 +7,11 @@ use ingot_format::{
     Dtype, Format, FormatError, Layout, LayoutOptions, Order, Spec, layout_with, nbytes, to_u64,
 };
 
-use super::{PIECE, put};
-use crate::edit::EditError;
-use crate::error::Error;
+use super::writer::{PIECE, put, refuse};
+use crate::error::{EditError, Error};
+use crate::options::{Existing, SaveOptions};
 use crate::payload::Payload;
 use crate::save::draft::Draft;
-use crate::save::{Existing, SaveOptions};
 use crate::watch::Watch;
 
 /// A file to which tensors are appended. Its header has space in front, which is filled when it is committed.
@@ -141,7 +140,7 @@ impl Appender {
     pub fn commit(&mut self, watch: &dyn Watch) -> Result<(), Error> {
         self.check_open()?;
         let head = self.laid_out(None)?.head;
-        let options = self.options;
+        let durable = self.options.durable;
         let Some(draft) = &mut self.draft else {
             return Err(self.refuse(EditError::Committed));
         };
@@ -151,7 +150,7 @@ impl Appender {
             .file()
             .set_len(self.reserved + self.end)
             .map_err(|fault| draft.write_fault(fault))?;
-        draft.publish(Existing::Replace, &options, watch)?;
+        draft.publish(Existing::Replace, durable, watch)?;
         self.draft = None;
         Ok(())
     }
@@ -234,7 +233,7 @@ impl Appender {
     }
 
     fn refuse(&self, fault: EditError) -> Error {
-        super::refuse(&self.path, fault)
+        refuse(&self.path, fault)
     }
 }
 

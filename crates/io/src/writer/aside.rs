@@ -4,8 +4,8 @@ use std::ffi::OsStr;
 use std::path::Path;
 
 use crate::error::Error;
+use crate::options::{Existing, SaveOptions};
 use crate::save::draft::Draft;
-use crate::save::{Existing, SaveOptions};
 use crate::watch::Watch;
 
 /// An empty file beside a path. As with a [`Writer`](crate::Writer), losing it leaves what is at the path, and the
@@ -41,10 +41,10 @@ impl Aside {
     /// # Errors
     /// [`Error::Write`]; [`Error::Open`] for a file that is not to be replaced. The new one is gone then.
     pub fn commit(&mut self, existing: Existing, watch: &dyn Watch) -> Result<(), Error> {
-        let Some(mut draft) = self.draft.take() else {
+        let Some(draft) = self.draft.take() else {
             return Ok(());
         };
-        let published = draft.publish(existing, &self.options, watch);
+        let published = draft.publish(existing, self.options.durable, watch);
         if published.is_err() {
             draft.discard();
         }
@@ -56,7 +56,7 @@ impl Drop for Aside {
     fn drop(&mut self) {
         // A fork has the same file open, and it is not the one that made it.
         if self.process == std::process::id()
-            && let Some(mut draft) = self.draft.take()
+            && let Some(draft) = self.draft.take()
         {
             draft.discard();
         }

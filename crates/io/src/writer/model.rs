@@ -6,17 +6,17 @@ use std::path::Path;
 use ingot_format::{Dtype, Format, Index, LayoutOptions, Spec};
 use proptest::prelude::*;
 
-use super::{Orphan, Role, Writer};
+use super::writer::{Orphan, Role, Writer};
 use crate::error::Error;
+use crate::options::{Durability, SaveOptions};
 use crate::payload::Payload;
-use crate::save::{Durability, SaveOptions};
 use crate::watch::Unwatched;
 
 const CELLS: u64 = 3;
 const OPTIONS: SaveOptions = SaveOptions {
     durable: Durability::Fast,
-    replace: crate::save::Replace::Atomic,
-    read_only: crate::save::ReadOnly::Refuse,
+    replace: crate::options::Replace::Atomic,
+    read_only: crate::options::ReadOnly::Refuse,
 };
 
 /// What one of the writers does, where a number stands for who it is and a byte for what it writes.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,8 +10,9 @@ from numpy.lib.stride_tricks import as_strided
 
 from ingot._convert.refusal import refused
 from ingot._convert.source import Contents, Entry, Options
+from ingot._frameworks import adapter
 from ingot._native import RECORD_KEYS
-from ingot._open import safe_open
+from ingot._open import open_archive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,11 +28,12 @@ if TYPE_CHECKING:
 def opened(path: str, options: Options) -> Iterator[Contents]:
     """The tensors in the order of the file, then the names that share one of them, and its metadata."""
     # Read, not mapped: what is read of a mapping stays in memory until all of it is let go.
-    with safe_open(path, "numpy", backend="pread") as file:
-        infos = {name: file.info(name) for name in file.offset_keys()}
+    with closing(open_archive(path, "pread", lent=True)) as file:
+        infos = {name: file.info(name) for name in file.offset_names()}
+        wrap = adapter("numpy").wrap
 
         def entry(name: str, of: str, part: Part | None) -> Entry:
-            info, read = infos[of], partial(file.get_tensor, of)
+            info, read = infos[of], partial(file.tensor, of, wrap)
             if part is None:
                 return Entry(name, info.dtype, info.shape, read, memory=of)
             if info.dtype == "F4":
@@ -40,7 +42,7 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
             memory = (of, tuple(shape), tuple(stride), begin)
             return Entry(name, info.dtype, tuple(shape), lambda: _cut(read(), *part), memory=memory)
 
-        shared = file._archive.shared()
+        shared = file.shared()
         entries = [entry(name, name, None) for name in infos]
         entries += [entry(name, of, part) for name, (of, part) in shared.items()]
         pairs = file.metadata() or {}

@@ -4,26 +4,22 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError, TryLockError};
 
 use ingot_format::{to_u64, to_usize};
 
-use super::origin::Origin;
-use super::{DownloadOptions, Downloaded, compare};
+use super::journal::{Journal, RECORD, Record};
+use super::wanted::{DownloadOptions, Downloaded, Origin, compare};
 use crate::archive::check_unchanged;
-use crate::error::Error;
-use crate::failure::{Failure, read_exactly};
-use crate::hash::{Algorithm, Hasher};
+use crate::digest::{Algorithm, Digest, Hasher};
+use crate::error::{Error, Failure};
+use crate::options::ReadOptions;
 use crate::payload::FileRange;
-use crate::read::execute::{ReadOptions, Reading};
-use crate::remote::follow::Follow;
-use crate::remote::journal::{Journal, RECORD, Record};
-use crate::save::draft::is_there;
-use crate::save::partial::Partial;
-use crate::source::Source;
-use crate::stream::Stream;
+use crate::save::draft::{Draft, is_there};
+use crate::source::{Source, Stream, read_exactly};
 use crate::watch::Watch;
-use crate::workers::share;
+use crate::workers::{Reading, share};
 
 /// Bytes that are written at once.
 const WRITE_NBYTES: u64 = 1 << 20;
@@ -41,7 +37,7 @@ pub(super) struct Incoming {
 
 enum Landing {
     /// It has no name yet.
-    Partial(Box<Partial>),
+    Partial(Box<Draft>),
     /// An earlier call has given it its name.
     Named(File),
 }
@@ -78,7 +74,7 @@ impl Incoming {
         how: &DownloadOptions,
         watch: &dyn Watch,
     ) -> Result<Incoming, Error> {
-        let mut partial = Partial::open(&path, how.existing, watch)?;
+        let mut partial = Draft::resume(&path, how.existing, watch)?;
         let journal = origin.journal();
         let left = match origin.version {
             Some(_) => journal.records(partial.file()),
@@ -163,7 +159,7 @@ impl Incoming {
     }
 
     /// Fetches a part; gives the hash of its bytes. Where a server gives no parts, what breaks off begins anew.
-    fn fetch(&self, partial: &Partial, part: &Range<u64>) -> Result<Record, Error> {
+    fn fetch(&self, partial: &Draft, part: &Range<u64>) -> Result<Record, Error> {
         let mut left = self.origin.retries;
         loop {
             match self.try_fetch(partial, part) {
@@ -173,7 +169,7 @@ impl Incoming {
         }
     }
 
-    fn try_fetch(&self, partial: &Partial, part: &Range<u64>) -> Result<Record, Error> {
+    fn try_fetch(&self, partial: &Draft, part: &Range<u64>) -> Result<Record, Error> {
         let source = &*self.origin.source;
         let mut stream = Stream::new(source, part.clone());
         let mut hasher = Hasher::new(Algorithm::Xxh3Wide);
@@ -226,7 +222,7 @@ impl Incoming {
     }
 
     /// Whether the next call would find a part of it.
-    fn can_go_on(&self, partial: &Partial) -> bool {
+    fn can_go_on(&self, partial: &Draft) -> bool {
         let is_any = |records: Vec<Record>| records.iter().any(|record| *record != Record::default());
         self.origin.version.is_some() && self.journal.records(partial.file()).is_some_and(is_any)
     }
@@ -254,7 +250,9 @@ impl Incoming {
     /// Gives it its name.
     pub(super) fn publish(&self, how: &DownloadOptions, watch: &dyn Watch) -> Result<(), Error> {
         match &self.landing {
-            Landing::Partial(partial) => partial.publish(self.nbytes(), how.existing, how.durable, watch),
+            Landing::Partial(partial) => {
+                partial.publish_first(self.nbytes(), how.existing, how.durable, watch)
+            }
             Landing::Named(_) => Ok(()),
         }
     }
@@ -312,4 +310,106 @@ fn unread(part: &Range<u64>, fault: io::Error) -> Failure {
 
 fn size(range: &Range<u64>) -> usize {
     to_usize(range.end - range.start).unwrap_or(usize::MAX)
+}
+
+/// Bytes that are hashed at once.
+const PIECE_NBYTES: u64 = 1 << 20;
+
+/// Follows the parts of a file, as far as all before are there. They are read again, while the system still has them in
+/// memory: so nobody waits for the parts before his own, and nothing is kept.
+struct Follow<'f> {
+    file: &'f File,
+    journal: &'f Journal,
+    is_there: Vec<AtomicBool>,
+    turn: Mutex<Turn>,
+}
+
+struct Turn {
+    /// The part that is hashed next.
+    next: usize,
+    hasher: Hasher,
+}
+
+impl<'f> Follow<'f> {
+    fn new(file: &'f File, journal: &'f Journal) -> Follow<'f> {
+        Follow {
+            file,
+            journal,
+            is_there: (0..journal.count()).map(|_| AtomicBool::new(false)).collect(),
+            turn: Mutex::new(Turn {
+                next: 0,
+                hasher: Hasher::new(Algorithm::Sha256),
+            }),
+        }
+    }
+
+    /// Notes that a part is there. Whoever does so hashes what can be hashed, unless somebody is at it.
+    fn came(&self, number: usize) -> io::Result<()> {
+        self.is_there[number].store(true, Ordering::SeqCst);
+        loop {
+            let mut turn = match self.turn.try_lock() {
+                Ok(turn) => turn,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return Ok(()),
+            };
+            while self.can_go_on(turn.next) {
+                self.hash(&mut turn)?;
+            }
+            let next = turn.next;
+            drop(turn);
+            // A part may have come after it was looked for and before the lock was given back.
+            if !self.can_go_on(next) {
+                return Ok(());
+            }
+        }
+    }
+
+    fn can_go_on(&self, next: usize) -> bool {
+        self.is_there
+            .get(next)
+            .is_some_and(|is_there| is_there.load(Ordering::SeqCst))
+    }
+
+    fn hash(&self, turn: &mut Turn) -> io::Result<()> {
+        let part = self.journal.part(turn.next);
+        let range = FileRange::new(self.file, part.start, part.end - part.start);
+        let mut buffer = Vec::new();
+        let mut at = 0;
+        while at < part.end - part.start {
+            let count = PIECE_NBYTES.min(part.end - part.start - at);
+            buffer.resize(to_usize(count).unwrap_or(0), 0);
+            range.read(at, &mut buffer)?;
+            turn.hasher.update(&buffer);
+            at += count;
+        }
+        turn.next += 1;
+        Ok(())
+    }
+
+    /// The digest, once all parts came.
+    fn finish(self) -> Digest {
+        let turn = self.turn.into_inner().unwrap_or_else(PoisonError::into_inner);
+        turn.hasher.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn parts_that_come_in_any_order_are_hashed_in_theirs() {
+        let bytes: Vec<u8> = (0_usize..(5 << 20) + 3).map(|at| at.to_le_bytes()[1]).collect();
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&bytes).unwrap();
+        let journal = Journal::new(5 * (1 << 20) + 3, "v");
+        for order in [[0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [2, 0, 5, 1, 4, 3]] {
+            let follow = Follow::new(&file, &journal);
+            for number in order {
+                follow.came(number).unwrap();
+            }
+            assert_eq!(follow.finish(), Algorithm::Sha256.digest(&bytes));
+        }
+    }
 }

@@ -1,31 +1,61 @@
 //! What a URL that is downloaded leads to: one file, or the index of a model and so its shards too.
 
+use std::fs;
 use std::io::Read;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
 use ingot_format::{IndexReader, ShardIndex, to_u64, to_usize};
 
-use super::compare;
-use super::origin::{Origin, linked};
+use super::journal::Journal;
 use crate::archive::open_source;
 use crate::checkpoint::{in_parallel, index_of};
+use crate::digest::{Algorithm, Digest, Unequal};
 use crate::error::Error;
-use crate::hash::{Algorithm, Digest};
+use crate::options::{Durability, Existing};
 use crate::payload::FileRange;
-use crate::read::execute::Reading;
-use crate::remote::checkpoint::{
-    Door, Found, INDEX_START_NBYTES, cached_at, for_urls, refused, through_door,
+use crate::remote::door::{
+    AT_ONCE, Door, Found, INDEX_START_NBYTES, cached_at, for_urls, header_limits, refused, through_door,
+    variable,
 };
 use crate::remote::hub::{INDEX_FILE, MODEL_FILE};
 use crate::remote::options::RemoteOptions;
 use crate::remote::place::{Place, Remote};
 use crate::remote::secrets::redacted;
-use crate::remote::shards::AT_ONCE;
 use crate::remote::source::RemoteSource;
-use crate::remote::{header_limits, variable};
+use crate::save::draft::is_there;
 use crate::source::Source;
 use crate::watch::Watch;
+use crate::workers::Reading;
+
+/// How to fetch a file.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DownloadOptions {
+    /// How many parts are fetched at once, of all files together; by default as for reading.
+    pub threads: Option<NonZeroUsize>,
+    /// What becomes of a file that is there.
+    pub existing: Existing,
+    /// What a loss of power may undo.
+    pub durable: Durability,
+    /// The SHA-256 that the file has to have. One cannot speak of the many files of a model, for which it is refused.
+    pub sha256: Option<Digest>,
+}
+
+/// What was fetched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Downloaded {
+    /// Where it is; of a model the index.
+    pub path: PathBuf,
+    /// Its size in bytes, of all files together.
+    pub nbytes: u64,
+    /// Bytes that came over the network for it. Fewer than all where an earlier call had some of them.
+    pub fetched_nbytes: u64,
+    /// Its SHA-256, where somebody said what that has to be: the caller, or the Hub.
+    pub sha256: Option<Digest>,
+    /// Of a model each of its files: the shards in the order of their names, then the index. Else none.
+    pub files: Vec<Downloaded>,
+}
 
 /// What the names of indexes end in. Any file may be downloaded, so the content decides nothing.
 const INDEX_ENDING: &str = ".index.json";
@@ -227,4 +257,118 @@ impl Model {
             options,
         ))
     }
+}
+
+/// A file, of one version.
+pub(super) struct Origin {
+    pub(super) source: Box<dyn Source>,
+    /// What the caller knows it by.
+    pub(super) shown: PathBuf,
+    /// What no other version of it is called; `None` where nothing tells versions apart.
+    pub(super) version: Option<String>,
+    /// The SHA-256 that it has to have.
+    pub(super) sha256: Option<Digest>,
+    /// Whether it comes over a network.
+    pub(super) is_remote: bool,
+    /// How often it is begun anew where it breaks off: where it is given whole or not at all.
+    pub(super) retries: u32,
+    is_whole: bool,
+}
+
+impl Origin {
+    pub(super) fn remote(
+        source: RemoteSource,
+        backend: &str,
+        shown: PathBuf,
+        options: &RemoteOptions,
+    ) -> Origin {
+        let sha256 = linked(&source, backend);
+        let is_whole = source.is_whole();
+        Origin {
+            shown,
+            // The Hub gives the same bytes under many addresses: one for each commit.
+            version: sha256
+                .map(|digest| format!("sha256 {digest}"))
+                .or_else(|| source.version()),
+            sha256,
+            is_remote: true,
+            retries: if is_whole { options.retries } else { 0 },
+            is_whole,
+            source: Box::new(source),
+        }
+    }
+
+    /// A file of the Hub's cache.
+    pub(super) fn cached(path: &Path) -> Result<Origin, Error> {
+        Ok(Origin {
+            source: Box::new(open_source(path)?),
+            shown: path.to_owned(),
+            version: version(path),
+            sha256: None,
+            is_remote: false,
+            retries: 0,
+            is_whole: false,
+        })
+    }
+
+    /// The same, which the caller expects to have this SHA-256. All who know it must say the same.
+    pub(super) fn expecting(self, sha256: Option<Digest>) -> Result<Origin, Error> {
+        if let (Some(expected), Some(found)) = (sha256, self.sha256) {
+            compare(&self.shown, expected, found)?;
+        }
+        Ok(Origin {
+            sha256: sha256.or(self.sha256),
+            ..self
+        })
+    }
+
+    pub(super) fn journal(&self) -> Journal {
+        let version = self.version.as_deref().unwrap_or_default();
+        match self.is_whole {
+            true => Journal::of_one_part(self.source.nbytes(), version),
+            false => Journal::new(self.source.nbytes(), version),
+        }
+    }
+}
+
+/// The SHA-256 that the Hub says a file has. Only the Hub means that by the header.
+fn linked(source: &RemoteSource, backend: &str) -> Option<Digest> {
+    (backend == "hf").then(|| source.sha256()).flatten()
+}
+
+/// The name of the file's bytes in the cache, and when they were written.
+fn version(path: &Path) -> Option<String> {
+    let path = fs::canonicalize(path).ok()?;
+    let modified = fs::metadata(&path).ok()?.modified().ok()?;
+    let modified = modified.duration_since(UNIX_EPOCH).ok()?.as_nanos();
+    Some(format!("cache {}\n{modified}", path.display()))
+}
+
+pub(super) fn check_existing(path: &Path, how: &DownloadOptions) -> Result<(), Error> {
+    match how.existing == Existing::Refuse && path.exists() {
+        true => Err(is_there(path)),
+        false => Ok(()),
+    }
+}
+
+pub(super) fn make_folder(path: &Path) -> Result<(), Error> {
+    fs::create_dir_all(path).map_err(|source| Error::Open {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+pub(super) fn compare(path: &Path, expected: Digest, found: Digest) -> Result<(), Error> {
+    if expected == found {
+        return Ok(());
+    }
+    Err(Error::Digest {
+        path: Some(path.to_owned()),
+        tensor: None,
+        unequal: Box::new(Unequal {
+            algorithm: Algorithm::Sha256,
+            expected,
+            found,
+        }),
+    })
 }

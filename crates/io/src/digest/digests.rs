@@ -1,0 +1,231 @@
+//! Digests of runs of bytes that come in pieces, from many threads.
+
+use std::ops::Range;
+use std::sync::{Condvar, Mutex, PoisonError};
+
+use ingot_format::{to_u64, to_usize};
+
+use super::algorithm::{Algorithm, Digest, Hasher};
+use super::tree::{SUBTREE_NBYTES, Tree};
+use crate::lock::locked;
+
+/// A destination of bytes that keeps digests of them only: one for each run.
+///
+/// Every byte of every run is to be fed once, in pieces from any thread. BLAKE3 takes them in any order. Other algorithms
+/// need them in order: whoever brings a later piece of a run waits until the earlier ones were hashed, so the threads
+/// must begin them in order.
+pub(crate) struct Digests {
+    /// In the order of the file; none overlaps another.
+    runs: Vec<Run>,
+    algorithm: Algorithm,
+}
+
+struct Run {
+    range: Range<u64>,
+    state: State,
+}
+
+enum State {
+    InOrder { turn: Mutex<Turn>, moved: Condvar },
+    Tree(Tree),
+}
+
+/// How far a run is.
+struct Turn {
+    /// Where in the file the next byte is.
+    at: u64,
+    hasher: Option<Hasher>,
+    digest: Option<Digest>,
+    /// No byte more will come.
+    ended: bool,
+}
+
+impl Digests {
+    /// For runs of bytes of a file, in the order of the file.
+    pub(crate) fn new(algorithm: Algorithm, runs: impl IntoIterator<Item = Range<u64>>) -> Digests {
+        let runs = runs.into_iter().map(|range| Run::new(algorithm, range)).collect();
+        Digests { runs, algorithm }
+    }
+
+    /// Takes the bytes that stand at `position` of the file. Those that belong to no run are passed over.
+    pub(crate) fn feed(&self, position: u64, bytes: &[u8]) {
+        let end = position + to_u64(bytes.len());
+        let first = self.runs.partition_point(|run| run.range.end <= position);
+        for run in self.runs[first..].iter().take_while(|run| run.range.start < end) {
+            let from = run.range.start.max(position);
+            let until = run.range.end.min(end);
+            let of = |at: u64| to_usize(at - position).unwrap_or(usize::MAX);
+            run.feed(self.algorithm, from, &bytes[of(from)..of(until)]);
+        }
+    }
+
+    /// Says that a piece will not come, so that nobody waits for it.
+    pub(crate) fn end(&self) {
+        for run in &self.runs {
+            if let State::InOrder { turn, moved } = &run.state {
+                locked(turn).ended = true;
+                moved.notify_all();
+            }
+        }
+    }
+
+    /// Whether pieces wait for those before them.
+    pub(crate) fn in_order(&self) -> bool {
+        self.algorithm != Algorithm::Blake3
+    }
+
+    /// Whether any of these bytes belong to a run.
+    pub(crate) fn wants(&self, range: &Range<u64>) -> bool {
+        let first = self.runs.partition_point(|run| run.range.end <= range.start);
+        self.runs
+            .get(first)
+            .is_some_and(|run| run.range.start < range.end)
+    }
+
+    /// Where a piece from `at` on, of at most `most` bytes, is best cut: between two subtrees, so that none comes in
+    /// parts.
+    pub(crate) fn cut(&self, at: u64, most: u64) -> u64 {
+        let end = at.saturating_add(most);
+        let last = self.runs.partition_point(|run| run.range.end <= end);
+        match self.runs.get(last) {
+            Some(Run {
+                range,
+                state: State::Tree(_),
+            }) if range.start < end => {
+                let cut = end - (end - range.start) % SUBTREE_NBYTES;
+                if cut > at { cut } else { end }
+            }
+            _ => end,
+        }
+    }
+
+    /// The digests, in the order of the runs; `None` for one that did not get all of its bytes.
+    pub(crate) fn finish(self) -> Vec<Option<Digest>> {
+        self.runs.into_iter().map(Run::finish).collect()
+    }
+}
+
+impl Run {
+    fn new(algorithm: Algorithm, range: Range<u64>) -> Run {
+        let nbytes = range.end - range.start;
+        let state = if algorithm == Algorithm::Blake3 {
+            State::Tree(Tree::new(nbytes))
+        } else {
+            State::InOrder {
+                turn: Mutex::new(Turn {
+                    at: range.start,
+                    hasher: None,
+                    digest: (nbytes == 0).then(|| algorithm.digest(&[])),
+                    ended: false,
+                }),
+                moved: Condvar::new(),
+            }
+        };
+        Run { range, state }
+    }
+
+    fn feed(&self, algorithm: Algorithm, from: u64, bytes: &[u8]) {
+        match &self.state {
+            State::Tree(tree) => tree.feed(from - self.range.start, bytes),
+            State::InOrder { turn, moved } => {
+                let mut turn = locked(turn);
+                while turn.at < from && !turn.ended {
+                    turn = moved.wait(turn).unwrap_or_else(PoisonError::into_inner);
+                }
+                if turn.at == from && turn.take(algorithm, bytes, self.range.end) {
+                    moved.notify_all();
+                }
+            }
+        }
+    }
+
+    fn finish(self) -> Option<Digest> {
+        match self.state {
+            State::InOrder { turn, .. } => turn.into_inner().unwrap_or_else(PoisonError::into_inner).digest,
+            State::Tree(tree) => tree.finish(),
+        }
+    }
+}
+
+impl Turn {
+    /// Takes the next bytes. Says whether the run goes on, so that somebody may wait.
+    fn take(&mut self, algorithm: Algorithm, bytes: &[u8], end: u64) -> bool {
+        self.at += to_u64(bytes.len());
+        if self.at == end && self.hasher.is_none() {
+            self.digest = Some(algorithm.digest(bytes));
+            return false;
+        }
+        let hasher = self.hasher.get_or_insert_with(|| Hasher::new(algorithm));
+        hasher.update(bytes);
+        if self.at == end {
+            self.digest = self.hasher.take().map(Hasher::finish);
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn bytes(len: usize) -> Vec<u8> {
+        (0..len).map(|at| (at % 251).to_le_bytes()[0]).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+        /// The obvious way hashes each run by itself.
+        #[test]
+        fn digests_do_not_depend_on_how_the_bytes_come(
+            sizes in prop::collection::vec(prop_oneof![3 => 0..3000_u64, 1 => (1_u64 << 20) - 1..(3 << 20)], 1..6),
+            gap in 0..20_u64,
+            piece in 1..1_500_000_u64,
+            whole in any::<bool>(),
+            algorithm in prop::sample::select(Algorithm::ALL.to_vec()),
+        ) {
+            let mut end = 0;
+            let runs: Vec<Range<u64>> = sizes.iter().map(|nbytes| {
+                let begin = end + gap;
+                end = begin + nbytes;
+                begin..end
+            }).collect();
+            let file = bytes(to_usize(end).unwrap());
+            let digests = Digests::new(algorithm, runs.clone());
+            let mut at = 0;
+            while at < end {
+                let until = if whole { digests.cut(at, piece) } else { at + piece }.min(end);
+                prop_assert!(until > at);
+                digests.feed(at, &file[to_usize(at).unwrap()..to_usize(until).unwrap()]);
+                at = until;
+            }
+            for (run, digest) in runs.iter().zip(digests.finish()) {
+                let naive = algorithm.digest(&file[to_usize(run.start).unwrap()..to_usize(run.end).unwrap()]);
+                prop_assert_eq!(digest, Some(naive));
+            }
+        }
+    }
+
+    #[test]
+    fn a_later_piece_waits_for_the_earlier_one() {
+        let file = bytes(1000);
+        let range = 0..1000;
+        let digests = Digests::new(Algorithm::Sha256, [range]);
+        std::thread::scope(|scope| {
+            scope.spawn(|| digests.feed(600, &file[600..]));
+            std::thread::yield_now();
+            digests.feed(0, &file[..600]);
+        });
+        assert_eq!(digests.finish(), [Some(Algorithm::Sha256.digest(&file))]);
+    }
+
+    #[test]
+    fn a_run_that_misses_bytes_has_no_digest_and_nobody_waits_for_it() {
+        let digests = Digests::new(Algorithm::Sha256, [0..10, 10..(5 << 20)]);
+        std::thread::scope(|scope| {
+            scope.spawn(|| digests.feed(5, &[0; 5]));
+            digests.end();
+        });
+        assert_eq!(digests.finish(), [None, None]);
+    }
+}

@@ -1,0 +1,16 @@
+//! What a digest is, and taking it: of bytes in any order, by any number of threads.
+//!
+//! A digest is a destination of bytes like any other ([`Digests`]): what is read to be hashed, to be compared, or to be
+//! loaded, and what is written, all pass through the same one. Nothing here reads or writes.
+
+mod algorithm;
+mod digests;
+mod seal;
+mod tree;
+
+pub(crate) use algorithm::Hasher;
+pub use algorithm::{Algorithm, Digest, Unequal};
+pub(crate) use digests::Digests;
+pub(crate) use seal::Sealing;
+pub use seal::{Keep, Sealed};
+pub(crate) use tree::SUBTREE_NBYTES;

@@ -1,0 +1,195 @@
+//! Files that keep digests of themselves.
+
+use std::borrow::Cow;
+
+use ingot_format::{
+    CHECKSUMS_KEY, Checksums, Format, FormatError, Layout, LayoutOptions, MODEL_SPEC_KEY, Spec, layout_with,
+};
+
+use super::algorithm::{Algorithm, Digest};
+use super::digests::Digests;
+
+/// Which digests a new file keeps of itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Keep {
+    /// One of each tensor, by this algorithm.
+    pub tensors: Option<Algorithm>,
+    /// One of the data section, as ModelSpec wants it.
+    pub model_spec: bool,
+}
+
+/// A new file that keeps digests of itself: it is laid out with room for them, they are taken of its bytes on their way
+/// to the disk, and it gets them in its header before it gets its name.
+///
+/// They are digests of what is handed to the system, of bytes that nobody else can write to: a tensor that changes while
+/// it is saved matches its digest all the same.
+///
+/// ```
+/// use ingot_format::{Dtype, Format, LayoutOptions, Spec};
+/// use ingot_io::{Algorithm, Keep, Payload, SaveOptions, Sealed, Unwatched, verify};
+/// let specs = [Spec { name: "bias", dtype: Dtype::F32, shape: &[2] }];
+/// let keep = Keep { tensors: Some(Algorithm::Blake3), ..Keep::default() };
+/// let file = Sealed::new(&specs, None, Format::Safetensors, &LayoutOptions::default(), keep)?;
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("bias.safetensors");
+/// file.save(&path, &[Payload::from(&b"12345678"[..])], &SaveOptions::default(), &Unwatched)?;
+/// assert!(verify(&path, None, &Unwatched)?.is_ok());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Sealed {
+    keep: Keep,
+    options: LayoutOptions,
+    /// With zeros for digests.
+    layout: Layout,
+}
+
+impl Sealed {
+    /// Lays out a file that holds `specs` and `metadata`. Digests in `metadata` that are among those that the file is
+    /// to keep are left out: they were made for another.
+    ///
+    /// # Errors
+    /// What [`layout_with()`] refuses.
+    pub fn new(
+        specs: &[Spec<'_>],
+        metadata: Option<&[(&str, &str)]>,
+        format: Format,
+        options: &LayoutOptions,
+        keep: Keep,
+    ) -> Result<Sealed, FormatError> {
+        let zeros = Found {
+            tensors: keep
+                .tensors
+                .map(|algorithm| (algorithm, vec![Digest::zero(algorithm); specs.len()])),
+            data: keep.model_spec.then(|| Digest::zero(Algorithm::Sha256)),
+        };
+        let metadata = metadata.unwrap_or_default();
+        Ok(Sealed {
+            keep,
+            options: *options,
+            layout: laid_out(specs, metadata, format, options, &zeros)?,
+        })
+    }
+
+    /// The file, but for the tensors' bytes and for the digests, in whose places are zeros.
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Begins to write it once.
+    pub(crate) fn begin(&self) -> Sealing<'_> {
+        let header = &self.layout.header;
+        let start = header.data_start();
+        let ranges = header
+            .entries()
+            .map(|entry| start + entry.begin..start + entry.end);
+        let data = || Digests::new(Algorithm::Sha256, Some(start..header.file_nbytes()));
+        Sealing {
+            sealed: self,
+            tensors: self.keep.tensors.map(|algorithm| Digests::new(algorithm, ranges)),
+            data: self.keep.model_spec.then(data),
+        }
+    }
+}
+
+/// A file that is being written, and the digests of what is in it so far.
+pub(crate) struct Sealing<'s> {
+    sealed: &'s Sealed,
+    tensors: Option<Digests>,
+    data: Option<Digests>,
+}
+
+impl Sealing<'_> {
+    fn all(&self) -> impl Iterator<Item = &Digests> {
+        self.tensors.iter().chain(&self.data)
+    }
+
+    /// Takes the bytes that stand at `position` of the file.
+    pub(crate) fn feed(&self, position: u64, bytes: &[u8]) {
+        self.all().for_each(|digests| digests.feed(position, bytes));
+    }
+
+    /// Whether bytes have to be fed in order, so that a thread may wait for another.
+    pub(crate) fn in_order(&self) -> bool {
+        self.all().any(Digests::in_order)
+    }
+
+    /// Says that some bytes will not come, so that nobody waits for them.
+    pub(crate) fn end(&self) {
+        self.all().for_each(Digests::end);
+    }
+
+    /// The head of the file, with the digests of what was fed. It has the length of the one with zeros.
+    pub(crate) fn head(self) -> Result<Vec<u8>, FormatError> {
+        let header = &self.sealed.layout.header;
+        // Everything was fed, so everything has a digest.
+        let taken = |digests: Digests, algorithm: Algorithm| {
+            let found = digests.finish().into_iter();
+            found
+                .map(|digest| digest.unwrap_or(Digest::zero(algorithm)))
+                .collect::<Vec<_>>()
+        };
+        let found = Found {
+            tensors: self
+                .sealed
+                .keep
+                .tensors
+                .zip(self.tensors)
+                .map(|(algorithm, digests)| (algorithm, taken(digests, algorithm))),
+            data: self
+                .data
+                .and_then(|digests| taken(digests, Algorithm::Sha256).pop()),
+        };
+        let specs = header.specs();
+        let metadata = header
+            .metadata()
+            .into_iter()
+            .flat_map(ingot_format::Metadata::iter);
+        let metadata: Vec<_> = metadata.collect();
+        let sealed = laid_out(&specs, &metadata, header.format(), &self.sealed.options, &found)?;
+        debug_assert_eq!(sealed.head.len(), self.sealed.layout.head.len());
+        Ok(sealed.head)
+    }
+}
+
+/// Digests of tensors, one for each of some specs, and of the data section.
+struct Found {
+    tensors: Option<(Algorithm, Vec<Digest>)>,
+    data: Option<Digest>,
+}
+
+/// Lays out the file with these digests, in place of any that `metadata` has. However they are, the head has the same
+/// length.
+fn laid_out(
+    specs: &[Spec<'_>],
+    metadata: &[(&str, &str)],
+    format: Format,
+    options: &LayoutOptions,
+    found: &Found,
+) -> Result<Layout, FormatError> {
+    let record = found.tensors.as_ref().map(|(algorithm, digests)| {
+        let named = specs
+            .iter()
+            .zip(digests)
+            .map(|(spec, digest)| (spec.name, Cow::Owned(digest.to_string())));
+        Checksums::new(algorithm.name(), named).map(|record| record.render())
+    });
+    // A name that comes twice is refused by the layout, in its own words.
+    let record = record.and_then(Result::ok);
+    let data = found.data.map(|digest| format!("0x{digest}"));
+    let ours = [
+        (CHECKSUMS_KEY, record.as_deref()),
+        (MODEL_SPEC_KEY, data.as_deref()),
+    ];
+    let ours = || ours.into_iter().filter_map(|(key, value)| Some((key, value?)));
+    // A record of tensors speaks of other bytes, whether or not there is a new one.
+    let is_stale = |key: &str| key == CHECKSUMS_KEY || ours().any(|(ours, _)| key == ours);
+    let pairs: Vec<(&str, &str)> = metadata
+        .iter()
+        .copied()
+        .filter(|pair| !is_stale(pair.0))
+        .chain(ours())
+        .collect();
+    layout_with(specs, Some(&pairs), format, options)
+}

@@ -1,0 +1,108 @@
+//! What the system is asked of a file that is open: which file system it lies on, its bytes by position.
+
+use std::fs::File;
+use std::io;
+
+#[cfg(windows)]
+use ingot_format::to_u64;
+
+/// File systems whose pages come over a network or through a process, by the number that `statfs` gives
+/// (linux/magic.h and the sources of those that stand outside the kernel). Mapping a file there fetches it page
+/// by page, 30 to 50 times slower than reading it, and an error on the way is a SIGBUS.
+pub(crate) const REMOTE_FILE_SYSTEMS: &[(u32, &str)] = &[
+    (0x6969, "NFS"),
+    (0xFF53_4D42, "CIFS"),
+    (0xFE53_4D42, "SMB2"),
+    (0x517B, "SMB"),
+    (0x6573_5546, "FUSE"),
+    (0x0102_1997, "9p"),
+    (0x0BD0_0BD0, "Lustre"),
+    (0x00C3_6400, "Ceph"),
+    (0x4750_4653, "GPFS"),
+    (0x1983_0326, "BeeGFS"),
+    (0x5346_414F, "AFS"),
+    (0x7375_7245, "Coda"),
+    (0x0116_1970, "GFS2"),
+    (0x7461_636F, "OCFS2"),
+    (0x2003_0528, "OrangeFS"),
+    (0x786F_4256, "vboxsf"),
+    (0xBACB_ACBC, "vmhgfs"),
+    (0x7C7C_6673, "prl_fs"),
+    (0x6B41_4653, "kAFS"),
+    (0xBEEF_DEAD, "StorNext"),
+    (0xAAD7_AAEA, "PanFS"),
+    (0x0131_11A8, "IBRIX"),
+];
+
+/// The file system that `file` lies on, where it is one of [`REMOTE_FILE_SYSTEMS`].
+pub(crate) fn remote_file_system(file: &File) -> Option<&'static str> {
+    file_system(file).and_then(remote_name)
+}
+
+fn remote_name(number: u32) -> Option<&'static str> {
+    REMOTE_FILE_SYSTEMS
+        .iter()
+        .find(|row| row.0 == number)
+        .map(|row| row.1)
+}
+
+/// The number of the file system that `file` lies on.
+#[cfg(target_os = "linux")]
+pub(crate) fn file_system(file: &File) -> Option<u32> {
+    let number = rustix::fs::fstatfs(file).ok()?.f_type;
+    // The kernel's numbers have 32 bits; on some machines the field is wider and keeps their sign.
+    u32::try_from(number & 0xFFFF_FFFF).ok()
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn file_system(_file: &File) -> Option<u32> {
+    None
+}
+
+#[cfg(unix)]
+pub(crate) fn read_at(file: &File, into: &mut [u8], position: u64) -> io::Result<usize> {
+    std::os::unix::fs::FileExt::read_at(file, into, position)
+}
+
+#[cfg(windows)]
+pub(crate) fn read_at(file: &File, into: &mut [u8], position: u64) -> io::Result<usize> {
+    std::os::windows::fs::FileExt::seek_read(file, into, position)
+}
+
+#[cfg(unix)]
+pub(crate) fn write_all_at(file: &File, bytes: &[u8], position: u64) -> io::Result<()> {
+    // Goes on after short writes and after signals.
+    std::os::unix::fs::FileExt::write_all_at(file, bytes, position)
+}
+
+#[cfg(windows)]
+pub(crate) fn write_all_at(file: &File, mut bytes: &[u8], mut position: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match std::os::windows::fs::FileExt::seek_write(file, bytes, position) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => {
+                bytes = &bytes[count..];
+                position += to_u64(count);
+            }
+            Err(fault) if fault.kind() == io::ErrorKind::Interrupted => {}
+            Err(fault) => return Err(fault),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_names_each_file_system_once() {
+        for (number, name) in REMOTE_FILE_SYSTEMS {
+            assert_eq!(remote_name(*number), Some(*name), "two rows with one number");
+            let rows = REMOTE_FILE_SYSTEMS.iter().filter(|row| row.1 == *name).count();
+            assert_eq!(rows, 1, "{name}");
+        }
+        let ext4 = 0xEF53;
+        assert_eq!(remote_name(ext4), None);
+    }
+}

@@ -1,0 +1,243 @@
+//! Files made of tensors of other files: merged, split, renamed, in the other format.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::io;
+use std::path::Path;
+
+use ingot_format::{
+    CHECKSUMS_KEY, Dtype, Format, FormatError, LayoutOptions, MODEL_SPEC_KEY, SHARED_KEY, SharedError, Spec,
+    layout_with,
+};
+
+use super::held::Guard;
+use super::origins::Origin;
+use super::records::{Pick, Stored, checksums, settled, unit, with_records};
+use crate::error::{EditError, Error, step};
+use crate::options::SaveOptions;
+use crate::payload::{Gathered, Payload, Section};
+use crate::save::save_data;
+use crate::verify::digest_of;
+use crate::watch::Watch;
+
+/// What becomes of the digests that files keep of their tensors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Inherit {
+    /// They go with the tensors, under their new names: they are of the same bytes. A file keeps digests of one
+    /// algorithm, so where files have several, it is that of the most tensors.
+    #[default]
+    Digests,
+    /// The new file has none.
+    Nothing,
+}
+
+/// Writes the file at `path` that holds `picks` and `metadata`: byte for byte the file that saving the same tensors
+/// gives. Their bytes are copied by the kernel, or shared where the file system can, so that next to no memory is taken.
+///
+/// What `metadata` has under [`RECORD_KEYS`](crate::RECORD_KEYS) was made for other files. The record of shared tensors
+/// is made of the picks; `inherit` says whether there is one of digests; ModelSpec's hash, where `metadata` has one, is
+/// that of the file whose data this is, and left out where it is not all data of one file.
+///
+/// `path` may be that of one of the files that are picked from.
+///
+/// # Errors
+/// [`Error::Edit`] with [`EditError::Duplicate`], or with [`EditError::Overtaken`] when one of the files changes
+/// meanwhile; [`Error::Unstorable`] for what the format cannot hold; all of that before the disk is touched, but for a
+/// change. [`Error::Write`], [`Error::Interrupted`].
+#[allow(clippy::too_many_arguments, reason = "where, of what, and how")]
+pub fn assemble(
+    path: &Path,
+    picks: &[Pick<'_>],
+    metadata: Option<&[(&str, &str)]>,
+    inherit: Inherit,
+    format: Format,
+    layout_options: &LayoutOptions,
+    options: &SaveOptions,
+    watch: &dyn Watch,
+) -> Result<(), Error> {
+    refuse_twice(path, picks)?;
+    let (tensors, shared) = settled(picks);
+    let gathered = tensors.iter().map(apart).collect::<Result<Vec<_>, _>>()?;
+    let sources: Vec<Run<'_>> = tensors.iter().zip(&gathered).map(run).collect();
+    let shapes = tensors.iter().map(shape).collect::<Result<Vec<_>, _>>()?;
+    let specs: Vec<Spec<'_>> = tensors
+        .iter()
+        .zip(&shapes)
+        .map(|(tensor, shape)| Spec {
+            name: tensor.name,
+            dtype: tensor.entry.dtype,
+            shape,
+        })
+        .collect();
+    let digests = match inherit {
+        Inherit::Nothing => None,
+        Inherit::Digests => checksums(&tensors, |tensor, algorithm| {
+            digest_of(&run((tensor, &apart(tensor)?)).payload(), algorithm)
+                .map_err(|source| unreadable(path, source))
+        })?,
+    };
+    let lay_out = |hash: Option<&str>| {
+        let records = [
+            (CHECKSUMS_KEY, digests.as_deref()),
+            (SHARED_KEY, shared.as_deref()),
+            (MODEL_SPEC_KEY, hash),
+        ];
+        let pairs = with_records(metadata, &records);
+        layout_with(&specs, pairs.as_deref(), format, layout_options).map_err(|fault| Error::Unstorable {
+            path: Some(path.to_owned()),
+            fault,
+        })
+    };
+    let mut layout = lay_out(None)?;
+    let runs = runs(layout.order.iter().map(|&number| sources[number]));
+    let wanted = metadata.is_some_and(|pairs| pairs.iter().any(|pair| pair.0 == MODEL_SPEC_KEY));
+    if let Some(hash) = hash_of_all(&runs).filter(|_| wanted) {
+        // The order of the data does not depend on metadata.
+        layout = lay_out(Some(hash))?;
+    }
+    let payloads: Vec<Payload<'_>> = runs.iter().map(Run::payload).collect();
+    let check = || {
+        picks
+            .chunk_by(same_origin)
+            .try_for_each(|run| run[0].origin.check())
+    };
+    let guard = Guard::new(watch, &check);
+    let nbytes = layout.header.data_nbytes();
+    let saved = save_data(path, &layout.head, nbytes, &payloads, options, &guard);
+    let saved = saved.map_err(Section::fault).or_else(|fault| match fault {
+        // The likeliest reason for a file that cannot be copied from, and the more useful thing to say.
+        Error::Write { .. } => check().and(Err(fault)),
+        _ => Err(fault),
+    });
+    guard.outcome(saved)
+}
+
+/// Bytes of the new file.
+#[derive(Clone, Copy, Debug)]
+enum Run<'a> {
+    /// From the data section of a file, between two of its bytes.
+    Range(&'a Origin, u64, u64),
+    /// From all over a tensor.
+    Gathered(&'a Gathered<'a>),
+}
+
+impl<'a> Run<'a> {
+    fn payload(&self) -> Payload<'a> {
+        match *self {
+            Run::Range(origin, begin, end) => origin.range(begin, end),
+            Run::Gathered(gathered) => Payload::Produced(gathered),
+        }
+    }
+}
+
+/// What takes a part together whose elements lie apart.
+fn apart<'a>(tensor: &Stored<'a>) -> Result<Option<Gathered<'a>>, Error> {
+    let Some(part) = tensor.part.as_ref().filter(|part| !part.is_packed()) else {
+        return Ok(None);
+    };
+    let unit = unit(tensor.entry.dtype).ok_or_else(|| unstorable_part(tensor))?;
+    let whole = tensor.origin.range(tensor.entry.begin, tensor.entry.end);
+    Ok(Some(Gathered::new(whole, part.clone(), unit)))
+}
+
+fn run<'a>((tensor, apart): (&Stored<'a>, &'a Option<Gathered<'a>>)) -> Run<'a> {
+    let (begin, end) = (tensor.entry.begin, tensor.entry.end);
+    match (&tensor.part, apart) {
+        (_, Some(gathered)) => Run::Gathered(gathered),
+        (None, None) => Run::Range(tensor.origin, begin, end),
+        (Some(part), None) => {
+            let nbytes = |elements| elements * unit(tensor.entry.dtype).unwrap_or(0);
+            Run::Range(
+                tensor.origin,
+                begin + nbytes(part.begin()),
+                begin + nbytes(part.end()),
+            )
+        }
+    }
+}
+
+/// The shape in the new header. A part of F4 is counted in bytes, which hold two elements each.
+fn shape<'a>(tensor: &Stored<'a>) -> Result<Cow<'a, [u64]>, Error> {
+    let Some(part) = &tensor.part else {
+        return Ok(Cow::Borrowed(tensor.entry.shape));
+    };
+    let mut shape = part.shape().to_vec();
+    if tensor.entry.dtype == Dtype::F4 {
+        *shape.last_mut().ok_or_else(|| unstorable_part(tensor))? *= 2;
+    }
+    Ok(Cow::Owned(shape))
+}
+
+/// Two elements to a byte need a dimension.
+fn unstorable_part(tensor: &Stored<'_>) -> Error {
+    Error::Shared {
+        path: Some(tensor.origin.path().to_owned()),
+        fault: SharedError::about(tensor.name, "has it as a part that cannot be stored by itself"),
+    }
+}
+
+fn unreadable(path: &Path, source: io::Error) -> Error {
+    Section::fault(Error::Write {
+        path: path.to_owned(),
+        step: step::READ,
+        nbytes: 0,
+        source,
+    })
+}
+
+/// Neighbours in the new file that are neighbours in another are one run.
+fn runs<'a>(sources: impl Iterator<Item = Run<'a>>) -> Vec<Run<'a>> {
+    let mut runs: Vec<Run<'_>> = Vec::new();
+    for source in sources {
+        match (runs.last_mut(), source) {
+            (Some(Run::Range(same, _, end)), Run::Range(origin, begin, last))
+                if std::ptr::eq(*same, origin) && *end == begin =>
+            {
+                *end = last;
+            }
+            _ => runs.push(source),
+        }
+    }
+    runs
+}
+
+/// ModelSpec's hash of the file whose data this is, all of it and in its order.
+fn hash_of_all<'a>(runs: &[Run<'a>]) -> Option<&'a str> {
+    match *runs {
+        [Run::Range(origin, 0, end)] if end == origin.header().data_nbytes() => {
+            origin.header().metadata()?.get(MODEL_SPEC_KEY)
+        }
+        _ => None,
+    }
+}
+
+fn same_origin(a: &Pick<'_>, b: &Pick<'_>) -> bool {
+    std::ptr::eq(a.origin, b.origin)
+}
+
+/// Refuses a name that comes twice, and says where from.
+fn refuse_twice(path: &Path, picks: &[Pick<'_>]) -> Result<(), Error> {
+    let mut first: HashMap<&str, &Pick<'_>> = HashMap::with_capacity(picks.len());
+    for pick in picks {
+        let Some(other) = first.insert(pick.name, pick) else {
+            continue;
+        };
+        if same_origin(other, pick) {
+            return Err(Error::Unstorable {
+                path: Some(path.to_owned()),
+                fault: FormatError::DuplicateTensor {
+                    tensor: pick.name.to_owned(),
+                },
+            });
+        }
+        return Err(Error::Edit {
+            path: path.to_owned(),
+            fault: EditError::Duplicate {
+                tensor: pick.name.to_owned(),
+                first: other.origin.path().to_owned(),
+                second: pick.origin.path().to_owned(),
+            },
+        });
+    }
+    Ok(())
+}

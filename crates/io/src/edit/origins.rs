@@ -1,0 +1,143 @@
+//! Files, or checkpoints of many, whose tensors go into others.
+
+use std::path::{Path, PathBuf};
+
+use ingot_format::{Header, ShardIndex};
+
+use crate::archive::Archive;
+use crate::checkpoint::Checkpoint;
+use crate::error::{EditError, Error};
+use crate::options::{Backend, CheckpointOptions, OpenOptions};
+use crate::payload::{FileRange, Payload, Section};
+use crate::source::Source as _;
+use crate::watch::{Unwatched, Watch};
+
+/// An open file that tensors are taken from, byte by byte: none is decoded, and none comes to lie in memory as a whole.
+#[derive(Debug)]
+pub struct Origin {
+    archive: Archive,
+}
+
+impl Origin {
+    /// Opens a file and proves its header.
+    ///
+    /// # Errors
+    /// As [`Archive::open`](crate::Archive::open).
+    pub fn open(path: &Path) -> Result<Origin, Error> {
+        Archive::open_lent(path, &Origin::options()).map(Origin::of_archive)
+    }
+
+    /// How files are opened that are copied from.
+    pub(crate) fn options() -> OpenOptions {
+        OpenOptions {
+            backend: Backend::Pread,
+            ..OpenOptions::default()
+        }
+    }
+
+    /// The same of a file that is open.
+    pub(crate) fn of_archive(archive: Archive) -> Origin {
+        Origin { archive }
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.archive.path().unwrap_or(Path::new(""))
+    }
+
+    /// What it holds.
+    #[must_use]
+    pub fn header(&self) -> &Header {
+        self.archive.header()
+    }
+
+    /// Bytes of the data section.
+    pub(crate) fn range(&self, begin: u64, end: u64) -> Payload<'_> {
+        match self.archive.local() {
+            Some(file) => {
+                let start = self.header().data_start();
+                Payload::File(FileRange::of_local(file, start + begin, end - begin))
+            }
+            None => Payload::Section(Section::new(&self.archive, begin, end)),
+        }
+    }
+
+    /// Fails when somebody wrote to the file since it was opened.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        // Of what is behind a URL, whoever reads it asks for the version that was opened.
+        let Some(file) = self.archive.local() else {
+            return Ok(());
+        };
+        match file.nbytes_now() {
+            Ok(Some(now)) if now == file.nbytes() => Ok(()),
+            _ => Err(Error::Edit {
+                path: self.path().to_owned(),
+                fault: EditError::Overtaken,
+            }),
+        }
+    }
+}
+
+/// All files of a checkpoint, open so that tensors can be taken from them byte by byte.
+#[derive(Debug)]
+pub struct Origins {
+    path: PathBuf,
+    files: Vec<Origin>,
+    index: Option<ShardIndex>,
+}
+
+impl Origins {
+    /// Opens a file, the shards of an index, or whatever of these a directory holds.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`].
+    pub fn open(path: &Path) -> Result<Origins, Error> {
+        let options = CheckpointOptions {
+            open: Origin::options(),
+            ..CheckpointOptions::default()
+        };
+        Origins::of(Checkpoint::open_lent(path, &options)?, &Unwatched)
+    }
+
+    /// Opens what is behind a URL.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open_url`].
+    #[cfg(feature = "remote")]
+    pub fn open_url(
+        url: &str,
+        options: &crate::RemoteOptions,
+        watch: &dyn crate::Watch,
+    ) -> Result<Origins, Error> {
+        Origins::of(
+            Checkpoint::open_url(url, options, &crate::remote::header_limits(), watch)?,
+            watch,
+        )
+    }
+
+    fn of(checkpoint: Checkpoint, watch: &dyn Watch) -> Result<Origins, Error> {
+        let path = checkpoint.path().map(Path::to_owned).unwrap_or_default();
+        let (archives, index) = checkpoint.into_files(watch)?;
+        let files = archives.into_iter().map(Origin::of_archive).collect();
+        Ok(Origins { path, files, index })
+    }
+
+    /// The only file, or the index.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The files, in the order of their names.
+    #[must_use]
+    pub fn files(&self) -> &[Origin] {
+        &self.files
+    }
+
+    /// The index, where there is one.
+    #[must_use]
+    pub fn index(&self) -> Option<&ShardIndex> {
+        self.index.as_ref()
+    }
+}

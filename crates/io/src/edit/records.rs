@@ -1,0 +1,324 @@
+//! Metadata that speaks of tensors: what it says in a file, and what becomes of it in the next. Nothing else writes it
+//! anew when tensors are renamed, left out, put together or shared out.
+//!
+//! | record | in a file of tensors of other files | in a file of other tensors |
+//! |---|---|---|
+//! | `ingot.shared`, names without a tensor of their own | made of the names that are taken; a tensor whose own name is not among them is stored under one that is | left out |
+//! | `ingot.checksums`, digests of tensors | those of the tensors, under their new names; one of a part that is stored now is made | left out, or made by the save |
+//! | `modelspec.hash_sha256`, the digest of the data | that of the file whose data it is, all and in its order; else left out | left out, or made by the save |
+//!
+//! An index speaks of files; what stands under these keys in its metadata says nothing and is left out, and its totals
+//! are counted anew.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::Path;
+
+use ingot_format::{
+    CHECKSUMS_KEY, Checksums, Dtype, Entry, Excerpt, Header, MODEL_SPEC_KEY, SHARED_KEY, SharedError,
+    SharedName, parse_shared, render_shared,
+};
+
+use super::origins::Origin;
+use crate::digest::{Algorithm, Digest};
+use crate::error::Error;
+
+/// The keys of metadata that speaks of the tensors beside it. In other metadata that is given for a new file they were
+/// made for another one.
+pub const RECORD_KEYS: [&str; 3] = [CHECKSUMS_KEY, SHARED_KEY, MODEL_SPEC_KEY];
+
+/// Another name for a tensor of some files, or for a part of one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Alias {
+    /// The name.
+    pub name: String,
+    /// The file that has the tensor.
+    pub file: usize,
+    /// The tensor, by its place in the order of the data.
+    pub number: usize,
+    /// Which part of it; `None` for all.
+    pub part: Option<Excerpt>,
+}
+
+/// The names that the records of these files, which are one checkpoint, add to those of its tensors. A name that one of
+/// them stores a tensor under stays what it is, and one whose tensor is not in the file that speaks of it is passed
+/// over: the record may have been copied along with other metadata. Of two files that add one name the first has it.
+///
+/// # Errors
+/// [`Error::Shared`] when a record is none, or puts a part outside of its tensor.
+pub fn aliases<'h>(
+    files: impl Iterator<Item = (Option<&'h Path>, &'h Header)> + Clone,
+) -> Result<Vec<Alias>, Error> {
+    let mut added: Vec<Alias> = Vec::new();
+    // The names of all tensors, and those that were added. Most files have no record, and need no such set.
+    let mut taken: Option<HashSet<Cow<'h, str>>> = None;
+    for (file, (path, header)) in files.clone().enumerate() {
+        let Some(text) = header.metadata().and_then(|metadata| metadata.get(SHARED_KEY)) else {
+            continue;
+        };
+        let taken = taken.get_or_insert_with(|| {
+            let headers = files.clone().map(|(_, header)| header);
+            headers.flat_map(Header::names).map(Cow::Borrowed).collect()
+        });
+        for alias in named(text, header).map_err(|fault| refused(path, fault))? {
+            if taken.insert(Cow::Owned(alias.name.clone())) {
+                added.push(Alias { file, ..alias });
+            }
+        }
+    }
+    Ok(added)
+}
+
+/// Fails where `text` as the record of shared tensors of the file at `path` is none that a reader takes, or speaks of
+/// names that are tensors of their own or of tensors that are not there.
+pub(crate) fn check_shared(text: &str, header: &Header, path: &Path) -> Result<(), Error> {
+    let fault = match (parse_shared(text), named(text, header)) {
+        (Err(fault), _) | (_, Err(fault)) => Some(fault),
+        (Ok(names), Ok(_)) => names.into_iter().find_map(|shared| {
+            let reason = match (header.find(&shared.name), header.find(&shared.of)) {
+                (Some(_), _) => "gives it another tensor than its own",
+                (None, None) => "gives it a tensor that the file lacks",
+                (None, Some(_)) => return None,
+            };
+            Some(SharedError::about(&shared.name, reason))
+        }),
+    };
+    fault.map_or(Ok(()), |fault| Err(refused(Some(path), fault)))
+}
+
+fn refused(path: Option<&Path>, fault: SharedError) -> Error {
+    Error::Shared {
+        path: path.map(Path::to_owned),
+        fault,
+    }
+}
+
+/// The names in a record whose tensors are in the file.
+fn named(text: &str, header: &Header) -> Result<Vec<Alias>, SharedError> {
+    let mut found = Vec::new();
+    for SharedName { name, of, part } in parse_shared(text)? {
+        let Some(number) = header.find(&of) else {
+            continue;
+        };
+        let room = header.entry(number).and_then(|entry| elements(&entry));
+        let lies_in = |part: &Excerpt| room.is_some_and(|room| part.end() <= room && part.count() <= room);
+        if !part.as_ref().is_none_or(lies_in) {
+            let outside = format!("puts it outside of {}", ingot_format::Quoted(&of));
+            return Err(SharedError::about(&name, &outside));
+        }
+        found.push(Alias {
+            name,
+            file: 0,
+            number,
+            part,
+        });
+    }
+    Ok(found)
+}
+
+/// The elements of a tensor as an [`Excerpt`] counts them; `None` where they end inside of bytes.
+fn elements(entry: &Entry<'_>) -> Option<u64> {
+    Some(entry.nbytes() / unit(entry.dtype)?)
+}
+
+/// Bytes of one element as an [`Excerpt`] counts them.
+pub(crate) fn unit(dtype: Dtype) -> Option<u64> {
+    match dtype.bits() {
+        4 => Some(1),
+        bits => bits.is_multiple_of(8).then_some(bits / 8),
+    }
+}
+
+/// A tensor of another file, and its name in the new one.
+#[derive(Clone, Copy, Debug)]
+pub struct Pick<'a> {
+    /// The file.
+    pub origin: &'a Origin,
+    /// The tensor, by its place in the order of the data.
+    pub number: usize,
+    /// What it is called from now on.
+    pub name: &'a str,
+    /// What the name is in the file.
+    pub role: Role<'a>,
+}
+
+/// What a name of a file stands for.
+#[derive(Clone, Copy, Debug)]
+pub enum Role<'a> {
+    /// A tensor that is stored.
+    Tensor,
+    /// The same tensor again: [`Alias`](crate::Alias). It is stored once, under the name with [`Role::Tensor`] where
+    /// that is picked too.
+    Alias,
+    /// A part of it.
+    Part(&'a Excerpt),
+}
+
+/// A tensor that a new file stores: one of another file, or a part of one that goes by itself from now on.
+#[derive(Clone, Debug)]
+pub(crate) struct Stored<'a> {
+    pub(crate) origin: &'a Origin,
+    pub(crate) entry: Entry<'a>,
+    pub(crate) name: &'a str,
+    pub(crate) part: Option<Excerpt>,
+}
+
+/// Which of `picks` the new file stores, and the record of the others.
+///
+/// A tensor whose own name is not picked is stored under the first of its other names, or else as the first part that
+/// holds all others; where there is none, each part is stored by itself.
+pub(crate) fn settled<'a>(picks: &[Pick<'a>]) -> (Vec<Stored<'a>>, Option<String>) {
+    let mut others: BTreeMap<(*const Origin, usize), Vec<&Pick<'a>>> = BTreeMap::new();
+    let mut homes = HashMap::new();
+    let mut stored = Vec::new();
+    for pick in picks {
+        let tensor = (std::ptr::from_ref(pick.origin), pick.number);
+        if let Role::Tensor = pick.role {
+            homes.insert(tensor, pick.name);
+            stored.extend(Stored::of(pick));
+        } else {
+            others.entry(tensor).or_default().push(pick);
+        }
+    }
+    let mut record = Vec::new();
+    for (tensor, mut names) in others {
+        names.sort_by_key(|pick| pick.name);
+        match homes.get(&tensor) {
+            Some(home) => record.extend(names.iter().map(|pick| pick.shared(home, pick.part().cloned()))),
+            None => settle_homeless(&names, &mut stored, &mut record),
+        }
+    }
+    let text = (!record.is_empty()).then(|| render_shared(&mut record));
+    (stored, text)
+}
+
+/// As [`settled`], for the names of one tensor whose own is not among them.
+fn settle_homeless<'a>(names: &[&Pick<'a>], stored: &mut Vec<Stored<'a>>, record: &mut Vec<SharedName>) {
+    let whole = names.iter().find(|pick| pick.part().is_none());
+    let Some(home) = whole.or_else(|| holding_all(names)) else {
+        let mut first: BTreeMap<&Excerpt, &str> = BTreeMap::new();
+        for pick in names {
+            let Some(part) = pick.part() else { continue };
+            match first.get(part) {
+                Some(twin) => record.push(pick.shared(twin, None)),
+                None => {
+                    first.insert(part, pick.name);
+                    stored.extend(Stored::of(pick));
+                }
+            }
+        }
+        return;
+    };
+    stored.extend(Stored::of(home));
+    let begin = home.part().map_or(0, Excerpt::begin);
+    for pick in names.iter().filter(|pick| pick.name != home.name) {
+        let is_twin = pick.part() == home.part();
+        let part = pick
+            .part()
+            .filter(|_| !is_twin)
+            .and_then(|part| part.counted_from(begin));
+        record.push(pick.shared(home.name, part));
+    }
+}
+
+/// The first of these parts in whose elements, one after the other, all others lie.
+fn holding_all<'p, 'a>(names: &'p [&Pick<'a>]) -> Option<&'p &'p Pick<'a>> {
+    let parts = || names.iter().filter_map(|pick| pick.part());
+    let begin = parts().map(Excerpt::begin).min()?;
+    let end = parts().map(Excerpt::end).max()?;
+    names.iter().find(|pick| {
+        pick.part()
+            .is_some_and(|part| part.is_packed() && part.begin() == begin && part.end() == end)
+    })
+}
+
+impl<'a> Stored<'a> {
+    /// `None` where the file has no such tensor.
+    fn of(pick: &Pick<'a>) -> Option<Stored<'a>> {
+        Some(Stored {
+            origin: pick.origin,
+            entry: pick.origin.header().entry(pick.number)?,
+            name: pick.name,
+            part: pick.part().cloned(),
+        })
+    }
+}
+
+impl<'a> Pick<'a> {
+    fn part(&self) -> Option<&'a Excerpt> {
+        match self.role {
+            Role::Part(part) => Some(part),
+            Role::Tensor | Role::Alias => None,
+        }
+    }
+
+    fn shared(&self, of: &str, part: Option<Excerpt>) -> SharedName {
+        SharedName {
+            name: self.name.to_owned(),
+            of: of.to_owned(),
+            part,
+        }
+    }
+}
+
+/// The record of the digests that files keep of these tensors; `None` where they keep none that can be used. Of a part
+/// that is a tensor of its own now there is no digest yet: `digest` takes it.
+///
+/// A file keeps digests of one algorithm. Where files have several, it is that of the most tensors.
+pub(crate) fn checksums(
+    tensors: &[Stored<'_>],
+    mut digest: impl FnMut(&Stored<'_>, Algorithm) -> Result<Digest, Error>,
+) -> Result<Option<String>, Error> {
+    let mut records = HashMap::new();
+    let mut known: Vec<(&Stored<'_>, Algorithm, String)> = Vec::new();
+    for tensor in tensors {
+        let record = records
+            .entry(std::ptr::from_ref(tensor.origin))
+            .or_insert_with(|| digests_of(tensor.origin.header()));
+        if let Some((algorithm, record)) = record
+            && let Some(digest) = record.get(tensor.entry.name)
+            && Digest::from_hex(*algorithm, digest).is_some()
+        {
+            known.push((tensor, *algorithm, digest.to_owned()));
+        }
+    }
+    let of = |algorithm| known.iter().filter(|known| known.1 == algorithm).count();
+    let Some(algorithm) = Algorithm::ALL.into_iter().max_by_key(|&algorithm| of(algorithm)) else {
+        return Ok(None);
+    };
+    known.retain(|known| known.1 == algorithm);
+    for (tensor, _, text) in &mut known {
+        if tensor.part.is_some() {
+            *text = digest(tensor, algorithm)?.to_string();
+        }
+    }
+    let digests = known
+        .iter()
+        .map(|(tensor, _, text)| (tensor.name, Cow::Borrowed(text.as_str())));
+    // A name that comes twice is refused with the tensors.
+    let record = Checksums::new(algorithm.name(), digests).ok();
+    Ok(record
+        .filter(|record| record.iter().len() > 0)
+        .map(|record| record.render()))
+}
+
+fn digests_of(header: &Header) -> Option<(Algorithm, Checksums<'_>)> {
+    let record = Checksums::parse(header.metadata()?.get(CHECKSUMS_KEY)?).ok()?;
+    Some((Algorithm::from_name(record.algorithm())?, record))
+}
+
+/// `pairs` with these records in place of any that they have, under those keys whose records are there.
+pub(crate) fn with_records<'p>(
+    pairs: Option<&[(&'p str, &'p str)]>,
+    records: &[(&'p str, Option<&'p str>)],
+) -> Option<Vec<(&'p str, &'p str)>> {
+    let records = records.iter().filter_map(|&(key, text)| Some((key, text?)));
+    let mut all = pairs.map(|pairs| {
+        let texts = pairs.iter().filter(|pair| !RECORD_KEYS.contains(&pair.0));
+        texts.copied().collect::<Vec<_>>()
+    });
+    for record in records {
+        all.get_or_insert_default().push(record);
+    }
+    all
+}

@@ -1,0 +1,123 @@
+//! What goes wrong below the layer that knows paths and names.
+
+use std::io;
+use std::path::Path;
+
+use ingot_format::{to_u64, to_usize};
+
+use super::error::Error;
+use super::write::step;
+
+/// Why bytes could not be had.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The system refuses the memory.
+    OutOfMemory { nbytes: u64, source: Option<io::Error> },
+    /// Reading failed, or gave fewer bytes than there should be (then there is no `source`).
+    Read {
+        position: u64,
+        expected: usize,
+        found: usize,
+        source: Option<io::Error>,
+    },
+    /// The caller wants no more.
+    Interrupted,
+}
+
+impl Failure {
+    /// The error, about `tensor` of the file at `path`.
+    pub(crate) fn about(self, path: Option<&Path>, tensor: Option<&str>) -> Error {
+        match self {
+            Failure::Interrupted => Error::Interrupted,
+            Failure::OutOfMemory { nbytes, source } => Error::OutOfMemory {
+                path: path.map(Path::to_owned),
+                nbytes,
+                source,
+            },
+            Failure::Read {
+                position,
+                expected,
+                found,
+                source,
+            } => Error::Read {
+                path: path.map(Path::to_owned),
+                tensor: tensor.map(ToOwned::to_owned),
+                position,
+                expected: to_u64(expected),
+                found: to_u64(found),
+                source,
+            },
+        }
+    }
+}
+
+impl From<Failure> for Error {
+    /// For a failure that is that of no file.
+    fn from(failure: Failure) -> Error {
+        failure.about(None, None)
+    }
+}
+
+/// A failure, and which of several files it was met in: `None` where it is that of none.
+#[derive(Debug)]
+pub(crate) struct InFile {
+    pub(crate) file: Option<usize>,
+    pub(crate) failure: Failure,
+}
+
+impl From<Failure> for InFile {
+    fn from(failure: Failure) -> InFile {
+        InFile { file: None, failure }
+    }
+}
+
+/// `nbytes` as a size in memory, or that no memory is so large.
+pub(crate) fn size(nbytes: u64) -> Result<usize, Failure> {
+    to_usize(nbytes)
+        .filter(|&nbytes| nbytes <= usize::MAX / 4)
+        .ok_or(Failure::OutOfMemory { nbytes, source: None })
+}
+
+/// Why a save ended early. [`save`](crate::save) adds the path.
+pub(crate) enum Stop {
+    Fault { step: &'static str, source: io::Error },
+    Interrupted,
+}
+
+impl From<io::Error> for Stop {
+    fn from(source: io::Error) -> Stop {
+        Stop::Fault {
+            step: step::READ,
+            source,
+        }
+    }
+}
+
+impl Stop {
+    /// The error, about the file at `path` that takes `nbytes` bytes.
+    pub(crate) fn about(self, path: &Path, nbytes: u64) -> Error {
+        match self {
+            Stop::Interrupted => Error::Interrupted,
+            Stop::Fault { step, source } => Error::Write {
+                path: path.to_owned(),
+                step,
+                nbytes,
+                source,
+            },
+        }
+    }
+}
+
+/// Adds to an error of the operating system what was being done.
+pub(crate) trait Step<T> {
+    fn step(self, step: &'static str) -> Result<T, Stop>;
+}
+
+impl<T, E: Into<io::Error>> Step<T> for Result<T, E> {
+    fn step(self, step: &'static str) -> Result<T, Stop> {
+        self.map_err(|source| Stop::Fault {
+            step,
+            source: source.into(),
+        })
+    }
+}

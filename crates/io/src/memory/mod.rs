@@ -1,0 +1,20 @@
+//! Memory that tensors lie in: whose it is, where in it their elements are, and writing to it by address.
+//!
+//! Of others: [`Bytes`] and [`Strided`] are read, a [`Dest`] or a [`StridedDest`] is filled, and a [`Footprint`] says which
+//! bytes each takes. Of our own: a [`Block`] is filled once and becomes [`Memory`], of which each tensor holds a [`Region`].
+//! Nothing here knows of files.
+
+mod block;
+mod dest;
+mod footprint;
+mod region;
+mod strided;
+mod strided_dest;
+
+pub(crate) use block::{Block, HUGE_PAGE_NBYTES};
+pub use dest::{Bytes, Dest};
+pub use footprint::{Dim, Footprint, crowds, overlapping};
+pub(crate) use region::alignment;
+pub use region::{Memory, Region};
+pub use strided::Strided;
+pub use strided_dest::StridedDest;

@@ -1,0 +1,145 @@
+//! What a caller may choose, and the variables of the environment that choose for a whole process.
+
+use std::fmt;
+use std::num::NonZeroUsize;
+
+use ingot_format::Limits;
+
+/// How to read a file: what the caller asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Backend {
+    /// Choose by what is true of the file.
+    #[default]
+    Auto,
+    /// Map it: tensors are views of the page cache, read when touched.
+    Mmap,
+    /// Read it into memory of our own, in parallel.
+    Pread,
+}
+
+impl Backend {
+    /// Every choice.
+    pub const ALL: [Backend; 3] = [Backend::Auto, Backend::Mmap, Backend::Pread];
+
+    /// The backend of this name: `auto`, `mmap` or `pread`.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Backend> {
+        Backend::ALL.into_iter().find(|backend| backend.name() == name)
+    }
+
+    /// The name that options use.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Backend::Auto => "auto",
+            Backend::Mmap => "mmap",
+            Backend::Pread => "pread",
+        }
+    }
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Overrides [`Backend::Auto`] for a whole process: `mmap` or `pread`.
+pub const BACKEND_VARIABLE: &str = "INGOT_BACKEND";
+
+/// How to open a file.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OpenOptions {
+    /// How its bytes are read.
+    pub backend: Backend,
+    /// What headers are taken.
+    pub limits: Limits,
+}
+
+/// How to open a checkpoint.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CheckpointOptions {
+    /// How each of its files is opened.
+    pub open: OpenOptions,
+    /// Whether files may lie elsewhere.
+    pub reach: Reach,
+}
+
+/// Where the files of a checkpoint may lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reach {
+    /// Symbolic links are followed, because the cache of the Hub is made of them.
+    #[default]
+    FollowLinks,
+    /// A symbolic link anywhere below the directory is refused, and so is a file that has another name somewhere.
+    Confined,
+}
+
+/// How tensors are read.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ReadOptions {
+    /// How many threads read at once; by default what [`THREADS_VARIABLE`] says, else what suits the machine and the
+    /// source.
+    pub threads: Option<NonZeroUsize>,
+}
+
+/// How many threads read at once, for a whole process, where nothing else is asked for.
+pub const THREADS_VARIABLE: &str = "INGOT_THREADS";
+
+/// How to save.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SaveOptions {
+    /// What a loss of power may undo.
+    pub durable: Durability,
+    /// How an existing file is replaced.
+    pub replace: Replace,
+    /// What happens to a file that this process may not write to.
+    pub read_only: ReadOnly,
+}
+
+/// What a loss of power may undo.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Durability {
+    /// Nothing: when [`save`](crate::save) returns, the file is on the disk.
+    #[default]
+    Durable,
+    /// What was saved in the last half minute or so. A file may then be there with only a part of its bytes.
+    /// A process that ends, however it does, loses nothing.
+    Fast,
+}
+
+/// How an existing file is replaced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Replace {
+    /// By renaming a whole new file over it. Needs the right to create files in the directory.
+    #[default]
+    Atomic,
+    /// By writing into it, which keeps its owner, links and everything else. Needs only the right to write to it.
+    ///
+    /// All bytes go to a temporary file first (beside the target, or else among the system's temporary files), since
+    /// the payloads may lie in a mapping of the target; so it takes twice the time. A process that dies, or a disk that
+    /// fails, while they are then copied leaves a mixed file, and two saves at once do too. Whoever has the old file
+    /// mapped sees it change.
+    InPlace,
+}
+
+/// What happens to a file that this process may not write to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReadOnly {
+    /// It is an error.
+    #[default]
+    Refuse,
+    /// It is replaced by one that is as read-only, which only takes a writable directory. Not with
+    /// [`Replace::InPlace`].
+    Replace,
+}
+
+/// What becomes of a file that has the name already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Existing {
+    /// It stays, and it is an error that it is there.
+    #[default]
+    Refuse,
+    /// It is replaced once the new one is whole.
+    Replace,
+}

@@ -1,0 +1,161 @@
+//! The bytes of one tensor, wherever they are.
+
+use std::fmt::Debug;
+use std::io;
+
+use ingot_format::{FormatError, Header, to_u64, to_usize};
+
+use super::file::FileRange;
+use crate::archive::Archive;
+use crate::error::Error;
+use crate::memory::{Bytes, Strided};
+use crate::source::read_exactly;
+
+/// The bytes of one tensor, on their way to a file.
+#[derive(Clone, Debug)]
+pub enum Payload<'a> {
+    /// They lie in memory as the file is to have them.
+    Bytes(Bytes<'a>),
+    /// They lie in memory in another order. They are packed piece by piece, as they are written.
+    Strided(Strided<'a>),
+    /// They lie in another file. The system copies or shares them there, where it can.
+    File(FileRange<'a>),
+    /// They lie in a source that waits for each read.
+    Section(Section<'a>),
+    /// They are somewhere else, such as on another device, and are fetched piece by piece.
+    Produced(&'a dyn Produce),
+}
+
+impl Payload<'_> {
+    /// The size in bytes.
+    #[must_use]
+    pub fn nbytes(&self) -> u64 {
+        match self {
+            Payload::Bytes(bytes) => to_u64(bytes.len()),
+            Payload::Strided(strided) => to_u64(strided.len()),
+            Payload::File(range) => range.nbytes(),
+            Payload::Section(section) => section.nbytes(),
+            Payload::Produced(source) => source.nbytes(),
+        }
+    }
+
+    /// Fills `into` with the bytes from `begin` on, all of it.
+    ///
+    /// # Errors
+    /// When there are not that many; when another file, or whoever produces the bytes, does not give them.
+    pub fn read(&self, begin: u64, into: &mut [u8]) -> io::Result<()> {
+        let at = || to_usize(begin).ok_or(io::ErrorKind::InvalidInput);
+        match self {
+            Payload::Bytes(bytes) => bytes.read(at()?, into)?,
+            Payload::Strided(strided) => strided.read(at()?, into)?,
+            Payload::File(range) => range.read(begin, into)?,
+            Payload::Section(section) => section.read(begin, into)?,
+            Payload::Produced(source) => source.produce(begin, into)?,
+        }
+        Ok(())
+    }
+}
+
+/// Proves that `payloads` have just the bytes that `header` promises: one for each tensor, in the order of the data, of its
+/// size.
+///
+/// # Errors
+/// [`FormatError::WrongLength`] for the first tensor of which that is not true, [`FormatError::TrailingBytes`] where there
+/// are payloads left.
+pub fn prove_sizes(header: &Header, payloads: &[Payload<'_>]) -> Result<(), FormatError> {
+    let mut sizes = payloads.iter().map(Payload::nbytes);
+    for entry in header.entries() {
+        let (expected, found) = (entry.nbytes(), sizes.next().unwrap_or(0));
+        if found != expected {
+            return Err(FormatError::WrongLength {
+                tensor: entry.name.to_owned(),
+                dtype: entry.dtype,
+                shape: entry.shape.to_owned(),
+                expected,
+                found,
+            });
+        }
+    }
+    prove_total(
+        header.data_nbytes(),
+        sizes.fold(header.data_nbytes(), u64::saturating_add),
+    )
+}
+
+/// Proves that there are `expected` bytes of data.
+pub(crate) fn prove_total(expected: u64, found: u64) -> Result<(), FormatError> {
+    match found == expected {
+        true => Ok(()),
+        false => Err(FormatError::TrailingBytes { expected, found }),
+    }
+}
+
+impl<'a> From<&'a [u8]> for Payload<'a> {
+    fn from(bytes: &'a [u8]) -> Payload<'a> {
+        Payload::Bytes(Bytes::from(bytes))
+    }
+}
+
+/// Bytes of an archive that go into a file, such as one behind a URL. Any thread may read them, and waits for them.
+#[derive(Clone, Copy, Debug)]
+pub struct Section<'a> {
+    archive: &'a Archive,
+    begin: u64,
+    nbytes: u64,
+}
+
+impl<'a> Section<'a> {
+    /// The bytes `begin..end` of the data section.
+    pub(crate) fn new(archive: &'a Archive, begin: u64, end: u64) -> Section<'a> {
+        Section {
+            archive,
+            begin: archive.header().data_start() + begin,
+            nbytes: end - begin,
+        }
+    }
+
+    fn nbytes(&self) -> u64 {
+        self.nbytes
+    }
+
+    /// Fills `into` with the bytes from `begin` of the section on. What goes wrong is an [`Error`] of the archive, which
+    /// [`Section::fault`] finds again.
+    fn read(&self, begin: u64, into: &mut [u8]) -> io::Result<()> {
+        read_exactly(self.archive.source(), self.begin + begin, into)
+            .map_err(|failure| io::Error::other(self.archive.explain(failure)))
+    }
+
+    /// What went wrong with the archive that was read from, where that is why something could not be written.
+    pub(crate) fn fault(error: Error) -> Error {
+        match error {
+            Error::Write {
+                path,
+                step,
+                nbytes,
+                source,
+            } => match source.downcast::<Error>() {
+                Ok(fault) => fault,
+                Err(source) => Error::Write {
+                    path,
+                    step,
+                    nbytes,
+                    source,
+                },
+            },
+            other => other,
+        }
+    }
+}
+
+/// Gives the bytes of a tensor piece by piece, such as those of one on another device.
+pub trait Produce: Debug + Sync {
+    /// The size in bytes.
+    fn nbytes(&self) -> u64;
+
+    /// Fills `into` with the bytes from `begin` on. Called for one piece after another, on the thread that asked for
+    /// the save.
+    ///
+    /// # Errors
+    /// Whatever keeps it from that. The save ends with this error then.
+    fn produce(&self, begin: u64, into: &mut [u8]) -> io::Result<()>;
+}

@@ -1,0 +1,435 @@
+//! Opening what is behind a URL: one file, or the shards of an index.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ingot_format::{Foreign, FormatError, Header, Limits, ShardIndex, to_u64};
+
+use super::client::Client;
+use super::fault::Fault;
+use super::fetch::Target;
+use super::hub::{INDEX_FILE, MODEL_FILE};
+use super::options::RemoteOptions;
+use super::pace::stopped;
+use super::place::{Place, Remote, local_path};
+use super::secrets::redacted;
+use super::source::{READS_AT_ONCE, RemoteSource, START_NBYTES};
+use crate::archive::Archive;
+use crate::checkpoint::{Checkpoint, Manner, Shards, Store, index_of, read_index};
+use crate::error::{CheckpointFault, Error, Failure};
+use crate::options::{Backend, CheckpointOptions, OpenOptions, Reach};
+use crate::source::Source as _;
+use crate::watch::Watch;
+use crate::workers::{Reading, share, watched};
+
+/// Bytes that the first request for an index asks for. All of it is wanted, so that only the largest, of some 150,000
+/// tensors, need a second one.
+pub(super) const INDEX_START_NBYTES: u64 = 16 << 20;
+
+/// Headers that are asked for at once. Each is a round trip, or where a host redirects to another one to each: of so
+/// many, half then wait for either host.
+pub(super) const AT_ONCE: usize = 64;
+
+/// Bytes of a header beside the names of its tensors: what the usual writers take for the rest of one, and more than
+/// most take for the metadata.
+const TENSOR_NBYTES: u64 = 112;
+const METADATA_NBYTES: u64 = 4 << 10;
+
+/// The least that is asked for, which takes no longer than less of it, and the most: what the index says of a shard is
+/// not proven.
+const LEAST_NBYTES: u64 = 8 << 10;
+const MOST_NBYTES: u64 = 1 << 20;
+
+/// The longest header that is fetched where nobody says otherwise. It is what the Hub's own clients take.
+pub const REMOTE_HEADER_NBYTES: u64 = 25_000_000;
+
+/// Those limits, where nobody says otherwise.
+pub(crate) fn header_limits() -> Limits {
+    Limits {
+        header_nbytes: REMOTE_HEADER_NBYTES,
+        ..Limits::default()
+    }
+}
+
+/// Why a file that a URL names is read from the disk.
+const CACHED: &str = "the Hub's local cache has this version";
+
+/// Why a file is read as a remote one is.
+const REMOTE: &str = "a URL";
+
+/// What an environment variable holds.
+pub(super) fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+impl Checkpoint {
+    /// Opens what is behind a URL: a file of tensors, or the shards of an index, which lie beside it. No tensor is read.
+    /// `http://`, `https://`, `hf://`, `s3://`, `gs://`, `az://` and `file://` are known, and pages of the Hub. A repository of the
+    /// Hub stands for its `model.safetensors`, or for its `model.safetensors.index.json`; both are asked for at once.
+    ///
+    /// Opening a file takes one request, or two where its header is long; opening an index one, or two where that is,
+    /// and none for its shards, each of which takes one when it is first needed. The shards of a repository of the Hub
+    /// are those of the commit that the index was of.
+    ///
+    /// What the Hub's clients have in their cache is read from there.
+    ///
+    /// # Errors
+    /// [`Error::Open`] with a [`Fault`] inside, whose kind is that of a file which is missing or not to be read where
+    /// the server says so; [`Error::Header`]; [`Error::Index`]; [`Error::Interrupted`].
+    pub fn open_url(
+        url: &str,
+        options: &RemoteOptions,
+        limits: &Limits,
+        watch: &dyn Watch,
+    ) -> Result<Checkpoint, Error> {
+        if let Some(path) = local_path(url) {
+            let path = path.map_err(|fault| refused(&redacted(url), fault))?;
+            let open = OpenOptions {
+                backend: Backend::Auto,
+                limits: *limits,
+            };
+            let reach = Reach::FollowLinks;
+            return Checkpoint::open(&path, &CheckpointOptions { open, reach });
+        }
+        through_door(url, options, limits, watch, |door| door.open(url))
+    }
+}
+
+/// A file of whatever kind that a URL leads to.
+pub(super) enum Found {
+    Cached(PathBuf),
+    /// With what it is asked with.
+    Remote(Box<RemoteSource>, &'static str),
+}
+
+/// Asks for the start of the file behind `url`, as `begin` does that, or finds it on this machine.
+pub(super) fn found(
+    url: &str,
+    options: &RemoteOptions,
+    begin: &(dyn Fn(Target) -> Result<RemoteSource, Fault> + Sync),
+    watch: &dyn Watch,
+) -> Result<Found, Error> {
+    through_door(url, options, &header_limits(), watch, |door| {
+        door.found(url, begin)
+    })
+}
+
+/// What `open` makes of a way to files behind URLs. It is tried again where a server says that it has to be another.
+pub(super) fn through_door<T: Send>(
+    url: &str,
+    options: &RemoteOptions,
+    limits: &Limits,
+    watch: &dyn Watch,
+    open: impl Fn(&Door) -> Result<T, Error> + Send + Sync,
+) -> Result<T, Error> {
+    // A bucket of S3 lies in one region, and who asks in another is told in which.
+    let open_in_region = || match open(&Door::new(options, limits)) {
+        Err(error) if options.region.is_none() && region_of(&error).is_some() => {
+            let options = RemoteOptions {
+                region: region_of(&error).map(ToOwned::to_owned),
+                ..options.clone()
+            };
+            open(&Door::new(&options, limits))
+        }
+        opened => opened,
+    };
+    let opened = watched(open_in_region, watch);
+    opened.map_err(|failure| failure.about(Some(Path::new(&redacted(url))), None))?
+}
+
+fn region_of(error: &Error) -> Option<&str> {
+    match error {
+        Error::Open { source, .. } => Fault::of(source)?.region(),
+        _ => None,
+    }
+}
+
+/// Opens files behind URLs: one way, and one set of connections, for all that one URL leads to.
+#[derive(Clone, Debug)]
+pub(crate) struct Door {
+    client: Arc<Client>,
+    limits: Limits,
+}
+
+impl Door {
+    fn new(options: &RemoteOptions, limits: &Limits) -> Door {
+        Door {
+            client: Arc::new(Client::new(options.clone(), &variable)),
+            limits: *limits,
+        }
+    }
+
+    fn open(&self, url: &str) -> Result<Checkpoint, Error> {
+        match self.place(url)? {
+            Place::Cached(path, remote) => self.cached(&path, remote.map(|remote| *remote)),
+            Place::Remote(remote) if remote.hub.as_ref().is_some_and(|file| file.is_folder()) => {
+                self.model_of(&remote)
+            }
+            Place::Remote(remote) if remote.is_index() => {
+                let source = RemoteSource::begin(self.target(&remote), INDEX_START_NBYTES);
+                let source = source.map_err(|fault| refused(&remote.shown, fault))?;
+                self.index(*remote, source)
+            }
+            Place::Remote(remote) => {
+                let source = self.source(&remote, START_NBYTES);
+                let source = source.map_err(|fault| refused(&remote.shown, fault))?;
+                self.content(*remote, source)
+            }
+        }
+    }
+
+    pub(super) fn place(&self, url: &str) -> Result<Place, Error> {
+        let place = Place::find(url, &self.client.options, &variable);
+        place.map_err(|fault| refused(&redacted(url), fault))
+    }
+
+    /// The file that `url` names; of a repository of the Hub that with its model.
+    fn found(
+        &self,
+        url: &str,
+        begin: &(dyn Fn(Target) -> Result<RemoteSource, Fault> + Sync),
+    ) -> Result<Found, Error> {
+        let remote = match self.place(url)? {
+            Place::Cached(path, _) => return Ok(Found::Cached(path)),
+            Place::Remote(remote) if remote.hub.as_ref().is_some_and(|file| file.is_folder()) => {
+                self.beside(&remote, MODEL_FILE)?
+            }
+            Place::Remote(remote) => *remote,
+        };
+        let source = begin(self.target(&remote)).map_err(|fault| refused(&remote.shown, fault))?;
+        let cached = cached_at(&remote, source.commit().as_deref());
+        Ok(cached.map_or_else(|| Found::Remote(Box::new(source), remote.backend), Found::Cached))
+    }
+
+    /// The file `name` beside this one.
+    pub(super) fn beside(&self, remote: &Remote, name: &str) -> Result<Remote, Error> {
+        let beside = remote.beside(name, &self.client.options, &variable);
+        beside.map_err(|fault| refused(&remote.shown, fault))
+    }
+
+    /// A file of tensors.
+    fn source(&self, remote: &Remote, start_nbytes: u64) -> Result<RemoteSource, Fault> {
+        RemoteSource::open(self.target(remote), start_nbytes, &self.limits)
+    }
+
+    pub(super) fn target(&self, remote: &Remote) -> Target {
+        let (home, access) = (remote.home.clone(), Arc::clone(&remote.access));
+        Target::new(Arc::clone(&self.client), home, access, remote.is_shown())
+    }
+
+    /// The model of a folder of the Hub. Both files that it can be are asked for at once: nobody knows which it is, and
+    /// one after the other would take twice as long.
+    fn model_of(&self, folder: &Remote) -> Result<Checkpoint, Error> {
+        let model = Remote {
+            shown: folder.shown.clone(),
+            ..self.beside(folder, MODEL_FILE)?
+        };
+        let index = self.beside(folder, INDEX_FILE)?;
+        let found = [Mutex::new(None), Mutex::new(None)];
+        let ask = |number: usize| {
+            let opened = match number {
+                0 => self.source(&model, START_NBYTES),
+                _ => RemoteSource::begin(self.target(&index), INDEX_START_NBYTES),
+            };
+            let is_model = number == 0 && opened.is_ok();
+            *found[number].lock().unwrap_or_else(PoisonError::into_inner) = Some(opened);
+            match is_model {
+                // Nobody wants the index any more.
+                true => Err(Failure::Interrupted),
+                false => Ok(0),
+            }
+        };
+        // What becomes of each is in its slot.
+        let _ = share(Reading::waiting(2), vec![0, 1], 0, ask, &Inherited);
+        let found = found.map(|slot| slot.into_inner().unwrap_or_else(PoisonError::into_inner));
+        let fault = match found {
+            [Some(Ok(source)), _] => return self.content(model, source),
+            [Some(Err(fault)), Some(Ok(source))] if fault.is_missing() => return self.index(index, source),
+            [Some(Err(fault)), Some(Err(other))] if fault.is_missing() => match other.is_missing() {
+                true => fault.and_not(INDEX_FILE),
+                false => other,
+            },
+            [Some(Err(fault)), _] => fault,
+            [None, _] => return Err(Error::Interrupted),
+        };
+        Err(refused(&folder.shown, fault))
+    }
+
+    /// Whatever `source` turns out to be.
+    fn content(&self, remote: Remote, source: RemoteSource) -> Result<Checkpoint, Error> {
+        let commit = source.commit();
+        if let Some(path) = cached_at(&remote, commit.as_deref()) {
+            return self.cached(&path, Some(remote.at(commit)));
+        }
+        match self.header(&remote, &source) {
+            Err(error) if is_index(&error) => self.index(remote, source),
+            header => Ok(archive(remote, header?, source).into()),
+        }
+    }
+
+    /// A shard. What came with its header is not kept: there may be many.
+    pub(super) fn shard(&self, remote: Remote, start_nbytes: u64) -> Result<Archive, Error> {
+        if let Some(path) = remote.hub.as_ref().and_then(|file| file.cached(&variable)) {
+            return self.cached_file(&path);
+        }
+        let source = self.source(&remote, start_nbytes);
+        let mut source = source.map_err(|fault| refused(&remote.shown, fault))?;
+        let header = self.header(&remote, &source)?;
+        source.let_go();
+        Ok(archive(remote, header, source))
+    }
+
+    /// Keeps no more connections than reading tensors takes: opening shards takes more, which would stay open as long as
+    /// the handle.
+    pub(super) fn rest(&self) {
+        self.client.close_idle(READS_AT_ONCE);
+    }
+
+    fn header(&self, remote: &Remote, source: &RemoteSource) -> Result<Header, Error> {
+        source.header(&self.limits).map_err(|fault| Error::Header {
+            path: Some(remote.shown.clone().into()),
+            fault,
+        })
+    }
+
+    /// The shards of the index that `source` is.
+    fn index(&self, remote: Remote, source: RemoteSource) -> Result<Checkpoint, Error> {
+        let commit = source.commit();
+        let cached = cached_at(&remote, commit.as_deref());
+        let remote = remote.at(commit);
+        if let Some(path) = cached {
+            return self.cached(&path, Some(remote));
+        }
+        let path = PathBuf::from(&remote.shown);
+        let nbytes = source.nbytes();
+        let index = index_of(source.all(), nbytes, &path)?;
+        self.shards(path, index, remote)
+    }
+
+    /// The shards of `index`, which was read at `path` and lies at `remote`.
+    fn shards(&self, path: PathBuf, index: ShardIndex, remote: Remote) -> Result<Checkpoint, Error> {
+        let index = for_urls(index, &path)?;
+        let store = RemoteShards {
+            door: self.clone(),
+            index: remote,
+        };
+        Ok(Checkpoint::of_shards(Shards::new(path, index), Box::new(store)))
+    }
+
+    /// What is in the Hub's cache at `path`: a file, or an index, whose shards are had from the Hub where one is missing.
+    fn cached(&self, path: &Path, remote: Option<Remote>) -> Result<Checkpoint, Error> {
+        let options = CheckpointOptions {
+            open: self.local(),
+            reach: Reach::FollowLinks,
+        };
+        match (Checkpoint::open(path, &options), remote) {
+            (
+                Err(Error::Checkpoint {
+                    fault: CheckpointFault::MissingShards { .. },
+                    ..
+                }),
+                Some(remote),
+            ) => self.shards(path.to_owned(), read_index(path)?, remote),
+            (opened, _) => Ok(opened?.because(CACHED)),
+        }
+    }
+
+    fn cached_file(&self, path: &Path) -> Result<Archive, Error> {
+        Ok(Archive::open_lent(path, &self.local())?.because(CACHED))
+    }
+
+    fn local(&self) -> OpenOptions {
+        OpenOptions {
+            backend: Backend::Auto,
+            limits: self.limits,
+        }
+    }
+}
+
+/// Shards behind URLs: beside their index, and of the same commit where it is one of the Hub.
+#[derive(Debug)]
+struct RemoteShards {
+    door: Door,
+    index: Remote,
+}
+
+impl Store for RemoteShards {
+    fn path(&self, name: &str) -> PathBuf {
+        let beside = self.door.beside(&self.index, name);
+        beside.map_or_else(|_| name.into(), |remote| remote.shown.into())
+    }
+
+    /// With one request where the header is about as long as the index lets expect.
+    fn open(&self, shards: &Shards, number: usize) -> Result<Archive, Error> {
+        let remote = self.door.beside(&self.index, shards.name(number))?;
+        let entries = shards
+            .tensors(number)
+            .map(|name| to_u64(name.len()) + TENSOR_NBYTES);
+        let expected = METADATA_NBYTES + entries.sum::<u64>();
+        self.door.shard(remote, expected.clamp(LEAST_NBYTES, MOST_NBYTES))
+    }
+
+    fn reading(&self) -> Reading {
+        Reading::waiting(AT_ONCE)
+    }
+
+    fn rest(&self) {
+        self.door.rest();
+    }
+
+    fn manner(&self, shards: &Shards) -> Option<Manner> {
+        Some(Manner {
+            format: shards.format(),
+            backend: self.index.backend,
+            why: REMOTE.to_owned(),
+        })
+    }
+}
+
+/// An index whose names of shards may become parts of URLs.
+pub(super) fn for_urls(index: ShardIndex, path: &Path) -> Result<ShardIndex, Error> {
+    let path = path.to_owned();
+    match index.check_in_urls() {
+        Ok(()) => Ok(index),
+        Err(fault) => Err(Error::Index { path, fault }),
+    }
+}
+
+/// The file in the Hub's cache, as of the commit that a server gave it as.
+pub(super) fn cached_at(remote: &Remote, commit: Option<&str>) -> Option<PathBuf> {
+    remote.hub.as_ref()?.cached_at(commit?, &variable)
+}
+
+fn archive(remote: Remote, header: Header, source: RemoteSource) -> Archive {
+    let path = PathBuf::from(remote.shown);
+    Archive::named(path, header, Box::new(source), remote.backend, REMOTE)
+}
+
+/// Stops what a call does on threads of its own when it is stopped itself.
+struct Inherited;
+
+impl Watch for Inherited {
+    fn interrupted(&self) -> bool {
+        stopped()
+    }
+}
+
+pub(super) fn refused(shown: &str, fault: Fault) -> Error {
+    Error::Open {
+        path: shown.into(),
+        source: fault.into(),
+    }
+}
+
+fn is_index(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::Header {
+            fault: FormatError::Foreign {
+                kind: Foreign::IndexJson,
+                ..
+            },
+            ..
+        }
+    )
+}

@@ -1,0 +1,187 @@
+//! Which way a file is written, and what is said when it cannot be.
+
+use std::path::Path;
+
+use ingot_format::{FormatError, Layout};
+
+use super::pieces::Pieces;
+use super::snapshot::Snapshot;
+use crate::digest::Sealed;
+use crate::error::{Error, Stop};
+use crate::options::SaveOptions;
+#[cfg(unix)]
+use crate::options::{Durability, Replace};
+use crate::payload::Payload;
+use crate::watch::Watch;
+
+/// Writes the file of `layout` at `path`, with one payload for each tensor, in the order of the layout.
+///
+/// ```
+/// use ingot_format::{Dtype, Format, Spec, layout};
+/// use ingot_io::{Payload, SaveOptions, Unwatched, save};
+///
+/// let bias = Spec { name: "bias", dtype: Dtype::F32, shape: &[2] };
+/// let new = layout(&[bias], None, Format::Safetensors)?;
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("bias.safetensors");
+/// save(&path, &new, &[Payload::from(&b"12345678"[..])], &SaveOptions::default(), &Unwatched)?;
+/// assert_eq!(std::fs::read(&path)?.len(), new.head.len() + 8);
+/// // Whatever does not give just the bytes that the header promises becomes no file.
+/// assert!(save(&path, &new, &[Payload::from(&b"1234"[..])], &SaveOptions::default(), &Unwatched).is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Unstorable`] when a payload has not just the bytes that its tensor needs, before the disk is touched.
+/// [`Error::Write`] when the file cannot be written, [`Error::Interrupted`] when `watch` says so. What was at `path`
+/// is still there then, and no temporary file is; except where [`Replace::InPlace`] says otherwise, for streams, and
+/// when the last step failed, to flush the directory: the new file is there, but a loss of power may undo that.
+pub fn save(
+    path: &Path,
+    layout: &Layout,
+    payloads: &[Payload<'_>],
+    options: &SaveOptions,
+    watch: &dyn Watch,
+) -> Result<(), Error> {
+    save_cut(path, Pieces::of(layout, payloads), options, watch)
+}
+
+/// As [`save`], of a file that begins with `head` and has `data_nbytes` of data, whichever way `payloads` cut them.
+pub(crate) fn save_data(
+    path: &Path,
+    head: &[u8],
+    data_nbytes: u64,
+    payloads: &[Payload<'_>],
+    options: &SaveOptions,
+    watch: &dyn Watch,
+) -> Result<(), Error> {
+    save_cut(path, Pieces::of_data(head, data_nbytes, payloads), options, watch)
+}
+
+impl Snapshot {
+    /// Writes the file of the `layout` that the copy was taken for.
+    ///
+    /// # Errors
+    /// What [`crate::save`] says.
+    pub fn save(
+        &self,
+        path: &Path,
+        layout: &Layout,
+        options: &SaveOptions,
+        watch: &dyn Watch,
+    ) -> Result<(), Error> {
+        let Layout { header, head, .. } = layout;
+        save_data(path, head, header.data_nbytes(), &self.payloads(), options, watch)
+    }
+}
+
+impl Sealed {
+    /// Writes the file: as [`crate::save`] does, with `payloads` in the order of the layout. Not into a pipe or a
+    /// device, where the header cannot be written last.
+    ///
+    /// # Errors
+    /// What [`crate::save`] says.
+    pub fn save(
+        &self,
+        path: &Path,
+        payloads: &[Payload<'_>],
+        options: &SaveOptions,
+        watch: &dyn Watch,
+    ) -> Result<(), Error> {
+        save_sealed(path, self, payloads, options, watch)
+    }
+
+    /// Writes the file with what was copied for it.
+    ///
+    /// # Errors
+    /// What [`crate::save`] says.
+    pub fn save_snapshot(
+        &self,
+        path: &Path,
+        snapshot: &Snapshot,
+        options: &SaveOptions,
+        watch: &dyn Watch,
+    ) -> Result<(), Error> {
+        save_sealed_snapshot(path, self, snapshot, options, watch)
+    }
+}
+
+/// As [`save`], with digests in the head that are taken of everything else on its way into the file.
+///
+/// # Errors
+/// What [`save`] says; also when `path` is a pipe or a device, where the head cannot be written last.
+pub(crate) fn save_sealed(
+    path: &Path,
+    sealed: &Sealed,
+    payloads: &[Payload<'_>],
+    options: &SaveOptions,
+    watch: &dyn Watch,
+) -> Result<(), Error> {
+    let pieces = Pieces::of(sealed.layout(), payloads);
+    save_cut(
+        path,
+        pieces.map(|pieces| pieces.sealed_by(sealed)),
+        options,
+        watch,
+    )
+}
+
+/// As [`save_sealed`], of a copy of the payloads.
+pub(crate) fn save_sealed_snapshot(
+    path: &Path,
+    sealed: &Sealed,
+    snapshot: &Snapshot,
+    options: &SaveOptions,
+    watch: &dyn Watch,
+) -> Result<(), Error> {
+    let Layout { header, head, .. } = sealed.layout();
+    let payloads = snapshot.payloads();
+    let pieces = Pieces::of_data(head, header.data_nbytes(), &payloads);
+    save_cut(
+        path,
+        pieces.map(|pieces| pieces.sealed_by(sealed)),
+        options,
+        watch,
+    )
+}
+
+fn save_cut(
+    path: &Path,
+    pieces: Result<Pieces<'_>, FormatError>,
+    options: &SaveOptions,
+    watch: &dyn Watch,
+) -> Result<(), Error> {
+    let pieces = &pieces.map_err(|fault| Error::Unstorable {
+        path: Some(path.to_path_buf()),
+        fault,
+    })?;
+    save_pieces(path, pieces, options, watch).map_err(|stop| stop.about(path, pieces.nbytes()))
+}
+
+#[cfg(unix)]
+fn save_pieces(
+    path: &Path,
+    pieces: &Pieces<'_>,
+    options: &SaveOptions,
+    watch: &dyn Watch,
+) -> Result<(), Stop> {
+    use super::target::Target;
+    use super::{atomic, flush, in_place, stream};
+    match Target::find(path, watch)? {
+        Target::Place(place) => match options.replace {
+            Replace::Atomic => atomic::save(&place, pieces, options, watch),
+            Replace::InPlace => in_place::save(&place, pieces, options, watch),
+        },
+        Target::Nameless(file) => in_place::overwrite(&file, None, pieces, options, watch),
+        Target::Stream(file) => {
+            stream::write(pieces, &file, watch)?;
+            match options.durable {
+                Durability::Durable => flush::flush(&file, watch),
+                Durability::Fast => Ok(()),
+            }
+        }
+    }
+}
+
+#[cfg(not(unix))]
+use super::portable::save as save_pieces;

@@ -1,0 +1,221 @@
+//! Loading only what is proven to be right.
+
+use ingot_format::{MODEL_SPEC_KEY, to_usize};
+
+use super::pass::{Feeding, read_through};
+use super::verify::{Record, sha256_from};
+use crate::archive::{Archive, Files, Tensor, TensorId};
+use crate::checkpoint::Checkpoint;
+use crate::digest::{Algorithm, Digest, Digests, Unequal};
+use crate::error::{CheckpointFault, Error};
+use crate::memory::Region;
+use crate::options::ReadOptions;
+use crate::read::input::Witness;
+use crate::read::part::Part;
+use crate::read::read::read_owned;
+use crate::source::read_exactly;
+use crate::watch::Watch;
+
+/// What tensors are compared with before they are handed out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Proof {
+    /// The digests that the file keeps: those of the tensors or, where it has none of them, ModelSpec's.
+    pub kept: bool,
+    /// The SHA-256 of the whole file.
+    pub sha256: Option<Digest>,
+}
+
+/// A digest that was promised, and what computes the one of the bytes that come.
+struct Promise {
+    tensors: Vec<(Option<usize>, Digest)>,
+    algorithm: Algorithm,
+    digests: Digests,
+}
+
+impl Checkpoint {
+    /// The bytes of tensors of this checkpoint, when they are what `proof` asks for. They are in memory of their own,
+    /// whatever the backend, since a mapped file can change after it was looked at; the digests are taken of the bytes in
+    /// that memory, on the way into it.
+    ///
+    /// A digest of more than these tensors is compared only when they are all that its file has: without its own, a
+    /// tensor is then one without a digest.
+    ///
+    /// # Errors
+    /// [`Error::Digest`] for the first tensor, or the file, that differs; [`Error::NoDigest`] for the first tensor that
+    /// its file keeps no digest of; [`Error::Checksums`]; [`Error::Checkpoint`] where one hash is asked of many files;
+    /// and what [`crate::read`](fn@crate::read) says.
+    pub fn proven(
+        &self,
+        tensors: &[Tensor<'_>],
+        proof: &Proof,
+        options: &ReadOptions,
+        watch: &dyn Watch,
+    ) -> Result<Vec<Region>, Error> {
+        let (files, ids) = Files::of(tensors.iter().copied());
+        let mut promises = promises(&files, &ids, proof)?;
+        if let Some(expected) = proof.sha256 {
+            let file = self.one_file()?;
+            match &mut promises[..] {
+                [of_file] if file.are_all(&ids) => of_file.push(file.whole(expected)?),
+                _ => file.check_whole(expected, watch)?,
+            }
+        }
+        let all = promises.iter().map(|of_file| digests(of_file));
+        let feeding = files.sources().into_iter().zip(all);
+        let feeding: Vec<_> = feeding.map(|(source, all)| Feeding { source, all }).collect();
+        let witnesses: Vec<&dyn Witness> = feeding.iter().map(|feeding| feeding as _).collect();
+        // Each of them once, as the digests want it.
+        let wanted = sorted(&ids);
+        let tensor = |id: &TensorId| files.archives()[id.file].tensor(id.number);
+        let parts: Vec<Part<'_>> = wanted.iter().filter_map(tensor).map(Part::from).collect();
+        let numbered = parts.iter().zip(wanted.iter().map(|id| id.file));
+        let regions = read_owned(&files, &witnesses, numbered, options, watch)?;
+        drop(feeding);
+        files.check_unchanged()?;
+        for (archive, of_file) in files.archives().iter().zip(promises) {
+            of_file
+                .into_iter()
+                .try_for_each(|promise| archive.compare(promise))?;
+        }
+        let region = |id: &TensorId| wanted.binary_search(id).ok().map(|place| regions[place].clone());
+        Ok(ids.iter().filter_map(region).collect())
+    }
+
+    /// The file that this is, since one hash speaks of one file.
+    pub(super) fn one_file(&self) -> Result<&Archive, Error> {
+        match self.index() {
+            None => self.file(0),
+            Some(_) => Err(Error::Checkpoint {
+                path: self.path().map(ToOwned::to_owned).unwrap_or_default(),
+                fault: CheckpointFault::ManyFiles { files: self.files() },
+            }),
+        }
+    }
+}
+
+/// What each of these files promises of the tensors that are wanted of it.
+fn promises(files: &Files<'_>, ids: &[TensorId], proof: &Proof) -> Result<Vec<Vec<Promise>>, Error> {
+    let ids = sorted(ids);
+    let of_file = |ids: &[TensorId]| {
+        let kept = || files.archives()[ids[0].file].kept(ids);
+        Ok(Vec::from_iter(proof.kept.then(kept).transpose()?))
+    };
+    ids.chunk_by(|one, next| one.file == next.file)
+        .map(of_file)
+        .collect()
+}
+
+fn digests(promises: &[Promise]) -> Vec<&Digests> {
+    promises.iter().map(|promise| &promise.digests).collect()
+}
+
+impl Archive {
+    /// What the file itself promises of the bytes of these tensors of it, each once and in order.
+    fn kept(&self, ids: &[TensorId]) -> Result<Promise, Error> {
+        let header = self.header();
+        let model_spec = header
+            .metadata()
+            .and_then(|metadata| metadata.get(MODEL_SPEC_KEY));
+        let record = match (Record::of(header, self.path())?, model_spec) {
+            (Some(record), _) => record,
+            (None, Some(text)) if self.are_all(ids) => return self.kept_of_data(text),
+            (None, _) => Record::default(),
+        };
+        let mut tensors = Vec::new();
+        let mut ranges = Vec::new();
+        let start = header.data_start();
+        for &TensorId { number, .. } in ids {
+            let Some(entry) = header.entry(number) else {
+                continue;
+            };
+            let Ok(place) = record.covered.binary_search_by_key(&number, |pair| pair.0) else {
+                return Err(Error::NoDigest {
+                    path: self.path().map(ToOwned::to_owned),
+                    tensor: entry.name.to_owned(),
+                });
+            };
+            tensors.push((Some(number), record.covered[place].1));
+            ranges.push(start + entry.begin..start + entry.end);
+        }
+        Ok(Promise {
+            tensors,
+            algorithm: record.algorithm,
+            digests: Digests::new(record.algorithm, ranges),
+        })
+    }
+
+    /// What ModelSpec's hash, which is `text`, promises of the data section.
+    fn kept_of_data(&self, text: &str) -> Result<Promise, Error> {
+        let header = self.header();
+        let expected = sha256_from(text).ok_or_else(|| Error::Checksums {
+            path: self.path().map(ToOwned::to_owned),
+            reason: format!(
+                "metadata `{MODEL_SPEC_KEY}` is no SHA-256: {}",
+                ingot_format::Quoted(text)
+            ),
+        })?;
+        Ok(Promise {
+            tensors: vec![(None, expected)],
+            algorithm: Algorithm::Sha256,
+            digests: Digests::new(Algorithm::Sha256, Some(header.data_start()..header.file_nbytes())),
+        })
+    }
+
+    /// What the caller expects of the whole file, of which the head has been fed already.
+    fn whole(&self, expected: Digest) -> Result<Promise, Error> {
+        let digests = Digests::new(Algorithm::Sha256, Some(0..self.header().file_nbytes()));
+        let mut head = vec![0; to_usize(self.header().data_start()).unwrap_or(usize::MAX)];
+        read_exactly(self.source(), 0, &mut head).map_err(|failure| failure.about(self.path(), None))?;
+        digests.feed(0, &head);
+        Ok(Promise {
+            tensors: vec![(None, expected)],
+            algorithm: Algorithm::Sha256,
+            digests,
+        })
+    }
+
+    /// Reads the whole file, of which not all is wanted, and compares it with what the caller expects.
+    fn check_whole(&self, expected: Digest, watch: &dyn Watch) -> Result<(), Error> {
+        let digests = Digests::new(Algorithm::Sha256, Some(0..self.header().file_nbytes()));
+        read_through(self.source(), &[&digests], watch).map_err(|failure| self.explain(failure))?;
+        self.compare(Promise {
+            tensors: vec![(None, expected)],
+            algorithm: Algorithm::Sha256,
+            digests,
+        })
+    }
+
+    /// Whether these tensors of it are all that the file has.
+    fn are_all(&self, ids: &[TensorId]) -> bool {
+        sorted(ids).len() == self.header().len()
+    }
+
+    fn compare(&self, promise: Promise) -> Result<(), Error> {
+        let found = promise.digests.finish();
+        for ((number, expected), found) in promise.tensors.into_iter().zip(found) {
+            // Everything was fed, so everything has a digest.
+            let found = found.unwrap_or_else(|| Digest::zero(promise.algorithm));
+            if found != expected {
+                let entry = number.and_then(|number| self.header().entry(number));
+                return Err(Error::Digest {
+                    path: self.path().map(ToOwned::to_owned),
+                    tensor: entry.map(|entry| entry.name.to_owned()),
+                    unequal: Box::new(Unequal {
+                        algorithm: promise.algorithm,
+                        expected,
+                        found,
+                    }),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Each of them once, in order.
+fn sorted(ids: &[TensorId]) -> Vec<TensorId> {
+    let mut ids = ids.to_vec();
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}

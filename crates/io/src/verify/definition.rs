@@ -1,0 +1,214 @@
+//! The hashes of whole files that people know, by the names that they know them by.
+
+use std::path::Path;
+
+use ingot_format::{Entry, Format, FormatError, Header, Layout, Limits, layout, to_usize};
+
+use super::pass::read_through;
+use crate::archive::{check_unchanged, open_source, read_header};
+use crate::digest::{Algorithm, Digest, Digests};
+use crate::error::{Error, Failure};
+use crate::source::{Source, read_exactly};
+use crate::watch::Watch;
+
+/// What a hash is taken of, and how it is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Definition {
+    /// All bytes of the file, whatever it holds.
+    File(Algorithm),
+    /// `autov1`, A1111's old model hash: the first 8 digits of the SHA-256 of the 64 KiB that begin at 1 MiB.
+    AutoV1,
+    /// `autov2`, Civitai's: the first 10 digits of the SHA-256 of the file.
+    AutoV2,
+    /// `autov3`, Civitai's, and `addnet` and `sshs_model_hash` of the programs that train and load adapters: the SHA-256
+    /// of the data section. It does not change with the metadata.
+    AutoV3,
+    /// `sshs_legacy`, of the same programs: [`Definition::AutoV1`] of the safetensors file that holds the same tensors
+    /// and of the metadata only the keys that begin with `ss_`.
+    SshsLegacy,
+    /// `modelspec`: [`Definition::AutoV3`] after `0x`, as ModelSpec writes it.
+    ModelSpec,
+}
+
+/// The bytes that A1111's old hash is taken of.
+const AUTO_V1_BEGIN: u64 = 0x10_0000;
+const AUTO_V1_NBYTES: usize = 0x1_0000;
+const AUTO_V1_DIGITS: usize = 8;
+const AUTO_V2_DIGITS: usize = 10;
+
+impl Definition {
+    /// Those that are not simply an algorithm over the file, with their names.
+    const NAMED: [(&str, Definition); 5] = [
+        ("autov1", Definition::AutoV1),
+        ("autov2", Definition::AutoV2),
+        ("autov3", Definition::AutoV3),
+        ("sshs_legacy", Definition::SshsLegacy),
+        ("modelspec", Definition::ModelSpec),
+    ];
+
+    /// All there are, with their names.
+    pub fn all() -> impl Iterator<Item = (&'static str, Definition)> {
+        Algorithm::ALL
+            .into_iter()
+            .map(|algorithm| (algorithm.name(), Definition::File(algorithm)))
+            .chain(Definition::NAMED)
+    }
+
+    /// The definition of this name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Definition> {
+        Definition::all().find(|pair| pair.0 == name).map(|pair| pair.1)
+    }
+}
+
+/// The hash of the file at `path` by `definition`, in lowercase hexadecimal digits.
+///
+/// The file is read by position, never through a mapping, so that one that is shortened meanwhile is an error and not
+/// the end of the process.
+///
+/// ```
+/// use ingot_io::{Algorithm, Definition, Unwatched, hash};
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("any.txt");
+/// std::fs::write(&path, "abc")?;
+/// let found = hash(&path, Definition::File(Algorithm::Blake3), &Unwatched)?;
+/// assert_eq!(found, "6437b3ac38465133ffb63b75273a8db548c558465d79db03fd359c6cd5bd9d85");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Open`]; [`Error::Read`]; [`Error::Changed`] when the file was written to meanwhile; [`Error::Header`] when a
+/// definition that asks for tensors finds none; [`Error::Interrupted`].
+pub fn hash(path: &Path, definition: Definition, watch: &dyn Watch) -> Result<String, Error> {
+    of_source(&open_source(path)?, path, definition, &Limits::default(), watch)
+}
+
+/// As [`hash`], of a file that is open.
+pub(crate) fn of_source(
+    source: &dyn Source,
+    path: &Path,
+    definition: Definition,
+    limits: &Limits,
+    watch: &dyn Watch,
+) -> Result<String, Error> {
+    let header = || read_header(source, Some(path), limits);
+    let found = match definition {
+        Definition::File(algorithm) => of_file(source, algorithm, path, watch)?.to_string(),
+        Definition::AutoV1 => shortened(&auto_v1(source, path)?, AUTO_V1_DIGITS),
+        Definition::AutoV2 => shortened(&of_file(source, Algorithm::Sha256, path, watch)?, AUTO_V2_DIGITS),
+        Definition::AutoV3 => of_data(source, &header()?, path, watch)?.to_string(),
+        Definition::SshsLegacy => shortened(&sshs_legacy(source, &header()?, path)?, AUTO_V1_DIGITS),
+        Definition::ModelSpec => format!("0x{}", of_data(source, &header()?, path, watch)?),
+    };
+    check_unchanged(source, Some(path))?;
+    Ok(found)
+}
+
+fn shortened(digest: &Digest, digits: usize) -> String {
+    let mut text = digest.to_string();
+    text.truncate(digits);
+    text
+}
+
+fn of_file(
+    source: &dyn Source,
+    algorithm: Algorithm,
+    path: &Path,
+    watch: &dyn Watch,
+) -> Result<Digest, Error> {
+    of_range(source, algorithm, 0..source.nbytes(), path, watch)
+}
+
+fn of_data(source: &dyn Source, header: &Header, path: &Path, watch: &dyn Watch) -> Result<Digest, Error> {
+    of_range(
+        source,
+        Algorithm::Sha256,
+        header.data_start()..header.file_nbytes(),
+        path,
+        watch,
+    )
+}
+
+fn of_range(
+    source: &dyn Source,
+    algorithm: Algorithm,
+    range: std::ops::Range<u64>,
+    path: &Path,
+    watch: &dyn Watch,
+) -> Result<Digest, Error> {
+    let digests = Digests::new(algorithm, Some(range));
+    read_through(source, &[&digests], watch).map_err(|failure| explain(failure, source, path))?;
+    // All of the range was fed.
+    Ok(digests
+        .finish()
+        .pop()
+        .flatten()
+        .unwrap_or_else(|| Digest::zero(algorithm)))
+}
+
+/// Adds the path to what went wrong below.
+fn explain(failure: Failure, source: &dyn Source, path: &Path) -> Error {
+    match check_unchanged(source, Some(path)) {
+        // The likeliest reason for a short read, and the more useful thing to say.
+        Err(changed @ Error::Changed { .. }) if matches!(failure, Failure::Read { .. }) => changed,
+        _ => failure.about(Some(path), None),
+    }
+}
+
+fn auto_v1(source: &dyn Source, path: &Path) -> Result<Digest, Error> {
+    let mut window = vec![0; AUTO_V1_NBYTES];
+    // Of a shorter file there is less, or nothing, to hash; A1111 does not mind.
+    let found = read_at(source, path, AUTO_V1_BEGIN, &mut window)?;
+    Ok(Algorithm::Sha256.digest(&window[..found]))
+}
+
+/// Fills `dest` as far as the file goes; says how far that is.
+fn read_at(source: &dyn Source, path: &Path, position: u64, dest: &mut [u8]) -> Result<usize, Error> {
+    match read_exactly(source, position, dest) {
+        Ok(()) => Ok(dest.len()),
+        Err(Failure::Read {
+            found, source: None, ..
+        }) => Ok(found),
+        Err(failure) => Err(failure.about(Some(path), None)),
+    }
+}
+
+fn sshs_legacy(source: &dyn Source, header: &Header, path: &Path) -> Result<Digest, Error> {
+    let new = laid_out_again(header).map_err(|fault| Error::Unstorable {
+        path: Some(path.to_owned()),
+        fault,
+    })?;
+    let entries: Vec<Entry<'_>> = header.entries().collect();
+    let mut window = Vec::with_capacity(AUTO_V1_NBYTES);
+    let head = new
+        .head
+        .get(to_usize(AUTO_V1_BEGIN).unwrap_or(usize::MAX)..)
+        .unwrap_or_default();
+    window.extend_from_slice(&head[..head.len().min(AUTO_V1_NBYTES)]);
+    let begin_of_data = AUTO_V1_BEGIN.saturating_sub(new.header.data_start());
+    for (place, entry) in new.header.entries().enumerate() {
+        let room = AUTO_V1_NBYTES - window.len();
+        if room == 0 || entry.end <= begin_of_data {
+            continue;
+        }
+        let skipped = begin_of_data.saturating_sub(entry.begin);
+        let count = room.min(to_usize(entry.nbytes() - skipped).unwrap_or(usize::MAX));
+        let at = window.len();
+        window.resize(at + count, 0);
+        let position = header.data_start() + entries[new.order[place]].begin + skipped;
+        let found = read_at(source, path, position, &mut window[at..])?;
+        window.truncate(at + found);
+    }
+    Ok(Algorithm::Sha256.digest(&window))
+}
+
+/// The safetensors file that holds the tensors of `header`, and no metadata but what trainers wrote.
+fn laid_out_again(header: &Header) -> Result<Layout, FormatError> {
+    let pairs: Vec<(&str, &str)> = header
+        .metadata()
+        .into_iter()
+        .flat_map(ingot_format::Metadata::iter)
+        .filter(|pair| pair.0.starts_with("ss_"))
+        .collect();
+    layout(&header.specs(), Some(&pairs), Format::Safetensors)
+}

@@ -1,0 +1,285 @@
+//! Comparing the bytes of a file with the digests that it keeps of them. FORMAT.md, "Checksums".
+
+use std::borrow::Cow;
+use std::io;
+use std::path::Path;
+
+use ingot_format::{CHECKSUMS_KEY, Checksums, Header, MODEL_SPEC_KEY, to_usize};
+
+use super::pass::read_through;
+use crate::archive::Archive;
+use crate::checkpoint::Checkpoint;
+use crate::digest::{Algorithm, Digest, Digests, Hasher};
+use crate::error::Error;
+use crate::options::{Backend, OpenOptions};
+use crate::payload::Payload;
+use crate::watch::{After, Watch, tell_all};
+
+/// What the digests of a file say of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// The algorithm of the tensors' digests; `None` where the file keeps none.
+    pub algorithm: Option<Algorithm>,
+    /// How many tensors were compared with their digest.
+    pub checked: usize,
+    /// Tensors whose bytes are not those that were written, in the order of the file.
+    pub bad: Vec<Mismatch>,
+    /// Tensors without a digest, in the order of the file.
+    pub unchecked: Vec<String>,
+    /// Names that have a digest and no tensor, sorted.
+    pub missing: Vec<String>,
+    /// The data section against ModelSpec's hash; `None` where the file has none.
+    pub model_spec: Option<Compared>,
+    /// The whole file against what the caller expects; `None` where that was nothing.
+    pub file: Option<Compared>,
+}
+
+/// A tensor whose bytes are not those that were written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mismatch {
+    /// Its name.
+    pub tensor: String,
+    /// The digest that the file keeps.
+    pub expected: Digest,
+    /// The digest of what is there.
+    pub found: Digest,
+}
+
+/// Two digests that should be one. `expected` is as it was written, and may be no digest at all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Compared {
+    /// What somebody said that it is.
+    pub expected: String,
+    /// What it is.
+    pub found: Digest,
+}
+
+impl Compared {
+    /// Whether they are the same. Upper case and `0x` before the digits do not matter.
+    #[must_use]
+    pub fn is_same(&self) -> bool {
+        sha256_from(&self.expected) == Some(self.found)
+    }
+}
+
+impl Report {
+    /// Whether every byte of every tensor is vouched for, and nothing that was compared differs: each tensor has its
+    /// digest, or the data section or the file has one.
+    #[must_use]
+    pub fn is_ok(&self) -> bool {
+        let of_all = [&self.model_spec, &self.file];
+        let all_same = of_all
+            .iter()
+            .all(|pair| pair.as_ref().is_none_or(Compared::is_same));
+        let any = of_all.iter().any(|pair| pair.is_some());
+        self.bad.is_empty() && self.missing.is_empty() && all_same && (any || self.unchecked.is_empty())
+    }
+}
+
+/// The SHA-256 that `text` spells, with or without `0x`.
+pub(crate) fn sha256_from(text: &str) -> Option<Digest> {
+    Digest::from_hex(Algorithm::Sha256, text.strip_prefix("0x").unwrap_or(text))
+}
+
+/// Reads the file at `path` and compares its bytes with the digests in its metadata, and with `sha256`, the digest of
+/// the whole file, where the caller knows one.
+///
+/// The digests guard against bytes that changed by accident. Whoever changes a file on purpose can change its digests
+/// too; `sha256`, from elsewhere, guards against that as well.
+///
+/// # Errors
+/// [`Error::Checksums`] when the record of digests is broken or of an unknown algorithm, and what [`super::hash`] says.
+/// Digests that differ are no error here: they stand in the report.
+pub fn verify(path: &Path, sha256: Option<Digest>, watch: &dyn Watch) -> Result<Report, Error> {
+    // Never through a mapping, so that a file that is shortened meanwhile is an error and not the end of the process.
+    let options = OpenOptions {
+        backend: Backend::Pread,
+        ..OpenOptions::default()
+    };
+    of_archive(&Archive::open(path, &options)?, sha256, watch)
+}
+
+/// As [`verify`], of a file that is open.
+fn of_archive(archive: &Archive, sha256: Option<Digest>, watch: &dyn Watch) -> Result<Report, Error> {
+    let header = archive.header();
+    let record = Record::of(header, archive.path())?;
+    let start = header.data_start();
+    let covered: Vec<(usize, Digest)> = record
+        .as_ref()
+        .map(|record| record.covered.clone())
+        .unwrap_or_default();
+    let tensors = Digests::new(
+        record
+            .as_ref()
+            .map_or(Algorithm::Blake3, |record| record.algorithm),
+        covered
+            .iter()
+            .filter_map(|&(number, _)| header.entry(number))
+            .map(|entry| start + entry.begin..start + entry.end),
+    );
+    let model_spec = header
+        .metadata()
+        .and_then(|metadata| metadata.get(MODEL_SPEC_KEY));
+    let data = Digests::new(Algorithm::Sha256, model_spec.map(|_| start..header.file_nbytes()));
+    let file = Digests::new(Algorithm::Sha256, sha256.map(|_| 0..header.file_nbytes()));
+    read_through(archive.source(), &[&tensors, &data, &file], watch)
+        .map_err(|failure| archive.explain(failure))?;
+    archive.check_unchanged()?;
+    let only = |digests: Digests| digests.finish().pop().flatten();
+    let name = |number| {
+        header
+            .entry(number)
+            .map_or_else(String::new, |entry| entry.name.to_owned())
+    };
+    let bad = covered
+        .iter()
+        .zip(tensors.finish())
+        .filter_map(|(&(number, expected), found)| {
+            let found = found.filter(|&found| found != expected)?;
+            Some(Mismatch {
+                tensor: name(number),
+                expected,
+                found,
+            })
+        })
+        .collect();
+    let compared = |expected: Option<String>, digests| {
+        Some(Compared {
+            expected: expected?,
+            found: only(digests)?,
+        })
+    };
+    Ok(Report {
+        algorithm: record.as_ref().map(|record| record.algorithm),
+        checked: covered.len(),
+        bad,
+        unchecked: match &record {
+            Some(record) => record.uncovered.iter().map(|&number| name(number)).collect(),
+            None => header.names().map(ToOwned::to_owned).collect(),
+        },
+        missing: record.map(|record| record.missing).unwrap_or_default(),
+        model_spec: compared(model_spec.map(ToOwned::to_owned), data),
+        file: compared(sha256.map(|sha256| sha256.to_string()), file),
+    })
+}
+
+impl Checkpoint {
+    /// Compares each file with the digests that it keeps, as [`verify`] does: a report for each, in their order. All are
+    /// held against the index first. They should be open for reading by position, since a mapping of a file that is
+    /// shortened meanwhile is the end of the process.
+    ///
+    /// # Errors
+    /// As [`verify`]; [`Error::Checkpoint`] where files and index do not go together, and for a `sha256` of an index.
+    pub fn verify(&self, sha256: Option<Digest>, watch: &dyn Watch) -> Result<Vec<Report>, Error> {
+        if sha256.is_some() {
+            self.one_file()?;
+        }
+        let archives = self.all_files()?;
+        let total = archives
+            .iter()
+            .map(|archive| archive.header().file_nbytes())
+            .sum();
+        let mut before = 0;
+        let mut reports = Vec::with_capacity(archives.len());
+        for archive in archives {
+            let watch = After { watch, before, total };
+            reports.push(of_archive(archive, sha256, &watch)?);
+            before += archive.header().file_nbytes();
+        }
+        tell_all(watch, total)?;
+        Ok(reports)
+    }
+}
+
+/// The record in the metadata of `header` after the tensor `name` got the bytes of `payload`; `None` where there is no
+/// digest of it that could be another.
+pub(crate) fn renewed(header: &Header, name: &str, payload: &Payload<'_>) -> io::Result<Option<String>> {
+    let record = header.metadata().and_then(|metadata| metadata.get(CHECKSUMS_KEY));
+    let Some(Ok(record)) = record.map(Checksums::parse) else {
+        return Ok(None);
+    };
+    let algorithm = Algorithm::from_name(record.algorithm());
+    let Some((algorithm, _)) = algorithm.zip(record.get(name)) else {
+        return Ok(None);
+    };
+    let digest = digest_of(payload, algorithm)?.to_string();
+    let digests = record.iter().map(|(of, old)| match of == name {
+        true => (of, Cow::Borrowed(&*digest)),
+        false => (of, Cow::Borrowed(old)),
+    });
+    let renewed = Checksums::new(algorithm.name(), digests);
+    Ok(renewed.ok().map(|record| record.render()))
+}
+
+pub(crate) fn digest_of(payload: &Payload<'_>, algorithm: Algorithm) -> io::Result<Digest> {
+    const PIECE: u64 = 1 << 20;
+    let mut hasher = Hasher::new(algorithm);
+    let mut buffer = Vec::new();
+    let mut at = 0;
+    while at < payload.nbytes() {
+        let len = PIECE.min(payload.nbytes() - at);
+        buffer.resize(to_usize(len).unwrap_or(0), 0);
+        payload.read(at, &mut buffer)?;
+        hasher.update(&buffer);
+        at += len;
+    }
+    Ok(hasher.finish())
+}
+
+/// The digests that a file keeps of its tensors; none by default.
+#[derive(Default)]
+pub(crate) struct Record {
+    pub(crate) algorithm: Algorithm,
+    /// Tensors with a digest, in the order of the data.
+    pub(crate) covered: Vec<(usize, Digest)>,
+    /// Tensors without one.
+    pub(crate) uncovered: Vec<usize>,
+    /// Names that are no tensor's.
+    missing: Vec<String>,
+}
+
+impl Record {
+    /// The record in the metadata of `header`, if there is one. `path` is for the errors.
+    pub(crate) fn of(header: &Header, path: Option<&Path>) -> Result<Option<Record>, Error> {
+        let Some(text) = header.metadata().and_then(|metadata| metadata.get(CHECKSUMS_KEY)) else {
+            return Ok(None);
+        };
+        let fault = |reason: String| Error::Checksums {
+            path: path.map(Path::to_owned),
+            reason,
+        };
+        let checksums = Checksums::parse(text).map_err(|error| fault(error.to_string()))?;
+        let algorithm = Algorithm::from_name(checksums.algorithm()).ok_or_else(|| {
+            let names = Algorithm::ALL.map(Algorithm::name).join(", ");
+            let found = ingot_format::Quoted(checksums.algorithm()).to_string();
+            fault(format!(
+                "checksums of the unknown algorithm {found}: expected one of {names}"
+            ))
+        })?;
+        let mut record = Record {
+            algorithm,
+            covered: Vec::new(),
+            uncovered: Vec::new(),
+            missing: Vec::new(),
+        };
+        for (number, entry) in header.entries().enumerate() {
+            let Some(hex) = checksums.get(entry.name) else {
+                record.uncovered.push(number);
+                continue;
+            };
+            let digest = Digest::from_hex(algorithm, hex).ok_or_else(|| {
+                let (name, hex) = (ingot_format::Quoted(entry.name), ingot_format::Quoted(hex));
+                fault(format!("tensor {name}: {hex} is no digest of {algorithm}"))
+            })?;
+            record.covered.push((number, digest));
+        }
+        if checksums.iter().len() > record.covered.len() {
+            let names = checksums.iter().map(|pair| pair.0);
+            record.missing = names
+                .filter(|name| header.find(name).is_none())
+                .map(ToOwned::to_owned)
+                .collect();
+        }
+        Ok(Some(record))
+    }
+}

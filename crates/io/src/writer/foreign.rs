@@ -1,0 +1,190 @@
+//! Files of other formats in which the bytes of tensors stand as ours have them.
+
+use std::path::{Path, PathBuf};
+
+use ingot_format::{to_u64, to_usize};
+
+#[cfg(unix)]
+use super::writer::Writer;
+use crate::archive::{Tensor, lent_source};
+use crate::error::Error;
+use crate::source::{LocalFile, Source, read_exactly};
+
+/// Bytes that are compared at a time: two of them stay in the cache of a core.
+const STEP: u64 = 256 << 10;
+
+/// An open file of any format. Whoever knows the format says where the bytes of a tensor stand in it.
+#[derive(Debug)]
+pub struct Quarry {
+    path: PathBuf,
+    source: LocalFile,
+}
+
+impl Quarry {
+    /// Opens a file.
+    ///
+    /// # Errors
+    /// [`Error::Open`].
+    pub fn open(path: &Path) -> Result<Quarry, Error> {
+        Ok(Quarry {
+            path: path.to_owned(),
+            source: lent_source(path)?,
+        })
+    }
+
+    /// Copies the bytes from `position` on to what `index` takes of the tensor `name`, all by an empty one. The system
+    /// does it by itself where it can.
+    ///
+    /// # Errors
+    /// As [`Writer::write`]; [`Error::Read`] when the file has fewer bytes.
+    #[cfg(unix)]
+    pub fn copy(
+        &self,
+        position: u64,
+        writer: &Writer,
+        name: &str,
+        index: &[ingot_format::Index],
+        watch: &dyn crate::Watch,
+    ) -> Result<(), Error> {
+        let nbytes = writer.selected(name, index)?.nbytes();
+        self.check_has(position, nbytes)?;
+        let copied = self
+            .source
+            .with(|source| Ok(writer.copy(name, index, source.file(), position, watch)));
+        copied.map_err(|source| Error::Open {
+            path: self.path.clone(),
+            source,
+        })?
+    }
+
+    /// Whether the `nbytes` bytes from `position` on are those of `tensor` from its byte `begin` on.
+    ///
+    /// # Errors
+    /// [`Error::Read`] when one of the two cannot be read.
+    pub fn agrees(&self, position: u64, tensor: &Tensor<'_>, begin: u64, nbytes: u64) -> Result<bool, Error> {
+        let in_tensor = tensor.entry().nbytes();
+        if begin.checked_add(nbytes).is_none_or(|end| end > in_tensor) {
+            return Ok(false);
+        }
+        self.check_has(position, nbytes)?;
+        let archive = tensor.archive();
+        let start = archive.header().data_start() + tensor.entry().begin + begin;
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        let mut done = 0;
+        while done < nbytes {
+            let count = to_usize(STEP.min(nbytes - done)).unwrap_or(usize::MAX);
+            ours.resize(count, 0);
+            theirs.resize(count, 0);
+            read_exactly(&self.source, position + done, &mut ours)
+                .map_err(|failure| failure.about(Some(&self.path), None))?;
+            read_exactly(archive.source(), start + done, &mut theirs)
+                .map_err(|failure| failure.about(archive.path(), None))?;
+            if ours != theirs {
+                return Ok(false);
+            }
+            done += to_u64(count);
+        }
+        Ok(true)
+    }
+
+    fn check_has(&self, position: u64, nbytes: u64) -> Result<(), Error> {
+        let there = self.source.nbytes().saturating_sub(position);
+        match there >= nbytes {
+            true => Ok(()),
+            false => Err(Error::Read {
+                path: Some(self.path.clone()),
+                tensor: None,
+                position,
+                expected: nbytes,
+                found: there,
+                source: None,
+            }),
+        }
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use crate::{Archive, OpenOptions, SaveOptions, Unwatched};
+    use ingot_format::{Dtype, Format, Index, LayoutOptions, Spec};
+    use proptest::prelude::*;
+
+    fn bytes(len: usize) -> Vec<u8> {
+        (0..251).cycle().take(len).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+        #[test]
+        fn a_tensor_that_was_copied_agrees_until_a_byte_differs(
+            rows in 1..40u64, columns in prop_oneof![1..50u64, 100_000..100_100u64],
+            position in 0..5000usize, cut in 0..40u64, other in any::<prop::sample::Index>(),
+        ) {
+            let folder = tempfile::tempdir().unwrap();
+            let (from, to) = (folder.path().join("from"), folder.path().join("to.safetensors"));
+            let nbytes = to_usize(rows * columns).unwrap();
+            let mut whole = bytes(position + nbytes + 3);
+            std::fs::write(&from, &whole).unwrap();
+            let cut = cut % (rows + 1);
+            let writer = Writer::create(
+                &to,
+                &[Spec { name: "w", dtype: Dtype::U8, shape: &[rows, columns] }],
+                None,
+                Format::Safetensors,
+                &LayoutOptions::default(),
+                &SaveOptions::default(),
+                &Unwatched,
+            ).unwrap();
+            let quarry = Quarry::open(&from).unwrap();
+            // Two halves, the second one first.
+            for (begin, end) in [(cut, rows), (0, cut)] {
+                let part = Index::Span { start: Some(begin.cast_signed()), stop: Some(end.cast_signed()), step: None };
+                quarry.copy(to_u64(position) + begin * columns, &writer, "w", &[part], &crate::Unwatched).unwrap();
+            }
+            writer.commit(&Unwatched).unwrap();
+            let archive = Archive::open(&to, &OpenOptions::default()).unwrap();
+            prop_assert_eq!(archive.read("w").unwrap().to_vec(), &whole[position..position + nbytes]);
+            let tensor = archive.find("w").unwrap();
+            let all = |quarry: &Quarry| quarry.agrees(to_u64(position), &tensor, 0, to_u64(nbytes)).unwrap();
+            prop_assert!(all(&quarry));
+            whole[position + other.index(nbytes)] ^= 1;
+            std::fs::write(&from, &whole).unwrap();
+            prop_assert!(!all(&Quarry::open(&from).unwrap()));
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_too_short_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let (from, to) = (folder.path().join("from"), folder.path().join("to.safetensors"));
+        std::fs::write(&from, bytes(10)).unwrap();
+        let spec = Spec {
+            name: "w",
+            dtype: Dtype::U8,
+            shape: &[8],
+        };
+        let (layout, options) = (LayoutOptions::default(), SaveOptions::default());
+        let writer = Writer::create(
+            &to,
+            &[spec],
+            None,
+            Format::Safetensors,
+            &layout,
+            &options,
+            &Unwatched,
+        )
+        .unwrap();
+        let quarry = Quarry::open(&from).unwrap();
+        let text = quarry
+            .copy(3, &writer, "w", &[], &crate::Unwatched)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            text.contains("from") && text.contains('8') && text.contains('7'),
+            "{text}"
+        );
+        quarry.copy(2, &writer, "w", &[], &crate::Unwatched).unwrap();
+        writer.commit(&Unwatched).unwrap();
+    }
+}

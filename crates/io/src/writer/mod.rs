@@ -1,0 +1,31 @@
+//! Filling a file tensor by tensor, by threads and processes, without ever holding all of it.
+//!
+//! [`Writer`](crate::Writer) is told all names, dtypes and shapes first, and takes tensors and slices of them in any order. It writes
+//! into a temporary file, which gets its name by [`Writer::commit`](crate::Writer::commit) when every byte was written once; until then, and for
+//! good when that never comes, the path leads to what was there before. Another process fills the same file after
+//! [`Writer::join`](crate::Writer::join). [`Appender`](crate::Appender) is told each tensor with its bytes, and keeps space for the header.
+
+#[cfg(unix)]
+mod append;
+#[cfg(unix)]
+mod aside;
+#[cfg(unix)]
+mod coverage;
+mod foreign;
+#[cfg(unix)]
+mod journal;
+#[cfg(all(test, unix))]
+mod model;
+#[cfg(unix)]
+mod preamble;
+#[cfg(unix)]
+#[allow(clippy::module_inception, reason = "the file that has `Writer`")]
+mod writer;
+
+#[cfg(unix)]
+pub use append::Appender;
+#[cfg(unix)]
+pub use aside::Aside;
+pub use foreign::Quarry;
+#[cfg(unix)]
+pub use writer::{Orphan, Writer};

@@ -1,0 +1,513 @@
+//! Tensors and parts of them, in any order.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use ingot_format::{
+    Dtype, Entry, Format, Header, Index, LayoutOptions, Limits, Selection, Spec, layout_with, to_u64,
+    to_usize,
+};
+
+use super::journal::{End, Fault, Journal, Verdict};
+use super::preamble;
+use crate::error::{EditError, Error};
+use crate::options::{Existing, SaveOptions};
+use crate::payload::{FileRange, Payload};
+use crate::save::draft::{Company, Draft, journal_fault};
+use crate::watch::Watch;
+
+/// Bytes of a tensor that pass through memory at a time, where they do not lie there as the file is to have them.
+pub(super) const PIECE: u64 = 4 << 20;
+/// How often, and after what time, one tries again to finish a file that others have open.
+const TRIES: usize = 100;
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// A file that is filled in any order. Any number of threads may do it at once.
+pub struct Writer {
+    draft: Mutex<Draft>,
+    /// The same file, for writing without the lock.
+    pub(super) filling: Filling,
+    options: SaveOptions,
+    pub(super) role: Role,
+    pub(super) process: u32,
+}
+
+/// What becomes of a file whose writer was killed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Orphan {
+    /// Nobody joins it.
+    #[default]
+    Refuse,
+    /// Whoever joins it takes the place of that writer, and what was written stays. It is the caller who knows that all of
+    /// it belongs together.
+    Finish,
+}
+
+/// Whether leaving takes the file away.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    Founder,
+    Guest,
+}
+
+pub(super) struct Filling {
+    path: std::path::PathBuf,
+    file: File,
+    header: Header,
+    pub(super) journal: Journal,
+    nbytes: u64,
+}
+
+impl Writer {
+    /// Begins the file at `path` that holds tensors of these `specs`.
+    ///
+    /// # Errors
+    /// [`Error::Unstorable`] for what the format cannot hold; [`Error::Write`]; [`Error::Edit`] with
+    /// [`EditError::Busy`] when somebody else fills this file, or [`EditError::NoPlace`].
+    pub fn create(
+        path: &Path,
+        specs: &[Spec<'_>],
+        metadata: Option<&[(&str, &str)]>,
+        format: Format,
+        layout_options: &LayoutOptions,
+        options: &SaveOptions,
+        watch: &dyn Watch,
+    ) -> Result<Writer, Error> {
+        let layout =
+            layout_with(specs, metadata, format, layout_options).map_err(|fault| Error::Unstorable {
+                path: Some(path.to_owned()),
+                fault,
+            })?;
+        let draft = Draft::create(path, layout.header.file_nbytes(), options, watch)?;
+        match Writer::begin(&draft, &layout.head, layout.header) {
+            Ok(filling) => Ok(Writer {
+                draft: Mutex::new(draft),
+                filling,
+                options: *options,
+                role: Role::Founder,
+                process: std::process::id(),
+            }),
+            Err(fault) => {
+                draft.discard();
+                Err(fault)
+            }
+        }
+    }
+
+    fn begin(draft: &Draft, head: &[u8], header: Header) -> Result<Filling, Error> {
+        draft.write(head, 0)?;
+        let notes = draft.notes()?;
+        let preamble = preamble::render(header.file_nbytes(), draft.name());
+        let preamble = preamble.ok_or_else(|| broken(draft.path()))?;
+        io::Write::write_all(&mut &notes, &preamble).map_err(|fault| journal_fault(draft.path(), fault))?;
+        Filling::new(draft, header, notes)
+    }
+
+    /// Takes part in filling the file at `path`, which a writer in this or another process began. `orphan` says what
+    /// happens when that one was killed: [`Orphan::Finish`] makes this one the writer that began it, once all are gone who
+    /// had a part in it.
+    ///
+    /// # Errors
+    /// [`Error::Edit`] with [`EditError::NothingToJoin`], [`EditError::Orphaned`] or [`EditError::BrokenJournal`];
+    /// [`Error::Write`] when the temporary file or the notes cannot be opened, locked or read.
+    pub fn join(
+        path: &Path,
+        orphan: Orphan,
+        options: &SaveOptions,
+        watch: &dyn Watch,
+    ) -> Result<Writer, Error> {
+        for _ in 0..TRIES {
+            if watch.interrupted() {
+                return Err(Error::Interrupted);
+            }
+            if orphan == Orphan::Finish
+                && let Some(writer) = Writer::take_over(path, options, watch)?
+            {
+                return Ok(writer);
+            }
+            match Writer::join_living(path, options, watch) {
+                // Several who finish the same file are in each other's way, until one of them has it.
+                Err(Error::Edit {
+                    fault: EditError::Orphaned { .. },
+                    ..
+                }) if orphan == Orphan::Finish => std::thread::sleep(PAUSE),
+                joined => return joined,
+            }
+        }
+        Err(refuse(path, EditError::Orphaned { held: true }))
+    }
+
+    fn join_living(path: &Path, options: &SaveOptions, watch: &dyn Watch) -> Result<Writer, Error> {
+        let notes = Draft::notes_of(path, Company::Others, watch)?;
+        let notes = notes.ok_or_else(|| refuse(path, EditError::NothingToJoin))?;
+        let writer = Writer::open(path, notes, options, watch)?;
+        writer.check_owner()?;
+        Ok(writer)
+    }
+
+    /// A writer in place of the one that began the file. `None` where that is not this one's to do: nobody began one, or
+    /// somebody has it open.
+    fn take_over(path: &Path, options: &SaveOptions, watch: &dyn Watch) -> Result<Option<Writer>, Error> {
+        let Some(notes) = Draft::notes_of(path, Company::Alone, watch)? else {
+            return Ok(None);
+        };
+        let mut writer = Writer::open(path, notes, options, watch)?;
+        if !writer.draft().own()? {
+            return Ok(None);
+        }
+        let taken = writer.filling.journal.take_over();
+        writer.filling.judge(writer.noted(taken)?, "")?;
+        writer.role = Role::Founder;
+        if !writer.draft().admit()? {
+            return Err(refuse(path, EditError::NothingToJoin));
+        }
+        Ok(Some(writer))
+    }
+
+    /// A guest of the file whose notes these are.
+    fn open(path: &Path, notes: File, options: &SaveOptions, watch: &dyn Watch) -> Result<Writer, Error> {
+        let (nbytes, name) = preamble::read(&notes)
+            .map_err(|fault| explain(path, fault))?
+            .ok_or_else(|| refuse(path, EditError::NothingToJoin))?;
+        let draft = Draft::join(path, &name, notes, watch)?;
+        let draft = draft.ok_or_else(|| refuse(path, EditError::NothingToJoin))?;
+        let read = |bytes: &mut [u8]| {
+            let range = FileRange::new(draft.file(), 0, to_u64(bytes.len()));
+            let read = range.read(0, bytes).map_err(Fault::from);
+            read.map_err(|fault| explain(path, fault))
+        };
+        let mut start = [0; 8];
+        read(&mut start)?;
+        let head_nbytes =
+            Header::head_nbytes(&start, nbytes, &Limits::default()).map_err(|_| broken(path))?;
+        let mut head = vec![0; to_usize(head_nbytes).unwrap_or(usize::MAX)];
+        read(&mut head)?;
+        let header = Header::parse(&head, nbytes, &Limits::default()).map_err(|_| broken(path))?;
+        let notes = draft.notes()?;
+        let filling = Filling::new(&draft, header, notes)?;
+        Ok(Writer {
+            draft: Mutex::new(draft),
+            filling,
+            options: *options,
+            role: Role::Guest,
+            process: std::process::id(),
+        })
+    }
+
+    /// What the file will hold.
+    #[must_use]
+    pub fn header(&self) -> &Header {
+        &self.filling.header
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.filling.path
+    }
+
+    /// The name that the file has until the commit, in the directory that it is to be in.
+    #[must_use]
+    pub fn draft_name(&self) -> OsString {
+        let draft = self.draft.lock();
+        let draft = draft.unwrap_or_else(std::sync::PoisonError::into_inner);
+        draft.name().to_owned()
+    }
+
+    /// Writes the elements of the tensor `name` that `index` takes: all by an empty one. `payload` has those bytes, of a
+    /// tensor of `dtype` and `shape`.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTensor`]; [`Error::Slice`] when the index does not fit the tensor; [`Error::Edit`] with
+    /// [`EditError::Mismatch`] when the payload does not fit the index, [`EditError::FilledTwice`], or how the file
+    /// ended; [`Error::Write`]. Nothing counts as written then.
+    pub fn write(
+        &self,
+        name: &str,
+        index: &[Index],
+        dtype: Dtype,
+        shape: &[u64],
+        payload: &Payload<'_>,
+        watch: &dyn Watch,
+    ) -> Result<(), Error> {
+        self.check_process()?;
+        self.check_owner()?;
+        let filling = &self.filling;
+        let entry = filling.entry(name)?;
+        let selection = filling.select(&entry, index, dtype, shape, payload)?;
+        let ranges: Vec<Range<u64>> = selection
+            .runs()
+            .map(|run| entry.begin + run.begin..entry.begin + run.end)
+            .collect();
+        if ranges.is_empty() {
+            return filling.check_open();
+        }
+        let (claim, verdict) = self.noted(filling.journal.claim(&ranges))?;
+        filling.judge(verdict, name)?;
+        if let Err(fault) = filling.fill(&ranges, payload, watch) {
+            // What it says first is the better reason.
+            let _ = filling.journal.failed(claim);
+            return Err(fault);
+        }
+        filling.judge(self.noted(filling.journal.done(claim))?, name)
+    }
+
+    /// As [`Writer::write`], of bytes that stand in `file` from `position` on.
+    pub(crate) fn copy(
+        &self,
+        name: &str,
+        index: &[Index],
+        file: &File,
+        position: u64,
+        watch: &dyn Watch,
+    ) -> Result<(), Error> {
+        let selection = self.selected(name, index)?;
+        let dtype = self.filling.entry(name)?.dtype;
+        let payload = Payload::File(FileRange::new(file, position, selection.nbytes()));
+        self.write(name, index, dtype, selection.shape(), &payload, watch)
+    }
+
+    /// What `index` takes of the tensor `name`.
+    pub(crate) fn selected(&self, name: &str, index: &[Index]) -> Result<Selection, Error> {
+        self.filling.selected(&self.filling.entry(name)?, index)
+    }
+
+    /// Gives the file its name, once every byte was written, by whomever.
+    ///
+    /// # Errors
+    /// [`Error::Edit`] with [`EditError::NotFilled`], after which writing may go on; [`Error::Write`], after which the file
+    /// is gone.
+    pub fn commit(&self, watch: &dyn Watch) -> Result<(), Error> {
+        self.commit_over(Existing::Replace, watch)
+    }
+
+    /// As [`Writer::commit`], and says what becomes of a file that has the name by now.
+    ///
+    /// # Errors
+    /// As [`Writer::commit`]; [`Error::Open`] for a file that is not to be replaced, after which the new one is gone.
+    pub fn commit_over(&self, existing: Existing, watch: &dyn Watch) -> Result<(), Error> {
+        self.check_process()?;
+        self.check_owner()?;
+        let filling = &self.filling;
+        let verdict = self.noted(filling.journal.commit())?;
+        if verdict == Verdict::Incomplete {
+            return Err(filling.refuse(filling.missing()));
+        }
+        filling.judge(verdict, "")?;
+        let draft = self.draft();
+        let published = draft.publish(existing, self.options.durable, watch);
+        if published.is_err() {
+            draft.discard();
+        }
+        published
+    }
+
+    /// Nobody adds to a file whose writer was killed: what that one had written may be of another run.
+    fn check_owner(&self) -> Result<(), Error> {
+        if self.role == Role::Founder || self.draft().has_owner()? {
+            return Ok(());
+        }
+        // It may have left as one should, and said so; or been killed between saying so and doing it.
+        match self.noted(self.filling.journal.end_now())? {
+            Some(End::Committed) if self.draft().is_unnamed() => {}
+            Some(end) => return self.filling.judge(Verdict::Ended(end), ""),
+            None => {}
+        }
+        Err(self.filling.refuse(EditError::Orphaned { held: false }))
+    }
+
+    fn draft(&self) -> MutexGuard<'_, Draft> {
+        self.draft.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the journal gave.
+    fn noted<T>(&self, found: Result<T, Fault>) -> Result<T, Error> {
+        found.map_err(|fault| explain(self.path(), fault))
+    }
+
+    /// A fork has the same files open, and the same place in them.
+    fn check_process(&self) -> Result<(), Error> {
+        if self.process == std::process::id() {
+            Ok(())
+        } else {
+            Err(self.filling.refuse(EditError::Forked))
+        }
+    }
+}
+
+/// Whoever began the file takes it away by leaving, unless it was committed.
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if self.role == Role::Guest || self.check_process().is_err() {
+            return;
+        }
+        if matches!(self.filling.journal.abandon(), Ok(Verdict::Ended(End::Committed))) {
+            return;
+        }
+        self.draft().discard();
+    }
+}
+
+impl Filling {
+    fn new(draft: &Draft, header: Header, notes: File) -> Result<Filling, Error> {
+        let file = draft
+            .file()
+            .try_clone()
+            .map_err(|fault| draft.write_fault(fault))?;
+        Ok(Filling {
+            path: draft.path().to_owned(),
+            file,
+            journal: Journal::new(notes, preamble::NBYTES, header.data_nbytes()),
+            nbytes: header.file_nbytes(),
+            header,
+        })
+    }
+
+    fn entry(&self, name: &str) -> Result<Entry<'_>, Error> {
+        self.header.get(name).ok_or_else(|| Error::UnknownTensor {
+            path: Some(self.path.clone()),
+            tensor: name.to_owned(),
+            nearest: None,
+        })
+    }
+
+    fn selected(&self, entry: &Entry<'_>, index: &[Index]) -> Result<Selection, Error> {
+        Selection::new(entry.dtype, entry.shape, index).map_err(|fault| Error::Slice {
+            path: Some(self.path.clone()),
+            tensor: entry.name.to_owned(),
+            shape: entry.shape.to_owned(),
+            fault,
+        })
+    }
+
+    fn select(
+        &self,
+        entry: &Entry<'_>,
+        index: &[Index],
+        dtype: Dtype,
+        shape: &[u64],
+        payload: &Payload<'_>,
+    ) -> Result<Selection, Error> {
+        let selection = self.selected(entry, index)?;
+        if (entry.dtype, selection.shape()) != (dtype, shape) || payload.nbytes() != selection.nbytes() {
+            return Err(self.refuse(EditError::Mismatch {
+                tensor: entry.name.to_owned(),
+                expected: (entry.dtype, selection.shape().to_owned()),
+                found: (dtype, shape.to_owned()),
+            }));
+        }
+        Ok(selection)
+    }
+
+    /// Writes the bytes of `payload` to these ranges of the data, one after the other.
+    fn fill(&self, ranges: &[Range<u64>], payload: &Payload<'_>, watch: &dyn Watch) -> Result<(), Error> {
+        let mut done = 0;
+        let mut buffer = Vec::new();
+        for range in ranges {
+            let mut begin = range.start;
+            while begin < range.end {
+                if watch.interrupted() {
+                    return Err(Error::Interrupted);
+                }
+                let count = (range.end - begin).min(PIECE);
+                let position = self.header.data_start() + begin;
+                put(payload, done, count, &self.file, position, &mut buffer).map_err(|source| {
+                    Error::Write {
+                        path: self.path.clone(),
+                        step: "write",
+                        nbytes: self.nbytes,
+                        source,
+                    }
+                })?;
+                begin += count;
+                done += count;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_open(&self) -> Result<(), Error> {
+        match self.journal.end() {
+            Some(end) => self.judge(Verdict::Ended(end), ""),
+            None => Ok(()),
+        }
+    }
+
+    fn judge(&self, verdict: Verdict, name: &str) -> Result<(), Error> {
+        let fault = match verdict {
+            Verdict::Accepted => return Ok(()),
+            Verdict::Taken(_) => EditError::FilledTwice {
+                tensor: name.to_owned(),
+            },
+            Verdict::Incomplete => self.missing(),
+            Verdict::Ended(End::Committed) => EditError::Committed,
+            Verdict::Ended(End::Abandoned) => EditError::Abandoned,
+        };
+        Err(self.refuse(fault))
+    }
+
+    /// The first tensor that has bytes which were not written.
+    fn missing(&self) -> EditError {
+        let found = |entry: &Entry<'_>| self.journal.written(&(entry.begin..entry.end));
+        let missing = self.header.entries().find(|entry| found(entry) < entry.nbytes());
+        match missing {
+            Some(entry) => EditError::NotFilled {
+                tensor: entry.name.to_owned(),
+                expected: entry.nbytes(),
+                found: found(&entry),
+            },
+            None => EditError::BrokenJournal,
+        }
+    }
+
+    fn refuse(&self, fault: EditError) -> Error {
+        refuse(&self.path, fault)
+    }
+}
+
+/// Writes `count` bytes of `payload` from `begin` on at `position`.
+pub(super) fn put(
+    payload: &Payload<'_>,
+    begin: u64,
+    count: u64,
+    file: &File,
+    position: u64,
+    buffer: &mut Vec<u8>,
+) -> io::Result<()> {
+    if let Payload::Bytes(bytes) = payload
+        && let (Some(begin), Some(count)) = (to_usize(begin), to_usize(count))
+    {
+        return bytes.lend(begin..begin + count, |bytes| {
+            crate::disk::write_all_at(file, bytes, position)
+        });
+    }
+    if let Payload::File(range) = payload {
+        return range.copy(begin..begin + count, file, position, buffer);
+    }
+    buffer.resize(to_usize(count).unwrap_or(usize::MAX), 0);
+    payload.read(begin, buffer)?;
+    crate::disk::write_all_at(file, buffer, position)
+}
+
+pub(super) fn refuse(path: &Path, fault: EditError) -> Error {
+    Error::Edit {
+        path: path.to_owned(),
+        fault,
+    }
+}
+
+fn broken(path: &Path) -> Error {
+    refuse(path, EditError::BrokenJournal)
+}
+
+fn explain(path: &Path, fault: Fault) -> Error {
+    match fault {
+        Fault::Broken => broken(path),
+        Fault::System(source) => journal_fault(path, source),
+    }
+}
