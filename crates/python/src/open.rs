@@ -110,7 +110,11 @@ impl Archive {
                 Reach::FollowLinks
             },
         };
-        let open = if lent { Checkpoint::open_lent } else { Checkpoint::open };
+        let open = if lent {
+            Checkpoint::open_lent
+        } else {
+            Checkpoint::open
+        };
         let archive = py.detach(|| Archive::of(open(&path, &options)?));
         archive.map_err(|error| raise(py, &error))
     }
