@@ -60,7 +60,7 @@ fn read(archive: &Archive, parts: &[(&str, Vec<Index>, Option<Dtype>)], threads:
     let options = ReadOptions {
         threads: std::num::NonZeroUsize::new(threads),
     };
-    ingot_io::read(parts.iter(), &options, &Unwatched).unwrap()
+    ingot_io::read(&parts, &options, &Unwatched).unwrap()
 }
 
 /// The obvious way, for matrices: element by element.

@@ -40,7 +40,7 @@ pub(crate) fn take<'py>(
     for part in &parts {
         wrap.accepts(py, part.tensor().archive().path(), &entry(part))?;
     }
-    let regions = signals.run(py, |signals| ingot_io::read(parts.iter(), options, signals))?;
+    let regions = signals.run(py, |signals| ingot_io::read(&parts, options, signals))?;
     let _pause = Pause::for_objects(py, parts.len())?;
     let tensors = PyList::empty(py);
     let mut shared = Shared::default();

@@ -320,7 +320,7 @@ impl Shared {
             .filter(|(rank, _)| self.requests[**rank].index.is_none());
         let tensors: Vec<Tensor<'_>> = whole.map(|(_, part)| *part.tensor()).collect();
         warm_behind_mappings(&tensors, &self.options, self)?;
-        let regions = read(parts.iter(), &self.options, watch)?;
+        let regions = read(&parts, &self.options, watch)?;
         let fetched = |(part, region): (&Part<'_>, Region)| Fetched {
             shape: part.shape().to_owned(),
             region,

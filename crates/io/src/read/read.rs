@@ -29,10 +29,11 @@ use crate::workers::Reading;
 /// # Errors
 /// [`Error::Read`] and [`Error::Changed`] when the bytes cannot be had, [`Error::OutOfMemory`], [`Error::Interrupted`].
 pub fn read<'a, P: Borrow<Part<'a>>>(
-    parts: impl Iterator<Item = P> + Clone,
+    parts: impl IntoIterator<Item = P, IntoIter: Clone>,
     options: &ReadOptions,
     watch: &dyn Watch,
 ) -> Result<Vec<Region>, Error> {
+    let parts = parts.into_iter();
     let (files, ids) = Files::of(parts.clone().map(|part| *part.borrow().tensor()));
     // Before anything is handed out, because touching what is no longer there is fatal.
     files.check_unchanged()?;
@@ -288,7 +289,7 @@ pub struct StridedView {
 
 /// The bytes of one part.
 pub(super) fn only(part: &Part<'_>, options: &ReadOptions, watch: &dyn Watch) -> Result<Region, Error> {
-    let read = read(std::iter::once(part), options, watch);
+    let read = read([part], options, watch);
     let mut regions = read.map_err(|error| match error {
         // Its block may have a little more.
         Error::OutOfMemory { path, source, .. } => Error::OutOfMemory {

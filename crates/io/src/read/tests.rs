@@ -295,7 +295,7 @@ proptest! {
             expected.push(naive(&made[file].1[number], matrix, wanted, part.dtype()));
             parts.push(part);
         }
-        for (region, expected) in read(parts.iter(), &options, &Unwatched).unwrap().iter().zip(&expected) {
+        for (region, expected) in read(&parts, &options, &Unwatched).unwrap().iter().zip(&expected) {
             prop_assert!(region.to_vec() == *expected);
         }
 
