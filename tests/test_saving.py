@@ -348,7 +348,7 @@ class TestOlderTorch:
     @pytest.fixture(autouse=True)
     def without_small_floats(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(ingot.torch, "_crosses_by_dlpack", lambda dtype: dtype.itemsize > 1)
-        monkeypatch.setattr(ingot.torch, "_export", lambda tensors: None)
+        monkeypatch.setattr(ingot.torch, "_export", None)
         wrap = ingot._native.Wrap.dlpack(ingot.torch._from_dlpack, self.resolve)
         monkeypatch.setattr(ingot.torch, "wrap", wrap)
 

@@ -135,6 +135,15 @@ class Wrap:
     def buffer(make: Callable[..., Any], resolve: Callable[[str], Any], *, strided: bool = False) -> Wrap: ...
 
 @final
+class Export:
+    def __new__(
+        cls,
+        places: Callable[[list[Any]], tuple[list[Any], list[int]] | None],
+        capsule: Callable[[Any], Any],
+        exchange: Any = None,
+    ) -> Export: ...
+
+@final
 class Archive:
     @staticmethod
     def open(
@@ -306,7 +315,7 @@ def serialize(
     metadata: Mapping[str, str] | None,
     format: str,
     *,
-    export: Callable[[list[Any]], tuple[list[Any], list[int], list[int]] | None] | None = None,
+    export: Export | None = None,
     shared: str = "copy",
     views: str | None = None,
 ) -> bytes: ...
@@ -328,7 +337,7 @@ def prepare(
     metadata: Mapping[str, str] | None,
     format: str,
     *,
-    export: Callable[[list[Any]], tuple[list[Any], list[int], list[int]] | None] | None = None,
+    export: Export | None = None,
     shared: str = "copy",
     views: str | None = None,
     reserve: int = 0,
@@ -341,10 +350,10 @@ def prepare(
     """Take over all that goes into a file. Nothing is written yet.
 
     `payload(name, tensor)` gives a DLPack capsule, ``(code, shape, buffer)`` or ``(code, shape, fetch)``, of
-    which ``fetch(begin, end)`` gives those bytes as a capsule or a buffer. `export(tensors)` comes first:
-    of a few hundred tensors it gives the capsules, the bytes of memory that each lies in, and how many
-    elements come before its first there. Where it raises or gives None, or a capsule is of no use or reaches
-    past that memory, `payload` is called. `views` is the record of names that share one of the tensors; what
+    which ``fetch(begin, end)`` gives those bytes as a capsule or a buffer. `export` comes first, with a few
+    hundred tensors at once: its `places` gives the storages that they lie in, and how many elements come
+    before the first of each there. Where it raises or gives None, or what DLPack shows of a tensor is of no
+    use or reaches past its storage, `payload` is called. `views` is the record of names that share one of the tensors; what
     `metadata` has of this kind is left out.
     """
 

@@ -699,15 +699,13 @@ def _tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 _COMPLEX = {dtype for dtype in DTYPES.values() if dtype.is_complex}
 
 
-def _export(
-    tensors: list[torch.Tensor],
-) -> tuple[list[Any], list[int], list[int]] | None:
-    """The fast way out, where it gives the right bytes for every one of these tensors.
+def _places(tensors: list[torch.Tensor]) -> tuple[list[Any], list[int]] | None:
+    """Where the elements of these tensors lie, if DLPack shows the right bytes for every one of them.
 
-    It gives capsules, the bytes of the storages, and how many elements each tensor leaves out before its
-    first: a storage may have been freed or shrunk, of which a capsule says nothing. Nor does it of
-    subclasses, lazy conjugation and negation, and of integers of fewer bits than a byte: what lies beneath is
-    exported. Written with `map`, so that no Python function runs per tensor.
+    That is the storage, and how many elements the tensor leaves out before its first: a storage may have been
+    freed or shrunk, of which DLPack says nothing. Nor does it of subclasses, lazy conjugation and negation,
+    and of integers of fewer bits than a byte: it shows what lies beneath. Written with `map`, so that no
+    Python function runs per tensor.
     """
     dtypes = set(map(_dtype, tensors))
     if (
@@ -716,8 +714,7 @@ def _export(
         and not any(map(torch.Tensor.is_neg, tensors))
         and not (dtypes & _COMPLEX and any(map(torch.Tensor.is_conj, tensors)))
     ):
-        nbytes = list(map(len, map(torch.Tensor.untyped_storage, tensors)))
-        return list(map(_to_dlpack, tensors)), nbytes, list(map(_storage_offset, tensors))
+        return list(map(torch.Tensor.untyped_storage, tensors)), list(map(_storage_offset, tensors))
     return None
 
 
@@ -772,10 +769,10 @@ def _code(dtype: torch.dtype | str) -> str | None:
     return None if known is None else _CODES.get(known)
 
 
-# Its C functions, where this torch has them: no capsule, and no call of Python, for each tensor.
-wrap: _native.Wrap = _native.Wrap.dlpack(
-    _from_dlpack, _resolve, getattr(torch.Tensor, "__dlpack_c_exchange_api__", None), strided=True
-)
+# C functions, where this torch has them: no capsule, and no call of Python, for each tensor.
+_exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+_export = _native.Export(_places, _to_dlpack, _exchange)
+wrap: _native.Wrap = _native.Wrap.dlpack(_from_dlpack, _resolve, _exchange, strided=True)
 
 
 def mover(device: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:

@@ -507,15 +507,12 @@ pub(crate) struct Files<'a> {
 
 impl<'a> Files<'a> {
     /// The files of `tensors`, and which tensor each of them is.
-    pub(crate) fn of<'t>(tensors: impl IntoIterator<Item = &'t Tensor<'a>>) -> (Files<'a>, Vec<TensorId>)
-    where
-        'a: 't,
-    {
+    pub(crate) fn of(tensors: impl Iterator<Item = Tensor<'a>>) -> (Files<'a>, Vec<TensorId>) {
         let mut files = Files::default();
         // Archives do not move while tensors of them are there.
         let mut numbers: BTreeMap<*const Archive, usize> = BTreeMap::new();
         let mut last: Option<(&Archive, usize)> = None;
-        let mut id = |tensor: &Tensor<'a>| {
+        let mut id = |tensor: Tensor<'a>| {
             let archive = tensor.archive();
             let file = match last {
                 Some((same, file)) if std::ptr::eq(same, archive) => file,
@@ -528,7 +525,7 @@ impl<'a> Files<'a> {
             let number = tensor.number();
             TensorId { file, number }
         };
-        let ids = tensors.into_iter().map(&mut id).collect();
+        let ids = tensors.map(&mut id).collect();
         (files, ids)
     }
 

@@ -1,6 +1,6 @@
 //! Tensors on their way to a file: names, and bytes where they lie.
 
-use ingot_format::{Dtype, Quoted, SHARED_KEY};
+use ingot_format::{Dtype, Quoted, SHARED_KEY, to_u64};
 use ingot_io::RECORD_KEYS;
 use pyo3::exceptions::{PyBufferError, PyException, PyMemoryError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -8,7 +8,7 @@ use pyo3::types::{PyCapsule, PyDict, PyList, PyMapping, PyString, PyTuple};
 
 use crate::errors::about_tensor;
 use crate::produced::{Producer, Raised};
-use crate::tensor::Imported;
+use crate::tensor::{Exchange, Imported};
 
 /// A name and a tensor, of whatever types the caller gave.
 pub(crate) type Item<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>);
@@ -19,14 +19,78 @@ const AT_ONCE: usize = 256;
 
 /// How a framework's module hands over its tensors.
 pub(crate) struct Exporter<'a, 'py> {
-    /// `export(tensors)` gives DLPack capsules, the bytes of memory that each tensor lies in, and how many elements come
-    /// before its own there; or None. Quick, and only of use for tensors in memory.
-    pub(crate) export: Option<&'a Bound<'py, PyAny>>,
+    /// Quick, and only of use for tensors in memory.
+    pub(crate) export: Option<&'a Bound<'py, Export>>,
     /// `payload(name, tensor)` gives a capsule, or `(dtype, shape, buffer)`, or `(dtype, shape, fetch)` with a function
     /// that gives the bytes from `begin` to `end`, for any tensor.
     pub(crate) payload: &'a Bound<'py, PyAny>,
     /// Takes what those functions raise.
     pub(crate) raised: Raised,
+}
+
+/// How a framework shows many tensors at once.
+#[pyclass(module = "ingot._native", frozen)]
+pub(crate) struct Export {
+    /// `places(tensors)` gives the storages that the tensors lie in, whose `len` is in bytes, and how many elements come
+    /// before each tensor's own there; or None where what DLPack shows of one of them would be wrong.
+    places: Py<PyAny>,
+    /// `capsule(tensor)`, where the framework has no C function that does the same.
+    capsule: Py<PyAny>,
+    exchange: Option<Exchange>,
+}
+
+#[pymethods]
+impl Export {
+    /// `exchange` is `__dlpack_c_exchange_api__` of the framework's class, where it has one.
+    #[new]
+    #[pyo3(signature = (places, capsule, exchange = None))]
+    fn new(places: Py<PyAny>, capsule: Py<PyAny>, exchange: Option<&Bound<'_, PyAny>>) -> Export {
+        Export {
+            places,
+            capsule,
+            exchange: exchange.and_then(Exchange::of),
+        }
+    }
+}
+
+impl Export {
+    /// `tensor`, which lies in `storage` after `first` elements of others; `None` where it cannot be taken as it is.
+    fn one(
+        &self,
+        tensor: &Bound<'_, PyAny>,
+        storage: &Bound<'_, PyAny>,
+        first: u64,
+    ) -> PyResult<Option<Imported>> {
+        let shown = self
+            .exchange
+            .and_then(|exchange| Imported::by(exchange, tensor, storage));
+        let imported = match shown {
+            Some(imported) => Some(imported),
+            None => Imported::from_capsule(&self.capsule.bind(tensor.py()).call1((tensor,))?)?,
+        };
+        let nbytes = to_u64(storage.len()?);
+        Ok(imported.filter(|imported| {
+            let skipped = first.checked_mul(imported.dtype.bits().div_ceil(8));
+            skipped.is_some_and(|skipped| imported.lies_within(skipped, nbytes))
+        }))
+    }
+
+    /// The tensors of these items, `None` for those that cannot be taken as they are.
+    fn all(&self, py: Python<'_>, items: &[Item<'_>]) -> PyResult<Vec<Option<Imported>>> {
+        let tensors = PyList::new(py, items.iter().map(|(_, tensor)| tensor))?;
+        let Some((storages, firsts)) = self
+            .places
+            .bind(py)
+            .call1((&tensors,))?
+            .extract::<Option<(Bound<'_, PyList>, Bound<'_, PyList>)>>()?
+        else {
+            return Ok(Vec::new());
+        };
+        let one = |((tensor, storage), first): ((_, _), Bound<'_, PyAny>)| {
+            self.one(&tensor, &storage, first.extract()?)
+        };
+        tensors.iter().zip(storages).zip(firsts).map(one).collect()
+    }
 }
 
 impl Exporter<'_, '_> {
@@ -52,28 +116,10 @@ impl Exporter<'_, '_> {
         let Some(export) = self.export else {
             return Ok(Vec::new());
         };
-        let py = export.py();
-        let tensors = PyList::new(py, items.iter().map(|(_, tensor)| tensor))?;
-        let exported = match export.call1((tensors,)) {
-            Ok(exported) => exported,
-            Err(fault) if is_refusal(py, &fault) => return Ok(Vec::new()),
-            Err(fault) => return Err(fault),
-        };
-        if exported.is_none() {
-            return Ok(Vec::new());
+        match export.get().all(export.py(), items) {
+            Err(fault) if is_refusal(export.py(), &fault) => Ok(Vec::new()),
+            taken => taken,
         }
-        let (capsules, memories, firsts): (Bound<'_, PyList>, Bound<'_, PyList>, Bound<'_, PyList>) =
-            exported.extract()?;
-        let imported = |((capsule, memory), first): ((_, Bound<'_, PyAny>), Bound<'_, PyAny>)| {
-            let memory = memory.extract()?;
-            let first: u64 = first.extract()?;
-            let imported = Imported::from_capsule(&capsule)?;
-            Ok(imported.filter(|tensor| {
-                let skipped = first.checked_mul(tensor.dtype.bits().div_ceil(8));
-                skipped.is_some_and(|skipped| tensor.lies_within(skipped, memory))
-            }))
-        };
-        capsules.iter().zip(memories).zip(firsts).map(imported).collect()
     }
 
     fn slowly(&self, name: &str, tensor: &Bound<'_, PyAny>) -> PyResult<Imported> {

@@ -46,6 +46,8 @@ mod _native {
     #[pymodule_export]
     use crate::hash::{hash, hashes, read_url, verify};
     #[pymodule_export]
+    use crate::intake::Export;
+    #[pymodule_export]
     use crate::open::in_natural_order;
     #[pymodule_export]
     use crate::open::{Archive, TensorInfo};

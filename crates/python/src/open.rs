@@ -368,8 +368,7 @@ impl Archive {
         let checkpoint = self.opened(py)?;
         let options = ReadOptions { threads };
         let regions = |wanted: &[Tensor<'_>], signals: &Signals| {
-            let parts: Vec<Part<'_>> = wanted.iter().copied().map(Part::from).collect();
-            ingot_io::read(&parts, &options, signals)
+            ingot_io::read(wanted.iter().copied().map(Part::from), &options, signals)
         };
         whole(py, &checkpoint, names, wrap, progress, regions)
     }

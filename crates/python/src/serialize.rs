@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::errors::raise;
-use crate::intake::{Exporter, Item, borrowed, items, metadata_of_new};
+use crate::intake::{Export, Exporter, Item, borrowed, items, metadata_of_new};
 use crate::place::file_path;
 use crate::produced::Raised;
 use crate::shared::refuse_shared;
@@ -30,7 +30,7 @@ pub(crate) fn prepare(
     payload: &Bound<'_, PyAny>,
     metadata: Option<&Bound<'_, PyAny>>,
     format: &str,
-    export: Option<&Bound<'_, PyAny>>,
+    export: Option<&Bound<'_, Export>>,
     shared: &str,
     views: Option<String>,
     reserve: u64,
@@ -173,7 +173,7 @@ pub(crate) fn serialize<'py>(
     payload: &Bound<'_, PyAny>,
     metadata: Option<&Bound<'_, PyAny>>,
     format: &str,
-    export: Option<&Bound<'_, PyAny>>,
+    export: Option<&Bound<'_, Export>>,
     shared: &str,
     views: Option<String>,
 ) -> PyResult<Bound<'py, PyBytes>> {

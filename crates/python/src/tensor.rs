@@ -89,6 +89,9 @@ pub(crate) struct DlManagedTensorVersioned {
 /// `DLPackManagedTensorToPyObjectNoSync`.
 type ToPyObject = unsafe extern "C" fn(*mut DlManagedTensorVersioned, *mut *mut c_void) -> c_int;
 
+/// `DLPackDLTensorFromPyObjectNoSync`.
+type FromPyObject = unsafe extern "C" fn(*mut c_void, *mut DlTensor) -> c_int;
+
 /// `DLPackExchangeAPI`, as far as the last function that is called here.
 #[repr(C)]
 struct DlExchangeApi {
@@ -97,6 +100,7 @@ struct DlExchangeApi {
     managed_tensor_allocator: *const c_void,
     managed_tensor_from_py_object_no_sync: *const c_void,
     managed_tensor_to_py_object_no_sync: Option<ToPyObject>,
+    dltensor_from_py_object_no_sync: Option<FromPyObject>,
 }
 
 /// How DLPack names a dtype: code, bits, and how many elements make one of its units.
@@ -269,15 +273,18 @@ impl Dims {
         Some(dims)
     }
 
-    /// The strides in bytes; `None` for C order.
-    pub(crate) fn strides_in_bytes(&self, dtype: Dtype) -> Option<Vec<i64>> {
+    pub(crate) fn is_c_order(&self) -> bool {
+        self.is_c_order
+    }
+
+    pub(crate) fn strides_in_bytes(&self, dtype: Dtype) -> Vec<i64> {
         let width = i64::from(dl_dtype(dtype).bits) / 8;
         let numbers: &[i64] = match &self.numbers {
             Numbers::Inline(numbers) => numbers,
             Numbers::Boxed(numbers) => numbers,
         };
         let strides = numbers[self.rank..2 * self.rank].iter();
-        (!self.is_c_order).then(|| strides.map(|stride| stride * width).collect())
+        strides.map(|stride| stride * width).collect()
     }
 
     /// The shape in storage units.
@@ -418,10 +425,11 @@ pub(crate) fn capsule<'py>(
     capsule
 }
 
-/// The C functions of a framework, by which it takes tensors without capsules and calls.
+/// The C functions of a framework, by which it takes and shows tensors without capsules and calls.
 #[derive(Clone, Copy)]
 pub(crate) struct Exchange {
     to_py_object: ToPyObject,
+    from_py_object: Option<FromPyObject>,
 }
 
 impl Exchange {
@@ -442,8 +450,26 @@ impl Exchange {
         }
         // SAFETY: as above, and a table of this major version has these fields.
         let api = unsafe { &*api.cast::<DlExchangeApi>() };
-        let to_py_object = api.managed_tensor_to_py_object_no_sync?;
-        Some(Exchange { to_py_object })
+        Some(Exchange {
+            to_py_object: api.managed_tensor_to_py_object_no_sync?,
+            from_py_object: api.dltensor_from_py_object_no_sync,
+        })
+    }
+
+    /// Gives `look` the tensor that `object` is, with a shape that holds for as long as `look` runs. `None` where the
+    /// framework has no such function, or fails, for reasons that it says better when it is asked for a capsule.
+    fn borrow<T>(self, object: &Bound<'_, PyAny>, look: impl FnOnce(&DlTensor) -> T) -> Option<T> {
+        let from_py_object = self.from_py_object?;
+        let mut tensor = MaybeUninit::uninit();
+        // SAFETY: `dltensor_from_py_object_no_sync` asks for an object, a place for a tensor, and the interpreter, which
+        // `object` says is held.
+        if unsafe { from_py_object(object.as_ptr().cast(), tensor.as_mut_ptr()) } != 0 {
+            drop(PyErr::take(object.py()));
+            return None;
+        }
+        // SAFETY: asks for a tensor that was written, which 0 says. What it points to belongs to the object, which is held
+        // here, as is the interpreter (DLPack's contract).
+        Some(look(unsafe { tensor.assume_init_ref() }))
     }
 
     /// What the framework makes of [`Exports::export`]; `None` where it fails, for reasons that it says better by way of a
@@ -550,7 +576,8 @@ const _: fn() = || {
 
 /// What keeps imported memory alive.
 enum Owner {
-    Capsule(#[allow(dead_code, reason = "held, not read")] Py<PyAny>),
+    /// A capsule, or the memory of a framework.
+    Object(#[allow(dead_code, reason = "held, not read")] Py<PyAny>),
     Buffer(#[allow(dead_code, reason = "held, not read")] PyUntypedBuffer),
     /// What produces the bytes has the object.
     Producer,
@@ -613,44 +640,57 @@ impl Imported {
         // SAFETY: a valid capsule of this name holds a `DLManagedTensor` (DLPack's contract), which lives as long as
         // the capsule, and that is borrowed here.
         let tensor = unsafe { &(*managed.cast::<DlManagedTensor>()).dl_tensor };
-        let Some(dtype) = Dtype::ALL
+        // SAFETY: `of` asks for an owner of the elements: the capsule keeps its tensor.
+        Ok(unsafe { Imported::of(tensor, capsule) })
+    }
+
+    /// The same of `tensor`, an object of the framework whose functions these are. Its elements lie in `storage`. `None` also
+    /// where the framework does not say.
+    pub(crate) fn by(
+        exchange: Exchange,
+        tensor: &Bound<'_, PyAny>,
+        storage: &Bound<'_, PyAny>,
+    ) -> Option<Imported> {
+        // SAFETY: `of` asks for an owner of the elements, which the storage is; the tensor would not do, nor would a capsule of
+        // it: `tensor.data = other` leaves nothing else that holds them. That no other thread does that, or resizes the
+        // storage, between the look at one and at the other nobody can prove; frameworks ask the same of their callers.
+        exchange.borrow(tensor, |tensor| unsafe { Imported::of(tensor, storage) })?
+    }
+
+    /// # Safety
+    /// `tensor` is as DLPack describes, and its elements are readable for as long as there is `owner`.
+    unsafe fn of(tensor: &DlTensor, owner: &Bound<'_, PyAny>) -> Option<Imported> {
+        let dtype = Dtype::ALL
             .iter()
             .copied()
-            .find(|&dtype| dl_dtype(dtype) == tensor.dtype)
-        else {
-            return Ok(None);
-        };
+            .find(|&dtype| dl_dtype(dtype) == tensor.dtype)?;
         let rank = usize::try_from(tensor.ndim).unwrap_or(0);
         // SAFETY: DLPack says that `shape` has `ndim` numbers.
         let sizes = unsafe { numbers(tensor.shape, rank) };
         // SAFETY: DLPack says that `strides` has `ndim` numbers, or is null for C order.
         let strides = unsafe { numbers(tensor.strides, rank) };
         if tensor.device.device_type != CPU {
-            return Ok(None);
+            return None;
         }
-        let Some((shape, nbytes)) = logical(dtype, sizes) else {
-            return Ok(None);
-        };
+        let (shape, nbytes) = logical(dtype, sizes)?;
         let start = start_of(tensor);
         let held = if is_c_order(sizes, strides) {
-            // SAFETY: `Bytes::new` asks for `nbytes` readable bytes for as long as the result lives, or for null: the capsule
-            // has a tensor of that size in C order there, and keeps it (DLPack's contract). `_owner` keeps the capsule; what
-            // borrows `self` goes before. That nobody writes to them meanwhile cannot be proven and is not asked for.
-            unsafe { Bytes::new(start, nbytes) }.map(Held::Bytes)
+            // SAFETY: `Bytes::new` asks for `nbytes` readable bytes for as long as the result lives, or for null: a tensor of
+            // that size in C order lies there, as the contract above says. `_owner` keeps it; what borrows `self` goes
+            // before. That nobody writes to them meanwhile cannot be proven and is not asked for.
+            Held::Bytes(unsafe { Bytes::new(start, nbytes) }?)
         } else {
-            let Some((itemsize, dims)) = strided(tensor.dtype, sizes, strides) else {
-                return Ok(None);
-            };
+            let (itemsize, dims) = strided(tensor.dtype, sizes, strides)?;
             // SAFETY: `Strided::new` asks for the same of every element that the dimensions lead to: they are those of
-            // the capsule's tensor.
-            unsafe { Strided::new(start, itemsize, &dims) }.map(Held::Strided)
+            // the tensor.
+            Held::Strided(unsafe { Strided::new(start, itemsize, &dims) }?)
         };
-        Ok(held.map(|held| Imported {
+        Some(Imported {
             dtype,
             shape,
             held,
-            _owner: Owner::Capsule(capsule.clone().unbind()),
-        }))
+            _owner: Owner::Object(owner.clone().unbind()),
+        })
     }
 
     /// The elements of `buffer` in C order, to be stored as `dtype` with `shape`. Fails when it does not have just the
@@ -760,7 +800,7 @@ impl Destination {
                 .checked_mul(isize::try_from(itemsize).ok()?)
         });
         let strides = strides.collect::<Option<Vec<_>>>();
-        let owner = Owner::Capsule(capsule.clone().unbind());
+        let owner = Owner::Object(capsule.clone().unbind());
         Destination::of(dtype, start, itemsize, sizes, strides, owner)
     }
 

@@ -203,13 +203,11 @@ impl Wrap {
                     }
                 };
                 let sizes = PyTuple::new(py, units.sizes())?;
-                match units.strides_in_bytes(dtype) {
-                    None => make.call1((sizes, as_dtype, buffer, region.at())),
-                    Some(strides) => {
-                        let strides = PyTuple::new(py, strides)?;
-                        make.call1((sizes, as_dtype, buffer, region.at(), strides))
-                    }
+                if units.is_c_order() {
+                    return make.call1((sizes, as_dtype, buffer, region.at()));
                 }
+                let strides = PyTuple::new(py, units.strides_in_bytes(dtype))?;
+                make.call1((sizes, as_dtype, buffer, region.at(), strides))
             }
         }
     }

@@ -12,8 +12,8 @@ use crate::memory::{Region, StridedDest, alignment};
 #[derive(Clone, Debug)]
 pub struct Part<'a> {
     tensor: Tensor<'a>,
-    /// `None` for all of it.
-    selection: Option<Selection>,
+    /// `None` for all of it. Boxed, since most parts are whole tensors, of which there are many.
+    selection: Option<Box<Selection>>,
     dtype: Dtype,
 }
 
@@ -26,7 +26,7 @@ impl<'a> Part<'a> {
     pub fn new(tensor: Tensor<'a>, index: &[Index], dtype: Option<Dtype>) -> Result<Part<'a>, Error> {
         let selection = match index {
             [] => None,
-            index => Some(tensor.selection(index)?),
+            index => Some(Box::new(tensor.selection(index)?)),
         };
         let stored = tensor.entry().dtype;
         let dtype = dtype.filter(|_| is_float(stored)).unwrap_or(stored);
@@ -54,7 +54,7 @@ impl<'a> Part<'a> {
     /// The shape of the result.
     #[must_use]
     pub fn shape(&self) -> &[u64] {
-        let selected = self.selection.as_ref().map(Selection::shape);
+        let selected = self.selection.as_deref().map(Selection::shape);
         selected.unwrap_or(self.tensor.entry().shape)
     }
 
@@ -69,7 +69,7 @@ impl<'a> Part<'a> {
     /// Only dtypes of whole bytes are converted; for others both widths are one.
     #[must_use]
     pub fn nbytes(&self) -> u64 {
-        let selected = self.selection.as_ref().map(Selection::nbytes);
+        let selected = self.selection.as_deref().map(Selection::nbytes);
         let stored = selected.unwrap_or_else(|| self.tensor.entry().nbytes());
         let width = |dtype: Dtype| dtype.bits().div_ceil(8);
         match self.converted() {
@@ -88,7 +88,7 @@ impl<'a> Part<'a> {
     pub(super) fn piece(&self, file: usize) -> Result<Piece<'_>, Failure> {
         let start = self.tensor.start();
         // What lies together needs no list of runs.
-        let (position, gathered) = match &self.selection {
+        let (position, gathered) = match self.selection.as_deref() {
             None => (start, None),
             Some(selection) if selection.is_contiguous() => {
                 (start + selection.span().map_or(0, |run| run.begin), None)
@@ -110,7 +110,7 @@ impl<'a> Part<'a> {
 
     /// Where the part lies in the mapping, if it does so as it is wanted.
     pub(super) fn view(&self) -> Option<Region> {
-        match (&self.selection, self.converted()) {
+        match (self.selection.as_deref(), self.converted()) {
             (_, Some(_)) => None,
             (Some(selection), None) => self.tensor.view(selection),
             (None, None) => self.tensor.mapped(),

@@ -1,5 +1,6 @@
 //! Reading tensors and parts of them, of one file or of many.
 
+use std::borrow::Borrow;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -22,18 +23,29 @@ use crate::workers::Reading;
 /// Where a file is mapped and a part lies in it as it is wanted, these are views of the mapping, and nothing is read.
 /// Everything else is read at once, from all files in parallel, into memory of its own.
 ///
+/// The parts are gone through more than once, so that those of many tensors need not be kept: a list of 20,000 takes
+/// longer to write than it takes to find their views.
+///
 /// # Errors
 /// [`Error::Read`] and [`Error::Changed`] when the bytes cannot be had, [`Error::OutOfMemory`], [`Error::Interrupted`].
-pub fn read(parts: &[Part<'_>], options: &ReadOptions, watch: &dyn Watch) -> Result<Vec<Region>, Error> {
-    let (files, ids) = Files::of(parts.iter().map(Part::tensor));
+pub fn read<'a, P: Borrow<Part<'a>>>(
+    parts: impl IntoIterator<Item = P, IntoIter: Clone>,
+    options: &ReadOptions,
+    watch: &dyn Watch,
+) -> Result<Vec<Region>, Error> {
+    let parts = parts.into_iter();
+    let (files, ids) = Files::of(parts.clone().map(|part| *part.borrow().tensor()));
     // Before anything is handed out, because touching what is no longer there is fatal.
     files.check_unchanged()?;
-    let mut regions: Vec<Option<Region>> = parts.iter().map(Part::view).collect();
-    let missing: Vec<usize> = (0..parts.len()).filter(|&rank| regions[rank].is_none()).collect();
+    let mut regions: Vec<Option<Region>> = parts.clone().map(|part| part.borrow().view()).collect();
+    let missing: Vec<(usize, P)> = parts
+        .enumerate()
+        .filter(|(rank, _)| regions[*rank].is_none())
+        .collect();
     let views = regions.iter().flatten().map(|view| to_u64(view.len())).sum();
-    let total = missing
-        .iter()
-        .fold(views, |sum: u64, &rank| sum.saturating_add(parts[rank].nbytes()));
+    let total = missing.iter().fold(views, |sum: u64, (_, part)| {
+        sum.saturating_add(part.borrow().nbytes())
+    });
     if missing.is_empty() {
         tell_all(watch, total)?;
     } else {
@@ -42,9 +54,11 @@ pub fn read(parts: &[Part<'_>], options: &ReadOptions, watch: &dyn Watch) -> Res
             before: views,
             total,
         };
-        let wanted = missing.iter().map(|&rank| (&parts[rank], ids[rank].file));
+        let wanted = missing
+            .iter()
+            .map(|(rank, part)| (part.borrow(), ids[*rank].file));
         let read = read_owned(&files, &[], wanted, options, watch)?;
-        for (rank, region) in missing.into_iter().zip(read) {
+        for ((rank, _), region) in missing.into_iter().zip(read) {
             regions[rank] = Some(region);
         }
         files.check_unchanged()?;
@@ -97,7 +111,7 @@ pub fn fill(
         let other = parts[other].tensor().entry().name.to_owned();
         return Err(parts[one].refuse(Misfit::Overlap { other }));
     }
-    let (files, ids) = Files::of(parts.iter().map(Part::tensor));
+    let (files, ids) = Files::of(parts.iter().map(|part| *part.tensor()));
     let pieces = pieces(&files, parts.iter().zip(ids.iter().map(|id| id.file)))?;
     let (plan, sources) = (Plan::into_each(&pieces), files.sources());
     let dests = targets.into_iter().map(|target| match target.memory.into_dest() {
@@ -135,7 +149,7 @@ fn pieces<'p, 'a: 'p>(
 /// # Errors
 /// As [`read`].
 pub fn warm_tensors(tensors: &[Tensor<'_>], options: &ReadOptions, watch: &dyn Watch) -> Result<u64, Error> {
-    let (files, mut ids) = Files::of(tensors);
+    let (files, mut ids) = Files::of(tensors.iter().copied());
     ids.sort_unstable();
     ids.dedup();
     let read = || -> Result<u64, InFile> {
@@ -275,7 +289,7 @@ pub struct StridedView {
 
 /// The bytes of one part.
 pub(super) fn only(part: &Part<'_>, options: &ReadOptions, watch: &dyn Watch) -> Result<Region, Error> {
-    let read = read(std::slice::from_ref(part), options, watch);
+    let read = read([part], options, watch);
     let mut regions = read.map_err(|error| match error {
         // Its block may have a little more.
         Error::OutOfMemory { path, source, .. } => Error::OutOfMemory {

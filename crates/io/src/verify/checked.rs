@@ -51,7 +51,7 @@ impl Checkpoint {
         options: &ReadOptions,
         watch: &dyn Watch,
     ) -> Result<Vec<Region>, Error> {
-        let (files, ids) = Files::of(tensors);
+        let (files, ids) = Files::of(tensors.iter().copied());
         let mut promises = promises(&files, &ids, proof)?;
         if let Some(expected) = proof.sha256 {
             let file = self.one_file()?;
