@@ -14,6 +14,7 @@ use crate::error::{Error, Failure, InFile};
 use crate::memory::{Memory, Region, alignment};
 use crate::options::{BACKEND_VARIABLE, Backend, OpenOptions};
 use crate::source::{FileSource, LocalFile, MappedSource, Reopen, Source, read_exactly, with_room};
+use crate::stop::StopFlag;
 use crate::workers::threads_of_environment;
 
 /// An open file. Any number of threads may use it at once.
@@ -445,7 +446,7 @@ pub(crate) fn read_header(
     };
     let unread = |failure: Failure| failure.about(path, None);
     let mut start = vec![0; size(source.nbytes().min(START_NBYTES))];
-    read_exactly(source, 0, &mut start).map_err(unread)?;
+    read_exactly(source, 0, &mut start, StopFlag::never()).map_err(unread)?;
     let head_nbytes = Header::head_nbytes(&start, source.nbytes(), limits).map_err(in_file)?;
     if head_nbytes > to_u64(start.len()) {
         if let Some(header) = read_through_window(source, head_nbytes, &mut start).map_err(unread)? {
@@ -453,7 +454,7 @@ pub(crate) fn read_header(
         }
         // The window was written over.
         start.resize(size(head_nbytes), 0);
-        read_exactly(source, 0, &mut start).map_err(unread)?;
+        read_exactly(source, 0, &mut start, StopFlag::never()).map_err(unread)?;
     }
     Header::parse(&start, source.nbytes(), limits).map_err(in_file)
 }
@@ -479,7 +480,7 @@ fn read_through_window(
         window.copy_within(begin..end, 0);
         (begin, end) = (0, end - begin);
         let more = size(head_nbytes - position).min(window.len() - end);
-        read_exactly(source, position, &mut window[end..end + more])?;
+        read_exactly(source, position, &mut window[end..end + more], StopFlag::never())?;
         position += to_u64(more);
         end += more;
     }

@@ -24,6 +24,7 @@ pub(crate) use store::Store;
 use crate::archive::{Archive, Tensor, TensorId, nearest};
 use crate::error::Error;
 use crate::options::CheckpointOptions;
+use crate::stop::StopFlag;
 use crate::watch::{Unwatched, Watch};
 use folder::Beside;
 use locate::{Located, OpenFile, locate};
@@ -429,8 +430,8 @@ impl Opened {
     }
 
     fn open_all(&self, numbers: &[usize], watch: &dyn Watch) -> Result<(), Error> {
-        let compared = |number: usize| {
-            let archive = self.store.open(&self.shards, number)?;
+        let compared = |number: usize, stop: StopFlag<'_>| {
+            let archive = self.store.open(&self.shards, number, stop)?;
             let difference = self.shards.differing(number, archive.header());
             Ok(difference.map_or(Ok(archive), Err))
         };
@@ -448,7 +449,7 @@ impl Opened {
     /// What the `difference` between the index and shard `number` is, as all others show.
     fn misplaced(&self, number: usize, difference: Difference, watch: &dyn Watch) -> Result<Error, Error> {
         let others: Vec<usize> = (0..self.shards.len()).filter(|&other| other != number).collect();
-        let asked = |other| Ok(self.holds(other, &difference.tensor));
+        let asked = |other: usize, stop: StopFlag<'_>| Ok(self.holds(other, &difference.tensor, stop));
         let held = in_parallel(self.store.reading(), &others, asked, watch)?;
         let other = held.iter().position(|&holds| holds).map(|rank| others[rank]);
         Ok(Error::Checkpoint {
@@ -458,11 +459,14 @@ impl Opened {
     }
 
     /// Whether a shard, whatever else is wrong with it, holds `tensor`.
-    fn holds(&self, number: usize, tensor: &str) -> bool {
+    fn holds(&self, number: usize, tensor: &str, stop: StopFlag<'_>) -> bool {
         let holds = |archive: &Archive| archive.header().find(tensor).is_some();
         match self.archives[number].get() {
             Some(archive) => holds(archive),
-            None => self.store.open(&self.shards, number).as_ref().is_ok_and(holds),
+            None => {
+                let opened = self.store.open(&self.shards, number, stop);
+                opened.as_ref().is_ok_and(holds)
+            }
         }
     }
 }

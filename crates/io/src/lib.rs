@@ -27,6 +27,7 @@ mod save;
 mod serialize;
 mod source;
 mod statistics;
+mod stop;
 mod verify;
 mod watch;
 mod workers;
@@ -66,6 +67,7 @@ pub use serialize::safetensors::{
 pub use serialize::{bintensors, safetensors};
 pub use source::{FileSource, MemorySource, Source};
 pub use statistics::{Number, Statistics, has_statistics, statistics};
+pub use stop::StopFlag;
 pub use verify::{Compared, Definition, Mismatch, Proof, Report, hash, verify};
 pub use watch::{Unwatched, Watch};
 pub use writer::Quarry;

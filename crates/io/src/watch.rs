@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::error::Error;
+use crate::stop::StopFlag;
 
 /// How long a thread waits before it asks the watch again. Half of the 100 ms that are promised.
 pub(crate) const POLL: Duration = Duration::from_millis(50);
@@ -24,6 +25,13 @@ pub trait Watch: Sync {
 pub struct Unwatched;
 
 impl Watch for Unwatched {}
+
+/// Stops what a call does on threads of its own when it is stopped itself.
+impl Watch for StopFlag<'_> {
+    fn interrupted(&self) -> bool {
+        self.is_set()
+    }
+}
 
 /// Tells that all is done, where nothing had to be.
 pub(crate) fn tell_all(watch: &dyn Watch, total: u64) -> Result<(), Error> {

@@ -3,10 +3,8 @@
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::panic::resume_unwind;
-#[cfg(feature = "remote")]
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Mutex, PoisonError};
 use std::thread::{self, Thread};
 
 use ingot_format::{to_u64, to_usize};
@@ -14,9 +12,8 @@ use ingot_format::{to_u64, to_usize};
 use crate::error::{Error, Failure};
 use crate::lock::locked;
 use crate::options::{ReadOptions, THREADS_VARIABLE};
-#[cfg(feature = "remote")]
-use crate::remote::heed;
 use crate::source::Source;
+use crate::stop::StopFlag;
 use crate::watch::{POLL, Watch};
 
 /// What [`THREADS_VARIABLE`] says.
@@ -112,12 +109,8 @@ pub(crate) fn each(nbytes: u64, chunks: usize, least: usize) -> usize {
     each.clamp(least, CHUNK_NBYTES).next_multiple_of(least)
 }
 
-/// Has what this thread waits for end when `stop` says so. Nothing but a network is waited for so long.
-#[cfg(not(feature = "remote"))]
-fn heed(_: &Arc<AtomicBool>) {}
-
 /// Does `work` on every task, first to last, on as many threads as `reading` says at most. `work` says how many bytes it
-/// has done, of the `total` that `watch` is told.
+/// has done, of the `total` that `watch` is told, and gives up waiting when its flag is set.
 ///
 /// Where the system refuses threads there are fewer, and with none at all the caller does the work. It does so too where
 /// there is work for one thread only, unless that waits: then the caller has to watch.
@@ -128,7 +121,7 @@ pub(crate) fn share<T: Send, E: Send + From<Failure>>(
     reading: Reading,
     mut tasks: Vec<T>,
     total: u64,
-    work: impl Fn(T) -> Result<usize, E> + Sync,
+    work: impl Fn(T, StopFlag<'_>) -> Result<usize, E> + Sync,
     watch: &dyn Watch,
 ) -> Result<(), E> {
     let threads = reading.threads.min(tasks.len());
@@ -140,7 +133,7 @@ pub(crate) fn share<T: Send, E: Send + From<Failure>>(
             true => None,
             false => locked(&tasks).pop(),
         };
-        match task.map(&work) {
+        match task.map(|task| work(task, team.stop())) {
             None => return false,
             Some(Ok(nbytes)) => {
                 team.did(to_u64(nbytes));
@@ -160,19 +153,22 @@ pub(crate) fn share<T: Send, E: Send + From<Failure>>(
     team.outcome()
 }
 
-/// Does `work`, which waits, while the caller watches.
+/// Does `work` while the caller watches: on a thread, where `reading` says that it waits.
 ///
 /// # Errors
 /// That `watch` wants no more.
-#[cfg(feature = "remote")]
-pub(crate) fn watched<R: Send>(work: impl FnOnce() -> R + Send, watch: &dyn Watch) -> Result<R, Failure> {
+pub(crate) fn watched<R: Send>(
+    reading: Reading,
+    work: impl FnOnce(StopFlag<'_>) -> R + Send,
+    watch: &dyn Watch,
+) -> Result<R, Failure> {
     let outcome = Mutex::new(None);
-    let task = |work: Box<dyn FnOnce() -> R + Send + '_>| {
-        *locked(&outcome) = Some(work());
+    let task = |work: Box<dyn FnOnce(StopFlag<'_>) -> R + Send + '_>, stop: StopFlag<'_>| {
+        *locked(&outcome) = Some(work(stop));
         Ok::<usize, Failure>(0)
     };
     let tasks = vec![Box::new(work) as Box<_>];
-    share(Reading::waiting(1), tasks, 0, task, watch)?;
+    share(reading, tasks, 0, task, watch)?;
     outcome
         .into_inner()
         .unwrap_or_else(PoisonError::into_inner)
@@ -184,7 +180,7 @@ pub(crate) struct Team<'w, E> {
     watch: &'w dyn Watch,
     total: u64,
     done: AtomicU64,
-    stop: Arc<AtomicBool>,
+    stop: AtomicBool,
     failure: Mutex<Option<E>>,
     interrupted: fn() -> E,
 }
@@ -196,7 +192,7 @@ impl<'w, E: Send> Team<'w, E> {
             watch,
             total,
             done: AtomicU64::new(0),
-            stop: Arc::default(),
+            stop: AtomicBool::new(false),
             failure: Mutex::new(None),
             interrupted,
         }
@@ -227,7 +223,6 @@ impl<'w, E: Send> Team<'w, E> {
                 };
                 let run = move || {
                     let _leave = leave;
-                    heed(&self.stop);
                     work();
                 };
                 match thread::Builder::new()
@@ -288,9 +283,14 @@ impl<'w, E: Send> Team<'w, E> {
         self.stop.store(true, Ordering::Relaxed);
     }
 
+    /// What tells work that waits to leave off.
+    pub(crate) fn stop(&self) -> StopFlag<'_> {
+        StopFlag::from(&self.stop)
+    }
+
     /// Whether to leave off.
     pub(crate) fn stopped(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
+        self.stop().is_set()
     }
 
     /// What came of it.
@@ -312,5 +312,42 @@ impl Drop for Leave<'_> {
     fn drop(&mut self) {
         self.running.fetch_sub(1, Ordering::Release);
         self.caller.unpark();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::watch::Unwatched;
+    use std::time::Instant;
+
+    /// Works until the flag is set, or for a minute.
+    fn hears(stop: StopFlag<'_>) -> bool {
+        let begun = Instant::now();
+        while !stop.is_set() && begun.elapsed().as_secs() < 60 {
+            thread::sleep(POLL / 10);
+        }
+        stop.is_set()
+    }
+
+    #[test]
+    fn work_that_waits_hears_that_other_work_has_failed() {
+        let heard = AtomicBool::new(false);
+        let work = |fails: bool, stop: StopFlag<'_>| match fails {
+            true => Err(Failure::Interrupted),
+            false => {
+                heard.store(hears(stop), Ordering::Relaxed);
+                Ok(0)
+            }
+        };
+        assert!(share(Reading::on(2), vec![false, true], 0, work, &Unwatched).is_err());
+        assert!(heard.into_inner());
+    }
+
+    #[test]
+    fn work_that_waits_hears_that_its_caller_is_stopped() {
+        let stop = AtomicBool::new(true);
+        let outcome = watched(Reading::waiting(1), hears, &StopFlag::from(&stop));
+        assert!(matches!(outcome, Err(Failure::Interrupted)));
     }
 }

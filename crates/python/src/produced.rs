@@ -4,7 +4,7 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ingot_format::{Dtype, to_u64};
-use ingot_io::Produce;
+use ingot_io::{Produce, StopFlag};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
@@ -66,7 +66,7 @@ impl Produce for Producer {
     fn produce(&self, begin: u64, into: &mut [u8]) -> io::Result<()> {
         Python::attach(|py| {
             let fetched = self.fetched(py, begin, into.len());
-            let copied = fetched.and_then(|bytes| Ok(bytes.payload().read(0, into)?));
+            let copied = fetched.and_then(|bytes| Ok(bytes.payload().read(0, into, StopFlag::never())?));
             copied.map_err(|raised| {
                 self.raised.keep(raised);
                 io::Error::other("an exception was raised")

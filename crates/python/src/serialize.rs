@@ -5,8 +5,8 @@ use std::sync::{Mutex, PoisonError};
 
 use ingot_format::{Align, Format, FormatError, Layout, LayoutOptions, Spec, layout_with, to_u64, to_usize};
 use ingot_io::{
-    Algorithm, Durability, Error, Keep, Payload, ReadOnly, Replace, SaveOptions, Sealed, Snapshot, Watch,
-    prove_sizes,
+    Algorithm, Durability, Error, Keep, Payload, ReadOnly, Replace, SaveOptions, Sealed, Snapshot, StopFlag,
+    Watch, prove_sizes,
 };
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -261,7 +261,7 @@ fn fill(parts: &[Payload<'_>], (part, mut at): (usize, u64), into: &mut [u8]) ->
     for payload in &parts[part..] {
         let count = to_usize(payload.nbytes() - at).map_or(rest.len(), |left| left.min(rest.len()));
         let (place, after) = rest.split_at_mut(count);
-        payload.read(at, place)?;
+        payload.read(at, place, StopFlag::never())?;
         (rest, at) = (after, 0);
     }
     Ok(())
@@ -282,7 +282,7 @@ fn copy_all(payloads: &[Payload<'_>], room: &mut Room<'_>, watch: &dyn Watch) ->
                 }
                 unasked = 0;
             }
-            payload.read(begin, piece)?;
+            payload.read(begin, piece, StopFlag::never())?;
             begin += to_u64(piece.len());
         }
     }

@@ -15,6 +15,7 @@ use crate::archive::{Archive, open_file};
 use crate::error::{CheckpointFault, Error};
 use crate::options::{OpenOptions, Reach};
 use crate::source::{FileSource, Reopen, Stamp, with_room};
+use crate::stop::StopFlag;
 use crate::workers::Reading;
 
 const LINK: &str = "it is a symbolic link, or lies behind one";
@@ -176,7 +177,7 @@ impl Store for Beside {
         self.folder.path(name)
     }
 
-    fn open(&self, shards: &Shards, number: usize) -> Result<Archive, Error> {
+    fn open(&self, shards: &Shards, number: usize, _stop: StopFlag<'_>) -> Result<Archive, Error> {
         let name = shards.name(number);
         let path = self.folder.path(name);
         let file = self.folder.source(name)?;

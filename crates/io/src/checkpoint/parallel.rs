@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 use std::thread;
 
 use crate::error::{Error, Failure};
+use crate::stop::StopFlag;
 use crate::watch::Watch;
 use crate::workers::{Reading, share};
 
@@ -25,12 +26,12 @@ pub(super) fn of_directory() -> Reading {
 pub(crate) fn in_parallel<T: Send + Sync>(
     reading: Reading,
     numbers: &[usize],
-    work: impl Fn(usize) -> Result<T, Error> + Sync,
+    work: impl Fn(usize, StopFlag<'_>) -> Result<T, Error> + Sync,
     watch: &dyn Watch,
 ) -> Result<Vec<T>, Error> {
     let done: Vec<OnceLock<Result<T, Error>>> = numbers.iter().map(|_| OnceLock::new()).collect();
-    let run = |rank: usize| {
-        let outcome = work(numbers[rank]);
+    let run = |rank: usize, stop: StopFlag<'_>| {
+        let outcome = work(numbers[rank], stop);
         let failed = outcome.is_err();
         // Each rank is given out once, so the slot is free.
         let _ = done[rank].set(outcome);

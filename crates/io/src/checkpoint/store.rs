@@ -8,6 +8,7 @@ use ingot_format::Format;
 use super::shards::Shards;
 use crate::archive::Archive;
 use crate::error::Error;
+use crate::stop::StopFlag;
 use crate::workers::Reading;
 
 /// Where the shards of an index are, and how they are opened: beside it in a directory, or behind URLs.
@@ -16,7 +17,7 @@ pub(crate) trait Store: Debug + Send + Sync {
     fn path(&self, name: &str) -> PathBuf;
 
     /// Opens shard `number`. Whether it holds what the index says is not asked here.
-    fn open(&self, shards: &Shards, number: usize) -> Result<Archive, Error>;
+    fn open(&self, shards: &Shards, number: usize, stop: StopFlag<'_>) -> Result<Archive, Error>;
 
     /// How many are opened at once.
     fn reading(&self) -> Reading;

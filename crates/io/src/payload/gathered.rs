@@ -5,6 +5,7 @@ use std::io;
 use ingot_format::{Excerpt, to_u64, to_usize};
 
 use super::{Payload, Produce};
+use crate::stop::StopFlag;
 
 /// Bytes that are read for one that is taken, at most, where elements lie apart: one read of a few pages takes less time
 /// than a read for each of them.
@@ -38,13 +39,14 @@ impl<'a> Gathered<'a> {
         };
         if (last - begin) / WASTE > count {
             for (place, element) in places.iter().zip(into.chunks_exact_mut(width)) {
-                self.tensor.read(place * self.unit, element)?;
+                self.tensor.read(place * self.unit, element, StopFlag::never())?;
             }
             return Ok(());
         }
         let nbytes = to_usize((last + 1 - begin) * self.unit).ok_or(io::ErrorKind::OutOfMemory)?;
         let mut span = vec![0; nbytes];
-        self.tensor.read(begin * self.unit, &mut span)?;
+        self.tensor
+            .read(begin * self.unit, &mut span, StopFlag::never())?;
         for (place, element) in places.iter().zip(into.chunks_exact_mut(width)) {
             // Inside of `span`, which has that many bytes of memory.
             let at = to_usize((place - begin) * self.unit).unwrap_or(0);

@@ -10,6 +10,7 @@ use crate::archive::Archive;
 use crate::error::Error;
 use crate::memory::{Bytes, Strided};
 use crate::source::read_exactly;
+use crate::stop::StopFlag;
 
 /// The bytes of one tensor, on their way to a file.
 #[derive(Clone, Debug)]
@@ -39,17 +40,17 @@ impl Payload<'_> {
         }
     }
 
-    /// Fills `into` with the bytes from `begin` on, all of it.
+    /// Fills `into` with the bytes from `begin` on, all of it. What waits for a network fails soon after `stop` is set.
     ///
     /// # Errors
     /// When there are not that many; when another file, or whoever produces the bytes, does not give them.
-    pub fn read(&self, begin: u64, into: &mut [u8]) -> io::Result<()> {
+    pub fn read(&self, begin: u64, into: &mut [u8], stop: StopFlag<'_>) -> io::Result<()> {
         let at = || to_usize(begin).ok_or(io::ErrorKind::InvalidInput);
         match self {
             Payload::Bytes(bytes) => bytes.read(at()?, into)?,
             Payload::Strided(strided) => strided.read(at()?, into)?,
             Payload::File(range) => range.read(begin, into)?,
-            Payload::Section(section) => section.read(begin, into)?,
+            Payload::Section(section) => section.read(begin, into, stop)?,
             Payload::Produced(source) => source.produce(begin, into)?,
         }
         Ok(())
@@ -120,8 +121,8 @@ impl<'a> Section<'a> {
 
     /// Fills `into` with the bytes from `begin` of the section on. What goes wrong is an [`Error`] of the archive, which
     /// [`Section::fault`] finds again.
-    fn read(&self, begin: u64, into: &mut [u8]) -> io::Result<()> {
-        read_exactly(self.archive.source(), self.begin + begin, into)
+    fn read(&self, begin: u64, into: &mut [u8], stop: StopFlag<'_>) -> io::Result<()> {
+        read_exactly(self.archive.source(), self.begin + begin, into, stop)
             .map_err(|failure| io::Error::other(self.archive.explain(failure)))
     }
 

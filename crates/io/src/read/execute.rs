@@ -13,6 +13,7 @@ use crate::error::InFile;
 use crate::memory::HUGE_PAGE_NBYTES;
 use crate::options::ReadOptions;
 use crate::source::Source;
+use crate::stop::StopFlag;
 use crate::watch::Watch;
 use crate::workers::{Reading, each, share};
 
@@ -48,10 +49,10 @@ pub(crate) fn execute<'d>(
     chunks.sort_by_key(|chunk| (chunk.file, chunk.span.start));
     let tasks = join(chunks, sources, reading.chunk_nbytes);
     let stages = Stages::default();
-    let read = |task: Vec<Chunk<'_, '_>>| {
+    let read = |task: Vec<Chunk<'_, '_>>, stop: StopFlag<'_>| {
         let file = task.first().map_or(0, |chunk| chunk.file);
         let witness = witnesses.get(file).copied();
-        let outcome = stages.lend(|stage| gather::read(sources[file], witness, task, stage));
+        let outcome = stages.lend(|stage| gather::read(sources[file], witness, task, stage, stop));
         outcome.map_err(|failure| {
             witness.inspect(|witness| witness.end());
             let file = Some(file);

@@ -17,6 +17,7 @@ use crate::convert::convert;
 use crate::error::Failure;
 use crate::memory::{Dest, StridedDest};
 use crate::source::{Source, Stream};
+use crate::stop::StopFlag;
 
 /// Bytes that wait between the file and the conversion or the scattering, in the wider of the two dtypes. Few, so that they
 /// never leave the cache.
@@ -132,6 +133,7 @@ pub(super) fn read(
     witness: Option<&dyn Witness>,
     chunks: Vec<Chunk<'_, '_>>,
     stage: &mut Stage,
+    stop: StopFlag<'_>,
 ) -> Result<usize, Failure> {
     let nbytes = chunks.iter().map(|chunk| chunk.dest.len()).sum();
     let span = match &chunks[..] {
@@ -140,7 +142,7 @@ pub(super) fn read(
         [] => 0..0,
     };
     let stream = if source.gap_nbytes() > 0 && !span.is_empty() {
-        Stream::new(source, span)
+        Stream::new(source, span, stop)
     } else {
         None
     };
@@ -148,6 +150,7 @@ pub(super) fn read(
         source,
         witness,
         stream,
+        stop,
     };
     let mut batch = Batch::default();
     for mut chunk in chunks {

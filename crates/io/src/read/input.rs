@@ -8,6 +8,7 @@ use ingot_format::{to_u64, to_usize};
 
 use crate::error::Failure;
 use crate::source::{Source, Stream, read_exactly};
+use crate::stop::StopFlag;
 
 /// The page of the machines on which the distance of addresses was seen to matter.
 pub(crate) const PAGE_NBYTES: usize = 4096;
@@ -54,6 +55,7 @@ pub(super) struct Input<'s> {
     pub(super) source: &'s dyn Source,
     pub(super) witness: Option<&'s dyn Witness>,
     pub(super) stream: Option<Stream<'s>>,
+    pub(super) stop: StopFlag<'s>,
 }
 
 /// How much is read at once.
@@ -153,14 +155,14 @@ impl Input<'_> {
     fn fill(&mut self, position: u64, bytes: &mut [u8]) -> Result<(), Failure> {
         let witness = match (&mut self.stream, self.witness) {
             (Some(stream), _) => return stream.fill(position, bytes),
-            (None, None) => return read_exactly(self.source, position, bytes),
+            (None, None) => return read_exactly(self.source, position, bytes, self.stop),
             (None, Some(witness)) => witness,
         };
         let (mut at, mut rest) = (position, bytes);
         while !rest.is_empty() {
             let end = witness.step_end(at, to_u64(rest.len()));
             let (bytes, after) = rest.split_at_mut(to_usize(end - at).unwrap_or(usize::MAX));
-            read_exactly(self.source, at, bytes)?;
+            read_exactly(self.source, at, bytes, self.stop)?;
             witness.see(at, bytes);
             (at, rest) = (end, after);
         }
@@ -177,7 +179,7 @@ impl Input<'_> {
         );
         match &mut self.stream {
             Some(stream) => stream.fill(span.start, mixed)?,
-            None => read_exactly(self.source, span.start, mixed)?,
+            None => read_exactly(self.source, span.start, mixed, self.stop)?,
         }
         for (position, bytes) in runs {
             let at = to_usize(*position - span.start).unwrap_or(usize::MAX);

@@ -11,6 +11,7 @@ use crate::options::{Backend, OpenOptions, ReadOptions};
 use crate::read::part::{Part, Target};
 use crate::read::read::{fill, read};
 use crate::source::{MemorySource, Source};
+use crate::stop::StopFlag;
 use crate::watch::Unwatched;
 use ingot_format::{Dtype, Format, Index, Limits, Spec, layout, nbytes, to_u64, to_usize};
 use proptest::prelude::*;
@@ -75,7 +76,7 @@ impl Source for Odd {
         self.gap_nbytes > 0
     }
 
-    fn stream(&self, span: Range<u64>) -> Option<Box<dyn Read + '_>> {
+    fn stream<'s>(&'s self, span: Range<u64>, _stop: StopFlag<'s>) -> Option<Box<dyn Read + 's>> {
         let bytes = &self.from(span.start)[..to_usize(span.end - span.start).unwrap()];
         (self.gap_nbytes > 0).then(|| Box::new(Cursor::new(bytes)) as _)
     }

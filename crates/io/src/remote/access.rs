@@ -7,6 +7,7 @@ use super::message::Request;
 use super::options::{RemoteOptions, Secret};
 use super::proxy::basic;
 use super::s3::S3Access;
+use crate::stop::StopFlag;
 
 /// How requests show who sends them.
 #[derive(Debug)]
@@ -28,7 +29,12 @@ impl Access {
     }
 
     /// Adds to a request what it needs to be let in; says whether any of it is secret.
-    pub(crate) fn apply(&self, request: &mut Request<'_>, options: &RemoteOptions) -> Result<bool, Fault> {
+    pub(crate) fn apply(
+        &self,
+        request: &mut Request<'_>,
+        options: &RemoteOptions,
+        stop: StopFlag<'_>,
+    ) -> Result<bool, Fault> {
         let given = |(name, value): &(String, Secret)| (name.clone(), value.reveal().to_owned());
         request.headers.extend(options.headers.iter().map(given));
         let is_given = |name: &str| {
@@ -52,9 +58,9 @@ impl Access {
                     .extend(value.map(|value| ("Authorization".to_owned(), value)));
                 is_known
             }
-            Access::S3(access) => access.sign(request)?,
+            Access::S3(access) => access.sign(request, stop)?,
             Access::Google(account) => {
-                let value = format!("Bearer {}", account.token(options)?.reveal());
+                let value = format!("Bearer {}", account.token(options, stop)?.reveal());
                 request.headers.push(("Authorization".to_owned(), value));
                 true
             }

@@ -1,32 +1,25 @@
 //! Short questions to services that issue keys.
 
-use std::time::Instant;
-
 use super::client::Client;
 use super::dial::Reach;
 use super::fault::{Fault, FaultKind};
 use super::message::Request;
-use super::options::RemoteOptions;
-use super::pace::Pace;
+use super::pace::{Deadline, Pace};
 use super::retry::Tries;
 use super::secrets::Secrets;
 use super::url::Url;
+use crate::stop::StopFlag;
 
 /// Bytes of an answer that are looked at.
 const ANSWER_NBYTES: usize = 64 << 10;
 
 /// What asks them.
-pub(super) struct Asker {
-    client: Client,
+pub(super) struct Asker<'f> {
+    pub(super) client: Client,
+    pub(super) stop: StopFlag<'f>,
 }
 
-impl Asker {
-    pub(super) fn new(options: RemoteOptions, variable: &dyn Fn(&str) -> Option<String>) -> Asker {
-        Asker {
-            client: Client::new(options, variable),
-        }
-    }
-
+impl Asker<'_> {
     /// The body of the answer.
     pub(super) fn ask(
         &self,
@@ -41,7 +34,7 @@ impl Asker {
             headers,
             body,
         };
-        let mut tries = Tries::new(&self.client.options);
+        let mut tries = Tries::new(&self.client.options, self.stop);
         loop {
             match self.ask_once(&request, tries.deadline) {
                 Ok(answer) => return Ok(answer),
@@ -62,7 +55,7 @@ impl Asker {
         self.ask("POST", url, vec![kind], form.as_bytes())
     }
 
-    fn ask_once(&self, request: &Request<'_>, deadline: Instant) -> Result<String, Fault> {
+    fn ask_once(&self, request: &Request<'_>, deadline: Deadline<'_>) -> Result<String, Fault> {
         let mut response = self.client.send(request, Reach::Anywhere, deadline)?;
         let mut pace = Pace::new(&self.client.options, deadline);
         let body = response.read_some(ANSWER_NBYTES, &mut pace)?;

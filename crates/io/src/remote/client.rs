@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
-use std::time::Instant;
 
 use ingot_format::Escaped;
 use rustls::ClientConfig;
@@ -13,7 +12,7 @@ use super::dial::{Reach, dial, inward};
 use super::fault::{Fault, FaultKind};
 use super::message::{Framing, Head, Request, render_head};
 use super::options::RemoteOptions;
-use super::pace::Pace;
+use super::pace::{Deadline, Pace};
 use super::proxy::{Proxies, Proxy};
 use super::secrets::Secrets;
 use super::trust;
@@ -63,7 +62,7 @@ impl Client {
         &self,
         request: &Request<'_>,
         reach: Reach,
-        deadline: Instant,
+        deadline: Deadline<'_>,
     ) -> Result<Response, Fault> {
         let mut pace = Pace::new(&self.options, deadline);
         let origin = request.url.origin();
@@ -143,7 +142,7 @@ impl Client {
         url: &Url,
         proxy: Option<&Proxy>,
         reach: Reach,
-        pace: &mut Pace,
+        pace: &mut Pace<'_>,
     ) -> Result<Connection, Fault> {
         let timeout = self.options.connect_timeout;
         // First, so that certificates that cannot be read are no matter of the server's.
@@ -151,15 +150,16 @@ impl Client {
             Scheme::Http => None,
             Scheme::Https => Some(self.tls()?),
         };
+        let deadline = Deadline::within(timeout, pace.stop());
         let connection = match proxy {
-            None => Connection::plain(dial(&url.host, url.port, reach, timeout)?),
+            None => Connection::plain(dial(&url.host, url.port, reach, deadline)?),
             Some(proxy) => {
                 // Names are resolved by the proxy, so that only addresses can be checked here.
                 if reach == Reach::Public && !url.may_be_public() {
                     return Err(inward(url.host_and_port()));
                 }
                 let near = &proxy.url;
-                let connection = dial(&near.host, near.port, Reach::Anywhere, timeout)?;
+                let connection = dial(&near.host, near.port, Reach::Anywhere, deadline)?;
                 let connection = Connection::plain(connection);
                 match url.scheme {
                     Scheme::Http => connection,
@@ -169,7 +169,7 @@ impl Client {
         };
         match tls {
             None => Ok(connection),
-            Some(tls) => connection.secured(&url.host, &tls, timeout),
+            Some(tls) => connection.secured(&url.host, &tls, timeout, pace.stop()),
         }
     }
 
@@ -200,7 +200,7 @@ fn tunnel(
     mut connection: Connection,
     proxy: &Proxy,
     url: &Url,
-    pace: &mut Pace,
+    pace: &mut Pace<'_>,
 ) -> Result<Connection, Fault> {
     let host = url.host_and_port();
     let to_itself = [("Host".to_owned(), host.clone())];
@@ -227,7 +227,7 @@ fn exchange(
     connection: &mut Connection,
     request: &Request<'_>,
     proxy: Option<&Proxy>,
-    pace: &mut Pace,
+    pace: &mut Pace<'_>,
 ) -> Result<Head, Fault> {
     let through = proxy.filter(|_| request.url.scheme == Scheme::Http);
     let more: Vec<_> = through.and_then(Proxy::authorization).into_iter().collect();
@@ -247,12 +247,12 @@ impl Response {
     }
 
     /// Reads bytes of the body. None means that it has ended, or the connection has.
-    pub(crate) fn read(&mut self, dest: &mut [u8], pace: &mut Pace) -> Result<usize, Fault> {
+    pub(crate) fn read(&mut self, dest: &mut [u8], pace: &mut Pace<'_>) -> Result<usize, Fault> {
         self.framing.read(&mut self.connection, dest, pace)
     }
 
     /// Reads all of the body, if it has at most `most` bytes; else so many of them.
-    pub(crate) fn read_some(&mut self, most: usize, pace: &mut Pace) -> Result<Vec<u8>, Fault> {
+    pub(crate) fn read_some(&mut self, most: usize, pace: &mut Pace<'_>) -> Result<Vec<u8>, Fault> {
         let mut body = Vec::new();
         while body.len() < most {
             let from = body.len();

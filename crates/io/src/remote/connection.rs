@@ -11,8 +11,9 @@ use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 
 use super::fault::{Fault, FaultKind};
-use super::pace::{Pace, stopped};
+use super::pace::Pace;
 use super::url::bracketed;
+use crate::stop::StopFlag;
 
 /// Bytes of heads that are read at once. Bodies are read past the buffer.
 const BUFFER_NBYTES: usize = 8 << 10;
@@ -55,6 +56,7 @@ impl Connection {
         host: &str,
         config: &Arc<ClientConfig>,
         timeout: Duration,
+        stop: StopFlag<'_>,
     ) -> Result<Connection, Fault> {
         let refuse = |source| {
             Fault::new(FaultKind::Tls {
@@ -79,7 +81,7 @@ impl Connection {
                         _ => FaultKind::Broken(fault).into(),
                     });
                 }
-                Err(_) if stopped() => return Err(FaultKind::Stopped.into()),
+                Err(_) if stop.is_set() => return Err(FaultKind::Stopped.into()),
                 Err(_) if Instant::now() < deadline => {}
                 Err(_) => {
                     return Err(FaultKind::Slow {
@@ -96,7 +98,7 @@ impl Connection {
     }
 
     /// Sends all of `bytes`.
-    pub(crate) fn send(&mut self, bytes: &[u8], pace: &mut Pace) -> Result<(), Fault> {
+    pub(crate) fn send(&mut self, bytes: &[u8], pace: &mut Pace<'_>) -> Result<(), Fault> {
         let mut rest = bytes;
         while !rest.is_empty() {
             match self.stream.write(rest) {
@@ -126,7 +128,7 @@ impl Connection {
     }
 
     /// Brings more bytes into the buffer, which grows as it needs to; says how many. None means the end.
-    pub(crate) fn fill(&mut self, pace: &mut Pace) -> Result<usize, Fault> {
+    pub(crate) fn fill(&mut self, pace: &mut Pace<'_>) -> Result<usize, Fault> {
         if self.filled.start > 0 {
             self.buffer.copy_within(self.filled.clone(), 0);
             self.filled = 0..self.filled.len();
@@ -141,7 +143,7 @@ impl Connection {
     }
 
     /// Reads into `dest`, past the buffer once that is empty; says how many bytes. None means the end.
-    pub(crate) fn read(&mut self, dest: &mut [u8], pace: &mut Pace) -> Result<usize, Fault> {
+    pub(crate) fn read(&mut self, dest: &mut [u8], pace: &mut Pace<'_>) -> Result<usize, Fault> {
         if self.filled.is_empty() {
             let count = self.stream.receive(dest, pace)?;
             self.came += to_u64(count);
@@ -201,7 +203,7 @@ impl Stream {
     }
 
     /// Reads once, however often it has to wait for that.
-    fn receive(&mut self, dest: &mut [u8], pace: &mut Pace) -> Result<usize, Fault> {
+    fn receive(&mut self, dest: &mut [u8], pace: &mut Pace<'_>) -> Result<usize, Fault> {
         loop {
             let outcome = self.read(dest);
             if let Ok(count) = &outcome {

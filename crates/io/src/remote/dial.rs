@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::fault::{Fault, FaultKind};
 use super::network::is_public;
-use super::pace::{TICK, stopped};
+use super::pace::{Deadline, TICK};
 use super::url::bracketed;
 
 /// Which addresses may be connected to.
@@ -26,20 +26,20 @@ const EACH_TIMEOUT: Duration = Duration::from_secs(3);
 /// Connects to `host`, which is a name or an address.
 ///
 /// A name is resolved once, and connected to is what was checked: it cannot lead elsewhere a moment later.
-pub(crate) fn dial(host: &str, port: u16, reach: Reach, timeout: Duration) -> Result<TcpStream, Fault> {
+pub(crate) fn dial(host: &str, port: u16, reach: Reach, deadline: Deadline<'_>) -> Result<TcpStream, Fault> {
     let authority = format!("{}:{port}", bracketed(host));
     let fault = |source| FaultKind::Connect {
         authority: authority.clone(),
         source,
     };
-    let deadline = Instant::now() + timeout;
+    let at = deadline.at;
     let (sender, receiver) = channel();
     let target = (host.to_owned(), port);
     // The system resolves names and connects without asking whether to go on. A thread does that, which is left alone
     // when nobody waits for it any more.
     thread::Builder::new()
         .name("ingot-connect".to_owned())
-        .spawn(move || sender.send(connect((&target.0, target.1), reach, deadline)))
+        .spawn(move || sender.send(connect((&target.0, target.1), reach, at)))
         .map_err(fault)?;
     loop {
         match receiver.recv_timeout(TICK) {
@@ -51,8 +51,8 @@ pub(crate) fn dial(host: &str, port: u16, reach: Reach, timeout: Duration) -> Re
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(fault(io::ErrorKind::Other.into()).into());
             }
-            Err(RecvTimeoutError::Timeout) if stopped() => return Err(FaultKind::Stopped.into()),
-            Err(RecvTimeoutError::Timeout) if Instant::now() >= deadline => {
+            Err(RecvTimeoutError::Timeout) if deadline.stop.is_set() => return Err(FaultKind::Stopped.into()),
+            Err(RecvTimeoutError::Timeout) if Instant::now() >= at => {
                 return Err(fault(io::ErrorKind::TimedOut.into()).into());
             }
             Err(RecvTimeoutError::Timeout) => {}
@@ -113,12 +113,14 @@ fn prepared(stream: TcpStream) -> io::Result<TcpStream> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stop::StopFlag;
 
     #[test]
     fn only_public_addresses_are_dialled_for_a_server() {
         // Nobody listens there; it is refused before that matters.
         for host in ["127.0.0.1", "localhost", "::1"] {
-            let fault = dial(host, 9, Reach::Public, Duration::from_secs(2)).unwrap_err();
+            let deadline = Deadline::within(Duration::from_secs(2), StopFlag::never());
+            let fault = dial(host, 9, Reach::Public, deadline).unwrap_err();
             assert_eq!(fault.code(), "redirect-refused", "{host}: {fault}");
             assert!(
                 fault.to_string().contains(&format!(" {}:9 ", bracketed(host))),

@@ -3,15 +3,16 @@
 use std::path::PathBuf;
 
 use super::door::{Found, found, header_limits};
+use super::fetch::Target;
 use super::options::RemoteOptions;
 use super::secrets::redacted;
 use super::source::{RemoteSource, START_NBYTES};
 use crate::archive::{check_unchanged, open_source};
 use crate::error::Error;
 use crate::source::Source;
+use crate::stop::StopFlag;
 use crate::verify::{Definition, hash, of_source, read_in_order};
-use crate::watch::{Unwatched, Watch};
-use crate::workers::watched;
+use crate::watch::Watch;
 
 /// The hash of the file behind `url`, as [`hash`] gives it. Parts of it are fetched at once and kept no longer than until
 /// they are hashed.
@@ -29,23 +30,16 @@ pub fn hash_url(
         definition,
         Definition::File(_) | Definition::AutoV1 | Definition::AutoV2
     );
-    let begin = |target| match asks_for_tensors {
-        true => RemoteSource::open(target, START_NBYTES, &limits),
-        false => RemoteSource::begin(target, START_NBYTES),
+    let begin = |target: Target, stop: StopFlag<'_>| match asks_for_tensors {
+        true => RemoteSource::open(target, START_NBYTES, &limits, stop),
+        false => RemoteSource::begin(target, START_NBYTES, stop),
     };
     let source = match found(url, options, &begin, watch)? {
         Found::Cached(path) => return hash(&path, definition, watch),
         Found::Remote(source, _) => source,
     };
     let shown = PathBuf::from(redacted(url));
-    match definition {
-        // One short read, which does not watch by itself.
-        Definition::AutoV1 | Definition::SshsLegacy => {
-            let work = || of_source(&*source, &shown, definition, &limits, &Unwatched);
-            watched(work, watch).map_err(|failure| failure.about(Some(&shown), None))?
-        }
-        _ => of_source(&*source, &shown, definition, &limits, watch),
-    }
+    of_source(&*source, &shown, definition, &limits, watch)
 }
 
 /// Gives `take` all bytes of the file behind `url`, whatever it holds, in their order. They are fetched by several
@@ -59,7 +53,7 @@ pub fn read_url(
     take: &mut (dyn FnMut(&[u8]) + Send),
     watch: &dyn Watch,
 ) -> Result<(), Error> {
-    let begin = |target| RemoteSource::begin(target, START_NBYTES);
+    let begin = |target: Target, stop: StopFlag<'_>| RemoteSource::begin(target, START_NBYTES, stop);
     let (source, path): (Box<dyn Source>, PathBuf) = match found(url, options, &begin, watch)? {
         Found::Cached(path) => (Box::new(open_source(&path)?), path),
         Found::Remote(source, _) => (source, PathBuf::from(redacted(url))),

@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::io::Read;
 use std::path::PathBuf;
-use std::time::Instant;
 
 use ingot_format::{to_u64, to_usize};
 
@@ -12,11 +11,13 @@ use super::fault::{Fault, FaultKind};
 use super::fetch::{Answer, Target};
 use super::hub::{HubFile, MODEL_FILE};
 use super::options::RemoteOptions;
+use super::pace::Deadline;
 use super::place::Place;
 use super::retry::Tries;
 use super::secrets::path_nbytes;
 use super::url::{Url, decode};
 use crate::error::Error;
+use crate::stop::StopFlag;
 use crate::watch::Watch;
 
 /// Fetches all of the file `name` that lies in the folder of the one behind `url`, if it has at most `most` bytes. Gives
@@ -37,7 +38,7 @@ pub fn fetch_beside(
     })
 }
 
-impl Door {
+impl Door<'_> {
     fn document_beside(&self, url: &str, name: &str, most: u64) -> Result<(PathBuf, Vec<u8>), Error> {
         let remote = match self.place(url)? {
             Place::Cached(path, None) => return read(path.with_file_name(name), most),
@@ -46,7 +47,8 @@ impl Door {
         if let Some(path) = remote.hub.as_ref().and_then(|file| file.cached(&variable)) {
             return read(path, most);
         }
-        let bytes = all_of(&self.target(&remote), most).map_err(|fault| refused(&remote.shown, fault))?;
+        let bytes = all_of(&self.target(&remote), most, self.stop);
+        let bytes = bytes.map_err(|fault| refused(&remote.shown, fault))?;
         Ok((remote.shown.into(), bytes))
     }
 }
@@ -87,8 +89,8 @@ pub(super) fn hub_file(
 }
 
 /// All that is there, if it has at most `most` bytes.
-pub(super) fn all_of(target: &Target, most: u64) -> Result<Vec<u8>, Fault> {
-    let mut tries = Tries::new(&target.client().options);
+pub(super) fn all_of(target: &Target, most: u64, stop: StopFlag<'_>) -> Result<Vec<u8>, Fault> {
+    let mut tries = Tries::new(&target.client().options, stop);
     loop {
         match attempt(target, most, tries.deadline) {
             Ok(bytes) => return Ok(bytes),
@@ -97,7 +99,7 @@ pub(super) fn all_of(target: &Target, most: u64) -> Result<Vec<u8>, Fault> {
     }
 }
 
-fn attempt(target: &Target, most: u64, deadline: Instant) -> Result<Vec<u8>, Fault> {
+fn attempt(target: &Target, most: u64, deadline: Deadline<'_>) -> Result<Vec<u8>, Fault> {
     let too_large = || Fault::new(FaultKind::TooLarge { limit: most });
     let (mut response, expected) = match target.ask(&(0..most), None, deadline)? {
         Answer::Nothing => return Ok(Vec::new()),

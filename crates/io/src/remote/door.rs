@@ -10,7 +10,6 @@ use super::fault::Fault;
 use super::fetch::Target;
 use super::hub::{INDEX_FILE, MODEL_FILE};
 use super::options::RemoteOptions;
-use super::pace::stopped;
 use super::place::{Place, Remote, local_path};
 use super::secrets::redacted;
 use super::source::{READS_AT_ONCE, RemoteSource, START_NBYTES};
@@ -19,6 +18,7 @@ use crate::checkpoint::{Checkpoint, Manner, Shards, Store, index_of, read_index}
 use crate::error::{CheckpointFault, Error, Failure};
 use crate::options::{Backend, CheckpointOptions, OpenOptions, Reach};
 use crate::source::Source as _;
+use crate::stop::StopFlag;
 use crate::watch::Watch;
 use crate::workers::{Reading, share, watched};
 
@@ -106,7 +106,7 @@ pub(super) enum Found {
 pub(super) fn found(
     url: &str,
     options: &RemoteOptions,
-    begin: &(dyn Fn(Target) -> Result<RemoteSource, Fault> + Sync),
+    begin: &(dyn Fn(Target, StopFlag<'_>) -> Result<RemoteSource, Fault> + Sync),
     watch: &dyn Watch,
 ) -> Result<Found, Error> {
     through_door(url, options, &header_limits(), watch, |door| {
@@ -120,20 +120,20 @@ pub(super) fn through_door<T: Send>(
     options: &RemoteOptions,
     limits: &Limits,
     watch: &dyn Watch,
-    open: impl Fn(&Door) -> Result<T, Error> + Send + Sync,
+    open: impl Fn(&Door<'_>) -> Result<T, Error> + Send + Sync,
 ) -> Result<T, Error> {
     // A bucket of S3 lies in one region, and who asks in another is told in which.
-    let open_in_region = || match open(&Door::new(options, limits)) {
+    let open_in_region = |stop: StopFlag<'_>| match open(&Door::new(options, limits, stop)) {
         Err(error) if options.region.is_none() && region_of(&error).is_some() => {
             let options = RemoteOptions {
                 region: region_of(&error).map(ToOwned::to_owned),
                 ..options.clone()
             };
-            open(&Door::new(&options, limits))
+            open(&Door::new(&options, limits, stop))
         }
         opened => opened,
     };
-    let opened = watched(open_in_region, watch);
+    let opened = watched(Reading::waiting(1), open_in_region, watch);
     opened.map_err(|failure| failure.about(Some(Path::new(&redacted(url))), None))?
 }
 
@@ -145,18 +145,27 @@ fn region_of(error: &Error) -> Option<&str> {
 }
 
 /// Opens files behind URLs: one way, and one set of connections, for all that one URL leads to.
-#[derive(Clone, Debug)]
-pub(crate) struct Door {
+#[derive(Debug)]
+pub(crate) struct Door<'f> {
     client: Arc<Client>,
     limits: Limits,
+    pub(super) stop: StopFlag<'f>,
 }
 
-impl Door {
-    fn new(options: &RemoteOptions, limits: &Limits) -> Door {
+impl<'f> Door<'f> {
+    fn new(options: &RemoteOptions, limits: &Limits, stop: StopFlag<'f>) -> Door<'f> {
         Door {
             client: Arc::new(Client::new(options.clone(), &variable)),
             limits: *limits,
+            stop,
         }
+    }
+
+    /// The same for work that heeds another flag.
+    pub(super) fn heeding<'g>(&self, stop: StopFlag<'g>) -> Door<'g> {
+        let client = Arc::clone(&self.client);
+        let limits = self.limits;
+        Door { client, limits, stop }
     }
 
     fn open(&self, url: &str) -> Result<Checkpoint, Error> {
@@ -166,7 +175,7 @@ impl Door {
                 self.model_of(&remote)
             }
             Place::Remote(remote) if remote.is_index() => {
-                let source = RemoteSource::begin(self.target(&remote), INDEX_START_NBYTES);
+                let source = RemoteSource::begin(self.target(&remote), INDEX_START_NBYTES, self.stop);
                 let source = source.map_err(|fault| refused(&remote.shown, fault))?;
                 self.index(*remote, source)
             }
@@ -179,7 +188,7 @@ impl Door {
     }
 
     pub(super) fn place(&self, url: &str) -> Result<Place, Error> {
-        let place = Place::find(url, &self.client.options, &variable);
+        let place = Place::find(url, &self.client.options, &variable, self.stop);
         place.map_err(|fault| refused(&redacted(url), fault))
     }
 
@@ -187,7 +196,7 @@ impl Door {
     fn found(
         &self,
         url: &str,
-        begin: &(dyn Fn(Target) -> Result<RemoteSource, Fault> + Sync),
+        begin: &(dyn Fn(Target, StopFlag<'_>) -> Result<RemoteSource, Fault> + Sync),
     ) -> Result<Found, Error> {
         let remote = match self.place(url)? {
             Place::Cached(path, _) => return Ok(Found::Cached(path)),
@@ -196,7 +205,7 @@ impl Door {
             }
             Place::Remote(remote) => *remote,
         };
-        let source = begin(self.target(&remote)).map_err(|fault| refused(&remote.shown, fault))?;
+        let source = begin(self.target(&remote), self.stop).map_err(|fault| refused(&remote.shown, fault))?;
         let cached = cached_at(&remote, source.commit().as_deref());
         Ok(cached.map_or_else(|| Found::Remote(Box::new(source), remote.backend), Found::Cached))
     }
@@ -209,7 +218,7 @@ impl Door {
 
     /// A file of tensors.
     fn source(&self, remote: &Remote, start_nbytes: u64) -> Result<RemoteSource, Fault> {
-        RemoteSource::open(self.target(remote), start_nbytes, &self.limits)
+        RemoteSource::open(self.target(remote), start_nbytes, &self.limits, self.stop)
     }
 
     pub(super) fn target(&self, remote: &Remote) -> Target {
@@ -226,10 +235,10 @@ impl Door {
         };
         let index = self.beside(folder, INDEX_FILE)?;
         let found = [Mutex::new(None), Mutex::new(None)];
-        let ask = |number: usize| {
+        let ask = |number: usize, stop: StopFlag<'_>| {
             let opened = match number {
-                0 => self.source(&model, START_NBYTES),
-                _ => RemoteSource::begin(self.target(&index), INDEX_START_NBYTES),
+                0 => self.heeding(stop).source(&model, START_NBYTES),
+                _ => RemoteSource::begin(self.target(&index), INDEX_START_NBYTES, stop),
             };
             let is_model = number == 0 && opened.is_ok();
             *found[number].lock().unwrap_or_else(PoisonError::into_inner) = Some(opened);
@@ -240,11 +249,13 @@ impl Door {
             }
         };
         // What becomes of each is in its slot.
-        let _ = share(Reading::waiting(2), vec![0, 1], 0, ask, &Inherited);
+        let _ = share(Reading::waiting(2), vec![0, 1], 0, ask, &self.stop);
         let found = found.map(|slot| slot.into_inner().unwrap_or_else(PoisonError::into_inner));
         let fault = match found {
             [Some(Ok(source)), _] => return self.content(model, source),
-            [Some(Err(fault)), Some(Ok(source))] if fault.is_missing() => return self.index(index, source),
+            [Some(Err(fault)), Some(Ok(source))] if fault.is_missing() => {
+                return self.index(index, source);
+            }
             [Some(Err(fault)), Some(Err(other))] if fault.is_missing() => match other.is_missing() {
                 true => fault.and_not(INDEX_FILE),
                 false => other,
@@ -268,7 +279,7 @@ impl Door {
     }
 
     /// A shard. What came with its header is not kept: there may be many.
-    pub(super) fn shard(&self, remote: Remote, start_nbytes: u64) -> Result<Archive, Error> {
+    fn shard(&self, remote: Remote, start_nbytes: u64) -> Result<Archive, Error> {
         if let Some(path) = remote.hub.as_ref().and_then(|file| file.cached(&variable)) {
             return self.cached_file(&path);
         }
@@ -302,7 +313,7 @@ impl Door {
         }
         let path = PathBuf::from(&remote.shown);
         let nbytes = source.nbytes();
-        let index = index_of(source.all(), nbytes, &path)?;
+        let index = index_of(source.all(self.stop), nbytes, &path)?;
         self.shards(path, index, remote)
     }
 
@@ -310,7 +321,7 @@ impl Door {
     fn shards(&self, path: PathBuf, index: ShardIndex, remote: Remote) -> Result<Checkpoint, Error> {
         let index = for_urls(index, &path)?;
         let store = RemoteShards {
-            door: self.clone(),
+            door: self.heeding(StopFlag::never()),
             index: remote,
         };
         Ok(Checkpoint::of_shards(Shards::new(path, index), Box::new(store)))
@@ -349,7 +360,7 @@ impl Door {
 /// Shards behind URLs: beside their index, and of the same commit where it is one of the Hub.
 #[derive(Debug)]
 struct RemoteShards {
-    door: Door,
+    door: Door<'static>,
     index: Remote,
 }
 
@@ -360,13 +371,14 @@ impl Store for RemoteShards {
     }
 
     /// With one request where the header is about as long as the index lets expect.
-    fn open(&self, shards: &Shards, number: usize) -> Result<Archive, Error> {
+    fn open(&self, shards: &Shards, number: usize, stop: StopFlag<'_>) -> Result<Archive, Error> {
         let remote = self.door.beside(&self.index, shards.name(number))?;
         let entries = shards
             .tensors(number)
             .map(|name| to_u64(name.len()) + TENSOR_NBYTES);
         let expected = METADATA_NBYTES + entries.sum::<u64>();
-        self.door.shard(remote, expected.clamp(LEAST_NBYTES, MOST_NBYTES))
+        let door = self.door.heeding(stop);
+        door.shard(remote, expected.clamp(LEAST_NBYTES, MOST_NBYTES))
     }
 
     fn reading(&self) -> Reading {
@@ -403,15 +415,6 @@ pub(super) fn cached_at(remote: &Remote, commit: Option<&str>) -> Option<PathBuf
 fn archive(remote: Remote, header: Header, source: RemoteSource) -> Archive {
     let path = PathBuf::from(remote.shown);
     Archive::named(path, header, Box::new(source), remote.backend, REMOTE)
-}
-
-/// Stops what a call does on threads of its own when it is stopped itself.
-struct Inherited;
-
-impl Watch for Inherited {
-    fn interrupted(&self) -> bool {
-        stopped()
-    }
 }
 
 pub(super) fn refused(shown: &str, fault: Fault) -> Error {

@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
 use ingot_format::{Escaped, to_u64};
 
@@ -12,7 +11,7 @@ use super::client::{Client, Response};
 use super::dial::Reach;
 use super::fault::{Fault, FaultKind};
 use super::message::{Framing, Head, Request, parse_length};
-use super::pace::Pace;
+use super::pace::{Deadline, Pace};
 use super::pin::Pin;
 use super::secrets::Secrets;
 use super::url::{Scheme, Url};
@@ -119,7 +118,7 @@ impl Target {
         &self,
         asked: &Range<u64>,
         pin: Option<&Pin>,
-        deadline: Instant,
+        deadline: Deadline<'_>,
     ) -> Result<Answer, Fault> {
         let before = locked(&self.found).clone();
         match &before {
@@ -147,7 +146,7 @@ impl Target {
         start: Found,
         asked: &Range<u64>,
         pin: Option<&Pin>,
-        deadline: Instant,
+        deadline: Deadline<'_>,
     ) -> Result<Answer, Fault> {
         let mut at = start;
         let mut sent = Vec::new();
@@ -191,7 +190,7 @@ impl Target {
         at: &Found,
         asked: &Range<u64>,
         pin: Option<&Pin>,
-        deadline: Instant,
+        deadline: Deadline<'_>,
         sent: &mut Vec<(String, String)>,
     ) -> Result<Response, Fault> {
         let mut headers = vec![(
@@ -211,7 +210,8 @@ impl Target {
             body: &[],
         };
         if at.is_trusted {
-            let carries_secrets = self.access.apply(&mut request, &self.client.options)?;
+            let options = &self.client.options;
+            let carries_secrets = self.access.apply(&mut request, options, deadline.stop)?;
             if carries_secrets && self.client.is_overheard(&at.url)? {
                 return Err(FaultKind::Option(
                     "a proxy would read the credentials of a request over http://: give a URL of https://, or none"
@@ -255,7 +255,7 @@ impl Target {
         url: &Url,
         asked: &Range<u64>,
         pin: Option<&Pin>,
-        deadline: Instant,
+        deadline: Deadline<'_>,
     ) -> Result<Answer, Fault> {
         let head = &response.head;
         match head.status {
@@ -293,7 +293,7 @@ impl Target {
     }
 
     /// What a server says that gives no bytes.
-    fn refusal(&self, response: &mut Response, deadline: Instant) -> Fault {
+    fn refusal(&self, response: &mut Response, deadline: Deadline<'_>) -> Fault {
         let body = response.read_some(REFUSAL_NBYTES, &mut self.pace(deadline));
         let body = body.unwrap_or_default();
         let head = &response.head;
@@ -318,7 +318,7 @@ impl Target {
     }
 
     /// Reads the short body of a redirect, so that its connection can be used again.
-    fn drain(&self, mut response: Response, deadline: Instant) {
+    fn drain(&self, mut response: Response, deadline: Deadline<'_>) {
         let is_short =
             matches!(response.framing, Framing::Length(nbytes) if nbytes <= to_u64(REFUSAL_NBYTES));
         if is_short
@@ -330,7 +330,7 @@ impl Target {
         }
     }
 
-    pub(crate) fn pace(&self, deadline: Instant) -> Pace {
+    pub(crate) fn pace<'f>(&self, deadline: Deadline<'f>) -> Pace<'f> {
         Pace::new(&self.client.options, deadline)
     }
 

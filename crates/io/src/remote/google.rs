@@ -12,10 +12,12 @@ use rustls::pki_types::PrivatePkcs8KeyDer;
 use rustls::pki_types::pem::PemObject;
 
 use super::asker::{Asker, useless};
+use super::client::Client;
 use super::fault::{Fault, FaultKind};
 use super::issued::{Issued, Timed};
 use super::options::{RemoteOptions, Secret};
 use super::url::{Scheme, Url, encode_segment};
+use crate::stop::StopFlag;
 
 /// What may be done with the token: to read.
 const SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_only";
@@ -90,11 +92,11 @@ impl Account {
     }
 
     /// A token that is good for some minutes at least.
-    pub(crate) fn token(&self, options: &RemoteOptions) -> Result<Secret, Fault> {
-        TOKENS.get(self, || self.issue(options))
+    pub(crate) fn token(&self, options: &RemoteOptions, stop: StopFlag<'_>) -> Result<Secret, Fault> {
+        TOKENS.get(self, || self.issue(options, stop))
     }
 
-    fn issue(&self, options: &RemoteOptions) -> Result<Timed<Secret>, Fault> {
+    fn issue(&self, options: &RemoteOptions, stop: StopFlag<'_>) -> Result<Timed<Secret>, Fault> {
         let now = SystemTime::now();
         let form = match &self.proof {
             Proof::Key { email, id, pem } => {
@@ -112,7 +114,8 @@ impl Account {
                 encode_segment(token.reveal())
             ),
         };
-        let asker = Asker::new(options.clone(), &|name| std::env::var(name).ok());
+        let client = Client::new(options.clone(), &|name| std::env::var(name).ok());
+        let asker = Asker { client, stop };
         let answer = asker.post(&self.service, &form)?;
         let answer: serde_json::Value = serde_json::from_str(&answer).map_err(|_| useless(&self.service))?;
         let token = answer.get("access_token").and_then(serde_json::Value::as_str);

@@ -16,8 +16,9 @@ use super::retry::Tries;
 use super::secrets::redacted;
 use super::url::Url;
 use crate::error::Error;
+use crate::stop::StopFlag;
 use crate::watch::Watch;
-use crate::workers::watched;
+use crate::workers::{Reading, watched};
 
 /// Asks the Hub for the headers of all shards of a model in one document. `None` where it gives none that can be used,
 /// for whatever reason: the files themselves will tell what is wrong, or do.
@@ -33,11 +34,12 @@ pub fn hub_headers(
     limits: &Limits,
     watch: &dyn Watch,
 ) -> Result<Option<ShardHeaders>, Error> {
-    let fetched = watched(|| fetch(url, options, limits), watch);
+    let fetching = |stop: StopFlag<'_>| fetch(url, options, limits, stop);
+    let fetched = watched(Reading::waiting(1), fetching, watch);
     fetched.map_err(|failure| failure.about(Some(&PathBuf::from(redacted(url))), None))
 }
 
-fn fetch(url: &str, options: &RemoteOptions, limits: &Limits) -> Option<ShardHeaders> {
+fn fetch(url: &str, options: &RemoteOptions, limits: &Limits, stop: StopFlag<'_>) -> Option<ShardHeaders> {
     let file = hub_file(url, &variable)?.ok()?;
     let home = file.headers_url(options, &variable)?.ok()?;
     options.check().ok()?;
@@ -52,10 +54,10 @@ fn fetch(url: &str, options: &RemoteOptions, limits: &Limits) -> Option<ShardHea
     let access = Arc::new(Access::bearer(hub::token(&options, &variable).ok()?));
     let client = Arc::new(Client::new(options, &variable));
     let target = |home: Url| Target::new(Arc::clone(&client), home, Arc::clone(&access), false);
-    let document = all_of(&target(home), ShardHeaders::NBYTES).ok()?;
+    let document = all_of(&target(home), ShardHeaders::NBYTES, stop).ok()?;
     if file.is_folder() {
         let model = file.beside(MODEL_FILE).url(&client.options, &variable).ok()?;
-        if !is_missing(&target(model)) {
+        if !is_missing(&target(model), stop) {
             return None;
         }
     }
@@ -63,8 +65,8 @@ fn fetch(url: &str, options: &RemoteOptions, limits: &Limits) -> Option<ShardHea
 }
 
 /// Whether the server says that there is no such file.
-fn is_missing(target: &Target) -> bool {
-    let deadline = Tries::new(&target.client().options).deadline;
+fn is_missing(target: &Target, stop: StopFlag<'_>) -> bool {
+    let deadline = Tries::new(&target.client().options, stop).deadline;
     let answer = target.ask(&(0..1), None, deadline);
     answer.is_err_and(|fault| fault.status() == Some(404))
 }

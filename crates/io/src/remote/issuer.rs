@@ -8,10 +8,12 @@ use ingot_format::Escaped;
 
 use super::asker::{Asker, element, useless};
 use super::bucket::set;
+use super::client::Client;
 use super::fault::{Fault, FaultKind};
 use super::issued::{Credentials, Issued, Timed};
 use super::options::{RemoteOptions, Secret, credential};
 use super::url::{Scheme, Url, encode_segment};
+use crate::stop::StopFlag;
 
 /// Where containers of ECS and EKS ask, besides themselves.
 const CONTAINER_HOSTS: &[&str] = &["169.254.170.2", "169.254.170.23", "fd00:ec2::23"];
@@ -86,11 +88,15 @@ impl Issuer {
     }
 
     /// Keys that are good for some minutes at least: those that were issued before, or new ones.
-    pub(crate) fn credentials(&self, options: &RemoteOptions) -> Result<Credentials, Fault> {
-        KEYS.get(self, || self.issue(options))
+    pub(crate) fn credentials(
+        &self,
+        options: &RemoteOptions,
+        stop: StopFlag<'_>,
+    ) -> Result<Credentials, Fault> {
+        KEYS.get(self, || self.issue(options, stop))
     }
 
-    fn issue(&self, options: &RemoteOptions) -> Result<Timed<Credentials>, Fault> {
+    fn issue(&self, options: &RemoteOptions, stop: StopFlag<'_>) -> Result<Timed<Credentials>, Fault> {
         match self {
             Issuer::WebIdentity {
                 service,
@@ -105,7 +111,8 @@ impl Issuer {
                     encode_segment(session),
                     encode_segment(token.reveal()),
                 );
-                let asker = Asker::new(options.clone(), &|name| std::env::var(name).ok());
+                let client = Client::new(options.clone(), &|name| std::env::var(name).ok());
+                let asker = Asker { client, stop };
                 of_xml(&asker.post(service, &body)?, service)
             }
             Issuer::Container { service, token } => {
@@ -117,10 +124,12 @@ impl Issuer {
                 let header = |token: &Secret| ("Authorization".to_owned(), token.reveal().to_owned());
                 let headers = token.as_ref().map(header).into_iter().collect();
                 // It is on this machine, or next to it: no proxy leads there, and none shall see the token.
-                let answer = Asker::new(options.clone(), &|_| None).ask("GET", service, headers, &[])?;
+                let client = Client::new(options.clone(), &|_| None);
+                let asker = Asker { client, stop };
+                let answer = asker.ask("GET", service, headers, &[])?;
                 of_json(&answer, service)
             }
-            Issuer::Instance { service } => of_instance(service, options),
+            Issuer::Instance { service } => of_instance(service, options, stop),
         }
     }
 }
@@ -158,7 +167,11 @@ fn is_machine_of_amazon() -> bool {
 }
 
 /// Version 2 of that service: first a token, which nobody gets who only makes this process follow a link.
-fn of_instance(service: &Url, options: &RemoteOptions) -> Result<Timed<Credentials>, Fault> {
+fn of_instance(
+    service: &Url,
+    options: &RemoteOptions,
+    stop: StopFlag<'_>,
+) -> Result<Timed<Credentials>, Fault> {
     let quick = RemoteOptions {
         connect_timeout: INSTANCE_TIMEOUT,
         stall_timeout: INSTANCE_TIMEOUT,
@@ -166,7 +179,8 @@ fn of_instance(service: &Url, options: &RemoteOptions) -> Result<Timed<Credentia
         retries: 0,
         ..options.clone()
     };
-    let asker = Asker::new(quick, &|_| None);
+    let client = Client::new(quick, &|_| None);
+    let asker = Asker { client, stop };
     let header =
         |name: &str, value: &str| vec![(format!("X-aws-ec2-metadata-token{name}"), value.to_owned())];
     let at = |path: &str| Url {

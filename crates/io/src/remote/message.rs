@@ -94,7 +94,7 @@ pub(crate) struct Head {
 
 impl Head {
     /// Reads the next head, and what belongs to no answer before it.
-    pub(crate) fn read(connection: &mut Connection, pace: &mut Pace) -> Result<Head, Fault> {
+    pub(crate) fn read(connection: &mut Connection, pace: &mut Pace<'_>) -> Result<Head, Fault> {
         loop {
             match Head::parse(connection.buffered())? {
                 Some((taken, head)) => {
@@ -263,7 +263,7 @@ impl Framing {
         &mut self,
         connection: &mut Connection,
         dest: &mut [u8],
-        pace: &mut Pace,
+        pace: &mut Pace<'_>,
     ) -> Result<usize, Fault> {
         if let Framing::Chunked { left: 0, is_first } = *self {
             *self = match next_chunk(connection, is_first, pace)? {
@@ -292,7 +292,7 @@ impl Framing {
 }
 
 /// The length of the next chunk; after the last one the trailer is read too.
-fn next_chunk(connection: &mut Connection, is_first: bool, pace: &mut Pace) -> Result<u64, Fault> {
+fn next_chunk(connection: &mut Connection, is_first: bool, pace: &mut Pace<'_>) -> Result<u64, Fault> {
     if !is_first && !line(connection, pace)?.is_empty() {
         return Err(FaultKind::Malformed("a chunk does not end where it should").into());
     }
@@ -319,7 +319,7 @@ fn next_chunk(connection: &mut Connection, is_first: bool, pace: &mut Pace) -> R
 }
 
 /// The next line, without its end.
-fn line(connection: &mut Connection, pace: &mut Pace) -> Result<Vec<u8>, Fault> {
+fn line(connection: &mut Connection, pace: &mut Pace<'_>) -> Result<Vec<u8>, Fault> {
     loop {
         let bytes = connection.buffered();
         if let Some(end) = bytes.windows(2).position(|pair| pair == b"\r\n") {

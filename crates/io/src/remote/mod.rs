@@ -48,6 +48,5 @@ pub use self::download::{DownloadOptions, Downloaded, download, planned_download
 pub use self::fault::Fault;
 pub use self::headers::hub_headers;
 pub use self::options::{RemoteOptions, Secret, Token};
-pub(crate) use self::pace::heed;
 pub use self::place::{is_url, local_path, was_url};
 pub use self::secrets::redacted;

@@ -1,46 +1,46 @@
 //! How long a server may take.
 
-use std::cell::RefCell;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::fault::{Fault, FaultKind};
 use super::options::RemoteOptions;
+use crate::stop::StopFlag;
 
 /// How long one wait is at most, before it is looked whether to go on.
 pub(crate) const TICK: Duration = Duration::from_millis(100);
 
-thread_local! {
-    /// Whether the call that this thread works for is to stop.
-    static STOP: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
+/// When a request is given up: at that time, or once nobody wants it any more.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadline<'f> {
+    pub(crate) at: Instant,
+    pub(crate) stop: StopFlag<'f>,
 }
 
-/// Whether nobody wants what this thread does any more. Work that waits looks now and then, and gives up.
-pub(crate) fn stopped() -> bool {
-    STOP.with_borrow(|stop| stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed)))
-}
-
-/// Has what this thread waits for end when `stop` says so.
-pub(crate) fn heed(stop: &Arc<AtomicBool>) {
-    STOP.set(Some(Arc::clone(stop)));
+impl<'f> Deadline<'f> {
+    /// So long from now on. More time than a clock can count is a day here.
+    pub(crate) fn within(time: Duration, stop: StopFlag<'f>) -> Deadline<'f> {
+        let now = Instant::now();
+        let at = now.checked_add(time);
+        let at = at.unwrap_or(now + Duration::from_secs(86_400));
+        Deadline { at, stop }
+    }
 }
 
 /// Watches over one exchange with a server: in each window of time it has to bring so many bytes.
 #[derive(Debug)]
-pub(crate) struct Pace {
+pub(crate) struct Pace<'f> {
     window: Duration,
     window_nbytes: u64,
     /// When the present window began, and what has come since.
     since: Instant,
     nbytes: u64,
-    deadline: Instant,
+    deadline: Deadline<'f>,
     begun: Instant,
 }
 
-impl Pace {
-    pub(crate) fn new(options: &RemoteOptions, deadline: Instant) -> Pace {
+impl<'f> Pace<'f> {
+    pub(crate) fn new(options: &RemoteOptions, deadline: Deadline<'f>) -> Pace<'f> {
         let window = options.stall_timeout;
         Pace {
             window,
@@ -50,6 +50,11 @@ impl Pace {
             deadline,
             begun: Instant::now(),
         }
+    }
+
+    /// What says that nobody wants the answer any more.
+    pub(crate) fn stop(&self) -> StopFlag<'f> {
+        self.deadline.stop
     }
 
     /// Notes that bytes came.
@@ -64,10 +69,10 @@ impl Pace {
             let after = self.begun.elapsed();
             Err(FaultKind::Slow { what, after }.into())
         };
-        if stopped() {
+        if self.stop().is_set() {
             return Err(FaultKind::Stopped.into());
         }
-        if now >= self.deadline {
+        if now >= self.deadline.at {
             return slow("the time for the request was over");
         }
         if now.duration_since(self.since) >= self.window {
@@ -90,10 +95,10 @@ fn bytes_in(time: Duration, rate: u64) -> u64 {
 }
 
 /// Waits, unless nobody wants it any more.
-pub(crate) fn sleep(time: Duration) -> Result<(), Fault> {
+pub(crate) fn sleep(time: Duration, stop: StopFlag<'_>) -> Result<(), Fault> {
     let end = Instant::now() + time;
     loop {
-        if stopped() {
+        if stop.is_set() {
             return Err(FaultKind::Stopped.into());
         }
         let left = end.saturating_duration_since(Instant::now());

@@ -13,6 +13,7 @@ use super::options::{RemoteOptions, Token};
 use super::s3;
 use super::secrets::redacted;
 use super::url::{SCHEMES, Url, decoded, encode_path, split_collapsed, split_scheme};
+use crate::stop::StopFlag;
 
 /// What others call the same, with what it is here.
 const OTHER_NAMES: &[(&str, &str)] = &[
@@ -87,12 +88,13 @@ impl Place {
         text: &str,
         options: &RemoteOptions,
         variable: &dyn Fn(&str) -> Option<String>,
+        stop: StopFlag<'_>,
     ) -> Result<Place, Fault> {
         options.check()?;
         match scheme_of(text) {
             Some(("hf", rest)) => Place::of_hub(text, HubFile::parse(rest)?, options, variable),
             Some(("s3", rest)) => {
-                let (home, access) = s3::locate(rest, options, variable)?;
+                let (home, access) = s3::locate(rest, options, variable, stop)?;
                 Ok(Place::remote("s3", text, home, Access::S3(access)))
             }
             Some(("gs", rest)) => {
@@ -354,7 +356,7 @@ mod tests {
     #[test]
     fn an_unknown_scheme_is_named_with_those_that_are_known() {
         let find = |text: &str| {
-            Place::find(text, &RemoteOptions::default(), &|_| None)
+            Place::find(text, &RemoteOptions::default(), &|_| None, StopFlag::never())
                 .unwrap_err()
                 .to_string()
         };

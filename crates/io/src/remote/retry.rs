@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::fault::{Fault, FaultKind};
 use super::options::RemoteOptions;
-use super::pace::sleep;
+use super::pace::{Deadline, sleep};
+use crate::stop::StopFlag;
 
 /// The first pause. It doubles each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -18,22 +19,18 @@ const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 /// The attempts of one request.
 #[derive(Debug)]
-pub(crate) struct Tries {
+pub(crate) struct Tries<'f> {
     made: u32,
     most: u32,
-    pub(crate) deadline: Instant,
+    pub(crate) deadline: Deadline<'f>,
 }
 
-impl Tries {
-    pub(crate) fn new(options: &RemoteOptions) -> Tries {
-        let now = Instant::now();
+impl<'f> Tries<'f> {
+    pub(crate) fn new(options: &RemoteOptions, stop: StopFlag<'f>) -> Tries<'f> {
         Tries {
             made: 0,
             most: options.retries.saturating_add(1),
-            // More time than a clock can count is a day here.
-            deadline: now
-                .checked_add(options.timeout)
-                .unwrap_or(now + Duration::from_secs(86_400)),
+            deadline: Deadline::within(options.timeout, stop),
         }
     }
 
@@ -45,11 +42,11 @@ impl Tries {
             _ => None,
         };
         let pause = told.unwrap_or_else(|| pause(self.made)).max(FIRST_PAUSE);
-        let left = self.deadline.saturating_duration_since(Instant::now());
+        let left = self.deadline.at.saturating_duration_since(Instant::now());
         if !fault.is_transient() || self.made >= self.most || pause > LONGEST_WAIT || pause >= left {
             return Err(fault.after(self.made));
         }
-        sleep(pause)
+        sleep(pause, self.deadline.stop)
     }
 }
 
@@ -94,12 +91,13 @@ mod tests {
             status(503, Some(u64::MAX)),
             FaultKind::Changed { nbytes_now: None }.into(),
         ] {
-            assert!(Tries::new(&options).after(fault).is_err());
+            assert!(Tries::new(&options, StopFlag::never()).after(fault).is_err());
         }
-        let mut tries = Tries::new(&RemoteOptions {
+        let options = RemoteOptions {
             retries: 1,
             ..options
-        });
+        };
+        let mut tries = Tries::new(&options, StopFlag::never());
         assert!(tries.after(status(503, None)).is_ok());
         let fault = tries.after(status(503, None)).unwrap_err();
         assert!(fault.to_string().ends_with(", 2 times"), "{fault}");

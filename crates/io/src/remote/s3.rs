@@ -13,6 +13,7 @@ use super::issuer::Issuer;
 use super::message::Request;
 use super::options::{RemoteOptions, Secret, credential};
 use super::url::{Url, encode_path, encode_segment};
+use crate::stop::StopFlag;
 
 /// Where buckets are when nobody says so.
 const DEFAULT_REGION: &str = "us-east-1";
@@ -47,6 +48,7 @@ pub(crate) fn locate(
     rest: &str,
     options: &RemoteOptions,
     variable: &dyn Fn(&str) -> Option<String>,
+    stop: StopFlag<'_>,
 ) -> Result<(Url, S3Access), Fault> {
     let profile = Profile::read(variable);
     let region = options
@@ -95,7 +97,7 @@ pub(crate) fn locate(
         true => None,
         false => match known(options, variable, &profile)? {
             Some(credentials) => Some(Keys::Known(credentials)),
-            None => issued(&region, options, variable)?,
+            None => issued(&region, options, variable, stop)?,
         },
     };
     let access = S3Access { keys, region };
@@ -107,12 +109,13 @@ fn issued(
     region: &str,
     options: &RemoteOptions,
     variable: &dyn Fn(&str) -> Option<String>,
+    stop: StopFlag<'_>,
 ) -> Result<Option<Keys>, Fault> {
     let Some(issuer) = Issuer::find(region, variable)? else {
         return Ok(None);
     };
     // Not every machine has a role. Who has none reads what anybody may.
-    if matches!(issuer, Issuer::Instance { .. }) && issuer.credentials(options).is_err() {
+    if matches!(issuer, Issuer::Instance { .. }) && issuer.credentials(options, stop).is_err() {
         return Ok(None);
     }
     Ok(Some(Keys::Issued(issuer, Box::new(options.clone()))))
@@ -204,11 +207,11 @@ fn section(text: &str, names: &[&str]) -> Vec<(String, String)> {
 
 impl S3Access {
     /// Signs a request, if there is anything to sign it with; says whether there is.
-    pub(crate) fn sign(&self, request: &mut Request<'_>) -> Result<bool, Fault> {
+    pub(crate) fn sign(&self, request: &mut Request<'_>, stop: StopFlag<'_>) -> Result<bool, Fault> {
         let credentials = match &self.keys {
             None => return Ok(false),
             Some(Keys::Known(credentials)) => credentials,
-            Some(Keys::Issued(issuer, options)) => &issuer.credentials(options)?,
+            Some(Keys::Issued(issuer, options)) => &issuer.credentials(options, stop)?,
         };
         sign(request, credentials, &self.region, &timestamp(SystemTime::now()));
         // A signature is good for this request and a few minutes, and the secret does not go over the wire. That of a
@@ -360,7 +363,7 @@ mod tests {
     #[test]
     fn keys_are_never_put_in_another_form() {
         let options = RemoteOptions::default();
-        let located = |text: &str| locate(text, &options, &nothing).unwrap().0;
+        let located = |text: &str| locate(text, &options, &nothing, StopFlag::never()).unwrap().0;
         assert_eq!(
             located("bucket/a/../b//c d?x#y%2F").path,
             "/a/../b//c%20d%3Fx%23y%252F"
@@ -377,10 +380,10 @@ mod tests {
             endpoint: Some("http://localhost:9000/base/".to_owned()),
             ..RemoteOptions::default()
         };
-        let (url, _) = locate("bucket/k", &options, &nothing).unwrap();
+        let (url, _) = locate("bucket/k", &options, &nothing, StopFlag::never()).unwrap();
         assert_eq!(url.to_string(), "http://localhost:9000/base/bucket/k");
         options.path_style = Some(false);
-        let (url, _) = locate("bucket/k", &options, &nothing).unwrap();
+        let (url, _) = locate("bucket/k", &options, &nothing, StopFlag::never()).unwrap();
         assert_eq!(url.to_string(), "http://bucket.localhost:9000/base/k");
     }
 
@@ -397,7 +400,7 @@ mod tests {
                 let pair = pairs.iter().find(|pair| pair.0 == name)?;
                 Some(pair.1.clone())
             };
-            let (_, access) = locate("b/k", options, &variable).unwrap();
+            let (_, access) = locate("b/k", options, &variable, StopFlag::never()).unwrap();
             access.keys.map(|keys| match keys {
                 Keys::Known(credentials) => credentials.id.reveal().to_owned(),
                 Keys::Issued(..) => "issued".to_owned(),

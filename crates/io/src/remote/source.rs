@@ -3,19 +3,19 @@
 use std::io::{self, Read};
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
 use ingot_format::{FormatError, Header, Limits, to_u64, to_usize};
 
 use super::client::Response;
 use super::fault::{Fault, FaultKind};
 use super::fetch::{Answer, Target};
-use super::pace::Pace;
+use super::pace::{Deadline, Pace};
 use super::pin::Pin;
 use super::retry::Tries;
 #[cfg(unix)]
 use crate::digest::{Algorithm, Digest};
 use crate::source::Source;
+use crate::stop::StopFlag;
 
 /// Bytes that the first request asks for. The headers of files of about 1,300 tensors fit, which is nearly every shard
 /// of a model, so that nothing more need be asked. A new connection takes four round trips to bring as many, and every
@@ -52,20 +52,24 @@ pub(crate) struct RemoteSource {
 
 impl RemoteSource {
     /// Asks for the start of a file.
-    pub(crate) fn begin(target: Target, start_nbytes: u64) -> Result<RemoteSource, Fault> {
-        RemoteSource::begun(target, start_nbytes, WHOLE_NBYTES, WHOLE_NBYTES)
+    pub(crate) fn begin(
+        target: Target,
+        start_nbytes: u64,
+        stop: StopFlag<'_>,
+    ) -> Result<RemoteSource, Fault> {
+        RemoteSource::begun(target, start_nbytes, WHOLE_NBYTES, WHOLE_NBYTES, stop)
     }
 
     /// The same, also of a server that gives no parts.
     #[cfg(unix)]
-    pub(crate) fn of_whole(target: Target) -> Result<RemoteSource, Fault> {
-        RemoteSource::begun(target, START_NBYTES, WHOLE_NBYTES, u64::MAX)
+    pub(crate) fn of_whole(target: Target, stop: StopFlag<'_>) -> Result<RemoteSource, Fault> {
+        RemoteSource::begun(target, START_NBYTES, WHOLE_NBYTES, u64::MAX, stop)
     }
 
     /// The same, of one file of many, so that little of each is kept.
     #[cfg(unix)]
-    pub(crate) fn of_many(target: Target) -> Result<RemoteSource, Fault> {
-        RemoteSource::begun(target, SHORT_START_NBYTES, SHORT_START_NBYTES, u64::MAX)
+    pub(crate) fn of_many(target: Target, stop: StopFlag<'_>) -> Result<RemoteSource, Fault> {
+        RemoteSource::begun(target, SHORT_START_NBYTES, SHORT_START_NBYTES, u64::MAX, stop)
     }
 
     /// Of a server that gives no parts, files of up to `whole_nbytes` are taken, and those of up to `held_nbytes` at once.
@@ -74,8 +78,9 @@ impl RemoteSource {
         start_nbytes: u64,
         held_nbytes: u64,
         whole_nbytes: u64,
+        stop: StopFlag<'_>,
     ) -> Result<RemoteSource, Fault> {
-        let mut tries = Tries::new(&target.client().options);
+        let mut tries = Tries::new(&target.client().options, stop);
         let Begun { pin, start, is_whole } = loop {
             match begin(&target, start_nbytes, held_nbytes, whole_nbytes, tries.deadline) {
                 Ok(begun) => break begun,
@@ -92,13 +97,19 @@ impl RemoteSource {
     }
 
     /// Asks for the start of a file of tensors, and for the rest of its header where that is longer.
-    pub(crate) fn open(target: Target, start_nbytes: u64, limits: &Limits) -> Result<RemoteSource, Fault> {
-        let mut source = RemoteSource::begin(target, start_nbytes)?;
+    pub(crate) fn open(
+        target: Target,
+        start_nbytes: u64,
+        limits: &Limits,
+        stop: StopFlag<'_>,
+    ) -> Result<RemoteSource, Fault> {
+        let mut source = RemoteSource::begin(target, start_nbytes, stop)?;
         // What is wrong with it is said when the header is read. Nothing is asked for that a header may not have.
         if let Ok(head_nbytes) = Header::head_nbytes(&source.start, source.pin.nbytes, limits)
             && head_nbytes > to_u64(source.start.len())
         {
-            let rest = source.reader(to_u64(source.start.len())..head_nbytes).all()?;
+            let rest = source.reader(to_u64(source.start.len())..head_nbytes, stop);
+            let rest = rest.all()?;
             source.start.extend_from_slice(&rest);
         }
         Ok(source)
@@ -133,15 +144,16 @@ impl RemoteSource {
     }
 
     /// All of its bytes, as they come.
-    pub(crate) fn all(&self) -> impl Read {
-        self.reader(0..self.pin.nbytes)
+    pub(crate) fn all<'s>(&'s self, stop: StopFlag<'s>) -> impl Read {
+        self.reader(0..self.pin.nbytes, stop)
     }
 
     /// The bytes of a range that lies in the file.
-    fn reader(&self, range: Range<u64>) -> RangeReader<'_> {
+    fn reader<'s>(&'s self, range: Range<u64>, stop: StopFlag<'s>) -> RangeReader<'s> {
         RangeReader {
             source: self,
             range,
+            stop,
             open: None,
             tries: None,
         }
@@ -179,7 +191,7 @@ fn begin(
     nbytes: u64,
     held_nbytes: u64,
     whole_nbytes: u64,
-    deadline: Instant,
+    deadline: Deadline<'_>,
 ) -> Result<Begun, Fault> {
     let asked = 0..nbytes;
     let (mut response, expected, pin) = match target.ask(&asked, None, deadline)? {
@@ -244,19 +256,10 @@ impl Source for RemoteSource {
     }
 
     fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
-        let held = to_usize(position)
-            .and_then(|at| self.start.get(at..))
-            .unwrap_or_default();
-        if !held.is_empty() {
-            let count = held.len().min(dest.len());
-            dest[..count].copy_from_slice(&held[..count]);
-            return Ok(count);
-        }
         let end = self.pin.nbytes.min(position.saturating_add(to_u64(dest.len())));
         let count = to_usize(end.saturating_sub(position)).unwrap_or(0);
-        if count > 0 {
-            self.reader(position..end).read_exact(&mut dest[..count])?;
-        }
+        let mut reader = self.reader(position..end, StopFlag::never());
+        reader.read_exact(&mut dest[..count])?;
         Ok(count)
     }
 
@@ -264,8 +267,8 @@ impl Source for RemoteSource {
         GAP_NBYTES
     }
 
-    fn stream(&self, span: Range<u64>) -> Option<Box<dyn Read + '_>> {
-        Some(Box::new(self.reader(span)))
+    fn stream<'s>(&'s self, span: Range<u64>, stop: StopFlag<'s>) -> Option<Box<dyn Read + 's>> {
+        Some(Box::new(self.reader(span, stop)))
     }
 
     fn waits(&self) -> bool {
@@ -290,9 +293,10 @@ struct RangeReader<'s> {
     source: &'s RemoteSource,
     /// What is still to come.
     range: Range<u64>,
-    open: Option<(Response, Pace)>,
+    stop: StopFlag<'s>,
+    open: Option<(Response, Pace<'s>)>,
     /// From the first request on.
-    tries: Option<Tries>,
+    tries: Option<Tries<'s>>,
 }
 
 impl RangeReader<'_> {
@@ -345,7 +349,7 @@ impl RangeReader<'_> {
         let target = &self.source.target;
         let tries = self
             .tries
-            .get_or_insert_with(|| Tries::new(&target.client().options));
+            .get_or_insert_with(|| Tries::new(&target.client().options, self.stop));
         let (response, pace) = match &mut self.open {
             Some(open) => open,
             none => {

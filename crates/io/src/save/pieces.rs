@@ -10,6 +10,7 @@ use crate::digest::Sealed;
 use crate::disk::write_all_at;
 use crate::memory::Bytes;
 use crate::payload::{FileRange, Payload, prove_sizes, prove_total};
+use crate::stop::StopFlag;
 
 /// Bytes that are written at once: few enough that threads share the work evenly, a watch is heard soon and buffers of
 /// this size are no burden, enough that the calls do not count. Threads that write pieces do not meet in one page.
@@ -163,11 +164,11 @@ impl<'a> Pieces<'a> {
     }
 
     /// Fills `into`, which has the size of `piece`, with its bytes.
-    pub(super) fn fill(&self, piece: usize, into: &mut [u8]) -> io::Result<()> {
+    pub(super) fn fill(&self, piece: usize, into: &mut [u8], stop: StopFlag<'_>) -> io::Result<()> {
         let mut rest = into;
         for span in self.spans(self.range(piece)) {
             let (place, after) = rest.split_at_mut(span.len);
-            span.payload.read(span.begin, place)?;
+            span.payload.read(span.begin, place, stop)?;
             rest = after;
         }
         Ok(())
@@ -179,6 +180,7 @@ impl<'a> Pieces<'a> {
         &self,
         range: Range<u64>,
         buffer: &mut Vec<u8>,
+        stop: StopFlag<'_>,
         mut write: impl FnMut(Run<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
         buffer.clear();
@@ -194,7 +196,7 @@ impl<'a> Pieces<'a> {
                 }
                 let filled = buffer.len();
                 buffer.resize(filled + span.len, 0);
-                span.payload.read(span.begin, &mut buffer[filled..])?;
+                span.payload.read(span.begin, &mut buffer[filled..], stop)?;
             }
         }
         write(Run::Gathered(buffer))
@@ -257,12 +259,12 @@ mod tests {
         assert_eq!(pieces.count(), 1);
         let mut runs = Vec::new();
         let mut buffer = Vec::new();
-        pieces
-            .each_run(pieces.range(0), &mut buffer, |run| -> io::Result<()> {
-                runs.push(run.len());
-                Ok(())
-            })
-            .unwrap();
+        let note = |run: Run<'_>| -> io::Result<()> {
+            runs.push(run.len());
+            Ok(())
+        };
+        let written = pieces.each_run(pieces.range(0), &mut buffer, StopFlag::never(), note);
+        written.unwrap();
         assert_eq!(runs, [4_001_000]);
     }
 

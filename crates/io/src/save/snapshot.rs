@@ -185,7 +185,9 @@ impl Copier<'_, '_> {
             #[cfg(target_os = "linux")]
             let _ = copy.advise_range(memmap2::Advice::PopulateWrite, begin, len);
             let into = &mut copy[begin..begin + len];
-            self.pieces.fill(piece, into).map_err(Fault::Read)?;
+            self.pieces
+                .fill(piece, into, self.team.stop())
+                .map_err(Fault::Read)?;
             begin += len;
         }
         Ok(copy)

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use super::pieces::{PIECE, Pieces, Run};
 use crate::error::{Step, Stop, step};
-use crate::payload::Payload;
+use crate::stop::StopFlag;
 use crate::watch::{POLL, Watch};
 use ingot_format::to_u64;
 
@@ -17,7 +17,7 @@ pub(super) fn write(pieces: &Pieces<'_>, file: &File, watch: &dyn Watch) -> Resu
     let (mut buffer, mut passing) = (Vec::new(), Vec::new());
     let mut done = 0;
     for piece in 0..pieces.count() {
-        pieces.each_run(pieces.range(piece), &mut buffer, |run| {
+        pieces.each_run(pieces.range(piece), &mut buffer, StopFlag::never(), |run| {
             let nbytes = run.len();
             write_run(&run, file, &mut passing, watch)?;
             done += nbytes;
@@ -39,7 +39,7 @@ fn write_run(run: &Run<'_>, file: &File, buffer: &mut Vec<u8>, watch: &dyn Watch
             for begin in (range.start..range.end).step_by(PIECE) {
                 let end = range.end.min(begin + to_u64(PIECE));
                 buffer.resize(ingot_format::to_usize(end - begin).unwrap_or(0), 0);
-                Payload::File(**source).read(begin, buffer).step(step::READ)?;
+                source.read(begin, buffer).step(step::READ)?;
                 write_all(file, buffer, watch)?;
             }
             Ok(())

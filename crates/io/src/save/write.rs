@@ -179,17 +179,18 @@ impl Writer<'_, '_> {
                 let Buffers {
                     gathered, passing, ..
                 } = buffers;
-                self.pieces.each_run(range.clone(), gathered, |run| {
-                    run.write_at(self.file, position, passing)?;
-                    position += run.len();
-                    Ok::<(), io::Error>(())
-                })?;
+                self.pieces
+                    .each_run(range.clone(), gathered, self.team.stop(), |run| {
+                        run.write_at(self.file, position, passing)?;
+                        position += run.len();
+                        Ok::<(), io::Error>(())
+                    })?;
             }
             // Digests are taken of a copy, which nobody writes to between that and the writing.
             (Way::Cached(_) | Way::Shared, Some(_)) | (Way::Direct(_), _) => {
                 for piece in pieces {
                     let bytes = buffers.aligned.first(self.pieces.len(piece), PIECE);
-                    self.pieces.fill(piece, bytes)?;
+                    self.pieces.fill(piece, bytes, self.team.stop())?;
                     self.write_filled(bytes, self.pieces.range(piece).start)?;
                 }
             }
@@ -237,7 +238,9 @@ impl Writer<'_, '_> {
                 }
             };
             let bytes = buffer.first(self.pieces.len(piece), PIECE);
-            self.pieces.fill(piece, bytes).step(step::READ)?;
+            self.pieces
+                .fill(piece, bytes, self.team.stop())
+                .step(step::READ)?;
             self.ring.put(piece, buffer);
         }
         Ok(())

@@ -99,6 +99,7 @@ fn reopened(file: &File) -> Option<File> {
 mod tests {
     use super::*;
     use crate::memory::Dest;
+    use crate::stop::StopFlag;
 
     const NBYTES: usize = (5 << 20) + 1234;
 
@@ -160,7 +161,7 @@ mod tests {
                 let expected = &bytes[position..NBYTES.min(position + nbytes)];
                 placed(at, expected.len() + 1, |dest| {
                     let (dest, after) = dest.split_at_mut(expected.len());
-                    crate::source::read_exactly(&source, to_u64(position), dest).unwrap();
+                    crate::source::read_exactly(&source, to_u64(position), dest, StopFlag::never()).unwrap();
                     assert!(dest == expected, "{position} to {at}");
                     assert_eq!(after, [0], "not a byte more");
                 });

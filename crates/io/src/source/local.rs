@@ -305,6 +305,7 @@ fn is_out_of_descriptors(_: &io::Error) -> bool {
 mod tests {
     use super::*;
     use crate::source::read_exactly;
+    use crate::stop::StopFlag;
     use std::path::{Path, PathBuf};
     use std::sync::atomic::AtomicUsize;
 
@@ -472,7 +473,8 @@ mod tests {
                     for step in 0..200 {
                         let number = (5 * start + step) % 20;
                         let mut all = [0; 9];
-                        read_exactly(&files.files[usize::from(number)], 0, &mut all).unwrap();
+                        read_exactly(&files.files[usize::from(number)], 0, &mut all, StopFlag::never())
+                            .unwrap();
                         assert_eq!(all, [number; 9]);
                     }
                 });

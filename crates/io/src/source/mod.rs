@@ -16,6 +16,7 @@ use ingot_format::{to_u64, to_usize};
 
 use crate::error::Failure;
 use crate::memory::Memory;
+use crate::stop::StopFlag;
 pub use file::FileSource;
 pub(crate) use file::Stamp;
 pub(crate) use local::{LocalFile, Reopen, with_room};
@@ -62,8 +63,10 @@ pub trait Source: Send + Sync + Debug {
         0
     }
 
-    /// The bytes of a span that lies in the source, as they come: for sources where it is beginning a read that costs.
-    fn stream(&self, _span: Range<u64>) -> Option<Box<dyn Read + '_>> {
+    /// The bytes of a span that lies in the source, as they come: for sources where it is beginning a read that costs, of
+    /// which all is read like this. Where a read waits long, as over a network, it ends with an error soon after `stop`
+    /// is set; that error is not of the kind [`io::ErrorKind::Interrupted`], which is tried again.
+    fn stream<'s>(&'s self, _span: Range<u64>, _stop: StopFlag<'s>) -> Option<Box<dyn Read + 's>> {
         None
     }
 
@@ -101,8 +104,17 @@ pub trait Source: Send + Sync + Debug {
 }
 
 /// Fills `dest` from `position` on. Sources may give less than they are asked for, and be interrupted.
-pub(crate) fn read_exactly(source: &dyn Source, position: u64, dest: &mut [u8]) -> Result<(), Failure> {
+pub(crate) fn read_exactly(
+    source: &dyn Source,
+    position: u64,
+    dest: &mut [u8],
+    stop: StopFlag<'_>,
+) -> Result<(), Failure> {
     let expected = dest.len();
+    let end = source.nbytes().min(position.saturating_add(to_u64(expected)));
+    if let Some(mut stream) = Stream::new(source, position..end.max(position), stop) {
+        return stream.fill(position, dest);
+    }
     let mut found = 0;
     while found < expected {
         let fault = match source.read_at(position + to_u64(found), &mut dest[found..]) {
@@ -136,9 +148,9 @@ pub(crate) struct Stream<'s> {
 
 impl<'s> Stream<'s> {
     /// The bytes of `span`, where the source gives them like this.
-    pub(crate) fn new(source: &'s dyn Source, span: Range<u64>) -> Option<Stream<'s>> {
+    pub(crate) fn new(source: &'s dyn Source, span: Range<u64>, stop: StopFlag<'s>) -> Option<Stream<'s>> {
         let position = span.start;
-        let bytes = source.stream(span)?;
+        let bytes = source.stream(span, stop)?;
         Some(Stream { bytes, position })
     }
 

@@ -2,7 +2,7 @@
 
 use ingot_format::{MODEL_SPEC_KEY, to_usize};
 
-use super::pass::{Feeding, read_through};
+use super::pass::{Feeding, read_through, read_watched};
 use super::verify::{Record, sha256_from};
 use crate::archive::{Archive, Files, Tensor, TensorId};
 use crate::checkpoint::Checkpoint;
@@ -13,7 +13,6 @@ use crate::options::ReadOptions;
 use crate::read::input::Witness;
 use crate::read::part::Part;
 use crate::read::read::read_owned;
-use crate::source::read_exactly;
 use crate::watch::Watch;
 
 /// What tensors are compared with before they are handed out.
@@ -56,7 +55,7 @@ impl Checkpoint {
         if let Some(expected) = proof.sha256 {
             let file = self.one_file()?;
             match &mut promises[..] {
-                [of_file] if file.are_all(&ids) => of_file.push(file.whole(expected)?),
+                [of_file] if file.are_all(&ids) => of_file.push(file.whole(expected, watch)?),
                 _ => file.check_whole(expected, watch)?,
             }
         }
@@ -162,10 +161,11 @@ impl Archive {
     }
 
     /// What the caller expects of the whole file, of which the head has been fed already.
-    fn whole(&self, expected: Digest) -> Result<Promise, Error> {
+    fn whole(&self, expected: Digest, watch: &dyn Watch) -> Result<Promise, Error> {
         let digests = Digests::new(Algorithm::Sha256, Some(0..self.header().file_nbytes()));
         let mut head = vec![0; to_usize(self.header().data_start()).unwrap_or(usize::MAX)];
-        read_exactly(self.source(), 0, &mut head).map_err(|failure| failure.about(self.path(), None))?;
+        read_watched(self.source(), 0, &mut head, watch)
+            .map_err(|failure| failure.about(self.path(), None))?;
         digests.feed(0, &head);
         Ok(Promise {
             tensors: vec![(None, expected)],

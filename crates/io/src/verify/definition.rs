@@ -4,11 +4,11 @@ use std::path::Path;
 
 use ingot_format::{Entry, Format, FormatError, Header, Layout, Limits, layout, to_usize};
 
-use super::pass::read_through;
+use super::pass::{read_through, read_watched};
 use crate::archive::{check_unchanged, open_source, read_header};
 use crate::digest::{Algorithm, Digest, Digests};
 use crate::error::{Error, Failure};
-use crate::source::{Source, read_exactly};
+use crate::source::Source;
 use crate::watch::Watch;
 
 /// What a hash is taken of, and how it is written.
@@ -94,10 +94,10 @@ pub(crate) fn of_source(
     let header = || read_header(source, Some(path), limits);
     let found = match definition {
         Definition::File(algorithm) => of_file(source, algorithm, path, watch)?.to_string(),
-        Definition::AutoV1 => shortened(&auto_v1(source, path)?, AUTO_V1_DIGITS),
+        Definition::AutoV1 => shortened(&auto_v1(source, path, watch)?, AUTO_V1_DIGITS),
         Definition::AutoV2 => shortened(&of_file(source, Algorithm::Sha256, path, watch)?, AUTO_V2_DIGITS),
         Definition::AutoV3 => of_data(source, &header()?, path, watch)?.to_string(),
-        Definition::SshsLegacy => shortened(&sshs_legacy(source, &header()?, path)?, AUTO_V1_DIGITS),
+        Definition::SshsLegacy => shortened(&sshs_legacy(source, &header()?, path, watch)?, AUTO_V1_DIGITS),
         Definition::ModelSpec => format!("0x{}", of_data(source, &header()?, path, watch)?),
     };
     check_unchanged(source, Some(path))?;
@@ -155,16 +155,22 @@ fn explain(failure: Failure, source: &dyn Source, path: &Path) -> Error {
     }
 }
 
-fn auto_v1(source: &dyn Source, path: &Path) -> Result<Digest, Error> {
+fn auto_v1(source: &dyn Source, path: &Path, watch: &dyn Watch) -> Result<Digest, Error> {
     let mut window = vec![0; AUTO_V1_NBYTES];
     // Of a shorter file there is less, or nothing, to hash; A1111 does not mind.
-    let found = read_at(source, path, AUTO_V1_BEGIN, &mut window)?;
+    let found = read_at(source, path, AUTO_V1_BEGIN, &mut window, watch)?;
     Ok(Algorithm::Sha256.digest(&window[..found]))
 }
 
 /// Fills `dest` as far as the file goes; says how far that is.
-fn read_at(source: &dyn Source, path: &Path, position: u64, dest: &mut [u8]) -> Result<usize, Error> {
-    match read_exactly(source, position, dest) {
+fn read_at(
+    source: &dyn Source,
+    path: &Path,
+    position: u64,
+    dest: &mut [u8],
+    watch: &dyn Watch,
+) -> Result<usize, Error> {
+    match read_watched(source, position, dest, watch) {
         Ok(()) => Ok(dest.len()),
         Err(Failure::Read {
             found, source: None, ..
@@ -173,7 +179,12 @@ fn read_at(source: &dyn Source, path: &Path, position: u64, dest: &mut [u8]) -> 
     }
 }
 
-fn sshs_legacy(source: &dyn Source, header: &Header, path: &Path) -> Result<Digest, Error> {
+fn sshs_legacy(
+    source: &dyn Source,
+    header: &Header,
+    path: &Path,
+    watch: &dyn Watch,
+) -> Result<Digest, Error> {
     let new = laid_out_again(header).map_err(|fault| Error::Unstorable {
         path: Some(path.to_owned()),
         fault,
@@ -196,7 +207,7 @@ fn sshs_legacy(source: &dyn Source, header: &Header, path: &Path) -> Result<Dige
         let at = window.len();
         window.resize(at + count, 0);
         let position = header.data_start() + entries[new.order[place]].begin + skipped;
-        let found = read_at(source, path, position, &mut window[at..])?;
+        let found = read_at(source, path, position, &mut window[at..], watch)?;
         window.truncate(at + found);
     }
     Ok(Algorithm::Sha256.digest(&window))

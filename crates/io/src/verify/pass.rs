@@ -12,8 +12,9 @@ use crate::lock::locked;
 use crate::options::ReadOptions;
 use crate::read::input::{Witness, level};
 use crate::source::{Source, read_exactly};
+use crate::stop::StopFlag;
 use crate::watch::Watch;
-use crate::workers::{Reading, share};
+use crate::workers::{Reading, share, watched};
 
 /// Bytes that one thread reads before it takes more.
 const PIECE_NBYTES: u64 = 1 << 20;
@@ -35,6 +36,20 @@ pub(crate) fn read_through(source: &dyn Source, all: &[&Digests], watch: &dyn Wa
     show(source, reading, pieces, &Feeding { source, all }, watch)
 }
 
+/// Fills `dest` from `position` on.
+pub(super) fn read_watched(
+    source: &dyn Source,
+    position: u64,
+    dest: &mut [u8],
+    watch: &dyn Watch,
+) -> Result<(), Failure> {
+    let reading = Reading {
+        waits: source.waits(),
+        ..Reading::on(1)
+    };
+    watched(reading, |stop| read_exactly(source, position, dest, stop), watch)?
+}
+
 /// Reads these pieces of `source`, which are begun in their order, and shows them to `witness`.
 pub(super) fn show(
     source: &dyn Source,
@@ -49,9 +64,9 @@ pub(super) fn show(
     }
     // Fresh memory for each piece would cost a quarter of the time that hashing it takes.
     let buffers = Mutex::new(Vec::new());
-    let work = |piece: Range<u64>| {
+    let work = |piece: Range<u64>, stop: StopFlag<'_>| {
         let mut buffer: Vec<u8> = locked(&buffers).pop().unwrap_or_default();
-        let outcome = read_piece(source, witness, &piece, &mut buffer);
+        let outcome = read_piece(source, witness, &piece, &mut buffer, stop);
         locked(&buffers).push(buffer);
         if outcome.is_err() {
             witness.end();
@@ -98,12 +113,13 @@ fn read_piece(
     witness: &dyn Witness,
     piece: &Range<u64>,
     buffer: &mut Vec<u8>,
+    stop: StopFlag<'_>,
 ) -> Result<(), Failure> {
     let mut at = piece.start;
     while at < piece.end {
         let end = witness.step_end(at, piece.end - at);
         let bytes = level(buffer, at, size(&(at..end)));
-        read_exactly(source, at, bytes)?;
+        read_exactly(source, at, bytes, stop)?;
         witness.see(at, bytes);
         at = end;
     }

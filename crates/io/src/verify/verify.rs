@@ -13,6 +13,7 @@ use crate::digest::{Algorithm, Digest, Digests, Hasher};
 use crate::error::Error;
 use crate::options::{Backend, OpenOptions};
 use crate::payload::Payload;
+use crate::stop::StopFlag;
 use crate::watch::{After, Watch, tell_all};
 
 /// What the digests of a file say of it.
@@ -219,7 +220,7 @@ pub(crate) fn digest_of(payload: &Payload<'_>, algorithm: Algorithm) -> io::Resu
     while at < payload.nbytes() {
         let len = PIECE.min(payload.nbytes() - at);
         buffer.resize(to_usize(len).unwrap_or(0), 0);
-        payload.read(at, &mut buffer)?;
+        payload.read(at, &mut buffer, StopFlag::never())?;
         hasher.update(&buffer);
         at += len;
     }

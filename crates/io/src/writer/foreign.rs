@@ -9,6 +9,7 @@ use super::writer::Writer;
 use crate::archive::{Tensor, lent_source};
 use crate::error::Error;
 use crate::source::{LocalFile, Source, read_exactly};
+use crate::stop::StopFlag;
 
 /// Bytes that are compared at a time: two of them stay in the cache of a core.
 const STEP: u64 = 256 << 10;
@@ -75,9 +76,9 @@ impl Quarry {
             let count = to_usize(STEP.min(nbytes - done)).unwrap_or(usize::MAX);
             ours.resize(count, 0);
             theirs.resize(count, 0);
-            read_exactly(&self.source, position + done, &mut ours)
+            read_exactly(&self.source, position + done, &mut ours, StopFlag::never())
                 .map_err(|failure| failure.about(Some(&self.path), None))?;
-            read_exactly(archive.source(), start + done, &mut theirs)
+            read_exactly(archive.source(), start + done, &mut theirs, StopFlag::never())
                 .map_err(|failure| failure.about(archive.path(), None))?;
             if ours != theirs {
                 return Ok(false);

@@ -19,6 +19,7 @@ use crate::error::{EditError, Error};
 use crate::options::{Existing, SaveOptions};
 use crate::payload::{FileRange, Payload};
 use crate::save::draft::{Company, Draft, journal_fault};
+use crate::stop::StopFlag;
 use crate::watch::Watch;
 
 /// Bytes of a tensor that pass through memory at a time, where they do not lie there as the file is to have them.
@@ -490,7 +491,7 @@ pub(super) fn put(
         return range.copy(begin..begin + count, file, position, buffer);
     }
     buffer.resize(to_usize(count).unwrap_or(usize::MAX), 0);
-    payload.read(begin, buffer)?;
+    payload.read(begin, buffer, StopFlag::never())?;
     crate::disk::write_all_at(file, buffer, position)
 }
 

@@ -18,6 +18,7 @@ use crate::options::ReadOptions;
 use crate::payload::FileRange;
 use crate::save::draft::{Draft, is_there};
 use crate::source::{Source, Stream, read_exactly};
+use crate::stop::StopFlag;
 use crate::watch::Watch;
 use crate::workers::{Reading, share};
 
@@ -56,7 +57,9 @@ pub(super) fn fetch(files: &[Incoming], how: &DownloadOptions, watch: &dyn Watch
     let total = sum(files.iter().map(Incoming::nbytes));
     let reading = Reading::of(total, &spans, &ReadOptions { threads: how.threads });
     let follows: Vec<Option<Follow<'_>>> = files.iter().map(Incoming::follow).collect();
-    let work = |(file, number): (usize, usize)| files[file].part(number, follows[file].as_ref());
+    let work = |(file, number): (usize, usize), stop: StopFlag<'_>| {
+        files[file].part(number, follows[file].as_ref(), stop)
+    };
     share(reading, tasks, total, work, watch)?;
     // Of all: what one of them has to be is asked whatever the others are.
     let compared = files
@@ -139,13 +142,13 @@ impl Incoming {
     }
 
     /// Sees that a part is there.
-    fn part(&self, number: usize, follow: Option<&Follow<'_>>) -> Result<usize, Error> {
+    fn part(&self, number: usize, follow: Option<&Follow<'_>>, stop: StopFlag<'_>) -> Result<usize, Error> {
         let part = self.journal.part(number);
         let noted = &self.records[number];
         match &self.landing {
             Landing::Named(file) if !has_hash(file, &part, noted) => return Err(is_there(&self.path)),
             Landing::Partial(partial) if !has_hash(partial.file(), &part, noted) => {
-                let record = self.fetch(partial, &part)?;
+                let record = self.fetch(partial, &part, stop)?;
                 partial.write(&record, self.journal.position(number))?;
             }
             _ => {}
@@ -159,19 +162,19 @@ impl Incoming {
     }
 
     /// Fetches a part; gives the hash of its bytes. Where a server gives no parts, what breaks off begins anew.
-    fn fetch(&self, partial: &Draft, part: &Range<u64>) -> Result<Record, Error> {
+    fn fetch(&self, partial: &Draft, part: &Range<u64>, stop: StopFlag<'_>) -> Result<Record, Error> {
         let mut left = self.origin.retries;
         loop {
-            match self.try_fetch(partial, part) {
+            match self.try_fetch(partial, part, stop) {
                 Err(error) if left > 0 && error.code() == "range-ignored" => left -= 1,
                 outcome => return outcome,
             }
         }
     }
 
-    fn try_fetch(&self, partial: &Draft, part: &Range<u64>) -> Result<Record, Error> {
+    fn try_fetch(&self, partial: &Draft, part: &Range<u64>, stop: StopFlag<'_>) -> Result<Record, Error> {
         let source = &*self.origin.source;
-        let mut stream = Stream::new(source, part.clone());
+        let mut stream = Stream::new(source, part.clone(), stop);
         let mut hasher = Hasher::new(Algorithm::Xxh3Wide);
         let mut buffer = Vec::new();
         let mut at = part.start;
@@ -179,7 +182,7 @@ impl Incoming {
             buffer.resize(size(&(at..part.end.min(at + WRITE_NBYTES))), 0);
             let came = match &mut stream {
                 Some(stream) => stream.fill(at, &mut buffer),
-                None => read_exactly(source, at, &mut buffer),
+                None => read_exactly(source, at, &mut buffer, stop),
             };
             came.map_err(|failure| self.explain(failure))?;
             hasher.update(&buffer);

@@ -26,6 +26,7 @@ use crate::remote::secrets::redacted;
 use crate::remote::source::RemoteSource;
 use crate::save::draft::is_there;
 use crate::source::Source;
+use crate::stop::StopFlag;
 use crate::watch::Watch;
 use crate::workers::Reading;
 
@@ -68,7 +69,7 @@ pub(super) enum Wanted {
 
 /// An index, which was read, and its shards, which were not.
 pub(super) struct Model {
-    door: Door,
+    door: Door<'static>,
     /// All bytes of the index.
     pub(super) bytes: Vec<u8>,
     /// The SHA-256 that it was found to have, where the Hub says one.
@@ -98,7 +99,7 @@ pub(super) fn is_index(name: &str) -> bool {
     name.ends_with(INDEX_ENDING)
 }
 
-impl Door {
+impl Door<'_> {
     fn wanted(&self, url: &str) -> Result<Wanted, Error> {
         match self.place(url)? {
             Place::Cached(path, remote) if is_index(&path.to_string_lossy()) => {
@@ -109,12 +110,12 @@ impl Door {
                 self.wanted_of_folder(&remote)
             }
             Place::Remote(remote) if is_index(&remote.home.path) => {
-                let source = RemoteSource::begin(self.target(&remote), INDEX_START_NBYTES);
+                let source = RemoteSource::begin(self.target(&remote), INDEX_START_NBYTES, self.stop);
                 let source = source.map_err(|fault| refused(&remote.shown, fault))?;
                 self.model(*remote, &source, redacted(url))
             }
             Place::Remote(remote) => {
-                let source = RemoteSource::of_whole(self.target(&remote));
+                let source = RemoteSource::of_whole(self.target(&remote), self.stop);
                 let source = source.map_err(|fault| refused(&remote.shown, fault))?;
                 Ok(Wanted::File(file(&remote, source)))
             }
@@ -124,13 +125,13 @@ impl Door {
     /// The model of a folder of the Hub. One question more is nothing beside a download.
     fn wanted_of_folder(&self, folder: &Remote) -> Result<Wanted, Error> {
         let model = self.beside(folder, MODEL_FILE)?;
-        let missing = match RemoteSource::of_whole(self.target(&model)) {
+        let missing = match RemoteSource::of_whole(self.target(&model), self.stop) {
             Ok(source) => return Ok(Wanted::File(file(&model, source))),
             Err(fault) if fault.is_missing() => fault,
             Err(fault) => return Err(refused(&model.shown, fault)),
         };
         let index = self.beside(folder, INDEX_FILE)?;
-        match RemoteSource::begin(self.target(&index), INDEX_START_NBYTES) {
+        match RemoteSource::begin(self.target(&index), INDEX_START_NBYTES, self.stop) {
             Ok(source) => {
                 let shown = index.shown.clone();
                 self.model(index, &source, shown)
@@ -151,7 +152,7 @@ impl Door {
         }
         let mut bytes = vec![0; room(source.nbytes(), Path::new(&shown))?];
         source
-            .all()
+            .all(self.stop)
             .read_exact(&mut bytes)
             .map_err(|source| Error::Open {
                 path: PathBuf::from(&shown),
@@ -161,7 +162,7 @@ impl Door {
             compare(Path::new(&shown), expected, Algorithm::Sha256.digest(&bytes))?;
         }
         let model = Model {
-            door: self.clone(),
+            door: self.heeding(StopFlag::never()),
             shards: for_urls(read(&bytes, Path::new(&shown))?, Path::new(&shown))?
                 .shards()
                 .to_vec(),
@@ -188,7 +189,7 @@ impl Door {
             None => read(&bytes, path)?,
         };
         let model = Model {
-            door: self.clone(),
+            door: self.heeding(StopFlag::never()),
             shards: index.shards().to_vec(),
             bytes,
             sha256: None,
@@ -233,13 +234,13 @@ impl Model {
     ) -> Result<Vec<Origin>, Error> {
         let at_once = threads.map_or(AT_ONCE, |threads| threads.get().min(AT_ONCE));
         let numbers: Vec<usize> = (0..self.shards.len()).collect();
-        let origin = |number: usize| self.origin(&self.shards[number], options);
+        let origin = |number: usize, stop: StopFlag<'_>| self.origin(&self.shards[number], options, stop);
         let origins = in_parallel(Reading::waiting(at_once), &numbers, origin, watch);
         self.door.rest();
         origins
     }
 
-    fn origin(&self, shard: &str, options: &RemoteOptions) -> Result<Origin, Error> {
+    fn origin(&self, shard: &str, options: &RemoteOptions, stop: StopFlag<'_>) -> Result<Origin, Error> {
         let index = match &self.beside {
             Beside::Url(index) => index,
             Beside::Folder(folder) => return Origin::cached(&folder.join(shard)),
@@ -248,7 +249,7 @@ impl Model {
         if let Some(path) = remote.hub.as_ref().and_then(|file| file.cached(&variable)) {
             return Origin::cached(&path);
         }
-        let source = RemoteSource::of_many(self.door.target(&remote));
+        let source = RemoteSource::of_many(self.door.target(&remote), stop);
         let source = source.map_err(|fault| refused(&remote.shown, fault))?;
         Ok(Origin::remote(
             source,
