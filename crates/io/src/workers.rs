@@ -64,7 +64,6 @@ impl Reading {
     }
 
     /// So many at once, each of which waits for something other than this machine.
-    #[cfg(feature = "remote")]
     pub(crate) fn waiting(threads: usize) -> Reading {
         Reading {
             waits: true,

@@ -43,9 +43,9 @@ pub(super) fn read_watched(
     dest: &mut [u8],
     watch: &dyn Watch,
 ) -> Result<(), Failure> {
-    let reading = Reading {
-        waits: source.waits(),
-        ..Reading::on(1)
+    let reading = match source.waits() {
+        true => Reading::waiting(1),
+        false => Reading::on(1),
     };
     watched(reading, |stop| read_exactly(source, position, dest, stop), watch)?
 }
