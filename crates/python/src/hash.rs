@@ -9,8 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::errors::exception;
-use crate::place::Location;
-use crate::remote::remote_options;
+use crate::remote::{Location, remote_options};
 use crate::watch::Signals;
 
 /// The hash of a file; `None` for a name that is not one of ours. See `_native.pyi`.

@@ -6,9 +6,10 @@ use pyo3::exceptions::{PyBufferError, PyException, PyMemoryError, PyTypeError, P
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyList, PyMapping, PyString, PyTuple};
 
+use crate::dlpack::Exchange;
 use crate::errors::about_tensor;
 use crate::produced::{Producer, Raised};
-use crate::tensor::{Exchange, Imported};
+use crate::tensor::Imported;
 
 /// A name and a tensor, of whatever types the caller gave.
 pub(crate) type Item<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>);

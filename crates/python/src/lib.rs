@@ -5,18 +5,21 @@
 
 #[cfg(unix)]
 mod aside;
+mod chosen;
 mod collector;
+mod dlpack;
 mod documents;
 #[cfg(unix)]
 mod download;
 mod edit;
 mod errors;
 mod hash;
+mod header;
 mod index;
 mod intake;
 mod open;
 mod parts;
-mod place;
+mod paths;
 mod prefetch;
 mod produced;
 mod remote;
@@ -46,13 +49,15 @@ mod _native {
     #[pymodule_export]
     use crate::hash::{hash, hashes, read_url, verify};
     #[pymodule_export]
+    use crate::header::TensorInfo;
+    #[pymodule_export]
     use crate::intake::Export;
+    #[pymodule_export]
+    use crate::open::Archive;
     #[pymodule_export]
     use crate::open::in_natural_order;
     #[pymodule_export]
-    use crate::open::{Archive, TensorInfo};
-    #[pymodule_export]
-    use crate::place::{is_url, local_path, shown_url};
+    use crate::paths::{is_url, local_path, shown_url};
     #[pymodule_export]
     use crate::prefetch::Stream;
     #[pymodule_export]

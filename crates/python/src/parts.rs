@@ -6,10 +6,10 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString};
 
+use crate::chosen::found;
 use crate::collector::Pause;
 use crate::errors::{about_tensor, raise};
 use crate::index;
-use crate::open::found;
 use crate::tensor::Destination;
 use crate::watch::Signals;
 use crate::wrap::{Shared, Wrap};

@@ -14,7 +14,7 @@ use pyo3::types::PyBytes;
 
 use crate::errors::raise;
 use crate::intake::{Export, Exporter, Item, borrowed, items, metadata_of_new};
-use crate::place::file_path;
+use crate::paths::file_path;
 use crate::produced::Raised;
 use crate::shared::refuse_shared;
 use crate::tensor::{Imported, Room, bytes_of};

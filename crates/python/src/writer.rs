@@ -13,7 +13,7 @@ use crate::errors::{about_tensor, raise};
 use crate::index;
 use crate::intake::{Exporter, borrowed};
 use crate::open::Archive;
-use crate::place::file_path;
+use crate::paths::file_path;
 use crate::produced::Raised;
 use crate::serialize::{format_of, layout_options, save_options};
 use crate::watch::Signals;
