@@ -153,7 +153,7 @@ impl Exporter<'_, '_> {
             // A shape without a size is refused when the file is laid out, with the rule that it breaks.
             let nbytes = ingot_format::nbytes(dtype, &shape).unwrap_or(0);
             let producer = Producer::new(buffer.unbind(), nbytes, self.raised.clone());
-            return Ok(Imported::produced(dtype, shape, producer));
+            return Ok(Imported::produced(dtype, shape, Box::new(producer)));
         }
         Imported::from_buffer(dtype, shape, &buffer).map_err(|fault| {
             let reason = fault.value(py).to_string();

@@ -10,7 +10,9 @@ use std::ptr;
 use std::sync::Arc;
 
 use ingot_format::{Dtype, to_u64, to_usize};
-use ingot_io::{Bytes, Dim, Footprint, Memory, Payload, Region, Source, Strided, StridedDest, Target};
+use ingot_io::{
+    Bytes, Dim, Footprint, Memory, Payload, Produce, Region, Source, Strided, StridedDest, Target,
+};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyMemoryError, PyValueError};
 use pyo3::ffi;
@@ -18,7 +20,6 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::dlpack::{CAPSULE_NAME, CPU, DlDataType, DlManagedTensor, DlTensor, Exchange, dl_dtype, numbers};
-use crate::produced::Producer;
 
 /// A tensor that a framework exported: all that a file needs to know, and where its bytes come from.
 pub(crate) struct Imported {
@@ -33,7 +34,7 @@ pub(crate) struct Imported {
 enum Held {
     Bytes(Bytes<'static>),
     Strided(Strided<'static>),
-    Produced(Producer),
+    Produced(Box<dyn Produce + Send>),
 }
 
 const _: fn() = || {
@@ -55,7 +56,7 @@ enum Owner {
 
 impl Imported {
     /// A tensor whose bytes are fetched when they are written.
-    pub(crate) fn produced(dtype: Dtype, shape: Vec<u64>, producer: Producer) -> Imported {
+    pub(crate) fn produced(dtype: Dtype, shape: Vec<u64>, producer: Box<dyn Produce + Send>) -> Imported {
         Imported {
             dtype,
             shape,
@@ -69,7 +70,7 @@ impl Imported {
         match &self.held {
             Held::Bytes(bytes) => Payload::Bytes(*bytes),
             Held::Strided(strided) => Payload::Strided(strided.clone()),
-            Held::Produced(producer) => Payload::Produced(producer),
+            Held::Produced(producer) => Payload::Produced(&**producer),
         }
     }
 
