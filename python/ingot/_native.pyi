@@ -144,6 +144,22 @@ class Export:
     ) -> Export: ...
 
 @final
+class Destinations:
+    """Memory of tensors that are read into, in the order of a mapping.
+
+    `memory(name, tensor)` gives the code of the dtype, a DLPack capsule or a writable buffer, and whether the
+    buffer is of a tensor without dimensions. It is asked about the tensors that `export` does not show. Filled once.
+    """
+
+    def __new__(
+        cls,
+        tensors: Mapping[str, Any],
+        memory: Callable[[str, Any], tuple[str, Any, bool]],
+        export: Export | None = None,
+    ) -> Destinations: ...
+    def __len__(self) -> int: ...
+
+@final
 class Archive:
     @staticmethod
     def open(
@@ -258,7 +274,7 @@ class Archive:
     def fill(
         self,
         wanted: list[tuple[str, Any, str | None]],
-        memories: list[tuple[str, Any, bool]],
+        destinations: Destinations,
         *,
         threads: int | None = None,
         progress: Callable[[int, int], object] | None = None,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping
     from typing import Any, TypedDict
 
-    from ._native import Archive, TensorInfo, Wrap
+    from ._native import Archive, Destinations, TensorInfo, Wrap
     from ._progress import Progress
     from ._reads import Reads
     from ._remote import StorageOptions
@@ -257,11 +257,11 @@ def _is_read(archive: Archive, wanted: list[Wanted]) -> bool:
 def fill(
     archive: Archive,
     wanted: list[Wanted],
-    memories: list[Memory],
+    destinations: Destinations,
     reads: Reads,
 ) -> None:
     """Read what is wanted into memory of others."""
-    archive.fill(wanted, memories, **reads.options())
+    archive.fill(wanted, destinations, **reads.options())
 
 
 def float_code(code: str | None, dtype: object) -> str:

@@ -12,25 +12,25 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 
-use ingot_format::Dtype;
+use ingot_format::{Dtype, to_u64, to_usize};
 use ingot_io::{Memory, Region};
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-pub(crate) const CAPSULE_NAME: &CStr = c"dltensor";
+const CAPSULE_NAME: &CStr = c"dltensor";
 const EXCHANGE_NAME: &CStr = c"dlpack_exchange_api";
 
 /// `DLDevice`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct DlDevice {
-    pub(crate) device_type: i32,
+struct DlDevice {
+    device_type: i32,
     device_id: i32,
 }
 
 /// `kDLCPU`.
-pub(crate) const CPU: i32 = 1;
+const CPU: i32 = 1;
 
 /// `DLDataType`.
 #[repr(C)]
@@ -41,22 +41,29 @@ pub(crate) struct DlDataType {
     pub(crate) lanes: u16,
 }
 
+impl DlDataType {
+    /// The dtype that this is; `None` for one that no file has.
+    pub(crate) fn known(self) -> Option<Dtype> {
+        Dtype::ALL.iter().copied().find(|&dtype| dl_dtype(dtype) == self)
+    }
+}
+
 /// `DLTensor`.
 #[repr(C)]
 pub(crate) struct DlTensor {
-    pub(crate) data: *mut c_void,
-    pub(crate) device: DlDevice,
-    pub(crate) ndim: i32,
-    pub(crate) dtype: DlDataType,
-    pub(crate) shape: *mut i64,
-    pub(crate) strides: *mut i64,
-    pub(crate) byte_offset: u64,
+    data: *mut c_void,
+    device: DlDevice,
+    ndim: i32,
+    dtype: DlDataType,
+    shape: *mut i64,
+    strides: *mut i64,
+    byte_offset: u64,
 }
 
 /// `DLManagedTensor`.
 #[repr(C)]
-pub(crate) struct DlManagedTensor {
-    pub(crate) dl_tensor: DlTensor,
+struct DlManagedTensor {
+    dl_tensor: DlTensor,
     manager_ctx: *mut c_void,
     deleter: Option<unsafe extern "C" fn(*mut DlManagedTensor)>,
 }
@@ -451,20 +458,36 @@ impl Exchange {
         })
     }
 
-    /// Gives `look` the tensor that `object` is, with a shape that holds for as long as `look` runs. `None` where the
-    /// framework has no such function, or fails, for reasons that it says better when it is asked for a capsule.
-    pub(crate) fn borrow<T>(self, object: &Bound<'_, PyAny>, look: impl FnOnce(&DlTensor) -> T) -> Option<T> {
+    /// What `T` is of `tensor`, an object of the framework whose functions these are, which lies in `storage` after `first`
+    /// elements of others; `storage` has `nbytes` bytes. `None` where it cannot be had that way, for reasons that the
+    /// framework says better when it is asked for a capsule.
+    pub(crate) fn take<T: Take>(
+        self,
+        tensor: &Bound<'_, PyAny>,
+        storage: &Bound<'_, PyAny>,
+        first: u64,
+        nbytes: u64,
+    ) -> Option<T> {
         let from_py_object = self.from_py_object?;
-        let mut tensor = MaybeUninit::uninit();
+        let mut shown = MaybeUninit::uninit();
         // SAFETY: `dltensor_from_py_object_no_sync` asks for an object, a place for a tensor, and the interpreter, which
-        // `object` says is held.
-        if unsafe { from_py_object(object.as_ptr().cast(), tensor.as_mut_ptr()) } != 0 {
-            drop(PyErr::take(object.py()));
+        // `tensor` says is held.
+        if unsafe { from_py_object(tensor.as_ptr().cast(), shown.as_mut_ptr()) } != 0 {
+            drop(PyErr::take(tensor.py()));
             return None;
         }
-        // SAFETY: asks for a tensor that was written, which 0 says. What it points to belongs to the object, which is held
-        // here, as is the interpreter (DLPack's contract).
-        Some(look(unsafe { tensor.assume_init_ref() }))
+        // SAFETY: asks for a tensor that was written, which 0 says.
+        let shown = unsafe { shown.assume_init_ref() };
+        // SAFETY: asks for a tensor as DLPack describes: what it points to belongs to the object, which is held here, as is
+        // the interpreter (DLPack's contract).
+        let shown = unsafe { Shown::of(shown) };
+        if !shown.lies_within(first, nbytes) {
+            return None;
+        }
+        // SAFETY: `take` asks for an owner of the elements, which the storage is; the tensor would not do, nor would a capsule of
+        // it: `tensor.data = other` leaves nothing else that holds them. That no other thread does that, or resizes the
+        // storage, between the look at one and at the other nobody can prove; frameworks ask the same of their callers.
+        unsafe { T::take(&shown, storage) }
     }
 
     /// What the framework makes of [`Exports::export`]; `None` where it fails, for reasons that it says better by way of a
@@ -545,9 +568,127 @@ unsafe extern "C" fn drop_capsule(capsule: *mut ffi::PyObject) {
     unsafe { delete(managed.cast::<DlManagedTensor>()) };
 }
 
+/// What DLPack shows of a tensor.
+pub(crate) struct Shown<'a> {
+    /// The first element; null where there is no memory, also when the first element is not the first of that.
+    pub(crate) start: *mut u8,
+    pub(crate) dtype: DlDataType,
+    /// In units that a framework stores.
+    pub(crate) sizes: &'a [i64],
+    /// The same; none where the elements lie in C order.
+    pub(crate) strides: &'a [i64],
+    pub(crate) is_on_cpu: bool,
+}
+
+/// What takes over a tensor where it lies.
+pub(crate) trait Take: Sized {
+    /// `None` for one that is of no use as it is.
+    ///
+    /// # Safety
+    /// The elements of `shown` are mapped for reading, and for writing where they are written to, for as long as there is
+    /// `owner`.
+    unsafe fn take(shown: &Shown<'_>, owner: &Bound<'_, PyAny>) -> Option<Self>;
+}
+
+/// What `T` is of the tensor in `capsule`, which lies after `first` elements of others in a storage of `nbytes`; `None` for
+/// one that is of no use as it is.
+pub(crate) fn taken<T: Take>(capsule: &Bound<'_, PyAny>, first: u64, nbytes: u64) -> PyResult<Option<T>> {
+    let take = |shown: &Shown<'_>| {
+        if !shown.lies_within(first, nbytes) {
+            return None;
+        }
+        // SAFETY: `take` asks for an owner of the elements: the capsule keeps its tensor.
+        unsafe { T::take(shown, capsule) }
+    };
+    Shown::by(capsule, take)
+        .ok_or_else(|| PyBufferError::new_err("expected a DLPack capsule that was not used before"))
+}
+
+impl<'a> Shown<'a> {
+    /// # Safety
+    /// `tensor` is as DLPack describes for `'a`.
+    unsafe fn of(tensor: &'a DlTensor) -> Shown<'a> {
+        let rank = usize::try_from(tensor.ndim).unwrap_or(0);
+        // SAFETY: DLPack says that `shape` has `ndim` numbers.
+        let sizes = unsafe { numbers(tensor.shape, rank) };
+        // SAFETY: DLPack says that `strides` has `ndim` numbers, or is null for C order.
+        let strides = unsafe { numbers(tensor.strides, rank) };
+        let at = to_usize(tensor.byte_offset).unwrap_or(usize::MAX);
+        Shown {
+            start: match tensor.data.is_null() {
+                true => ptr::null_mut(),
+                false => tensor.data.cast::<u8>().wrapping_add(at),
+            },
+            dtype: tensor.dtype,
+            sizes,
+            strides,
+            is_on_cpu: tensor.device.device_type == CPU,
+        }
+    }
+
+    /// Gives `look` the tensor in a capsule; `None` for what is no such capsule, or was used before.
+    pub(crate) fn by<T>(capsule: &Bound<'_, PyAny>, look: impl FnOnce(&Shown<'_>) -> T) -> Option<T> {
+        // SAFETY: asks for an object, and a name that is a C string.
+        if unsafe { ffi::PyCapsule_IsValid(capsule.as_ptr(), CAPSULE_NAME.as_ptr()) } == 0 {
+            return None;
+        }
+        // SAFETY: asks for a valid capsule of this name, which was just checked.
+        let managed = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), CAPSULE_NAME.as_ptr()) };
+        // SAFETY: a valid capsule of this name holds a `DLManagedTensor` (DLPack's contract), which lives as long as
+        // the capsule, and that is borrowed here.
+        let tensor = unsafe { &(*managed.cast::<DlManagedTensor>()).dl_tensor };
+        // SAFETY: asks for a tensor as DLPack describes, which the same contract promises.
+        Some(look(&unsafe { Shown::of(tensor) }))
+    }
+
+    /// Bytes of an element; `None` for elements that do not fill any.
+    pub(crate) fn itemsize(&self) -> Option<usize> {
+        let nbits = usize::from(self.dtype.bits) * usize::from(self.dtype.lanes);
+        nbits.is_multiple_of(8).then_some(nbits / 8)
+    }
+
+    /// Whether the elements lie one after another.
+    pub(crate) fn is_c_order(&self) -> bool {
+        if self.strides.is_empty() || self.sizes.contains(&0) {
+            return true;
+        }
+        let mut expected = 1_i64;
+        self.sizes.iter().zip(self.strides).rev().all(|(&size, &stride)| {
+            // The stride of a dimension with one element is never used.
+            let fits = size == 1 || stride == expected;
+            expected = expected.saturating_mul(size);
+            fits
+        })
+    }
+
+    /// Whether all elements are among `nbytes` bytes of memory, where `first` elements come before the first of them. Not
+    /// asked of negative strides, which DLPack gives and no framework with such memory has.
+    pub(crate) fn lies_within(&self, first: u64, nbytes: u64) -> bool {
+        if self.sizes.contains(&0) {
+            return true;
+        }
+        let count = || {
+            let count = |count: u64, &size: &i64| count.checked_mul(u64::try_from(size).ok()?);
+            let count = match self.strides {
+                [] => self.sizes.iter().try_fold(1, count)?,
+                strides => self
+                    .sizes
+                    .iter()
+                    .zip(strides)
+                    .try_fold(1_u64, |reach, (&size, &stride)| {
+                        let steps = u64::try_from(size).ok()?.checked_sub(1)?;
+                        reach.checked_add(steps.checked_mul(stride.unsigned_abs())?)
+                    })?,
+            };
+            first.checked_add(count)?.checked_mul(to_u64(self.itemsize()?))
+        };
+        count().is_some_and(|end| end <= nbytes)
+    }
+}
+
 /// # Safety
 /// `first` is null, or points to `count` numbers that stay there for `'a`.
-pub(crate) unsafe fn numbers<'a>(first: *const i64, count: usize) -> &'a [i64] {
+unsafe fn numbers<'a>(first: *const i64, count: usize) -> &'a [i64] {
     if first.is_null() || count == 0 {
         return &[];
     }

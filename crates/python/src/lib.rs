@@ -7,12 +7,14 @@
 mod aside;
 mod chosen;
 mod collector;
+mod destination;
 mod dlpack;
 mod documents;
 #[cfg(unix)]
 mod download;
 mod edit;
 mod errors;
+mod export;
 mod hash;
 mod header;
 mod index;
@@ -40,6 +42,8 @@ mod _native {
     #[pymodule_export]
     use crate::aside::Aside;
     #[pymodule_export]
+    use crate::destination::Destinations;
+    #[pymodule_export]
     use crate::documents::{fetch_beside, hub_headers, url_file_name};
     #[cfg(unix)]
     #[pymodule_export]
@@ -47,11 +51,11 @@ mod _native {
     #[pymodule_export]
     use crate::edit::{Sources, replace_tensor, update_metadata};
     #[pymodule_export]
+    use crate::export::Export;
+    #[pymodule_export]
     use crate::hash::{hash, hashes, read_url, verify};
     #[pymodule_export]
     use crate::header::TensorInfo;
-    #[pymodule_export]
-    use crate::intake::Export;
     #[pymodule_export]
     use crate::open::Archive;
     #[pymodule_export]

@@ -16,11 +16,12 @@ use pyo3::types::{PyDict, PyList, PyString};
 
 use crate::chosen::{chosen, file, find, found, tensor_name};
 use crate::collector::Pause;
+use crate::destination::Destinations;
 use crate::errors::{class_of, raise};
 use crate::hash::sha256;
 use crate::header::{FileHeader, TensorInfo, file_header, limits, remote_limits, texts};
 use crate::index;
-use crate::parts::{self, Memory, Wanted};
+use crate::parts::{self, Wanted};
 use crate::paths::file_path;
 use crate::prefetch::Stream;
 use crate::remote::remote_options;
@@ -439,12 +440,12 @@ impl Archive {
         parts::nbytes(py, &*self.opened(py)?, &wanted)
     }
 
-    #[pyo3(signature = (wanted, memories, *, threads = None, progress = None))]
+    #[pyo3(signature = (wanted, destinations, *, threads = None, progress = None))]
     fn fill<'py>(
         &self,
         py: Python<'py>,
         wanted: Vec<Wanted<'py>>,
-        memories: Vec<Memory<'py>>,
+        destinations: &Destinations,
         threads: Option<NonZeroUsize>,
         progress: Option<Bound<'py, PyAny>>,
     ) -> PyResult<()> {
@@ -454,7 +455,7 @@ impl Archive {
             py,
             &checkpoint,
             &wanted,
-            memories,
+            destinations,
             &ReadOptions { threads },
             signals,
         )

@@ -13,7 +13,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::errors::raise;
-use crate::intake::{Export, Exporter, Item, borrowed, items, metadata_of_new};
+use crate::export::{Export, Item, items};
+use crate::intake::{Exporter, borrowed, metadata_of_new};
 use crate::paths::file_path;
 use crate::produced::Raised;
 use crate::shared::refuse_shared;

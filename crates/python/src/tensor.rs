@@ -10,16 +10,14 @@ use std::ptr;
 use std::sync::Arc;
 
 use ingot_format::{Dtype, to_u64, to_usize};
-use ingot_io::{
-    Bytes, Dim, Footprint, Memory, Payload, Produce, Region, Source, Strided, StridedDest, Target,
-};
+use ingot_io::{Bytes, Dim, Footprint, Memory, Payload, Produce, Region, Source, Strided};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyMemoryError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::dlpack::{CAPSULE_NAME, CPU, DlDataType, DlManagedTensor, DlTensor, Exchange, dl_dtype, numbers};
+use crate::dlpack::{Shown, Take, dl_dtype};
 
 /// A tensor that a framework exported: all that a file needs to know, and where its bytes come from.
 pub(crate) struct Imported {
@@ -40,13 +38,12 @@ enum Held {
 const _: fn() = || {
     fn crosses_threads<T: Send + Sync>() {}
     crosses_threads::<Imported>();
-    crosses_threads::<Destination>();
     crosses_threads::<Owner>();
     crosses_threads::<Region>();
 };
 
 /// What keeps imported memory alive.
-enum Owner {
+pub(crate) enum Owner {
     /// A capsule, or the memory of a framework.
     Object(#[allow(dead_code, reason = "held, not read")] Py<PyAny>),
     Buffer(#[allow(dead_code, reason = "held, not read")] PyUntypedBuffer),
@@ -83,85 +80,12 @@ impl Imported {
         }
     }
 
-    /// Whether all elements are among `nbytes` bytes of memory, of which the first `skipped` come before the first element.
-    /// Not asked of negative strides, which DLPack gives and no framework with such memory has.
-    pub(crate) fn lies_within(&self, skipped: u64, nbytes: u64) -> bool {
-        let taken = match &self.held {
-            Held::Bytes(bytes) => bytes.len(),
-            Held::Strided(strided) => strided.footprint().extent().len(),
-            Held::Produced(_) => 0,
-        };
-        taken == 0
-            || skipped
-                .checked_add(to_u64(taken))
-                .is_some_and(|end| end <= nbytes)
-    }
-
     /// The tensor in a DLPack capsule; `None` where its elements cannot be written from where they lie: on another
     /// device, of a dtype that no file has, strided and smaller than a byte, nowhere.
     pub(crate) fn from_capsule(capsule: &Bound<'_, PyAny>) -> PyResult<Option<Imported>> {
-        // SAFETY: asks for an object, and a name that is a C string.
-        if unsafe { ffi::PyCapsule_IsValid(capsule.as_ptr(), CAPSULE_NAME.as_ptr()) } == 0 {
-            return Err(PyBufferError::new_err(
-                "expected a DLPack capsule that was not used before",
-            ));
-        }
-        // SAFETY: asks for a valid capsule of this name, which was just checked.
-        let managed = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), CAPSULE_NAME.as_ptr()) };
-        // SAFETY: a valid capsule of this name holds a `DLManagedTensor` (DLPack's contract), which lives as long as
-        // the capsule, and that is borrowed here.
-        let tensor = unsafe { &(*managed.cast::<DlManagedTensor>()).dl_tensor };
-        // SAFETY: `of` asks for an owner of the elements: the capsule keeps its tensor.
-        Ok(unsafe { Imported::of(tensor, capsule) })
-    }
-
-    /// The same of `tensor`, an object of the framework whose functions these are. Its elements lie in `storage`. `None` also
-    /// where the framework does not say.
-    pub(crate) fn by(
-        exchange: Exchange,
-        tensor: &Bound<'_, PyAny>,
-        storage: &Bound<'_, PyAny>,
-    ) -> Option<Imported> {
-        // SAFETY: `of` asks for an owner of the elements, which the storage is; the tensor would not do, nor would a capsule of
-        // it: `tensor.data = other` leaves nothing else that holds them. That no other thread does that, or resizes the
-        // storage, between the look at one and at the other nobody can prove; frameworks ask the same of their callers.
-        exchange.borrow(tensor, |tensor| unsafe { Imported::of(tensor, storage) })?
-    }
-
-    /// # Safety
-    /// `tensor` is as DLPack describes, and its elements are readable for as long as there is `owner`.
-    unsafe fn of(tensor: &DlTensor, owner: &Bound<'_, PyAny>) -> Option<Imported> {
-        let dtype = Dtype::ALL
-            .iter()
-            .copied()
-            .find(|&dtype| dl_dtype(dtype) == tensor.dtype)?;
-        let rank = usize::try_from(tensor.ndim).unwrap_or(0);
-        // SAFETY: DLPack says that `shape` has `ndim` numbers.
-        let sizes = unsafe { numbers(tensor.shape, rank) };
-        // SAFETY: DLPack says that `strides` has `ndim` numbers, or is null for C order.
-        let strides = unsafe { numbers(tensor.strides, rank) };
-        if tensor.device.device_type != CPU {
-            return None;
-        }
-        let (shape, nbytes) = logical(dtype, sizes)?;
-        let start = start_of(tensor);
-        let held = if is_c_order(sizes, strides) {
-            // SAFETY: `Bytes::new` asks for `nbytes` readable bytes for as long as the result lives, or for null: a tensor of
-            // that size in C order lies there, as the contract above says. `_owner` keeps it; what borrows `self` goes
-            // before. That nobody writes to them meanwhile cannot be proven and is not asked for.
-            Held::Bytes(unsafe { Bytes::new(start, nbytes) }?)
-        } else {
-            let (itemsize, dims) = strided(tensor.dtype, sizes, strides)?;
-            // SAFETY: `Strided::new` asks for the same of every element that the dimensions lead to: they are those of
-            // the tensor.
-            Held::Strided(unsafe { Strided::new(start, itemsize, &dims) }?)
-        };
-        Some(Imported {
-            dtype,
-            shape,
-            held,
-            _owner: Owner::Object(owner.clone().unbind()),
-        })
+        // SAFETY: `take` asks for an owner of the elements: the capsule keeps its tensor.
+        Shown::by(capsule, |shown| unsafe { Imported::take(shown, capsule) })
+            .ok_or_else(|| PyBufferError::new_err("expected a DLPack capsule that was not used before"))
     }
 
     /// The elements of `buffer` in C order, to be stored as `dtype` with `shape`. Fails when it does not have just the
@@ -213,193 +137,42 @@ impl Imported {
     }
 }
 
+impl Take for Imported {
+    unsafe fn take(shown: &Shown<'_>, owner: &Bound<'_, PyAny>) -> Option<Imported> {
+        let dtype = shown.dtype.known().filter(|_| shown.is_on_cpu)?;
+        let (shape, nbytes) = logical(dtype, shown.sizes)?;
+        let held = if shown.is_c_order() {
+            // SAFETY: `Bytes::new` asks for `nbytes` readable bytes for as long as the result lives, or for null: a tensor of
+            // that size in C order lies there, as the contract above says. `_owner` keeps it; what borrows `self` goes
+            // before. That nobody writes to them meanwhile cannot be proven and is not asked for.
+            Held::Bytes(unsafe { Bytes::new(shown.start, nbytes) }?)
+        } else {
+            let itemsize = shown.itemsize()?;
+            let dim = |(&size, &stride): (&i64, &i64)| {
+                let (count, stride) = (usize::try_from(size).ok()?, isize::try_from(stride).ok()?);
+                let stride = stride.checked_mul(isize::try_from(itemsize).ok()?)?;
+                Some(Dim { count, stride })
+            };
+            let dims = shown.sizes.iter().zip(shown.strides).map(dim);
+            let dims = dims.collect::<Option<Vec<_>>>()?;
+            // SAFETY: `Strided::new` asks for the same of every element that the dimensions lead to: they are those of
+            // the tensor.
+            Held::Strided(unsafe { Strided::new(shown.start, itemsize, &dims) }?)
+        };
+        Some(Imported {
+            dtype,
+            shape,
+            held,
+            _owner: Owner::Object(owner.clone().unbind()),
+        })
+    }
+}
+
 /// What is said of elements at null, or of more than there are addresses.
 const NO_MEMORY: &str = "its elements have no memory";
 
-/// Memory of a framework that a tensor shall be read into.
-pub(crate) struct Destination {
-    dtype: Dtype,
-    shape: Vec<u64>,
-    start: *mut u8,
-    itemsize: usize,
-    sizes: Vec<usize>,
-    /// In bytes.
-    strides: Vec<isize>,
-    _owner: Owner,
-}
-
-// SAFETY: the memory behind `start` is owned by `_owner`, which is `Send` and `Sync` itself. Only `target` gives access
-// to it, and only for whoever was promised to be alone.
-unsafe impl Send for Destination {}
-// SAFETY: as for `Send`.
-unsafe impl Sync for Destination {}
-
-impl Destination {
-    /// The elements of a DLPack capsule or of a buffer, which are `dtype` whatever that says they are. Fails for what
-    /// is on another device, may not be written to or holds elements of another size. Of a buffer that `is_scalar` only
-    /// the first element counts.
-    pub(crate) fn new(dtype: Dtype, memory: &Bound<'_, PyAny>, is_scalar: bool) -> PyResult<Destination> {
-        // SAFETY: asks for an object, and a name that is a C string.
-        if unsafe { ffi::PyCapsule_IsValid(memory.as_ptr(), CAPSULE_NAME.as_ptr()) } == 0 {
-            Destination::from_buffer(dtype, memory, is_scalar)
-        } else {
-            Destination::from_capsule(dtype, memory)
-        }
-    }
-
-    fn from_capsule(dtype: Dtype, capsule: &Bound<'_, PyAny>) -> PyResult<Destination> {
-        // SAFETY: asks for a valid capsule of this name, which `new` checked.
-        let managed = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), CAPSULE_NAME.as_ptr()) };
-        // SAFETY: a valid capsule of this name holds a `DLManagedTensor` (DLPack's contract), which lives as long as
-        // the capsule, and that is borrowed here.
-        let tensor = unsafe { &(*managed.cast::<DlManagedTensor>()).dl_tensor };
-        if tensor.device.device_type != CPU {
-            return Err(PyBufferError::new_err(
-                "the destination is not in the memory of the CPU",
-            ));
-        }
-        let rank = usize::try_from(tensor.ndim).unwrap_or(0);
-        // SAFETY: DLPack says that `shape` has `ndim` numbers.
-        let sizes = unsafe { numbers(tensor.shape, rank) };
-        // SAFETY: DLPack says that `strides` has `ndim` numbers, or is null for C order.
-        let strides = unsafe { numbers(tensor.strides, rank) };
-        let itemsize = usize::from(tensor.dtype.bits) * usize::from(tensor.dtype.lanes) / 8;
-        let start = start_of(tensor);
-        let strides = strides.iter().map(|&stride| {
-            isize::try_from(stride)
-                .ok()?
-                .checked_mul(isize::try_from(itemsize).ok()?)
-        });
-        let strides = strides.collect::<Option<Vec<_>>>();
-        let owner = Owner::Object(capsule.clone().unbind());
-        Destination::of(dtype, start, itemsize, sizes, strides, owner)
-    }
-
-    fn from_buffer(dtype: Dtype, memory: &Bound<'_, PyAny>, is_scalar: bool) -> PyResult<Destination> {
-        let buffer = PyUntypedBuffer::get(memory)?;
-        if buffer.readonly() {
-            return Err(PyBufferError::new_err("the destination may not be written to"));
-        }
-        let rank = if is_scalar { 0 } else { buffer.dimensions() };
-        let sizes = buffer.shape().iter().map(|&size| i64::try_from(size).ok());
-        let sizes = sizes.take(rank).collect::<Option<Vec<_>>>().unwrap_or_default();
-        let strides = buffer.strides().iter().copied().take(rank).collect();
-        let (start, itemsize) = (buffer.buf_ptr().cast(), buffer.item_size());
-        let owner = Owner::Buffer(buffer);
-        Destination::of(dtype, start, itemsize, &sizes, Some(strides), owner)
-    }
-
-    fn of(
-        dtype: Dtype,
-        start: *mut u8,
-        itemsize: usize,
-        sizes: &[i64],
-        strides: Option<Vec<isize>>,
-        owner: Owner,
-    ) -> PyResult<Destination> {
-        let unit = dl_dtype(dtype);
-        let expected = usize::from(unit.bits) * usize::from(unit.lanes) / 8;
-        let places = sizes.iter().map(|&size| usize::try_from(size).ok());
-        let places = places.collect::<Option<Vec<_>>>();
-        let (Some((shape, _)), Some(places), Some(strides)) = (logical(dtype, sizes), places, strides) else {
-            return Err(PyBufferError::new_err(
-                "the destination has a shape that no memory can hold",
-            ));
-        };
-        if itemsize != expected {
-            return Err(PyBufferError::new_err(format!(
-                "the destination has elements of another size: expected {expected} bytes, found {itemsize}"
-            )));
-        }
-        let strides = if strides.len() == places.len() {
-            strides
-        } else {
-            c_strides(&places, itemsize)
-        };
-        if start.is_null() && !places.contains(&0) {
-            return Err(PyBufferError::new_err("the destination has no memory"));
-        }
-        Ok(Destination {
-            dtype,
-            shape,
-            start,
-            itemsize,
-            sizes: places,
-            strides,
-            _owner: owner,
-        })
-    }
-
-    /// The elements, to be filled; `None` where some of them share memory with each other.
-    pub(crate) fn target(&mut self) -> Option<Target<'_>> {
-        // SAFETY: `StridedDest::new` asks for
-        // - elements that are writable for as long as the result lives: DLPack and the buffer protocol promise them for
-        //   this shape and these strides, `_owner` keeps them, and the result borrows `self`. `of` checked the size of
-        //   an element, `from_buffer` that they may be written to; DLPack has no word for that;
-        // - nobody else who writes to them. That no other thread of the program does nobody can prove; the consequence
-        //   are bytes of both.
-        let memory = unsafe { StridedDest::new(self.start, self.itemsize, &self.sizes, &self.strides) }?;
-        Some(Target {
-            dtype: self.dtype,
-            shape: self.shape.clone(),
-            memory,
-        })
-    }
-}
-
-/// The first element of `tensor`; null where it has no memory, also when the first element is not the first of that.
-fn start_of(tensor: &DlTensor) -> *mut u8 {
-    if tensor.data.is_null() {
-        return ptr::null_mut();
-    }
-    let at = to_usize(tensor.byte_offset).unwrap_or(usize::MAX);
-    tensor.data.cast::<u8>().wrapping_add(at)
-}
-
-/// The strides of elements that lie in C order, in bytes.
-fn c_strides(sizes: &[usize], itemsize: usize) -> Vec<isize> {
-    let mut stride = isize::try_from(itemsize).unwrap_or(isize::MAX);
-    let mut strides = vec![0; sizes.len()];
-    for (place, &size) in strides.iter_mut().zip(sizes).rev() {
-        *place = stride;
-        // Where this overflows the tensor has no elements: it has a size in memory.
-        stride = stride.saturating_mul(isize::try_from(size.max(1)).unwrap_or(isize::MAX));
-    }
-    strides
-}
-
-/// Whether elements with these strides lie one after another. Strides may be missing, which means just that.
-fn is_c_order(sizes: &[i64], strides: &[i64]) -> bool {
-    if strides.is_empty() || sizes.contains(&0) {
-        return true;
-    }
-    let mut expected = 1_i64;
-    sizes.iter().zip(strides).rev().all(|(&size, &stride)| {
-        // The stride of a dimension with one element is never used.
-        let fits = size == 1 || stride == expected;
-        expected = expected.saturating_mul(size);
-        fits
-    })
-}
-
-/// The bytes of an element, and where the others are from it, in bytes. `None` for those that do not fill bytes.
-fn strided(dtype: DlDataType, sizes: &[i64], strides: &[i64]) -> Option<(usize, Vec<Dim>)> {
-    let nbits = usize::from(dtype.bits) * usize::from(dtype.lanes);
-    let itemsize = nbits / 8;
-    let dim = |(&size, &stride): (&i64, &i64)| {
-        Some(Dim {
-            count: usize::try_from(size).ok()?,
-            stride: isize::try_from(stride)
-                .ok()?
-                .checked_mul(isize::try_from(itemsize).ok()?)?,
-        })
-    };
-    let dims = sizes.iter().zip(strides).map(dim).collect::<Option<_>>()?;
-    (nbits % 8 == 0).then_some((itemsize, dims))
-}
-
 /// The shape in elements, and the bytes, of a tensor with `sizes` in storage units.
-fn logical(dtype: Dtype, sizes: &[i64]) -> Option<(Vec<u64>, usize)> {
+pub(crate) fn logical(dtype: Dtype, sizes: &[i64]) -> Option<(Vec<u64>, usize)> {
     let mut shape = sizes
         .iter()
         .map(|&size| u64::try_from(size).ok())
