@@ -145,16 +145,17 @@ class Export:
 
 @final
 class Destinations:
-    """Memory of tensors that are read into, in the order of a mapping.
+    """Memory of the tensors of a mapping, in its order, to be read into once.
 
     `memory(name, tensor)` gives the code of the dtype, a DLPack capsule or a writable buffer, and whether the
-    buffer is of a tensor without dimensions. It is asked about the tensors that `export` does not show. Filled once.
+    buffer is of a tensor without dimensions; or None for a tensor to leave out. It is asked about those that
+    `export` does not show.
     """
 
     def __new__(
         cls,
         tensors: Mapping[str, Any],
-        memory: Callable[[str, Any], tuple[str, Any, bool]],
+        memory: Callable[[str, Any], tuple[str, Any, bool] | None],
         export: Export | None = None,
     ) -> Destinations: ...
     def __len__(self) -> int: ...

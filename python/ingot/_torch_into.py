@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from math import prod
-from operator import attrgetter
 from typing import NamedTuple
 
 import torch
@@ -12,7 +11,7 @@ import torch
 from ._native import Destinations
 from ._select import FLOATS, fill, misfit
 from ._torch_alias import recorded
-from ._torch_plain import PLAIN_CLASSES, not_plain, undisturbed
+from ._torch_plain import not_plain, undisturbed
 from .errors import _escaped
 
 TYPE_CHECKING = False
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 
 # Bytes that are read at once for a tensor that torch has to copy.
 PIECE_NBYTES = 64 << 20
-
-_is_cpu = attrgetter("is_cpu")
 
 
 class Incompatible(NamedTuple):
@@ -90,20 +87,20 @@ def destinations(tensors: Mapping[str, torch.Tensor]) -> Destinations:
     """Those of the CPU, to be read into. Raises for the first of all that has no memory to be written to."""
     from .torch import _export
 
-    values = tensors.values()
-    if not (set(map(type, values)) <= PLAIN_CLASSES and all(map(_is_cpu, values))):
-        for name, tensor in tensors.items():
-            refuse_destination(name, tensor)
-        tensors = {name: tensor for name, tensor in tensors.items() if tensor.is_cpu}
     with undisturbed():
         return Destinations(tensors, _memory, _export)
 
 
-def _memory(name: str, tensor: torch.Tensor) -> Memory:
-    """The code of a tensor's dtype, and its memory as a capsule: of one that `_export` does not show."""
+def _memory(name: str, tensor: torch.Tensor) -> Memory | None:
+    """The code of a tensor's dtype, and its memory as a capsule; None for one of another device.
+
+    Asked of those that `_export` does not show.
+    """
     from .torch import _CODES, _crosses_by_dlpack, _to_dlpack
 
     refuse_destination(name, tensor)
+    if not tensor.is_cpu:
+        return None
     code = _CODES.get(tensor.dtype)
     if code is None:
         raise misfit(

@@ -367,8 +367,11 @@ def _parts(
             )
     # Names that share memory are views of what is read whole; where that is not asked for it is read for
     # them.
-    restored = {name: views[name] for name in names if name in views and name not in cut}
-    sources = {name: views[name]["of"] if name in views else name for name in names if name not in restored}
+    # Nearly all files are without them, and some have many tensors.
+    restored = {name: views[name] for name in names if name in views and name not in cut} if views else {}
+    sources = dict(zip(names, names))
+    if views:
+        sources = {name: views[name]["of"] if name in views else name for name in names if name not in restored}
     places = destinations(selected.out or {})
     bases = dict.fromkeys(place["of"] for place in restored.values())
     lacking = {base: base for base in bases if base not in sources or base in cut}
@@ -386,6 +389,8 @@ def _parts(
             others[name] = _open.moved(archive, name, others[name], move)
     shared = {base: others[base] if base in lacking else found[base] for base in bases}
     restore(shared, restored)
+    if not restored:
+        return found
     return {name: shared[name] if name in restored else found[name] for name in names}
 
 

@@ -47,7 +47,7 @@ pub use options::{
     BACKEND_VARIABLE, Backend, CheckpointOptions, Durability, Existing, OpenOptions, Reach, ReadOnly,
     ReadOptions, Replace, SaveOptions, THREADS_VARIABLE,
 };
-pub use payload::{FileRange, Payload, Produce, prove_sizes};
+pub use payload::{FileRange, Payload, Produce};
 pub use read::part::{Part, Target};
 pub use read::plan::{OWN_BLOCK_NBYTES, Piece, Place, Plan, SHARED_BLOCK_NBYTES};
 pub use read::prefetch::{Fetched, Prefetch, Request};
@@ -59,7 +59,7 @@ pub use remote::{
     Fault, REMOTE_HEADER_NBYTES, RemoteOptions, Secret, Token, fetch_beside, hash_url, hub_headers, is_url,
     local_path, read_url, redacted, url_file_name, was_url,
 };
-pub use save::{Snapshot, save};
+pub use save::{Pieces, Snapshot, save};
 pub use serialize::safetensors::{
     Dtype, SafeTensorError, SafeTensors, TensorView, View, serialize, serialize_to_file, slice, tensor,
 };

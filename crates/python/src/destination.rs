@@ -26,10 +26,12 @@ pub(crate) struct Destinations {
 /// One of them.
 pub(crate) enum Held {
     Shown(Destination),
-    /// The code of a dtype, memory for elements of it (a DLPack capsule or a buffer), and whether its one element is a
-    /// tensor without dimensions: Python has no such buffers.
-    Given(String, Py<PyAny>, bool),
+    Given(Given),
 }
+
+/// The code of a dtype, memory for elements of it (a DLPack capsule or a buffer), and whether its one element is a tensor
+/// without dimensions: Python has no such buffers.
+type Given = (String, Py<PyAny>, bool);
 
 #[pymethods]
 impl Destinations {
@@ -46,12 +48,13 @@ impl Destinations {
         for items in items.chunks(AT_ONCE) {
             let mut quickly = shown::<Destination>(export, items)?.into_iter();
             for (name, tensor) in items {
-                held.push(match quickly.next().flatten() {
-                    Some(destination) => Held::Shown(destination),
-                    None => {
-                        let (code, memory, is_scalar) = memory.call1((name, tensor))?.extract()?;
-                        Held::Given(code, memory, is_scalar)
-                    }
+                let shown = quickly.next().flatten().map(Held::Shown);
+                held.extend(match shown {
+                    None => memory
+                        .call1((name, tensor))?
+                        .extract::<Option<Given>>()?
+                        .map(Held::Given),
+                    shown => shown,
                 });
             }
         }

@@ -88,7 +88,7 @@ pub(crate) fn fill<'py>(
 fn destination(py: Python<'_>, part: &Part<'_>, held: Held) -> PyResult<Destination> {
     match held {
         Held::Shown(destination) => Ok(destination),
-        Held::Given(code, memory, is_scalar) => {
+        Held::Given((code, memory, is_scalar)) => {
             // A dtype that no file has is that of no part, which is what the refusal then says.
             let dtype = Dtype::from_code(&code).unwrap_or(part.dtype());
             let destination = Destination::new(dtype, memory.bind(py), is_scalar);

@@ -49,6 +49,7 @@ mod target;
 mod temp;
 mod write;
 
+pub use pieces::Pieces;
 pub use save::save;
 pub(crate) use save::save_data;
 pub use snapshot::Snapshot;

@@ -18,8 +18,9 @@ pub(super) const PIECE: usize = 4 << 20;
 /// copying that costs less than 0.1 ms and a call for each of thousands of small tensors costs more.
 const STRAIGHT: usize = 1 << 20;
 
-/// Head and payloads, in file order. They exist only for payloads that have just the bytes that the header promises.
-pub(super) struct Pieces<'a> {
+/// Head and payloads of a file, in its order, cut into pieces of a few MiB. They exist only for payloads that have just the
+/// bytes that the header promises.
+pub struct Pieces<'a> {
     head: Payload<'a>,
     payloads: &'a [Payload<'a>],
     /// Where each part, of which the head is the first, ends, counted from the start of the file.
@@ -39,7 +40,10 @@ struct Span<'p, 'a> {
 
 impl<'a> Pieces<'a> {
     /// The file of `layout`, with one payload for each tensor, in the order of the data.
-    pub(super) fn of(layout: &'a Layout, payloads: &'a [Payload<'a>]) -> Result<Pieces<'a>, FormatError> {
+    ///
+    /// # Errors
+    /// A payload has another size than its tensor, or their number is another.
+    pub fn of(layout: &'a Layout, payloads: &'a [Payload<'a>]) -> Result<Pieces<'a>, FormatError> {
         prove_sizes(&layout.header, payloads)?;
         Ok(Pieces::cut(&layout.head, payloads))
     }
@@ -118,11 +122,14 @@ impl<'a> Pieces<'a> {
     }
 
     /// Size of the file.
-    pub(super) fn nbytes(&self) -> u64 {
+    #[must_use]
+    pub fn nbytes(&self) -> u64 {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    pub(super) fn count(&self) -> usize {
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
         to_usize(self.nbytes().div_ceil(to_u64(PIECE))).unwrap_or(usize::MAX)
     }
 
@@ -142,7 +149,8 @@ impl<'a> Pieces<'a> {
     }
 
     /// The size of `piece` in bytes.
-    pub(super) fn len(&self, piece: usize) -> usize {
+    #[must_use]
+    pub fn len(&self, piece: usize) -> usize {
         let range = self.range(piece);
         to_usize(range.end - range.start).unwrap_or(0)
     }
@@ -163,7 +171,13 @@ impl<'a> Pieces<'a> {
     }
 
     /// Fills `into`, which has the size of `piece`, with its bytes.
-    pub(super) fn fill(&self, piece: usize, into: &mut [u8]) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// A payload cannot be read.
+    ///
+    /// # Panics
+    /// `into` is shorter than the piece.
+    pub fn fill(&self, piece: usize, into: &mut [u8]) -> io::Result<()> {
         let mut rest = into;
         for span in self.spans(self.range(piece)) {
             let (place, after) = rest.split_at_mut(span.len);
