@@ -198,7 +198,7 @@ def load(
     """
     out = selected.out or {}
     # There may be many of them, so that no Python code runs for each where it need not.
-    places = wanted(archive, selected, dict(zip(out, map(names.__getitem__, out))))
+    places = wanted(archive, selected, dict(zip(out, map(names.__getitem__, out), strict=True)))
     for name, (_, index, _) in () if selected.slices is None else zip(out, places, strict=True):
         if index is None and selected.of(name) is not None:
             raise SliceError(
@@ -222,7 +222,7 @@ def load(
         if index is None and asked is not None:
             read[name] = indexed(archive, source, read[name], asked, at)
     found = {**read, **out}
-    return dict(zip(names, map(found.__getitem__, names)))
+    return dict(zip(names, map(found.__getitem__, names), strict=True))
 
 
 def wanted(archive: Archive, selected: Selected[Any], names: Mapping[str, str]) -> list[Wanted]:

@@ -369,9 +369,10 @@ def _parts(
     # them.
     # Nearly all files are without them, and some have many tensors.
     restored = {name: views[name] for name in names if name in views and name not in cut} if views else {}
-    sources = dict(zip(names, names))
+    sources = dict(zip(names, names, strict=True))
     if views:
-        sources = {name: views[name]["of"] if name in views else name for name in names if name not in restored}
+        own = (name for name in names if name not in restored)
+        sources = {name: views[name]["of"] if name in views else name for name in own}
     places = destinations(selected.out or {})
     bases = dict.fromkeys(place["of"] for place in restored.values())
     lacking = {base: base for base in bases if base not in sources or base in cut}

@@ -332,8 +332,18 @@ impl Checkpoint {
     /// As [`Checkpoint::find`].
     pub fn find_all(&self, names: &[&str]) -> Result<Vec<Tensor<'_>>, Error> {
         let files = self.files_of(names, &Unwatched)?;
-        let found = names.iter().zip(files);
-        found.map(|(name, file)| self.file(file)?.find(name)).collect()
+        // Whoever names many names them in the order of the data, nearly always: then none is searched for.
+        let mut next = 0;
+        let find = |(&name, file): (&&str, usize)| {
+            let file = self.file(file)?;
+            let tensor = match file.tensor(next).filter(|tensor| tensor.entry().name == name) {
+                Some(tensor) => tensor,
+                None => file.find(name)?,
+            };
+            next = tensor.number() + 1;
+            Ok(tensor)
+        };
+        names.iter().zip(files).map(find).collect()
     }
 
     /// The number of the file that holds the tensor `name`.
