@@ -370,8 +370,8 @@ def prepare(
     which ``fetch(begin, end)`` gives those bytes as a capsule or a buffer. `export` comes first, with a few
     hundred tensors at once: its `places` gives the storages that they lie in, and how many elements come
     before the first of each there. Where it raises or gives None, or what DLPack shows of a tensor is of no
-    use or reaches past its storage, `payload` is called. `views` is the record of names that share one of the tensors; what
-    `metadata` has of this kind is left out.
+    use or reaches past its storage, `payload` is called. `views` is the record of names that share one of the
+    tensors; what `metadata` has of this kind is left out.
     """
 
 def download(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
+    from ._native import Export
     from ._progress import Progress
 
     Format = Literal["safetensors", "bintensors"]
@@ -154,7 +155,7 @@ def write_file(
     metadata: Mapping[str, str] | None,
     *,
     format: Format | None,
-    export: Callable[[list[Any]], tuple[list[Any], list[int], list[int]] | None] | None = None,
+    export: Export | None = None,
     shared: str = "copy",
     views: str | None = None,
     durable: bool | None,

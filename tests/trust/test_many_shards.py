@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# Counts what is open all the time, also while the call runs; what the interpreter opened before does not count.
+# Counts what is open all the time, also while the call runs.
 PROGRAM = f"""
 import faulthandler, shutil, tempfile
 COUNT, ALLOWED, OWED = {COUNT}, {ALLOWED}, {OWED}
@@ -81,7 +81,6 @@ OUT = sys.argv[1]
 
 READS = {
     "load": "check(ingot.numpy.load_file(INDEX, backend=BACKEND, progress=count))",
-    "load_verified": "check(ingot.numpy.load_file(INDEX, backend=BACKEND, verify='auto', progress=count))",
     "one_by_one": """
 with ingot.safe_open(INDEX, "np", backend=BACKEND) as file:
     for _ in range(2):
@@ -89,14 +88,18 @@ with ingot.safe_open(INDEX, "np", backend=BACKEND) as file:
     assert file.get_slice(NAMES[7])[1:2].tolist() == [7]
 """,
     "slices": """
-found = ingot.numpy.load_file(INDEX, backend=BACKEND, slices=dict.fromkeys(NAMES, slice(1, 2)), progress=count)
+wanted = dict.fromkeys(NAMES, slice(1, 2))
+found = ingot.numpy.load_file(INDEX, backend=BACKEND, slices=wanted, progress=count)
 assert [found[name].item() for name in NAMES] == [*range(COUNT)]
 """,
     "out": """
 out = {name: numpy.empty(4, numpy.float32) for name in NAMES}
-with ingot.safe_open(INDEX, "np", backend=BACKEND) as file:
-    file.load_into(out)
+check(ingot.numpy.load_file(INDEX, backend=BACKEND, out=out, progress=count))
 check(out)
+""",
+    "iterated": """
+with ingot.safe_open(INDEX, "np", backend=BACKEND) as file:
+    check(dict(file.iter_tensors()))
 """,
     "threads": """
 with ingot.safe_open(INDEX, "np", backend=BACKEND) as file:
@@ -158,6 +161,7 @@ assert len(os.listdir(into('again'))) == COUNT + 1
 shutil.rmtree(into('again'))
 ingot.merge([INDEX], into('one.safetensors'), durable=False)
 """,
+    "convert": "ingot.convert(INDEX, into('one.safetensors'), durable=False)",
     "verify": """
 ingot.verify(INDEX)
 ingot.merge([INDEX], into('one.safetensors'), durable=False)

@@ -90,7 +90,9 @@ impl Checkpoint {
 
     fn located(path: &Path, options: &CheckpointOptions, open: OpenFile) -> Result<Checkpoint, Error> {
         match locate(path, options, open)? {
-            Located::File(archive) => Ok(archive.into()),
+            Located::File(archive) => Ok(Checkpoint {
+                files: Kind::File(archive),
+            }),
             Located::Index { folder, name } => {
                 let (shards, beside) = Beside::index(folder, &name, &options.open)?;
                 Ok(Checkpoint::of_shards(shards, Box::new(beside)))

@@ -15,7 +15,7 @@ use crate::options::{CheckpointOptions, OpenOptions, Reach};
 /// What a path leads to.
 pub(super) enum Located {
     /// The only file.
-    File(Archive),
+    File(Box<Archive>),
     Index {
         folder: Folder,
         name: OsString,
@@ -50,7 +50,7 @@ pub(super) fn locate(path: &Path, options: &CheckpointOptions, open: OpenFile) -
                 },
             ..
         }) => index_at(path, options.reach),
-        other => other.map(Located::File),
+        other => other.map(|archive| Located::File(Box::new(archive))),
     }
 }
 
@@ -108,7 +108,7 @@ fn in_directory(path: &Path, options: &CheckpointOptions, open: OpenFile) -> Res
             Reach::FollowLinks => open(&file, &options.open),
             Reach::Confined => confined(&Folder::new(path, options.reach)?, &name, &file, &options.open),
         };
-        return archive.map(Located::File);
+        return archive.map(|archive| Located::File(Box::new(archive)));
     } else if !files.is_empty() {
         ambiguous(&files)
     } else {

@@ -92,7 +92,10 @@ impl LocalFile {
     pub(crate) fn with<R>(&self, work: impl FnOnce(&FileSource) -> io::Result<R>) -> io::Result<R> {
         match &self.descriptor {
             Descriptor::Kept(file) => work(file),
-            Descriptor::Lent(lent) => work(&*lent.open()?),
+            Descriptor::Lent(lent) => {
+                let file = lent.open()?;
+                work(&file)
+            }
         }
     }
 }

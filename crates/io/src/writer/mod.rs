@@ -14,7 +14,8 @@ mod coverage;
 mod foreign;
 #[cfg(unix)]
 mod journal;
-#[cfg(all(test, unix))]
+#[cfg(test)]
+#[cfg(unix)]
 mod model;
 #[cfg(unix)]
 mod preamble;
