@@ -15,6 +15,8 @@ __all__ = [
     "Archive",
     "Aside",
     "Buffer",
+    "Destinations",
+    "Export",
     "NewFile",
     "Quarry",
     "ShardIndex",
