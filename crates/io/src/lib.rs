@@ -68,6 +68,6 @@ pub use source::{FileSource, MemorySource, Source};
 pub use statistics::{Number, Statistics, has_statistics, statistics};
 pub use verify::{Compared, Definition, Mismatch, Proof, Report, hash, verify};
 pub use watch::{Unwatched, Watch};
-pub use writer::Quarry;
+pub use writer::ForeignFile;
 #[cfg(unix)]
 pub use writer::{Appender, Aside, Orphan, Writer};
