@@ -17,7 +17,7 @@ pub(crate) use folder::index_of;
 pub use folder::read_index;
 pub(crate) use parallel::in_parallel;
 pub(crate) use shards::Shards;
-pub use store::Manner;
+pub use store::Backing;
 #[cfg(feature = "remote")]
 pub(crate) use store::Store;
 
@@ -132,15 +132,15 @@ impl Checkpoint {
     ///
     /// # Errors
     /// As [`Checkpoint::file`].
-    pub fn manner(&self) -> Result<Manner, Error> {
+    pub fn backing(&self) -> Result<Backing, Error> {
         let (first, reason) = match &self.files {
             Kind::File(archive) => (&**archive, None),
-            Kind::Shards(opened) => match opened.store.manner(&opened.shards) {
-                Some(manner) => return Ok(manner),
+            Kind::Shards(opened) => match opened.store.backing(&opened.shards) {
+                Some(backing) => return Ok(backing),
                 None => (opened.shard(0)?, opened.reason),
             },
         };
-        Ok(Manner {
+        Ok(Backing {
             format: first.header().format(),
             backend: first.backend(),
             why: match reason {

@@ -33,7 +33,7 @@ mod workers;
 mod writer;
 
 pub use archive::{Archive, Tensor, TensorId};
-pub use checkpoint::{Checkpoint, Manner, read_index};
+pub use checkpoint::{Backing, Checkpoint, read_index};
 pub use convert::{convert, converts, is_float};
 pub use digest::{Algorithm, Digest, Keep, Sealed, Unequal};
 pub use edit::{

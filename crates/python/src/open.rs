@@ -520,15 +520,15 @@ impl Archive {
 
 impl Archive {
     fn of(checkpoint: Checkpoint) -> Result<Archive, Error> {
-        let manner = checkpoint.manner()?;
+        let backing = checkpoint.backing()?;
         Ok(Archive {
             path: checkpoint.path().map(ToOwned::to_owned),
             shards: (0..checkpoint.files())
                 .filter_map(|number| checkpoint.file_path(number))
                 .collect(),
-            format: manner.format.name(),
-            backend: manner.backend,
-            why: manner.why,
+            format: backing.format.name(),
+            backend: backing.backend,
+            why: backing.why,
             checkpoint: RwLock::new(Some(Arc::new(checkpoint))),
         })
     }

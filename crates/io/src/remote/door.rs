@@ -15,7 +15,7 @@ use super::place::{Place, Remote, local_path};
 use super::secrets::redacted;
 use super::source::{READS_AT_ONCE, RemoteSource, START_NBYTES};
 use crate::archive::Archive;
-use crate::checkpoint::{Checkpoint, Manner, Shards, Store, index_of, read_index};
+use crate::checkpoint::{Backing, Checkpoint, Shards, Store, index_of, read_index};
 use crate::error::{CheckpointFault, Error, Failure};
 use crate::options::{Backend, CheckpointOptions, OpenOptions, Reach};
 use crate::source::Source as _;
@@ -377,8 +377,8 @@ impl Store for RemoteShards {
         self.door.rest();
     }
 
-    fn manner(&self, shards: &Shards) -> Option<Manner> {
-        Some(Manner {
+    fn backing(&self, shards: &Shards) -> Option<Backing> {
+        Some(Backing {
             format: shards.format(),
             backend: self.index.backend,
             why: REMOTE.to_owned(),
