@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use super::door::{Found, found, header_limits};
 use super::options::RemoteOptions;
 use super::secrets::redacted;
+use super::session::{Found, found, header_limits};
 use super::source::{RemoteSource, START_NBYTES};
 use crate::archive::{check_unchanged, open_source};
 use crate::error::Error;

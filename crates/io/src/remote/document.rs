@@ -7,7 +7,6 @@ use std::time::Instant;
 
 use ingot_format::{to_u64, to_usize};
 
-use super::door::{Door, header_limits, refused, through_door, variable};
 use super::fault::{Fault, FaultKind};
 use super::fetch::{Answer, Target};
 use super::hub::{HubFile, MODEL_FILE};
@@ -15,6 +14,7 @@ use super::options::RemoteOptions;
 use super::place::Place;
 use super::retry::Tries;
 use super::secrets::path_nbytes;
+use super::session::{Session, header_limits, in_session, refused, variable};
 use super::url::{Url, decode};
 use crate::error::Error;
 use crate::watch::Watch;
@@ -32,12 +32,12 @@ pub fn fetch_beside(
     options: &RemoteOptions,
     watch: &dyn Watch,
 ) -> Result<(PathBuf, Vec<u8>), Error> {
-    through_door(url, options, &header_limits(), watch, |door| {
-        door.document_beside(url, name, most)
+    in_session(url, options, &header_limits(), watch, |session| {
+        session.document_beside(url, name, most)
     })
 }
 
-impl Door {
+impl Session {
     fn document_beside(&self, url: &str, name: &str, most: u64) -> Result<(PathBuf, Vec<u8>), Error> {
         let remote = match self.place(url)? {
             Place::Cached(path, None) => return read(path.with_file_name(name), most),

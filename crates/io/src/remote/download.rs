@@ -15,11 +15,11 @@ use std::path::{Path, PathBuf};
 use ingot_format::Escaped;
 
 use super::document::{hub_file, url_file_name};
-use super::door::{Found, refused, variable};
 use super::fault::{Fault, FaultKind};
 use super::hub::INDEX_FILE;
 use super::options::RemoteOptions;
 use super::secrets::redacted;
+use super::session::{Found, refused, variable};
 use crate::archive::open_source;
 use crate::digest::{Algorithm, Digest};
 use crate::error::Error;

@@ -14,7 +14,6 @@ mod connection;
 mod dial;
 mod digest;
 mod document;
-mod door;
 #[cfg(unix)]
 mod download;
 mod fault;
@@ -35,14 +34,13 @@ mod proxy;
 mod retry;
 mod s3;
 mod secrets;
+mod session;
 mod source;
 mod trust;
 mod url;
 
 pub use self::digest::{hash_url, read_url};
 pub use self::document::{fetch_beside, url_file_name};
-pub use self::door::REMOTE_HEADER_NBYTES;
-pub(crate) use self::door::header_limits;
 #[cfg(unix)]
 pub use self::download::{DownloadOptions, Downloaded, download, planned_download};
 pub use self::fault::Fault;
@@ -51,3 +49,5 @@ pub use self::options::{RemoteOptions, Secret, Token};
 pub(crate) use self::pace::heed;
 pub use self::place::{is_url, local_path, was_url};
 pub use self::secrets::redacted;
+pub use self::session::REMOTE_HEADER_NBYTES;
+pub(crate) use self::session::header_limits;

@@ -15,14 +15,14 @@ use crate::digest::{Algorithm, Digest, Unequal};
 use crate::error::Error;
 use crate::options::{Durability, Existing};
 use crate::payload::FileRange;
-use crate::remote::door::{
-    AT_ONCE, Door, Found, INDEX_START_NBYTES, cached_at, for_urls, header_limits, refused, through_door,
-    variable,
-};
 use crate::remote::hub::{INDEX_FILE, MODEL_FILE};
 use crate::remote::options::RemoteOptions;
 use crate::remote::place::{Place, Remote};
 use crate::remote::secrets::redacted;
+use crate::remote::session::{
+    AT_ONCE, Found, INDEX_START_NBYTES, Session, cached_at, for_urls, header_limits, in_session, refused,
+    variable,
+};
 use crate::remote::source::RemoteSource;
 use crate::save::draft::is_there;
 use crate::source::Source;
@@ -68,7 +68,7 @@ pub(super) enum Wanted {
 
 /// An index, which was read, and its shards, which were not.
 pub(super) struct Model {
-    door: Door,
+    session: Session,
     /// All bytes of the index.
     pub(super) bytes: Vec<u8>,
     /// The SHA-256 that it was found to have, where the Hub says one.
@@ -90,7 +90,9 @@ enum Beside {
 
 /// Asks for the start of the file behind `url`, or for all of an index, or finds them on this machine.
 pub(super) fn wanted(url: &str, options: &RemoteOptions, watch: &dyn Watch) -> Result<Wanted, Error> {
-    through_door(url, options, &header_limits(), watch, |door| door.wanted(url))
+    in_session(url, options, &header_limits(), watch, |session| {
+        session.wanted(url)
+    })
 }
 
 /// Whether a file of this name is an index.
@@ -98,7 +100,7 @@ pub(super) fn is_index(name: &str) -> bool {
     name.ends_with(INDEX_ENDING)
 }
 
-impl Door {
+impl Session {
     fn wanted(&self, url: &str) -> Result<Wanted, Error> {
         match self.place(url)? {
             Place::Cached(path, remote) if is_index(&path.to_string_lossy()) => {
@@ -161,7 +163,7 @@ impl Door {
             compare(Path::new(&shown), expected, Algorithm::Sha256.digest(&bytes))?;
         }
         let model = Model {
-            door: self.clone(),
+            session: self.clone(),
             shards: for_urls(read(&bytes, Path::new(&shown))?, Path::new(&shown))?
                 .shards()
                 .to_vec(),
@@ -188,7 +190,7 @@ impl Door {
             None => read(&bytes, path)?,
         };
         let model = Model {
-            door: self.clone(),
+            session: self.clone(),
             shards: index.shards().to_vec(),
             bytes,
             sha256: None,
@@ -235,7 +237,7 @@ impl Model {
         let numbers: Vec<usize> = (0..self.shards.len()).collect();
         let origin = |number: usize| self.origin(&self.shards[number], options);
         let origins = in_parallel(Reading::waiting(at_once), &numbers, origin, watch);
-        self.door.rest();
+        self.session.rest();
         origins
     }
 
@@ -244,11 +246,11 @@ impl Model {
             Beside::Url(index) => index,
             Beside::Folder(folder) => return Origin::cached(&folder.join(shard)),
         };
-        let remote = self.door.beside(index, shard)?;
+        let remote = self.session.beside(index, shard)?;
         if let Some(path) = remote.hub.as_ref().and_then(|file| file.cached(&variable)) {
             return Origin::cached(&path);
         }
-        let source = RemoteSource::of_many(self.door.target(&remote));
+        let source = RemoteSource::of_many(self.session.target(&remote));
         let source = source.map_err(|fault| refused(&remote.shown, fault))?;
         Ok(Origin::remote(
             source,

@@ -91,7 +91,7 @@ impl Checkpoint {
             let reach = Reach::FollowLinks;
             return Checkpoint::open(&path, &CheckpointOptions { open, reach });
         }
-        through_door(url, options, limits, watch, |door| door.open(url))
+        in_session(url, options, limits, watch, |session| session.open(url))
     }
 }
 
@@ -109,27 +109,27 @@ pub(super) fn found(
     begin: &(dyn Fn(Target) -> Result<RemoteSource, Fault> + Sync),
     watch: &dyn Watch,
 ) -> Result<Found, Error> {
-    through_door(url, options, &header_limits(), watch, |door| {
-        door.found(url, begin)
+    in_session(url, options, &header_limits(), watch, |session| {
+        session.found(url, begin)
     })
 }
 
-/// What `open` makes of a way to files behind URLs. It is tried again where a server says that it has to be another.
-pub(super) fn through_door<T: Send>(
+/// What `open` makes of a session. It is tried again where a server says that it has to be another.
+pub(super) fn in_session<T: Send>(
     url: &str,
     options: &RemoteOptions,
     limits: &Limits,
     watch: &dyn Watch,
-    open: impl Fn(&Door) -> Result<T, Error> + Send + Sync,
+    open: impl Fn(&Session) -> Result<T, Error> + Send + Sync,
 ) -> Result<T, Error> {
     // A bucket of S3 lies in one region, and who asks in another is told in which.
-    let open_in_region = || match open(&Door::new(options, limits)) {
+    let open_in_region = || match open(&Session::new(options, limits)) {
         Err(error) if options.region.is_none() && region_of(&error).is_some() => {
             let options = RemoteOptions {
                 region: region_of(&error).map(ToOwned::to_owned),
                 ..options.clone()
             };
-            open(&Door::new(&options, limits))
+            open(&Session::new(&options, limits))
         }
         opened => opened,
     };
@@ -144,16 +144,16 @@ fn region_of(error: &Error) -> Option<&str> {
     }
 }
 
-/// Opens files behind URLs: one way, and one set of connections, for all that one URL leads to.
+/// Opens files behind URLs: one client, with its connections, for all that one URL leads to.
 #[derive(Clone, Debug)]
-pub(crate) struct Door {
+pub(crate) struct Session {
     client: Arc<Client>,
     limits: Limits,
 }
 
-impl Door {
-    fn new(options: &RemoteOptions, limits: &Limits) -> Door {
-        Door {
+impl Session {
+    fn new(options: &RemoteOptions, limits: &Limits) -> Session {
+        Session {
             client: Arc::new(Client::new(options.clone(), &variable)),
             limits: *limits,
         }
@@ -310,7 +310,7 @@ impl Door {
     fn shards(&self, path: PathBuf, index: ShardIndex, remote: Remote) -> Result<Checkpoint, Error> {
         let index = for_urls(index, &path)?;
         let store = RemoteShards {
-            door: self.clone(),
+            session: self.clone(),
             index: remote,
         };
         Ok(Checkpoint::of_shards(Shards::new(path, index), Box::new(store)))
@@ -349,24 +349,25 @@ impl Door {
 /// Shards behind URLs: beside their index, and of the same commit where it is one of the Hub.
 #[derive(Debug)]
 struct RemoteShards {
-    door: Door,
+    session: Session,
     index: Remote,
 }
 
 impl Store for RemoteShards {
     fn path(&self, name: &str) -> PathBuf {
-        let beside = self.door.beside(&self.index, name);
+        let beside = self.session.beside(&self.index, name);
         beside.map_or_else(|_| name.into(), |remote| remote.shown.into())
     }
 
     /// With one request where the header is about as long as the index lets expect.
     fn open(&self, shards: &Shards, number: usize) -> Result<Archive, Error> {
-        let remote = self.door.beside(&self.index, shards.name(number))?;
+        let remote = self.session.beside(&self.index, shards.name(number))?;
         let entries = shards
             .tensors(number)
             .map(|name| to_u64(name.len()) + TENSOR_NBYTES);
         let expected = METADATA_NBYTES + entries.sum::<u64>();
-        self.door.shard(remote, expected.clamp(LEAST_NBYTES, MOST_NBYTES))
+        self.session
+            .shard(remote, expected.clamp(LEAST_NBYTES, MOST_NBYTES))
     }
 
     fn reading(&self) -> Reading {
@@ -374,7 +375,7 @@ impl Store for RemoteShards {
     }
 
     fn rest(&self) {
-        self.door.rest();
+        self.session.rest();
     }
 
     fn backing(&self, shards: &Shards) -> Option<Backing> {
