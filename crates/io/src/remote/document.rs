@@ -10,8 +10,8 @@ use ingot_format::{to_u64, to_usize};
 use super::fault::{Fault, FaultKind};
 use super::fetch::{Answer, Target};
 use super::hub::{HubFile, MODEL_FILE};
+use super::location::Location;
 use super::options::RemoteOptions;
-use super::place::Place;
 use super::retry::Tries;
 use super::secrets::path_nbytes;
 use super::session::{Session, header_limits, in_session, refused, variable};
@@ -39,9 +39,9 @@ pub fn fetch_beside(
 
 impl Session {
     fn document_beside(&self, url: &str, name: &str, most: u64) -> Result<(PathBuf, Vec<u8>), Error> {
-        let remote = match self.place(url)? {
-            Place::Cached(path, None) => return read(path.with_file_name(name), most),
-            Place::Cached(_, Some(remote)) | Place::Remote(remote) => self.beside(&remote, name)?,
+        let remote = match self.locate(url)? {
+            Location::Cached(path, None) => return read(path.with_file_name(name), most),
+            Location::Cached(_, Some(remote)) | Location::Remote(remote) => self.beside(&remote, name)?,
         };
         if let Some(path) = remote.hub.as_ref().and_then(|file| file.cached(&variable)) {
             return read(path, most);

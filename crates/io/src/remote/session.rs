@@ -9,9 +9,9 @@ use super::client::Client;
 use super::fault::Fault;
 use super::fetch::Target;
 use super::hub::{INDEX_FILE, MODEL_FILE};
+use super::location::{Location, Remote, local_path};
 use super::options::RemoteOptions;
 use super::pace::stopped;
-use super::place::{Place, Remote, local_path};
 use super::secrets::redacted;
 use super::source::{READS_AT_ONCE, RemoteSource, START_NBYTES};
 use crate::archive::Archive;
@@ -160,17 +160,17 @@ impl Session {
     }
 
     fn open(&self, url: &str) -> Result<Checkpoint, Error> {
-        match self.place(url)? {
-            Place::Cached(path, remote) => self.cached(&path, remote.map(|remote| *remote)),
-            Place::Remote(remote) if remote.hub.as_ref().is_some_and(|file| file.is_folder()) => {
+        match self.locate(url)? {
+            Location::Cached(path, remote) => self.cached(&path, remote.map(|remote| *remote)),
+            Location::Remote(remote) if remote.hub.as_ref().is_some_and(|file| file.is_folder()) => {
                 self.model_of(&remote)
             }
-            Place::Remote(remote) if remote.is_index() => {
+            Location::Remote(remote) if remote.is_index() => {
                 let source = RemoteSource::begin(self.target(&remote), INDEX_START_NBYTES);
                 let source = source.map_err(|fault| refused(&remote.shown, fault))?;
                 self.index(*remote, source)
             }
-            Place::Remote(remote) => {
+            Location::Remote(remote) => {
                 let source = self.source(&remote, START_NBYTES);
                 let source = source.map_err(|fault| refused(&remote.shown, fault))?;
                 self.content(*remote, source)
@@ -178,9 +178,9 @@ impl Session {
         }
     }
 
-    pub(super) fn place(&self, url: &str) -> Result<Place, Error> {
-        let place = Place::find(url, &self.client.options, &variable);
-        place.map_err(|fault| refused(&redacted(url), fault))
+    pub(super) fn locate(&self, url: &str) -> Result<Location, Error> {
+        let location = Location::find(url, &self.client.options, &variable);
+        location.map_err(|fault| refused(&redacted(url), fault))
     }
 
     /// The file that `url` names; of a repository of the Hub that with its model.
@@ -189,12 +189,12 @@ impl Session {
         url: &str,
         begin: &(dyn Fn(Target) -> Result<RemoteSource, Fault> + Sync),
     ) -> Result<Found, Error> {
-        let remote = match self.place(url)? {
-            Place::Cached(path, _) => return Ok(Found::Cached(path)),
-            Place::Remote(remote) if remote.hub.as_ref().is_some_and(|file| file.is_folder()) => {
+        let remote = match self.locate(url)? {
+            Location::Cached(path, _) => return Ok(Found::Cached(path)),
+            Location::Remote(remote) if remote.hub.as_ref().is_some_and(|file| file.is_folder()) => {
                 self.beside(&remote, MODEL_FILE)?
             }
-            Place::Remote(remote) => *remote,
+            Location::Remote(remote) => *remote,
         };
         let source = begin(self.target(&remote)).map_err(|fault| refused(&remote.shown, fault))?;
         let cached = cached_at(&remote, source.commit().as_deref());

@@ -16,8 +16,8 @@ use crate::error::Error;
 use crate::options::{Durability, Existing};
 use crate::payload::FileRange;
 use crate::remote::hub::{INDEX_FILE, MODEL_FILE};
+use crate::remote::location::{Location, Remote};
 use crate::remote::options::RemoteOptions;
-use crate::remote::place::{Place, Remote};
 use crate::remote::secrets::redacted;
 use crate::remote::session::{
     AT_ONCE, Found, INDEX_START_NBYTES, Session, cached_at, for_urls, header_limits, in_session, refused,
@@ -102,20 +102,20 @@ pub(super) fn is_index(name: &str) -> bool {
 
 impl Session {
     fn wanted(&self, url: &str) -> Result<Wanted, Error> {
-        match self.place(url)? {
-            Place::Cached(path, remote) if is_index(&path.to_string_lossy()) => {
+        match self.locate(url)? {
+            Location::Cached(path, remote) if is_index(&path.to_string_lossy()) => {
                 self.cached_model(&path, remote.map(|remote| *remote))
             }
-            Place::Cached(path, _) => Ok(Wanted::File(Found::Cached(path))),
-            Place::Remote(remote) if remote.hub.as_ref().is_some_and(|file| file.is_folder()) => {
+            Location::Cached(path, _) => Ok(Wanted::File(Found::Cached(path))),
+            Location::Remote(remote) if remote.hub.as_ref().is_some_and(|file| file.is_folder()) => {
                 self.wanted_of_folder(&remote)
             }
-            Place::Remote(remote) if is_index(&remote.home.path) => {
+            Location::Remote(remote) if is_index(&remote.home.path) => {
                 let source = RemoteSource::begin(self.target(&remote), INDEX_START_NBYTES);
                 let source = source.map_err(|fault| refused(&remote.shown, fault))?;
                 self.model(*remote, &source, redacted(url))
             }
-            Place::Remote(remote) => {
+            Location::Remote(remote) => {
                 let source = RemoteSource::of_whole(self.target(&remote));
                 let source = source.map_err(|fault| refused(&remote.shown, fault))?;
                 Ok(Wanted::File(file(&remote, source)))
