@@ -29,9 +29,9 @@ pub fn hash_url(
         definition,
         Definition::File(_) | Definition::AutoV1 | Definition::AutoV2
     );
-    let begin = |target| match asks_for_tensors {
-        true => RemoteSource::open(target, START_NBYTES, &limits),
-        false => RemoteSource::begin(target, START_NBYTES),
+    let begin = |resource| match asks_for_tensors {
+        true => RemoteSource::open(resource, START_NBYTES, &limits),
+        false => RemoteSource::begin(resource, START_NBYTES),
     };
     let source = match found(url, options, &begin, watch)? {
         Found::Cached(path) => return hash(&path, definition, watch),
@@ -59,7 +59,7 @@ pub fn read_url(
     take: &mut (dyn FnMut(&[u8]) + Send),
     watch: &dyn Watch,
 ) -> Result<(), Error> {
-    let begin = |target| RemoteSource::begin(target, START_NBYTES);
+    let begin = |resource| RemoteSource::begin(resource, START_NBYTES);
     let (source, path): (Box<dyn Source>, PathBuf) = match found(url, options, &begin, watch)? {
         Found::Cached(path) => (Box::new(open_source(&path)?), path),
         Found::Remote(source, _) => (source, PathBuf::from(redacted(url))),

@@ -37,9 +37,9 @@ const OTHER_SCHEMES: &[&str] = &[
 /// Bytes of the body of a refusal that are looked at.
 const REFUSAL_NBYTES: usize = 4 << 10;
 
-/// A file, and the way to it.
+/// A file behind a URL, and the way to it.
 #[derive(Debug)]
-pub(crate) struct Target {
+pub(crate) struct Resource {
     client: Arc<Client>,
     /// As the caller has named it.
     home: Url,
@@ -87,9 +87,9 @@ pub(crate) enum Answer {
     Nothing,
 }
 
-impl Target {
-    pub(crate) fn new(client: Arc<Client>, home: Url, access: Arc<Access>, is_shown: bool) -> Target {
-        Target {
+impl Resource {
+    pub(crate) fn new(client: Arc<Client>, home: Url, access: Arc<Access>, is_shown: bool) -> Resource {
+        Resource {
             client,
             home,
             access,

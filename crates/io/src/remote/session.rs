@@ -7,7 +7,7 @@ use ingot_format::{Foreign, FormatError, Header, Limits, ShardIndex, to_u64};
 
 use super::client::Client;
 use super::fault::Fault;
-use super::fetch::Target;
+use super::fetch::Resource;
 use super::hub::{INDEX_FILE, MODEL_FILE};
 use super::location::{Location, Remote, local_path};
 use super::options::RemoteOptions;
@@ -106,7 +106,7 @@ pub(super) enum Found {
 pub(super) fn found(
     url: &str,
     options: &RemoteOptions,
-    begin: &(dyn Fn(Target) -> Result<RemoteSource, Fault> + Sync),
+    begin: &(dyn Fn(Resource) -> Result<RemoteSource, Fault> + Sync),
     watch: &dyn Watch,
 ) -> Result<Found, Error> {
     in_session(url, options, &header_limits(), watch, |session| {
@@ -166,7 +166,7 @@ impl Session {
                 self.model_of(&remote)
             }
             Location::Remote(remote) if remote.is_index() => {
-                let source = RemoteSource::begin(self.target(&remote), INDEX_START_NBYTES);
+                let source = RemoteSource::begin(self.resource(&remote), INDEX_START_NBYTES);
                 let source = source.map_err(|fault| refused(&remote.shown, fault))?;
                 self.index(*remote, source)
             }
@@ -187,7 +187,7 @@ impl Session {
     fn found(
         &self,
         url: &str,
-        begin: &(dyn Fn(Target) -> Result<RemoteSource, Fault> + Sync),
+        begin: &(dyn Fn(Resource) -> Result<RemoteSource, Fault> + Sync),
     ) -> Result<Found, Error> {
         let remote = match self.locate(url)? {
             Location::Cached(path, _) => return Ok(Found::Cached(path)),
@@ -196,7 +196,7 @@ impl Session {
             }
             Location::Remote(remote) => *remote,
         };
-        let source = begin(self.target(&remote)).map_err(|fault| refused(&remote.shown, fault))?;
+        let source = begin(self.resource(&remote)).map_err(|fault| refused(&remote.shown, fault))?;
         let cached = cached_at(&remote, source.commit().as_deref());
         Ok(cached.map_or_else(|| Found::Remote(Box::new(source), remote.backend), Found::Cached))
     }
@@ -209,12 +209,12 @@ impl Session {
 
     /// A file of tensors.
     fn source(&self, remote: &Remote, start_nbytes: u64) -> Result<RemoteSource, Fault> {
-        RemoteSource::open(self.target(remote), start_nbytes, &self.limits)
+        RemoteSource::open(self.resource(remote), start_nbytes, &self.limits)
     }
 
-    pub(super) fn target(&self, remote: &Remote) -> Target {
+    pub(super) fn resource(&self, remote: &Remote) -> Resource {
         let (home, access) = (remote.home.clone(), Arc::clone(&remote.access));
-        Target::new(Arc::clone(&self.client), home, access, remote.is_shown())
+        Resource::new(Arc::clone(&self.client), home, access, remote.is_shown())
     }
 
     /// The model of a folder of the Hub. Both files that it can be are asked for at once: nobody knows which it is, and
@@ -229,7 +229,7 @@ impl Session {
         let ask = |number: usize| {
             let opened = match number {
                 0 => self.source(&model, START_NBYTES),
-                _ => RemoteSource::begin(self.target(&index), INDEX_START_NBYTES),
+                _ => RemoteSource::begin(self.resource(&index), INDEX_START_NBYTES),
             };
             let is_model = number == 0 && opened.is_ok();
             *found[number].lock().unwrap_or_else(PoisonError::into_inner) = Some(opened);

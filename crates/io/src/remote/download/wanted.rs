@@ -111,12 +111,12 @@ impl Session {
                 self.wanted_of_folder(&remote)
             }
             Location::Remote(remote) if is_index(&remote.home.path) => {
-                let source = RemoteSource::begin(self.target(&remote), INDEX_START_NBYTES);
+                let source = RemoteSource::begin(self.resource(&remote), INDEX_START_NBYTES);
                 let source = source.map_err(|fault| refused(&remote.shown, fault))?;
                 self.model(*remote, &source, redacted(url))
             }
             Location::Remote(remote) => {
-                let source = RemoteSource::of_whole(self.target(&remote));
+                let source = RemoteSource::of_whole(self.resource(&remote));
                 let source = source.map_err(|fault| refused(&remote.shown, fault))?;
                 Ok(Wanted::File(file(&remote, source)))
             }
@@ -126,13 +126,13 @@ impl Session {
     /// The model of a folder of the Hub. One question more is nothing beside a download.
     fn wanted_of_folder(&self, folder: &Remote) -> Result<Wanted, Error> {
         let model = self.beside(folder, MODEL_FILE)?;
-        let missing = match RemoteSource::of_whole(self.target(&model)) {
+        let missing = match RemoteSource::of_whole(self.resource(&model)) {
             Ok(source) => return Ok(Wanted::File(file(&model, source))),
             Err(fault) if fault.is_missing() => fault,
             Err(fault) => return Err(refused(&model.shown, fault)),
         };
         let index = self.beside(folder, INDEX_FILE)?;
-        match RemoteSource::begin(self.target(&index), INDEX_START_NBYTES) {
+        match RemoteSource::begin(self.resource(&index), INDEX_START_NBYTES) {
             Ok(source) => {
                 let shown = index.shown.clone();
                 self.model(index, &source, shown)
@@ -250,7 +250,7 @@ impl Model {
         if let Some(path) = remote.hub.as_ref().and_then(|file| file.cached(&variable)) {
             return Origin::cached(&path);
         }
-        let source = RemoteSource::of_many(self.session.target(&remote));
+        let source = RemoteSource::of_many(self.session.resource(&remote));
         let source = source.map_err(|fault| refused(&remote.shown, fault))?;
         Ok(Origin::remote(
             source,
