@@ -48,7 +48,7 @@ pub(crate) struct Resource {
     is_shown: bool,
     /// Where the last redirect led to. It is asked there until it is refused, as signed addresses are when their time
     /// is over.
-    found: Mutex<Option<Found>>,
+    found: Mutex<Option<Hop>>,
     /// What a server of the Hub says of the file.
     linked: Mutex<Linked>,
 }
@@ -62,8 +62,9 @@ pub(crate) struct Linked {
     pub(crate) etag: Option<String>,
 }
 
+/// One URL of a chain of redirects.
 #[derive(Clone, Debug)]
-struct Found {
+struct Hop {
     url: Url,
     is_trusted: bool,
 }
@@ -134,8 +135,8 @@ impl Resource {
         }
     }
 
-    fn at_home(&self) -> Found {
-        Found {
+    fn at_home(&self) -> Hop {
+        Hop {
             url: self.home.clone(),
             is_trusted: true,
         }
@@ -144,7 +145,7 @@ impl Resource {
     /// Asks at `start`, and wherever that sends us.
     fn walk(
         &self,
-        start: Found,
+        start: Hop,
         asked: &Range<u64>,
         pin: Option<&Pin>,
         deadline: Instant,
@@ -188,7 +189,7 @@ impl Resource {
 
     fn send(
         &self,
-        at: &Found,
+        at: &Hop,
         asked: &Range<u64>,
         pin: Option<&Pin>,
         deadline: Instant,
@@ -231,7 +232,7 @@ impl Resource {
     }
 
     /// Where a redirect leads, if we go there.
-    fn next(&self, at: &Found, location: &str) -> Result<Found, Fault> {
+    fn next(&self, at: &Hop, location: &str) -> Result<Hop, Fault> {
         let refuse = |to: String, why| Fault::new(FaultKind::Redirect { to, why });
         let url = at.url.join(location).map_err(|_| {
             // What is no URL of HTTP may be anything, a part of a secret among it.
@@ -246,7 +247,7 @@ impl Resource {
             return Err(refuse(url.to_string(), "it leads from https: to http:"));
         }
         let is_trusted = at.is_trusted && url.origin() == self.home.origin();
-        Ok(Found { url, is_trusted })
+        Ok(Hop { url, is_trusted })
     }
 
     fn understand(
