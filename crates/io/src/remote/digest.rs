@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::options::RemoteOptions;
 use super::secrets::redacted;
-use super::session::{Found, found, header_limits};
+use super::session::{UrlFile, header_limits, url_file};
 use super::source::{RemoteSource, START_NBYTES};
 use crate::archive::{check_unchanged, open_source};
 use crate::error::Error;
@@ -33,9 +33,9 @@ pub fn hash_url(
         true => RemoteSource::open(resource, START_NBYTES, &limits),
         false => RemoteSource::begin(resource, START_NBYTES),
     };
-    let source = match found(url, options, &begin, watch)? {
-        Found::Cached(path) => return hash(&path, definition, watch),
-        Found::Remote(source, _) => source,
+    let source = match url_file(url, options, &begin, watch)? {
+        UrlFile::Cached(path) => return hash(&path, definition, watch),
+        UrlFile::Remote(source, _) => source,
     };
     let shown = PathBuf::from(redacted(url));
     match definition {
@@ -60,9 +60,9 @@ pub fn read_url(
     watch: &dyn Watch,
 ) -> Result<(), Error> {
     let begin = |resource| RemoteSource::begin(resource, START_NBYTES);
-    let (source, path): (Box<dyn Source>, PathBuf) = match found(url, options, &begin, watch)? {
-        Found::Cached(path) => (Box::new(open_source(&path)?), path),
-        Found::Remote(source, _) => (source, PathBuf::from(redacted(url))),
+    let (source, path): (Box<dyn Source>, PathBuf) = match url_file(url, options, &begin, watch)? {
+        UrlFile::Cached(path) => (Box::new(open_source(&path)?), path),
+        UrlFile::Remote(source, _) => (source, PathBuf::from(redacted(url))),
     };
     let outcome = read_in_order(&*source, take, watch);
     check_unchanged(&*source, Some(&path))?;

@@ -19,7 +19,7 @@ use super::fault::{Fault, FaultKind};
 use super::hub::INDEX_FILE;
 use super::options::RemoteOptions;
 use super::secrets::redacted;
-use super::session::{Found, refused, variable};
+use super::session::{UrlFile, refused, variable};
 use crate::archive::open_source;
 use crate::digest::{Algorithm, Digest};
 use crate::error::Error;
@@ -127,8 +127,8 @@ fn reach(
         Wanted::File(found) => {
             check_existing(&target, how)?;
             match found {
-                Found::Cached(cached) => Ok(Reached::Cached(cached, target)),
-                Found::Remote(source, backend) => {
+                UrlFile::Cached(cached) => Ok(Reached::Cached(cached, target)),
+                UrlFile::Remote(source, backend) => {
                     let origin = Origin::remote(*source, backend, shown.into(), options);
                     Ok(Reached::File(origin.expecting(how.sha256)?, target))
                 }

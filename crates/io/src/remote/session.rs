@@ -96,21 +96,21 @@ impl Checkpoint {
 }
 
 /// A file of whatever kind that a URL leads to.
-pub(super) enum Found {
+pub(super) enum UrlFile {
     Cached(PathBuf),
     /// With what it is asked with.
     Remote(Box<RemoteSource>, &'static str),
 }
 
 /// Asks for the start of the file behind `url`, as `begin` does that, or finds it on this machine.
-pub(super) fn found(
+pub(super) fn url_file(
     url: &str,
     options: &RemoteOptions,
     begin: &(dyn Fn(Resource) -> Result<RemoteSource, Fault> + Sync),
     watch: &dyn Watch,
-) -> Result<Found, Error> {
+) -> Result<UrlFile, Error> {
     in_session(url, options, &header_limits(), watch, |session| {
-        session.found(url, begin)
+        session.url_file(url, begin)
     })
 }
 
@@ -184,13 +184,13 @@ impl Session {
     }
 
     /// The file that `url` names; of a repository of the Hub that with its model.
-    fn found(
+    fn url_file(
         &self,
         url: &str,
         begin: &(dyn Fn(Resource) -> Result<RemoteSource, Fault> + Sync),
-    ) -> Result<Found, Error> {
+    ) -> Result<UrlFile, Error> {
         let remote = match self.locate(url)? {
-            Location::Cached(path, _) => return Ok(Found::Cached(path)),
+            Location::Cached(path, _) => return Ok(UrlFile::Cached(path)),
             Location::Remote(remote) if remote.hub.as_ref().is_some_and(|file| file.is_folder()) => {
                 self.beside(&remote, MODEL_FILE)?
             }
@@ -198,7 +198,10 @@ impl Session {
         };
         let source = begin(self.resource(&remote)).map_err(|fault| refused(&remote.shown, fault))?;
         let cached = cached_at(&remote, source.commit().as_deref());
-        Ok(cached.map_or_else(|| Found::Remote(Box::new(source), remote.backend), Found::Cached))
+        Ok(cached.map_or_else(
+            || UrlFile::Remote(Box::new(source), remote.backend),
+            UrlFile::Cached,
+        ))
     }
 
     /// The file `name` beside this one.

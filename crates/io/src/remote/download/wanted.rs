@@ -20,7 +20,7 @@ use crate::remote::location::{Location, Remote};
 use crate::remote::options::RemoteOptions;
 use crate::remote::secrets::redacted;
 use crate::remote::session::{
-    AT_ONCE, Found, INDEX_START_NBYTES, Session, cached_at, for_urls, header_limits, in_session, refused,
+    AT_ONCE, INDEX_START_NBYTES, Session, UrlFile, cached_at, for_urls, header_limits, in_session, refused,
     variable,
 };
 use crate::remote::source::RemoteSource;
@@ -62,7 +62,7 @@ const INDEX_ENDING: &str = ".index.json";
 
 /// What a URL leads to.
 pub(super) enum Wanted {
-    File(Found),
+    File(UrlFile),
     Model(Box<Model>),
 }
 
@@ -106,7 +106,7 @@ impl Session {
             Location::Cached(path, remote) if is_index(&path.to_string_lossy()) => {
                 self.cached_model(&path, remote.map(|remote| *remote))
             }
-            Location::Cached(path, _) => Ok(Wanted::File(Found::Cached(path))),
+            Location::Cached(path, _) => Ok(Wanted::File(UrlFile::Cached(path))),
             Location::Remote(remote) if remote.hub.as_ref().is_some_and(|file| file.is_folder()) => {
                 self.wanted_of_folder(&remote)
             }
@@ -204,9 +204,12 @@ impl Session {
     }
 }
 
-fn file(remote: &Remote, source: RemoteSource) -> Found {
+fn file(remote: &Remote, source: RemoteSource) -> UrlFile {
     let cached = cached_at(remote, source.commit().as_deref());
-    cached.map_or_else(|| Found::Remote(Box::new(source), remote.backend), Found::Cached)
+    cached.map_or_else(
+        || UrlFile::Remote(Box::new(source), remote.backend),
+        UrlFile::Cached,
+    )
 }
 
 /// Bytes that an index takes, if it is no larger than one may be.
