@@ -57,7 +57,7 @@ impl Sealed {
         options: &LayoutOptions,
         keep: Keep,
     ) -> Result<Sealed, FormatError> {
-        let zeros = Found {
+        let zeros = FileDigests {
             tensors: keep
                 .tensors
                 .map(|algorithm| (algorithm, vec![Digest::zero(algorithm); specs.len()])),
@@ -130,7 +130,7 @@ impl Sealing<'_> {
                 .map(|digest| digest.unwrap_or(Digest::zero(algorithm)))
                 .collect::<Vec<_>>()
         };
-        let found = Found {
+        let found = FileDigests {
             tensors: self
                 .sealed
                 .keep
@@ -154,7 +154,7 @@ impl Sealing<'_> {
 }
 
 /// Digests of tensors, one for each of some specs, and of the data section.
-struct Found {
+struct FileDigests {
     tensors: Option<(Algorithm, Vec<Digest>)>,
     data: Option<Digest>,
 }
@@ -166,7 +166,7 @@ fn laid_out(
     metadata: &[(&str, &str)],
     format: Format,
     options: &LayoutOptions,
-    found: &Found,
+    found: &FileDigests,
 ) -> Result<Layout, FormatError> {
     let record = found.tensors.as_ref().map(|(algorithm, digests)| {
         let named = specs
