@@ -17,7 +17,7 @@ use super::pace::Pace;
 use super::proxy::{Proxies, Proxy};
 use super::secrets::Secrets;
 use super::trust;
-use super::url::{Origin, Scheme, Url};
+use super::url::{Scheme, SecurityOrigin, Url};
 use crate::lock::briefly;
 
 /// Connections to one host that are kept while nobody uses them: as many as are used at once.
@@ -36,7 +36,7 @@ pub(crate) struct Client {
 struct Idle {
     /// Whose connections they are: a forked process has copies of them and must not speak on those.
     process: u32,
-    connections: Vec<(Origin, Connection)>,
+    connections: Vec<(SecurityOrigin, Connection)>,
 }
 
 /// An answer, with its body still to be read.
@@ -44,7 +44,7 @@ struct Idle {
 pub(crate) struct Response {
     pub(crate) head: Head,
     pub(crate) framing: Framing,
-    origin: Origin,
+    origin: SecurityOrigin,
     connection: Connection,
 }
 
@@ -101,7 +101,7 @@ impl Client {
         let Some(mut idle) = self.lock_idle() else {
             return;
         };
-        let mut of_host: Vec<(Origin, usize)> = Vec::new();
+        let mut of_host: Vec<(SecurityOrigin, usize)> = Vec::new();
         idle.connections.retain(|(origin, _)| {
             let at = of_host.iter().position(|known| known.0 == *origin);
             let at = at.unwrap_or_else(|| {
@@ -113,7 +113,7 @@ impl Client {
         });
     }
 
-    fn idle_connection(&self, origin: &Origin) -> Option<Connection> {
+    fn idle_connection(&self, origin: &SecurityOrigin) -> Option<Connection> {
         loop {
             let connection = {
                 let mut idle = self.lock_idle()?;
@@ -237,7 +237,7 @@ fn exchange(
 }
 
 impl Response {
-    fn new(head: Head, origin: Origin, connection: Connection) -> Result<Response, Fault> {
+    fn new(head: Head, origin: SecurityOrigin, connection: Connection) -> Result<Response, Fault> {
         Ok(Response {
             framing: head.framing()?,
             head,
