@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError, TryLockError};
 use ingot_format::{to_u64, to_usize};
 
 use super::journal::{Journal, RECORD, Record};
-use super::wanted::{DownloadOptions, Downloaded, Origin, compare};
+use super::wanted::{DownloadOptions, Downloaded, VersionedSource, compare};
 use crate::archive::check_unchanged;
 use crate::digest::{Algorithm, Digest, Hasher};
 use crate::error::{Error, Failure};
@@ -26,7 +26,7 @@ const WRITE_NBYTES: u64 = 1 << 20;
 
 /// A file that is being fetched.
 pub(super) struct Incoming {
-    origin: Origin,
+    versioned: VersionedSource,
     path: PathBuf,
     journal: Journal,
     /// The hashes that its parts have, as far as they were there when this began.
@@ -51,7 +51,7 @@ pub(super) fn fetch(files: &[Incoming], how: &DownloadOptions, watch: &dyn Watch
     let tasks = files.iter().enumerate().flat_map(parts).collect();
     let spans: Vec<(&dyn Source, Range<u64>)> = files
         .iter()
-        .map(|file| (&*file.origin.source, 0..file.nbytes()))
+        .map(|file| (&*file.versioned.source, 0..file.nbytes()))
         .collect();
     let total = sum(files.iter().map(Incoming::nbytes));
     let reading = Reading::of(total, &spans, &ReadOptions { threads: how.threads });
@@ -69,14 +69,14 @@ pub(super) fn fetch(files: &[Incoming], how: &DownloadOptions, watch: &dyn Watch
 impl Incoming {
     /// Goes on with what was left at `path`, or begins anew.
     pub(super) fn open(
-        origin: Origin,
+        versioned: VersionedSource,
         path: PathBuf,
         how: &DownloadOptions,
         watch: &dyn Watch,
     ) -> Result<Incoming, Error> {
         let mut partial = Draft::resume(&path, how.existing, watch)?;
-        let journal = origin.journal();
-        let left = match origin.version {
+        let journal = versioned.journal();
+        let left = match versioned.version {
             Some(_) => journal.records(partial.file()),
             None => None,
         };
@@ -85,7 +85,7 @@ impl Incoming {
             // Fails where the server claims more than there is room for, before anything is made of that.
             None => partial
                 .begin_anew(journal.nbytes(), watch)
-                .and_then(|()| partial.write(&journal.head(), origin.source.nbytes())),
+                .and_then(|()| partial.write(&journal.head(), versioned.source.nbytes())),
         };
         if let Err(error) = begun {
             partial.discard();
@@ -93,7 +93,7 @@ impl Incoming {
         }
         let records = left.unwrap_or_else(|| vec![Record::default(); journal.count()]);
         Ok(Incoming {
-            origin,
+            versioned,
             path,
             journal,
             records,
@@ -103,10 +103,14 @@ impl Incoming {
     }
 
     /// What has its name already, if its parts have these hashes, as is found out when it is fetched.
-    pub(super) fn named(origin: Origin, path: PathBuf, records: Vec<Record>) -> Result<Incoming, Error> {
+    pub(super) fn named(
+        versioned: VersionedSource,
+        path: PathBuf,
+        records: Vec<Record>,
+    ) -> Result<Incoming, Error> {
         let open = || -> io::Result<Option<File>> {
             let file = File::open(&path)?;
-            Ok((file.metadata()?.len() == origin.source.nbytes()).then_some(file))
+            Ok((file.metadata()?.len() == versioned.source.nbytes()).then_some(file))
         };
         let opened = open().map_err(|source| Error::Open {
             path: path.clone(),
@@ -116,8 +120,8 @@ impl Incoming {
             return Err(is_there(&path));
         };
         Ok(Incoming {
-            journal: origin.journal(),
-            origin,
+            journal: versioned.journal(),
+            versioned,
             path,
             records,
             landing: Landing::Named(file),
@@ -126,12 +130,12 @@ impl Incoming {
     }
 
     fn nbytes(&self) -> u64 {
-        self.origin.source.nbytes()
+        self.versioned.source.nbytes()
     }
 
     fn follow(&self) -> Option<Follow<'_>> {
         match &self.landing {
-            Landing::Partial(partial) if self.origin.sha256.is_some() => {
+            Landing::Partial(partial) if self.versioned.sha256.is_some() => {
                 Some(Follow::new(partial.file(), &self.journal))
             }
             _ => None,
@@ -153,14 +157,14 @@ impl Incoming {
         if let Some(follow) = follow {
             follow
                 .came(number)
-                .map_err(|fault| unread(&part, fault).about(Some(&self.origin.shown), None))?;
+                .map_err(|fault| unread(&part, fault).about(Some(&self.versioned.shown), None))?;
         }
         Ok(size(&part))
     }
 
     /// Fetches a part; gives the hash of its bytes. Where a server gives no parts, what breaks off begins anew.
     fn fetch(&self, partial: &Draft, part: &Range<u64>) -> Result<Record, Error> {
-        let mut left = self.origin.retries;
+        let mut left = self.versioned.retries;
         loop {
             match self.try_fetch(partial, part) {
                 Err(error) if left > 0 && error.code() == "range-ignored" => left -= 1,
@@ -170,7 +174,7 @@ impl Incoming {
     }
 
     fn try_fetch(&self, partial: &Draft, part: &Range<u64>) -> Result<Record, Error> {
-        let source = &*self.origin.source;
+        let source = &*self.versioned.source;
         let mut stream = Stream::new(source, part.clone());
         let mut hasher = Hasher::new(Algorithm::Xxh3Wide);
         let mut buffer = Vec::new();
@@ -185,7 +189,7 @@ impl Incoming {
             hasher.update(&buffer);
             partial.write(&buffer, at)?;
             at += to_u64(buffer.len());
-            if self.origin.is_remote {
+            if self.versioned.is_remote {
                 self.fetched.fetch_add(to_u64(buffer.len()), Ordering::Relaxed);
             }
         }
@@ -193,19 +197,19 @@ impl Incoming {
     }
 
     fn explain(&self, failure: Failure) -> Error {
-        match check_unchanged(&*self.origin.source, Some(&self.origin.shown)) {
+        match check_unchanged(&*self.versioned.source, Some(&self.versioned.shown)) {
             Err(changed) => changed,
-            Ok(()) => failure.about(Some(&self.origin.shown), None),
+            Ok(()) => failure.about(Some(&self.versioned.shown), None),
         }
     }
 
     /// Holds it against the SHA-256 that it has to have. Wrong bytes are not kept: they would be found to be there again
     /// and again.
     fn compare(&self, follow: Option<Follow<'_>>) -> Result<(), Error> {
-        let (Some(expected), Some(follow)) = (self.origin.sha256, follow) else {
+        let (Some(expected), Some(follow)) = (self.versioned.sha256, follow) else {
             return Ok(());
         };
-        compare(&self.origin.shown, expected, follow.finish()).inspect_err(|_| {
+        compare(&self.versioned.shown, expected, follow.finish()).inspect_err(|_| {
             if let Landing::Partial(partial) = &self.landing {
                 partial.discard();
             }
@@ -224,7 +228,7 @@ impl Incoming {
     /// Whether the next call would find a part of it.
     fn can_go_on(&self, partial: &Draft) -> bool {
         let is_any = |records: Vec<Record>| records.iter().any(|record| *record != Record::default());
-        self.origin.version.is_some() && self.journal.records(partial.file()).is_some_and(is_any)
+        self.versioned.version.is_some() && self.journal.records(partial.file()).is_some_and(is_any)
     }
 
     /// What tells the next call that it is this version of this file, once it is whole: nothing, where nothing does.
@@ -233,7 +237,7 @@ impl Incoming {
             Landing::Named(_) => Some(self.records.clone()),
             Landing::Partial(partial) => self.journal.records(partial.file()),
         };
-        match (&self.origin.version, records) {
+        match (&self.versioned.version, records) {
             (Some(_), Some(records)) => self.journal.notes(&records),
             _ => vec![0; self.journal.notes_nbytes()],
         }
@@ -261,7 +265,7 @@ impl Incoming {
         Downloaded {
             nbytes: self.nbytes(),
             fetched_nbytes: self.fetched.into_inner(),
-            sha256: self.origin.sha256,
+            sha256: self.versioned.sha256,
             path: self.path,
             files: Vec::new(),
         }

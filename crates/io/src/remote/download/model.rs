@@ -13,7 +13,7 @@ use ingot_format::{to_u64, to_usize};
 
 use super::incoming::{Incoming, fetch, sum};
 use super::journal::{Journal, Record};
-use super::wanted::{DownloadOptions, Downloaded, Model, Origin, check_existing, make_folder};
+use super::wanted::{DownloadOptions, Downloaded, Model, VersionedSource, check_existing, make_folder};
 use crate::error::Error;
 use crate::options::{Durability, Existing};
 use crate::payload::FileRange;
@@ -30,7 +30,7 @@ pub(super) struct Ready {
 }
 
 struct Shard {
-    origin: Origin,
+    versioned: VersionedSource,
     path: PathBuf,
     /// The hashes of its parts, where an earlier call has given it its name.
     records: Option<Vec<Record>>,
@@ -58,21 +58,23 @@ impl Ready {
         if let (Some(number), None) = (is_named.iter().position(|&is_named| is_named), &ledger) {
             return Err(is_there(&paths[number]));
         }
-        let origins = model.origins(how.threads, options, watch)?;
-        let journals: Vec<_> = origins.iter().map(Origin::journal).collect();
+        let versioned = model.versioned(how.threads, options, watch)?;
+        let journals: Vec<_> = versioned.iter().map(VersionedSource::journal).collect();
         let known = match &ledger {
             Some(ledger) => ledger.records(&journals),
             None => journals.iter().map(|_| None).collect(),
         };
         let mut shards = Vec::with_capacity(paths.len());
-        for (((origin, path), is_named), known) in origins.into_iter().zip(paths).zip(is_named).zip(known) {
+        for (((versioned, path), is_named), known) in
+            versioned.into_iter().zip(paths).zip(is_named).zip(known)
+        {
             let records = match (is_named, known) {
-                (true, Some(records)) if origin.version.is_some() => Some(records),
+                (true, Some(records)) if versioned.version.is_some() => Some(records),
                 (true, _) => return Err(is_there(&path)),
                 (false, _) => None,
             };
             shards.push(Shard {
-                origin,
+                versioned,
                 path,
                 records,
             });
@@ -83,7 +85,7 @@ impl Ready {
     /// Each file with its size, the index last.
     pub(super) fn sizes(&self) -> Vec<(PathBuf, u64)> {
         let shards = self.shards.iter();
-        let shards = shards.map(|shard| (shard.path.clone(), shard.origin.source.nbytes()));
+        let shards = shards.map(|shard| (shard.path.clone(), shard.versioned.source.nbytes()));
         shards.chain([(self.path.clone(), self.index_nbytes())]).collect()
     }
 
@@ -148,8 +150,8 @@ impl Ready {
 impl Shard {
     fn open(self, how: &DownloadOptions, watch: &dyn Watch) -> Result<Incoming, Error> {
         match self.records {
-            Some(records) => Incoming::named(self.origin, self.path, records),
-            None => Incoming::open(self.origin, self.path, how, watch),
+            Some(records) => Incoming::named(self.versioned, self.path, records),
+            None => Incoming::open(self.versioned, self.path, how, watch),
         }
     }
 }

@@ -230,32 +230,32 @@ fn read(index: &[u8], path: &Path) -> Result<ShardIndex, Error> {
 
 impl Model {
     /// Where each shard comes from. Of each the start is asked for, of many at once.
-    pub(super) fn origins(
+    pub(super) fn versioned(
         &self,
         threads: Option<NonZeroUsize>,
         options: &RemoteOptions,
         watch: &dyn Watch,
-    ) -> Result<Vec<Origin>, Error> {
+    ) -> Result<Vec<VersionedSource>, Error> {
         let at_once = threads.map_or(AT_ONCE, |threads| threads.get().min(AT_ONCE));
         let numbers: Vec<usize> = (0..self.shards.len()).collect();
-        let origin = |number: usize| self.origin(&self.shards[number], options);
-        let origins = in_parallel(Reading::waiting(at_once), &numbers, origin, watch);
+        let versioned = |number: usize| self.versioned(&self.shards[number], options);
+        let versioned = in_parallel(Reading::waiting(at_once), &numbers, versioned, watch);
         self.session.rest();
-        origins
+        versioned
     }
 
-    fn origin(&self, shard: &str, options: &RemoteOptions) -> Result<Origin, Error> {
+    fn versioned(&self, shard: &str, options: &RemoteOptions) -> Result<VersionedSource, Error> {
         let index = match &self.beside {
             Beside::Url(index) => index,
-            Beside::Folder(folder) => return Origin::cached(&folder.join(shard)),
+            Beside::Folder(folder) => return VersionedSource::cached(&folder.join(shard)),
         };
         let remote = self.session.beside(index, shard)?;
         if let Some(path) = remote.hub.as_ref().and_then(|file| file.cached(&variable)) {
-            return Origin::cached(&path);
+            return VersionedSource::cached(&path);
         }
         let source = RemoteSource::of_many(self.session.resource(&remote));
         let source = source.map_err(|fault| refused(&remote.shown, fault))?;
-        Ok(Origin::remote(
+        Ok(VersionedSource::remote(
             source,
             remote.backend,
             remote.shown.into(),
@@ -264,8 +264,8 @@ impl Model {
     }
 }
 
-/// A file, of one version.
-pub(super) struct Origin {
+/// A source, of one version.
+pub(super) struct VersionedSource {
     pub(super) source: Box<dyn Source>,
     /// What the caller knows it by.
     pub(super) shown: PathBuf,
@@ -280,16 +280,16 @@ pub(super) struct Origin {
     is_whole: bool,
 }
 
-impl Origin {
+impl VersionedSource {
     pub(super) fn remote(
         source: RemoteSource,
         backend: &str,
         shown: PathBuf,
         options: &RemoteOptions,
-    ) -> Origin {
+    ) -> VersionedSource {
         let sha256 = linked(&source, backend);
         let is_whole = source.is_whole();
-        Origin {
+        VersionedSource {
             shown,
             // The Hub gives the same bytes under many addresses: one for each commit.
             version: sha256
@@ -304,8 +304,8 @@ impl Origin {
     }
 
     /// A file of the Hub's cache.
-    pub(super) fn cached(path: &Path) -> Result<Origin, Error> {
-        Ok(Origin {
+    pub(super) fn cached(path: &Path) -> Result<VersionedSource, Error> {
+        Ok(VersionedSource {
             source: Box::new(open_source(path)?),
             shown: path.to_owned(),
             version: version(path),
@@ -317,11 +317,11 @@ impl Origin {
     }
 
     /// The same, which the caller expects to have this SHA-256. All who know it must say the same.
-    pub(super) fn expecting(self, sha256: Option<Digest>) -> Result<Origin, Error> {
+    pub(super) fn expecting(self, sha256: Option<Digest>) -> Result<VersionedSource, Error> {
         if let (Some(expected), Some(found)) = (sha256, self.sha256) {
             compare(&self.shown, expected, found)?;
         }
-        Ok(Origin {
+        Ok(VersionedSource {
             sha256: sha256.or(self.sha256),
             ..self
         })
