@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::client::Client;
-use super::dial::Reach;
+use super::dial::AddressScope;
 use super::fault::{Fault, FaultKind};
 use super::message::Request;
 use super::options::RemoteOptions;
@@ -63,7 +63,7 @@ impl Asker {
     }
 
     fn ask_once(&self, request: &Request<'_>, deadline: Instant) -> Result<String, Fault> {
-        let mut response = self.client.send(request, Reach::Anywhere, deadline)?;
+        let mut response = self.client.send(request, AddressScope::Anywhere, deadline)?;
         let mut pace = Pace::new(&self.client.options, deadline);
         let body = response.read_some(ANSWER_NBYTES, &mut pace)?;
         let body = String::from_utf8_lossy(&body).into_owned();

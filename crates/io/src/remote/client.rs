@@ -9,7 +9,7 @@ use ingot_format::Escaped;
 use rustls::ClientConfig;
 
 use super::connection::Connection;
-use super::dial::{Reach, dial, inward};
+use super::dial::{AddressScope, dial, inward};
 use super::fault::{Fault, FaultKind};
 use super::message::{Framing, Head, Request, render_head};
 use super::options::RemoteOptions;
@@ -62,7 +62,7 @@ impl Client {
     pub(crate) fn send(
         &self,
         request: &Request<'_>,
-        reach: Reach,
+        scope: AddressScope,
         deadline: Instant,
     ) -> Result<Response, Fault> {
         let mut pace = Pace::new(&self.options, deadline);
@@ -77,7 +77,7 @@ impl Client {
                 Err(fault) => return Err(fault),
             }
         }
-        let mut connection = self.connect(request.url, proxy.as_ref(), reach, &mut pace)?;
+        let mut connection = self.connect(request.url, proxy.as_ref(), scope, &mut pace)?;
         let head = exchange(&mut connection, request, proxy.as_ref(), &mut pace)?;
         Response::new(head, origin, connection)
     }
@@ -142,7 +142,7 @@ impl Client {
         &self,
         url: &Url,
         proxy: Option<&Proxy>,
-        reach: Reach,
+        scope: AddressScope,
         pace: &mut Pace,
     ) -> Result<Connection, Fault> {
         let timeout = self.options.connect_timeout;
@@ -152,14 +152,14 @@ impl Client {
             Scheme::Https => Some(self.tls()?),
         };
         let connection = match proxy {
-            None => Connection::plain(dial(&url.host, url.port, reach, timeout)?),
+            None => Connection::plain(dial(&url.host, url.port, scope, timeout)?),
             Some(proxy) => {
                 // Names are resolved by the proxy, so that only addresses can be checked here.
-                if reach == Reach::Public && !url.may_be_public() {
+                if scope == AddressScope::Public && !url.may_be_public() {
                     return Err(inward(url.host_and_port()));
                 }
                 let near = &proxy.url;
-                let connection = dial(&near.host, near.port, Reach::Anywhere, timeout)?;
+                let connection = dial(&near.host, near.port, AddressScope::Anywhere, timeout)?;
                 let connection = Connection::plain(connection);
                 match url.scheme {
                     Scheme::Http => connection,

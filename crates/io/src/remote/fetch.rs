@@ -9,7 +9,7 @@ use ingot_format::{Escaped, to_u64};
 use super::access::Access;
 use super::asker::element;
 use super::client::{Client, Response};
-use super::dial::Reach;
+use super::dial::AddressScope;
 use super::fault::{Fault, FaultKind};
 use super::message::{Framing, Head, Request, parse_length};
 use super::pace::Pace;
@@ -222,11 +222,11 @@ impl Resource {
             }
         }
         let is_named = at.url.origin() == self.home.origin();
-        let reach = match is_named || self.client.options.allow_private_redirects {
-            true => Reach::Anywhere,
-            false => Reach::Public,
+        let scope = match is_named || self.client.options.allow_private_redirects {
+            true => AddressScope::Anywhere,
+            false => AddressScope::Public,
         };
-        let response = self.client.send(&request, reach, deadline);
+        let response = self.client.send(&request, scope, deadline);
         sent.append(&mut request.headers);
         response
     }
