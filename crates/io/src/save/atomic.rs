@@ -3,7 +3,7 @@
 use std::fs::File;
 
 use super::attributes::inherited;
-use super::direct::Direct;
+use super::direct::DirectWriter;
 use super::flush::{Flusher, flush};
 use super::in_place;
 use super::pieces::Pieces;
@@ -85,7 +85,7 @@ fn fill<'p>(
 fn way(file: &File, pieces: &Pieces<'_>, options: &SaveOptions) -> Way {
     match options.durable {
         Durability::Fast => Way::Cached(None),
-        Durability::Durable => match Direct::open(file, pieces.nbytes()) {
+        Durability::Durable => match DirectWriter::open(file, pieces.nbytes()) {
             Some(direct) => Way::Direct(direct),
             None if pieces.nbytes() >= LONG_FLUSH => Way::Cached(Flusher::start(file)),
             None => Way::Cached(None),

@@ -8,7 +8,7 @@ use std::thread;
 
 use ingot_format::to_u64;
 
-use super::direct::{self, Aligned, Direct};
+use super::direct::{self, Aligned, DirectWriter};
 use super::flush::Flusher;
 use super::pieces::{PIECE, Pieces};
 use super::ring::{Closing, Ring};
@@ -35,7 +35,7 @@ pub(super) enum Way {
     /// As far as possible not at all: what comes from other files shares their blocks.
     Shared,
     /// Past the page cache.
-    Direct(Direct),
+    Direct(DirectWriter),
 }
 
 /// Writes everything into `file`, each piece at its position. `file` is empty or is to be overwritten.
@@ -52,7 +52,7 @@ pub(super) fn write(pieces: &Pieces<'_>, file: &File, way: &Way, watch: &dyn Wat
         // They wait for the disk, not for a core.
         (false, Way::Direct(_)) => THREADS,
     };
-    let writer = Writer {
+    let writer = PieceWriter {
         pieces,
         file,
         way,
@@ -74,7 +74,7 @@ pub(super) fn write(pieces: &Pieces<'_>, file: &File, way: &Way, watch: &dyn Wat
     crate::disk::write_all_at(file, &head, 0).step(step::WRITE)
 }
 
-struct Writer<'w, 'a> {
+struct PieceWriter<'w, 'a> {
     pieces: &'w Pieces<'a>,
     file: &'w File,
     way: &'w Way,
@@ -105,7 +105,7 @@ struct Buffers {
     aligned: Aligned,
 }
 
-impl Writer<'_, '_> {
+impl PieceWriter<'_, '_> {
     /// With `threads` at work beside the calling one, which then only fetches and watches; with none, it writes itself.
     fn write_with(&self, threads: usize) -> Result<(), Stop> {
         let failing = |outcome: Result<(), Stop>| outcome.unwrap_or_else(|stop| self.team.fail(stop));
@@ -296,8 +296,8 @@ mod tests {
         file: &'w File,
         way: &'w Way,
         threads: usize,
-    ) -> Writer<'w, 'a> {
-        Writer {
+    ) -> PieceWriter<'w, 'a> {
+        PieceWriter {
             pieces,
             file,
             way,
@@ -312,7 +312,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         let file = File::create_new(&path).unwrap();
-        let way = match direct.then(|| Direct::open(&file, u64::MAX)).flatten() {
+        let way = match direct.then(|| DirectWriter::open(&file, u64::MAX)).flatten() {
             Some(direct) => Way::Direct(direct),
             None => Way::Cached(Flusher::start(&file)),
         };
