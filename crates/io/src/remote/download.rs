@@ -2,12 +2,12 @@
 //!
 //! Parts come by several connections at once into a file beside the target, which gets the target's name when all of
 //! them are there and are what they should be. A call that is broken off, however that happens, leaves that file with
-//! notes of what it holds ([`Journal`](journal::Journal)); the next call for the same version goes on from there.
+//! notes of what it holds ([`PartTable`](part_table::PartTable)); the next call for the same version goes on from there.
 //! Of a model that holds for each file, and the index gets its name after all others.
 
 mod incoming;
-mod journal;
 mod model;
+mod part_table;
 mod wanted;
 
 use std::path::{Path, PathBuf};

@@ -8,7 +8,7 @@ use std::time::UNIX_EPOCH;
 
 use ingot_format::{IndexReader, ShardIndex, to_u64, to_usize};
 
-use super::journal::Journal;
+use super::part_table::PartTable;
 use crate::archive::open_source;
 use crate::checkpoint::{in_parallel, index_of};
 use crate::digest::{Algorithm, Digest, Unequal};
@@ -327,11 +327,11 @@ impl VersionedSource {
         })
     }
 
-    pub(super) fn journal(&self) -> Journal {
+    pub(super) fn part_table(&self) -> PartTable {
         let version = self.version.as_deref().unwrap_or_default();
         match self.is_whole {
-            true => Journal::of_one_part(self.source.nbytes(), version),
-            false => Journal::new(self.source.nbytes(), version),
+            true => PartTable::of_one_part(self.source.nbytes(), version),
+            false => PartTable::new(self.source.nbytes(), version),
         }
     }
 }
