@@ -3,7 +3,7 @@
 use ingot_format::{MODEL_SPEC_KEY, to_usize};
 
 use super::pass::{Feeding, read_through};
-use super::verify::{Record, sha256_from};
+use super::verify::{RecordedDigests, sha256_from};
 use crate::archive::{Archive, Files, Tensor, TensorId};
 use crate::checkpoint::Checkpoint;
 use crate::digest::{Algorithm, Digest, Digests, Unequal};
@@ -116,10 +116,10 @@ impl Archive {
         let model_spec = header
             .metadata()
             .and_then(|metadata| metadata.get(MODEL_SPEC_KEY));
-        let record = match (Record::of(header, self.path())?, model_spec) {
+        let record = match (RecordedDigests::of(header, self.path())?, model_spec) {
             (Some(record), _) => record,
             (None, Some(text)) if self.are_all(ids) => return self.kept_of_data(text),
-            (None, _) => Record::default(),
+            (None, _) => RecordedDigests::default(),
         };
         let mut tensors = Vec::new();
         let mut ranges = Vec::new();
