@@ -13,7 +13,7 @@ use ingot_format::{
     to_usize,
 };
 
-use super::journal::{End, Fault, Journal, Verdict};
+use super::journal::{End, Journal, JournalFault, Verdict};
 use super::preamble;
 use crate::error::{EditError, Error};
 use crate::options::{Existing, SaveOptions};
@@ -178,7 +178,7 @@ impl Writer {
         let draft = draft.ok_or_else(|| refuse(path, EditError::NothingToJoin))?;
         let read = |bytes: &mut [u8]| {
             let range = FileRange::new(draft.file(), 0, to_u64(bytes.len()));
-            let read = range.read(0, bytes).map_err(Fault::from);
+            let read = range.read(0, bytes).map_err(JournalFault::from);
             read.map_err(|fault| explain(path, fault))
         };
         let mut start = [0; 8];
@@ -326,7 +326,7 @@ impl Writer {
     }
 
     /// What the journal gave.
-    fn noted<T>(&self, found: Result<T, Fault>) -> Result<T, Error> {
+    fn noted<T>(&self, found: Result<T, JournalFault>) -> Result<T, Error> {
         found.map_err(|fault| explain(self.path(), fault))
     }
 
@@ -505,9 +505,9 @@ fn broken(path: &Path) -> Error {
     refuse(path, EditError::BrokenJournal)
 }
 
-fn explain(path: &Path, fault: Fault) -> Error {
+fn explain(path: &Path, fault: JournalFault) -> Error {
     match fault {
-        Fault::Broken => broken(path),
-        Fault::System(source) => journal_fault(path, source),
+        JournalFault::Broken => broken(path),
+        JournalFault::System(source) => journal_fault(path, source),
     }
 }
