@@ -325,10 +325,11 @@ struct Follow<'f> {
     file: &'f File,
     table: &'f PartTable,
     is_there: Vec<AtomicBool>,
-    turn: Mutex<Turn>,
+    turn: Mutex<HashedParts>,
 }
 
-struct Turn {
+/// The parts that were hashed, in their order.
+struct HashedParts {
     /// The part that is hashed next.
     next: usize,
     hasher: Hasher,
@@ -340,7 +341,7 @@ impl<'f> Follow<'f> {
             file,
             table,
             is_there: (0..table.count()).map(|_| AtomicBool::new(false)).collect(),
-            turn: Mutex::new(Turn {
+            turn: Mutex::new(HashedParts {
                 next: 0,
                 hasher: Hasher::new(Algorithm::Sha256),
             }),
@@ -374,7 +375,7 @@ impl<'f> Follow<'f> {
             .is_some_and(|is_there| is_there.load(Ordering::SeqCst))
     }
 
-    fn hash(&self, turn: &mut Turn) -> io::Result<()> {
+    fn hash(&self, turn: &mut HashedParts) -> io::Result<()> {
         let part = self.table.part(turn.next);
         let range = FileRange::new(self.file, part.start, part.end - part.start);
         let mut buffer = Vec::new();

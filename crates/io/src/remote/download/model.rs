@@ -58,15 +58,14 @@ impl Ready {
         if let (Some(number), None) = (is_named.iter().position(|&is_named| is_named), &ledger) {
             return Err(is_there(&paths[number]));
         }
-        let versioned = model.versioned(how.threads, options, watch)?;
-        let tables: Vec<_> = versioned.iter().map(VersionedSource::part_table).collect();
+        let sources = model.sources(how.threads, options, watch)?;
+        let tables: Vec<_> = sources.iter().map(VersionedSource::part_table).collect();
         let known = match &ledger {
             Some(ledger) => ledger.hashes(&tables),
             None => tables.iter().map(|_| None).collect(),
         };
         let mut shards = Vec::with_capacity(paths.len());
-        for (((versioned, path), is_named), known) in
-            versioned.into_iter().zip(paths).zip(is_named).zip(known)
+        for (((versioned, path), is_named), known) in sources.into_iter().zip(paths).zip(is_named).zip(known)
         {
             let hashes = match (is_named, known) {
                 (true, Some(hashes)) if versioned.version.is_some() => Some(hashes),

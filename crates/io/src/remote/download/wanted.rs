@@ -230,7 +230,7 @@ fn read(index: &[u8], path: &Path) -> Result<ShardIndex, Error> {
 
 impl Model {
     /// Where each shard comes from. Of each the start is asked for, of many at once.
-    pub(super) fn versioned(
+    pub(super) fn sources(
         &self,
         threads: Option<NonZeroUsize>,
         options: &RemoteOptions,
@@ -238,10 +238,10 @@ impl Model {
     ) -> Result<Vec<VersionedSource>, Error> {
         let at_once = threads.map_or(AT_ONCE, |threads| threads.get().min(AT_ONCE));
         let numbers: Vec<usize> = (0..self.shards.len()).collect();
-        let versioned = |number: usize| self.versioned(&self.shards[number], options);
-        let versioned = in_parallel(Reading::waiting(at_once), &numbers, versioned, watch);
+        let source = |number: usize| self.versioned(&self.shards[number], options);
+        let sources = in_parallel(Reading::waiting(at_once), &numbers, source, watch);
         self.session.rest();
-        versioned
+        sources
     }
 
     fn versioned(&self, shard: &str, options: &RemoteOptions) -> Result<VersionedSource, Error> {
