@@ -7,8 +7,8 @@ use super::direct::DirectWriter;
 use super::flush::{Flusher, flush};
 use super::in_place;
 use super::pieces::Pieces;
+use super::resolved::DirectoryEntry;
 use super::space::{self, Size};
-use super::target::Place;
 use super::temp::{self, Kind, Refused, Temp};
 use super::write::{self, Way};
 use crate::error::{Step, Stop, step};
@@ -19,23 +19,23 @@ use crate::watch::Watch;
 const LONG_FLUSH: u64 = 32 << 20;
 
 pub(super) fn save(
-    place: &Place,
+    entry: &DirectoryEntry,
     pieces: &Pieces<'_>,
     options: &SaveOptions,
     watch: &dyn Watch,
 ) -> Result<(), Stop> {
-    place.check_writable(options.read_only)?;
-    temp::remove_stale(place);
+    entry.check_writable(options.read_only)?;
+    temp::remove_stale(entry);
     let mut kind = Kind::Unnamed;
     loop {
-        let mut temp = fill(place, pieces, kind, options, watch)?;
+        let mut temp = fill(entry, pieces, kind, options, watch)?;
         if watch.interrupted() {
             return Err(Stop::Interrupted);
         }
         match temp.publish() {
             Ok(()) => {
                 return match options.durable {
-                    Durability::Durable => place.directory.flush(temp.file()).step(step::FLUSH_DIRECTORY),
+                    Durability::Durable => entry.directory.flush(temp.file()).step(step::FLUSH_DIRECTORY),
                     Durability::Fast => Ok(()),
                 };
             }
@@ -43,7 +43,7 @@ pub(super) fn save(
             // The payloads are still there, so it costs only time to write them again.
             Err(Refused::Link) if temp.kind() == Kind::Unnamed => kind = Kind::Named,
             Err(Refused::Link | Refused::Rename) => {
-                return in_place::copy_to(place, temp.file(), pieces, options);
+                return in_place::copy_to(entry, temp.file(), pieces, options);
             }
         }
     }
@@ -51,14 +51,14 @@ pub(super) fn save(
 
 /// A temporary file with all that the target is to have, but the name.
 fn fill<'p>(
-    place: &'p Place,
+    entry: &'p DirectoryEntry,
     pieces: &Pieces<'_>,
     kind: Kind,
     options: &SaveOptions,
     watch: &dyn Watch,
 ) -> Result<Temp<'p>, Stop> {
-    let (attributes, mode) = inherited(place).step(step::ATTRIBUTES)?;
-    let temp = Temp::create(place, mode, kind).step(step::CREATE)?;
+    let (attributes, mode) = inherited(entry).step(step::ATTRIBUTES)?;
+    let temp = Temp::create(entry, mode, kind).step(step::CREATE)?;
     let shared = pieces.share_blocks() && crate::payload::shares_blocks(temp.file());
     let size = if shared { Size::Sparse } else { Size::Set };
     space::reserve(temp.file(), pieces.nbytes(), size, watch)?;
