@@ -104,7 +104,7 @@ fn finish(file: &File, options: &SaveOptions) -> Result<(), Stop> {
 
 /// A file without a name, beside the target or, where nothing may be made there, among the system's temporary ones.
 fn scratch(entry: Option<&DirectoryEntry>) -> io::Result<File> {
-    use super::target::Directory;
+    use super::resolved::Directory;
     let name = entry.map_or("model".as_ref(), |entry| &*entry.name);
     if let Some(entry) = entry
         && let Ok(file) = temp::scratch(&entry.directory, name)
