@@ -179,17 +179,17 @@ impl<'a> Pieces<'a> {
         &self,
         range: Range<u64>,
         buffer: &mut Vec<u8>,
-        mut write: impl FnMut(Run<'_>) -> Result<(), E>,
+        mut write: impl FnMut(WriteRun<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
         buffer.clear();
         for span in self.spans(range) {
             if let Some(run) = span.straight() {
-                write(Run::Gathered(buffer))?;
+                write(WriteRun::Gathered(buffer))?;
                 write(run)?;
                 buffer.clear();
             } else {
                 if buffer.len() + span.len > PIECE {
-                    write(Run::Gathered(buffer))?;
+                    write(WriteRun::Gathered(buffer))?;
                     buffer.clear();
                 }
                 let filled = buffer.len();
@@ -197,50 +197,50 @@ impl<'a> Pieces<'a> {
                 span.payload.read(span.begin, &mut buffer[filled..])?;
             }
         }
-        write(Run::Gathered(buffer))
+        write(WriteRun::Gathered(buffer))
     }
 }
 
 /// Bytes of a piece, one after another in the file.
-pub(super) enum Run<'r> {
+pub(super) enum WriteRun<'r> {
     Gathered(&'r [u8]),
     Bytes(&'r Bytes<'r>, Range<usize>),
     File(&'r FileRange<'r>, Range<u64>),
 }
 
 impl<'p> Span<'p, '_> {
-    fn straight(&self) -> Option<Run<'p>> {
+    fn straight(&self) -> Option<WriteRun<'p>> {
         if self.len < STRAIGHT {
             return None;
         }
         match self.payload {
             Payload::Bytes(bytes) => {
                 let begin = to_usize(self.begin)?;
-                Some(Run::Bytes(bytes, begin..begin + self.len))
+                Some(WriteRun::Bytes(bytes, begin..begin + self.len))
             }
-            Payload::File(range) => Some(Run::File(range, self.begin..self.begin + to_u64(self.len))),
+            Payload::File(range) => Some(WriteRun::File(range, self.begin..self.begin + to_u64(self.len))),
             Payload::Strided(_) | Payload::Section(_) | Payload::Produced(_) => None,
         }
     }
 }
 
-impl Run<'_> {
+impl WriteRun<'_> {
     pub(super) fn len(&self) -> u64 {
         match self {
-            Run::Gathered(bytes) => to_u64(bytes.len()),
-            Run::Bytes(_, range) => to_u64(range.len()),
-            Run::File(_, range) => range.end - range.start,
+            WriteRun::Gathered(bytes) => to_u64(bytes.len()),
+            WriteRun::Bytes(_, range) => to_u64(range.len()),
+            WriteRun::File(_, range) => range.end - range.start,
         }
     }
 
     /// Writes the run at `position` of `file`. `buffer` is for what passes through memory.
     pub(super) fn write_at(&self, file: &File, position: u64, buffer: &mut Vec<u8>) -> io::Result<()> {
         match self {
-            Run::Gathered(bytes) => write_all_at(file, bytes, position),
-            Run::Bytes(bytes, range) => {
+            WriteRun::Gathered(bytes) => write_all_at(file, bytes, position),
+            WriteRun::Bytes(bytes, range) => {
                 bytes.lend(range.clone(), |bytes| write_all_at(file, bytes, position))
             }
-            Run::File(source, range) => source.copy(range.clone(), file, position, buffer),
+            WriteRun::File(source, range) => source.copy(range.clone(), file, position, buffer),
         }
     }
 }
