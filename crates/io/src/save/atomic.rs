@@ -10,7 +10,7 @@ use super::pieces::Pieces;
 use super::resolved::DirectoryEntry;
 use super::space::{self, Size};
 use super::temp::{self, Kind, Refused, Temp};
-use super::write::{self, Way};
+use super::write::{self, Route};
 use crate::error::{Step, Stop, step};
 use crate::options::{Durability, SaveOptions};
 use crate::watch::Watch;
@@ -62,16 +62,16 @@ fn fill<'p>(
     let shared = pieces.share_blocks() && crate::payload::shares_blocks(temp.file());
     let size = if shared { Size::Sparse } else { Size::Set };
     space::reserve(temp.file(), pieces.nbytes(), size, watch)?;
-    let way = match shared {
-        true => Way::Shared,
-        false => way(temp.file(), pieces, options),
+    let route = match shared {
+        true => Route::Shared,
+        false => route(temp.file(), pieces, options),
     };
-    write::write(pieces, temp.file(), &way, watch)?;
+    write::write(pieces, temp.file(), &route, watch)?;
     if let Some(attributes) = attributes {
         attributes.apply(temp.file()).step(step::ATTRIBUTES)?;
     }
-    match way {
-        Way::Cached(Some(flusher)) => flusher.finish(temp.file(), watch)?,
+    match route {
+        Route::Cached(Some(flusher)) => flusher.finish(temp.file(), watch)?,
         _ if options.durable == Durability::Durable || close_would_flush(temp.file()) => {
             flush(temp.file(), watch)?;
         }
@@ -82,13 +82,13 @@ fn fill<'p>(
 
 /// What must reach the disk before the save is over goes there at once: past the page cache where that is possible, or
 /// else by flushes while the rest is written.
-fn way(file: &File, pieces: &Pieces<'_>, options: &SaveOptions) -> Way {
+fn route(file: &File, pieces: &Pieces<'_>, options: &SaveOptions) -> Route {
     match options.durable {
-        Durability::Fast => Way::Cached(None),
+        Durability::Fast => Route::Cached(None),
         Durability::Durable => match DirectWriter::open(file, pieces.nbytes()) {
-            Some(direct) => Way::Direct(direct),
-            None if pieces.nbytes() >= LONG_FLUSH => Way::Cached(Flusher::start(file)),
-            None => Way::Cached(None),
+            Some(direct) => Route::Direct(direct),
+            None if pieces.nbytes() >= LONG_FLUSH => Route::Cached(Flusher::start(file)),
+            None => Route::Cached(None),
         },
     }
 }

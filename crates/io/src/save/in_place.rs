@@ -7,7 +7,7 @@ use super::pieces::Pieces;
 use super::resolved::DirectoryEntry;
 use super::space::{self, Size, release};
 use super::temp;
-use super::write::{self, Way};
+use super::write::{self, Route};
 use crate::error::{Step, Stop, step};
 use crate::options::{Durability, SaveOptions};
 use crate::watch::Watch;
@@ -54,7 +54,7 @@ pub(super) fn overwrite(
     if file.metadata().step(step::OPEN)?.len() == 0 {
         // Nobody can have mapped anything of it.
         let done = space::reserve(file, pieces.nbytes(), Size::Set, watch)
-            .and_then(|()| write::write(pieces, file, &Way::Cached(None), watch));
+            .and_then(|()| write::write(pieces, file, &Route::Cached(None), watch));
         if done.is_err() {
             let _ = file.set_len(0);
             return done;
@@ -65,7 +65,7 @@ pub(super) fn overwrite(
     // tells, so all bytes go to another file first.
     let scratch = scratch(entry).step(step::CREATE)?;
     space::reserve(&scratch, pieces.nbytes(), Size::Set, watch)?;
-    write::write(pieces, &scratch, &Way::Cached(None), watch)?;
+    write::write(pieces, &scratch, &Route::Cached(None), watch)?;
     space::reserve(file, pieces.nbytes(), Size::Kept, watch)?;
     copy(&scratch, file, pieces.nbytes(), options)?;
     release(scratch.into());
