@@ -33,14 +33,14 @@ use crate::workers::threads_of_environment;
 pub struct Archive {
     path: Option<PathBuf>,
     header: Header,
-    bytes: Bytes,
+    bytes: Storage,
     backend: &'static str,
     why: Cow<'static, str>,
 }
 
 /// Where the bytes of an archive are.
 #[derive(Debug)]
-enum Bytes {
+enum Storage {
     File(LocalFile),
     Mapped(MappedSource),
     Elsewhere(Box<dyn Source>),
@@ -102,7 +102,7 @@ impl Archive {
         Ok(Archive {
             path: None,
             header,
-            bytes: Bytes::Elsewhere(source),
+            bytes: Storage::Elsewhere(source),
             backend: "memory",
             why: Cow::Borrowed("bytes in memory"),
         })
@@ -120,7 +120,7 @@ impl Archive {
         Archive {
             path: Some(path),
             header,
-            bytes: Bytes::Elsewhere(source),
+            bytes: Storage::Elsewhere(source),
             backend,
             why: Cow::Borrowed(why),
         }
@@ -149,18 +149,18 @@ impl Archive {
 
     pub(crate) fn source(&self) -> &dyn Source {
         match &self.bytes {
-            Bytes::File(file) => file,
-            Bytes::Mapped(mapped) => mapped,
-            Bytes::Elsewhere(source) => &**source,
+            Storage::File(file) => file,
+            Storage::Mapped(mapped) => mapped,
+            Storage::Elsewhere(source) => &**source,
         }
     }
 
     /// The file of this machine that the bytes are in, if they are in one.
     pub(crate) fn local(&self) -> Option<&LocalFile> {
         match &self.bytes {
-            Bytes::File(file) => Some(file),
-            Bytes::Mapped(mapped) => Some(mapped.file()),
-            Bytes::Elsewhere(_) => None,
+            Storage::File(file) => Some(file),
+            Storage::Mapped(mapped) => Some(mapped.file()),
+            Storage::Elsewhere(_) => None,
         }
     }
 
@@ -372,17 +372,17 @@ pub(crate) fn open_file(path: &Path) -> io::Result<File> {
 }
 
 /// Makes it so that `file` is read as was chosen, where `asked` is what the caller wants.
-fn attach(file: LocalFile, asked: Backend, choice: Choice) -> io::Result<(Bytes, Choice)> {
+fn attach(file: LocalFile, asked: Backend, choice: Choice) -> io::Result<(Storage, Choice)> {
     if choice.backend == Backend::Pread {
-        return Ok((Bytes::File(file), choice));
+        return Ok((Storage::File(file), choice));
     }
     match MappedSource::new(file) {
-        Ok(mapped) => Ok((Bytes::Mapped(mapped), choice)),
+        Ok(mapped) => Ok((Storage::Mapped(mapped), choice)),
         // Address space may be limited, or the file system unable to map.
         Err((file, fault)) if asked == Backend::Auto => {
             let why = format!("mapping the file failed: {fault}").into();
             Ok((
-                Bytes::File(file),
+                Storage::File(file),
                 Choice {
                     backend: Backend::Pread,
                     why,
