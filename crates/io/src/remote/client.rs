@@ -11,7 +11,7 @@ use rustls::ClientConfig;
 use super::connection::Connection;
 use super::dial::{AddressScope, dial, inward};
 use super::fault::{Fault, FaultKind};
-use super::message::{Framing, Head, Request, render_head};
+use super::message::{Framing, Head, HttpRequest, render_head};
 use super::options::RemoteOptions;
 use super::pace::Pace;
 use super::proxy::{Proxies, Proxy};
@@ -61,7 +61,7 @@ impl Client {
     /// Sends a request and reads the head of its answer.
     pub(crate) fn send(
         &self,
-        request: &Request<'_>,
+        request: &HttpRequest<'_>,
         scope: AddressScope,
         deadline: Instant,
     ) -> Result<Response, Fault> {
@@ -225,7 +225,7 @@ fn tunnel(
 /// Sends the request and reads the head of the answer.
 fn exchange(
     connection: &mut Connection,
-    request: &Request<'_>,
+    request: &HttpRequest<'_>,
     proxy: Option<&Proxy>,
     pace: &mut Pace,
 ) -> Result<Head, Fault> {

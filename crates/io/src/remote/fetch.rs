@@ -11,7 +11,7 @@ use super::asker::element;
 use super::client::{Client, Response};
 use super::dial::AddressScope;
 use super::fault::{Fault, FaultKind};
-use super::message::{Framing, Head, Request, parse_length};
+use super::message::{Framing, Head, HttpRequest, parse_length};
 use super::pace::Pace;
 use super::pin::Pin;
 use super::secrets::Secrets;
@@ -205,7 +205,7 @@ impl Resource {
         {
             headers.extend(pin.condition());
         }
-        let mut request = Request {
+        let mut request = HttpRequest {
             method: "GET",
             url: &at.url,
             headers,
