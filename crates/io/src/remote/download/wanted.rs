@@ -77,12 +77,12 @@ pub(super) struct Model {
     pub(super) shards: Vec<String>,
     /// Whether the index came over a network.
     pub(super) is_remote: bool,
-    beside: Beside,
+    beside: ShardBase,
 }
 
 /// Where the files beside an index are.
-enum Beside {
-    /// Beside this one, which is of one commit where it is one of the Hub. What the cache has of it is there too.
+enum ShardBase {
+    /// ShardBase this one, which is of one commit where it is one of the Hub. What the cache has of it is there too.
     Url(Box<Remote>),
     /// In a folder of the Hub's cache, and the Hub may not be asked.
     Folder(PathBuf),
@@ -170,7 +170,7 @@ impl Session {
             bytes,
             sha256,
             is_remote: true,
-            beside: Beside::Url(Box::new(index)),
+            beside: ShardBase::Url(Box::new(index)),
         };
         Ok(Wanted::Model(Box::new(model)))
     }
@@ -196,8 +196,8 @@ impl Session {
             sha256: None,
             is_remote: false,
             beside: match remote {
-                Some(remote) => Beside::Url(Box::new(remote)),
-                None => Beside::Folder(folder),
+                Some(remote) => ShardBase::Url(Box::new(remote)),
+                None => ShardBase::Folder(folder),
             },
         };
         Ok(Wanted::Model(Box::new(model)))
@@ -246,8 +246,8 @@ impl Model {
 
     fn versioned(&self, shard: &str, options: &RemoteOptions) -> Result<VersionedSource, Error> {
         let index = match &self.beside {
-            Beside::Url(index) => index,
-            Beside::Folder(folder) => return VersionedSource::cached(&folder.join(shard)),
+            ShardBase::Url(index) => index,
+            ShardBase::Folder(folder) => return VersionedSource::cached(&folder.join(shard)),
         };
         let remote = self.session.beside(index, shard)?;
         if let Some(path) = remote.hub.as_ref().and_then(|file| file.cached(&variable)) {
