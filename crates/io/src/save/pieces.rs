@@ -31,7 +31,7 @@ pub(super) struct Pieces<'a> {
 }
 
 /// Bytes of one part in one piece.
-struct Span<'p, 'a> {
+struct PartSpan<'p, 'a> {
     payload: &'p Payload<'a>,
     begin: u64,
     len: usize,
@@ -147,12 +147,12 @@ impl<'a> Pieces<'a> {
         to_usize(range.end - range.start).unwrap_or(0)
     }
 
-    fn spans(&self, range: Range<u64>) -> impl Iterator<Item = Span<'_, 'a>> {
+    fn spans(&self, range: Range<u64>) -> impl Iterator<Item = PartSpan<'_, 'a>> {
         let first = self.ends.partition_point(|&end| end <= range.start);
         (first..self.ends.len()).map_while(move |part| {
             let starts = part.checked_sub(1).map_or(0, |before| self.ends[before]);
             let begin = starts.max(range.start);
-            (begin < range.end).then(|| Span {
+            (begin < range.end).then(|| PartSpan {
                 payload: part
                     .checked_sub(1)
                     .map_or(&self.head, |number| &self.payloads[number]),
@@ -208,7 +208,7 @@ pub(super) enum WriteRun<'r> {
     File(&'r FileRange<'r>, Range<u64>),
 }
 
-impl<'p> Span<'p, '_> {
+impl<'p> PartSpan<'p, '_> {
     fn straight(&self) -> Option<WriteRun<'p>> {
         if self.len < STRAIGHT {
             return None;
