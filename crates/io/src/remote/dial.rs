@@ -49,10 +49,10 @@ pub(crate) fn dial(
     loop {
         match receiver.recv_timeout(TICK) {
             Ok(Ok(stream)) => return Ok(stream),
-            Ok(Err(Refusal::Scope)) => {
+            Ok(Err(ConnectFault::Scope)) => {
                 return Err(inward(authority));
             }
-            Ok(Err(Refusal::System(source))) => return Err(fault(source).into()),
+            Ok(Err(ConnectFault::System(source))) => return Err(fault(source).into()),
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(fault(io::ErrorKind::Other.into()).into());
             }
@@ -73,20 +73,20 @@ pub(crate) fn inward(authority: String) -> Fault {
     })
 }
 
-enum Refusal {
+enum ConnectFault {
     Scope,
     System(io::Error),
 }
 
-fn connect(target: (&str, u16), scope: AddressScope, deadline: Instant) -> Result<TcpStream, Refusal> {
-    let found: Vec<SocketAddr> = target.to_socket_addrs().map_err(Refusal::System)?.collect();
+fn connect(target: (&str, u16), scope: AddressScope, deadline: Instant) -> Result<TcpStream, ConnectFault> {
+    let found: Vec<SocketAddr> = target.to_socket_addrs().map_err(ConnectFault::System)?.collect();
     let addresses: Vec<SocketAddr> = found
         .iter()
         .copied()
         .filter(|address| scope == AddressScope::Anywhere || is_public(address.ip()))
         .collect();
     if addresses.is_empty() && !found.is_empty() {
-        return Err(Refusal::Scope);
+        return Err(ConnectFault::Scope);
     }
     let mut last = io::Error::from(io::ErrorKind::NotFound);
     for (rank, address) in addresses.iter().enumerate() {
@@ -104,7 +104,7 @@ fn connect(target: (&str, u16), scope: AddressScope, deadline: Instant) -> Resul
             Err(fault) => last = fault,
         }
     }
-    Err(Refusal::System(last))
+    Err(ConnectFault::System(last))
 }
 
 /// Requests are small and wanted at once; waiting is done in steps, between which others are asked whether to go on.
