@@ -42,18 +42,18 @@ use store::Store;
 /// written to. The only file of a checkpoint stays open.
 #[derive(Debug)]
 pub struct Checkpoint {
-    files: Kind,
+    files: Contents,
 }
 
 #[derive(Debug)]
-enum Kind {
+enum Contents {
     File(Box<Archive>),
-    Shards(Box<Opened>),
+    Shards(Box<OpenShards>),
 }
 
 /// Shards, of which some are open.
 #[derive(Debug)]
-struct Opened {
+struct OpenShards {
     shards: Shards,
     store: Box<dyn Store>,
     archives: Vec<OnceLock<Archive>>,
@@ -64,7 +64,7 @@ struct Opened {
 impl From<Archive> for Checkpoint {
     fn from(archive: Archive) -> Checkpoint {
         Checkpoint {
-            files: Kind::File(Box::new(archive)),
+            files: Contents::File(Box::new(archive)),
         }
     }
 }
@@ -91,7 +91,7 @@ impl Checkpoint {
     fn located(path: &Path, options: &CheckpointOptions, open: OpenFile) -> Result<Checkpoint, Error> {
         match locate(path, options, open)? {
             Located::File(archive) => Ok(Checkpoint {
-                files: Kind::File(archive),
+                files: Contents::File(archive),
             }),
             Located::Index { folder, name } => {
                 let (shards, beside) = Beside::index(folder, &name, &options.open)?;
@@ -104,9 +104,9 @@ impl Checkpoint {
     #[cfg(feature = "remote")]
     pub(crate) fn because(self, reason: &'static str) -> Checkpoint {
         match self.files {
-            Kind::File(archive) => archive.because(reason).into(),
-            Kind::Shards(opened) => Checkpoint {
-                files: Kind::Shards(Box::new(Opened {
+            Contents::File(archive) => archive.because(reason).into(),
+            Contents::Shards(opened) => Checkpoint {
+                files: Contents::Shards(Box::new(OpenShards {
                     reason: Some(reason),
                     ..*opened
                 })),
@@ -116,14 +116,14 @@ impl Checkpoint {
 
     /// The shards of an index, wherever they are.
     pub(crate) fn of_shards(shards: Shards, store: Box<dyn Store>) -> Checkpoint {
-        let opened = Opened {
+        let opened = OpenShards {
             archives: (0..shards.len()).map(|_| OnceLock::new()).collect(),
             shards,
             store,
             reason: None,
         };
         Checkpoint {
-            files: Kind::Shards(Box::new(opened)),
+            files: Contents::Shards(Box::new(opened)),
         }
     }
 
@@ -134,8 +134,8 @@ impl Checkpoint {
     /// As [`Checkpoint::file`].
     pub fn backing(&self) -> Result<Backing, Error> {
         let (first, reason) = match &self.files {
-            Kind::File(archive) => (&**archive, None),
-            Kind::Shards(opened) => match opened.store.backing(&opened.shards) {
+            Contents::File(archive) => (&**archive, None),
+            Contents::Shards(opened) => match opened.store.backing(&opened.shards) {
                 Some(backing) => return Ok(backing),
                 None => (opened.shard(0)?, opened.reason),
             },
@@ -154,8 +154,8 @@ impl Checkpoint {
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         match &self.files {
-            Kind::File(archive) => archive.path(),
-            Kind::Shards(opened) => Some(opened.shards.path()),
+            Contents::File(archive) => archive.path(),
+            Contents::Shards(opened) => Some(opened.shards.path()),
         }
     }
 
@@ -163,8 +163,8 @@ impl Checkpoint {
     #[must_use]
     pub fn index(&self) -> Option<&ShardIndex> {
         match &self.files {
-            Kind::File(_) => None,
-            Kind::Shards(opened) => Some(opened.shards.index()),
+            Contents::File(_) => None,
+            Contents::Shards(opened) => Some(opened.shards.index()),
         }
     }
 
@@ -172,8 +172,8 @@ impl Checkpoint {
     #[must_use]
     pub fn files(&self) -> usize {
         match &self.files {
-            Kind::File(_) => 1,
-            Kind::Shards(opened) => opened.shards.len(),
+            Contents::File(_) => 1,
+            Contents::Shards(opened) => opened.shards.len(),
         }
     }
 
@@ -181,8 +181,8 @@ impl Checkpoint {
     #[must_use]
     pub fn file_path(&self, number: usize) -> Option<PathBuf> {
         match &self.files {
-            Kind::File(archive) => archive.path().map(Path::to_owned),
-            Kind::Shards(opened) => Some(opened.path(number)),
+            Contents::File(archive) => archive.path().map(Path::to_owned),
+            Contents::Shards(opened) => Some(opened.path(number)),
         }
     }
 
@@ -190,11 +190,11 @@ impl Checkpoint {
     #[must_use]
     pub fn file_name(&self, number: usize) -> Cow<'_, str> {
         match &self.files {
-            Kind::File(archive) => {
+            Contents::File(archive) => {
                 let name = archive.path().and_then(Path::file_name).unwrap_or_default();
                 name.to_string_lossy()
             }
-            Kind::Shards(opened) => Cow::Borrowed(opened.shards.name(number)),
+            Contents::Shards(opened) => Cow::Borrowed(opened.shards.name(number)),
         }
     }
 
@@ -205,8 +205,8 @@ impl Checkpoint {
     /// [`Error::Checkpoint`] when it does not hold just what the index says.
     pub fn file(&self, number: usize) -> Result<&Archive, Error> {
         match &self.files {
-            Kind::File(archive) => Ok(archive),
-            Kind::Shards(opened) => opened.shard(number),
+            Contents::File(archive) => Ok(archive),
+            Contents::Shards(opened) => opened.shard(number),
         }
     }
 
@@ -250,8 +250,8 @@ impl Checkpoint {
     pub(crate) fn into_files(self, watch: &dyn Watch) -> Result<(Vec<Archive>, Option<ShardIndex>), Error> {
         self.prepare_all(watch)?;
         match self.files {
-            Kind::File(archive) => Ok((vec![*archive], None)),
-            Kind::Shards(opened) => {
+            Contents::File(archive) => Ok((vec![*archive], None)),
+            Contents::Shards(opened) => {
                 let archives = opened.archives.into_iter().filter_map(OnceLock::into_inner);
                 Ok((archives.collect(), Some(opened.shards.into_index())))
             }
@@ -260,8 +260,8 @@ impl Checkpoint {
 
     fn open_files(&self, numbers: &[usize], watch: &dyn Watch) -> Result<(), Error> {
         match &self.files {
-            Kind::File(_) => Ok(()),
-            Kind::Shards(opened) => opened.open(numbers, watch),
+            Contents::File(_) => Ok(()),
+            Contents::Shards(opened) => opened.open(numbers, watch),
         }
     }
 
@@ -269,8 +269,8 @@ impl Checkpoint {
     #[must_use]
     pub fn len(&self) -> usize {
         match &self.files {
-            Kind::File(archive) => archive.header().len(),
-            Kind::Shards(opened) => opened.shards.index().len(),
+            Contents::File(archive) => archive.header().len(),
+            Contents::Shards(opened) => opened.shards.index().len(),
         }
     }
 
@@ -284,8 +284,8 @@ impl Checkpoint {
     #[must_use]
     pub fn contains(&self, name: &str) -> bool {
         match &self.files {
-            Kind::File(archive) => archive.header().find(name).is_some(),
-            Kind::Shards(opened) => opened.shards.index().find(name).is_some(),
+            Contents::File(archive) => archive.header().find(name).is_some(),
+            Contents::Shards(opened) => opened.shards.index().find(name).is_some(),
         }
     }
 
@@ -293,8 +293,8 @@ impl Checkpoint {
     #[must_use]
     pub fn names_by_name(&self) -> Vec<&str> {
         match &self.files {
-            Kind::File(archive) => archive.header().names_by_name().collect(),
-            Kind::Shards(opened) => opened.shards.index().names_by_name().collect(),
+            Contents::File(archive) => archive.header().names_by_name().collect(),
+            Contents::Shards(opened) => opened.shards.index().names_by_name().collect(),
         }
     }
 
@@ -381,7 +381,7 @@ impl Checkpoint {
     /// shard is not open.
     #[must_use]
     pub fn wrong_total(&self) -> Option<(u64, u64)> {
-        let Kind::Shards(opened) = &self.files else {
+        let Contents::Shards(opened) = &self.files else {
             return None;
         };
         let total = opened.shards.index().total_nbytes()?;
@@ -402,7 +402,7 @@ impl Checkpoint {
     }
 }
 
-impl Opened {
+impl OpenShards {
     fn path(&self, number: usize) -> PathBuf {
         self.store.path(self.shards.name(number))
     }
