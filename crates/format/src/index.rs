@@ -29,7 +29,7 @@ use value::{Kind, Value};
 #[derive(Clone, Debug, Default)]
 pub struct ShardIndex {
     names: String,
-    records: Vec<Record>,
+    records: Vec<IndexRecord>,
     shards: Vec<String>,
     metadata: Option<Value>,
     /// Tensors in the order of their names; empty where that is the order of the file.
@@ -38,7 +38,7 @@ pub struct ShardIndex {
 
 /// One tensor; its name ends here and begins where the one before it ends.
 #[derive(Clone, Copy, Debug)]
-struct Record {
+struct IndexRecord {
     name_end: u32,
     shard: u32,
 }
@@ -454,7 +454,7 @@ impl IndexReader {
         }
         self.index.names.push_str(&name);
         let name_end = to_u32(self.index.names.len());
-        self.index.records.push(Record { name_end, shard });
+        self.index.records.push(IndexRecord { name_end, shard });
         Ok(())
     }
 

@@ -181,7 +181,7 @@ impl core::error::Error for SharedError {}
 pub fn parse_shared(text: &str) -> Result<Vec<SharedName>, SharedError> {
     let mut json = serde_json::Deserializer::from_str(text);
     let mut names = json
-        .deserialize_map(Record)
+        .deserialize_map(SharedVisitor)
         .and_then(|names| json.end().map(|()| names))
         .map_err(|fault| SharedError {
             tensor: None,
@@ -237,9 +237,9 @@ fn list(key: &[u8], numbers: &[u64], out: &mut Vec<u8>) {
     out.push(b']');
 }
 
-struct Record;
+struct SharedVisitor;
 
-impl<'de> Visitor<'de> for Record {
+impl<'de> Visitor<'de> for SharedVisitor {
     type Value = Vec<SharedName>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
