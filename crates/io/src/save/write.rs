@@ -70,7 +70,7 @@ pub(super) fn write(pieces: &Pieces<'_>, file: &File, route: &Route, watch: &dyn
     let Some(sealing) = writer.sealing else {
         return Ok(());
     };
-    let head = sealing.head().map_err(io::Error::other).step(step::SEAL)?;
+    let head = sealing.head().step(step::SEAL)?;
     crate::disk::write_all_at(file, &head, 0).step(step::WRITE)
 }
 
