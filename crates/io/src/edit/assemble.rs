@@ -58,7 +58,11 @@ pub fn assemble(
     refuse_twice(path, picks)?;
     let (tensors, shared) = settled(picks);
     let gathered = tensors.iter().map(apart).collect::<Result<Vec<_>, _>>()?;
-    let sources: Vec<Extent<'_>> = tensors.iter().zip(&gathered).map(extent).collect();
+    let sources = tensors
+        .iter()
+        .zip(&gathered)
+        .map(extent)
+        .collect::<Result<Vec<_>, _>>()?;
     let shapes = tensors.iter().map(shape).collect::<Result<Vec<_>, _>>()?;
     let specs: Vec<Spec<'_>> = tensors
         .iter()
@@ -72,7 +76,7 @@ pub fn assemble(
     let digests = match inherit {
         Inherit::Nothing => None,
         Inherit::Digests => checksums(&tensors, |tensor, algorithm| {
-            digest_of(&extent((tensor, &apart(tensor)?)).payload(), algorithm)
+            digest_of(&extent((tensor, &apart(tensor)?))?.payload(), algorithm)
                 .map_err(|source| unreadable(path, source))
         })?,
     };
@@ -140,20 +144,20 @@ fn apart<'a>(tensor: &Stored<'a>) -> Result<Option<Gathered<'a>>, Error> {
     Ok(Some(Gathered::new(whole, part.clone(), unit)))
 }
 
-fn extent<'a>((tensor, apart): (&Stored<'a>, &'a Option<Gathered<'a>>)) -> Extent<'a> {
+fn extent<'a>((tensor, apart): (&Stored<'a>, &'a Option<Gathered<'a>>)) -> Result<Extent<'a>, Error> {
     let (begin, end) = (tensor.entry.begin, tensor.entry.end);
-    match (&tensor.part, apart) {
+    Ok(match (&tensor.part, apart) {
         (_, Some(gathered)) => Extent::Gathered(gathered),
         (None, None) => Extent::Range(tensor.origin, begin, end),
         (Some(part), None) => {
-            let nbytes = |elements| elements * unit(tensor.entry.dtype).unwrap_or(0);
+            let unit = unit(tensor.entry.dtype).ok_or_else(|| unstorable_part(tensor))?;
             Extent::Range(
                 tensor.origin,
-                begin + nbytes(part.begin()),
-                begin + nbytes(part.end()),
+                begin + part.begin() * unit,
+                begin + part.end() * unit,
             )
         }
-    }
+    })
 }
 
 /// The shape in the new header. A part of F4 is counted in bytes, which hold two elements each.
