@@ -151,7 +151,7 @@ impl Prefetch {
         Ok(None)
     }
 
-    /// The request `rank`, when it is read; `None` where it was handed out before. One that the thread has not come to
+    /// The request `rank`, when it is read; `None` where it was handed out before, or there are fewer. One that the thread has not come to
     /// is read by the caller, at once.
     ///
     /// # Errors
