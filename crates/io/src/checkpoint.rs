@@ -7,6 +7,8 @@ mod shards;
 mod store;
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -177,34 +179,42 @@ impl Checkpoint {
         }
     }
 
-    /// The path of file `number`. Those of an index are in the order of their names. `None` for what is no file.
+    /// The path of file `number`. Those of an index are in the order of their names. `None` for what is no file, and
+    /// where there are fewer.
     #[must_use]
     pub fn file_path(&self, number: usize) -> Option<PathBuf> {
         match &self.files {
+            _ if number >= self.files() => None,
             Contents::File(archive) => archive.path().map(Path::to_owned),
             Contents::Shards(opened) => Some(opened.path(number)),
         }
     }
 
-    /// What file `number` is called: as the index spells it, else by the end of its path.
-    #[must_use]
-    pub fn file_name(&self, number: usize) -> Cow<'_, str> {
-        match &self.files {
+    /// What each file is called: as the index spells it, else by the end of its path.
+    pub fn file_names(&self) -> impl Iterator<Item = Cow<'_, str>> {
+        (0..self.files()).map(|number| match &self.files {
             Contents::File(archive) => {
                 let name = archive.path().and_then(Path::file_name).unwrap_or_default();
                 name.to_string_lossy()
             }
             Contents::Shards(opened) => Cow::Borrowed(opened.shards.name(number)),
-        }
+        })
     }
 
     /// File `number`, opened now if it was not.
     ///
     /// # Errors
-    /// What [`Archive::open`] says; [`Error::Changed`] when it is no longer what it was when the checkpoint was opened;
-    /// [`Error::Checkpoint`] when it does not hold just what the index says.
+    /// What [`Archive::open`] says, and that there are fewer files; [`Error::Changed`] when it is no longer what it was
+    /// when the checkpoint was opened; [`Error::Checkpoint`] when it does not hold just what the index says.
     pub fn file(&self, number: usize) -> Result<&Archive, Error> {
         match &self.files {
+            _ if number >= self.files() => {
+                let fault = format!("it has no file {number}: expected less than {}", self.files());
+                Err(Error::Open {
+                    path: self.path().map(Path::to_owned).unwrap_or_default(),
+                    source: io::Error::new(io::ErrorKind::InvalidInput, fault),
+                })
+            }
             Contents::File(archive) => Ok(archive),
             Contents::Shards(opened) => opened.shard(number),
         }
@@ -305,7 +315,7 @@ impl Checkpoint {
     pub fn all(&self) -> Result<Vec<Tensor<'_>>, Error> {
         let mut tensors = Vec::with_capacity(self.len());
         for file in self.all_files()? {
-            tensors.extend((0..file.header().len()).filter_map(|number| file.tensor(number)));
+            tensors.extend(file.tensors());
         }
         Ok(tensors)
     }
@@ -369,11 +379,13 @@ impl Checkpoint {
     /// The tensor that [`Checkpoint::id`] named.
     ///
     /// # Errors
-    /// As [`Checkpoint::file`]; [`Error::Closed`] for what it never named.
+    /// As [`Checkpoint::file`]; [`Error::UnknownTensor`] for a number that the file has not.
     pub fn tensor(&self, id: TensorId) -> Result<Tensor<'_>, Error> {
-        let tensor = self.file(id.file)?.tensor(id.number);
-        tensor.ok_or_else(|| Error::Closed {
-            path: self.path().map(Path::to_owned),
+        let file = self.file(id.file)?;
+        file.tensor(id.number).ok_or_else(|| Error::UnknownTensor {
+            path: file.path().map(Path::to_owned),
+            tensor: format!("#{}", id.number),
+            nearest: None,
         })
     }
 
@@ -408,12 +420,12 @@ impl OpenShards {
     }
 
     fn shard(&self, number: usize) -> Result<&Archive, Error> {
-        if self.archives[number].get().is_none() {
-            self.open(&[number], &Unwatched)?;
+        loop {
+            match self.archives[number].get() {
+                Some(archive) => return Ok(archive),
+                None => self.open(&[number], &Unwatched)?,
+            }
         }
-        self.archives[number].get().ok_or_else(|| Error::Closed {
-            path: Some(self.path(number)),
-        })
     }
 
     /// Opens those of these shards that are not open.
@@ -468,18 +480,14 @@ impl OpenShards {
 }
 
 fn count<'h>(headers: impl IntoIterator<Item = &'h Header>) -> Vec<(Dtype, u128)> {
-    let mut counts = [None; Dtype::ALL.len()];
-    let place = |dtype: Dtype| Dtype::ALL.iter().position(|&known| known == dtype).unwrap_or(0);
+    // Dtypes are ordered as they are in `Dtype::ALL`.
+    let mut counts = BTreeMap::new();
     for header in headers {
         for entry in header.entries() {
             // A header is proven: the product fits into 64 bits.
             let count: u64 = entry.shape.iter().product();
-            *counts[place(entry.dtype)].get_or_insert(0) += u128::from(count);
+            *counts.entry(entry.dtype).or_default() += u128::from(count);
         }
     }
-    Dtype::ALL
-        .iter()
-        .zip(counts)
-        .filter_map(|(&dtype, count)| Some((dtype, count?)))
-        .collect()
+    counts.into_iter().collect()
 }

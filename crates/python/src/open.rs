@@ -232,8 +232,8 @@ impl Archive {
             checkpoint.all_files()
         })?;
         let all = PyDict::new(py);
-        for (number, file) in files.into_iter().enumerate() {
-            all.set_item(checkpoint.file_name(number), texts(py, file.header())?)?;
+        for (name, file) in checkpoint.file_names().zip(files) {
+            all.set_item(name, texts(py, file.header())?)?;
         }
         Ok(all)
     }
@@ -327,9 +327,9 @@ impl Archive {
         let checkpoint = self.opened(py)?;
         let files = py.detach(|| checkpoint.all_files());
         let files = files.map_err(|error| raise(py, &error))?;
-        let named = files.into_iter().enumerate();
+        let named = checkpoint.file_names().zip(files);
         named
-            .map(|(number, file)| file_header(py, &checkpoint.file_name(number), file.header()))
+            .map(|(name, file)| file_header(py, &name, file.header()))
             .collect()
     }
 
