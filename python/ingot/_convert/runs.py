@@ -84,9 +84,7 @@ def _pieces(entries: Iterable[Entry]) -> Iterator[_Piece]:
         begin = 0
         for index in pieces(entry.shape, max(nbytes(entry.code, (1,)), 1)):
             size = nbytes(entry.code, _shape(entry.shape, index))
-            yield _Piece(
-                files[region.path], region.position + begin, entry.name, index or ..., begin, size
-            )
+            yield _Piece(files[region.path], region.position + begin, entry.name, index or ..., begin, size)
             begin += size
 
 
