@@ -17,8 +17,8 @@ __all__ = [
     "Buffer",
     "Destinations",
     "Export",
+    "ForeignFile",
     "NewFile",
-    "Quarry",
     "ShardIndex",
     "Sources",
     "Statistics",
@@ -555,11 +555,11 @@ class Aside:
     def close(self) -> None: ...
 
 @final
-class Quarry:
+class ForeignFile:
     """An open file of any format, in which bytes of tensors stand as a file of tensors has them."""
 
     @staticmethod
-    def open(path: str | bytes | PathLike[str] | PathLike[bytes]) -> Quarry: ...
+    def open(path: str | bytes | PathLike[str] | PathLike[bytes]) -> ForeignFile: ...
     def copy(self, position: int, writer: Writer, name: str, index: Any) -> None:
         """Copy the bytes from `position` on to what `index` takes of a tensor."""
 

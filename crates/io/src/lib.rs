@@ -33,7 +33,7 @@ mod workers;
 mod writer;
 
 pub use archive::{Archive, Tensor, TensorId};
-pub use checkpoint::{Checkpoint, Manner, read_index};
+pub use checkpoint::{Backing, Checkpoint, read_index};
 pub use convert::{convert, converts, is_float};
 pub use digest::{Algorithm, Digest, Keep, Sealed, Unequal};
 pub use edit::{
@@ -68,6 +68,6 @@ pub use source::{FileSource, MemorySource, Source};
 pub use statistics::{Number, Statistics, has_statistics, statistics};
 pub use verify::{Compared, Definition, Mismatch, Proof, Report, hash, verify};
 pub use watch::{Unwatched, Watch};
-pub use writer::Quarry;
+pub use writer::ForeignFile;
 #[cfg(unix)]
 pub use writer::{Appender, Aside, Orphan, Writer};

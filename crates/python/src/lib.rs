@@ -76,7 +76,7 @@ mod _native {
     use crate::wrap::Wrap;
     #[cfg(unix)]
     #[pymodule_export]
-    use crate::writer::{Appender, Quarry, Writer};
+    use crate::writer::{Appender, ForeignFile, Writer};
 
     #[pymodule_export]
     #[allow(non_upper_case_globals, reason = "the name that Python modules use")]

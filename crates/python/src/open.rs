@@ -195,8 +195,8 @@ impl Archive {
             checkpoint.all_files()
         })?;
         let all = PyDict::new(py);
-        for (number, file) in files.into_iter().enumerate() {
-            all.set_item(checkpoint.file_name(number), texts(py, file.header())?)?;
+        for (name, file) in checkpoint.file_names().zip(files) {
+            all.set_item(name, texts(py, file.header())?)?;
         }
         Ok(all)
     }
@@ -290,9 +290,9 @@ impl Archive {
         let checkpoint = self.opened(py)?;
         let files = py.detach(|| checkpoint.all_files());
         let files = files.map_err(|error| raise(py, &error))?;
-        let named = files.into_iter().enumerate();
+        let named = checkpoint.file_names().zip(files);
         named
-            .map(|(number, file)| file_header(py, &checkpoint.file_name(number), file.header()))
+            .map(|(name, file)| file_header(py, &name, file.header()))
             .collect()
     }
 
@@ -483,15 +483,15 @@ impl Archive {
 
 impl Archive {
     fn of(checkpoint: Checkpoint) -> Result<Archive, Error> {
-        let manner = checkpoint.manner()?;
+        let backing = checkpoint.backing()?;
         Ok(Archive {
             path: checkpoint.path().map(ToOwned::to_owned),
             shards: (0..checkpoint.files())
                 .filter_map(|number| checkpoint.file_path(number))
                 .collect(),
-            format: manner.format.name(),
-            backend: manner.backend,
-            why: manner.why,
+            format: backing.format.name(),
+            backend: backing.backend,
+            why: backing.why,
             checkpoint: RwLock::new(Some(Arc::new(checkpoint))),
         })
     }

@@ -174,14 +174,14 @@ impl Writer {
 
 /// A file of another format. See `_native.pyi`.
 #[pyclass(frozen, module = "ingot._native")]
-pub(crate) struct Quarry(ingot_io::Quarry);
+pub(crate) struct ForeignFile(ingot_io::ForeignFile);
 
 #[pymethods]
-impl Quarry {
+impl ForeignFile {
     #[staticmethod]
-    fn open(py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<Quarry> {
+    fn open(py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<ForeignFile> {
         let path = file_path(path)?;
-        Signals::detach(py, |_| ingot_io::Quarry::open(&path)).map(Quarry)
+        Signals::detach(py, |_| ingot_io::ForeignFile::open(&path)).map(ForeignFile)
     }
 
     fn copy(

@@ -3,7 +3,7 @@
 use super::azure::AzureAccess;
 use super::fault::Fault;
 use super::google::Account;
-use super::message::Request;
+use super::message::HttpRequest;
 use super::options::{RemoteOptions, Secret};
 use super::proxy::basic;
 use super::s3::S3Access;
@@ -28,7 +28,11 @@ impl Access {
     }
 
     /// Adds to a request what it needs to be let in; says whether any of it is secret.
-    pub(crate) fn apply(&self, request: &mut Request<'_>, options: &RemoteOptions) -> Result<bool, Fault> {
+    pub(crate) fn apply(
+        &self,
+        request: &mut HttpRequest<'_>,
+        options: &RemoteOptions,
+    ) -> Result<bool, Fault> {
         let given = |(name, value): &(String, Secret)| (name.clone(), value.reveal().to_owned());
         request.headers.extend(options.headers.iter().map(given));
         let is_given = |name: &str| {

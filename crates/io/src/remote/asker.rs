@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use super::client::Client;
-use super::dial::Reach;
+use super::dial::AddressScope;
 use super::fault::{Fault, FaultKind};
-use super::message::Request;
+use super::message::HttpRequest;
 use super::options::RemoteOptions;
 use super::pace::Pace;
 use super::retry::Tries;
@@ -35,7 +35,7 @@ impl Asker {
         headers: Vec<(String, String)>,
         body: &[u8],
     ) -> Result<String, Fault> {
-        let request = Request {
+        let request = HttpRequest {
             method,
             url,
             headers,
@@ -62,8 +62,8 @@ impl Asker {
         self.ask("POST", url, vec![kind], form.as_bytes())
     }
 
-    fn ask_once(&self, request: &Request<'_>, deadline: Instant) -> Result<String, Fault> {
-        let mut response = self.client.send(request, Reach::Anywhere, deadline)?;
+    fn ask_once(&self, request: &HttpRequest<'_>, deadline: Instant) -> Result<String, Fault> {
+        let mut response = self.client.send(request, AddressScope::Anywhere, deadline)?;
         let mut pace = Pace::new(&self.client.options, deadline);
         let body = response.read_some(ANSWER_NBYTES, &mut pace)?;
         let body = String::from_utf8_lossy(&body).into_owned();

@@ -8,12 +8,12 @@ use ingot_format::{Limits, ShardHeaders};
 use super::access::Access;
 use super::client::Client;
 use super::document::{all_of, hub_file};
-use super::door::variable;
-use super::fetch::Target;
+use super::fetch::Resource;
 use super::hub::{self, MODEL_FILE};
 use super::options::RemoteOptions;
 use super::retry::Tries;
 use super::secrets::redacted;
+use super::session::variable;
 use super::url::Url;
 use crate::error::Error;
 use crate::watch::Watch;
@@ -51,11 +51,11 @@ fn fetch(url: &str, options: &RemoteOptions, limits: &Limits) -> Option<ShardHea
     };
     let access = Arc::new(Access::bearer(hub::token(&options, &variable).ok()?));
     let client = Arc::new(Client::new(options, &variable));
-    let target = |home: Url| Target::new(Arc::clone(&client), home, Arc::clone(&access), false);
-    let document = all_of(&target(home), ShardHeaders::NBYTES).ok()?;
+    let resource = |home: Url| Resource::new(Arc::clone(&client), home, Arc::clone(&access), false);
+    let document = all_of(&resource(home), ShardHeaders::NBYTES).ok()?;
     if file.is_folder() {
         let model = file.beside(MODEL_FILE).url(&client.options, &variable).ok()?;
-        if !is_missing(&target(model)) {
+        if !is_missing(&resource(model)) {
             return None;
         }
     }
@@ -63,8 +63,8 @@ fn fetch(url: &str, options: &RemoteOptions, limits: &Limits) -> Option<ShardHea
 }
 
 /// Whether the server says that there is no such file.
-fn is_missing(target: &Target) -> bool {
-    let deadline = Tries::new(&target.client().options).deadline;
-    let answer = target.ask(&(0..1), None, deadline);
+fn is_missing(resource: &Resource) -> bool {
+    let deadline = Tries::new(&resource.client().options).deadline;
+    let answer = resource.ask(&(0..1), None, deadline);
     answer.is_err_and(|fault| fault.status() == Some(404))
 }

@@ -32,7 +32,7 @@ pub struct Pieces<'a> {
 }
 
 /// Bytes of one part in one piece.
-struct Span<'p, 'a> {
+struct PartSpan<'p, 'a> {
     payload: &'p Payload<'a>,
     begin: u64,
     len: usize,
@@ -155,12 +155,12 @@ impl<'a> Pieces<'a> {
         to_usize(range.end - range.start).unwrap_or(0)
     }
 
-    fn spans(&self, range: Range<u64>) -> impl Iterator<Item = Span<'_, 'a>> {
+    fn spans(&self, range: Range<u64>) -> impl Iterator<Item = PartSpan<'_, 'a>> {
         let first = self.ends.partition_point(|&end| end <= range.start);
         (first..self.ends.len()).map_while(move |part| {
             let starts = part.checked_sub(1).map_or(0, |before| self.ends[before]);
             let begin = starts.max(range.start);
-            (begin < range.end).then(|| Span {
+            (begin < range.end).then(|| PartSpan {
                 payload: part
                     .checked_sub(1)
                     .map_or(&self.head, |number| &self.payloads[number]),
@@ -193,17 +193,17 @@ impl<'a> Pieces<'a> {
         &self,
         range: Range<u64>,
         buffer: &mut Vec<u8>,
-        mut write: impl FnMut(Run<'_>) -> Result<(), E>,
+        mut write: impl FnMut(WriteRun<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
         buffer.clear();
         for span in self.spans(range) {
             if let Some(run) = span.straight() {
-                write(Run::Gathered(buffer))?;
+                write(WriteRun::Gathered(buffer))?;
                 write(run)?;
                 buffer.clear();
             } else {
                 if buffer.len() + span.len > PIECE {
-                    write(Run::Gathered(buffer))?;
+                    write(WriteRun::Gathered(buffer))?;
                     buffer.clear();
                 }
                 let filled = buffer.len();
@@ -211,50 +211,50 @@ impl<'a> Pieces<'a> {
                 span.payload.read(span.begin, &mut buffer[filled..])?;
             }
         }
-        write(Run::Gathered(buffer))
+        write(WriteRun::Gathered(buffer))
     }
 }
 
 /// Bytes of a piece, one after another in the file.
-pub(super) enum Run<'r> {
+pub(super) enum WriteRun<'r> {
     Gathered(&'r [u8]),
     Bytes(&'r Bytes<'r>, Range<usize>),
     File(&'r FileRange<'r>, Range<u64>),
 }
 
-impl<'p> Span<'p, '_> {
-    fn straight(&self) -> Option<Run<'p>> {
+impl<'p> PartSpan<'p, '_> {
+    fn straight(&self) -> Option<WriteRun<'p>> {
         if self.len < STRAIGHT {
             return None;
         }
         match self.payload {
             Payload::Bytes(bytes) => {
                 let begin = to_usize(self.begin)?;
-                Some(Run::Bytes(bytes, begin..begin + self.len))
+                Some(WriteRun::Bytes(bytes, begin..begin + self.len))
             }
-            Payload::File(range) => Some(Run::File(range, self.begin..self.begin + to_u64(self.len))),
+            Payload::File(range) => Some(WriteRun::File(range, self.begin..self.begin + to_u64(self.len))),
             Payload::Strided(_) | Payload::Section(_) | Payload::Produced(_) => None,
         }
     }
 }
 
-impl Run<'_> {
+impl WriteRun<'_> {
     pub(super) fn len(&self) -> u64 {
         match self {
-            Run::Gathered(bytes) => to_u64(bytes.len()),
-            Run::Bytes(_, range) => to_u64(range.len()),
-            Run::File(_, range) => range.end - range.start,
+            WriteRun::Gathered(bytes) => to_u64(bytes.len()),
+            WriteRun::Bytes(_, range) => to_u64(range.len()),
+            WriteRun::File(_, range) => range.end - range.start,
         }
     }
 
     /// Writes the run at `position` of `file`. `buffer` is for what passes through memory.
     pub(super) fn write_at(&self, file: &File, position: u64, buffer: &mut Vec<u8>) -> io::Result<()> {
         match self {
-            Run::Gathered(bytes) => write_all_at(file, bytes, position),
-            Run::Bytes(bytes, range) => {
+            WriteRun::Gathered(bytes) => write_all_at(file, bytes, position),
+            WriteRun::Bytes(bytes, range) => {
                 bytes.lend(range.clone(), |bytes| write_all_at(file, bytes, position))
             }
-            Run::File(source, range) => source.copy(range.clone(), file, position, buffer),
+            WriteRun::File(source, range) => source.copy(range.clone(), file, position, buffer),
         }
     }
 }

@@ -7,15 +7,15 @@ use ingot_format::{Foreign, FormatError, Header, Limits, ShardIndex, to_u64};
 
 use super::client::Client;
 use super::fault::Fault;
-use super::fetch::Target;
+use super::fetch::Resource;
 use super::hub::{INDEX_FILE, MODEL_FILE};
+use super::location::{Location, Remote, local_path};
 use super::options::RemoteOptions;
 use super::pace::stopped;
-use super::place::{Place, Remote, local_path};
 use super::secrets::redacted;
 use super::source::{READS_AT_ONCE, RemoteSource, START_NBYTES};
 use crate::archive::Archive;
-use crate::checkpoint::{Checkpoint, Manner, Shards, Store, index_of, read_index};
+use crate::checkpoint::{Backing, Checkpoint, Shards, Store, index_of, read_index};
 use crate::error::{CheckpointFault, Error, Failure};
 use crate::options::{Backend, CheckpointOptions, OpenOptions, Reach};
 use crate::source::Source as _;
@@ -91,45 +91,45 @@ impl Checkpoint {
             let reach = Reach::FollowLinks;
             return Checkpoint::open(&path, &CheckpointOptions { open, reach });
         }
-        through_door(url, options, limits, watch, |door| door.open(url))
+        in_session(url, options, limits, watch, |session| session.open(url))
     }
 }
 
 /// A file of whatever kind that a URL leads to.
-pub(super) enum Found {
+pub(super) enum UrlFile {
     Cached(PathBuf),
     /// With what it is asked with.
     Remote(Box<RemoteSource>, &'static str),
 }
 
 /// Asks for the start of the file behind `url`, as `begin` does that, or finds it on this machine.
-pub(super) fn found(
+pub(super) fn url_file(
     url: &str,
     options: &RemoteOptions,
-    begin: &(dyn Fn(Target) -> Result<RemoteSource, Fault> + Sync),
+    begin: &(dyn Fn(Resource) -> Result<RemoteSource, Fault> + Sync),
     watch: &dyn Watch,
-) -> Result<Found, Error> {
-    through_door(url, options, &header_limits(), watch, |door| {
-        door.found(url, begin)
+) -> Result<UrlFile, Error> {
+    in_session(url, options, &header_limits(), watch, |session| {
+        session.url_file(url, begin)
     })
 }
 
-/// What `open` makes of a way to files behind URLs. It is tried again where a server says that it has to be another.
-pub(super) fn through_door<T: Send>(
+/// What `open` makes of a session. It is tried again where a server says that it has to be another.
+pub(super) fn in_session<T: Send>(
     url: &str,
     options: &RemoteOptions,
     limits: &Limits,
     watch: &dyn Watch,
-    open: impl Fn(&Door) -> Result<T, Error> + Send + Sync,
+    open: impl Fn(&Session) -> Result<T, Error> + Send + Sync,
 ) -> Result<T, Error> {
     // A bucket of S3 lies in one region, and who asks in another is told in which.
-    let open_in_region = || match open(&Door::new(options, limits)) {
+    let open_in_region = || match open(&Session::new(options, limits)) {
         Err(error) if options.region.is_none() && region_of(&error).is_some() => {
             let options = RemoteOptions {
                 region: region_of(&error).map(ToOwned::to_owned),
                 ..options.clone()
             };
-            open(&Door::new(&options, limits))
+            open(&Session::new(&options, limits))
         }
         opened => opened,
     };
@@ -144,33 +144,33 @@ fn region_of(error: &Error) -> Option<&str> {
     }
 }
 
-/// Opens files behind URLs: one way, and one set of connections, for all that one URL leads to.
+/// Opens files behind URLs: one client, with its connections, for all that one URL leads to.
 #[derive(Clone, Debug)]
-pub(crate) struct Door {
+pub(crate) struct Session {
     client: Arc<Client>,
     limits: Limits,
 }
 
-impl Door {
-    fn new(options: &RemoteOptions, limits: &Limits) -> Door {
-        Door {
+impl Session {
+    fn new(options: &RemoteOptions, limits: &Limits) -> Session {
+        Session {
             client: Arc::new(Client::new(options.clone(), &variable)),
             limits: *limits,
         }
     }
 
     fn open(&self, url: &str) -> Result<Checkpoint, Error> {
-        match self.place(url)? {
-            Place::Cached(path, remote) => self.cached(&path, remote.map(|remote| *remote)),
-            Place::Remote(remote) if remote.hub.as_ref().is_some_and(|file| file.is_folder()) => {
+        match self.locate(url)? {
+            Location::Cached(path, remote) => self.cached(&path, remote.map(|remote| *remote)),
+            Location::Remote(remote) if remote.hub.as_ref().is_some_and(|file| file.is_folder()) => {
                 self.model_of(&remote)
             }
-            Place::Remote(remote) if remote.is_index() => {
-                let source = RemoteSource::begin(self.target(&remote), INDEX_START_NBYTES);
+            Location::Remote(remote) if remote.is_index() => {
+                let source = RemoteSource::begin(self.resource(&remote), INDEX_START_NBYTES);
                 let source = source.map_err(|fault| refused(&remote.shown, fault))?;
                 self.index(*remote, source)
             }
-            Place::Remote(remote) => {
+            Location::Remote(remote) => {
                 let source = self.source(&remote, START_NBYTES);
                 let source = source.map_err(|fault| refused(&remote.shown, fault))?;
                 self.content(*remote, source)
@@ -178,27 +178,30 @@ impl Door {
         }
     }
 
-    pub(super) fn place(&self, url: &str) -> Result<Place, Error> {
-        let place = Place::find(url, &self.client.options, &variable);
-        place.map_err(|fault| refused(&redacted(url), fault))
+    pub(super) fn locate(&self, url: &str) -> Result<Location, Error> {
+        let location = Location::find(url, &self.client.options, &variable);
+        location.map_err(|fault| refused(&redacted(url), fault))
     }
 
     /// The file that `url` names; of a repository of the Hub that with its model.
-    fn found(
+    fn url_file(
         &self,
         url: &str,
-        begin: &(dyn Fn(Target) -> Result<RemoteSource, Fault> + Sync),
-    ) -> Result<Found, Error> {
-        let remote = match self.place(url)? {
-            Place::Cached(path, _) => return Ok(Found::Cached(path)),
-            Place::Remote(remote) if remote.hub.as_ref().is_some_and(|file| file.is_folder()) => {
+        begin: &(dyn Fn(Resource) -> Result<RemoteSource, Fault> + Sync),
+    ) -> Result<UrlFile, Error> {
+        let remote = match self.locate(url)? {
+            Location::Cached(path, _) => return Ok(UrlFile::Cached(path)),
+            Location::Remote(remote) if remote.hub.as_ref().is_some_and(|file| file.is_folder()) => {
                 self.beside(&remote, MODEL_FILE)?
             }
-            Place::Remote(remote) => *remote,
+            Location::Remote(remote) => *remote,
         };
-        let source = begin(self.target(&remote)).map_err(|fault| refused(&remote.shown, fault))?;
+        let source = begin(self.resource(&remote)).map_err(|fault| refused(&remote.shown, fault))?;
         let cached = cached_at(&remote, source.commit().as_deref());
-        Ok(cached.map_or_else(|| Found::Remote(Box::new(source), remote.backend), Found::Cached))
+        Ok(cached.map_or_else(
+            || UrlFile::Remote(Box::new(source), remote.backend),
+            UrlFile::Cached,
+        ))
     }
 
     /// The file `name` beside this one.
@@ -209,12 +212,12 @@ impl Door {
 
     /// A file of tensors.
     fn source(&self, remote: &Remote, start_nbytes: u64) -> Result<RemoteSource, Fault> {
-        RemoteSource::open(self.target(remote), start_nbytes, &self.limits)
+        RemoteSource::open(self.resource(remote), start_nbytes, &self.limits)
     }
 
-    pub(super) fn target(&self, remote: &Remote) -> Target {
+    pub(super) fn resource(&self, remote: &Remote) -> Resource {
         let (home, access) = (remote.home.clone(), Arc::clone(&remote.access));
-        Target::new(Arc::clone(&self.client), home, access, remote.is_shown())
+        Resource::new(Arc::clone(&self.client), home, access, remote.is_shown())
     }
 
     /// The model of a folder of the Hub. Both files that it can be are asked for at once: nobody knows which it is, and
@@ -229,7 +232,7 @@ impl Door {
         let ask = |number: usize| {
             let opened = match number {
                 0 => self.source(&model, START_NBYTES),
-                _ => RemoteSource::begin(self.target(&index), INDEX_START_NBYTES),
+                _ => RemoteSource::begin(self.resource(&index), INDEX_START_NBYTES),
             };
             let is_model = number == 0 && opened.is_ok();
             *found[number].lock().unwrap_or_else(PoisonError::into_inner) = Some(opened);
@@ -310,7 +313,7 @@ impl Door {
     fn shards(&self, path: PathBuf, index: ShardIndex, remote: Remote) -> Result<Checkpoint, Error> {
         let index = for_urls(index, &path)?;
         let store = RemoteShards {
-            door: self.clone(),
+            session: self.clone(),
             index: remote,
         };
         Ok(Checkpoint::of_shards(Shards::new(path, index), Box::new(store)))
@@ -349,24 +352,25 @@ impl Door {
 /// Shards behind URLs: beside their index, and of the same commit where it is one of the Hub.
 #[derive(Debug)]
 struct RemoteShards {
-    door: Door,
+    session: Session,
     index: Remote,
 }
 
 impl Store for RemoteShards {
     fn path(&self, name: &str) -> PathBuf {
-        let beside = self.door.beside(&self.index, name);
+        let beside = self.session.beside(&self.index, name);
         beside.map_or_else(|_| name.into(), |remote| remote.shown.into())
     }
 
     /// With one request where the header is about as long as the index lets expect.
     fn open(&self, shards: &Shards, number: usize) -> Result<Archive, Error> {
-        let remote = self.door.beside(&self.index, shards.name(number))?;
+        let remote = self.session.beside(&self.index, shards.name(number))?;
         let entries = shards
             .tensors(number)
             .map(|name| to_u64(name.len()) + TENSOR_NBYTES);
         let expected = METADATA_NBYTES + entries.sum::<u64>();
-        self.door.shard(remote, expected.clamp(LEAST_NBYTES, MOST_NBYTES))
+        self.session
+            .shard(remote, expected.clamp(LEAST_NBYTES, MOST_NBYTES))
     }
 
     fn reading(&self) -> Reading {
@@ -374,11 +378,11 @@ impl Store for RemoteShards {
     }
 
     fn rest(&self) {
-        self.door.rest();
+        self.session.rest();
     }
 
-    fn manner(&self, shards: &Shards) -> Option<Manner> {
-        Some(Manner {
+    fn backing(&self, shards: &Shards) -> Option<Backing> {
+        Some(Backing {
             format: shards.format(),
             backend: self.index.backend,
             why: REMOTE.to_owned(),
