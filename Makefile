@@ -74,7 +74,7 @@ lint-python: $(VENV)/.lint
 
 lint-text: $(VENV)/.lint
 	scripts/check-unsafe
-	scripts/check-floors format io
+	scripts/check-floors
 	$(BIN)/typos
 
 lint-types: $(VENV)/.ingot $(VENV)/.test $(VENV)/.lint

@@ -9,6 +9,7 @@ import torch
 
 import ingot
 import ingot.torch
+from ingot import _torch_into
 from ingot.torch import load_file, load_into, save_file
 
 BACKENDS = ("mmap", "pread")
@@ -262,3 +263,55 @@ def test_moving_tells_of_what_has_been_moved(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     load_file(path, "meta", backend="mmap", progress=lambda *numbers: told.append(numbers))
     assert told == [(24, 64), (64, 64)] or told == [(40, 64), (64, 64)]
+
+
+def test_many_plain_destinations_are_not_looked_at_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = {f"{number}": torch.full((3, number % 4), number, dtype=torch.bfloat16) for number in range(600)}
+    ingot.torch.save_file(stored, tmp_path / "m.safetensors")
+    out = {name: torch.zeros_like(tensor) for name, tensor in stored.items()}
+    looked: list[str] = []
+    look = _torch_into._memory
+    monkeypatch.setattr(_torch_into, "_memory", lambda *one: looked.append(one[0]) or look(*one))
+    found = ingot.torch.load_file(tmp_path / "m.safetensors", out=out)
+    assert found.keys() == stored.keys()
+    assert all(found[name] is out[name] and torch.equal(out[name], stored[name]) for name in stored)
+    assert not looked
+
+
+def test_destinations_of_all_kinds_among_many(tmp_path: Path) -> None:
+    stored = {f"{number}": torch.full((4, 6), float(number)) for number in range(300)}
+    ingot.torch.save_file(stored, tmp_path / "m.safetensors")
+    out = {name: torch.zeros_like(tensor) for name, tensor in stored.items()}
+    # What lies beneath is to be filled where the tensor says, and nothing beside it.
+    wide = torch.zeros(8, 12)
+    original = torch.zeros(4, 6)
+    out |= {
+        "7": torch.zeros(6, 4).T,
+        "8": wide[2:6, 3:9],
+        "9": torch.nn.Parameter(torch.zeros(4, 6)),
+        "299": torch._lazy_clone(original),
+    }
+    ingot.torch.load_file(tmp_path / "m.safetensors", out=out)
+    assert all(torch.equal(out[name], stored[name]) for name in stored)
+    assert wide.sum() == stored["8"].sum()
+    assert not original.any()
+
+
+def test_a_destination_that_has_lost_its_memory_is_refused_among_many(tmp_path: Path) -> None:
+    stored = {f"{number}": torch.full((64,), float(number)) for number in range(300)}
+    ingot.torch.save_file(stored, tmp_path / "m.safetensors")
+    out = {name: torch.zeros_like(tensor) for name, tensor in stored.items()}
+    for nbytes in (0, 4, 252):
+        out["298"] = torch.zeros(64)
+        out["298"].untyped_storage().resize_(nbytes)
+        with pytest.raises(ingot.DestinationError, match="tensor `298`: its memory is gone"):
+            ingot.torch.load_file(tmp_path / "m.safetensors", out=out)
+    assert not any(out[name].any() for name in out if name != "298")
+
+
+def test_no_tensor_is_no_destination(tmp_path: Path) -> None:
+    ingot.torch.save_file({"a": torch.zeros(1)}, tmp_path / "m.safetensors")
+    with pytest.raises(TypeError, match=r"'a': expected a torch.Tensor, found str"):
+        ingot.torch.load_file(tmp_path / "m.safetensors", out={"a": "text"})  # type: ignore[dict-item]

@@ -15,8 +15,10 @@ __all__ = [
     "Archive",
     "Aside",
     "Buffer",
+    "Destinations",
+    "Export",
+    "ForeignFile",
     "NewFile",
-    "Quarry",
     "ShardIndex",
     "Sources",
     "Statistics",
@@ -144,6 +146,23 @@ class Export:
     ) -> Export: ...
 
 @final
+class Destinations:
+    """Memory of the tensors of a mapping, in its order, to be read into once.
+
+    `memory(name, tensor)` gives the code of the dtype, a DLPack capsule or a writable buffer, and whether the
+    buffer is of a tensor without dimensions; or None for a tensor to leave out. It is asked about those that
+    `export` does not show.
+    """
+
+    def __new__(
+        cls,
+        tensors: Mapping[str, Any],
+        memory: Callable[[str, Any], tuple[str, Any, bool] | None],
+        export: Export | None = None,
+    ) -> Destinations: ...
+    def __len__(self) -> int: ...
+
+@final
 class Archive:
     @staticmethod
     def open(
@@ -258,7 +277,7 @@ class Archive:
     def fill(
         self,
         wanted: list[tuple[str, Any, str | None]],
-        memories: list[tuple[str, Any, bool]],
+        destinations: Destinations,
         *,
         threads: int | None = None,
         progress: Callable[[int, int], object] | None = None,
@@ -536,11 +555,11 @@ class Aside:
     def close(self) -> None: ...
 
 @final
-class Quarry:
+class ForeignFile:
     """An open file of any format, in which bytes of tensors stand as a file of tensors has them."""
 
     @staticmethod
-    def open(path: str | bytes | PathLike[str] | PathLike[bytes]) -> Quarry: ...
+    def open(path: str | bytes | PathLike[str] | PathLike[bytes]) -> ForeignFile: ...
     def copy(self, position: int, writer: Writer, name: str, index: Any) -> None:
         """Copy the bytes from `position` on to what `index` takes of a tensor."""
 

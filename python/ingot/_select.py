@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import islice, repeat
+from itertools import filterfalse, islice, repeat
 from typing import Generic, NamedTuple, TypeVar
 
 from ._open import indexed, moved, tensors
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping
     from typing import Any, TypedDict
 
-    from ._native import Archive, TensorInfo, Wrap
+    from ._native import Archive, Destinations, TensorInfo, Wrap
     from ._progress import Progress
     from ._reads import Reads
     from ._remote import StorageOptions
@@ -119,7 +119,9 @@ class Selected(NamedTuple, Generic[Tensor]):
         others: Container[str],
     ) -> None:
         selected = set(names)
-        for name in () if mapping is None else mapping:
+        if mapping is None or selected.issuperset(mapping):
+            return
+        for name in mapping:
             if name in selected:
                 continue
             if name not in others:
@@ -195,7 +197,8 @@ def load(
     read, as `TensorSlice` does.
     """
     out = selected.out or {}
-    places = wanted(archive, selected, {name: names[name] for name in out})
+    # There may be many of them, so that no Python code runs for each where it need not.
+    places = wanted(archive, selected, dict(zip(out, map(names.__getitem__, out), strict=True)))
     for name, (_, index, _) in () if selected.slices is None else zip(out, places, strict=True):
         if index is None and selected.of(name) is not None:
             raise SliceError(
@@ -205,7 +208,7 @@ def load(
                 path=archive.path,
                 tensor=name,
             )
-    fresh = [name for name in names if name not in out]
+    fresh = list(filterfalse(out.__contains__, names))
     others = wanted(archive, selected, {name: names[name] for name in fresh})
     filling, reading = reads.shares(
         lambda: archive.parts_nbytes(places), lambda: archive.parts_nbytes(others)
@@ -218,7 +221,8 @@ def load(
         asked = selected.of(name)
         if index is None and asked is not None:
             read[name] = indexed(archive, source, read[name], asked, at)
-    return {name: out[name] if name in out else read[name] for name in names}
+    found = {**read, **out}
+    return dict(zip(names, map(found.__getitem__, names), strict=True))
 
 
 def wanted(archive: Archive, selected: Selected[Any], names: Mapping[str, str]) -> list[Wanted]:
@@ -257,11 +261,11 @@ def _is_read(archive: Archive, wanted: list[Wanted]) -> bool:
 def fill(
     archive: Archive,
     wanted: list[Wanted],
-    memories: list[Memory],
+    destinations: Destinations,
     reads: Reads,
 ) -> None:
     """Read what is wanted into memory of others."""
-    archive.fill(wanted, memories, **reads.options())
+    archive.fill(wanted, destinations, **reads.options())
 
 
 def float_code(code: str | None, dtype: object) -> str:

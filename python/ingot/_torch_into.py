@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import repeat
 from math import prod
-from operator import add, attrgetter, ge, mul
 from typing import NamedTuple
 
 import torch
 
+from ._native import Destinations
 from ._select import FLOATS, fill, misfit
 from ._torch_alias import recorded
-from ._torch_plain import PLAIN_CLASSES, in_transform, not_plain, undisturbed
+from ._torch_plain import not_plain, undisturbed
 from .errors import _escaped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Any
 
     from ._native import Archive
@@ -84,36 +83,32 @@ def _ties(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
     return ties
 
 
-def refuse_destinations(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raise for the first that has no memory of its own to be written to."""
-    if not _are_plain(list(tensors.values())):
-        for name, tensor in tensors.items():
-            refuse_destination(name, tensor)
+def destinations(tensors: Mapping[str, torch.Tensor]) -> Destinations:
+    """Those of the CPU, to be read into. Raises for the first of all that has no memory to be written to."""
+    from .torch import _export
+
+    with undisturbed():
+        return Destinations(tensors, _memory, _export)
 
 
-def _are_plain(tensors: list[torch.Tensor]) -> bool:
-    """Whether all have memory of their own, as `not_plain` asks of each; False where it is to be asked.
+def _memory(name: str, tensor: torch.Tensor) -> Memory | None:
+    """The code of a tensor's dtype, and its memory as a capsule; None for one of another device.
 
-    Written with `map`, so that no Python function runs for each of many.
+    Asked of those that `_export` does not show.
     """
-    from .torch import _CODES
+    from .torch import _CODES, _crosses_by_dlpack, _to_dlpack
 
-    dtypes = set(map(attrgetter("dtype"), tensors))
-    if not dtypes <= _CODES.keys() or any(dtype.is_complex for dtype in dtypes) or in_transform():
-        return False
-    if not set(map(type, tensors)) <= PLAIN_CLASSES or not all(map(attrgetter("is_cpu"), tensors)):
-        return False
-    if any(map(attrgetter("is_nested"), tensors)) or any(map(torch.Tensor.is_neg, tensors)):
-        return False
-    layouts = set(map(attrgetter("layout"), tensors))
-    if not layouts <= {torch.strided} or not all(map(torch.Tensor.is_contiguous, tensors)):
-        return False
-    # Efficient zero tensors have no address, and nor have empty ones.
-    if not all(map(torch.Tensor.data_ptr, tensors)):
-        return False
-    offsets = map(mul, map(torch.Tensor.storage_offset, tensors), map(attrgetter("itemsize"), tensors))
-    needed = map(add, offsets, map(attrgetter("nbytes"), tensors))
-    return all(map(ge, map(len, map(torch.Tensor.untyped_storage, tensors)), needed))
+    refuse_destination(name, tensor)
+    if not tensor.is_cpu:
+        return None
+    code = _CODES.get(tensor.dtype)
+    if code is None:
+        raise misfit(
+            name, f"no file has tensors of the destination's dtype, {tensor.dtype}", "destination-dtype"
+        )
+    # The elements of dtypes that DLPack of this torch lacks are of one byte.
+    plain = tensor if _crosses_by_dlpack(tensor.dtype) else tensor.detach().view(torch.uint8)
+    return code, _to_dlpack(plain), False
 
 
 def refuse_destination(name: str, tensor: torch.Tensor) -> None:
@@ -154,11 +149,11 @@ def _read(archive: Archive, wanted: list[tuple[str, str, torch.Tensor]], reads: 
         else:
             pieces.append((source, tensor, code if converts else None))
     requests: list[Wanted] = [(source, None, code) for source, _, code in straight.values()]
-    memories = _memories({name: tensor for name, (_, tensor, _) in straight.items()})
+    places = destinations({name: tensor for name, (_, tensor, _) in straight.items()})
     first, *others = reads.shares(
         lambda: archive.parts_nbytes(requests), *(_size(tensor) for _, tensor, _ in pieces)
     )
-    fill(archive, requests, memories, first)
+    fill(archive, requests, places, first)
     for (source, tensor, code), share in zip(pieces, others, strict=True):
         copy_pieces(archive, (source, None, code), tensor, share)
 
@@ -200,45 +195,25 @@ def _pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[Any, ...]]:
 
 
 def fill_tensors(
-    archive: Archive, wanted: list[Wanted], tensors: Mapping[str, torch.Tensor], reads: Reads
+    places: Destinations,
+    archive: Archive,
+    wanted: list[Wanted],
+    tensors: Mapping[str, torch.Tensor],
+    reads: Reads,
 ) -> None:
-    """Read what is wanted into `tensors`, those of the CPU straight."""
-    if all(map(attrgetter("is_cpu"), tensors.values())):
-        fill(archive, wanted, _memories(tensors), reads)
+    """Read what is wanted into `tensors`, of which those of the CPU are `places`."""
+    if len(places) == len(tensors):
+        fill(archive, wanted, places, reads)
         return
-    pairs = list(zip(wanted, tensors.items(), strict=True))
-    straight = [pair for pair in pairs if pair[1][1].is_cpu]
-    requests = [one for one, _ in straight]
-    memories = _memories({name: tensor for _, (name, tensor) in straight})
-    elsewhere = [(one, tensor) for one, (_, tensor) in pairs if not tensor.is_cpu]
+    pairs = list(zip(wanted, tensors.values(), strict=True))
+    requests = [one for one, tensor in pairs if tensor.is_cpu]
+    elsewhere = [pair for pair in pairs if not pair[1].is_cpu]
     first, *others = reads.shares(
         lambda: archive.parts_nbytes(requests), *(_size(tensor) for _, tensor in elsewhere)
     )
-    fill(archive, requests, memories, first)
+    fill(archive, requests, places, first)
     for (one, tensor), share in zip(elsewhere, others, strict=True):
         copy_pieces(archive, one, tensor, share)
-
-
-def _memories(tensors: Mapping[str, torch.Tensor]) -> list[Memory]:
-    """The code of each tensor's dtype, and its memory as a capsule."""
-    from .torch import _CODES, _crosses_by_dlpack, _to_dlpack
-
-    dtypes = list(map(attrgetter("dtype"), tensors.values()))
-    codes = list(map(_CODES.get, dtypes))
-    if None in codes:
-        name, dtype = next(
-            pair for pair, code in zip(zip(tensors, dtypes, strict=True), codes, strict=True) if code is None
-        )
-        raise misfit(name, f"no file has tensors of the destination's dtype, {dtype}", "destination-dtype")
-    plain: Iterable[torch.Tensor] = tensors.values()
-    with undisturbed():
-        if not all(map(_crosses_by_dlpack, set(dtypes))):
-            # The elements of dtypes that DLPack of this torch lacks are of one byte.
-            plain = [
-                tensor if _crosses_by_dlpack(tensor.dtype) else tensor.detach().view(torch.uint8)
-                for tensor in plain
-            ]
-        return list(zip(filter(None, codes), map(_to_dlpack, plain), repeat(False)))
 
 
 def _strict_message(where: str, target: object, missing: list[str], unexpected: list[str]) -> str:

@@ -550,7 +550,7 @@ def _code(dtype: Any) -> str | None:
 
 def _fill(archive: Archive, wanted: list[Wanted], arrays: Mapping[str, Any], how: Reads) -> None:
     """Read what is wanted into `arrays`."""
-    _select.fill(archive, wanted, [_memory(name, array) for name, array in arrays.items()], how)
+    _select.fill(archive, wanted, _native.Destinations(arrays, _memory), how)
 
 
 def _memory(name: str, array: Any) -> Memory:

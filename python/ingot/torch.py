@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from operator import attrgetter
 from typing import overload
 
@@ -22,7 +22,7 @@ except ModuleNotFoundError as error:
     raise missing("torch", error) from None
 
 from ._torch_alias import recorded, restore, views_among
-from ._torch_into import Incompatible, fill_tensors, into, refuse_destinations
+from ._torch_into import Incompatible, destinations, fill_tensors, into
 from ._torch_model import load_model, save_model
 from ._torch_pieces import fetcher
 from ._torch_plain import PLAIN_CLASSES, fake_mode, faked, not_plain, undisturbed
@@ -367,9 +367,13 @@ def _parts(
             )
     # Names that share memory are views of what is read whole; where that is not asked for it is read for
     # them.
-    restored = {name: views[name] for name in names if name in views and name not in cut}
-    sources = {name: views[name]["of"] if name in views else name for name in names if name not in restored}
-    refuse_destinations(selected.out or {})
+    # Nearly all files are without them, and some have many tensors.
+    restored = {name: views[name] for name in names if name in views and name not in cut} if views else {}
+    sources = dict(zip(names, names, strict=True))
+    if views:
+        own = (name for name in names if name not in restored)
+        sources = {name: views[name]["of"] if name in views else name for name in own}
+    places = destinations(selected.out or {})
     bases = dict.fromkeys(place["of"] for place in restored.values())
     lacking = {base: base for base in bases if base not in sources or base in cut}
     whole: Selected[torch.Tensor] = Selected(dtype=selected.dtype)
@@ -377,7 +381,7 @@ def _parts(
         lambda: archive.parts_nbytes(_select.wanted(archive, selected, sources)),
         lambda: archive.parts_nbytes(_select.wanted(archive, whole, lacking)),
     )
-    found = _select.load(archive, selected, sources, wrap, first, at, fill_tensors)
+    found = _select.load(archive, selected, sources, wrap, first, at, partial(fill_tensors, places))
     others = _select.load(archive, whole, lacking, wrap, second, at)
     if move is not None:
         for name in sources.keys() - (selected.out or {}).keys():
@@ -386,6 +390,8 @@ def _parts(
             others[name] = _open.moved(archive, name, others[name], move)
     shared = {base: others[base] if base in lacking else found[base] for base in bases}
     restore(shared, restored)
+    if not restored:
+        return found
     return {name: shared[name] if name in restored else found[name] for name in names}
 
 

@@ -79,7 +79,7 @@ impl<'a> Checksums<'a> {
     /// The text is not JSON of this form, or has a name twice, also by escape.
     pub fn parse(text: &'a str) -> Result<Checksums<'a>, ChecksumsError> {
         let mut json = serde_json::Deserializer::from_str(text);
-        json.deserialize_map(Record)
+        json.deserialize_map(ChecksumsVisitor)
             .and_then(|record| json.end().map(|()| record))
             .map_err(|fault| ChecksumsError {
                 reason: fault.to_string(),
@@ -138,9 +138,9 @@ impl<'a> Checksums<'a> {
 }
 
 /// The whole record. Members with other names are passed over, as those of a header's entries are (F8).
-struct Record;
+struct ChecksumsVisitor;
 
-impl<'de> Visitor<'de> for Record {
+impl<'de> Visitor<'de> for ChecksumsVisitor {
     type Value = Checksums<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -29,7 +29,7 @@ use value::{Kind, Value};
 #[derive(Clone, Debug, Default)]
 pub struct ShardIndex {
     names: String,
-    records: Vec<Record>,
+    records: Vec<IndexRecord>,
     shards: Vec<String>,
     metadata: Option<Value>,
     /// Tensors in the order of their names; empty where that is the order of the file.
@@ -38,7 +38,7 @@ pub struct ShardIndex {
 
 /// One tensor; its name ends here and begins where the one before it ends.
 #[derive(Clone, Copy, Debug)]
-struct Record {
+struct IndexRecord {
     name_end: u32,
     shard: u32,
 }
@@ -198,7 +198,7 @@ impl ShardIndex {
 #[derive(Debug)]
 pub struct IndexReader {
     index: ShardIndex,
-    place: Place,
+    state: ReaderState,
     has_weight_map: bool,
     /// Fields beside the two that are known.
     unknown: BTreeSet<String>,
@@ -208,9 +208,9 @@ pub struct IndexReader {
     nbytes: u64,
 }
 
-/// What has to come next.
+/// What an index reader expects next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum ReaderState {
     Start,
     /// A field of the whole, or where none was read yet the end.
     Field {
@@ -258,7 +258,7 @@ impl IndexReader {
         index.records.reserve(text / USUAL_TENSOR_NBYTES);
         Ok(IndexReader {
             index,
-            place: Place::Start,
+            state: ReaderState::Start,
             has_weight_map: false,
             unknown: BTreeSet::new(),
             numbers: BTreeMap::new(),
@@ -298,14 +298,14 @@ impl IndexReader {
                 Err(stop) => break stop,
             }
         };
-        if self.place == Place::End {
+        if self.state == ReaderState::End {
             // White space alone.
             done = cursor.at;
         }
         self.taken += to_u64(done);
         match stop {
             Stop::Fault(fault) => Err(fault),
-            Stop::Cut if is_last && self.place == Place::End && done == text.len() => Ok(done),
+            Stop::Cut if is_last && self.state == ReaderState::End && done == text.len() => Ok(done),
             Stop::Cut if is_last => Err(IndexError::InvalidJson {
                 reason: "it ends before the object does".into(),
             }),
@@ -318,7 +318,7 @@ impl IndexReader {
     /// # Errors
     /// Rules I4, I5 and I8, and I3 where something is missing.
     pub fn finish(self) -> Result<ShardIndex, IndexError> {
-        if self.place != Place::End {
+        if self.state != ReaderState::End {
             return Err(IndexError::InvalidJson {
                 reason: "it ends before the object does".into(),
             });
@@ -347,23 +347,23 @@ impl IndexReader {
     /// Reads one item with what belongs to it. Leaves no trace of one that is cut.
     #[inline]
     fn step(&mut self, cursor: &mut Cursor<'_>) -> Result<(), Stop> {
-        match self.place {
-            Place::Tensor { first } => self.tensor(cursor, first),
-            Place::Start => {
+        match self.state {
+            ReaderState::Tensor { first } => self.tensor(cursor, first),
+            ReaderState::Start => {
                 cursor.expect(b'{', "an object")?;
-                self.place = Place::Field { first: true };
+                self.state = ReaderState::Field { first: true };
                 Ok(())
             }
-            Place::Field { first } => self.field(cursor, first),
-            Place::AfterField => {
-                self.place = match cursor.next()? {
-                    b',' => Place::Field { first: false },
-                    b'}' => Place::End,
+            ReaderState::Field { first } => self.field(cursor, first),
+            ReaderState::AfterField => {
+                self.state = match cursor.next()? {
+                    b',' => ReaderState::Field { first: false },
+                    b'}' => ReaderState::End,
                     _ => return Err(cursor.unexpected("`,` or `}`")),
                 };
                 Ok(())
             }
-            Place::End => {
+            ReaderState::End => {
                 cursor.next()?;
                 Err(cursor.unexpected("nothing after the object"))
             }
@@ -373,7 +373,7 @@ impl IndexReader {
     fn field(&mut self, cursor: &mut Cursor<'_>, first: bool) -> Result<(), Stop> {
         if cursor.peek()? == b'}' && first {
             cursor.at += 1;
-            self.place = Place::End;
+            self.state = ReaderState::End;
             return Ok(());
         }
         let field = cursor.string("a field's name")?;
@@ -389,7 +389,7 @@ impl IndexReader {
                 }
                 cursor.at += 1;
                 self.has_weight_map = true;
-                self.place = Place::Tensor { first: true };
+                self.state = ReaderState::Tensor { first: true };
             }
             "metadata" => {
                 if self.index.metadata.is_some() {
@@ -403,14 +403,14 @@ impl IndexReader {
                     return Err(invalid_field("metadata", value.kind));
                 }
                 self.index.metadata = Some(value);
-                self.place = Place::AfterField;
+                self.state = ReaderState::AfterField;
             }
             _ => {
                 cursor.value(&field)?;
                 if !self.unknown.insert((*field).to_owned()) {
                     return Err(duplicate_field(field));
                 }
-                self.place = Place::AfterField;
+                self.state = ReaderState::AfterField;
             }
         }
         Ok(())
@@ -421,7 +421,7 @@ impl IndexReader {
     fn tensor(&mut self, cursor: &mut Cursor<'_>, first: bool) -> Result<(), Stop> {
         if first && cursor.peek()? == b'}' {
             cursor.at += 1;
-            self.place = Place::AfterField;
+            self.state = ReaderState::AfterField;
             return Ok(());
         }
         let name = cursor.string("a tensor's name")?;
@@ -444,9 +444,9 @@ impl IndexReader {
                 self.number_of(&shard, &name)?
             }
         };
-        self.place = match cursor.next()? {
-            b',' => Place::Tensor { first: false },
-            b'}' => Place::AfterField,
+        self.state = match cursor.next()? {
+            b',' => ReaderState::Tensor { first: false },
+            b'}' => ReaderState::AfterField,
             _ => return Err(cursor.unexpected("`,` or `}`")),
         };
         if name == METADATA_KEY {
@@ -454,7 +454,7 @@ impl IndexReader {
         }
         self.index.names.push_str(&name);
         let name_end = to_u32(self.index.names.len());
-        self.index.records.push(Record { name_end, shard });
+        self.index.records.push(IndexRecord { name_end, shard });
         Ok(())
     }
 

@@ -18,13 +18,13 @@ pub(crate) const PREFIX_NBYTES: usize = 8;
 pub(crate) struct RawHeader {
     pub(crate) names: String,
     pub(crate) dims: Vec<u64>,
-    pub(crate) records: Vec<Record>,
+    pub(crate) records: Vec<EntryRecord>,
     pub(crate) metadata: Option<Metadata>,
 }
 
 /// One entry; its name and shape end where it says and begin where those of the record before it end.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Record {
+pub(crate) struct EntryRecord {
     pub(crate) begin: u64,
     pub(crate) end: u64,
     pub(crate) name_end: u32,
@@ -37,7 +37,7 @@ impl RawHeader {
     pub(crate) fn close_entry(&mut self, dtype: Dtype, begin: u64, end: u64) {
         let name_end = to_u32(self.names.len());
         let dims_end = to_u32(self.dims.len());
-        self.records.push(Record {
+        self.records.push(EntryRecord {
             begin,
             end,
             name_end,
@@ -126,7 +126,7 @@ const ROOM_NBYTES: usize = 100_000_000;
 /// Refuses a header that takes more than [`ROOM_NBYTES`].
 pub(crate) fn check_room(entries: usize, dims: usize, pairs: usize) -> Result<(), FormatError> {
     let found = [
-        (entries, size_of::<Record>()),
+        (entries, size_of::<EntryRecord>()),
         (dims, size_of::<u64>()),
         // Where the key ends, and where the value does.
         (pairs, 2 * size_of::<u32>()),

@@ -181,7 +181,7 @@ impl core::error::Error for SharedError {}
 pub fn parse_shared(text: &str) -> Result<Vec<SharedName>, SharedError> {
     let mut json = serde_json::Deserializer::from_str(text);
     let mut names = json
-        .deserialize_map(Record)
+        .deserialize_map(SharedVisitor)
         .and_then(|names| json.end().map(|()| names))
         .map_err(|fault| SharedError {
             tensor: None,
@@ -237,9 +237,9 @@ fn list(key: &[u8], numbers: &[u64], out: &mut Vec<u8>) {
     out.push(b']');
 }
 
-struct Record;
+struct SharedVisitor;
 
-impl<'de> Visitor<'de> for Record {
+impl<'de> Visitor<'de> for SharedVisitor {
     type Value = Vec<SharedName>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -281,8 +281,8 @@ impl<'de> Deserialize<'de> for Whereabouts {
                 while let Some(Text(member)) = members.next_key()? {
                     let twice = match &*member {
                         "of" => of.replace(members.next_value::<Text<'de>>()?.0).is_some(),
-                        "shape" => shape.replace(members.next_value::<Dims>()?.0).is_some(),
-                        "stride" => stride.replace(members.next_value::<Dims>()?.0).is_some(),
+                        "shape" => shape.replace(members.next_value::<DimList>()?.0).is_some(),
+                        "stride" => stride.replace(members.next_value::<DimList>()?.0).is_some(),
                         "begin" => begin.replace(members.next_value::<u64>()?).is_some(),
                         _ => {
                             members.next_value::<IgnoredAny>()?;
@@ -310,19 +310,19 @@ impl<'de> Deserialize<'de> for Whereabouts {
 }
 
 /// Numbers of dimensions, of which no more are kept than there may be.
-struct Dims(Vec<u64>);
+struct DimList(Vec<u64>);
 
-impl<'de> Deserialize<'de> for Dims {
+impl<'de> Deserialize<'de> for DimList {
     fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
         struct List;
         impl<'de> Visitor<'de> for List {
-            type Value = Dims;
+            type Value = DimList;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a list of integers from 0 on")
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Dims, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<DimList, A::Error> {
                 let mut dims = Vec::new();
                 while let Some(dim) = list.next_element()? {
                     if dims.len() == MAX_DIMS {
@@ -330,7 +330,7 @@ impl<'de> Deserialize<'de> for Dims {
                     }
                     dims.push(dim);
                 }
-                Ok(Dims(dims))
+                Ok(DimList(dims))
             }
         }
         json.deserialize_seq(List)

@@ -171,7 +171,9 @@ impl<'de> Visitor<'de> for HeaderVisitor {
             if name != METADATA_KEY {
                 tensors.push((name, map.next_value()?));
             } else if text.is_none() {
-                text = map.next_value::<Option<Text>>()?.map(|Text(pairs)| pairs);
+                text = map
+                    .next_value::<Option<StringPairs>>()?
+                    .map(|StringPairs(pairs)| pairs);
             } else {
                 return Err(de::Error::duplicate_field(METADATA_KEY));
             }
@@ -181,10 +183,10 @@ impl<'de> Visitor<'de> for HeaderVisitor {
 }
 
 /// Pairs of strings, each key once.
-struct Text(HashMap<String, String>);
+struct StringPairs(HashMap<String, String>);
 
-impl<'de> Deserialize<'de> for Text {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Text, D::Error> {
+impl<'de> Deserialize<'de> for StringPairs {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<StringPairs, D::Error> {
         deserializer.deserialize_map(TextVisitor)
     }
 }
@@ -192,13 +194,13 @@ impl<'de> Deserialize<'de> for Text {
 struct TextVisitor;
 
 impl<'de> Visitor<'de> for TextVisitor {
-    type Value = Text;
+    type Value = StringPairs;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a map from strings to strings")
     }
 
-    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Text, M::Error> {
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<StringPairs, M::Error> {
         let mut pairs = HashMap::new();
         while let Some((key, value)) = map.next_entry::<String, String>()? {
             if pairs.contains_key(&key) {
@@ -206,7 +208,7 @@ impl<'de> Visitor<'de> for TextVisitor {
             }
             pairs.insert(key, value);
         }
-        Ok(Text(pairs))
+        Ok(StringPairs(pairs))
     }
 }
 

@@ -11,7 +11,7 @@ use ingot_format::{Entry, Header, HeaderWindow, Index, Limits, Selection, Select
 
 use crate::backend::{Choice, choose};
 use crate::error::{Error, Failure, InFile};
-use crate::memory::{Memory, Region, alignment};
+use crate::memory::{Region, alignment};
 use crate::options::{BACKEND_VARIABLE, Backend, OpenOptions};
 use crate::source::{FileSource, LocalFile, MappedSource, Reopen, Source, read_exactly, with_room};
 use crate::stop::StopFlag;
@@ -34,14 +34,14 @@ use crate::workers::threads_of_environment;
 pub struct Archive {
     path: Option<PathBuf>,
     header: Header,
-    bytes: Bytes,
+    bytes: Storage,
     backend: &'static str,
     why: Cow<'static, str>,
 }
 
 /// Where the bytes of an archive are.
 #[derive(Debug)]
-enum Bytes {
+enum Storage {
     File(LocalFile),
     Mapped(MappedSource),
     Elsewhere(Box<dyn Source>),
@@ -103,7 +103,7 @@ impl Archive {
         Ok(Archive {
             path: None,
             header,
-            bytes: Bytes::Elsewhere(source),
+            bytes: Storage::Elsewhere(source),
             backend: "memory",
             why: Cow::Borrowed("bytes in memory"),
         })
@@ -121,7 +121,7 @@ impl Archive {
         Archive {
             path: Some(path),
             header,
-            bytes: Bytes::Elsewhere(source),
+            bytes: Storage::Elsewhere(source),
             backend,
             why: Cow::Borrowed(why),
         }
@@ -150,18 +150,18 @@ impl Archive {
 
     pub(crate) fn source(&self) -> &dyn Source {
         match &self.bytes {
-            Bytes::File(file) => file,
-            Bytes::Mapped(mapped) => mapped,
-            Bytes::Elsewhere(source) => &**source,
+            Storage::File(file) => file,
+            Storage::Mapped(mapped) => mapped,
+            Storage::Elsewhere(source) => &**source,
         }
     }
 
     /// The file of this machine that the bytes are in, if they are in one.
     pub(crate) fn local(&self) -> Option<&LocalFile> {
         match &self.bytes {
-            Bytes::File(file) => Some(file),
-            Bytes::Mapped(mapped) => Some(mapped.file()),
-            Bytes::Elsewhere(_) => None,
+            Storage::File(file) => Some(file),
+            Storage::Mapped(mapped) => Some(mapped.file()),
+            Storage::Elsewhere(_) => None,
         }
     }
 
@@ -190,6 +190,16 @@ impl Archive {
         })
     }
 
+    /// The tensors, in the order of the data.
+    pub fn tensors(&self) -> impl Iterator<Item = Tensor<'_>> {
+        let entries = self.header.entries().enumerate();
+        entries.map(|(number, entry)| Tensor {
+            archive: self,
+            number,
+            entry,
+        })
+    }
+
     /// The tensor at this place in the header's order of data.
     #[must_use]
     pub fn tensor(&self, number: usize) -> Option<Tensor<'_>> {
@@ -201,12 +211,11 @@ impl Archive {
         })
     }
 
-    /// The bytes `begin..end` of the data section where they lie in the mapping.
-    fn view(&self, memory: &Arc<Memory>, begin: u64, end: u64) -> Region {
-        // The mapping is as long as the file, so what lies in the file can be addressed in it.
-        let at = to_usize(self.header.data_start() + begin).unwrap_or(usize::MAX);
-        let nbytes = to_usize(end - begin).unwrap_or(0);
-        Region::new(Arc::clone(memory), at, nbytes)
+    /// The bytes `begin..end` of the data section where they lie in the mapping, if the file is mapped.
+    fn view(&self, begin: u64, end: u64) -> Option<Region> {
+        let memory = Arc::clone(self.source().memory()?);
+        let at = to_usize(self.header.data_start() + begin)?;
+        Some(Region::new(memory, at, to_usize(end - begin)?))
     }
 
     /// Fails when the file is no longer what was opened.
@@ -321,8 +330,7 @@ impl<'a> Tensor<'a> {
     /// All of it where it lies in the mapping, if the file is mapped and its elements are aligned there. Whoever touches
     /// it has to have found the file unchanged before.
     pub(crate) fn mapped(&self) -> Option<Region> {
-        let memory = self.archive.source().memory()?;
-        let view = self.archive.view(memory, self.entry.begin, self.entry.end);
+        let view = self.archive.view(self.entry.begin, self.entry.end)?;
         view.aligned_to(alignment(self.entry.dtype)).then_some(view)
     }
 
@@ -348,12 +356,11 @@ impl<'a> Tensor<'a> {
 
     /// Where a selection of it lies in the mapping, if it lies together there, on an address for its elements.
     pub(crate) fn view(&self, selection: &Selection) -> Option<Region> {
-        let memory = self.archive.source().memory()?;
         let begin = self.entry.begin;
         let view = match selection.span() {
             Some(_) if !selection.is_contiguous() => return None,
-            Some(run) => self.archive.view(memory, begin + run.begin, begin + run.end),
-            None => self.archive.view(memory, begin, begin),
+            Some(run) => self.archive.view(begin + run.begin, begin + run.end)?,
+            None => self.archive.view(begin, begin)?,
         };
         view.aligned_to(alignment(self.entry.dtype)).then_some(view)
     }
@@ -373,17 +380,17 @@ pub(crate) fn open_file(path: &Path) -> io::Result<File> {
 }
 
 /// Makes it so that `file` is read as was chosen, where `asked` is what the caller wants.
-fn attach(file: LocalFile, asked: Backend, choice: Choice) -> io::Result<(Bytes, Choice)> {
+fn attach(file: LocalFile, asked: Backend, choice: Choice) -> io::Result<(Storage, Choice)> {
     if choice.backend == Backend::Pread {
-        return Ok((Bytes::File(file), choice));
+        return Ok((Storage::File(file), choice));
     }
     match MappedSource::new(file) {
-        Ok(mapped) => Ok((Bytes::Mapped(mapped), choice)),
+        Ok(mapped) => Ok((Storage::Mapped(mapped), choice)),
         // Address space may be limited, or the file system unable to map.
         Err((file, fault)) if asked == Backend::Auto => {
             let why = format!("mapping the file failed: {fault}").into();
             Ok((
-                Bytes::File(file),
+                Storage::File(file),
                 Choice {
                     backend: Backend::Pread,
                     why,

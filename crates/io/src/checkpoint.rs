@@ -7,6 +7,8 @@ mod shards;
 mod store;
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -17,7 +19,7 @@ pub(crate) use folder::index_of;
 pub use folder::read_index;
 pub(crate) use parallel::in_parallel;
 pub(crate) use shards::Shards;
-pub use store::Manner;
+pub use store::Backing;
 #[cfg(feature = "remote")]
 pub(crate) use store::Store;
 
@@ -43,18 +45,18 @@ use store::Store;
 /// written to. The only file of a checkpoint stays open.
 #[derive(Debug)]
 pub struct Checkpoint {
-    files: Kind,
+    files: Contents,
 }
 
 #[derive(Debug)]
-enum Kind {
+enum Contents {
     File(Box<Archive>),
-    Shards(Box<Opened>),
+    Shards(Box<OpenShards>),
 }
 
 /// Shards, of which some are open.
 #[derive(Debug)]
-struct Opened {
+struct OpenShards {
     shards: Shards,
     store: Box<dyn Store>,
     archives: Vec<OnceLock<Archive>>,
@@ -65,7 +67,7 @@ struct Opened {
 impl From<Archive> for Checkpoint {
     fn from(archive: Archive) -> Checkpoint {
         Checkpoint {
-            files: Kind::File(Box::new(archive)),
+            files: Contents::File(Box::new(archive)),
         }
     }
 }
@@ -92,7 +94,7 @@ impl Checkpoint {
     fn located(path: &Path, options: &CheckpointOptions, open: OpenFile) -> Result<Checkpoint, Error> {
         match locate(path, options, open)? {
             Located::File(archive) => Ok(Checkpoint {
-                files: Kind::File(archive),
+                files: Contents::File(archive),
             }),
             Located::Index { folder, name } => {
                 let (shards, beside) = Beside::index(folder, &name, &options.open)?;
@@ -105,9 +107,9 @@ impl Checkpoint {
     #[cfg(feature = "remote")]
     pub(crate) fn because(self, reason: &'static str) -> Checkpoint {
         match self.files {
-            Kind::File(archive) => archive.because(reason).into(),
-            Kind::Shards(opened) => Checkpoint {
-                files: Kind::Shards(Box::new(Opened {
+            Contents::File(archive) => archive.because(reason).into(),
+            Contents::Shards(opened) => Checkpoint {
+                files: Contents::Shards(Box::new(OpenShards {
                     reason: Some(reason),
                     ..*opened
                 })),
@@ -117,14 +119,14 @@ impl Checkpoint {
 
     /// The shards of an index, wherever they are.
     pub(crate) fn of_shards(shards: Shards, store: Box<dyn Store>) -> Checkpoint {
-        let opened = Opened {
+        let opened = OpenShards {
             archives: (0..shards.len()).map(|_| OnceLock::new()).collect(),
             shards,
             store,
             reason: None,
         };
         Checkpoint {
-            files: Kind::Shards(Box::new(opened)),
+            files: Contents::Shards(Box::new(opened)),
         }
     }
 
@@ -133,15 +135,15 @@ impl Checkpoint {
     ///
     /// # Errors
     /// As [`Checkpoint::file`].
-    pub fn manner(&self) -> Result<Manner, Error> {
+    pub fn backing(&self) -> Result<Backing, Error> {
         let (first, reason) = match &self.files {
-            Kind::File(archive) => (&**archive, None),
-            Kind::Shards(opened) => match opened.store.manner(&opened.shards) {
-                Some(manner) => return Ok(manner),
+            Contents::File(archive) => (&**archive, None),
+            Contents::Shards(opened) => match opened.store.backing(&opened.shards) {
+                Some(backing) => return Ok(backing),
                 None => (opened.shard(0)?, opened.reason),
             },
         };
-        Ok(Manner {
+        Ok(Backing {
             format: first.header().format(),
             backend: first.backend(),
             why: match reason {
@@ -155,8 +157,8 @@ impl Checkpoint {
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         match &self.files {
-            Kind::File(archive) => archive.path(),
-            Kind::Shards(opened) => Some(opened.shards.path()),
+            Contents::File(archive) => archive.path(),
+            Contents::Shards(opened) => Some(opened.shards.path()),
         }
     }
 
@@ -164,8 +166,8 @@ impl Checkpoint {
     #[must_use]
     pub fn index(&self) -> Option<&ShardIndex> {
         match &self.files {
-            Kind::File(_) => None,
-            Kind::Shards(opened) => Some(opened.shards.index()),
+            Contents::File(_) => None,
+            Contents::Shards(opened) => Some(opened.shards.index()),
         }
     }
 
@@ -173,41 +175,49 @@ impl Checkpoint {
     #[must_use]
     pub fn files(&self) -> usize {
         match &self.files {
-            Kind::File(_) => 1,
-            Kind::Shards(opened) => opened.shards.len(),
+            Contents::File(_) => 1,
+            Contents::Shards(opened) => opened.shards.len(),
         }
     }
 
-    /// The path of file `number`. Those of an index are in the order of their names. `None` for what is no file.
+    /// The path of file `number`. Those of an index are in the order of their names. `None` for what is no file, and
+    /// where there are fewer.
     #[must_use]
     pub fn file_path(&self, number: usize) -> Option<PathBuf> {
         match &self.files {
-            Kind::File(archive) => archive.path().map(Path::to_owned),
-            Kind::Shards(opened) => Some(opened.path(number)),
+            _ if number >= self.files() => None,
+            Contents::File(archive) => archive.path().map(Path::to_owned),
+            Contents::Shards(opened) => Some(opened.path(number)),
         }
     }
 
-    /// What file `number` is called: as the index spells it, else by the end of its path.
-    #[must_use]
-    pub fn file_name(&self, number: usize) -> Cow<'_, str> {
-        match &self.files {
-            Kind::File(archive) => {
+    /// What each file is called: as the index spells it, else by the end of its path.
+    pub fn file_names(&self) -> impl Iterator<Item = Cow<'_, str>> {
+        (0..self.files()).map(|number| match &self.files {
+            Contents::File(archive) => {
                 let name = archive.path().and_then(Path::file_name).unwrap_or_default();
                 name.to_string_lossy()
             }
-            Kind::Shards(opened) => Cow::Borrowed(opened.shards.name(number)),
-        }
+            Contents::Shards(opened) => Cow::Borrowed(opened.shards.name(number)),
+        })
     }
 
     /// File `number`, opened now if it was not.
     ///
     /// # Errors
-    /// What [`Archive::open`] says; [`Error::Changed`] when it is no longer what it was when the checkpoint was opened;
-    /// [`Error::Checkpoint`] when it does not hold just what the index says.
+    /// What [`Archive::open`] says, and that there are fewer files; [`Error::Changed`] when it is no longer what it was
+    /// when the checkpoint was opened; [`Error::Checkpoint`] when it does not hold just what the index says.
     pub fn file(&self, number: usize) -> Result<&Archive, Error> {
         match &self.files {
-            Kind::File(archive) => Ok(archive),
-            Kind::Shards(opened) => opened.shard(number),
+            _ if number >= self.files() => {
+                let fault = format!("it has no file {number}: expected less than {}", self.files());
+                Err(Error::Open {
+                    path: self.path().map(Path::to_owned).unwrap_or_default(),
+                    source: io::Error::new(io::ErrorKind::InvalidInput, fault),
+                })
+            }
+            Contents::File(archive) => Ok(archive),
+            Contents::Shards(opened) => opened.shard(number),
         }
     }
 
@@ -251,8 +261,8 @@ impl Checkpoint {
     pub(crate) fn into_files(self, watch: &dyn Watch) -> Result<(Vec<Archive>, Option<ShardIndex>), Error> {
         self.prepare_all(watch)?;
         match self.files {
-            Kind::File(archive) => Ok((vec![*archive], None)),
-            Kind::Shards(opened) => {
+            Contents::File(archive) => Ok((vec![*archive], None)),
+            Contents::Shards(opened) => {
                 let archives = opened.archives.into_iter().filter_map(OnceLock::into_inner);
                 Ok((archives.collect(), Some(opened.shards.into_index())))
             }
@@ -261,8 +271,8 @@ impl Checkpoint {
 
     fn open_files(&self, numbers: &[usize], watch: &dyn Watch) -> Result<(), Error> {
         match &self.files {
-            Kind::File(_) => Ok(()),
-            Kind::Shards(opened) => opened.open(numbers, watch),
+            Contents::File(_) => Ok(()),
+            Contents::Shards(opened) => opened.open(numbers, watch),
         }
     }
 
@@ -270,8 +280,8 @@ impl Checkpoint {
     #[must_use]
     pub fn len(&self) -> usize {
         match &self.files {
-            Kind::File(archive) => archive.header().len(),
-            Kind::Shards(opened) => opened.shards.index().len(),
+            Contents::File(archive) => archive.header().len(),
+            Contents::Shards(opened) => opened.shards.index().len(),
         }
     }
 
@@ -285,8 +295,8 @@ impl Checkpoint {
     #[must_use]
     pub fn contains(&self, name: &str) -> bool {
         match &self.files {
-            Kind::File(archive) => archive.header().find(name).is_some(),
-            Kind::Shards(opened) => opened.shards.index().find(name).is_some(),
+            Contents::File(archive) => archive.header().find(name).is_some(),
+            Contents::Shards(opened) => opened.shards.index().find(name).is_some(),
         }
     }
 
@@ -294,8 +304,8 @@ impl Checkpoint {
     #[must_use]
     pub fn names_by_name(&self) -> Vec<&str> {
         match &self.files {
-            Kind::File(archive) => archive.header().names_by_name().collect(),
-            Kind::Shards(opened) => opened.shards.index().names_by_name().collect(),
+            Contents::File(archive) => archive.header().names_by_name().collect(),
+            Contents::Shards(opened) => opened.shards.index().names_by_name().collect(),
         }
     }
 
@@ -306,7 +316,7 @@ impl Checkpoint {
     pub fn all(&self) -> Result<Vec<Tensor<'_>>, Error> {
         let mut tensors = Vec::with_capacity(self.len());
         for file in self.all_files()? {
-            tensors.extend((0..file.header().len()).filter_map(|number| file.tensor(number)));
+            tensors.extend(file.tensors());
         }
         Ok(tensors)
     }
@@ -335,8 +345,18 @@ impl Checkpoint {
     /// As [`Checkpoint::find`].
     pub fn find_all(&self, names: &[&str]) -> Result<Vec<Tensor<'_>>, Error> {
         let files = self.files_of(names, &Unwatched)?;
-        let found = names.iter().zip(files);
-        found.map(|(name, file)| self.file(file)?.find(name)).collect()
+        // Whoever names many names them in the order of the data, nearly always: then none is searched for.
+        let mut next = 0;
+        let find = |(&name, file): (&&str, usize)| {
+            let file = self.file(file)?;
+            let tensor = match file.tensor(next).filter(|tensor| tensor.entry().name == name) {
+                Some(tensor) => tensor,
+                None => file.find(name)?,
+            };
+            next = tensor.number() + 1;
+            Ok(tensor)
+        };
+        names.iter().zip(files).map(find).collect()
     }
 
     /// The number of the file that holds the tensor `name`.
@@ -370,11 +390,13 @@ impl Checkpoint {
     /// The tensor that [`Checkpoint::id`] named.
     ///
     /// # Errors
-    /// As [`Checkpoint::file`]; [`Error::Closed`] for what it never named.
+    /// As [`Checkpoint::file`]; [`Error::UnknownTensor`] for a number that the file has not.
     pub fn tensor(&self, id: TensorId) -> Result<Tensor<'_>, Error> {
-        let tensor = self.file(id.file)?.tensor(id.number);
-        tensor.ok_or_else(|| Error::Closed {
-            path: self.path().map(Path::to_owned),
+        let file = self.file(id.file)?;
+        file.tensor(id.number).ok_or_else(|| Error::UnknownTensor {
+            path: file.path().map(Path::to_owned),
+            tensor: format!("#{}", id.number),
+            nearest: None,
         })
     }
 
@@ -382,7 +404,7 @@ impl Checkpoint {
     /// shard is not open.
     #[must_use]
     pub fn wrong_total(&self) -> Option<(u64, u64)> {
-        let Kind::Shards(opened) = &self.files else {
+        let Contents::Shards(opened) = &self.files else {
             return None;
         };
         let total = opened.shards.index().total_nbytes()?;
@@ -403,18 +425,18 @@ impl Checkpoint {
     }
 }
 
-impl Opened {
+impl OpenShards {
     fn path(&self, number: usize) -> PathBuf {
         self.store.path(self.shards.name(number))
     }
 
     fn shard(&self, number: usize) -> Result<&Archive, Error> {
-        if self.archives[number].get().is_none() {
-            self.open(&[number], &Unwatched)?;
+        loop {
+            match self.archives[number].get() {
+                Some(archive) => return Ok(archive),
+                None => self.open(&[number], &Unwatched)?,
+            }
         }
-        self.archives[number].get().ok_or_else(|| Error::Closed {
-            path: Some(self.path(number)),
-        })
     }
 
     /// Opens those of these shards that are not open.
@@ -472,18 +494,14 @@ impl Opened {
 }
 
 fn count<'h>(headers: impl IntoIterator<Item = &'h Header>) -> Vec<(Dtype, u128)> {
-    let mut counts = [None; Dtype::ALL.len()];
-    let place = |dtype: Dtype| Dtype::ALL.iter().position(|&known| known == dtype).unwrap_or(0);
+    // Dtypes are ordered as they are in `Dtype::ALL`.
+    let mut counts = BTreeMap::new();
     for header in headers {
         for entry in header.entries() {
             // A header is proven: the product fits into 64 bits.
             let count: u64 = entry.shape.iter().product();
-            *counts[place(entry.dtype)].get_or_insert(0) += u128::from(count);
+            *counts.entry(entry.dtype).or_default() += u128::from(count);
         }
     }
-    Dtype::ALL
-        .iter()
-        .zip(counts)
-        .filter_map(|(&dtype, count)| Some((dtype, count?)))
-        .collect()
+    counts.into_iter().collect()
 }

@@ -34,7 +34,7 @@ mod workers;
 mod writer;
 
 pub use archive::{Archive, Tensor, TensorId};
-pub use checkpoint::{Checkpoint, Manner, read_index};
+pub use checkpoint::{Backing, Checkpoint, read_index};
 pub use convert::{convert, converts, is_float};
 pub use digest::{Algorithm, Digest, Keep, Sealed, Unequal};
 pub use edit::{
@@ -48,7 +48,7 @@ pub use options::{
     BACKEND_VARIABLE, Backend, CheckpointOptions, Durability, Existing, OpenOptions, Reach, ReadOnly,
     ReadOptions, Replace, SaveOptions, THREADS_VARIABLE,
 };
-pub use payload::{FileRange, Payload, Produce, prove_sizes};
+pub use payload::{FileRange, Payload, Produce};
 pub use read::part::{Part, Target};
 pub use read::plan::{OWN_BLOCK_NBYTES, Piece, Place, Plan, SHARED_BLOCK_NBYTES};
 pub use read::prefetch::{Fetched, Prefetch, Request};
@@ -60,7 +60,7 @@ pub use remote::{
     Fault, REMOTE_HEADER_NBYTES, RemoteOptions, Secret, Token, fetch_beside, hash_url, hub_headers, is_url,
     local_path, read_url, redacted, url_file_name, was_url,
 };
-pub use save::{Snapshot, save};
+pub use save::{Pieces, Snapshot, save};
 pub use serialize::safetensors::{
     Dtype, SafeTensorError, SafeTensors, TensorView, View, serialize, serialize_to_file, slice, tensor,
 };
@@ -70,6 +70,6 @@ pub use statistics::{Number, Statistics, has_statistics, statistics};
 pub use stop::StopFlag;
 pub use verify::{Compared, Definition, Mismatch, Proof, Report, hash, verify};
 pub use watch::{Unwatched, Watch};
-pub use writer::Quarry;
+pub use writer::ForeignFile;
 #[cfg(unix)]
 pub use writer::{Appender, Aside, Orphan, Writer};

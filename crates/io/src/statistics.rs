@@ -116,7 +116,7 @@ pub fn statistics(
 
 /// Some of the bytes of one tensor.
 #[derive(Clone, Copy)]
-struct Chunk {
+struct TensorChunk {
     /// Which of the tensors that are asked for.
     rank: usize,
     dtype: Dtype,
@@ -129,7 +129,7 @@ struct Work<'a> {
     source: &'a dyn Source,
     reading: Reading,
     tensors: usize,
-    chunks: Vec<Chunk>,
+    chunks: Vec<TensorChunk>,
 }
 
 impl Work<'_> {
@@ -150,12 +150,16 @@ impl Work<'_> {
         let mut chunks = Vec::new();
         for (rank, entry) in entries {
             let end = entry.end;
-            chunks.extend((entry.begin..end).step_by(reading.chunk_nbytes).map(|at| Chunk {
-                rank,
-                dtype: entry.dtype,
-                position: header.data_start() + at,
-                nbytes: step.min(end - at),
-            }));
+            chunks.extend(
+                (entry.begin..end)
+                    .step_by(reading.chunk_nbytes)
+                    .map(|at| TensorChunk {
+                        rank,
+                        dtype: entry.dtype,
+                        position: header.data_start() + at,
+                        nbytes: step.min(end - at),
+                    }),
+            );
         }
         // In the order of the file, which is that of the disk.
         chunks.sort_by_key(|chunk| chunk.position);
@@ -219,7 +223,7 @@ impl Work<'_> {
             fold: &fold,
         });
         let folds: Vec<_> = folds.collect();
-        let piece = |chunk: &Chunk| Piece::run(0, chunk.position..chunk.position + chunk.nbytes);
+        let piece = |chunk: &TensorChunk| Piece::run(0, chunk.position..chunk.position + chunk.nbytes);
         let pieces = self.chunks.iter().map(piece).collect::<Result<Vec<_>, _>>()?;
         let plan = Plan::into_each(&pieces);
         let dests = folds.iter().zip(plan.blocks());

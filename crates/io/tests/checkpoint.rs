@@ -10,7 +10,7 @@ use std::sync::Arc;
 use ingot_format::{Dtype, Format, Index, Limits, Spec, layout, to_u64};
 use ingot_io::{
     Archive, Backend, Checkpoint, CheckpointOptions, Error, MemorySource, OpenOptions, Origins, Part,
-    Prefetch, Reach, ReadOptions, Request, Source, Tensor, Unwatched, warm_tensors,
+    Prefetch, Reach, ReadOptions, Request, Source, Tensor, TensorId, Unwatched, warm_tensors,
 };
 
 const SIZES: [u64; 4] = [10, 0, 3 << 20, 70_000];
@@ -256,5 +256,29 @@ fn a_shard_that_was_closed_is_refused_when_another_file_has_its_name() {
             "{fault}"
         );
         assert_eq!(bytes(1).unwrap(), [1; 9]);
+    }
+}
+
+#[test]
+fn numbers_that_no_file_or_tensor_has_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let index = write(directory.path());
+    let paths = [(directory.path().join("1.safetensors"), 1), (index, 3)];
+    for (path, files) in paths {
+        let checkpoint = open(&path, Backend::Pread);
+        assert_eq!(checkpoint.files(), files);
+        assert_eq!(checkpoint.file_names().count(), files);
+        let tensor = |file, number| checkpoint.tensor(TensorId { file, number });
+        assert!(tensor(files - 1, SIZES.len() - 1).is_ok());
+        for file in [files, usize::MAX] {
+            assert_eq!(checkpoint.file_path(file), None);
+            let fault = tensor(file, 0).unwrap_err();
+            assert!(matches!(fault, Error::Open { .. }), "{fault:?}");
+            assert!(fault.to_string().contains(&format!("no file {file}")), "{fault}");
+        }
+        for number in [SIZES.len(), usize::MAX] {
+            let fault = tensor(0, number).unwrap_err();
+            assert!(matches!(fault, Error::UnknownTensor { .. }), "{fault:?}");
+        }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use ingot_io::{Error, Existing};
 use pyo3::prelude::*;
 
-use crate::place::file_path;
+use crate::paths::file_path;
 use crate::serialize::save_options;
 use crate::watch::Signals;
 

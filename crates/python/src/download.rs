@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::hash::sha256;
-use crate::place::file_path;
+use crate::paths::file_path;
 use crate::remote::remote_options;
 use crate::serialize::save_options;
 use crate::watch::Signals;

@@ -7,11 +7,11 @@ use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyDict, PyList};
 
+use crate::header::texts;
 use crate::intake::{Exporter, borrowed, metadata};
-use crate::open::texts;
-use crate::place::Location;
-use crate::place::file_path;
+use crate::paths::file_path;
 use crate::produced::Raised;
+use crate::remote::Location;
 use crate::serialize::{format_of, save_options};
 use crate::shards;
 use crate::watch::Signals;

@@ -206,3 +206,12 @@ fn write_error(py: Python<'_>, error: &Error) -> PyErr {
         _ => ours(py, "StorageError", error),
     }
 }
+
+/// The name of the class of what was given.
+pub(crate) fn class_of(given: &Bound<'_, PyAny>) -> String {
+    given
+        .get_type()
+        .name()
+        .map(|class| class.to_string())
+        .unwrap_or_default()
+}

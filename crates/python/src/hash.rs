@@ -1,5 +1,7 @@
 //! Hashes of files.
 
+use std::borrow::Cow;
+
 use ingot_format::{Limits, Quoted};
 use ingot_io::{
     Algorithm, Backend, Checkpoint, CheckpointOptions, Compared, Definition, Digest, Error, OpenOptions,
@@ -9,8 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::errors::exception;
-use crate::place::Location;
-use crate::remote::remote_options;
+use crate::remote::{Location, remote_options};
 use crate::watch::Signals;
 
 /// The hash of a file; `None` for a name that is not one of ours. See `_native.pyi`.
@@ -94,8 +95,8 @@ pub(crate) fn verify<'py>(
     let compare = |signals: &Signals| {
         let checkpoint = open(signals)?;
         let reports = checkpoint.verify(expected, signals)?;
-        let name = |number| checkpoint.file_name(number).into_owned();
-        Ok::<_, Error>((0..).map(name).zip(reports).collect::<Vec<_>>())
+        let names = checkpoint.file_names().map(Cow::into_owned);
+        Ok::<_, Error>(names.zip(reports).collect::<Vec<_>>())
     };
     let reports = Signals::telling(progress).run(py, compare)?;
     let told = |(name, report)| Ok((name, facts(py, &report)?));

@@ -1,21 +1,15 @@
 //! Tensors on their way to a file: names, and bytes where they lie.
 
-use ingot_format::{Dtype, Quoted, SHARED_KEY, to_u64};
+use ingot_format::{Dtype, Quoted, SHARED_KEY};
 use ingot_io::RECORD_KEYS;
-use pyo3::exceptions::{PyBufferError, PyException, PyMemoryError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyDict, PyList, PyMapping, PyString, PyTuple};
+use pyo3::types::{PyCapsule, PyDict, PyString, PyTuple};
 
 use crate::errors::about_tensor;
+use crate::export::{AT_ONCE, Export, Item, shown};
 use crate::produced::{Producer, Raised};
-use crate::tensor::{Exchange, Imported};
-
-/// A name and a tensor, of whatever types the caller gave.
-pub(crate) type Item<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>);
-
-/// Tensors that `export` takes at once: few enough to be in the cache of a core from one look at them to the next, many
-/// enough that the call does not count.
-const AT_ONCE: usize = 256;
+use crate::tensor::Imported;
 
 /// How a framework's module hands over its tensors.
 pub(crate) struct Exporter<'a, 'py> {
@@ -28,77 +22,12 @@ pub(crate) struct Exporter<'a, 'py> {
     pub(crate) raised: Raised,
 }
 
-/// How a framework shows many tensors at once.
-#[pyclass(module = "ingot._native", frozen)]
-pub(crate) struct Export {
-    /// `places(tensors)` gives the storages that the tensors lie in, whose `len` is in bytes, and how many elements come
-    /// before each tensor's own there; or None where what DLPack shows of one of them would be wrong.
-    places: Py<PyAny>,
-    /// `capsule(tensor)`, where the framework has no C function that does the same.
-    capsule: Py<PyAny>,
-    exchange: Option<Exchange>,
-}
-
-#[pymethods]
-impl Export {
-    /// `exchange` is `__dlpack_c_exchange_api__` of the framework's class, where it has one.
-    #[new]
-    #[pyo3(signature = (places, capsule, exchange = None))]
-    fn new(places: Py<PyAny>, capsule: Py<PyAny>, exchange: Option<&Bound<'_, PyAny>>) -> Export {
-        Export {
-            places,
-            capsule,
-            exchange: exchange.and_then(Exchange::of),
-        }
-    }
-}
-
-impl Export {
-    /// `tensor`, which lies in `storage` after `first` elements of others; `None` where it cannot be taken as it is.
-    fn one(
-        &self,
-        tensor: &Bound<'_, PyAny>,
-        storage: &Bound<'_, PyAny>,
-        first: u64,
-    ) -> PyResult<Option<Imported>> {
-        let shown = self
-            .exchange
-            .and_then(|exchange| Imported::by(exchange, tensor, storage));
-        let imported = match shown {
-            Some(imported) => Some(imported),
-            None => Imported::from_capsule(&self.capsule.bind(tensor.py()).call1((tensor,))?)?,
-        };
-        let nbytes = to_u64(storage.len()?);
-        Ok(imported.filter(|imported| {
-            let skipped = first.checked_mul(imported.dtype.bits().div_ceil(8));
-            skipped.is_some_and(|skipped| imported.lies_within(skipped, nbytes))
-        }))
-    }
-
-    /// The tensors of these items, `None` for those that cannot be taken as they are.
-    fn all(&self, py: Python<'_>, items: &[Item<'_>]) -> PyResult<Vec<Option<Imported>>> {
-        let tensors = PyList::new(py, items.iter().map(|(_, tensor)| tensor))?;
-        let Some((storages, firsts)) = self
-            .places
-            .bind(py)
-            .call1((&tensors,))?
-            .extract::<Option<(Bound<'_, PyList>, Bound<'_, PyList>)>>()?
-        else {
-            return Ok(Vec::new());
-        };
-        let one = |((tensor, storage), first): ((_, _), Bound<'_, PyAny>)| {
-            self.one(&tensor, &storage, first.extract()?)
-        };
-        tensors.iter().zip(storages).zip(firsts).map(one).collect()
-    }
-}
-
 impl Exporter<'_, '_> {
     /// The tensors of these items; their names stay with the items.
     pub(crate) fn take<'a>(&self, items: &'a [Item<'_>]) -> PyResult<Vec<(&'a str, Imported)>> {
         let mut taken = Vec::with_capacity(items.len());
         for items in items.chunks(AT_ONCE) {
-            let mut quickly = self.quickly(items)?.into_iter();
+            let mut quickly = shown(self.export, items)?.into_iter();
             for (name, tensor) in items {
                 let name = tensor_name(name)?;
                 let imported = match quickly.next().flatten() {
@@ -109,17 +38,6 @@ impl Exporter<'_, '_> {
             }
         }
         Ok(taken)
-    }
-
-    /// The tensors of these items, as far as `export` can take them; nothing where it can take none.
-    fn quickly(&self, items: &[Item<'_>]) -> PyResult<Vec<Option<Imported>>> {
-        let Some(export) = self.export else {
-            return Ok(Vec::new());
-        };
-        match export.get().all(export.py(), items) {
-            Err(fault) if is_refusal(export.py(), &fault) => Ok(Vec::new()),
-            taken => taken,
-        }
     }
 
     fn slowly(&self, name: &str, tensor: &Bound<'_, PyAny>) -> PyResult<Imported> {
@@ -152,7 +70,7 @@ impl Exporter<'_, '_> {
             // A shape without a size is refused when the file is laid out, with the rule that it breaks.
             let nbytes = ingot_format::nbytes(dtype, &shape).unwrap_or(0);
             let producer = Producer::new(buffer.unbind(), nbytes, self.raised.clone());
-            return Ok(Imported::produced(dtype, shape, producer));
+            return Ok(Imported::produced(dtype, shape, Box::new(producer)));
         }
         Imported::from_buffer(dtype, shape, &buffer).map_err(|fault| {
             let reason = fault.value(py).to_string();
@@ -163,21 +81,6 @@ impl Exporter<'_, '_> {
             }
         })
     }
-}
-
-/// Whether an exporter only says that it cannot take the tensor, for which `payload` then has words; and not that
-/// the user pressed Ctrl-C or that memory ran out.
-fn is_refusal(py: Python<'_>, fault: &PyErr) -> bool {
-    fault.is_instance_of::<PyException>(py) && !fault.is_instance_of::<PyMemoryError>(py)
-}
-
-/// All items of a mapping from names to tensors.
-pub(crate) fn items<'py>(tensors: &Bound<'py, PyAny>) -> PyResult<Vec<Item<'py>>> {
-    if let Ok(tensors) = tensors.cast::<PyDict>() {
-        return Ok(tensors.iter().collect());
-    }
-    let items = tensors.cast::<PyMapping>()?.items()?;
-    items.iter().map(|item| item.extract()).collect()
 }
 
 fn tensor_name<'a>(name: &'a Bound<'_, PyAny>) -> PyResult<&'a str> {

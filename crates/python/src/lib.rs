@@ -5,18 +5,23 @@
 
 #[cfg(unix)]
 mod aside;
+mod chosen;
 mod collector;
+mod destination;
+mod dlpack;
 mod documents;
 #[cfg(unix)]
 mod download;
 mod edit;
 mod errors;
+mod export;
 mod hash;
+mod header;
 mod index;
 mod intake;
 mod open;
 mod parts;
-mod place;
+mod paths;
 mod prefetch;
 mod produced;
 mod remote;
@@ -37,6 +42,8 @@ mod _native {
     #[pymodule_export]
     use crate::aside::Aside;
     #[pymodule_export]
+    use crate::destination::Destinations;
+    #[pymodule_export]
     use crate::documents::{fetch_beside, hub_headers, url_file_name};
     #[cfg(unix)]
     #[pymodule_export]
@@ -44,15 +51,17 @@ mod _native {
     #[pymodule_export]
     use crate::edit::{Sources, replace_tensor, update_metadata};
     #[pymodule_export]
+    use crate::export::Export;
+    #[pymodule_export]
     use crate::hash::{hash, hashes, read_url, verify};
     #[pymodule_export]
-    use crate::intake::Export;
+    use crate::header::TensorInfo;
+    #[pymodule_export]
+    use crate::open::Archive;
     #[pymodule_export]
     use crate::open::in_natural_order;
     #[pymodule_export]
-    use crate::open::{Archive, TensorInfo};
-    #[pymodule_export]
-    use crate::place::{is_url, local_path, shown_url};
+    use crate::paths::{is_url, local_path, shown_url};
     #[pymodule_export]
     use crate::prefetch::Stream;
     #[pymodule_export]
@@ -67,7 +76,7 @@ mod _native {
     use crate::wrap::Wrap;
     #[cfg(unix)]
     #[pymodule_export]
-    use crate::writer::{Appender, Quarry, Writer};
+    use crate::writer::{Appender, ForeignFile, Writer};
 
     #[pymodule_export]
     #[allow(non_upper_case_globals, reason = "the name that Python modules use")]

@@ -5,21 +5,24 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use ingot_format::{Entry, Header, Leniency, Limits, natural_order};
+use ingot_format::{Entry, natural_order};
 use ingot_io::{
-    Alias, Backend, Checkpoint, CheckpointOptions, Error, OpenOptions, Part, Proof, REMOTE_HEADER_NBYTES,
-    Reach, ReadOptions, Region, Request, Tensor, aliases, warm_tensors,
+    Alias, Backend, Checkpoint, CheckpointOptions, Error, OpenOptions, Part, Proof, Reach, ReadOptions,
+    Region, Request, Tensor, aliases, warm_tensors,
 };
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyString, PyTuple};
+use pyo3::types::{PyDict, PyList, PyString};
 
+use crate::chosen::{chosen, file, find, found, tensor_name};
 use crate::collector::Pause;
-use crate::errors::raise;
+use crate::destination::Destinations;
+use crate::errors::{class_of, raise};
 use crate::hash::sha256;
+use crate::header::{FileHeader, TensorInfo, file_header, limits, remote_limits, texts};
 use crate::index;
-use crate::parts::{self, Memory, Wanted};
-use crate::place::{class_of, file_path};
+use crate::parts::{self, Wanted};
+use crate::paths::file_path;
 use crate::prefetch::Stream;
 use crate::remote::remote_options;
 use crate::shards;
@@ -38,46 +41,6 @@ pub(crate) struct Archive {
     format: &'static str,
     backend: &'static str,
     why: String,
-}
-
-/// What a file is called, its metadata, and its tensors in the order of their data.
-pub(crate) type FileHeader<'py> = (String, Option<Bound<'py, PyDict>>, Vec<TensorInfo>);
-
-/// What a header says of one tensor.
-#[pyclass(frozen, get_all, module = "ingot._native")]
-pub(crate) struct TensorInfo {
-    // As Python's own objects, which are made once and not each time that they are asked for.
-    name: Py<PyString>,
-    dtype: Py<PyString>,
-    shape: Py<PyTuple>,
-    begin: u64,
-    end: u64,
-    nbytes: u64,
-}
-
-impl TensorInfo {
-    fn of(py: Python<'_>, entry: &Entry<'_>) -> PyResult<TensorInfo> {
-        Ok(TensorInfo {
-            name: PyString::new(py, entry.name).unbind(),
-            dtype: PyString::intern(py, entry.dtype.code()).unbind(),
-            shape: PyTuple::new(py, entry.shape)?.unbind(),
-            begin: entry.begin,
-            end: entry.end,
-            nbytes: entry.nbytes(),
-        })
-    }
-}
-
-#[pymethods]
-impl TensorInfo {
-    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        let (name, dtype) = (self.name.bind(py).repr()?, self.dtype.bind(py).repr()?);
-        let (begin, end, nbytes) = (self.begin, self.end, self.nbytes);
-        let shape = &self.shape;
-        Ok(format!(
-            "TensorInfo(name={name}, dtype={dtype}, shape={shape}, begin={begin}, end={end}, nbytes={nbytes})"
-        ))
-    }
 }
 
 #[pymethods]
@@ -232,8 +195,8 @@ impl Archive {
             checkpoint.all_files()
         })?;
         let all = PyDict::new(py);
-        for (number, file) in files.into_iter().enumerate() {
-            all.set_item(checkpoint.file_name(number), texts(py, file.header())?)?;
+        for (name, file) in checkpoint.file_names().zip(files) {
+            all.set_item(name, texts(py, file.header())?)?;
         }
         Ok(all)
     }
@@ -327,9 +290,9 @@ impl Archive {
         let checkpoint = self.opened(py)?;
         let files = py.detach(|| checkpoint.all_files());
         let files = files.map_err(|error| raise(py, &error))?;
-        let named = files.into_iter().enumerate();
+        let named = checkpoint.file_names().zip(files);
         named
-            .map(|(number, file)| file_header(py, &checkpoint.file_name(number), file.header()))
+            .map(|(name, file)| file_header(py, &name, file.header()))
             .collect()
     }
 
@@ -477,12 +440,12 @@ impl Archive {
         parts::nbytes(py, &*self.opened(py)?, &wanted)
     }
 
-    #[pyo3(signature = (wanted, memories, *, threads = None, progress = None))]
+    #[pyo3(signature = (wanted, destinations, *, threads = None, progress = None))]
     fn fill<'py>(
         &self,
         py: Python<'py>,
         wanted: Vec<Wanted<'py>>,
-        memories: Vec<Memory<'py>>,
+        destinations: &Destinations,
         threads: Option<NonZeroUsize>,
         progress: Option<Bound<'py, PyAny>>,
     ) -> PyResult<()> {
@@ -492,7 +455,7 @@ impl Archive {
             py,
             &checkpoint,
             &wanted,
-            memories,
+            destinations,
             &ReadOptions { threads },
             signals,
         )
@@ -520,15 +483,15 @@ impl Archive {
 
 impl Archive {
     fn of(checkpoint: Checkpoint) -> Result<Archive, Error> {
-        let manner = checkpoint.manner()?;
+        let backing = checkpoint.backing()?;
         Ok(Archive {
             path: checkpoint.path().map(ToOwned::to_owned),
             shards: (0..checkpoint.files())
                 .filter_map(|number| checkpoint.file_path(number))
                 .collect(),
-            format: manner.format.name(),
-            backend: manner.backend,
-            why: manner.why,
+            format: backing.format.name(),
+            backend: backing.backend,
+            why: backing.why,
             checkpoint: RwLock::new(Some(Arc::new(checkpoint))),
         })
     }
@@ -586,22 +549,6 @@ fn whole<'py>(
     Ok(tensors)
 }
 
-fn limits(strict: bool, max_header_size: Option<u64>) -> Limits {
-    Limits {
-        header_nbytes: max_header_size.unwrap_or(Limits::HEADER_NBYTES),
-        leniency: if strict {
-            Leniency::Refuse
-        } else {
-            Leniency::Accept
-        },
-    }
-}
-
-/// Those of files behind URLs, whose headers are shorter where nobody says otherwise.
-pub(crate) fn remote_limits(strict: bool, max_header_size: Option<u64>) -> Limits {
-    limits(strict, max_header_size.or(Some(REMOTE_HEADER_NBYTES)))
-}
-
 fn buffer_expected(data: &Bound<'_, PyAny>, fault: &PyErr) -> PyErr {
     if fault.is_instance_of::<PyTypeError>(data.py()) {
         let (class, is_path) = (class_of(data), data.is_instance_of::<PyString>());
@@ -612,85 +559,4 @@ fn buffer_expected(data: &Bound<'_, PyAny>, fault: &PyErr) -> PyErr {
         return PyTypeError::new_err(format!("expected bytes or another buffer, found {class}{hint}"));
     }
     fault.clone_ref(data.py())
-}
-
-/// The metadata of a file as a dict.
-pub(crate) fn texts<'py>(py: Python<'py>, header: &Header) -> PyResult<Option<Bound<'py, PyDict>>> {
-    let Some(metadata) = header.metadata() else {
-        return Ok(None);
-    };
-    let pairs = PyDict::new(py);
-    for (key, value) in metadata.iter() {
-        pairs.set_item(key, value)?;
-    }
-    Ok(Some(pairs))
-}
-
-/// What Python sees of a header.
-pub(crate) fn file_header<'py>(py: Python<'py>, name: &str, header: &Header) -> PyResult<FileHeader<'py>> {
-    let infos = header.entries().map(|entry| TensorInfo::of(py, &entry));
-    Ok((
-        name.to_owned(),
-        texts(py, header)?,
-        infos.collect::<PyResult<_>>()?,
-    ))
-}
-
-/// The only file.
-fn file<'a>(py: Python<'_>, checkpoint: &'a Checkpoint) -> PyResult<&'a ingot_io::Archive> {
-    checkpoint.file(0).map_err(|error| raise(py, &error))
-}
-
-/// The name of a tensor. Positions are what people try who take a file for a list.
-fn tensor_name<'a>(given: &'a Bound<'_, PyAny>) -> PyResult<&'a str> {
-    match given.cast::<PyString>() {
-        Ok(name) => name.to_str(),
-        Err(_) => Err(PyTypeError::new_err(format!(
-            "expected the name of a tensor as a str, found {} — `keys()` lists the names",
-            class_of(given)
-        ))),
-    }
-}
-
-fn find<'a>(py: Python<'_>, checkpoint: &'a Checkpoint, name: &str) -> PyResult<Tensor<'a>> {
-    if checkpoint.index().is_some() {
-        // The shard may have to be opened.
-        Signals::detach(py, |signals| checkpoint.prepare(&[name], signals))?;
-    }
-    checkpoint.find(name).map_err(|error| raise(py, &error))
-}
-
-/// The tensors of these names.
-pub(crate) fn found<'a>(
-    py: Python<'_>,
-    checkpoint: &'a Checkpoint,
-    names: &[&str],
-) -> PyResult<Vec<Tensor<'a>>> {
-    Signals::detach(py, |signals| {
-        checkpoint.prepare(names, signals)?;
-        checkpoint.find_all(names)
-    })
-}
-
-/// The tensors of these names, or all in the order of the data.
-pub(crate) fn chosen<'a>(
-    py: Python<'_>,
-    checkpoint: &'a Checkpoint,
-    names: Option<&Bound<'_, PyAny>>,
-) -> PyResult<Vec<Tensor<'a>>> {
-    let Some(names) = names else {
-        return Signals::detach(py, |signals| {
-            checkpoint.prepare_all(signals)?;
-            checkpoint.all()
-        });
-    };
-    if names.is_instance_of::<PyString>() {
-        // A str is an iterable of str, so it would be taken for the names of its letters.
-        return Err(PyTypeError::new_err(
-            "names must be an iterable of str, not a str",
-        ));
-    }
-    let names = names.try_iter()?.collect::<PyResult<Vec<_>>>()?;
-    let names = names.iter().map(tensor_name).collect::<PyResult<Vec<_>>>()?;
-    found(py, checkpoint, &names)
 }

@@ -6,20 +6,16 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString};
 
+use crate::chosen::found;
 use crate::collector::Pause;
+use crate::destination::{Destination, Destinations, Held};
 use crate::errors::{about_tensor, raise};
 use crate::index;
-use crate::open::found;
-use crate::tensor::Destination;
 use crate::watch::Signals;
 use crate::wrap::{Shared, Wrap};
 
 /// A name, an index or None for all of it, the code of a dtype or None for what is stored.
 pub(crate) type Wanted<'py> = (Bound<'py, PyString>, Option<Bound<'py, PyAny>>, Option<String>);
-
-/// The code of a dtype, memory for elements of it (a DLPack capsule or a buffer), and whether its one element is a
-/// tensor without dimensions: Python has no such buffers.
-pub(crate) type Memory<'py> = (String, Bound<'py, PyAny>, bool);
 
 /// Bytes of the tensors that are asked for.
 pub(crate) fn nbytes(py: Python<'_>, checkpoint: &Checkpoint, wanted: &[Wanted<'_>]) -> PyResult<u64> {
@@ -61,29 +57,20 @@ fn entry<'p>(part: &'p Part<'_>) -> Entry<'p> {
     }
 }
 
-/// Reads the tensors that are asked for into `memories`.
+/// Reads the tensors that are asked for into `destinations`, one for each.
 pub(crate) fn fill<'py>(
     py: Python<'py>,
     checkpoint: &Checkpoint,
     wanted: &[Wanted<'py>],
-    memories: Vec<Memory<'py>>,
+    destinations: &Destinations,
     options: &ReadOptions,
     signals: Signals,
 ) -> PyResult<()> {
     let parts = parts(py, checkpoint, wanted)?;
-    let mut destinations = Vec::with_capacity(memories.len());
-    for (part, (code, memory, is_scalar)) in parts.iter().zip(memories) {
-        // A dtype that no file has is that of no part, which is what the refusal then says.
-        let dtype = Dtype::from_code(&code).unwrap_or(part.dtype());
-        let destination = Destination::new(dtype, &memory, is_scalar).map_err(|fault| match fault
-            .is_instance_of::<PyBufferError>(
-            py,
-        ) {
-            true => refuse(py, part, "destination", &fault.value(py).to_string()),
-            false => fault,
-        })?;
-        destinations.push(destination);
-    }
+    let held = parts.iter().zip(destinations.take()?);
+    let mut destinations = held
+        .map(|(part, held)| destination(py, part, held))
+        .collect::<PyResult<Vec<_>>>()?;
     let mut targets = Vec::with_capacity(destinations.len());
     for (part, destination) in parts.iter().zip(&mut destinations) {
         targets.push(destination.target().ok_or_else(|| {
@@ -96,6 +83,21 @@ pub(crate) fn fill<'py>(
         })?);
     }
     signals.run(py, |signals| ingot_io::fill(&parts, targets, options, signals))
+}
+
+fn destination(py: Python<'_>, part: &Part<'_>, held: Held) -> PyResult<Destination> {
+    match held {
+        Held::Shown(destination) => Ok(destination),
+        Held::Given((code, memory, is_scalar)) => {
+            // A dtype that no file has is that of no part, which is what the refusal then says.
+            let dtype = Dtype::from_code(&code).unwrap_or(part.dtype());
+            let destination = Destination::new(dtype, memory.bind(py), is_scalar);
+            destination.map_err(|fault| match fault.is_instance_of::<PyBufferError>(py) {
+                true => refuse(py, part, "destination", &fault.value(py).to_string()),
+                false => fault,
+            })
+        }
+    }
 }
 
 fn parts<'a>(py: Python<'_>, checkpoint: &'a Checkpoint, wanted: &[Wanted<'_>]) -> PyResult<Vec<Part<'a>>> {

@@ -1,5 +1,6 @@
-//! How remote files are reached, as Python says.
+//! Where a caller says that a file is, and how remote ones are reached.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use ingot_io::{RemoteOptions, Secret, Token};
@@ -7,8 +8,30 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict};
 
-use crate::errors::exception;
-use crate::place::{class_of, file_path};
+use crate::errors::{class_of, exception};
+use crate::paths::{file_path, is_remote};
+
+/// What a caller may give where files and URLs are read alike.
+pub(crate) enum Location {
+    File(PathBuf),
+    Url(String, Box<RemoteOptions>),
+}
+
+impl Location {
+    /// A str may be a URL. What is a path by its type is one.
+    pub(crate) fn of(
+        given: &Bound<'_, PyAny>,
+        storage_options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Location> {
+        match given.extract::<&str>() {
+            Ok(url) if is_remote(url) => {
+                let options = remote_options(storage_options)?;
+                Ok(Location::Url(url.to_owned(), Box::new(options)))
+            }
+            _ => file_path(given).map(Location::File),
+        }
+    }
+}
 
 /// What `storage_options` says. Their names and what they mean stand in `python/ingot/_remote.py`.
 pub(crate) fn remote_options(given: Option<&Bound<'_, PyDict>>) -> PyResult<RemoteOptions> {

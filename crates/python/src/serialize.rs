@@ -3,21 +3,22 @@
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use ingot_format::{Align, Format, FormatError, Layout, LayoutOptions, Spec, layout_with, to_u64, to_usize};
+use ingot_format::{Align, Format, FormatError, Layout, LayoutOptions, Spec, layout_with, to_usize};
 use ingot_io::{
-    Algorithm, Durability, Error, Keep, Payload, ReadOnly, Replace, SaveOptions, Sealed, Snapshot, StopFlag,
-    Watch, prove_sizes,
+    Algorithm, Durability, Error, Keep, Payload, Pieces, ReadOnly, Replace, SaveOptions, Sealed, Snapshot,
+    StopFlag, Watch,
 };
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::errors::raise;
-use crate::intake::{Export, Exporter, Item, borrowed, items, metadata_of_new};
-use crate::place::file_path;
+use crate::export::{Export, Item, items};
+use crate::intake::{Exporter, borrowed, metadata_of_new};
+use crate::paths::file_path;
 use crate::produced::Raised;
 use crate::shared::refuse_shared;
-use crate::tensor::{Imported, Room, bytes_of};
+use crate::tensor::{Imported, bytes_of};
 use crate::watch::Signals;
 
 /// Takes over all that goes into a file. See `_native.pyi`.
@@ -185,18 +186,20 @@ pub(crate) fn serialize<'py>(
     let form = Form::usual(format)?;
     let pairs = metadata_of_new(metadata, views)?;
     let contents = Contents::new(&items(tensors)?, &exporter, pairs, form, shared, None)?;
-    let layout = contents.head.layout();
-    let payloads = contents.payloads(py)?;
-    let nbytes = to_usize(layout.header.file_nbytes())
-        .ok_or_else(|| PyMemoryError::new_err("too large for memory"))?;
+    let payloads = payloads(&contents.tensors);
+    let pieces = contents.pieces(py, &payloads)?;
+    let nbytes = to_usize(pieces.nbytes()).ok_or_else(|| PyMemoryError::new_err("too large for memory"))?;
     bytes_of(py, nbytes, |room| {
         let copied = Signals::detach(py, |signals| {
-            room.next(layout.head.len()).copy_from_slice(&layout.head);
-            match copy_all(&payloads, room, signals) {
-                Ok(true) => Ok(Ok(())),
-                Ok(false) => Err(Error::Interrupted),
-                Err(fault) => Ok(Err(fault)),
+            for piece in 0..pieces.count() {
+                if piece > 0 && signals.interrupted() {
+                    return Err(Error::Interrupted);
+                }
+                if let Err(fault) = pieces.fill(piece, room.next(pieces.len(piece)), StopFlag::never()) {
+                    return Ok(Err(fault));
+                }
             }
+            Ok(Ok(()))
         })?;
         copied.map_err(|fault| exporter.raised.take().unwrap_or_else(|| fault.into()))
     })
@@ -220,73 +223,17 @@ pub(crate) fn stream(
     let form = Form::usual(format)?;
     let pairs = metadata_of_new(metadata, None)?;
     let contents = Contents::new(&items(tensors)?, &exporter, pairs, form, "copy", None)?;
-    let head = Payload::from(&*contents.head.layout().head);
-    let parts: Vec<Payload<'_>> = std::iter::once(head).chain(contents.payloads(py)?).collect();
-    let mut place = (0, 0);
-    loop {
-        let (next, len) = piece_end(&parts, place);
-        if len == 0 {
-            return Ok(());
-        }
-        let piece = bytes_of(py, len, |room| {
-            let filled = py.detach(|| fill(&parts, place, room.next(len)));
+    let payloads = payloads(&contents.tensors);
+    let pieces = contents.pieces(py, &payloads)?;
+    for piece in 0..pieces.count() {
+        let len = pieces.len(piece);
+        let bytes = bytes_of(py, len, |room| {
+            let filled = py.detach(|| pieces.fill(piece, room.next(len), StopFlag::never()));
             filled.map_err(|fault| exporter.raised.take().unwrap_or_else(|| fault.into()))
         })?;
-        write.call1((piece,))?;
-        place = next;
-    }
-}
-
-/// Bytes that are handed over at once.
-const PIECE: usize = 4 << 20;
-
-/// Where the piece ends that begins at `place`, a part and a byte of it, and how many bytes it has.
-fn piece_end(parts: &[Payload<'_>], (mut part, mut at): (usize, u64)) -> ((usize, u64), usize) {
-    let mut len = 0;
-    while let Some(payload) = parts.get(part)
-        && len < PIECE
-    {
-        let count = (payload.nbytes() - at).min(to_u64(PIECE - len));
-        len += to_usize(count).unwrap_or(0);
-        at += count;
-        if at == payload.nbytes() {
-            (part, at) = (part + 1, 0);
-        }
-    }
-    ((part, at), len)
-}
-
-fn fill(parts: &[Payload<'_>], (part, mut at): (usize, u64), into: &mut [u8]) -> std::io::Result<()> {
-    let mut rest = into;
-    for payload in &parts[part..] {
-        let count = to_usize(payload.nbytes() - at).map_or(rest.len(), |left| left.min(rest.len()));
-        let (place, after) = rest.split_at_mut(count);
-        payload.read(at, place, StopFlag::never())?;
-        (rest, at) = (after, 0);
+        write.call1((bytes,))?;
     }
     Ok(())
-}
-
-/// Copies all bytes; false when it was interrupted.
-fn copy_all(payloads: &[Payload<'_>], room: &mut Room<'_>, watch: &dyn Watch) -> std::io::Result<bool> {
-    let mut unasked = 0;
-    for payload in payloads {
-        let mut begin = 0;
-        while begin < payload.nbytes() {
-            let left = to_usize(payload.nbytes() - begin).unwrap_or(PIECE);
-            let piece = room.next(left.min(PIECE));
-            unasked += piece.len();
-            if unasked >= PIECE {
-                if watch.interrupted() {
-                    return Ok(false);
-                }
-                unasked = 0;
-            }
-            payload.read(begin, piece, StopFlag::never())?;
-            begin += to_u64(piece.len());
-        }
-    }
-    Ok(true)
 }
 
 /// All that goes into a file.
@@ -327,13 +274,10 @@ impl Contents {
         })
     }
 
-    /// The bytes that follow the head: just those that it promises.
-    fn payloads(&self, py: Python<'_>) -> PyResult<Vec<Payload<'_>>> {
-        let payloads = payloads(&self.tensors);
-        match prove_sizes(&self.head.layout().header, &payloads) {
-            Ok(()) => Ok(payloads),
-            Err(fault) => Err(raise(py, &Error::Unstorable { path: None, fault })),
-        }
+    /// The file of these payloads, which are those of the tensors.
+    fn pieces<'a>(&'a self, py: Python<'_>, payloads: &'a [Payload<'a>]) -> PyResult<Pieces<'a>> {
+        let pieces = Pieces::of(self.head.layout(), payloads);
+        pieces.map_err(|fault| raise(py, &Error::Unstorable { path: None, fault }))
     }
 }
 

@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use crate::errors::raise;
-use crate::place::file_path;
+use crate::paths::file_path;
 
 /// An index by itself, without its shards. See `_native.pyi`.
 #[pyclass(frozen, module = "ingot._native")]

@@ -5,7 +5,8 @@ use std::num::NonZeroUsize;
 use ingot_io::{Number, ReadOptions};
 use pyo3::prelude::*;
 
-use crate::open::{Archive, chosen};
+use crate::chosen::chosen;
+use crate::open::Archive;
 use crate::watch::Signals;
 
 /// An `int` for an integer dtype, a `float` for any other.

@@ -9,8 +9,9 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyString, PyTuple, PyType};
 
+use crate::dlpack::{Dims, DlManagedTensorVersioned, Exchange, Exports, capsule, has_storage_shape};
 use crate::errors::refused;
-use crate::tensor::{Buffer, Dims, DlManagedTensorVersioned, Exchange, Exports, capsule, has_storage_shape};
+use crate::tensor::Buffer;
 
 /// What a framework's module hands over: a callable that makes tensors, and one that says how it knows a dtype.
 #[pyclass(frozen, module = "ingot._native")]

@@ -13,7 +13,7 @@ use crate::errors::{about_tensor, raise};
 use crate::index;
 use crate::intake::{Exporter, borrowed};
 use crate::open::Archive;
-use crate::place::file_path;
+use crate::paths::file_path;
 use crate::produced::Raised;
 use crate::serialize::{format_of, layout_options, save_options};
 use crate::watch::Signals;
@@ -174,14 +174,14 @@ impl Writer {
 
 /// A file of another format. See `_native.pyi`.
 #[pyclass(frozen, module = "ingot._native")]
-pub(crate) struct Quarry(ingot_io::Quarry);
+pub(crate) struct ForeignFile(ingot_io::ForeignFile);
 
 #[pymethods]
-impl Quarry {
+impl ForeignFile {
     #[staticmethod]
-    fn open(py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<Quarry> {
+    fn open(py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<ForeignFile> {
         let path = file_path(path)?;
-        Signals::detach(py, |_| ingot_io::Quarry::open(&path)).map(Quarry)
+        Signals::detach(py, |_| ingot_io::ForeignFile::open(&path)).map(ForeignFile)
     }
 
     fn copy(

@@ -26,7 +26,7 @@ _THREADS = 4
 class _Piece(NamedTuple):
     """A part of a tensor, and where its bytes stand."""
 
-    quarry: _native.Quarry
+    file: _native.ForeignFile
     position: int
     name: str
     part: object
@@ -39,7 +39,7 @@ def copy(entries: Sequence[Entry], writer: _native.Writer, moved: Moved) -> None
     """Copy the bytes of these tensors into a new file."""
 
     def copied(piece: _Piece) -> None:
-        piece.quarry.copy(piece.position, writer, piece.name, piece.part)
+        piece.file.copy(piece.position, writer, piece.name, piece.part)
 
     for _ in _each(entries, copied, moved):
         pass
@@ -49,7 +49,7 @@ def differing(entries: Sequence[Entry], archive: _native.Archive, moved: Moved) 
     """The name of a tensor that is not the same in the source and in the new file; None where all are."""
 
     def differs(piece: _Piece) -> str | None:
-        same = piece.quarry.agrees(piece.position, archive, piece.name, piece.begin, piece.nbytes)
+        same = piece.file.agrees(piece.position, archive, piece.name, piece.begin, piece.nbytes)
         return None if same else piece.name
 
     return next((name for name in _each(entries, differs, moved) if name is not None), None)
@@ -74,19 +74,17 @@ def _each(
 
 
 def _pieces(entries: Iterable[Entry]) -> Iterator[_Piece]:
-    quarries: dict[str, _native.Quarry] = {}
+    files: dict[str, _native.ForeignFile] = {}
     for entry in entries:
         region = entry.region
         assert region is not None
-        if region.path not in quarries:
-            quarries[region.path] = _native.Quarry.open(region.path)
+        if region.path not in files:
+            files[region.path] = _native.ForeignFile.open(region.path)
         _check(entry, region)
         begin = 0
         for index in pieces(entry.shape, max(nbytes(entry.code, (1,)), 1)):
             size = nbytes(entry.code, _shape(entry.shape, index))
-            yield _Piece(
-                quarries[region.path], region.position + begin, entry.name, index or ..., begin, size
-            )
+            yield _Piece(files[region.path], region.position + begin, entry.name, index or ..., begin, size)
             begin += size
 
 

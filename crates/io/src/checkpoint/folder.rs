@@ -10,7 +10,7 @@ use ingot_format::{IndexReader, ShardIndex, to_u64};
 
 use super::parallel::of_directory;
 use super::shards::Shards;
-use super::store::{Manner, Store};
+use super::store::{Backing, Store};
 use crate::archive::{Archive, open_file};
 use crate::error::{CheckpointFault, Error};
 use crate::options::{OpenOptions, Reach};
@@ -193,9 +193,9 @@ impl Store for Beside {
         of_directory()
     }
 
-    fn manner(&self, shards: &Shards) -> Option<Manner> {
+    fn backing(&self, shards: &Shards) -> Option<Backing> {
         let is_empty = shards.len() == 0;
-        is_empty.then(|| Manner {
+        is_empty.then(|| Backing {
             format: shards.format(),
             backend: "pread",
             why: "no file to read".to_owned(),

@@ -25,13 +25,13 @@ pub(crate) trait Store: Debug + Send + Sync {
     /// Called when many have been opened.
     fn rest(&self) {}
 
-    /// What can be said of the shards without opening one of them.
-    fn manner(&self, shards: &Shards) -> Option<Manner>;
+    /// What backs the shards, where that can be said without opening one of them.
+    fn backing(&self, shards: &Shards) -> Option<Backing>;
 }
 
 /// What the files of a checkpoint are, and how they are read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Manner {
+pub struct Backing {
     /// The format of the first.
     pub format: Format,
     /// As [`Archive::backend`] has it.

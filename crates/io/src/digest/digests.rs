@@ -16,22 +16,26 @@ use crate::lock::locked;
 /// must begin them in order.
 pub(crate) struct Digests {
     /// In the order of the file; none overlaps another.
-    runs: Vec<Run>,
+    runs: Vec<RunHash>,
     algorithm: Algorithm,
 }
 
-struct Run {
+/// The hash of one run, as far as it is.
+struct RunHash {
     range: Range<u64>,
-    state: State,
+    hashing: Hashing,
 }
 
-enum State {
-    InOrder { turn: Mutex<Turn>, moved: Condvar },
+enum Hashing {
+    InOrder {
+        turn: Mutex<OrderedHash>,
+        moved: Condvar,
+    },
     Tree(Tree),
 }
 
 /// How far a run is.
-struct Turn {
+struct OrderedHash {
     /// Where in the file the next byte is.
     at: u64,
     hasher: Option<Hasher>,
@@ -43,7 +47,10 @@ struct Turn {
 impl Digests {
     /// For runs of bytes of a file, in the order of the file.
     pub(crate) fn new(algorithm: Algorithm, runs: impl IntoIterator<Item = Range<u64>>) -> Digests {
-        let runs = runs.into_iter().map(|range| Run::new(algorithm, range)).collect();
+        let runs = runs
+            .into_iter()
+            .map(|range| RunHash::new(algorithm, range))
+            .collect();
         Digests { runs, algorithm }
     }
 
@@ -62,7 +69,7 @@ impl Digests {
     /// Says that a piece will not come, so that nobody waits for it.
     pub(crate) fn end(&self) {
         for run in &self.runs {
-            if let State::InOrder { turn, moved } = &run.state {
+            if let Hashing::InOrder { turn, moved } = &run.hashing {
                 locked(turn).ended = true;
                 moved.notify_all();
             }
@@ -88,9 +95,9 @@ impl Digests {
         let end = at.saturating_add(most);
         let last = self.runs.partition_point(|run| run.range.end <= end);
         match self.runs.get(last) {
-            Some(Run {
+            Some(RunHash {
                 range,
-                state: State::Tree(_),
+                hashing: Hashing::Tree(_),
             }) if range.start < end => {
                 let cut = end - (end - range.start) % SUBTREE_NBYTES;
                 if cut > at { cut } else { end }
@@ -101,18 +108,18 @@ impl Digests {
 
     /// The digests, in the order of the runs; `None` for one that did not get all of its bytes.
     pub(crate) fn finish(self) -> Vec<Option<Digest>> {
-        self.runs.into_iter().map(Run::finish).collect()
+        self.runs.into_iter().map(RunHash::finish).collect()
     }
 }
 
-impl Run {
-    fn new(algorithm: Algorithm, range: Range<u64>) -> Run {
+impl RunHash {
+    fn new(algorithm: Algorithm, range: Range<u64>) -> RunHash {
         let nbytes = range.end - range.start;
-        let state = if algorithm == Algorithm::Blake3 {
-            State::Tree(Tree::new(nbytes))
+        let hashing = if algorithm == Algorithm::Blake3 {
+            Hashing::Tree(Tree::new(nbytes))
         } else {
-            State::InOrder {
-                turn: Mutex::new(Turn {
+            Hashing::InOrder {
+                turn: Mutex::new(OrderedHash {
                     at: range.start,
                     hasher: None,
                     digest: (nbytes == 0).then(|| algorithm.digest(&[])),
@@ -121,13 +128,13 @@ impl Run {
                 moved: Condvar::new(),
             }
         };
-        Run { range, state }
+        RunHash { range, hashing }
     }
 
     fn feed(&self, algorithm: Algorithm, from: u64, bytes: &[u8]) {
-        match &self.state {
-            State::Tree(tree) => tree.feed(from - self.range.start, bytes),
-            State::InOrder { turn, moved } => {
+        match &self.hashing {
+            Hashing::Tree(tree) => tree.feed(from - self.range.start, bytes),
+            Hashing::InOrder { turn, moved } => {
                 let mut turn = locked(turn);
                 while turn.at < from && !turn.ended {
                     turn = moved.wait(turn).unwrap_or_else(PoisonError::into_inner);
@@ -140,14 +147,14 @@ impl Run {
     }
 
     fn finish(self) -> Option<Digest> {
-        match self.state {
-            State::InOrder { turn, .. } => turn.into_inner().unwrap_or_else(PoisonError::into_inner).digest,
-            State::Tree(tree) => tree.finish(),
+        match self.hashing {
+            Hashing::InOrder { turn, .. } => turn.into_inner().unwrap_or_else(PoisonError::into_inner).digest,
+            Hashing::Tree(tree) => tree.finish(),
         }
     }
 }
 
-impl Turn {
+impl OrderedHash {
     /// Takes the next bytes. Says whether the run goes on, so that somebody may wait.
     fn take(&mut self, algorithm: Algorithm, bytes: &[u8], end: u64) -> bool {
         self.at += to_u64(bytes.len());

@@ -1,6 +1,7 @@
 //! Files that keep digests of themselves.
 
 use std::borrow::Cow;
+use std::io;
 
 use ingot_format::{
     CHECKSUMS_KEY, Checksums, Format, FormatError, Layout, LayoutOptions, MODEL_SPEC_KEY, Spec, layout_with,
@@ -57,7 +58,7 @@ impl Sealed {
         options: &LayoutOptions,
         keep: Keep,
     ) -> Result<Sealed, FormatError> {
-        let zeros = Found {
+        let zeros = FileDigests {
             tensors: keep
                 .tensors
                 .map(|algorithm| (algorithm, vec![Digest::zero(algorithm); specs.len()])),
@@ -121,25 +122,22 @@ impl Sealing<'_> {
     }
 
     /// The head of the file, with the digests of what was fed. It has the length of the one with zeros.
-    pub(crate) fn head(self) -> Result<Vec<u8>, FormatError> {
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::UnexpectedEof`] where not everything was fed.
+    pub(crate) fn head(self) -> io::Result<Vec<u8>> {
         let header = &self.sealed.layout.header;
-        // Everything was fed, so everything has a digest.
-        let taken = |digests: Digests, algorithm: Algorithm| {
-            let found = digests.finish().into_iter();
-            found
-                .map(|digest| digest.unwrap_or(Digest::zero(algorithm)))
-                .collect::<Vec<_>>()
+        let taken = |digests: Digests| {
+            let found: Option<Vec<Digest>> = digests.finish().into_iter().collect();
+            found.ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))
         };
-        let found = Found {
-            tensors: self
-                .sealed
-                .keep
-                .tensors
-                .zip(self.tensors)
-                .map(|(algorithm, digests)| (algorithm, taken(digests, algorithm))),
-            data: self
-                .data
-                .and_then(|digests| taken(digests, Algorithm::Sha256).pop()),
+        let (tensors, data) = (
+            self.tensors.map(taken).transpose()?,
+            self.data.map(taken).transpose()?,
+        );
+        let found = FileDigests {
+            tensors: self.sealed.keep.tensors.zip(tensors),
+            data: data.and_then(|mut digests| digests.pop()),
         };
         let specs = header.specs();
         let metadata = header
@@ -147,14 +145,15 @@ impl Sealing<'_> {
             .into_iter()
             .flat_map(ingot_format::Metadata::iter);
         let metadata: Vec<_> = metadata.collect();
-        let sealed = laid_out(&specs, &metadata, header.format(), &self.sealed.options, &found)?;
+        let sealed = laid_out(&specs, &metadata, header.format(), &self.sealed.options, &found);
+        let sealed = sealed.map_err(io::Error::other)?;
         debug_assert_eq!(sealed.head.len(), self.sealed.layout.head.len());
         Ok(sealed.head)
     }
 }
 
 /// Digests of tensors, one for each of some specs, and of the data section.
-struct Found {
+struct FileDigests {
     tensors: Option<(Algorithm, Vec<Digest>)>,
     data: Option<Digest>,
 }
@@ -166,7 +165,7 @@ fn laid_out(
     metadata: &[(&str, &str)],
     format: Format,
     options: &LayoutOptions,
-    found: &Found,
+    found: &FileDigests,
 ) -> Result<Layout, FormatError> {
     let record = found.tensors.as_ref().map(|(algorithm, digests)| {
         let named = specs
@@ -192,4 +191,35 @@ fn laid_out(
         .chain(ours())
         .collect();
     layout_with(specs, Some(&pairs), format, options)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ingot_format::Dtype;
+
+    #[test]
+    fn a_digest_of_bytes_that_did_not_come_is_no_digest() {
+        for algorithm in [Algorithm::Blake3, Algorithm::Sha256] {
+            for (tensors, model_spec) in [(Some(algorithm), false), (None, true), (Some(algorithm), true)] {
+                let shapes = [&[3][..], &[0]];
+                let specs = [("a", shapes[0]), ("b", shapes[1])].map(|(name, shape)| Spec {
+                    name,
+                    dtype: Dtype::U8,
+                    shape,
+                });
+                let keep = Keep { tensors, model_spec };
+                let layout = LayoutOptions::default();
+                let sealed = Sealed::new(&specs, None, Format::Safetensors, &layout, keep).unwrap();
+                let start = sealed.layout().header.data_start();
+                for (bytes, is_all) in [(&b"abc"[..], true), (b"ab", false), (b"", false)] {
+                    let sealing = sealed.begin();
+                    sealing.feed(start, bytes);
+                    let fault = sealing.head().map_err(|fault| fault.kind());
+                    let expected = (!is_all).then_some(io::ErrorKind::UnexpectedEof);
+                    assert_eq!(fault.err(), expected, "{keep:?}, {bytes:?}");
+                }
+            }
+        }
+    }
 }

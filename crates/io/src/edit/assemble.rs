@@ -58,7 +58,11 @@ pub fn assemble(
     refuse_twice(path, picks)?;
     let (tensors, shared) = settled(picks);
     let gathered = tensors.iter().map(apart).collect::<Result<Vec<_>, _>>()?;
-    let sources: Vec<Run<'_>> = tensors.iter().zip(&gathered).map(run).collect();
+    let sources = tensors
+        .iter()
+        .zip(&gathered)
+        .map(extent)
+        .collect::<Result<Vec<_>, _>>()?;
     let shapes = tensors.iter().map(shape).collect::<Result<Vec<_>, _>>()?;
     let specs: Vec<Spec<'_>> = tensors
         .iter()
@@ -72,7 +76,7 @@ pub fn assemble(
     let digests = match inherit {
         Inherit::Nothing => None,
         Inherit::Digests => checksums(&tensors, |tensor, algorithm| {
-            digest_of(&run((tensor, &apart(tensor)?)).payload(), algorithm)
+            digest_of(&extent((tensor, &apart(tensor)?))?.payload(), algorithm)
                 .map_err(|source| unreadable(path, source))
         })?,
     };
@@ -89,13 +93,13 @@ pub fn assemble(
         })
     };
     let mut layout = lay_out(None)?;
-    let runs = runs(layout.order.iter().map(|&number| sources[number]));
+    let extents = joined(layout.order.iter().map(|&number| sources[number]));
     let wanted = metadata.is_some_and(|pairs| pairs.iter().any(|pair| pair.0 == MODEL_SPEC_KEY));
-    if let Some(hash) = hash_of_all(&runs).filter(|_| wanted) {
+    if let Some(hash) = hash_of_all(&extents).filter(|_| wanted) {
         // The order of the data does not depend on metadata.
         layout = lay_out(Some(hash))?;
     }
-    let payloads: Vec<Payload<'_>> = runs.iter().map(Run::payload).collect();
+    let payloads: Vec<Payload<'_>> = extents.iter().map(Extent::payload).collect();
     let check = || {
         picks
             .chunk_by(same_origin)
@@ -112,20 +116,20 @@ pub fn assemble(
     guard.outcome(saved)
 }
 
-/// Bytes of the new file.
+/// Bytes of the new file, from one place.
 #[derive(Clone, Copy, Debug)]
-enum Run<'a> {
+enum Extent<'a> {
     /// From the data section of a file, between two of its bytes.
     Range(&'a Origin, u64, u64),
     /// From all over a tensor.
     Gathered(&'a Gathered<'a>),
 }
 
-impl<'a> Run<'a> {
+impl<'a> Extent<'a> {
     fn payload(&self) -> Payload<'a> {
         match *self {
-            Run::Range(origin, begin, end) => origin.range(begin, end),
-            Run::Gathered(gathered) => Payload::Produced(gathered),
+            Extent::Range(origin, begin, end) => origin.range(begin, end),
+            Extent::Gathered(gathered) => Payload::Produced(gathered),
         }
     }
 }
@@ -140,20 +144,20 @@ fn apart<'a>(tensor: &Stored<'a>) -> Result<Option<Gathered<'a>>, Error> {
     Ok(Some(Gathered::new(whole, part.clone(), unit)))
 }
 
-fn run<'a>((tensor, apart): (&Stored<'a>, &'a Option<Gathered<'a>>)) -> Run<'a> {
+fn extent<'a>((tensor, apart): (&Stored<'a>, &'a Option<Gathered<'a>>)) -> Result<Extent<'a>, Error> {
     let (begin, end) = (tensor.entry.begin, tensor.entry.end);
-    match (&tensor.part, apart) {
-        (_, Some(gathered)) => Run::Gathered(gathered),
-        (None, None) => Run::Range(tensor.origin, begin, end),
+    Ok(match (&tensor.part, apart) {
+        (_, Some(gathered)) => Extent::Gathered(gathered),
+        (None, None) => Extent::Range(tensor.origin, begin, end),
         (Some(part), None) => {
-            let nbytes = |elements| elements * unit(tensor.entry.dtype).unwrap_or(0);
-            Run::Range(
+            let unit = unit(tensor.entry.dtype).ok_or_else(|| unstorable_part(tensor))?;
+            Extent::Range(
                 tensor.origin,
-                begin + nbytes(part.begin()),
-                begin + nbytes(part.end()),
+                begin + part.begin() * unit,
+                begin + part.end() * unit,
             )
         }
-    }
+    })
 }
 
 /// The shape in the new header. A part of F4 is counted in bytes, which hold two elements each.
@@ -185,26 +189,26 @@ fn unreadable(path: &Path, source: io::Error) -> Error {
     })
 }
 
-/// Neighbours in the new file that are neighbours in another are one run.
-fn runs<'a>(sources: impl Iterator<Item = Run<'a>>) -> Vec<Run<'a>> {
-    let mut runs: Vec<Run<'_>> = Vec::new();
+/// Neighbours in the new file that are neighbours in another are one extent.
+fn joined<'a>(sources: impl Iterator<Item = Extent<'a>>) -> Vec<Extent<'a>> {
+    let mut extents: Vec<Extent<'_>> = Vec::new();
     for source in sources {
-        match (runs.last_mut(), source) {
-            (Some(Run::Range(same, _, end)), Run::Range(origin, begin, last))
+        match (extents.last_mut(), source) {
+            (Some(Extent::Range(same, _, end)), Extent::Range(origin, begin, last))
                 if std::ptr::eq(*same, origin) && *end == begin =>
             {
                 *end = last;
             }
-            _ => runs.push(source),
+            _ => extents.push(source),
         }
     }
-    runs
+    extents
 }
 
 /// ModelSpec's hash of the file whose data this is, all of it and in its order.
-fn hash_of_all<'a>(runs: &[Run<'a>]) -> Option<&'a str> {
-    match *runs {
-        [Run::Range(origin, 0, end)] if end == origin.header().data_nbytes() => {
+fn hash_of_all<'a>(extents: &[Extent<'a>]) -> Option<&'a str> {
+    match *extents {
+        [Extent::Range(origin, 0, end)] if end == origin.header().data_nbytes() => {
             origin.header().metadata()?.get(MODEL_SPEC_KEY)
         }
         _ => None,

@@ -53,10 +53,11 @@ impl<'a> StridedDest<'a> {
             .map(|(&count, &stride)| Dim { count, stride })
             .filter(|dim| dim.count > 1)
             .collect();
-        if !lie_apart(&dims, itemsize) {
+        // Those at the end that lie together lie apart, so that nothing is left to ask of most tensors.
+        let (dims, block) = folded(dims, itemsize);
+        if !lie_apart(&dims, block) {
             return None;
         }
-        let (dims, block) = folded(dims, itemsize);
         Some(StridedDest::of(start, dims, block, nbytes))
     }
 
@@ -184,10 +185,10 @@ impl<'a> StridedDest<'a> {
     }
 }
 
-/// Whether no two elements share memory, as far as strides can tell: ordered by stride, each dimension steps over all
+/// Whether no two blocks share memory, as far as strides can tell: ordered by stride, each dimension steps over all
 /// that lies inside it.
-fn lie_apart(dims: &[Dim], itemsize: usize) -> bool {
-    let mut inside = itemsize;
+fn lie_apart(dims: &[Dim], block: usize) -> bool {
+    let mut inside = block;
     let mut by_stride: Vec<&Dim> = dims.iter().collect();
     by_stride.sort_by_key(|dim| dim.stride.unsigned_abs());
     by_stride.into_iter().all(|dim| {

@@ -10,5 +10,6 @@ pub use file::FileRange;
 #[cfg(unix)]
 pub(crate) use file::shares_blocks;
 pub(crate) use gathered::Gathered;
-pub use payload::{Payload, Produce, prove_sizes};
+pub(crate) use payload::prove_sizes;
+pub use payload::{Payload, Produce};
 pub(crate) use payload::{Section, prove_total};

@@ -63,7 +63,7 @@ impl Payload<'_> {
 /// # Errors
 /// [`FormatError::WrongLength`] for the first tensor of which that is not true, [`FormatError::TrailingBytes`] where there
 /// are payloads left.
-pub fn prove_sizes(header: &Header, payloads: &[Payload<'_>]) -> Result<(), FormatError> {
+pub(crate) fn prove_sizes(header: &Header, payloads: &[Payload<'_>]) -> Result<(), FormatError> {
     let mut sizes = payloads.iter().map(Payload::nbytes);
     for entry in header.entries() {
         let (expected, found) = (entry.nbytes(), sizes.next().unwrap_or(0));

@@ -172,7 +172,7 @@ pub(super) fn read(
 /// Runs that are looked at together.
 #[derive(Default)]
 struct Batch<'d> {
-    runs: Vec<Wanted>,
+    runs: Vec<BatchRun>,
     /// The memory of those that go straight to it.
     straight: Vec<Dest<'d>>,
     /// What becomes of the others.
@@ -181,8 +181,8 @@ struct Batch<'d> {
     taken: usize,
 }
 
-/// A run, and whether it goes to the stage.
-struct Wanted {
+/// A run of a batch, and whether it goes to the stage.
+struct BatchRun {
     position: u64,
     nbytes: usize,
     is_staged: bool,
@@ -262,7 +262,7 @@ impl<'d> Batch<'d> {
             {
                 last.nbytes += nbytes;
             }
-            _ => self.runs.push(Wanted {
+            _ => self.runs.push(BatchRun {
                 position,
                 nbytes,
                 is_staged,

@@ -48,7 +48,7 @@ pub(crate) trait Witness: Sync {
 }
 
 /// A run, and the memory that it fills.
-pub(super) type Run<'m> = (u64, &'m mut [u8]);
+pub(super) type ReadRun<'m> = (u64, &'m mut [u8]);
 
 /// Where runs are read from: a source, or one long read of it.
 pub(super) struct Input<'s> {
@@ -86,9 +86,9 @@ impl Limit {
 
 impl Input<'_> {
     /// Fills all runs, those that lie close together at once.
-    pub(super) fn read(&mut self, runs: &mut [Run<'_>], mixed: &mut Vec<u8>) -> Result<(), Failure> {
+    pub(super) fn read(&mut self, runs: &mut [ReadRun<'_>], mixed: &mut Vec<u8>) -> Result<(), Failure> {
         if self.stream.is_none() && are_scattered(runs) {
-            let copy = |runs: &mut [Run<'_>]| self.source.copy_runs(runs);
+            let copy = |runs: &mut [ReadRun<'_>]| self.source.copy_runs(runs);
             if runs.chunks_mut(VECTOR).all(copy) {
                 self.show(runs);
                 return Ok(());
@@ -118,7 +118,7 @@ impl Input<'_> {
         Ok(())
     }
 
-    fn show(&self, runs: &[Run<'_>]) {
+    fn show(&self, runs: &[ReadRun<'_>]) {
         if let Some(witness) = self.witness {
             runs.iter()
                 .for_each(|(position, bytes)| witness.see(*position, bytes));
@@ -128,7 +128,7 @@ impl Input<'_> {
     /// Fills runs that ascend and lie close together.
     fn read_together(
         &mut self,
-        runs: &mut [Run<'_>],
+        runs: &mut [ReadRun<'_>],
         is_mixed: bool,
         mixed: &mut Vec<u8>,
     ) -> Result<(), Failure> {
@@ -170,7 +170,7 @@ impl Input<'_> {
     }
 
     /// Reads the runs and all between them, and copies them from there.
-    fn read_mixed(&mut self, runs: &mut [Run<'_>], mixed: &mut Vec<u8>) -> Result<(), Failure> {
+    fn read_mixed(&mut self, runs: &mut [ReadRun<'_>], mixed: &mut Vec<u8>) -> Result<(), Failure> {
         let span = span(runs);
         let mixed = level(
             mixed,
@@ -189,7 +189,7 @@ impl Input<'_> {
     }
 
     /// Has the system put each run into its own place, and what lies between them away.
-    fn read_vectored(&mut self, runs: &mut [Run<'_>], waste: &mut Vec<u8>) -> Result<(), Failure> {
+    fn read_vectored(&mut self, runs: &mut [ReadRun<'_>], waste: &mut Vec<u8>) -> Result<(), Failure> {
         let span = span(runs);
         let expected = to_usize(span.end - span.start).unwrap_or(usize::MAX);
         let unwanted = expected - nbytes(runs);
@@ -236,7 +236,7 @@ impl Input<'_> {
 }
 
 /// How many of these runs, from the first on, are read at once.
-fn together(runs: &[Run<'_>], limit: &Limit) -> usize {
+fn together(runs: &[ReadRun<'_>], limit: &Limit) -> usize {
     let Some(((begin, first), others)) = runs.split_first() else {
         return 0;
     };
@@ -244,7 +244,7 @@ fn together(runs: &[Run<'_>], limit: &Limit) -> usize {
         return 1;
     }
     let (mut end, mut wanted, mut waste) = (begin + to_u64(first.len()), to_u64(first.len()), 0);
-    let joins = |(position, bytes): &&Run<'_>| {
+    let joins = |(position, bytes): &&ReadRun<'_>| {
         let Some(gap) = position.checked_sub(end) else {
             return false;
         };
@@ -261,20 +261,20 @@ fn together(runs: &[Run<'_>], limit: &Limit) -> usize {
 }
 
 /// Whether the runs are so short and so far apart that a call for each would cost more than their bytes.
-fn are_scattered(runs: &[Run<'_>]) -> bool {
-    let is_joined = |pair: &[Run<'_>]| together(pair, &Limit::VECTORED) == 2;
+fn are_scattered(runs: &[ReadRun<'_>]) -> bool {
+    let is_joined = |pair: &[ReadRun<'_>]| together(pair, &Limit::VECTORED) == 2;
     runs.len() >= FEW_RUNS
         && 2 * runs.windows(2).filter(|pair| is_joined(pair)).count() < runs.len()
         && runs.iter().all(|(_, bytes)| bytes.len() < SCATTERED_NBYTES)
 }
 
 /// From the first byte to the last of runs that ascend.
-fn span(runs: &[Run<'_>]) -> Range<u64> {
-    let end = |(position, bytes): &Run<'_>| *position + to_u64(bytes.len());
+fn span(runs: &[ReadRun<'_>]) -> Range<u64> {
+    let end = |(position, bytes): &ReadRun<'_>| *position + to_u64(bytes.len());
     runs.first().map_or(0, |run| run.0)..runs.last().map_or(0, end)
 }
 
-fn nbytes(runs: &[Run<'_>]) -> usize {
+fn nbytes(runs: &[ReadRun<'_>]) -> usize {
     runs.iter().map(|(_, bytes)| bytes.len()).sum()
 }
 

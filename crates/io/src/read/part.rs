@@ -143,7 +143,7 @@ pub struct Target<'d> {
     /// What its elements are.
     pub dtype: Dtype,
     /// How many there are, along each dimension.
-    pub shape: Vec<u64>,
+    pub shape: &'d [u64],
     /// Where they lie. Of as many bytes as dtype and shape say.
     pub memory: StridedDest<'d>,
 }
@@ -159,7 +159,7 @@ impl Target<'_> {
         let fits = self.shape == part.shape() && part.nbytes() == to_u64(self.memory.len());
         (!fits).then(|| Misfit::Shape {
             expected: part.shape().to_owned(),
-            found: self.shape.clone(),
+            found: self.shape.to_owned(),
         })
     }
 }

@@ -58,13 +58,13 @@ struct Shared {
     requests: Vec<Request>,
     options: ReadOptions,
     ahead: u64,
-    state: Mutex<State>,
+    state: Mutex<Progress>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-struct State {
-    slots: Vec<Slot>,
+struct Progress {
+    slots: Vec<RequestState>,
     /// The first that the thread has not come to.
     begun: usize,
     /// The first that was not handed out.
@@ -79,7 +79,7 @@ struct State {
 }
 
 #[derive(Debug)]
-enum Slot {
+enum RequestState {
     Waiting,
     Reading,
     Ready(Result<Fetched, Error>),
@@ -95,8 +95,8 @@ impl Prefetch {
         ahead: u64,
         options: ReadOptions,
     ) -> Prefetch {
-        let state = State {
-            slots: requests.iter().map(|_| Slot::Waiting).collect(),
+        let state = Progress {
+            slots: requests.iter().map(|_| RequestState::Waiting).collect(),
             begun: 0,
             first: 0,
             held: 0,
@@ -151,7 +151,7 @@ impl Prefetch {
         Ok(None)
     }
 
-    /// The request `rank`, when it is read; `None` where it was handed out before. One that the thread has not come to
+    /// The request `rank`, when it is read; `None` where it was handed out before, or there are fewer. One that the thread has not come to
     /// is read by the caller, at once.
     ///
     /// # Errors
@@ -169,9 +169,9 @@ impl Prefetch {
             }
             let is_next = state.begun == rank && state.is_running && !state.is_full;
             match state.slots.get_mut(rank) {
-                None | Some(Slot::Taken) => return Ok(None),
-                Some(slot @ Slot::Waiting) if !is_next => {
-                    *slot = Slot::Taken;
+                None | Some(RequestState::Taken) => return Ok(None),
+                Some(slot @ RequestState::Waiting) if !is_next => {
+                    *slot = RequestState::Taken;
                     drop(state);
                     let part = shared.read(rank, watch);
                     if matches!(part, Err(Error::Interrupted)) {
@@ -180,14 +180,14 @@ impl Prefetch {
                     }
                     return part.map(Some);
                 }
-                Some(slot @ Slot::Ready(_)) => {
-                    if let Slot::Ready(outcome) = std::mem::replace(slot, Slot::Taken) {
+                Some(slot @ RequestState::Ready(_)) => {
+                    if let RequestState::Ready(outcome) = std::mem::replace(slot, RequestState::Taken) {
                         state.held = state.held.saturating_sub(shared.nbytes(rank));
                         shared.changed.notify_all();
                         return outcome.map(Some);
                     }
                 }
-                Some(Slot::Waiting | Slot::Reading) => {}
+                Some(RequestState::Waiting | RequestState::Reading) => {}
             }
             state = shared
                 .changed
@@ -242,10 +242,10 @@ impl Shared {
             let mut outcomes = self.read_batch(&ranks);
             let mut state = self.locked();
             for &rank in &ranks {
-                if let (Some(slot @ Slot::Reading), Some(outcome)) =
+                if let (Some(slot @ RequestState::Reading), Some(outcome)) =
                     (state.slots.get_mut(rank), outcomes.remove(&rank))
                 {
-                    *slot = Slot::Ready(outcome);
+                    *slot = RequestState::Ready(outcome);
                 }
             }
             drop(state);
@@ -257,7 +257,7 @@ impl Shared {
     fn next_batch(&self) -> Option<Vec<usize>> {
         let mut state = self.locked();
         loop {
-            while matches!(state.slots.get(state.begun), Some(Slot::Taken)) {
+            while matches!(state.slots.get(state.begun), Some(RequestState::Taken)) {
                 state.begun += 1;
             }
             if state.is_closed || state.begun >= self.requests.len() {
@@ -266,7 +266,7 @@ impl Shared {
             let (ranks, nbytes) = self.batch(&state);
             if state.held == 0 || state.held.saturating_add(nbytes) <= self.ahead {
                 for &rank in &ranks {
-                    state.slots[rank] = Slot::Reading;
+                    state.slots[rank] = RequestState::Reading;
                     state.begun = rank + 1;
                 }
                 state.held += nbytes;
@@ -280,10 +280,10 @@ impl Shared {
     }
 
     /// The next requests that make up one part of what is read ahead, and their bytes.
-    fn batch(&self, state: &State) -> (Vec<usize>, u64) {
+    fn batch(&self, state: &Progress) -> (Vec<usize>, u64) {
         let (mut ranks, mut total) = (Vec::new(), 0_u64);
         for rank in state.begun..self.requests.len() {
-            if !matches!(state.slots[rank], Slot::Waiting) {
+            if !matches!(state.slots[rank], RequestState::Waiting) {
                 continue;
             }
             let nbytes = self.nbytes(rank);
@@ -345,7 +345,7 @@ impl Shared {
         let mut state = self.locked();
         state.begun = state.begun.min(rank);
         if let Some(slot) = state.slots.get_mut(rank) {
-            *slot = Slot::Waiting;
+            *slot = RequestState::Waiting;
         }
     }
 
@@ -361,7 +361,7 @@ impl Shared {
         }
     }
 
-    fn locked(&self) -> MutexGuard<'_, State> {
+    fn locked(&self) -> MutexGuard<'_, Progress> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -375,8 +375,8 @@ impl Drop for Leave<'_> {
         state.is_running = false;
         // Whoever waits for one of these reads it.
         for slot in &mut state.slots {
-            if matches!(slot, Slot::Reading) {
-                *slot = Slot::Waiting;
+            if matches!(slot, RequestState::Reading) {
+                *slot = RequestState::Waiting;
             }
         }
         drop(state);

@@ -290,17 +290,15 @@ pub struct StridedView {
 /// The bytes of one part.
 pub(super) fn only(part: &Part<'_>, options: &ReadOptions, watch: &dyn Watch) -> Result<Region, Error> {
     let read = read([part], options, watch);
-    let mut regions = read.map_err(|error| match error {
-        // Its block may have a little more.
-        Error::OutOfMemory { path, source, .. } => Error::OutOfMemory {
-            path,
-            nbytes: part.nbytes(),
-            source,
-        },
-        other => other,
-    })?;
     // One part gives one region.
-    regions.pop().ok_or_else(|| Error::Closed {
-        path: part.tensor().archive().path().map(ToOwned::to_owned),
-    })
+    read.map(|mut regions| regions.swap_remove(0))
+        .map_err(|error| match error {
+            // Its block may have a little more.
+            Error::OutOfMemory { path, source, .. } => Error::OutOfMemory {
+                path,
+                nbytes: part.nbytes(),
+                source,
+            },
+            other => other,
+        })
 }

@@ -315,7 +315,7 @@ proptest! {
         let targets = parts.iter().zip(&mut memories).zip(dims.iter().zip(&strides)).map(|((part, memory), ((size, shape), strides))| {
             let strides = strides.map(|stride| isize::try_from(stride).unwrap());
             let memory = StridedDest::over(memory, *size, shape, &strides).unwrap();
-            Target { dtype: part.dtype(), shape: part.shape().to_owned(), memory }
+            Target { dtype: part.dtype(), shape: part.shape(), memory }
         }).collect();
         fill(&parts, targets, &options, &Unwatched).unwrap();
         for ((memory, expected), ((size, [rows, columns]), [down, along])) in

@@ -3,7 +3,7 @@
 use super::azure::AzureAccess;
 use super::fault::Fault;
 use super::google::Account;
-use super::message::Request;
+use super::message::HttpRequest;
 use super::options::{RemoteOptions, Secret};
 use super::proxy::basic;
 use super::s3::S3Access;
@@ -31,7 +31,7 @@ impl Access {
     /// Adds to a request what it needs to be let in; says whether any of it is secret.
     pub(crate) fn apply(
         &self,
-        request: &mut Request<'_>,
+        request: &mut HttpRequest<'_>,
         options: &RemoteOptions,
         stop: StopFlag<'_>,
     ) -> Result<bool, Fault> {

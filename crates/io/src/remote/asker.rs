@@ -1,9 +1,9 @@
 //! Short questions to services that issue keys.
 
 use super::client::Client;
-use super::dial::Reach;
+use super::dial::AddressScope;
 use super::fault::{Fault, FaultKind};
-use super::message::Request;
+use super::message::HttpRequest;
 use super::pace::{Deadline, Pace};
 use super::retry::Tries;
 use super::secrets::Secrets;
@@ -28,7 +28,7 @@ impl Asker<'_> {
         headers: Vec<(String, String)>,
         body: &[u8],
     ) -> Result<String, Fault> {
-        let request = Request {
+        let request = HttpRequest {
             method,
             url,
             headers,
@@ -55,8 +55,8 @@ impl Asker<'_> {
         self.ask("POST", url, vec![kind], form.as_bytes())
     }
 
-    fn ask_once(&self, request: &Request<'_>, deadline: Deadline<'_>) -> Result<String, Fault> {
-        let mut response = self.client.send(request, Reach::Anywhere, deadline)?;
+    fn ask_once(&self, request: &HttpRequest<'_>, deadline: Deadline<'_>) -> Result<String, Fault> {
+        let mut response = self.client.send(request, AddressScope::Anywhere, deadline)?;
         let mut pace = Pace::new(&self.client.options, deadline);
         let body = response.read_some(ANSWER_NBYTES, &mut pace)?;
         let body = String::from_utf8_lossy(&body).into_owned();

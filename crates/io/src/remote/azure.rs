@@ -8,7 +8,7 @@ use ring::hmac;
 
 use super::bucket::{Object, set};
 use super::fault::{Fault, FaultKind};
-use super::message::Request;
+use super::message::HttpRequest;
 use super::options::{RemoteOptions, Secret, Token, credential};
 use super::url::{Url, encode_path};
 
@@ -109,7 +109,7 @@ pub(crate) fn locate(
 
 impl AzureAccess {
     /// Signs a request with the key of the account.
-    pub(crate) fn sign(&self, request: &mut Request<'_>) {
+    pub(crate) fn sign(&self, request: &mut HttpRequest<'_>) {
         let date = httpdate::fmt_http_date(SystemTime::now());
         for (name, value) in [("x-ms-date", date.as_str()), ("x-ms-version", VERSION)] {
             request.headers.push((name.to_owned(), value.to_owned()));
@@ -120,7 +120,7 @@ impl AzureAccess {
     }
 
     /// What is signed: the headers that the service names, its own, and the path.
-    fn text(&self, request: &Request<'_>) -> String {
+    fn text(&self, request: &HttpRequest<'_>) -> String {
         let header = |name: &str| {
             let found = request
                 .headers
@@ -196,7 +196,7 @@ mod tests {
             panic!("a key signs");
         };
         let header = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-        let request = Request {
+        let request = HttpRequest {
             method: "GET",
             url: &url,
             headers: vec![

@@ -8,15 +8,15 @@ use ingot_format::Escaped;
 use rustls::ClientConfig;
 
 use super::connection::Connection;
-use super::dial::{Reach, dial, inward};
+use super::dial::{AddressScope, dial, inward};
 use super::fault::{Fault, FaultKind};
-use super::message::{Framing, Head, Request, render_head};
+use super::message::{Framing, Head, HttpRequest, render_head};
 use super::options::RemoteOptions;
 use super::pace::{Deadline, Pace};
 use super::proxy::{Proxies, Proxy};
 use super::secrets::Secrets;
 use super::trust;
-use super::url::{Origin, Scheme, Url};
+use super::url::{Scheme, SecurityOrigin, Url};
 use crate::lock::briefly;
 
 /// Connections to one host that are kept while nobody uses them: as many as are used at once.
@@ -35,7 +35,7 @@ pub(crate) struct Client {
 struct Idle {
     /// Whose connections they are: a forked process has copies of them and must not speak on those.
     process: u32,
-    connections: Vec<(Origin, Connection)>,
+    connections: Vec<(SecurityOrigin, Connection)>,
 }
 
 /// An answer, with its body still to be read.
@@ -43,7 +43,7 @@ struct Idle {
 pub(crate) struct Response {
     pub(crate) head: Head,
     pub(crate) framing: Framing,
-    origin: Origin,
+    origin: SecurityOrigin,
     connection: Connection,
 }
 
@@ -60,8 +60,8 @@ impl Client {
     /// Sends a request and reads the head of its answer.
     pub(crate) fn send(
         &self,
-        request: &Request<'_>,
-        reach: Reach,
+        request: &HttpRequest<'_>,
+        scope: AddressScope,
         deadline: Deadline<'_>,
     ) -> Result<Response, Fault> {
         let mut pace = Pace::new(&self.options, deadline);
@@ -76,7 +76,7 @@ impl Client {
                 Err(fault) => return Err(fault),
             }
         }
-        let mut connection = self.connect(request.url, proxy.as_ref(), reach, &mut pace)?;
+        let mut connection = self.connect(request.url, proxy.as_ref(), scope, &mut pace)?;
         let head = exchange(&mut connection, request, proxy.as_ref(), &mut pace)?;
         Response::new(head, origin, connection)
     }
@@ -100,7 +100,7 @@ impl Client {
         let Some(mut idle) = self.lock_idle() else {
             return;
         };
-        let mut of_host: Vec<(Origin, usize)> = Vec::new();
+        let mut of_host: Vec<(SecurityOrigin, usize)> = Vec::new();
         idle.connections.retain(|(origin, _)| {
             let at = of_host.iter().position(|known| known.0 == *origin);
             let at = at.unwrap_or_else(|| {
@@ -112,7 +112,7 @@ impl Client {
         });
     }
 
-    fn idle_connection(&self, origin: &Origin) -> Option<Connection> {
+    fn idle_connection(&self, origin: &SecurityOrigin) -> Option<Connection> {
         loop {
             let connection = {
                 let mut idle = self.lock_idle()?;
@@ -141,7 +141,7 @@ impl Client {
         &self,
         url: &Url,
         proxy: Option<&Proxy>,
-        reach: Reach,
+        scope: AddressScope,
         pace: &mut Pace<'_>,
     ) -> Result<Connection, Fault> {
         let timeout = self.options.connect_timeout;
@@ -152,14 +152,14 @@ impl Client {
         };
         let deadline = Deadline::within(timeout, pace.stop());
         let connection = match proxy {
-            None => Connection::plain(dial(&url.host, url.port, reach, deadline)?),
+            None => Connection::plain(dial(&url.host, url.port, scope, deadline)?),
             Some(proxy) => {
                 // Names are resolved by the proxy, so that only addresses can be checked here.
-                if reach == Reach::Public && !url.may_be_public() {
+                if scope == AddressScope::Public && !url.may_be_public() {
                     return Err(inward(url.host_and_port()));
                 }
                 let near = &proxy.url;
-                let connection = dial(&near.host, near.port, Reach::Anywhere, deadline)?;
+                let connection = dial(&near.host, near.port, AddressScope::Anywhere, deadline)?;
                 let connection = Connection::plain(connection);
                 match url.scheme {
                     Scheme::Http => connection,
@@ -225,7 +225,7 @@ fn tunnel(
 /// Sends the request and reads the head of the answer.
 fn exchange(
     connection: &mut Connection,
-    request: &Request<'_>,
+    request: &HttpRequest<'_>,
     proxy: Option<&Proxy>,
     pace: &mut Pace<'_>,
 ) -> Result<Head, Fault> {
@@ -237,7 +237,7 @@ fn exchange(
 }
 
 impl Response {
-    fn new(head: Head, origin: Origin, connection: Connection) -> Result<Response, Fault> {
+    fn new(head: Head, origin: SecurityOrigin, connection: Connection) -> Result<Response, Fault> {
         Ok(Response {
             framing: head.framing()?,
             head,

@@ -19,7 +19,7 @@ use crate::stop::StopFlag;
 const BUFFER_NBYTES: usize = 8 << 10;
 
 #[derive(Debug)]
-enum Stream {
+enum Transport {
     Plain(TcpStream),
     Tls(Box<StreamOwned<ClientConnection, TcpStream>>),
 }
@@ -27,7 +27,7 @@ enum Stream {
 /// A connection to a server. What it reads beyond a head stays in its buffer.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    stream: Stream,
+    transport: Transport,
     buffer: Vec<u8>,
     /// What of the buffer has come and was not taken.
     filled: Range<usize>,
@@ -38,12 +38,12 @@ pub(crate) struct Connection {
 impl Connection {
     /// A connection that others can read.
     pub(crate) fn plain(socket: TcpStream) -> Connection {
-        Connection::of(Stream::Plain(socket))
+        Connection::of(Transport::Plain(socket))
     }
 
-    fn of(stream: Stream) -> Connection {
+    fn of(transport: Transport) -> Connection {
         Connection {
-            stream,
+            transport,
             buffer: Vec::new(),
             filled: 0..0,
             came: 0,
@@ -64,7 +64,7 @@ impl Connection {
                 source,
             })
         };
-        let Stream::Plain(mut socket) = self.stream else {
+        let Transport::Plain(mut socket) = self.transport else {
             return Ok(self);
         };
         let name = ServerName::try_from(host.to_owned()).map_err(|fault| refuse(io::Error::other(fault)))?;
@@ -92,7 +92,7 @@ impl Connection {
                 }
             }
         }
-        Ok(Connection::of(Stream::Tls(Box::new(StreamOwned::new(
+        Ok(Connection::of(Transport::Tls(Box::new(StreamOwned::new(
             session, socket,
         )))))
     }
@@ -101,7 +101,7 @@ impl Connection {
     pub(crate) fn send(&mut self, bytes: &[u8], pace: &mut Pace<'_>) -> Result<(), Fault> {
         let mut rest = bytes;
         while !rest.is_empty() {
-            match self.stream.write(rest) {
+            match self.transport.write(rest) {
                 Ok(0) => return Err(FaultKind::Broken(io::ErrorKind::WriteZero.into()).into()),
                 Ok(count) => rest = &rest[count..],
                 Err(fault) if is_a_tick(&fault) => pace.check()?,
@@ -109,7 +109,7 @@ impl Connection {
             }
         }
         loop {
-            match self.stream.flush() {
+            match self.transport.flush() {
                 Ok(()) => return Ok(()),
                 Err(fault) if is_a_tick(&fault) => pace.check()?,
                 Err(fault) => return Err(FaultKind::Broken(fault).into()),
@@ -136,7 +136,9 @@ impl Connection {
         if self.filled.end == self.buffer.len() {
             self.buffer.resize((2 * self.buffer.len()).max(BUFFER_NBYTES), 0);
         }
-        let count = self.stream.receive(&mut self.buffer[self.filled.end..], pace)?;
+        let count = self
+            .transport
+            .receive(&mut self.buffer[self.filled.end..], pace)?;
         self.filled.end += count;
         self.came += to_u64(count);
         Ok(count)
@@ -145,7 +147,7 @@ impl Connection {
     /// Reads into `dest`, past the buffer once that is empty; says how many bytes. None means the end.
     pub(crate) fn read(&mut self, dest: &mut [u8], pace: &mut Pace<'_>) -> Result<usize, Fault> {
         if self.filled.is_empty() {
-            let count = self.stream.receive(dest, pace)?;
+            let count = self.transport.receive(dest, pace)?;
             self.came += to_u64(count);
             return Ok(count);
         }
@@ -162,7 +164,7 @@ impl Connection {
 
     /// Whether it can take another request: the server has not closed it, and has sent nothing that was not asked for.
     pub(crate) fn is_quiet(&self) -> bool {
-        let socket = self.stream.socket();
+        let socket = self.transport.socket();
         let look = || {
             socket.set_nonblocking(true)?;
             let seen = socket.peek(&mut [0]);
@@ -173,32 +175,32 @@ impl Connection {
     }
 }
 
-impl Stream {
+impl Transport {
     fn socket(&self) -> &TcpStream {
         match self {
-            Stream::Plain(socket) => socket,
-            Stream::Tls(session) => &session.sock,
+            Transport::Plain(socket) => socket,
+            Transport::Tls(session) => &session.sock,
         }
     }
 
     fn read(&mut self, dest: &mut [u8]) -> io::Result<usize> {
         match self {
-            Stream::Plain(socket) => socket.read(dest),
-            Stream::Tls(session) => session.read(dest),
+            Transport::Plain(socket) => socket.read(dest),
+            Transport::Tls(session) => session.read(dest),
         }
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
-            Stream::Plain(socket) => socket.write(bytes),
-            Stream::Tls(session) => session.write(bytes),
+            Transport::Plain(socket) => socket.write(bytes),
+            Transport::Tls(session) => session.write(bytes),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
         match self {
-            Stream::Plain(socket) => socket.flush(),
-            Stream::Tls(session) => session.flush(),
+            Transport::Plain(socket) => socket.flush(),
+            Transport::Tls(session) => session.flush(),
         }
     }
 

@@ -13,7 +13,7 @@ use super::url::bracketed;
 
 /// Which addresses may be connected to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reach {
+pub(crate) enum AddressScope {
     /// All: the caller has named the host.
     Anywhere,
     /// Those of the public internet: a server has named the host.
@@ -26,7 +26,12 @@ const EACH_TIMEOUT: Duration = Duration::from_secs(3);
 /// Connects to `host`, which is a name or an address.
 ///
 /// A name is resolved once, and connected to is what was checked: it cannot lead elsewhere a moment later.
-pub(crate) fn dial(host: &str, port: u16, reach: Reach, deadline: Deadline<'_>) -> Result<TcpStream, Fault> {
+pub(crate) fn dial(
+    host: &str,
+    port: u16,
+    scope: AddressScope,
+    deadline: Deadline<'_>,
+) -> Result<TcpStream, Fault> {
     let authority = format!("{}:{port}", bracketed(host));
     let fault = |source| FaultKind::Connect {
         authority: authority.clone(),
@@ -39,15 +44,15 @@ pub(crate) fn dial(host: &str, port: u16, reach: Reach, deadline: Deadline<'_>) 
     // when nobody waits for it any more.
     thread::Builder::new()
         .name("ingot-connect".to_owned())
-        .spawn(move || sender.send(connect((&target.0, target.1), reach, at)))
+        .spawn(move || sender.send(connect((&target.0, target.1), scope, at)))
         .map_err(fault)?;
     loop {
         match receiver.recv_timeout(TICK) {
             Ok(Ok(stream)) => return Ok(stream),
-            Ok(Err(Refusal::Reach)) => {
+            Ok(Err(ConnectFault::Scope)) => {
                 return Err(inward(authority));
             }
-            Ok(Err(Refusal::System(source))) => return Err(fault(source).into()),
+            Ok(Err(ConnectFault::System(source))) => return Err(fault(source).into()),
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(fault(io::ErrorKind::Other.into()).into());
             }
@@ -68,20 +73,20 @@ pub(crate) fn inward(authority: String) -> Fault {
     })
 }
 
-enum Refusal {
-    Reach,
+enum ConnectFault {
+    Scope,
     System(io::Error),
 }
 
-fn connect(target: (&str, u16), reach: Reach, deadline: Instant) -> Result<TcpStream, Refusal> {
-    let found: Vec<SocketAddr> = target.to_socket_addrs().map_err(Refusal::System)?.collect();
+fn connect(target: (&str, u16), scope: AddressScope, deadline: Instant) -> Result<TcpStream, ConnectFault> {
+    let found: Vec<SocketAddr> = target.to_socket_addrs().map_err(ConnectFault::System)?.collect();
     let addresses: Vec<SocketAddr> = found
         .iter()
         .copied()
-        .filter(|address| reach == Reach::Anywhere || is_public(address.ip()))
+        .filter(|address| scope == AddressScope::Anywhere || is_public(address.ip()))
         .collect();
     if addresses.is_empty() && !found.is_empty() {
-        return Err(Refusal::Reach);
+        return Err(ConnectFault::Scope);
     }
     let mut last = io::Error::from(io::ErrorKind::NotFound);
     for (rank, address) in addresses.iter().enumerate() {
@@ -99,7 +104,7 @@ fn connect(target: (&str, u16), reach: Reach, deadline: Instant) -> Result<TcpSt
             Err(fault) => last = fault,
         }
     }
-    Err(Refusal::System(last))
+    Err(ConnectFault::System(last))
 }
 
 /// Requests are small and wanted at once; waiting is done in steps, between which others are asked whether to go on.
@@ -120,7 +125,7 @@ mod tests {
         // Nobody listens there; it is refused before that matters.
         for host in ["127.0.0.1", "localhost", "::1"] {
             let deadline = Deadline::within(Duration::from_secs(2), StopFlag::never());
-            let fault = dial(host, 9, Reach::Public, deadline).unwrap_err();
+            let fault = dial(host, 9, AddressScope::Public, deadline).unwrap_err();
             assert_eq!(fault.code(), "redirect-refused", "{host}: {fault}");
             assert!(
                 fault.to_string().contains(&format!(" {}:9 ", bracketed(host))),

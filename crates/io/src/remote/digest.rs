@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use super::door::{Found, found, header_limits};
-use super::fetch::Target;
+use super::fetch::Resource;
 use super::options::RemoteOptions;
 use super::secrets::redacted;
+use super::session::{UrlFile, header_limits, url_file};
 use super::source::{RemoteSource, START_NBYTES};
 use crate::archive::{check_unchanged, open_source};
 use crate::error::Error;
@@ -30,13 +30,13 @@ pub fn hash_url(
         definition,
         Definition::File(_) | Definition::AutoV1 | Definition::AutoV2
     );
-    let begin = |target: Target, stop: StopFlag<'_>| match asks_for_tensors {
-        true => RemoteSource::open(target, START_NBYTES, &limits, stop),
-        false => RemoteSource::begin(target, START_NBYTES, stop),
+    let begin = |resource: Resource, stop: StopFlag<'_>| match asks_for_tensors {
+        true => RemoteSource::open(resource, START_NBYTES, &limits, stop),
+        false => RemoteSource::begin(resource, START_NBYTES, stop),
     };
-    let source = match found(url, options, &begin, watch)? {
-        Found::Cached(path) => return hash(&path, definition, watch),
-        Found::Remote(source, _) => source,
+    let source = match url_file(url, options, &begin, watch)? {
+        UrlFile::Cached(path) => return hash(&path, definition, watch),
+        UrlFile::Remote(source, _) => source,
     };
     let shown = PathBuf::from(redacted(url));
     of_source(&*source, &shown, definition, &limits, watch)
@@ -53,10 +53,10 @@ pub fn read_url(
     take: &mut (dyn FnMut(&[u8]) + Send),
     watch: &dyn Watch,
 ) -> Result<(), Error> {
-    let begin = |target: Target, stop: StopFlag<'_>| RemoteSource::begin(target, START_NBYTES, stop);
-    let (source, path): (Box<dyn Source>, PathBuf) = match found(url, options, &begin, watch)? {
-        Found::Cached(path) => (Box::new(open_source(&path)?), path),
-        Found::Remote(source, _) => (source, PathBuf::from(redacted(url))),
+    let begin = |resource: Resource, stop: StopFlag<'_>| RemoteSource::begin(resource, START_NBYTES, stop);
+    let (source, path): (Box<dyn Source>, PathBuf) = match url_file(url, options, &begin, watch)? {
+        UrlFile::Cached(path) => (Box::new(open_source(&path)?), path),
+        UrlFile::Remote(source, _) => (source, PathBuf::from(redacted(url))),
     };
     let outcome = read_in_order(&*source, take, watch);
     check_unchanged(&*source, Some(&path))?;

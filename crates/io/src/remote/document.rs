@@ -6,15 +6,15 @@ use std::path::PathBuf;
 
 use ingot_format::{to_u64, to_usize};
 
-use super::door::{Door, header_limits, refused, through_door, variable};
 use super::fault::{Fault, FaultKind};
-use super::fetch::{Answer, Target};
+use super::fetch::{Answer, Resource};
 use super::hub::{HubFile, MODEL_FILE};
+use super::location::Location;
 use super::options::RemoteOptions;
 use super::pace::Deadline;
-use super::place::Place;
 use super::retry::Tries;
 use super::secrets::path_nbytes;
+use super::session::{Session, header_limits, in_session, refused, variable};
 use super::url::{Url, decode};
 use crate::error::Error;
 use crate::stop::StopFlag;
@@ -33,21 +33,21 @@ pub fn fetch_beside(
     options: &RemoteOptions,
     watch: &dyn Watch,
 ) -> Result<(PathBuf, Vec<u8>), Error> {
-    through_door(url, options, &header_limits(), watch, |door| {
-        door.document_beside(url, name, most)
+    in_session(url, options, &header_limits(), watch, |session| {
+        session.document_beside(url, name, most)
     })
 }
 
-impl Door<'_> {
+impl Session<'_> {
     fn document_beside(&self, url: &str, name: &str, most: u64) -> Result<(PathBuf, Vec<u8>), Error> {
-        let remote = match self.place(url)? {
-            Place::Cached(path, None) => return read(path.with_file_name(name), most),
-            Place::Cached(_, Some(remote)) | Place::Remote(remote) => self.beside(&remote, name)?,
+        let remote = match self.locate(url)? {
+            Location::Cached(path, None) => return read(path.with_file_name(name), most),
+            Location::Cached(_, Some(remote)) | Location::Remote(remote) => self.beside(&remote, name)?,
         };
         if let Some(path) = remote.hub.as_ref().and_then(|file| file.cached(&variable)) {
             return read(path, most);
         }
-        let bytes = all_of(&self.target(&remote), most, self.stop);
+        let bytes = all_of(&self.resource(&remote), most, self.stop);
         let bytes = bytes.map_err(|fault| refused(&remote.shown, fault))?;
         Ok((remote.shown.into(), bytes))
     }
@@ -89,19 +89,19 @@ pub(super) fn hub_file(
 }
 
 /// All that is there, if it has at most `most` bytes.
-pub(super) fn all_of(target: &Target, most: u64, stop: StopFlag<'_>) -> Result<Vec<u8>, Fault> {
-    let mut tries = Tries::new(&target.client().options, stop);
+pub(super) fn all_of(resource: &Resource, most: u64, stop: StopFlag<'_>) -> Result<Vec<u8>, Fault> {
+    let mut tries = Tries::new(&resource.client().options, stop);
     loop {
-        match attempt(target, most, tries.deadline) {
+        match attempt(resource, most, tries.deadline) {
             Ok(bytes) => return Ok(bytes),
             Err(fault) => tries.after(fault)?,
         }
     }
 }
 
-fn attempt(target: &Target, most: u64, deadline: Deadline<'_>) -> Result<Vec<u8>, Fault> {
+fn attempt(resource: &Resource, most: u64, deadline: Deadline<'_>) -> Result<Vec<u8>, Fault> {
     let too_large = || Fault::new(FaultKind::TooLarge { limit: most });
-    let (mut response, expected) = match target.ask(&(0..most), None, deadline)? {
+    let (mut response, expected) = match resource.ask(&(0..most), None, deadline)? {
         Answer::Nothing => return Ok(Vec::new()),
         Answer::Part { pin, .. } if pin.nbytes > most => return Err(too_large()),
         Answer::Part { response, range, .. } => (response, Some(range.end)),
@@ -111,7 +111,7 @@ fn attempt(target: &Target, most: u64, deadline: Deadline<'_>) -> Result<Vec<u8>
         return Err(too_large());
     }
     let wanted = to_usize(expected.unwrap_or(most + 1)).unwrap_or(usize::MAX);
-    let bytes = response.read_some(wanted, &mut target.pace(deadline))?;
+    let bytes = response.read_some(wanted, &mut resource.pace(deadline))?;
     let found = to_u64(bytes.len());
     match expected {
         Some(expected) if found < expected => Err(FaultKind::Short { expected, found }.into()),

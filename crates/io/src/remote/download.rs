@@ -2,12 +2,12 @@
 //!
 //! Parts come by several connections at once into a file beside the target, which gets the target's name when all of
 //! them are there and are what they should be. A call that is broken off, however that happens, leaves that file with
-//! notes of what it holds ([`Journal`](journal::Journal)); the next call for the same version goes on from there.
+//! notes of what it holds ([`PartTable`](part_table::PartTable)); the next call for the same version goes on from there.
 //! Of a model that holds for each file, and the index gets its name after all others.
 
 mod incoming;
-mod journal;
 mod model;
+mod part_table;
 mod wanted;
 
 use std::path::{Path, PathBuf};
@@ -15,11 +15,11 @@ use std::path::{Path, PathBuf};
 use ingot_format::Escaped;
 
 use super::document::{hub_file, url_file_name};
-use super::door::{Found, refused, variable};
 use super::fault::{Fault, FaultKind};
 use super::hub::INDEX_FILE;
 use super::options::RemoteOptions;
 use super::secrets::redacted;
+use super::session::{UrlFile, refused, variable};
 use crate::archive::open_source;
 use crate::digest::{Algorithm, Digest};
 use crate::error::Error;
@@ -32,7 +32,7 @@ use crate::watch::Watch;
 use incoming::{Incoming, fetch};
 use model::Ready;
 pub use wanted::{DownloadOptions, Downloaded};
-use wanted::{Origin, Wanted, check_existing, compare, is_index, make_folder, wanted};
+use wanted::{VersionedSource, Wanted, check_existing, compare, is_index, make_folder, wanted};
 
 /// Fetches what is behind `url` to `path`; into it, where that is a directory, which is made where the path ends in a
 /// slash. Nothing has the name `path`, or it is what it was before, until all of the file is there.
@@ -63,7 +63,7 @@ pub fn download(
     }
     match reached {
         Reached::Cached(cached, path) => copy(&cached, path, how, watch),
-        Reached::File(origin, path) => one(origin, path, how, watch),
+        Reached::File(versioned, path) => one(versioned, path, how, watch),
         Reached::Model(ready) => ready.fetch(how, watch),
     }
 }
@@ -81,7 +81,7 @@ pub fn planned_download(
 ) -> Result<Vec<(PathBuf, u64)>, Error> {
     match reach(url, path, options, how, &Asking(watch))? {
         Reached::Cached(cached, path) => Ok(vec![(path, open_source(&cached)?.nbytes())]),
-        Reached::File(origin, path) => Ok(vec![(path, origin.source.nbytes())]),
+        Reached::File(versioned, path) => Ok(vec![(path, versioned.source.nbytes())]),
         Reached::Model(ready) => Ok(ready.sizes()),
     }
 }
@@ -89,7 +89,7 @@ pub fn planned_download(
 /// What is going to be fetched, and where to.
 enum Reached {
     Cached(PathBuf, PathBuf),
-    File(Origin, PathBuf),
+    File(VersionedSource, PathBuf),
     Model(Ready),
 }
 
@@ -127,10 +127,10 @@ fn reach(
         Wanted::File(found) => {
             check_existing(&target, how)?;
             match found {
-                Found::Cached(cached) => Ok(Reached::Cached(cached, target)),
-                Found::Remote(source, backend) => {
-                    let origin = Origin::remote(*source, backend, shown.into(), options);
-                    Ok(Reached::File(origin.expecting(how.sha256)?, target))
+                UrlFile::Cached(cached) => Ok(Reached::Cached(cached, target)),
+                UrlFile::Remote(source, backend) => {
+                    let versioned = VersionedSource::remote(*source, backend, shown.into(), options);
+                    Ok(Reached::File(versioned.expecting(how.sha256)?, target))
                 }
             }
         }
@@ -186,8 +186,13 @@ fn named(path: &Path, name: &str) -> Result<PathBuf, Fault> {
 }
 
 /// Fetches a single file.
-fn one(origin: Origin, path: PathBuf, how: &DownloadOptions, watch: &dyn Watch) -> Result<Downloaded, Error> {
-    let file = [Incoming::open(origin, path, how, watch)?];
+fn one(
+    versioned: VersionedSource,
+    path: PathBuf,
+    how: &DownloadOptions,
+    watch: &dyn Watch,
+) -> Result<Downloaded, Error> {
+    let file = [Incoming::open(versioned, path, how, watch)?];
     let outcome = fetch(&file, how, watch).and_then(|()| file[0].publish(how, watch));
     let [file] = file;
     match outcome {

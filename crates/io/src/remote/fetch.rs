@@ -8,9 +8,9 @@ use ingot_format::{Escaped, to_u64};
 use super::access::Access;
 use super::asker::element;
 use super::client::{Client, Response};
-use super::dial::Reach;
+use super::dial::AddressScope;
 use super::fault::{Fault, FaultKind};
-use super::message::{Framing, Head, Request, parse_length};
+use super::message::{Framing, Head, HttpRequest, parse_length};
 use super::pace::{Deadline, Pace};
 use super::pin::Pin;
 use super::secrets::Secrets;
@@ -36,9 +36,9 @@ const OTHER_SCHEMES: &[&str] = &[
 /// Bytes of the body of a refusal that are looked at.
 const REFUSAL_NBYTES: usize = 4 << 10;
 
-/// A file, and the way to it.
+/// A file behind a URL, and the way to it.
 #[derive(Debug)]
-pub(crate) struct Target {
+pub(crate) struct Resource {
     client: Arc<Client>,
     /// As the caller has named it.
     home: Url,
@@ -47,7 +47,7 @@ pub(crate) struct Target {
     is_shown: bool,
     /// Where the last redirect led to. It is asked there until it is refused, as signed addresses are when their time
     /// is over.
-    found: Mutex<Option<Found>>,
+    found: Mutex<Option<Hop>>,
     /// What a server of the Hub says of the file.
     linked: Mutex<Linked>,
 }
@@ -61,8 +61,9 @@ pub(crate) struct Linked {
     pub(crate) etag: Option<String>,
 }
 
+/// One URL of a chain of redirects.
 #[derive(Clone, Debug)]
-struct Found {
+struct Hop {
     url: Url,
     is_trusted: bool,
 }
@@ -86,9 +87,9 @@ pub(crate) enum Answer {
     Nothing,
 }
 
-impl Target {
-    pub(crate) fn new(client: Arc<Client>, home: Url, access: Arc<Access>, is_shown: bool) -> Target {
-        Target {
+impl Resource {
+    pub(crate) fn new(client: Arc<Client>, home: Url, access: Arc<Access>, is_shown: bool) -> Resource {
+        Resource {
             client,
             home,
             access,
@@ -133,8 +134,8 @@ impl Target {
         }
     }
 
-    fn at_home(&self) -> Found {
-        Found {
+    fn at_home(&self) -> Hop {
+        Hop {
             url: self.home.clone(),
             is_trusted: true,
         }
@@ -143,7 +144,7 @@ impl Target {
     /// Asks at `start`, and wherever that sends us.
     fn walk(
         &self,
-        start: Found,
+        start: Hop,
         asked: &Range<u64>,
         pin: Option<&Pin>,
         deadline: Deadline<'_>,
@@ -187,7 +188,7 @@ impl Target {
 
     fn send(
         &self,
-        at: &Found,
+        at: &Hop,
         asked: &Range<u64>,
         pin: Option<&Pin>,
         deadline: Deadline<'_>,
@@ -203,7 +204,7 @@ impl Target {
         {
             headers.extend(pin.condition());
         }
-        let mut request = Request {
+        let mut request = HttpRequest {
             method: "GET",
             url: &at.url,
             headers,
@@ -221,17 +222,17 @@ impl Target {
             }
         }
         let is_named = at.url.origin() == self.home.origin();
-        let reach = match is_named || self.client.options.allow_private_redirects {
-            true => Reach::Anywhere,
-            false => Reach::Public,
+        let scope = match is_named || self.client.options.allow_private_redirects {
+            true => AddressScope::Anywhere,
+            false => AddressScope::Public,
         };
-        let response = self.client.send(&request, reach, deadline);
+        let response = self.client.send(&request, scope, deadline);
         sent.append(&mut request.headers);
         response
     }
 
     /// Where a redirect leads, if we go there.
-    fn next(&self, at: &Found, location: &str) -> Result<Found, Fault> {
+    fn next(&self, at: &Hop, location: &str) -> Result<Hop, Fault> {
         let refuse = |to: String, why| Fault::new(FaultKind::Redirect { to, why });
         let url = at.url.join(location).map_err(|_| {
             // What is no URL of HTTP may be anything, a part of a secret among it.
@@ -246,7 +247,7 @@ impl Target {
             return Err(refuse(url.to_string(), "it leads from https: to http:"));
         }
         let is_trusted = at.is_trusted && url.origin() == self.home.origin();
-        Ok(Found { url, is_trusted })
+        Ok(Hop { url, is_trusted })
     }
 
     fn understand(

@@ -34,11 +34,11 @@ static TOKENS: Issued<Account, Secret> = Issued::new();
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Account {
     service: Url,
-    proof: Proof,
+    grant: Grant,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Proof {
+enum Grant {
     /// A signature with the key of a service account.
     Key { email: String, id: String, pem: Secret },
     /// What a person was given who logged in.
@@ -65,13 +65,13 @@ impl Account {
             let text = file.get(name).and_then(serde_json::Value::as_str);
             text.ok_or_else(|| refuse(&format!("they have no {name}")))
         };
-        let proof = match text("type")? {
-            "service_account" => Proof::Key {
+        let grant = match text("type")? {
+            "service_account" => Grant::Key {
                 email: text("client_email")?.to_owned(),
                 id: text("private_key_id").unwrap_or_default().to_owned(),
                 pem: Secret::new(text("private_key")?),
             },
-            "authorized_user" => Proof::Refresh {
+            "authorized_user" => Grant::Refresh {
                 client: text("client_id")?.to_owned(),
                 secret: Secret::new(text("client_secret")?),
                 token: Secret::new(text("refresh_token")?),
@@ -86,7 +86,7 @@ impl Account {
         let service = Url::parse(text("token_uri").unwrap_or(TOKEN_SERVICE))?;
         let is_near = service.address().is_some_and(|address| address.is_loopback());
         match service.scheme == Scheme::Https || is_near {
-            true => Ok(Account { service, proof }),
+            true => Ok(Account { service, grant }),
             false => Err(refuse("their token_uri is none of https://")),
         }
     }
@@ -98,12 +98,12 @@ impl Account {
 
     fn issue(&self, options: &RemoteOptions, stop: StopFlag<'_>) -> Result<Timed<Secret>, Fault> {
         let now = SystemTime::now();
-        let form = match &self.proof {
-            Proof::Key { email, id, pem } => {
+        let form = match &self.grant {
+            Grant::Key { email, id, pem } => {
                 let claim = self.claim(email, id, pem, now)?;
                 format!("grant_type=urn%3Aietf%3Aparams%3Aoauth%3Agrant-type%3Ajwt-bearer&assertion={claim}")
             }
-            Proof::Refresh {
+            Grant::Refresh {
                 client,
                 secret,
                 token,

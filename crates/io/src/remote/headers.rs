@@ -8,12 +8,12 @@ use ingot_format::{Limits, ShardHeaders};
 use super::access::Access;
 use super::client::Client;
 use super::document::{all_of, hub_file};
-use super::door::variable;
-use super::fetch::Target;
+use super::fetch::Resource;
 use super::hub::{self, MODEL_FILE};
 use super::options::RemoteOptions;
 use super::retry::Tries;
 use super::secrets::redacted;
+use super::session::variable;
 use super::url::Url;
 use crate::error::Error;
 use crate::stop::StopFlag;
@@ -53,11 +53,11 @@ fn fetch(url: &str, options: &RemoteOptions, limits: &Limits, stop: StopFlag<'_>
     };
     let access = Arc::new(Access::bearer(hub::token(&options, &variable).ok()?));
     let client = Arc::new(Client::new(options, &variable));
-    let target = |home: Url| Target::new(Arc::clone(&client), home, Arc::clone(&access), false);
-    let document = all_of(&target(home), ShardHeaders::NBYTES, stop).ok()?;
+    let resource = |home: Url| Resource::new(Arc::clone(&client), home, Arc::clone(&access), false);
+    let document = all_of(&resource(home), ShardHeaders::NBYTES, stop).ok()?;
     if file.is_folder() {
         let model = file.beside(MODEL_FILE).url(&client.options, &variable).ok()?;
-        if !is_missing(&target(model), stop) {
+        if !is_missing(&resource(model), stop) {
             return None;
         }
     }
@@ -65,8 +65,8 @@ fn fetch(url: &str, options: &RemoteOptions, limits: &Limits, stop: StopFlag<'_>
 }
 
 /// Whether the server says that there is no such file.
-fn is_missing(target: &Target, stop: StopFlag<'_>) -> bool {
-    let deadline = Tries::new(&target.client().options, stop).deadline;
-    let answer = target.ask(&(0..1), None, deadline);
+fn is_missing(resource: &Resource, stop: StopFlag<'_>) -> bool {
+    let deadline = Tries::new(&resource.client().options, stop).deadline;
+    let answer = resource.ask(&(0..1), None, deadline);
     answer.is_err_and(|fault| fault.status() == Some(404))
 }

@@ -37,14 +37,17 @@ pub(crate) enum Issuer {
         token_file: PathBuf,
     },
     /// What is there for a container of ECS or EKS.
-    Container { service: Url, token: Option<Token> },
+    Container {
+        service: Url,
+        token: Option<ContainerToken>,
+    },
     /// What is there for a machine of EC2.
     Instance { service: Url },
 }
 
 /// What a container shows: the token, or a file that holds the present one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Token {
+pub(crate) enum ContainerToken {
     Text(Secret),
     File(PathBuf),
 }
@@ -67,12 +70,13 @@ impl Issuer {
             }));
         }
         if let Some(service) = container(&named)? {
-            let file =
-                || named("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE").map(|path| Token::File(path.into()));
+            let file = || {
+                named("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE").map(|path| ContainerToken::File(path.into()))
+            };
             let text = credential(variable, &["AWS_CONTAINER_AUTHORIZATION_TOKEN"])?;
             return Ok(Some(Issuer::Container {
                 service,
-                token: file().or_else(|| text.map(Token::Text)),
+                token: file().or_else(|| text.map(ContainerToken::Text)),
             }));
         }
         let is_off =
@@ -117,8 +121,8 @@ impl Issuer {
             }
             Issuer::Container { service, token } => {
                 let token = match token {
-                    Some(Token::Text(text)) => Some(text.clone()),
-                    Some(Token::File(path)) => Some(read(path)?),
+                    Some(ContainerToken::Text(text)) => Some(text.clone()),
+                    Some(ContainerToken::File(path)) => Some(read(path)?),
                     None => None,
                 };
                 let header = |token: &Secret| ("Authorization".to_owned(), token.reveal().to_owned());

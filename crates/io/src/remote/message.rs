@@ -22,14 +22,14 @@ const MAX_CHUNK_LINE_NBYTES: usize = 4 << 10;
 
 /// What is asked of a server.
 #[derive(Clone, Debug)]
-pub(crate) struct Request<'r> {
+pub(crate) struct HttpRequest<'r> {
     pub(crate) method: &'static str,
     pub(crate) url: &'r Url,
     pub(crate) headers: Vec<(String, String)>,
     pub(crate) body: &'r [u8],
 }
 
-impl Request<'_> {
+impl HttpRequest<'_> {
     /// The request as it goes over the wire. `absolute` is for proxies, which have to be told the host.
     ///
     /// # Errors
@@ -412,7 +412,7 @@ mod tests {
     fn nothing_of_a_request_ends_its_line() {
         let url = Url::parse("http://h/x").unwrap();
         let rendered = |name: &str, value: &str| {
-            let request = Request {
+            let request = HttpRequest {
                 method: "GET",
                 url: &url,
                 headers: vec![(name.to_owned(), value.to_owned())],

@@ -2,7 +2,7 @@
 
 use super::fault::{Fault, FaultKind};
 use super::message::Head;
-use super::url::{Origin, Url};
+use super::url::{SecurityOrigin, Url};
 
 /// What names the version of a file: every part that is read later has to be of it.
 #[derive(Clone, Debug, Default)]
@@ -10,7 +10,7 @@ pub(crate) struct Pin {
     pub(crate) nbytes: u64,
     version: Version,
     /// Who says so.
-    origin: Option<Origin>,
+    origin: Option<SecurityOrigin>,
 }
 
 /// What a server says that tells two versions apart. What one answer says, all have to: where a later one is silent,

@@ -10,7 +10,7 @@ use super::bucket::{Object, set};
 use super::fault::{Fault, FaultKind};
 use super::issued::Credentials;
 use super::issuer::Issuer;
-use super::message::Request;
+use super::message::HttpRequest;
 use super::options::{RemoteOptions, Secret, credential};
 use super::url::{Url, encode_path, encode_segment};
 use crate::stop::StopFlag;
@@ -207,7 +207,7 @@ fn section(text: &str, names: &[&str]) -> Vec<(String, String)> {
 
 impl S3Access {
     /// Signs a request, if there is anything to sign it with; says whether there is.
-    pub(crate) fn sign(&self, request: &mut Request<'_>, stop: StopFlag<'_>) -> Result<bool, Fault> {
+    pub(crate) fn sign(&self, request: &mut HttpRequest<'_>, stop: StopFlag<'_>) -> Result<bool, Fault> {
         let credentials = match &self.keys {
             None => return Ok(false),
             Some(Keys::Known(credentials)) => credentials,
@@ -221,7 +221,7 @@ impl S3Access {
 }
 
 /// Signature Version 4, over a request without a body.
-fn sign(request: &mut Request<'_>, credentials: &Credentials, region: &str, time: &str) {
+fn sign(request: &mut HttpRequest<'_>, credentials: &Credentials, region: &str, time: &str) {
     let mut add = |name: &str, value: &str| request.headers.push((name.to_owned(), value.to_owned()));
     add(
         "x-amz-content-sha256",
@@ -326,7 +326,7 @@ mod tests {
     #[test]
     fn the_published_example_is_signed_as_published() {
         let url = Url::parse("https://examplebucket.s3.amazonaws.com/test.txt").unwrap();
-        let mut request = Request {
+        let mut request = HttpRequest {
             method: "GET",
             url: &url,
             headers: vec![("Range".to_owned(), "bytes=0-9".to_owned())],

@@ -3,7 +3,7 @@
 use ingot_format::Escaped;
 
 use super::fault::Fault;
-use super::message::Request;
+use super::message::HttpRequest;
 use super::options::{RemoteOptions, Token};
 use super::proxy::basic;
 use super::url::{Url, decode, split_collapsed, split_scheme};
@@ -77,7 +77,7 @@ pub(super) struct Secrets(Vec<String>);
 
 impl Secrets {
     /// Those of a request, whatever it is let in by.
-    pub(super) fn of_request(request: &Request<'_>) -> Secrets {
+    pub(super) fn of_request(request: &HttpRequest<'_>) -> Secrets {
         let mut secrets = Secrets::default();
         secrets.add_url(request.url);
         secrets.add_headers(&request.headers);
@@ -236,7 +236,7 @@ mod tests {
             ),
             ("X-Key", "hunter2\u{ad}"),
         ];
-        let request = Request {
+        let request = HttpRequest {
             method: "POST",
             url: &url,
             headers: headers

@@ -8,7 +8,7 @@ use ingot_format::{FormatError, Header, Limits, to_u64, to_usize};
 
 use super::client::Response;
 use super::fault::{Fault, FaultKind};
-use super::fetch::{Answer, Target};
+use super::fetch::{Answer, Resource};
 use super::pace::{Deadline, Pace};
 use super::pin::Pin;
 use super::retry::Tries;
@@ -40,7 +40,7 @@ pub(crate) const READS_AT_ONCE: usize = 16;
 /// A file behind a URL, of one version.
 #[derive(Debug)]
 pub(crate) struct RemoteSource {
-    target: Target,
+    resource: Resource,
     pin: Pin,
     /// The first bytes, which came with the size.
     start: Vec<u8>,
@@ -53,42 +53,42 @@ pub(crate) struct RemoteSource {
 impl RemoteSource {
     /// Asks for the start of a file.
     pub(crate) fn begin(
-        target: Target,
+        resource: Resource,
         start_nbytes: u64,
         stop: StopFlag<'_>,
     ) -> Result<RemoteSource, Fault> {
-        RemoteSource::begun(target, start_nbytes, WHOLE_NBYTES, WHOLE_NBYTES, stop)
+        RemoteSource::begun(resource, start_nbytes, WHOLE_NBYTES, WHOLE_NBYTES, stop)
     }
 
     /// The same, also of a server that gives no parts.
     #[cfg(unix)]
-    pub(crate) fn of_whole(target: Target, stop: StopFlag<'_>) -> Result<RemoteSource, Fault> {
-        RemoteSource::begun(target, START_NBYTES, WHOLE_NBYTES, u64::MAX, stop)
+    pub(crate) fn of_whole(resource: Resource, stop: StopFlag<'_>) -> Result<RemoteSource, Fault> {
+        RemoteSource::begun(resource, START_NBYTES, WHOLE_NBYTES, u64::MAX, stop)
     }
 
     /// The same, of one file of many, so that little of each is kept.
     #[cfg(unix)]
-    pub(crate) fn of_many(target: Target, stop: StopFlag<'_>) -> Result<RemoteSource, Fault> {
-        RemoteSource::begun(target, SHORT_START_NBYTES, SHORT_START_NBYTES, u64::MAX, stop)
+    pub(crate) fn of_many(resource: Resource, stop: StopFlag<'_>) -> Result<RemoteSource, Fault> {
+        RemoteSource::begun(resource, SHORT_START_NBYTES, SHORT_START_NBYTES, u64::MAX, stop)
     }
 
     /// Of a server that gives no parts, files of up to `whole_nbytes` are taken, and those of up to `held_nbytes` at once.
     fn begun(
-        target: Target,
+        resource: Resource,
         start_nbytes: u64,
         held_nbytes: u64,
         whole_nbytes: u64,
         stop: StopFlag<'_>,
     ) -> Result<RemoteSource, Fault> {
-        let mut tries = Tries::new(&target.client().options, stop);
+        let mut tries = Tries::new(&resource.client().options, stop);
         let Begun { pin, start, is_whole } = loop {
-            match begin(&target, start_nbytes, held_nbytes, whole_nbytes, tries.deadline) {
+            match begin(&resource, start_nbytes, held_nbytes, whole_nbytes, tries.deadline) {
                 Ok(begun) => break begun,
                 Err(fault) => tries.after(fault)?,
             }
         };
         Ok(RemoteSource {
-            target,
+            resource,
             pin,
             start,
             is_whole,
@@ -98,12 +98,12 @@ impl RemoteSource {
 
     /// Asks for the start of a file of tensors, and for the rest of its header where that is longer.
     pub(crate) fn open(
-        target: Target,
+        resource: Resource,
         start_nbytes: u64,
         limits: &Limits,
         stop: StopFlag<'_>,
     ) -> Result<RemoteSource, Fault> {
-        let mut source = RemoteSource::begin(target, start_nbytes, stop)?;
+        let mut source = RemoteSource::begin(resource, start_nbytes, stop)?;
         // What is wrong with it is said when the header is read. Nothing is asked for that a header may not have.
         if let Ok(head_nbytes) = Header::head_nbytes(&source.start, source.pin.nbytes, limits)
             && head_nbytes > to_u64(source.start.len())
@@ -117,13 +117,13 @@ impl RemoteSource {
 
     /// The commit of the Hub that the file is of.
     pub(crate) fn commit(&self) -> Option<String> {
-        self.target.linked().commit
+        self.resource.linked().commit
     }
 
     /// The SHA-256 that the Hub says the file has.
     #[cfg(unix)]
     pub(crate) fn sha256(&self) -> Option<Digest> {
-        let etag = self.target.linked().etag?;
+        let etag = self.resource.linked().etag?;
         Digest::from_hex(Algorithm::Sha256, etag.trim_matches('"'))
     }
 
@@ -132,7 +132,7 @@ impl RemoteSource {
     pub(crate) fn version(&self) -> Option<String> {
         Some(format!(
             "{}\n{}",
-            self.target.home().unsigned(),
+            self.resource.home().unsigned(),
             self.pin.version()?
         ))
     }
@@ -187,14 +187,14 @@ struct Begun {
 
 /// Asks for the first bytes.
 fn begin(
-    target: &Target,
+    resource: &Resource,
     nbytes: u64,
     held_nbytes: u64,
     whole_nbytes: u64,
     deadline: Deadline<'_>,
 ) -> Result<Begun, Fault> {
     let asked = 0..nbytes;
-    let (mut response, expected, pin) = match target.ask(&asked, None, deadline)? {
+    let (mut response, expected, pin) = match resource.ask(&asked, None, deadline)? {
         Answer::Nothing => return Ok(Begun::default()),
         // Its body is asked for when it is wanted.
         Answer::Whole {
@@ -226,7 +226,7 @@ fn begin(
         None => held_nbytes + 1,
     };
     let most = to_usize(most).unwrap_or(usize::MAX);
-    let start = response.read_some(most, &mut target.pace(deadline))?;
+    let start = response.read_some(most, &mut resource.pace(deadline))?;
     let found = to_u64(start.len());
     match expected {
         Some(expected) if found < expected => return Err(FaultKind::Short { expected, found }.into()),
@@ -242,7 +242,7 @@ fn begin(
         }
         Some(_) => {}
     }
-    target.client().give_back(response);
+    resource.client().give_back(response);
     Ok(Begun {
         pin,
         start,
@@ -326,7 +326,7 @@ impl RangeReader<'_> {
                     if self.range.is_empty()
                         && let Some((response, _)) = self.open.take()
                     {
-                        self.source.target.client().give_back(response);
+                        self.source.resource.client().give_back(response);
                     }
                     return Ok(count);
                 }
@@ -346,16 +346,16 @@ impl RangeReader<'_> {
 
     /// Reads once; asks for what is left, where nothing is on its way.
     fn attempt(&mut self, dest: &mut [u8]) -> Result<usize, Fault> {
-        let target = &self.source.target;
+        let resource = &self.source.resource;
         let tries = self
             .tries
-            .get_or_insert_with(|| Tries::new(&target.client().options, self.stop));
+            .get_or_insert_with(|| Tries::new(&resource.client().options, self.stop));
         let (response, pace) = match &mut self.open {
             Some(open) => open,
             none => {
-                let answer = target.ask(&self.range, Some(&self.source.pin), tries.deadline)?;
+                let answer = resource.ask(&self.range, Some(&self.source.pin), tries.deadline)?;
                 let response = part_of(answer, &self.range, &self.source.pin, self.source.is_whole)?;
-                none.insert((response, target.pace(tries.deadline)))
+                none.insert((response, resource.pace(tries.deadline)))
             }
         };
         match response.read(dest, pace)? {

@@ -96,7 +96,7 @@ const SIGNATURE_PREFIXES: &[&str] = &["x-amz-", "x-goog-"];
 
 /// What makes two URLs one place to send secrets to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Origin {
+pub(crate) struct SecurityOrigin {
     pub(crate) scheme: Scheme,
     pub(crate) host: String,
     pub(crate) port: u16,
@@ -176,8 +176,8 @@ impl Url {
         })
     }
 
-    pub(crate) fn origin(&self) -> Origin {
-        Origin {
+    pub(crate) fn origin(&self) -> SecurityOrigin {
+        SecurityOrigin {
             scheme: self.scheme,
             host: self.host.clone(),
             port: self.port,

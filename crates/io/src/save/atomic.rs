@@ -3,14 +3,14 @@
 use std::fs::File;
 
 use super::attributes::inherited;
-use super::direct::Direct;
+use super::direct::DirectWriter;
 use super::flush::{Flusher, flush};
 use super::in_place;
 use super::pieces::Pieces;
+use super::resolved::DirectoryEntry;
 use super::space::{self, Size};
-use super::target::Place;
 use super::temp::{self, Kind, Refused, Temp};
-use super::write::{self, Way};
+use super::write::{self, Route};
 use crate::error::{Step, Stop, step};
 use crate::options::{Durability, SaveOptions};
 use crate::watch::Watch;
@@ -19,23 +19,23 @@ use crate::watch::Watch;
 const LONG_FLUSH: u64 = 32 << 20;
 
 pub(super) fn save(
-    place: &Place,
+    entry: &DirectoryEntry,
     pieces: &Pieces<'_>,
     options: &SaveOptions,
     watch: &dyn Watch,
 ) -> Result<(), Stop> {
-    place.check_writable(options.read_only)?;
-    temp::remove_stale(place);
+    entry.check_writable(options.read_only)?;
+    temp::remove_stale(entry);
     let mut kind = Kind::Unnamed;
     loop {
-        let mut temp = fill(place, pieces, kind, options, watch)?;
+        let mut temp = fill(entry, pieces, kind, options, watch)?;
         if watch.interrupted() {
             return Err(Stop::Interrupted);
         }
         match temp.publish() {
             Ok(()) => {
                 return match options.durable {
-                    Durability::Durable => place.directory.flush(temp.file()).step(step::FLUSH_DIRECTORY),
+                    Durability::Durable => entry.directory.flush(temp.file()).step(step::FLUSH_DIRECTORY),
                     Durability::Fast => Ok(()),
                 };
             }
@@ -43,7 +43,7 @@ pub(super) fn save(
             // The payloads are still there, so it costs only time to write them again.
             Err(Refused::Link) if temp.kind() == Kind::Unnamed => kind = Kind::Named,
             Err(Refused::Link | Refused::Rename) => {
-                return in_place::copy_to(place, temp.file(), pieces, options);
+                return in_place::copy_to(entry, temp.file(), pieces, options);
             }
         }
     }
@@ -51,27 +51,27 @@ pub(super) fn save(
 
 /// A temporary file with all that the target is to have, but the name.
 fn fill<'p>(
-    place: &'p Place,
+    entry: &'p DirectoryEntry,
     pieces: &Pieces<'_>,
     kind: Kind,
     options: &SaveOptions,
     watch: &dyn Watch,
 ) -> Result<Temp<'p>, Stop> {
-    let (attributes, mode) = inherited(place).step(step::ATTRIBUTES)?;
-    let temp = Temp::create(place, mode, kind).step(step::CREATE)?;
+    let (attributes, mode) = inherited(entry).step(step::ATTRIBUTES)?;
+    let temp = Temp::create(entry, mode, kind).step(step::CREATE)?;
     let shared = pieces.share_blocks() && crate::payload::shares_blocks(temp.file());
     let size = if shared { Size::Sparse } else { Size::Set };
     space::reserve(temp.file(), pieces.nbytes(), size, watch)?;
-    let way = match shared {
-        true => Way::Shared,
-        false => way(temp.file(), pieces, options),
+    let route = match shared {
+        true => Route::Shared,
+        false => route(temp.file(), pieces, options),
     };
-    write::write(pieces, temp.file(), &way, watch)?;
+    write::write(pieces, temp.file(), &route, watch)?;
     if let Some(attributes) = attributes {
         attributes.apply(temp.file()).step(step::ATTRIBUTES)?;
     }
-    match way {
-        Way::Cached(Some(flusher)) => flusher.finish(temp.file(), watch)?,
+    match route {
+        Route::Cached(Some(flusher)) => flusher.finish(temp.file(), watch)?,
         _ if options.durable == Durability::Durable || close_would_flush(temp.file()) => {
             flush(temp.file(), watch)?;
         }
@@ -82,13 +82,13 @@ fn fill<'p>(
 
 /// What must reach the disk before the save is over goes there at once: past the page cache where that is possible, or
 /// else by flushes while the rest is written.
-fn way(file: &File, pieces: &Pieces<'_>, options: &SaveOptions) -> Way {
+fn route(file: &File, pieces: &Pieces<'_>, options: &SaveOptions) -> Route {
     match options.durable {
-        Durability::Fast => Way::Cached(None),
-        Durability::Durable => match Direct::open(file, pieces.nbytes()) {
-            Some(direct) => Way::Direct(direct),
-            None if pieces.nbytes() >= LONG_FLUSH => Way::Cached(Flusher::start(file)),
-            None => Way::Cached(None),
+        Durability::Fast => Route::Cached(None),
+        Durability::Durable => match DirectWriter::open(file, pieces.nbytes()) {
+            Some(direct) => Route::Direct(direct),
+            None if pieces.nbytes() >= LONG_FLUSH => Route::Cached(Flusher::start(file)),
+            None => Route::Cached(None),
         },
     }
 }

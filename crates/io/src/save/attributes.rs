@@ -6,7 +6,7 @@ use std::io;
 use rustix::fs::{self, Gid, Mode, Stat, Uid};
 use rustix::io::Errno;
 
-use super::target::Place;
+use super::resolved::DirectoryEntry;
 
 /// What the file that is replaced passes on to the new one.
 pub(super) struct Attributes {
@@ -17,12 +17,12 @@ pub(super) struct Attributes {
 }
 
 impl Attributes {
-    fn of(place: &Place, stat: &Stat) -> io::Result<Attributes> {
+    fn of(entry: &DirectoryEntry, stat: &Stat) -> io::Result<Attributes> {
         Ok(Attributes {
             mode: Mode::from_raw_mode(stat.st_mode),
             owner: Uid::from_raw(stat.st_uid),
             group: Gid::from_raw(stat.st_gid),
-            extended: Extended::of(place)?,
+            extended: Extended::of(entry)?,
         })
     }
 
@@ -59,11 +59,11 @@ impl Attributes {
     }
 }
 
-/// What the new file at `place` gets from the one that is there, and the mode it has until then: what replaces a private
+/// What the new file at `entry` gets from the one that is there, and the mode it has until then: what replaces a private
 /// file is private from the first byte on.
-pub(super) fn inherited(place: &Place) -> io::Result<(Option<Attributes>, Mode)> {
-    let existing = place.existing.as_ref();
-    let attributes = existing.map(|stat| Attributes::of(place, stat)).transpose()?;
+pub(super) fn inherited(entry: &DirectoryEntry) -> io::Result<(Option<Attributes>, Mode)> {
+    let existing = entry.existing.as_ref();
+    let attributes = existing.map(|stat| Attributes::of(entry, stat)).transpose()?;
     let mode = if attributes.is_some() { 0o600 } else { 0o666 };
     Ok((attributes, Mode::from_raw_mode(mode)))
 }
@@ -86,7 +86,7 @@ struct Extended;
 
 #[cfg(not(target_os = "linux"))]
 impl Extended {
-    fn of(_: &Place) -> io::Result<Extended> {
+    fn of(_: &DirectoryEntry) -> io::Result<Extended> {
         Ok(Extended)
     }
 
@@ -104,7 +104,7 @@ mod linux {
     use rustix::fs::{self, Mode, OFlags, XattrFlags};
     use rustix::io::{Errno, retry_on_intr};
 
-    use super::{Place, permitted};
+    use super::{DirectoryEntry, permitted};
 
     const ACCESS_LIST: &CStr = c"system.posix_acl_access";
     /// What belongs to the old bytes: a signature of them, or the right of a program to act with privileges.
@@ -116,8 +116,8 @@ mod linux {
     pub(super) struct Extended(Option<Vec<(CString, Vec<u8>)>>);
 
     impl Extended {
-        pub(super) fn of(place: &Place) -> io::Result<Extended> {
-            match read(place) {
+        pub(super) fn of(entry: &DirectoryEntry) -> io::Result<Extended> {
+            match read(entry) {
                 Ok(pairs) => Ok(Extended(Some(pairs))),
                 // Not found: removed a moment ago.
                 Err(Errno::ACCESS | Errno::PERM | Errno::NOENT) => Ok(Extended(None)),
@@ -148,9 +148,9 @@ mod linux {
         }
     }
 
-    fn read(place: &Place) -> rustix::io::Result<Vec<(CString, Vec<u8>)>> {
+    fn read(entry: &DirectoryEntry) -> rustix::io::Result<Vec<(CString, Vec<u8>)>> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
-        let file = retry_on_intr(|| fs::openat(&place.directory, &*place.name, flags, Mode::empty()))?;
+        let file = retry_on_intr(|| fs::openat(&entry.directory, &*entry.name, flags, Mode::empty()))?;
         let mut buffer = vec![0; LARGEST];
         let len = match fs::flistxattr(&file, &mut buffer[..]) {
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(Vec::new()),

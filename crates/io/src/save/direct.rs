@@ -27,10 +27,10 @@ impl Aligned {
 }
 
 #[cfg(target_os = "linux")]
-pub(super) use linux::Direct;
+pub(super) use linux::DirectWriter;
 
 #[cfg(not(target_os = "linux"))]
-pub(super) use elsewhere::Direct;
+pub(super) use elsewhere::DirectWriter;
 
 #[cfg(target_os = "linux")]
 mod linux {
@@ -55,25 +55,25 @@ mod linux {
     ];
 
     /// A file that is open a second time, for writing without the page cache.
-    pub(in crate::save) struct Direct {
+    pub(in crate::save) struct DirectWriter {
         file: File,
         refused: AtomicBool,
     }
 
-    impl Direct {
+    impl DirectWriter {
         /// `None` where writing `nbytes` through the page cache is as good.
-        pub(in crate::save) fn open(file: &File, nbytes: u64) -> Option<Direct> {
+        pub(in crate::save) fn open(file: &File, nbytes: u64) -> Option<DirectWriter> {
             let worth_it = nbytes >= WORTH_IT
                 && crate::disk::file_system(file).is_some_and(|number| FILE_SYSTEMS.contains(&number));
-            worth_it.then(|| Direct::reopen(file)).flatten()
+            worth_it.then(|| DirectWriter::reopen(file)).flatten()
         }
 
-        fn reopen(file: &File) -> Option<Direct> {
+        fn reopen(file: &File) -> Option<DirectWriter> {
             // The file may have no name to open it by.
             let path = format!("/proc/self/fd/{}", file.as_raw_fd());
             let flags = OFlags::WRONLY | OFlags::DIRECT | OFlags::CLOEXEC;
             let fd = retry_on_intr(|| fs::open(&*path, flags, Mode::empty())).ok()?;
-            Some(Direct {
+            Some(DirectWriter {
                 file: fd.into(),
                 refused: AtomicBool::new(false),
             })
@@ -116,7 +116,7 @@ mod linux {
             let path = folder.path().join("file");
             std::fs::write(&path, vec![0; 3 * BLOCK]).unwrap();
             let file = File::options().read(true).write(true).open(&path).unwrap();
-            let Some(direct) = Direct::reopen(&file) else {
+            let Some(direct) = DirectWriter::reopen(&file) else {
                 eprintln!(
                     "not run: the file system of {} has no direct writing",
                     path.display()
@@ -143,10 +143,10 @@ mod elsewhere {
     use std::io;
 
     /// There is no such way here.
-    pub(in crate::save) enum Direct {}
+    pub(in crate::save) enum DirectWriter {}
 
-    impl Direct {
-        pub(in crate::save) fn open(_: &File, _: u64) -> Option<Direct> {
+    impl DirectWriter {
+        pub(in crate::save) fn open(_: &File, _: u64) -> Option<DirectWriter> {
             None
         }
 
@@ -157,7 +157,7 @@ mod elsewhere {
 }
 
 /// Writes `bytes` at `position`: past the page cache as far as `direct` takes them, the rest through it.
-pub(super) fn write(direct: &Direct, file: &File, bytes: &[u8], position: u64) -> io::Result<()> {
+pub(super) fn write(direct: &DirectWriter, file: &File, bytes: &[u8], position: u64) -> io::Result<()> {
     let written = direct.write_at(bytes, position)?;
     crate::disk::write_all_at(file, &bytes[written..], position + ingot_format::to_u64(written))
 }

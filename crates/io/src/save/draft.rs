@@ -12,8 +12,8 @@ use rustix::io::{Errno, retry_on_intr};
 
 use super::attributes::{Attributes, inherited};
 use super::flush::flush;
+use super::resolved::{DirectoryEntry, Resolved};
 use super::space::{self, Size};
-use super::target::{Place, Target};
 use super::temp::{self, Refused};
 use crate::error::{EditError, Error, Step, Stop, step};
 use crate::options::{Durability, Existing, SaveOptions};
@@ -26,7 +26,7 @@ const LOCK_PAUSE: Duration = Duration::from_millis(10);
 /// A temporary file for a path, and beside it a file for notes of those who fill it together.
 pub(crate) struct Draft {
     pub(super) path: PathBuf,
-    pub(super) place: Place,
+    pub(super) entry: DirectoryEntry,
     pub(super) attributes: Option<Attributes>,
     pub(super) file: File,
     pub(super) name: OsString,
@@ -44,14 +44,14 @@ impl Draft {
         watch: &dyn Watch,
     ) -> Result<Draft, Error> {
         let fault = |stop: Stop| stop.about(path, nbytes);
-        let place = find(path, watch)?;
-        place.check_writable(options.read_only).map_err(fault)?;
-        temp::remove_stale(&place);
-        let notes = match make_notes(&place).step(step::CREATE).map_err(fault)? {
+        let entry = find(path, watch)?;
+        entry.check_writable(options.read_only).map_err(fault)?;
+        temp::remove_stale(&entry);
+        let notes = match make_notes(&entry).step(step::CREATE).map_err(fault)? {
             Some(notes) => notes,
             None => return Err(refuse(path, EditError::Busy)),
         };
-        let draft = Draft::begin(path, place, notes, nbytes).map_err(fault)?;
+        let draft = Draft::begin(path, entry, notes, nbytes).map_err(fault)?;
         if let Err(stop) = space::reserve(&draft.file, nbytes, Size::Set, watch) {
             draft.discard();
             return Err(fault(stop));
@@ -59,16 +59,16 @@ impl Draft {
         Ok(draft)
     }
 
-    fn begin(path: &Path, place: Place, notes: File, nbytes: u64) -> Result<Draft, Stop> {
+    fn begin(path: &Path, entry: DirectoryEntry, notes: File, nbytes: u64) -> Result<Draft, Stop> {
         let made = || -> io::Result<(Option<Attributes>, File, OsString)> {
-            let (attributes, mode) = inherited(&place)?;
-            let (file, name) = temp::named(&place.directory, &place.name, mode)?;
+            let (attributes, mode) = inherited(&entry)?;
+            let (file, name) = temp::named(&entry.directory, &entry.name, mode)?;
             Ok((attributes, file, name))
         };
         match made() {
             Ok((attributes, file, name)) => Ok(Draft {
                 path: path.to_owned(),
-                place,
+                entry,
                 attributes,
                 file,
                 name,
@@ -76,7 +76,7 @@ impl Draft {
                 nbytes,
             }),
             Err(fault) => {
-                remove_if(&place, &temp::notes_name(&place.name), &notes);
+                remove_if(&entry, &temp::notes_name(&entry.name), &notes);
                 Err(fault).step(step::CREATE)
             }
         }
@@ -85,8 +85,8 @@ impl Draft {
     /// The notes that somebody made beside `path`, open for appending. `None` when there are none, or others keep them
     /// from being locked so.
     pub(crate) fn notes_of(path: &Path, company: Company, watch: &dyn Watch) -> Result<Option<File>, Error> {
-        let place = find(path, watch)?;
-        open_notes(&place, company)
+        let entry = find(path, watch)?;
+        open_notes(&entry, company)
             .step(step::JOURNAL)
             .map_err(|stop| stop.about(path, 0))
     }
@@ -99,15 +99,15 @@ impl Draft {
         notes: File,
         watch: &dyn Watch,
     ) -> Result<Option<Draft>, Error> {
-        let place = find(path, watch)?;
-        if !temp::is_temp_of(name.as_bytes(), &place.name) || name == temp::notes_name(&place.name) {
+        let entry = find(path, watch)?;
+        if !temp::is_temp_of(name.as_bytes(), &entry.name) || name == temp::notes_name(&entry.name) {
             return Ok(None);
         }
         let opened = || -> io::Result<(File, Option<Attributes>)> {
             let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
             let file: File =
-                retry_on_intr(|| fs::openat(&place.directory, name, flags, Mode::empty()))?.into();
-            Ok((file, inherited(&place)?.0))
+                retry_on_intr(|| fs::openat(&entry.directory, name, flags, Mode::empty()))?.into();
+            Ok((file, inherited(&entry)?.0))
         };
         let (file, attributes) = match opened() {
             Err(fault) if fault.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -116,7 +116,7 @@ impl Draft {
         let nbytes = file.metadata().map_or(0, |metadata| metadata.len());
         Ok(Some(Draft {
             path: path.to_owned(),
-            place,
+            entry,
             attributes,
             file,
             name: name.to_owned(),
@@ -139,7 +139,7 @@ impl Draft {
 
     /// Whether it still has its temporary name, and not that of its path.
     pub(crate) fn is_unnamed(&self) -> bool {
-        has_name(&self.place, &self.name, &self.file)
+        has_name(&self.entry, &self.name, &self.file)
     }
 
     /// Makes the temporary file this one's, if it is nobody's. Says whether it did.
@@ -233,18 +233,18 @@ impl Draft {
         self.name_it(existing).step(step::RENAME)?;
         self.remove_notes();
         match durable {
-            Durability::Durable => self.place.directory.flush(&self.file).step(step::FLUSH_DIRECTORY),
+            Durability::Durable => self.entry.directory.flush(&self.file).step(step::FLUSH_DIRECTORY),
             Durability::Fast => Ok(()),
         }
     }
 
     fn name_it(&self, existing: Existing) -> io::Result<()> {
         if existing == Existing::Refuse
-            && let Some(named) = temp::name_new(&self.place, &self.name)
+            && let Some(named) = temp::name_new(&self.entry, &self.name)
         {
             return named;
         }
-        match temp::rename(&self.place, &self.file, &self.name) {
+        match temp::rename(&self.entry, &self.file, &self.name) {
             Ok(()) => Ok(()),
             Err(Refused::Fault(fault)) => Err(fault),
             Err(Refused::Link | Refused::Rename) => Err(Errno::OPNOTSUPP.into()),
@@ -253,13 +253,13 @@ impl Draft {
 
     /// Removes what was made, as far as it still has the name it had.
     pub(crate) fn discard(&self) {
-        remove_if(&self.place, &self.name, &self.file);
+        remove_if(&self.entry, &self.name, &self.file);
         self.remove_notes();
     }
 
     fn remove_notes(&self) {
         if let Some(notes) = &self.notes {
-            remove_if(&self.place, &temp::notes_name(&self.place.name), notes);
+            remove_if(&self.entry, &temp::notes_name(&self.entry.name), notes);
         }
     }
 }
@@ -270,10 +270,10 @@ pub(crate) fn journal_fault(path: &Path, source: io::Error) -> Error {
     Stop::Fault { step, source }.about(path, 0)
 }
 
-pub(super) fn find(path: &Path, watch: &dyn Watch) -> Result<Place, Error> {
-    match Target::find(path, watch).map_err(|stop| stop.about(path, 0))? {
-        Target::Place(place) => Ok(place),
-        Target::Nameless(_) | Target::Stream(_) => Err(refuse(path, EditError::NoPlace)),
+pub(super) fn find(path: &Path, watch: &dyn Watch) -> Result<DirectoryEntry, Error> {
+    match Resolved::find(path, watch).map_err(|stop| stop.about(path, 0))? {
+        Resolved::Entry(entry) => Ok(entry),
+        Resolved::Nameless(_) | Resolved::Stream(_) => Err(refuse(path, EditError::NoPlace)),
     }
 }
 
@@ -311,12 +311,12 @@ pub(crate) enum Company {
 
 /// Notes that nobody else has; `None` when somebody does. A lock that all share who have them open keeps them from being
 /// taken for ones that were left behind.
-fn make_notes(place: &Place) -> io::Result<Option<File>> {
+fn make_notes(entry: &DirectoryEntry) -> io::Result<Option<File>> {
     let flags =
         OFlags::RDWR | OFlags::APPEND | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let name = temp::notes_name(&place.name);
+    let name = temp::notes_name(&entry.name);
     let mode = Mode::from_raw_mode(0o600);
-    let file: File = match retry_on_intr(|| fs::openat(&place.directory, &*name, flags, mode)) {
+    let file: File = match retry_on_intr(|| fs::openat(&entry.directory, &*name, flags, mode)) {
         Ok(fd) => fd.into(),
         Err(Errno::EXIST) => return Ok(None),
         Err(fault) => return Err(fault.into()),
@@ -324,10 +324,10 @@ fn make_notes(place: &Place) -> io::Result<Option<File>> {
     Ok(lock_notes(&file, Company::Others)?.then_some(file))
 }
 
-fn open_notes(place: &Place, company: Company) -> io::Result<Option<File>> {
+fn open_notes(entry: &DirectoryEntry, company: Company) -> io::Result<Option<File>> {
     let flags = OFlags::RDWR | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let name = temp::notes_name(&place.name);
-    match retry_on_intr(|| fs::openat(&place.directory, &*name, flags, Mode::empty())) {
+    let name = temp::notes_name(&entry.name);
+    match retry_on_intr(|| fs::openat(&entry.directory, &*name, flags, Mode::empty())) {
         Ok(fd) => {
             let file = File::from(fd);
             Ok(lock_notes(&file, company)?.then_some(file))
@@ -357,15 +357,15 @@ fn lock_notes(file: &File, company: Company) -> io::Result<bool> {
 }
 
 /// Removes `name` if `file` has it.
-fn remove_if(place: &Place, name: &OsStr, file: &File) {
-    if has_name(place, name, file) {
-        let _ = fs::unlinkat(&place.directory, name, AtFlags::empty());
+fn remove_if(entry: &DirectoryEntry, name: &OsStr, file: &File) {
+    if has_name(entry, name, file) {
+        let _ = fs::unlinkat(&entry.directory, name, AtFlags::empty());
     }
 }
 
 /// Whether `name` leads to `file`.
-pub(super) fn has_name(place: &Place, name: &OsStr, file: &File) -> bool {
-    let named = fs::statat(&place.directory, name, AtFlags::SYMLINK_NOFOLLOW);
+pub(super) fn has_name(entry: &DirectoryEntry, name: &OsStr, file: &File) -> bool {
+    let named = fs::statat(&entry.directory, name, AtFlags::SYMLINK_NOFOLLOW);
     matches!(
         (named, fs::fstat(file)),
         (Ok(named), Ok(ours)) if (named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino)

@@ -4,49 +4,49 @@ use std::fs::File;
 use std::io::{self, Seek};
 
 use super::pieces::Pieces;
+use super::resolved::DirectoryEntry;
 use super::space::{self, Size, release};
-use super::target::Place;
 use super::temp;
-use super::write::{self, Way};
+use super::write::{self, Route};
 use crate::error::{Step, Stop, step};
 use crate::options::{Durability, SaveOptions};
 use crate::watch::Watch;
 
-/// Writes into the file that `place` names, or makes it.
+/// Writes into the file that `entry` names, or makes it.
 pub(super) fn save(
-    place: &Place,
+    entry: &DirectoryEntry,
     pieces: &Pieces<'_>,
     options: &SaveOptions,
     watch: &dyn Watch,
 ) -> Result<(), Stop> {
-    fill(place, options, |file| {
-        overwrite(file, Some(place), pieces, options, watch)
+    fill(entry, options, |file| {
+        overwrite(file, Some(entry), pieces, options, watch)
     })
 }
 
-/// Opens the file that `place` names, or makes it, and lets `write` fill it. One that was made goes again when that
+/// Opens the file that `entry` names, or makes it, and lets `write` fill it. One that was made goes again when that
 /// fails.
 fn fill(
-    place: &Place,
+    entry: &DirectoryEntry,
     options: &SaveOptions,
     write: impl FnOnce(&File) -> Result<(), Stop>,
 ) -> Result<(), Stop> {
-    let (file, made) = place.open().step(step::OPEN)?;
+    let (file, made) = entry.open().step(step::OPEN)?;
     let done = write(&file);
     match done {
-        Err(_) if made => place.remove(),
+        Err(_) if made => entry.remove(),
         Ok(()) if made && options.durable == Durability::Durable => {
-            place.directory.flush(&file).step(step::FLUSH_DIRECTORY)?;
+            entry.directory.flush(&file).step(step::FLUSH_DIRECTORY)?;
         }
         _ => {}
     }
     done
 }
 
-/// Makes `file` hold `pieces` and nothing else. `place` is where it is, if it has a name.
+/// Makes `file` hold `pieces` and nothing else. `entry` is where it is, if it has a name.
 pub(super) fn overwrite(
     file: &File,
-    place: Option<&Place>,
+    entry: Option<&DirectoryEntry>,
     pieces: &Pieces<'_>,
     options: &SaveOptions,
     watch: &dyn Watch,
@@ -54,7 +54,7 @@ pub(super) fn overwrite(
     if file.metadata().step(step::OPEN)?.len() == 0 {
         // Nobody can have mapped anything of it.
         let done = space::reserve(file, pieces.nbytes(), Size::Set, watch)
-            .and_then(|()| write::write(pieces, file, &Way::Cached(None), watch));
+            .and_then(|()| write::write(pieces, file, &Route::Cached(None), watch));
         if done.is_err() {
             let _ = file.set_len(0);
             return done;
@@ -63,24 +63,24 @@ pub(super) fn overwrite(
     }
     // The payloads may lie in a mapping of this very file, as they do when a loaded model is saved again. Nothing
     // tells, so all bytes go to another file first.
-    let scratch = scratch(place).step(step::CREATE)?;
+    let scratch = scratch(entry).step(step::CREATE)?;
     space::reserve(&scratch, pieces.nbytes(), Size::Set, watch)?;
-    write::write(pieces, &scratch, &Way::Cached(None), watch)?;
+    write::write(pieces, &scratch, &Route::Cached(None), watch)?;
     space::reserve(file, pieces.nbytes(), Size::Kept, watch)?;
     copy(&scratch, file, pieces.nbytes(), options)?;
     release(scratch.into());
     Ok(())
 }
 
-/// Copies `from`, which holds all of `pieces`, into the file that `place` names: what remains where a file system
+/// Copies `from`, which holds all of `pieces`, into the file that `entry` names: what remains where a file system
 /// renames no file over another.
 pub(super) fn copy_to(
-    place: &Place,
+    entry: &DirectoryEntry,
     from: &File,
     pieces: &Pieces<'_>,
     options: &SaveOptions,
 ) -> Result<(), Stop> {
-    fill(place, options, |file| copy(from, file, pieces.nbytes(), options))
+    fill(entry, options, |file| copy(from, file, pieces.nbytes(), options))
 }
 
 /// From here on the old bytes are lost, so no watch is asked: a whole file late is better than half a file.
@@ -103,11 +103,11 @@ fn finish(file: &File, options: &SaveOptions) -> Result<(), Stop> {
 }
 
 /// A file without a name, beside the target or, where nothing may be made there, among the system's temporary ones.
-fn scratch(place: Option<&Place>) -> io::Result<File> {
-    use super::target::Directory;
-    let name = place.map_or("model".as_ref(), |place| &*place.name);
-    if let Some(place) = place
-        && let Ok(file) = temp::scratch(&place.directory, name)
+fn scratch(entry: Option<&DirectoryEntry>) -> io::Result<File> {
+    use super::resolved::Directory;
+    let name = entry.map_or("model".as_ref(), |entry| &*entry.name);
+    if let Some(entry) = entry
+        && let Ok(file) = temp::scratch(&entry.directory, name)
     {
         return Ok(file);
     }

@@ -35,6 +35,8 @@ mod partial;
 mod pieces;
 #[cfg(not(unix))]
 mod portable;
+#[cfg(unix)]
+mod resolved;
 mod ring;
 #[allow(clippy::module_inception, reason = "the file that has the function `save`")]
 mod save;
@@ -44,11 +46,10 @@ mod space;
 #[cfg(unix)]
 mod stream;
 #[cfg(unix)]
-mod target;
-#[cfg(unix)]
 mod temp;
 mod write;
 
+pub use pieces::Pieces;
 pub use save::save;
 pub(crate) use save::save_data;
 pub use snapshot::Snapshot;

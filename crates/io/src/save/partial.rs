@@ -12,8 +12,8 @@ use rustix::process::geteuid;
 use super::attributes::{Attributes, inherited};
 use super::draft::{Draft, explain_publishing, find, has_name, is_there, refuse};
 use super::flush::flush;
+use super::resolved::DirectoryEntry;
 use super::space::{self, Size};
-use super::target::Place;
 use super::temp;
 use crate::error::{EditError, Error, Step, Stop, step};
 use crate::options::{Durability, Existing};
@@ -26,14 +26,14 @@ const TRIES: usize = 10;
 impl Draft {
     /// Opens what was left for `path`, or makes an empty file.
     pub(crate) fn resume(path: &Path, existing: Existing, watch: &dyn Watch) -> Result<Draft, Error> {
-        let place = find(path, watch)?;
-        if place.existing.is_some() && existing == Existing::Refuse {
+        let entry = find(path, watch)?;
+        if entry.existing.is_some() && existing == Existing::Refuse {
             return Err(is_there(path));
         }
-        let name = temp::partial_name(&place.name);
+        let name = temp::partial_name(&entry.name);
         let opened = || -> io::Result<Option<(File, Option<Attributes>)>> {
-            let (attributes, mode) = inherited(&place)?;
-            let Some(file) = locked(&place, &name, mode)? else {
+            let (attributes, mode) = inherited(&entry)?;
+            let Some(file) = locked(&entry, &name, mode)? else {
                 return Ok(None);
             };
             if attributes.is_some() {
@@ -45,7 +45,7 @@ impl Draft {
         let (file, attributes) = opened.ok_or_else(|| refuse(path, EditError::Busy))?;
         Ok(Draft {
             path: path.to_owned(),
-            place,
+            entry,
             attributes,
             file,
             name,
@@ -56,10 +56,10 @@ impl Draft {
 
     /// What was left for `path`, as whoever does not fill it may see it.
     pub(crate) fn left(path: &Path, watch: &dyn Watch) -> Option<File> {
-        let place = find(path, watch).ok()?;
-        let name = temp::partial_name(&place.name);
+        let entry = find(path, watch).ok()?;
+        let name = temp::partial_name(&entry.name);
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let opened = retry_on_intr(|| fs::openat(&place.directory, &*name, flags, Mode::empty()));
+        let opened = retry_on_intr(|| fs::openat(&entry.directory, &*name, flags, Mode::empty()));
         opened.ok().map(File::from)
     }
 
@@ -104,10 +104,10 @@ impl Draft {
 }
 
 /// The file `name`, which may have to be made, with its lock. `None` where somebody else has that.
-fn locked(place: &Place, name: &OsStr, mode: Mode) -> io::Result<Option<File>> {
+fn locked(entry: &DirectoryEntry, name: &OsStr, mode: Mode) -> io::Result<Option<File>> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     for _ in 0..TRIES {
-        let file: File = retry_on_intr(|| fs::openat(&place.directory, name, flags, mode))?.into();
+        let file: File = retry_on_intr(|| fs::openat(&entry.directory, name, flags, mode))?.into();
         let stat = fs::fstat(&file)?;
         // In a directory that others may write to, it may be a pipe, or theirs to change at any time.
         let is_ours = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
@@ -123,7 +123,7 @@ fn locked(place: &Place, name: &OsStr, mode: Mode) -> io::Result<Option<File>> {
             return Ok(None);
         }
         // Whoever had the lock may have given it the name of the target.
-        if has_name(place, name, &file) {
+        if has_name(entry, name, &file) {
             return Ok(Some(file));
         }
     }

@@ -19,8 +19,9 @@ pub(super) const PIECE: usize = 4 << 20;
 /// copying that costs less than 0.1 ms and a call for each of thousands of small tensors costs more.
 const STRAIGHT: usize = 1 << 20;
 
-/// Head and payloads, in file order. They exist only for payloads that have just the bytes that the header promises.
-pub(super) struct Pieces<'a> {
+/// Head and payloads of a file, in its order, cut into pieces of a few MiB. They exist only for payloads that have just the
+/// bytes that the header promises.
+pub struct Pieces<'a> {
     head: Payload<'a>,
     payloads: &'a [Payload<'a>],
     /// Where each part, of which the head is the first, ends, counted from the start of the file.
@@ -32,7 +33,7 @@ pub(super) struct Pieces<'a> {
 }
 
 /// Bytes of one part in one piece.
-struct Span<'p, 'a> {
+struct PartSpan<'p, 'a> {
     payload: &'p Payload<'a>,
     begin: u64,
     len: usize,
@@ -40,7 +41,10 @@ struct Span<'p, 'a> {
 
 impl<'a> Pieces<'a> {
     /// The file of `layout`, with one payload for each tensor, in the order of the data.
-    pub(super) fn of(layout: &'a Layout, payloads: &'a [Payload<'a>]) -> Result<Pieces<'a>, FormatError> {
+    ///
+    /// # Errors
+    /// A payload has another size than its tensor, or their number is another.
+    pub fn of(layout: &'a Layout, payloads: &'a [Payload<'a>]) -> Result<Pieces<'a>, FormatError> {
         prove_sizes(&layout.header, payloads)?;
         Ok(Pieces::cut(&layout.head, payloads))
     }
@@ -119,11 +123,14 @@ impl<'a> Pieces<'a> {
     }
 
     /// Size of the file.
-    pub(super) fn nbytes(&self) -> u64 {
+    #[must_use]
+    pub fn nbytes(&self) -> u64 {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    pub(super) fn count(&self) -> usize {
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
         to_usize(self.nbytes().div_ceil(to_u64(PIECE))).unwrap_or(usize::MAX)
     }
 
@@ -143,17 +150,18 @@ impl<'a> Pieces<'a> {
     }
 
     /// The size of `piece` in bytes.
-    pub(super) fn len(&self, piece: usize) -> usize {
+    #[must_use]
+    pub fn len(&self, piece: usize) -> usize {
         let range = self.range(piece);
         to_usize(range.end - range.start).unwrap_or(0)
     }
 
-    fn spans(&self, range: Range<u64>) -> impl Iterator<Item = Span<'_, 'a>> {
+    fn spans(&self, range: Range<u64>) -> impl Iterator<Item = PartSpan<'_, 'a>> {
         let first = self.ends.partition_point(|&end| end <= range.start);
         (first..self.ends.len()).map_while(move |part| {
             let starts = part.checked_sub(1).map_or(0, |before| self.ends[before]);
             let begin = starts.max(range.start);
-            (begin < range.end).then(|| Span {
+            (begin < range.end).then(|| PartSpan {
                 payload: part
                     .checked_sub(1)
                     .map_or(&self.head, |number| &self.payloads[number]),
@@ -163,8 +171,15 @@ impl<'a> Pieces<'a> {
         })
     }
 
-    /// Fills `into`, which has the size of `piece`, with its bytes.
-    pub(super) fn fill(&self, piece: usize, into: &mut [u8], stop: StopFlag<'_>) -> io::Result<()> {
+    /// Fills `into`, which has the size of `piece`, with its bytes. What waits for a network fails soon after `stop` is
+    /// set.
+    ///
+    /// # Errors
+    /// A payload cannot be read.
+    ///
+    /// # Panics
+    /// `into` is shorter than the piece.
+    pub fn fill(&self, piece: usize, into: &mut [u8], stop: StopFlag<'_>) -> io::Result<()> {
         let mut rest = into;
         for span in self.spans(self.range(piece)) {
             let (place, after) = rest.split_at_mut(span.len);
@@ -181,17 +196,17 @@ impl<'a> Pieces<'a> {
         range: Range<u64>,
         buffer: &mut Vec<u8>,
         stop: StopFlag<'_>,
-        mut write: impl FnMut(Run<'_>) -> Result<(), E>,
+        mut write: impl FnMut(WriteRun<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
         buffer.clear();
         for span in self.spans(range) {
             if let Some(run) = span.straight() {
-                write(Run::Gathered(buffer))?;
+                write(WriteRun::Gathered(buffer))?;
                 write(run)?;
                 buffer.clear();
             } else {
                 if buffer.len() + span.len > PIECE {
-                    write(Run::Gathered(buffer))?;
+                    write(WriteRun::Gathered(buffer))?;
                     buffer.clear();
                 }
                 let filled = buffer.len();
@@ -199,50 +214,50 @@ impl<'a> Pieces<'a> {
                 span.payload.read(span.begin, &mut buffer[filled..], stop)?;
             }
         }
-        write(Run::Gathered(buffer))
+        write(WriteRun::Gathered(buffer))
     }
 }
 
 /// Bytes of a piece, one after another in the file.
-pub(super) enum Run<'r> {
+pub(super) enum WriteRun<'r> {
     Gathered(&'r [u8]),
     Bytes(&'r Bytes<'r>, Range<usize>),
     File(&'r FileRange<'r>, Range<u64>),
 }
 
-impl<'p> Span<'p, '_> {
-    fn straight(&self) -> Option<Run<'p>> {
+impl<'p> PartSpan<'p, '_> {
+    fn straight(&self) -> Option<WriteRun<'p>> {
         if self.len < STRAIGHT {
             return None;
         }
         match self.payload {
             Payload::Bytes(bytes) => {
                 let begin = to_usize(self.begin)?;
-                Some(Run::Bytes(bytes, begin..begin + self.len))
+                Some(WriteRun::Bytes(bytes, begin..begin + self.len))
             }
-            Payload::File(range) => Some(Run::File(range, self.begin..self.begin + to_u64(self.len))),
+            Payload::File(range) => Some(WriteRun::File(range, self.begin..self.begin + to_u64(self.len))),
             Payload::Strided(_) | Payload::Section(_) | Payload::Produced(_) => None,
         }
     }
 }
 
-impl Run<'_> {
+impl WriteRun<'_> {
     pub(super) fn len(&self) -> u64 {
         match self {
-            Run::Gathered(bytes) => to_u64(bytes.len()),
-            Run::Bytes(_, range) => to_u64(range.len()),
-            Run::File(_, range) => range.end - range.start,
+            WriteRun::Gathered(bytes) => to_u64(bytes.len()),
+            WriteRun::Bytes(_, range) => to_u64(range.len()),
+            WriteRun::File(_, range) => range.end - range.start,
         }
     }
 
     /// Writes the run at `position` of `file`. `buffer` is for what passes through memory.
     pub(super) fn write_at(&self, file: &File, position: u64, buffer: &mut Vec<u8>) -> io::Result<()> {
         match self {
-            Run::Gathered(bytes) => write_all_at(file, bytes, position),
-            Run::Bytes(bytes, range) => {
+            WriteRun::Gathered(bytes) => write_all_at(file, bytes, position),
+            WriteRun::Bytes(bytes, range) => {
                 bytes.lend(range.clone(), |bytes| write_all_at(file, bytes, position))
             }
-            Run::File(source, range) => source.copy(range.clone(), file, position, buffer),
+            WriteRun::File(source, range) => source.copy(range.clone(), file, position, buffer),
         }
     }
 }
@@ -259,7 +274,7 @@ mod tests {
         assert_eq!(pieces.count(), 1);
         let mut runs = Vec::new();
         let mut buffer = Vec::new();
-        let note = |run: Run<'_>| -> io::Result<()> {
+        let note = |run: WriteRun<'_>| -> io::Result<()> {
             runs.push(run.len());
             Ok(())
         };

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::flush::{flush, sync};
 use super::pieces::Pieces;
-use super::write::{self, Way};
+use super::write::{self, Route};
 use crate::error::{Step, Stop, step};
 use crate::options::{Durability, ReadOnly, Replace, SaveOptions};
 use crate::watch::Watch;
@@ -37,7 +37,7 @@ pub(super) fn save(
     remove_stale(path);
     let temp = Temp::create(path).step(step::CREATE)?;
     let file = OpenOptions::new().write(true).open(&temp.0).step(step::CREATE)?;
-    write::write(pieces, &file, &Way::Cached(None), watch)?;
+    write::write(pieces, &file, &Route::Cached(None), watch)?;
     if options.durable == Durability::Durable {
         flush(&file, watch)?;
     }
@@ -64,7 +64,7 @@ fn in_place(path: &Path, pieces: &Pieces<'_>, options: &SaveOptions, watch: &dyn
         .open(path)
         .step(step::OPEN)?;
     if file.metadata().step(step::OPEN)?.len() == 0 {
-        write::write(pieces, &file, &Way::Cached(None), watch)?;
+        write::write(pieces, &file, &Route::Cached(None), watch)?;
     } else {
         // The payloads may lie in a mapping of this very file.
         let temp = Temp::create(&std::env::temp_dir().join("model")).step(step::CREATE)?;
@@ -73,7 +73,7 @@ fn in_place(path: &Path, pieces: &Pieces<'_>, options: &SaveOptions, watch: &dyn
             .write(true)
             .open(&temp.0)
             .step(step::CREATE)?;
-        write::write(pieces, &scratch, &Way::Cached(None), watch)?;
+        write::write(pieces, &scratch, &Route::Cached(None), watch)?;
         scratch.rewind().step(step::COPY)?;
         if io::copy(&mut scratch, &mut &file).step(step::COPY)? != pieces.nbytes() {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof)).step(step::COPY);

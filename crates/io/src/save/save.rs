@@ -165,15 +165,15 @@ fn save_pieces(
     options: &SaveOptions,
     watch: &dyn Watch,
 ) -> Result<(), Stop> {
-    use super::target::Target;
+    use super::resolved::Resolved;
     use super::{atomic, flush, in_place, stream};
-    match Target::find(path, watch)? {
-        Target::Place(place) => match options.replace {
-            Replace::Atomic => atomic::save(&place, pieces, options, watch),
-            Replace::InPlace => in_place::save(&place, pieces, options, watch),
+    match Resolved::find(path, watch)? {
+        Resolved::Entry(entry) => match options.replace {
+            Replace::Atomic => atomic::save(&entry, pieces, options, watch),
+            Replace::InPlace => in_place::save(&entry, pieces, options, watch),
         },
-        Target::Nameless(file) => in_place::overwrite(&file, None, pieces, options, watch),
-        Target::Stream(file) => {
+        Resolved::Nameless(file) => in_place::overwrite(&file, None, pieces, options, watch),
+        Resolved::Stream(file) => {
             stream::write(pieces, &file, watch)?;
             match options.durable {
                 Durability::Durable => flush::flush(&file, watch),

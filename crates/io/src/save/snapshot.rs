@@ -59,16 +59,16 @@ impl Snapshot {
                 .map(|_| OnceLock::new())
                 .collect(),
             next: AtomicUsize::new(0),
-            team: Team::new(pieces.nbytes(), watch, || Fault::Interrupted),
+            team: Team::new(pieces.nbytes(), watch, || CopyFault::Interrupted),
         };
         copier.copy().map_err(|fault| match fault {
-            Fault::Interrupted => Error::Interrupted,
-            Fault::Memory(source) => Error::OutOfMemory {
+            CopyFault::Interrupted => Error::Interrupted,
+            CopyFault::Memory(source) => Error::OutOfMemory {
                 path: Some(path.to_path_buf()),
                 nbytes: pieces.nbytes(),
                 source: Some(source),
             },
-            Fault::Read(source) => Error::Write {
+            CopyFault::Read(source) => Error::Write {
                 path: path.to_path_buf(),
                 step: crate::error::step::READ,
                 nbytes: pieces.nbytes(),
@@ -101,7 +101,7 @@ impl Snapshot {
     }
 }
 
-enum Fault {
+enum CopyFault {
     Interrupted,
     Memory(io::Error),
     Read(io::Error),
@@ -112,12 +112,12 @@ struct Copier<'c, 'a> {
     blocks: Vec<OnceLock<MmapMut>>,
     /// The block that nobody has begun with.
     next: AtomicUsize,
-    team: Team<'c, Fault>,
+    team: Team<'c, CopyFault>,
 }
 
 impl Copier<'_, '_> {
     /// The calling thread first copies what only it can fetch, then helps the others.
-    fn copy(&self) -> Result<(), Fault> {
+    fn copy(&self) -> Result<(), CopyFault> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let others = match self.pieces.nbytes() < PARALLEL {
             true => 0,
@@ -171,10 +171,10 @@ impl Copier<'_, '_> {
         }
     }
 
-    fn copied(&self, block: usize) -> Result<MmapMut, Fault> {
+    fn copied(&self, block: usize) -> Result<MmapMut, CopyFault> {
         let pieces = self.pieces_of(block);
         let len: usize = pieces.clone().map(|piece| self.pieces.len(piece)).sum();
-        let mut copy = MmapMut::map_anon(len).map_err(Fault::Memory)?;
+        let mut copy = MmapMut::map_anon(len).map_err(CopyFault::Memory)?;
         // Refused by kernels without huge pages, which then gives small ones.
         #[cfg(target_os = "linux")]
         let _ = copy.advise(memmap2::Advice::HugePage);
@@ -187,7 +187,7 @@ impl Copier<'_, '_> {
             let into = &mut copy[begin..begin + len];
             self.pieces
                 .fill(piece, into, self.team.stop())
-                .map_err(Fault::Read)?;
+                .map_err(CopyFault::Read)?;
             begin += len;
         }
         Ok(copy)

@@ -11,7 +11,7 @@ use std::thread;
 
 use rustix::fs::fstat;
 
-use super::target::Place;
+use super::resolved::DirectoryEntry;
 use crate::error::Stop;
 use crate::watch::Watch;
 
@@ -102,19 +102,19 @@ static DONE: AtomicUsize = AtomicUsize::new(0);
 /// Keeps a file that is about to be replaced by `new`, so that replacing it does not give it back. `None` where that is no
 /// matter, or cannot be: behind a network the server does it, and NFS would have to find the file another name.
 #[cfg(target_os = "linux")]
-pub(super) fn keep(place: &Place, new: &File) -> Option<OwnedFd> {
+pub(super) fn keep(entry: &DirectoryEntry, new: &File) -> Option<OwnedFd> {
     use crate::disk::remote_file_system;
     use rustix::fs::{Mode, OFlags, openat};
-    if place.existing.is_none() || remote_file_system(new).is_some() {
+    if entry.existing.is_none() || remote_file_system(new).is_some() {
         return None;
     }
     // Without the right to read it, too.
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    openat(&place.directory, &*place.name, flags, Mode::empty()).ok()
+    openat(&entry.directory, &*entry.name, flags, Mode::empty()).ok()
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(super) fn keep(_: &Place, _: &File) -> Option<OwnedFd> {
+pub(super) fn keep(_: &DirectoryEntry, _: &File) -> Option<OwnedFd> {
     None
 }
 

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{self, Write};
 
-use super::pieces::{PIECE, Pieces, Run};
+use super::pieces::{PIECE, Pieces, WriteRun};
 use crate::error::{Step, Stop, step};
 use crate::stop::StopFlag;
 use crate::watch::{POLL, Watch};
@@ -31,11 +31,11 @@ pub(super) fn write(pieces: &Pieces<'_>, file: &File, watch: &dyn Watch) -> Resu
     }
 }
 
-fn write_run(run: &Run<'_>, file: &File, buffer: &mut Vec<u8>, watch: &dyn Watch) -> Result<(), Stop> {
+fn write_run(run: &WriteRun<'_>, file: &File, buffer: &mut Vec<u8>, watch: &dyn Watch) -> Result<(), Stop> {
     match run {
-        Run::Gathered(bytes) => write_all(file, bytes, watch),
-        Run::Bytes(bytes, range) => bytes.lend(range.clone(), |bytes| write_all(file, bytes, watch)),
-        Run::File(source, range) => {
+        WriteRun::Gathered(bytes) => write_all(file, bytes, watch),
+        WriteRun::Bytes(bytes, range) => bytes.lend(range.clone(), |bytes| write_all(file, bytes, watch)),
+        WriteRun::File(source, range) => {
             for begin in (range.start..range.end).step_by(PIECE) {
                 let end = range.end.min(begin + to_u64(PIECE));
                 buffer.resize(ingot_format::to_usize(end - begin).unwrap_or(0), 0);

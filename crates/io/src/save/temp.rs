@@ -9,8 +9,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use rustix::fs::{self, AtFlags, Dir, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
+use super::resolved::{Directory, DirectoryEntry};
 use super::space;
-use super::target::{Directory, Place};
 
 const SUFFIX: &[u8] = b".ingot-tmp";
 #[cfg(feature = "remote")]
@@ -27,7 +27,7 @@ const TRIES: usize = 100;
 /// It is locked (`flock`) as long as it is open, which the kernel undoes however the process ends. A temporary file
 /// without a lock is therefore one that was left behind.
 pub(super) struct Temp<'p> {
-    place: &'p Place,
+    entry: &'p DirectoryEntry,
     file: File,
     /// `None` when it has no name yet, or has the target's.
     name: Option<OsString>,
@@ -51,20 +51,20 @@ pub(super) enum Refused {
 
 impl<'p> Temp<'p> {
     /// `mode` is cut by the umask, as for every new file.
-    pub(super) fn create(place: &'p Place, mode: Mode, kind: Kind) -> io::Result<Temp<'p>> {
+    pub(super) fn create(entry: &'p DirectoryEntry, mode: Mode, kind: Kind) -> io::Result<Temp<'p>> {
         if kind == Kind::Unnamed
-            && let Some(file) = unnamed(&place.directory, mode)
+            && let Some(file) = unnamed(&entry.directory, mode)
         {
             lock(&file);
             return Ok(Temp {
-                place,
+                entry,
                 file,
                 name: None,
             });
         }
-        let (file, name) = named(&place.directory, &place.name, mode)?;
+        let (file, name) = named(&entry.directory, &entry.name, mode)?;
         Ok(Temp {
-            place,
+            entry,
             file,
             name: Some(name),
         })
@@ -83,23 +83,23 @@ impl<'p> Temp<'p> {
 
     /// Gives the file the target's name, which takes it from the file that had it.
     pub(super) fn publish(&mut self) -> Result<(), Refused> {
-        let directory = &self.place.directory;
+        let directory = &self.entry.directory;
         let name = match self.name.take() {
             Some(name) => name,
-            None => link(directory, &self.place.name, &self.file)?,
+            None => link(directory, &self.entry.name, &self.file)?,
         };
         let name = self.name.insert(name);
-        rename(self.place, &self.file, name)?;
+        rename(self.entry, &self.file, name)?;
         self.name = None;
         Ok(())
     }
 }
 
 /// Gives `file`, which has the `name`, that of the target.
-pub(super) fn rename(place: &Place, file: &File, name: &OsStr) -> Result<(), Refused> {
-    let directory = &place.directory;
-    let replaced = space::keep(place, file);
-    match retry_on_intr(|| fs::renameat(directory, name, directory, &*place.name)) {
+pub(super) fn rename(entry: &DirectoryEntry, file: &File, name: &OsStr) -> Result<(), Refused> {
+    let directory = &entry.directory;
+    let replaced = space::keep(entry, file);
+    match retry_on_intr(|| fs::renameat(directory, name, directory, &*entry.name)) {
         Ok(()) => {
             if let Some(replaced) = replaced {
                 space::release(replaced);
@@ -114,17 +114,17 @@ pub(super) fn rename(place: &Place, file: &File, name: &OsStr) -> Result<(), Ref
 impl Drop for Temp<'_> {
     fn drop(&mut self) {
         if let Some(name) = &self.name {
-            let _ = fs::unlinkat(&self.place.directory, &**name, AtFlags::empty());
+            let _ = fs::unlinkat(&self.entry.directory, &**name, AtFlags::empty());
         }
     }
 }
 
 /// Gives the file `name` the target's name, where nothing has that. `None` where only a rename can, since the file
 /// system has no links.
-pub(super) fn name_new(place: &Place, name: &OsStr) -> Option<io::Result<()>> {
-    let directory = &place.directory;
+pub(super) fn name_new(entry: &DirectoryEntry, name: &OsStr) -> Option<io::Result<()>> {
+    let directory = &entry.directory;
     // Unlike a rename, a link replaces nothing that was made in the meantime.
-    match fs::linkat(directory, name, directory, &*place.name, AtFlags::empty()) {
+    match fs::linkat(directory, name, directory, &*entry.name, AtFlags::empty()) {
         Ok(()) => Some(fs::unlinkat(directory, name, AtFlags::empty()).map_err(io::Error::from)),
         Err(Errno::EXIST) => Some(Err(Errno::EXIST.into())),
         Err(_) => None,
@@ -142,22 +142,22 @@ pub(super) fn scratch(directory: &Directory, target: &OsStr) -> io::Result<File>
     Ok(file)
 }
 
-/// Removes temporary files for `place` that a process left behind. Whatever cannot be removed, stays; and so does all as
+/// Removes temporary files for `entry` that a process left behind. Whatever cannot be removed, stays; and so does all as
 /// long as somebody has the notes open of those who fill it together, who may finish it without whoever began it.
-pub(super) fn remove_stale(place: &Place) {
-    let Ok(entries) = Dir::read_from(&place.directory) else {
+pub(super) fn remove_stale(entry: &DirectoryEntry) {
+    let Ok(entries) = Dir::read_from(&entry.directory) else {
         return;
     };
     let names = entries.flatten().map(|entry| entry.file_name().to_owned());
     let mut stale: Vec<_> = names
-        .filter(|name| is_temp_of(name.to_bytes(), &place.name))
+        .filter(|name| is_temp_of(name.to_bytes(), &entry.name))
         .collect();
     // By their zeros the notes come first.
     stale.sort();
-    let notes = notes_name(&place.name);
+    let notes = notes_name(&entry.name);
     for name in stale {
         let name = OsStr::from_bytes(name.to_bytes());
-        let is_held = !remove_unlocked(&place.directory, name);
+        let is_held = !remove_unlocked(&entry.directory, name);
         if is_held && name == notes {
             return;
         }

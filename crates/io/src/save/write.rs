@@ -8,7 +8,7 @@ use std::thread;
 
 use ingot_format::to_u64;
 
-use super::direct::{self, Aligned, Direct};
+use super::direct::{self, Aligned, DirectWriter};
 use super::flush::Flusher;
 use super::pieces::{PIECE, Pieces};
 use super::ring::{Closing, Ring};
@@ -29,33 +29,33 @@ const WAITING_THREADS: usize = 16;
 const SHARED_PIECES: usize = 16;
 
 /// By which way bytes reach the file.
-pub(super) enum Way {
+pub(super) enum Route {
     /// Through the page cache. The flusher, if there is one, is told what may be flushed meanwhile.
     Cached(Option<Flusher>),
     /// As far as possible not at all: what comes from other files shares their blocks.
     Shared,
     /// Past the page cache.
-    Direct(Direct),
+    Direct(DirectWriter),
 }
 
 /// Writes everything into `file`, each piece at its position. `file` is empty or is to be overwritten.
-pub(super) fn write(pieces: &Pieces<'_>, file: &File, way: &Way, watch: &dyn Watch) -> Result<(), Stop> {
+pub(super) fn write(pieces: &Pieces<'_>, file: &File, route: &Route, watch: &dyn Watch) -> Result<(), Stop> {
     let cores = || thread::available_parallelism().map_or(1, usize::from);
     let sealing = pieces.sealed().map(Sealed::begin);
     // Digests that wait for earlier bytes would wait for what this thread fetches, which comes when it comes.
     let waits = sealing.as_ref().is_some_and(Sealing::in_order) && !pieces.fetched().is_empty();
-    let threads = match (pieces.nbytes() < PARALLEL || waits, way) {
+    let threads = match (pieces.nbytes() < PARALLEL || waits, route) {
         // This one has to watch meanwhile.
         _ if pieces.wait() => WAITING_THREADS.min(pieces.count()),
         (true, _) => 0,
-        (false, Way::Cached(_) | Way::Shared) => cores().min(THREADS),
+        (false, Route::Cached(_) | Route::Shared) => cores().min(THREADS),
         // They wait for the disk, not for a core.
-        (false, Way::Direct(_)) => THREADS,
+        (false, Route::Direct(_)) => THREADS,
     };
-    let writer = Writer {
+    let writer = PieceWriter {
         pieces,
         file,
-        way,
+        route,
         sealing,
         next: AtomicUsize::new(0),
         team: Team::new(pieces.nbytes(), watch, || Stop::Interrupted),
@@ -70,14 +70,14 @@ pub(super) fn write(pieces: &Pieces<'_>, file: &File, way: &Way, watch: &dyn Wat
     let Some(sealing) = writer.sealing else {
         return Ok(());
     };
-    let head = sealing.head().map_err(io::Error::other).step(step::SEAL)?;
+    let head = sealing.head().step(step::SEAL)?;
     crate::disk::write_all_at(file, &head, 0).step(step::WRITE)
 }
 
-struct Writer<'w, 'a> {
+struct PieceWriter<'w, 'a> {
     pieces: &'w Pieces<'a>,
     file: &'w File,
-    way: &'w Way,
+    route: &'w Route,
     /// What takes digests of all that is written.
     sealing: Option<Sealing<'w>>,
     /// The piece that nobody has begun with.
@@ -105,7 +105,7 @@ struct Buffers {
     aligned: Aligned,
 }
 
-impl Writer<'_, '_> {
+impl PieceWriter<'_, '_> {
     /// With `threads` at work beside the calling one, which then only fetches and watches; with none, it writes itself.
     fn write_with(&self, threads: usize) -> Result<(), Stop> {
         let failing = |outcome: Result<(), Stop>| outcome.unwrap_or_else(|stop| self.team.fail(stop));
@@ -164,8 +164,8 @@ impl Writer<'_, '_> {
 
     /// How many pieces a thread takes at once.
     fn at_once(&self) -> usize {
-        match self.way {
-            Way::Shared if self.pieces.fetched().is_empty() => SHARED_PIECES,
+        match self.route {
+            Route::Shared if self.pieces.fetched().is_empty() => SHARED_PIECES,
             _ => 1,
         }
     }
@@ -173,8 +173,8 @@ impl Writer<'_, '_> {
     /// Writes these pieces, of which none has to be fetched and the last ones may be missing.
     fn write_pieces(&self, pieces: Range<usize>, buffers: &mut Buffers) -> io::Result<()> {
         let range = self.pieces.range(pieces.start).start..self.pieces.range(pieces.end - 1).end;
-        match (self.way, &self.sealing) {
-            (Way::Cached(_) | Way::Shared, None) => {
+        match (self.route, &self.sealing) {
+            (Route::Cached(_) | Route::Shared, None) => {
                 let mut position = range.start;
                 let Buffers {
                     gathered, passing, ..
@@ -187,7 +187,7 @@ impl Writer<'_, '_> {
                     })?;
             }
             // Digests are taken of a copy, which nobody writes to between that and the writing.
-            (Way::Cached(_) | Way::Shared, Some(_)) | (Way::Direct(_), _) => {
+            (Route::Cached(_) | Route::Shared, Some(_)) | (Route::Direct(_), _) => {
                 for piece in pieces {
                     let bytes = buffers.aligned.first(self.pieces.len(piece), PIECE);
                     self.pieces.fill(piece, bytes, self.team.stop())?;
@@ -212,15 +212,15 @@ impl Writer<'_, '_> {
         if let Some(sealing) = &self.sealing {
             sealing.feed(position, bytes);
         }
-        match self.way {
-            Way::Cached(_) | Way::Shared => crate::disk::write_all_at(self.file, bytes, position),
-            Way::Direct(direct) => direct::write(direct, self.file, bytes, position),
+        match self.route {
+            Route::Cached(_) | Route::Shared => crate::disk::write_all_at(self.file, bytes, position),
+            Route::Direct(direct) => direct::write(direct, self.file, bytes, position),
         }
     }
 
     fn wrote(&self, nbytes: u64) {
         let done = self.team.did(nbytes);
-        if let Way::Cached(Some(flusher)) = self.way {
+        if let Route::Cached(Some(flusher)) = self.route {
             flusher.wrote(done);
         }
     }
@@ -297,13 +297,13 @@ mod tests {
     fn writer<'w, 'a>(
         pieces: &'w Pieces<'a>,
         file: &'w File,
-        way: &'w Way,
+        route: &'w Route,
         threads: usize,
-    ) -> Writer<'w, 'a> {
-        Writer {
+    ) -> PieceWriter<'w, 'a> {
+        PieceWriter {
             pieces,
             file,
-            way,
+            route,
             sealing: None,
             next: AtomicUsize::new(0),
             team: Team::new(pieces.nbytes(), &Unwatched, || Stop::Interrupted),
@@ -315,11 +315,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         let file = File::create_new(&path).unwrap();
-        let way = match direct.then(|| Direct::open(&file, u64::MAX)).flatten() {
-            Some(direct) => Way::Direct(direct),
-            None => Way::Cached(Flusher::start(&file)),
+        let route = match direct.then(|| DirectWriter::open(&file, u64::MAX)).flatten() {
+            Some(direct) => Route::Direct(direct),
+            None => Route::Cached(Flusher::start(&file)),
         };
-        let writer = writer(pieces, &file, &way, threads);
+        let writer = writer(pieces, &file, &route, threads);
         assert!(writer.write_with(threads).is_ok());
         std::fs::read(&path).unwrap()
     }
@@ -484,7 +484,7 @@ mod tests {
         let payloads = [Payload::from(&whole[..])];
         let pieces = Pieces::of_data(b"", to_u64(whole.len()), &payloads).unwrap();
         let file = tempfile::tempfile().unwrap();
-        let writer = writer(&pieces, &file, &Way::Cached(None), 0);
+        let writer = writer(&pieces, &file, &Route::Cached(None), 0);
         writer.wrote(to_u64(PIECE));
         assert!(writer.prove_complete().is_err());
         writer.wrote(1);

@@ -28,12 +28,12 @@ const WINDOWS: u64 = 4;
 
 /// A second way to a file on a local disk: opened when it is first of use.
 #[derive(Debug, Default)]
-pub(super) struct Direct {
+pub(super) struct DirectReader {
     file: OnceLock<Option<File>>,
     refused: AtomicBool,
 }
 
-impl Direct {
+impl DirectReader {
     /// Fills the front of `dest` from `position` on, and says how much. `None` where the cache has the bytes, or the
     /// system has no such way, or failed: then the usual way is the right one, or says what is wrong. Never the end of
     /// `dest` where that is part of a block.
@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn any_part_of_a_file_comes_to_any_place_in_memory() {
         let (_named, file, bytes) = cold();
-        let direct = Direct::default();
+        let direct = DirectReader::default();
         let Some(opened) = reopened(&file) else {
             eprintln!("not run: this file system has no direct reading");
             return;
@@ -176,7 +176,7 @@ mod tests {
             eprintln!("not run: this file system has no direct reading");
             return;
         };
-        let direct = Direct::default();
+        let direct = DirectReader::default();
         // No disk has blocks of one byte; a file system that takes them copies, and is right as well.
         let found = placed(1, 100, |dest| direct.read(&opened, 1, dest));
         assert!(found.is_none());
@@ -194,7 +194,7 @@ mod tests {
         };
         named.as_file().set_len(3 * 4096 + 7).unwrap();
         let found = placed(0, 4 << 20, |dest| {
-            let found = Direct::default().read(&opened, 0, dest);
+            let found = DirectReader::default().read(&opened, 0, dest);
             assert!(found.is_none_or(|count| dest[..count] == bytes[..count]));
             found
         });

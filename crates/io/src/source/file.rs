@@ -10,7 +10,7 @@ use std::time::SystemTime;
 
 use super::Source;
 #[cfg(target_os = "linux")]
-use super::direct::Direct;
+use super::direct::DirectReader;
 use crate::disk::remote_file_system;
 #[cfg(target_os = "linux")]
 use crate::residency::is_cold;
@@ -23,7 +23,7 @@ pub struct FileSource {
     /// The file system, where reading from it waits for a network or another process.
     remote: Option<&'static str>,
     #[cfg(target_os = "linux")]
-    direct: Direct,
+    direct: DirectReader,
 }
 
 /// Places of a file that are looked at to learn whether it is in the cache.
@@ -51,7 +51,7 @@ impl FileSource {
             stamp: Stamp::of(&metadata),
             remote,
             #[cfg(target_os = "linux")]
-            direct: Direct::default(),
+            direct: DirectReader::default(),
             file,
         })
     }

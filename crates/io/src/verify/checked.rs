@@ -1,9 +1,11 @@
 //! Loading only what is proven to be right.
 
+use std::collections::BTreeMap;
+
 use ingot_format::{MODEL_SPEC_KEY, to_usize};
 
 use super::pass::{Feeding, read_through, read_watched};
-use super::verify::{Record, sha256_from};
+use super::verify::{RecordedDigests, sha256_from};
 use crate::archive::{Archive, Files, Tensor, TensorId};
 use crate::checkpoint::Checkpoint;
 use crate::digest::{Algorithm, Digest, Digests, Unequal};
@@ -64,10 +66,12 @@ impl Checkpoint {
         let feeding: Vec<_> = feeding.map(|(source, all)| Feeding { source, all }).collect();
         let witnesses: Vec<&dyn Witness> = feeding.iter().map(|feeding| feeding as _).collect();
         // Each of them once, as the digests want it.
-        let wanted = sorted(&ids);
-        let tensor = |id: &TensorId| files.archives()[id.file].tensor(id.number);
-        let parts: Vec<Part<'_>> = wanted.iter().filter_map(tensor).map(Part::from).collect();
-        let numbered = parts.iter().zip(wanted.iter().map(|id| id.file));
+        let wanted: BTreeMap<TensorId, Part<'_>> = ids
+            .iter()
+            .copied()
+            .zip(tensors.iter().map(|&tensor| tensor.into()))
+            .collect();
+        let numbered = wanted.iter().map(|(id, part)| (part, id.file));
         let regions = read_owned(&files, &witnesses, numbered, options, watch)?;
         drop(feeding);
         files.check_unchanged()?;
@@ -76,8 +80,8 @@ impl Checkpoint {
                 .into_iter()
                 .try_for_each(|promise| archive.compare(promise))?;
         }
-        let region = |id: &TensorId| wanted.binary_search(id).ok().map(|place| regions[place].clone());
-        Ok(ids.iter().filter_map(region).collect())
+        let regions: BTreeMap<&TensorId, Region> = wanted.keys().zip(regions).collect();
+        Ok(ids.iter().map(|id| regions[id].clone()).collect())
     }
 
     /// The file that this is, since one hash speaks of one file.
@@ -115,10 +119,10 @@ impl Archive {
         let model_spec = header
             .metadata()
             .and_then(|metadata| metadata.get(MODEL_SPEC_KEY));
-        let record = match (Record::of(header, self.path())?, model_spec) {
+        let record = match (RecordedDigests::of(header, self.path())?, model_spec) {
             (Some(record), _) => record,
             (None, Some(text)) if self.are_all(ids) => return self.kept_of_data(text),
-            (None, _) => Record::default(),
+            (None, _) => RecordedDigests::default(),
         };
         let mut tensors = Vec::new();
         let mut ranges = Vec::new();
@@ -193,9 +197,7 @@ impl Archive {
     fn compare(&self, promise: Promise) -> Result<(), Error> {
         let found = promise.digests.finish();
         for ((number, expected), found) in promise.tensors.into_iter().zip(found) {
-            // Everything was fed, so everything has a digest.
-            let found = found.unwrap_or_else(|| Digest::zero(promise.algorithm));
-            if found != expected {
+            if found != Some(expected) {
                 let entry = number.and_then(|number| self.header().entry(number));
                 return Err(Error::Digest {
                     path: self.path().map(ToOwned::to_owned),
@@ -203,7 +205,8 @@ impl Archive {
                     unequal: Box::new(Unequal {
                         algorithm: promise.algorithm,
                         expected,
-                        found,
+                        // Everything was fed, so everything has a digest.
+                        found: found.unwrap_or_else(|| Digest::zero(promise.algorithm)),
                     }),
                 });
             }

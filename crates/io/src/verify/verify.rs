@@ -103,7 +103,7 @@ pub fn verify(path: &Path, sha256: Option<Digest>, watch: &dyn Watch) -> Result<
 /// As [`verify`], of a file that is open.
 fn of_archive(archive: &Archive, sha256: Option<Digest>, watch: &dyn Watch) -> Result<Report, Error> {
     let header = archive.header();
-    let record = Record::of(header, archive.path())?;
+    let record = RecordedDigests::of(header, archive.path())?;
     let start = header.data_start();
     let covered: Vec<(usize, Digest)> = record
         .as_ref()
@@ -229,7 +229,7 @@ pub(crate) fn digest_of(payload: &Payload<'_>, algorithm: Algorithm) -> io::Resu
 
 /// The digests that a file keeps of its tensors; none by default.
 #[derive(Default)]
-pub(crate) struct Record {
+pub(crate) struct RecordedDigests {
     pub(crate) algorithm: Algorithm,
     /// Tensors with a digest, in the order of the data.
     pub(crate) covered: Vec<(usize, Digest)>,
@@ -239,9 +239,9 @@ pub(crate) struct Record {
     missing: Vec<String>,
 }
 
-impl Record {
+impl RecordedDigests {
     /// The record in the metadata of `header`, if there is one. `path` is for the errors.
-    pub(crate) fn of(header: &Header, path: Option<&Path>) -> Result<Option<Record>, Error> {
+    pub(crate) fn of(header: &Header, path: Option<&Path>) -> Result<Option<RecordedDigests>, Error> {
         let Some(text) = header.metadata().and_then(|metadata| metadata.get(CHECKSUMS_KEY)) else {
             return Ok(None);
         };
@@ -257,7 +257,7 @@ impl Record {
                 "checksums of the unknown algorithm {found}: expected one of {names}"
             ))
         })?;
-        let mut record = Record {
+        let mut record = RecordedDigests {
             algorithm,
             covered: Vec::new(),
             uncovered: Vec::new(),

@@ -3,9 +3,7 @@
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-use ingot_format::{
-    Dtype, Format, FormatError, Layout, LayoutOptions, Order, Spec, layout_with, nbytes, to_u64,
-};
+use ingot_format::{Dtype, Format, FormatError, Layout, LayoutOptions, Order, Spec, layout_with, to_u64};
 
 use super::writer::{PIECE, put, refuse};
 use crate::error::{EditError, Error};
@@ -190,14 +188,14 @@ impl Appender {
             Format::Safetensors,
             &LayoutOptions::default(),
         );
-        alone.map_err(|fault| unstorable(&self.path, fault))?;
+        let alone = alone.map_err(|fault| unstorable(&self.path, fault))?;
         if self.names.contains(spec.name) {
             let fault = FormatError::DuplicateTensor {
                 tensor: spec.name.to_owned(),
             };
             return Err(unstorable(&self.path, fault));
         }
-        Ok(nbytes(spec.dtype, spec.shape).unwrap_or(0))
+        Ok(alone.header.data_nbytes())
     }
 
     /// The header for the tensors that are there, and for `next`, as long as what was reserved, if it is not longer.

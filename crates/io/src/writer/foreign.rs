@@ -16,18 +16,18 @@ const STEP: u64 = 256 << 10;
 
 /// An open file of any format. Whoever knows the format says where the bytes of a tensor stand in it.
 #[derive(Debug)]
-pub struct Quarry {
+pub struct ForeignFile {
     path: PathBuf,
     source: LocalFile,
 }
 
-impl Quarry {
+impl ForeignFile {
     /// Opens a file.
     ///
     /// # Errors
     /// [`Error::Open`].
-    pub fn open(path: &Path) -> Result<Quarry, Error> {
-        Ok(Quarry {
+    pub fn open(path: &Path) -> Result<ForeignFile, Error> {
+        Ok(ForeignFile {
             path: path.to_owned(),
             source: lent_source(path)?,
         })
@@ -137,21 +137,21 @@ mod tests {
                 &SaveOptions::default(),
                 &Unwatched,
             ).unwrap();
-            let quarry = Quarry::open(&from).unwrap();
+            let file = ForeignFile::open(&from).unwrap();
             // Two halves, the second one first.
             for (begin, end) in [(cut, rows), (0, cut)] {
                 let part = Index::Span { start: Some(begin.cast_signed()), stop: Some(end.cast_signed()), step: None };
-                quarry.copy(to_u64(position) + begin * columns, &writer, "w", &[part], &crate::Unwatched).unwrap();
+                file.copy(to_u64(position) + begin * columns, &writer, "w", &[part], &crate::Unwatched).unwrap();
             }
             writer.commit(&Unwatched).unwrap();
             let archive = Archive::open(&to, &OpenOptions::default()).unwrap();
             prop_assert_eq!(archive.read("w").unwrap().to_vec(), &whole[position..position + nbytes]);
             let tensor = archive.find("w").unwrap();
-            let all = |quarry: &Quarry| quarry.agrees(to_u64(position), &tensor, 0, to_u64(nbytes)).unwrap();
-            prop_assert!(all(&quarry));
+            let all = |file: &ForeignFile| file.agrees(to_u64(position), &tensor, 0, to_u64(nbytes)).unwrap();
+            prop_assert!(all(&file));
             whole[position + other.index(nbytes)] ^= 1;
             std::fs::write(&from, &whole).unwrap();
-            prop_assert!(!all(&Quarry::open(&from).unwrap()));
+            prop_assert!(!all(&ForeignFile::open(&from).unwrap()));
         }
     }
 
@@ -176,8 +176,8 @@ mod tests {
             &Unwatched,
         )
         .unwrap();
-        let quarry = Quarry::open(&from).unwrap();
-        let text = quarry
+        let file = ForeignFile::open(&from).unwrap();
+        let text = file
             .copy(3, &writer, "w", &[], &crate::Unwatched)
             .unwrap_err()
             .to_string();
@@ -185,7 +185,7 @@ mod tests {
             text.contains("from") && text.contains('8') && text.contains('7'),
             "{text}"
         );
-        quarry.copy(2, &writer, "w", &[], &crate::Unwatched).unwrap();
+        file.copy(2, &writer, "w", &[], &crate::Unwatched).unwrap();
         writer.commit(&Unwatched).unwrap();
     }
 }

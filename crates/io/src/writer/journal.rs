@@ -49,7 +49,7 @@ struct Inner {
 
 /// Why a journal can be used no longer.
 #[derive(Debug)]
-pub(super) enum Fault {
+pub(super) enum JournalFault {
     /// It does not hold what was written to it.
     Broken,
     /// The system does not read or write it.
@@ -89,12 +89,12 @@ struct State {
     end: Option<End>,
 }
 
-impl From<io::Error> for Fault {
-    fn from(fault: io::Error) -> Fault {
+impl From<io::Error> for JournalFault {
+    fn from(fault: io::Error) -> JournalFault {
         match fault.kind() {
             // Somebody cut it off while it was read.
-            io::ErrorKind::UnexpectedEof => Fault::Broken,
-            _ => Fault::System(fault),
+            io::ErrorKind::UnexpectedEof => JournalFault::Broken,
+            _ => JournalFault::System(fault),
         }
     }
 }
@@ -118,34 +118,34 @@ impl Journal {
     }
 
     /// Claims `ranges`, none of which is empty, all or none.
-    pub(super) fn claim(&self, ranges: &[Range<u64>]) -> Result<(Claim, Verdict), Fault> {
+    pub(super) fn claim(&self, ranges: &[Range<u64>]) -> Result<(Claim, Verdict), JournalFault> {
         let (position, verdict) = self.append(&batch(CLAIM, to_u64(ranges.len()), ranges))?;
         Ok((Claim(position), verdict))
     }
 
     /// The bytes of the claim are written.
-    pub(super) fn done(&self, claim: Claim) -> Result<Verdict, Fault> {
+    pub(super) fn done(&self, claim: Claim) -> Result<Verdict, JournalFault> {
         self.append(&batch(DONE, claim.0, &[])).map(|found| found.1)
     }
 
     /// They could not be. Somebody may claim them again.
-    pub(super) fn failed(&self, claim: Claim) -> Result<Verdict, Fault> {
+    pub(super) fn failed(&self, claim: Claim) -> Result<Verdict, JournalFault> {
         self.append(&batch(FAILED, claim.0, &[])).map(|found| found.1)
     }
 
     /// Nothing is written from here on, if all is there.
-    pub(super) fn commit(&self) -> Result<Verdict, Fault> {
+    pub(super) fn commit(&self) -> Result<Verdict, JournalFault> {
         self.append(&batch(COMMIT, 0, &[])).map(|found| found.1)
     }
 
     /// Nothing is written from here on, because nobody will finish the file.
-    pub(super) fn abandon(&self) -> Result<Verdict, Fault> {
+    pub(super) fn abandon(&self) -> Result<Verdict, JournalFault> {
         self.append(&batch(ABANDON, 0, &[])).map(|found| found.1)
     }
 
     /// All who had a part in it so far are gone, and one goes on: what they claimed and did not make good is free again,
     /// and a commit that they did not get done may come again.
-    pub(super) fn take_over(&self) -> Result<Verdict, Fault> {
+    pub(super) fn take_over(&self) -> Result<Verdict, JournalFault> {
         self.append(&batch(TAKE_OVER, 0, &[])).map(|found| found.1)
     }
 
@@ -155,7 +155,7 @@ impl Journal {
     }
 
     /// How it ended, by all that stands there now.
-    pub(super) fn end_now(&self) -> Result<Option<End>, Fault> {
+    pub(super) fn end_now(&self) -> Result<Option<End>, JournalFault> {
         let mut inner = self.inner();
         let end = inner.file.metadata()?.len();
         inner.read_to(end)?;
@@ -178,18 +178,20 @@ impl Journal {
     }
 
     /// Appends a batch, and reads what others appended before it. Says where it stands, and what became of it.
-    fn append(&self, batch: &[u8]) -> Result<(u64, Verdict), Fault> {
+    fn append(&self, batch: &[u8]) -> Result<(u64, Verdict), JournalFault> {
         let mut inner = self.inner();
         let begin = inner.write(batch)?;
-        let end = begin.checked_add(to_u64(batch.len())).ok_or(Fault::Broken)?;
-        let verdict = inner.read_to(end)?.ok_or(Fault::Broken)?;
+        let end = begin
+            .checked_add(to_u64(batch.len()))
+            .ok_or(JournalFault::Broken)?;
+        let verdict = inner.read_to(end)?.ok_or(JournalFault::Broken)?;
         Ok((begin, verdict))
     }
 }
 
 impl Inner {
     /// Writes a batch at the end, and says where that was.
-    fn write(&mut self, batch: &[u8]) -> Result<u64, Fault> {
+    fn write(&mut self, batch: &[u8]) -> Result<u64, JournalFault> {
         let mut rest = batch;
         while !rest.is_empty() {
             match self.file.write(rest) {
@@ -200,24 +202,28 @@ impl Inner {
             }
         }
         let end = self.file.stream_position()?;
-        end.checked_sub(to_u64(batch.len())).ok_or(Fault::Broken)
+        end.checked_sub(to_u64(batch.len())).ok_or(JournalFault::Broken)
     }
 
     /// Reads the records up to `end`. Gives what became of the last batch; `None` when all were read before.
-    fn read_to(&mut self, end: u64) -> Result<Option<Verdict>, Fault> {
+    fn read_to(&mut self, end: u64) -> Result<Option<Verdict>, JournalFault> {
         if end < self.position {
-            return Err(Fault::Broken);
+            return Err(JournalFault::Broken);
         }
         let (mut verdict, mut longest) = (None, 0);
         while self.position < end {
             let left = end - self.position;
             if longest > left {
-                return Err(Fault::Broken);
+                return Err(JournalFault::Broken);
             }
             let bytes = self.read(left.min(PIECE.max(longest)))?;
             let mut unread = &*bytes;
             while let Some(batch) = first_batch(unread, &mut longest) {
-                verdict = Some(self.state.apply(self.position, batch).ok_or(Fault::Broken)?);
+                verdict = Some(
+                    self.state
+                        .apply(self.position, batch)
+                        .ok_or(JournalFault::Broken)?,
+                );
                 self.position += to_u64(batch.len());
                 unread = unread.get(batch.len()..).unwrap_or_default();
             }
@@ -226,8 +232,8 @@ impl Inner {
     }
 
     /// `nbytes` bytes from the first record on that was not read yet.
-    fn read(&self, nbytes: u64) -> Result<Vec<u8>, Fault> {
-        let len = to_usize(nbytes).ok_or(Fault::Broken)?;
+    fn read(&self, nbytes: u64) -> Result<Vec<u8>, JournalFault> {
+        let len = to_usize(nbytes).ok_or(JournalFault::Broken)?;
         let mut bytes = Vec::new();
         bytes
             .try_reserve_exact(len)
@@ -430,7 +436,7 @@ mod tests {
     }
 
     /// What one who comes late finds in a journal of these bytes.
-    fn late(bytes: &[u8]) -> Result<Verdict, Fault> {
+    fn late(bytes: &[u8]) -> Result<Verdict, JournalFault> {
         let (folder, journals) = several(1, 30);
         std::fs::write(folder.path().join("journal"), bytes).unwrap();
         journals[0].commit()
@@ -445,7 +451,10 @@ mod tests {
                 let mut changed = bytes.clone();
                 changed[at] ^= change;
                 let found = late(&changed);
-                assert!(matches!(found, Err(Fault::Broken)), "{at}, {change}: {found:?}");
+                assert!(
+                    matches!(found, Err(JournalFault::Broken)),
+                    "{at}, {change}: {found:?}"
+                );
             }
         }
     }
@@ -465,7 +474,7 @@ mod tests {
                     assert!(ends.contains(&len), "{len}");
                 }
                 Err(fault) => {
-                    assert!(matches!(fault, Fault::Broken), "{len}: {fault:?}");
+                    assert!(matches!(fault, JournalFault::Broken), "{len}: {fault:?}");
                     assert!(!ends.contains(&len), "{len}");
                 }
             }
@@ -482,7 +491,7 @@ mod tests {
             for journal in &journals {
                 std::fs::write(folder.path().join("journal"), &bytes[..len]).unwrap();
                 let found = journal.claim(std::slice::from_ref(&(0..1))).map(|found| found.1);
-                assert!(matches!(found, Err(Fault::Broken)), "{len}: {found:?}");
+                assert!(matches!(found, Err(JournalFault::Broken)), "{len}: {found:?}");
             }
         }
     }
@@ -497,7 +506,7 @@ mod tests {
                 .unwrap();
             file.set_len(nbytes).unwrap();
             let found = journals[0].commit();
-            assert!(matches!(found, Err(Fault::Broken)), "{nbytes}: {found:?}");
+            assert!(matches!(found, Err(JournalFault::Broken)), "{nbytes}: {found:?}");
         }
     }
 
@@ -520,7 +529,7 @@ mod tests {
         let found = Journal::new(unreadable, 0, 10).commit();
         let expected = rustix::io::Errno::BADF.raw_os_error();
         assert!(
-            matches!(&found, Err(Fault::System(fault)) if fault.raw_os_error() == Some(expected)),
+            matches!(&found, Err(JournalFault::System(fault)) if fault.raw_os_error() == Some(expected)),
             "{found:?}"
         );
     }

@@ -27,6 +27,6 @@ mod writer;
 pub use append::Appender;
 #[cfg(unix)]
 pub use aside::Aside;
-pub use foreign::Quarry;
+pub use foreign::ForeignFile;
 #[cfg(unix)]
 pub use writer::{Orphan, Writer};

@@ -6,7 +6,7 @@ use std::path::Path;
 use ingot_format::{Dtype, Format, Index, LayoutOptions, Spec};
 use proptest::prelude::*;
 
-use super::writer::{Orphan, Role, Writer};
+use super::writer::{Membership, Orphan, Writer};
 use crate::error::Error;
 use crate::options::{Durability, SaveOptions};
 use crate::payload::Payload;
@@ -139,19 +139,19 @@ impl World<'_> {
         let joined = Writer::join(self.path, orphan, &OPTIONS, &Unwatched);
         let expected = match draft {
             None => Err("nothing-to-join"),
-            Some(draft) if draft.founder.is_some() => Ok(Role::Guest),
+            Some(draft) if draft.founder.is_some() => Ok(Membership::Guest),
             Some(_) if orphan == Orphan::Refuse => Err("orphaned"),
-            Some(_) => Ok(Role::Founder),
+            Some(_) => Ok(Membership::Founder),
         };
         match expected {
             Err(expected) => prop_assert_eq!(code(joined.map(drop)), expected),
-            Ok(role) => {
+            Ok(membership) => {
                 let joined = joined.unwrap();
-                prop_assert!(joined.role == role);
+                prop_assert!(joined.membership == membership);
                 let id = self.add(joined);
                 let draft = self.model.draft.as_mut().unwrap();
                 draft.here.insert(id);
-                if role == Role::Founder {
+                if membership == Membership::Founder {
                     draft.founder = Some(id);
                     draft.claimed.clear();
                 }

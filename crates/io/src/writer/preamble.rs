@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use ingot_format::{to_u64, to_usize};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::journal::Fault;
+use super::journal::JournalFault;
 use crate::payload::FileRange;
 
 /// What it begins with, and the version of the rest.
@@ -34,13 +34,13 @@ pub(super) fn render(nbytes: u64, name: &OsStr) -> Option<Vec<u8>> {
 
 /// The size of the file, and the name of the temporary file. `None` where whoever made the notes has not come further yet,
 /// or fills the file alone.
-pub(super) fn read(notes: &File) -> Result<Option<(u64, OsString)>, Fault> {
+pub(super) fn read(notes: &File) -> Result<Option<(u64, OsString)>, JournalFault> {
     if notes.metadata()?.len() == 0 {
         return Ok(None);
     }
     let mut preamble = vec![0; to_usize(NBYTES).unwrap_or(usize::MAX)];
     FileRange::new(notes, 0, NBYTES).read(0, &mut preamble)?;
-    parse(&preamble).map(Some).ok_or(Fault::Broken)
+    parse(&preamble).map(Some).ok_or(JournalFault::Broken)
 }
 
 fn parse(preamble: &[u8]) -> Option<(u64, OsString)> {

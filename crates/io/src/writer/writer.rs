@@ -13,7 +13,7 @@ use ingot_format::{
     to_usize,
 };
 
-use super::journal::{End, Fault, Journal, Verdict};
+use super::journal::{End, Journal, JournalFault, Verdict};
 use super::preamble;
 use crate::error::{EditError, Error};
 use crate::options::{Existing, SaveOptions};
@@ -34,7 +34,7 @@ pub struct Writer {
     /// The same file, for writing without the lock.
     pub(super) filling: Filling,
     options: SaveOptions,
-    pub(super) role: Role,
+    pub(super) membership: Membership,
     pub(super) process: u32,
 }
 
@@ -51,7 +51,7 @@ pub enum Orphan {
 
 /// Whether leaving takes the file away.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Role {
+pub(super) enum Membership {
     Founder,
     Guest,
 }
@@ -90,7 +90,7 @@ impl Writer {
                 draft: Mutex::new(draft),
                 filling,
                 options: *options,
-                role: Role::Founder,
+                membership: Membership::Founder,
                 process: std::process::id(),
             }),
             Err(fault) => {
@@ -163,7 +163,7 @@ impl Writer {
         }
         let taken = writer.filling.journal.take_over();
         writer.filling.judge(writer.noted(taken)?, "")?;
-        writer.role = Role::Founder;
+        writer.membership = Membership::Founder;
         if !writer.draft().admit()? {
             return Err(refuse(path, EditError::NothingToJoin));
         }
@@ -179,7 +179,7 @@ impl Writer {
         let draft = draft.ok_or_else(|| refuse(path, EditError::NothingToJoin))?;
         let read = |bytes: &mut [u8]| {
             let range = FileRange::new(draft.file(), 0, to_u64(bytes.len()));
-            let read = range.read(0, bytes).map_err(Fault::from);
+            let read = range.read(0, bytes).map_err(JournalFault::from);
             read.map_err(|fault| explain(path, fault))
         };
         let mut start = [0; 8];
@@ -195,7 +195,7 @@ impl Writer {
             draft: Mutex::new(draft),
             filling,
             options: *options,
-            role: Role::Guest,
+            membership: Membership::Guest,
             process: std::process::id(),
         })
     }
@@ -310,7 +310,7 @@ impl Writer {
 
     /// Nobody adds to a file whose writer was killed: what that one had written may be of another run.
     fn check_owner(&self) -> Result<(), Error> {
-        if self.role == Role::Founder || self.draft().has_owner()? {
+        if self.membership == Membership::Founder || self.draft().has_owner()? {
             return Ok(());
         }
         // It may have left as one should, and said so; or been killed between saying so and doing it.
@@ -327,7 +327,7 @@ impl Writer {
     }
 
     /// What the journal gave.
-    fn noted<T>(&self, found: Result<T, Fault>) -> Result<T, Error> {
+    fn noted<T>(&self, found: Result<T, JournalFault>) -> Result<T, Error> {
         found.map_err(|fault| explain(self.path(), fault))
     }
 
@@ -344,7 +344,7 @@ impl Writer {
 /// Whoever began the file takes it away by leaving, unless it was committed.
 impl Drop for Writer {
     fn drop(&mut self) {
-        if self.role == Role::Guest || self.check_process().is_err() {
+        if self.membership == Membership::Guest || self.check_process().is_err() {
             return;
         }
         if matches!(self.filling.journal.abandon(), Ok(Verdict::Ended(End::Committed))) {
@@ -506,9 +506,9 @@ fn broken(path: &Path) -> Error {
     refuse(path, EditError::BrokenJournal)
 }
 
-fn explain(path: &Path, fault: Fault) -> Error {
+fn explain(path: &Path, fault: JournalFault) -> Error {
     match fault {
-        Fault::Broken => broken(path),
-        Fault::System(source) => journal_fault(path, source),
+        JournalFault::Broken => broken(path),
+        JournalFault::System(source) => journal_fault(path, source),
     }
 }

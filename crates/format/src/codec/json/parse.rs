@@ -30,13 +30,13 @@ pub(crate) fn parse(header: &[u8], leniency: Leniency) -> Result<RawHeader, Form
 #[derive(Debug, Default)]
 pub(crate) struct Compact {
     raw: RawHeader,
-    place: Place,
+    expected: Expected,
     has_room: bool,
 }
 
 /// What has to come next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Place {
+enum Expected {
     #[default]
     Start,
     /// Room for metadata, and then the first item or the end.
@@ -79,41 +79,41 @@ impl Compact {
 
     /// Everything, once all of the header was read.
     pub(crate) fn finish(self) -> Option<RawHeader> {
-        (self.place == Place::Padding).then_some(self.raw)
+        (self.expected == Expected::Padding).then_some(self.raw)
     }
 
     /// Reads one item with the comma or the brace after it. Leaves no trace of one that it cannot read.
     #[inline]
     fn step(&mut self, cursor: &mut Cursor<'_>) -> Option<()> {
-        match self.place {
-            Place::Start => {
+        match self.expected {
+            Expected::Start => {
                 cursor.literal("{")?;
-                self.place = Place::First;
+                self.expected = Expected::First;
             }
-            Place::First => {
+            Expected::First => {
                 cursor.spaces();
-                self.place = match cursor.literal("}") {
-                    Some(()) => Place::Padding,
-                    None if cursor.rest.is_empty() => Place::First,
-                    None => Place::Item,
+                self.expected = match cursor.literal("}") {
+                    Some(()) => Expected::Padding,
+                    None if cursor.rest.is_empty() => Expected::First,
+                    None => Expected::Item,
                 };
             }
-            Place::Item => {
+            Expected::Item => {
                 let (names, dims) = (self.raw.names.len(), self.raw.dims.len());
-                let Some(place) = item(cursor, &mut self.raw) else {
+                let Some(expected) = item(cursor, &mut self.raw) else {
                     self.raw.names.truncate(names);
                     self.raw.dims.truncate(dims);
                     return None;
                 };
-                self.place = place;
+                self.expected = expected;
             }
-            Place::AfterMetadata => {
+            Expected::AfterMetadata => {
                 cursor.spaces();
                 if !cursor.rest.is_empty() {
-                    self.place = after(cursor.goes_on("}")?);
+                    self.expected = after(cursor.goes_on("}")?);
                 }
             }
-            Place::Padding => {
+            Expected::Padding => {
                 cursor.spaces();
                 return cursor.rest.is_empty().then_some(());
             }
@@ -124,17 +124,21 @@ impl Compact {
 
 /// What comes after an item: whether another does, `goes_on` says.
 #[inline]
-fn after(goes_on: bool) -> Place {
-    if goes_on { Place::Item } else { Place::Padding }
+fn after(goes_on: bool) -> Expected {
+    if goes_on {
+        Expected::Item
+    } else {
+        Expected::Padding
+    }
 }
 
 /// One entry with what stands after it, or the metadata.
 #[inline]
-fn item(cursor: &mut Cursor<'_>, raw: &mut RawHeader) -> Option<Place> {
+fn item(cursor: &mut Cursor<'_>, raw: &mut RawHeader) -> Option<Expected> {
     match cursor.string()? {
         METADATA_KEY => {
             raw.metadata = Some(metadata(cursor, raw)?);
-            Some(Place::AfterMetadata)
+            Some(Expected::AfterMetadata)
         }
         name => {
             raw.names.push_str(name);

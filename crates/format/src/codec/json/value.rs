@@ -72,8 +72,8 @@ impl Reader {
     }
 }
 
-/// A place in the header: what it accepts, and what it says to the rest.
-trait Place<'de>: Sized {
+/// A node of the JSON of a header: what it accepts, and what it says to the rest.
+trait Node<'de>: Sized {
     /// What comes of reading it.
     type Value;
 
@@ -101,10 +101,10 @@ trait Place<'de>: Sized {
     }
 }
 
-/// Reads whatever stands at a place and hands it over.
+/// Reads whatever stands where a node is expected and hands it over.
 struct At<P>(P);
 
-impl<'de, P: Place<'de>> DeserializeSeed<'de> for At<P> {
+impl<'de, P: Node<'de>> DeserializeSeed<'de> for At<P> {
     type Value = P::Value;
 
     fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<P::Value, D::Error> {
@@ -112,7 +112,7 @@ impl<'de, P: Place<'de>> DeserializeSeed<'de> for At<P> {
     }
 }
 
-impl<'de, P: Place<'de>> Visitor<'de> for At<P> {
+impl<'de, P: Node<'de>> Visitor<'de> for At<P> {
     type Value = P::Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -161,7 +161,7 @@ impl<'de, P: Place<'de>> Visitor<'de> for At<P> {
 /// A key; JSON leaves nothing else but a string.
 struct Key;
 
-impl<'de> Place<'de> for Key {
+impl<'de> Node<'de> for Key {
     type Value = Cow<'de, str>;
 
     fn wrong<E: Error>(self, found: String) -> Result<Cow<'de, str>, E> {
@@ -176,7 +176,7 @@ impl<'de> Place<'de> for Key {
 /// The whole header: an object of entries, with `__metadata__` among them.
 struct Whole<'r>(&'r mut Reader);
 
-impl<'de> Place<'de> for Whole<'_> {
+impl<'de> Node<'de> for Whole<'_> {
     type Value = ();
 
     fn wrong<E: Error>(self, found: String) -> Result<(), E> {
@@ -208,7 +208,7 @@ impl<'de> Place<'de> for Whole<'_> {
 /// Rule F6: an object of strings, or null.
 struct AllMetadata<'r>(&'r mut Reader);
 
-impl<'de> Place<'de> for AllMetadata<'_> {
+impl<'de> Node<'de> for AllMetadata<'_> {
     type Value = ();
 
     fn wrong<E: Error>(self, found: String) -> Result<(), E> {
@@ -247,7 +247,7 @@ struct OneValue<'r> {
     key: &'r str,
 }
 
-impl<'de> Place<'de> for OneValue<'_> {
+impl<'de> Node<'de> for OneValue<'_> {
     type Value = ();
 
     fn wrong<E: Error>(self, found: String) -> Result<(), E> {
@@ -301,7 +301,7 @@ impl OneEntry<'_> {
     }
 }
 
-impl<'de> Place<'de> for OneEntry<'_> {
+impl<'de> Node<'de> for OneEntry<'_> {
     type Value = ();
 
     fn wrong<E: Error>(mut self, found: String) -> Result<(), E> {
@@ -353,7 +353,7 @@ impl<'de> Place<'de> for OneEntry<'_> {
 /// of range and any depth, which other readers refuse.
 struct Unknown;
 
-impl<'de> Place<'de> for Unknown {
+impl<'de> Node<'de> for Unknown {
     type Value = ();
 
     fn wrong<E: Error>(self, _: String) -> Result<(), E> {
@@ -415,7 +415,7 @@ impl Field<'_> {
 /// A dtype's code.
 struct Code<'r>(Field<'r>);
 
-impl<'de> Place<'de> for Code<'_> {
+impl<'de> Node<'de> for Code<'_> {
     type Value = Dtype;
 
     fn wrong<E: Error>(self, found: String) -> Result<Dtype, E> {
@@ -440,7 +440,7 @@ impl<'de> Place<'de> for Code<'_> {
 /// memory again, which is four times the header where all dimensions have one digit.
 struct Dims<'r>(Field<'r>);
 
-impl<'de> Place<'de> for Dims<'_> {
+impl<'de> Node<'de> for Dims<'_> {
     type Value = ();
 
     fn wrong<E: Error>(self, found: String) -> Result<(), E> {
@@ -458,7 +458,7 @@ impl<'de> Place<'de> for Dims<'_> {
 /// An array of two numbers, with the count of those that are there.
 struct Offsets<'r>(Field<'r>);
 
-impl<'de> Place<'de> for Offsets<'_> {
+impl<'de> Node<'de> for Offsets<'_> {
     type Value = ([u64; 2], usize);
 
     fn wrong<E: Error>(self, found: String) -> Result<Self::Value, E> {
@@ -480,7 +480,7 @@ impl<'de> Place<'de> for Offsets<'_> {
 /// One unsigned integer.
 struct Number<'r>(Field<'r>);
 
-impl<'de> Place<'de> for Number<'_> {
+impl<'de> Node<'de> for Number<'_> {
     type Value = u64;
 
     fn wrong<E: Error>(self, found: String) -> Result<u64, E> {

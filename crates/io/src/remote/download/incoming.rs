@@ -9,8 +9,8 @@ use std::sync::{Mutex, PoisonError, TryLockError};
 
 use ingot_format::{to_u64, to_usize};
 
-use super::journal::{Journal, RECORD, Record};
-use super::wanted::{DownloadOptions, Downloaded, Origin, compare};
+use super::part_table::{PART_HASH_NBYTES, PartHash, PartTable};
+use super::wanted::{DownloadOptions, Downloaded, VersionedSource, compare};
 use crate::archive::check_unchanged;
 use crate::digest::{Algorithm, Digest, Hasher};
 use crate::error::{Error, Failure};
@@ -27,11 +27,11 @@ const WRITE_NBYTES: u64 = 1 << 20;
 
 /// A file that is being fetched.
 pub(super) struct Incoming {
-    origin: Origin,
+    versioned: VersionedSource,
     path: PathBuf,
-    journal: Journal,
+    table: PartTable,
     /// The hashes that its parts have, as far as they were there when this began.
-    records: Vec<Record>,
+    hashes: Vec<PartHash>,
     landing: Landing,
     fetched: AtomicU64,
 }
@@ -46,13 +46,13 @@ enum Landing {
 /// Fetches what is missing of all these files.
 pub(super) fn fetch(files: &[Incoming], how: &DownloadOptions, watch: &dyn Watch) -> Result<(), Error> {
     let parts = |(file, incoming): (usize, &Incoming)| {
-        let numbers = 0..incoming.journal.count();
+        let numbers = 0..incoming.table.count();
         numbers.map(move |number| (file, number)).collect::<Vec<_>>()
     };
     let tasks = files.iter().enumerate().flat_map(parts).collect();
     let spans: Vec<(&dyn Source, Range<u64>)> = files
         .iter()
-        .map(|file| (&*file.origin.source, 0..file.nbytes()))
+        .map(|file| (&*file.versioned.source, 0..file.nbytes()))
         .collect();
     let total = sum(files.iter().map(Incoming::nbytes));
     let reading = Reading::of(total, &spans, &ReadOptions { threads: how.threads });
@@ -72,44 +72,48 @@ pub(super) fn fetch(files: &[Incoming], how: &DownloadOptions, watch: &dyn Watch
 impl Incoming {
     /// Goes on with what was left at `path`, or begins anew.
     pub(super) fn open(
-        origin: Origin,
+        versioned: VersionedSource,
         path: PathBuf,
         how: &DownloadOptions,
         watch: &dyn Watch,
     ) -> Result<Incoming, Error> {
         let mut partial = Draft::resume(&path, how.existing, watch)?;
-        let journal = origin.journal();
-        let left = match origin.version {
-            Some(_) => journal.records(partial.file()),
+        let table = versioned.part_table();
+        let left = match versioned.version {
+            Some(_) => table.hashes(partial.file()),
             None => None,
         };
         let begun = match &left {
             Some(_) => Ok(()),
             // Fails where the server claims more than there is room for, before anything is made of that.
             None => partial
-                .begin_anew(journal.nbytes(), watch)
-                .and_then(|()| partial.write(&journal.head(), origin.source.nbytes())),
+                .begin_anew(table.nbytes(), watch)
+                .and_then(|()| partial.write(&table.head(), versioned.source.nbytes())),
         };
         if let Err(error) = begun {
             partial.discard();
             return Err(error);
         }
-        let records = left.unwrap_or_else(|| vec![Record::default(); journal.count()]);
+        let hashes = left.unwrap_or_else(|| vec![PartHash::default(); table.count()]);
         Ok(Incoming {
-            origin,
+            versioned,
             path,
-            journal,
-            records,
+            table,
+            hashes,
             landing: Landing::Partial(Box::new(partial)),
             fetched: AtomicU64::new(0),
         })
     }
 
     /// What has its name already, if its parts have these hashes, as is found out when it is fetched.
-    pub(super) fn named(origin: Origin, path: PathBuf, records: Vec<Record>) -> Result<Incoming, Error> {
+    pub(super) fn named(
+        versioned: VersionedSource,
+        path: PathBuf,
+        hashes: Vec<PartHash>,
+    ) -> Result<Incoming, Error> {
         let open = || -> io::Result<Option<File>> {
             let file = File::open(&path)?;
-            Ok((file.metadata()?.len() == origin.source.nbytes()).then_some(file))
+            Ok((file.metadata()?.len() == versioned.source.nbytes()).then_some(file))
         };
         let opened = open().map_err(|source| Error::Open {
             path: path.clone(),
@@ -119,23 +123,23 @@ impl Incoming {
             return Err(is_there(&path));
         };
         Ok(Incoming {
-            journal: origin.journal(),
-            origin,
+            table: versioned.part_table(),
+            versioned,
             path,
-            records,
+            hashes,
             landing: Landing::Named(file),
             fetched: AtomicU64::new(0),
         })
     }
 
     fn nbytes(&self) -> u64 {
-        self.origin.source.nbytes()
+        self.versioned.source.nbytes()
     }
 
     fn follow(&self) -> Option<Follow<'_>> {
         match &self.landing {
-            Landing::Partial(partial) if self.origin.sha256.is_some() => {
-                Some(Follow::new(partial.file(), &self.journal))
+            Landing::Partial(partial) if self.versioned.sha256.is_some() => {
+                Some(Follow::new(partial.file(), &self.table))
             }
             _ => None,
         }
@@ -143,27 +147,27 @@ impl Incoming {
 
     /// Sees that a part is there.
     fn part(&self, number: usize, follow: Option<&Follow<'_>>, stop: StopFlag<'_>) -> Result<usize, Error> {
-        let part = self.journal.part(number);
-        let noted = &self.records[number];
+        let part = self.table.part(number);
+        let noted = &self.hashes[number];
         match &self.landing {
             Landing::Named(file) if !has_hash(file, &part, noted) => return Err(is_there(&self.path)),
             Landing::Partial(partial) if !has_hash(partial.file(), &part, noted) => {
-                let record = self.fetch(partial, &part, stop)?;
-                partial.write(&record, self.journal.position(number))?;
+                let hash = self.fetch(partial, &part, stop)?;
+                partial.write(&hash, self.table.position(number))?;
             }
             _ => {}
         }
         if let Some(follow) = follow {
             follow
                 .came(number)
-                .map_err(|fault| unread(&part, fault).about(Some(&self.origin.shown), None))?;
+                .map_err(|fault| unread(&part, fault).about(Some(&self.versioned.shown), None))?;
         }
         Ok(size(&part))
     }
 
     /// Fetches a part; gives the hash of its bytes. Where a server gives no parts, what breaks off begins anew.
-    fn fetch(&self, partial: &Draft, part: &Range<u64>, stop: StopFlag<'_>) -> Result<Record, Error> {
-        let mut left = self.origin.retries;
+    fn fetch(&self, partial: &Draft, part: &Range<u64>, stop: StopFlag<'_>) -> Result<PartHash, Error> {
+        let mut left = self.versioned.retries;
         loop {
             match self.try_fetch(partial, part, stop) {
                 Err(error) if left > 0 && error.code() == "range-ignored" => left -= 1,
@@ -172,8 +176,8 @@ impl Incoming {
         }
     }
 
-    fn try_fetch(&self, partial: &Draft, part: &Range<u64>, stop: StopFlag<'_>) -> Result<Record, Error> {
-        let source = &*self.origin.source;
+    fn try_fetch(&self, partial: &Draft, part: &Range<u64>, stop: StopFlag<'_>) -> Result<PartHash, Error> {
+        let source = &*self.versioned.source;
         let mut stream = Stream::new(source, part.clone(), stop);
         let mut hasher = Hasher::new(Algorithm::Xxh3Wide);
         let mut buffer = Vec::new();
@@ -188,27 +192,27 @@ impl Incoming {
             hasher.update(&buffer);
             partial.write(&buffer, at)?;
             at += to_u64(buffer.len());
-            if self.origin.is_remote {
+            if self.versioned.is_remote {
                 self.fetched.fetch_add(to_u64(buffer.len()), Ordering::Relaxed);
             }
         }
-        Ok(record(hasher))
+        Ok(part_hash(hasher))
     }
 
     fn explain(&self, failure: Failure) -> Error {
-        match check_unchanged(&*self.origin.source, Some(&self.origin.shown)) {
+        match check_unchanged(&*self.versioned.source, Some(&self.versioned.shown)) {
             Err(changed) => changed,
-            Ok(()) => failure.about(Some(&self.origin.shown), None),
+            Ok(()) => failure.about(Some(&self.versioned.shown), None),
         }
     }
 
     /// Holds it against the SHA-256 that it has to have. Wrong bytes are not kept: they would be found to be there again
     /// and again.
     fn compare(&self, follow: Option<Follow<'_>>) -> Result<(), Error> {
-        let (Some(expected), Some(follow)) = (self.origin.sha256, follow) else {
+        let (Some(expected), Some(follow)) = (self.versioned.sha256, follow) else {
             return Ok(());
         };
-        compare(&self.origin.shown, expected, follow.finish()).inspect_err(|_| {
+        compare(&self.versioned.shown, expected, follow.finish()).inspect_err(|_| {
             if let Landing::Partial(partial) = &self.landing {
                 partial.discard();
             }
@@ -226,19 +230,19 @@ impl Incoming {
 
     /// Whether the next call would find a part of it.
     fn can_go_on(&self, partial: &Draft) -> bool {
-        let is_any = |records: Vec<Record>| records.iter().any(|record| *record != Record::default());
-        self.origin.version.is_some() && self.journal.records(partial.file()).is_some_and(is_any)
+        let is_any = |hashes: Vec<PartHash>| hashes.iter().any(|hash| *hash != PartHash::default());
+        self.versioned.version.is_some() && self.table.hashes(partial.file()).is_some_and(is_any)
     }
 
     /// What tells the next call that it is this version of this file, once it is whole: nothing, where nothing does.
     pub(super) fn notes(&self) -> Vec<u8> {
-        let records = match &self.landing {
-            Landing::Named(_) => Some(self.records.clone()),
-            Landing::Partial(partial) => self.journal.records(partial.file()),
+        let hashes = match &self.landing {
+            Landing::Named(_) => Some(self.hashes.clone()),
+            Landing::Partial(partial) => self.table.hashes(partial.file()),
         };
-        match (&self.origin.version, records) {
-            (Some(_), Some(records)) => self.journal.notes(&records),
-            _ => vec![0; self.journal.notes_nbytes()],
+        match (&self.versioned.version, hashes) {
+            (Some(_), Some(hashes)) => self.table.notes(&hashes),
+            _ => vec![0; self.table.notes_nbytes()],
         }
     }
 
@@ -264,7 +268,7 @@ impl Incoming {
         Downloaded {
             nbytes: self.nbytes(),
             fetched_nbytes: self.fetched.into_inner(),
-            sha256: self.origin.sha256,
+            sha256: self.versioned.sha256,
             path: self.path,
             files: Vec::new(),
         }
@@ -277,8 +281,8 @@ pub(super) fn sum(sizes: impl Iterator<Item = u64>) -> u64 {
 }
 
 /// Whether the bytes of a part have the hash that was noted of them.
-fn has_hash(file: &File, part: &Range<u64>, noted: &Record) -> bool {
-    if *noted == Record::default() {
+fn has_hash(file: &File, part: &Range<u64>, noted: &PartHash) -> bool {
+    if *noted == PartHash::default() {
         return false;
     }
     let range = FileRange::new(file, part.start, part.end - part.start);
@@ -293,13 +297,13 @@ fn has_hash(file: &File, part: &Range<u64>, noted: &Record) -> bool {
         hasher.update(&buffer);
         at += to_u64(buffer.len());
     }
-    record(hasher) == *noted
+    part_hash(hasher) == *noted
 }
 
-fn record(hasher: Hasher) -> Record {
-    let mut record = [0; RECORD];
-    record.copy_from_slice(&hasher.finish().as_bytes()[..RECORD]);
-    record
+fn part_hash(hasher: Hasher) -> PartHash {
+    let mut hash = [0; PART_HASH_NBYTES];
+    hash.copy_from_slice(&hasher.finish().as_bytes()[..PART_HASH_NBYTES]);
+    hash
 }
 
 fn unread(part: &Range<u64>, fault: io::Error) -> Failure {
@@ -322,24 +326,25 @@ const PIECE_NBYTES: u64 = 1 << 20;
 /// memory: so nobody waits for the parts before his own, and nothing is kept.
 struct Follow<'f> {
     file: &'f File,
-    journal: &'f Journal,
+    table: &'f PartTable,
     is_there: Vec<AtomicBool>,
-    turn: Mutex<Turn>,
+    turn: Mutex<HashedParts>,
 }
 
-struct Turn {
+/// The parts that were hashed, in their order.
+struct HashedParts {
     /// The part that is hashed next.
     next: usize,
     hasher: Hasher,
 }
 
 impl<'f> Follow<'f> {
-    fn new(file: &'f File, journal: &'f Journal) -> Follow<'f> {
+    fn new(file: &'f File, table: &'f PartTable) -> Follow<'f> {
         Follow {
             file,
-            journal,
-            is_there: (0..journal.count()).map(|_| AtomicBool::new(false)).collect(),
-            turn: Mutex::new(Turn {
+            table,
+            is_there: (0..table.count()).map(|_| AtomicBool::new(false)).collect(),
+            turn: Mutex::new(HashedParts {
                 next: 0,
                 hasher: Hasher::new(Algorithm::Sha256),
             }),
@@ -373,8 +378,8 @@ impl<'f> Follow<'f> {
             .is_some_and(|is_there| is_there.load(Ordering::SeqCst))
     }
 
-    fn hash(&self, turn: &mut Turn) -> io::Result<()> {
-        let part = self.journal.part(turn.next);
+    fn hash(&self, turn: &mut HashedParts) -> io::Result<()> {
+        let part = self.table.part(turn.next);
         let range = FileRange::new(self.file, part.start, part.end - part.start);
         let mut buffer = Vec::new();
         let mut at = 0;
@@ -406,9 +411,9 @@ mod tests {
         let bytes: Vec<u8> = (0_usize..(5 << 20) + 3).map(|at| at.to_le_bytes()[1]).collect();
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&bytes).unwrap();
-        let journal = Journal::new(5 * (1 << 20) + 3, "v");
+        let table = PartTable::new(5 * (1 << 20) + 3, "v");
         for order in [[0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [2, 0, 5, 1, 4, 3]] {
-            let follow = Follow::new(&file, &journal);
+            let follow = Follow::new(&file, &table);
             for number in order {
                 follow.came(number).unwrap();
             }

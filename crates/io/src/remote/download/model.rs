@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use ingot_format::{to_u64, to_usize};
 
 use super::incoming::{Incoming, fetch, sum};
-use super::journal::{Journal, Record};
-use super::wanted::{DownloadOptions, Downloaded, Model, Origin, check_existing, make_folder};
+use super::part_table::{PartHash, PartTable};
+use super::wanted::{DownloadOptions, Downloaded, Model, VersionedSource, check_existing, make_folder};
 use crate::error::Error;
 use crate::options::{Durability, Existing};
 use crate::payload::FileRange;
@@ -30,10 +30,10 @@ pub(super) struct Ready {
 }
 
 struct Shard {
-    origin: Origin,
+    versioned: VersionedSource,
     path: PathBuf,
     /// The hashes of its parts, where an earlier call has given it its name.
-    records: Option<Vec<Record>>,
+    hashes: Option<Vec<PartHash>>,
 }
 
 impl Ready {
@@ -58,23 +58,24 @@ impl Ready {
         if let (Some(number), None) = (is_named.iter().position(|&is_named| is_named), &ledger) {
             return Err(is_there(&paths[number]));
         }
-        let origins = model.origins(how.threads, options, watch)?;
-        let journals: Vec<_> = origins.iter().map(Origin::journal).collect();
+        let sources = model.sources(how.threads, options, watch)?;
+        let tables: Vec<_> = sources.iter().map(VersionedSource::part_table).collect();
         let known = match &ledger {
-            Some(ledger) => ledger.records(&journals),
-            None => journals.iter().map(|_| None).collect(),
+            Some(ledger) => ledger.hashes(&tables),
+            None => tables.iter().map(|_| None).collect(),
         };
         let mut shards = Vec::with_capacity(paths.len());
-        for (((origin, path), is_named), known) in origins.into_iter().zip(paths).zip(is_named).zip(known) {
-            let records = match (is_named, known) {
-                (true, Some(records)) if origin.version.is_some() => Some(records),
+        for (((versioned, path), is_named), known) in sources.into_iter().zip(paths).zip(is_named).zip(known)
+        {
+            let hashes = match (is_named, known) {
+                (true, Some(hashes)) if versioned.version.is_some() => Some(hashes),
                 (true, _) => return Err(is_there(&path)),
                 (false, _) => None,
             };
             shards.push(Shard {
-                origin,
+                versioned,
                 path,
-                records,
+                hashes,
             });
         }
         Ok(Ready { model, path, shards })
@@ -83,7 +84,7 @@ impl Ready {
     /// Each file with its size, the index last.
     pub(super) fn sizes(&self) -> Vec<(PathBuf, u64)> {
         let shards = self.shards.iter();
-        let shards = shards.map(|shard| (shard.path.clone(), shard.origin.source.nbytes()));
+        let shards = shards.map(|shard| (shard.path.clone(), shard.versioned.source.nbytes()));
         shards.chain([(self.path.clone(), self.index_nbytes())]).collect()
     }
 
@@ -147,9 +148,9 @@ impl Ready {
 
 impl Shard {
     fn open(self, how: &DownloadOptions, watch: &dyn Watch) -> Result<Incoming, Error> {
-        match self.records {
-            Some(records) => Incoming::named(self.origin, self.path, records),
-            None => Incoming::open(self.origin, self.path, how, watch),
+        match self.hashes {
+            Some(hashes) => Incoming::named(self.versioned, self.path, hashes),
+            None => Incoming::open(self.versioned, self.path, how, watch),
         }
     }
 }
@@ -222,14 +223,14 @@ impl Ledger {
 
     /// The hashes that the parts of each file had. What is of another version has none, nor has what follows a file that
     /// had another size.
-    fn records(&self, journals: &[Journal]) -> Vec<Option<Vec<Record>>> {
+    fn hashes(&self, tables: &[PartTable]) -> Vec<Option<Vec<PartHash>>> {
         let mut rest = &*self.notes;
-        let mut take = |journal: &Journal| {
-            let (notes, after) = rest.split_at_checked(journal.notes_nbytes())?;
+        let mut take = |table: &PartTable| {
+            let (notes, after) = rest.split_at_checked(table.notes_nbytes())?;
             rest = after;
-            journal.records_in(notes)
+            table.hashes_in(notes)
         };
-        journals.iter().map(&mut take).collect()
+        tables.iter().map(&mut take).collect()
     }
 
     /// Writes the bytes of an index into the file that becomes it, and behind them what is known of its shards.
@@ -270,15 +271,15 @@ mod tests {
 
     #[test]
     fn a_shard_is_known_by_its_version_and_its_place() {
-        let journals =
-            |versions: [&str; 2], first| [Journal::new(first, versions[0]), Journal::new(5, versions[1])];
-        let written = journals(["one", "two"], 3);
+        let tables =
+            |versions: [&str; 2], first| [PartTable::new(first, versions[0]), PartTable::new(5, versions[1])];
+        let written = tables(["one", "two"], 3);
         let notes = [written[0].notes(&[[1; 16]]), written[1].notes(&[[2; 16]])].concat();
         let ledger = Ledger { notes };
-        let known = |journals: &[Journal]| ledger.records(journals);
+        let known = |tables: &[PartTable]| ledger.hashes(tables);
         assert_eq!(known(&written), [Some(vec![[1; 16]]), Some(vec![[2; 16]])]);
-        assert_eq!(known(&journals(["other", "two"], 3)), [None, Some(vec![[2; 16]])]);
-        assert_eq!(known(&journals(["one", "two"], 2 << 20)), [None, None]);
+        assert_eq!(known(&tables(["other", "two"], 3)), [None, Some(vec![[2; 16]])]);
+        assert_eq!(known(&tables(["one", "two"], 2 << 20)), [None, None]);
     }
 
     #[test]

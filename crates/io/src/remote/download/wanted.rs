@@ -8,21 +8,21 @@ use std::time::UNIX_EPOCH;
 
 use ingot_format::{IndexReader, ShardIndex, to_u64, to_usize};
 
-use super::journal::Journal;
+use super::part_table::PartTable;
 use crate::archive::open_source;
 use crate::checkpoint::{in_parallel, index_of};
 use crate::digest::{Algorithm, Digest, Unequal};
 use crate::error::Error;
 use crate::options::{Durability, Existing};
 use crate::payload::FileRange;
-use crate::remote::door::{
-    AT_ONCE, Door, Found, INDEX_START_NBYTES, cached_at, for_urls, header_limits, refused, through_door,
+use crate::remote::hub::{INDEX_FILE, MODEL_FILE};
+use crate::remote::location::{Location, Remote};
+use crate::remote::options::RemoteOptions;
+use crate::remote::secrets::redacted;
+use crate::remote::session::{
+    AT_ONCE, INDEX_START_NBYTES, Session, UrlFile, cached_at, for_urls, header_limits, in_session, refused,
     variable,
 };
-use crate::remote::hub::{INDEX_FILE, MODEL_FILE};
-use crate::remote::options::RemoteOptions;
-use crate::remote::place::{Place, Remote};
-use crate::remote::secrets::redacted;
 use crate::remote::source::RemoteSource;
 use crate::save::draft::is_there;
 use crate::source::Source;
@@ -63,13 +63,13 @@ const INDEX_ENDING: &str = ".index.json";
 
 /// What a URL leads to.
 pub(super) enum Wanted {
-    File(Found),
+    File(UrlFile),
     Model(Box<Model>),
 }
 
 /// An index, which was read, and its shards, which were not.
 pub(super) struct Model {
-    door: Door<'static>,
+    session: Session<'static>,
     /// All bytes of the index.
     pub(super) bytes: Vec<u8>,
     /// The SHA-256 that it was found to have, where the Hub says one.
@@ -78,12 +78,12 @@ pub(super) struct Model {
     pub(super) shards: Vec<String>,
     /// Whether the index came over a network.
     pub(super) is_remote: bool,
-    beside: Beside,
+    beside: ShardBase,
 }
 
 /// Where the files beside an index are.
-enum Beside {
-    /// Beside this one, which is of one commit where it is one of the Hub. What the cache has of it is there too.
+enum ShardBase {
+    /// ShardBase this one, which is of one commit where it is one of the Hub. What the cache has of it is there too.
     Url(Box<Remote>),
     /// In a folder of the Hub's cache, and the Hub may not be asked.
     Folder(PathBuf),
@@ -91,7 +91,9 @@ enum Beside {
 
 /// Asks for the start of the file behind `url`, or for all of an index, or finds them on this machine.
 pub(super) fn wanted(url: &str, options: &RemoteOptions, watch: &dyn Watch) -> Result<Wanted, Error> {
-    through_door(url, options, &header_limits(), watch, |door| door.wanted(url))
+    in_session(url, options, &header_limits(), watch, |session| {
+        session.wanted(url)
+    })
 }
 
 /// Whether a file of this name is an index.
@@ -99,23 +101,23 @@ pub(super) fn is_index(name: &str) -> bool {
     name.ends_with(INDEX_ENDING)
 }
 
-impl Door<'_> {
+impl Session<'_> {
     fn wanted(&self, url: &str) -> Result<Wanted, Error> {
-        match self.place(url)? {
-            Place::Cached(path, remote) if is_index(&path.to_string_lossy()) => {
+        match self.locate(url)? {
+            Location::Cached(path, remote) if is_index(&path.to_string_lossy()) => {
                 self.cached_model(&path, remote.map(|remote| *remote))
             }
-            Place::Cached(path, _) => Ok(Wanted::File(Found::Cached(path))),
-            Place::Remote(remote) if remote.hub.as_ref().is_some_and(|file| file.is_folder()) => {
+            Location::Cached(path, _) => Ok(Wanted::File(UrlFile::Cached(path))),
+            Location::Remote(remote) if remote.hub.as_ref().is_some_and(|file| file.is_folder()) => {
                 self.wanted_of_folder(&remote)
             }
-            Place::Remote(remote) if is_index(&remote.home.path) => {
-                let source = RemoteSource::begin(self.target(&remote), INDEX_START_NBYTES, self.stop);
+            Location::Remote(remote) if is_index(&remote.home.path) => {
+                let source = RemoteSource::begin(self.resource(&remote), INDEX_START_NBYTES, self.stop);
                 let source = source.map_err(|fault| refused(&remote.shown, fault))?;
                 self.model(*remote, &source, redacted(url))
             }
-            Place::Remote(remote) => {
-                let source = RemoteSource::of_whole(self.target(&remote), self.stop);
+            Location::Remote(remote) => {
+                let source = RemoteSource::of_whole(self.resource(&remote), self.stop);
                 let source = source.map_err(|fault| refused(&remote.shown, fault))?;
                 Ok(Wanted::File(file(&remote, source)))
             }
@@ -125,13 +127,13 @@ impl Door<'_> {
     /// The model of a folder of the Hub. One question more is nothing beside a download.
     fn wanted_of_folder(&self, folder: &Remote) -> Result<Wanted, Error> {
         let model = self.beside(folder, MODEL_FILE)?;
-        let missing = match RemoteSource::of_whole(self.target(&model), self.stop) {
+        let missing = match RemoteSource::of_whole(self.resource(&model), self.stop) {
             Ok(source) => return Ok(Wanted::File(file(&model, source))),
             Err(fault) if fault.is_missing() => fault,
             Err(fault) => return Err(refused(&model.shown, fault)),
         };
         let index = self.beside(folder, INDEX_FILE)?;
-        match RemoteSource::begin(self.target(&index), INDEX_START_NBYTES, self.stop) {
+        match RemoteSource::begin(self.resource(&index), INDEX_START_NBYTES, self.stop) {
             Ok(source) => {
                 let shown = index.shown.clone();
                 self.model(index, &source, shown)
@@ -162,14 +164,14 @@ impl Door<'_> {
             compare(Path::new(&shown), expected, Algorithm::Sha256.digest(&bytes))?;
         }
         let model = Model {
-            door: self.heeding(StopFlag::never()),
+            session: self.heeding(StopFlag::never()),
             shards: for_urls(read(&bytes, Path::new(&shown))?, Path::new(&shown))?
                 .shards()
                 .to_vec(),
             bytes,
             sha256,
             is_remote: true,
-            beside: Beside::Url(Box::new(index)),
+            beside: ShardBase::Url(Box::new(index)),
         };
         Ok(Wanted::Model(Box::new(model)))
     }
@@ -189,23 +191,26 @@ impl Door<'_> {
             None => read(&bytes, path)?,
         };
         let model = Model {
-            door: self.heeding(StopFlag::never()),
+            session: self.heeding(StopFlag::never()),
             shards: index.shards().to_vec(),
             bytes,
             sha256: None,
             is_remote: false,
             beside: match remote {
-                Some(remote) => Beside::Url(Box::new(remote)),
-                None => Beside::Folder(folder),
+                Some(remote) => ShardBase::Url(Box::new(remote)),
+                None => ShardBase::Folder(folder),
             },
         };
         Ok(Wanted::Model(Box::new(model)))
     }
 }
 
-fn file(remote: &Remote, source: RemoteSource) -> Found {
+fn file(remote: &Remote, source: RemoteSource) -> UrlFile {
     let cached = cached_at(remote, source.commit().as_deref());
-    cached.map_or_else(|| Found::Remote(Box::new(source), remote.backend), Found::Cached)
+    cached.map_or_else(
+        || UrlFile::Remote(Box::new(source), remote.backend),
+        UrlFile::Cached,
+    )
 }
 
 /// Bytes that an index takes, if it is no larger than one may be.
@@ -226,32 +231,37 @@ fn read(index: &[u8], path: &Path) -> Result<ShardIndex, Error> {
 
 impl Model {
     /// Where each shard comes from. Of each the start is asked for, of many at once.
-    pub(super) fn origins(
+    pub(super) fn sources(
         &self,
         threads: Option<NonZeroUsize>,
         options: &RemoteOptions,
         watch: &dyn Watch,
-    ) -> Result<Vec<Origin>, Error> {
+    ) -> Result<Vec<VersionedSource>, Error> {
         let at_once = threads.map_or(AT_ONCE, |threads| threads.get().min(AT_ONCE));
         let numbers: Vec<usize> = (0..self.shards.len()).collect();
-        let origin = |number: usize, stop: StopFlag<'_>| self.origin(&self.shards[number], options, stop);
-        let origins = in_parallel(Reading::waiting(at_once), &numbers, origin, watch);
-        self.door.rest();
-        origins
+        let source = |number: usize, stop: StopFlag<'_>| self.versioned(&self.shards[number], options, stop);
+        let sources = in_parallel(Reading::waiting(at_once), &numbers, source, watch);
+        self.session.rest();
+        sources
     }
 
-    fn origin(&self, shard: &str, options: &RemoteOptions, stop: StopFlag<'_>) -> Result<Origin, Error> {
+    fn versioned(
+        &self,
+        shard: &str,
+        options: &RemoteOptions,
+        stop: StopFlag<'_>,
+    ) -> Result<VersionedSource, Error> {
         let index = match &self.beside {
-            Beside::Url(index) => index,
-            Beside::Folder(folder) => return Origin::cached(&folder.join(shard)),
+            ShardBase::Url(index) => index,
+            ShardBase::Folder(folder) => return VersionedSource::cached(&folder.join(shard)),
         };
-        let remote = self.door.beside(index, shard)?;
+        let remote = self.session.beside(index, shard)?;
         if let Some(path) = remote.hub.as_ref().and_then(|file| file.cached(&variable)) {
-            return Origin::cached(&path);
+            return VersionedSource::cached(&path);
         }
-        let source = RemoteSource::of_many(self.door.target(&remote), stop);
+        let source = RemoteSource::of_many(self.session.resource(&remote), stop);
         let source = source.map_err(|fault| refused(&remote.shown, fault))?;
-        Ok(Origin::remote(
+        Ok(VersionedSource::remote(
             source,
             remote.backend,
             remote.shown.into(),
@@ -260,8 +270,8 @@ impl Model {
     }
 }
 
-/// A file, of one version.
-pub(super) struct Origin {
+/// A source, of one version.
+pub(super) struct VersionedSource {
     pub(super) source: Box<dyn Source>,
     /// What the caller knows it by.
     pub(super) shown: PathBuf,
@@ -276,16 +286,16 @@ pub(super) struct Origin {
     is_whole: bool,
 }
 
-impl Origin {
+impl VersionedSource {
     pub(super) fn remote(
         source: RemoteSource,
         backend: &str,
         shown: PathBuf,
         options: &RemoteOptions,
-    ) -> Origin {
+    ) -> VersionedSource {
         let sha256 = linked(&source, backend);
         let is_whole = source.is_whole();
-        Origin {
+        VersionedSource {
             shown,
             // The Hub gives the same bytes under many addresses: one for each commit.
             version: sha256
@@ -300,8 +310,8 @@ impl Origin {
     }
 
     /// A file of the Hub's cache.
-    pub(super) fn cached(path: &Path) -> Result<Origin, Error> {
-        Ok(Origin {
+    pub(super) fn cached(path: &Path) -> Result<VersionedSource, Error> {
+        Ok(VersionedSource {
             source: Box::new(open_source(path)?),
             shown: path.to_owned(),
             version: version(path),
@@ -313,21 +323,21 @@ impl Origin {
     }
 
     /// The same, which the caller expects to have this SHA-256. All who know it must say the same.
-    pub(super) fn expecting(self, sha256: Option<Digest>) -> Result<Origin, Error> {
+    pub(super) fn expecting(self, sha256: Option<Digest>) -> Result<VersionedSource, Error> {
         if let (Some(expected), Some(found)) = (sha256, self.sha256) {
             compare(&self.shown, expected, found)?;
         }
-        Ok(Origin {
+        Ok(VersionedSource {
             sha256: sha256.or(self.sha256),
             ..self
         })
     }
 
-    pub(super) fn journal(&self) -> Journal {
+    pub(super) fn part_table(&self) -> PartTable {
         let version = self.version.as_deref().unwrap_or_default();
         match self.is_whole {
-            true => Journal::of_one_part(self.source.nbytes(), version),
-            false => Journal::new(self.source.nbytes(), version),
+            true => PartTable::of_one_part(self.source.nbytes(), version),
+            false => PartTable::new(self.source.nbytes(), version),
         }
     }
 }

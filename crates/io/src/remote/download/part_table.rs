@@ -18,7 +18,7 @@ const MAGIC: [u8; 8] = *b"ingot-d1";
 /// Bytes before the hashes: those, and the digest of what names the version.
 const HEAD_NBYTES: u64 = 8 + 32;
 /// Bytes of a hash.
-pub(super) const RECORD: usize = 16;
+pub(super) const PART_HASH_NBYTES: usize = 16;
 
 const MIB: u64 = 1 << 20;
 /// Bytes of a part at most: what one request takes.
@@ -27,23 +27,23 @@ const PART_NBYTES: u64 = 8 * MIB;
 const PARTS: u64 = 64;
 
 /// The hash of a part; zero where it is not there.
-pub(super) type Record = [u8; RECORD];
+pub(super) type PartHash = [u8; PART_HASH_NBYTES];
 
 /// Where notes stand, and of what file they are.
-pub(super) struct Journal {
+pub(super) struct PartTable {
     file_nbytes: u64,
     part_nbytes: u64,
     version: Digest,
 }
 
-impl Journal {
+impl PartTable {
     /// Of a file of so many bytes, whose `version` no other has.
-    pub(super) fn new(file_nbytes: u64, version: &str) -> Journal {
+    pub(super) fn new(file_nbytes: u64, version: &str) -> PartTable {
         let part_nbytes = (file_nbytes / PARTS)
             .clamp(MIB, PART_NBYTES)
             .next_multiple_of(MIB);
         let text = format!("{version}\n{file_nbytes}\n{part_nbytes}");
-        Journal {
+        PartTable {
             file_nbytes,
             part_nbytes,
             version: Algorithm::Sha256.digest(text.as_bytes()),
@@ -51,10 +51,10 @@ impl Journal {
     }
 
     /// Of a file that comes in one part or not at all.
-    pub(super) fn of_one_part(file_nbytes: u64, version: &str) -> Journal {
-        Journal {
+    pub(super) fn of_one_part(file_nbytes: u64, version: &str) -> PartTable {
+        PartTable {
             part_nbytes: file_nbytes.max(1),
-            ..Journal::new(file_nbytes, version)
+            ..PartTable::new(file_nbytes, version)
         }
     }
 
@@ -79,7 +79,7 @@ impl Journal {
     /// Where the hash of a part stands.
     pub(super) fn position(&self, number: usize) -> u64 {
         let head_end = self.file_nbytes.saturating_add(HEAD_NBYTES);
-        head_end.saturating_add(to_u64(number).saturating_mul(to_u64(RECORD)))
+        head_end.saturating_add(to_u64(number).saturating_mul(to_u64(PART_HASH_NBYTES)))
     }
 
     /// What stands before the hashes, directly behind the file.
@@ -93,25 +93,25 @@ impl Journal {
     }
 
     /// The notes of a file whose parts have these hashes.
-    pub(super) fn notes(&self, records: &[Record]) -> Vec<u8> {
-        [&*self.head(), records.as_flattened()].concat()
+    pub(super) fn notes(&self, hashes: &[PartHash]) -> Vec<u8> {
+        [&*self.head(), hashes.as_flattened()].concat()
     }
 
     /// The hashes that `notes` hold of this version of this file; `None` where they are of another.
-    pub(super) fn records_in(&self, notes: &[u8]) -> Option<Vec<Record>> {
-        let records = notes.strip_prefix(&*self.head())?;
-        Some(records.as_chunks().0.to_vec())
+    pub(super) fn hashes_in(&self, notes: &[u8]) -> Option<Vec<PartHash>> {
+        let hashes = notes.strip_prefix(&*self.head())?;
+        Some(hashes.as_chunks().0.to_vec())
     }
 
     /// The hashes that `file` holds of this version of this file; `None` where it holds none.
-    pub(super) fn records(&self, file: &File) -> Option<Vec<Record>> {
+    pub(super) fn hashes(&self, file: &File) -> Option<Vec<PartHash>> {
         if file.metadata().ok()?.len() != self.nbytes() {
             return None;
         }
         let mut notes = vec![0; self.notes_nbytes()];
         let range = FileRange::new(file, self.file_nbytes, to_u64(notes.len()));
         range.read(0, &mut notes).ok()?;
-        self.records_in(&notes)
+        self.hashes_in(&notes)
     }
 }
 
@@ -123,16 +123,16 @@ mod tests {
     #[test]
     fn parts_cover_the_file() {
         for nbytes in [0, 1, MIB, MIB + 1, 100 * MIB, (1 << 40) + 5] {
-            let journal = Journal::new(nbytes, "v");
+            let table = PartTable::new(nbytes, "v");
             let mut end = 0;
-            for number in 0..journal.count().min(300_000) {
-                let part = journal.part(number);
+            for number in 0..table.count().min(300_000) {
+                let part = table.part(number);
                 assert_eq!(part.start, end);
                 assert!(part.end > part.start && part.end - part.start <= PART_NBYTES);
                 end = part.end;
             }
             assert_eq!(end, nbytes);
-            assert_eq!(journal.nbytes(), nbytes + 40 + 16 * to_u64(journal.count()));
+            assert_eq!(table.nbytes(), nbytes + 40 + 16 * to_u64(table.count()));
         }
     }
 
@@ -140,23 +140,23 @@ mod tests {
     fn a_size_that_no_file_has_is_counted_as_any_other() {
         // A server may claim it. There is no room for the file, which is said when room is made.
         for nbytes in [1 << 63, u64::MAX - 40, u64::MAX - 39, u64::MAX] {
-            let journal = Journal::new(nbytes, "v");
-            assert!(journal.nbytes() > nbytes || journal.nbytes() == u64::MAX);
-            assert_eq!(journal.part(journal.count() - 1).end, nbytes);
+            let table = PartTable::new(nbytes, "v");
+            assert!(table.nbytes() > nbytes || table.nbytes() == u64::MAX);
+            assert_eq!(table.part(table.count() - 1).end, nbytes);
         }
     }
 
     #[test]
     fn notes_of_another_version_are_none() {
         let mut file = tempfile::tempfile().unwrap();
-        let journal = Journal::new(3, "one");
+        let table = PartTable::new(3, "one");
         file.write_all(b"abc").unwrap();
-        file.write_all(&journal.head()).unwrap();
-        file.write_all(&[7; RECORD]).unwrap();
-        assert_eq!(journal.records(&file), Some(vec![[7; RECORD]]));
-        assert_eq!(Journal::new(3, "two").records(&file), None);
-        assert_eq!(Journal::new(2, "one").records(&file), None);
-        file.set_len(journal.nbytes() - 1).unwrap();
-        assert_eq!(journal.records(&file), None);
+        file.write_all(&table.head()).unwrap();
+        file.write_all(&[7; PART_HASH_NBYTES]).unwrap();
+        assert_eq!(table.hashes(&file), Some(vec![[7; PART_HASH_NBYTES]]));
+        assert_eq!(PartTable::new(3, "two").hashes(&file), None);
+        assert_eq!(PartTable::new(2, "one").hashes(&file), None);
+        file.set_len(table.nbytes() - 1).unwrap();
+        assert_eq!(table.hashes(&file), None);
     }
 }

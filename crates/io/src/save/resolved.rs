@@ -19,9 +19,9 @@ use crate::watch::{POLL, Watch};
 const LINKS: usize = 40;
 
 /// What a path leads to, every symlink followed.
-pub(super) enum Target {
+pub(super) enum Resolved {
     /// A name in a directory. A regular file has it, or nothing.
-    Place(Place),
+    Entry(DirectoryEntry),
     /// A regular file that has no name that could be given to another: what a link of /proc points to.
     Nameless(File),
     /// Something that takes bytes in order: a pipe, a terminal, another device.
@@ -30,7 +30,7 @@ pub(super) enum Target {
 
 /// A name in a directory, for a regular file. The directory stays the same one when it is renamed, or when the
 /// program changes its working directory.
-pub(super) struct Place {
+pub(super) struct DirectoryEntry {
     pub(super) directory: Directory,
     pub(super) name: OsString,
     /// `None` when nothing has the name.
@@ -42,8 +42,8 @@ pub(super) struct Directory {
     fd: OwnedFd,
 }
 
-impl Target {
-    pub(super) fn find(path: &Path, watch: &dyn Watch) -> Result<Target, Stop> {
+impl Resolved {
+    pub(super) fn find(path: &Path, watch: &dyn Watch) -> Result<Resolved, Stop> {
         match fs::stat(path).map(|stat| FileType::from_raw_mode(stat.st_mode)) {
             Ok(FileType::Directory) => return Err(Errno::ISDIR).step(step::OPEN),
             Ok(FileType::RegularFile) | Err(Errno::NOENT) => {}
@@ -55,12 +55,12 @@ impl Target {
 }
 
 /// Follows symlinks one by one, because the last directory on the way is where the new file has to be made.
-fn follow(path: &Path) -> io::Result<Target> {
+fn follow(path: &Path) -> io::Result<Resolved> {
     let mut path = path.to_path_buf();
     let mut from: Option<Directory> = None;
     for _ in 0..LINKS {
         if let Some(file) = standard_stream(&path) {
-            return file.map(Target::Stream);
+            return file.map(Resolved::Stream);
         }
         let (parent, name) = split(&path)?;
         let base = from.as_ref().map_or(CWD, AsFd::as_fd);
@@ -73,7 +73,7 @@ fn follow(path: &Path) -> io::Result<Target> {
         match existing.map(|stat| FileType::from_raw_mode(stat.st_mode)) {
             None | Some(FileType::RegularFile) => {
                 let name = name.to_owned();
-                return Ok(Target::Place(Place {
+                return Ok(Resolved::Entry(DirectoryEntry {
                     directory,
                     name,
                     existing,
@@ -83,7 +83,7 @@ fn follow(path: &Path) -> io::Result<Target> {
             Some(FileType::Symlink) if directory.is_proc() => {
                 let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
                 let fd = retry_on_intr(|| fs::openat(&directory, name, flags, Mode::empty()))?;
-                return Ok(Target::Nameless(fd.into()));
+                return Ok(Resolved::Nameless(fd.into()));
             }
             Some(FileType::Symlink) => {
                 let link = fs::readlinkat(&directory, name, Vec::new())?;
@@ -131,20 +131,20 @@ fn standard_stream(path: &Path) -> Option<io::Result<File>> {
 
 /// Opens what takes bytes in order. It does not block, so that a save into a pipe without a reader can be
 /// interrupted.
-fn open_stream(path: &Path, kind: FileType, watch: &dyn Watch) -> Result<Target, Stop> {
+fn open_stream(path: &Path, kind: FileType, watch: &dyn Watch) -> Result<Resolved, Stop> {
     let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     loop {
         if watch.interrupted() {
             return Err(Stop::Interrupted);
         }
         match retry_on_intr(|| fs::open(path, flags, Mode::empty())) {
-            Ok(fd) => return Ok(Target::Stream(fd.into())),
+            Ok(fd) => return Ok(Resolved::Stream(fd.into())),
             // A pipe that nobody reads yet.
             Err(Errno::NXIO) if kind == FileType::Fifo => thread::sleep(POLL),
             Err(fault) => {
                 // A socket cannot be opened by name, and a pipe of another user may not be.
                 return match standard_stream(path) {
-                    Some(file) => file.map(Target::Stream).step(step::OPEN),
+                    Some(file) => file.map(Resolved::Stream).step(step::OPEN),
                     None => Err(fault).step(step::OPEN),
                 };
             }
@@ -152,7 +152,7 @@ fn open_stream(path: &Path, kind: FileType, watch: &dyn Watch) -> Result<Target,
     }
 }
 
-impl Place {
+impl DirectoryEntry {
     /// Whether the existing file, if there is one, may be replaced. Renaming over it needs no right to write to it,
     /// so this has to be asked.
     pub(super) fn check_writable(&self, read_only: ReadOnly) -> Result<(), Stop> {

@@ -63,7 +63,7 @@ fn unknown_scheme(text: &str) -> Fault {
 
 /// Where a file is.
 #[derive(Debug)]
-pub(crate) enum Place {
+pub(crate) enum Location {
     /// On this machine: named as a file, or in a cache of the Hub. What is missing there can be had from the Hub, if it may be asked.
     Cached(PathBuf, Option<Box<Remote>>),
     /// Behind requests.
@@ -82,24 +82,24 @@ pub(crate) struct Remote {
     pub(crate) hub: Option<HubFile>,
 }
 
-impl Place {
+impl Location {
     /// Reads a URL, once: nothing after this takes it apart again.
     pub(crate) fn find(
         text: &str,
         options: &RemoteOptions,
         variable: &dyn Fn(&str) -> Option<String>,
         stop: StopFlag<'_>,
-    ) -> Result<Place, Fault> {
+    ) -> Result<Location, Fault> {
         options.check()?;
         match scheme_of(text) {
-            Some(("hf", rest)) => Place::of_hub(text, HubFile::parse(rest)?, options, variable),
+            Some(("hf", rest)) => Location::of_hub(text, HubFile::parse(rest)?, options, variable),
             Some(("s3", rest)) => {
                 let (home, access) = s3::locate(rest, options, variable, stop)?;
-                Ok(Place::remote("s3", text, home, Access::S3(access)))
+                Ok(Location::remote("s3", text, home, Access::S3(access)))
             }
             Some(("gs", rest)) => {
                 let (home, access) = gcs::locate(Object::parse(rest)?, options, variable)?;
-                Ok(Place::remote("gs", text, home, access))
+                Ok(Location::remote("gs", text, home, access))
             }
             Some(("az", rest)) => {
                 let (home, credential) = azure::locate(Object::parse(rest)?, options, variable)?;
@@ -108,21 +108,21 @@ impl Place {
                     Some(azure::Credential::Token(token)) => Access::bearer(Some(token)),
                     Some(azure::Credential::Key(key)) => Access::Azure(key),
                 };
-                Ok(Place::remote("az", text, home, access))
+                Ok(Location::remote("az", text, home, access))
             }
             Some(_) => {
                 let url = Url::parse(text)?;
                 if let Some(file) = HubFile::of_url(&url, variable) {
-                    return Place::of_hub(text, file?, options, variable);
+                    return Location::of_hub(text, file?, options, variable);
                 }
                 let token = match &options.token {
                     Token::Given(token) => Some(token.clone()),
                     _ => None,
                 };
-                Ok(Place::remote("http", text, url, Access::bearer(token)))
+                Ok(Location::remote("http", text, url, Access::bearer(token)))
             }
             None => match local_path(text) {
-                Some(path) => Ok(Place::Cached(path?, None)),
+                Some(path) => Ok(Location::Cached(path?, None)),
                 None => Err(unknown_scheme(text)),
             },
         }
@@ -133,11 +133,11 @@ impl Place {
         file: HubFile,
         options: &RemoteOptions,
         variable: &dyn Fn(&str) -> Option<String>,
-    ) -> Result<Place, Fault> {
+    ) -> Result<Location, Fault> {
         let meant = file.meant();
         if hub::is_offline(variable) {
             let cached = meant.iter().find_map(|file| file.cached_offline(variable));
-            return cached.map(|path| Place::Cached(path, None)).ok_or_else(|| {
+            return cached.map(|path| Location::Cached(path, None)).ok_or_else(|| {
                 let why = "HF_HUB_OFFLINE is set, and the file is not in the Hub's local cache";
                 FaultKind::Offline(why.to_owned()).into()
             });
@@ -154,13 +154,13 @@ impl Place {
         };
         let cached = |file: &HubFile| Some((file.cached(variable)?, file.clone()));
         match meant.iter().find_map(cached) {
-            Some((path, file)) => Ok(Place::Cached(path, Some(remote(&file)?))),
-            None => Ok(Place::Remote(remote(&file)?)),
+            Some((path, file)) => Ok(Location::Cached(path, Some(remote(&file)?))),
+            None => Ok(Location::Remote(remote(&file)?)),
         }
     }
 
-    fn remote(backend: &'static str, text: &str, home: Url, access: Access) -> Place {
-        Place::Remote(Box::new(Remote {
+    fn remote(backend: &'static str, text: &str, home: Url, access: Access) -> Location {
+        Location::Remote(Box::new(Remote {
             backend,
             home,
             access: Arc::new(access),
@@ -356,7 +356,7 @@ mod tests {
     #[test]
     fn an_unknown_scheme_is_named_with_those_that_are_known() {
         let find = |text: &str| {
-            Place::find(text, &RemoteOptions::default(), &|_| None, StopFlag::never())
+            Location::find(text, &RemoteOptions::default(), &|_| None, StopFlag::never())
                 .unwrap_err()
                 .to_string()
         };

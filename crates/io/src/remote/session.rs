@@ -7,14 +7,14 @@ use ingot_format::{Foreign, FormatError, Header, Limits, ShardIndex, to_u64};
 
 use super::client::Client;
 use super::fault::Fault;
-use super::fetch::Target;
+use super::fetch::Resource;
 use super::hub::{INDEX_FILE, MODEL_FILE};
+use super::location::{Location, Remote, local_path};
 use super::options::RemoteOptions;
-use super::place::{Place, Remote, local_path};
 use super::secrets::redacted;
 use super::source::{READS_AT_ONCE, RemoteSource, START_NBYTES};
 use crate::archive::Archive;
-use crate::checkpoint::{Checkpoint, Manner, Shards, Store, index_of, read_index};
+use crate::checkpoint::{Backing, Checkpoint, Shards, Store, index_of, read_index};
 use crate::error::{CheckpointFault, Error, Failure};
 use crate::options::{Backend, CheckpointOptions, OpenOptions, Reach};
 use crate::source::Source as _;
@@ -91,45 +91,45 @@ impl Checkpoint {
             let reach = Reach::FollowLinks;
             return Checkpoint::open(&path, &CheckpointOptions { open, reach });
         }
-        through_door(url, options, limits, watch, |door| door.open(url))
+        in_session(url, options, limits, watch, |session| session.open(url))
     }
 }
 
 /// A file of whatever kind that a URL leads to.
-pub(super) enum Found {
+pub(super) enum UrlFile {
     Cached(PathBuf),
     /// With what it is asked with.
     Remote(Box<RemoteSource>, &'static str),
 }
 
 /// Asks for the start of the file behind `url`, as `begin` does that, or finds it on this machine.
-pub(super) fn found(
+pub(super) fn url_file(
     url: &str,
     options: &RemoteOptions,
-    begin: &(dyn Fn(Target, StopFlag<'_>) -> Result<RemoteSource, Fault> + Sync),
+    begin: &(dyn Fn(Resource, StopFlag<'_>) -> Result<RemoteSource, Fault> + Sync),
     watch: &dyn Watch,
-) -> Result<Found, Error> {
-    through_door(url, options, &header_limits(), watch, |door| {
-        door.found(url, begin)
+) -> Result<UrlFile, Error> {
+    in_session(url, options, &header_limits(), watch, |session| {
+        session.url_file(url, begin)
     })
 }
 
-/// What `open` makes of a way to files behind URLs. It is tried again where a server says that it has to be another.
-pub(super) fn through_door<T: Send>(
+/// What `open` makes of a session. It is tried again where a server says that it has to be another.
+pub(super) fn in_session<T: Send>(
     url: &str,
     options: &RemoteOptions,
     limits: &Limits,
     watch: &dyn Watch,
-    open: impl Fn(&Door<'_>) -> Result<T, Error> + Send + Sync,
+    open: impl Fn(&Session<'_>) -> Result<T, Error> + Send + Sync,
 ) -> Result<T, Error> {
     // A bucket of S3 lies in one region, and who asks in another is told in which.
-    let open_in_region = |stop: StopFlag<'_>| match open(&Door::new(options, limits, stop)) {
+    let open_in_region = |stop: StopFlag<'_>| match open(&Session::new(options, limits, stop)) {
         Err(error) if options.region.is_none() && region_of(&error).is_some() => {
             let options = RemoteOptions {
                 region: region_of(&error).map(ToOwned::to_owned),
                 ..options.clone()
             };
-            open(&Door::new(&options, limits, stop))
+            open(&Session::new(&options, limits, stop))
         }
         opened => opened,
     };
@@ -144,17 +144,17 @@ fn region_of(error: &Error) -> Option<&str> {
     }
 }
 
-/// Opens files behind URLs: one way, and one set of connections, for all that one URL leads to.
+/// Opens files behind URLs: one client, with its connections, for all that one URL leads to.
 #[derive(Debug)]
-pub(crate) struct Door<'f> {
+pub(crate) struct Session<'f> {
     client: Arc<Client>,
     limits: Limits,
     pub(super) stop: StopFlag<'f>,
 }
 
-impl<'f> Door<'f> {
-    fn new(options: &RemoteOptions, limits: &Limits, stop: StopFlag<'f>) -> Door<'f> {
-        Door {
+impl<'f> Session<'f> {
+    fn new(options: &RemoteOptions, limits: &Limits, stop: StopFlag<'f>) -> Session<'f> {
+        Session {
             client: Arc::new(Client::new(options.clone(), &variable)),
             limits: *limits,
             stop,
@@ -162,24 +162,24 @@ impl<'f> Door<'f> {
     }
 
     /// The same for work that heeds another flag.
-    pub(super) fn heeding<'g>(&self, stop: StopFlag<'g>) -> Door<'g> {
+    pub(super) fn heeding<'g>(&self, stop: StopFlag<'g>) -> Session<'g> {
         let client = Arc::clone(&self.client);
         let limits = self.limits;
-        Door { client, limits, stop }
+        Session { client, limits, stop }
     }
 
     fn open(&self, url: &str) -> Result<Checkpoint, Error> {
-        match self.place(url)? {
-            Place::Cached(path, remote) => self.cached(&path, remote.map(|remote| *remote)),
-            Place::Remote(remote) if remote.hub.as_ref().is_some_and(|file| file.is_folder()) => {
+        match self.locate(url)? {
+            Location::Cached(path, remote) => self.cached(&path, remote.map(|remote| *remote)),
+            Location::Remote(remote) if remote.hub.as_ref().is_some_and(|file| file.is_folder()) => {
                 self.model_of(&remote)
             }
-            Place::Remote(remote) if remote.is_index() => {
-                let source = RemoteSource::begin(self.target(&remote), INDEX_START_NBYTES, self.stop);
+            Location::Remote(remote) if remote.is_index() => {
+                let source = RemoteSource::begin(self.resource(&remote), INDEX_START_NBYTES, self.stop);
                 let source = source.map_err(|fault| refused(&remote.shown, fault))?;
                 self.index(*remote, source)
             }
-            Place::Remote(remote) => {
+            Location::Remote(remote) => {
                 let source = self.source(&remote, START_NBYTES);
                 let source = source.map_err(|fault| refused(&remote.shown, fault))?;
                 self.content(*remote, source)
@@ -187,27 +187,31 @@ impl<'f> Door<'f> {
         }
     }
 
-    pub(super) fn place(&self, url: &str) -> Result<Place, Error> {
-        let place = Place::find(url, &self.client.options, &variable, self.stop);
-        place.map_err(|fault| refused(&redacted(url), fault))
+    pub(super) fn locate(&self, url: &str) -> Result<Location, Error> {
+        let location = Location::find(url, &self.client.options, &variable, self.stop);
+        location.map_err(|fault| refused(&redacted(url), fault))
     }
 
     /// The file that `url` names; of a repository of the Hub that with its model.
-    fn found(
+    fn url_file(
         &self,
         url: &str,
-        begin: &(dyn Fn(Target, StopFlag<'_>) -> Result<RemoteSource, Fault> + Sync),
-    ) -> Result<Found, Error> {
-        let remote = match self.place(url)? {
-            Place::Cached(path, _) => return Ok(Found::Cached(path)),
-            Place::Remote(remote) if remote.hub.as_ref().is_some_and(|file| file.is_folder()) => {
+        begin: &(dyn Fn(Resource, StopFlag<'_>) -> Result<RemoteSource, Fault> + Sync),
+    ) -> Result<UrlFile, Error> {
+        let remote = match self.locate(url)? {
+            Location::Cached(path, _) => return Ok(UrlFile::Cached(path)),
+            Location::Remote(remote) if remote.hub.as_ref().is_some_and(|file| file.is_folder()) => {
                 self.beside(&remote, MODEL_FILE)?
             }
-            Place::Remote(remote) => *remote,
+            Location::Remote(remote) => *remote,
         };
-        let source = begin(self.target(&remote), self.stop).map_err(|fault| refused(&remote.shown, fault))?;
+        let source =
+            begin(self.resource(&remote), self.stop).map_err(|fault| refused(&remote.shown, fault))?;
         let cached = cached_at(&remote, source.commit().as_deref());
-        Ok(cached.map_or_else(|| Found::Remote(Box::new(source), remote.backend), Found::Cached))
+        Ok(cached.map_or_else(
+            || UrlFile::Remote(Box::new(source), remote.backend),
+            UrlFile::Cached,
+        ))
     }
 
     /// The file `name` beside this one.
@@ -218,12 +222,12 @@ impl<'f> Door<'f> {
 
     /// A file of tensors.
     fn source(&self, remote: &Remote, start_nbytes: u64) -> Result<RemoteSource, Fault> {
-        RemoteSource::open(self.target(remote), start_nbytes, &self.limits, self.stop)
+        RemoteSource::open(self.resource(remote), start_nbytes, &self.limits, self.stop)
     }
 
-    pub(super) fn target(&self, remote: &Remote) -> Target {
+    pub(super) fn resource(&self, remote: &Remote) -> Resource {
         let (home, access) = (remote.home.clone(), Arc::clone(&remote.access));
-        Target::new(Arc::clone(&self.client), home, access, remote.is_shown())
+        Resource::new(Arc::clone(&self.client), home, access, remote.is_shown())
     }
 
     /// The model of a folder of the Hub. Both files that it can be are asked for at once: nobody knows which it is, and
@@ -238,7 +242,7 @@ impl<'f> Door<'f> {
         let ask = |number: usize, stop: StopFlag<'_>| {
             let opened = match number {
                 0 => self.heeding(stop).source(&model, START_NBYTES),
-                _ => RemoteSource::begin(self.target(&index), INDEX_START_NBYTES, stop),
+                _ => RemoteSource::begin(self.resource(&index), INDEX_START_NBYTES, stop),
             };
             let is_model = number == 0 && opened.is_ok();
             *found[number].lock().unwrap_or_else(PoisonError::into_inner) = Some(opened);
@@ -321,7 +325,7 @@ impl<'f> Door<'f> {
     fn shards(&self, path: PathBuf, index: ShardIndex, remote: Remote) -> Result<Checkpoint, Error> {
         let index = for_urls(index, &path)?;
         let store = RemoteShards {
-            door: self.heeding(StopFlag::never()),
+            session: self.heeding(StopFlag::never()),
             index: remote,
         };
         Ok(Checkpoint::of_shards(Shards::new(path, index), Box::new(store)))
@@ -360,25 +364,25 @@ impl<'f> Door<'f> {
 /// Shards behind URLs: beside their index, and of the same commit where it is one of the Hub.
 #[derive(Debug)]
 struct RemoteShards {
-    door: Door<'static>,
+    session: Session<'static>,
     index: Remote,
 }
 
 impl Store for RemoteShards {
     fn path(&self, name: &str) -> PathBuf {
-        let beside = self.door.beside(&self.index, name);
+        let beside = self.session.beside(&self.index, name);
         beside.map_or_else(|_| name.into(), |remote| remote.shown.into())
     }
 
     /// With one request where the header is about as long as the index lets expect.
     fn open(&self, shards: &Shards, number: usize, stop: StopFlag<'_>) -> Result<Archive, Error> {
-        let remote = self.door.beside(&self.index, shards.name(number))?;
+        let remote = self.session.beside(&self.index, shards.name(number))?;
         let entries = shards
             .tensors(number)
             .map(|name| to_u64(name.len()) + TENSOR_NBYTES);
         let expected = METADATA_NBYTES + entries.sum::<u64>();
-        let door = self.door.heeding(stop);
-        door.shard(remote, expected.clamp(LEAST_NBYTES, MOST_NBYTES))
+        let session = self.session.heeding(stop);
+        session.shard(remote, expected.clamp(LEAST_NBYTES, MOST_NBYTES))
     }
 
     fn reading(&self) -> Reading {
@@ -386,11 +390,11 @@ impl Store for RemoteShards {
     }
 
     fn rest(&self) {
-        self.door.rest();
+        self.session.rest();
     }
 
-    fn manner(&self, shards: &Shards) -> Option<Manner> {
-        Some(Manner {
+    fn backing(&self, shards: &Shards) -> Option<Backing> {
+        Some(Backing {
             format: shards.format(),
             backend: self.index.backend,
             why: REMOTE.to_owned(),

@@ -1,36 +1,13 @@
-//! What a caller names: a path of this machine, or a URL.
+//! Paths of this machine, and what is a URL instead.
 
 use std::path::{Path, PathBuf};
 
-use ingot_io::{Error, RemoteOptions, is_url as begins_as_url, redacted};
+use ingot_io::{Error, is_url as begins_as_url, redacted};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString};
 
-use crate::errors::{exception, raise};
-use crate::remote::remote_options;
-
-/// What a caller may give where files and URLs are read alike.
-pub(crate) enum Location {
-    File(PathBuf),
-    Url(String, Box<RemoteOptions>),
-}
-
-impl Location {
-    /// A str may be a URL. What is a path by its type is one.
-    pub(crate) fn of(
-        given: &Bound<'_, PyAny>,
-        storage_options: Option<&Bound<'_, PyDict>>,
-    ) -> PyResult<Location> {
-        match given.extract::<&str>() {
-            Ok(url) if is_remote(url) => {
-                let options = remote_options(storage_options)?;
-                Ok(Location::Url(url.to_owned(), Box::new(options)))
-            }
-            _ => file_path(given).map(Location::File),
-        }
-    }
-}
+use crate::errors::{class_of, exception, raise};
 
 /// A path of this machine, whatever is done there: what `os.fsencode` makes of `str`, `bytes` and `os.PathLike`, also
 /// names that are not UTF-8, and the path that a URL of `file:` names. Every path comes through here, so that other
@@ -122,15 +99,6 @@ fn no_path(given: &Bound<'_, PyAny>, fault: PyErr) -> PyErr {
     ))
 }
 
-/// The name of the class of what was given.
-pub(crate) fn class_of(given: &Bound<'_, PyAny>) -> String {
-    given
-        .get_type()
-        .name()
-        .map(|class| class.to_string())
-        .unwrap_or_default()
-}
-
 /// Whether a text begins as a URL does that is asked for. Names of files that are no text are none.
 #[pyfunction]
 pub(crate) fn is_url(text: &Bound<'_, PyString>) -> bool {
@@ -138,7 +106,7 @@ pub(crate) fn is_url(text: &Bound<'_, PyString>) -> bool {
 }
 
 /// A URL of `file:` is a path.
-fn is_remote(text: &str) -> bool {
+pub(crate) fn is_remote(text: &str) -> bool {
     begins_as_url(text) && ingot_io::local_path(text).is_none()
 }
 

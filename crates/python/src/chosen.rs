@@ -1,0 +1,68 @@
+//! The tensors that a caller names.
+
+use ingot_io::{Checkpoint, Tensor};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+
+use crate::errors::{class_of, raise};
+use crate::watch::Signals;
+
+/// The only file.
+pub(crate) fn file<'a>(py: Python<'_>, checkpoint: &'a Checkpoint) -> PyResult<&'a ingot_io::Archive> {
+    checkpoint.file(0).map_err(|error| raise(py, &error))
+}
+
+/// The name of a tensor. Positions are what people try who take a file for a list.
+pub(crate) fn tensor_name<'a>(given: &'a Bound<'_, PyAny>) -> PyResult<&'a str> {
+    match given.cast::<PyString>() {
+        Ok(name) => name.to_str(),
+        Err(_) => Err(PyTypeError::new_err(format!(
+            "expected the name of a tensor as a str, found {} — `keys()` lists the names",
+            class_of(given)
+        ))),
+    }
+}
+
+pub(crate) fn find<'a>(py: Python<'_>, checkpoint: &'a Checkpoint, name: &str) -> PyResult<Tensor<'a>> {
+    if checkpoint.index().is_some() {
+        // The shard may have to be opened.
+        Signals::detach(py, |signals| checkpoint.prepare(&[name], signals))?;
+    }
+    checkpoint.find(name).map_err(|error| raise(py, &error))
+}
+
+/// The tensors of these names.
+pub(crate) fn found<'a>(
+    py: Python<'_>,
+    checkpoint: &'a Checkpoint,
+    names: &[&str],
+) -> PyResult<Vec<Tensor<'a>>> {
+    Signals::detach(py, |signals| {
+        checkpoint.prepare(names, signals)?;
+        checkpoint.find_all(names)
+    })
+}
+
+/// The tensors of these names, or all in the order of the data.
+pub(crate) fn chosen<'a>(
+    py: Python<'_>,
+    checkpoint: &'a Checkpoint,
+    names: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Vec<Tensor<'a>>> {
+    let Some(names) = names else {
+        return Signals::detach(py, |signals| {
+            checkpoint.prepare_all(signals)?;
+            checkpoint.all()
+        });
+    };
+    if names.is_instance_of::<PyString>() {
+        // A str is an iterable of str, so it would be taken for the names of its letters.
+        return Err(PyTypeError::new_err(
+            "names must be an iterable of str, not a str",
+        ));
+    }
+    let names = names.try_iter()?.collect::<PyResult<Vec<_>>>()?;
+    let names = names.iter().map(tensor_name).collect::<PyResult<Vec<_>>>()?;
+    found(py, checkpoint, &names)
+}

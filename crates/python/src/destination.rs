@@ -1,0 +1,220 @@
+//! Memory of callers that tensors are read into.
+//!
+//! One of the files in which `unsafe` is allowed, because the memory belongs to a framework.
+#![allow(unsafe_code)]
+
+use std::sync::{Mutex, PoisonError};
+
+use ingot_format::Dtype;
+use ingot_io::{StridedDest, Target};
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::exceptions::{PyBufferError, PyRuntimeError};
+use pyo3::prelude::*;
+
+use crate::collector::Pause;
+use crate::dlpack::{Shown, Take, dl_dtype};
+use crate::export::{AT_ONCE, Export, items, shown};
+use crate::tensor::{Owner, logical};
+
+/// Tensors that a file is to be read into, which are looked at all at once. See `_native.pyi`.
+#[pyclass(frozen, module = "ingot._native")]
+pub(crate) struct Destinations {
+    /// `None` once they are filled.
+    held: Mutex<Option<Vec<Held>>>,
+}
+
+/// One of them.
+pub(crate) enum Held {
+    Shown(Destination),
+    Given(Given),
+}
+
+/// The code of a dtype, memory for elements of it (a DLPack capsule or a buffer), and whether its one element is a tensor
+/// without dimensions: Python has no such buffers.
+type Given = (String, Py<PyAny>, bool);
+
+#[pymethods]
+impl Destinations {
+    #[new]
+    #[pyo3(signature = (tensors, memory, export = None))]
+    fn new(
+        tensors: &Bound<'_, PyAny>,
+        memory: &Bound<'_, PyAny>,
+        export: Option<&Bound<'_, Export>>,
+    ) -> PyResult<Destinations> {
+        let items = items(tensors)?;
+        let _pause = Pause::for_objects(memory.py(), items.len())?;
+        let mut held = Vec::with_capacity(items.len());
+        for items in items.chunks(AT_ONCE) {
+            let mut quickly = shown::<Destination>(export, items)?.into_iter();
+            for (name, tensor) in items {
+                let shown = quickly.next().flatten().map(Held::Shown);
+                held.extend(match shown {
+                    None => memory
+                        .call1((name, tensor))?
+                        .extract::<Option<Given>>()?
+                        .map(Held::Given),
+                    shown => shown,
+                });
+            }
+        }
+        let held = Mutex::new(Some(held));
+        Ok(Destinations { held })
+    }
+
+    fn __len__(&self) -> usize {
+        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        held.as_ref().map_or(0, Vec::len)
+    }
+}
+
+impl Destinations {
+    pub(crate) fn take(&self) -> PyResult<Vec<Held>> {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        held.take()
+            .ok_or_else(|| PyRuntimeError::new_err("the destinations have been filled"))
+    }
+}
+
+const _: fn() = || {
+    fn crosses_threads<T: Send + Sync>() {}
+    crosses_threads::<Destination>();
+};
+
+/// Memory of a framework that a tensor shall be read into.
+pub(crate) struct Destination {
+    dtype: Dtype,
+    shape: Vec<u64>,
+    start: *mut u8,
+    itemsize: usize,
+    count: usize,
+    /// How many elements there are along each dimension, and the bytes from one to the next; `None` in C order.
+    strided: Option<(Vec<usize>, Vec<isize>)>,
+    _owner: Owner,
+}
+
+// SAFETY: the memory behind `start` is owned by `_owner`, which is `Send` and `Sync` itself. Only `target` gives access
+// to it, and only for whoever was promised to be alone.
+unsafe impl Send for Destination {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Destination {}
+
+impl Destination {
+    /// The elements of a DLPack capsule or of a buffer, which are `dtype` whatever that says they are. Fails for what
+    /// is on another device, may not be written to or holds elements of another size. Of a buffer that `is_scalar` only
+    /// the first element counts.
+    pub(crate) fn new(dtype: Dtype, memory: &Bound<'_, PyAny>, is_scalar: bool) -> PyResult<Destination> {
+        // SAFETY: `shown` asks for an owner of the elements: the capsule keeps its tensor.
+        let shown = Shown::by(memory, |shown| unsafe {
+            Destination::shown(dtype, shown, memory)
+        });
+        shown.unwrap_or_else(|| Destination::from_buffer(dtype, memory, is_scalar))
+    }
+
+    /// # Safety
+    /// As for [`Take::take`], but for the dtype.
+    unsafe fn shown(dtype: Dtype, shown: &Shown<'_>, owner: &Bound<'_, PyAny>) -> PyResult<Destination> {
+        if !shown.is_on_cpu {
+            return Err(PyBufferError::new_err(
+                "the destination is not in the memory of the CPU",
+            ));
+        }
+        let itemsize = shown.itemsize().unwrap_or(0);
+        let owner = Owner::Object(owner.clone().unbind());
+        if shown.is_c_order() {
+            return Destination::of(dtype, shown.start, itemsize, shown.sizes, None, owner);
+        }
+        let strides = shown.strides.iter().map(|&stride| {
+            isize::try_from(stride)
+                .ok()?
+                .checked_mul(isize::try_from(itemsize).ok()?)
+        });
+        let strides = strides.collect::<Option<Vec<_>>>().ok_or_else(impossible)?;
+        Destination::of(dtype, shown.start, itemsize, shown.sizes, Some(strides), owner)
+    }
+
+    fn from_buffer(dtype: Dtype, memory: &Bound<'_, PyAny>, is_scalar: bool) -> PyResult<Destination> {
+        let buffer = PyUntypedBuffer::get(memory)?;
+        if buffer.readonly() {
+            return Err(PyBufferError::new_err("the destination may not be written to"));
+        }
+        let rank = if is_scalar { 0 } else { buffer.dimensions() };
+        let sizes = buffer.shape().iter().map(|&size| i64::try_from(size).ok());
+        let sizes = sizes.take(rank).collect::<Option<Vec<_>>>().unwrap_or_default();
+        let strides = || buffer.strides().iter().copied().take(rank).collect();
+        let strides = (!buffer.is_c_contiguous()).then(strides);
+        let (start, itemsize) = (buffer.buf_ptr().cast(), buffer.item_size());
+        let owner = Owner::Buffer(buffer);
+        Destination::of(dtype, start, itemsize, &sizes, strides, owner)
+    }
+
+    /// Without `strides` the elements lie in C order.
+    fn of(
+        dtype: Dtype,
+        start: *mut u8,
+        itemsize: usize,
+        sizes: &[i64],
+        strides: Option<Vec<isize>>,
+        owner: Owner,
+    ) -> PyResult<Destination> {
+        let unit = dl_dtype(dtype);
+        let expected = usize::from(unit.bits) * usize::from(unit.lanes) / 8;
+        let (shape, nbytes) = logical(dtype, sizes).ok_or_else(impossible)?;
+        if itemsize != expected {
+            return Err(PyBufferError::new_err(format!(
+                "the destination has elements of another size: expected {expected} bytes, found {itemsize}"
+            )));
+        }
+        if start.is_null() && nbytes > 0 {
+            return Err(PyBufferError::new_err("the destination has no memory"));
+        }
+        let strided = strides.map(|strides| {
+            let sizes = sizes.iter().map(|&size| usize::try_from(size).ok());
+            Some((sizes.collect::<Option<Vec<_>>>()?, strides))
+        });
+        Ok(Destination {
+            dtype,
+            shape,
+            start,
+            itemsize,
+            // Of elements that fill no bytes there are none.
+            count: nbytes.checked_div(itemsize).unwrap_or(0),
+            strided: strided
+                .map(|strided| strided.ok_or_else(impossible))
+                .transpose()?,
+            _owner: owner,
+        })
+    }
+
+    /// The elements, to be filled; `None` where some of them share memory with each other.
+    pub(crate) fn target(&mut self) -> Option<Target<'_>> {
+        let (count, step) = ([self.count], [isize::try_from(self.itemsize).ok()?]);
+        let (sizes, strides) = match &self.strided {
+            Some((sizes, strides)) => (&sizes[..], &strides[..]),
+            None => (&count[..], &step[..]),
+        };
+        // SAFETY: `StridedDest::new` asks for
+        // - elements that are writable for as long as the result lives: DLPack and the buffer protocol promise them for
+        //   this shape and these strides, `_owner` keeps them, and the result borrows `self`. `of` checked the size of
+        //   an element, `from_buffer` that they may be written to; DLPack has no word for that;
+        // - nobody else who writes to them. That no other thread of the program does nobody can prove; the consequence
+        //   are bytes of both.
+        let memory = unsafe { StridedDest::new(self.start, self.itemsize, sizes, strides) }?;
+        Some(Target {
+            dtype: self.dtype,
+            shape: &self.shape,
+            memory,
+        })
+    }
+}
+
+impl Take for Destination {
+    unsafe fn take(shown: &Shown<'_>, owner: &Bound<'_, PyAny>) -> Option<Destination> {
+        // SAFETY: the contract above is the same. What is refused is asked for in another way, and refused there.
+        unsafe { Destination::shown(shown.dtype.known()?, shown, owner) }.ok()
+    }
+}
+
+fn impossible() -> PyErr {
+    PyBufferError::new_err("the destination has a shape that no memory can hold")
+}
