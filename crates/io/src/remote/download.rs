@@ -42,7 +42,8 @@ use wanted::{VersionedSource, Wanted, check_existing, compare, is_index, make_fo
 /// the commit that the index was of. All are whole before the first gets its name, and the index gets its name last.
 /// Where an index is replaced, there is none from just before the first file is replaced until the last one is. A shard
 /// that got its name before a call was broken off is known again by notes of that call, as long as index and shard are
-/// the same at the server; any other file that is there is refused, or with [`Existing::Replace`] replaced.
+/// the same at the server; any other file that is there is refused, or with
+/// [`Existing::Replace`](crate::Existing::Replace) replaced.
 ///
 /// # Errors
 /// As [`Checkpoint::open_url`](crate::Checkpoint::open_url); [`Error::Open`] where something is at `path` that is not to be
