@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 
 use crate::collector::Pause;
 use crate::dlpack::{Shown, Take, dl_dtype};
-use crate::export::{AT_ONCE, Export, items, shown};
+use crate::export::{self, Export, items};
 use crate::tensor::{Owner, logical};
 
 /// Tensors that a file is to be read into, which are looked at all at once. See `_native.pyi`.
@@ -44,20 +44,14 @@ impl Destinations {
     ) -> PyResult<Destinations> {
         let items = items(tensors)?;
         let _pause = Pause::for_objects(memory.py(), items.len())?;
-        let mut held = Vec::with_capacity(items.len());
-        for items in items.chunks(AT_ONCE) {
-            let mut quickly = shown::<Destination>(export, items)?.into_iter();
-            for (name, tensor) in items {
-                let shown = quickly.next().flatten().map(Held::Shown);
-                held.extend(match shown {
-                    None => memory
-                        .call1((name, tensor))?
-                        .extract::<Option<Given>>()?
-                        .map(Held::Given),
-                    shown => shown,
-                });
+        let held = export::each(export, &items, |(name, tensor), shown| match shown {
+            Some(shown) => Ok(Some(Held::Shown(shown))),
+            None => {
+                let given = memory.call1((name, tensor))?.extract::<Option<Given>>()?;
+                Ok(given.map(Held::Given))
             }
-        }
+        })?;
+        let held = held.into_iter().flatten().collect();
         let held = Mutex::new(Some(held));
         Ok(Destinations { held })
     }

@@ -10,9 +10,9 @@ use crate::dlpack::{Exchange, Take, taken};
 /// A name and a tensor, of whatever types the caller gave.
 pub(crate) type Item<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>);
 
-/// Tensors that [`shown`] takes at once: few enough to be in the cache of a core from one look at them to the next, many
-/// enough that the call does not count.
-pub(crate) const AT_ONCE: usize = 256;
+/// Tensors that are taken at once: few enough to be in the cache of a core from one look at them to the next, many enough
+/// that the call does not count.
+const AT_ONCE: usize = 256;
 
 /// How a framework shows many tensors at once.
 #[pyclass(module = "ingot._native", frozen)]
@@ -72,11 +72,25 @@ impl Export {
     }
 }
 
+/// What `made` gives of each item, in turn, and of its tensor as `export` shows it: `None` for one that it does not show as
+/// it is.
+pub(crate) fn each<'i, 'py, T: Take, R>(
+    export: Option<&Bound<'py, Export>>,
+    items: &'i [Item<'py>],
+    mut made: impl FnMut(&'i Item<'py>, Option<T>) -> PyResult<R>,
+) -> PyResult<Vec<R>> {
+    let mut all = Vec::with_capacity(items.len());
+    for items in items.chunks(AT_ONCE) {
+        let mut shown = shown(export, items)?.into_iter();
+        for item in items {
+            all.push(made(item, shown.next().flatten())?);
+        }
+    }
+    Ok(all)
+}
+
 /// The tensors of these items, as far as `export` shows them as they are; nothing where it shows none.
-pub(crate) fn shown<T: Take>(
-    export: Option<&Bound<'_, Export>>,
-    items: &[Item<'_>],
-) -> PyResult<Vec<Option<T>>> {
+fn shown<T: Take>(export: Option<&Bound<'_, Export>>, items: &[Item<'_>]) -> PyResult<Vec<Option<T>>> {
     let Some(export) = export else {
         return Ok(Vec::new());
     };

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyString, PyTuple};
 
 use crate::errors::about_tensor;
-use crate::export::{AT_ONCE, Export, Item, shown};
+use crate::export::{self, Export, Item};
 use crate::produced::{Producer, Raised};
 use crate::tensor::Imported;
 
@@ -22,22 +22,14 @@ pub(crate) struct Exporter<'a, 'py> {
     pub(crate) raised: Raised,
 }
 
-impl Exporter<'_, '_> {
+impl<'py> Exporter<'_, 'py> {
     /// The tensors of these items; their names stay with the items.
-    pub(crate) fn take<'a>(&self, items: &'a [Item<'_>]) -> PyResult<Vec<(&'a str, Imported)>> {
-        let mut taken = Vec::with_capacity(items.len());
-        for items in items.chunks(AT_ONCE) {
-            let mut quickly = shown(self.export, items)?.into_iter();
-            for (name, tensor) in items {
-                let name = tensor_name(name)?;
-                let imported = match quickly.next().flatten() {
-                    Some(imported) => imported,
-                    None => self.slowly(name, tensor)?,
-                };
-                taken.push((name, imported));
-            }
-        }
-        Ok(taken)
+    pub(crate) fn take<'a>(&self, items: &'a [Item<'py>]) -> PyResult<Vec<(&'a str, Imported)>> {
+        export::each(self.export, items, |(name, tensor), shown| {
+            let name = tensor_name(name)?;
+            let imported = shown.map_or_else(|| self.slowly(name, tensor), Ok)?;
+            Ok((name, imported))
+        })
     }
 
     fn slowly(&self, name: &str, tensor: &Bound<'_, PyAny>) -> PyResult<Imported> {
