@@ -97,7 +97,7 @@ class TestExchange:
             raise AssertionError("a capsule was made")
 
         wrap = _native.Wrap.dlpack(never, lambda code: None, EXCHANGE)
-        made = _native.Archive.open(path).tensors(None, wrap)
+        made = _native.Checkpoint.open(path).tensors(None, wrap)
         expected = safetensors.torch.load_file(path)
         assert list(made) == sorted(expected)
         assert all(torch.equal(made[name], tensor) for name, tensor in expected.items())
@@ -165,11 +165,11 @@ class TestExchange:
     def test_without_it_there_are_capsules(self, path: Path, other: Callable[[], Any], calls: int) -> None:
         CALLED.clear()
         wrap = _native.Wrap.dlpack(torch._C._from_dlpack, lambda code: None, other())
-        archive = _native.Archive.open(path, "mmap")
-        tensors = archive.tensors(None, wrap)
+        checkpoint = _native.Checkpoint.open(path, "mmap")
+        tensors = checkpoint.tensors(None, wrap)
         assert [tensor[0, 0].item() for tensor in tensors.values()] == list(range(COUNT))
         assert len(CALLED) == calls
-        del archive, tensors
+        del checkpoint, tensors
         assert not is_mapped(path), "memory that nobody frees"
 
 
@@ -209,13 +209,13 @@ class TestCollector:
 
     @pytest.mark.parametrize("sliced", [False, True])
     def test_it_runs_once_at_most(self, path: Path, collections: list[int], sliced: bool) -> None:
-        archive = _native.Archive.open(path)
-        wanted: list[tuple[str, Any, str | None]] = [(name, 0, None) for name in archive.names()]
+        checkpoint = _native.Checkpoint.open(path)
+        wanted: list[tuple[str, Any, str | None]] = [(name, 0, None) for name in checkpoint.names()]
 
         def load() -> list[torch.Tensor]:
             if sliced:
-                return archive.parts(wanted, ingot.torch.wrap)
-            return list(archive.tensors(None, ingot.torch.wrap).values())
+                return checkpoint.parts(wanted, ingot.torch.wrap)
+            return list(checkpoint.tensors(None, ingot.torch.wrap).values())
 
         load()
         gc.collect()
@@ -241,6 +241,6 @@ class TestCollector:
 
         wrap = _native.Wrap.dlpack(make, lambda code: None)
         with pytest.raises(KeyboardInterrupt):
-            _native.Archive.open(path).tensors(None, wrap)
+            _native.Checkpoint.open(path).tensors(None, wrap)
         assert set(made) == {False}
         assert gc.isenabled()

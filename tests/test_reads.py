@@ -15,7 +15,7 @@ import pytest
 
 import ingot
 import ingot.numpy
-from ingot._native import Archive
+from ingot._native import Checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def same(found, arrays):
 
 
 def read(path, **options):
-    return Archive.open(os.fspath(path), "pread").tensors(None, ingot.numpy.wrap, **options)
+    return Checkpoint.open(os.fspath(path), "pread").tensors(None, ingot.numpy.wrap, **options)
 
 
 @pytest.mark.parametrize("threads", [None, 1, 2, 33])

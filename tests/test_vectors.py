@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import ingot
-from ingot._native import Archive
+from ingot._native import Checkpoint
 from vectors.case import Vector, from_hex, vectors, writings
 
 FORMAT_MD = Path(__file__).parents[1] / "crates" / "format" / "FORMAT.md"
@@ -26,22 +26,22 @@ def options(vector: Vector) -> dict[str, Any]:
     return {} if vector.limit is None else {"max_header_size": vector.limit}
 
 
-def rows(archive: Any, names: Iterable[str]) -> list[list[Any]]:
-    """What an archive or a handle says of its tensors, as a vector says it."""
-    entries = [archive.info(name) for name in names]
+def rows(checkpoint: Any, names: Iterable[str]) -> list[list[Any]]:
+    """What a checkpoint or a handle says of its tensors, as a vector says it."""
+    entries = [checkpoint.info(name) for name in names]
     return [[entry.name, entry.dtype, list(entry.shape), entry.begin, entry.end] for entry in entries]
 
 
 @pytest.mark.parametrize("vector", ACCEPTED)
 def test_reads_accepted_bytes(vector: Vector) -> None:
     file = vector.file()
-    archive = Archive.from_buffer(file, **options(vector))
-    assert archive.format == vector.format
-    assert archive.path is None
-    found = rows(archive, archive.offset_names())
+    checkpoint = Checkpoint.from_buffer(file, **options(vector))
+    assert checkpoint.format == vector.format
+    assert checkpoint.path is None
+    found = rows(checkpoint, checkpoint.offset_names())
     assert found == vector.keys.get("tensors", found)
-    assert archive.names() == sorted(archive.offset_names(), key=str.encode)
-    metadata = archive.metadata()
+    assert checkpoint.names() == sorted(checkpoint.offset_names(), key=str.encode)
+    metadata = checkpoint.metadata()
     assert metadata == vector.keys.get("metadata", metadata)
     # The data section is the rest of the file, and every byte of it belongs to one tensor, in this order.
     data = file[8 + int.from_bytes(file[:8], "little") :]
@@ -58,7 +58,7 @@ def test_reads_any_buffer(buffer: Any) -> None:
 @pytest.mark.parametrize("vector", REJECTED)
 def test_refuses_rejected_bytes(vector: Vector) -> None:
     with pytest.raises(ingot.HeaderError) as caught:
-        Archive.from_buffer(vector.file(), **options(vector))
+        Checkpoint.from_buffer(vector.file(), **options(vector))
     assert caught.value.code == vector.code
     assert caught.value.path is None
     assert isinstance(caught.value, ValueError)
@@ -68,10 +68,10 @@ def test_refuses_rejected_bytes(vector: Vector) -> None:
 @pytest.mark.parametrize("vector", VECTORS)
 def test_strict_reader(vector: Vector) -> None:
     if vector.strictly_accepted:
-        Archive.from_buffer(vector.file(), strict=True, **options(vector))
+        Checkpoint.from_buffer(vector.file(), strict=True, **options(vector))
         return
     with pytest.raises(ingot.HeaderError) as caught:
-        Archive.from_buffer(vector.file(), strict=True, **options(vector))
+        Checkpoint.from_buffer(vector.file(), strict=True, **options(vector))
     assert caught.value.code == ("not-strict" if vector.accepted else vector.code)
 
 
@@ -115,7 +115,7 @@ def test_messages_carry_tensor_and_numbers(strict: bool) -> None:
     def fault(name: str) -> ingot.HeaderError:
         (vector,) = (vector for vector in vectors() if vector.name == name)
         with pytest.raises(ingot.HeaderError) as caught:
-            Archive.from_buffer(vector.file(), strict=strict)
+            Checkpoint.from_buffer(vector.file(), strict=strict)
         return caught.value
 
     mismatch = fault("range-too-short")
@@ -203,10 +203,12 @@ def test_the_python_program_of_format_md_reads_what_is_accepted(
         if not vector.accepted or vector.name == "unknown-field-twice":
             continue
         found = read_header(vector)
-        archive = Archive.from_buffer(vector.file())
-        assert found["metadata"] == (archive.metadata() or {}), vector.name
+        checkpoint = Checkpoint.from_buffer(vector.file())
+        assert found["metadata"] == (checkpoint.metadata() or {}), vector.name
         ranges = {name: entry["data_offsets"] for name, entry in found["entries"].items()}
-        assert ranges == {name: [begin, end] for name, _, _, begin, end in rows(archive, archive.names())}
+        assert ranges == {
+            name: [begin, end] for name, _, _, begin, end in rows(checkpoint, checkpoint.names())
+        }
 
 
 def test_the_python_program_of_format_md_checks_the_rules_that_it_names(

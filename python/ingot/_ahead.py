@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any, Literal, Self
 
-    from ._native import Archive, Wrap
+    from ._native import Checkpoint, Wrap
     from ._serialize import Path
 
     Order = Literal["file", "name"] | Iterable[str]
@@ -26,20 +26,20 @@ class TensorIterator:
     ``with``. An exception about one tensor does not end it: the next call gives the next tensor.
     """
 
-    __slots__ = ("_archive", "_move", "_stream", "_wrap")
+    __slots__ = ("_checkpoint", "_move", "_stream", "_wrap")
 
     def __init__(
         self,
-        archive: Archive,
+        checkpoint: Checkpoint,
         names: Iterable[str],
         wrap: Wrap,
         move: Callable[[Any], Any] | None,
         ahead: int,
     ) -> None:
-        self._archive = archive
+        self._checkpoint = checkpoint
         self._wrap = wrap
         self._move = move
-        self._stream = archive.stream([(name, None) for name in names], ahead)
+        self._stream = checkpoint.stream([(name, None) for name in names], ahead)
 
     def __iter__(self) -> Self:
         return self
@@ -49,7 +49,7 @@ class TensorIterator:
         if found is None:
             raise StopIteration
         name, tensor = found
-        return name, _open.moved(self._archive, name, tensor, self._move)
+        return name, _open.moved(self._checkpoint, name, tensor, self._move)
 
     def close(self) -> None:
         """Stop reading, and let go of what was not taken. Again is allowed."""
@@ -62,14 +62,14 @@ class TensorIterator:
         self.close()
 
 
-def in_order(archive: Archive, order: Order) -> list[str]:
+def in_order(checkpoint: Checkpoint, order: Order) -> list[str]:
     """The names that `order` stands for."""
     if not isinstance(order, str):
         return list(order)
     if order == "file":
-        return archive.offset_names()
+        return checkpoint.offset_names()
     if order == "name":
-        return archive.names()
+        return checkpoint.names()
     raise OptionError(
         f"order {order!r} is unknown: expected 'file', 'name' or an iterable of names",
         code="unknown-order",
@@ -109,8 +109,8 @@ def warm(filename: Path) -> int:
     HeaderError, StorageError
         As `ingot.safe_open` does, and where reading fails.
     """
-    archive = _open.open_archive(filename, "pread")
+    checkpoint = _open.open_checkpoint(filename, "pread")
     try:
-        return archive.warm()
+        return checkpoint.warm()
     finally:
-        archive.close()
+        checkpoint.close()

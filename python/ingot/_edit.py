@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from . import _native
 from ._frameworks import payload
-from ._open import open_archive
+from ._open import open_checkpoint
 from ._serialize import is_durable, texts
 from .errors import _quoted
 
@@ -41,7 +41,7 @@ def read_metadata(path: Path, *, storage_options: StorageOptions | None = None) 
     HeaderError
         The file breaks a rule of its format; ``code`` says which.
     """
-    return open_archive(path, "pread", storage_options=storage_options).metadata()
+    return open_checkpoint(path, "pread", storage_options=storage_options).metadata()
 
 
 def update_metadata(

@@ -12,7 +12,7 @@ from threading import Event
 from typing import Any, NamedTuple
 
 from . import _counting
-from ._native import Archive, fetch_beside, hub_headers, is_url, url_file_name
+from ._native import Checkpoint, fetch_beside, hub_headers, is_url, url_file_name
 from ._serialize import one_of
 from .errors import CheckpointError, _escaped
 
@@ -203,9 +203,9 @@ class _Headers(NamedTuple):
     files: list[tuple[str, dict[str, str] | None, list[_native.TensorInfo]]]
 
     @classmethod
-    def of(cls, archive: Archive) -> _Headers:
-        is_sharded = archive.is_sharded
-        return cls(is_sharded, archive.metadata() if is_sharded else None, archive.headers())
+    def of(cls, checkpoint: Checkpoint) -> _Headers:
+        is_sharded = checkpoint.is_sharded
+        return cls(is_sharded, checkpoint.metadata() if is_sharded else None, checkpoint.headers())
 
     def names(self) -> list[str]:
         return [tensor.name for _, _, tensors in self.files for tensor in tensors]
@@ -240,11 +240,11 @@ def _counted(headers: _Headers, counter: Counter, declared: int | None) -> RepoM
 
 def _local(source: Path, max_header_size: int | None) -> tuple[_Headers, str]:
     """The headers, and the path of the file or the index."""
-    archive = Archive.open(source, "pread", False, max_header_size)
+    checkpoint = Checkpoint.open(source, "pread", False, max_header_size)
     try:
-        return _Headers.of(archive), archive.path or ""
+        return _Headers.of(checkpoint), checkpoint.path or ""
     finally:
-        archive.close()
+        checkpoint.close()
 
 
 def _config_beside(path: str) -> Config | None:
@@ -309,13 +309,13 @@ class _Remote:
         asked = hub_headers(self._url, self._options, self._max_header_size, progress=self._tell)
         if asked is not None:
             return _Headers(True, *asked)
-        archive = Archive.open_url(
+        checkpoint = Checkpoint.open_url(
             self._url, self._options, False, self._max_header_size, progress=self._tell
         )
         try:
-            headers = _Headers.of(archive)
+            headers = _Headers.of(checkpoint)
         finally:
-            archive.close()
+            checkpoint.close()
         if headers.is_sharded:
             return headers
         # A repository stands for a file, and what follows the path of a URL is not of its name.

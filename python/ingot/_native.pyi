@@ -12,9 +12,9 @@ __all__ = [
     "RECORD_KEYS",
     "SHARED_KEY",
     "Appender",
-    "Archive",
     "Aside",
     "Buffer",
+    "Checkpoint",
     "Destinations",
     "Export",
     "ForeignFile",
@@ -99,7 +99,7 @@ class Statistics:
         """How many values lie in each of the equal parts of the range."""
 
 def statistics(
-    archive: Archive,
+    checkpoint: Checkpoint,
     names: Iterable[str] | None = None,
     *,
     bins: int = 0,
@@ -163,7 +163,7 @@ class Destinations:
     def __len__(self) -> int: ...
 
 @final
-class Archive:
+class Checkpoint:
     @staticmethod
     def open(
         path: str | bytes | PathLike[str] | PathLike[bytes],
@@ -172,7 +172,7 @@ class Archive:
         max_header_size: int | None = None,
         confine: bool = False,
         lent: bool = False,
-    ) -> Archive: ...
+    ) -> Checkpoint: ...
     @staticmethod
     def open_url(
         url: str,
@@ -181,9 +181,11 @@ class Archive:
         max_header_size: int | None = None,
         *,
         progress: Callable[[int, int], object] | None = None,
-    ) -> Archive: ...
+    ) -> Checkpoint: ...
     @staticmethod
-    def from_buffer(data: AnyBuffer, strict: bool = False, max_header_size: int | None = None) -> Archive: ...
+    def from_buffer(
+        data: AnyBuffer, strict: bool = False, max_header_size: int | None = None
+    ) -> Checkpoint: ...
     @property
     def path(self) -> str | None: ...
     @property
@@ -282,7 +284,7 @@ class Archive:
         threads: int | None = None,
         progress: Callable[[int, int], object] | None = None,
     ) -> None: ...
-    def share(self) -> Archive: ...
+    def share(self) -> Checkpoint: ...
     def close(self) -> None: ...
 
 def in_natural_order(names: list[str]) -> list[str]:
@@ -323,7 +325,7 @@ def hub_headers(
     *,
     progress: Callable[[int, int], object] | None = None,
 ) -> tuple[dict[str, Any] | None, list[tuple[str, dict[str, str] | None, list[TensorInfo]]]] | None:
-    """Ask the Hub for the metadata of an index and for `Archive.headers` of its shards, with one request.
+    """Ask the Hub for the metadata of an index and for `Checkpoint.headers` of its shards, with one request.
 
     None where the Hub gives nothing that can be used. What is wrong with the model, its files tell.
     """
@@ -563,7 +565,7 @@ class ForeignFile:
     def copy(self, position: int, writer: Writer, name: str, index: Any) -> None:
         """Copy the bytes from `position` on to what `index` takes of a tensor."""
 
-    def agrees(self, position: int, archive: Archive, name: str, begin: int, nbytes: int) -> bool:
+    def agrees(self, position: int, checkpoint: Checkpoint, name: str, begin: int, nbytes: int) -> bool:
         """Whether the bytes from `position` on are those of the tensor from its byte `begin` on."""
 
 @final

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ._frameworks import adapter
-from ._native import Archive, is_url
+from ._native import Checkpoint, is_url
 from ._reads import PLAIN, Reads
 from ._serialize import one_of
 from .errors import ClosedError, DtypeError, OptionError, SliceError, _escaped, _quoted
@@ -107,7 +107,7 @@ class safe_open:
     all shards are of the commit that the index was of.
     """
 
-    __slots__ = ("__weakref__", "_adapter", "_archive", "_arguments", "_move", "_url")
+    __slots__ = ("__weakref__", "_adapter", "_arguments", "_checkpoint", "_move", "_url")
 
     def __init__(
         self,
@@ -123,18 +123,20 @@ class safe_open:
     ) -> None:
         self._adapter = adapter(framework)
         self._move = self._adapter.mover(device)
-        self._archive = open_archive(filename, backend, strict, max_header_size, confine, storage_options)
+        self._checkpoint = open_checkpoint(
+            filename, backend, strict, max_header_size, confine, storage_options
+        )
         # What is shown of a URL does not open it again.
         self._url = filename if isinstance(filename, str) and is_url(filename) else None
         self._arguments = (framework, device, backend, strict, max_header_size, confine, storage_options)
 
     def keys(self) -> list[str]:
         """Give the names of all tensors, sorted."""
-        return self._archive.names()
+        return self._checkpoint.names()
 
     def offset_keys(self) -> list[str]:
         """Give the names of all tensors in the order of their data, file after file."""
-        return self._archive.offset_names()
+        return self._checkpoint.offset_names()
 
     def metadata(self) -> dict[str, str] | None:
         """Give the text that is stored beside the tensors.
@@ -146,7 +148,7 @@ class safe_open:
             that of the index, whose values may be any JSON, such as the int ``total_size``;
             `shard_metadata` has that of the files.
         """
-        return self._archive.metadata()
+        return self._checkpoint.metadata()
 
     def shard_metadata(self) -> dict[str, dict[str, str] | None]:
         """Give the metadata of each file.
@@ -161,12 +163,12 @@ class safe_open:
         HeaderError, CheckpointError, StorageError
             A file that had to be opened cannot be used.
         """
-        return self._archive.shard_metadata()
+        return self._checkpoint.shard_metadata()
 
     @property
     def shards(self) -> list[str]:
         """The paths of the files, in the order of their names: one, where there is no index."""
-        return self._archive.shards
+        return self._checkpoint.shards
 
     def shard_of(self, name: str) -> str:
         """Give the path of the file that holds a tensor.
@@ -181,7 +183,7 @@ class safe_open:
         TensorNotFoundError
             There is no such tensor.
         """
-        return self._archive.shard_of(name) or ""
+        return self._checkpoint.shard_of(name) or ""
 
     def parameter_count(self) -> dict[str, int]:
         """Count the elements of each dtype, over all files. No tensor is read.
@@ -198,7 +200,7 @@ class safe_open:
         HeaderError, CheckpointError, StorageError
             A file that had to be opened cannot be used.
         """
-        return self._archive.parameter_count()
+        return self._checkpoint.parameter_count()
 
     def info(self, name: str) -> TensorInfo:
         """Say what a tensor is without reading it.
@@ -219,7 +221,7 @@ class safe_open:
         TensorNotFoundError
             There is no such tensor.
         """
-        return self._archive.info(name)
+        return self._checkpoint.info(name)
 
     def get_tensor(self, name: str) -> Any:
         """Read one tensor.
@@ -246,8 +248,8 @@ class safe_open:
         StorageError
             Reading failed, or the file is shorter now than when it was opened.
         """
-        archive = self._archive
-        return moved(archive, name, archive.tensor(name, self._adapter.wrap), self._move)
+        checkpoint = self._checkpoint
+        return moved(checkpoint, name, checkpoint.tensor(name, self._adapter.wrap), self._move)
 
     def get_tensors(self, names: Iterable[str] | None = None) -> dict[str, Any]:
         """Read several tensors at once, which is faster than one by one.
@@ -267,7 +269,7 @@ class safe_open:
         TensorNotFoundError, DtypeError, StorageError
             As `get_tensor` does, for the first tensor that fails.
         """
-        return tensors(self._archive, names, self._adapter.wrap, self._move)
+        return tensors(self._checkpoint, names, self._adapter.wrap, self._move)
 
     def iter_tensors(self, order: Order = "file", *, ahead: int = 256 << 20) -> TensorIterator:
         """Read the tensors one after the other, in the background, ahead of whoever takes them.
@@ -300,9 +302,9 @@ class safe_open:
         from ._ahead import TensorIterator, checked_ahead, in_order
 
         # A handle of its own, so that it outlives this one.
-        archive = self._archive.share()
-        names = in_order(archive, order)
-        return TensorIterator(archive, names, self._adapter.wrap, self._move, checked_ahead(ahead))
+        checkpoint = self._checkpoint.share()
+        names = in_order(checkpoint, order)
+        return TensorIterator(checkpoint, names, self._adapter.wrap, self._move, checked_ahead(ahead))
 
     def warm(self, names: Iterable[str] | None = None) -> int:
         """Bring tensors into the system's page cache, as `ingot.warm` does for a whole file.
@@ -324,7 +326,7 @@ class safe_open:
         StorageError
             Reading failed.
         """
-        return self._archive.warm(names)
+        return self._checkpoint.warm(names)
 
     def get_slice(self, name: str) -> TensorSlice:
         """Prepare to read a part of a tensor.
@@ -345,36 +347,36 @@ class safe_open:
             There is no such tensor.
         """
         # A handle of its own, so that it outlives this one.
-        archive = self._archive.share()
-        return TensorSlice(archive, archive.info(name), self._adapter, self._move, self._again())
+        checkpoint = self._checkpoint.share()
+        return TensorSlice(checkpoint, checkpoint.info(name), self._adapter, self._move, self._again())
 
     @property
     def path(self) -> str:
         """The file, as it was given, as a str; or the index; or the URL without user, password and query."""
-        path = self._archive.path
+        path = self._checkpoint.path
         return "" if path is None else path
 
     @property
     def format(self) -> str:
         """``"safetensors"`` or ``"bintensors"``."""
-        return self._archive.format
+        return self._checkpoint.format
 
     @property
     def backend(self) -> str:
         """How it is read: ``"mmap"``, ``"pread"``, ``"http"``, ``"hf"``, ``"s3"``, ``"gs"`` or ``"az"``."""
-        return self._archive.backend
+        return self._checkpoint.backend
 
     @property
     def why(self) -> str:
         """Why that backend was chosen, as a sentence."""
-        return self._archive.why
+        return self._checkpoint.why
 
     def close(self) -> None:
         """Close the file. Again is allowed.
 
         Slices and mapped tensors keep what they need of it.
         """
-        self._archive.close()
+        self._checkpoint.close()
 
     def __enter__(self) -> Self:
         self._check_open()
@@ -384,10 +386,10 @@ class safe_open:
         self.close()
 
     def __len__(self) -> int:
-        return len(self._archive)
+        return len(self._checkpoint)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._archive
+        return name in self._checkpoint
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
@@ -404,7 +406,7 @@ class safe_open:
         return ((name, self.get_tensor(name)) for name in self.keys())
 
     def __repr__(self) -> str:
-        state = "closed" if self._archive.closed else f"{len(self)} tensors"
+        state = "closed" if self._checkpoint.closed else f"{len(self)} tensors"
         return f"<ingot.safe_open {_escaped(self.path)}: {self.format}, {self.backend}, {state}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -417,7 +419,7 @@ class safe_open:
         return _reopen, (type(self), self._url or self.path, *self._arguments)
 
     def _check_open(self) -> None:
-        if self._archive.closed:
+        if self._checkpoint.closed:
             raise ClosedError(f"{_escaped(self.path)}: file is closed", code="closed", path=self.path)
 
 
@@ -453,12 +455,17 @@ class TensorSlice:
     It can be pickled as its handle can, also when that was closed: the file is opened again where it arrives.
     """
 
-    __slots__ = ("_adapter", "_again", "_archive", "_info", "_move")
+    __slots__ = ("_adapter", "_again", "_checkpoint", "_info", "_move")
 
     def __init__(
-        self, archive: Archive, info: TensorInfo, adapter: Adapter, move: Move | None, again: Again | None
+        self,
+        checkpoint: Checkpoint,
+        info: TensorInfo,
+        adapter: Adapter,
+        move: Move | None,
+        again: Again | None,
     ) -> None:
-        self._archive = archive
+        self._checkpoint = checkpoint
         self._info = info
         self._adapter = adapter
         self._move = move
@@ -500,10 +507,12 @@ class TensorSlice:
         """
         name, wrap = self._info.name, self._adapter.wrap
         try:
-            part = self._archive.select(name, index, wrap)
+            part = self._checkpoint.select(name, index, wrap)
         except NotImplementedError:
-            part = indexed(self._archive, name, self._archive.tensor(name, wrap), index, self._adapter.at)
-        return moved(self._archive, name, part, self._move)
+            part = indexed(
+                self._checkpoint, name, self._checkpoint.tensor(name, wrap), index, self._adapter.at
+            )
+        return moved(self._checkpoint, name, part, self._move)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _slice_again, (*_known(self._again), self._info.name)
@@ -522,7 +531,7 @@ def _slice_again(opens: Callable[..., safe_open], arguments: tuple[Any, ...], na
     return opens(*arguments).get_slice(name)
 
 
-def open_archive(
+def open_checkpoint(
     filename: str | bytes | PathLike[str] | PathLike[bytes],
     backend: str,
     strict: bool = False,
@@ -531,7 +540,7 @@ def open_archive(
     storage_options: StorageOptions | None = None,
     *,
     lent: bool = False,
-) -> Archive:
+) -> Checkpoint:
     """The open file, the open checkpoint, or what is behind a URL.
 
     A file that is `lent` is one of perhaps many, which is closed while nobody reads it and others are read.
@@ -540,52 +549,52 @@ def open_archive(
     if isinstance(filename, str) and is_url(filename):
         if backend == "mmap":
             raise OptionError("backend 'mmap' is for files: what is behind a URL cannot be mapped")
-        return Archive.open_url(filename, storage_options, strict, max_header_size)
-    return Archive.open(filename, backend, strict, max_header_size, confine, lent)
+        return Checkpoint.open_url(filename, storage_options, strict, max_header_size)
+    return Checkpoint.open(filename, backend, strict, max_header_size, confine, lent)
 
 
 def tensors(
-    archive: Archive, names: Iterable[str] | None, wrap: Wrap, move: Move | None, reads: Reads = PLAIN
+    checkpoint: Checkpoint, names: Iterable[str] | None, wrap: Wrap, move: Move | None, reads: Reads = PLAIN
 ) -> dict[str, Any]:
     """The tensors of these names, or all, on the device that `move` takes them to."""
     # What is mapped is read when it is moved; what is proven is not mapped.
-    is_read_later = move is not None and archive.backend == "mmap" and not reads.proves()
+    is_read_later = move is not None and checkpoint.backend == "mmap" and not reads.proves()
     reading, moving = (Reads(reads.threads), reads) if is_read_later else (reads, PLAIN)
     if reading.proves():
-        found = archive.proven(names, wrap, *reading.proof, **reading.options())
+        found = checkpoint.proven(names, wrap, *reading.proof, **reading.options())
     else:
-        found = archive.tensors(names, wrap, **reading.options())
+        found = checkpoint.tensors(names, wrap, **reading.options())
     if names is None:
-        _warn_of_total(archive)
+        _warn_of_total(checkpoint)
     if move is None:
         return found
-    total = 0 if moving.tell is None else sum(archive.info(name).nbytes for name in found)
+    total = 0 if moving.tell is None else sum(checkpoint.info(name).nbytes for name in found)
     done = 0
     for name in found:
         # One by one, so that what has been moved is freed before the next is.
-        found[name] = moved(archive, name, found[name], move)
+        found[name] = moved(checkpoint, name, found[name], move)
         if moving.tell is not None:
-            done += archive.info(name).nbytes
+            done += checkpoint.info(name).nbytes
             moving.tell(done, total)
     return found
 
 
-def _warn_of_total(archive: Archive) -> None:
+def _warn_of_total(checkpoint: Checkpoint) -> None:
     """Tell whoever has just read everything that the index gives another size."""
-    wrong = archive.wrong_total()
+    wrong = checkpoint.wrong_total()
     if wrong is not None:
         # Imported here: it is rare.
         from warnings import warn
 
         said, found = wrong
         warn(
-            f"{_where(archive)}the index gives total_size as {said}, and the tensors take {found} bytes: "
+            f"{_where(checkpoint)}the index gives total_size as {said}, and the tensors take {found} bytes: "
             "nothing depends on it",
             stacklevel=4,
         )
 
 
-def moved(archive: Archive, name: str, tensor: Any, move: Move | None) -> Any:
+def moved(checkpoint: Checkpoint, name: str, tensor: Any, move: Move | None) -> Any:
     """`tensor` on the device that `move` takes it to."""
     if move is None:
         return tensor
@@ -593,24 +602,27 @@ def moved(archive: Archive, name: str, tensor: Any, move: Move | None) -> Any:
         return move(tensor)
     except DtypeError as error:
         raise DtypeError(
-            f"{_where(archive)}tensor {_quoted(name)}: {error}",
+            f"{_where(checkpoint)}tensor {_quoted(name)}: {error}",
             code=error.code,
-            path=archive.path,
+            path=checkpoint.path,
             tensor=name,
-            found=archive.info(name).dtype if error.found is None else error.found,
+            found=checkpoint.info(name).dtype if error.found is None else error.found,
         ) from error.__cause__
 
 
-def indexed(archive: Archive, name: str, tensor: Any, index: Any, at: Callable[[Any, Any], Any]) -> Any:
+def indexed(checkpoint: Checkpoint, name: str, tensor: Any, index: Any, at: Callable[[Any, Any], Any]) -> Any:
     """`tensor[index]` as the framework's `at` has it."""
     try:
         return at(tensor, index)
     except IndexError as error:
         raise SliceError(
-            f"{_where(archive)}tensor {_quoted(name)}: {error}", code="index", path=archive.path, tensor=name
+            f"{_where(checkpoint)}tensor {_quoted(name)}: {error}",
+            code="index",
+            path=checkpoint.path,
+            tensor=name,
         ) from error
 
 
-def _where(archive: Archive) -> str:
+def _where(checkpoint: Checkpoint) -> str:
     """What messages about a file begin with."""
-    return "" if archive.path is None else f"{_escaped(archive.path)}: "
+    return "" if checkpoint.path is None else f"{_escaped(checkpoint.path)}: "

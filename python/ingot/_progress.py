@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import TextIO
 
-    from ._native import Archive
+    from ._native import Checkpoint
     from ._reads import Proof
     from ._serialize import Path
 
@@ -64,14 +64,14 @@ def telling(progress: Progress, verb: str, path: Path) -> AbstractContextManager
 
 @contextmanager
 def reading(
-    archive: Archive, threads: int | None, progress: Progress, proof: Proof = (False, None)
+    checkpoint: Checkpoint, threads: int | None, progress: Progress, proof: Proof = (False, None)
 ) -> Iterator[Reads]:
-    """Check how `archive` is to be read, and tell of it, or show it, until it has been."""
+    """Check how `checkpoint` is to be read, and tell of it, or show it, until it has been."""
     threads = checked_threads(threads)
     if progress is None or progress is False:
         yield Reads(threads, None, proof)
         return
-    with telling(progress, "Loading", archive.path or "") as tell:
+    with telling(progress, "Loading", checkpoint.path or "") as tell:
         yield Reads(threads, tell, proof)
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping
     from typing import Any, TypedDict
 
-    from ._native import Archive, Destinations, TensorInfo, Wrap
+    from ._native import Checkpoint, Destinations, TensorInfo, Wrap
     from ._progress import Progress
     from ._reads import Reads
     from ._remote import StorageOptions
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     # The code of the dtype, a capsule or a buffer, and whether the buffer is of a tensor without dimensions.
     Memory = tuple[str, Any, bool]
     # What fills tensors of a framework.
-    Into = Callable[[Archive, list[Wanted], Mapping[str, Any], Reads], None]
+    Into = Callable[[Checkpoint, list[Wanted], Mapping[str, Any], Reads], None]
     # `tensor[index]` by the rules of a framework.
     At = Callable[[Any, Any], Any]
 
@@ -62,35 +62,35 @@ class Selected(NamedTuple, Generic[Tensor]):
         """Whether it is the whole file as it is."""
         return all(option is None for option in self)
 
-    def names(self, archive: Archive, others: Mapping[str, str] | None = None) -> list[str]:
+    def names(self, checkpoint: Checkpoint, others: Mapping[str, str] | None = None) -> list[str]:
         """The tensors that `keys`, `prefix` and `where` all admit: in the order of `keys`, else of the file.
 
         `others` are more names that tensors of the file have, each with the one that the file knows.
         """
         others = {} if others is None else others
-        names = self._asked(archive, others)
+        names = self._asked(checkpoint, others)
         if self.prefix is not None:
-            names = self._below(archive, self.prefix, names)
+            names = self._below(checkpoint, self.prefix, names)
         if self.where is not None:
-            names = [name for name in names if self.where(archive.info(others.get(name, name)))]
+            names = [name for name in names if self.where(checkpoint.info(others.get(name, name)))]
         for option, mapping in (("slices", self.slices), ("out", self.out)):
-            self._refuse_unselected(archive, option, mapping, names, others)
+            self._refuse_unselected(checkpoint, option, mapping, names, others)
         return names
 
-    def _asked(self, archive: Archive, others: Mapping[str, str]) -> list[str]:
+    def _asked(self, checkpoint: Checkpoint, others: Mapping[str, str]) -> list[str]:
         if self.keys is None:
-            return [*archive.offset_names(), *others]
+            return [*checkpoint.offset_names(), *others]
         if isinstance(self.keys, str):
             # A str is an iterable of str, so it would be taken for the names of its letters.
             raise TypeError("keys must be an iterable of str, not a str")
         names = list(dict.fromkeys(self.keys))
         for name in names:
-            if name not in others and name not in archive:
-                archive.info(name)
+            if name not in others and name not in checkpoint:
+                checkpoint.info(name)
         return names
 
     @staticmethod
-    def _below(archive: Archive, prefix: str | tuple[str, ...], names: list[str]) -> list[str]:
+    def _below(checkpoint: Checkpoint, prefix: str | tuple[str, ...], names: list[str]) -> list[str]:
         prefixes = prefix if isinstance(prefix, tuple) else (prefix,)
         for one in prefixes:
             if not isinstance(one, str):
@@ -99,12 +99,12 @@ class Selected(NamedTuple, Generic[Tensor]):
         if names and prefixes and not found:
             tops = dict.fromkeys(name.partition(".")[0] for name in names)
             some = ", ".join(map(_quoted, islice(tops, 3))) + (", …" if len(tops) > 3 else "")
-            where = "" if archive.path is None else f"{_escaped(archive.path)}: "
+            where = "" if checkpoint.path is None else f"{_escaped(checkpoint.path)}: "
             raise TensorNotFoundError(
                 f"{where}no tensor has a name that begins with {' or '.join(map(_quoted, prefixes))}: "
                 f"names begin with {some}",
                 code="unknown-prefix",
-                path=archive.path,
+                path=checkpoint.path,
                 expected=tuple(tops),
                 found=prefix,
             )
@@ -112,7 +112,7 @@ class Selected(NamedTuple, Generic[Tensor]):
 
     def _refuse_unselected(
         self,
-        archive: Archive,
+        checkpoint: Checkpoint,
         option: str,
         mapping: Mapping[str, Any] | None,
         names: list[str],
@@ -126,11 +126,11 @@ class Selected(NamedTuple, Generic[Tensor]):
                 continue
             if name not in others:
                 # Says so where there is no such tensor at all.
-                archive.info(name)
+                checkpoint.info(name)
             raise OptionError(
                 f"{option} has tensor {_quoted(name)}, which keys, prefix and where leave out",
                 code="not-selected",
-                path=archive.path,
+                path=checkpoint.path,
                 tensor=name,
             )
 
@@ -148,7 +148,7 @@ class Selected(NamedTuple, Generic[Tensor]):
 
 
 def chosen(
-    archive: Archive,
+    checkpoint: Checkpoint,
     selected: Selected[Any],
     wrap: Wrap,
     move: Callable[[Any], Any] | None,
@@ -158,19 +158,19 @@ def chosen(
 ) -> dict[str, Any]:
     """The tensors that were asked for, on the device that `move` takes them to."""
     if selected.is_everything():
-        return tensors(archive, None, wrap, move, reads)
-    names = selected.names(archive)
+        return tensors(checkpoint, None, wrap, move, reads)
+    names = selected.names(checkpoint)
     if selected.is_plain():
-        return tensors(archive, names, wrap, move, reads)
-    refuse_unproven(archive, reads)
-    found = load(archive, selected, {name: name for name in names}, wrap, reads, at, into)
+        return tensors(checkpoint, names, wrap, move, reads)
+    refuse_unproven(checkpoint, reads)
+    found = load(checkpoint, selected, {name: name for name in names}, wrap, reads, at, into)
     if move is not None:
         for name in found.keys() - (selected.out or {}).keys():
-            found[name] = moved(archive, name, found[name], move)
+            found[name] = moved(checkpoint, name, found[name], move)
     return found
 
 
-def refuse_unproven(archive: Archive, reads: Reads) -> None:
+def refuse_unproven(checkpoint: Checkpoint, reads: Reads) -> None:
     """Raise `OptionError` if tensors shall be compared that do not come whole and as they are."""
     if reads.proves():
         option = "verify" if reads.proof[0] else "expected_sha256"
@@ -178,12 +178,12 @@ def refuse_unproven(archive: Archive, reads: Reads) -> None:
             f"{option} is for whole tensors as they are: it goes with keys, prefix and where, not with "
             "slices, dtype or out — call ingot.verify first",
             code="not-provable",
-            path=archive.path,
+            path=checkpoint.path,
         )
 
 
 def load(
-    archive: Archive,
+    checkpoint: Checkpoint,
     selected: Selected[Any],
     names: Mapping[str, str],
     wrap: Wrap,
@@ -198,34 +198,34 @@ def load(
     """
     out = selected.out or {}
     # There may be many of them, so that no Python code runs for each where it need not.
-    places = wanted(archive, selected, dict(zip(out, map(names.__getitem__, out), strict=True)))
+    places = wanted(checkpoint, selected, dict(zip(out, map(names.__getitem__, out), strict=True)))
     for name, (_, index, _) in () if selected.slices is None else zip(out, places, strict=True):
         if index is None and selected.of(name) is not None:
             raise SliceError(
                 f"tensor {_quoted(name)}: its index in slices is one that only frameworks know, which goes "
                 "without a place in out: expected ints, slices, None, ... and one list of ints",
                 code="index",
-                path=archive.path,
+                path=checkpoint.path,
                 tensor=name,
             )
     fresh = list(filterfalse(out.__contains__, names))
-    others = wanted(archive, selected, {name: names[name] for name in fresh})
+    others = wanted(checkpoint, selected, {name: names[name] for name in fresh})
     filling, reading = reads.shares(
-        lambda: archive.parts_nbytes(places), lambda: archive.parts_nbytes(others)
+        lambda: checkpoint.parts_nbytes(places), lambda: checkpoint.parts_nbytes(others)
     )
     if out and into is not None:
         # First, because it may be refused.
-        into(archive, places, out, filling)
-    read = dict(zip(fresh, archive.parts(others, wrap, **reading.options()), strict=True))
+        into(checkpoint, places, out, filling)
+    read = dict(zip(fresh, checkpoint.parts(others, wrap, **reading.options()), strict=True))
     for name, (source, index, _) in () if selected.slices is None else zip(fresh, others, strict=True):
         asked = selected.of(name)
         if index is None and asked is not None:
-            read[name] = indexed(archive, source, read[name], asked, at)
+            read[name] = indexed(checkpoint, source, read[name], asked, at)
     found = {**read, **out}
     return dict(zip(names, map(found.__getitem__, names), strict=True))
 
 
-def wanted(archive: Archive, selected: Selected[Any], names: Mapping[str, str]) -> list[Wanted]:
+def wanted(checkpoint: Checkpoint, selected: Selected[Any], names: Mapping[str, str]) -> list[Wanted]:
     """What is to be read of the tensors of `names`, each with its name in the file.
 
     All of those that have an index which files are not read by.
@@ -235,10 +235,10 @@ def wanted(archive: Archive, selected: Selected[Any], names: Mapping[str, str]) 
         return list(zip(names.values(), repeat(None), repeat(selected.dtype)))
     found = [(source, selected.of(name), selected.dtype) for name, source in names.items()]
     distinct = {id(index): index for _, index, _ in found}
-    if all(map(_is_basic, distinct.values())) or _is_read(archive, found):
+    if all(map(_is_basic, distinct.values())) or _is_read(checkpoint, found):
         return found
     return [
-        (source, index if _is_read(archive, [(source, index, dtype)]) else None, dtype)
+        (source, index if _is_read(checkpoint, [(source, index, dtype)]) else None, dtype)
         for source, index, dtype in found
     ]
 
@@ -249,23 +249,23 @@ def _is_basic(index: Any) -> bool:
     return set(map(type, parts)) <= {int, slice, type(None), type(...)}
 
 
-def _is_read(archive: Archive, wanted: list[Wanted]) -> bool:
+def _is_read(checkpoint: Checkpoint, wanted: list[Wanted]) -> bool:
     """Whether files are read by all of these indices."""
     try:
-        archive.parts_nbytes(wanted)
+        checkpoint.parts_nbytes(wanted)
     except NotImplementedError:
         return False
     return True
 
 
 def fill(
-    archive: Archive,
+    checkpoint: Checkpoint,
     wanted: list[Wanted],
     destinations: Destinations,
     reads: Reads,
 ) -> None:
     """Read what is wanted into memory of others."""
-    archive.fill(wanted, destinations, **reads.options())
+    checkpoint.fill(wanted, destinations, **reads.options())
 
 
 def float_code(code: str | None, dtype: object) -> str:

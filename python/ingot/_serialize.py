@@ -247,11 +247,11 @@ def deserialize(data: Buffer) -> list[tuple[str, dict[str, Any]]]:
     HeaderError
         The bytes are not such a file.
     """
-    archive = _native.Archive.from_buffer(data)
-    regions = archive.tensors(None, _REGION)
+    checkpoint = _native.Checkpoint.from_buffer(data)
+    regions = checkpoint.tensors(None, _REGION)
     found = []
-    for name in archive.offset_names():
-        entry = archive.info(name)
+    for name in checkpoint.offset_names():
+        entry = checkpoint.info(name)
         buffer, offset = regions[name]
         copy = bytearray(memoryview(buffer)[offset : offset + entry.nbytes])
         found.append((name, {"dtype": entry.dtype, "shape": list(entry.shape), "data": copy}))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from ._native import Archive
+    from ._native import Checkpoint
     from ._records import Views
 
 # Dimensions that a part of a tensor has in a file at most.
@@ -85,10 +85,10 @@ def _place(name: str, whole: str, tensors: Mapping[str, torch.Tensor]) -> dict[s
     return {"of": whole, "shape": list(tensor.shape), "stride": list(tensor.stride()), "begin": begin}
 
 
-def recorded(archive: Archive) -> Views:
+def recorded(checkpoint: Checkpoint) -> Views:
     """The names that the records in the files' metadata add to those of their tensors."""
     views: Views = {}
-    for name, (of, part) in archive.shared().items():
+    for name, (of, part) in checkpoint.shared().items():
         views[name] = {"of": of}
         if part is not None:
             views[name] |= zip(("shape", "stride", "begin"), part, strict=True)

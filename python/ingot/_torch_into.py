@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import Any
 
-    from ._native import Archive
+    from ._native import Checkpoint
     from ._reads import Reads
     from ._select import Memory, Wanted
 
@@ -35,12 +35,12 @@ class Incompatible(NamedTuple):
 
 
 def into(
-    target: torch.nn.Module | Mapping[str, torch.Tensor], archive: Archive, strict: bool, reads: Reads
+    target: torch.nn.Module | Mapping[str, torch.Tensor], checkpoint: Checkpoint, strict: bool, reads: Reads
 ) -> Incompatible:
     """Fill the tensors of `target`, and say which names did not fit."""
-    where = "" if archive.path is None else f"{_escaped(archive.path)}: "
-    views = recorded(archive)
-    stored = {name: name for name in archive.offset_names()}
+    where = "" if checkpoint.path is None else f"{_escaped(checkpoint.path)}: "
+    views = recorded(checkpoint)
+    stored = {name: name for name in checkpoint.offset_names()}
     stored |= {name: place["of"] for name, place in views.items() if "shape" not in place}
     own = _tensors(target)
     taken = {name: tensor for name, tensor in own.items() if name in stored}
@@ -52,10 +52,10 @@ def into(
         raise RuntimeError(_strict_message(where, target, missing, unexpected))
     for name, tensor in taken.items():
         refuse_destination(name, tensor)
-        _refuse_shape(archive, stored[name], name, tensor)
+        _refuse_shape(checkpoint, stored[name], name, tensor)
     # The last of those that share one tensor, as where each is copied in turn.
     last = {ties[name]: name for name in taken}
-    _read(archive, [(name, stored[name], taken[name]) for name in last.values()], reads)
+    _read(checkpoint, [(name, stored[name], taken[name]) for name in last.values()], reads)
     return Incompatible(missing, unexpected)
 
 
@@ -122,8 +122,8 @@ def refuse_destination(name: str, tensor: torch.Tensor) -> None:
         raise misfit(name, "the destination is a lazy view of other values: resolve it first")
 
 
-def _refuse_shape(archive: Archive, source: str, name: str, tensor: torch.Tensor) -> None:
-    info = archive.info(source)
+def _refuse_shape(checkpoint: Checkpoint, source: str, name: str, tensor: torch.Tensor) -> None:
+    info = checkpoint.info(source)
     shape = [*info.shape]
     if info.dtype == "F4" and shape:
         shape[-1] //= 2
@@ -135,14 +135,14 @@ def _refuse_shape(archive: Archive, source: str, name: str, tensor: torch.Tensor
         )
 
 
-def _read(archive: Archive, wanted: list[tuple[str, str, torch.Tensor]], reads: Reads) -> None:
+def _read(checkpoint: Checkpoint, wanted: list[tuple[str, str, torch.Tensor]], reads: Reads) -> None:
     """Read each tensor, given with its name and that in the file, straight or in pieces."""
     from .torch import _CODES
 
     straight, pieces = {}, []
     for name, source, tensor in wanted:
         code = _CODES.get(tensor.dtype)
-        stored = archive.info(source).dtype
+        stored = checkpoint.info(source).dtype
         converts = stored == code or (stored in (*FLOATS, "F8_E8M0") and code in FLOATS)
         if tensor.is_cpu and converts:
             straight[name] = (source, tensor, code)
@@ -151,18 +151,18 @@ def _read(archive: Archive, wanted: list[tuple[str, str, torch.Tensor]], reads: 
     requests: list[Wanted] = [(source, None, code) for source, _, code in straight.values()]
     places = destinations({name: tensor for name, (_, tensor, _) in straight.items()})
     first, *others = reads.shares(
-        lambda: archive.parts_nbytes(requests), *(_size(tensor) for _, tensor, _ in pieces)
+        lambda: checkpoint.parts_nbytes(requests), *(_size(tensor) for _, tensor, _ in pieces)
     )
-    fill(archive, requests, places, first)
+    fill(checkpoint, requests, places, first)
     for (source, tensor, code), share in zip(pieces, others, strict=True):
-        copy_pieces(archive, (source, None, code), tensor, share)
+        copy_pieces(checkpoint, (source, None, code), tensor, share)
 
 
 def _size(tensor: torch.Tensor) -> Callable[[], int]:
     return lambda: tensor.nbytes
 
 
-def copy_pieces(archive: Archive, wanted: Wanted, tensor: torch.Tensor, reads: Reads) -> None:
+def copy_pieces(checkpoint: Checkpoint, wanted: Wanted, tensor: torch.Tensor, reads: Reads) -> None:
     """Have torch copy what is wanted to `tensor`, a piece at a time. Only of whole tensors are there many."""
     from .torch import wrap
 
@@ -172,7 +172,7 @@ def copy_pieces(archive: Archive, wanted: Wanted, tensor: torch.Tensor, reads: R
         done = 0
         for piece in indices:
             place = tensor if index is not None else tensor[piece]
-            place.copy_(archive.parts([(source, piece, code)], wrap, threads=reads.threads)[0])
+            place.copy_(checkpoint.parts([(source, piece, code)], wrap, threads=reads.threads)[0])
             done += place.nbytes
             if reads.tell is not None:
                 reads.tell(done, tensor.nbytes)
@@ -196,24 +196,24 @@ def _pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[Any, ...]]:
 
 def fill_tensors(
     places: Destinations,
-    archive: Archive,
+    checkpoint: Checkpoint,
     wanted: list[Wanted],
     tensors: Mapping[str, torch.Tensor],
     reads: Reads,
 ) -> None:
     """Read what is wanted into `tensors`, of which those of the CPU are `places`."""
     if len(places) == len(tensors):
-        fill(archive, wanted, places, reads)
+        fill(checkpoint, wanted, places, reads)
         return
     pairs = list(zip(wanted, tensors.values(), strict=True))
     requests = [one for one, tensor in pairs if tensor.is_cpu]
     elsewhere = [pair for pair in pairs if not pair[1].is_cpu]
     first, *others = reads.shares(
-        lambda: archive.parts_nbytes(requests), *(_size(tensor) for _, tensor in elsewhere)
+        lambda: checkpoint.parts_nbytes(requests), *(_size(tensor) for _, tensor in elsewhere)
     )
-    fill(archive, requests, places, first)
+    fill(checkpoint, requests, places, first)
     for (one, tensor), share in zip(elsewhere, others, strict=True):
-        copy_pieces(archive, one, tensor, share)
+        copy_pieces(checkpoint, one, tensor, share)
 
 
 def _strict_message(where: str, target: object, missing: list[str], unexpected: list[str]) -> str:

@@ -154,10 +154,10 @@ class Whole(Generic[Tensor]):
         """
         move = self._mover(device)
         selected: Selected[Tensor] = Selected(keys, prefix, where, slices)
-        archive = _open.open_archive(filename, backend, storage_options=storage_options)
-        with reading(archive, threads, progress, (verify, expected_sha256)) as how:
-            found = chosen(archive, selected, self._wrap, move, how, self._at)
-        return (found, archive.metadata()) if return_metadata else found
+        checkpoint = _open.open_checkpoint(filename, backend, storage_options=storage_options)
+        with reading(checkpoint, threads, progress, (verify, expected_sha256)) as how:
+            found = chosen(checkpoint, selected, self._wrap, move, how, self._at)
+        return (found, checkpoint.metadata()) if return_metadata else found
 
     def load(self, data: Buffer, device: Any = None) -> dict[str, Tensor]:
         """Load all tensors from the bytes of a file.
@@ -182,7 +182,7 @@ class Whole(Generic[Tensor]):
             As `load_file` does.
         """
         move = self._mover(device)
-        return _open.tensors(_native.Archive.from_buffer(data), None, self._wrap, move)
+        return _open.tensors(_native.Checkpoint.from_buffer(data), None, self._wrap, move)
 
     def save(
         self,

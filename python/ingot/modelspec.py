@@ -225,11 +225,11 @@ def validate(source: Path | Mapping[str, str] | ModelSpec) -> list[Finding]:
 def _pairs(source: Path | Mapping[str, str]) -> Mapping[str, str]:
     if not isinstance(source, (str, bytes, PathLike)):
         return source
-    archive = _native.Archive.open(source)
+    checkpoint = _native.Checkpoint.open(source)
     try:
-        return archive.metadata() or {}
+        return checkpoint.metadata() or {}
     finally:
-        archive.close()
+        checkpoint.close()
 
 
 # What every file must and should say.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ._boxes import Box
     from ._hash import Hasher
-    from ._native import Archive, TensorInfo
+    from ._native import Checkpoint, TensorInfo
     from ._progress import Progress
     from ._reads import Reads
     from ._remote import StorageOptions
@@ -184,10 +184,10 @@ def load_file(
     """
     code = None if dtype is None else float_code(_code(dtype), dtype)
     selected = Selected(keys, prefix, where, slices, code, out)
-    archive = _open.open_archive(filename, backend, storage_options=storage_options)
-    with reading(archive, threads, progress, (verify, expected_sha256)) as how:
-        found = _select.chosen(archive, selected, wrap, None, how, at, _fill)
-    return (found, archive.metadata()) if return_metadata else found
+    checkpoint = _open.open_checkpoint(filename, backend, storage_options=storage_options)
+    with reading(checkpoint, threads, progress, (verify, expected_sha256)) as how:
+        found = _select.chosen(checkpoint, selected, wrap, None, how, at, _fill)
+    return (found, checkpoint.metadata()) if return_metadata else found
 
 
 def load(data: Buffer) -> dict[str, Array]:
@@ -210,7 +210,7 @@ def load(data: Buffer) -> dict[str, Array]:
     HeaderError, DtypeError
         As `load_file` does.
     """
-    return _open.tensors(_native.Archive.from_buffer(data), None, wrap, None)
+    return _open.tensors(_native.Checkpoint.from_buffer(data), None, wrap, None)
 
 
 def save(
@@ -548,9 +548,9 @@ def _code(dtype: Any) -> str | None:
     return _PLAIN.get(known) or CODES.get(known.name)
 
 
-def _fill(archive: Archive, wanted: list[Wanted], arrays: Mapping[str, Any], how: Reads) -> None:
+def _fill(checkpoint: Checkpoint, wanted: list[Wanted], arrays: Mapping[str, Any], how: Reads) -> None:
     """Read what is wanted into `arrays`."""
-    _select.fill(archive, wanted, _native.Destinations(arrays, _memory), how)
+    _select.fill(checkpoint, wanted, _native.Destinations(arrays, _memory), how)
 
 
 def _memory(name: str, array: Any) -> Memory:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer, Unpack
 
     from ._hash import Hasher
-    from ._native import Archive, TensorInfo
+    from ._native import Checkpoint, TensorInfo
     from ._progress import Progress
     from ._reads import Reads
     from ._records import Views
@@ -229,10 +229,10 @@ def load_file(
     move = mover(device)
     code = None if dtype is None else float_code(_code(dtype), dtype)
     selected = Selected(keys, prefix, where, slices, code, out)
-    archive = _open.open_archive(filename, backend, storage_options=storage_options)
-    with reading(archive, threads, progress, (verify, expected_sha256)) as how:
-        found = _loaded(archive, move, shared, selected, how)
-    return (found, archive.metadata()) if return_metadata else found
+    checkpoint = _open.open_checkpoint(filename, backend, storage_options=storage_options)
+    with reading(checkpoint, threads, progress, (verify, expected_sha256)) as how:
+        found = _loaded(checkpoint, move, shared, selected, how)
+    return (found, checkpoint.metadata()) if return_metadata else found
 
 
 def load(data: Buffer, *, shared: Loaded = "alias") -> dict[str, torch.Tensor]:
@@ -258,7 +258,7 @@ def load(data: Buffer, *, shared: Loaded = "alias") -> dict[str, torch.Tensor]:
     HeaderError, DtypeError, OptionError, SafetensorError
         As `load_file` does.
     """
-    return _loaded(_native.Archive.from_buffer(data), mover(None), shared, Selected(), PLAIN)
+    return _loaded(_native.Checkpoint.from_buffer(data), mover(None), shared, Selected(), PLAIN)
 
 
 def load_into(
@@ -315,13 +315,13 @@ def load_into(
     floating point. For other devices and other dtypes they are read in pieces of 64 MiB at most, which torch
     then copies. The module's own loading hooks do not run: `load_model` runs them.
     """
-    archive = _open.open_archive(filename, backend, storage_options=storage_options)
-    with reading(archive, threads, progress) as how:
-        return into(target, archive, strict, how)
+    checkpoint = _open.open_checkpoint(filename, backend, storage_options=storage_options)
+    with reading(checkpoint, threads, progress) as how:
+        return into(target, checkpoint, strict, how)
 
 
 def _loaded(
-    archive: Archive,
+    checkpoint: Checkpoint,
     move: Callable[[torch.Tensor], torch.Tensor] | None,
     shared: Loaded,
     selected: Selected[torch.Tensor],
@@ -329,24 +329,24 @@ def _loaded(
 ) -> dict[str, torch.Tensor]:
     """The tensors that were asked for, and those that the file's record of shared tensors adds."""
     one_of("shared", shared, LOADED)
-    where = "" if archive.path is None else f"{_escaped(archive.path)}: "
-    views = recorded(archive) if shared == "alias" else {}
+    where = "" if checkpoint.path is None else f"{_escaped(checkpoint.path)}: "
+    views = recorded(checkpoint) if shared == "alias" else {}
     if selected.is_everything():
-        found = _open.tensors(archive, None, wrap, move, how)
+        found = _open.tensors(checkpoint, None, wrap, move, how)
         restore(found, views)
         return found
-    names = selected.names(archive, {name: place["of"] for name, place in views.items()})
+    names = selected.names(checkpoint, {name: place["of"] for name, place in views.items()})
     if selected.is_plain():
         stored = dict.fromkeys(views[name]["of"] if name in views else name for name in names)
-        found = _open.tensors(archive, stored, wrap, move, how)
+        found = _open.tensors(checkpoint, stored, wrap, move, how)
         restore(found, {name: views[name] for name in names if name in views})
         return {name: found[name] for name in names}
-    _select.refuse_unproven(archive, how)
-    return _parts(archive, move, selected, names, views, where, how)
+    _select.refuse_unproven(checkpoint, how)
+    return _parts(checkpoint, move, selected, names, views, where, how)
 
 
 def _parts(
-    archive: Archive,
+    checkpoint: Checkpoint,
     move: Callable[[torch.Tensor], torch.Tensor] | None,
     selected: Selected[torch.Tensor],
     names: list[str],
@@ -362,7 +362,7 @@ def _parts(
                 f"{where}tensor {_quoted(name)} is stored as part of {_quoted(views[name]['of'])}: it cannot "
                 "be sliced or given a place while it is loaded",
                 code="stored-as-part",
-                path=archive.path,
+                path=checkpoint.path,
                 tensor=name,
             )
     # Names that share memory are views of what is read whole; where that is not asked for it is read for
@@ -378,16 +378,16 @@ def _parts(
     lacking = {base: base for base in bases if base not in sources or base in cut}
     whole: Selected[torch.Tensor] = Selected(dtype=selected.dtype)
     first, second = how.shares(
-        lambda: archive.parts_nbytes(_select.wanted(archive, selected, sources)),
-        lambda: archive.parts_nbytes(_select.wanted(archive, whole, lacking)),
+        lambda: checkpoint.parts_nbytes(_select.wanted(checkpoint, selected, sources)),
+        lambda: checkpoint.parts_nbytes(_select.wanted(checkpoint, whole, lacking)),
     )
-    found = _select.load(archive, selected, sources, wrap, first, at, partial(fill_tensors, places))
-    others = _select.load(archive, whole, lacking, wrap, second, at)
+    found = _select.load(checkpoint, selected, sources, wrap, first, at, partial(fill_tensors, places))
+    others = _select.load(checkpoint, whole, lacking, wrap, second, at)
     if move is not None:
         for name in sources.keys() - (selected.out or {}).keys():
-            found[name] = _open.moved(archive, sources[name], found[name], move)
+            found[name] = _open.moved(checkpoint, sources[name], found[name], move)
         for name in others:
-            others[name] = _open.moved(archive, name, others[name], move)
+            others[name] = _open.moved(checkpoint, name, others[name], move)
     shared = {base: others[base] if base in lacking else found[base] for base in bases}
     restore(shared, restored)
     if not restored:

@@ -27,7 +27,7 @@ from hypothesis.extra import numpy as arrays
 
 import ingot
 import ingot.numpy
-from ingot._native import Archive
+from ingot._native import Checkpoint
 from vectors.case import Vector, from_hex, vectors, writings
 from vectors.measure_upstream import VERSIONS, deserialize
 
@@ -40,7 +40,7 @@ FORMAT_OF = {vector.name: vector.format for vector in vectors()}
 def ours(file: bytes, limit: int | None = None) -> tuple[str, list[tuple[str, dict[str, Any]]] | None]:
     """The code of the refusal, or none of it and the tensors."""
     try:
-        Archive.from_buffer(file, max_header_size=limit)
+        Checkpoint.from_buffer(file, max_header_size=limit)
     except ingot.HeaderError as fault:
         return str(fault.code), None
     return "", ingot.deserialize(file)
@@ -79,7 +79,7 @@ def test_vector(vector: Vector, tmp_path: Path) -> None:
         assert by_name(mine) == by_name(theirs)
         path = tmp_path / "file"
         path.write_bytes(vector.file())
-        assert Archive.from_buffer(vector.file()).metadata() == metadata_upstream(vector.format, path)
+        assert Checkpoint.from_buffer(vector.file()).metadata() == metadata_upstream(vector.format, path)
 
 
 def test_differences_are_well_kept() -> None:
@@ -104,7 +104,7 @@ def agree(format: str, file: bytes) -> None:
     code, mine = ours(file)
     theirs = deserialize(format, file)
     if mine is not None:
-        if Archive.from_buffer(file).format != format:
+        if Checkpoint.from_buffer(file).format != format:
             return
         assert theirs is not None, file
         assert by_name(mine) == by_name(theirs), file
@@ -180,7 +180,7 @@ def test_files_made_at_random(format: str, data: st.DataObject) -> None:
         assert header_and_data(mine) == header_and_data(theirs)
         assert len(mine) == len(theirs)
     same(ingot.numpy.load(theirs), given_tensors)
-    assert Archive.from_buffer(theirs).metadata() == metadata
+    assert Checkpoint.from_buffer(theirs).metadata() == metadata
     expected = {name: (array.shape, array.tobytes()) for name, array in given_tensors.items()}
     tensors_upstream = deserialize(format, mine)
     assert tensors_upstream is not None

@@ -181,7 +181,7 @@ def test_statistics_of_shards_take_few_descriptors(folder: Path, tmp_path: Path)
     program = """
 def work():
     from ingot import _native
-    found = _native.statistics(_native.Archive.open(INDEX), progress=count)
+    found = _native.statistics(_native.Checkpoint.open(INDEX), progress=count)
     assert [one.max for one in found] == [max(3, number) for number in range(COUNT)]
 
 watched(work)

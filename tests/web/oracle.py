@@ -48,11 +48,11 @@ def of_vector(vector: Vector) -> dict[str, Any]:
 def error(vector: Vector) -> dict[str, Any]:
     """What ingot says of a file that it refuses."""
     from ingot import HeaderError
-    from ingot._native import Archive
+    from ingot._native import Checkpoint
 
     limit = {} if vector.limit is None else {"max_header_size": vector.limit}
     try:
-        Archive.from_buffer(vector.file(), **limit)
+        Checkpoint.from_buffer(vector.file(), **limit)
     except HeaderError as fault:
         sizes = {key: getattr(fault, key) for key in ("expected", "found", "begin", "end")}
         numbers = {key: None if size is None else str(size) for key, size in sizes.items()}
@@ -102,7 +102,7 @@ def counted(count: int = 600) -> Iterator[dict[str, Any]]:
 def rendered(count: int = 200) -> Iterator[dict[str, Any]]:
     """Files of random tensors, as ingot writes them, with what ingot reads from them."""
     import ingot
-    from ingot._native import Archive
+    from ingot._native import Checkpoint
 
     chance = random.Random(7)
     for number in range(count):
@@ -111,14 +111,14 @@ def rendered(count: int = 200) -> Iterator[dict[str, Any]]:
         tensors = zeros([[name, *tensor(chance, format)] for name in names])
         metadata = {name(chance): name(chance) for _ in range(chance.choice([0, 0, 2, 9]))} or None
         file = ingot.serialize(tensors, metadata, format=format)
-        archive = Archive.from_buffer(file)
-        infos = [archive.info(name) for name in archive.offset_names()]
+        checkpoint = Checkpoint.from_buffer(file)
+        infos = [checkpoint.info(name) for name in checkpoint.offset_names()]
         yield {
             "name": f"rendered {number}",
             "format": format,
             "file": text(file),
             "tensors": [row(info.name, info.dtype, info.shape, info.begin, info.end) for info in infos],
-            "byName": archive.names(),
+            "byName": checkpoint.names(),
             "metadata": metadata and sorted(metadata.items()),
         }
 

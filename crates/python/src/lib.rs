@@ -57,7 +57,7 @@ mod _native {
     #[pymodule_export]
     use crate::header::TensorInfo;
     #[pymodule_export]
-    use crate::open::Archive;
+    use crate::open::Checkpoint;
     #[pymodule_export]
     use crate::open::in_natural_order;
     #[pymodule_export]

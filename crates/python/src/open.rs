@@ -7,8 +7,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use ingot_format::{Entry, natural_order};
 use ingot_io::{
-    Alias, Backend, Checkpoint, CheckpointOptions, Error, OpenOptions, Part, Proof, Reach, ReadOptions,
-    Region, Request, Tensor, aliases, warm_tensors,
+    Alias, Backend, CheckpointOptions, Error, OpenOptions, Part, Proof, Reach, ReadOptions, Region, Request,
+    Tensor, aliases, warm_tensors,
 };
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -33,9 +33,9 @@ use crate::wrap::{Shared, Wrap};
 /// An open file, one in memory, or the open files of a checkpoint. It never changes but for being closed, and any thread
 /// may use it.
 #[pyclass(frozen, module = "ingot._native")]
-pub(crate) struct Archive {
+pub(crate) struct Checkpoint {
     /// `None` once closed. Whoever reads holds a share of it, so closing waits for nobody and harms nobody.
-    checkpoint: RwLock<Option<Arc<Checkpoint>>>,
+    checkpoint: RwLock<Option<Arc<ingot_io::Checkpoint>>>,
     path: Option<PathBuf>,
     shards: Vec<PathBuf>,
     format: &'static str,
@@ -44,7 +44,7 @@ pub(crate) struct Archive {
 }
 
 #[pymethods]
-impl Archive {
+impl Checkpoint {
     #[staticmethod]
     #[pyo3(signature = (path, backend = "auto", strict = false, max_header_size = None, confine = false, lent = false))]
     fn open(
@@ -55,7 +55,7 @@ impl Archive {
         max_header_size: Option<u64>,
         confine: bool,
         lent: bool,
-    ) -> PyResult<Archive> {
+    ) -> PyResult<Checkpoint> {
         let path = file_path(path)?;
         let backend = Backend::from_name(backend).ok_or_else(|| {
             PyValueError::new_err(format!(
@@ -74,12 +74,12 @@ impl Archive {
             },
         };
         let open = if lent {
-            Checkpoint::open_lent
+            ingot_io::Checkpoint::open_lent
         } else {
-            Checkpoint::open
+            ingot_io::Checkpoint::open
         };
-        let archive = py.detach(|| Archive::of(open(&path, &options)?));
-        archive.map_err(|error| raise(py, &error))
+        let checkpoint = py.detach(|| Checkpoint::of(open(&path, &options)?));
+        checkpoint.map_err(|error| raise(py, &error))
     }
 
     /// Opens what is behind a URL.
@@ -92,10 +92,12 @@ impl Archive {
         strict: bool,
         max_header_size: Option<u64>,
         progress: Option<Bound<'_, PyAny>>,
-    ) -> PyResult<Archive> {
+    ) -> PyResult<Checkpoint> {
         let options = remote_options(storage_options)?;
         let limits = remote_limits(strict, max_header_size);
-        let open = |signals: &Signals| Archive::of(Checkpoint::open_url(url, &options, &limits, signals)?);
+        let open = |signals: &Signals| {
+            Checkpoint::of(ingot_io::Checkpoint::open_url(url, &options, &limits, signals)?)
+        };
         Signals::telling(progress).run(py, open)
     }
 
@@ -106,12 +108,12 @@ impl Archive {
         data: &Bound<'_, PyAny>,
         strict: bool,
         max_header_size: Option<u64>,
-    ) -> PyResult<Archive> {
+    ) -> PyResult<Checkpoint> {
         let source = BufferSource::new(data).map_err(|fault| buffer_expected(data, &fault))?;
         let limits = limits(strict, max_header_size);
         let open = || ingot_io::Archive::from_source(Box::new(source), &limits);
-        let archive = py.detach(|| Archive::of(open()?.into()));
-        archive.map_err(|error| raise(py, &error))
+        let checkpoint = py.detach(|| Checkpoint::of(open()?.into()));
+        checkpoint.map_err(|error| raise(py, &error))
     }
 
     #[getter]
@@ -462,8 +464,8 @@ impl Archive {
     }
 
     /// A second handle to the same open files, closed on its own.
-    fn share(&self, py: Python<'_>) -> PyResult<Archive> {
-        Ok(Archive {
+    fn share(&self, py: Python<'_>) -> PyResult<Checkpoint> {
+        Ok(Checkpoint {
             checkpoint: RwLock::new(Some(self.opened(py)?)),
             path: self.path.clone(),
             shards: self.shards.clone(),
@@ -481,10 +483,10 @@ impl Archive {
     }
 }
 
-impl Archive {
-    fn of(checkpoint: Checkpoint) -> Result<Archive, Error> {
+impl Checkpoint {
+    fn of(checkpoint: ingot_io::Checkpoint) -> Result<Checkpoint, Error> {
         let backing = checkpoint.backing()?;
-        Ok(Archive {
+        Ok(Checkpoint {
             path: checkpoint.path().map(ToOwned::to_owned),
             shards: (0..checkpoint.files())
                 .filter_map(|number| checkpoint.file_path(number))
@@ -496,7 +498,7 @@ impl Archive {
         })
     }
 
-    pub(crate) fn opened(&self, py: Python<'_>) -> PyResult<Arc<Checkpoint>> {
+    pub(crate) fn opened(&self, py: Python<'_>) -> PyResult<Arc<ingot_io::Checkpoint>> {
         let checkpoint = self.checkpoint.read().unwrap_or_else(PoisonError::into_inner);
         checkpoint.clone().ok_or_else(|| {
             raise(
@@ -526,7 +528,7 @@ pub(crate) fn in_natural_order<'py>(
 /// The tensors of these names, or all, of which `regions` gives the bytes.
 fn whole<'py>(
     py: Python<'py>,
-    checkpoint: &Checkpoint,
+    checkpoint: &ingot_io::Checkpoint,
     names: Option<&Bound<'py, PyAny>>,
     wrap: &Wrap,
     progress: Option<Bound<'py, PyAny>>,

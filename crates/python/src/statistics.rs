@@ -6,7 +6,7 @@ use ingot_io::{Number, ReadOptions};
 use pyo3::prelude::*;
 
 use crate::chosen::chosen;
-use crate::open::Archive;
+use crate::open::Checkpoint;
 use crate::watch::Signals;
 
 /// An `int` for an integer dtype, a `float` for any other.
@@ -84,16 +84,16 @@ impl Statistics {
 
 /// What the values of these tensors are, or of all in the order of the data; None for a dtype without values.
 #[pyfunction]
-#[pyo3(signature = (archive, names = None, *, bins = 0, threads = None, progress = None))]
+#[pyo3(signature = (checkpoint, names = None, *, bins = 0, threads = None, progress = None))]
 pub(crate) fn statistics(
     py: Python<'_>,
-    archive: &Archive,
+    checkpoint: &Checkpoint,
     names: Option<&Bound<'_, PyAny>>,
     bins: usize,
     threads: Option<NonZeroUsize>,
     progress: Option<Bound<'_, PyAny>>,
 ) -> PyResult<Vec<Option<Statistics>>> {
-    let checkpoint = archive.opened(py)?;
+    let checkpoint = checkpoint.opened(py)?;
     let tensors = chosen(py, &checkpoint, names)?;
     let options = ReadOptions { threads };
     let found = Signals::telling(progress).run(py, |signals| {

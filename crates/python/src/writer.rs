@@ -12,7 +12,7 @@ use crate::aside::existing;
 use crate::errors::{about_tensor, raise};
 use crate::index;
 use crate::intake::{Exporter, borrowed};
-use crate::open::Archive;
+use crate::open::Checkpoint;
 use crate::paths::file_path;
 use crate::produced::Raised;
 use crate::serialize::{format_of, layout_options, save_options};
@@ -203,12 +203,12 @@ impl ForeignFile {
         &self,
         py: Python<'_>,
         position: u64,
-        archive: &Archive,
+        checkpoint: &Checkpoint,
         name: &str,
         begin: u64,
         nbytes: u64,
     ) -> PyResult<bool> {
-        let checkpoint = archive.opened(py)?;
+        let checkpoint = checkpoint.opened(py)?;
         Signals::detach(py, |_| {
             let tensor = checkpoint.find(name)?;
             self.0.agrees(position, &tensor, begin, nbytes)

@@ -20,11 +20,11 @@ def proven(path: str) -> str:
         raise HeaderError(
             "no index of a checkpoint, as which it would be read by its name", code="index-name"
         )
-    archive = _native.Archive.open(path, "pread")
+    checkpoint = _native.Checkpoint.open(path, "pread")
     try:
-        return archive.format
+        return checkpoint.format
     finally:
-        archive.close()
+        checkpoint.close()
 
 
 def begun(path: str, head: bytes) -> str | None:

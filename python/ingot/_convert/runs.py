@@ -45,11 +45,11 @@ def copy(entries: Sequence[Entry], writer: _native.Writer, moved: Moved) -> None
         pass
 
 
-def differing(entries: Sequence[Entry], archive: _native.Archive, moved: Moved) -> str | None:
+def differing(entries: Sequence[Entry], checkpoint: _native.Checkpoint, moved: Moved) -> str | None:
     """The name of a tensor that is not the same in the source and in the new file; None where all are."""
 
     def differs(piece: _Piece) -> str | None:
-        same = piece.file.agrees(piece.position, archive, piece.name, piece.begin, piece.nbytes)
+        same = piece.file.agrees(piece.position, checkpoint, piece.name, piece.begin, piece.nbytes)
         return None if same else piece.name
 
     return next((name for name in _each(entries, differs, moved) if name is not None), None)

@@ -137,7 +137,7 @@ def stored(array: Array) -> memoryview:
 
 def cast(array: Array, code: str) -> Array:
     """The array in another floating-point dtype, with the values that `load_file(dtype=)` gives."""
-    archive = _native.Archive.from_buffer(arrays.save({"array": array}))
+    checkpoint = _native.Checkpoint.from_buffer(arrays.save({"array": array}))
     selected: _select.Selected[Array] = _select.Selected(dtype=code)
-    found: Array = _select.chosen(archive, selected, arrays.wrap, None, PLAIN, arrays.at)["array"]
+    found: Array = _select.chosen(checkpoint, selected, arrays.wrap, None, PLAIN, arrays.at)["array"]
     return found

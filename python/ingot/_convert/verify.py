@@ -44,7 +44,7 @@ def verify(path: str, kind: str, entries: Sequence[Entry], code: str | None, mov
             runs, entries = apart(entries, code)
             for entry in runs:
                 _begin(path, written, entry, code)
-            name = differing(runs, written.archive, moved)
+            name = differing(runs, written.checkpoint, moved)
             if name is not None:
                 raise _differs(path, name, "the values of the source", "others")
         for entry in entries:
@@ -65,15 +65,15 @@ def _begin(path: str, written: _Written, entry: Entry, code: str | None) -> None
 
 class _Native:
     def __init__(self, path: str, stack: ExitStack) -> None:
-        self.archive = _native.Archive.open(path, "pread")
-        stack.callback(self.archive.close)
+        self.checkpoint = _native.Checkpoint.open(path, "pread")
+        stack.callback(self.checkpoint.close)
 
     def begin(self, name: str) -> tuple[str, tuple[int, ...]]:
-        info = self.archive.info(name)
+        info = self.checkpoint.info(name)
         return info.dtype, info.shape
 
     def piece(self, name: str, index: Any, size: int) -> memoryview:
-        buffer, begin = self.archive.select(name, index, _REGION)
+        buffer, begin = self.checkpoint.select(name, index, _REGION)
         return memoryview(buffer)[begin : begin + size]
 
 

@@ -84,10 +84,10 @@ def _write(
     metadata = source.metadata() or None
     with bar(screen, "Casting") as tell, Writer(output, specs, metadata, force=force) as writer:
         steps = Several(tell, sum(info.nbytes for info in infos))
-        for archive, names in source.archives():
-            for batch in _batches([archive.info(name) for name in names]):
+        for checkpoint, names in source.checkpoints():
+            for batch in _batches([checkpoint.info(name) for name in names]):
                 wanted: list[Wanted] = [(info.name, None, specs[info.name][0]) for info in batch]
-                for info, array in zip(batch, archive.parts(wanted, numpy.wrap), strict=True):
+                for info, array in zip(batch, checkpoint.parts(wanted, numpy.wrap), strict=True):
                     writer.write(info.name, array)
                     steps.step(info.nbytes)
         writer.commit()

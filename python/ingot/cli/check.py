@@ -59,7 +59,7 @@ def command(screen: Screen, path: str, values: bool) -> int:
 def _strictness(source: Source) -> Iterator[Finding]:
     for file in source.files:
         try:
-            _open.open_archive(file, "pread", True)
+            _open.open_checkpoint(file, "pread", True)
         except HeaderError as error:
             if error.code != "not-strict":
                 raise
@@ -68,10 +68,10 @@ def _strictness(source: Source) -> Iterator[Finding]:
 
 
 def _alignment(source: Source) -> Iterator[Finding]:
-    for archive, _ in source.archives():
-        infos = archive.infos()
+    for checkpoint, _ in source.checkpoints():
+        infos = checkpoint.infos()
         # The data ends where the file does.
-        start = archive.nbytes - max((info.end for info in infos), default=0)
+        start = checkpoint.nbytes - max((info.end for info in infos), default=0)
         for info in infos:
             size = _ALIGNMENT_OF.get(info.dtype, 1)
             if (start + info.begin) % size:

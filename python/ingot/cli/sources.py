@@ -11,7 +11,7 @@ from math import prod
 import click
 
 from ingot import _open
-from ingot._native import Archive, is_url, shown_url, url_file_name
+from ingot._native import Checkpoint, is_url, shown_url, url_file_name
 
 from .wording import shown
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class Source:
     """An open file, or the open files of a checkpoint. Only their headers have been read."""
 
-    def __init__(self, path: str, handle: Archive) -> None:
+    def __init__(self, path: str, handle: Checkpoint) -> None:
         # Without what is secret, as everything that is printed.
         self.path = shown_url(path)
         self.handle = handle
@@ -74,7 +74,7 @@ class Source:
         """The same, in natural order of the names."""
         return self.handle.infos(natural=True)
 
-    def archives(self, names: Iterable[str] | None = None) -> Iterator[tuple[Archive, list[str]]]:
+    def checkpoints(self, names: Iterable[str] | None = None) -> Iterator[tuple[Checkpoint, list[str]]]:
         """The files one by one, each with those of `names` that it holds, or all."""
         if len(self.files) == 1:
             yield self.handle, self.handle.offset_names() if names is None else list(names)
@@ -83,7 +83,7 @@ class Source:
         for name in self.handle.offset_names() if names is None else names:
             held.setdefault(self.file_of(name), []).append(name)
         for file, of_file in held.items():
-            yield _open.open_archive(file, "auto"), of_file
+            yield _open.open_checkpoint(file, "auto"), of_file
 
     def values(self, name: str) -> Array:
         """A tensor as an array of numpy; a view where the file is mapped."""
@@ -111,7 +111,7 @@ class Source:
 
 def opened(path: str, *, strict: bool = False, backend: str = "auto") -> Source:
     """Open what a user typed: a file, and whatever else `ingot.safe_open` takes."""
-    return Source(path, _open.open_archive(path, backend, strict))
+    return Source(path, _open.open_checkpoint(path, backend, strict))
 
 
 def _name(file: str) -> str:

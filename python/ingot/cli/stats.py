@@ -67,9 +67,9 @@ def statistics(screen: Screen, source: Source, names: Sequence[str] | None, bins
     found: Found = {}
     with bar(screen, "Reading") as tell:
         steps = Several(tell, total)
-        for archive, held in source.archives(names):
-            with steps.within(sum(archive.info(name).nbytes for name in held)) as within:
-                of_file = _native.statistics(archive, held, bins=bins, progress=within)
+        for checkpoint, held in source.checkpoints(names):
+            with steps.within(sum(checkpoint.info(name).nbytes for name in held)) as within:
+                of_file = _native.statistics(checkpoint, held, bins=bins, progress=within)
             found.update(zip(held, of_file, strict=True))
     return found
 

@@ -9,7 +9,7 @@ import re
 import ingot
 from ingot import _open
 from ingot._frameworks import adapter, module_of
-from ingot._native import Archive, is_url
+from ingot._native import Checkpoint, is_url
 from ingot._serialize import one_of
 from ingot.errors import OptionError, SafetensorError, SliceError, _quoted
 
@@ -160,9 +160,9 @@ class PySafeSlice(_Lent, _open.TensorSlice):
     __slots__ = ("_arguments",)
 
     def __init__(
-        self, archive: Archive, info: TensorInfo, framework: str, device: Any, again: _open.Again | None
+        self, checkpoint: Checkpoint, info: TensorInfo, framework: str, device: Any, again: _open.Again | None
     ) -> None:
-        self._archive = archive
+        self._checkpoint = checkpoint
         self._info = info
         self._arguments = (framework, device)
         self._again = again
@@ -184,7 +184,7 @@ class PySafeSlice(_Lent, _open.TensorSlice):
         raise refusal
 
     def _refusal(self, words: str) -> SliceError:
-        path, name = self._archive.path, self._info.name
+        path, name = self._checkpoint.path, self._info.name
         error = SliceError(words, code="index", path=path, tensor=name)
         error.add_note(f"{path}: tensor {_quoted(name)}: `ingot.safe_open` takes what NumPy takes")
         return error
@@ -221,7 +221,7 @@ class safe_open(_Lent, ingot.safe_open):
     def __init__(self, filename: Path, framework: str, device: Any = ..., *, backend: Any = ...) -> None:
         backend = chosen(backend)
         self._lend(framework, _device(device), backend)
-        self._archive = _open.open_archive(filename, backend)
+        self._checkpoint = _open.open_checkpoint(filename, backend)
         self._url = filename if isinstance(filename, str) and is_url(filename) else None
 
     def _lend(self, framework: str, device: Any, backend: str) -> None:
@@ -261,9 +261,9 @@ class safe_open(_Lent, ingot.safe_open):
         """Read one tensor."""
         # Written out: programs call this a hundred thousand times, and each call of Python counts.
         try:
-            tensor = self._archive.tensor(name, self._adapter.wrap)
+            tensor = self._checkpoint.tensor(name, self._adapter.wrap)
             if self._move is not None:
-                tensor = _open.moved(self._archive, name, tensor, self._move)
+                tensor = _open.moved(self._checkpoint, name, tensor, self._move)
         except SafetensorError as error:
             begin_as_upstream(error, _OPENING)
             raise
@@ -282,8 +282,8 @@ class safe_open(_Lent, ingot.safe_open):
     @_opening
     def get_slice(self, name: str) -> PySafeSlice:
         """Prepare to read a part of a tensor."""
-        archive = self._archive.share()
-        return PySafeSlice(archive, archive.info(name), *self._lender(), self._again())
+        checkpoint = self._checkpoint.share()
+        return PySafeSlice(checkpoint, checkpoint.info(name), *self._lender(), self._again())
 
     @_opening
     def get_tensor_meta(self, name: str) -> TensorMeta:
@@ -307,7 +307,7 @@ class safe_open(_Lent, ingot.safe_open):
             How many threads read.
         """
         move = self._move if device is None else mover(self._arguments[0], device)
-        return PrefetchLoader(self._archive.share(), self._adapter.wrap, move, plan, threads)
+        return PrefetchLoader(self._checkpoint.share(), self._adapter.wrap, move, plan, threads)
 
 
 class _safe_open_handle(safe_open):
@@ -319,7 +319,7 @@ class _safe_open_handle(safe_open):
     def __init__(self, f: IO[bytes], framework: str, device: Any = ..., *, backend: Any = ...) -> None:
         one_of("backend", chosen(backend), _open.BACKENDS)
         self._lend(framework, _device(device), "auto")
-        self._archive = Archive.from_buffer(_mapped(f.fileno()))
+        self._checkpoint = Checkpoint.from_buffer(_mapped(f.fileno()))
         self._url = None
 
     def _again(self) -> None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, Self
 
-    from ingot._native import Archive, Wrap
+    from ingot._native import Checkpoint, Wrap
 
 
 class PrefetchLoader:
@@ -23,7 +23,7 @@ class PrefetchLoader:
 
     Parameters
     ----------
-    archive, wrap, move
+    checkpoint, wrap, move
         The file, and how its bytes become tensors on a device.
     plan : dict of str to slice or None, optional
         What to read.
@@ -33,7 +33,7 @@ class PrefetchLoader:
 
     def __init__(
         self,
-        archive: Archive,
+        checkpoint: Checkpoint,
         wrap: Wrap,
         move: Callable[[Any], Any] | None,
         plan: dict[str, slice | None] | None,
@@ -41,14 +41,14 @@ class PrefetchLoader:
     ) -> None:
         if threads < 0:
             raise OverflowError("threads must not be negative")
-        self._archive = archive
+        self._checkpoint = checkpoint
         self._wrap = wrap
         self._move = move
-        rows = _rows(archive, plan)
-        self._names = [name for name in archive.offset_names() if name in rows]
+        rows = _rows(checkpoint, plan)
+        self._names = [name for name in checkpoint.offset_names() if name in rows]
         self._planned = frozenset(self._names)
         requests = [(name, rows[name]) for name in self._names]
-        self._stream = archive.stream(requests, AHEAD, max(threads, 1))
+        self._stream = checkpoint.stream(requests, AHEAD, max(threads, 1))
 
     def names(self) -> list[str]:
         """Give the names of the tensors that it hands out, in the order of the file."""
@@ -78,12 +78,12 @@ class PrefetchLoader:
                 code="taken",
                 tensor=name,
             )
-        return moved(self._archive, name, tensor, self._move)
+        return moved(self._checkpoint, name, tensor, self._move)
 
     def close(self) -> None:
         """Stop reading, and let go of the tensors that were not handed out. Again is allowed."""
         self._stream.close()
-        self._archive.close()
+        self._checkpoint.close()
 
     def __iter__(self) -> TensorStream:
         return TensorStream(self)
@@ -98,8 +98,8 @@ class PrefetchLoader:
         self.close()
 
     def _check_open(self) -> None:
-        # A method of a closed archive raises what says so.
-        len(self._archive)
+        # A method of a closed checkpoint raises what says so.
+        len(self._checkpoint)
 
     def _next(self) -> tuple[str, Any]:
         """The next pair that was not taken by name."""
@@ -107,7 +107,7 @@ class PrefetchLoader:
         if found is None:
             raise StopIteration
         name, tensor = found
-        return name, moved(self._archive, name, tensor, self._move)
+        return name, moved(self._checkpoint, name, tensor, self._move)
 
 
 class TensorStream:
@@ -123,13 +123,13 @@ class TensorStream:
         return self._loader._next()
 
 
-def _rows(archive: Archive, plan: dict[str, slice | None] | None) -> dict[str, slice | None]:
+def _rows(checkpoint: Checkpoint, plan: dict[str, slice | None] | None) -> dict[str, slice | None]:
     """The tensors to read, each with its rows; None for all of them."""
     if plan is None:
-        return dict.fromkeys(archive.offset_names())
+        return dict.fromkeys(checkpoint.offset_names())
     if not isinstance(plan, dict):
         raise TypeError(f"{type(plan).__name__!r} object is not an instance of 'dict'")
-    return {name: _checked(name, rows, archive.info(name).shape) for name, rows in plan.items()}
+    return {name: _checked(name, rows, checkpoint.info(name).shape) for name, rows in plan.items()}
 
 
 def _checked(name: str, rows: object, shape: tuple[int, ...]) -> slice | None:
