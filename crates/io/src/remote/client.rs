@@ -11,7 +11,7 @@ use super::connection::Connection;
 use super::dial::{AddressScope, dial, inward};
 use super::fault::{Fault, FaultKind};
 use super::message::{Framing, Head, HttpRequest, render_head};
-use super::options::RemoteOptions;
+use super::options::{RemoteOptions, environment};
 use super::pace::{Deadline, Pace};
 use super::proxy::{Proxies, Proxy};
 use super::secrets::Secrets;
@@ -48,13 +48,29 @@ pub(crate) struct Response {
 }
 
 impl Client {
-    pub(crate) fn new(options: RemoteOptions, variable: &dyn Fn(&str) -> Option<String>) -> Client {
+    /// One that goes through the proxies that the environment names.
+    pub(crate) fn new(options: RemoteOptions) -> Client {
+        Client::through(Proxies::of(&environment), options)
+    }
+
+    /// One that goes through none.
+    pub(crate) fn direct(options: RemoteOptions) -> Client {
+        Client::through(Proxies::default(), options)
+    }
+
+    fn through(proxies: Proxies, options: RemoteOptions) -> Client {
         Client {
             options,
-            proxies: Proxies::of(variable),
+            proxies,
             tls: OnceLock::new(),
             idle: Mutex::default(),
         }
+    }
+
+    /// How it reaches what it is asked for.
+    #[must_use]
+    pub(crate) fn options(&self) -> &RemoteOptions {
+        &self.options
     }
 
     /// Sends a request and reads the head of its answer.

@@ -6,8 +6,8 @@ use std::io;
 use std::ops::Range;
 use std::time::Duration;
 
-/// Why a remote file could not be read. It lies inside the [`io::Error`] of [`Error::Open`](crate::Error::Open) and
-/// [`Error::Read`](crate::Error::Read).
+/// Why a remote file could not be read. It lies inside the [`io::Error`] that reading
+/// gives.
 #[derive(Debug)]
 pub struct Fault {
     /// Boxed: it is larger than what most functions give.
@@ -76,6 +76,24 @@ impl Fault {
             from: None,
             attempts: 1,
         }
+    }
+
+    /// An option does not fit.
+    #[must_use]
+    pub(crate) fn option(why: impl Into<String>) -> Fault {
+        FaultKind::Option(why.into()).into()
+    }
+
+    /// The URL is not one, or does not fit.
+    #[must_use]
+    pub(crate) fn address(why: impl Into<String>) -> Fault {
+        FaultKind::Address(why.into()).into()
+    }
+
+    /// A document has more bytes than `limit`.
+    #[must_use]
+    pub(crate) fn too_large(limit: u64) -> Fault {
+        FaultKind::TooLarge { limit }.into()
     }
 
     /// The same fault, of another URL than that of the file.

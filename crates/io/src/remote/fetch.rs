@@ -13,6 +13,7 @@ use super::fault::{Fault, FaultKind};
 use super::message::{Framing, Head, HttpRequest, parse_length};
 use super::pace::{Deadline, Pace};
 use super::pin::Pin;
+use super::place::Remote;
 use super::secrets::Secrets;
 use super::url::{Scheme, Url};
 use crate::lock::locked;
@@ -88,7 +89,14 @@ pub(crate) enum Answer {
 }
 
 impl Resource {
-    pub(crate) fn new(client: Arc<Client>, home: Url, access: Arc<Access>, is_shown: bool) -> Resource {
+    /// The file that `remote` says, asked for by `client`.
+    #[must_use]
+    pub(crate) fn new(client: &Arc<Client>, remote: &Remote) -> Resource {
+        let (home, access) = (remote.home.clone(), Arc::clone(&remote.access));
+        Resource::at(Arc::clone(client), home, access, remote.is_shown())
+    }
+
+    pub(crate) fn at(client: Arc<Client>, home: Url, access: Arc<Access>, is_shown: bool) -> Resource {
         Resource {
             client,
             home,

@@ -114,7 +114,7 @@ impl Account {
                 encode_segment(token.reveal())
             ),
         };
-        let client = Client::new(options.clone(), &|name| std::env::var(name).ok());
+        let client = Client::new(options.clone());
         let asker = Asker { client, stop };
         let answer = asker.post(&self.service, &form)?;
         let answer: serde_json::Value = serde_json::from_str(&answer).map_err(|_| useless(&self.service))?;

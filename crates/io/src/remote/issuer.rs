@@ -115,7 +115,7 @@ impl Issuer {
                     encode_segment(session),
                     encode_segment(token.reveal()),
                 );
-                let client = Client::new(options.clone(), &|name| std::env::var(name).ok());
+                let client = Client::new(options.clone());
                 let asker = Asker { client, stop };
                 of_xml(&asker.post(service, &body)?, service)
             }
@@ -128,7 +128,7 @@ impl Issuer {
                 let header = |token: &Secret| ("Authorization".to_owned(), token.reveal().to_owned());
                 let headers = token.as_ref().map(header).into_iter().collect();
                 // It is on this machine, or next to it: no proxy leads there, and none shall see the token.
-                let client = Client::new(options.clone(), &|_| None);
+                let client = Client::direct(options.clone());
                 let asker = Asker { client, stop };
                 let answer = asker.ask("GET", service, headers, &[])?;
                 of_json(&answer, service)
@@ -183,7 +183,7 @@ fn of_instance(
         retries: 0,
         ..options.clone()
     };
-    let client = Client::new(quick, &|_| None);
+    let client = Client::direct(quick);
     let asker = Asker { client, stop };
     let header =
         |name: &str, value: &str| vec![(format!("X-aws-ec2-metadata-token{name}"), value.to_owned())];

@@ -41,6 +41,11 @@ impl fmt::Debug for Secret {
     }
 }
 
+/// What an environment variable holds.
+pub(crate) fn environment(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
 /// The credential that the first of these variables holds that is set to something.
 pub(super) fn credential(
     variable: &dyn Fn(&str) -> Option<String>,

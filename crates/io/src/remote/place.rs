@@ -1,4 +1,4 @@
-//! What a URL names: a file of this machine's caches, or one behind a request.
+//! Where a URL leads: to a file of this machine's caches, or one behind a request.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use super::azure;
 use super::bucket::Object;
 use super::fault::{Fault, FaultKind};
 use super::gcs;
-use super::hub::{self, HubFile};
-use super::options::{RemoteOptions, Token};
+use super::hub::{self, HubFile, MODEL_FILE};
+use super::options::{RemoteOptions, Token, environment};
 use super::s3;
-use super::secrets::redacted;
-use super::url::{SCHEMES, Url, decoded, encode_path, split_collapsed, split_scheme};
+use super::secrets::{path_nbytes, redacted};
+use super::url::{SCHEMES, Url, decode, decoded, encode_path, split_collapsed, split_scheme};
 use crate::stop::StopFlag;
 
 /// What others call the same, with what it is here.
@@ -84,7 +84,14 @@ pub(crate) struct Remote {
 
 impl Location {
     /// Reads a URL, once: nothing after this takes it apart again.
-    pub(crate) fn find(
+    ///
+    /// # Errors
+    /// [`Fault`], where it is no URL or an option does not fit it.
+    pub(crate) fn find(text: &str, options: &RemoteOptions, stop: StopFlag<'_>) -> Result<Location, Fault> {
+        Location::find_with(text, options, &environment, stop)
+    }
+
+    fn find_with(
         text: &str,
         options: &RemoteOptions,
         variable: &dyn Fn(&str) -> Option<String>,
@@ -189,16 +196,38 @@ impl Remote {
         }
     }
 
+    /// Whether it is a folder of the Hub, whose model is meant.
+    #[must_use]
+    pub(crate) fn is_folder(&self) -> bool {
+        self.hub.as_ref().is_some_and(HubFile::is_folder)
+    }
+
+    /// The path of the URL that is asked.
+    #[must_use]
+    pub(crate) fn path(&self) -> &str {
+        &self.home.path
+    }
+
+    /// The file in the Hub's cache, where it names a commit that lies there.
+    #[must_use]
+    pub(crate) fn cached(&self) -> Option<PathBuf> {
+        self.hub.as_ref()?.cached(&environment)
+    }
+
+    /// The file in the Hub's cache, as of the commit that a server gave it as.
+    #[must_use]
+    pub(crate) fn cached_at(&self, commit: Option<&str>) -> Option<PathBuf> {
+        self.hub.as_ref()?.cached_at(commit?, &environment)
+    }
+
     /// The file `name` beside this one, or in this folder: asked of the same host, in the same way.
-    pub(crate) fn beside(
-        &self,
-        name: &str,
-        options: &RemoteOptions,
-        variable: &dyn Fn(&str) -> Option<String>,
-    ) -> Result<Remote, Fault> {
+    ///
+    /// # Errors
+    /// [`Fault`], where an option does not fit.
+    pub(crate) fn beside(&self, name: &str, options: &RemoteOptions) -> Result<Remote, Fault> {
         if let Some(file) = self.hub.as_ref().map(|file| file.beside(name)) {
             return Ok(Remote {
-                home: file.url(options, variable)?,
+                home: file.url(options, &environment)?,
                 shown: file.shown(),
                 hub: Some(file),
                 ..self.clone()
@@ -220,6 +249,47 @@ impl Remote {
             shown,
             ..self.clone()
         })
+    }
+}
+
+/// What the file behind `url` is called. Empty where the URL names none.
+#[must_use]
+pub fn url_file_name(url: &str) -> String {
+    match hub_file(url, &environment) {
+        Some(Ok(file)) if file.is_folder() => return MODEL_FILE.to_owned(),
+        Some(Ok(file)) => return file.name().to_owned(),
+        _ => {}
+    }
+    let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+    let is_http = scheme.to_ascii_lowercase().starts_with("http");
+    let path = &rest[..path_nbytes(scheme, rest)];
+    let name = path.split_once('/').map_or("", |(_, path)| path);
+    let name = name.rsplit('/').next().unwrap_or_default();
+    match is_http {
+        true => decode(name),
+        false => name.to_owned(),
+    }
+}
+
+/// Whether `url` names a repository of the Hub, or a folder of one, whose model is meant.
+#[must_use]
+pub(crate) fn is_repository(url: &str) -> bool {
+    matches!(hub_file(url, &environment), Some(Ok(file)) if file.is_folder())
+}
+
+/// The file of the Hub that a URL names, or `None` where it is one of something else.
+pub(crate) fn hub_file(
+    url: &str,
+    variable: &dyn Fn(&str) -> Option<String>,
+) -> Option<Result<HubFile, Fault>> {
+    let (scheme, rest) = url.split_once("://")?;
+    match scheme.to_ascii_lowercase().as_str() {
+        "hf" => Some(HubFile::parse(rest)),
+        "http" | "https" => match Url::parse(url) {
+            Ok(url) => HubFile::of_url(&url, variable),
+            Err(fault) => Some(Err(fault)),
+        },
+        _ => None,
     }
 }
 
@@ -290,6 +360,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_file_behind_a_url_has_a_name() {
+        for (url, name) in [
+            ("https://h/a/model.safetensors?sig=/x", "model.safetensors"),
+            ("https://huggingface.co/me/gpt", "model.safetensors"),
+            ("hf://me/gpt@v1", "model.safetensors"),
+            ("hf://me/gpt/a/x.bt", "x.bt"),
+            ("s3://b/a/x?.bt", "x?.bt"),
+            ("s3://b/a/x.bt?versionId=1", "x.bt"),
+            ("az://c/x.bt?sv=1&sig=/x", "x.bt"),
+        ] {
+            assert_eq!(url_file_name(url), name, "{url}");
+        }
+    }
+
+    #[test]
     fn a_path_is_never_taken_for_a_url() {
         for text in [
             "model.safetensors",
@@ -356,7 +441,7 @@ mod tests {
     #[test]
     fn an_unknown_scheme_is_named_with_those_that_are_known() {
         let find = |text: &str| {
-            Location::find(text, &RemoteOptions::default(), &|_| None, StopFlag::never())
+            Location::find_with(text, &RemoteOptions::default(), &|_| None, StopFlag::never())
                 .unwrap_err()
                 .to_string()
         };
