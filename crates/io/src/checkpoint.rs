@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use ingot_format::{Dtype, Header, ShardIndex, natural_order};
+use ingot_remote::StopFlag;
 
 #[cfg(feature = "remote")]
 pub(crate) use folder::index_of;
@@ -26,7 +27,6 @@ pub(crate) use store::Store;
 use crate::archive::{Archive, Tensor, TensorId, nearest};
 use crate::error::Error;
 use crate::options::CheckpointOptions;
-use crate::stop::StopFlag;
 use crate::watch::{Unwatched, Watch};
 use folder::Beside;
 use locate::{Located, OpenFile, locate};

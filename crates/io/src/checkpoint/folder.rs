@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ingot_format::{IndexReader, ShardIndex, to_u64};
+use ingot_remote::StopFlag;
 
 use super::parallel::of_directory;
 use super::shards::Shards;
@@ -15,7 +16,6 @@ use crate::archive::{Archive, open_file};
 use crate::error::{CheckpointFault, Error};
 use crate::options::{OpenOptions, Reach};
 use crate::source::{FileSource, Reopen, Stamp, with_room};
-use crate::stop::StopFlag;
 use crate::workers::Reading;
 
 const LINK: &str = "it is a symbolic link, or lies behind one";

@@ -4,8 +4,9 @@ use std::num::NonZero;
 use std::sync::OnceLock;
 use std::thread;
 
+use ingot_remote::StopFlag;
+
 use crate::error::{Error, Failure};
-use crate::stop::StopFlag;
 use crate::watch::Watch;
 use crate::workers::{Reading, share};
 

@@ -4,11 +4,11 @@ use std::fmt::Debug;
 use std::path::PathBuf;
 
 use ingot_format::Format;
+use ingot_remote::StopFlag;
 
 use super::shards::Shards;
 use crate::archive::Archive;
 use crate::error::Error;
-use crate::stop::StopFlag;
 use crate::workers::Reading;
 
 /// Where the shards of an index are, and how they are opened: beside it in a directory, or behind URLs.

@@ -372,7 +372,7 @@ impl Error {
 /// The name of a failure that came over a network.
 #[cfg(feature = "remote")]
 fn code_of(source: &io::Error) -> Option<&'static str> {
-    crate::remote::Fault::of(source).map(crate::remote::Fault::code)
+    ingot_remote::Fault::of(source).map(ingot_remote::Fault::code)
 }
 
 #[cfg(not(feature = "remote"))]

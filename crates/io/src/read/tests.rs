@@ -11,9 +11,9 @@ use crate::options::{Backend, OpenOptions, ReadOptions};
 use crate::read::part::{Part, Target};
 use crate::read::read::{fill, read};
 use crate::source::{MemorySource, Source};
-use crate::stop::StopFlag;
 use crate::watch::Unwatched;
 use ingot_format::{Dtype, Format, Index, Limits, Spec, layout, nbytes, to_u64, to_usize};
+use ingot_remote::StopFlag;
 use proptest::prelude::*;
 use proptest::sample::Index as Pick;
 

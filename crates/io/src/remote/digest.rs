@@ -2,16 +2,13 @@
 
 use std::path::PathBuf;
 
-use super::fetch::Resource;
-use super::file::{RemoteFile, START_NBYTES};
-use super::options::RemoteOptions;
-use super::secrets::redacted;
+use ingot_remote::{RemoteFile, RemoteOptions, Resource, START_NBYTES, StopFlag, redacted};
+
 use super::session::{UrlFile, header_limits, url_file};
 use super::source;
 use crate::archive::{check_unchanged, open_source};
 use crate::error::Error;
 use crate::source::Source;
-use crate::stop::StopFlag;
 use crate::verify::{Definition, hash, of_source, read_in_order};
 use crate::watch::Watch;
 

@@ -5,15 +5,10 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use ingot_format::{Limits, ShardHeaders, to_u64};
+use ingot_remote::{Fault, Location, RemoteOptions, StopFlag, redacted, shard_headers};
 
-use super::document::shard_headers;
-use super::fault::Fault;
-use super::options::RemoteOptions;
-use super::place::Location;
-use super::secrets::redacted;
 use super::session::{Session, header_limits, in_session, refused};
 use crate::error::Error;
-use crate::stop::StopFlag;
 use crate::watch::Watch;
 use crate::workers::{Reading, watched};
 

@@ -13,12 +13,8 @@ mod wanted;
 use std::path::{Path, PathBuf};
 
 use ingot_format::Escaped;
+use ingot_remote::{Fault, INDEX_FILE, RemoteOptions, is_repository, redacted, url_file_name};
 
-use super::fault::Fault;
-use super::hub::INDEX_FILE;
-use super::options::RemoteOptions;
-use super::place::{is_repository, url_file_name};
-use super::secrets::redacted;
 use super::session::{UrlFile, refused};
 use crate::archive::open_source;
 use crate::digest::{Algorithm, Digest};

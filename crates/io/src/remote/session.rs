@@ -4,21 +4,16 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ingot_format::{Foreign, FormatError, Header, Limits, ShardIndex, to_u64};
+use ingot_remote::{
+    Client, Fault, INDEX_FILE, Location, MODEL_FILE, READS_AT_ONCE, Remote, RemoteFile, RemoteOptions,
+    Resource, START_NBYTES, StopFlag, local_path, redacted,
+};
 
-use super::client::Client;
-use super::fault::Fault;
-use super::fetch::Resource;
-use super::file::{READS_AT_ONCE, RemoteFile, START_NBYTES};
-use super::hub::{INDEX_FILE, MODEL_FILE};
-use super::options::RemoteOptions;
-use super::place::{Location, Remote, local_path};
-use super::secrets::redacted;
 use super::source;
 use crate::archive::Archive;
 use crate::checkpoint::{Backing, Checkpoint, Shards, Store, index_of, read_index};
 use crate::error::{CheckpointFault, Error, Failure};
 use crate::options::{Backend, CheckpointOptions, OpenOptions, Reach};
-use crate::stop::StopFlag;
 use crate::watch::Watch;
 use crate::workers::{Reading, share, watched};
 
@@ -120,10 +115,8 @@ pub(super) fn in_session<T: Send>(
     // A bucket of S3 lies in one region, and who asks in another is told in which.
     let open_in_region = |stop: StopFlag<'_>| match open(&Session::new(options, limits, stop)) {
         Err(error) if options.region.is_none() && region_of(&error).is_some() => {
-            let options = RemoteOptions {
-                region: region_of(&error).map(ToOwned::to_owned),
-                ..options.clone()
-            };
+            let mut options = options.clone();
+            options.region = region_of(&error).map(ToOwned::to_owned);
             open(&Session::new(&options, limits, stop))
         }
         opened => opened,

@@ -4,12 +4,9 @@ use std::io::{self, Read};
 use std::ops::Range;
 
 use ingot_format::{FormatError, Header, Limits, to_u64, to_usize};
+use ingot_remote::{Fault, GAP_NBYTES, READS_AT_ONCE, RemoteFile, Resource, StopFlag};
 
-use super::fault::Fault;
-use super::fetch::Resource;
-use super::file::{GAP_NBYTES, READS_AT_ONCE, RemoteFile};
 use crate::source::Source;
-use crate::stop::StopFlag;
 
 impl Source for RemoteFile {
     fn nbytes(&self) -> u64 {

@@ -5,9 +5,9 @@ use std::io::{self, Write};
 
 use super::pieces::{PIECE, Pieces, WriteRun};
 use crate::error::{Step, Stop, step};
-use crate::stop::StopFlag;
 use crate::watch::{POLL, Watch};
 use ingot_format::to_u64;
+use ingot_remote::StopFlag;
 
 /// Writes everything into `file` from where it stands.
 pub(super) fn write(pieces: &Pieces<'_>, file: &File, watch: &dyn Watch) -> Result<(), Stop> {

@@ -13,9 +13,9 @@ use std::sync::{Arc, Mutex, Weak};
 
 #[cfg(unix)]
 use ingot_format::to_usize;
+use ingot_remote::briefly;
 
 use super::{FileSource, Source, Stamp};
-use crate::lock::briefly;
 
 /// Files that are held open at once, of those that can be opened again. Each may take a second descriptor, for reading
 /// past the cache, and a thread that reads keeps what it reads open: with the 16 threads that open and read local files
@@ -305,7 +305,7 @@ fn is_out_of_descriptors(_: &io::Error) -> bool {
 mod tests {
     use super::*;
     use crate::source::read_exactly;
-    use crate::stop::StopFlag;
+    use ingot_remote::StopFlag;
     use std::path::{Path, PathBuf};
     use std::sync::atomic::AtomicUsize;
 

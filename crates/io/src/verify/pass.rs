@@ -5,14 +5,13 @@ use std::sync::Mutex;
 use std::thread;
 
 use ingot_format::{to_u64, to_usize};
+use ingot_remote::{StopFlag, locked};
 
 use crate::digest::{Digests, SUBTREE_NBYTES};
 use crate::error::Failure;
-use crate::lock::locked;
 use crate::options::ReadOptions;
 use crate::read::input::{Witness, level};
 use crate::source::{Source, read_exactly};
-use crate::stop::StopFlag;
 use crate::watch::Watch;
 use crate::workers::{Reading, share, watched};
 

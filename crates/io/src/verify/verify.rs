@@ -5,6 +5,7 @@ use std::io;
 use std::path::Path;
 
 use ingot_format::{CHECKSUMS_KEY, Checksums, Header, MODEL_SPEC_KEY, to_usize};
+use ingot_remote::StopFlag;
 
 use super::pass::read_through;
 use crate::archive::Archive;
@@ -13,7 +14,6 @@ use crate::digest::{Algorithm, Digest, Digests, Hasher};
 use crate::error::Error;
 use crate::options::{Backend, OpenOptions};
 use crate::payload::Payload;
-use crate::stop::StopFlag;
 use crate::watch::{After, Watch, tell_all};
 
 /// What the digests of a file say of it.

@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use ingot_format::{to_u64, to_usize};
+use ingot_remote::StopFlag;
 
 #[cfg(unix)]
 use super::writer::Writer;
 use crate::archive::{Tensor, lent_source};
 use crate::error::Error;
 use crate::source::{LocalFile, Source, read_exactly};
-use crate::stop::StopFlag;
 
 /// Bytes that are compared at a time: two of them stay in the cache of a core.
 const STEP: u64 = 256 << 10;

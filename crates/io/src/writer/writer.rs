@@ -12,6 +12,7 @@ use ingot_format::{
     Dtype, Entry, Format, Header, Index, LayoutOptions, Limits, Selection, Spec, layout_with, to_u64,
     to_usize,
 };
+use ingot_remote::StopFlag;
 
 use super::journal::{End, Journal, JournalFault, Verdict};
 use super::preamble;
@@ -19,7 +20,6 @@ use crate::error::{EditError, Error};
 use crate::options::{Existing, SaveOptions};
 use crate::payload::{FileRange, Payload};
 use crate::save::draft::{Company, Draft, journal_fault};
-use crate::stop::StopFlag;
 use crate::watch::Watch;
 
 /// Bytes of a tensor that pass through memory at a time, where they do not lie there as the file is to have them.

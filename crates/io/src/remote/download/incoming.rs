@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError, TryLockError};
 
 use ingot_format::{to_u64, to_usize};
+use ingot_remote::StopFlag;
 
 use super::part_table::{PART_HASH_NBYTES, PartHash, PartTable};
 use super::wanted::{DownloadOptions, Downloaded, VersionedSource, compare};
@@ -18,7 +19,6 @@ use crate::options::ReadOptions;
 use crate::payload::FileRange;
 use crate::save::draft::{Draft, is_there};
 use crate::source::{Source, Stream, read_exactly};
-use crate::stop::StopFlag;
 use crate::watch::Watch;
 use crate::workers::{Reading, share};
 

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use ingot_format::{IndexReader, ShardIndex, to_u64, to_usize};
+use ingot_remote::{INDEX_FILE, Location, MODEL_FILE, Remote, RemoteFile, RemoteOptions, StopFlag, redacted};
 
 use super::part_table::PartTable;
 use crate::archive::open_source;
@@ -15,17 +16,11 @@ use crate::digest::{Algorithm, Digest, Unequal};
 use crate::error::Error;
 use crate::options::{Durability, Existing};
 use crate::payload::FileRange;
-use crate::remote::file::RemoteFile;
-use crate::remote::hub::{INDEX_FILE, MODEL_FILE};
-use crate::remote::options::RemoteOptions;
-use crate::remote::place::{Location, Remote};
-use crate::remote::secrets::redacted;
 use crate::remote::session::{
     AT_ONCE, INDEX_START_NBYTES, Session, UrlFile, for_urls, header_limits, in_session, refused,
 };
 use crate::save::draft::is_there;
 use crate::source::Source;
-use crate::stop::StopFlag;
 use crate::watch::Watch;
 use crate::workers::Reading;
 
