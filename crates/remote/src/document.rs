@@ -49,7 +49,10 @@ fn attempt(resource: &Resource, most: u64, deadline: Deadline<'_>) -> Result<Vec
     match expected {
         Some(expected) if found < expected => Err(FaultKind::Short { expected, found }.into()),
         None if found > most => Err(too_large()),
-        _ => Ok(bytes),
+        _ => {
+            resource.client().give_back(response);
+            Ok(bytes)
+        }
     }
 }
 

@@ -86,7 +86,8 @@ pub struct RemoteOptions {
     pub token: Token,
     /// Headers of requests, besides those that reading needs. They go to the host of the URL, and nowhere else.
     pub headers: Vec<(String, Secret)>,
-    /// Time for a name to be resolved, a connection to be made and to be made safe.
+    /// Time for a connection to be made, the name of its host resolved among it, and then to be made safe. The system
+    /// resolves names, and ends a wait for that by time limits of its own.
     pub connect_timeout: Duration,
     /// The server has this long for an answer, and then for each [`RemoteOptions::min_rate`] times as many bytes.
     pub stall_timeout: Duration,

@@ -4,6 +4,9 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use ingot_format::{Escaped, to_u64, to_usize};
+use jiff::Timestamp;
+use jiff::civil::DateTime;
+use jiff::tz::TimeZone;
 
 use crate::fault::{Fault, FaultKind};
 use crate::http::connection::Connection;
@@ -230,9 +233,29 @@ fn wait_of(text: &str) -> Option<Duration> {
         // More seconds than a number holds are many.
         return Some(Duration::from_secs(text.parse().unwrap_or(u64::MAX)));
     }
-    let then = httpdate::parse_http_date(text).ok()?;
-    let now = std::time::SystemTime::now();
-    Some(then.duration_since(now).unwrap_or_default())
+    let left = date_of(text)?.duration_since(Timestamp::now());
+    Some(Duration::try_from(left).unwrap_or_default())
+}
+
+/// A date as headers have it.
+pub(crate) fn http_date(time: Timestamp) -> String {
+    time.strftime("%a, %d %b %Y %H:%M:%S GMT").to_string()
+}
+
+/// What such a date says, in any of the three forms that RFC 9110 has recipients read.
+fn date_of(text: &str) -> Option<Timestamp> {
+    let forms = [
+        "%a, %d %b %Y %H:%M:%S GMT",
+        "%A, %d-%b-%y %H:%M:%S GMT",
+        "%a %b %e %H:%M:%S %Y",
+    ];
+    let read = |form| DateTime::strptime(form, text).ok();
+    forms
+        .into_iter()
+        .find_map(read)?
+        .to_zoned(TimeZone::UTC)
+        .ok()
+        .map(|time| time.timestamp())
 }
 
 /// Digits only: `+5` and `0x5` are read by some as 5 and by others not.
@@ -380,7 +403,16 @@ mod tests {
         );
         assert_eq!(waits("Fri, 31 Dec 1999 23:59:59 GMT"), Some(Duration::ZERO));
         assert!(waits("Fri, 31 Dec 2100 23:59:59 GMT").unwrap() > Duration::from_secs(1 << 30));
-        for none in ["soon", "", " ", "-1", "+1", "7.5"] {
+        for none in [
+            "Fri, 31 Dec 2100",
+            "Fri, 32 Dec 2100 23:59:59 GMT",
+            "soon",
+            "",
+            " ",
+            "-1",
+            "+1",
+            "7.5",
+        ] {
             assert_eq!(waits(none), None, "{none:?}");
         }
         assert_eq!(
@@ -436,5 +468,19 @@ mod tests {
         for target in ["/a b", "/a\r\nX: y", "/ü"] {
             assert!(render_head("GET", target, [].iter()).is_err(), "{target:?}");
         }
+    }
+
+    /// The example of RFC 9110, section 5.6.7.
+    #[test]
+    fn dates_are_read_in_each_form_and_written_in_the_first() {
+        let time = Timestamp::from_second(784_111_777).unwrap();
+        for text in [
+            "Sun, 06 Nov 1994 08:49:37 GMT",
+            "Sunday, 06-Nov-94 08:49:37 GMT",
+            "Sun Nov  6 08:49:37 1994",
+        ] {
+            assert_eq!(date_of(text), Some(time), "{text}");
+        }
+        assert_eq!(http_date(time), "Sun, 06 Nov 1994 08:49:37 GMT");
     }
 }

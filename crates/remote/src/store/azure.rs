@@ -1,13 +1,12 @@
 //! Azure Blob Storage.
 
-use std::time::SystemTime;
-
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use jiff::Timestamp;
 use ring::hmac;
 
 use crate::fault::{Fault, FaultKind};
-use crate::http::message::HttpRequest;
+use crate::http::message::{HttpRequest, http_date};
 use crate::options::{RemoteOptions, Secret, Token, credential};
 use crate::store::bucket::{Object, set};
 use crate::url::{Url, encode_path};
@@ -110,7 +109,7 @@ pub(crate) fn locate(
 impl AzureAccess {
     /// Signs a request with the key of the account.
     pub(crate) fn sign(&self, request: &mut HttpRequest<'_>) {
-        let date = httpdate::fmt_http_date(SystemTime::now());
+        let date = http_date(Timestamp::now());
         for (name, value) in [("x-ms-date", date.as_str()), ("x-ms-version", VERSION)] {
             request.headers.push((name.to_owned(), value.to_owned()));
         }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ingot_format::Escaped;
+use jiff::Timestamp;
 
 use crate::fault::{Fault, FaultKind};
 use crate::http::client::Client;
@@ -248,36 +249,10 @@ fn keys_of(
     })
 }
 
-/// When keys are over. Where that is not said, they are asked for each time.
+/// When keys are over, a time such as `2026-11-21T20:53:24Z`. Where that is not said, they are asked for each time.
 fn until(text: Option<&str>) -> SystemTime {
-    let seconds = text.and_then(seconds_of).unwrap_or(0);
-    UNIX_EPOCH + Duration::from_secs(seconds)
-}
-
-/// Seconds since 1970 of a time such as `2026-11-21T20:53:24Z`.
-fn seconds_of(text: &str) -> Option<u64> {
-    let (day, time) = text.trim().split_once('T')?;
-    let numbers = |text: &str, between: char| -> Option<Vec<u64>> {
-        text.split(between).map(|number| number.parse().ok()).collect()
-    };
-    let time = time.trim_end_matches('Z').split(['.', '+']).next()?;
-    let (day, time) = (numbers(day, '-')?, numbers(time, ':')?);
-    let ([year, month, day], [hour, minute, second]) = (&day[..], &time[..]) else {
-        return None;
-    };
-    if !(1970..=9999).contains(year) || !(1..=12).contains(month) || !(1..=31).contains(day) {
-        return None;
-    }
-    if *hour > 23 || *minute > 59 || *second > 60 {
-        return None;
-    }
-    // Years begin in March here, so that a leap day is the last of one.
-    let (year, month) = match month {
-        1 | 2 => (year - 1, month + 9),
-        _ => (*year, month - 3),
-    };
-    let days = 365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 1;
-    Some((days - 719_468) * 86_400 + hour * 3600 + minute * 60 + second)
+    let time = text.and_then(|text| text.trim().parse::<Timestamp>().ok());
+    time.map_or(UNIX_EPOCH, SystemTime::from)
 }
 
 #[cfg(test)]
@@ -340,9 +315,11 @@ mod tests {
             ("1970-01-01T00:00:00Z", 0),
             ("2000-02-28T23:59:59Z", 951_782_399),
             ("2000-02-29T23:59:59.123Z", 951_868_799),
+            ("2000-03-01T02:59:59+03:00", 951_868_799),
             ("2100-03-01T00:00:00Z", 4_107_542_400),
         ] {
-            assert_eq!(seconds_of(text), Some(seconds), "{text}");
+            let since = until(Some(text)).duration_since(UNIX_EPOCH).unwrap();
+            assert_eq!(since.as_secs(), seconds, "{text}");
         }
         for text in [
             "",
@@ -351,7 +328,7 @@ mod tests {
             "2000-01-01",
             "2000-01-01T24:00:00Z",
         ] {
-            assert_eq!(seconds_of(text), None, "{text}");
+            assert_eq!(until(Some(text)), UNIX_EPOCH, "{text}");
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::time::{SystemTime, UNIX_EPOCH};
 
+use jiff::Timestamp;
 use ring::{digest, hmac};
 
 use crate::fault::{Fault, FaultKind};
@@ -213,7 +213,7 @@ impl S3Access {
             Some(Keys::Known(credentials)) => credentials,
             Some(Keys::Issued(issuer, options)) => &issuer.credentials(options, stop)?,
         };
-        sign(request, credentials, &self.region, &timestamp(SystemTime::now()));
+        sign(request, credentials, &self.region, &timestamp(Timestamp::now()));
         // A signature is good for this request and a few minutes, and the secret does not go over the wire. That of a
         // session does.
         Ok(credentials.session.is_some())
@@ -293,30 +293,13 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// A time as signatures have it, such as `20130524T000000Z`.
-fn timestamp(time: SystemTime) -> String {
-    let seconds = time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    let (days, second) = (seconds / 86_400, seconds % 86_400);
-    // Days since the first of March of the year 0, in cycles of 400 years.
-    let days = days + 719_468;
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    let year = year + era * 400 + u64::from(month <= 2);
-    format!(
-        "{year:04}{month:02}{day:02}T{:02}{:02}{:02}Z",
-        second / 3600,
-        second / 60 % 60,
-        second % 60
-    )
+fn timestamp(time: Timestamp) -> String {
+    time.strftime("%Y%m%dT%H%M%SZ").to_string()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     fn nothing(_: &str) -> Option<String> {
         None
@@ -356,7 +339,7 @@ mod tests {
             (1_369_353_600, "20130524T000000Z"),
             (4_107_542_400, "21000301T000000Z"),
         ] {
-            assert_eq!(timestamp(UNIX_EPOCH + Duration::from_secs(seconds)), expected);
+            assert_eq!(timestamp(Timestamp::from_second(seconds).unwrap()), expected);
         }
     }
 
