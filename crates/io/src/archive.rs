@@ -109,33 +109,6 @@ impl Archive {
         })
     }
 
-    /// An open source that has a name, and its header.
-    #[cfg(feature = "remote")]
-    pub(crate) fn named(
-        path: PathBuf,
-        header: Header,
-        source: Box<dyn Source>,
-        backend: &'static str,
-        why: &'static str,
-    ) -> Archive {
-        Archive {
-            path: Some(path),
-            header,
-            bytes: Storage::Elsewhere(source),
-            backend,
-            why: Cow::Borrowed(why),
-        }
-    }
-
-    /// The same, with a reason before that for how it is read.
-    #[cfg(feature = "remote")]
-    pub(crate) fn because(self, reason: &str) -> Archive {
-        Archive {
-            why: format!("{reason}: {}", self.why).into(),
-            ..self
-        }
-    }
-
     /// The file, or the URL without its secrets; `None` for other sources.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
@@ -242,6 +215,34 @@ impl Archive {
         self.header
             .entries()
             .find(|entry| entry.begin <= begin && begin < entry.end)
+    }
+}
+
+#[cfg(feature = "remote")]
+impl Archive {
+    /// An open source that has a name, and its header.
+    pub(crate) fn named(
+        path: PathBuf,
+        header: Header,
+        source: Box<dyn Source>,
+        backend: &'static str,
+        why: &'static str,
+    ) -> Archive {
+        Archive {
+            path: Some(path),
+            header,
+            bytes: Storage::Elsewhere(source),
+            backend,
+            why: Cow::Borrowed(why),
+        }
+    }
+
+    /// The same, with a reason before that for how it is read.
+    pub(crate) fn because(self, reason: &str) -> Archive {
+        Archive {
+            why: format!("{reason}: {}", self.why).into(),
+            ..self
+        }
     }
 }
 

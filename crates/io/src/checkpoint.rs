@@ -1,10 +1,10 @@
 //! A checkpoint of one file or of many, as one handle.
 
-mod folder;
+pub(crate) mod folder;
 mod locate;
 mod parallel;
 mod shards;
-mod store;
+pub(crate) mod store;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -15,14 +15,10 @@ use std::sync::OnceLock;
 use ingot_format::{Dtype, Header, ShardIndex, natural_order};
 use ingot_remote::StopFlag;
 
-#[cfg(feature = "remote")]
-pub(crate) use folder::index_of;
 pub use folder::read_index;
 pub(crate) use parallel::in_parallel;
 pub(crate) use shards::Shards;
 pub use store::Backing;
-#[cfg(feature = "remote")]
-pub(crate) use store::Store;
 
 use crate::archive::{Archive, Tensor, TensorId, nearest};
 use crate::error::Error;
@@ -31,7 +27,6 @@ use crate::watch::{Unwatched, Watch};
 use folder::Beside;
 use locate::{Located, OpenFile, locate};
 use shards::Difference;
-#[cfg(not(feature = "remote"))]
 use store::Store;
 
 /// One file, or the shards of an index, as one. Any number of threads may use it at once.

@@ -52,13 +52,8 @@ pub use read::part::{Part, Target};
 pub use read::plan::{OWN_BLOCK_NBYTES, Piece, Place, Plan, SHARED_BLOCK_NBYTES};
 pub use read::prefetch::{Fetched, Prefetch, Request};
 pub use read::read::{StridedView, fill, read, warm_tensors};
-#[cfg(all(unix, feature = "remote"))]
-pub use remote::{DownloadOptions, Downloaded, download, planned_download};
 #[cfg(feature = "remote")]
-pub use remote::{
-    Fault, REMOTE_HEADER_NBYTES, RemoteOptions, Secret, Token, fetch_beside, hash_url, hub_headers, is_url,
-    local_path, read_url, redacted, url_file_name, was_url,
-};
+pub use remote::*;
 pub use save::{Pieces, Snapshot, save};
 pub use serialize::safetensors::{
     Dtype, SafeTensorError, SafeTensors, TensorView, View, serialize, serialize_to_file, slice, tensor,

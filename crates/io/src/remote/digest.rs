@@ -9,7 +9,9 @@ use super::source;
 use crate::archive::{check_unchanged, open_source};
 use crate::error::Error;
 use crate::source::Source;
-use crate::verify::{Definition, hash, of_source, read_in_order};
+use crate::verify::definition::of_source;
+use crate::verify::in_order::read_in_order;
+use crate::verify::{Definition, hash};
 use crate::watch::Watch;
 
 /// The hash of the file behind `url`, as [`hash`] gives it. Parts of it are fetched at once and kept no longer than until

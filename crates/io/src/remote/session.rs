@@ -11,7 +11,9 @@ use ingot_remote::{
 
 use super::source;
 use crate::archive::Archive;
-use crate::checkpoint::{Backing, Checkpoint, Shards, Store, index_of, read_index};
+use crate::checkpoint::folder::index_of;
+use crate::checkpoint::store::Store;
+use crate::checkpoint::{Backing, Checkpoint, Shards, read_index};
 use crate::error::{CheckpointFault, Error, Failure};
 use crate::options::{Backend, CheckpointOptions, OpenOptions, Reach};
 use crate::watch::Watch;

@@ -11,7 +11,8 @@ use ingot_remote::{INDEX_FILE, Location, MODEL_FILE, Remote, RemoteFile, RemoteO
 
 use super::part_table::PartTable;
 use crate::archive::open_source;
-use crate::checkpoint::{in_parallel, index_of};
+use crate::checkpoint::folder::index_of;
+use crate::checkpoint::in_parallel;
 use crate::digest::{Algorithm, Digest, Unequal};
 use crate::error::Error;
 use crate::options::{Durability, Existing};
