@@ -6,7 +6,7 @@ import { test } from "node:test";
 
 import { fileWith } from "./oracle.mjs";
 
-const MODULE = new URL("../../python/ingot/web/safetensors.js", import.meta.url);
+const MODULE = new URL("../../js/safetensors.js", import.meta.url);
 const README = readFileSync(new URL("../../README.md", import.meta.url), "utf8");
 const SHARD = "model-00001-of-00001.safetensors";
 
