@@ -325,7 +325,7 @@ export class UrlSource extends OwnSource {
         patience.receive(chunk?.value?.byteLength ?? 0);
         return chunk;
       };
-      return new Stream(response.body, wait, brokenOff, () => patience.end());
+      return new Stream(response.body, wait, brokenOff);
     } catch (fault) {
       patience.end();
       throw fault;
@@ -480,12 +480,11 @@ class Stream {
   #scratch;
   #wait;
   #faultOf;
-  #onClose;
   #rest = NOTHING;
   #received = 0;
 
-  constructor(stream, wait, faultOf, onClose = () => {}) {
-    [this.#wait, this.#faultOf, this.#onClose] = [wait, faultOf, onClose];
+  constructor(stream, wait, faultOf) {
+    [this.#wait, this.#faultOf] = [wait, faultOf];
     // Some answers have no body, which is one of no bytes.
     const body = stream ?? new Blob([]).stream();
     try {
@@ -523,8 +522,7 @@ class Stream {
   }
 
   async close() {
-    this.#onClose();
-    // A connection that is cut is no fault here, and nobody waits for one that hangs.
+    // This ends the request. A connection that is cut is no fault here, and nobody waits for one that hangs.
     this.#reader.cancel().catch(() => {});
   }
 }

@@ -43,7 +43,8 @@ def test_the_tests_in_javascript_pass(path: Path) -> None:
 
 def exported(text: str) -> set[str]:
     """The names that a module, or a declaration of one, exports: but for types."""
-    names = re.findall(r"^export (?:declare )?(?:async )?(?:function\*?|class|const) (\w+)", text, re.MULTILINE)
+    kinds = r"(?:declare )?(?:async )?(?:function\*?|class|const)"
+    names = re.findall(rf"^export {kinds} (\w+)", text, re.MULTILINE)
     again = re.findall(r"^export \{([^}]*)\}", text, re.MULTILINE)
     return {*names, *re.findall(r"\w+", " ".join(again))}
 

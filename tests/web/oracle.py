@@ -1,7 +1,7 @@
 """Prints, as JSON for the tests in JavaScript, what a reader of headers has to find.
 
-Usage: oracle.py vectors | indexes | counts | counted | rendered | values | elements | model. Bytes are base64, and integers are text:
-the parser of JavaScript rounds those above 2^53.
+Usage: oracle.py vectors | indexes | counts | counted | rendered | values | elements | model.
+Bytes are base64, and integers are text: the parser of JavaScript rounds those above 2^53.
 """
 
 from __future__ import annotations
@@ -138,8 +138,18 @@ KNOWN = {
 }
 #: What holds the values of all others.
 PLAIN = {
-    **{"BOOL": "u1", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4"},
-    **{"U64": "<u8", "I64": "<i8", "F32": "<f4", "C64": "<f4", "F64": "<f8"},
+    "BOOL": "u1",
+    "U8": "u1",
+    "I8": "i1",
+    "U16": "<u2",
+    "I16": "<i2",
+    "U32": "<u4",
+    "I32": "<i4",
+    "U64": "<u8",
+    "I64": "<i8",
+    "F32": "<f4",
+    "C64": "<f4",
+    "F64": "<f8",
 }
 
 
@@ -163,7 +173,7 @@ def values() -> Iterator[dict[str, Any]]:
 
 
 def elements() -> Iterator[dict[str, Any]]:
-    """Bytes of each dtype, and what they hold: for up to 16 bits every pattern, in an order made by chance."""
+    """Bytes of each dtype, and what they hold: up to 16 bits every pattern, in an order made by chance."""
     import numpy
 
     chance = numpy.random.default_rng(3)
