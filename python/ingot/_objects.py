@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import io
 import os
+from collections import deque
 from concurrent.futures import Future
 from threading import Lock, Thread
 
 from ._native import Checkpoint, shown_url
-from .errors import ClosedError, OptionError, StorageError, _escaped
+from .errors import ClosedError, OptionError, SafetensorError, StorageError, _escaped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any, Protocol
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import Any, Protocol, TypeAlias
 
     from typing_extensions import Buffer
 
@@ -40,7 +41,10 @@ if TYPE_CHECKING:
         def path(self) -> str: ...
 
     # What every call that reads takes.
-    Source = Path | Buffer | OpenFile | FileOfFsspec | "Ranges"
+    Source: TypeAlias = "Path | Buffer | OpenFile | FileOfFsspec | Ranges"
+
+# Bytes that are copied at a time.
+_PART_NBYTES = 8 << 20
 
 # Requests that are best under way at once: as many as for what is behind a URL.
 _AT_ONCE = 16
@@ -119,13 +123,16 @@ def resolved(given: Any) -> Reader | Buffer | str | None:
     return _File(given) if is_file else None
 
 
-def open_object(
-    given: Any, backend: str, strict: bool, max_header_size: int | None
-) -> Checkpoint | str | None:
-    """The checkpoint in `given`; or the path of a file that it is, or None, where a path opens it."""
+def shown(found: Reader | Buffer) -> str:
+    """What an object is called, or a buffer."""
+    return found.name if isinstance(found, Reader) else f"<{type(found).__name__}>"
+
+
+def open_object(given: Any, backend: str, strict: bool, max_header_size: int | None) -> Any:
+    """The checkpoint that `given` holds, or the path that it is, or is taken for."""
     found = resolved(given)
     if found is None or isinstance(found, str):
-        return found
+        return found or given
     if backend == "mmap":
         raise OptionError(
             f"backend 'mmap' is for files: a {type(given).__name__} cannot be mapped", code="unmappable"
@@ -153,6 +160,51 @@ class Reader:
         answer: Future[int | None] = Future()
         answer.set_result(self.nbytes)
         return answer
+
+    def parts(self) -> Iterator[Any]:
+        """All bytes, a part after the other, of which several are asked for ahead.
+
+        Raises
+        ------
+        StorageError
+            A part cannot be had, or the file is another one by the end.
+        """
+        asked: deque[tuple[int, Future[Any]]] = deque()
+        for begin in range(0, self.nbytes, _PART_NBYTES):
+            end = min(begin + _PART_NBYTES, self.nbytes)
+            asked.append((end - begin, self.ask(begin, end)))
+            if len(asked) > self.at_once:
+                yield self._answer(*asked.popleft())
+        for expected, answer in asked:
+            yield self._answer(expected, answer)
+        now = self.ask_nbytes().result()
+        if now != self.nbytes:
+            raise StorageError(
+                f"{_escaped(self.name)}: the file was changed while it was read",
+                code="changed",
+                path=self.name,
+                expected=self.nbytes,
+                found=now,
+            )
+
+    def _answer(self, expected: int, answer: Future[Any]) -> Any:
+        try:
+            part = answer.result()
+            found = memoryview(part).nbytes
+        except SafetensorError:
+            raise
+        except Exception as error:
+            message = f"{_escaped(self.name)}: the object raised {type(error).__name__}"
+            raise StorageError(message, code="read", path=self.name) from error
+        if found != expected:
+            raise StorageError(
+                f"{_escaped(self.name)}: expected {expected} bytes of the object, found {found}",
+                code="read",
+                path=self.name,
+                expected=expected,
+                found=found,
+            )
+        return part
 
 
 class _Memory(Reader):
@@ -321,8 +373,8 @@ def _of_store(store: Any, path: str, nbytes: int | None) -> Reader | str:
         look = getattr(store, "head", None)
         if nbytes is None and not callable(look):
             raise TypeError(
-                "expected a store with `head`, or the size of the file, as `ingot.Ranges(store, path, nbytes=…)`, "
-                f"found {type(store).__name__}"
+                "expected a store with `head`, or the size of the file, as in `ingot.Ranges(store, path, "
+                f"nbytes=…)`, found {type(store).__name__}"
             )
         return _Store(
             shown_url(path),

@@ -106,14 +106,14 @@ class safe_open:
     has the name by then, or it was written to. A checkpoint of one file keeps it open.
 
     Of an object what is asked for is what a URL would be asked for: the header, then the bytes that are
-    wanted, several ranges at a time where the object stands for a store. The handle holds the object and never
-    closes it. An open file is read by one range at a time, which moves its position: let nothing else use it
-    meanwhile. A buffer cannot be resized as long as the handle is there; a `io.BytesIO` can. What an object
-    raises is the cause of a `StorageError` that names the object, and an answer that is too short or too long
-    is one too. A store is asked after each reading whether the file is still the one that was opened, as far
-    as it tells versions apart; of an open file only its end is noticed. Pickling a handle pickles the object
-    with it. In a child after a fork, what was opened before raises `StorageError` (``"forked"``), memory
-    excepted: open it again there.
+    wanted, several ranges at a time where the object stands for a store. The handle holds the object and
+    never closes it. An open file is read by one range at a time, which moves its position: let nothing else
+    use it meanwhile. A buffer cannot be resized as long as the handle is there; a `io.BytesIO` can. What an
+    object raises is the cause of a `StorageError` that names the object, and an answer that is too short or
+    too long is one too. A store is asked after each reading whether the file is still the one that was
+    opened, as far as it tells versions apart; of an open file only its end is noticed. Pickling a handle
+    pickles the object with it. In a child after a fork, what was opened before raises `StorageError`
+    (``"forked"``), memory excepted: open it again there.
 
     Opening an index behind a URL fetches it and nothing else; `format` is then what the names of its shards
     say. A shard that is missing raises `FileNotFoundError` when it is first needed, with its URL. On the Hub
@@ -378,9 +378,9 @@ class safe_open:
 
     @property
     def backend(self) -> str:
-        """How it is read: ``"mmap"`` or ``"pread"``; of a URL ``"http"``, ``"hf"``, ``"s3"``, ``"gs"`` or ``"az"``.
+        """How it is read: ``"mmap"``, ``"pread"``, ``"http"``, ``"hf"``, ``"s3"``, ``"gs"`` or ``"az"``.
 
-        ``"memory"`` of a buffer, ``"object"`` of what else there is to read from.
+        ``"memory"`` for a buffer, ``"object"`` for what else there is to read from.
         """
         return self._checkpoint.backend
 
@@ -554,10 +554,10 @@ def again_by(filename: Any) -> Any:
     """What opens the same again, where its path does not: a URL with its secrets, an object."""
     # What is shown of a URL does not open it again.
     is_shown = isinstance(filename, str) and is_url(filename)
-    return filename if is_shown or not _is_path(filename) else None
+    return filename if is_shown or not is_path(filename) else None
 
 
-def _is_path(given: object) -> bool:
+def is_path(given: object) -> bool:
     """Whether it is a path. The files of fsspec may have one as well, and may be elsewhere."""
     return isinstance(given, (str, bytes)) or (hasattr(given, "__fspath__") and not hasattr(given, "fs"))
 
@@ -581,16 +581,15 @@ def open_checkpoint(
         if backend == "mmap":
             raise OptionError("backend 'mmap' is for files: what is behind a URL cannot be mapped")
         return Checkpoint.open_url(filename, storage_options, strict, max_header_size)
-    if not _is_path(filename):
+    path: Any = filename
+    if not is_path(filename):
         # Imported here: it takes the modules of threads.
         from ._objects import open_object
 
-        found = open_object(filename, backend, strict, max_header_size)
-        if isinstance(found, Checkpoint):
-            return found
-        if found is not None:
-            filename = found
-    return Checkpoint.open(filename, backend, strict, max_header_size, confine, lent)
+        path = open_object(filename, backend, strict, max_header_size)
+        if isinstance(path, Checkpoint):
+            return path
+    return Checkpoint.open(path, backend, strict, max_header_size, confine, lent)
 
 
 def tensors(
