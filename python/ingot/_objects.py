@@ -7,11 +7,13 @@ leave.
 
 from __future__ import annotations
 
+import atexit
 import io
 import os
 from collections import deque
 from concurrent.futures import Future
 from threading import Lock, Thread
+from weakref import WeakSet
 
 from ._native import Checkpoint, shown_url
 from .errors import ClosedError, OptionError, SafetensorError, StorageError, _escaped
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
+    from ._ahead import TensorIterator
     from ._serialize import Path
 
     class OpenFile(Protocol):
@@ -48,6 +51,21 @@ _PART_NBYTES = 8 << 20
 
 # Requests that are best under way at once: as many as for what is behind a URL.
 _AT_ONCE = 16
+
+
+# Those that read ahead. A thread that asks for bytes when the interpreter ends would abort the process.
+_READING: WeakSet[TensorIterator] = WeakSet()
+
+
+def close_at_exit(iterator: TensorIterator) -> None:
+    """Have its thread end before the interpreter does."""
+    _READING.add(iterator)
+
+
+@atexit.register
+def _close() -> None:
+    for iterator in list(_READING):
+        iterator.close()
 
 
 class Ranges:
@@ -239,7 +257,7 @@ class _Waiting(Reader):
     def _later(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
         if self._process != os.getpid():
             # An open file shares its position with the parent, and a store has threads that are not here.
-            raise StorageError(
+            raise ClosedError(
                 f"{_escaped(self.name)}: it was opened in another process, before a fork: open it again in "
                 "this one",
                 code="forked",

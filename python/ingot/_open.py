@@ -112,7 +112,7 @@ class safe_open:
     object raises is the cause of a `StorageError` that names the object, and an answer that is too short or
     too long is one too. A store is asked after each reading whether the file is still the one that was
     opened, as far as it tells versions apart; of an open file only its end is noticed. Pickling a handle
-    pickles the object with it. In a child after a fork, what was opened before raises `StorageError`
+    pickles the object with it. In a child after a fork, what was opened before raises `ClosedError`
     (``"forked"``), memory excepted: open it again there.
 
     Opening an index behind a URL fetches it and nothing else; `format` is then what the names of its shards

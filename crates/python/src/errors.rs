@@ -54,7 +54,9 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
     let ours = ours(py, class, error);
     match object::raised(error) {
         // The user's wish, or the end of the program; or words of our own.
-        Some(raised) if !raised.is_instance_of::<PyException>(py) || is_ours(raised, py) => raised.clone_ref(py),
+        Some(raised) if !raised.is_instance_of::<PyException>(py) || is_ours(raised, py) => {
+            raised.clone_ref(py)
+        }
         raised => {
             ours.set_cause(py, raised.map(|raised| raised.clone_ref(py)));
             ours
@@ -63,7 +65,11 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
 }
 
 fn is_ours(raised: &PyErr, py: Python<'_>) -> bool {
-    let ours = || raised.value(py).is_instance(&py.import("ingot.errors")?.getattr("SafetensorError")?);
+    let ours = || {
+        raised
+            .value(py)
+            .is_instance(&py.import("ingot.errors")?.getattr("SafetensorError")?)
+    };
     ours().unwrap_or(false)
 }
 

@@ -9,7 +9,7 @@ use std::io::{self, Read};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ingot_format::{to_u64, to_usize};
+use ingot_format::to_u64;
 use ingot_io::{Error, Source, StopFlag};
 use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
@@ -47,7 +47,10 @@ impl ObjectSource {
     fn ask(&self, range: &Range<u64>, stop: StopFlag<'_>) -> io::Result<BufferSource> {
         self.was_read.store(true, Ordering::Relaxed);
         let answer = attached(|py| {
-            let answer = self.reader.bind(py).call_method1("ask", (range.start, range.end))?;
+            let answer = self
+                .reader
+                .bind(py)
+                .call_method1("ask", (range.start, range.end))?;
             BufferSource::new(&awaited(&answer, stop)?)
         })?;
         let (expected, found) = (range.end - range.start, answer.nbytes());
