@@ -193,7 +193,7 @@ impl fmt::Display for WrongLength {
 impl std::error::Error for WrongLength {}
 
 /// What an object raised, where `error` comes of that.
-pub(crate) fn raised<'e>(error: &'e Error) -> Option<&'e PyErr> {
+pub(crate) fn raised(error: &Error) -> Option<&PyErr> {
     Some(&inner::<Raised>(error)?.0)
 }
 
