@@ -65,7 +65,6 @@ class Counting:
 class CountingFiles(MemoryFileSystem):  # type: ignore[misc]
     """A file system of fsspec that notes what it is asked for."""
 
-    cachable = False
     protocol = "memory"
 
     def __init__(self) -> None:
@@ -200,7 +199,8 @@ def counted(kind: str, data: bytes) -> tuple[Any, list[tuple[int, int]]]:
     if kind == "obstore":
         store = Counting(data)
         return ingot.Ranges(store, NAME), store.asked
-    files = CountingFiles()
+    # No instance for all, as fsspec keeps.
+    files = CountingFiles(skip_instance_cache=True)
     return fsspec.core.OpenFile(files, in_memory_of_fsspec(data).removeprefix("memory:/")), files.asked
 
 
