@@ -13,12 +13,12 @@ import os
 from collections import deque
 from concurrent.futures import Future
 from threading import Lock, Thread
+from typing import TYPE_CHECKING, cast
 from weakref import WeakSet
 
 from ._native import Checkpoint, shown_url
 from .errors import ClosedError, OptionError, SafetensorError, StorageError, _escaped
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import Any, Protocol, TypeAlias
@@ -349,10 +349,8 @@ class _Store(_Waiting):
         self._look = look if nbytes is None else None
         self._stamp: dict[str, Any] = {}
         if nbytes is None:
-            assert look is not None
             self._stamp = self._later(self._now).result()
-            nbytes = self._stamp["size"]
-        self.nbytes = nbytes
+        self.nbytes = self._stamp["size"] if nbytes is None else nbytes
 
     def ask(self, begin: int, end: int) -> Future[Any]:
         return self._later(self._get, begin, end)
@@ -388,8 +386,8 @@ _VERSION = (
 
 def _of_store(store: Any, path: str, nbytes: int | None) -> Reader | str:
     if not _is_fsspec(store):
-        look = getattr(store, "head", None)
-        if nbytes is None and not callable(look):
+        head: Any = getattr(store, "head", None)
+        if nbytes is None and not callable(head):
             raise TypeError(
                 "expected a store with `head`, or the size of the file, as in `ingot.Ranges(store, path, "
                 f"nbytes=…)`, found {type(store).__name__}"
@@ -398,7 +396,7 @@ def _of_store(store: Any, path: str, nbytes: int | None) -> Reader | str:
             shown_url(path),
             _AT_ONCE,
             lambda begin, end: _only(store.get_ranges(path, starts=[begin], ends=[end])),
-            None if look is None else lambda: look(path),
+            (lambda: cast("Mapping[str, Any]", head(path))) if callable(head) else None,
             nbytes,
         )
     if type(store).__module__ == "fsspec.implementations.local":
