@@ -97,9 +97,10 @@ impl Reading {
                     .map_or(1, usize::from)
                     .min(MAX_THREADS)
             };
+            let is_cold = |(source, span): &(&dyn Source, Range<u64>)| source.is_cold(span);
             let suits = || match nbytes {
                 _ if nbytes <= alone_nbytes => 1,
-                _ if spans.iter().any(|(source, span)| source.is_cold(span)) => COLD_THREADS,
+                _ if nbytes > ALONE_NBYTES && spans.iter().any(is_cold) => COLD_THREADS,
                 _ => cores(),
             };
             return Reading::on(threads.unwrap_or_else(suits));

@@ -91,3 +91,64 @@ pub(super) fn reading(sources: &[&dyn Source], runs: &[FileRun]) -> Reading {
         ..reading
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::mpsc::channel;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::digest::Algorithm;
+    use crate::watch::Unwatched;
+
+    const NBYTES: u64 = 40 << 20;
+
+    /// Cannot give the bytes from 5 MiB on, and takes a while to say so.
+    #[derive(Debug)]
+    struct Broken {
+        waits: bool,
+    }
+
+    impl Source for Broken {
+        fn nbytes(&self) -> u64 {
+            NBYTES
+        }
+
+        fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
+            if position >> 20 == 5 {
+                thread::sleep(Duration::from_millis(20));
+                return Err(io::Error::other("the cable was pulled"));
+            }
+            Ok(dest.len())
+        }
+
+        fn waits(&self) -> bool {
+            self.waits
+        }
+    }
+
+    /// Tried: without the call of `end` where a task fails, this runs into its minute.
+    #[test]
+    fn a_read_that_fails_ends_those_that_wait_for_its_bytes() {
+        for (waits, algorithm) in [false, true]
+            .into_iter()
+            .flat_map(|waits| Algorithm::ALL.map(|algorithm| (waits, algorithm)))
+        {
+            let (tell, told) = channel();
+            thread::spawn(move || {
+                let digests = Digests::new(algorithm, Some(0..NBYTES));
+                let outcome = feed_all(&Broken { waits }, &digests, &Unwatched);
+                let position = match outcome {
+                    Err(Failure::Read { position, .. }) => Some(position),
+                    _ => None,
+                };
+                tell.send((position, digests.finish())).unwrap();
+            });
+            let (position, digests) = told.recv_timeout(Duration::from_secs(60)).unwrap();
+            assert_eq!(position.map(|position| position >> 20), Some(5), "{algorithm}");
+            assert_eq!(digests, [None], "{algorithm}");
+        }
+    }
+}
