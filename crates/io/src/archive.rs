@@ -530,6 +530,12 @@ pub(crate) struct Files<'a> {
     archives: Vec<&'a Archive>,
 }
 
+impl<'a> From<Vec<&'a Archive>> for Files<'a> {
+    fn from(archives: Vec<&'a Archive>) -> Files<'a> {
+        Files { archives }
+    }
+}
+
 impl<'a> Files<'a> {
     /// The files of `tensors`, and which tensor each of them is.
     pub(crate) fn of(tensors: impl Iterator<Item = Tensor<'a>>) -> (Files<'a>, Vec<TensorId>) {

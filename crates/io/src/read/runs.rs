@@ -98,7 +98,7 @@ impl<'p> Runs<'p> {
     }
 
     /// Where the next run begins in the file.
-    fn begin(&self) -> u64 {
+    pub(super) fn begin(&self) -> u64 {
         let row = self.row.as_ref();
         self.position + row.map_or(0, |row| row.begin + self.passed)
     }
