@@ -210,7 +210,7 @@ class TestCollector:
     @pytest.mark.parametrize("sliced", [False, True])
     def test_it_runs_once_at_most(self, path: Path, collections: list[int], sliced: bool) -> None:
         checkpoint = _native.Checkpoint.open(path)
-        wanted: list[tuple[str, Any, str | None]] = [(name, 0, None) for name in checkpoint.names()]
+        wanted = (checkpoint.names(), [0] * len(checkpoint), None)
 
         def load() -> list[torch.Tensor]:
             if sliced:

@@ -548,7 +548,7 @@ def _code(dtype: Any) -> str | None:
     return _PLAIN.get(known) or CODES.get(known.name)
 
 
-def _fill(checkpoint: Checkpoint, wanted: list[Wanted], arrays: Mapping[str, Any], how: Reads) -> None:
+def _fill(checkpoint: Checkpoint, wanted: Wanted, arrays: Mapping[str, Any], how: Reads) -> None:
     """Read what is wanted into `arrays`."""
     _select.fill(checkpoint, wanted, _native.Destinations(arrays, _memory), how)
 

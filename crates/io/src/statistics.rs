@@ -225,7 +225,7 @@ impl Work<'_> {
         let folds: Vec<_> = folds.collect();
         let piece = |chunk: &TensorChunk| Piece::run(0, chunk.position..chunk.position + chunk.nbytes);
         let pieces = self.chunks.iter().map(piece).collect::<Result<Vec<_>, _>>()?;
-        let plan = Plan::into_each(&pieces);
+        let plan = Plan::into_each(pieces);
         let dests = folds.iter().zip(plan.blocks());
         let dests = dests.map(|(fold, &nbytes)| Destination::Shown(fold, nbytes));
         execute(&plan, &[self.source], &[], dests, self.reading, watch).map_err(|fault| fault.failure)?;

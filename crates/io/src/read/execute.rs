@@ -69,7 +69,7 @@ fn split<'p, 'd>(
     sources: &[&dyn Source],
     chunk_nbytes: usize,
 ) -> Vec<Chunk<'p, 'd>> {
-    let mut chunks = Vec::new();
+    let mut chunks = Vec::with_capacity(plan.pieces().len());
     let mut pieces = plan.pieces().iter().peekable();
     for (number, dest) in dests.into_iter().enumerate() {
         let mut rest = dest;

@@ -113,7 +113,7 @@ pub fn fill(
     }
     let (files, ids) = Files::of(parts.iter().map(|part| *part.tensor()));
     let pieces = pieces(&files, parts.iter().zip(ids.iter().map(|id| id.file)))?;
-    let (plan, sources) = (Plan::into_each(&pieces), files.sources());
+    let (plan, sources) = (Plan::into_each(pieces), files.sources());
     let dests = targets.into_iter().map(|target| match target.memory.into_dest() {
         Ok(dest) => Destination::Together(dest),
         Err(strided) => Destination::Apart(strided),
@@ -155,7 +155,7 @@ pub fn warm_tensors(tensors: &[Tensor<'_>], options: &ReadOptions, watch: &dyn W
     let read = || -> Result<u64, InFile> {
         let runs = runs(&files, &ids);
         let pieces = runs.into_iter().map(|(file, run)| Piece::run(file, run));
-        let plan = Plan::into_each(&pieces.collect::<Result<Vec<_>, _>>()?);
+        let plan = Plan::into_each(pieces.collect::<Result<Vec<_>, _>>()?);
         let dests = plan
             .blocks()
             .iter()
