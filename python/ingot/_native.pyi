@@ -6,6 +6,8 @@ from typing import Any, Literal, final
 
 from typing_extensions import Buffer as AnyBuffer
 
+from ._select import Wanted
+
 __all__ = [
     "CHECKSUMS_KEY",
     "MODEL_SPEC_KEY",

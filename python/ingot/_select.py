@@ -223,7 +223,7 @@ def load(
                 path=checkpoint.path,
                 tensor=name,
             )
-    fresh = list(filterfalse(out.__contains__, names))
+    fresh = list(filterfalse(out.__contains__, names)) if len(out) < len(names) else []
     others = wanted(checkpoint, selected, fresh, names)
     filling, reading = reads.shares(
         lambda: checkpoint.parts_nbytes(places), lambda: checkpoint.parts_nbytes(others)

@@ -37,7 +37,10 @@ enum Codes {
 
 impl Wanted<'_> {
     fn index(&self, rank: usize) -> PyResult<Vec<Index>> {
-        let index = self.indices.as_ref().and_then(|indices| indices.get(rank)?.as_ref());
+        let index = self
+            .indices
+            .as_ref()
+            .and_then(|indices| indices.get(rank)?.as_ref());
         Ok(index_of(index)?.unwrap_or_default())
     }
 

@@ -116,7 +116,7 @@ pub fn fill(
     let (plan, sources) = (Plan::into_each(pieces), files.sources());
     let dests = targets.into_iter().map(|target| match target.memory.into_dest() {
         Ok(dest) => Destination::Together(dest),
-        Err(strided) => Destination::Apart(strided),
+        Err(strided) => Destination::Apart(Box::new(strided)),
     });
     files.check_unchanged()?;
     let reading = reading(&plan, &sources, options);
