@@ -164,7 +164,7 @@ def _size(tensor: torch.Tensor) -> Callable[[], int]:
 
 
 def copy_pieces(checkpoint: Checkpoint, wanted: Wanted, tensor: torch.Tensor, reads: Reads) -> None:
-    """Have torch copy the one that is wanted to `tensor`, a piece at a time. Only of whole ones are there many."""
+    """Have torch copy the one that is wanted to `tensor`, a piece at a time; a slice is one piece."""
     from .torch import wrap
 
     index = None if wanted.indices is None else wanted.indices[0]

@@ -572,7 +572,7 @@ def _memory(name: str, array: Any) -> Memory:
 
 @lru_cache(maxsize=64)
 def _stored(dtype: numpy.dtype[Any]) -> tuple[str | None, numpy.dtype[Any] | None]:
-    """What files call arrays that lie in memory as this says; and as what the buffer protocol shows them, if not so.
+    """What files call arrays that lie in memory so; and as what the buffer protocol shows them, if not so.
 
     Kept, since there may be many arrays, of few dtypes.
     """

@@ -87,9 +87,7 @@ def _write(
         steps = Several(tell, sum(info.nbytes for info in infos))
         for checkpoint, names in source.checkpoints():
             for batch in _batches([checkpoint.info(name) for name in names]):
-                wanted = Wanted(
-                    [info.name for info in batch], None, [specs[info.name][0] for info in batch]
-                )
+                wanted = Wanted([info.name for info in batch], None, [specs[info.name][0] for info in batch])
                 for info, array in zip(batch, checkpoint.parts(wanted, numpy.wrap), strict=True):
                     writer.write(info.name, array)
                     steps.step(info.nbytes)
