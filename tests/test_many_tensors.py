@@ -226,6 +226,20 @@ class TestCollector:
         assert len(tensors) > gc.get_threshold()[0], "enough for it to start of itself"
         assert found <= 1
 
+    @pytest.mark.parametrize("asked", ["out", "dtype"])
+    def test_it_runs_for_no_object_that_is_made_to_ask(
+        self, path: Path, collections: list[int], asked: str
+    ) -> None:
+        places = ingot.torch.load_file(path)
+        options = {"out": {"out": places}, "dtype": {"dtype": torch.float64}}[asked]
+        ingot.torch.load_file(path, **options)
+        gc.collect()
+        collections.clear()
+        tensors = ingot.torch.load_file(path, **options)
+        found = len(collections)
+        assert len(tensors) > 4 * gc.get_threshold()[0], "enough for it to start of itself"
+        assert found <= 2
+
     def test_who_has_it_off_keeps_it_off(self, path: Path) -> None:
         gc.disable()
         ingot.torch.load_file(path)

@@ -58,12 +58,10 @@ class Wanted(NamedTuple):
 
     def some(self, ranks: list[int]) -> Wanted:
         """What is wanted of the tensors at these places."""
-        return Wanted(
-            *(
-                column if column is None or isinstance(column, str) else [column[rank] for rank in ranks]
-                for column in self
-            )
-        )
+        names = [self.names[rank] for rank in ranks]
+        indices = None if self.indices is None else [self.indices[rank] for rank in ranks]
+        dtypes = [self.dtypes[rank] for rank in ranks] if isinstance(self.dtypes, list) else self.dtypes
+        return Wanted(names, indices, dtypes)
 
 
 class Selected(NamedTuple, Generic[Tensor]):

@@ -144,7 +144,7 @@ def _read(checkpoint: Checkpoint, wanted: list[tuple[str, str, torch.Tensor]], r
         code = _CODES.get(tensor.dtype)
         stored = checkpoint.info(source).dtype
         converts = stored == code or (stored in (*FLOATS, "F8_E8M0") and code in FLOATS)
-        if tensor.is_cpu and converts:
+        if code is not None and converts and tensor.is_cpu:
             straight[name] = tensor
             sources.append(source)
             codes.append(code)
