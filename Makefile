@@ -105,6 +105,7 @@ bench-loads: $(VENV)/.ingot $(VENV)/.test $(VENV_PEERS)/.made
 
 bench-remote: $(VENV)/.ingot $(VENV)/.test $(VENV_PEERS)/.made
 	$(VENV_PEERS)/bin/python benches/python/remote.py
+	$(BIN)/python benches/python/objects.py
 
 bench-formats: $(VENV)/.ingot $(VENV)/.test $(VENV)/.formats $(VENV_FRAMEWORKS)/.made
 	$(BIN)/python benches/formats.py --frameworks $(VENV_FRAMEWORKS)/bin/python

@@ -6,6 +6,7 @@ from typing import Any, Literal, final
 
 from typing_extensions import Buffer as AnyBuffer
 
+from ._objects import Reader
 from ._select import Wanted
 
 __all__ = [
@@ -187,6 +188,10 @@ class Checkpoint:
     @staticmethod
     def from_buffer(
         data: AnyBuffer, strict: bool = False, max_header_size: int | None = None
+    ) -> Checkpoint: ...
+    @staticmethod
+    def from_object(
+        reader: Reader, strict: bool = False, max_header_size: int | None = None
     ) -> Checkpoint: ...
     @property
     def path(self) -> str | None: ...
