@@ -445,7 +445,7 @@ impl Checkpoint {
     fn parts<'py>(
         &self,
         py: Python<'py>,
-        wanted: Vec<Wanted<'py>>,
+        wanted: Wanted<'py>,
         wrap: &Wrap,
         threads: Option<NonZeroUsize>,
         progress: Option<Bound<'py, PyAny>>,
@@ -456,7 +456,7 @@ impl Checkpoint {
     }
 
     /// Bytes of what is wanted, as `parts` and `fill` give it.
-    fn parts_nbytes(&self, py: Python<'_>, wanted: Vec<Wanted<'_>>) -> PyResult<u64> {
+    fn parts_nbytes(&self, py: Python<'_>, wanted: Wanted<'_>) -> PyResult<u64> {
         parts::nbytes(py, &*self.opened(py)?, &wanted)
     }
 
@@ -464,7 +464,7 @@ impl Checkpoint {
     fn fill<'py>(
         &self,
         py: Python<'py>,
-        wanted: Vec<Wanted<'py>>,
+        wanted: Wanted<'py>,
         destinations: &Destinations,
         threads: Option<NonZeroUsize>,
         progress: Option<Bound<'py, PyAny>>,

@@ -30,8 +30,8 @@ const POPULATE_NBYTES: usize = 64 << 10;
 pub(crate) enum Destination<'d> {
     /// Memory that lies together.
     Together(Dest<'d>),
-    /// Elements here and there.
-    Apart(StridedDest<'d>),
+    /// Elements here and there. Boxed, since most lie together, and there may be many.
+    Apart(Box<StridedDest<'d>>),
     /// Nowhere: so many bytes are shown to the file's witness, if it has one, and forgotten.
     Shown(usize),
 }
@@ -54,7 +54,10 @@ impl<'d> Destination<'d> {
             }
             Destination::Apart(strided) => {
                 let (first, rest) = strided.split_at(at);
-                (Destination::Apart(first), Destination::Apart(rest))
+                (
+                    Destination::Apart(Box::new(first)),
+                    Destination::Apart(Box::new(rest)),
+                )
             }
             Destination::Shown(nbytes) => {
                 let first = at.min(nbytes);

@@ -113,10 +113,10 @@ pub fn fill(
     }
     let (files, ids) = Files::of(parts.iter().map(|part| *part.tensor()));
     let pieces = pieces(&files, parts.iter().zip(ids.iter().map(|id| id.file)))?;
-    let (plan, sources) = (Plan::into_each(&pieces), files.sources());
+    let (plan, sources) = (Plan::into_each(pieces), files.sources());
     let dests = targets.into_iter().map(|target| match target.memory.into_dest() {
         Ok(dest) => Destination::Together(dest),
-        Err(strided) => Destination::Apart(strided),
+        Err(strided) => Destination::Apart(Box::new(strided)),
     });
     files.check_unchanged()?;
     let reading = reading(&plan, &sources, options);

@@ -67,7 +67,7 @@ pub(crate) fn show(
             at = end;
         }
     }
-    let plan = Plan::into_each(&pieces);
+    let plan = Plan::into_each(pieces);
     let dests = plan.blocks().iter().map(|&nbytes| Destination::Shown(nbytes));
     execute(&plan, sources, witnesses, dests, reading, watch)
 }

@@ -210,7 +210,7 @@ fn read_runs(
     watch: &dyn Watch,
 ) -> Result<(), Failure> {
     let pieces: Result<Vec<_>, _> = runs.into_iter().map(|run| Piece::run(0, run)).collect();
-    let plan = Plan::into_each(&pieces?);
+    let plan = Plan::into_each(pieces?);
     let mut rest = Dest::from(dest);
     let mut dests = Vec::with_capacity(plan.blocks().len());
     for &nbytes in plan.blocks() {
