@@ -210,7 +210,7 @@ class TestCollector:
     @pytest.mark.parametrize("sliced", [False, True])
     def test_it_runs_once_at_most(self, path: Path, collections: list[int], sliced: bool) -> None:
         checkpoint = _native.Checkpoint.open(path)
-        wanted: list[tuple[str, Any, str | None]] = [(name, 0, None) for name in checkpoint.names()]
+        wanted = (checkpoint.names(), [0] * len(checkpoint), None)
 
         def load() -> list[torch.Tensor]:
             if sliced:
@@ -225,6 +225,20 @@ class TestCollector:
         assert gc.is_tracked(tensors[0])
         assert len(tensors) > gc.get_threshold()[0], "enough for it to start of itself"
         assert found <= 1
+
+    @pytest.mark.parametrize("asked", ["out", "dtype"])
+    def test_it_runs_for_no_object_that_is_made_to_ask(
+        self, path: Path, collections: list[int], asked: str
+    ) -> None:
+        places = ingot.torch.load_file(path)
+        options = {"out": {"out": places}, "dtype": {"dtype": torch.float64}}[asked]
+        ingot.torch.load_file(path, **options)
+        gc.collect()
+        collections.clear()
+        tensors = ingot.torch.load_file(path, **options)
+        found = len(collections)
+        assert len(tensors) > 4 * gc.get_threshold()[0], "enough for it to start of itself"
+        assert found <= 2
 
     def test_who_has_it_off_keeps_it_off(self, path: Path) -> None:
         gc.disable()

@@ -6,6 +6,9 @@ from typing import Any, Literal, final
 
 from typing_extensions import Buffer as AnyBuffer
 
+from ._objects import Reader
+from ._select import Wanted
+
 __all__ = [
     "CHECKSUMS_KEY",
     "MODEL_SPEC_KEY",
@@ -186,6 +189,10 @@ class Checkpoint:
     def from_buffer(
         data: AnyBuffer, strict: bool = False, max_header_size: int | None = None
     ) -> Checkpoint: ...
+    @staticmethod
+    def from_object(
+        reader: Reader, strict: bool = False, max_header_size: int | None = None
+    ) -> Checkpoint: ...
     @property
     def path(self) -> str | None: ...
     @property
@@ -269,16 +276,16 @@ class Checkpoint:
     ) -> int: ...
     def parts(
         self,
-        wanted: list[tuple[str, Any, str | None]],
+        wanted: Wanted,
         wrap: Wrap,
         *,
         threads: int | None = None,
         progress: Callable[[int, int], object] | None = None,
     ) -> list[Any]: ...
-    def parts_nbytes(self, wanted: list[tuple[str, Any, str | None]]) -> int: ...
+    def parts_nbytes(self, wanted: Wanted) -> int: ...
     def fill(
         self,
-        wanted: list[tuple[str, Any, str | None]],
+        wanted: Wanted,
         destinations: Destinations,
         *,
         threads: int | None = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import filterfalse, islice, repeat
+from itertools import filterfalse, islice
 from typing import Generic, NamedTuple, TypeVar
 
 from ._open import indexed, moved, tensors
@@ -18,12 +18,10 @@ if TYPE_CHECKING:
     from ._reads import Reads
     from ._remote import StorageOptions
 
-    # The name in the file, the index into it and the dtype to convert to.
-    Wanted = tuple[str, Any, str | None]
     # The code of the dtype, a capsule or a buffer, and whether the buffer is of a tensor without dimensions.
     Memory = tuple[str, Any, bool]
     # What fills tensors of a framework.
-    Into = Callable[[Checkpoint, list[Wanted], Mapping[str, Any], Reads], None]
+    Into = Callable[[Checkpoint, "Wanted", Mapping[str, Any], Reads], None]
     # `tensor[index]` by the rules of a framework.
     At = Callable[[Any, Any], Any]
 
@@ -48,6 +46,24 @@ Tensor = TypeVar("Tensor")
 FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 
 
+class Wanted(NamedTuple):
+    """What is to be read, a column for each question: of many tensors no object is made for each."""
+
+    # In the file.
+    names: list[str]
+    # Into each; None where all are wanted whole.
+    indices: list[Any] | None = None
+    # What to convert to, all or each; None for what is stored.
+    dtypes: str | list[str] | None = None
+
+    def some(self, ranks: list[int]) -> Wanted:
+        """What is wanted of the tensors at these places."""
+        names = [self.names[rank] for rank in ranks]
+        indices = None if self.indices is None else [self.indices[rank] for rank in ranks]
+        dtypes = [self.dtypes[rank] for rank in ranks] if isinstance(self.dtypes, list) else self.dtypes
+        return Wanted(names, indices, dtypes)
+
+
 class Selected(NamedTuple, Generic[Tensor]):
     """What `load_file` was asked for: which tensors, how much of each, as what and to where."""
 
@@ -62,10 +78,10 @@ class Selected(NamedTuple, Generic[Tensor]):
         """Whether it is the whole file as it is."""
         return all(option is None for option in self)
 
-    def names(self, checkpoint: Checkpoint, others: Mapping[str, str] | None = None) -> list[str]:
+    def names(self, checkpoint: Checkpoint, others: Mapping[str, str] | None = None) -> dict[str, str]:
         """The tensors that `keys`, `prefix` and `where` all admit: in the order of `keys`, else of the file.
 
-        `others` are more names that tensors of the file have, each with the one that the file knows.
+        Each with its name in the file. `others` are more names that tensors of the file have, with that one.
         """
         others = {} if others is None else others
         names = self._asked(checkpoint, others)
@@ -73,9 +89,11 @@ class Selected(NamedTuple, Generic[Tensor]):
             names = self._below(checkpoint, self.prefix, names)
         if self.where is not None:
             names = [name for name in names if self.where(checkpoint.info(others.get(name, name)))]
+        # There may be many of these, so that no Python code runs for each.
+        found = dict(zip(names, map(others.get, names, names), strict=True))
         for option, mapping in (("slices", self.slices), ("out", self.out)):
-            self._refuse_unselected(checkpoint, option, mapping, names, others)
-        return names
+            self._refuse_unselected(checkpoint, option, mapping or {}, found, others)
+        return found
 
     def _asked(self, checkpoint: Checkpoint, others: Mapping[str, str]) -> list[str]:
         if self.keys is None:
@@ -114,16 +132,11 @@ class Selected(NamedTuple, Generic[Tensor]):
         self,
         checkpoint: Checkpoint,
         option: str,
-        mapping: Mapping[str, Any] | None,
-        names: list[str],
+        mapping: Mapping[str, Any],
+        names: Container[str],
         others: Container[str],
     ) -> None:
-        selected = set(names)
-        if mapping is None or selected.issuperset(mapping):
-            return
-        for name in mapping:
-            if name in selected:
-                continue
+        for name in filterfalse(names.__contains__, mapping):
             if name not in others:
                 # Says so where there is no such tensor at all.
                 checkpoint.info(name)
@@ -163,7 +176,7 @@ def chosen(
     if selected.is_plain():
         return tensors(checkpoint, names, wrap, move, reads)
     refuse_unproven(checkpoint, reads)
-    found = load(checkpoint, selected, {name: name for name in names}, wrap, reads, at, into)
+    found = load(checkpoint, selected, names, wrap, reads, at, into)
     if move is not None:
         for name in found.keys() - (selected.out or {}).keys():
             found[name] = moved(checkpoint, name, found[name], move)
@@ -198,8 +211,8 @@ def load(
     """
     out = selected.out or {}
     # There may be many of them, so that no Python code runs for each where it need not.
-    places = wanted(checkpoint, selected, dict(zip(out, map(names.__getitem__, out), strict=True)))
-    for name, (_, index, _) in () if selected.slices is None else zip(out, places, strict=True):
+    places = wanted(checkpoint, selected, out, names)
+    for name, index in zip(out, places.indices or (), strict=False):
         if index is None and selected.of(name) is not None:
             raise SliceError(
                 f"tensor {_quoted(name)}: its index in slices is one that only frameworks know, which goes "
@@ -208,8 +221,8 @@ def load(
                 path=checkpoint.path,
                 tensor=name,
             )
-    fresh = list(filterfalse(out.__contains__, names))
-    others = wanted(checkpoint, selected, {name: names[name] for name in fresh})
+    fresh = list(filterfalse(out.__contains__, names)) if len(out) < len(names) else []
+    others = wanted(checkpoint, selected, fresh, names)
     filling, reading = reads.shares(
         lambda: checkpoint.parts_nbytes(places), lambda: checkpoint.parts_nbytes(others)
     )
@@ -217,30 +230,34 @@ def load(
         # First, because it may be refused.
         into(checkpoint, places, out, filling)
     read = dict(zip(fresh, checkpoint.parts(others, wrap, **reading.options()), strict=True))
-    for name, (source, index, _) in () if selected.slices is None else zip(fresh, others, strict=True):
+    for name, index in zip(fresh, others.indices or (), strict=False):
         asked = selected.of(name)
         if index is None and asked is not None:
-            read[name] = indexed(checkpoint, source, read[name], asked, at)
-    found = {**read, **out}
-    return dict(zip(names, map(found.__getitem__, names), strict=True))
+            read[name] = indexed(checkpoint, names[name], read[name], asked, at)
+    # The first gives the order, the others all values.
+    return {**names, **read, **out}
 
 
-def wanted(checkpoint: Checkpoint, selected: Selected[Any], names: Mapping[str, str]) -> list[Wanted]:
-    """What is to be read of the tensors of `names`, each with its name in the file.
+def wanted(
+    checkpoint: Checkpoint, selected: Selected[Any], some: Iterable[str], names: Mapping[str, str]
+) -> Wanted:
+    """What is to be read of `some` tensors of `names`, each of which has its name in the file.
 
     All of those that have an index which files are not read by.
     """
+    whole = Wanted(list(map(names.__getitem__, some)), None, selected.dtype)
     if selected.slices is None:
-        # There may be many of these, so that no Python code runs for each.
-        return list(zip(names.values(), repeat(None), repeat(selected.dtype)))
-    found = [(source, selected.of(name), selected.dtype) for name, source in names.items()]
-    distinct = {id(index): index for _, index, _ in found}
+        return whole
+    indices = list(map(selected.of, some))
+    distinct = {id(index): index for index in indices}
+    found = whole._replace(indices=indices)
     if all(map(_is_basic, distinct.values())) or _is_read(checkpoint, found):
         return found
-    return [
-        (source, index if _is_read(checkpoint, [(source, index, dtype)]) else None, dtype)
-        for source, index, dtype in found
-    ]
+    each = zip(whole.names, indices, strict=True)
+    read = [_is_read(checkpoint, Wanted([name], [index], selected.dtype)) for name, index in each]
+    return whole._replace(
+        indices=[index if is_read else None for index, is_read in zip(indices, read, strict=True)]
+    )
 
 
 def _is_basic(index: Any) -> bool:
@@ -249,7 +266,7 @@ def _is_basic(index: Any) -> bool:
     return set(map(type, parts)) <= {int, slice, type(None), type(...)}
 
 
-def _is_read(checkpoint: Checkpoint, wanted: list[Wanted]) -> bool:
+def _is_read(checkpoint: Checkpoint, wanted: Wanted) -> bool:
     """Whether files are read by all of these indices."""
     try:
         checkpoint.parts_nbytes(wanted)
@@ -260,7 +277,7 @@ def _is_read(checkpoint: Checkpoint, wanted: list[Wanted]) -> bool:
 
 def fill(
     checkpoint: Checkpoint,
-    wanted: list[Wanted],
+    wanted: Wanted,
     destinations: Destinations,
     reads: Reads,
 ) -> None:

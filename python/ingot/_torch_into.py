@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from ._native import Destinations
-from ._select import FLOATS, fill, misfit
+from ._select import FLOATS, Wanted, fill, misfit
 from ._torch_alias import recorded
 from ._torch_plain import not_plain, undisturbed
 from .errors import _escaped
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ._native import Checkpoint
     from ._reads import Reads
-    from ._select import Memory, Wanted
+    from ._select import Memory
 
 # Bytes that are read at once for a tensor that torch has to copy.
 PIECE_NBYTES = 64 << 20
@@ -139,23 +139,24 @@ def _read(checkpoint: Checkpoint, wanted: list[tuple[str, str, torch.Tensor]], r
     """Read each tensor, given with its name and that in the file, straight or in pieces."""
     from .torch import _CODES
 
-    straight, pieces = {}, []
+    straight, sources, codes, pieces = {}, [], [], []
     for name, source, tensor in wanted:
         code = _CODES.get(tensor.dtype)
         stored = checkpoint.info(source).dtype
         converts = stored == code or (stored in (*FLOATS, "F8_E8M0") and code in FLOATS)
-        if tensor.is_cpu and converts:
-            straight[name] = (source, tensor, code)
+        if code is not None and converts and tensor.is_cpu:
+            straight[name] = tensor
+            sources.append(source)
+            codes.append(code)
         else:
-            pieces.append((source, tensor, code if converts else None))
-    requests: list[Wanted] = [(source, None, code) for source, _, code in straight.values()]
-    places = destinations({name: tensor for name, (_, tensor, _) in straight.items()})
+            pieces.append((Wanted([source], None, code if converts else None), tensor))
+    requests, places = Wanted(sources, None, codes), destinations(straight)
     first, *others = reads.shares(
-        lambda: checkpoint.parts_nbytes(requests), *(_size(tensor) for _, tensor, _ in pieces)
+        lambda: checkpoint.parts_nbytes(requests), *(_size(tensor) for _, tensor in pieces)
     )
     fill(checkpoint, requests, places, first)
-    for (source, tensor, code), share in zip(pieces, others, strict=True):
-        copy_pieces(checkpoint, (source, None, code), tensor, share)
+    for (one, tensor), share in zip(pieces, others, strict=True):
+        copy_pieces(checkpoint, one, tensor, share)
 
 
 def _size(tensor: torch.Tensor) -> Callable[[], int]:
@@ -163,16 +164,16 @@ def _size(tensor: torch.Tensor) -> Callable[[], int]:
 
 
 def copy_pieces(checkpoint: Checkpoint, wanted: Wanted, tensor: torch.Tensor, reads: Reads) -> None:
-    """Have torch copy what is wanted to `tensor`, a piece at a time. Only of whole tensors are there many."""
+    """Have torch copy the one that is wanted to `tensor`, a piece at a time; a slice is one piece."""
     from .torch import wrap
 
-    source, index, code = wanted
+    index = None if wanted.indices is None else wanted.indices[0]
     with torch.no_grad():
         indices = [index] if index is not None else _pieces(tuple(tensor.shape), tensor.itemsize)
         done = 0
         for piece in indices:
             place = tensor if index is not None else tensor[piece]
-            place.copy_(checkpoint.parts([(source, piece, code)], wrap, threads=reads.threads)[0])
+            place.copy_(checkpoint.parts(wanted._replace(indices=[piece]), wrap, threads=reads.threads)[0])
             done += place.nbytes
             if reads.tell is not None:
                 reads.tell(done, tensor.nbytes)
@@ -197,7 +198,7 @@ def _pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[Any, ...]]:
 def fill_tensors(
     places: Destinations,
     checkpoint: Checkpoint,
-    wanted: list[Wanted],
+    wanted: Wanted,
     tensors: Mapping[str, torch.Tensor],
     reads: Reads,
 ) -> None:
@@ -205,9 +206,9 @@ def fill_tensors(
     if len(places) == len(tensors):
         fill(checkpoint, wanted, places, reads)
         return
-    pairs = list(zip(wanted, tensors.values(), strict=True))
-    requests = [one for one, tensor in pairs if tensor.is_cpu]
-    elsewhere = [pair for pair in pairs if not pair[1].is_cpu]
+    ranked = list(enumerate(tensors.values()))
+    requests = wanted.some([rank for rank, tensor in ranked if tensor.is_cpu])
+    elsewhere = [(wanted.some([rank]), tensor) for rank, tensor in ranked if not tensor.is_cpu]
     first, *others = reads.shares(
         lambda: checkpoint.parts_nbytes(requests), *(_size(tensor) for _, tensor in elsewhere)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from sys import modules
 from typing import overload
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ._boxes import Box
     from ._hash import Hasher
     from ._native import Checkpoint, TensorInfo
+    from ._objects import Source
     from ._progress import Progress
     from ._reads import Reads
     from ._remote import StorageOptions
@@ -68,18 +70,18 @@ _PLAIN = {numpy.dtype(dtype): code for code, dtype in DTYPES.items()}
 
 @overload
 def load_file(
-    filename: Path, *, return_metadata: Literal[True], **options: Unpack[ArrayLoadOptions]
+    filename: Source, *, return_metadata: Literal[True], **options: Unpack[ArrayLoadOptions]
 ) -> tuple[dict[str, Array], dict[str, str] | None]: ...
 
 
 @overload
 def load_file(
-    filename: Path, *, return_metadata: Literal[False] = False, **options: Unpack[ArrayLoadOptions]
+    filename: Source, *, return_metadata: Literal[False] = False, **options: Unpack[ArrayLoadOptions]
 ) -> dict[str, Array]: ...
 
 
 def load_file(
-    filename: Path,
+    filename: Source,
     *,
     backend: str = "auto",
     keys: Iterable[str] | None = None,
@@ -99,9 +101,10 @@ def load_file(
 
     Parameters
     ----------
-    filename : str, bytes or os.PathLike
+    filename : str, bytes, os.PathLike, or an object to read from
         A `.safetensors` or a `.bt` file, the index of a sharded checkpoint, a directory with one of these,
-        or a URL: as for `ingot.safe_open`.
+        a URL, or an object that holds a file, such as an open file, a buffer or `ingot.Ranges`: as for
+        `ingot.safe_open`.
     backend : {"auto", "mmap", "pread"}
         As for `ingot.safe_open`.
     keys : iterable of str, optional
@@ -548,7 +551,7 @@ def _code(dtype: Any) -> str | None:
     return _PLAIN.get(known) or CODES.get(known.name)
 
 
-def _fill(checkpoint: Checkpoint, wanted: list[Wanted], arrays: Mapping[str, Any], how: Reads) -> None:
+def _fill(checkpoint: Checkpoint, wanted: Wanted, arrays: Mapping[str, Any], how: Reads) -> None:
     """Read what is wanted into `arrays`."""
     _select.fill(checkpoint, wanted, _native.Destinations(arrays, _memory), how)
 
@@ -557,18 +560,27 @@ def _memory(name: str, array: Any) -> Memory:
     """The code of the array's dtype, and its memory as a buffer."""
     if not isinstance(array, numpy.ndarray):
         raise TypeError(f"tensor {_quoted(name)}: expected a numpy.ndarray, found {type(array).__name__}")
-    code = _PLAIN.get(array.dtype)
-    if code is None and array.dtype.isnative:
-        code = CODES.get(array.dtype.name)
+    code, lettered = _stored(array.dtype)
     if code is None:
         raise misfit(
             name,
             f"no file has the destination's dtype, {array.dtype!r}, as it lies in memory",
             "destination-dtype",
         )
-    # The buffer protocol has no letter for the dtypes of ml_dtypes, and no shape without dimensions.
-    lettered = array.view(f"V{array.itemsize}") if array.dtype.kind == "V" else array
-    return code, lettered if array.ndim else lettered.reshape(1), not array.ndim
+    shown = array if lettered is None else array.view(lettered)
+    # The buffer protocol has no shape without dimensions.
+    return code, shown if array.ndim else shown.reshape(1), not array.ndim
+
+
+@lru_cache(maxsize=64)
+def _stored(dtype: numpy.dtype[Any]) -> tuple[str | None, numpy.dtype[Any] | None]:
+    """What files call arrays that lie in memory so; and as what the buffer protocol shows them, if not so.
+
+    Kept, since there may be many arrays, of few dtypes.
+    """
+    code = _PLAIN.get(dtype) or (CODES.get(dtype.name) if dtype.isnative else None)
+    # It has no letter for the dtypes of ml_dtypes.
+    return code, numpy.dtype(f"V{dtype.itemsize}") if dtype.kind == "V" else None
 
 
 def mover(device: object) -> None:

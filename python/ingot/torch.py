@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from ._hash import Hasher
     from ._native import Checkpoint, TensorInfo
+    from ._objects import Source
     from ._progress import Progress
     from ._reads import Reads
     from ._records import Views
@@ -92,7 +93,7 @@ _to_dlpack = torch._C._to_dlpack
 
 @overload
 def load_file(
-    filename: Path,
+    filename: Source,
     device: Any = "cpu",
     *,
     return_metadata: Literal[True],
@@ -102,7 +103,7 @@ def load_file(
 
 @overload
 def load_file(
-    filename: Path,
+    filename: Source,
     device: Any = "cpu",
     *,
     return_metadata: Literal[False] = False,
@@ -111,7 +112,7 @@ def load_file(
 
 
 def load_file(
-    filename: Path,
+    filename: Source,
     device: Any = "cpu",
     *,
     backend: str = "auto",
@@ -133,9 +134,10 @@ def load_file(
 
     Parameters
     ----------
-    filename : str, bytes or os.PathLike
+    filename : str, bytes, os.PathLike, or an object to read from
         A `.safetensors` or a `.bt` file, the index of a sharded checkpoint, a directory with one of these,
-        or a URL: as for `ingot.safe_open`.
+        a URL, or an object that holds a file, such as an open file, a buffer or `ingot.Ranges`: as for
+        `ingot.safe_open`.
     device : str, int or torch.device
         Where the tensors shall be; whatever `torch.device` takes. ``"meta"`` gives shapes and dtypes and
         reads nothing. Tensors of `out` stay where they are. torch's default device changes nothing of this.
@@ -263,7 +265,7 @@ def load(data: Buffer, *, shared: Loaded = "alias") -> dict[str, torch.Tensor]:
 
 def load_into(
     target: torch.nn.Module | Mapping[str, torch.Tensor],
-    filename: Path,
+    filename: Source,
     *,
     strict: bool = True,
     backend: str = "auto",
@@ -279,7 +281,7 @@ def load_into(
         What to fill: the module's parameters and persistent buffers, or the tensors of the dict. They stay
         the objects that they are, on the device where they are, laid out in memory as they are; no gradient
         is recorded.
-    filename : str, bytes or os.PathLike
+    filename : str, bytes, os.PathLike, or an object to read from
         As for `load_file`.
     strict : bool
         Refuse a file that lacks a tensor of `target`, or has one that `target` lacks.
@@ -337,8 +339,7 @@ def _loaded(
         return found
     names = selected.names(checkpoint, {name: place["of"] for name, place in views.items()})
     if selected.is_plain():
-        stored = dict.fromkeys(views[name]["of"] if name in views else name for name in names)
-        found = _open.tensors(checkpoint, stored, wrap, move, how)
+        found = _open.tensors(checkpoint, dict.fromkeys(names.values()), wrap, move, how)
         restore(found, {name: views[name] for name in names if name in views})
         return {name: found[name] for name in names}
     _select.refuse_unproven(checkpoint, how)
@@ -349,14 +350,17 @@ def _parts(
     checkpoint: Checkpoint,
     move: Callable[[torch.Tensor], torch.Tensor] | None,
     selected: Selected[torch.Tensor],
-    names: list[str],
+    names: dict[str, str],
     views: Views,
     where: str,
     how: Reads,
 ) -> dict[str, torch.Tensor]:
-    sliced = () if selected.slices is None else names
-    cut = {name for name in sliced if selected.of(name) is not None} | set(selected.out or ())
-    for name in cut & views.keys():
+    out = selected.out or {}
+
+    def is_cut(name: str) -> bool:
+        return name in out or selected.of(name) is not None
+
+    for name in filter(is_cut, views):
         if "shape" in views[name]:
             raise OptionError(
                 f"{where}tensor {_quoted(name)} is stored as part of {_quoted(views[name]['of'])}: it cannot "
@@ -366,25 +370,21 @@ def _parts(
                 tensor=name,
             )
     # Names that share memory are views of what is read whole; where that is not asked for it is read for
-    # them.
-    # Nearly all files are without them, and some have many tensors.
-    restored = {name: views[name] for name in names if name in views and name not in cut} if views else {}
-    sources = dict(zip(names, names, strict=True))
-    if views:
-        own = (name for name in names if name not in restored)
-        sources = {name: views[name]["of"] if name in views else name for name in own}
-    places = destinations(selected.out or {})
+    # them. Nearly all files are without them, and some have many tensors.
+    restored = {name: views[name] for name in names if name in views and not is_cut(name)} if views else {}
+    sources = {name: names[name] for name in names if name not in restored} if restored else names
+    places = destinations(out)
     bases = dict.fromkeys(place["of"] for place in restored.values())
-    lacking = {base: base for base in bases if base not in sources or base in cut}
+    lacking = {base: base for base in bases if base not in sources or is_cut(base)}
     whole: Selected[torch.Tensor] = Selected(dtype=selected.dtype)
     first, second = how.shares(
-        lambda: checkpoint.parts_nbytes(_select.wanted(checkpoint, selected, sources)),
-        lambda: checkpoint.parts_nbytes(_select.wanted(checkpoint, whole, lacking)),
+        lambda: checkpoint.parts_nbytes(_select.wanted(checkpoint, selected, sources, sources)),
+        lambda: checkpoint.parts_nbytes(_select.wanted(checkpoint, whole, lacking, lacking)),
     )
     found = _select.load(checkpoint, selected, sources, wrap, first, at, partial(fill_tensors, places))
     others = _select.load(checkpoint, whole, lacking, wrap, second, at)
     if move is not None:
-        for name in sources.keys() - (selected.out or {}).keys():
+        for name in sources.keys() - out.keys():
             found[name] = _open.moved(checkpoint, sources[name], found[name], move)
         for name in others:
             others[name] = _open.moved(checkpoint, name, others[name], move)

@@ -100,13 +100,54 @@ impl Archive {
     /// [`Error::Header`] and [`Error::Read`], as for [`Archive::open`].
     pub fn from_source(source: Box<dyn Source>, limits: &Limits) -> Result<Archive, Error> {
         let header = read_header(&*source, None, limits)?;
-        Ok(Archive {
-            path: None,
+        Ok(Archive::elsewhere(
+            None,
+            header,
+            source,
+            "memory",
+            "bytes in memory",
+        ))
+    }
+
+    /// As [`Archive::from_source`], of bytes that an object of the caller's gives, such as the client of a store. `path` is
+    /// what it calls them, for the errors.
+    ///
+    /// # Errors
+    /// As [`Archive::from_source`].
+    pub fn from_object(
+        source: Box<dyn Source>,
+        path: Option<PathBuf>,
+        limits: &Limits,
+    ) -> Result<Archive, Error> {
+        let header = read_header(&*source, path.as_deref(), limits)?;
+        let why = "ranges of bytes that an object gives";
+        Ok(Archive::elsewhere(path, header, source, "object", why))
+    }
+
+    /// An open source that is no file of this machine, and its header.
+    pub(crate) fn elsewhere(
+        path: Option<PathBuf>,
+        header: Header,
+        source: Box<dyn Source>,
+        backend: &'static str,
+        why: &'static str,
+    ) -> Archive {
+        Archive {
+            path,
             header,
             bytes: Storage::Elsewhere(source),
-            backend: "memory",
-            why: Cow::Borrowed("bytes in memory"),
-        })
+            backend,
+            why: Cow::Borrowed(why),
+        }
+    }
+
+    /// The same, with a reason before that for how it is read.
+    #[cfg(feature = "remote")]
+    pub(crate) fn because(self, reason: &str) -> Archive {
+        Archive {
+            why: format!("{reason}: {}", self.why).into(),
+            ..self
+        }
     }
 
     /// The file, or the URL without its secrets; `None` for other sources.
@@ -138,7 +179,7 @@ impl Archive {
         }
     }
 
-    /// How the bytes are read: `mmap`, `pread` or `memory`.
+    /// How the bytes are read: `mmap`, `pread`, `memory` or `object`; of a URL its scheme.
     #[must_use]
     pub fn backend(&self) -> &'static str {
         self.backend
@@ -215,34 +256,6 @@ impl Archive {
         self.header
             .entries()
             .find(|entry| entry.begin <= begin && begin < entry.end)
-    }
-}
-
-#[cfg(feature = "remote")]
-impl Archive {
-    /// An open source that has a name, and its header.
-    pub(crate) fn named(
-        path: PathBuf,
-        header: Header,
-        source: Box<dyn Source>,
-        backend: &'static str,
-        why: &'static str,
-    ) -> Archive {
-        Archive {
-            path: Some(path),
-            header,
-            bytes: Storage::Elsewhere(source),
-            backend,
-            why: Cow::Borrowed(why),
-        }
-    }
-
-    /// The same, with a reason before that for how it is read.
-    pub(crate) fn because(self, reason: &str) -> Archive {
-        Archive {
-            why: format!("{reason}: {}", self.why).into(),
-            ..self
-        }
     }
 }
 
@@ -457,7 +470,10 @@ pub(crate) fn read_header(
     read_exactly(source, 0, &mut start, StopFlag::never()).map_err(unread)?;
     let head_nbytes = Header::head_nbytes(&start, source.nbytes(), limits).map_err(in_file)?;
     if head_nbytes > to_u64(start.len()) {
-        if let Some(header) = read_through_window(source, head_nbytes, &mut start).map_err(unread)? {
+        // Each window is a read, and where it is beginning one that costs, one more read for all of it costs less.
+        if source.gap_nbytes() == 0
+            && let Some(header) = read_through_window(source, head_nbytes, &mut start).map_err(unread)?
+        {
             return Ok(header);
         }
         // The window was written over.
@@ -512,6 +528,12 @@ pub struct TensorId {
 #[derive(Debug, Default)]
 pub(crate) struct Files<'a> {
     archives: Vec<&'a Archive>,
+}
+
+impl<'a> From<Vec<&'a Archive>> for Files<'a> {
+    fn from(archives: Vec<&'a Archive>) -> Files<'a> {
+        Files { archives }
+    }
 }
 
 impl<'a> Files<'a> {

@@ -337,9 +337,9 @@ impl Checkpoint {
     /// The tensors of these names, their files opened in parallel.
     ///
     /// # Errors
-    /// As [`Checkpoint::find`].
-    pub fn find_all(&self, names: &[&str]) -> Result<Vec<Tensor<'_>>, Error> {
-        let files = self.files_of(names, &Unwatched)?;
+    /// As [`Checkpoint::find`]; [`Error::Interrupted`].
+    pub fn find_all(&self, names: &[&str], watch: &dyn Watch) -> Result<Vec<Tensor<'_>>, Error> {
+        let files = self.files_of(names, watch)?;
         // Whoever names many names them in the order of the data, nearly always: then none is searched for.
         let mut next = 0;
         let find = |(&name, file): (&&str, usize)| {

@@ -7,21 +7,24 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use ingot_format::{Dtype, to_u64, to_usize};
+use ingot_format::{Dtype, Header, to_u64, to_usize};
+use ingot_remote::locked;
 
-use crate::archive::{Archive, Tensor};
+use crate::archive::{Files, Tensor, TensorId};
 use crate::convert::{convert, converts};
-use crate::error::{Error, Failure};
+use crate::error::{Error, InFile};
 use crate::options::ReadOptions;
-use crate::read::execute::execute;
-use crate::read::gather::{Destination, Reader};
-use crate::read::plan::{Piece, Plan};
+use crate::read::input::Witness;
+use crate::read::show::{FileRun, looking, show};
 use crate::source::Source;
 use crate::watch::Watch;
 use crate::workers::Reading;
 
 /// Bytes that are folded at once: little enough to stay in a core's cache. A multiple of every element.
 const STEP_NBYTES: usize = 64 << 10;
+
+/// Bytes that are read at once: two steps.
+const SHOWN_NBYTES: u64 = 128 << 10;
 
 /// What the values of one tensor are. Those that are no finite numbers count as such and for nothing else.
 #[derive(Clone, Debug, PartialEq)]
@@ -92,86 +95,83 @@ pub fn statistics(
     options: &ReadOptions,
     watch: &dyn Watch,
 ) -> Result<Vec<Option<Statistics>>, Error> {
-    let mut found = Vec::with_capacity(tensors.len());
-    // File by file: each run of tensors that lie in one.
-    for of_file in tensors.chunk_by(|one, two| std::ptr::eq(one.archive(), two.archive())) {
-        let archive = of_file[0].archive();
-        let folded = || {
-            let work = Work::of(archive, of_file, options);
-            let passes = if bins == 0 { 1 } else { 2 };
-            let moments = work.moments(&Passes::new(watch, 0, passes))?;
-            let counted = work.histograms(bins, &moments, &Passes::new(watch, 1, passes))?;
-            Ok(moments.into_iter().zip(counted).collect::<Vec<_>>())
-        };
-        let folded = folded().map_err(|failure| archive.explain(failure))?;
-        archive.check_unchanged()?;
-        let told = of_file.iter().zip(folded).map(|(tensor, (moments, bins))| {
-            let is_known = has_statistics(tensor.entry().dtype);
-            is_known.then(|| moments.told(bins))
-        });
-        found.extend(told);
-    }
-    Ok(found)
+    let (files, ids) = Files::of(tensors.iter().copied());
+    let mut once = ids.clone();
+    once.sort_unstable();
+    once.dedup();
+    let sources = files.sources();
+    let folded = || {
+        let work = Work::of(&files.headers(), &sources, &once, options);
+        let passes = if bins == 0 { 1 } else { 2 };
+        let moments = work.moments(&Passes::new(watch, 0, passes))?;
+        let counted = work.histograms(bins, &moments, &Passes::new(watch, 1, passes))?;
+        Ok::<_, InFile>((moments, counted))
+    };
+    let (moments, counted) = folded().map_err(|fault| files.explain(fault))?;
+    files.check_unchanged()?;
+    let told = |(tensor, id): (&Tensor<'_>, &TensorId)| {
+        let rank = once.binary_search(id).ok()?;
+        has_statistics(tensor.entry().dtype).then(|| moments[rank].told(counted[rank].clone()))
+    };
+    Ok(tensors.iter().zip(&ids).map(told).collect())
 }
 
 /// Some of the bytes of one tensor.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct TensorChunk {
     /// Which of the tensors that are asked for.
     rank: usize,
     dtype: Dtype,
-    position: u64,
-    nbytes: u64,
+    run: FileRun,
 }
 
 /// All that has to be read.
 struct Work<'a> {
-    source: &'a dyn Source,
+    sources: &'a [&'a dyn Source],
     reading: Reading,
     tensors: usize,
+    /// In the order of the files.
     chunks: Vec<TensorChunk>,
 }
 
 impl Work<'_> {
-    fn of<'a>(archive: &'a Archive, tensors: &[Tensor<'a>], options: &ReadOptions) -> Work<'a> {
-        let header = archive.header();
-        let entries: Vec<_> = tensors
-            .iter()
-            .map(Tensor::entry)
-            .enumerate()
-            .filter(|(_, entry)| has_statistics(entry.dtype))
-            .collect();
-        let nbytes = entries.iter().map(|(_, entry)| entry.nbytes()).sum();
-        let begins = entries.iter().map(|(_, entry)| header.data_start() + entry.begin);
-        let ends = entries.iter().map(|(_, entry)| header.data_start() + entry.end);
-        let span = begins.min().unwrap_or(0)..ends.max().unwrap_or(0);
-        let reading = Reading::of(nbytes, &[(archive.source(), span)], options);
+    /// For these tensors, each of them once and in the order of the files.
+    fn of<'a>(
+        headers: &[&Header],
+        sources: &'a [&'a dyn Source],
+        tensors: &[TensorId],
+        options: &ReadOptions,
+    ) -> Work<'a> {
+        let whole = |(rank, id): (usize, &TensorId)| {
+            let entry = headers[id.file].entry(id.number)?;
+            let start = headers[id.file].data_start();
+            has_statistics(entry.dtype).then(|| TensorChunk {
+                rank,
+                dtype: entry.dtype,
+                run: (id.file, start + entry.begin..start + entry.end),
+            })
+        };
+        let whole: Vec<TensorChunk> = tensors.iter().enumerate().filter_map(whole).collect();
+        let runs: Vec<FileRun> = whole.iter().map(|tensor| tensor.run.clone()).collect();
+        let reading = looking(sources, &runs, options);
         let step = to_u64(reading.chunk_nbytes);
-        let mut chunks = Vec::new();
-        for (rank, entry) in entries {
-            let end = entry.end;
-            chunks.extend(
-                (entry.begin..end)
-                    .step_by(reading.chunk_nbytes)
-                    .map(|at| TensorChunk {
-                        rank,
-                        dtype: entry.dtype,
-                        position: header.data_start() + at,
-                        nbytes: step.min(end - at),
-                    }),
-            );
-        }
-        // In the order of the file, which is that of the disk.
-        chunks.sort_by_key(|chunk| chunk.position);
+        let cut = |tensor: TensorChunk| {
+            let (file, run) = tensor.run.clone();
+            let begins = run.clone().step_by(reading.chunk_nbytes);
+            begins.map(move |at| TensorChunk {
+                run: (file, at..run.end.min(at + step)),
+                ..tensor
+            })
+        };
         Work {
-            source: archive.source(),
+            sources,
             reading,
             tensors: tensors.len(),
-            chunks,
+            chunks: whole.into_iter().flat_map(cut).collect(),
         }
     }
 
-    fn moments(&self, watch: &dyn Watch) -> Result<Vec<Moments>, Failure> {
+    fn moments(&self, watch: &dyn Watch) -> Result<Vec<Moments>, InFile> {
         let of_chunks = self.pass(
             |_| Moments::default(),
             |moments, dtype, bytes| {
@@ -191,7 +191,7 @@ impl Work<'_> {
         bins: usize,
         moments: &[Moments],
         watch: &dyn Watch,
-    ) -> Result<Vec<Vec<u64>>, Failure> {
+    ) -> Result<Vec<Vec<u64>>, InFile> {
         let mut of_tensors = vec![vec![0; bins]; self.tensors];
         if bins == 0 {
             return Ok(of_tensors);
@@ -216,38 +216,55 @@ impl Work<'_> {
         begin: impl Fn(usize) -> A + Sync,
         fold: impl Fn(&mut A, Dtype, &[u8]) + Sync,
         watch: &dyn Watch,
-    ) -> Result<Vec<A>, Failure> {
-        let folds = self.chunks.iter().map(|chunk| Fold {
-            folded: Mutex::new(begin(chunk.rank)),
-            dtype: chunk.dtype,
-            fold: &fold,
+    ) -> Result<Vec<A>, InFile> {
+        let folded = self.chunks.iter().map(|chunk| Mutex::new(begin(chunk.rank)));
+        let folded: Vec<Mutex<A>> = folded.collect();
+        let folds = (0..self.sources.len()).map(|file| {
+            let [from, to] =
+                [file, file + 1].map(|file| self.chunks.partition_point(|chunk| chunk.run.0 < file));
+            Folds {
+                chunks: &self.chunks[from..to],
+                folded: &folded[from..to],
+                fold: &fold,
+            }
         });
-        let folds: Vec<_> = folds.collect();
-        let piece = |chunk: &TensorChunk| Piece::run(0, chunk.position..chunk.position + chunk.nbytes);
-        let pieces = self.chunks.iter().map(piece).collect::<Result<Vec<_>, _>>()?;
-        let plan = Plan::into_each(&pieces);
-        let dests = folds.iter().zip(plan.blocks());
-        let dests = dests.map(|(fold, &nbytes)| Destination::Shown(fold, nbytes));
-        execute(&plan, &[self.source], &[], dests, self.reading, watch).map_err(|fault| fault.failure)?;
-        let folded = folds
-            .into_iter()
-            .map(|fold| fold.folded.into_inner().unwrap_or_else(PoisonError::into_inner));
-        Ok(folded.collect())
+        let folds: Vec<Folds<'_, _, _>> = folds.collect();
+        let witnesses: Vec<&dyn Witness> = folds.iter().map(|folds| folds as _).collect();
+        let runs: Vec<FileRun> = self.chunks.iter().map(|chunk| chunk.run.clone()).collect();
+        show(self.sources, &witnesses, &runs, self.reading, watch)?;
+        drop(witnesses);
+        drop(folds);
+        let folded = folded.into_iter().map(Mutex::into_inner);
+        Ok(folded
+            .map(|folded| folded.unwrap_or_else(PoisonError::into_inner))
+            .collect())
     }
 }
 
-/// What the bytes of one chunk are folded into.
-struct Fold<'f, A, F> {
-    folded: Mutex<A>,
-    dtype: Dtype,
+/// What the bytes of the chunks of one file are folded into.
+struct Folds<'f, A, F> {
+    chunks: &'f [TensorChunk],
+    /// One for each of the chunks.
+    folded: &'f [Mutex<A>],
     fold: &'f F,
 }
 
-impl<A: Send, F: Fn(&mut A, Dtype, &[u8]) + Sync> Reader for Fold<'_, A, F> {
-    fn read(&self, _position: u64, bytes: &[u8]) {
-        let mut folded = self.folded.lock().unwrap_or_else(PoisonError::into_inner);
-        for step in bytes.chunks(STEP_NBYTES) {
-            (self.fold)(&mut folded, self.dtype, step);
+impl<A: Send, F: Fn(&mut A, Dtype, &[u8]) + Sync> Witness for Folds<'_, A, F> {
+    fn step_nbytes(&self) -> u64 {
+        SHOWN_NBYTES
+    }
+
+    fn see(&self, position: u64, bytes: &[u8]) {
+        let end = position + to_u64(bytes.len());
+        let first = self.chunks.partition_point(|chunk| chunk.run.1.end <= position);
+        let chunks = self.chunks[first..].iter().zip(&self.folded[first..]);
+        for (chunk, folded) in chunks.take_while(|(chunk, _)| chunk.run.1.start < end) {
+            let [from, to] = [chunk.run.1.start.max(position), chunk.run.1.end.min(end)]
+                .map(|at| to_usize(at - position).unwrap_or(usize::MAX));
+            let mut folded = locked(folded);
+            for step in bytes[from..to].chunks(STEP_NBYTES) {
+                (self.fold)(&mut folded, chunk.dtype, step);
+            }
         }
     }
 }

@@ -3,8 +3,8 @@
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::panic::resume_unwind;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::thread::{self, Thread};
 
 use ingot_format::{to_u64, to_usize};
@@ -63,6 +63,7 @@ impl Reading {
     }
 
     /// So many at once, each of which waits for something other than this machine.
+    #[cfg(any(test, feature = "remote"))]
     pub(crate) fn waiting(threads: usize) -> Reading {
         Reading {
             waits: true,
@@ -72,6 +73,16 @@ impl Reading {
 
     /// What suits `nbytes` bytes of some sources, all of them in these spans. The slowest decides.
     pub(crate) fn of(nbytes: u64, spans: &[(&dyn Source, Range<u64>)], options: &ReadOptions) -> Reading {
+        Reading::above(ALONE_NBYTES, nbytes, spans, options)
+    }
+
+    /// As [`Reading::of`], where up to `alone_nbytes` bytes, that wait for nothing, are for one thread.
+    pub(crate) fn above(
+        alone_nbytes: u64,
+        nbytes: u64,
+        spans: &[(&dyn Source, Range<u64>)],
+        options: &ReadOptions,
+    ) -> Reading {
         // Whether it is a number was asked when the file was opened.
         let threads = options
             .threads
@@ -85,9 +96,10 @@ impl Reading {
                     .map_or(1, usize::from)
                     .min(MAX_THREADS)
             };
+            let is_cold = |(source, span): &(&dyn Source, Range<u64>)| source.is_cold(span);
             let suits = || match nbytes {
-                0..=ALONE_NBYTES => 1,
-                _ if spans.iter().any(|(source, span)| source.is_cold(span)) => COLD_THREADS,
+                _ if nbytes <= alone_nbytes => 1,
+                _ if nbytes > ALONE_NBYTES && spans.iter().any(is_cold) => COLD_THREADS,
                 _ => cores(),
             };
             return Reading::on(threads.unwrap_or_else(suits));
@@ -155,6 +167,7 @@ pub(crate) fn share<T: Send, E: Send + From<Failure>>(
 ///
 /// # Errors
 /// That `watch` wants no more.
+#[cfg(any(test, feature = "remote"))]
 pub(crate) fn watched<R: Send>(
     reading: Reading,
     work: impl FnOnce(StopFlag<'_>) -> R + Send,
@@ -167,10 +180,8 @@ pub(crate) fn watched<R: Send>(
     };
     let tasks = vec![Box::new(work) as Box<_>];
     share(reading, tasks, 0, task, watch)?;
-    outcome
-        .into_inner()
-        .unwrap_or_else(PoisonError::into_inner)
-        .ok_or(Failure::Interrupted)
+    let outcome = locked(&outcome).take();
+    outcome.ok_or(Failure::Interrupted)
 }
 
 /// What the threads of one call have in common, with the caller that watches.

@@ -82,7 +82,7 @@ fn tensors_of_many_files_are_those_of_each_file_alone() {
     for backend in [Backend::Mmap, Backend::Pread] {
         for path in [directory.path(), &path] {
             let checkpoint = open(path, backend);
-            let tensors = checkpoint.find_all(&borrowed).unwrap();
+            let tensors = checkpoint.find_all(&borrowed, &Unwatched).unwrap();
             let parts: Vec<Part<'_>> = tensors.iter().copied().map(Part::from).collect();
             let regions = ingot_io::read(&parts, &ReadOptions::default(), &Unwatched).unwrap();
             for (name, region) in names.iter().zip(&regions) {

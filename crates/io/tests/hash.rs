@@ -8,6 +8,7 @@
 use std::fs;
 use std::io;
 use std::path::PathBuf;
+use std::sync::Mutex;
 
 use ingot_format::{Align, Checksums, Dtype, Format, LayoutOptions, Spec, TensorView, to_vec};
 use ingot_io::{
@@ -31,10 +32,20 @@ fn pattern(len: usize) -> Vec<u8> {
 
 /// A file of tensors of these sizes that keeps a digest of each.
 fn with_checksums(algorithm: Algorithm, sizes: &[usize]) -> Vec<u8> {
+    with_names(algorithm, sizes, "")
+}
+
+/// As [`with_checksums`], with names that begin with `prefix`.
+fn with_names(algorithm: Algorithm, sizes: &[usize], prefix: &str) -> Vec<u8> {
     let tensors: Vec<(String, Vec<u8>)> = sizes
         .iter()
         .enumerate()
-        .map(|(number, &len)| (format!("t{number:02}"), pattern(len + number)[number..].to_vec()))
+        .map(|(number, &len)| {
+            (
+                format!("{prefix}t{number:02}"),
+                pattern(len + number)[number..].to_vec(),
+            )
+        })
         .collect();
     let digests = tensors
         .iter()
@@ -59,6 +70,43 @@ proptest! {
         let (_folder, path) = file(&bytes);
         let found = hash(&path, Definition::File(algorithm), &Unwatched).unwrap();
         prop_assert_eq!(found, algorithm.digest(&bytes).to_string());
+    }
+
+    #[test]
+    fn files_are_verified_as_one_and_told_of_as_one(
+        files in prop::collection::vec(
+            (prop::collection::vec(prop_oneof![4 => 0..4000_usize, 1 => 1..3_000_000_usize], 1..6),
+             prop::sample::select(Algorithm::ALL.to_vec())), 1..5),
+        bad in prop::option::of(any::<prop::sample::Index>()),
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let bad = bad.map(|bad| bad.index(files.len()));
+        let (mut pairs, mut nbytes) = (Vec::new(), 0);
+        for (number, (sizes, algorithm)) in files.iter().enumerate() {
+            let prefix = format!("f{number}.");
+            let mut bytes = with_names(*algorithm, sizes, &prefix);
+            nbytes += bytes.len();
+            if bad == Some(number) && sizes.iter().sum::<usize>() > 0 {
+                *bytes.last_mut().unwrap() ^= 1;
+            }
+            let name = format!("f{number}.safetensors");
+            pairs.extend((0..sizes.len()).map(|tensor| format!(r#""{prefix}t{tensor:02}":"{name}""#)));
+            fs::write(folder.path().join(name), bytes).unwrap();
+        }
+        let index = folder.path().join("model.safetensors.index.json");
+        fs::write(&index, format!(r#"{{"weight_map":{{{}}}}}"#, pairs.join(","))).unwrap();
+        let checkpoint = Checkpoint::open(&index, &ingot_io::CheckpointOptions::default());
+        let told = Told::default();
+        let reports = checkpoint.unwrap().verify(None, &told).unwrap();
+        for (number, (report, (sizes, algorithm))) in reports.iter().zip(&files).enumerate() {
+            let is_bad = bad == Some(number) && sizes.iter().sum::<usize>() > 0;
+            prop_assert_eq!(report.is_ok(), !is_bad);
+            prop_assert_eq!((report.checked, report.algorithm), (sizes.len(), Some(*algorithm)));
+        }
+        let told = told.0.into_inner().unwrap();
+        let total = u64::try_from(nbytes).unwrap();
+        prop_assert!(told.is_sorted() && told.iter().all(|pair| pair.1 == total));
+        prop_assert_eq!(told.last(), Some(&(total, total)));
     }
 
     #[test]
@@ -166,6 +214,16 @@ fn definitions_over_tensors_ask_for_tensors() {
         let of_tensors = matches!(name, "autov3" | "sshs_legacy" | "modelspec");
         assert_eq!(hash(&path, definition, &Unwatched).is_err(), of_tensors, "{name}");
         assert_eq!(Definition::from_name(name), Some(definition));
+    }
+}
+
+/// Notes how far a call is.
+#[derive(Default)]
+struct Told(Mutex<Vec<(u64, u64)>>);
+
+impl Watch for Told {
+    fn progressed(&self, done: u64, total: u64) {
+        self.0.lock().unwrap().push((done, total));
     }
 }
 

@@ -220,3 +220,46 @@ fn two_values_in_a_byte_are_two() {
     assert_eq!(found.range, Some((Number::Float(-6.0), Number::Float(6.0))));
     assert_eq!((found.count, found.zeros, found.mean), (4, 1, Some(0.125)));
 }
+
+#[test]
+fn are_those_of_each_tensor_of_many_files_in_any_order_and_more_than_once() {
+    let values = |file: u16| -> Vec<f32> {
+        (0..3_000_000_u32)
+            .map(|at| (at % 700) as f32 + f32::from(file))
+            .collect()
+    };
+    let files = [0, 1, 2].map(|file| {
+        let tensors = [
+            ("large", Dtype::F32, singles(&values(file))),
+            ("packed", Dtype::F6_E2M3, vec![0; 3]),
+            ("small", Dtype::F32, singles(&[f32::from(file), 5.0])),
+        ];
+        archive(&tensors)
+    });
+    let order = [
+        (2, "small"),
+        (0, "large"),
+        (1, "packed"),
+        (2, "large"),
+        (0, "large"),
+        (1, "small"),
+    ];
+    let tensors: Vec<Tensor<'_>> = order
+        .iter()
+        .map(|&(file, name)| files[file].find(name).unwrap())
+        .collect();
+    let found = statistics(&tensors, 4, &ReadOptions::default(), &Unwatched).unwrap();
+    for ((file, name), found) in order.into_iter().zip(found) {
+        let file = u16::try_from(file).unwrap();
+        let values = match name {
+            "large" => values(file),
+            "small" => vec![f32::from(file), 5.0],
+            _ => {
+                assert_eq!(found, None);
+                continue;
+            }
+        };
+        let doubles: Vec<f64> = values.into_iter().map(f64::from).collect();
+        assert_near(&found.unwrap(), &naive(&doubles, 4));
+    }
+}

@@ -38,10 +38,7 @@ pub(crate) fn found<'a>(
     checkpoint: &'a Checkpoint,
     names: &[&str],
 ) -> PyResult<Vec<Tensor<'a>>> {
-    Signals::detach(py, |signals| {
-        checkpoint.prepare(names, signals)?;
-        checkpoint.find_all(names)
-    })
+    Signals::detach(py, |signals| checkpoint.find_all(names, signals))
 }
 
 /// The tensors of these names, or all in the order of the data.

@@ -79,19 +79,11 @@ const _: fn() = || {
 pub(crate) struct Destination {
     dtype: Dtype,
     shape: Vec<u64>,
-    start: *mut u8,
-    itemsize: usize,
-    count: usize,
-    /// How many elements there are along each dimension, and the bytes from one to the next; `None` in C order.
-    strided: Option<(Vec<usize>, Vec<isize>)>,
+    /// The elements; `None` where some of them share memory with each other, and once they are a target. The lifetime is
+    /// stretched: `_owner` keeps them, and nothing leaves a `Destination` but what borrows it.
+    memory: Option<StridedDest<'static>>,
     _owner: Owner,
 }
-
-// SAFETY: the memory behind `start` is owned by `_owner`, which is `Send` and `Sync` itself. Only `target` gives access
-// to it, and only for whoever was promised to be alone.
-unsafe impl Send for Destination {}
-// SAFETY: as for `Send`.
-unsafe impl Sync for Destination {}
 
 impl Destination {
     /// The elements of a DLPack capsule or of a buffer, which are `dtype` whatever that says they are. Fails for what
@@ -116,7 +108,8 @@ impl Destination {
         let itemsize = shown.itemsize().unwrap_or(0);
         let owner = Owner::Object(owner.clone().unbind());
         if shown.is_c_order() {
-            return Destination::of(dtype, shown.start, itemsize, shown.sizes, None, owner);
+            // SAFETY: the contract above is the same.
+            return unsafe { Destination::of(dtype, shown.start, itemsize, shown.sizes, None, owner) };
         }
         let strides = shown.strides.iter().map(|&stride| {
             isize::try_from(stride)
@@ -124,7 +117,8 @@ impl Destination {
                 .checked_mul(isize::try_from(itemsize).ok()?)
         });
         let strides = strides.collect::<Option<Vec<_>>>().ok_or_else(impossible)?;
-        Destination::of(dtype, shown.start, itemsize, shown.sizes, Some(strides), owner)
+        // SAFETY: the contract above is the same.
+        unsafe { Destination::of(dtype, shown.start, itemsize, shown.sizes, Some(&strides), owner) }
     }
 
     fn from_buffer(dtype: Dtype, memory: &Bound<'_, PyAny>, is_scalar: bool) -> PyResult<Destination> {
@@ -135,20 +129,25 @@ impl Destination {
         let rank = if is_scalar { 0 } else { buffer.dimensions() };
         let sizes = buffer.shape().iter().map(|&size| i64::try_from(size).ok());
         let sizes = sizes.take(rank).collect::<Option<Vec<_>>>().unwrap_or_default();
-        let strides = || buffer.strides().iter().copied().take(rank).collect();
-        let strides = (!buffer.is_c_contiguous()).then(strides);
+        let strides: Vec<isize> = buffer.strides().iter().copied().take(rank).collect();
+        let strides = (!buffer.is_c_contiguous()).then_some(&*strides);
         let (start, itemsize) = (buffer.buf_ptr().cast(), buffer.item_size());
         let owner = Owner::Buffer(buffer);
-        Destination::of(dtype, start, itemsize, &sizes, strides, owner)
+        // SAFETY: `of` asks for elements that the owner keeps: the buffer protocol promises them for this shape and these
+        // strides as long as the buffer is exported, and that they may be written to was asked above.
+        unsafe { Destination::of(dtype, start, itemsize, &sizes, strides, owner) }
     }
 
-    /// Without `strides` the elements lie in C order.
-    fn of(
+    /// Without `strides`, which are in bytes, the elements lie in C order.
+    ///
+    /// # Safety
+    /// The elements are mapped for reading and writing for as long as there is `owner`.
+    unsafe fn of(
         dtype: Dtype,
         start: *mut u8,
         itemsize: usize,
         sizes: &[i64],
-        strides: Option<Vec<isize>>,
+        strides: Option<&[isize]>,
         owner: Owner,
     ) -> PyResult<Destination> {
         let unit = dl_dtype(dtype);
@@ -162,42 +161,38 @@ impl Destination {
         if start.is_null() && nbytes > 0 {
             return Err(PyBufferError::new_err("the destination has no memory"));
         }
-        let strided = strides.map(|strides| {
-            let sizes = sizes.iter().map(|&size| usize::try_from(size).ok());
-            Some((sizes.collect::<Option<Vec<_>>>()?, strides))
-        });
+        // Of elements that fill no bytes there are none.
+        let count = [nbytes.checked_div(itemsize).unwrap_or(0)];
+        let step = [isize::try_from(itemsize).map_err(|_| impossible())?];
+        let sizes = sizes.iter().filter(|_| strides.is_some());
+        let sizes = sizes.map(|&size| usize::try_from(size).ok());
+        let sizes = sizes.collect::<Option<Vec<_>>>().ok_or_else(impossible)?;
+        let (sizes, strides) = match strides {
+            Some(strides) => (&sizes[..], strides),
+            None => (&count[..], &step[..]),
+        };
+        // SAFETY: `StridedDest::new` asks for
+        // - elements that are writable for as long as the result lives: the contract above, for as long as there is
+        //   `owner`, which goes with the result, and only `target` gives that away, for no longer than `self` is borrowed.
+        //   The size of an element was checked, and `from_buffer` asked whether they may be written to; DLPack has no
+        //   word for that;
+        // - nobody else who writes to them. That no other thread of the program does nobody can prove; the consequence
+        //   are bytes of both.
+        let memory = unsafe { StridedDest::new(start, itemsize, sizes, strides) };
         Ok(Destination {
             dtype,
             shape,
-            start,
-            itemsize,
-            // Of elements that fill no bytes there are none.
-            count: nbytes.checked_div(itemsize).unwrap_or(0),
-            strided: strided
-                .map(|strided| strided.ok_or_else(impossible))
-                .transpose()?,
+            memory,
             _owner: owner,
         })
     }
 
     /// The elements, to be filled; `None` where some of them share memory with each other.
     pub(crate) fn target(&mut self) -> Option<Target<'_>> {
-        let (count, step) = ([self.count], [isize::try_from(self.itemsize).ok()?]);
-        let (sizes, strides) = match &self.strided {
-            Some((sizes, strides)) => (&sizes[..], &strides[..]),
-            None => (&count[..], &step[..]),
-        };
-        // SAFETY: `StridedDest::new` asks for
-        // - elements that are writable for as long as the result lives: DLPack and the buffer protocol promise them for
-        //   this shape and these strides, `_owner` keeps them, and the result borrows `self`. `of` checked the size of
-        //   an element, `from_buffer` that they may be written to; DLPack has no word for that;
-        // - nobody else who writes to them. That no other thread of the program does nobody can prove; the consequence
-        //   are bytes of both.
-        let memory = unsafe { StridedDest::new(self.start, self.itemsize, sizes, strides) }?;
         Some(Target {
             dtype: self.dtype,
             shape: &self.shape,
-            memory,
+            memory: self.memory.take()?,
         })
     }
 }

@@ -21,6 +21,7 @@ use crate::errors::{class_of, raise};
 use crate::hash::sha256;
 use crate::header::{FileHeader, TensorInfo, file_header, limits, remote_limits, texts};
 use crate::index;
+use crate::object::ObjectSource;
 use crate::parts::{self, Wanted};
 use crate::paths::file_path;
 use crate::prefetch::Stream;
@@ -112,6 +113,23 @@ impl Checkpoint {
         let source = BufferSource::new(data).map_err(|fault| buffer_expected(data, &fault))?;
         let limits = limits(strict, max_header_size);
         let open = || ingot_io::Archive::from_source(Box::new(source), &limits);
+        let checkpoint = py.detach(|| Checkpoint::of(open()?.into()));
+        checkpoint.map_err(|error| raise(py, &error))
+    }
+
+    /// Opens what an object gives: a `Reader` of `_objects.py`, whose `name` is for the errors.
+    #[staticmethod]
+    #[pyo3(signature = (reader, strict = false, max_header_size = None))]
+    fn from_object(
+        py: Python<'_>,
+        reader: &Bound<'_, PyAny>,
+        strict: bool,
+        max_header_size: Option<u64>,
+    ) -> PyResult<Checkpoint> {
+        let path: Option<String> = reader.getattr("name")?.extract()?;
+        let source = ObjectSource::new(reader)?;
+        let limits = limits(strict, max_header_size);
+        let open = || ingot_io::Archive::from_object(Box::new(source), path.map(PathBuf::from), &limits);
         let checkpoint = py.detach(|| Checkpoint::of(open()?.into()));
         checkpoint.map_err(|error| raise(py, &error))
     }
@@ -427,7 +445,7 @@ impl Checkpoint {
     fn parts<'py>(
         &self,
         py: Python<'py>,
-        wanted: Vec<Wanted<'py>>,
+        wanted: Wanted<'py>,
         wrap: &Wrap,
         threads: Option<NonZeroUsize>,
         progress: Option<Bound<'py, PyAny>>,
@@ -438,7 +456,7 @@ impl Checkpoint {
     }
 
     /// Bytes of what is wanted, as `parts` and `fill` give it.
-    fn parts_nbytes(&self, py: Python<'_>, wanted: Vec<Wanted<'_>>) -> PyResult<u64> {
+    fn parts_nbytes(&self, py: Python<'_>, wanted: Wanted<'_>) -> PyResult<u64> {
         parts::nbytes(py, &*self.opened(py)?, &wanted)
     }
 
@@ -446,7 +464,7 @@ impl Checkpoint {
     fn fill<'py>(
         &self,
         py: Python<'py>,
-        wanted: Vec<Wanted<'py>>,
+        wanted: Wanted<'py>,
         destinations: &Destinations,
         threads: Option<NonZeroUsize>,
         progress: Option<Bound<'py, PyAny>>,

@@ -2,7 +2,7 @@
 
 use ingot_format::{Dtype, Entry, Index, Quoted};
 use ingot_io::{Checkpoint, Part, ReadOptions};
-use pyo3::exceptions::PyBufferError;
+use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString};
 
@@ -14,11 +14,66 @@ use crate::index;
 use crate::watch::Signals;
 use crate::wrap::{Shared, Wrap};
 
-/// A name, an index or None for all of it, the code of a dtype or None for what is stored.
-pub(crate) type Wanted<'py> = (Bound<'py, PyString>, Option<Bound<'py, PyAny>>, Option<String>);
+/// What is asked for, a column for each question, so that of many tensors no object is made for each.
+#[derive(FromPyObject)]
+pub(crate) struct Wanted<'py> {
+    #[pyo3(item(0))]
+    names: Vec<Bound<'py, PyString>>,
+    /// An index for each, or None for all of it; None where all are wanted whole.
+    #[pyo3(item(1))]
+    indices: Option<Vec<Option<Bound<'py, PyAny>>>>,
+    #[pyo3(item(2))]
+    dtypes: Option<Codes>,
+}
+
+/// Codes of dtypes to convert to.
+#[derive(FromPyObject)]
+enum Codes {
+    /// The same for all.
+    All(String),
+    /// One for each.
+    Each(Vec<String>),
+}
+
+impl Wanted<'_> {
+    /// Fails where a column is for another number of tensors: those that it lacks would come whole or unconverted.
+    fn check(&self) -> PyResult<()> {
+        let indices = self.indices.as_ref().map(Vec::len);
+        let dtypes = match &self.dtypes {
+            Some(Codes::Each(codes)) => Some(codes.len()),
+            _ => None,
+        };
+        match [indices, dtypes]
+            .into_iter()
+            .flatten()
+            .all(|len| len == self.names.len())
+        {
+            true => Ok(()),
+            false => Err(PyValueError::new_err(
+                "names, indices and dtypes differ in length",
+            )),
+        }
+    }
+
+    fn index(&self, rank: usize) -> PyResult<Vec<Index>> {
+        let index = self
+            .indices
+            .as_ref()
+            .and_then(|indices| indices.get(rank)?.as_ref());
+        Ok(index_of(index)?.unwrap_or_default())
+    }
+
+    /// `None` for what is stored.
+    fn dtype(&self, rank: usize) -> Option<Dtype> {
+        match self.dtypes.as_ref()? {
+            Codes::All(code) => Dtype::from_code(code),
+            Codes::Each(codes) => Dtype::from_code(codes.get(rank)?),
+        }
+    }
+}
 
 /// Bytes of the tensors that are asked for.
-pub(crate) fn nbytes(py: Python<'_>, checkpoint: &Checkpoint, wanted: &[Wanted<'_>]) -> PyResult<u64> {
+pub(crate) fn nbytes(py: Python<'_>, checkpoint: &Checkpoint, wanted: &Wanted<'_>) -> PyResult<u64> {
     Ok(parts(py, checkpoint, wanted)?.iter().map(Part::nbytes).sum())
 }
 
@@ -26,7 +81,7 @@ pub(crate) fn nbytes(py: Python<'_>, checkpoint: &Checkpoint, wanted: &[Wanted<'
 pub(crate) fn take<'py>(
     py: Python<'py>,
     checkpoint: &Checkpoint,
-    wanted: &[Wanted<'py>],
+    wanted: &Wanted<'py>,
     wrap: &Wrap,
     options: &ReadOptions,
     signals: Signals,
@@ -61,15 +116,16 @@ fn entry<'p>(part: &'p Part<'_>) -> Entry<'p> {
 pub(crate) fn fill<'py>(
     py: Python<'py>,
     checkpoint: &Checkpoint,
-    wanted: &[Wanted<'py>],
+    wanted: &Wanted<'py>,
     destinations: &Destinations,
     options: &ReadOptions,
     signals: Signals,
 ) -> PyResult<()> {
     let parts = parts(py, checkpoint, wanted)?;
-    let held = parts.iter().zip(destinations.take()?);
+    // Zipped this way round, so that the list is used again for what is made of it.
+    let held = destinations.take()?.into_iter().zip(&parts);
     let mut destinations = held
-        .map(|(part, held)| destination(py, part, held))
+        .map(|(held, part)| destination(py, part, held))
         .collect::<PyResult<Vec<_>>>()?;
     let mut targets = Vec::with_capacity(destinations.len());
     for (part, destination) in parts.iter().zip(&mut destinations) {
@@ -100,21 +156,15 @@ fn destination(py: Python<'_>, part: &Part<'_>, held: Held) -> PyResult<Destinat
     }
 }
 
-fn parts<'a>(py: Python<'_>, checkpoint: &'a Checkpoint, wanted: &[Wanted<'_>]) -> PyResult<Vec<Part<'a>>> {
-    let names = wanted
-        .iter()
-        .map(|(name, ..)| name.to_str())
-        .collect::<PyResult<Vec<_>>>()?;
-    let part = |(tensor, (_, index, code)): (_, &Wanted<'_>)| {
-        let index = index_of(index.as_ref())?.unwrap_or_default();
-        let dtype = code.as_deref().and_then(Dtype::from_code);
-        Part::new(tensor, &index, dtype).map_err(|error| raise(py, &error))
+fn parts<'a>(py: Python<'_>, checkpoint: &'a Checkpoint, wanted: &Wanted<'_>) -> PyResult<Vec<Part<'a>>> {
+    wanted.check()?;
+    let names = wanted.names.iter().map(|name| name.to_str());
+    let names = names.collect::<PyResult<Vec<_>>>()?;
+    let part = |(rank, tensor)| {
+        Part::new(tensor, &wanted.index(rank)?, wanted.dtype(rank)).map_err(|error| raise(py, &error))
     };
-    found(py, checkpoint, &names)?
-        .into_iter()
-        .zip(wanted)
-        .map(part)
-        .collect()
+    let tensors = found(py, checkpoint, &names)?.into_iter();
+    tensors.enumerate().map(part).collect()
 }
 
 /// What stands between the brackets; `None` for all of a tensor.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ingot._native import TensorInfo
-    from ingot._select import Wanted
+
 
 # Bytes of tensors that are in memory at once; one that is larger is alone.
 _BATCH_NBYTES = 256 << 20
@@ -78,6 +78,7 @@ def _write(
     force: bool,
 ) -> None:
     from ingot import numpy
+    from ingot._select import Wanted
     from ingot._writer import Writer
 
     specs = {info.name: (dtype if info.name in changed else info.dtype, info.shape) for info in infos}
@@ -86,7 +87,7 @@ def _write(
         steps = Several(tell, sum(info.nbytes for info in infos))
         for checkpoint, names in source.checkpoints():
             for batch in _batches([checkpoint.info(name) for name in names]):
-                wanted: list[Wanted] = [(info.name, None, specs[info.name][0]) for info in batch]
+                wanted = Wanted([info.name for info in batch], None, [specs[info.name][0] for info in batch])
                 for info, array in zip(batch, checkpoint.parts(wanted, numpy.wrap), strict=True):
                     writer.write(info.name, array)
                     steps.step(info.nbytes)

@@ -78,15 +78,12 @@ impl Digests {
 
     /// Whether pieces wait for those before them.
     pub(crate) fn in_order(&self) -> bool {
-        self.algorithm != Algorithm::Blake3
+        self.algorithm != Algorithm::Blake3 && !self.runs.is_empty()
     }
 
-    /// Whether any of these bytes belong to a run.
-    pub(crate) fn wants(&self, range: &Range<u64>) -> bool {
-        let first = self.runs.partition_point(|run| run.range.end <= range.start);
-        self.runs
-            .get(first)
-            .is_some_and(|run| run.range.start < range.end)
+    /// Where the bytes are that they are taken of, in the order of the file.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = Range<u64>> {
+        self.runs.iter().map(|run| run.range.clone())
     }
 
     /// Where a piece from `at` on, of at most `most` bytes, is best cut: between two subtrees, so that none comes in

@@ -16,8 +16,8 @@ use super::footprint::{Dim, Footprint};
 /// They are counted in bytes and in C order, whatever their order in memory is.
 pub struct StridedDest<'a> {
     start: NonNull<u8>,
-    /// Outermost first.
-    dims: Arc<[Dim]>,
+    /// Outermost first; `None` where all elements lie together, as in nearly all of many tensors.
+    dims: Option<Arc<[Dim]>>,
     /// Bytes that lie together.
     block: usize,
     begin: usize,
@@ -47,14 +47,10 @@ impl<'a> StridedDest<'a> {
         let Some(start) = NonNull::new(start).filter(|_| nbytes > 0) else {
             return (nbytes == 0).then(|| StridedDest::of(NonNull::dangling(), Vec::new(), 0, 0));
         };
-        let dims: Vec<Dim> = shape
-            .iter()
-            .zip(strides)
-            .map(|(&count, &stride)| Dim { count, stride })
-            .filter(|dim| dim.count > 1)
-            .collect();
+        let dims = shape.iter().zip(strides);
+        let dims = dims.map(|(&count, &stride)| Dim { count, stride });
         // Those at the end that lie together lie apart, so that nothing is left to ask of most tensors.
-        let (dims, block) = folded(dims, itemsize);
+        let (dims, block) = folded(dims.filter(|dim| dim.count > 1), itemsize);
         if !lie_apart(&dims, block) {
             return None;
         }
@@ -85,7 +81,7 @@ impl<'a> StridedDest<'a> {
     fn of(start: NonNull<u8>, dims: Vec<Dim>, block: usize, nbytes: usize) -> StridedDest<'a> {
         StridedDest {
             start,
-            dims: dims.into(),
+            dims: (!dims.is_empty()).then(|| dims.into()),
             block,
             begin: 0,
             end: nbytes,
@@ -110,7 +106,7 @@ impl<'a> StridedDest<'a> {
     pub fn split_at(self, at: usize) -> (StridedDest<'a>, StridedDest<'a>) {
         let middle = self.begin + at.min(self.len());
         let rest = StridedDest {
-            dims: Arc::clone(&self.dims),
+            dims: self.dims.clone(),
             begin: middle,
             ..self
         };
@@ -122,7 +118,7 @@ impl<'a> StridedDest<'a> {
     /// # Errors
     /// Gives the elements back where they do not lie together.
     pub fn into_dest(self) -> Result<Dest<'a>, StridedDest<'a>> {
-        if !self.dims.is_empty() || self.is_empty() {
+        if self.dims.is_some() || self.is_empty() {
             return Err(self);
         }
         let start = self.start.as_ptr().wrapping_add(self.begin);
@@ -134,7 +130,7 @@ impl<'a> StridedDest<'a> {
     /// Writes `bytes` to the elements, as many as there are.
     pub fn fill(&mut self, bytes: &[u8]) {
         let bytes = &bytes[..bytes.len().min(self.len())];
-        let last = self.dims.last().copied().unwrap_or(Dim { count: 1, stride: 0 });
+        let last = self.dims().last().copied().unwrap_or(Dim { count: 1, stride: 0 });
         let mut at = self.begin;
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -168,14 +164,18 @@ impl<'a> StridedDest<'a> {
 
     /// Which bytes of memory the elements take, of one that has not been split.
     pub(crate) fn footprint(&self) -> Footprint {
-        Footprint::new(self.start.addr().get(), self.block.min(self.len()), &self.dims)
+        Footprint::new(self.start.addr().get(), self.block.min(self.len()), self.dims())
+    }
+
+    fn dims(&self) -> &[Dim] {
+        self.dims.as_deref().unwrap_or_default()
     }
 
     /// Where block `number` lies, in bytes from the start.
     fn offset(&self, number: usize) -> isize {
         let mut left = number;
         let mut offset = 0_isize;
-        for dim in self.dims.iter().rev() {
+        for dim in self.dims().iter().rev() {
             // Less than `count`, which is a number of places in memory, as the offset is.
             let turn = isize::try_from(left % dim.count).unwrap_or(0);
             offset = offset.wrapping_add(turn.wrapping_mul(dim.stride));
@@ -203,14 +203,14 @@ fn lie_apart(dims: &[Dim], block: usize) -> bool {
 }
 
 /// The dimensions that remain when those at the end that lie together are taken as one block, and its size.
-fn folded(mut dims: Vec<Dim>, itemsize: usize) -> (Vec<Dim>, usize) {
+fn folded(dims: impl DoubleEndedIterator<Item = Dim>, itemsize: usize) -> (Vec<Dim>, usize) {
     let mut block = itemsize;
-    while let Some(dim) = dims.last()
-        && usize::try_from(dim.stride) == Ok(block)
-    {
+    let mut inner_first = dims.rev().peekable();
+    while let Some(dim) = inner_first.next_if(|dim| usize::try_from(dim.stride) == Ok(block)) {
         block *= dim.count;
-        dims.pop();
     }
+    let mut dims: Vec<Dim> = inner_first.collect();
+    dims.reverse();
     (dims, block)
 }
 

@@ -69,7 +69,7 @@ fn split<'p, 'd>(
     sources: &[&dyn Source],
     chunk_nbytes: usize,
 ) -> Vec<Chunk<'p, 'd>> {
-    let mut chunks = Vec::new();
+    let mut chunks = Vec::with_capacity(plan.pieces().len());
     let mut pieces = plan.pieces().iter().peekable();
     for (number, dest) in dests.into_iter().enumerate() {
         let mut rest = dest;
@@ -131,30 +131,34 @@ fn cut<'p, 'd>(
 /// Puts chunks together that one thread reads one after the other. From a source where it is beginning a read that costs
 /// they are one read: neighbours with no more bytes between them than it gives for fewer reads, `most` from the first to
 /// the last. From others they are any that follow, `most` bytes in all, or fewer where runs are short.
-fn join<'p, 'd>(chunks: Vec<Chunk<'p, 'd>>, sources: &[&dyn Source], most: usize) -> Vec<Vec<Chunk<'p, 'd>>> {
-    let mut tasks: Vec<Vec<Chunk<'_, '_>>> = Vec::with_capacity(chunks.len().min(1024));
+fn join<'p, 'd>(
+    mut chunks: Vec<Chunk<'p, 'd>>,
+    sources: &[&dyn Source],
+    most: usize,
+) -> Vec<Vec<Chunk<'p, 'd>>> {
+    let mut begins = Vec::new();
     let (mut file, mut span, mut cost) = (0, 0..0, 0);
-    for chunk in chunks {
-        let gap = sources[chunk.file].gap_nbytes();
-        let goes_on = || match gap {
+    for (rank, chunk) in chunks.iter().enumerate() {
+        let goes_on = || match sources[chunk.file].gap_nbytes() {
             0 => cost + chunk.cost <= most,
-            _ => {
+            gap => {
                 chunk.span.start >= span.end
                     && chunk.span.start - span.end <= gap
                     && chunk.span.end - span.start <= to_u64(most)
             }
         };
-        match tasks.last_mut() {
-            Some(task) if chunk.file == file && goes_on() => {
-                cost += chunk.cost;
-                span.end = chunk.span.end;
-                task.push(chunk);
-            }
-            _ => {
-                (file, span, cost) = (chunk.file, chunk.span.clone(), chunk.cost);
-                tasks.push(vec![chunk]);
-            }
+        if rank > 0 && chunk.file == file && goes_on() {
+            cost += chunk.cost;
+            span.end = chunk.span.end;
+        } else {
+            (file, span, cost) = (chunk.file, chunk.span.clone(), chunk.cost);
+            begins.push(rank);
         }
     }
+    // From the end, so that what is left is the first task: of many small tensors that is nearly all, which does not move.
+    let later = begins.iter().skip(1).rev();
+    let mut tasks: Vec<_> = later.map(|&begin| chunks.split_off(begin)).collect();
+    tasks.extend((!chunks.is_empty()).then_some(chunks));
+    tasks.reverse();
     tasks
 }

@@ -1,8 +1,8 @@
 //! Reading chunks of pieces to where they belong.
 //!
 //! The bytes of a chunk are runs. Up to [`BATCH`] of them are looked at together, of as many chunks as have them. What
-//! cannot go straight to its memory, because it is converted, scattered or only shown, waits in a stage that never leaves
-//! the cache of a core.
+//! cannot go straight to its memory, because it is converted, scattered or only shown, waits in a stage. It never leaves the
+//! cache of a core, unless a witness wants to see more at once.
 
 use std::mem;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use ingot_format::{Dtype, to_u64, to_usize};
 use ingot_remote::StopFlag;
 
-use super::input::{BATCH, Input, VECTOR, Witness, level};
+use super::input::{BATCH, Input, VECTOR, Witness, level, step_end};
 use super::plan::widths;
 use super::runs::Runs;
 use crate::convert::convert;
@@ -30,17 +30,10 @@ const POPULATE_NBYTES: usize = 64 << 10;
 pub(crate) enum Destination<'d> {
     /// Memory that lies together.
     Together(Dest<'d>),
-    /// Elements here and there.
-    Apart(StridedDest<'d>),
-    /// Nowhere: so many bytes are shown, as they come, and forgotten.
-    Shown(&'d dyn Reader, usize),
-}
-
-/// Who looks at bytes that are read and not kept.
-pub(crate) trait Reader: Sync {
-    /// Looks at the bytes that stand at `position` of the file. Those of one piece come from several threads where it is
-    /// larger than a chunk.
-    fn read(&self, position: u64, bytes: &[u8]);
+    /// Elements here and there. Boxed, since most lie together, and there may be many.
+    Apart(Box<StridedDest<'d>>),
+    /// Nowhere: so many bytes are shown to the file's witness, if it has one, and forgotten.
+    Shown(usize),
 }
 
 impl<'d> Destination<'d> {
@@ -48,7 +41,7 @@ impl<'d> Destination<'d> {
         match self {
             Destination::Together(dest) => dest.len(),
             Destination::Apart(strided) => strided.len(),
-            Destination::Shown(_, nbytes) => *nbytes,
+            Destination::Shown(nbytes) => *nbytes,
         }
     }
 
@@ -61,14 +54,14 @@ impl<'d> Destination<'d> {
             }
             Destination::Apart(strided) => {
                 let (first, rest) = strided.split_at(at);
-                (Destination::Apart(first), Destination::Apart(rest))
-            }
-            Destination::Shown(reader, nbytes) => {
-                let first = at.min(nbytes);
                 (
-                    Destination::Shown(reader, first),
-                    Destination::Shown(reader, nbytes - first),
+                    Destination::Apart(Box::new(first)),
+                    Destination::Apart(Box::new(rest)),
                 )
+            }
+            Destination::Shown(nbytes) => {
+                let first = at.min(nbytes);
+                (Destination::Shown(first), Destination::Shown(nbytes - first))
             }
         }
     }
@@ -159,10 +152,10 @@ pub(super) fn read(
         {
             dest.populate();
         }
-        let mut rest = batch.take(chunk);
+        let mut rest = batch.take(chunk, witness);
         while let Some(chunk) = rest {
             batch.read(&mut input, stage)?;
-            rest = batch.take(chunk);
+            rest = batch.take(chunk, witness);
         }
     }
     batch.read(&mut input, stage)?;
@@ -190,7 +183,6 @@ struct BatchRun {
 
 /// Bytes that lie in the stage, in the order of these.
 struct Staged<'d> {
-    position: u64,
     nbytes: usize,
     converted: Option<(Dtype, Dtype)>,
     dest: Destination<'d>,
@@ -198,32 +190,37 @@ struct Staged<'d> {
 
 impl<'d> Batch<'d> {
     /// Takes as much of the chunk as there is room for, and gives back what is left.
-    fn take<'p>(&mut self, mut chunk: Chunk<'p, 'd>) -> Option<Chunk<'p, 'd>> {
+    fn take<'p>(&mut self, mut chunk: Chunk<'p, 'd>, witness: Option<&dyn Witness>) -> Option<Chunk<'p, 'd>> {
         let (stored, wanted) = widths(chunk.converted);
         let is_straight = chunk.is_straight();
         let left = chunk.dest.len() / wanted * stored;
-        let room = (STAGE_NBYTES - self.taken) / stored.max(wanted) * stored;
+        let room = match (&chunk.dest, witness) {
+            // As many as it looks at together.
+            (Destination::Shown(_), Some(witness)) if self.taken == 0 => {
+                let begin = chunk.runs.begin();
+                to_usize(step_end(witness, begin, to_u64(left)) - begin).unwrap_or(left)
+            }
+            _ => STAGE_NBYTES.saturating_sub(self.taken) / stored.max(wanted) * stored,
+        };
         // What does not fit begins a stage, so that no element comes in parts.
         let most = match is_straight || left <= room {
             true => left,
             false if self.taken == 0 => room,
             false => 0,
         };
-        let mut position = None;
         let mut nbytes = 0;
         while nbytes < most
             && self.has_room()
             && let Some(run) = chunk.runs.next(most - nbytes)
         {
             let run_nbytes = to_usize(run.end - run.start).unwrap_or(usize::MAX);
-            self.add(run.start, run_nbytes, !is_straight, position.is_none());
+            self.add(run.start, run_nbytes, !is_straight, nbytes == 0);
             nbytes += run_nbytes;
-            position.get_or_insert(run.start);
         }
-        let Some(position) = position else {
+        if nbytes == 0 {
             // No room is left.
             return Some(chunk);
-        };
+        }
         let converted = chunk.converted;
         let (dest, rest) = chunk.split_at(nbytes / stored * wanted);
         match dest {
@@ -231,7 +228,6 @@ impl<'d> Batch<'d> {
             dest => {
                 self.taken += nbytes / stored * stored.max(wanted);
                 self.staged.push(Staged {
-                    position,
                     nbytes,
                     converted,
                     dest,
@@ -322,7 +318,7 @@ impl Staged<'_> {
                 convert(from, to, bytes, &mut room[..len]);
                 strided.fill(&room[..len]);
             }
-            (Destination::Shown(reader, _), _) => reader.read(self.position, bytes),
+            (Destination::Shown(_), _) => {}
         }
     }
 }

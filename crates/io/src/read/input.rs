@@ -34,17 +34,27 @@ const SCATTERED_NBYTES: usize = 8 << 10;
 /// Below this number of runs there is nothing to be won by anything but reading them.
 const FEW_RUNS: usize = 8;
 
-/// Who looks at bytes that are kept, such as what compares them with a digest.
+/// Who looks at the bytes of a file on their way, such as what takes a digest of them. They may be kept or not.
 pub(crate) trait Witness: Sync {
-    /// Where the bytes end that are best looked at together, of at most `most` from `position` on.
-    fn step_end(&self, position: u64, most: u64) -> u64;
+    /// How many bytes are best looked at together, at most.
+    fn step_nbytes(&self) -> u64;
+
+    /// Where bytes from `position` on, of which there are at most `most`, are best cut.
+    fn cut(&self, position: u64, most: u64) -> u64 {
+        position + most
+    }
 
     /// Looks at the bytes that stand at `position` of the file. Those of one file are begun in their order, and each is
     /// seen once.
     fn see(&self, position: u64, bytes: &[u8]);
 
     /// Some bytes will not come.
-    fn end(&self);
+    fn end(&self) {}
+}
+
+/// Where the bytes end that `witness` looks at together, of at most `most` from `position` on.
+pub(super) fn step_end(witness: &dyn Witness, position: u64, most: u64) -> u64 {
+    witness.cut(position, most.min(witness.step_nbytes()))
 }
 
 /// A run, and the memory that it fills.
@@ -160,7 +170,7 @@ impl Input<'_> {
         };
         let (mut at, mut rest) = (position, bytes);
         while !rest.is_empty() {
-            let end = witness.step_end(at, to_u64(rest.len()));
+            let end = step_end(witness, at, to_u64(rest.len()));
             let (bytes, after) = rest.split_at_mut(to_usize(end - at).unwrap_or(usize::MAX));
             read_exactly(self.source, at, bytes, self.stop)?;
             witness.see(at, bytes);

@@ -1,8 +1,9 @@
 //! The only reader of tensors: whole ones and parts of them, as they are or converted, into fresh memory or into the
-//! caller's; and of bytes that are shown to somebody and forgotten, such as for statistics.
+//! caller's; and of bytes that are shown to somebody and forgotten, such as for digests and statistics.
 //!
 //! ```text
 //! Part ─piece─► Piece ─Plan::fresh, Plan::into_each─► Plan ─execute─► Chunk ─join─► task ─gather, input─► memory
+//! run  ─show──► Piece ─Plan::into_each──────────────► Plan ─execute─► Chunk ─join─► task ─gather, input─► witness
 //! ```
 //!
 //! - A [`part::Part`] is what is wanted of a tensor: which elements, and as what dtype. It is proven to be possible.
@@ -20,7 +21,7 @@
 //! nor long are copied by the kernel from the mapping, which fails where the file was cut short, and kills nobody.
 //!
 //! A new device is a new [`gather::Destination`], and whoever has to see all bytes on their way is a [`input::Witness`]:
-//! neither is another way of reading.
+//! neither is another way of reading. [`show::show`] reads for witnesses alone.
 
 pub(crate) mod execute;
 pub(crate) mod gather;
@@ -31,5 +32,6 @@ pub(crate) mod prefetch;
 #[allow(clippy::module_inception, reason = "the file that has the function `read`")]
 pub(crate) mod read;
 mod runs;
+pub(crate) mod show;
 #[cfg(test)]
 mod tests;

@@ -141,18 +141,14 @@ impl<'p> Plan<'p> {
 
     /// Plans to read `wanted` into memory that is there: each into a block of its own, in their order.
     #[must_use]
-    pub fn into_each(wanted: &[Piece<'p>]) -> Plan<'p> {
+    pub fn into_each(mut wanted: Vec<Piece<'p>>) -> Plan<'p> {
         let blocks = wanted.iter().map(|piece| piece.place.nbytes).collect();
-        let numbered = wanted.iter().enumerate().map(|(block, piece)| Piece {
-            place: Place {
-                block,
-                at: 0,
-                ..piece.place
-            },
-            ..*piece
-        });
+        for (block, piece) in wanted.iter_mut().enumerate() {
+            (piece.place.block, piece.place.at) = (block, 0);
+        }
+        wanted.retain(|piece| piece.place.nbytes > 0);
         Plan {
-            pieces: numbered.filter(|piece| piece.place.nbytes > 0).collect(),
+            pieces: wanted,
             blocks,
         }
     }

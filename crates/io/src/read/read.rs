@@ -1,16 +1,16 @@
 //! Reading tensors and parts of them, of one file or of many.
 
 use std::borrow::Borrow;
-use std::ops::Range;
 use std::sync::Arc;
 
 use ingot_format::{Index, Strides, to_u64};
 
 use super::execute::{execute, reading};
-use super::gather::{Destination, Reader};
+use super::gather::Destination;
 use super::input::Witness;
 use super::part::{Part, Target};
 use super::plan::{Piece, Place, Plan};
+use super::show::{FileRun, joined, nbytes, show};
 use crate::archive::{Archive, Files, Tensor, TensorId};
 use crate::error::{Error, InFile, Misfit, size};
 use crate::memory::{Block, Footprint, Memory, Region, overlapping};
@@ -113,10 +113,10 @@ pub fn fill(
     }
     let (files, ids) = Files::of(parts.iter().map(|part| *part.tensor()));
     let pieces = pieces(&files, parts.iter().zip(ids.iter().map(|id| id.file)))?;
-    let (plan, sources) = (Plan::into_each(&pieces), files.sources());
+    let (plan, sources) = (Plan::into_each(pieces), files.sources());
     let dests = targets.into_iter().map(|target| match target.memory.into_dest() {
         Ok(dest) => Destination::Together(dest),
-        Err(strided) => Destination::Apart(strided),
+        Err(strided) => Destination::Apart(Box::new(strided)),
     });
     files.check_unchanged()?;
     let reading = reading(&plan, &sources, options);
@@ -152,32 +152,14 @@ pub fn warm_tensors(tensors: &[Tensor<'_>], options: &ReadOptions, watch: &dyn W
     let (files, mut ids) = Files::of(tensors.iter().copied());
     ids.sort_unstable();
     ids.dedup();
-    let read = || -> Result<u64, InFile> {
-        let runs = runs(&files, &ids);
-        let pieces = runs.into_iter().map(|(file, run)| Piece::run(file, run));
-        let plan = Plan::into_each(&pieces.collect::<Result<Vec<_>, _>>()?);
-        let dests = plan
-            .blocks()
-            .iter()
-            .map(|&nbytes| Destination::Shown(&Nobody, nbytes));
-        // As if it were in the cache: filling that is what takes time, and more threads than cores only get in each
-        // other's way.
-        let sources = files.sources();
-        let spans: Vec<_> = sources.iter().map(|&source| (source, 0..0)).collect();
-        let reading = Reading::of(plan.nbytes(), &spans, options);
-        execute(&plan, &sources, &[], dests, reading, watch)?;
-        Ok(plan.nbytes())
-    };
-    let nbytes = read().map_err(|fault| files.explain(fault))?;
+    let (runs, sources) = (runs(&files, &ids), files.sources());
+    // As if it were in the cache: filling that is what takes time, and more threads than cores only get in each other's
+    // way.
+    let spans: Vec<_> = sources.iter().map(|&source| (source, 0..0)).collect();
+    let reading = Reading::of(nbytes(&runs), &spans, options);
+    show(&sources, &[], &runs, reading, watch).map_err(|fault| files.explain(fault))?;
     files.check_unchanged()?;
-    Ok(nbytes)
-}
-
-/// Looks at nothing.
-struct Nobody;
-
-impl Reader for Nobody {
-    fn read(&self, _position: u64, _bytes: &[u8]) {}
+    Ok(nbytes(&runs))
 }
 
 /// As [`warm_tensors`] for those whose file is mapped. Others have memory of their own, and warming it would be reading
@@ -196,21 +178,13 @@ pub(crate) fn warm_behind_mappings(
 }
 
 /// Where the bytes of these tensors are, which come in their order: neighbours as one.
-fn runs(files: &Files<'_>, tensors: &[TensorId]) -> Vec<(usize, Range<u64>)> {
+fn runs(files: &Files<'_>, tensors: &[TensorId]) -> Vec<FileRun> {
     let headers = files.headers();
-    let mut runs: Vec<(usize, Range<u64>)> = Vec::new();
-    for &TensorId { file, number } in tensors {
-        let Some(entry) = headers[file].entry(number) else {
-            continue;
-        };
-        let start = headers[file].data_start();
-        let run = start + entry.begin..start + entry.end;
-        match runs.last_mut() {
-            Some((same, last)) if *same == file && last.end == run.start => last.end = run.end,
-            _ => runs.push((file, run)),
-        }
-    }
-    runs
+    let run = |&TensorId { file, number }: &TensorId| {
+        let (start, entry) = (headers[file].data_start(), headers[file].entry(number)?);
+        Some((file, start + entry.begin..start + entry.end))
+    };
+    joined(tensors.iter().filter_map(run))
 }
 
 impl Archive {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use ingot_format::{Row, Rows, Selection, to_u64, to_usize};
+use ingot_format::{Row, Rows, to_u64, to_usize};
 
 use super::plan::Piece;
 
@@ -11,8 +11,8 @@ use super::plan::Piece;
 pub(super) struct Runs<'p> {
     /// What the rows are counted from.
     position: u64,
-    /// The rows after this one.
-    rows: Option<Rows<'p>>,
+    /// The rows after this one. Boxed, since most pieces have no more than one row, and there may be many.
+    rows: Option<Box<Rows<'p>>>,
     row: Option<Row>,
     /// Bytes of the row's first block that lie behind.
     passed: u64,
@@ -28,7 +28,7 @@ pub(super) struct Span {
 
 impl<'p> Runs<'p> {
     pub(super) fn of(piece: &Piece<'p>) -> Runs<'p> {
-        let mut rows = piece.gathered.map(Selection::rows);
+        let mut rows = piece.gathered.map(|selection| Box::new(selection.rows()));
         let row = match &mut rows {
             Some(rows) => rows.next(),
             None => Some(Row {
@@ -98,7 +98,7 @@ impl<'p> Runs<'p> {
     }
 
     /// Where the next run begins in the file.
-    fn begin(&self) -> u64 {
+    pub(super) fn begin(&self) -> u64 {
         let row = self.row.as_ref();
         self.position + row.map_or(0, |row| row.begin + self.passed)
     }

@@ -3,17 +3,21 @@ use std::io::{self, Cursor, IoSliceMut, Read};
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Mutex;
 
 use crate::archive::Archive;
 use crate::convert::convert;
+use crate::error::Failure;
 use crate::memory::StridedDest;
 use crate::options::{Backend, OpenOptions, ReadOptions};
+use crate::read::input::Witness;
 use crate::read::part::{Part, Target};
 use crate::read::read::{fill, read};
+use crate::read::show::{FileRun, looking, show};
 use crate::source::{MemorySource, Source};
 use crate::watch::Unwatched;
 use ingot_format::{Dtype, Format, Index, Limits, Spec, layout, nbytes, to_u64, to_usize};
-use ingot_remote::StopFlag;
+use ingot_remote::{StopFlag, locked};
 use proptest::prelude::*;
 use proptest::sample::Index as Pick;
 
@@ -329,5 +333,111 @@ proptest! {
                 }
             }
         }
+    }
+}
+
+/// Notes what it is shown, and where pieces were cut. It wants to see so many bytes at once, cut at multiples of `unit`.
+struct Notes {
+    seen: Mutex<Vec<(u64, Vec<u8>)>>,
+    step_nbytes: u64,
+    unit: u64,
+    ended: Mutex<bool>,
+}
+
+impl Notes {
+    fn new(step_nbytes: u64, unit: u64) -> Notes {
+        Notes {
+            seen: Mutex::default(),
+            step_nbytes,
+            unit,
+            ended: Mutex::default(),
+        }
+    }
+}
+
+impl Witness for Notes {
+    fn step_nbytes(&self) -> u64 {
+        self.step_nbytes
+    }
+
+    fn cut(&self, position: u64, most: u64) -> u64 {
+        let end = position + most;
+        let cut = end - end % self.unit;
+        if cut > position { cut } else { end }
+    }
+
+    fn see(&self, position: u64, bytes: &[u8]) {
+        locked(&self.seen).push((position, bytes.to_vec()));
+    }
+
+    fn end(&self) {
+        *locked(&self.ended) = true;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn what_is_shown_is_every_byte_that_is_wanted_once(
+        files in prop::collection::vec((prop::sample::select(KINDS.to_vec()), 0_usize..4_000_000), 1..4),
+        gaps in prop::collection::vec((prop_oneof![0_u64..40, 0_u64..600_000], prop_oneof![1_u64..300, 1_u64..2_000_000]), 0..30),
+        step_nbytes in prop_oneof![Just(u64::MAX), 1_u64 << 12..1 << 20],
+        unit in prop_oneof![Just(1_u64), Just(1 << 17)],
+        threads in 1_usize..4,
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let matrix = |len: usize| Matrix { dtype: Dtype::U8, rows: 1, columns: to_u64(len) };
+        let made: Vec<_> = (0..).zip(&files).map(|(seed, (_, len))| file(seed, &[matrix(*len)]).0).collect();
+        let archives: Vec<Archive> = files.iter().zip(&made).enumerate()
+            .map(|(number, ((kind, _), bytes))| archive(*kind, &folder.path().join(number.to_string()), bytes))
+            .collect();
+        let sources: Vec<&dyn Source> = archives.iter().map(Archive::source).collect();
+        let mut runs: Vec<FileRun> = Vec::new();
+        for (number, bytes) in made.iter().enumerate() {
+            let mut at = 0;
+            for (gap, nbytes) in &gaps {
+                let end = (at + gap + nbytes).min(to_u64(bytes.len()));
+                runs.extend((at + gap < end).then(|| (number, at + gap..end)));
+                at = end;
+            }
+        }
+        let notes: Vec<Notes> = files.iter().map(|_| Notes::new(step_nbytes, unit)).collect();
+        let witnesses: Vec<&dyn Witness> = notes.iter().map(|notes| notes as _).collect();
+        let options = ReadOptions { threads: NonZeroUsize::new(threads) };
+        let reading = looking(&sources, &runs, &options);
+        show(&sources, &witnesses, &runs, reading, &Unwatched).unwrap();
+        for (number, (notes, bytes)) in notes.into_iter().zip(&made).enumerate() {
+            let mut seen = notes.seen.into_inner().unwrap();
+            seen.sort_by_key(|(position, _)| *position);
+            let mut wanted = vec![false; bytes.len()];
+            for (_, run) in runs.iter().filter(|(file, _)| *file == number) {
+                wanted[to_usize(run.start).unwrap()..to_usize(run.end).unwrap()].fill(true);
+            }
+            for (position, shown) in seen {
+                let at = to_usize(position).unwrap();
+                prop_assert!(bytes[at..at + shown.len()] == shown[..]);
+                prop_assert!(wanted[at..at + shown.len()].iter().all(|&wanted| wanted));
+                wanted[at..at + shown.len()].fill(false);
+            }
+            prop_assert!(!wanted.contains(&true));
+        }
+    }
+}
+
+#[test]
+fn who_looks_at_a_file_that_ends_early_is_told() {
+    for kind in [Kind::Memory, Kind::Short] {
+        let (bytes, _) = file(0, &[]);
+        let archives = [0, 1].map(|_| archive(kind, Path::new(""), &bytes));
+        let sources = archives.each_ref().map(Archive::source);
+        let notes = [0, 1].map(|_| Notes::new(u64::MAX, 1));
+        let witnesses = notes.each_ref().map(|notes| notes as &dyn Witness);
+        let end = to_u64(bytes.len());
+        let reading = looking(&sources, &[], &ReadOptions::default());
+        let runs = [(0, 0..end), (1, 0..end + 1)];
+        let fault = show(&sources, &witnesses, &runs, reading, &Unwatched).unwrap_err();
+        assert_eq!(fault.file, Some(1));
+        assert!(matches!(fault.failure, Failure::Read { .. }));
+        assert_eq!(notes.map(|notes| *locked(&notes.ended)), [false, true]);
     }
 }

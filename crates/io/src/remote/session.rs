@@ -396,7 +396,7 @@ pub(super) fn for_urls(index: ShardIndex, path: &Path) -> Result<ShardIndex, Err
 
 fn archive(remote: Remote, header: Header, source: RemoteFile) -> Archive {
     let path = PathBuf::from(remote.shown);
-    Archive::named(path, header, Box::new(source), remote.backend, REMOTE)
+    Archive::elsewhere(Some(path), header, Box::new(source), remote.backend, REMOTE)
 }
 
 pub(super) fn refused(shown: &str, fault: Fault) -> Error {

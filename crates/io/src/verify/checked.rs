@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use ingot_format::{MODEL_SPEC_KEY, to_usize};
+use ingot_format::MODEL_SPEC_KEY;
 
-use super::pass::{Feeding, read_through, read_watched};
+use super::pass::{Feeding, feed, feed_all};
 use super::verify::{RecordedDigests, sha256_from};
 use crate::archive::{Archive, Files, Tensor, TensorId};
 use crate::checkpoint::Checkpoint;
@@ -167,10 +167,12 @@ impl Archive {
     /// What the caller expects of the whole file, of which the head has been fed already.
     fn whole(&self, expected: Digest, watch: &dyn Watch) -> Result<Promise, Error> {
         let digests = Digests::new(Algorithm::Sha256, Some(0..self.header().file_nbytes()));
-        let mut head = vec![0; to_usize(self.header().data_start()).unwrap_or(usize::MAX)];
-        read_watched(self.source(), 0, &mut head, watch)
-            .map_err(|failure| failure.about(self.path(), None))?;
-        digests.feed(0, &head);
+        let feeding = Feeding {
+            source: self.source(),
+            all: vec![&digests],
+        };
+        feed(&[feeding], &[(0, 0..self.header().data_start())], watch)
+            .map_err(|fault| self.explain(fault.failure))?;
         Ok(Promise {
             tensors: vec![(None, expected)],
             algorithm: Algorithm::Sha256,
@@ -181,7 +183,7 @@ impl Archive {
     /// Reads the whole file, of which not all is wanted, and compares it with what the caller expects.
     fn check_whole(&self, expected: Digest, watch: &dyn Watch) -> Result<(), Error> {
         let digests = Digests::new(Algorithm::Sha256, Some(0..self.header().file_nbytes()));
-        read_through(self.source(), &[&digests], watch).map_err(|failure| self.explain(failure))?;
+        feed_all(self.source(), &digests, watch).map_err(|failure| self.explain(failure))?;
         self.compare(Promise {
             tensors: vec![(None, expected)],
             algorithm: Algorithm::Sha256,

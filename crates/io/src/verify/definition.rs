@@ -1,13 +1,19 @@
 //! The hashes of whole files that people know, by the names that they know them by.
 
+use std::ops::Range;
 use std::path::Path;
 
-use ingot_format::{Entry, Format, FormatError, Header, Layout, Limits, layout, to_usize};
+use ingot_format::{Entry, Format, FormatError, Header, Layout, Limits, layout, to_u64, to_usize};
 
-use super::pass::{read_through, read_watched};
+use super::pass::feed_all;
 use crate::archive::{check_unchanged, open_source, read_header};
 use crate::digest::{Algorithm, Digest, Digests};
 use crate::error::{Error, Failure};
+use crate::memory::Dest;
+use crate::options::ReadOptions;
+use crate::read::execute::{execute, reading};
+use crate::read::gather::Destination;
+use crate::read::plan::{Piece, Plan};
 use crate::source::Source;
 use crate::watch::Watch;
 
@@ -132,12 +138,12 @@ fn of_data(source: &dyn Source, header: &Header, path: &Path, watch: &dyn Watch)
 fn of_range(
     source: &dyn Source,
     algorithm: Algorithm,
-    range: std::ops::Range<u64>,
+    range: Range<u64>,
     path: &Path,
     watch: &dyn Watch,
 ) -> Result<Digest, Error> {
     let digests = Digests::new(algorithm, Some(range));
-    read_through(source, &[&digests], watch).map_err(|failure| explain(failure, source, path))?;
+    feed_all(source, &digests, watch).map_err(|failure| explain(failure, source, path))?;
     // All of the range was fed.
     Ok(digests
         .finish()
@@ -156,27 +162,10 @@ fn explain(failure: Failure, source: &dyn Source, path: &Path) -> Error {
 }
 
 fn auto_v1(source: &dyn Source, path: &Path, watch: &dyn Watch) -> Result<Digest, Error> {
-    let mut window = vec![0; AUTO_V1_NBYTES];
     // Of a shorter file there is less, or nothing, to hash; A1111 does not mind.
-    let found = read_at(source, path, AUTO_V1_BEGIN, &mut window, watch)?;
-    Ok(Algorithm::Sha256.digest(&window[..found]))
-}
-
-/// Fills `dest` as far as the file goes; says how far that is.
-fn read_at(
-    source: &dyn Source,
-    path: &Path,
-    position: u64,
-    dest: &mut [u8],
-    watch: &dyn Watch,
-) -> Result<usize, Error> {
-    match read_watched(source, position, dest, watch) {
-        Ok(()) => Ok(dest.len()),
-        Err(Failure::Read {
-            found, source: None, ..
-        }) => Ok(found),
-        Err(failure) => Err(failure.about(Some(path), None)),
-    }
+    let [begin, end] =
+        [AUTO_V1_BEGIN, AUTO_V1_BEGIN + to_u64(AUTO_V1_NBYTES)].map(|at| at.min(source.nbytes()));
+    of_range(source, Algorithm::Sha256, begin..end, path, watch)
 }
 
 fn sshs_legacy(
@@ -197,20 +186,40 @@ fn sshs_legacy(
         .unwrap_or_default();
     window.extend_from_slice(&head[..head.len().min(AUTO_V1_NBYTES)]);
     let begin_of_data = AUTO_V1_BEGIN.saturating_sub(new.header.data_start());
+    let (begin, mut runs) = (window.len(), Vec::new());
     for (place, entry) in new.header.entries().enumerate() {
         let room = AUTO_V1_NBYTES - window.len();
         if room == 0 || entry.end <= begin_of_data {
             continue;
         }
         let skipped = begin_of_data.saturating_sub(entry.begin);
-        let count = room.min(to_usize(entry.nbytes() - skipped).unwrap_or(usize::MAX));
-        let at = window.len();
-        window.resize(at + count, 0);
+        let count = to_u64(room).min(entry.nbytes() - skipped);
         let position = header.data_start() + entries[new.order[place]].begin + skipped;
-        let found = read_at(source, path, position, &mut window[at..], watch)?;
-        window.truncate(at + found);
+        runs.push(position..position + count);
+        window.resize(window.len() + to_usize(count).unwrap_or(room), 0);
     }
+    read_runs(source, runs, &mut window[begin..], watch).map_err(|failure| explain(failure, source, path))?;
     Ok(Algorithm::Sha256.digest(&window))
+}
+
+/// Fills `dest` with the bytes of these runs, one after the other.
+fn read_runs(
+    source: &dyn Source,
+    runs: Vec<Range<u64>>,
+    dest: &mut [u8],
+    watch: &dyn Watch,
+) -> Result<(), Failure> {
+    let pieces: Result<Vec<_>, _> = runs.into_iter().map(|run| Piece::run(0, run)).collect();
+    let plan = Plan::into_each(pieces?);
+    let mut rest = Dest::from(dest);
+    let mut dests = Vec::with_capacity(plan.blocks().len());
+    for &nbytes in plan.blocks() {
+        let (first, after) = rest.split_at(nbytes);
+        dests.push(Destination::Together(first));
+        rest = after;
+    }
+    let reading = reading(&plan, &[source], &ReadOptions::default());
+    execute(&plan, &[source], &[], dests, reading, watch).map_err(|fault| fault.failure)
 }
 
 /// The safetensors file that holds the tensors of `header`, and no metadata but what trainers wrote.

@@ -1,13 +1,13 @@
 //! All bytes of a source, one after another, for hash functions of others.
 
-use std::ops::Range;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use ingot_format::to_u64;
 
-use super::pass::{reading, show};
+use super::pass::reading;
 use crate::error::Failure;
 use crate::read::input::Witness;
+use crate::read::show::show;
 use crate::source::Source;
 use crate::watch::Watch;
 
@@ -18,12 +18,6 @@ pub(crate) fn read_in_order(
     take: &mut (dyn FnMut(&[u8]) + Send),
     watch: &dyn Watch,
 ) -> Result<(), Failure> {
-    let (reading, piece_nbytes) = reading(source);
-    let nbytes = source.nbytes();
-    let begins = (0..nbytes.div_ceil(piece_nbytes)).map(|number| number * piece_nbytes);
-    let pieces: Vec<Range<u64>> = begins
-        .map(|begin| begin..nbytes.min(begin + piece_nbytes))
-        .collect();
     let queue = Queue {
         turn: Mutex::new(Turn {
             at: 0,
@@ -32,7 +26,9 @@ pub(crate) fn read_in_order(
         }),
         moved: Condvar::new(),
     };
-    show(source, reading, pieces, &queue, watch)
+    let runs = [(0, 0..source.nbytes())];
+    let reading = reading(&[source], &runs);
+    show(&[source], &[&queue], &runs, reading, watch).map_err(|fault| fault.failure)
 }
 
 /// Where pieces wait for those before them.
@@ -50,8 +46,8 @@ struct Turn<'t> {
 }
 
 impl Witness for Queue<'_> {
-    fn step_end(&self, position: u64, most: u64) -> u64 {
-        position + most
+    fn step_nbytes(&self) -> u64 {
+        u64::MAX
     }
 
     fn see(&self, begin: u64, bytes: &[u8]) {

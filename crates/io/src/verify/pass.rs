@@ -1,79 +1,28 @@
-//! Reading a file once, for those only who look at its bytes.
-
-use std::ops::Range;
-use std::sync::Mutex;
-use std::thread;
-
-use ingot_format::{to_u64, to_usize};
-use ingot_remote::{StopFlag, locked};
+//! Feeding digests with what is read of files. They are plans as any other: runs of the files, which the reader shows.
 
 use crate::digest::{Digests, SUBTREE_NBYTES};
-use crate::error::Failure;
+use crate::error::{Failure, InFile};
 use crate::options::ReadOptions;
-use crate::read::input::{Witness, level};
-use crate::source::{Source, read_exactly};
+use crate::read::input::Witness;
+use crate::read::show::{FileRun, joined, looking, nbytes, show};
+use crate::source::Source;
 use crate::watch::Watch;
-use crate::workers::{Reading, share, watched};
+use crate::workers::{Reading, each};
 
-/// Bytes that one thread reads before it takes more.
-const PIECE_NBYTES: u64 = 1 << 20;
+/// Bytes that are read at once of what has to be hashed in order, at least: so few that they are in the cache when it is
+/// their turn, and so many that it does not matter that one thread wakes another.
+const PIECE_NBYTES: usize = 1 << 20;
 
-/// Below this, starting a thread takes longer than hashing.
-const ALONE_NBYTES: u64 = 1 << 20;
-
-/// More threads than this wait for memory, not for a processor.
-const MAX_THREADS: usize = 16;
+/// Pieces of a long file: a plan takes half a kilobyte for each of them.
+const MAX_PIECES: usize = 64 << 10;
 
 /// What pieces that wait for a network, or for earlier ones to be hashed, take of memory at most, all together.
-const WAITING_NBYTES: u64 = 128 << 20;
+const WAITING_NBYTES: usize = 128 << 20;
 
-/// Reads what `all` want of `source`, in the order of the file, and feeds it to each.
-pub(crate) fn read_through(source: &dyn Source, all: &[&Digests], watch: &dyn Watch) -> Result<(), Failure> {
-    let (reading, piece_nbytes) = reading(source);
-    let pieces = pieces(source.nbytes(), piece_nbytes, all);
-    let all = all.to_vec();
-    show(source, reading, pieces, &Feeding { source, all }, watch)
-}
-
-/// Fills `dest` from `position` on.
-pub(super) fn read_watched(
-    source: &dyn Source,
-    position: u64,
-    dest: &mut [u8],
-    watch: &dyn Watch,
-) -> Result<(), Failure> {
-    let reading = match source.waits() {
-        true => Reading::waiting(1),
-        false => Reading::on(1),
-    };
-    watched(reading, |stop| read_exactly(source, position, dest, stop), watch)?
-}
-
-/// Reads these pieces of `source`, which are begun in their order, and shows them to `witness`.
-pub(super) fn show(
-    source: &dyn Source,
-    mut reading: Reading,
-    pieces: Vec<Range<u64>>,
-    witness: &dyn Witness,
-    watch: &dyn Watch,
-) -> Result<(), Failure> {
-    let total = pieces.iter().map(|piece| piece.end - piece.start).sum();
-    if total <= ALONE_NBYTES {
-        reading.threads = 1;
-    }
-    // Fresh memory for each piece would cost a quarter of the time that hashing it takes.
-    let buffers = Mutex::new(Vec::new());
-    let work = |piece: Range<u64>, stop: StopFlag<'_>| {
-        let mut buffer: Vec<u8> = locked(&buffers).pop().unwrap_or_default();
-        let outcome = read_piece(source, witness, &piece, &mut buffer, stop);
-        locked(&buffers).push(buffer);
-        if outcome.is_err() {
-            witness.end();
-        }
-        outcome.map(|()| size(&piece))
-    };
-    share(reading, pieces, total, work, watch)
-}
+/// Bytes that are read before they are hashed where their order does not matter: few enough to be in a core's own cache
+/// still (2026-11, 1 GiB of the page cache by BLAKE3, two cores with 1 MiB each: 143 ms by 128 KiB, 139 ms by 512 KiB, 137
+/// ms by 1 MiB).
+const STEP_NBYTES: u64 = 4 * SUBTREE_NBYTES;
 
 /// Feeds what is read of a source to digests.
 pub(super) struct Feeding<'a> {
@@ -82,8 +31,17 @@ pub(super) struct Feeding<'a> {
 }
 
 impl Witness for Feeding<'_> {
-    fn step_end(&self, position: u64, most: u64) -> u64 {
-        step_end(self.source, &self.all, position, most)
+    /// What is hashed in order is read in full, while another thread hashes, and so is what each read has to wait for.
+    fn step_nbytes(&self) -> u64 {
+        match self.source.waits() || self.all.iter().any(|digests| digests.in_order()) {
+            true => u64::MAX,
+            false => STEP_NBYTES,
+        }
+    }
+
+    fn cut(&self, position: u64, most: u64) -> u64 {
+        let cut = |end, digests: &&Digests| digests.cut(position, end - position);
+        self.all.iter().fold(position + most, cut)
     }
 
     fn see(&self, position: u64, bytes: &[u8]) {
@@ -95,68 +53,102 @@ impl Witness for Feeding<'_> {
     }
 }
 
-/// On how many threads a source is read through, and how much of it each of them takes at once.
-pub(super) fn reading(source: &dyn Source) -> (Reading, u64) {
-    if !source.waits() {
-        let cores = thread::available_parallelism().map_or(1, usize::from);
-        return (Reading::on(cores.min(MAX_THREADS)), PIECE_NBYTES);
-    }
-    let all = 0..source.nbytes();
-    let reading = Reading::of(source.nbytes(), &[(source, all)], &ReadOptions::default());
-    let each = (WAITING_NBYTES / to_u64(reading.threads)).max(PIECE_NBYTES);
-    (reading, to_u64(reading.chunk_nbytes).min(each))
-}
-
-fn read_piece(
-    source: &dyn Source,
-    witness: &dyn Witness,
-    piece: &Range<u64>,
-    buffer: &mut Vec<u8>,
-    stop: StopFlag<'_>,
-) -> Result<(), Failure> {
-    let mut at = piece.start;
-    while at < piece.end {
-        let end = witness.step_end(at, piece.end - at);
-        let bytes = level(buffer, at, size(&(at..end)));
-        read_exactly(source, at, bytes, stop)?;
-        witness.see(at, bytes);
-        at = end;
-    }
-    Ok(())
-}
-
-/// Where the bytes end that are best read at once from `at` on, of the next `most`. For trees they are as many as stay in
-/// a core's own cache until they are hashed. What is hashed in order is read in full, while another thread hashes, and so
-/// is what each read has to wait for.
-fn step_end(source: &dyn Source, all: &[&Digests], at: u64, most: u64) -> u64 {
-    let step = match source.waits() || all.iter().any(|digests| digests.in_order()) {
-        true => most,
-        false => most.min(SUBTREE_NBYTES),
+/// What digests want of their files, each given with its number.
+pub(super) fn wanted(files: &[Feeding<'_>]) -> Vec<FileRun> {
+    let of_file = |(file, feeding): (usize, &Feeding<'_>)| {
+        let mut runs: Vec<_> = feeding.all.iter().flat_map(|digests| digests.runs()).collect();
+        runs.sort_unstable_by_key(|run| run.start);
+        runs.into_iter().map(move |run| (file, run)).collect::<Vec<_>>()
     };
-    cut(all, at, step)
+    joined(files.iter().enumerate().flat_map(of_file))
 }
 
-/// Where a piece from `at` on, of at most `most` bytes, is best cut for all of them.
-fn cut(all: &[&Digests], at: u64, most: u64) -> u64 {
-    all.iter()
-        .fold(at + most, |end, digests| digests.cut(at, end - at))
+/// Reads these runs of the files, and feeds them to the digests.
+pub(super) fn feed(files: &[Feeding<'_>], runs: &[FileRun], watch: &dyn Watch) -> Result<(), InFile> {
+    let sources: Vec<_> = files.iter().map(|feeding| feeding.source).collect();
+    let witnesses: Vec<&dyn Witness> = files.iter().map(|feeding| feeding as _).collect();
+    show(&sources, &witnesses, runs, reading(&sources, runs), watch)
 }
 
-/// What is read before anybody else begins with it, in the order of the file.
-fn pieces(file_nbytes: u64, piece_nbytes: u64, all: &[&Digests]) -> Vec<Range<u64>> {
-    let mut pieces = Vec::new();
-    let mut at = 0;
-    while at < file_nbytes {
-        let end = cut(all, at, piece_nbytes.min(file_nbytes - at));
-        let piece = at..end;
-        if all.iter().any(|digests| digests.wants(&piece)) {
-            pieces.push(piece);
-        }
-        at = end;
+/// As [`feed`], of all that digests want of one source.
+pub(super) fn feed_all(source: &dyn Source, digests: &Digests, watch: &dyn Watch) -> Result<(), Failure> {
+    let files = [Feeding {
+        source,
+        all: vec![digests],
+    }];
+    feed(&files, &wanted(&files), watch).map_err(|fault| fault.failure)
+}
+
+/// How these runs are read where pieces wait for those before them.
+pub(super) fn reading(sources: &[&dyn Source], runs: &[FileRun]) -> Reading {
+    let reading = looking(sources, runs, &ReadOptions::default());
+    let most = match reading.waits {
+        true => (WAITING_NBYTES / reading.threads).max(PIECE_NBYTES),
+        false => each(nbytes(runs), MAX_PIECES, PIECE_NBYTES),
+    };
+    Reading {
+        chunk_nbytes: reading.chunk_nbytes.min(most),
+        ..reading
     }
-    pieces
 }
 
-fn size(range: &Range<u64>) -> usize {
-    to_usize(range.end - range.start).unwrap_or(usize::MAX)
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::mpsc::channel;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::digest::Algorithm;
+    use crate::watch::Unwatched;
+
+    const NBYTES: u64 = 40 << 20;
+
+    /// Cannot give the bytes from 5 MiB on, and takes a while to say so.
+    #[derive(Debug)]
+    struct Broken {
+        waits: bool,
+    }
+
+    impl Source for Broken {
+        fn nbytes(&self) -> u64 {
+            NBYTES
+        }
+
+        fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
+            if position >> 20 == 5 {
+                thread::sleep(Duration::from_millis(20));
+                return Err(io::Error::other("the cable was pulled"));
+            }
+            Ok(dest.len())
+        }
+
+        fn waits(&self) -> bool {
+            self.waits
+        }
+    }
+
+    /// Tried: without the call of `end` where a task fails, this runs into its minute.
+    #[test]
+    fn a_read_that_fails_ends_those_that_wait_for_its_bytes() {
+        for (waits, algorithm) in [false, true]
+            .into_iter()
+            .flat_map(|waits| Algorithm::ALL.map(|algorithm| (waits, algorithm)))
+        {
+            let (tell, told) = channel();
+            thread::spawn(move || {
+                let digests = Digests::new(algorithm, Some(0..NBYTES));
+                let outcome = feed_all(&Broken { waits }, &digests, &Unwatched);
+                let position = match outcome {
+                    Err(Failure::Read { position, .. }) => Some(position),
+                    _ => None,
+                };
+                tell.send((position, digests.finish())).unwrap();
+            });
+            let (position, digests) = told.recv_timeout(Duration::from_secs(60)).unwrap();
+            assert_eq!(position.map(|position| position >> 20), Some(5), "{algorithm}");
+            assert_eq!(digests, [None], "{algorithm}");
+        }
+    }
 }

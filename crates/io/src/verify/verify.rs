@@ -7,13 +7,14 @@ use std::path::Path;
 use ingot_format::{CHECKSUMS_KEY, Checksums, Header, MODEL_SPEC_KEY, to_usize};
 use ingot_remote::StopFlag;
 
-use super::pass::read_through;
-use crate::archive::Archive;
+use super::pass::{Feeding, feed, wanted};
+use crate::archive::{Archive, Files};
 use crate::checkpoint::Checkpoint;
 use crate::digest::{Algorithm, Digest, Digests, Hasher};
 use crate::error::Error;
 use crate::options::{Backend, OpenOptions};
 use crate::payload::Payload;
+use crate::read::show::nbytes;
 use crate::watch::{After, Watch, tell_all};
 
 /// What the digests of a file say of it.
@@ -97,72 +98,14 @@ pub fn verify(path: &Path, sha256: Option<Digest>, watch: &dyn Watch) -> Result<
         backend: Backend::Pread,
         ..OpenOptions::default()
     };
-    of_archive(&Archive::open(path, &options)?, sha256, watch)
+    let archive = Archive::open(path, &options)?;
+    // One file gives one report.
+    of_files(vec![&archive], sha256, watch).map(|mut reports| reports.swap_remove(0))
 }
 
-/// As [`verify`], of a file that is open.
-fn of_archive(archive: &Archive, sha256: Option<Digest>, watch: &dyn Watch) -> Result<Report, Error> {
-    let header = archive.header();
-    let record = RecordedDigests::of(header, archive.path())?;
-    let start = header.data_start();
-    let covered: Vec<(usize, Digest)> = record
-        .as_ref()
-        .map(|record| record.covered.clone())
-        .unwrap_or_default();
-    let tensors = Digests::new(
-        record
-            .as_ref()
-            .map_or(Algorithm::Blake3, |record| record.algorithm),
-        covered
-            .iter()
-            .filter_map(|&(number, _)| header.entry(number))
-            .map(|entry| start + entry.begin..start + entry.end),
-    );
-    let model_spec = header
-        .metadata()
-        .and_then(|metadata| metadata.get(MODEL_SPEC_KEY));
-    let data = Digests::new(Algorithm::Sha256, model_spec.map(|_| start..header.file_nbytes()));
-    let file = Digests::new(Algorithm::Sha256, sha256.map(|_| 0..header.file_nbytes()));
-    read_through(archive.source(), &[&tensors, &data, &file], watch)
-        .map_err(|failure| archive.explain(failure))?;
-    archive.check_unchanged()?;
-    let only = |digests: Digests| digests.finish().pop().flatten();
-    let name = |number| {
-        header
-            .entry(number)
-            .map_or_else(String::new, |entry| entry.name.to_owned())
-    };
-    let bad = covered
-        .iter()
-        .zip(tensors.finish())
-        .filter_map(|(&(number, expected), found)| {
-            let found = found.filter(|&found| found != expected)?;
-            Some(Mismatch {
-                tensor: name(number),
-                expected,
-                found,
-            })
-        })
-        .collect();
-    let compared = |expected: Option<String>, digests| {
-        Some(Compared {
-            expected: expected?,
-            found: only(digests)?,
-        })
-    };
-    Ok(Report {
-        algorithm: record.as_ref().map(|record| record.algorithm),
-        checked: covered.len(),
-        bad,
-        unchecked: match &record {
-            Some(record) => record.uncovered.iter().map(|&number| name(number)).collect(),
-            None => header.names().map(ToOwned::to_owned).collect(),
-        },
-        missing: record.map(|record| record.missing).unwrap_or_default(),
-        model_spec: compared(model_spec.map(ToOwned::to_owned), data),
-        file: compared(sha256.map(|sha256| sha256.to_string()), file),
-    })
-}
+/// Files are read as one up to about this many bytes: what is kept in memory until they are, a plan and the digests of
+/// subtrees, takes a thousandth of them.
+const TOGETHER_NBYTES: u64 = 64 << 30;
 
 impl Checkpoint {
     /// Compares each file with the digests that it keeps, as [`verify`] does: a report for each, in their order. All are
@@ -175,20 +118,125 @@ impl Checkpoint {
         if sha256.is_some() {
             self.one_file()?;
         }
+        let mut total = 0;
+        let begin = |archive: &Archive| {
+            total += archive.header().file_nbytes();
+            total - archive.header().file_nbytes()
+        };
         let archives = self.all_files()?;
-        let total = archives
-            .iter()
-            .map(|archive| archive.header().file_nbytes())
-            .sum();
-        let mut before = 0;
-        let mut reports = Vec::with_capacity(archives.len());
-        for archive in archives {
-            let watch = After { watch, before, total };
-            reports.push(of_archive(archive, sha256, &watch)?);
-            before += archive.header().file_nbytes();
+        let begins: Vec<u64> = archives.iter().copied().map(begin).collect();
+        let numbered: Vec<(u64, &Archive)> = begins.into_iter().zip(archives).collect();
+        let mut reports = Vec::with_capacity(numbered.len());
+        for together in numbered.chunk_by(|one, next| one.0 / TOGETHER_NBYTES == next.0 / TOGETHER_NBYTES) {
+            let before = together[0].0;
+            let archives = together.iter().map(|file| file.1).collect();
+            reports.extend(of_files(archives, sha256, &After { watch, before, total })?);
         }
         tell_all(watch, total)?;
         Ok(reports)
+    }
+}
+
+/// As [`verify`], of files that are open.
+fn of_files(
+    archives: Vec<&Archive>,
+    sha256: Option<Digest>,
+    watch: &dyn Watch,
+) -> Result<Vec<Report>, Error> {
+    let checks = archives.iter().map(|archive| Check::new(archive, sha256));
+    let checks = checks.collect::<Result<Vec<_>, _>>()?;
+    let files = Files::from(archives);
+    let feeding: Vec<_> = checks.iter().map(Check::feeding).collect();
+    let runs = wanted(&feeding);
+    let headers = files.headers();
+    let total: u64 = headers.iter().map(|header| header.file_nbytes()).sum();
+    // What need not be read counts as done.
+    let before = total - nbytes(&runs);
+    feed(&feeding, &runs, &After { watch, before, total }).map_err(|fault| files.explain(fault))?;
+    drop(feeding);
+    files.check_unchanged()?;
+    Ok(checks.into_iter().map(Check::report).collect())
+}
+
+/// What one file is compared with, and what computes the digests of what is there.
+struct Check<'a> {
+    archive: &'a Archive,
+    record: Option<RecordedDigests>,
+    tensors: Digests,
+    model_spec: Option<&'a str>,
+    data: Digests,
+    sha256: Option<Digest>,
+    file: Digests,
+}
+
+impl<'a> Check<'a> {
+    fn new(archive: &'a Archive, sha256: Option<Digest>) -> Result<Check<'a>, Error> {
+        let header = archive.header();
+        let record = RecordedDigests::of(header, archive.path())?;
+        let start = header.data_start();
+        let covered = record.iter().flat_map(|record| &record.covered);
+        let ranges = covered
+            .filter_map(|&(number, _)| header.entry(number))
+            .map(|entry| start + entry.begin..start + entry.end);
+        let algorithm = record
+            .as_ref()
+            .map_or(Algorithm::Blake3, |record| record.algorithm);
+        let metadata = header.metadata();
+        let model_spec = metadata.and_then(|metadata| metadata.get(MODEL_SPEC_KEY));
+        let sha256_of = |range: Option<_>| Digests::new(Algorithm::Sha256, range);
+        Ok(Check {
+            archive,
+            tensors: Digests::new(algorithm, ranges),
+            record,
+            model_spec,
+            data: sha256_of(model_spec.map(|_| start..header.file_nbytes())),
+            sha256,
+            file: sha256_of(sha256.map(|_| 0..header.file_nbytes())),
+        })
+    }
+
+    fn feeding(&self) -> Feeding<'_> {
+        Feeding {
+            source: self.archive.source(),
+            all: vec![&self.tensors, &self.data, &self.file],
+        }
+    }
+
+    /// What came of it, after everything was fed.
+    fn report(self) -> Report {
+        let header = self.archive.header();
+        let name = |number| {
+            let entry = header.entry(number);
+            entry.map_or_else(String::new, |entry| entry.name.to_owned())
+        };
+        let algorithm = self.record.as_ref().map(|record| record.algorithm);
+        let record = self.record.unwrap_or_else(|| RecordedDigests {
+            uncovered: (0..header.len()).collect(),
+            ..RecordedDigests::default()
+        });
+        let found = record.covered.iter().zip(self.tensors.finish());
+        let bad = found.filter_map(|(&(number, expected), found)| {
+            Some(Mismatch {
+                tensor: name(number),
+                expected,
+                found: found.filter(|&found| found != expected)?,
+            })
+        });
+        let compared = |expected: Option<String>, digests: Digests| {
+            Some(Compared {
+                expected: expected?,
+                found: digests.finish().pop().flatten()?,
+            })
+        };
+        Report {
+            algorithm,
+            checked: record.covered.len(),
+            bad: bad.collect(),
+            unchecked: record.uncovered.iter().copied().map(name).collect(),
+            missing: record.missing,
+            model_spec: compared(self.model_spec.map(ToOwned::to_owned), self.data),
+            file: compared(self.sha256.map(|sha256| sha256.to_string()), self.file),
+        }
     }
 }
 
