@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -73,3 +75,38 @@ def test_ctrl_c_ends_a_merge_from_a_server_that_stalls(tmp_path: Path) -> None:
     with stalling(DATA) as server, interrupted():
         ingot.merge([server.url()], tmp_path / "out.safetensors")
     assert list(tmp_path.iterdir()) == []
+
+
+def shared(**options: str) -> bytes:
+    """A file in which the elements of one tensor lie apart in another."""
+    big = np.arange(6_000_000, dtype=np.int64).reshape(1000, 6000)
+    return ingot.numpy.save({"big": big, "half": big[:, ::2]}, shared="alias", **options)
+
+
+def test_a_tensor_that_lies_apart_in_another_is_gathered_from_a_url(tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    with serving(good(shared())) as server:
+        ingot.rewrite(server.url(), out, drop="big")
+    half = ingot.numpy.load_file(out)["half"]
+    assert np.array_equal(half, np.arange(6_000_000).reshape(1000, 6000)[:, ::2])
+
+
+@pytest.mark.parametrize("options", [{}, {"checksums": "blake3"}], ids=["bytes", "digest"])
+def test_ctrl_c_ends_the_gathering_of_a_tensor_from_a_server_that_stalls(
+    tmp_path: Path, options: dict[str, str]
+) -> None:
+    data = shared(**options)
+    with stalling(data) as server, interrupted():
+        ingot.rewrite(server.url(), tmp_path / "out.safetensors", drop="big")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_ctrl_c_ends_a_merge_into_a_pipe_from_a_server_that_stalls(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.safetensors"
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=pipe.read_bytes)
+    reader.start()
+    with stalling(DATA) as server, interrupted():
+        ingot.merge([server.url()], pipe)
+    reader.join()

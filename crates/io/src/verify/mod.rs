@@ -14,5 +14,6 @@ pub(crate) use definition::of_source;
 pub use definition::{Definition, hash};
 #[cfg(feature = "remote")]
 pub(crate) use in_order::read_in_order;
+pub(crate) use pass::read_watched;
 pub use verify::{Compared, Mismatch, Report, verify};
 pub(crate) use verify::{digest_of, renewed};

@@ -37,7 +37,7 @@ pub(crate) fn read_through(source: &dyn Source, all: &[&Digests], watch: &dyn Wa
 }
 
 /// Fills `dest` from `position` on.
-pub(super) fn read_watched(
+pub(crate) fn read_watched(
     source: &dyn Source,
     position: u64,
     dest: &mut [u8],
