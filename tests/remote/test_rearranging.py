@@ -77,27 +77,34 @@ def test_ctrl_c_ends_a_merge_from_a_server_that_stalls(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def shared(**options: str) -> bytes:
+def shared(path: Path, checksums: str | None = None) -> bytes:
     """A file in which the elements of one tensor lie apart in another."""
-    big = np.arange(6_000_000, dtype=np.int64).reshape(1000, 6000)
-    return ingot.numpy.save({"big": big, "half": big[:, ::2]}, shared="alias", **options)
+    torch = pytest.importorskip("torch")
+    import ingot.torch
+
+    big = torch.arange(6_000_000).reshape(1000, 6000)
+    tensors = {"big": big, "half": big[:, :3000]}
+    ingot.torch.save_file(tensors, path, shared="alias", checksums=checksums, durable=False)
+    data = path.read_bytes()
+    path.unlink()
+    return data
 
 
 def test_a_tensor_that_lies_apart_in_another_is_gathered_from_a_url(tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
-    with serving(good(shared())) as server:
+    with serving(good(shared(out))) as server:
         ingot.rewrite(server.url(), out, drop="big")
     half = ingot.numpy.load_file(out)["half"]
-    assert np.array_equal(half, np.arange(6_000_000).reshape(1000, 6000)[:, ::2])
+    assert np.array_equal(half, np.arange(6_000_000).reshape(1000, 6000)[:, :3000])
 
 
-@pytest.mark.parametrize("options", [{}, {"checksums": "blake3"}], ids=["bytes", "digest"])
+@pytest.mark.parametrize("checksums", [None, "blake3"], ids=["bytes", "digest"])
 def test_ctrl_c_ends_the_gathering_of_a_tensor_from_a_server_that_stalls(
-    tmp_path: Path, options: dict[str, str]
+    tmp_path: Path, checksums: str | None
 ) -> None:
-    data = shared(**options)
-    with stalling(data) as server, interrupted():
-        ingot.rewrite(server.url(), tmp_path / "out.safetensors", drop="big")
+    out = tmp_path / "out.safetensors"
+    with stalling(shared(out, checksums)) as server, interrupted():
+        ingot.rewrite(server.url(), out, drop="big")
     assert list(tmp_path.iterdir()) == []
 
 
