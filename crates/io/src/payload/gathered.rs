@@ -4,7 +4,7 @@ use std::io;
 
 use ingot_format::{Excerpt, to_u64, to_usize};
 
-use super::Payload;
+use super::payload::{Gather, Payload};
 use crate::stop::StopFlag;
 
 /// Bytes that are read for one that is taken, at most, where elements lie apart: one read of a few pages takes less time
@@ -15,7 +15,7 @@ const AT_ONCE: u64 = 1 << 16;
 
 /// The elements of `part`, row by row.
 #[derive(Debug)]
-pub struct Gathered<'a> {
+pub(crate) struct Gathered<'a> {
     tensor: Payload<'a>,
     part: Excerpt,
     /// Bytes of an element.
@@ -25,41 +25,6 @@ pub struct Gathered<'a> {
 impl<'a> Gathered<'a> {
     pub(crate) fn new(tensor: Payload<'a>, part: Excerpt, unit: u64) -> Gathered<'a> {
         Gathered { tensor, part, unit }
-    }
-
-    pub(super) fn nbytes(&self) -> u64 {
-        self.part.count() * self.unit
-    }
-
-    pub(super) fn waits(&self) -> bool {
-        self.tensor.waits()
-    }
-
-    /// Fills `into` with the bytes from `begin` on.
-    pub(super) fn read(&self, begin: u64, into: &mut [u8], stop: StopFlag<'_>) -> io::Result<()> {
-        let mut done = 0;
-        while done < into.len() {
-            let at = begin + to_u64(done);
-            let (first, inside) = (at / self.unit, at % self.unit);
-            let rest = to_u64(into.len() - done);
-            let whole = (rest / self.unit).min(AT_ONCE);
-            let few = |n: u64| to_usize(n).ok_or(io::ErrorKind::OutOfMemory);
-            let step = if inside == 0 && whole > 0 {
-                let step = few(whole * self.unit)?;
-                self.elements(first, &mut into[done..done + step], stop)?;
-                step
-            } else {
-                // A piece that begins or ends inside of an element.
-                let mut element = vec![0; few(self.unit)?];
-                self.elements(first, &mut element, stop)?;
-                let inside = few(inside)?;
-                let step = (element.len() - inside).min(into.len() - done);
-                into[done..done + step].copy_from_slice(&element[inside..inside + step]);
-                step
-            };
-            done += step;
-        }
-        Ok(())
     }
 
     /// Fills `into` with the whole elements from `first` on.
@@ -85,6 +50,42 @@ impl<'a> Gathered<'a> {
             // Inside of `span`, which has that many bytes of memory.
             let at = to_usize((place - begin) * self.unit).unwrap_or(0);
             element.copy_from_slice(&span[at..at + width]);
+        }
+        Ok(())
+    }
+}
+
+impl Gather for Gathered<'_> {
+    fn nbytes(&self) -> u64 {
+        self.part.count() * self.unit
+    }
+
+    fn waits(&self) -> bool {
+        self.tensor.waits()
+    }
+
+    fn read(&self, begin: u64, into: &mut [u8], stop: StopFlag<'_>) -> io::Result<()> {
+        let mut done = 0;
+        while done < into.len() {
+            let at = begin + to_u64(done);
+            let (first, inside) = (at / self.unit, at % self.unit);
+            let rest = to_u64(into.len() - done);
+            let whole = (rest / self.unit).min(AT_ONCE);
+            let few = |n: u64| to_usize(n).ok_or(io::ErrorKind::OutOfMemory);
+            let step = if inside == 0 && whole > 0 {
+                let step = few(whole * self.unit)?;
+                self.elements(first, &mut into[done..done + step], stop)?;
+                step
+            } else {
+                // A piece that begins or ends inside of an element.
+                let mut element = vec![0; few(self.unit)?];
+                self.elements(first, &mut element, stop)?;
+                let inside = few(inside)?;
+                let step = (element.len() - inside).min(into.len() - done);
+                into[done..done + step].copy_from_slice(&element[inside..inside + step]);
+                step
+            };
+            done += step;
         }
         Ok(())
     }

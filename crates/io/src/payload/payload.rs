@@ -6,7 +6,6 @@ use std::io;
 use ingot_format::{FormatError, Header, to_u64, to_usize};
 
 use super::file::FileRange;
-use super::gathered::Gathered;
 use crate::archive::Archive;
 use crate::error::Error;
 use crate::memory::{Bytes, Strided};
@@ -27,7 +26,7 @@ pub enum Payload<'a> {
     /// They lie in a source that waits for each read.
     Section(Section<'a>),
     /// They lie apart in another one of these.
-    Gathered(&'a Gathered<'a>),
+    Gathered(&'a dyn Gather),
     /// They are somewhere else, such as on another device, and are fetched piece by piece.
     Produced(&'a dyn Produce),
 }
@@ -179,6 +178,21 @@ impl<'a> Section<'a> {
             other => other,
         }
     }
+}
+
+/// Puts the bytes of a tensor together from those of another payload. Any thread may ask for them.
+pub trait Gather: Debug + Sync {
+    /// The size in bytes.
+    fn nbytes(&self) -> u64;
+
+    /// Whether reading waits for something other than this machine.
+    fn waits(&self) -> bool;
+
+    /// Fills `into` with the bytes from `begin` on.
+    ///
+    /// # Errors
+    /// As [`Payload::read`].
+    fn read(&self, begin: u64, into: &mut [u8], stop: StopFlag<'_>) -> io::Result<()>;
 }
 
 /// Gives the bytes of a tensor piece by piece, such as those of one on another device.
