@@ -4,7 +4,7 @@ use std::io;
 
 use ingot_format::{Excerpt, to_u64, to_usize};
 
-use super::{Payload, Produce};
+use super::payload::{Gather, Payload};
 use crate::stop::StopFlag;
 
 /// Bytes that are read for one that is taken, at most, where elements lie apart: one read of a few pages takes less time
@@ -28,7 +28,7 @@ impl<'a> Gathered<'a> {
     }
 
     /// Fills `into` with the whole elements from `first` on.
-    fn elements(&self, first: u64, into: &mut [u8]) -> io::Result<()> {
+    fn elements(&self, first: u64, into: &mut [u8], stop: StopFlag<'_>) -> io::Result<()> {
         let width = to_usize(self.unit).ok_or(io::ErrorKind::OutOfMemory)?;
         let count = to_u64(into.len() / width);
         let places: Vec<u64> = (first..first + count)
@@ -39,14 +39,13 @@ impl<'a> Gathered<'a> {
         };
         if (last - begin) / WASTE > count {
             for (place, element) in places.iter().zip(into.chunks_exact_mut(width)) {
-                self.tensor.read(place * self.unit, element, StopFlag::never())?;
+                self.tensor.read(place * self.unit, element, stop)?;
             }
             return Ok(());
         }
         let nbytes = to_usize((last + 1 - begin) * self.unit).ok_or(io::ErrorKind::OutOfMemory)?;
         let mut span = vec![0; nbytes];
-        self.tensor
-            .read(begin * self.unit, &mut span, StopFlag::never())?;
+        self.tensor.read(begin * self.unit, &mut span, stop)?;
         for (place, element) in places.iter().zip(into.chunks_exact_mut(width)) {
             // Inside of `span`, which has that many bytes of memory.
             let at = to_usize((place - begin) * self.unit).unwrap_or(0);
@@ -56,12 +55,16 @@ impl<'a> Gathered<'a> {
     }
 }
 
-impl Produce for Gathered<'_> {
+impl Gather for Gathered<'_> {
     fn nbytes(&self) -> u64 {
         self.part.count() * self.unit
     }
 
-    fn produce(&self, begin: u64, into: &mut [u8]) -> io::Result<()> {
+    fn waits(&self) -> bool {
+        self.tensor.waits()
+    }
+
+    fn read(&self, begin: u64, into: &mut [u8], stop: StopFlag<'_>) -> io::Result<()> {
         let mut done = 0;
         while done < into.len() {
             let at = begin + to_u64(done);
@@ -71,12 +74,12 @@ impl Produce for Gathered<'_> {
             let few = |n: u64| to_usize(n).ok_or(io::ErrorKind::OutOfMemory);
             let step = if inside == 0 && whole > 0 {
                 let step = few(whole * self.unit)?;
-                self.elements(first, &mut into[done..done + step])?;
+                self.elements(first, &mut into[done..done + step], stop)?;
                 step
             } else {
                 // A piece that begins or ends inside of an element.
                 let mut element = vec![0; few(self.unit)?];
-                self.elements(first, &mut element)?;
+                self.elements(first, &mut element, stop)?;
                 let inside = few(inside)?;
                 let step = (element.len() - inside).min(into.len() - done);
                 into[done..done + step].copy_from_slice(&element[inside..inside + step]);
@@ -114,8 +117,8 @@ mod tests {
             prop_assert_eq!(gathered.nbytes(), to_u64(naive.len()));
             let cut = cut.index(naive.len());
             let mut found = vec![0; naive.len()];
-            gathered.produce(0, &mut found[..cut]).unwrap();
-            gathered.produce(to_u64(cut), &mut found[cut..]).unwrap();
+            gathered.read(0, &mut found[..cut], StopFlag::never()).unwrap();
+            gathered.read(to_u64(cut), &mut found[cut..], StopFlag::never()).unwrap();
             prop_assert_eq!(found, naive);
         }
     }

@@ -14,6 +14,7 @@ use super::pieces::{PIECE, Pieces};
 use super::ring::{Closing, Ring};
 use crate::digest::{Sealed, Sealing};
 use crate::error::{Step, Stop, step};
+use crate::payload::Payload;
 use crate::watch::{POLL, Watch};
 use crate::workers::Team;
 
@@ -179,12 +180,14 @@ impl PieceWriter<'_, '_> {
                 let Buffers {
                     gathered, passing, ..
                 } = buffers;
-                self.pieces
-                    .each_run(range.clone(), gathered, self.team.stop(), |run| {
-                        run.write_at(self.file, position, passing)?;
-                        position += run.len();
-                        Ok::<(), io::Error>(())
-                    })?;
+                let read = |payload: &Payload<'_>, begin, into: &mut [u8]| {
+                    payload.read(begin, into, self.team.stop())
+                };
+                self.pieces.each_run(range.clone(), gathered, read, |run| {
+                    run.write_at(self.file, position, passing)?;
+                    position += run.len();
+                    Ok::<(), io::Error>(())
+                })?;
             }
             // Digests are taken of a copy, which nobody writes to between that and the writing.
             (Route::Cached(_) | Route::Shared, Some(_)) | (Route::Direct(_), _) => {
@@ -263,7 +266,7 @@ mod tests {
     use super::*;
     use crate::Unwatched;
     use crate::memory::Bytes;
-    use crate::payload::{FileRange, Payload, Produce};
+    use crate::payload::{FileRange, Produce};
     use crate::save::save_data;
     use proptest::prelude::*;
     use std::io::Write;
