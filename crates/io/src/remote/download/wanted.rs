@@ -10,7 +10,7 @@ use ingot_format::{IndexReader, ShardIndex, to_u64, to_usize};
 
 use super::part_table::PartTable;
 use crate::archive::open_source;
-use crate::checkpoint::{in_parallel, index_of};
+use crate::checkpoint::index_of;
 use crate::digest::{Algorithm, Digest, Unequal};
 use crate::error::Error;
 use crate::options::{Durability, Existing};
@@ -28,7 +28,7 @@ use crate::save::draft::is_there;
 use crate::source::Source;
 use crate::stop::StopFlag;
 use crate::watch::Watch;
-use crate::workers::Reading;
+use crate::workers::{Reading, in_parallel};
 
 /// How to fetch a file.
 #[derive(Clone, Copy, Debug, Default)]
