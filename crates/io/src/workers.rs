@@ -262,7 +262,7 @@ impl<'w, E: Send> Team<'w, E> {
             for _ in 0..threads {
                 running.fetch_add(1, Ordering::Relaxed);
                 // Dropped, and the caller woken, even if `work` panics or the thread never runs.
-                let leave = Leave {
+                let leave = ThreadEnd {
                     running: &running,
                     caller: &caller,
                 };
@@ -348,12 +348,12 @@ impl<'w, E: Send> Team<'w, E> {
 }
 
 /// Says, when dropped, that a thread has ended.
-struct Leave<'a> {
+struct ThreadEnd<'a> {
     running: &'a AtomicUsize,
     caller: &'a Thread,
 }
 
-impl Drop for Leave<'_> {
+impl Drop for ThreadEnd<'_> {
     fn drop(&mut self) {
         self.running.fetch_sub(1, Ordering::Release);
         self.caller.unpark();

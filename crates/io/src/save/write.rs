@@ -262,11 +262,11 @@ impl PieceWriter<'_, '_> {
 
 /// A few buffers that go round: empty to the fetching thread, filled to a writing one, and back.
 struct Ring {
-    state: Mutex<State>,
+    state: Mutex<RingState>,
     changed: Condvar,
 }
 
-struct State {
+struct RingState {
     empty: Vec<Aligned>,
     filled: VecDeque<(usize, Aligned)>,
     closed: bool,
@@ -275,7 +275,7 @@ struct State {
 impl Ring {
     fn new(buffers: usize) -> Ring {
         Ring {
-            state: Mutex::new(State {
+            state: Mutex::new(RingState {
                 empty: (0..buffers).map(|_| Aligned::default()).collect(),
                 filled: VecDeque::new(),
                 closed: false,
@@ -284,7 +284,7 @@ impl Ring {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, RingState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
