@@ -23,8 +23,8 @@ use crate::stop::StopFlag;
 use crate::watch::{Unwatched, Watch};
 use crate::workers::{Reading, share};
 
-/// Bytes that are written at once.
-const WRITE_NBYTES: u64 = 1 << 20;
+/// Bytes that are written, or read again and hashed, at once.
+const PIECE_NBYTES: u64 = 1 << 20;
 
 /// A file that is being fetched.
 pub(super) struct Incoming {
@@ -295,7 +295,7 @@ impl Incoming {
         let mut buffer = Vec::new();
         let mut at = part.start;
         while at < part.end {
-            buffer.resize(size(&(at..part.end.min(at + WRITE_NBYTES))), 0);
+            buffer.resize(size(&(at..part.end.min(at + PIECE_NBYTES))), 0);
             let came = match &mut stream {
                 Some(stream) => stream.fill(at, &mut buffer),
                 None => read_exactly(source, at, &mut buffer, stop),
@@ -404,19 +404,25 @@ fn has_hash(file: &File, part: &Range<u64>, noted: &PartHash) -> bool {
     if *noted == PartHash::default() {
         return false;
     }
-    let range = FileRange::new(file, part.start, part.end - part.start);
     let mut hasher = Hasher::new(Algorithm::Xxh3Wide);
+    if feed(&mut hasher, file, part).is_err() {
+        return false;
+    }
+    part_hash(hasher) == *noted
+}
+
+/// Feeds `hasher` the bytes of a part.
+fn feed(hasher: &mut Hasher, file: &File, part: &Range<u64>) -> io::Result<()> {
+    let range = FileRange::new(file, part.start, part.end - part.start);
     let mut buffer = Vec::new();
     let mut at = 0;
     while at < part.end - part.start {
-        buffer.resize(size(&(at..(part.end - part.start).min(at + WRITE_NBYTES))), 0);
-        if range.read(at, &mut buffer).is_err() {
-            return false;
-        }
+        buffer.resize(size(&(at..(part.end - part.start).min(at + PIECE_NBYTES))), 0);
+        range.read(at, &mut buffer)?;
         hasher.update(&buffer);
         at += to_u64(buffer.len());
     }
-    part_hash(hasher) == *noted
+    Ok(())
 }
 
 fn part_hash(hasher: Hasher) -> PartHash {
@@ -437,9 +443,6 @@ fn unread(part: &Range<u64>, fault: io::Error) -> Failure {
 fn size(range: &Range<u64>) -> usize {
     to_usize(range.end - range.start).unwrap_or(usize::MAX)
 }
-
-/// Bytes that are hashed at once.
-const PIECE_NBYTES: u64 = 1 << 20;
 
 /// Follows the parts of a file, as far as all before are there. They are read again, while the system still has them in
 /// memory: so nobody waits for the parts before his own, and nothing is kept.
@@ -497,16 +500,7 @@ impl<'f> Follow<'f> {
 
     fn hash(&self, turn: &mut HashedParts, file: &File) -> io::Result<()> {
         let part = self.table.part(turn.next);
-        let range = FileRange::new(file, part.start, part.end - part.start);
-        let mut buffer = Vec::new();
-        let mut at = 0;
-        while at < part.end - part.start {
-            let count = PIECE_NBYTES.min(part.end - part.start - at);
-            buffer.resize(to_usize(count).unwrap_or(0), 0);
-            range.read(at, &mut buffer)?;
-            turn.hasher.update(&buffer);
-            at += count;
-        }
+        feed(&mut turn.hasher, file, &part)?;
         turn.next += 1;
         Ok(())
     }
