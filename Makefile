@@ -91,6 +91,7 @@ bench: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo $(VENV_RC)/.made
 	cargo bench --locked --workspace
 	$(BIN)/python benches/python/main.py --peer-version $(call pinned,safetensors,test)
 	$(BIN)/python benches/python/real_scale.py --json benches/record/real-scale.json
+	$(BIN)/python benches/python/slices.py --json benches/record/slices.json
 	$(VENV_RC)/bin/python benches/python/main.py --peer safetensors --peer-version $(call pinned,safetensors,bench-rc)
 	@if command -v node >/dev/null; then node benches/web/headers.mjs; else echo "node is missing: no bench of the reader in JavaScript"; fi
 
@@ -104,6 +105,7 @@ bench-loads: $(VENV)/.ingot $(VENV)/.test $(VENV_PEERS)/.made
 
 bench-remote: $(VENV)/.ingot $(VENV)/.test $(VENV_PEERS)/.made
 	$(VENV_PEERS)/bin/python benches/python/remote.py
+	$(BIN)/python benches/python/objects.py
 
 bench-formats: $(VENV)/.ingot $(VENV)/.test $(VENV)/.formats $(VENV_FRAMEWORKS)/.made
 	$(BIN)/python benches/formats.py --frameworks $(VENV_FRAMEWORKS)/bin/python

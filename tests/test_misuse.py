@@ -80,18 +80,14 @@ def test_an_open_file_given_for_a_path_says_what_takes_it(file: Path) -> None:
     with file.open("rb") as opened:
         for given in (io.BytesIO(file.read_bytes()), opened, io.StringIO()):
             for call in (
-                ingot.numpy.load_file,
-                ingot.read_metadata,
                 ingot.hash,
                 ingot.verify,
                 ingot.read_index,
-                lambda path: ingot.safe_open(path, "np"),
                 lambda path: ingot.numpy.save_file({}, path),
                 lambda path: ingot.Writer(path, {}),
                 lambda path: ingot.merge([file], path),
                 lambda path: ingot.merge([path], file),
                 lambda path: ingot.split(file, path),
-                lambda path: ingot.convert(path, "x.bt"),
             ):
                 with pytest.raises(TypeError, match=r"load\(file\.read\(\)\).*ingot\.write_to") as caught:
                     call(given)
@@ -104,7 +100,7 @@ def test_the_bytes_of_a_file_given_for_its_path_say_what_takes_them(file: Path) 
         ingot.numpy.load_file(data)
     for given in (bytearray(data), memoryview(data)):
         with pytest.raises(TypeError, match=r"found (bytearray|memoryview).*`load\(data\)`"):
-            ingot.numpy.load_file(given)
+            ingot.hash(given)
 
 
 @pytest.mark.parametrize("given", ["model.safetensors", Path("model.safetensors")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ import ingot
 
 NODE = shutil.which("node")
 TESTS = Path(__file__).parent / "web"
+JS = Path(__file__).parents[1] / "js"
 needs_node = pytest.mark.skipif(NODE is None, reason="node is not installed")
 
 
@@ -39,14 +41,26 @@ def test_the_tests_in_javascript_pass(path: Path) -> None:
     assert counts["pass"] == counts["tests"], run.stdout
 
 
-def test_the_package_brings_the_module_and_its_types() -> None:
+def exported(text: str) -> set[str]:
+    """The names that a module, or a declaration of one, exports: but for types."""
+    kinds = r"(?:declare )?(?:async )?(?:function\*?|class|const)"
+    names = re.findall(rf"^export {kinds} (\w+)", text, re.MULTILINE)
+    again = re.findall(r"^export \{([^}]*)\}", text, re.MULTILINE)
+    return {*names, *re.findall(r"\w+", " ".join(again))}
+
+
+def test_the_package_brings_the_modules_and_their_types() -> None:
     folder = files("ingot") / "web"
-    module = (folder / "safetensors.js").read_text("utf-8")
-    types = (folder / "safetensors.d.ts").read_text("utf-8")
-    exported = set(re.findall(r"^export (?:async )?(?:function|class|const) (\w+)", module, re.MULTILINE))
-    declared = set(re.findall(r"^export (?:declare )?(?:function|class|const) (\w+)", types, re.MULTILINE))
-    assert exported == declared
-    assert len(exported) > 10
+    public = json.loads((folder / "package.json").read_text("utf-8"))["exports"]
+    assert list(public) == ["./safetensors.js", "./source.js", "./decode.js"]
+    # What one module gives another is not for callers.
+    internal = {"UrlSource", "asSource", "bytesOf", "isBlob", "isBuffer", "isSource", "readAll"}
+    for name, entry in public.items():
+        module, types = (exported((folder / entry[key]).read_text("utf-8")) for key in ("default", "types"))
+        assert module - types == (internal if name == "./source.js" else set())
+        assert types <= module
+        assert len(types) > 2
+    assert (folder / "README.md").is_file()
 
 
 def test_the_dtypes_are_those_of_format_md() -> None:
@@ -64,6 +78,15 @@ def test_the_dtypes_are_those_of_format_md() -> None:
     assert len(rows) == 22
 
 
-def test_the_module_needs_nothing_else() -> None:
-    module = (files("ingot") / "web" / "safetensors.js").read_text("utf-8")
-    assert not re.search(r"\bimport\b|\brequire\b|\beval\b|\bnew Function\b|innerHTML\s*=", module)
+def test_the_modules_need_nothing_but_each_other() -> None:
+    modules = {path.name: path.read_text("utf-8") for path in JS.glob("*.js")}
+    floors = ["errors.js", "address.js", "http.js", "source.js", "safetensors.js"]
+    assert set(modules) == {*floors, "decode.js"}
+    for name, module in modules.items():
+        code = re.sub(r"(?m)^ *(//|\*|/\*).*$", "", module)
+        assert not re.search(r"\bimport\(|\brequire\b|\beval\b|\bnew Function\b|innerHTML\s*=", code)
+        # Each stands on those before it, by a path that works from any folder and without a build.
+        below = [f"./{other}" for other in floors[: floors.index(name)]] if name in floors else []
+        imported = re.findall(r"\bfrom \"([^\"]*)\"|^import \"", code, re.MULTILINE)
+        assert set(imported) <= set(below)
+        assert len(imported) == len(re.findall(r"(?m)^import\b", code))

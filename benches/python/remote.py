@@ -4,7 +4,8 @@ nginx serves the file, also as S3 does: it does not check signatures, which are 
 is a fresh process, timed after its imports; the sides take turns. A peer that is missing is left out.
 
 Then what an eighth of one tensor takes of the wire, the bodies that nginx has sent for it; and how many
-requests 2,000 tensors of 1 KiB take with each option, against all of them as they are.
+requests 2,000 tensors of 1 KiB take with each option, against all of them as they are, and ten rows of one
+tensor of a model of many files.
 """
 
 import hashlib
@@ -161,6 +162,28 @@ def requests(port: int, folder: Path) -> dict[str, int]:
     return found
 
 
+def ten_rows(port: int, folder: Path) -> int:
+    """How often the server is asked for ten rows of one tensor of a model of eight files."""
+    import numpy
+
+    import ingot.numpy
+
+    log = folder / "sizes.log"
+    value = numpy.random.default_rng(2).random((1024, 256), numpy.float32)
+    tensors = {f"layers.{n}": value + n for n in range(8)}
+    whole = folder / "whole.safetensors"
+    ingot.numpy.save_file(tensors, whole, durable=False)
+    ingot.split(whole, folder / "www/bucket/sharded", max_shard_size=value.nbytes, durable=False)
+    before = len(log.read_text().split())
+    with ingot.safe_open(
+        f"http://127.0.0.1:{port}/counted/sharded/model.safetensors.index.json", "np"
+    ) as file:
+        rows = file.get_slice("layers.5")[100:110]
+    time.sleep(0.2)
+    assert (rows == tensors["layers.5"][100:110]).all(), "ten rows: bytes differ"
+    return len(log.read_text().split()) - before
+
+
 def digest(loaded: object) -> str:
     if not isinstance(loaded, dict):
         return ""
@@ -230,6 +253,7 @@ def main() -> None:
             times = in_turn(given.rounds, measured, sides)
             parts = {what: on_the_wire(port, folder, index) for what, index in EIGHTHS.items()}
             asked = requests(port, folder)
+            few = ten_rows(port, folder)
         finally:
             server.terminate()
             server.wait()
@@ -250,6 +274,9 @@ def main() -> None:
     for what, count in asked.items():
         met = "ok" if count <= most else "MISSED"
         print(f"2,000 tensors of 1 KiB, {what:8} {count} requests (owed at most {most}): {met}")
+    # The index, the header of the shard, the rows.
+    met = "ok" if few <= 3 else "MISSED"
+    print(f"ten rows of one tensor of eight files: {few} requests (owed at most 3): {met}")
 
 
 if __name__ == "__main__":

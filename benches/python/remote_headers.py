@@ -26,7 +26,7 @@ def ingot_infos(repo: str) -> Iterable[tuple]:
     import ingot
 
     options = {"allow_private_redirects": True, "token": False}
-    archive = ingot.safe_open(f"hf://{repo}", "np", storage_options=options)._archive
+    archive = ingot.safe_open(f"hf://{repo}", "np", storage_options=options)._checkpoint
     return ((info.name, info.dtype, info.shape, info.begin, info.end) for info in archive.infos())
 
 

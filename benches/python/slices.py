@@ -206,7 +206,7 @@ def views(path: Path, rounds: int) -> dict[str, tuple[float, float]]:
     }
 
 
-def show_many(directory: Path, rounds: int) -> None:
+def show_many(directory: Path, rounds: int) -> dict[str, dict]:
     path = directory / "small.safetensors"
     values = torch.randn(MANY, 8, 8).to(torch.bfloat16)
     safetensors.torch.save_file({f"layers.{n}.weight": values[n].clone() for n in range(MANY)}, path)
@@ -223,16 +223,19 @@ def show_many(directory: Path, rounds: int) -> None:
             f"{reads[what]:.0f} reads ({allowed})",
             flush=True,
         )
+    return {what: {"seconds": seconds[what], "reads": reads[what]} for what in LESS}
 
 
-def show_parts(directory: Path, rounds: int) -> None:
+def show_parts(directory: Path, rounds: int) -> dict[str, object]:
     path = directory / "large.safetensors"
     torch.manual_seed(0)
     large = torch.randn(8 * SIZE, SIZE)
     safetensors.torch.save_file({"large": large}, path)
+    shown: dict[str, object] = {}
     for what, (_, owed) in READ.items():
         found = fresh.one(Path(__file__), path, "part", what, 0)
         ratio = found["read"] / found["needed"]
+        shown[what] = {"bytes_read_for_each": ratio}
         met = "ok" if ratio <= owed else "MISSED"
         print(f"1/8 of the {what}, pread: {ratio:.3f} bytes read for each needed (owed {owed}): {met}")
     path = directory / "table.safetensors"
@@ -240,11 +243,13 @@ def show_parts(directory: Path, rounds: int) -> None:
     times = views(path, rounds)
     for number, what in enumerate(["as a view", "copied out"]):
         ours, theirs = times["ingot"][number], times["safetensors"][number]
+        shown[what] = {"ingot": ours, "safetensors": theirs}
         goal = Goal(1, 1.2)
         print(
             f"512 of 1,024 columns {what}: {ours * 1e3:.3f} ms, safetensors {theirs * 1e3:.3f} ms: "
             f"{theirs / ours:.2f} ({goal}): {goal.met(theirs / ours)}"
         )
+    return shown
 
 
 def one(path: str, case: str, side: str, touched: str) -> dict:
@@ -267,7 +272,7 @@ def make(path: Path) -> None:
     path.read_bytes()
 
 
-def show(case: Case, found: dict[str, list[dict]], rounds: int) -> None:
+def show(case: Case, found: dict[str, list[dict]], rounds: int) -> dict[str, dict]:
     assert len({run["digest"] for runs in found.values() for run in runs}) == 1, f"{case.what}: bytes differ"
     seconds = {side: statistics.median(run["seconds"] for run in runs) for side, runs in found.items()}
     peaks = {side: statistics.median(run["peak_nbytes"] for run in runs) for side, runs in found.items()}
@@ -286,10 +291,13 @@ def show(case: Case, found: dict[str, list[dict]], rounds: int) -> None:
         print(
             f"    against {backend}: {ratio:.2f} ({goal}): {goal.met(ratio)}; memory {memory:.2f}", flush=True
         )
+    return {side: {"seconds": seconds[side], "peak_mib": round(peaks[side] / 2**20)} for side in found}
 
 
 def main() -> None:
-    parser = options.parser(__doc__, room="2 GiB")
+    import record
+
+    parser = options.parser(__doc__, room="2 GiB", figures=True)
     parser.add_argument("--only", choices=(*CASES, "many", "parts"))
     parser.add_argument("--touched", type=int, default=4 << 30, help="bytes to touch and free before each")
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
@@ -299,10 +307,11 @@ def main() -> None:
             f"safetensors {safetensors.__version__}, torch {torch.__version__}; warm, 2 GiB of f32",
             flush=True,
         )
+        figures = record.conditions(directory, 1)
         if given.only in (None, "many"):
-            show_many(directory, given.rounds)
+            figures["many"] = show_many(directory, given.rounds)
         if given.only in (None, "parts"):
-            show_parts(directory, given.rounds)
+            figures["parts"] = show_parts(directory, given.rounds)
         wanted = [name for name in CASES if given.only in (None, name)]
         path = given.file or directory / "matrices.safetensors"
         if wanted and not path.exists():
@@ -312,7 +321,9 @@ def main() -> None:
             def run(side: str, name: str = name) -> dict:
                 return fresh.one(Path(__file__), path, name, side, given.touched)
 
-            show(CASES[name], in_turn(given.rounds, run, SIDES), given.rounds)
+            figures[name] = show(CASES[name], in_turn(given.rounds, run, SIDES), given.rounds)
+    if given.json:
+        record.keep(figures, given.json)
 
 
 if __name__ == "__main__":

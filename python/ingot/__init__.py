@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from ._hash import Report, hash, verify
     from ._index import ShardIndex, read_index
     from ._metadata import FileMetadata, RepoMetadata, TensorInfo, metadata, metadata_async
+    from ._objects import Ranges
     from ._rearrange import merge, rewrite, split
     from ._remote import StorageOptions
     from ._stream import write_to
@@ -71,6 +72,7 @@ __all__ = [
     "HeaderError",
     "IntegrityError",
     "OptionError",
+    "Ranges",
     "RepoMetadata",
     "Report",
     "SafetensorError",
@@ -112,6 +114,7 @@ _LATER = {
     "Conversion": "_convert",
     "Download": "_download",
     "FileMetadata": "_metadata",
+    "Ranges": "_objects",
     "RepoMetadata": "_metadata",
     "Report": "_hash",
     "ShardIndex": "_index",

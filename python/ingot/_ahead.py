@@ -26,7 +26,7 @@ class TensorIterator:
     ``with``. An exception about one tensor does not end it: the next call gives the next tensor.
     """
 
-    __slots__ = ("_checkpoint", "_move", "_stream", "_wrap")
+    __slots__ = ("__weakref__", "_checkpoint", "_move", "_stream", "_wrap")
 
     def __init__(
         self,
@@ -40,6 +40,10 @@ class TensorIterator:
         self._wrap = wrap
         self._move = move
         self._stream = checkpoint.stream([(name, None) for name in names], ahead)
+        if checkpoint.backend == "object":
+            from ._objects import close_at_exit
+
+            close_at_exit(self)
 
     def __iter__(self) -> Self:
         return self

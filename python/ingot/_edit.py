@@ -13,18 +13,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any, Literal
 
+    from ._objects import Source
     from ._remote import StorageOptions
     from ._serialize import Path
 
 
-def read_metadata(path: Path, *, storage_options: StorageOptions | None = None) -> dict[str, str] | None:
+def read_metadata(path: Source, *, storage_options: StorageOptions | None = None) -> dict[str, str] | None:
     """Give the text that is stored beside the tensors of a file. No tensor is read.
 
     Parameters
     ----------
-    path : str, bytes or os.PathLike
-        A `.safetensors` or a `.bt` file, or a URL, as for `ingot.safe_open`. The content decides which, not
-        the name.
+    path : str, bytes, os.PathLike, or an object to read from
+        A `.safetensors` or a `.bt` file, a URL or an object, as for `ingot.safe_open`. The content decides
+        which, not the name.
     storage_options : dict, optional
         How a URL is reached (`ingot.StorageOptions`).
 

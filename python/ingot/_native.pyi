@@ -6,6 +6,8 @@ from typing import Any, Literal, final
 
 from typing_extensions import Buffer as AnyBuffer
 
+from ._objects import Reader
+
 __all__ = [
     "CHECKSUMS_KEY",
     "MODEL_SPEC_KEY",
@@ -185,6 +187,10 @@ class Checkpoint:
     @staticmethod
     def from_buffer(
         data: AnyBuffer, strict: bool = False, max_header_size: int | None = None
+    ) -> Checkpoint: ...
+    @staticmethod
+    def from_object(
+        reader: Reader, strict: bool = False, max_header_size: int | None = None
     ) -> Checkpoint: ...
     @property
     def path(self) -> str | None: ...

@@ -11,12 +11,12 @@ from .errors import ClosedError, DtypeError, OptionError, SliceError, _escaped, 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from os import PathLike
     from typing import Any, Self
 
     from ._ahead import Order, TensorIterator
     from ._frameworks import Adapter
     from ._native import TensorInfo, Wrap
+    from ._objects import Source
     from ._remote import StorageOptions
 
     Move = Callable[[Any], Any]
@@ -31,7 +31,7 @@ class safe_open:
 
     Parameters
     ----------
-    filename : str, bytes or os.PathLike
+    filename : str, bytes, os.PathLike, or an object to read from
         A `.safetensors` or a `.bt` file; the content decides which, not the name. Or the index of a sharded
         checkpoint (``model.safetensors.index.json``): its shards become one handle. Or a directory: with
         ``model.safetensors.index.json`` in it, else one other ``*.safetensors.index.json``, else
@@ -40,7 +40,10 @@ class safe_open:
         at once, and of the tensors what is asked for. ``file://`` is the path of one. Or the
         URL of an index, whose shards lie beside it.
         ``hf://owner/repo`` is the repository's ``model.safetensors``, else its
-        ``model.safetensors.index.json``.
+        ``model.safetensors.index.json``. Or an object that holds one file: a buffer (but `bytes` are a path);
+        a file that is open for reading bytes, with ``read``, ``seek`` and ``tell``, such as a member of a
+        zip; a file of fsspec, ``fsspec.open("gcs://bucket/model.safetensors")``; or `ingot.Ranges`, a file in
+        any store. The notes say how these are read.
     framework : str
         What the tensors shall be: ``"numpy"`` or ``"np"``; ``"torch"``, ``"pt"`` or ``"pytorch"``; ``"jax"``
         or ``"flax"``; ``"tensorflow"`` or ``"tf"``; ``"mlx"``; ``"paddle"``.
@@ -102,16 +105,26 @@ class safe_open:
     closed when more than 48 are open, and opened again when they are read. `StorageError` where another file
     has the name by then, or it was written to. A checkpoint of one file keeps it open.
 
+    Of an object what is asked for is what a URL would be asked for: the header, then the bytes that are
+    wanted, several ranges at a time where the object stands for a store. The handle holds the object and
+    never closes it. An open file is read by one range at a time, which moves its position: let nothing else
+    use it meanwhile. A buffer cannot be resized as long as the handle is there; a `io.BytesIO` can. What an
+    object raises is the cause of a `StorageError` that names the object, and an answer that is too short or
+    too long is one too. A store is asked after each reading whether the file is still the one that was
+    opened, as far as it tells versions apart; of an open file only its end is noticed. Pickling a handle
+    pickles the object with it. In a child after a fork, what was opened before raises `ClosedError`
+    (``"forked"``), memory excepted: open it again there.
+
     Opening an index behind a URL fetches it and nothing else; `format` is then what the names of its shards
     say. A shard that is missing raises `FileNotFoundError` when it is first needed, with its URL. On the Hub
     all shards are of the commit that the index was of.
     """
 
-    __slots__ = ("__weakref__", "_adapter", "_arguments", "_checkpoint", "_move", "_url")
+    __slots__ = ("__weakref__", "_adapter", "_arguments", "_checkpoint", "_given", "_move")
 
     def __init__(
         self,
-        filename: str | bytes | PathLike[str] | PathLike[bytes],
+        filename: Source,
         framework: str,
         device: Any = "cpu",
         *,
@@ -126,8 +139,7 @@ class safe_open:
         self._checkpoint = open_checkpoint(
             filename, backend, strict, max_header_size, confine, storage_options
         )
-        # What is shown of a URL does not open it again.
-        self._url = filename if isinstance(filename, str) and is_url(filename) else None
+        self._given = again_by(filename)
         self._arguments = (framework, device, backend, strict, max_header_size, confine, storage_options)
 
     def keys(self) -> list[str]:
@@ -352,7 +364,10 @@ class safe_open:
 
     @property
     def path(self) -> str:
-        """The file, as it was given, as a str; or the index; or the URL without user, password and query."""
+        """The file, as it was given, as a str; or the index; or the URL without user, password and query.
+
+        What an object calls itself; empty for a buffer.
+        """
         path = self._checkpoint.path
         return "" if path is None else path
 
@@ -363,7 +378,10 @@ class safe_open:
 
     @property
     def backend(self) -> str:
-        """How it is read: ``"mmap"``, ``"pread"``, ``"http"``, ``"hf"``, ``"s3"``, ``"gs"`` or ``"az"``."""
+        """How it is read: ``"mmap"``, ``"pread"``, ``"http"``, ``"hf"``, ``"s3"``, ``"gs"`` or ``"az"``.
+
+        ``"memory"`` for a buffer, ``"object"`` for what else there is to read from.
+        """
         return self._checkpoint.backend
 
     @property
@@ -416,7 +434,8 @@ class safe_open:
     def _again(self) -> Again | None:
         """What opens it again, wherever that is; None where nothing does."""
         # Of a URL with all that opens it: tokens and keys go along.
-        return _reopen, (type(self), self._url or self.path, *self._arguments)
+        by = self.path if self._given is None else self._given
+        return _reopen, (type(self), by, *self._arguments)
 
     def _check_open(self) -> None:
         if self._checkpoint.closed:
@@ -425,7 +444,7 @@ class safe_open:
 
 def _reopen(
     kind: type[safe_open],
-    path: str | bytes,
+    path: Source,
     framework: str,
     device: Any,
     backend: str,
@@ -531,8 +550,20 @@ def _slice_again(opens: Callable[..., safe_open], arguments: tuple[Any, ...], na
     return opens(*arguments).get_slice(name)
 
 
+def again_by(filename: Any) -> Any:
+    """What opens the same again, where its path does not: a URL with its secrets, an object."""
+    # What is shown of a URL does not open it again.
+    is_shown = isinstance(filename, str) and is_url(filename)
+    return filename if is_shown or not is_path(filename) else None
+
+
+def is_path(given: object) -> bool:
+    """Whether it is a path. The files of fsspec may have one as well, and may be elsewhere."""
+    return isinstance(given, (str, bytes)) or (hasattr(given, "__fspath__") and not hasattr(given, "fs"))
+
+
 def open_checkpoint(
-    filename: str | bytes | PathLike[str] | PathLike[bytes],
+    filename: Source,
     backend: str,
     strict: bool = False,
     max_header_size: int | None = None,
@@ -541,7 +572,7 @@ def open_checkpoint(
     *,
     lent: bool = False,
 ) -> Checkpoint:
-    """The open file, the open checkpoint, or what is behind a URL.
+    """The open file, the open checkpoint, or what is behind a URL or in an object.
 
     A file that is `lent` is one of perhaps many, which is closed while nobody reads it and others are read.
     """
@@ -550,7 +581,15 @@ def open_checkpoint(
         if backend == "mmap":
             raise OptionError("backend 'mmap' is for files: what is behind a URL cannot be mapped")
         return Checkpoint.open_url(filename, storage_options, strict, max_header_size)
-    return Checkpoint.open(filename, backend, strict, max_header_size, confine, lent)
+    path: Any = filename
+    if not is_path(filename):
+        # Imported here: it takes the modules of threads.
+        from ._objects import open_object
+
+        path = open_object(filename, backend, strict, max_header_size)
+        if isinstance(path, Checkpoint):
+            return path
+    return Checkpoint.open(path, backend, strict, max_header_size, confine, lent)
 
 
 def tensors(

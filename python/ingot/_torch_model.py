@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
+    from ._objects import Source
     from ._serialize import Path
 
 # Names in a message. The rest are counted.
@@ -71,7 +72,7 @@ def save_model(
 
 def load_model(
     model: torch.nn.Module,
-    filename: Path,
+    filename: Source,
     strict: bool = True,
     device: Any = "cpu",
     *,
@@ -83,7 +84,7 @@ def load_model(
     ----------
     model : torch.nn.Module
         What to load into, by its `load_state_dict`, so that its hooks run.
-    filename : str, bytes or os.PathLike
+    filename : str, bytes, os.PathLike, or an object to read from
         As for `load_file`.
     strict : bool
         Refuse a file that lacks a tensor of the module, or has one that the module lacks.

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer, Unpack
 
     from ._native import TensorInfo
+    from ._objects import Source
     from ._progress import Progress
     from ._remote import StorageOptions
     from ._select import LoadOptions
@@ -58,7 +59,7 @@ class Whole(Generic[Tensor]):
     @overload
     def load_file(
         self,
-        filename: Path,
+        filename: Source,
         device: Any = None,
         *,
         return_metadata: Literal[True],
@@ -68,7 +69,7 @@ class Whole(Generic[Tensor]):
     @overload
     def load_file(
         self,
-        filename: Path,
+        filename: Source,
         device: Any = None,
         *,
         return_metadata: Literal[False] = False,
@@ -77,7 +78,7 @@ class Whole(Generic[Tensor]):
 
     def load_file(
         self,
-        filename: Path,
+        filename: Source,
         device: Any = None,
         *,
         backend: str = "auto",
@@ -96,9 +97,10 @@ class Whole(Generic[Tensor]):
 
         Parameters
         ----------
-        filename : str, bytes or os.PathLike
+        filename : str, bytes, os.PathLike, or an object to read from
             A `.safetensors` or a `.bt` file, the index of a sharded checkpoint, a directory with one of
-            these, or a URL: as for `ingot.safe_open`.
+            these, a URL, or an object that holds a file, such as an open file, a buffer or `ingot.Ranges`: as
+            for `ingot.safe_open`.
         device : str, int or the framework's device, optional
             Where the tensors shall be; the module says which devices its framework takes. By default where
             upstream puts them: on the framework's default device, and paddle's on the CPU.

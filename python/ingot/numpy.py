@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ._boxes import Box
     from ._hash import Hasher
     from ._native import Checkpoint, TensorInfo
+    from ._objects import Source
     from ._progress import Progress
     from ._reads import Reads
     from ._remote import StorageOptions
@@ -68,18 +69,18 @@ _PLAIN = {numpy.dtype(dtype): code for code, dtype in DTYPES.items()}
 
 @overload
 def load_file(
-    filename: Path, *, return_metadata: Literal[True], **options: Unpack[ArrayLoadOptions]
+    filename: Source, *, return_metadata: Literal[True], **options: Unpack[ArrayLoadOptions]
 ) -> tuple[dict[str, Array], dict[str, str] | None]: ...
 
 
 @overload
 def load_file(
-    filename: Path, *, return_metadata: Literal[False] = False, **options: Unpack[ArrayLoadOptions]
+    filename: Source, *, return_metadata: Literal[False] = False, **options: Unpack[ArrayLoadOptions]
 ) -> dict[str, Array]: ...
 
 
 def load_file(
-    filename: Path,
+    filename: Source,
     *,
     backend: str = "auto",
     keys: Iterable[str] | None = None,
@@ -99,9 +100,10 @@ def load_file(
 
     Parameters
     ----------
-    filename : str, bytes or os.PathLike
+    filename : str, bytes, os.PathLike, or an object to read from
         A `.safetensors` or a `.bt` file, the index of a sharded checkpoint, a directory with one of these,
-        or a URL: as for `ingot.safe_open`.
+        a URL, or an object that holds a file, such as an open file, a buffer or `ingot.Ranges`: as for
+        `ingot.safe_open`.
     backend : {"auto", "mmap", "pread"}
         As for `ingot.safe_open`.
     keys : iterable of str, optional

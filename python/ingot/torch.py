@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from ._hash import Hasher
     from ._native import Checkpoint, TensorInfo
+    from ._objects import Source
     from ._progress import Progress
     from ._reads import Reads
     from ._records import Views
@@ -92,7 +93,7 @@ _to_dlpack = torch._C._to_dlpack
 
 @overload
 def load_file(
-    filename: Path,
+    filename: Source,
     device: Any = "cpu",
     *,
     return_metadata: Literal[True],
@@ -102,7 +103,7 @@ def load_file(
 
 @overload
 def load_file(
-    filename: Path,
+    filename: Source,
     device: Any = "cpu",
     *,
     return_metadata: Literal[False] = False,
@@ -111,7 +112,7 @@ def load_file(
 
 
 def load_file(
-    filename: Path,
+    filename: Source,
     device: Any = "cpu",
     *,
     backend: str = "auto",
@@ -133,9 +134,10 @@ def load_file(
 
     Parameters
     ----------
-    filename : str, bytes or os.PathLike
+    filename : str, bytes, os.PathLike, or an object to read from
         A `.safetensors` or a `.bt` file, the index of a sharded checkpoint, a directory with one of these,
-        or a URL: as for `ingot.safe_open`.
+        a URL, or an object that holds a file, such as an open file, a buffer or `ingot.Ranges`: as for
+        `ingot.safe_open`.
     device : str, int or torch.device
         Where the tensors shall be; whatever `torch.device` takes. ``"meta"`` gives shapes and dtypes and
         reads nothing. Tensors of `out` stay where they are. torch's default device changes nothing of this.
@@ -263,7 +265,7 @@ def load(data: Buffer, *, shared: Loaded = "alias") -> dict[str, torch.Tensor]:
 
 def load_into(
     target: torch.nn.Module | Mapping[str, torch.Tensor],
-    filename: Path,
+    filename: Source,
     *,
     strict: bool = True,
     backend: str = "auto",
@@ -279,7 +281,7 @@ def load_into(
         What to fill: the module's parameters and persistent buffers, or the tensors of the dict. They stay
         the objects that they are, on the device where they are, laid out in memory as they are; no gradient
         is recorded.
-    filename : str, bytes or os.PathLike
+    filename : str, bytes, os.PathLike, or an object to read from
         As for `load_file`.
     strict : bool
         Refuse a file that lacks a tensor of `target`, or has one that `target` lacks.

@@ -261,7 +261,7 @@ class Sequence:
         whole = file.tensors[name]
         new = torch.full_like(whole, 7, memory_format=torch.contiguous_format)
         with ingot.safe_open(file.path, "pt") as opened:
-            is_part = opened._archive.shared().get(name, (None, None))[1] is not None
+            is_part = opened._checkpoint.shared().get(name, (None, None))[1] is not None
         if is_part:
             with pytest.raises(ingot.SafetensorError, match="as a part of"):
                 ingot.replace_tensor(file.path, name, new, durable=False)
@@ -299,8 +299,8 @@ class Sequence:
         report = ingot.verify(file.path)
         covered: dict[str, str] = {}
         with ingot.safe_open(file.path, "pt") as opened:
-            stored, shared = opened.keys(), opened._archive.shared()
-            where = {name: Path(opened._archive.shard_of(name) or "").name for name in stored}
+            stored, shared = opened.keys(), opened._checkpoint.shared()
+            where = {name: Path(opened._checkpoint.shard_of(name) or "").name for name in stored}
         for shard, one in (report.shards or {file.path.name: report}).items():
             assert not one.bad
             assert not one.missing

@@ -58,7 +58,7 @@ def test_a_slice_is_pickled_as_its_handle_is(path: Path, kind: str, framework: s
         assert (sent.get_shape(), sent.get_dtype()) == ([12, 5], "F32")
         assert type(sent[2:4]) is type(part[2:4])
         assert numpy.array_equal(numpy.asarray(sent[2:9:3, 1]), ARRAY[2:9:3, 1] * 2)
-        assert sent._archive.backend == backend
+        assert sent._checkpoint.backend == backend
     for copied in (copy.copy(part), copy.deepcopy(part), again(again(part))):
         assert numpy.array_equal(numpy.asarray(copied[0]), ARRAY[0] * 2)
 

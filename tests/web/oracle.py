@@ -1,7 +1,7 @@
 """Prints, as JSON for the tests in JavaScript, what a reader of headers has to find.
 
-Usage: oracle.py vectors | indexes | counts | counted | rendered. Bytes are base64, and integers are text:
-the parser of JavaScript rounds those above 2^53.
+Usage: oracle.py vectors | indexes | counts | counted | rendered | values | elements | model.
+Bytes are base64, and integers are text: the parser of JavaScript rounds those above 2^53.
 """
 
 from __future__ import annotations
@@ -123,6 +123,97 @@ def rendered(count: int = 200) -> Iterator[dict[str, Any]]:
         }
 
 
+#: The dtypes that ml_dtypes and numpy decode, each element of a byte or more.
+KNOWN = {
+    "F4": "float4_e2m1fn",
+    "F6_E2M3": "float6_e2m3fn",
+    "F6_E3M2": "float6_e3m2fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "BF16": "bfloat16",
+    "F16": "float16",
+}
+#: What holds the values of all others.
+PLAIN = {
+    "BOOL": "u1",
+    "U8": "u1",
+    "I8": "i1",
+    "U16": "<u2",
+    "I16": "<i2",
+    "U32": "<u4",
+    "I32": "<i4",
+    "U64": "<u8",
+    "I64": "<i8",
+    "F32": "<f4",
+    "C64": "<f4",
+    "F64": "<f8",
+}
+
+
+def as_float32(dtype: str, patterns: Any) -> bytes:
+    """The values of bit patterns, one in each element of `patterns`, by ml_dtypes and numpy."""
+    import ml_dtypes
+    import numpy
+
+    kind = numpy.float16 if dtype == "F16" else getattr(ml_dtypes, KNOWN[dtype])
+    with numpy.errstate(invalid="ignore"):
+        return patterns.view(kind).astype("<f4").tobytes()
+
+
+def values() -> Iterator[dict[str, Any]]:
+    """The value of every bit pattern of the floats of up to 16 bits."""
+    import numpy
+
+    for dtype in KNOWN:
+        patterns = numpy.arange(2 ** BITS[dtype], dtype="<u2" if BITS[dtype] == 16 else "u1")
+        yield {"dtype": dtype, "bits": BITS[dtype], "values": text(as_float32(dtype, patterns))}
+
+
+def elements() -> Iterator[dict[str, Any]]:
+    """Bytes of each dtype, and what they hold: up to 16 bits every pattern, in an order made by chance."""
+    import numpy
+
+    chance = numpy.random.default_rng(3)
+    for dtype, bits in BITS.items():
+        if bits <= 16:
+            patterns = chance.permutation(2**bits).astype("<u2" if bits == 16 else "u1")
+            patterns = numpy.concatenate([patterns, patterns[: 2**bits // 4]])
+            data = packed(patterns, bits)
+            found = as_float32(dtype, patterns) if dtype in KNOWN else data
+        else:
+            # With the ends of the range, infinities and NaN among them.
+            data = chance.bytes(8 * 500) + bytes(8) + b"\xff" * 8 + b"\0\0\x80\x7f\0\0\x80\xff" + b"\x80" * 8
+            found = data
+        yield {"dtype": dtype, "array": PLAIN.get(dtype, "<f4"), "bytes": text(data), "values": text(found)}
+
+
+def packed(patterns: Any, bits: int) -> bytes:
+    """FORMAT.md, "Packed dtypes", the slow way: one number of all bits, the first element lowest."""
+    if bits >= 8:
+        return bytes(patterns.tobytes())
+    number = sum(int(pattern) << bits * place for place, pattern in enumerate(patterns))
+    return number.to_bytes(len(patterns) * bits // 8, "little")
+
+
+def model() -> Iterator[dict[str, Any]]:
+    """A file that ingot wrote of arrays of numpy, and the values of each."""
+    import ml_dtypes
+    import numpy
+
+    import ingot.numpy
+
+    chance = numpy.random.default_rng(5)
+    kinds = ["float8_e4m3fn", "float8_e5m2", "bfloat16"]
+    arrays = {kind: chance.normal(size=(7, 12)).astype(getattr(ml_dtypes, kind)) for kind in kinds}
+    arrays |= {kind: chance.normal(size=(5, 9)).astype(kind) for kind in ("float16", "float32", "float64")}
+    arrays |= {kind: chance.integers(-99, 99, (3, 4)).astype(kind) for kind in ("int8", "int32", "int64")}
+    doubles = {name: text(array.astype("<f8").tobytes()) for name, array in arrays.items()}
+    yield {"file": text(ingot.numpy.save(arrays)), "values": doubles}
+
+
 def name(chance: random.Random) -> str:
     # Some beyond 250 bytes, where a .bt file spells lengths otherwise.
     length = chance.choice([0, 1, 5, 12, 300])
@@ -150,6 +241,9 @@ KINDS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "counts": lambda: [of_count(case) for case in counts()],
     "counted": lambda: list(counted()),
     "rendered": lambda: list(rendered()),
+    "values": lambda: list(values()),
+    "elements": lambda: list(elements()),
+    "model": lambda: list(model()),
 }
 
 if __name__ == "__main__":

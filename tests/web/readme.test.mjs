@@ -4,9 +4,9 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
-import { fileWith } from "./oracle.mjs";
+import { fileOf, fileWith } from "./oracle.mjs";
 
-const MODULE = new URL("../../python/ingot/web/safetensors.js", import.meta.url);
+const MODULE = new URL("../../js/safetensors.js", import.meta.url);
 const README = readFileSync(new URL("../../README.md", import.meta.url), "utf8");
 const SHARD = "model-00001-of-00001.safetensors";
 
@@ -41,6 +41,22 @@ test("the program of the README counts a model and shows a file that is dropped"
   await drop({ preventDefault() {}, dataTransfer: { files: [dropped] } });
   assert.deepEqual(lines, ["a\\u202eb F32 [1]"]);
   assert.equal(printed[0][0].byteLength, 4);
+});
+
+test("the program of js/README.md reads a tensor, of which the second time in pieces", async (t) => {
+  const [, program] = /```js\n([^]*?)```/.exec(readFileSync(new URL("README.md", MODULE), "utf8"));
+  const entry = { dtype: "BF16", shape: [2, 2], data_offsets: [0, 8] };
+  const file = fileOf(JSON.stringify({ "wpe.weight": entry }), 8);
+  // 0.5, -3, 1, 2
+  file.set([0x00, 0x3f, 0x40, 0xc0, 0x80, 0x3f, 0x00, 0x40], file.length - 8);
+  const asked = [];
+  globalThis.fetch = async (url) => (asked.push(url), new Response(file));
+  const printed = [];
+  t.mock.method(console, "log", (...words) => printed.push(words));
+  const source = program.replace(/"\.\/(\w+\.js)"/g, (_, name) => JSON.stringify(new URL(name, MODULE).href));
+  await import(`data:text/javascript,${encodeURIComponent(source)}`);
+  assert.deepEqual(printed, [[[2, 2], 0.5], [3]]);
+  assert.deepEqual(asked, ["https://huggingface.co/openai-community/gpt2/resolve/main/model.safetensors"]);
 });
 
 test("the names that the README imports are all that it uses", () => {

@@ -100,26 +100,40 @@ impl Archive {
     /// [`Error::Header`] and [`Error::Read`], as for [`Archive::open`].
     pub fn from_source(source: Box<dyn Source>, limits: &Limits) -> Result<Archive, Error> {
         let header = read_header(&*source, None, limits)?;
-        Ok(Archive {
-            path: None,
+        Ok(Archive::elsewhere(
+            None,
             header,
-            bytes: Storage::Elsewhere(source),
-            backend: "memory",
-            why: Cow::Borrowed("bytes in memory"),
-        })
+            source,
+            "memory",
+            "bytes in memory",
+        ))
     }
 
-    /// An open source that has a name, and its header.
-    #[cfg(feature = "remote")]
-    pub(crate) fn named(
-        path: PathBuf,
+    /// As [`Archive::from_source`], of bytes that an object of the caller's gives, such as the client of a store. `path` is
+    /// what it calls them, for the errors.
+    ///
+    /// # Errors
+    /// As [`Archive::from_source`].
+    pub fn from_object(
+        source: Box<dyn Source>,
+        path: Option<PathBuf>,
+        limits: &Limits,
+    ) -> Result<Archive, Error> {
+        let header = read_header(&*source, path.as_deref(), limits)?;
+        let why = "ranges of bytes that an object gives";
+        Ok(Archive::elsewhere(path, header, source, "object", why))
+    }
+
+    /// An open source that is no file of this machine, and its header.
+    pub(crate) fn elsewhere(
+        path: Option<PathBuf>,
         header: Header,
         source: Box<dyn Source>,
         backend: &'static str,
         why: &'static str,
     ) -> Archive {
         Archive {
-            path: Some(path),
+            path,
             header,
             bytes: Storage::Elsewhere(source),
             backend,
@@ -165,7 +179,7 @@ impl Archive {
         }
     }
 
-    /// How the bytes are read: `mmap`, `pread` or `memory`.
+    /// How the bytes are read: `mmap`, `pread`, `memory` or `object`; of a URL its scheme.
     #[must_use]
     pub fn backend(&self) -> &'static str {
         self.backend
@@ -456,7 +470,10 @@ pub(crate) fn read_header(
     read_exactly(source, 0, &mut start, StopFlag::never()).map_err(unread)?;
     let head_nbytes = Header::head_nbytes(&start, source.nbytes(), limits).map_err(in_file)?;
     if head_nbytes > to_u64(start.len()) {
-        if let Some(header) = read_through_window(source, head_nbytes, &mut start).map_err(unread)? {
+        // Each window is a read, and where it is beginning one that costs, one more read for all of it costs less.
+        if source.gap_nbytes() == 0
+            && let Some(header) = read_through_window(source, head_nbytes, &mut start).map_err(unread)?
+        {
             return Ok(header);
         }
         // The window was written over.

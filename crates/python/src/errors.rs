@@ -4,9 +4,11 @@ use std::path::Path;
 
 use ingot_format::{Entry, Escaped, Quoted, SelectionError};
 use ingot_io::{CheckpointFault, EditError, Error, Fault};
-use pyo3::exceptions::{PyKeyboardInterrupt, PyMemoryError, PyNotImplementedError, PyOSError};
+use pyo3::exceptions::{PyException, PyKeyboardInterrupt, PyMemoryError, PyNotImplementedError, PyOSError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+
+use crate::object;
 
 /// The exception for `error`.
 pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
@@ -49,7 +51,26 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
         // Failures that a later version of ingot-io adds are still ours.
         _ => "SafetensorError",
     };
-    ours(py, class, error)
+    let ours = ours(py, class, error);
+    match object::raised(error) {
+        // The user's wish, or the end of the program; or words of our own.
+        Some(raised) if !raised.is_instance_of::<PyException>(py) || is_ours(raised, py) => {
+            raised.clone_ref(py)
+        }
+        raised => {
+            ours.set_cause(py, raised.map(|raised| raised.clone_ref(py)));
+            ours
+        }
+    }
+}
+
+fn is_ours(raised: &PyErr, py: Python<'_>) -> bool {
+    let ours = || {
+        raised
+            .value(py)
+            .is_instance(&py.import("ingot.errors")?.getattr("SafetensorError")?)
+    };
+    ours().unwrap_or(false)
 }
 
 /// What is wrong with tensors is another thing than what others do to the file.
@@ -72,7 +93,9 @@ fn ours(py: Python<'_>, class: &str, error: &Error) -> PyErr {
         facts.set_item("code", error.code())?;
         facts.set_item("path", error.path().map(Path::as_os_str))?;
         facts.set_item("tensor", error.tensor())?;
-        let (expected, found) = error.expected_found().unzip();
+        let (expected, found) = object::wrong_length(error)
+            .or_else(|| error.expected_found())
+            .unzip();
         facts.set_item("expected", expected)?;
         facts.set_item("found", found)?;
         if let Error::Digest { unequal, .. } = error {

@@ -19,6 +19,7 @@ mod hash;
 mod header;
 mod index;
 mod intake;
+mod object;
 mod open;
 mod parts;
 mod paths;

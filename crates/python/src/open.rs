@@ -21,6 +21,7 @@ use crate::errors::{class_of, raise};
 use crate::hash::sha256;
 use crate::header::{FileHeader, TensorInfo, file_header, limits, remote_limits, texts};
 use crate::index;
+use crate::object::ObjectSource;
 use crate::parts::{self, Wanted};
 use crate::paths::file_path;
 use crate::prefetch::Stream;
@@ -112,6 +113,23 @@ impl Checkpoint {
         let source = BufferSource::new(data).map_err(|fault| buffer_expected(data, &fault))?;
         let limits = limits(strict, max_header_size);
         let open = || ingot_io::Archive::from_source(Box::new(source), &limits);
+        let checkpoint = py.detach(|| Checkpoint::of(open()?.into()));
+        checkpoint.map_err(|error| raise(py, &error))
+    }
+
+    /// Opens what an object gives: a `Reader` of `_objects.py`, whose `name` is for the errors.
+    #[staticmethod]
+    #[pyo3(signature = (reader, strict = false, max_header_size = None))]
+    fn from_object(
+        py: Python<'_>,
+        reader: &Bound<'_, PyAny>,
+        strict: bool,
+        max_header_size: Option<u64>,
+    ) -> PyResult<Checkpoint> {
+        let path: Option<String> = reader.getattr("name")?.extract()?;
+        let source = ObjectSource::new(reader)?;
+        let limits = limits(strict, max_header_size);
+        let open = || ingot_io::Archive::from_object(Box::new(source), path.map(PathBuf::from), &limits);
         let checkpoint = py.detach(|| Checkpoint::of(open()?.into()));
         checkpoint.map_err(|error| raise(py, &error))
     }

@@ -72,6 +72,14 @@ impl Stream {
     }
 }
 
+/// One that nobody closed is dropped with the interpreter held, for which the thread that it waits for may wait as well.
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // Without an interpreter the thread has none to wait for.
+        Python::try_attach(|py| self.close(py));
+    }
+}
+
 impl Stream {
     /// Starts to read.
     pub(crate) fn new(

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 from os import fsdecode
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from ingot import _native
 from ingot._dtypes import CODES
 from ingot._native import is_url, local_path, shown_url
+from ingot._objects import resolved as resolved_object
+from ingot._objects import shown
+from ingot._open import is_path
 from ingot._progress import checked, told
 from ingot._select import float_code
 from ingot._serialize import is_durable, texts
 from ingot.errors import OptionError, _escaped
 
 from .destination import Destination, destination, refuse_existing
-from .fetched import fetched, sweep
+from .fetched import copied, fetched, sweep
 from .formats import FORMATS, resolved
 from .limits import Budget, limits, source_nbytes
 from .refusal import refused
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any, Literal
 
+    from ingot._objects import Source
     from ingot._progress import Progress, Tell
     from ingot._rearrange import Which
     from ingot._remote import StorageOptions
@@ -40,7 +44,7 @@ if TYPE_CHECKING:
 
 
 def convert(
-    src: Path,
+    src: Source,
     dst: Path,
     *,
     source: str | None = None,
@@ -63,12 +67,12 @@ def convert(
 
     Parameters
     ----------
-    src : str, bytes or os.PathLike
+    src : str, bytes, os.PathLike, or an object to read from
         A file or a folder. Its content decides what it is, and its name only where the content has no mark:
         PyTorch's checkpoints (also in several files with an index), ``.npz``, ``.npy``, HDF5 and Keras, flax
         msgpack, ONNX, TensorFlow's SavedModels and checkpoints, PaddlePaddle, GGUF, Arrow, Parquet,
-        ``.safetensors`` and ``.bt``. Or the URL of one file, as for `ingot.safe_open`: it is fetched first,
-        beside `dst`, and removed when this is over.
+        ``.safetensors`` and ``.bt``. Or the URL of one file, or an object that holds one, as for
+        `ingot.safe_open`: it is fetched first, beside `dst`, and removed when this is over.
     dst : str, bytes or os.PathLike
         The file to write, whose name says the format: ``.safetensors``, ``.bt`` or ``.npz``. A folder, which
         exists or ends in a slash, or `max_shard_size` writes several files with an index, as `ingot.split`.
@@ -178,7 +182,14 @@ def convert(
         refuse_existing(to, overwrite)
         with fetched(src, to.path, progress, storage_options) as near:
             return converted(near, shown_url(src))
-    path = fsdecode(local_path(src))
+    if not is_path(src):
+        found = resolved_object(src)
+        if found is not None and not isinstance(found, str):
+            refuse_existing(to, overwrite)
+            with copied(found, to.path, progress) as near:
+                return converted(near, shown(found))
+        src = found or src
+    path = fsdecode(local_path(cast("Path", src)))
     return converted(path, path)
 
 

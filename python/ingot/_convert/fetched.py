@@ -1,4 +1,4 @@
-"""A source behind a URL, which is here for as long as it is read."""
+"""A source behind a URL or in an object, of which a copy is here for as long as it is read."""
 
 from __future__ import annotations
 
@@ -11,15 +11,21 @@ from typing import TYPE_CHECKING
 from ingot._download import download
 from ingot._hidden import PREFIX, hidden
 from ingot._native import shown_url
+from ingot._objects import Reader, shown
+from ingot._progress import told
 from ingot.errors import ConversionError, _escaped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from typing_extensions import Buffer
+
     from ingot._progress import Progress
     from ingot._remote import StorageOptions
 
 _ENDING = ".fetched"
+# Characters of a name. File systems have room for 255 bytes.
+_LONGEST = 60
 
 
 @contextmanager
@@ -27,6 +33,37 @@ def fetched(
     url: str, beside: str, progress: Progress, storage_options: StorageOptions | None
 ) -> Iterator[str]:
     """Give the path of a copy, in a folder of its own beside a destination, which is gone in the end."""
+    with _folder(beside, shown_url(url)) as folder:
+        copy = download(
+            url, folder + os.sep, progress=progress, durable=False, storage_options=storage_options
+        )
+        yield copy.path
+
+
+@contextmanager
+def copied(found: Reader | Buffer, beside: str, progress: Progress) -> Iterator[str]:
+    """As `fetched`, of what an object or a buffer holds."""
+    parts, nbytes = (found.parts(), found.nbytes) if isinstance(found, Reader) else _whole(found)
+    # Its ending may tell what it is.
+    name = os.path.basename(shown(found).partition("?")[0].replace("\0", ""))[-_LONGEST:] or "source"
+    with _folder(beside, shown(found)) as folder:
+        path = os.path.join(folder, name)
+        with open(path, "xb") as file, told(progress, f"Fetching {_escaped(name)}") as tell:
+            for part in parts:
+                file.write(part)
+                if tell is not None:
+                    tell(file.tell(), nbytes)
+        yield path
+
+
+def _whole(buffer: Buffer) -> tuple[list[memoryview], int]:
+    view = memoryview(buffer)
+    return [view], view.nbytes
+
+
+@contextmanager
+def _folder(beside: str, name_of_source: str) -> Iterator[str]:
+    """Give a folder for a copy of what has this name."""
     directory, name = os.path.split(os.path.realpath(beside))
     # There is room for what comes of it; where the system keeps temporary files, there may be none.
     with hidden() as prefix:
@@ -34,12 +71,9 @@ def fetched(
         os.mkdir(folder, 0o700)
         try:
             with _in_use(folder):
-                copy = download(
-                    url, folder + os.sep, progress=progress, durable=False, storage_options=storage_options
-                )
-                yield copy.path
+                yield folder
         except ConversionError as error:
-            error.add_note(f"fetched from {_escaped(shown_url(url))}, and no other file with it")
+            error.add_note(f"fetched from {_escaped(name_of_source)}, and no other file with it")
             raise
         finally:
             shutil.rmtree(folder, ignore_errors=True)

@@ -9,7 +9,7 @@ import re
 import ingot
 from ingot import _open
 from ingot._frameworks import adapter, module_of
-from ingot._native import Checkpoint, is_url
+from ingot._native import Checkpoint, local_path
 from ingot._serialize import one_of
 from ingot.errors import OptionError, SafetensorError, SliceError, _quoted
 
@@ -48,6 +48,11 @@ def chosen(backend: Any) -> Any:
     if backend is not ... and not isinstance(backend, str):
         raise TypeError(not_an_instance(backend, "str"))
     return "auto" if backend is ... or backend is MMAP else backend
+
+
+def path_only(filename: Any) -> Any:
+    """`filename`, which upstream lets be nothing but a path."""
+    return filename if isinstance(filename, str) else local_path(filename)
 
 
 def mover(framework: str, device: Any) -> Callable[[Any], Any] | None:
@@ -221,8 +226,8 @@ class safe_open(_Lent, ingot.safe_open):
     def __init__(self, filename: Path, framework: str, device: Any = ..., *, backend: Any = ...) -> None:
         backend = chosen(backend)
         self._lend(framework, _device(device), backend)
-        self._checkpoint = _open.open_checkpoint(filename, backend)
-        self._url = filename if isinstance(filename, str) and is_url(filename) else None
+        self._checkpoint = _open.open_checkpoint(path_only(filename), backend)
+        self._given = _open.again_by(filename)
 
     def _lend(self, framework: str, device: Any, backend: str) -> None:
         module_of(framework)
@@ -236,7 +241,8 @@ class safe_open(_Lent, ingot.safe_open):
 
     def _again(self) -> _open.Again | None:
         framework, device, backend, *_ = self._arguments
-        return _reopened, (self._url or self.path, framework, device, backend)
+        by = self.path if self._given is None else self._given
+        return _reopened, (by, framework, device, backend)
 
     def __enter__(self) -> Self:
         # Upstream lets a closed file be entered, and refuses what is asked of it then.
@@ -320,7 +326,7 @@ class _safe_open_handle(safe_open):
         one_of("backend", chosen(backend), _open.BACKENDS)
         self._lend(framework, _device(device), "auto")
         self._checkpoint = Checkpoint.from_buffer(_mapped(f.fileno()))
-        self._url = None
+        self._given = None
 
     def _again(self) -> None:
         return None

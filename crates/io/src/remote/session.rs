@@ -418,7 +418,7 @@ pub(super) fn cached_at(remote: &Remote, commit: Option<&str>) -> Option<PathBuf
 
 fn archive(remote: Remote, header: Header, source: RemoteSource) -> Archive {
     let path = PathBuf::from(remote.shown);
-    Archive::named(path, header, Box::new(source), remote.backend, REMOTE)
+    Archive::elsewhere(Some(path), header, Box::new(source), remote.backend, REMOTE)
 }
 
 pub(super) fn refused(shown: &str, fault: Fault) -> Error {

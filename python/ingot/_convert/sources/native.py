@@ -12,7 +12,7 @@ from ingot._convert.refusal import refused
 from ingot._convert.source import Contents, Entry, Options
 from ingot._frameworks import adapter
 from ingot._native import RECORD_KEYS
-from ingot._open import open_archive
+from ingot._open import open_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def opened(path: str, options: Options) -> Iterator[Contents]:
     """The tensors in the order of the file, then the names that share one of them, and its metadata."""
     # Read, not mapped: what is read of a mapping stays in memory until all of it is let go.
-    with closing(open_archive(path, "pread", lent=True)) as file:
+    with closing(open_checkpoint(path, "pread", lent=True)) as file:
         infos = {name: file.info(name) for name in file.offset_names()}
         wrap = adapter("numpy").wrap
 

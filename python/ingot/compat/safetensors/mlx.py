@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ingot import mlx as _ingot
 from ingot._whole import Whole
-from ingot.compat._handles import MMAP, chosen, safe_open
+from ingot.compat._handles import MMAP, chosen, path_only, safe_open
 from ingot.compat._wording import reading, writing
 
 from . import numpy
@@ -25,7 +25,7 @@ _whole = Whole(_ingot.wrap, _ingot.narrowing, _ingot.at, _ingot.payload)
 @reading("Error while deserializing header")
 def load_file(filename: Path, *, backend: str = MMAP) -> dict[str, Any]:
     """Load all tensors of a file, as `ingot.mlx.load_file`, with F32 for F64."""
-    return _whole.load_file(filename, backend=chosen(backend))
+    return _whole.load_file(path_only(filename), backend=chosen(backend))
 
 
 @reading("Error while deserializing")

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 
 from ingot import numpy as _ingot
-from ingot.compat._handles import MMAP, chosen, safe_open
+from ingot.compat._handles import MMAP, chosen, path_only, safe_open
 from ingot.compat._specs import LISTED, TensorSpec, deserialize, serialize, serialize_file, unknown_dtype
 from ingot.compat._wording import reading, reword, writing
 from ingot.errors import DtypeError, SaveError
@@ -57,7 +57,7 @@ _FRESH = dict(_TYPES)
 @reading("Error while deserializing header")
 def load_file(filename: Path, *, backend: str = MMAP) -> dict[str, Array]:
     """Load all arrays of a file, as `ingot.numpy.load_file`."""
-    return _ingot.load_file(filename, backend=chosen(backend))
+    return _ingot.load_file(path_only(filename), backend=chosen(backend))
 
 
 @reading("Error while deserializing")

@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 
 from ingot import paddle as _ingot
-from ingot.compat._handles import MMAP, chosen, safe_open
+from ingot.compat._handles import MMAP, chosen, path_only, safe_open
 from ingot.compat._specs import TensorSpec, deserialize, serialize, serialize_file
 from ingot.compat._wording import reading, writing
 
@@ -60,7 +60,7 @@ NPDTYPES: dict[Any, Any] = {
 @reading("Error while deserializing header")
 def load_file(filename: Path, device: Any = "cpu", *, backend: str = MMAP) -> dict[str, Any]:
     """Load all tensors of a file, as `ingot.paddle.load_file`."""
-    return _ingot.load_file(filename, device, backend=chosen(backend))
+    return _ingot.load_file(path_only(filename), device, backend=chosen(backend))
 
 
 @reading("Error while deserializing")

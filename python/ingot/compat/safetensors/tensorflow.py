@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from ingot import tensorflow as _ingot
-from ingot.compat._handles import MMAP, chosen, safe_open
+from ingot.compat._handles import MMAP, chosen, path_only, safe_open
 from ingot.compat._wording import reading, writing
 
 TYPE_CHECKING = False
@@ -22,7 +22,7 @@ __all__ = ["load", "load_file", "safe_open", "save", "save_file"]
 @reading("Error while deserializing header")
 def load_file(filename: Path, *, backend: str = MMAP) -> dict[str, Any]:
     """Load all tensors of a file, as `ingot.tensorflow.load_file`."""
-    return _ingot.load_file(filename, backend=chosen(backend))
+    return _ingot.load_file(path_only(filename), backend=chosen(backend))
 
 
 @reading("Error while deserializing")

@@ -18,7 +18,7 @@ from ingot._torch_model import (
 )
 from ingot._torch_model import is_complete as _is_complete
 from ingot._torch_model import save_model as _save_model
-from ingot.compat._handles import HERE, MMAP, chosen, mover, safe_open
+from ingot.compat._handles import HERE, MMAP, chosen, mover, path_only, safe_open
 from ingot.compat._specs import TensorSpec, deserialize, serialize, serialize_file
 from ingot.compat._wording import NoDtypeError, NoValuesError, reading, restate, writing
 from ingot.errors import SaveError, SharedMemoryError, _quoted
@@ -75,7 +75,7 @@ def load_file(filename: Path, device: Any = "cpu", *, backend: str = MMAP) -> di
     if device not in HERE:
         # Refused in upstream's words where torch has none such.
         mover("pt", device)
-    return _ingot.load_file(filename, device, backend=backend, shared="drop")
+    return _ingot.load_file(path_only(filename), device, backend=backend, shared="drop")
 
 
 @reading("Error while deserializing")

@@ -1,3 +1,5 @@
+import type { Source } from "./source.js";
+
 /** Any memory: a buffer, or a view of a part of one. */
 export type Bytes = ArrayBuffer | SharedArrayBuffer | ArrayBufferView;
 
@@ -129,7 +131,10 @@ export interface ReadOptions extends HeaderOptions {
   signal?: AbortSignal;
   /** Bytes of the first request; another one follows only where the header is longer. 131,072. */
   firstBytes?: number;
-  /** Milliseconds that one request may take. 60,000. */
+  /**
+   * Milliseconds that one request may take. 60,000. For a range of `readRange` and `streamRange` it is the longest wait
+   * for its next bytes; and all waits together may take as long again as its bytes at 1 KiB a second.
+   */
   timeout?: number;
   /** Further tries where the network fails, or the server answers 408, 429, 500, 502, 503 or 504. 2. */
   retries?: number;
@@ -195,12 +200,19 @@ export declare function parseIndex(bytes: Bytes, options?: { path?: string }): S
 /**
  * The header of a file in memory, of a `File` or `Blob`, or at a URL. Text is a URL, or an address of the Hub such as
  * `hf://owner/name/model.safetensors`. Nothing but the header is read: by one request, or by two where it is longer
- * than `firstBytes`. In Node, `fs.openAsBlob(path)` gives a Blob.
+ * than `firstBytes`. In Node, `fs.openAsBlob(path)` gives a Blob. What `openSource` gave keeps its own options, and its
+ * tensors can be read too.
  */
-export declare function readHeader(source: Bytes | Blob | URL | string, options?: ReadOptions): Promise<Header>;
+export declare function readHeader(
+  source: Bytes | Blob | Source | URL | string,
+  options?: ReadOptions,
+): Promise<Header>;
 
 /** The index of a sharded checkpoint, from the same sources. */
-export declare function readIndex(source: Bytes | Blob | URL | string, options?: ReadOptions): Promise<ShardIndex>;
+export declare function readIndex(
+  source: Bytes | Blob | Source | URL | string,
+  options?: ReadOptions,
+): Promise<ShardIndex>;
 
 /**
  * The headers of a model. `source` is the address of a file, of an index, of a directory (with a slash at its end) or
@@ -238,7 +250,7 @@ export interface TensorRange {
   readonly nbytes: number;
 }
 
-/** Where the bytes of a tensor lie: `file.slice(position, position + nbytes)`. */
+/** Where the bytes of a tensor lie: `readRange(source, position, position + nbytes)` gives them. */
 export declare function tensorRange(source: Header | Model, name: string): TensorRange;
 
 /** The URL of `hf://[models/|datasets/|spaces/]owner/name[@revision][/path]`. */

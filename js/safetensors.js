@@ -10,121 +10,21 @@
 // file, whose size is a safe integer, and a dimension of a tensor with elements divides a count that a double holds.
 // What is left is a dimension of an empty tensor; such a tensor has `exactShape` too.
 
-// --- Names, made safe to print ---
+import { hubUrl, parseUrl, showUrl, unescaped, urlOf } from "./address.js";
+import {
+  Fault,
+  SafetensorError,
+  compareNames,
+  escapeName,
+  leastName,
+  naming,
+  namingLater,
+  quoteName,
+} from "./errors.js";
+import { Transport, concatenate, getWhole, linked, sizeOption } from "./http.js";
+import { UrlSource, asSource, bytesOf, isBlob, isBuffer, isSource, readAll } from "./source.js";
 
-/** Characters of a name that `quoteName` shows: a header may hold one of 100 MB, but no message should. */
-const SHOWN_CHARS = 200;
-
-// Controls, and what Unicode calls default ignorable: characters that reorder, join or hide what stands around them.
-// Lone surrogates are in no file, but a caller may hand them in.
-const STEERING = new RegExp(
-  "[\\0-\\x1f\\x7f-\\x9f]|[\\xad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f\\u200b-\\u200f" +
-    "\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ud800-\\udfff\\ufe00-\\ufe0f\\ufeff\\uffa0\\ufff0-\\ufffb" +
-    "\\u{1bca0}-\\u{1bca3}\\u{1d173}-\\u{1d17a}\\u{e0000}-\\u{e0fff}]",
-  "gu",
-);
-
-/**
- * Text from a file with every character escaped that could steer a terminal or hide text. HTML is another matter: set
- * `textContent`, never `innerHTML`.
- */
-export function escapeName(text) {
-  return text.replace(STEERING, (character) => {
-    const point = character.codePointAt(0);
-    return point < 0xa0 ? `\\x${hex(point, 2)}` : `\\u${hex(point, 4)}`;
-  });
-}
-
-/** A name between backticks, escaped, and cut where it is longer than a message should be. */
-export function quoteName(name) {
-  // A character takes one or two units, so that no more of a long name need be looked at.
-  const characters = Array.from(name.slice(0, 2 * SHOWN_CHARS + 2));
-  if (characters.length <= SHOWN_CHARS) return `\`${escapeName(name)}\``;
-  return `\`${escapeName(characters.slice(0, SHOWN_CHARS).join(""))}…\``;
-}
-
-function hex(number, digits) {
-  return number.toString(16).padStart(digits, "0");
-}
-
-/** The order of names: that of their bytes in UTF-8, which is that of code points and not the one that `<` has. */
-export function compareNames(a, b) {
-  const length = Math.min(a.length, b.length);
-  for (let at = 0; at < length; at++) {
-    const left = a.charCodeAt(at);
-    const right = b.charCodeAt(at);
-    if (left !== right) return codePointRank(left) - codePointRank(right);
-  }
-  return a.length - b.length;
-}
-
-/** Surrogates stand for what comes after all of the 16-bit characters. */
-function codePointRank(unit) {
-  return unit >= 0xd800 && unit <= 0xdfff ? unit + 0x10000 : unit;
-}
-
-function leastName(names) {
-  return names.reduce((least, name) => (compareNames(name, least) < 0 ? name : least));
-}
-
-// --- Errors ---
-
-/**
- * What is wrong with a file, or with the way to it. `code` is a stable word that programs may compare; `rule` is the
- * number of the rule in FORMAT.md, where one is broken. Names are escaped in `message` and nowhere else.
- */
-export class SafetensorError extends Error {
-  constructor(message, fields = {}) {
-    super(message, fields.cause === undefined ? undefined : { cause: fields.cause });
-    this.name = "SafetensorError";
-    this.code = fields.code ?? null;
-    this.rule = fields.rule ?? null;
-    this.path = fields.path ?? null;
-    this.tensor = fields.tensor ?? null;
-    this.expected = fields.expected ?? null;
-    this.found = fields.found ?? null;
-    this.begin = fields.begin ?? null;
-    this.end = fields.end ?? null;
-    this.status = fields.status ?? null;
-  }
-}
-
-/** A `SafetensorError` to be: whoever knows the file names it, see `naming`. */
-class Fault {
-  constructor(code, rule, reason, fields = {}) {
-    this.code = code;
-    this.rule = rule;
-    this.reason = reason;
-    this.fields = fields;
-  }
-
-  get message() {
-    const { tensor } = this.fields;
-    return tensor === undefined ? this.reason : `tensor ${quoteName(tensor)}: ${this.reason}`;
-  }
-
-  toError(path) {
-    const message = path === null ? this.message : `${escapeName(path)}: ${this.message}`;
-    return new SafetensorError(message, { ...this.fields, code: this.code, rule: this.rule, path });
-  }
-}
-
-/** What `read` gives; its faults become errors that name `path`. */
-function naming(path, read) {
-  try {
-    return read();
-  } catch (fault) {
-    throw fault instanceof Fault ? fault.toError(path) : fault;
-  }
-}
-
-async function namingLater(path, read) {
-  try {
-    return await read();
-  } catch (fault) {
-    throw fault instanceof Fault ? fault.toError(path) : fault;
-  }
-}
+export { SafetensorError, compareNames, escapeName, hubUrl, quoteName };
 
 // --- Numbers of 64 bits ---
 
@@ -1112,27 +1012,6 @@ function parse(start, options) {
   });
 }
 
-/** The bytes of a buffer or a view, of any kind. */
-function bytesOf(source, what) {
-  if (source instanceof ArrayBuffer) return new Uint8Array(source);
-  if (ArrayBuffer.isView(source)) {
-    const bytes = new Uint8Array(source.buffer, source.byteOffset, source.byteLength);
-    // Another thread may write to shared memory, and what was checked must not change.
-    return isShared(source.buffer) ? bytes.slice() : bytes;
-  }
-  if (isShared(source)) return new Uint8Array(source).slice();
-  throw new TypeError(`${what} must be an ArrayBuffer or a view of one`);
-}
-
-function isShared(buffer) {
-  return typeof SharedArrayBuffer !== "undefined" && buffer instanceof SharedArrayBuffer;
-}
-
-function sizeOption(value, name) {
-  if (!Number.isSafeInteger(value) || value < 0) throw new TypeError(`${name} must be a number of bytes`);
-  return value;
-}
-
 function limitOption(options, usual) {
   return Math.min(sizeOption(options.maxHeaderBytes ?? usual, "maxHeaderBytes"), HEADER_CEILING);
 }
@@ -1377,49 +1256,19 @@ function refuseCollisions(shards) {
 
 // --- What the options say ---
 
-/** Bytes that are read before it is known how long the header is. 97 of 100 headers on the Hub have less than these. */
-const FIRST_NBYTES = 1 << 17;
-
-/** A server that ignores ranges may send this much, in bytes: a file that is no larger is taken whole. */
-const MAX_WHOLE_NBYTES = 1 << 20;
-
 /** Headers that are fetched at a time, as the Hub's own reader does. */
 const CONCURRENCY = 20;
 
-/** Milliseconds that one request may take. */
-const TIMEOUT = 60_000;
-
-/** Tries after the first that failed for a reason that may pass. */
-const RETRIES = 2;
-
-class Settings {
+class Settings extends Transport {
   constructor(options = {}) {
-    this.fetch = options.fetch ?? ((...request) => globalThis.fetch(...request));
-    this.headers = options.headers ?? {};
-    this.signal = options.signal ?? null;
+    super(options);
     this.strict = options.strict === true;
-    this.firstBytes = Math.max(PREFIX_NBYTES, sizeOption(options.firstBytes ?? FIRST_NBYTES, "firstBytes"));
     this.concurrency = Math.max(1, sizeOption(options.concurrency ?? CONCURRENCY, "concurrency"));
-    this.timeout = sizeOption(options.timeout ?? TIMEOUT, "timeout");
-    this.retries = sizeOption(options.retries ?? RETRIES, "retries");
     this.localLimit = limitOption(options, MAX_HEADER_BYTES);
     this.remoteLimit = limitOption(options, MAX_REMOTE_HEADER_BYTES);
     this.shardUrl = options.shardUrl ?? shardBeside;
     this.config = options.config ?? false;
-    this.allowPrivateRedirects = options.allowPrivateRedirects === true;
-    this.hub = options.hub ?? HUB;
   }
-
-  withSignal(signal) {
-    return Object.assign(Object.create(Settings.prototype), this, { signal });
-  }
-}
-
-/** A controller, and a signal that it or `outer` aborts. */
-function linked(outer) {
-  outer?.throwIfAborted();
-  const controller = new AbortController();
-  return { controller, signal: outer ? AbortSignal.any([outer, controller.signal]) : controller.signal };
 }
 
 /** What `work` gives for each item, some at a time. The first that fails ends them all. */
@@ -1441,539 +1290,47 @@ async function mapLimited(items, settings, work) {
   }
 }
 
-// --- HTTP ---
-
-const REDIRECTS = new Set([301, 302, 303, 307, 308]);
-const MAX_HOPS = 5;
-
-const PASSING = new Set([408, 429, 500, 502, 503, 504]);
-const PAUSE = 250;
-/** A server that wants to be left alone for longer, in milliseconds, is: the request fails at once. */
-const MAX_PAUSE = 10_000;
-
-// Browsers follow redirects themselves and do not say where to. That is found out by asking once.
-let redirectsAreHidden = false;
-
-/** A fault of the network or the server. `retryIn` is null where a second try would meet it again. */
-function remoteFault(code, reason, fields = {}, retryIn = null) {
-  return Object.assign(new Fault(code, null, reason, fields), { retryIn });
-}
-
-/** An address without what may be secret: user, password, query and fragment. */
-function showUrl(url) {
-  return url.origin === "null" ? url.protocol : `${url.origin}${url.pathname}`;
-}
-
-/** The address in `text`, which may be relative to the page. */
-function parseUrl(text) {
-  const base = globalThis.document?.baseURI ?? globalThis.location?.href;
-  let url;
-  try {
-    url = new URL(text, base);
-  } catch {
-    throw new SafetensorError(`not a URL: ${quoteName(String(text))}`, { code: "invalid-url" });
-  }
-  const reason = urlFault(url, String(text));
-  if (reason !== null) {
-    throw new SafetensorError(`${escapeName(showUrl(url))}: ${reason}`, { code: "invalid-url", path: showUrl(url) });
-  }
-  return url;
-}
-
-function urlFault(url, text) {
-  if (url.protocol !== "http:" && url.protocol !== "https:") return "expected a URL of HTTP";
-  if (url.username !== "" || url.password !== "") return "a URL must hold no password — give `headers`";
-  // The parser drops line breaks without a word.
-  if (/[\0-\x20\x7f]/.test(text)) return "a URL must hold no spaces and no control characters";
-  return null;
-}
-
-/** What `attempt` gives, tried again while it fails for a reason that may pass. */
-async function retrying(settings, attempt) {
-  for (let tries = 0; ; tries++) {
-    try {
-      return await withDeadline(settings, attempt);
-    } catch (fault) {
-      const retryIn = fault instanceof Fault ? (fault.retryIn ?? null) : null;
-      if (retryIn === null || tries >= settings.retries) throw fault;
-      await pause(Math.max(retryIn, PAUSE * 2 ** tries), settings.signal);
-    }
-  }
-}
-
-async function withDeadline(settings, attempt) {
-  const { controller, signal } = linked(settings.signal);
-  const late = remoteFault("timeout", `no answer in ${settings.timeout} ms`);
-  const timer = setTimeout(() => controller.abort(late), settings.timeout);
-  try {
-    return await attempt(signal);
-  } catch (fault) {
-    // Whatever else it led to, this is why.
-    throw signal.aborted ? signal.reason : fault;
-  } finally {
-    clearTimeout(timer);
-  }
-}
-
-function pause(milliseconds, outer) {
-  const { signal } = linked(outer);
-  return new Promise((resolve, reject) => {
-    const timer = setTimeout(resolve, milliseconds);
-    signal.addEventListener("abort", () => {
-      clearTimeout(timer);
-      reject(signal.reason);
-    });
-  });
-}
-
-/** The answer to a GET, redirects followed. The caller's headers go to the caller's host and to no other. */
-async function get(url, headers, settings, signal) {
-  let ours = settings.headers;
-  for (let at = url, hops = 0; ; ) {
-    const response = await ask(at, allHeaders(ours, headers), settings, signal);
-    if (response.type === "opaqueredirect" && !redirectsAreHidden) {
-      redirectsAreHidden = true;
-      continue;
-    }
-    if (!REDIRECTS.has(response.status)) {
-      // A `fetch` that followed by itself. Browsers take the Authorization header away on the way to another host.
-      if (response.redirected && response.url) refuseRedirect(at, new URL(response.url), url, settings);
-      return response;
-    }
-    await discard(response);
-    if (++hops > MAX_HOPS) throw remoteFault("redirect-refused", `more than ${MAX_HOPS} redirects`);
-    const next = redirectTarget(at, response.headers.get("location"));
-    refuseRedirect(at, next, url, settings);
-    if (next.origin !== at.origin) ours = {};
-    at = next;
-  }
-}
-
-function allHeaders(ours, more) {
-  const headers = new Headers(ours);
-  for (const [name, value] of Object.entries(more)) headers.set(name, value);
-  return headers;
-}
-
-async function ask(url, headers, settings, signal) {
-  const redirect = redirectsAreHidden ? "follow" : "manual";
-  try {
-    return await settings.fetch(url.href, { headers, signal, redirect });
-  } catch (error) {
-    if (signal.aborted) throw error;
-    const reason = escapeName(String(error?.cause?.message ?? error?.message ?? error));
-    throw remoteFault("network", `cannot be fetched: ${reason}`, { cause: error }, 0);
-  }
-}
-
-function redirectTarget(from, location) {
-  let to;
-  try {
-    to = new URL(location ?? "", from);
-  } catch {
-    throw remoteFault("redirect-refused", `redirected to what is no URL: ${quoteName(String(location))}`);
-  }
-  if (location === null) throw remoteFault("redirect-refused", "redirected to nowhere");
-  return to;
-}
-
-/**
- * A server may send its clients elsewhere, but not to a weaker protocol and not into their own network: what is private
- * there is asked only where the caller has named it. That a host is private as well says nothing about another.
- */
-function refuseRedirect(from, to, home, settings) {
-  const isWeaker = to.protocol !== "https:" && !(to.protocol === "http:" && from.protocol === "http:");
-  const isNamed = to.origin === home.origin || settings.allowPrivateRedirects;
-  if (isWeaker || (!isNamed && !isPublic(to.hostname)) || to.username !== "" || to.password !== "") {
-    throw remoteFault("redirect-refused", `redirected to ${quoteName(showUrl(to))}, which is refused`);
-  }
-}
-
-/**
- * Networks that no server may send a client into, and why. Of IPv6 only `2000::/3` is given out to the public internet:
- * what lies outside is refused without knowing what it is for. ingot has the same table in Rust, and tests hold both
- * against each other and against Python's `ipaddress`.
- */
-const SPECIAL = [
-  ["0.0.0.0/8", "this machine"],
-  ["10.0.0.0/8", "private"],
-  ["100.64.0.0/10", "private, behind the NAT of a provider"],
-  ["127.0.0.0/8", "loopback"],
-  ["168.63.129.16/32", "the services of a machine of Azure"],
-  ["169.254.0.0/16", "link-local, with the services of a machine of most clouds"],
-  ["172.16.0.0/12", "private"],
-  ["192.0.0.0/24", "protocols"],
-  ["192.0.2.0/24", "documentation"],
-  ["192.88.99.0/24", "relays of 6to4, given up"],
-  ["192.168.0.0/16", "private"],
-  ["198.18.0.0/15", "benchmarks of networks"],
-  ["198.51.100.0/24", "documentation"],
-  ["203.0.113.0/24", "documentation"],
-  ["224.0.0.0/3", "multicast and reserved"],
-  ["::/3", "loopback, embedded IPv4, local NAT64, discarded, SRv6"],
-  ["2001::/23", "protocols, with the tunnels of Teredo"],
-  ["2001:db8::/32", "documentation"],
-  ["2002::/16", "tunnels of 6to4"],
-  ["3fff::/20", "documentation"],
-  ["4000::/2", "reserved, and SRv6"],
-  ["8000::/1", "reserved, unique local, link-local, site-local, multicast"],
-];
-
-/** What an address of IPv6 begins with that stands for the one of IPv4 in its last 32 bits: mapped, and behind NAT64. */
-const EMBEDDING = ["::ffff:0:0/96", "64:ff9b::/96"];
-
-/** Whether a host, as the URL parser spells it, is by its name or number one of the public internet. */
-function isPublic(hostname) {
-  if (/(?:^|\.)localhost\.?$/.test(hostname)) return false;
-  const address = addressOf(hostname.replace(/^\[|\]$/g, ""));
-  if (address === null) return true;
-  const embeds = EMBEDDING.some((network) => isWithin(network, address));
-  const meant = embeds ? { size: 32n, bits: address.bits & 0xffffffffn } : address;
-  return !SPECIAL.some(([network]) => isWithin(network, meant));
-}
-
-function isWithin(network, { size, bits }) {
-  const [first, count] = network.split("/");
-  const of = addressOf(first);
-  return of.size === size && (of.bits ^ bits) >> (size - BigInt(count)) === 0n;
-}
-
-/** The number that an address is, and how many bits it has; null where the text is a name. */
-function addressOf(text) {
-  const number = (parts, size) => parts.reduce((bits, part) => (bits << size) | BigInt(part || 0), 0n);
-  if (/^\d+\.\d+\.\d+\.\d+$/.test(text)) return { size: 32n, bits: number(text.split("."), 8n) };
-  if (!text.includes(":")) return null;
-  const [front, back] = text.split("::").map((side) => (side === "" ? [] : side.split(":")));
-  const zeros = back === undefined ? [] : Array(8 - front.length - back.length).fill("0");
-  const parts = [...front, ...zeros, ...(back ?? [])].map((part) => `0x${part}`);
-  return { size: 128n, bits: number(parts, 16n) };
-}
-
-async function discard(response) {
-  // It may be endless, and a connection that is cut is no fault here.
-  await response.body?.cancel().catch(() => {});
-}
-
-/** The body, or more than `limit` bytes of a longer one. */
-async function bodyUpTo(response, limit) {
-  if (!response.body) return new Uint8Array(await response.arrayBuffer());
-  const reader = response.body.getReader();
-  const parts = [];
-  let size = 0;
-  try {
-    while (size <= limit) {
-      const { done, value } = await reader.read();
-      if (done) break;
-      parts.push(value);
-      size += value.length;
-    }
-  } catch (error) {
-    throw remoteFault("short-read", `the answer breaks off after ${size} bytes`, { found: size, cause: error }, 0);
-  } finally {
-    reader.cancel().catch(() => {});
-  }
-  return concatenate(parts, size);
-}
-
-function concatenate(parts, size) {
-  if (parts.length === 1) return parts[0];
-  const bytes = new Uint8Array(size);
-  let at = 0;
-  for (const part of parts) {
-    bytes.set(part, at);
-    at += part.length;
-  }
-  return bytes;
-}
-
-/** The fault of an answer that is none of the expected ones. */
-function badStatus(response, expected) {
-  const { status } = response;
-  // The Hub's word for what is not there, for example `EntryNotFound`.
-  const word = response.headers.get("x-error-code") ?? response.statusText;
-  const reason = `expected status ${expected}, found ${status}${word ? ` (${escapeName(word.slice(0, 200))})` : ""}`;
-  const retryIn = PASSING.has(status) ? retryAfter(response) : null;
-  return remoteFault("http-status", reason, { expected, found: status, status }, retryIn);
-}
-
-/** Milliseconds after which to try again; null where that is too long. */
-function retryAfter(response) {
-  const text = response.headers.get("retry-after") ?? "0";
-  // Where it stands there twice, what counts is the longest. A date has a comma too.
-  const isDate = !/^[\d, ]+$/.test(text);
-  const wait = isDate ? Date.parse(text) - Date.now() : Math.max(...text.split(",").map(Number)) * 1000;
-  return wait > MAX_PAUSE ? null : Math.max(0, wait || 0);
-}
-
-/** All of a short file that is no header: an index, a configuration. */
-async function getWhole(url, settings, tooLarge, limit) {
-  return retrying(settings, async (signal) => {
-    const response = await get(url, {}, settings, signal);
-    if (response.status !== 200) {
-      await discard(response);
-      throw badStatus(response, 200);
-    }
-    // Unpacked bytes are counted, so that it does not matter here whether the server compressed them.
-    const bytes = await bodyUpTo(response, limit);
-    if (bytes.length > limit) throw tooLarge(bytes.length);
-    return bytes;
-  });
-}
-
-/** A file on a server, of which parts are read. */
-class RemoteFile {
-  constructor(url, settings) {
-    this.url = url;
-    this.settings = settings;
-    this.path = showUrl(url);
-    this.limit = settings.remoteLimit;
-    this.version = null;
-  }
-
-  /** The first bytes, as many as `nbytes` or as there are, and the size of the file. */
-  async start(nbytes) {
-    return retrying(this.settings, async (signal) => {
-      const response = await this.ask(0, nbytes, signal);
-      if (response.status === 200) return this.whole(response, Math.max(nbytes, MAX_WHOLE_NBYTES));
-      // No range of an empty file can be had.
-      if (isEmptyFile(response)) {
-        await discard(response);
-        return { bytes: new Uint8Array(0), fileSize: 0 };
-      }
-      return this.part(response, 0, nbytes);
-    });
-  }
-
-  /** The bytes from `begin` to before `end`. */
-  async range(begin, end) {
-    const { bytes } = await retrying(this.settings, async (signal) => {
-      const response = await this.ask(begin, end, signal);
-      if (response.status === 200) {
-        await discard(response);
-        throw rangeIgnored(begin, end);
-      }
-      return this.part(response, begin, end);
-    });
-    return bytes;
-  }
-
-  ask(begin, end, signal) {
-    // fetch adds `Accept-Encoding: identity` to every request for a range, and lets nobody else say it.
-    return get(this.url, { range: `bytes=${begin}-${end - 1}` }, this.settings, signal);
-  }
-
-  /** The whole file, which the server sent instead of a part. */
-  async whole(response, limit) {
-    await refuseEncoded(response);
-    const said = Number(response.headers.get("content-length") ?? 0);
-    const bytes = said > limit ? null : await bodyUpTo(response, limit);
-    if (bytes === null || bytes.length > limit) {
-      await discard(response);
-      throw rangeIgnored(0, limit);
-    }
-    return { bytes, fileSize: bytes.length };
-  }
-
-  async part(response, begin, end) {
-    if (response.status !== 206) {
-      await discard(response);
-      throw badStatus(response, 206);
-    }
-    await refuseEncoded(response);
-    const { total, nbytes } = await contentRange(response, begin, end);
-    const version = await versionOf(response, total);
-    await this.refuseOther(version, response);
-    const bytes = await bodyUpTo(response, nbytes);
-    if (bytes.length !== nbytes) throw wrongLength(nbytes, bytes.length);
-    // Not before: an answer of which nothing is kept binds nobody.
-    this.version = version;
-    return { bytes, fileSize: total };
-  }
-
-  /** All parts must be of one version. Compared here and not by If-Match, for which browsers would ask twice. */
-  async refuseOther(version, response) {
-    if (this.version !== null && this.version !== version) {
-      await discard(response);
-      throw remoteFault("changed", "the file changed while it was read");
-    }
-  }
-}
-
-/** What tells two versions of a file apart. A weak ETag says too little for bytes. */
-async function versionOf(response, total) {
-  const etag = await onlyValue(response, "etag", /(?:W\/)?"[^"]*"|[^\s,"]+/g);
-  const modified = await onlyValue(response, "last-modified", /[^\s,].*?(?:GMT|$)/g);
-  const isStrong = etag !== null && !etag.startsWith("W/");
-  return JSON.stringify([total, etag, isStrong ? null : modified]);
-}
-
-/** The value of a header. Where it stands there twice, `fetch` gives both with a comma between them, as `each` tells. */
-async function onlyValue(response, name, each) {
-  const [value = null, ...others] = response.headers.get(name)?.match(each) ?? [];
-  if (others.some((other) => other !== value)) {
-    await discard(response);
-    throw remoteFault("malformed-response", `the header ${name} stands in the answer twice, with two values`);
-  }
-  return value;
-}
-
-function isEmptyFile(response) {
-  return response.status === 416 && response.headers.get("content-range")?.trim() === "bytes */0";
-}
-
-/** Bytes that a program on the way has packed are not those of the file. */
-async function refuseEncoded(response) {
-  // Where it stands there twice, all are here, one after the other.
-  const encoding = response.headers.get("content-encoding") ?? "";
-  if (encoding.split(",").some((one) => !["", "identity"].includes(one.trim().toLowerCase()))) {
-    await discard(response);
-    const reason = `expected the bytes of the file, found them encoded as ${quoteName(encoding)}`;
-    throw remoteFault("content-encoded", reason);
-  }
-}
-
-/** The size of the file, and of the part that follows, which has to be the one that was asked for. */
-async function contentRange(response, begin, end) {
-  const said = response.headers.get("content-range");
-  const [, first, last, total] = /^bytes (\d+)-(\d+)\/(\d+)$/i.exec(said?.trim() ?? "")?.map(Number) ?? [];
-  const isSafe = [first, last, total].every(Number.isSafeInteger);
-  if (isSafe && first === begin && last === Math.min(end, total) - 1 && last >= first) {
-    return { total, nbytes: last - first + 1 };
-  }
-  await discard(response);
-  const found = said === null ? "no Content-Range" : quoteName(said);
-  // Browsers hide what a server of another origin does not name.
-  const hint = said === null ? " — a server of another origin has to expose Content-Range and ETag" : "";
-  throw remoteFault("wrong-range", `expected bytes ${begin}-${end - 1} of the file, found ${found}${hint}`);
-}
-
-function rangeIgnored(begin, end) {
-  const reason = `the server does not give parts: expected bytes ${begin}-${end - 1}, found the whole file`;
-  return remoteFault("range-ignored", reason);
-}
-
-function wrongLength(expected, found) {
-  if (found > expected) {
-    return remoteFault("wrong-range", `expected ${expected} bytes, found more`, { expected });
-  }
-  return remoteFault("short-read", `expected ${expected} bytes, found ${found}`, { expected, found }, 0);
-}
-
-// --- Addresses of the Hub ---
-
-const HUB = "https://huggingface.co";
-
-/** `hf://[models/|datasets/|spaces/]owner/name[@revision][/path]`; without a path it is that of the repository. */
-const HUB_ADDRESS = new RegExp(
-  "^hf://(?:(models|datasets|spaces)/)?([^/@]+/[^/@]+|[^/@]+(?=$|@[^/]+$))" +
-    "(?:@(refs/(?:pr|convert)/[^/]+|[^/]+))?(?:/(.*))?$",
-);
-
-/** The URL that `address` stands for; that of a repository ends with a slash. */
-export function hubUrl(address, options = {}) {
-  const [, kind = "models", repo, revision = "main", path = ""] = HUB_ADDRESS.exec(address) ?? refuseAddress(address);
-  // A revision may be given as it is or encoded; it is one part of the URL, slashes and all.
-  const version = unescaped(revision) ?? refuseAddress(address);
-  const parts = [...repo.split("/"), version, ...path.split("/")];
-  // A URL has no way to spell these: they would lead elsewhere.
-  if (parts.some((part) => part === "." || part === "..")) refuseAddress(address);
-  const [type, hub] = [kind === "models" ? "" : `${kind}/`, options.hub ?? HUB];
-  const [owned, file] = [repo, path].map((text) => text.split("/").map(encodeURIComponent).join("/"));
-  return new URL(`${hub.replace(/\/+$/, "")}/${type}${owned}/resolve/${encodeURIComponent(version)}/${file}`);
-}
-
-/** Text with what is percent-encoded in it decoded; null where that is no text. */
-function unescaped(text) {
-  try {
-    return decodeURIComponent(text);
-  } catch {
-    return null;
-  }
-}
-
-function refuseAddress(address) {
-  const reason = `expected hf://owner/name[@revision][/path], found ${quoteName(address)}`;
-  throw new SafetensorError(reason, { code: "invalid-url" });
-}
-
-function urlOf(source, settings) {
-  if (typeof source === "string" && source.startsWith("hf://")) return hubUrl(source, settings);
-  return parseUrl(source);
-}
-
 // --- One file ---
 
-/** A `File` or `Blob`, read by `slice`. */
-class BlobFile {
-  constructor(blob, settings) {
-    this.blob = blob;
-    this.settings = settings;
-    this.path = typeof blob.name === "string" ? blob.name : null;
-    this.limit = settings.localLimit;
-  }
-
-  async start(nbytes) {
-    const bytes = await this.range(0, Math.min(nbytes, this.blob.size));
-    return { bytes, fileSize: this.blob.size };
-  }
-
-  async range(begin, end) {
-    this.settings.signal?.throwIfAborted();
-    const bytes = await this.read(this.blob.slice(begin, end));
-    if (bytes.length !== end - begin) throw wrongLength(end - begin, bytes.length);
-    return bytes;
-  }
-
-  async read(part) {
-    try {
-      return new Uint8Array(await part.arrayBuffer());
-    } catch (error) {
-      // Browsers refuse a file that was changed since it was chosen.
-      const reason = `cannot be read: ${escapeName(String(error?.message ?? error))}`;
-      throw new Fault("read", null, reason, { cause: error });
-    }
-  }
-}
-
-function isBlob(source) {
-  return typeof Blob !== "undefined" && source instanceof Blob;
-}
-
-function isBuffer(source) {
-  return source instanceof ArrayBuffer || ArrayBuffer.isView(source) || isShared(source);
-}
-
-/** Reads the header of a file that `start` and `range` give: by two reads where one does not hold all of it. */
-async function headerOf(file, settings) {
-  return namingLater(file.path, async () => {
-    const { bytes, fileSize } = await file.start(settings.firstBytes);
-    const size = namingForeign(bytes, () => headSizeOf(bytes, fileSize, file.limit));
-    const rest = size > bytes.length ? [await file.range(bytes.length, size)] : [];
+/** The header of a file that was opened: by one more read where what was read on opening does not hold all of it. */
+async function headerOf(source, settings) {
+  const isRemote = source instanceof UrlSource;
+  const limit = isRemote ? settings.remoteLimit : settings.localLimit;
+  const fileSize = source.size;
+  return namingLater(source.name, async () => {
+    const read = (begin, end) => readAll(source, begin, end, settings.signal);
+    const bytes = isRemote ? source.head : await read(0, Math.min(settings.firstBytes, fileSize));
+    const size = namingForeign(bytes, () => headSizeOf(bytes, fileSize, limit));
+    const rest = size > bytes.length ? [await read(bytes.length, size)] : [];
     const start = concatenate([bytes, ...rest], Math.max(size, bytes.length));
-    return parse(start, { fileSize, limit: file.limit, strict: settings.strict });
+    return parse(start, { fileSize, limit, strict: settings.strict });
   });
 }
 
-/** The header of a file in memory, of a `File` or `Blob`, or at a URL. No more of it is read. */
+async function headerAt(url, settings) {
+  return headerOf(await UrlSource.open(url, settings), settings);
+}
+
+/** The header of a file in memory, of a `File` or `Blob`, of a source, or at a URL. No more of it is read. */
 export async function readHeader(source, options = {}) {
   if (isBuffer(source)) return parseHeader(source, options);
   const settings = new Settings(options);
-  const file = isBlob(source) ? new BlobFile(source, settings) : new RemoteFile(urlOf(source, settings), settings);
-  return headerOf(file, settings);
+  if (isBlob(source) || isSource(source)) return headerOf(asSource(source), settings);
+  return headerAt(urlOf(source, settings), settings);
 }
 
 /** The index of a sharded checkpoint, from any of the same sources. Its shards are not looked at. */
 export async function readIndex(source, options = {}) {
   if (isBuffer(source)) return parseIndex(source, options);
   const settings = new Settings(options);
-  return isBlob(source) ? indexOfBlob(source, settings) : indexAt(urlOf(source, settings), settings);
+  if (isBlob(source) || isSource(source)) return indexOf(asSource(source), settings);
+  return indexAt(urlOf(source, settings), settings);
 }
 
-async function indexOfBlob(blob, settings) {
-  const file = new BlobFile(blob, settings);
-  return namingLater(file.path, async () => {
-    if (blob.size > MAX_INDEX_BYTES) throw indexTooLarge(blob.size);
-    return readIndexText(await file.range(0, blob.size));
+async function indexOf(source, settings) {
+  return namingLater(source.name, async () => {
+    if (source.size > MAX_INDEX_BYTES) throw indexTooLarge(source.size);
+    return readIndexText(await readAll(source, 0, source.size, settings.signal));
   });
 }
 
@@ -2097,7 +1454,7 @@ class RemoteFolder {
 
   async single() {
     const url = new URL(SINGLE_FILE, this.url);
-    const header = await unlessMissing(headerOf(new RemoteFile(url, this.settings), this.settings));
+    const header = await unlessMissing(headerAt(url, this.settings));
     if (header === null) return null;
     // Looking for it has read it.
     this.read.set(SINGLE_FILE, header);
@@ -2127,7 +1484,7 @@ class RemoteFolder {
     if (this.read.has(name)) return this.read.get(name);
     const isOnly = !isIndexName(this.url.pathname);
     const url = isOnly ? this.url : naming(this.path, () => this.shardUrl(name));
-    return headerOf(new RemoteFile(url, settings), settings);
+    return headerAt(url, settings);
   }
 
   shardUrl(name) {
@@ -2209,7 +1566,7 @@ class FileFolder {
     this.path = path;
     this.base = path.slice(0, path.lastIndexOf("/") + 1);
     if (indexes.length === 0) return { index: null, name: path.slice(this.base.length) };
-    const index = await indexOfBlob(this.files.get(path), this.settings);
+    const index = await indexOf(asSource(this.files.get(path)), this.settings);
     this.refuseMissing(index);
     return { index, name: null };
   }
@@ -2223,7 +1580,7 @@ class FileFolder {
   }
 
   async header(name, settings) {
-    return headerOf(new BlobFile(this.files.get(this.base + name), settings), settings);
+    return headerOf(asSource(this.files.get(this.base + name)), settings);
   }
 
   async config() {
@@ -2232,7 +1589,7 @@ class FileFolder {
     if (blob === undefined) return null;
     return namingLater(blob.name, async () => {
       if (blob.size > MAX_CONFIG_BYTES) throw configTooLarge(blob.size);
-      return parseConfig(await new BlobFile(blob, this.settings).range(0, blob.size));
+      return parseConfig(await readAll(asSource(blob), 0, blob.size, this.settings.signal));
     });
   }
 }

@@ -1,0 +1,207 @@
+//! Bytes that an object of Python gives: a file-like object, or the client of a store.
+//!
+//! Python says what each kind of object is asked (`python/ingot/_objects.py`); which ranges it is asked for, and how many at
+//! once, is the plan's to say, as for every source. The interpreter is held while a range is asked for and never while
+//! its bytes are copied.
+
+use std::fmt;
+use std::io::{self, Read};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ingot_format::to_u64;
+use ingot_io::{Error, Source, StopFlag};
+use pyo3::exceptions::PyTimeoutError;
+use pyo3::prelude::*;
+
+use crate::tensor::BufferSource;
+
+/// Bytes between two runs that are better asked for and thrown away: as many as of what is behind a URL, since that is what
+/// most of these objects are.
+const GAP_NBYTES: u64 = 128 << 10;
+
+/// Seconds after which a thread that waits for an answer looks whether anybody still wants it.
+const POLL: f64 = 0.05;
+
+/// A `Reader` of `python/ingot/_objects.py`.
+pub(crate) struct ObjectSource {
+    reader: Py<PyAny>,
+    nbytes: u64,
+    /// How many ranges may be asked for at once; none where answering takes no waiting.
+    at_once: usize,
+    /// Whether it was read from since its size was asked for.
+    was_read: AtomicBool,
+}
+
+impl ObjectSource {
+    pub(crate) fn new(reader: &Bound<'_, PyAny>) -> PyResult<ObjectSource> {
+        Ok(ObjectSource {
+            nbytes: reader.getattr("nbytes")?.extract()?,
+            at_once: reader.getattr("at_once")?.extract()?,
+            reader: reader.clone().unbind(),
+            was_read: AtomicBool::new(false),
+        })
+    }
+
+    /// Asks for a range, and waits for the answer as long as somebody wants it.
+    fn ask(&self, range: &Range<u64>, stop: StopFlag<'_>) -> io::Result<BufferSource> {
+        self.was_read.store(true, Ordering::Relaxed);
+        let answer = attached(|py| {
+            let answer = self
+                .reader
+                .bind(py)
+                .call_method1("ask", (range.start, range.end))?;
+            BufferSource::new(&awaited(&answer, stop)?)
+        })?;
+        let (expected, found) = (range.end - range.start, answer.nbytes());
+        match found == expected {
+            true => Ok(answer),
+            false => Err(io::Error::other(WrongLength { expected, found })),
+        }
+    }
+}
+
+/// The result of a `concurrent.futures.Future`. It may never come: then whoever gives it is left behind.
+fn awaited<'py>(answer: &Bound<'py, PyAny>, stop: StopFlag<'_>) -> PyResult<Bound<'py, PyAny>> {
+    let py = answer.py();
+    loop {
+        match answer.call_method1("result", (POLL,)) {
+            Err(fault)
+                if fault.is_instance_of::<PyTimeoutError>(py)
+                    && !answer.call_method0("done")?.is_truthy()?
+                    && !stop.is_set() => {}
+            outcome => return outcome,
+        }
+    }
+}
+
+/// What `work` gives, where there is an interpreter: threads that read ahead may outlive it.
+fn attached<T>(work: impl FnOnce(Python<'_>) -> PyResult<T>) -> io::Result<T> {
+    match Python::try_attach(work) {
+        Some(outcome) => outcome.map_err(|fault| io::Error::other(Raised(fault))),
+        None => Err(io::Error::other("the interpreter is shutting down")),
+    }
+}
+
+impl fmt::Debug for ObjectSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ObjectSource({} bytes)", self.nbytes)
+    }
+}
+
+impl Source for ObjectSource {
+    fn nbytes(&self) -> u64 {
+        self.nbytes
+    }
+
+    fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
+        let end = self.nbytes.min(position.saturating_add(to_u64(dest.len())));
+        if end <= position {
+            return Ok(0);
+        }
+        self.ask(&(position..end), StopFlag::never())?.read_at(0, dest)
+    }
+
+    fn gap_nbytes(&self) -> u64 {
+        GAP_NBYTES
+    }
+
+    fn stream<'s>(&'s self, span: Range<u64>, stop: StopFlag<'s>) -> Option<Box<dyn Read + 's>> {
+        Some(Box::new(Answer {
+            source: self,
+            span,
+            stop,
+            bytes: None,
+            at: 0,
+        }))
+    }
+
+    fn waits(&self) -> bool {
+        self.at_once > 0
+    }
+
+    fn reads_at_once(&self) -> usize {
+        self.at_once
+    }
+
+    fn nbytes_now(&self) -> io::Result<Option<u64>> {
+        // Asking may be a request, so it is done after reading and not before it once more.
+        if !self.was_read.swap(false, Ordering::Relaxed) {
+            return Ok(Some(self.nbytes));
+        }
+        attached(|py| {
+            let answer = self.reader.bind(py).call_method0("ask_nbytes")?;
+            awaited(&answer, StopFlag::never())?.extract()
+        })
+    }
+}
+
+/// The bytes of a span, which are asked for at once when the first of them is read.
+struct Answer<'s> {
+    source: &'s ObjectSource,
+    span: Range<u64>,
+    stop: StopFlag<'s>,
+    bytes: Option<BufferSource>,
+    /// Where in the span the next byte lies.
+    at: u64,
+}
+
+impl Read for Answer<'_> {
+    fn read(&mut self, dest: &mut [u8]) -> io::Result<usize> {
+        if self.span.is_empty() {
+            return Ok(0);
+        }
+        let bytes = match &mut self.bytes {
+            Some(bytes) => bytes,
+            none => none.insert(self.source.ask(&self.span, self.stop)?),
+        };
+        let count = bytes.read_at(self.at, dest)?;
+        self.at += to_u64(count);
+        Ok(count)
+    }
+}
+
+/// What an object raised. It is named here and not repeated: what it says may hold the secrets of a store, and stands in
+/// the exception itself, which becomes the cause of ours.
+#[derive(Debug)]
+struct Raised(PyErr);
+
+impl fmt::Display for Raised {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let class = Python::try_attach(|py| self.0.get_type(py).name().map(|name| name.to_string()));
+        let class = class.and_then(Result::ok).unwrap_or_default();
+        write!(f, "the object raised {}", ingot_format::Escaped(&class))
+    }
+}
+
+impl std::error::Error for Raised {}
+
+/// An object gave more bytes than it was asked for, or fewer.
+#[derive(Debug)]
+struct WrongLength {
+    expected: u64,
+    found: u64,
+}
+
+impl fmt::Display for WrongLength {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let WrongLength { expected, found } = self;
+        write!(f, "expected {expected} bytes of the object, found {found}")
+    }
+}
+
+impl std::error::Error for WrongLength {}
+
+/// What an object raised, where `error` comes of that.
+pub(crate) fn raised(error: &Error) -> Option<&PyErr> {
+    Some(&inner::<Raised>(error)?.0)
+}
+
+/// How many bytes an object was asked for, and how many it gave, where `error` comes of that.
+pub(crate) fn wrong_length(error: &Error) -> Option<(u64, u64)> {
+    inner::<WrongLength>(error).map(|wrong| (wrong.expected, wrong.found))
+}
+
+fn inner<E: std::error::Error + 'static>(error: &Error) -> Option<&E> {
+    error.system()?.get_ref()?.downcast_ref()
+}

@@ -1,0 +1,375 @@
+// Requests over HTTP: patience, redirects, and what an answer has to be before a byte of it counts.
+
+import { HUB, isPublic, showUrl } from "./address.js";
+import { Fault, escapeName, quoteName } from "./errors.js";
+
+// --- What the options say ---
+
+/** Bytes that are read before it is known how long the header is. 97 of 100 headers on the Hub have less than these. */
+const FIRST_NBYTES = 1 << 17;
+
+/** Milliseconds that one request may keep its reader waiting. */
+const TIMEOUT = 60_000;
+
+/** Tries after the first that failed for a reason that may pass. */
+const RETRIES = 2;
+
+/** How requests are made: that part of the options that every reader has. */
+export class Transport {
+  constructor(options = {}) {
+    this.fetch = options.fetch ?? ((...request) => globalThis.fetch(...request));
+    this.headers = options.headers ?? {};
+    this.signal = options.signal ?? null;
+    // The length of a header is among the first 8.
+    this.firstBytes = Math.max(8, sizeOption(options.firstBytes ?? FIRST_NBYTES, "firstBytes"));
+    this.timeout = sizeOption(options.timeout ?? TIMEOUT, "timeout");
+    this.retries = sizeOption(options.retries ?? RETRIES, "retries");
+    this.allowPrivateRedirects = options.allowPrivateRedirects === true;
+    this.hub = options.hub ?? HUB;
+  }
+
+  withSignal(signal) {
+    return Object.assign(Object.create(Object.getPrototypeOf(this)), this, { signal });
+  }
+}
+
+export function sizeOption(value, name) {
+  if (!Number.isSafeInteger(value) || value < 0) throw new TypeError(`${name} must be a whole number, zero or more`);
+  return value;
+}
+
+/** A controller, and a signal that it or `outer` aborts. */
+export function linked(outer) {
+  outer?.throwIfAborted();
+  const controller = new AbortController();
+  return { controller, signal: outer ? AbortSignal.any([outer, controller.signal]) : controller.signal };
+}
+
+// --- Requests ---
+
+const REDIRECTS = new Set([301, 302, 303, 307, 308]);
+const MAX_HOPS = 5;
+
+const PASSING = new Set([408, 429, 500, 502, 503, 504]);
+const PAUSE = 250;
+/** A server that wants to be left alone for longer, in milliseconds, is: the request fails at once. */
+const MAX_PAUSE = 10_000;
+
+// Browsers follow redirects themselves and do not say where to. That is found out by asking once.
+let redirectsAreHidden = false;
+
+/** A fault of the network or the server. `retryIn` is null where a second try would meet it again. */
+export function remoteFault(code, reason, fields = {}, retryIn = null) {
+  return Object.assign(new Fault(code, null, reason, fields), { retryIn });
+}
+
+/** What `attempt` gives, tried again while it fails for a reason that may pass. */
+export async function retrying(settings, attempt) {
+  for (let tries = 0; ; tries++) {
+    try {
+      return await withDeadline(settings, attempt);
+    } catch (fault) {
+      const wait = retryPause(fault, tries, settings.retries);
+      if (wait === null) throw fault;
+      await pause(wait, settings.signal);
+    }
+  }
+}
+
+/** Milliseconds to wait before the try after `tries` failed ones; null where there is none. */
+export function retryPause(fault, tries, retries) {
+  const retryIn = fault instanceof Fault ? (fault.retryIn ?? null) : null;
+  return retryIn === null || tries >= retries ? null : Math.max(retryIn, PAUSE * 2 ** tries);
+}
+
+async function withDeadline(settings, attempt) {
+  const { controller, signal } = linked(settings.signal);
+  const rings = Math.min(settings.timeout, LONGEST_TIMER);
+  const timer = setTimeout(() => controller.abort(tooLate(settings.timeout)), rings);
+  try {
+    return await attempt(signal);
+  } catch (fault) {
+    // Whatever else it led to, this is why.
+    throw signal.aborted ? signal.reason : fault;
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+/** Longer ones ring at once. */
+const LONGEST_TIMER = 2 ** 31 - 1;
+
+/** Bytes a second below which a server does not answer but hold on. */
+const MIN_RATE = 1024;
+
+function tooLate(timeout) {
+  return remoteFault("timeout", `no answer in ${timeout} ms`);
+}
+
+/**
+ * The time that one request may keep its reader waiting: `timeout` for each part of the answer, and in all no longer
+ * than its bytes take at `MIN_RATE`. What the reader itself does between two parts does not count.
+ */
+export class Patience {
+  #controller;
+  #timeout;
+  #waited = 0;
+  #received = 0;
+
+  constructor(settings) {
+    const { controller, signal } = linked(settings.signal);
+    this.signal = signal;
+    this.#controller = controller;
+    this.#timeout = settings.timeout;
+  }
+
+  /** What `work` gives, which honours `signal` or is left behind. */
+  async wait(work) {
+    const begin = performance.now();
+    const allowed = this.#timeout + (this.#received / MIN_RATE) * 1000 - this.#waited;
+    const rings = Math.max(0, Math.min(allowed, this.#timeout, LONGEST_TIMER));
+    const timer = setTimeout(() => this.end(tooLate(this.#timeout)), rings);
+    try {
+      return await unlessAborted(this.signal, work);
+    } finally {
+      clearTimeout(timer);
+      this.#waited += performance.now() - begin;
+    }
+  }
+
+  /** `nbytes` more have come. */
+  receive(nbytes) {
+    this.#received += nbytes;
+  }
+
+  /** Ends the request, and frees its connection. */
+  end(reason) {
+    this.#controller.abort(reason);
+  }
+}
+
+/** What `work` gives, or the reason of the signal, whichever is first. */
+export async function unlessAborted(signal, work) {
+  signal?.throwIfAborted();
+  if (!signal) return work();
+  let listen;
+  const aborted = new Promise((_, reject) => {
+    listen = () => reject(signal.reason);
+    signal.addEventListener("abort", listen);
+  });
+  try {
+    return await Promise.race([work(), aborted]);
+  } catch (fault) {
+    // Whatever else it led to, this is why.
+    throw signal.aborted ? signal.reason : fault;
+  } finally {
+    signal.removeEventListener("abort", listen);
+  }
+}
+
+export function pause(milliseconds, outer) {
+  const { signal } = linked(outer);
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(resolve, milliseconds);
+    signal.addEventListener("abort", () => {
+      clearTimeout(timer);
+      reject(signal.reason);
+    });
+  });
+}
+
+/** The answer to a GET, redirects followed. The caller's headers go to the caller's host and to no other. */
+export async function get(url, headers, settings, signal) {
+  let ours = settings.headers;
+  for (let at = url, hops = 0; ; ) {
+    const response = await ask(at, allHeaders(ours, headers), settings, signal);
+    if (response.type === "opaqueredirect" && !redirectsAreHidden) {
+      redirectsAreHidden = true;
+      continue;
+    }
+    if (!REDIRECTS.has(response.status)) {
+      // A `fetch` that followed by itself. Browsers take the Authorization header away on the way to another host.
+      if (response.redirected && response.url) refuseRedirect(at, new URL(response.url), url, settings);
+      return response;
+    }
+    await discard(response);
+    if (++hops > MAX_HOPS) throw remoteFault("redirect-refused", `more than ${MAX_HOPS} redirects`);
+    const next = redirectTarget(at, response.headers.get("location"));
+    refuseRedirect(at, next, url, settings);
+    if (next.origin !== at.origin) ours = {};
+    at = next;
+  }
+}
+
+function allHeaders(ours, more) {
+  const headers = new Headers(ours);
+  for (const [name, value] of Object.entries(more)) headers.set(name, value);
+  return headers;
+}
+
+async function ask(url, headers, settings, signal) {
+  const redirect = redirectsAreHidden ? "follow" : "manual";
+  try {
+    return await settings.fetch(url.href, { headers, signal, redirect });
+  } catch (error) {
+    if (signal.aborted) throw error;
+    const reason = escapeName(String(error?.cause?.message ?? error?.message ?? error));
+    throw remoteFault("network", `cannot be fetched: ${reason}`, { cause: error }, 0);
+  }
+}
+
+function redirectTarget(from, location) {
+  let to;
+  try {
+    to = new URL(location ?? "", from);
+  } catch {
+    throw remoteFault("redirect-refused", `redirected to what is no URL: ${quoteName(String(location))}`);
+  }
+  if (location === null) throw remoteFault("redirect-refused", "redirected to nowhere");
+  return to;
+}
+
+/**
+ * A server may send its clients elsewhere, but not to a weaker protocol and not into their own network: what is private
+ * there is asked only where the caller has named it. That a host is private as well says nothing about another.
+ */
+function refuseRedirect(from, to, home, settings) {
+  const isWeaker = to.protocol !== "https:" && !(to.protocol === "http:" && from.protocol === "http:");
+  const isNamed = to.origin === home.origin || settings.allowPrivateRedirects;
+  if (isWeaker || (!isNamed && !isPublic(to.hostname)) || to.username !== "" || to.password !== "") {
+    throw remoteFault("redirect-refused", `redirected to ${quoteName(showUrl(to))}, which is refused`);
+  }
+}
+
+// --- Answers ---
+
+export async function discard(response) {
+  // It may be endless, and a connection that is cut is no fault here.
+  await response.body?.cancel().catch(() => {});
+}
+
+/** The body, or more than `limit` bytes of a longer one. */
+export async function bodyUpTo(response, limit) {
+  if (!response.body) return new Uint8Array(await response.arrayBuffer());
+  const reader = response.body.getReader();
+  const parts = [];
+  let size = 0;
+  try {
+    while (size <= limit) {
+      const { done, value } = await reader.read();
+      if (done) break;
+      parts.push(value);
+      size += value.length;
+    }
+  } catch (error) {
+    throw remoteFault("short-read", `the answer breaks off after ${size} bytes`, { found: size, cause: error }, 0);
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+  return concatenate(parts, size);
+}
+
+export function concatenate(parts, size) {
+  if (parts.length === 1) return parts[0];
+  const bytes = new Uint8Array(size);
+  let at = 0;
+  for (const part of parts) {
+    bytes.set(part, at);
+    at += part.length;
+  }
+  return bytes;
+}
+
+/** The fault of an answer that is none of the expected ones. */
+export function badStatus(response, expected) {
+  const { status } = response;
+  // The Hub's word for what is not there, for example `EntryNotFound`.
+  const word = response.headers.get("x-error-code") ?? response.statusText;
+  const reason = `expected status ${expected}, found ${status}${word ? ` (${escapeName(word.slice(0, 200))})` : ""}`;
+  const retryIn = PASSING.has(status) ? retryAfter(response) : null;
+  return remoteFault("http-status", reason, { expected, found: status, status }, retryIn);
+}
+
+/** Milliseconds after which to try again; null where that is too long. */
+function retryAfter(response) {
+  const text = response.headers.get("retry-after") ?? "0";
+  // Where it stands there twice, what counts is the longest. A date has a comma too.
+  const isDate = !/^[\d, ]+$/.test(text);
+  const wait = isDate ? Date.parse(text) - Date.now() : Math.max(...text.split(",").map(Number)) * 1000;
+  return wait > MAX_PAUSE ? null : Math.max(0, wait || 0);
+}
+
+/** All of a short file that is no header: an index, a configuration. */
+export async function getWhole(url, settings, tooLarge, limit) {
+  return retrying(settings, async (signal) => {
+    const response = await get(url, {}, settings, signal);
+    if (response.status !== 200) {
+      await discard(response);
+      throw badStatus(response, 200);
+    }
+    // Unpacked bytes are counted, so that it does not matter here whether the server compressed them.
+    const bytes = await bodyUpTo(response, limit);
+    if (bytes.length > limit) throw tooLarge(bytes.length);
+    return bytes;
+  });
+}
+
+/** What tells two versions of a file apart. A weak ETag says too little for bytes. */
+export async function versionOf(response, total) {
+  const etag = await onlyValue(response, "etag", /(?:W\/)?"[^"]*"|[^\s,"]+/g);
+  const modified = await onlyValue(response, "last-modified", /[^\s,].*?(?:GMT|$)/g);
+  const isStrong = etag !== null && !etag.startsWith("W/");
+  return JSON.stringify([total, etag, isStrong ? null : modified]);
+}
+
+/** A header's value. Where it stands there twice, `fetch` gives both with a comma between them, as `each` tells. */
+async function onlyValue(response, name, each) {
+  const [value = null, ...others] = response.headers.get(name)?.match(each) ?? [];
+  if (others.some((other) => other !== value)) {
+    await discard(response);
+    throw remoteFault("malformed-response", `the header ${name} stands in the answer twice, with two values`);
+  }
+  return value;
+}
+
+export function isEmptyFile(response) {
+  return response.status === 416 && response.headers.get("content-range")?.trim() === "bytes */0";
+}
+
+/** Bytes that a program on the way has packed are not those of the file. */
+export async function refuseEncoded(response) {
+  // Where it stands there twice, all are here, one after the other.
+  const encoding = response.headers.get("content-encoding") ?? "";
+  if (encoding.split(",").some((one) => !["", "identity"].includes(one.trim().toLowerCase()))) {
+    await discard(response);
+    const reason = `expected the bytes of the file, found them encoded as ${quoteName(encoding)}`;
+    throw remoteFault("content-encoded", reason);
+  }
+}
+
+/** The size of the file, and of the part that follows, which has to be the one that was asked for. */
+export async function contentRange(response, begin, end) {
+  const said = response.headers.get("content-range");
+  const [, first, last, total] = /^bytes (\d+)-(\d+)\/(\d+)$/i.exec(said?.trim() ?? "")?.map(Number) ?? [];
+  const isSafe = [first, last, total].every(Number.isSafeInteger);
+  if (isSafe && first === begin && last === Math.min(end, total) - 1 && last >= first) {
+    return { total, nbytes: last - first + 1 };
+  }
+  await discard(response);
+  const found = said === null ? "no Content-Range" : quoteName(said);
+  // Browsers hide what a server of another origin does not name.
+  const hint = said === null ? " — a server of another origin has to expose Content-Range and ETag" : "";
+  throw remoteFault("wrong-range", `expected bytes ${begin}-${end - 1} of the file, found ${found}${hint}`);
+}
+
+export function rangeIgnored(begin, end) {
+  const reason = `the server does not give parts: expected bytes ${begin}-${end - 1}, found the whole file`;
+  return remoteFault("range-ignored", reason);
+}
+
+export function wrongLength(expected, found) {
+  if (found > expected) {
+    return remoteFault("wrong-range", `expected ${expected} bytes, found more`, { expected });
+  }
+  return remoteFault("short-read", `expected ${expected} bytes, found ${found}`, { expected, found }, 0);
+}

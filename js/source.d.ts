@@ -1,0 +1,65 @@
+import type { Bytes, ReadOptions } from "./safetensors.js";
+
+/** What ranges are read from. `openSource` gives one, and any object with these three is one. */
+export interface Source {
+  /** What errors call it: the name of the file, or the address without what may be secret. */
+  readonly name: string | null;
+  /** Bytes in the file. */
+  readonly size: number;
+  /** The bytes from `begin` to before `end`, counted from the start of the file. */
+  read(begin: number, end: number, signal?: AbortSignal): Promise<Uint8Array>;
+}
+
+export interface OpenOptions
+  extends Pick<
+    ReadOptions,
+    "fetch" | "headers" | "allowPrivateRedirects" | "firstBytes" | "timeout" | "retries" | "hub"
+  > {
+  /** Ends the opening; later reads have signals of their own. */
+  signal?: AbortSignal;
+}
+
+/**
+ * Opens a file: by one request where it is a URL, which says how long the file is and of what version. What is read of
+ * it later is of that version, or a `SafetensorError` with the code `changed`. The first bytes are kept, so that
+ * `readHeader` of the source asks for no more where they hold the header. Memory is not copied, and must not change.
+ */
+export declare function openSource(source: Bytes | Blob | URL | string, options?: OpenOptions): Promise<Source>;
+
+export interface RangeOptions {
+  /** Ends the reading; the promise is then rejected with `signal.reason`. */
+  signal?: AbortSignal;
+}
+
+/**
+ * The bytes from `begin` to before `end`, all of them, counted from the start of the file. `into` is memory of the
+ * caller, `end - begin` bytes long, which is filled and given back: nothing of that size is made besides. After an
+ * error it may hold a part of the range.
+ *
+ * A range outside of the file, or `into` of another length, throws a `RangeError`; an address, a `TypeError`: it has to
+ * be opened first, so that all ranges are of one version.
+ */
+export declare function readRange(
+  source: Source | Blob | Bytes,
+  begin: number,
+  end: number,
+  options?: RangeOptions,
+): Promise<Uint8Array>;
+export declare function readRange<Into extends Uint8Array>(
+  source: Source | Blob | Bytes,
+  begin: number,
+  end: number,
+  options: RangeOptions & { into: Into },
+): Promise<Into>;
+
+/**
+ * The same bytes in pieces of `pieceBytes` (3,145,728, a whole number of elements of every dtype), of which one is in
+ * memory at a time: it is overwritten when the next one is asked for, unless its buffer was transferred. To leave the
+ * loop ends the request.
+ */
+export declare function streamRange(
+  source: Source | Blob | Bytes,
+  begin: number,
+  end: number,
+  options?: RangeOptions & { pieceBytes?: number },
+): AsyncGenerator<Uint8Array, void, void>;

@@ -1,0 +1,527 @@
+"""Files that are read from objects: open files, buffers, fsspec's files, the files of a store."""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import pickle
+import signal
+import threading
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy
+import obstore.store
+import pytest
+import torch
+from fsspec.implementations.memory import MemoryFileSystem
+
+import ingot
+import ingot.numpy
+import ingot.torch
+from processes import run
+
+NAME = "model.safetensors"
+SECRET = "sig=hidden"
+
+
+def tensors() -> dict[str, numpy.ndarray[Any, Any]]:
+    random = numpy.random.default_rng(7)
+    return {
+        "big": random.integers(0, 255, (1024, 3000), numpy.uint8),
+        "empty": numpy.zeros((0, 3), numpy.float32),
+        "half": random.random((40, 50)).astype(numpy.float16),
+        "wide": random.random((300, 2000)),
+    }
+
+
+@pytest.fixture
+def data() -> bytes:
+    return ingot.numpy.save(tensors(), {"made": "by hand"})
+
+
+class Counting:
+    """A store of obstore that notes what it is asked for."""
+
+    def __init__(self, data: bytes) -> None:
+        self.asked: list[tuple[int, int]] = []
+        self.heads = 0
+        self.store = obstore.store.MemoryStore()
+        self.store.put(NAME, data)
+
+    def get_ranges(self, path: str, *, starts: list[int], ends: list[int]) -> list[Any]:
+        self.asked += zip(starts, ends, strict=True)
+        return list(self.store.get_ranges(path, starts=starts, ends=ends))
+
+    def head(self, path: str) -> Any:
+        self.heads += 1
+        return self.store.head(path)
+
+
+class CountingFiles(MemoryFileSystem):  # type: ignore[misc]
+    """A file system of fsspec that notes what it is asked for."""
+
+    protocol = "memory"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[int, int]] = []
+
+    def cat_ranges(self, paths: Any, starts: Any, ends: Any, **options: Any) -> Any:
+        self.asked += zip(starts, ends, strict=True)
+        return super().cat_ranges(paths, starts, ends, **options)
+
+
+def in_memory_of_fsspec(data: bytes) -> str:
+    fsspec.filesystem("memory").pipe_file(f"/ingot-tests/{NAME}", data)
+    return f"memory://ingot-tests/{NAME}"
+
+
+def written(data: bytes, folder: Path) -> Path:
+    path = folder / NAME
+    path.write_bytes(data)
+    return path
+
+
+def opened(data: bytes, folder: Path) -> Any:
+    return written(data, folder).open("rb")
+
+
+def member(data: bytes, compression: int) -> Any:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", compression) as archive:
+        archive.writestr(NAME, data)
+    return zipfile.ZipFile(packed).open(NAME)
+
+
+def mapped(data: bytes) -> mmap.mmap:
+    pages = mmap.mmap(-1, len(data))
+    pages[:] = data
+    return pages
+
+
+def in_obstore(data: bytes) -> Any:
+    store = obstore.store.MemoryStore()
+    store.put(NAME, data)
+    return store
+
+
+class Dribbling(io.BytesIO):
+    """A file that gives little at a time, as raw files may."""
+
+    getbuffer = None  # type: ignore[assignment]
+
+    def read(self, size: int | None = -1) -> bytes:
+        return super().read(size if size is None else min(size, 70_001))
+
+
+OBJECTS: dict[str, Callable[[bytes, Path], Any]] = {
+    "BytesIO": lambda data, folder: io.BytesIO(data),
+    "bytearray": lambda data, folder: bytearray(data),
+    "memoryview": lambda data, folder: memoryview(data),
+    "mmap": lambda data, folder: mapped(data),
+    "open file": opened,
+    "raw file": lambda data, folder: opened(data, folder).detach(),
+    "file that dribbles": lambda data, folder: Dribbling(data),
+    "stored zip member": lambda data, folder: member(data, zipfile.ZIP_STORED),
+    "deflated zip member": lambda data, folder: member(data, zipfile.ZIP_DEFLATED),
+    "fsspec": lambda data, folder: fsspec.open(in_memory_of_fsspec(data)),
+    "opened fsspec": lambda data, folder: fsspec.open(in_memory_of_fsspec(data)).open(),
+    "local fsspec": lambda data, folder: fsspec.open(str(written(data, folder))),
+    "opened local fsspec": lambda data, folder: fsspec.open(str(written(data, folder))).open(),
+    "file system of fsspec": lambda data, folder: ingot.Ranges(
+        fsspec.filesystem("memory"), in_memory_of_fsspec(data)
+    ),
+    "obstore": lambda data, folder: ingot.Ranges(in_obstore(data), NAME),
+    "obstore, size given": lambda data, folder: ingot.Ranges(in_obstore(data), NAME, nbytes=len(data)),
+    "reader of obstore": lambda data, folder: obstore.open_reader(in_obstore(data), NAME),
+    "store of one's own": lambda data, folder: ingot.Ranges(Counting(data), NAME),
+}
+
+
+@pytest.fixture(params=OBJECTS)
+def given(request: pytest.FixtureRequest, data: bytes, tmp_path: Path) -> Any:
+    found = OBJECTS[request.param](data, tmp_path)
+    yield found
+    close = getattr(found, "close", None)
+    if close is not None and not isinstance(found, fsspec.core.OpenFile):
+        close()
+
+
+def test_every_reading_call_takes_it(given: Any, tmp_path: Path) -> None:
+    expected = tensors()
+    loaded = ingot.numpy.load_file(given)
+    assert list(loaded) == list(ingot.numpy.load(ingot.numpy.save(expected)))
+    for name, array in expected.items():
+        numpy.testing.assert_array_equal(loaded[name], array)
+    for name, tensor in ingot.torch.load_file(given).items():
+        numpy.testing.assert_array_equal(tensor.numpy(), expected[name])
+    with ingot.safe_open(given, "np") as file:
+        assert file.metadata() == {"made": "by hand"}
+        numpy.testing.assert_array_equal(file["half"], expected["half"])
+        part = file.get_slice("wide")[7:250:3, 5:900:2]
+        numpy.testing.assert_array_equal(part, expected["wide"][7:250:3, 5:900:2])
+        for name, tensor in file.iter_tensors():
+            numpy.testing.assert_array_equal(tensor, expected[name])
+    assert ingot.read_metadata(given) == {"made": "by hand"}
+    report = ingot.convert(given, tmp_path / "new.bt")
+    assert report.source_format == "safetensors"
+    numpy.testing.assert_array_equal(ingot.numpy.load_file(tmp_path / "new.bt")["wide"], expected["wide"])
+    assert not getattr(given, "closed", False)
+    assert sorted(path.name for path in tmp_path.iterdir()) in (["new.bt"], [NAME, "new.bt"])
+
+
+def test_modules_are_filled_from_it(data: bytes) -> None:
+    model = torch.nn.Linear(4, 3)
+    saved = io.BytesIO(ingot.torch.save(model.state_dict()))
+    other, third = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
+    assert ingot.torch.load_model(other, saved) == (set(), [])
+    ingot.torch.load_into(third, ingot.Ranges(in_obstore(saved.getvalue()), NAME))
+    for one in (other, third):
+        torch.testing.assert_close(one.state_dict(), model.state_dict(), rtol=0, atol=0)
+
+
+def test_a_pickle_of_torch_is_converted_from_it(tmp_path: Path) -> None:
+    saved = io.BytesIO()
+    torch.save({"a": torch.arange(5)}, saved)
+    store = obstore.store.MemoryStore()
+    store.put("folder/model.bin", saved.getvalue())
+    report = ingot.convert(ingot.Ranges(store, "folder/model.bin"), tmp_path / "a.safetensors")
+    assert report.source == "folder/model.bin"
+    assert ingot.torch.load_file(tmp_path / "a.safetensors")["a"].tolist() == [0, 1, 2, 3, 4]
+
+
+def counted(kind: str, data: bytes) -> tuple[Any, list[tuple[int, int]]]:
+    if kind == "obstore":
+        store = Counting(data)
+        return ingot.Ranges(store, NAME), store.asked
+    # No instance for all, as fsspec keeps.
+    files = CountingFiles(skip_instance_cache=True)
+    return fsspec.core.OpenFile(files, in_memory_of_fsspec(data).removeprefix("memory:/")), files.asked
+
+
+@pytest.mark.parametrize("kind", ["obstore", "fsspec"])
+def test_a_slice_asks_for_the_header_and_its_own_bytes(kind: str, data: bytes) -> None:
+    given, asked = counted(kind, data)
+    with ingot.safe_open(given, "np") as file:
+        info, start = file.info("big"), len(data) - max(file.info(name).end for name in file)
+        assert asked == [(0, 64 << 10)]
+        numpy.testing.assert_array_equal(file.get_slice("big")[100:200], tensors()["big"][100:200])
+        begin = start + info.begin + 100 * 3000
+        assert asked[1:] == [(begin, begin + 100 * 3000)]
+
+
+@pytest.mark.parametrize("kind", ["obstore", "fsspec"])
+@pytest.mark.parametrize("option", ["whole", "dtype", "out", "slices"])
+def test_many_tensors_come_in_few_ranges(kind: str, option: str) -> None:
+    arrays = {f"layers.{n:04}": numpy.full((16, 16), n, numpy.float32) for n in range(2000)}
+    given, asked = counted(kind, ingot.numpy.save(arrays))
+    options: dict[str, Any] = {
+        "whole": {},
+        "dtype": {"dtype": "F16"},
+        "out": {"out": {name: numpy.empty_like(array) for name, array in arrays.items()}},
+        "slices": {"slices": dict.fromkeys(arrays, numpy.s_[:, 8:])},
+    }[option]
+    loaded = ingot.numpy.load_file(given, **options)
+    assert all((loaded[name] == array.flat[0]).all() for name, array in arrays.items())
+    # The header, longer than the first 64 KiB, takes two.
+    assert len(asked) <= 2 + 4
+
+
+def test_several_ranges_are_asked_for_at_once(data: bytes) -> None:
+    class Together(Counting):
+        both = threading.Barrier(2)
+
+        def get_ranges(self, path: str, *, starts: list[int], ends: list[int]) -> list[Any]:
+            if starts[0] > 0:
+                # Nothing comes before two wait for it.
+                self.both.wait(60)
+            return super().get_ranges(path, starts=starts, ends=ends)
+
+    with ingot.safe_open(ingot.Ranges(Together(data), NAME), "np") as file:
+        part = file.get_slice("wide")[::150]
+    numpy.testing.assert_array_equal(part, tensors()["wide"][::150])
+
+
+class Failing(Counting):
+    """Fails behind the header, as `how` says."""
+
+    def __init__(self, data: bytes, how: Callable[[list[Any]], Any]) -> None:
+        super().__init__(data)
+        self.how = how
+
+    def get_ranges(self, path: str, *, starts: list[int], ends: list[int]) -> list[Any]:
+        found = super().get_ranges(path, starts=starts, ends=ends)
+        return found if starts[0] == 0 else self.how(found)  # type: ignore[no-any-return]
+
+
+def test_what_a_store_raises_is_the_cause_and_its_words_stay_there(data: bytes, tmp_path: Path) -> None:
+    fault = RuntimeError(f"GET https://host/{NAME}?{SECRET}")
+
+    def fail(found: object) -> Any:
+        raise fault
+
+    given = ingot.Ranges(Failing(data, fail), f"folder/{NAME}")
+    given.store.store.put(f"folder/{NAME}", data)
+    calls: list[Callable[[], object]] = [
+        lambda: ingot.numpy.load_file(given),
+        lambda: ingot.safe_open(given, "np")["big"],
+        lambda: ingot.safe_open(given, "np").get_slice("big")[3],
+    ]
+    for call in calls:
+        with pytest.raises(ingot.StorageError, match=rf"^folder/{NAME}: .*RuntimeError") as caught:
+            call()
+        assert caught.value.__cause__ is fault
+        assert caught.value.path == f"folder/{NAME}"
+        assert SECRET not in str(caught.value)
+    large = ingot.Ranges(Failing(data * 4, fail), NAME)
+    with pytest.raises(ingot.StorageError, match="RuntimeError") as caught:
+        ingot.convert(large, tmp_path / "new.bt", source="safetensors")
+    assert caught.value.__cause__ is fault
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("how", "difference"), [(lambda b: b[:-5], -5), (lambda b: b + b"x", 1)])
+def test_an_answer_of_another_length_says_what_was_expected_and_found(
+    how: Callable[[bytes], bytes], difference: int, data: bytes
+) -> None:
+    given = ingot.Ranges(Failing(data, lambda found: [how(bytes(found[0]))]), NAME)
+    message = rf"^{NAME}: tensor `half`: .*expected 4000 bytes of the object, found {4000 + difference}$"
+    with ingot.safe_open(given, "np") as file, pytest.raises(ingot.StorageError, match=message) as caught:
+        file.get_tensor("half")
+    assert (caught.value.expected, caught.value.found) == (4000, 4000 + difference)
+
+
+@pytest.mark.parametrize("answer", [None, "text", ["", ""], [1.5]])
+def test_an_answer_that_is_no_bytes_is_refused(answer: Any, data: bytes) -> None:
+    given = ingot.Ranges(Failing(data, lambda found: answer), NAME)
+    with pytest.raises(ingot.StorageError, match=r"the object raised (Type|Value)Error"):
+        ingot.numpy.load_file(given)
+
+
+def test_a_file_that_is_not_there_is_the_error_of_the_store() -> None:
+    for given in (ingot.Ranges(in_obstore(b""), "none"), fsspec.open("memory://ingot-tests/none")):
+        with pytest.raises(FileNotFoundError, match="none"):
+            ingot.numpy.load_file(given)
+
+
+def replaced_in_obstore(data: bytes) -> tuple[Any, Callable[[bytes], object]]:
+    store = in_obstore(data)
+    return ingot.Ranges(store, NAME), lambda new: store.put(NAME, new)
+
+
+def replaced_in_fsspec(data: bytes) -> tuple[Any, Callable[[bytes], object]]:
+    return fsspec.open(in_memory_of_fsspec(data)), in_memory_of_fsspec
+
+
+@pytest.mark.parametrize("store", [replaced_in_obstore, replaced_in_fsspec])
+def test_a_file_that_is_replaced_in_its_store_is_noticed(
+    store: Callable[[bytes], tuple[Any, Callable[[bytes], object]]], data: bytes
+) -> None:
+    for new, found in ((bytes(len(data)), None), (data + b"x", len(data) + 1)):
+        given, replace = store(data)
+        with ingot.safe_open(given, "np") as file:
+            assert file["half"].shape == (40, 50)
+            replace(new)
+            with pytest.raises(ingot.StorageError, match=NAME) as caught:
+                file.get_tensor("half")
+        assert caught.value.code == "changed"
+        assert caught.value.found == found
+
+
+def test_a_file_that_shrinks_is_an_error_that_says_where(data: bytes, tmp_path: Path) -> None:
+    with opened(data, tmp_path) as given, ingot.safe_open(given, "np") as file:
+        os.truncate(tmp_path / NAME, len(data) // 2)
+        with pytest.raises(ingot.StorageError, match=r"expected \d+ bytes of the object, found"):
+            file.get_tensors()
+    memory = io.BytesIO(data)
+    with ingot.safe_open(memory, "np") as file:
+        memory.truncate(len(data) // 2)
+        with pytest.raises(ingot.StorageError, match=r"^<BytesIO>: "):
+            file.get_tensors()
+
+
+@pytest.mark.parametrize(
+    "code", ["text", "text by mode", "closed", "not-seekable", "not-readable", "compressed"]
+)
+def test_what_cannot_be_read_is_refused_with_its_reason(code: str, data: bytes, tmp_path: Path) -> None:
+    path = written(data, tmp_path)
+
+    class Pipe(io.BytesIO):
+        getbuffer = None  # type: ignore[assignment]
+
+        def seekable(self) -> bool:
+            return False
+
+    refused: dict[str, tuple[type[Exception], list[Callable[[], Any]]]] = {
+        "text": (TypeError, [lambda: path.open(encoding="latin-1"), io.StringIO]),
+        "text by mode": (TypeError, [lambda: fsspec.open(in_memory_of_fsspec(data), "rt")]),
+        "closed": (ingot.ClosedError, [lambda: path.open("rb"), lambda: io.BytesIO(data)]),
+        "not-seekable": (ingot.OptionError, [lambda: Pipe(data)]),
+        "not-readable": (
+            ingot.OptionError,
+            [lambda: path.open("ab"), lambda: fsspec.open(in_memory_of_fsspec(data), "wb")],
+        ),
+        "compressed": (ingot.OptionError, [lambda: fsspec.open("memory://a.gz", compression="gzip")]),
+    }
+    error, objects = refused[code]
+    for make in objects:
+        given = make()
+        if code == "closed":
+            given.close()
+        for call in (ingot.numpy.load_file, lambda given: ingot.convert(given, tmp_path / "new.bt")):
+            with pytest.raises(error) as caught:
+                call(given)
+            assert getattr(caught.value, "code", code) == code
+        if isinstance(given, io.IOBase):
+            given.close()
+
+
+def test_a_file_that_is_closed_later_is_named(data: bytes, tmp_path: Path) -> None:
+    given = opened(data, tmp_path)
+    with ingot.safe_open(given, "np") as file:
+        given.close()
+        with pytest.raises(ingot.ClosedError, match=f"{NAME}: the BufferedReader is closed"):
+            file.get_tensor("half")
+
+
+def test_a_position_that_others_move_is_noticed(data: bytes) -> None:
+    class Moving(Dribbling):
+        def read(self, size: int | None = -1) -> bytes:
+            found = super().read(size)
+            self.seek(3, io.SEEK_CUR)
+            return found
+
+    with pytest.raises(ingot.StorageError, match="position was moved") as caught:
+        ingot.numpy.load_file(Moving(data))
+    assert caught.value.code == "moved"
+
+
+def test_a_mapping_of_an_object_is_refused(data: bytes) -> None:
+    with pytest.raises(ingot.OptionError, match="a BytesIO cannot be mapped"):
+        ingot.numpy.load_file(io.BytesIO(data), backend="mmap")
+
+
+def test_stores_that_are_none_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"get_ranges.*found dict"):
+        ingot.Ranges({}, NAME)
+    with pytest.raises(TypeError, match="must be a str, found int"):
+        ingot.Ranges(Counting(b""), 3)  # type: ignore[arg-type]
+    with pytest.raises(ingot.OptionError, match="nbytes -1"):
+        ingot.Ranges(Counting(b""), NAME, nbytes=-1)
+
+    class Unmeasured:
+        def get_ranges(self, path: str, *, starts: list[int], ends: list[int]) -> list[bytes]:
+            return []
+
+    with pytest.raises(TypeError, match="nbytes="):
+        ingot.numpy.load_file(ingot.Ranges(Unmeasured(), NAME))
+
+
+def test_a_size_that_is_given_is_not_asked_for(data: bytes) -> None:
+    store = Counting(data)
+    ingot.numpy.load_file(ingot.Ranges(store, NAME, nbytes=len(data)))
+    assert store.heads == 0
+
+
+def test_a_long_header_takes_two_ranges() -> None:
+    given, asked = counted("obstore", ingot.numpy.save({"a": numpy.zeros(3)}, {"note": "x" * 1_000_000}))
+    assert ingot.safe_open(given, "np").metadata() == {"note": "x" * 1_000_000}
+    assert len(asked) == 2
+
+
+def test_a_handle_is_pickled_with_its_object(data: bytes, tmp_path: Path) -> None:
+    for given in (fsspec.open(in_memory_of_fsspec(data)), io.BytesIO(data)):
+        file = ingot.safe_open(given, "np")
+        again = pickle.loads(pickle.dumps(file))
+        part = pickle.loads(pickle.dumps(file.get_slice("half")))
+        numpy.testing.assert_array_equal(again["half"], tensors()["half"])
+        numpy.testing.assert_array_equal(part[3], tensors()["half"][3])
+    with opened(data, tmp_path) as given, pytest.raises(TypeError, match="pickle"):
+        pickle.dumps(ingot.safe_open(given, "np"))
+
+
+def test_a_closed_handle_lets_go_of_its_object(data: bytes) -> None:
+    given = bytearray(data)
+    file = ingot.safe_open(given, "np")
+    with pytest.raises(BufferError):
+        given.append(0)
+    file.close()
+    given.append(0)
+
+
+def test_ctrl_c_ends_a_load_from_a_store_that_hangs(data: bytes) -> None:
+    over = threading.Event()
+
+    def hang(found: object) -> Any:
+        over.wait(120)
+        raise AssertionError("nobody came")
+
+    timer = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ingot.numpy.load_file(ingot.Ranges(Failing(data, hang), NAME))
+        assert not over.is_set()
+    finally:
+        timer.cancel()
+        over.set()
+
+
+# A store that answers what lies behind the header when `over` is set, and a handle on a file in it.
+SLOW = """
+import io
+
+class Store:
+    over = threading.Event()
+    def get_ranges(self, path, *, starts, ends):
+        if starts[0] > 0:
+            self.over.wait(float(sys.argv[1]))
+        return [data[starts[0]:ends[0]]]
+
+data = ingot.numpy.save({f"t{n}": numpy.full(1 << 17, n, "f4") for n in range(8)})
+file = ingot.safe_open(ingot.Ranges(Store(), "m", nbytes=len(data)), "np")
+"""
+
+
+@pytest.mark.parametrize("end", ["", "del iterator", "iterator.close()", "iterator = None; file.close()"])
+def test_reading_ahead_ends_where_nobody_takes_what_it_reads(end: str) -> None:
+    # The thread that reads wants the interpreter, which whoever drops the iterator has.
+    program = SLOW + f"iterator = file.iter_tensors()\ntime.sleep(0.1)\n{end}\nsay('ended')"
+    assert run(program, 0.3).said() == "ended"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_forked_child_opens_it_again() -> None:
+    program = (
+        SLOW
+        + """
+memory = ingot.safe_open(io.BytesIO(data), "np")
+Store.over.set()
+child = os.fork()
+if child == 0:
+    try:
+        file.get_tensor("t3")
+    except ingot.ClosedError as error:
+        assert error.code == "forked"
+        again = ingot.safe_open(ingot.Ranges(Store(), "m", nbytes=len(data)), "np")
+        assert again["t3"][5] == memory["t3"][5] == 3
+        os._exit(0)
+    os._exit(1)
+assert os.waitpid(child, 0)[1] == 0
+say(float(file["t3"][5]))
+"""
+    )
+    assert run(program, 60).said() == 3.0
+
+
+def test_compat_takes_paths_only(data: bytes) -> None:
+    import ingot.compat.safetensors.numpy as upstream
+
+    for call in (upstream.load_file, lambda given: upstream.safe_open(given, "np")):
+        with pytest.raises(TypeError):
+            call(io.BytesIO(data))
