@@ -2,9 +2,7 @@
 
 mod folder;
 mod locate;
-mod parallel;
 mod shards;
-mod store;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -17,22 +15,18 @@ use ingot_format::{Dtype, Header, ShardIndex, natural_order};
 #[cfg(feature = "remote")]
 pub(crate) use folder::index_of;
 pub use folder::read_index;
-pub(crate) use parallel::in_parallel;
-pub(crate) use shards::Shards;
-pub use store::Backing;
-#[cfg(feature = "remote")]
-pub(crate) use store::Store;
+pub use shards::Backing;
+pub(crate) use shards::{Shards, Store};
 
 use crate::archive::{Archive, Tensor, TensorId, nearest};
 use crate::error::Error;
 use crate::options::CheckpointOptions;
 use crate::stop::StopFlag;
 use crate::watch::{Unwatched, Watch};
+use crate::workers::in_parallel;
 use folder::Beside;
 use locate::{Located, OpenFile, locate};
 use shards::Difference;
-#[cfg(not(feature = "remote"))]
-use store::Store;
 
 /// One file, or the shards of an index, as one. Any number of threads may use it at once.
 ///

@@ -3,8 +3,8 @@
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::panic::resume_unwind;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::thread::{self, Thread};
 
 use ingot_format::{to_u64, to_usize};
@@ -185,6 +185,52 @@ pub(crate) fn watched<R: Send>(
     outcome.ok_or(Failure::Interrupted)
 }
 
+/// Threads that open files of a directory. More than there are cores, because they mostly wait where the disk is far.
+const MAX_OPENERS: usize = 16;
+
+/// How files of a directory are opened.
+pub(crate) fn of_directory() -> Reading {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    Reading::on((2 * cores).min(MAX_OPENERS))
+}
+
+/// What `work` makes of each of `numbers`, in their order.
+///
+/// # Errors
+/// That of the first number, in their order, which fails; what was not begun by then is dropped. That `watch` wants no
+/// more.
+pub(crate) fn in_parallel<T: Send + Sync>(
+    reading: Reading,
+    numbers: &[usize],
+    work: impl Fn(usize, StopFlag<'_>) -> Result<T, Error> + Sync,
+    watch: &dyn Watch,
+) -> Result<Vec<T>, Error> {
+    let done: Vec<OnceLock<Result<T, Error>>> = numbers.iter().map(|_| OnceLock::new()).collect();
+    let run = |rank: usize, stop: StopFlag<'_>| {
+        let outcome = work(numbers[rank], stop);
+        let failed = outcome.is_err();
+        // Each rank is given out once, so the slot is free.
+        let _ = done[rank].set(outcome);
+        match failed {
+            // Stops the others; what went wrong is in the slot.
+            true => Err(Failure::Interrupted),
+            false => Ok(0),
+        }
+    };
+    let ranks = (0..numbers.len()).collect();
+    let shared = share(reading, ranks, 0, run, watch);
+    let mut made = Vec::with_capacity(numbers.len());
+    for outcome in done.into_iter().filter_map(OnceLock::into_inner) {
+        match outcome {
+            // It was stopped because another failed, or because nobody wants it any more.
+            Err(error) if error.code() == Error::Interrupted.code() => {}
+            outcome => made.push(outcome?),
+        }
+    }
+    shared?;
+    Ok(made)
+}
+
 /// What the threads of one call have in common, with the caller that watches.
 pub(crate) struct Team<'w, E> {
     watch: &'w dyn Watch,
@@ -227,7 +273,7 @@ impl<'w, E: Send> Team<'w, E> {
             for _ in 0..threads {
                 running.fetch_add(1, Ordering::Relaxed);
                 // Dropped, and the caller woken, even if `work` panics or the thread never runs.
-                let leave = Leave {
+                let leave = ThreadEnd {
                     running: &running,
                     caller: &caller,
                 };
@@ -313,12 +359,12 @@ impl<'w, E: Send> Team<'w, E> {
 }
 
 /// Says, when dropped, that a thread has ended.
-struct Leave<'a> {
+struct ThreadEnd<'a> {
     running: &'a AtomicUsize,
     caller: &'a Thread,
 }
 
-impl Drop for Leave<'_> {
+impl Drop for ThreadEnd<'_> {
     fn drop(&mut self) {
         self.running.fetch_sub(1, Ordering::Release);
         self.caller.unpark();

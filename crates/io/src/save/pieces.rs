@@ -287,8 +287,8 @@ mod tests {
     #[test]
     fn only_pieces_with_something_to_fetch_are_fetched() {
         #[derive(Debug)]
-        struct Far(u64);
-        impl crate::Produce for Far {
+        struct Absent(u64);
+        impl crate::Produce for Absent {
             fn nbytes(&self) -> u64 {
                 self.0
             }
@@ -298,7 +298,7 @@ mod tests {
             }
         }
         let near = vec![0; PIECE];
-        let (one, none, many) = (Far(1), Far(0), Far(to_u64(2 * PIECE)));
+        let (one, none, many) = (Absent(1), Absent(0), Absent(to_u64(2 * PIECE)));
         let payloads = [
             Payload::from(&near[..]),
             Payload::Produced(&one),
