@@ -64,7 +64,6 @@ impl Reading {
     }
 
     /// So many at once, each of which waits for something other than this machine.
-    #[cfg(any(test, feature = "remote"))]
     pub(crate) fn waiting(threads: usize) -> Reading {
         Reading {
             waits: true,
@@ -168,7 +167,6 @@ pub(crate) fn share<T: Send, E: Send + From<Failure>>(
 ///
 /// # Errors
 /// That `watch` wants no more.
-#[cfg(any(test, feature = "remote"))]
 pub(crate) fn watched<R: Send>(
     reading: Reading,
     work: impl FnOnce(StopFlag<'_>) -> R + Send,
