@@ -25,8 +25,12 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from ._ahead import TensorIterator
     from ._serialize import Path
+
+    class Closes(Protocol):
+        """What may have a thread of its own that reads."""
+
+        def close(self) -> None: ...
 
     class OpenFile(Protocol):
         """An open file, or something like one."""
@@ -54,18 +58,18 @@ _AT_ONCE = 16
 
 
 # Those that read ahead. A thread that asks for bytes when the interpreter ends would abort the process.
-_READING: WeakSet[TensorIterator] = WeakSet()
+_READING: WeakSet[Closes] = WeakSet()
 
 
-def close_at_exit(iterator: TensorIterator) -> None:
+def close_at_exit(reading: Closes) -> None:
     """Have its thread end before the interpreter does."""
-    _READING.add(iterator)
+    _READING.add(reading)
 
 
 @atexit.register
 def _close() -> None:
-    for iterator in list(_READING):
-        iterator.close()
+    for reading in list(_READING):
+        reading.close()
 
 
 class Ranges:
@@ -123,14 +127,17 @@ class Ranges:
 
 
 def resolved(given: Any) -> Reader | Buffer | str | None:
-    """What is to be read: an object, a buffer, or the path of a local file. None for what is neither."""
+    """What is to be read of what is no str or bytes: an object, a buffer, or the path of a local file.
+
+    None for what is none of these.
+    """
     if isinstance(given, Ranges):
         return _of_store(given.store, given.path, given.nbytes)
     path = getattr(given, "path", None)
     if isinstance(path, str) and _is_fsspec(getattr(given, "fs", None)):
         _check_fsspec(given)
         return _of_store(given.fs, path, None)
-    if isinstance(given, (str, bytes)) or hasattr(given, "__fspath__"):
+    if hasattr(given, "__fspath__"):
         return None
     if callable(getattr(given, "getbuffer", None)):
         _check_open(given, _named(given))
