@@ -163,12 +163,13 @@ pub(crate) fn share<T: Send, E: Send + From<Failure>>(
     team.outcome()
 }
 
-/// Does `work` while the caller watches: on a thread, where `reading` says that it waits.
+/// Does `work` while the caller watches: on a thread of its own where it `waits`, else on this one. The watch is asked and
+/// not told: how far the whole is, of which this may be a part, is for its caller to say.
 ///
 /// # Errors
 /// That `watch` wants no more.
 pub(crate) fn watched<R: Send>(
-    reading: Reading,
+    waits: bool,
     work: impl FnOnce(StopFlag<'_>) -> R + Send,
     watch: &dyn Watch,
 ) -> Result<R, Failure> {
@@ -178,9 +179,22 @@ pub(crate) fn watched<R: Send>(
         Ok::<usize, Failure>(0)
     };
     let tasks = vec![Box::new(work) as Box<_>];
-    share(reading, tasks, 0, task, watch)?;
+    let reading = match waits {
+        true => Reading::waiting(1),
+        false => Reading::on(1),
+    };
+    share(reading, tasks, 0, task, &Asked(watch))?;
     let outcome = locked(&outcome).take();
     outcome.ok_or(Failure::Interrupted)
+}
+
+/// A watch that is asked and told nothing.
+struct Asked<'w>(&'w dyn Watch);
+
+impl Watch for Asked<'_> {
+    fn interrupted(&self) -> bool {
+        self.0.interrupted()
+    }
 }
 
 /// Threads that open files of a directory. More than there are cores, because they mostly wait where the disk is far.
@@ -401,7 +415,20 @@ mod tests {
     #[test]
     fn work_that_waits_hears_that_its_caller_is_stopped() {
         let stop = AtomicBool::new(true);
-        let outcome = watched(Reading::waiting(1), hears, &StopFlag::from(&stop));
+        let outcome = watched(true, hears, &StopFlag::from(&stop));
         assert!(matches!(outcome, Err(Failure::Interrupted)));
+    }
+
+    #[test]
+    fn a_part_of_the_work_tells_nothing_of_the_whole() {
+        struct Untold;
+        impl Watch for Untold {
+            fn progressed(&self, done: u64, total: u64) {
+                panic!("told of {done} of {total}");
+            }
+        }
+        for waits in [false, true] {
+            assert!(watched(waits, |_| (), &Untold).is_ok());
+        }
     }
 }

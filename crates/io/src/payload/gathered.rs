@@ -10,6 +10,9 @@ use crate::stop::StopFlag;
 /// Bytes that are read for one that is taken, at most, where elements lie apart: one read of a few pages takes less time
 /// than a read for each of them.
 const WASTE: u64 = 64;
+/// Bytes that are read at once for elements that lie apart, at most, but for one element: each of the threads of a save holds
+/// as many.
+const SPAN_NBYTES: u64 = 8 << 20;
 /// Elements that are looked for at a time.
 const AT_ONCE: u64 = 1 << 16;
 
@@ -43,7 +46,14 @@ impl<'a> Gathered<'a> {
             }
             return Ok(());
         }
-        let nbytes = to_usize((last + 1 - begin) * self.unit).ok_or(io::ErrorKind::OutOfMemory)?;
+        let span = (last + 1 - begin).saturating_mul(self.unit);
+        if span > SPAN_NBYTES && count > 1 {
+            let (earlier, later) = into.split_at_mut(into.len() / width / 2 * width);
+            let half = to_u64(earlier.len() / width);
+            self.elements(first, earlier, stop)?;
+            return self.elements(first + half, later, stop);
+        }
+        let nbytes = to_usize(span).ok_or(io::ErrorKind::OutOfMemory)?;
         let mut span = vec![0; nbytes];
         self.tensor.read(begin * self.unit, &mut span, stop)?;
         for (place, element) in places.iter().zip(into.chunks_exact_mut(width)) {
@@ -95,6 +105,7 @@ impl Gather for Gathered<'_> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     proptest! {
         #[test]
@@ -121,5 +132,46 @@ mod tests {
             gathered.read(to_u64(cut), &mut found[cut..], StopFlag::never()).unwrap();
             prop_assert_eq!(found, naive);
         }
+    }
+
+    /// A tensor whose bytes say where they stand, and how many of them are asked for at once at most.
+    #[derive(Debug)]
+    struct Endless(AtomicUsize);
+
+    impl Gather for Endless {
+        fn nbytes(&self) -> u64 {
+            u64::MAX
+        }
+
+        fn waits(&self) -> bool {
+            false
+        }
+
+        fn read(&self, begin: u64, into: &mut [u8], _: StopFlag<'_>) -> io::Result<()> {
+            self.0.fetch_max(into.len(), Ordering::Relaxed);
+            let bytes = (begin..).map(|position| u8::try_from(position % 251).unwrap());
+            into.iter_mut().zip(bytes).for_each(|(byte, of)| *byte = of);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn elements_that_lie_far_apart_are_read_by_bounded_spans() {
+        let endless = Endless(AtomicUsize::new(0));
+        let part = Excerpt::new(vec![AT_ONCE], vec![40], 3).unwrap();
+        let gathered = Gathered::new(Payload::Gathered(&endless), part, 8);
+        let mut found = vec![0; to_usize(gathered.nbytes()).unwrap()];
+        gathered.read(0, &mut found, StopFlag::never()).unwrap();
+        for (number, element) in (0..).zip(found.chunks(8)) {
+            let begin = (3 + 40 * number) * 8;
+            assert!(
+                element
+                    .iter()
+                    .copied()
+                    .eq((begin..begin + 8).map(|at| u8::try_from(at % 251).unwrap()))
+            );
+        }
+        let most = to_u64(endless.0.into_inner());
+        assert!(8 < most && most <= SPAN_NBYTES, "{most}");
     }
 }

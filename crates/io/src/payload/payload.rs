@@ -12,7 +12,7 @@ use crate::memory::{Bytes, Strided};
 use crate::source::read_exactly;
 use crate::stop::StopFlag;
 use crate::watch::Watch;
-use crate::workers::{Reading, watched};
+use crate::workers::watched;
 
 /// The bytes of one tensor, on their way to a file.
 #[derive(Clone, Debug)]
@@ -71,21 +71,14 @@ impl Payload<'_> {
         }
     }
 
-    /// As [`Payload::read`], for the thread that made the call: it asks `watch` while another one waits for the bytes.
+    /// As [`Payload::read`], for the thread that made the call: it asks `watch` while another one waits for bytes.
     ///
     /// # Errors
     /// As [`Payload::read`]; [`Error::Interrupted`] within, which [`Section::fault`] finds again.
     pub(crate) fn read_watched(&self, begin: u64, into: &mut [u8], watch: &dyn Watch) -> io::Result<()> {
-        let stopped = || io::Error::other(Error::Interrupted);
-        if self.waits() {
-            let read = |stop: StopFlag<'_>| self.read(begin, into, stop);
-            return watched(Reading::waiting(1), read, watch).map_err(|_| stopped())?;
-        }
-        match watch.interrupted() {
-            true => Err(stopped()),
-            // Here, since what is produced is produced on this thread.
-            false => self.read(begin, into, StopFlag::never()),
-        }
+        // What does not wait is read here, since what is produced is produced on this thread.
+        let read = |stop: StopFlag<'_>| self.read(begin, into, stop);
+        watched(self.waits(), read, watch).map_err(|_| io::Error::other(Error::Interrupted))?
     }
 }
 

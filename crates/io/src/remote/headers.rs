@@ -18,7 +18,7 @@ use super::url::Url;
 use crate::error::Error;
 use crate::stop::StopFlag;
 use crate::watch::Watch;
-use crate::workers::{Reading, watched};
+use crate::workers::watched;
 
 /// Asks the Hub for the headers of all shards of a model in one document. `None` where it gives none that can be used,
 /// for whatever reason: the files themselves will tell what is wrong, or do.
@@ -35,7 +35,7 @@ pub fn hub_headers(
     watch: &dyn Watch,
 ) -> Result<Option<ShardHeaders>, Error> {
     let fetching = |stop: StopFlag<'_>| fetch(url, options, limits, stop);
-    let fetched = watched(Reading::waiting(1), fetching, watch);
+    let fetched = watched(true, fetching, watch);
     fetched.map_err(|failure| failure.about(Some(&PathBuf::from(redacted(url))), None))
 }
 

@@ -133,7 +133,7 @@ pub(super) fn in_session<T: Send>(
         }
         opened => opened,
     };
-    let opened = watched(Reading::waiting(1), open_in_region, watch);
+    let opened = watched(true, open_in_region, watch);
     opened.map_err(|failure| failure.about(Some(Path::new(&redacted(url))), None))?
 }
 

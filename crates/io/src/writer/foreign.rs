@@ -10,7 +10,7 @@ use crate::archive::{Tensor, lent_source};
 use crate::error::{Error, Failure};
 use crate::source::{LocalFile, Source, read_exactly};
 use crate::watch::Watch;
-use crate::workers::{Reading, watched};
+use crate::workers::watched;
 
 /// Bytes that are compared at a time: two of them stay in the cache of a core.
 const STEP: u64 = 256 << 10;
@@ -114,11 +114,11 @@ impl ForeignFile {
 
 /// Fills `dest` from `position` on, while the caller watches.
 fn fill(source: &dyn Source, position: u64, dest: &mut [u8], watch: &dyn Watch) -> Result<(), Failure> {
-    let reading = match source.waits() {
-        true => Reading::waiting(1),
-        false => Reading::on(1),
-    };
-    watched(reading, |stop| read_exactly(source, position, dest, stop), watch)?
+    watched(
+        source.waits(),
+        |stop| read_exactly(source, position, dest, stop),
+        watch,
+    )?
 }
 
 #[cfg(all(test, unix))]
