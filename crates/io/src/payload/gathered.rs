@@ -104,6 +104,7 @@ impl Gather for Gathered<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Watch;
     use proptest::prelude::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -136,7 +137,10 @@ mod tests {
 
     /// A tensor whose bytes say where they stand, and how many of them are asked for at once at most.
     #[derive(Debug)]
-    struct Endless(AtomicUsize);
+    struct Endless {
+        most: AtomicUsize,
+        waits: bool,
+    }
 
     impl Gather for Endless {
         fn nbytes(&self) -> u64 {
@@ -144,20 +148,25 @@ mod tests {
         }
 
         fn waits(&self) -> bool {
-            false
+            self.waits
         }
 
         fn read(&self, begin: u64, into: &mut [u8], _: StopFlag<'_>) -> io::Result<()> {
-            self.0.fetch_max(into.len(), Ordering::Relaxed);
+            self.most.fetch_max(into.len(), Ordering::Relaxed);
             let bytes = (begin..).map(|position| u8::try_from(position % 251).unwrap());
             into.iter_mut().zip(bytes).for_each(|(byte, of)| *byte = of);
             Ok(())
         }
     }
 
+    fn endless(waits: bool) -> Endless {
+        let most = AtomicUsize::new(0);
+        Endless { most, waits }
+    }
+
     #[test]
     fn elements_that_lie_far_apart_are_read_by_bounded_spans() {
-        let endless = Endless(AtomicUsize::new(0));
+        let endless = endless(false);
         let part = Excerpt::new(vec![AT_ONCE], vec![40], 3).unwrap();
         let gathered = Gathered::new(Payload::Gathered(&endless), part, 8);
         let mut found = vec![0; to_usize(gathered.nbytes()).unwrap()];
@@ -171,7 +180,24 @@ mod tests {
                     .eq((begin..begin + 8).map(|at| u8::try_from(at % 251).unwrap()))
             );
         }
-        let most = to_u64(endless.0.into_inner());
+        let most = to_u64(endless.most.into_inner());
         assert!(8 < most && most <= SPAN_NBYTES, "{most}");
+    }
+
+    #[test]
+    fn reading_a_payload_tells_nothing_of_how_far_the_file_is() {
+        struct Untold;
+        impl Watch for Untold {
+            fn progressed(&self, done: u64, total: u64) {
+                panic!("told of {done} of {total}");
+            }
+        }
+        for waits in [false, true] {
+            let mut found = [0; 3];
+            let endless = endless(waits);
+            let payload = Payload::Gathered(&endless);
+            payload.read_watched(5, &mut found, &Untold).unwrap();
+            assert_eq!(found, [5, 6, 7]);
+        }
     }
 }

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::memory::{Bytes, Strided};
 use crate::source::read_exactly;
 use crate::stop::StopFlag;
-use crate::watch::Watch;
+use crate::watch::{Asked, Watch};
 use crate::workers::watched;
 
 /// The bytes of one tensor, on their way to a file.
@@ -78,7 +78,7 @@ impl Payload<'_> {
     pub(crate) fn read_watched(&self, begin: u64, into: &mut [u8], watch: &dyn Watch) -> io::Result<()> {
         // What does not wait is read here, since what is produced is produced on this thread.
         let read = |stop: StopFlag<'_>| self.read(begin, into, stop);
-        watched(self.waits(), read, watch).map_err(|_| io::Error::other(Error::Interrupted))?
+        watched(self.waits(), read, &Asked(watch)).map_err(|_| io::Error::other(Error::Interrupted))?
     }
 }
 

@@ -9,7 +9,8 @@ use super::writer::Writer;
 use crate::archive::{Tensor, lent_source};
 use crate::error::{Error, Failure};
 use crate::source::{LocalFile, Source, read_exactly};
-use crate::watch::Watch;
+use crate::stop::StopFlag;
+use crate::watch::{Asked, Watch};
 use crate::workers::watched;
 
 /// Bytes that are compared at a time: two of them stay in the cache of a core.
@@ -114,11 +115,8 @@ impl ForeignFile {
 
 /// Fills `dest` from `position` on, while the caller watches.
 fn fill(source: &dyn Source, position: u64, dest: &mut [u8], watch: &dyn Watch) -> Result<(), Failure> {
-    watched(
-        source.waits(),
-        |stop| read_exactly(source, position, dest, stop),
-        watch,
-    )?
+    let read = |stop: StopFlag<'_>| read_exactly(source, position, dest, stop);
+    watched(source.waits(), read, &Asked(watch))?
 }
 
 #[cfg(all(test, unix))]
