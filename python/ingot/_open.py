@@ -360,7 +360,7 @@ class safe_open:
         """
         # A handle of its own, so that it outlives this one.
         checkpoint = self._checkpoint.share()
-        return TensorSlice(checkpoint, checkpoint.info(name), self._adapter, self._move, self._again())
+        return TensorSlice(checkpoint, checkpoint.info(name), self._adapter, self._move, self._again)
 
     @property
     def path(self) -> str:
@@ -482,7 +482,7 @@ class TensorSlice:
         info: TensorInfo,
         adapter: Adapter,
         move: Move | None,
-        again: Again | None,
+        again: Callable[[], Again | None],
     ) -> None:
         self._checkpoint = checkpoint
         self._info = info
@@ -534,7 +534,7 @@ class TensorSlice:
         return moved(self._checkpoint, name, part, self._move)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _slice_again, (*_known(self._again), self._info.name)
+        return _slice_again, (*_known(self._again()), self._info.name)
 
     def __repr__(self) -> str:
         return f"<slice of tensor {_quoted(self._info.name)}: {self._info.dtype} {self.get_shape()}>"

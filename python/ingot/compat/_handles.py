@@ -165,7 +165,12 @@ class PySafeSlice(_Lent, _open.TensorSlice):
     __slots__ = ("_arguments",)
 
     def __init__(
-        self, checkpoint: Checkpoint, info: TensorInfo, framework: str, device: Any, again: _open.Again | None
+        self,
+        checkpoint: Checkpoint,
+        info: TensorInfo,
+        framework: str,
+        device: Any,
+        again: Callable[[], _open.Again | None],
     ) -> None:
         self._checkpoint = checkpoint
         self._info = info
@@ -289,7 +294,7 @@ class safe_open(_Lent, ingot.safe_open):
     def get_slice(self, name: str) -> PySafeSlice:
         """Prepare to read a part of a tensor."""
         checkpoint = self._checkpoint.share()
-        return PySafeSlice(checkpoint, checkpoint.info(name), *self._lender(), self._again())
+        return PySafeSlice(checkpoint, checkpoint.info(name), *self._lender(), self._again)
 
     @_opening
     def get_tensor_meta(self, name: str) -> TensorMeta:
