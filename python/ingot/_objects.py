@@ -8,6 +8,7 @@ leave.
 from __future__ import annotations
 
 import atexit
+import errno
 import io
 import os
 from collections import deque
@@ -219,8 +220,7 @@ class Reader:
         except SafetensorError:
             raise
         except Exception as error:
-            message = f"{_escaped(self.name)}: the object raised {type(error).__name__}"
-            raise StorageError(message, code="read", path=self.name) from error
+            raise self._fault(error) from error
         if found != expected:
             raise StorageError(
                 f"{_escaped(self.name)}: expected {expected} bytes of the object, found {found}",
@@ -230,6 +230,13 @@ class Reader:
                 found=found,
             )
         return part
+
+    def _fault(self, error: Exception) -> Exception:
+        """What is said of what the object raised, whose own words may hold secrets."""
+        if isinstance(error, FileNotFoundError):
+            return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.name)
+        message = f"{_escaped(self.name)}: the object raised {type(error).__name__}"
+        return StorageError(message, code="read", path=self.name)
 
 
 class _Memory(Reader):
@@ -283,6 +290,15 @@ class _Waiting(Reader):
         Thread(target=run, name="ingot-ask", daemon=True).start()
         return answer
 
+    def _opening(self, work: Callable[[], Any]) -> Any:
+        """What `work` gives, before there is anything to read from."""
+        try:
+            return self._later(work).result()
+        except SafetensorError:
+            raise
+        except Exception as error:
+            raise self._fault(error) from error
+
 
 class _File(_Waiting):
     """An open file, read one range at a time, since it has one position."""
@@ -303,7 +319,7 @@ class _File(_Waiting):
                 raise OptionError(f"{_escaped(self.name)}: {what}", code=code, path=self.name)
         if isinstance(file, io.TextIOBase) or isinstance(file.read(0), str):
             raise _text(self.name, file)
-        self.nbytes = self._later(self._size).result()
+        self.nbytes = self._opening(self._size)
 
     def ask(self, begin: int, end: int) -> Future[Any]:
         return self._later(self._read, begin, end)
@@ -356,7 +372,7 @@ class _Store(_Waiting):
         self._look = look if nbytes is None else None
         self._stamp: dict[str, Any] = {}
         if nbytes is None:
-            self._stamp = self._later(self._now).result()
+            self._stamp = self._opening(self._now)
         self.nbytes = self._stamp["size"] if nbytes is None else nbytes
 
     def ask(self, begin: int, end: int) -> Future[Any]:
