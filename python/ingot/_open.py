@@ -139,7 +139,7 @@ class safe_open:
         self._checkpoint = open_checkpoint(
             filename, backend, strict, max_header_size, confine, storage_options
         )
-        self._given = again_by(filename)
+        self._given = filename
         self._arguments = (framework, device, backend, strict, max_header_size, confine, storage_options)
 
     def keys(self) -> list[str]:
@@ -434,8 +434,7 @@ class safe_open:
     def _again(self) -> Again | None:
         """What opens it again, wherever that is; None where nothing does."""
         # Of a URL with all that opens it: tokens and keys go along.
-        by = self.path if self._given is None else self._given
-        return _reopen, (type(self), by, *self._arguments)
+        return _reopen, (type(self), again_by(self._given, self.path), *self._arguments)
 
     def _check_open(self) -> None:
         if self._checkpoint.closed:
@@ -550,11 +549,11 @@ def _slice_again(opens: Callable[..., safe_open], arguments: tuple[Any, ...], na
     return opens(*arguments).get_slice(name)
 
 
-def again_by(filename: Any) -> Any:
-    """What opens the same again, where its path does not: a URL with its secrets, an object."""
+def again_by(filename: Any, path: str) -> Any:
+    """What opens the same again: a URL with its secrets, an object, and else `path`."""
     # What is shown of a URL does not open it again.
     is_shown = isinstance(filename, str) and is_url(filename)
-    return filename if is_shown or not is_path(filename) else None
+    return filename if is_shown or not is_path(filename) else path
 
 
 def is_path(given: object) -> bool:
