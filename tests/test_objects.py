@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import mmap
 import os
@@ -303,10 +304,24 @@ def test_an_answer_that_is_no_bytes_is_refused(answer: Any, data: bytes) -> None
         ingot.numpy.load_file(given)
 
 
-def test_a_file_that_is_not_there_is_the_error_of_the_store() -> None:
+def test_a_file_that_is_not_there_is_missing_as_a_path_is() -> None:
     for given in (ingot.Ranges(in_obstore(b""), "none"), fsspec.open("memory://ingot-tests/none")):
-        with pytest.raises(FileNotFoundError, match="none"):
+        with pytest.raises(FileNotFoundError, match=r"No such file or directory: '.*none'$") as caught:
             ingot.numpy.load_file(given)
+        assert caught.value.errno == errno.ENOENT
+        assert isinstance(caught.value.__cause__, FileNotFoundError)
+
+
+def test_what_a_store_raises_when_its_size_is_asked_is_the_cause_as_well(data: bytes) -> None:
+    fault = PermissionError(f"HEAD https://host/{NAME}?{SECRET}")
+
+    class Denied(Failing):
+        def head(self, path: str) -> Any:
+            raise fault
+
+    with pytest.raises(ingot.StorageError, match=rf"^{NAME}: .*PermissionError$") as caught:
+        ingot.safe_open(ingot.Ranges(Denied(data, lambda found: found), NAME), "np")
+    assert caught.value.__cause__ is fault
 
 
 def replaced_in_obstore(data: bytes) -> tuple[Any, Callable[[bytes], object]]:

@@ -8,6 +8,7 @@ leave.
 from __future__ import annotations
 
 import atexit
+import errno
 import io
 import os
 from collections import deque
@@ -25,8 +26,12 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from ._ahead import TensorIterator
     from ._serialize import Path
+
+    class Closes(Protocol):
+        """What may have a thread of its own that reads."""
+
+        def close(self) -> None: ...
 
     class OpenFile(Protocol):
         """An open file, or something like one."""
@@ -54,18 +59,18 @@ _AT_ONCE = 16
 
 
 # Those that read ahead. A thread that asks for bytes when the interpreter ends would abort the process.
-_READING: WeakSet[TensorIterator] = WeakSet()
+_READING: WeakSet[Closes] = WeakSet()
 
 
-def close_at_exit(iterator: TensorIterator) -> None:
+def close_at_exit(reading: Closes) -> None:
     """Have its thread end before the interpreter does."""
-    _READING.add(iterator)
+    _READING.add(reading)
 
 
 @atexit.register
 def _close() -> None:
-    for iterator in list(_READING):
-        iterator.close()
+    for reading in list(_READING):
+        reading.close()
 
 
 class Ranges:
@@ -123,14 +128,17 @@ class Ranges:
 
 
 def resolved(given: Any) -> Reader | Buffer | str | None:
-    """What is to be read: an object, a buffer, or the path of a local file. None for what is neither."""
+    """What is to be read of what is no str or bytes: an object, a buffer, or the path of a local file.
+
+    None for what is none of these.
+    """
     if isinstance(given, Ranges):
         return _of_store(given.store, given.path, given.nbytes)
     path = getattr(given, "path", None)
     if isinstance(path, str) and _is_fsspec(getattr(given, "fs", None)):
         _check_fsspec(given)
         return _of_store(given.fs, path, None)
-    if isinstance(given, (str, bytes)) or hasattr(given, "__fspath__"):
+    if hasattr(given, "__fspath__"):
         return None
     if callable(getattr(given, "getbuffer", None)):
         _check_open(given, _named(given))
@@ -212,8 +220,7 @@ class Reader:
         except SafetensorError:
             raise
         except Exception as error:
-            message = f"{_escaped(self.name)}: the object raised {type(error).__name__}"
-            raise StorageError(message, code="read", path=self.name) from error
+            raise self._fault(error) from error
         if found != expected:
             raise StorageError(
                 f"{_escaped(self.name)}: expected {expected} bytes of the object, found {found}",
@@ -223,6 +230,13 @@ class Reader:
                 found=found,
             )
         return part
+
+    def _fault(self, error: Exception) -> Exception:
+        """What is said of what the object raised, whose own words may hold secrets."""
+        if isinstance(error, FileNotFoundError):
+            return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.name)
+        message = f"{_escaped(self.name)}: the object raised {type(error).__name__}"
+        return StorageError(message, code="read", path=self.name)
 
 
 class _Memory(Reader):
@@ -276,6 +290,15 @@ class _Waiting(Reader):
         Thread(target=run, name="ingot-ask", daemon=True).start()
         return answer
 
+    def _opening(self, work: Callable[[], Any]) -> Any:
+        """What `work` gives, before there is anything to read from."""
+        try:
+            return self._later(work).result()
+        except SafetensorError:
+            raise
+        except Exception as error:
+            raise self._fault(error) from error
+
 
 class _File(_Waiting):
     """An open file, read one range at a time, since it has one position."""
@@ -296,7 +319,7 @@ class _File(_Waiting):
                 raise OptionError(f"{_escaped(self.name)}: {what}", code=code, path=self.name)
         if isinstance(file, io.TextIOBase) or isinstance(file.read(0), str):
             raise _text(self.name, file)
-        self.nbytes = self._later(self._size).result()
+        self.nbytes = self._opening(self._size)
 
     def ask(self, begin: int, end: int) -> Future[Any]:
         return self._later(self._read, begin, end)
@@ -349,7 +372,7 @@ class _Store(_Waiting):
         self._look = look if nbytes is None else None
         self._stamp: dict[str, Any] = {}
         if nbytes is None:
-            self._stamp = self._later(self._now).result()
+            self._stamp = self._opening(self._now)
         self.nbytes = self._stamp["size"] if nbytes is None else nbytes
 
     def ask(self, begin: int, end: int) -> Future[Any]:

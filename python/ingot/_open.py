@@ -139,7 +139,7 @@ class safe_open:
         self._checkpoint = open_checkpoint(
             filename, backend, strict, max_header_size, confine, storage_options
         )
-        self._given = again_by(filename)
+        self._given = filename
         self._arguments = (framework, device, backend, strict, max_header_size, confine, storage_options)
 
     def keys(self) -> list[str]:
@@ -360,7 +360,7 @@ class safe_open:
         """
         # A handle of its own, so that it outlives this one.
         checkpoint = self._checkpoint.share()
-        return TensorSlice(checkpoint, checkpoint.info(name), self._adapter, self._move, self._again())
+        return TensorSlice(checkpoint, checkpoint.info(name), self._adapter, self._move, self._again)
 
     @property
     def path(self) -> str:
@@ -434,8 +434,7 @@ class safe_open:
     def _again(self) -> Again | None:
         """What opens it again, wherever that is; None where nothing does."""
         # Of a URL with all that opens it: tokens and keys go along.
-        by = self.path if self._given is None else self._given
-        return _reopen, (type(self), by, *self._arguments)
+        return _reopen, (type(self), again_by(self._given, self.path), *self._arguments)
 
     def _check_open(self) -> None:
         if self._checkpoint.closed:
@@ -482,7 +481,7 @@ class TensorSlice:
         info: TensorInfo,
         adapter: Adapter,
         move: Move | None,
-        again: Again | None,
+        again: Callable[[], Again | None],
     ) -> None:
         self._checkpoint = checkpoint
         self._info = info
@@ -534,7 +533,7 @@ class TensorSlice:
         return moved(self._checkpoint, name, part, self._move)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _slice_again, (*_known(self._again), self._info.name)
+        return _slice_again, (*_known(self._again()), self._info.name)
 
     def __repr__(self) -> str:
         return f"<slice of tensor {_quoted(self._info.name)}: {self._info.dtype} {self.get_shape()}>"
@@ -550,11 +549,11 @@ def _slice_again(opens: Callable[..., safe_open], arguments: tuple[Any, ...], na
     return opens(*arguments).get_slice(name)
 
 
-def again_by(filename: Any) -> Any:
-    """What opens the same again, where its path does not: a URL with its secrets, an object."""
+def again_by(filename: Any, path: str) -> Any:
+    """What opens the same again: a URL with its secrets, an object, and else `path`."""
     # What is shown of a URL does not open it again.
     is_shown = isinstance(filename, str) and is_url(filename)
-    return filename if is_shown or not is_path(filename) else None
+    return filename if is_shown or not is_path(filename) else path
 
 
 def is_path(given: object) -> bool:

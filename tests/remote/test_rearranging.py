@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -73,3 +75,45 @@ def test_ctrl_c_ends_a_merge_from_a_server_that_stalls(tmp_path: Path) -> None:
     with stalling(DATA) as server, interrupted():
         ingot.merge([server.url()], tmp_path / "out.safetensors")
     assert list(tmp_path.iterdir()) == []
+
+
+def shared(path: Path, checksums: str | None = None) -> bytes:
+    """A file in which the elements of one tensor lie apart in another."""
+    torch = pytest.importorskip("torch")
+    import ingot.torch
+
+    big = torch.arange(6_000_000).reshape(1000, 6000)
+    tensors = {"big": big, "half": big[:, :3000]}
+    ingot.torch.save_file(tensors, path, shared="alias", checksums=checksums, durable=False)
+    data = path.read_bytes()
+    path.unlink()
+    return data
+
+
+def test_a_tensor_that_lies_apart_in_another_is_gathered_from_a_url(tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    with serving(good(shared(out))) as server:
+        ingot.rewrite(server.url(), out, drop="big")
+    half = ingot.numpy.load_file(out)["half"]
+    assert np.array_equal(half, np.arange(6_000_000).reshape(1000, 6000)[:, :3000])
+
+
+@pytest.mark.parametrize("checksums", [None, "blake3"], ids=["bytes", "digest"])
+def test_ctrl_c_ends_the_gathering_of_a_tensor_from_a_server_that_stalls(
+    tmp_path: Path, checksums: str | None
+) -> None:
+    out = tmp_path / "out.safetensors"
+    with stalling(shared(out, checksums)) as server, interrupted():
+        ingot.rewrite(server.url(), out, drop="big")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_ctrl_c_ends_a_merge_into_a_pipe_from_a_server_that_stalls(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.safetensors"
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=pipe.read_bytes)
+    reader.start()
+    with stalling(DATA) as server, interrupted():
+        ingot.merge([server.url()], pipe)
+    reader.join()

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from processes import run
+from remote.servers import serving
+from remote.shards import folder as files_of
 
 COUNT = 3000
 # What most systems let a process open, and what is owed.
@@ -203,6 +205,36 @@ def work():
 watched(work)
 """
     assert run(PROGRAM + program, tmp_path).said() <= OWED
+
+
+def test_shards_are_downloaded_through_few_descriptors(folder: Path, tmp_path: Path) -> None:
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    program = """
+class Enough(Exception):
+    pass
+
+def half(done, total):
+    count()
+    if done > total / 2:
+        raise Enough
+
+def work():
+    try:
+        ingot.download(URL, OUT, durable=False, progress=half)
+    except Enough:
+        pass
+    else:
+        raise AssertionError("it was not broken off")
+    assert INDEX not in os.listdir(OUT)
+    ingot.download(URL, OUT, durable=False, progress=count)
+    assert sorted(os.listdir(OUT)) == sorted([*FILES, INDEX])
+    check(ingot.numpy.load_file(into(INDEX)))
+
+watched(work)
+"""
+    with serving(files_of(files)) as server:
+        url = f"URL = {server.url('/model/model.safetensors.index.json')!r}\n"
+        assert run(PROGRAM + url + program, tmp_path).said() <= OWED
 
 
 def test_a_process_of_few_descriptors_gets_along(folder: Path, tmp_path: Path) -> None:

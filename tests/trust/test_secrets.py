@@ -299,7 +299,7 @@ def _tensors() -> dict[str, object]:
 def is_place(parameter: inspect.Parameter) -> bool:
     """Whether a path or a URL goes there: by its type, or of `download` by its name."""
     annotation = str(parameter.annotation)
-    return bool(re.search(r"\bPath|PathLike", annotation)) or (
+    return bool(re.search(r"\bPath|PathLike|\bSource\b", annotation)) or (
         parameter.name in ("source", "filename") and parameter.default is parameter.empty
     )
 

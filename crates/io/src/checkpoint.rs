@@ -2,9 +2,7 @@
 
 pub(crate) mod folder;
 mod locate;
-mod parallel;
 mod shards;
-pub(crate) mod store;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -16,18 +14,17 @@ use ingot_format::{Dtype, Header, ShardIndex, natural_order};
 use ingot_remote::StopFlag;
 
 pub use folder::read_index;
-pub(crate) use parallel::in_parallel;
-pub(crate) use shards::Shards;
-pub use store::Backing;
+pub use shards::Backing;
+pub(crate) use shards::{Shards, Store};
 
 use crate::archive::{Archive, Tensor, TensorId, nearest};
 use crate::error::Error;
 use crate::options::CheckpointOptions;
 use crate::watch::{Unwatched, Watch};
+use crate::workers::in_parallel;
 use folder::Beside;
 use locate::{Located, OpenFile, locate};
 use shards::Difference;
-use store::Store;
 
 /// One file, or the shards of an index, as one. Any number of threads may use it at once.
 ///

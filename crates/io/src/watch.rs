@@ -34,6 +34,15 @@ impl Watch for StopFlag<'_> {
     }
 }
 
+/// Asks the watch of the whole whether to stop, and tells it nothing: how far the whole is only its own loop knows.
+pub(crate) struct Asked<'w>(pub(crate) &'w dyn Watch);
+
+impl Watch for Asked<'_> {
+    fn interrupted(&self) -> bool {
+        self.0.interrupted()
+    }
+}
+
 /// Tells that all is done, where nothing had to be.
 pub(crate) fn tell_all(watch: &dyn Watch, total: u64) -> Result<(), Error> {
     watch.progressed(total, total);

@@ -3,8 +3,8 @@
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::panic::resume_unwind;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::thread::{self, Thread};
 
 use ingot_format::{to_u64, to_usize};
@@ -63,7 +63,6 @@ impl Reading {
     }
 
     /// So many at once, each of which waits for something other than this machine.
-    #[cfg(any(test, feature = "remote"))]
     pub(crate) fn waiting(threads: usize) -> Reading {
         Reading {
             waits: true,
@@ -163,13 +162,13 @@ pub(crate) fn share<T: Send, E: Send + From<Failure>>(
     team.outcome()
 }
 
-/// Does `work` while the caller watches: on a thread, where `reading` says that it waits.
+/// Does `work` while the caller watches: on a thread of its own where it `waits`, else on this one. What is a part of more
+/// work is watched by [`Asked`](crate::watch::Asked), since no bytes of it are counted here.
 ///
 /// # Errors
 /// That `watch` wants no more.
-#[cfg(any(test, feature = "remote"))]
 pub(crate) fn watched<R: Send>(
-    reading: Reading,
+    waits: bool,
     work: impl FnOnce(StopFlag<'_>) -> R + Send,
     watch: &dyn Watch,
 ) -> Result<R, Failure> {
@@ -179,9 +178,59 @@ pub(crate) fn watched<R: Send>(
         Ok::<usize, Failure>(0)
     };
     let tasks = vec![Box::new(work) as Box<_>];
+    let reading = match waits {
+        true => Reading::waiting(1),
+        false => Reading::on(1),
+    };
     share(reading, tasks, 0, task, watch)?;
     let outcome = locked(&outcome).take();
     outcome.ok_or(Failure::Interrupted)
+}
+
+/// Threads that open files of a directory. More than there are cores, because they mostly wait where the disk is far.
+const MAX_OPENERS: usize = 16;
+
+/// How files of a directory are opened.
+pub(crate) fn of_directory() -> Reading {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    Reading::on((2 * cores).min(MAX_OPENERS))
+}
+
+/// What `work` makes of each of `numbers`, in their order.
+///
+/// # Errors
+/// That of the first number, in their order, which fails; what was not begun by then is dropped. That `watch` wants no
+/// more.
+pub(crate) fn in_parallel<T: Send + Sync>(
+    reading: Reading,
+    numbers: &[usize],
+    work: impl Fn(usize, StopFlag<'_>) -> Result<T, Error> + Sync,
+    watch: &dyn Watch,
+) -> Result<Vec<T>, Error> {
+    let done: Vec<OnceLock<Result<T, Error>>> = numbers.iter().map(|_| OnceLock::new()).collect();
+    let run = |rank: usize, stop: StopFlag<'_>| {
+        let outcome = work(numbers[rank], stop);
+        let failed = outcome.is_err();
+        // Each rank is given out once, so the slot is free.
+        let _ = done[rank].set(outcome);
+        match failed {
+            // Stops the others; what went wrong is in the slot.
+            true => Err(Failure::Interrupted),
+            false => Ok(0),
+        }
+    };
+    let ranks = (0..numbers.len()).collect();
+    let shared = share(reading, ranks, 0, run, watch);
+    let mut made = Vec::with_capacity(numbers.len());
+    for outcome in done.into_iter().filter_map(OnceLock::into_inner) {
+        match outcome {
+            // It was stopped because another failed, or because nobody wants it any more.
+            Err(error) if error.code() == Error::Interrupted.code() => {}
+            outcome => made.push(outcome?),
+        }
+    }
+    shared?;
+    Ok(made)
 }
 
 /// What the threads of one call have in common, with the caller that watches.
@@ -226,7 +275,7 @@ impl<'w, E: Send> Team<'w, E> {
             for _ in 0..threads {
                 running.fetch_add(1, Ordering::Relaxed);
                 // Dropped, and the caller woken, even if `work` panics or the thread never runs.
-                let leave = Leave {
+                let leave = ThreadEnd {
                     running: &running,
                     caller: &caller,
                 };
@@ -312,12 +361,12 @@ impl<'w, E: Send> Team<'w, E> {
 }
 
 /// Says, when dropped, that a thread has ended.
-struct Leave<'a> {
+struct ThreadEnd<'a> {
     running: &'a AtomicUsize,
     caller: &'a Thread,
 }
 
-impl Drop for Leave<'_> {
+impl Drop for ThreadEnd<'_> {
     fn drop(&mut self) {
         self.running.fetch_sub(1, Ordering::Release);
         self.caller.unpark();
@@ -356,7 +405,7 @@ mod tests {
     #[test]
     fn work_that_waits_hears_that_its_caller_is_stopped() {
         let stop = AtomicBool::new(true);
-        let outcome = watched(Reading::waiting(1), hears, &StopFlag::from(&stop));
+        let outcome = watched(true, hears, &StopFlag::from(&stop));
         assert!(matches!(outcome, Err(Failure::Interrupted)));
     }
 }

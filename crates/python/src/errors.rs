@@ -8,7 +8,7 @@ use pyo3::exceptions::{PyException, PyKeyboardInterrupt, PyMemoryError, PyNotImp
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::object;
+use crate::object_fault;
 
 /// The exception for `error`.
 pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
@@ -52,7 +52,7 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
         _ => "SafetensorError",
     };
     let ours = ours(py, class, error);
-    match object::raised(error) {
+    match object_fault::raised(error) {
         // The user's wish, or the end of the program; or words of our own.
         Some(raised) if !raised.is_instance_of::<PyException>(py) || is_ours(raised, py) => {
             raised.clone_ref(py)
@@ -93,7 +93,7 @@ fn ours(py: Python<'_>, class: &str, error: &Error) -> PyErr {
         facts.set_item("code", error.code())?;
         facts.set_item("path", error.path().map(Path::as_os_str))?;
         facts.set_item("tensor", error.tensor())?;
-        let (expected, found) = object::wrong_length(error)
+        let (expected, found) = object_fault::wrong_length(error)
             .or_else(|| error.expected_found())
             .unzip();
         facts.set_item("expected", expected)?;

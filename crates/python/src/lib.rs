@@ -20,6 +20,7 @@ mod header;
 mod index;
 mod intake;
 mod object;
+mod object_fault;
 mod open;
 mod parts;
 mod paths;

@@ -10,10 +10,11 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ingot_format::to_u64;
-use ingot_io::{Error, Source, StopFlag};
+use ingot_io::{Source, StopFlag};
 use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
 
+use crate::object_fault::{Raised, WrongLength};
 use crate::tensor::BufferSource;
 
 /// Bytes between two runs that are better asked for and thrown away: as many as of what is behind a URL, since that is what
@@ -159,49 +160,4 @@ impl Read for Answer<'_> {
         self.at += to_u64(count);
         Ok(count)
     }
-}
-
-/// What an object raised. It is named here and not repeated: what it says may hold the secrets of a store, and stands in
-/// the exception itself, which becomes the cause of ours.
-#[derive(Debug)]
-struct Raised(PyErr);
-
-impl fmt::Display for Raised {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let class = Python::try_attach(|py| self.0.get_type(py).name().map(|name| name.to_string()));
-        let class = class.and_then(Result::ok).unwrap_or_default();
-        write!(f, "the object raised {}", ingot_format::Escaped(&class))
-    }
-}
-
-impl std::error::Error for Raised {}
-
-/// An object gave more bytes than it was asked for, or fewer.
-#[derive(Debug)]
-struct WrongLength {
-    expected: u64,
-    found: u64,
-}
-
-impl fmt::Display for WrongLength {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let WrongLength { expected, found } = self;
-        write!(f, "expected {expected} bytes of the object, found {found}")
-    }
-}
-
-impl std::error::Error for WrongLength {}
-
-/// What an object raised, where `error` comes of that.
-pub(crate) fn raised(error: &Error) -> Option<&PyErr> {
-    Some(&inner::<Raised>(error)?.0)
-}
-
-/// How many bytes an object was asked for, and how many it gave, where `error` comes of that.
-pub(crate) fn wrong_length(error: &Error) -> Option<(u64, u64)> {
-    inner::<WrongLength>(error).map(|wrong| (wrong.expected, wrong.found))
-}
-
-fn inner<E: std::error::Error + 'static>(error: &Error) -> Option<&E> {
-    error.system()?.get_ref()?.downcast_ref()
 }

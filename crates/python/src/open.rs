@@ -112,9 +112,7 @@ impl Checkpoint {
     ) -> PyResult<Checkpoint> {
         let source = BufferSource::new(data).map_err(|fault| buffer_expected(data, &fault))?;
         let limits = limits(strict, max_header_size);
-        let open = || ingot_io::Archive::from_source(Box::new(source), &limits);
-        let checkpoint = py.detach(|| Checkpoint::of(open()?.into()));
-        checkpoint.map_err(|error| raise(py, &error))
+        Checkpoint::elsewhere(py, || ingot_io::Archive::from_source(Box::new(source), &limits))
     }
 
     /// Opens what an object gives: a `Reader` of `_objects.py`, whose `name` is for the errors.
@@ -129,9 +127,10 @@ impl Checkpoint {
         let path: Option<String> = reader.getattr("name")?.extract()?;
         let source = ObjectSource::new(reader)?;
         let limits = limits(strict, max_header_size);
-        let open = || ingot_io::Archive::from_object(Box::new(source), path.map(PathBuf::from), &limits);
-        let checkpoint = py.detach(|| Checkpoint::of(open()?.into()));
-        checkpoint.map_err(|error| raise(py, &error))
+        let path = path.map(PathBuf::from);
+        Checkpoint::elsewhere(py, || {
+            ingot_io::Archive::from_object(Box::new(source), path, &limits)
+        })
     }
 
     #[getter]
@@ -502,6 +501,15 @@ impl Checkpoint {
 }
 
 impl Checkpoint {
+    /// What is no file of this machine.
+    fn elsewhere(
+        py: Python<'_>,
+        open: impl FnOnce() -> Result<ingot_io::Archive, Error> + Send,
+    ) -> PyResult<Checkpoint> {
+        let checkpoint = py.detach(|| Checkpoint::of(open()?.into()));
+        checkpoint.map_err(|error| raise(py, &error))
+    }
+
     fn of(checkpoint: ingot_io::Checkpoint) -> Result<Checkpoint, Error> {
         let backing = checkpoint.backing()?;
         Ok(Checkpoint {

@@ -209,9 +209,9 @@ impl ForeignFile {
         nbytes: u64,
     ) -> PyResult<bool> {
         let checkpoint = checkpoint.opened(py)?;
-        Signals::detach(py, |_| {
+        Signals::detach(py, |signals| {
             let tensor = checkpoint.find(name)?;
-            self.0.agrees(position, &tensor, begin, nbytes)
+            self.0.agrees(position, &tensor, begin, nbytes, signals)
         })
     }
 }

@@ -165,7 +165,12 @@ class PySafeSlice(_Lent, _open.TensorSlice):
     __slots__ = ("_arguments",)
 
     def __init__(
-        self, checkpoint: Checkpoint, info: TensorInfo, framework: str, device: Any, again: _open.Again | None
+        self,
+        checkpoint: Checkpoint,
+        info: TensorInfo,
+        framework: str,
+        device: Any,
+        again: Callable[[], _open.Again | None],
     ) -> None:
         self._checkpoint = checkpoint
         self._info = info
@@ -227,7 +232,7 @@ class safe_open(_Lent, ingot.safe_open):
         backend = chosen(backend)
         self._lend(framework, _device(device), backend)
         self._checkpoint = _open.open_checkpoint(path_only(filename), backend)
-        self._given = _open.again_by(filename)
+        self._given = filename
 
     def _lend(self, framework: str, device: Any, backend: str) -> None:
         module_of(framework)
@@ -241,8 +246,7 @@ class safe_open(_Lent, ingot.safe_open):
 
     def _again(self) -> _open.Again | None:
         framework, device, backend, *_ = self._arguments
-        by = self.path if self._given is None else self._given
-        return _reopened, (by, framework, device, backend)
+        return _reopened, (_open.again_by(self._given, self.path), framework, device, backend)
 
     def __enter__(self) -> Self:
         # Upstream lets a closed file be entered, and refuses what is asked of it then.
@@ -289,7 +293,7 @@ class safe_open(_Lent, ingot.safe_open):
     def get_slice(self, name: str) -> PySafeSlice:
         """Prepare to read a part of a tensor."""
         checkpoint = self._checkpoint.share()
-        return PySafeSlice(checkpoint, checkpoint.info(name), *self._lender(), self._again())
+        return PySafeSlice(checkpoint, checkpoint.info(name), *self._lender(), self._again)
 
     @_opening
     def get_tensor_meta(self, name: str) -> TensorMeta:
@@ -326,7 +330,6 @@ class _safe_open_handle(safe_open):
         one_of("backend", chosen(backend), _open.BACKENDS)
         self._lend(framework, _device(device), "auto")
         self._checkpoint = Checkpoint.from_buffer(_mapped(f.fileno()))
-        self._given = None
 
     def _again(self) -> None:
         return None

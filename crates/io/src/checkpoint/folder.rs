@@ -9,14 +9,12 @@ use std::sync::Arc;
 use ingot_format::{IndexReader, ShardIndex, to_u64};
 use ingot_remote::StopFlag;
 
-use super::parallel::of_directory;
-use super::shards::Shards;
-use super::store::{Backing, Store};
+use super::shards::{Backing, Shards, Store};
 use crate::archive::{Archive, open_file};
 use crate::error::{CheckpointFault, Error};
 use crate::options::{OpenOptions, Reach};
 use crate::source::{FileSource, Reopen, Stamp, with_room};
-use crate::workers::Reading;
+use crate::workers::{Reading, of_directory};
 
 const LINK: &str = "it is a symbolic link, or lies behind one";
 

@@ -76,7 +76,7 @@ pub fn assemble(
     let digests = match inherit {
         Inherit::Nothing => None,
         Inherit::Digests => checksums(&tensors, |tensor, algorithm| {
-            digest_of(&extent((tensor, &apart(tensor)?))?.payload(), algorithm)
+            digest_of(&extent((tensor, &apart(tensor)?))?.payload(), algorithm, watch)
                 .map_err(|source| unreadable(path, source))
         })?,
     };
@@ -129,7 +129,7 @@ impl<'a> Extent<'a> {
     fn payload(&self) -> Payload<'a> {
         match *self {
             Extent::Range(origin, begin, end) => origin.range(begin, end),
-            Extent::Gathered(gathered) => Payload::Produced(gathered),
+            Extent::Gathered(gathered) => Payload::Gathered(gathered),
         }
     }
 }

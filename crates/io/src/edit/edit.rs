@@ -11,7 +11,7 @@ use super::held::{Guard, Held};
 use super::records::{aliases, check_shared};
 use crate::error::{EditError, Error, step};
 use crate::options::{Durability, SaveOptions};
-use crate::payload::{FileRange, Payload};
+use crate::payload::{FileRange, Payload, Section};
 use crate::save::save_data;
 use crate::verify::renewed;
 use crate::watch::Watch;
@@ -144,7 +144,7 @@ pub fn replace_tensor(
         payload.clone(),
         range(entry.end, header.data_nbytes()),
     ];
-    let head = head_with_digest(path, head, &header, entry.name, payload)?;
+    let head = head_with_digest(path, head, &header, entry.name, payload, watch)?;
     replace(path, &held, &head, &header, &payloads, options, watch)?;
     held.release();
     Ok(())
@@ -181,12 +181,15 @@ fn head_with_digest(
     header: &Header,
     name: &str,
     payload: &Payload<'_>,
+    watch: &dyn Watch,
 ) -> Result<Vec<u8>, Error> {
-    let record = renewed(header, name, payload).map_err(|source| Error::Write {
-        path: path.to_owned(),
-        step: step::READ,
-        nbytes: header.file_nbytes(),
-        source,
+    let record = renewed(header, name, payload, watch).map_err(|source| {
+        Section::fault(Error::Write {
+            path: path.to_owned(),
+            step: step::READ,
+            nbytes: header.file_nbytes(),
+            source,
+        })
     })?;
     let of_all = header
         .metadata()

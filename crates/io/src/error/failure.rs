@@ -86,14 +86,20 @@ pub(crate) enum Stop {
 
 impl From<io::Error> for Stop {
     fn from(source: io::Error) -> Stop {
-        Stop::Fault {
-            step: step::READ,
-            source,
-        }
+        Stop::of(step::READ, source)
     }
 }
 
 impl Stop {
+    /// An error of the operating system; or that the watch wanted no more while a payload was read, which comes as one.
+    fn of(step: &'static str, source: io::Error) -> Stop {
+        let inner = source.get_ref().and_then(|inner| inner.downcast_ref());
+        match inner {
+            Some(Error::Interrupted) => Stop::Interrupted,
+            _ => Stop::Fault { step, source },
+        }
+    }
+
     /// The error, about the file at `path` that takes `nbytes` bytes.
     pub(crate) fn about(self, path: &Path, nbytes: u64) -> Error {
         match self {
@@ -115,9 +121,6 @@ pub(crate) trait Step<T> {
 
 impl<T, E: Into<io::Error>> Step<T> for Result<T, E> {
     fn step(self, step: &'static str) -> Result<T, Stop> {
-        self.map_err(|source| Stop::Fault {
-            step,
-            source: source.into(),
-        })
+        self.map_err(|source| Stop::of(step, source.into()))
     }
 }

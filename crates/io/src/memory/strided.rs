@@ -198,7 +198,7 @@ impl<'a> Strided<'a> {
         for middle in 0..below / last.count {
             let first = middle * last.count;
             let from = self.address(number + first);
-            let matrix = Matrix {
+            let matrix = StridedMatrix {
                 from,
                 rows,
                 columns: last.count,
@@ -269,7 +269,7 @@ unsafe fn gather_long(from: *const u8, stride: isize, unit: usize, into: &mut [u
 }
 
 /// A matrix whose columns lie side by side in memory.
-struct Matrix {
+struct StridedMatrix {
     from: *const u8,
     rows: usize,
     columns: usize,
@@ -284,7 +284,7 @@ struct Matrix {
 ///
 /// # Safety
 /// There are `rows` readable units side by side at `from` and at each of the other `columns - 1` places.
-unsafe fn transpose<const UNIT: usize, const SIDE: usize>(matrix: &Matrix, into: &mut [u8]) {
+unsafe fn transpose<const UNIT: usize, const SIDE: usize>(matrix: &StridedMatrix, into: &mut [u8]) {
     let column = |column: usize| {
         let offset = isize::try_from(column).unwrap_or(0).wrapping_mul(matrix.stride);
         matrix.from.wrapping_offset(offset)

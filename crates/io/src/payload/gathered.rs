@@ -5,11 +5,14 @@ use std::io;
 use ingot_format::{Excerpt, to_u64, to_usize};
 use ingot_remote::StopFlag;
 
-use super::{Payload, Produce};
+use super::payload::{Gather, Payload};
 
 /// Bytes that are read for one that is taken, at most, where elements lie apart: one read of a few pages takes less time
 /// than a read for each of them.
 const WASTE: u64 = 64;
+/// Bytes that are read at once for elements that lie apart, at most, but for one element: each of the threads of a save holds
+/// as many.
+const SPAN_NBYTES: u64 = 8 << 20;
 /// Elements that are looked for at a time.
 const AT_ONCE: u64 = 1 << 16;
 
@@ -28,7 +31,7 @@ impl<'a> Gathered<'a> {
     }
 
     /// Fills `into` with the whole elements from `first` on.
-    fn elements(&self, first: u64, into: &mut [u8]) -> io::Result<()> {
+    fn elements(&self, first: u64, into: &mut [u8], stop: StopFlag<'_>) -> io::Result<()> {
         let width = to_usize(self.unit).ok_or(io::ErrorKind::OutOfMemory)?;
         let count = to_u64(into.len() / width);
         let places: Vec<u64> = (first..first + count)
@@ -39,14 +42,20 @@ impl<'a> Gathered<'a> {
         };
         if (last - begin) / WASTE > count {
             for (place, element) in places.iter().zip(into.chunks_exact_mut(width)) {
-                self.tensor.read(place * self.unit, element, StopFlag::never())?;
+                self.tensor.read(place * self.unit, element, stop)?;
             }
             return Ok(());
         }
-        let nbytes = to_usize((last + 1 - begin) * self.unit).ok_or(io::ErrorKind::OutOfMemory)?;
+        let span = (last + 1 - begin).saturating_mul(self.unit);
+        if span > SPAN_NBYTES && count > 1 {
+            let (earlier, later) = into.split_at_mut(into.len() / width / 2 * width);
+            let half = to_u64(earlier.len() / width);
+            self.elements(first, earlier, stop)?;
+            return self.elements(first + half, later, stop);
+        }
+        let nbytes = to_usize(span).ok_or(io::ErrorKind::OutOfMemory)?;
         let mut span = vec![0; nbytes];
-        self.tensor
-            .read(begin * self.unit, &mut span, StopFlag::never())?;
+        self.tensor.read(begin * self.unit, &mut span, stop)?;
         for (place, element) in places.iter().zip(into.chunks_exact_mut(width)) {
             // Inside of `span`, which has that many bytes of memory.
             let at = to_usize((place - begin) * self.unit).unwrap_or(0);
@@ -56,12 +65,16 @@ impl<'a> Gathered<'a> {
     }
 }
 
-impl Produce for Gathered<'_> {
+impl Gather for Gathered<'_> {
     fn nbytes(&self) -> u64 {
         self.part.count() * self.unit
     }
 
-    fn produce(&self, begin: u64, into: &mut [u8]) -> io::Result<()> {
+    fn waits(&self) -> bool {
+        self.tensor.waits()
+    }
+
+    fn read(&self, begin: u64, into: &mut [u8], stop: StopFlag<'_>) -> io::Result<()> {
         let mut done = 0;
         while done < into.len() {
             let at = begin + to_u64(done);
@@ -71,12 +84,12 @@ impl Produce for Gathered<'_> {
             let few = |n: u64| to_usize(n).ok_or(io::ErrorKind::OutOfMemory);
             let step = if inside == 0 && whole > 0 {
                 let step = few(whole * self.unit)?;
-                self.elements(first, &mut into[done..done + step])?;
+                self.elements(first, &mut into[done..done + step], stop)?;
                 step
             } else {
                 // A piece that begins or ends inside of an element.
                 let mut element = vec![0; few(self.unit)?];
-                self.elements(first, &mut element)?;
+                self.elements(first, &mut element, stop)?;
                 let inside = few(inside)?;
                 let step = (element.len() - inside).min(into.len() - done);
                 into[done..done + step].copy_from_slice(&element[inside..inside + step]);
@@ -91,7 +104,9 @@ impl Produce for Gathered<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Watch;
     use proptest::prelude::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     proptest! {
         #[test]
@@ -114,9 +129,75 @@ mod tests {
             prop_assert_eq!(gathered.nbytes(), to_u64(naive.len()));
             let cut = cut.index(naive.len());
             let mut found = vec![0; naive.len()];
-            gathered.produce(0, &mut found[..cut]).unwrap();
-            gathered.produce(to_u64(cut), &mut found[cut..]).unwrap();
+            gathered.read(0, &mut found[..cut], StopFlag::never()).unwrap();
+            gathered.read(to_u64(cut), &mut found[cut..], StopFlag::never()).unwrap();
             prop_assert_eq!(found, naive);
+        }
+    }
+
+    /// A tensor whose bytes say where they stand, and how many of them are asked for at once at most.
+    #[derive(Debug)]
+    struct Endless {
+        most: AtomicUsize,
+        waits: bool,
+    }
+
+    impl Gather for Endless {
+        fn nbytes(&self) -> u64 {
+            u64::MAX
+        }
+
+        fn waits(&self) -> bool {
+            self.waits
+        }
+
+        fn read(&self, begin: u64, into: &mut [u8], _: StopFlag<'_>) -> io::Result<()> {
+            self.most.fetch_max(into.len(), Ordering::Relaxed);
+            let bytes = (begin..).map(|position| u8::try_from(position % 251).unwrap());
+            into.iter_mut().zip(bytes).for_each(|(byte, of)| *byte = of);
+            Ok(())
+        }
+    }
+
+    fn endless(waits: bool) -> Endless {
+        let most = AtomicUsize::new(0);
+        Endless { most, waits }
+    }
+
+    #[test]
+    fn elements_that_lie_far_apart_are_read_by_bounded_spans() {
+        let endless = endless(false);
+        let part = Excerpt::new(vec![AT_ONCE], vec![40], 3).unwrap();
+        let gathered = Gathered::new(Payload::Gathered(&endless), part, 8);
+        let mut found = vec![0; to_usize(gathered.nbytes()).unwrap()];
+        gathered.read(0, &mut found, StopFlag::never()).unwrap();
+        for (number, element) in (0..).zip(found.chunks(8)) {
+            let begin = (3 + 40 * number) * 8;
+            assert!(
+                element
+                    .iter()
+                    .copied()
+                    .eq((begin..begin + 8).map(|at| u8::try_from(at % 251).unwrap()))
+            );
+        }
+        let most = to_u64(endless.most.into_inner());
+        assert!(8 < most && most <= SPAN_NBYTES, "{most}");
+    }
+
+    #[test]
+    fn reading_a_payload_tells_nothing_of_how_far_the_file_is() {
+        struct Untold;
+        impl Watch for Untold {
+            fn progressed(&self, done: u64, total: u64) {
+                panic!("told of {done} of {total}");
+            }
+        }
+        for waits in [false, true] {
+            let mut found = [0; 3];
+            let endless = endless(waits);
+            let payload = Payload::Gathered(&endless);
+            payload.read_watched(5, &mut found, &Untold).unwrap();
+            assert_eq!(found, [5, 6, 7]);
         }
     }
 }

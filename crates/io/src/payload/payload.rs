@@ -11,6 +11,8 @@ use crate::archive::Archive;
 use crate::error::Error;
 use crate::memory::{Bytes, Strided};
 use crate::source::read_exactly;
+use crate::watch::{Asked, Watch};
+use crate::workers::watched;
 
 /// The bytes of one tensor, on their way to a file.
 #[derive(Clone, Debug)]
@@ -23,6 +25,8 @@ pub enum Payload<'a> {
     File(FileRange<'a>),
     /// They lie in a source that waits for each read.
     Section(Section<'a>),
+    /// They lie apart in another one of these.
+    Gathered(&'a dyn Gather),
     /// They are somewhere else, such as on another device, and are fetched piece by piece.
     Produced(&'a dyn Produce),
 }
@@ -36,6 +40,7 @@ impl Payload<'_> {
             Payload::Strided(strided) => to_u64(strided.len()),
             Payload::File(range) => range.nbytes(),
             Payload::Section(section) => section.nbytes(),
+            Payload::Gathered(gathered) => gathered.nbytes(),
             Payload::Produced(source) => source.nbytes(),
         }
     }
@@ -51,9 +56,29 @@ impl Payload<'_> {
             Payload::Strided(strided) => strided.read(at()?, into)?,
             Payload::File(range) => range.read(begin, into)?,
             Payload::Section(section) => section.read(begin, into, stop)?,
+            Payload::Gathered(gathered) => gathered.read(begin, into, stop)?,
             Payload::Produced(source) => source.produce(begin, into)?,
         }
         Ok(())
+    }
+
+    /// Whether reading it waits for something other than this machine.
+    pub(crate) fn waits(&self) -> bool {
+        match self {
+            Payload::Section(section) => section.nbytes() > 0,
+            Payload::Gathered(gathered) => gathered.waits(),
+            _ => false,
+        }
+    }
+
+    /// As [`Payload::read`], for the thread that made the call: it asks `watch` while another one waits for bytes.
+    ///
+    /// # Errors
+    /// As [`Payload::read`]; [`Error::Interrupted`] within, which [`Section::fault`] finds again.
+    pub(crate) fn read_watched(&self, begin: u64, into: &mut [u8], watch: &dyn Watch) -> io::Result<()> {
+        // What does not wait is read here, since what is produced is produced on this thread.
+        let read = |stop: StopFlag<'_>| self.read(begin, into, stop);
+        watched(self.waits(), read, &Asked(watch)).map_err(|_| io::Error::other(Error::Interrupted))?
     }
 }
 
@@ -146,6 +171,21 @@ impl<'a> Section<'a> {
             other => other,
         }
     }
+}
+
+/// Puts the bytes of a tensor together from those of another payload. Any thread may ask for them.
+pub trait Gather: Debug + Sync {
+    /// The size in bytes.
+    fn nbytes(&self) -> u64;
+
+    /// Whether reading waits for something other than this machine.
+    fn waits(&self) -> bool;
+
+    /// Fills `into` with the bytes from `begin` on.
+    ///
+    /// # Errors
+    /// As [`Payload::read`].
+    fn read(&self, begin: u64, into: &mut [u8], stop: StopFlag<'_>) -> io::Result<()>;
 }
 
 /// Gives the bytes of a tensor piece by piece, such as those of one on another device.

@@ -10,7 +10,7 @@ use ingot_remote::{Fault, Location, RemoteOptions, StopFlag, redacted, shard_hea
 use super::session::{Session, header_limits, in_session, refused};
 use crate::error::Error;
 use crate::watch::Watch;
-use crate::workers::{Reading, watched};
+use crate::workers::watched;
 
 /// Fetches all of the file `name` that lies in the folder of the one behind `url`, if it has at most `most` bytes. Gives
 /// its own URL too, without the secrets in it.
@@ -60,7 +60,7 @@ pub fn hub_headers(
     watch: &dyn Watch,
 ) -> Result<Option<ShardHeaders>, Error> {
     let fetching = |stop: StopFlag<'_>| shard_headers(url, options, ShardHeaders::NBYTES, stop);
-    let fetched = watched(Reading::waiting(1), fetching, watch);
+    let fetched = watched(true, fetching, watch);
     let fetched = fetched.map_err(|failure| failure.about(Some(Path::new(&redacted(url))), None))?;
     Ok(fetched.and_then(|document| ShardHeaders::parse(&document, limits)))
 }

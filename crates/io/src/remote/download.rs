@@ -25,10 +25,10 @@ use crate::save::save_data;
 use crate::source::Source;
 use crate::verify::{Definition, hash};
 use crate::watch::Watch;
-use incoming::{Incoming, fetch};
+use incoming::{Incoming, Keep, fetch};
 use model::Ready;
 pub use wanted::{DownloadOptions, Downloaded};
-use wanted::{VersionedSource, Wanted, check_existing, compare, is_index, make_folder, wanted};
+use wanted::{Downloadable, VersionedSource, check_existing, compare, is_index, make_folder, wanted};
 
 /// Fetches what is behind `url` to `path`; into it, where that is a directory, which is made where the path ends in a
 /// slash. Nothing has the name `path`, or it is what it was before, until all of the file is there.
@@ -120,7 +120,7 @@ fn reach(
         check_existing(&target, how)?;
     }
     match wanted(url, options, watch)? {
-        Wanted::File(found) => {
+        Downloadable::File(found) => {
             check_existing(&target, how)?;
             match found {
                 UrlFile::Cached(cached) => Ok(Reached::Cached(cached, target)),
@@ -130,7 +130,7 @@ fn reach(
                 }
             }
         }
-        Wanted::Model(model) => {
+        Downloadable::Model(model) => {
             check_many(path, how).map_err(|fault| refused(&shown, fault))?;
             let name = if is_repository { INDEX_FILE } else { &name };
             Ok(Reached::Model(Ready::new(
@@ -188,7 +188,7 @@ fn one(
     how: &DownloadOptions,
     watch: &dyn Watch,
 ) -> Result<Downloaded, Error> {
-    let file = [Incoming::open(versioned, path, how, watch)?];
+    let file = [Incoming::open(versioned, path, Keep::Open, how, watch)?];
     let outcome = fetch(&file, how, watch).and_then(|()| file[0].publish(how, watch));
     let [file] = file;
     match outcome {

@@ -12,8 +12,7 @@ use ingot_remote::{
 use super::source;
 use crate::archive::Archive;
 use crate::checkpoint::folder::index_of;
-use crate::checkpoint::store::Store;
-use crate::checkpoint::{Backing, Checkpoint, Shards, read_index};
+use crate::checkpoint::{Backing, Checkpoint, Shards, Store, read_index};
 use crate::error::{CheckpointFault, Error, Failure};
 use crate::options::{Backend, CheckpointOptions, OpenOptions, Reach};
 use crate::watch::Watch;
@@ -123,7 +122,7 @@ pub(super) fn in_session<T: Send>(
         }
         opened => opened,
     };
-    let opened = watched(Reading::waiting(1), open_in_region, watch);
+    let opened = watched(true, open_in_region, watch);
     opened.map_err(|failure| failure.about(Some(Path::new(&redacted(url))), None))?
 }
 

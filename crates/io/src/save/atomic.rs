@@ -9,7 +9,7 @@ use super::in_place;
 use super::pieces::Pieces;
 use super::resolved::DirectoryEntry;
 use super::space::{self, Size};
-use super::temp::{self, Kind, Refused, Temp};
+use super::temp::{self, Refused, Temp, TempKind};
 use super::write::{self, Route};
 use crate::error::{Step, Stop, step};
 use crate::options::{Durability, SaveOptions};
@@ -26,7 +26,7 @@ pub(super) fn save(
 ) -> Result<(), Stop> {
     entry.check_writable(options.read_only)?;
     temp::remove_stale(entry);
-    let mut kind = Kind::Unnamed;
+    let mut kind = TempKind::Unnamed;
     loop {
         let mut temp = fill(entry, pieces, kind, options, watch)?;
         if watch.interrupted() {
@@ -41,7 +41,7 @@ pub(super) fn save(
             }
             Err(Refused::Fault(fault)) => return Err(fault).step(step::RENAME),
             // The payloads are still there, so it costs only time to write them again.
-            Err(Refused::Link) if temp.kind() == Kind::Unnamed => kind = Kind::Named,
+            Err(Refused::Link) if temp.kind() == TempKind::Unnamed => kind = TempKind::Named,
             Err(Refused::Link | Refused::Rename) => {
                 return in_place::copy_to(entry, temp.file(), pieces, options);
             }
@@ -53,7 +53,7 @@ pub(super) fn save(
 fn fill<'p>(
     entry: &'p DirectoryEntry,
     pieces: &Pieces<'_>,
-    kind: Kind,
+    kind: TempKind,
     options: &SaveOptions,
     watch: &dyn Watch,
 ) -> Result<Temp<'p>, Stop> {

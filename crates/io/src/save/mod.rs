@@ -37,7 +37,6 @@ mod pieces;
 mod portable;
 #[cfg(unix)]
 mod resolved;
-mod ring;
 #[allow(clippy::module_inception, reason = "the file that has the function `save`")]
 mod save;
 mod snapshot;

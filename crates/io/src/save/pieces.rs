@@ -118,8 +118,7 @@ impl<'a> Pieces<'a> {
 
     /// Whether there are bytes that each thread waits for.
     pub(super) fn wait(&self) -> bool {
-        let waits = |payload: &Payload<'_>| matches!(payload, Payload::Section(_)) && payload.nbytes() > 0;
-        self.payloads.iter().any(waits)
+        self.payloads.iter().any(Payload::waits)
     }
 
     /// Size of the file.
@@ -190,12 +189,12 @@ impl<'a> Pieces<'a> {
     }
 
     /// Calls `write` with the bytes of `range` of the file, in order: long ones as they are, short ones gathered in
-    /// `buffer`, which grows to the size of a piece.
+    /// `buffer`, which grows to the size of a piece, and by `read`.
     pub(super) fn each_run<E: From<io::Error>>(
         &self,
         range: Range<u64>,
         buffer: &mut Vec<u8>,
-        stop: StopFlag<'_>,
+        read: impl Fn(&Payload<'_>, u64, &mut [u8]) -> io::Result<()>,
         mut write: impl FnMut(WriteRun<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
         buffer.clear();
@@ -211,7 +210,7 @@ impl<'a> Pieces<'a> {
                 }
                 let filled = buffer.len();
                 buffer.resize(filled + span.len, 0);
-                span.payload.read(span.begin, &mut buffer[filled..], stop)?;
+                read(span.payload, span.begin, &mut buffer[filled..])?;
             }
         }
         write(WriteRun::Gathered(buffer))
@@ -236,7 +235,7 @@ impl<'p> PartSpan<'p, '_> {
                 Some(WriteRun::Bytes(bytes, begin..begin + self.len))
             }
             Payload::File(range) => Some(WriteRun::File(range, self.begin..self.begin + to_u64(self.len))),
-            Payload::Strided(_) | Payload::Section(_) | Payload::Produced(_) => None,
+            Payload::Strided(_) | Payload::Section(_) | Payload::Gathered(_) | Payload::Produced(_) => None,
         }
     }
 }
@@ -278,7 +277,9 @@ mod tests {
             runs.push(run.len());
             Ok(())
         };
-        let written = pieces.each_run(pieces.range(0), &mut buffer, StopFlag::never(), note);
+        let read =
+            |payload: &Payload<'_>, begin, into: &mut [u8]| payload.read(begin, into, StopFlag::never());
+        let written = pieces.each_run(pieces.range(0), &mut buffer, read, note);
         written.unwrap();
         assert_eq!(runs, [4_001_000]);
     }
@@ -286,8 +287,8 @@ mod tests {
     #[test]
     fn only_pieces_with_something_to_fetch_are_fetched() {
         #[derive(Debug)]
-        struct Far(u64);
-        impl crate::Produce for Far {
+        struct Absent(u64);
+        impl crate::Produce for Absent {
             fn nbytes(&self) -> u64 {
                 self.0
             }
@@ -297,7 +298,7 @@ mod tests {
             }
         }
         let near = vec![0; PIECE];
-        let (one, none, many) = (Far(1), Far(0), Far(to_u64(2 * PIECE)));
+        let (one, none, many) = (Absent(1), Absent(0), Absent(to_u64(2 * PIECE)));
         let payloads = [
             Payload::from(&near[..]),
             Payload::Produced(&one),

@@ -35,7 +35,7 @@ pub(super) fn save(
         return Err(io::Error::from(io::ErrorKind::PermissionDenied)).step(step::READ_ONLY);
     }
     remove_stale(path);
-    let temp = Temp::create(path).step(step::CREATE)?;
+    let temp = NamedTemp::create(path).step(step::CREATE)?;
     let file = OpenOptions::new().write(true).open(&temp.0).step(step::CREATE)?;
     write::write(pieces, &file, &Route::Cached(None), watch)?;
     if options.durable == Durability::Durable {
@@ -67,7 +67,7 @@ fn in_place(path: &Path, pieces: &Pieces<'_>, options: &SaveOptions, watch: &dyn
         write::write(pieces, &file, &Route::Cached(None), watch)?;
     } else {
         // The payloads may lie in a mapping of this very file.
-        let temp = Temp::create(&std::env::temp_dir().join("model")).step(step::CREATE)?;
+        let temp = NamedTemp::create(&std::env::temp_dir().join("model")).step(step::CREATE)?;
         let mut scratch = OpenOptions::new()
             .read(true)
             .write(true)
@@ -87,20 +87,20 @@ fn in_place(path: &Path, pieces: &Pieces<'_>, options: &SaveOptions, watch: &dyn
 }
 
 /// The path of a file that is removed again, unless it was renamed.
-struct Temp(PathBuf);
+struct NamedTemp(PathBuf);
 
-impl Temp {
-    fn create(target: &Path) -> io::Result<Temp> {
+impl NamedTemp {
+    fn create(target: &Path) -> io::Result<NamedTemp> {
         let random = RandomState::new().build_hasher().finish();
         let mut name = prefix(target);
         name.push(format!("{random:016x}{SUFFIX}"));
         let path = target.with_file_name(name);
         File::create_new(&path)?;
-        Ok(Temp(path))
+        Ok(NamedTemp(path))
     }
 }
 
-impl Drop for Temp {
+impl Drop for NamedTemp {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.0);
     }

@@ -76,8 +76,8 @@ impl Snapshot {
 }
 
 impl Sealed {
-    /// Writes the file: as [`crate::save`] does, with `payloads` in the order of the layout. Not into a pipe or a
-    /// device, where the header cannot be written last.
+    /// Writes the file: as [`crate::save`] does, with `payloads` in the order of the layout, and the digests in the head
+    /// taken of everything else on its way into the file. Not into a pipe or a device, where the head cannot be written last.
     ///
     /// # Errors
     /// What [`crate::save`] says.
@@ -88,7 +88,8 @@ impl Sealed {
         options: &SaveOptions,
         watch: &dyn Watch,
     ) -> Result<(), Error> {
-        save_sealed(path, self, payloads, options, watch)
+        let pieces = Pieces::of(self.layout(), payloads).map(|pieces| pieces.sealed_by(self));
+        save_cut(path, pieces, options, watch)
     }
 
     /// Writes the file with what was copied for it.
@@ -102,47 +103,11 @@ impl Sealed {
         options: &SaveOptions,
         watch: &dyn Watch,
     ) -> Result<(), Error> {
-        save_sealed_snapshot(path, self, snapshot, options, watch)
+        let Layout { header, head, .. } = self.layout();
+        let payloads = snapshot.payloads();
+        let pieces = Pieces::of_data(head, header.data_nbytes(), &payloads);
+        save_cut(path, pieces.map(|pieces| pieces.sealed_by(self)), options, watch)
     }
-}
-
-/// As [`save`], with digests in the head that are taken of everything else on its way into the file.
-///
-/// # Errors
-/// What [`save`] says; also when `path` is a pipe or a device, where the head cannot be written last.
-pub(crate) fn save_sealed(
-    path: &Path,
-    sealed: &Sealed,
-    payloads: &[Payload<'_>],
-    options: &SaveOptions,
-    watch: &dyn Watch,
-) -> Result<(), Error> {
-    let pieces = Pieces::of(sealed.layout(), payloads);
-    save_cut(
-        path,
-        pieces.map(|pieces| pieces.sealed_by(sealed)),
-        options,
-        watch,
-    )
-}
-
-/// As [`save_sealed`], of a copy of the payloads.
-pub(crate) fn save_sealed_snapshot(
-    path: &Path,
-    sealed: &Sealed,
-    snapshot: &Snapshot,
-    options: &SaveOptions,
-    watch: &dyn Watch,
-) -> Result<(), Error> {
-    let Layout { header, head, .. } = sealed.layout();
-    let payloads = snapshot.payloads();
-    let pieces = Pieces::of_data(head, header.data_nbytes(), &payloads);
-    save_cut(
-        path,
-        pieces.map(|pieces| pieces.sealed_by(sealed)),
-        options,
-        watch,
-    )
 }
 
 fn save_cut(

@@ -5,9 +5,9 @@ use std::io::{self, Write};
 
 use super::pieces::{PIECE, Pieces, WriteRun};
 use crate::error::{Step, Stop, step};
+use crate::payload::Payload;
 use crate::watch::{POLL, Watch};
 use ingot_format::to_u64;
-use ingot_remote::StopFlag;
 
 /// Writes everything into `file` from where it stands.
 pub(super) fn write(pieces: &Pieces<'_>, file: &File, watch: &dyn Watch) -> Result<(), Stop> {
@@ -16,8 +16,9 @@ pub(super) fn write(pieces: &Pieces<'_>, file: &File, watch: &dyn Watch) -> Resu
     }
     let (mut buffer, mut passing) = (Vec::new(), Vec::new());
     let mut done = 0;
+    let read = |payload: &Payload<'_>, begin, into: &mut [u8]| payload.read_watched(begin, into, watch);
     for piece in 0..pieces.count() {
-        pieces.each_run(pieces.range(piece), &mut buffer, StopFlag::never(), |run| {
+        pieces.each_run(pieces.range(piece), &mut buffer, read, |run| {
             let nbytes = run.len();
             write_run(&run, file, &mut passing, watch)?;
             done += nbytes;

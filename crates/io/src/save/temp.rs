@@ -32,7 +32,7 @@ pub(super) struct Temp<'p> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum TempKind {
     /// `O_TMPFILE`: vanishes by itself when the process ends. Not every file system can.
     Unnamed,
     Named,
@@ -49,8 +49,8 @@ pub(super) enum Refused {
 
 impl<'p> Temp<'p> {
     /// `mode` is cut by the umask, as for every new file.
-    pub(super) fn create(entry: &'p DirectoryEntry, mode: Mode, kind: Kind) -> io::Result<Temp<'p>> {
-        if kind == Kind::Unnamed
+    pub(super) fn create(entry: &'p DirectoryEntry, mode: Mode, kind: TempKind) -> io::Result<Temp<'p>> {
+        if kind == TempKind::Unnamed
             && let Some(file) = unnamed(&entry.directory, mode)
         {
             lock(&file);
@@ -72,10 +72,10 @@ impl<'p> Temp<'p> {
         &self.file
     }
 
-    pub(super) fn kind(&self) -> Kind {
+    pub(super) fn kind(&self) -> TempKind {
         match self.name {
-            None => Kind::Unnamed,
-            Some(_) => Kind::Named,
+            None => TempKind::Unnamed,
+            Some(_) => TempKind::Named,
         }
     }
 

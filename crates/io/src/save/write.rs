@@ -1,19 +1,22 @@
 //! Writing the pieces of a file into it, by several threads.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use ingot_format::to_u64;
 
 use super::direct::{self, Aligned, DirectWriter};
 use super::flush::Flusher;
 use super::pieces::{PIECE, Pieces};
-use super::ring::{Closing, Ring};
 use crate::digest::{Sealed, Sealing};
 use crate::error::{Step, Stop, step};
+use crate::payload::Payload;
 use crate::watch::{POLL, Watch};
 use crate::workers::Team;
 
@@ -179,12 +182,14 @@ impl PieceWriter<'_, '_> {
                 let Buffers {
                     gathered, passing, ..
                 } = buffers;
-                self.pieces
-                    .each_run(range.clone(), gathered, self.team.stop(), |run| {
-                        run.write_at(self.file, position, passing)?;
-                        position += run.len();
-                        Ok::<(), io::Error>(())
-                    })?;
+                let read = |payload: &Payload<'_>, begin, into: &mut [u8]| {
+                    payload.read(begin, into, self.team.stop())
+                };
+                self.pieces.each_run(range.clone(), gathered, read, |run| {
+                    run.write_at(self.file, position, passing)?;
+                    position += run.len();
+                    Ok::<(), io::Error>(())
+                })?;
             }
             // Digests are taken of a copy, which nobody writes to between that and the writing.
             (Route::Cached(_) | Route::Shared, Some(_)) | (Route::Direct(_), _) => {
@@ -258,16 +263,92 @@ impl PieceWriter<'_, '_> {
     }
 }
 
+/// A few buffers that go round: empty to the fetching thread, filled to a writing one, and back.
+struct Ring {
+    state: Mutex<RingState>,
+    changed: Condvar,
+}
+
+struct RingState {
+    empty: Vec<Aligned>,
+    filled: VecDeque<(usize, Aligned)>,
+    closed: bool,
+}
+
+impl Ring {
+    fn new(buffers: usize) -> Ring {
+        Ring {
+            state: Mutex::new(RingState {
+                empty: (0..buffers).map(|_| Aligned::default()).collect(),
+                filled: VecDeque::new(),
+                closed: false,
+            }),
+            changed: Condvar::new(),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, RingState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A buffer to fill. `None` when no writer gives one back in time.
+    fn empty(&self, patience: Duration) -> Option<Aligned> {
+        let state = self.state();
+        let waited = self
+            .changed
+            .wait_timeout_while(state, patience, |state| state.empty.is_empty());
+        waited.unwrap_or_else(PoisonError::into_inner).0.empty.pop()
+    }
+
+    fn give_back(&self, buffer: Aligned) {
+        self.state().empty.push(buffer);
+        self.changed.notify_all();
+    }
+
+    fn put(&self, piece: usize, buffer: Aligned) {
+        self.state().filled.push_back((piece, buffer));
+        self.changed.notify_all();
+    }
+
+    /// A filled buffer, if there is one at this moment.
+    fn ready(&self) -> Option<(usize, Aligned)> {
+        self.state().filled.pop_front()
+    }
+
+    /// The next filled buffer; `None` when there will be none.
+    fn next(&self) -> Option<(usize, Aligned)> {
+        let state = self.state();
+        let waited = self
+            .changed
+            .wait_while(state, |state| state.filled.is_empty() && !state.closed);
+        waited.unwrap_or_else(PoisonError::into_inner).filled.pop_front()
+    }
+
+    /// Says that nothing more will be put in.
+    fn close(&self) {
+        self.state().closed = true;
+        self.changed.notify_all();
+    }
+}
+
+/// Closes the ring when it goes, on unwinding as well, so that no writer waits for ever.
+struct Closing<'r>(&'r Ring);
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::Unwatched;
     use crate::memory::Bytes;
-    use crate::payload::{FileRange, Payload, Produce};
+    use crate::payload::{FileRange, Produce};
     use crate::save::save_data;
     use proptest::prelude::*;
     use std::io::Write;
-    use std::sync::Mutex;
     use std::thread::ThreadId;
 
     fn bytes(len: usize) -> Vec<u8> {

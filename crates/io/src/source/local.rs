@@ -320,18 +320,18 @@ mod tests {
         }
     }
 
-    struct Files {
+    struct PooledFiles {
         folder: tempfile::TempDir,
         pool: &'static Pool,
         files: Vec<LocalFile>,
         opened: Vec<Arc<AtomicUsize>>,
     }
 
-    impl Files {
-        fn new(most: usize, count: u8) -> Files {
+    impl PooledFiles {
+        fn new(most: usize, count: u8) -> PooledFiles {
             let folder = tempfile::tempdir().unwrap();
             let pool: &'static Pool = Box::leak(Box::new(Pool::of(most)));
-            let mut made = Files {
+            let mut made = PooledFiles {
                 folder,
                 pool,
                 files: Vec::new(),
@@ -387,7 +387,7 @@ mod tests {
 
     #[test]
     fn what_fits_is_opened_once() {
-        let files = Files::new(4, 4);
+        let files = PooledFiles::new(4, 4);
         for number in [0, 1, 2, 3, 3, 0] {
             assert_eq!(files.read(number).unwrap(), number);
         }
@@ -396,7 +396,7 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_is_closed_and_opened_again_when_it_is_read() {
-        let files = Files::new(2, 2);
+        let files = PooledFiles::new(2, 2);
         assert_eq!(files.read(0).unwrap(), 0);
         let _third = files.lend(0);
         assert!(files.is_open(0) && !files.is_open(1), "1 was not used since");
@@ -407,7 +407,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_read_is_not_closed() {
-        let files = Files::new(1, 2);
+        let files = PooledFiles::new(1, 2);
         let outcome = files.files[0].with(|_| {
             assert_eq!(files.read(1).unwrap(), 1);
             Ok(files.is_open(0))
@@ -418,7 +418,7 @@ mod tests {
     #[test]
     fn a_file_that_was_replaced_while_it_was_closed_is_refused() {
         for (bytes, nbytes_now) in [(&[7; 9][..], None), (&[7; 5], Some(5))] {
-            let files = Files::new(1, 2);
+            let files = PooledFiles::new(1, 2);
             assert!(!files.is_open(0));
             let modified = std::fs::metadata(files.path(0)).unwrap().modified().unwrap();
             replace(&files.path(0), bytes);
@@ -434,7 +434,7 @@ mod tests {
 
     #[test]
     fn a_file_that_was_replaced_while_it_was_open_is_read_as_it_was() {
-        let files = Files::new(1, 1);
+        let files = PooledFiles::new(1, 1);
         if cfg!(unix) {
             replace(&files.path(0), &[7; 9]);
             assert_eq!(files.read(0).unwrap(), 0);
@@ -444,7 +444,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_gone_says_so() {
-        let files = Files::new(1, 2);
+        let files = PooledFiles::new(1, 2);
         std::fs::remove_file(files.path(0)).unwrap();
         assert_eq!(files.read(0).unwrap_err().kind(), io::ErrorKind::NotFound);
         assert!(files.files[0].nbytes_now().is_err());
@@ -452,7 +452,7 @@ mod tests {
 
     #[test]
     fn a_lock_that_a_fork_left_closed_keeps_nobody_from_reading() {
-        let files = Files::new(2, 2);
+        let files = PooledFiles::new(2, 2);
         let Descriptor::Lent(lent) = &files.files[0].descriptor else {
             panic!("it is lent");
         };
@@ -465,7 +465,7 @@ mod tests {
 
     #[test]
     fn many_threads_read_many_files_through_few_descriptors() {
-        let files = Files::new(3, 20);
+        let files = PooledFiles::new(3, 20);
         std::thread::scope(|scope| {
             for start in 0..8_u8 {
                 let files = &files;
@@ -488,7 +488,7 @@ mod tests {
 
     #[test]
     fn descriptors_of_closed_files_are_given_back() {
-        let mut files = Files::new(2, 6);
+        let mut files = PooledFiles::new(2, 6);
         assert_eq!(files.pool.open.lock().unwrap().len(), 2);
         files.files.clear();
         let _one = files.lend(0);
@@ -498,7 +498,7 @@ mod tests {
     #[cfg(unix)]
     #[test]
     fn a_process_that_has_none_left_closes_those_that_are_idle() {
-        let files = Files::new(4, 4);
+        let files = PooledFiles::new(4, 4);
         let tries = AtomicUsize::new(0);
         let opened = files.pool.opened(|| match tries.fetch_add(1, Ordering::Relaxed) {
             0 => Err(rustix::io::Errno::MFILE.into()),

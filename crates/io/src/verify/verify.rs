@@ -5,7 +5,6 @@ use std::io;
 use std::path::Path;
 
 use ingot_format::{CHECKSUMS_KEY, Checksums, Header, MODEL_SPEC_KEY, to_usize};
-use ingot_remote::StopFlag;
 
 use super::pass::{Feeding, feed, wanted};
 use crate::archive::{Archive, Files};
@@ -242,7 +241,12 @@ impl<'a> Check<'a> {
 
 /// The record in the metadata of `header` after the tensor `name` got the bytes of `payload`; `None` where there is no
 /// digest of it that could be another.
-pub(crate) fn renewed(header: &Header, name: &str, payload: &Payload<'_>) -> io::Result<Option<String>> {
+pub(crate) fn renewed(
+    header: &Header,
+    name: &str,
+    payload: &Payload<'_>,
+    watch: &dyn Watch,
+) -> io::Result<Option<String>> {
     let record = header.metadata().and_then(|metadata| metadata.get(CHECKSUMS_KEY));
     let Some(Ok(record)) = record.map(Checksums::parse) else {
         return Ok(None);
@@ -251,7 +255,7 @@ pub(crate) fn renewed(header: &Header, name: &str, payload: &Payload<'_>) -> io:
     let Some((algorithm, _)) = algorithm.zip(record.get(name)) else {
         return Ok(None);
     };
-    let digest = digest_of(payload, algorithm)?.to_string();
+    let digest = digest_of(payload, algorithm, watch)?.to_string();
     let digests = record.iter().map(|(of, old)| match of == name {
         true => (of, Cow::Borrowed(&*digest)),
         false => (of, Cow::Borrowed(old)),
@@ -260,7 +264,11 @@ pub(crate) fn renewed(header: &Header, name: &str, payload: &Payload<'_>) -> io:
     Ok(renewed.ok().map(|record| record.render()))
 }
 
-pub(crate) fn digest_of(payload: &Payload<'_>, algorithm: Algorithm) -> io::Result<Digest> {
+pub(crate) fn digest_of(
+    payload: &Payload<'_>,
+    algorithm: Algorithm,
+    watch: &dyn Watch,
+) -> io::Result<Digest> {
     const PIECE: u64 = 1 << 20;
     let mut hasher = Hasher::new(algorithm);
     let mut buffer = Vec::new();
@@ -268,7 +276,7 @@ pub(crate) fn digest_of(payload: &Payload<'_>, algorithm: Algorithm) -> io::Resu
     while at < payload.nbytes() {
         let len = PIECE.min(payload.nbytes() - at);
         buffer.resize(to_usize(len).unwrap_or(0), 0);
-        payload.read(at, &mut buffer, StopFlag::never())?;
+        payload.read_watched(at, &mut buffer, watch)?;
         hasher.update(&buffer);
         at += len;
     }

@@ -8,8 +8,10 @@ use ingot_remote::StopFlag;
 #[cfg(unix)]
 use super::writer::Writer;
 use crate::archive::{Tensor, lent_source};
-use crate::error::Error;
+use crate::error::{Error, Failure};
 use crate::source::{LocalFile, Source, read_exactly};
+use crate::watch::{Asked, Watch};
+use crate::workers::watched;
 
 /// Bytes that are compared at a time: two of them stay in the cache of a core.
 const STEP: u64 = 256 << 10;
@@ -45,7 +47,7 @@ impl ForeignFile {
         writer: &Writer,
         name: &str,
         index: &[ingot_format::Index],
-        watch: &dyn crate::Watch,
+        watch: &dyn Watch,
     ) -> Result<(), Error> {
         let nbytes = writer.selected(name, index)?.nbytes();
         self.check_has(position, nbytes)?;
@@ -61,8 +63,15 @@ impl ForeignFile {
     /// Whether the `nbytes` bytes from `position` on are those of `tensor` from its byte `begin` on.
     ///
     /// # Errors
-    /// [`Error::Read`] when one of the two cannot be read.
-    pub fn agrees(&self, position: u64, tensor: &Tensor<'_>, begin: u64, nbytes: u64) -> Result<bool, Error> {
+    /// [`Error::Read`] when one of the two cannot be read; [`Error::Interrupted`].
+    pub fn agrees(
+        &self,
+        position: u64,
+        tensor: &Tensor<'_>,
+        begin: u64,
+        nbytes: u64,
+        watch: &dyn Watch,
+    ) -> Result<bool, Error> {
         let in_tensor = tensor.entry().nbytes();
         if begin.checked_add(nbytes).is_none_or(|end| end > in_tensor) {
             return Ok(false);
@@ -76,9 +85,9 @@ impl ForeignFile {
             let count = to_usize(STEP.min(nbytes - done)).unwrap_or(usize::MAX);
             ours.resize(count, 0);
             theirs.resize(count, 0);
-            read_exactly(&self.source, position + done, &mut ours, StopFlag::never())
+            fill(&self.source, position + done, &mut ours, watch)
                 .map_err(|failure| failure.about(Some(&self.path), None))?;
-            read_exactly(archive.source(), start + done, &mut theirs, StopFlag::never())
+            fill(archive.source(), start + done, &mut theirs, watch)
                 .map_err(|failure| failure.about(archive.path(), None))?;
             if ours != theirs {
                 return Ok(false);
@@ -102,6 +111,12 @@ impl ForeignFile {
             }),
         }
     }
+}
+
+/// Fills `dest` from `position` on, while the caller watches.
+fn fill(source: &dyn Source, position: u64, dest: &mut [u8], watch: &dyn Watch) -> Result<(), Failure> {
+    let read = |stop: StopFlag<'_>| read_exactly(source, position, dest, stop);
+    watched(source.waits(), read, &Asked(watch))?
 }
 
 #[cfg(all(test, unix))]
@@ -147,7 +162,7 @@ mod tests {
             let archive = Archive::open(&to, &OpenOptions::default()).unwrap();
             prop_assert_eq!(archive.read("w").unwrap().to_vec(), &whole[position..position + nbytes]);
             let tensor = archive.find("w").unwrap();
-            let all = |file: &ForeignFile| file.agrees(to_u64(position), &tensor, 0, to_u64(nbytes)).unwrap();
+            let all = |file: &ForeignFile| file.agrees(to_u64(position), &tensor, 0, to_u64(nbytes), &Unwatched).unwrap();
             prop_assert!(all(&file));
             whole[position + other.index(nbytes)] ^= 1;
             std::fs::write(&from, &whole).unwrap();

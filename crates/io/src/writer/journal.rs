@@ -44,7 +44,7 @@ struct Inner {
     file: File,
     /// Where the records begin that were not read yet.
     position: u64,
-    state: State,
+    state: JournalState,
 }
 
 /// Why a journal can be used no longer.
@@ -80,7 +80,7 @@ pub(super) struct Claim(u64);
 
 /// What the records say, in their order.
 #[derive(Debug)]
-struct State {
+struct JournalState {
     /// Bytes that the file will have.
     total: u64,
     taken: Coverage,
@@ -102,7 +102,7 @@ impl From<io::Error> for JournalFault {
 impl Journal {
     /// The journal in `file`, whose records begin at `position`, of a file with `total` bytes of data.
     pub(super) fn new(file: File, position: u64, total: u64) -> Journal {
-        let state = State {
+        let state = JournalState {
             total,
             taken: Coverage::default(),
             open: HashMap::new(),
@@ -274,7 +274,7 @@ fn first_batch<'a>(bytes: &'a [u8], nbytes: &mut u64) -> Option<&'a [u8]> {
     bytes.get(..to_usize(*nbytes)?)
 }
 
-impl State {
+impl JournalState {
     /// What becomes of the batch at `position`. `None` when it is none.
     fn apply(&mut self, position: u64, batch: &[u8]) -> Option<Verdict> {
         let (head, ranges) = batch.split_first_chunk::<RECORD>()?;

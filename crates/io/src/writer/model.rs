@@ -21,7 +21,7 @@ const OPTIONS: SaveOptions = SaveOptions {
 
 /// What one of the writers does, where a number stands for who it is and a byte for what it writes.
 #[derive(Clone, Debug)]
-enum Step {
+enum Action {
     Create,
     Join(Orphan),
     Write(usize, u64, u8),
@@ -32,30 +32,30 @@ enum Step {
     Die(usize),
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+fn steps() -> impl Strategy<Value = Vec<Action>> {
     let (who, cell) = (0..4_usize, 0..CELLS);
     let step = prop_oneof![
-        2 => Just(Step::Create),
-        3 => prop_oneof![Just(Step::Join(Orphan::Refuse)), Just(Step::Join(Orphan::Finish))],
-        8 => (who.clone(), cell.clone(), 1..255_u8).prop_map(|(who, cell, value)| Step::Write(who, cell, value)),
-        1 => (who.clone(), cell).prop_map(|(who, cell)| Step::Claim(who, cell)),
-        3 => who.clone().prop_map(Step::Commit),
-        1 => who.clone().prop_map(Step::Leave),
-        2 => who.prop_map(Step::Die),
+        2 => Just(Action::Create),
+        3 => prop_oneof![Just(Action::Join(Orphan::Refuse)), Just(Action::Join(Orphan::Finish))],
+        8 => (who.clone(), cell.clone(), 1..255_u8).prop_map(|(who, cell, value)| Action::Write(who, cell, value)),
+        1 => (who.clone(), cell).prop_map(|(who, cell)| Action::Claim(who, cell)),
+        3 => who.clone().prop_map(Action::Commit),
+        1 => who.clone().prop_map(Action::Leave),
+        2 => who.prop_map(Action::Die),
     ];
     proptest::collection::vec(step, 1..40)
 }
 
 /// What ought to be.
 #[derive(Default)]
-struct Model {
+struct Expected {
     /// What the path leads to.
     file: Option<Vec<u8>>,
-    draft: Option<Draft>,
+    draft: Option<ExpectedDraft>,
 }
 
 #[derive(Default)]
-struct Draft {
+struct ExpectedDraft {
     founder: Option<usize>,
     here: BTreeSet<usize>,
     cells: BTreeMap<u64, u8>,
@@ -68,19 +68,19 @@ struct World<'a> {
     path: &'a Path,
     writers: BTreeMap<usize, Writer>,
     next: usize,
-    model: Model,
+    model: Expected,
 }
 
 impl World<'_> {
-    fn run(&mut self, step: &Step) -> Result<(), TestCaseError> {
+    fn run(&mut self, step: &Action) -> Result<(), TestCaseError> {
         match *step {
-            Step::Create => self.create(),
-            Step::Join(orphan) => self.join(orphan),
-            Step::Write(who, cell, value) => self.with(who, |world, id| world.write(id, cell, value)),
-            Step::Claim(who, cell) => self.with(who, |world, id| world.claim(id, cell)),
-            Step::Commit(who) => self.with(who, |world, id| world.commit(id)),
-            Step::Leave(who) => self.with(who, |world, id| world.leave(id, false)),
-            Step::Die(who) => self.with(who, |world, id| world.leave(id, true)),
+            Action::Create => self.create(),
+            Action::Join(orphan) => self.join(orphan),
+            Action::Write(who, cell, value) => self.with(who, |world, id| world.write(id, cell, value)),
+            Action::Claim(who, cell) => self.with(who, |world, id| world.claim(id, cell)),
+            Action::Commit(who) => self.with(who, |world, id| world.commit(id)),
+            Action::Leave(who) => self.with(who, |world, id| world.leave(id, false)),
+            Action::Die(who) => self.with(who, |world, id| world.leave(id, true)),
         }
     }
 
@@ -121,10 +121,10 @@ impl World<'_> {
             return Ok(());
         }
         let id = self.add(begun.unwrap());
-        self.model.draft = Some(Draft {
+        self.model.draft = Some(ExpectedDraft {
             founder: Some(id),
             here: BTreeSet::from([id]),
-            ..Draft::default()
+            ..ExpectedDraft::default()
         });
         Ok(())
     }
@@ -267,7 +267,7 @@ proptest! {
     fn writers_that_come_leave_and_die_do_what_the_model_says(steps in steps()) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
-        let mut world = World { path: &path, writers: BTreeMap::new(), next: 0, model: Model::default() };
+        let mut world = World { path: &path, writers: BTreeMap::new(), next: 0, model: Expected::default() };
         for step in &steps {
             world.run(step)?;
             world.check()?;

@@ -12,13 +12,12 @@ use ingot_format::{
     Dtype, Entry, Format, Header, Index, LayoutOptions, Limits, Selection, Spec, layout_with, to_u64,
     to_usize,
 };
-use ingot_remote::StopFlag;
 
 use super::journal::{End, Journal, JournalFault, Verdict};
 use super::preamble;
 use crate::error::{EditError, Error};
 use crate::options::{Existing, SaveOptions};
-use crate::payload::{FileRange, Payload};
+use crate::payload::{FileRange, Payload, Section};
 use crate::save::draft::{Company, Draft, journal_fault};
 use crate::watch::Watch;
 
@@ -417,13 +416,13 @@ impl Filling {
                 }
                 let count = (range.end - begin).min(PIECE);
                 let position = self.header.data_start() + begin;
-                put(payload, done, count, &self.file, position, &mut buffer).map_err(|source| {
-                    Error::Write {
+                put(payload, done, count, &self.file, position, &mut buffer, watch).map_err(|source| {
+                    Section::fault(Error::Write {
                         path: self.path.clone(),
                         step: "write",
                         nbytes: self.nbytes,
                         source,
-                    }
+                    })
                 })?;
                 begin += count;
                 done += count;
@@ -479,6 +478,7 @@ pub(super) fn put(
     file: &File,
     position: u64,
     buffer: &mut Vec<u8>,
+    watch: &dyn Watch,
 ) -> io::Result<()> {
     if let Payload::Bytes(bytes) = payload
         && let (Some(begin), Some(count)) = (to_usize(begin), to_usize(count))
@@ -491,7 +491,7 @@ pub(super) fn put(
         return range.copy(begin..begin + count, file, position, buffer);
     }
     buffer.resize(to_usize(count).unwrap_or(usize::MAX), 0);
-    payload.read(begin, buffer, StopFlag::never())?;
+    payload.read_watched(begin, buffer, watch)?;
     crate::disk::write_all_at(file, buffer, position)
 }
 

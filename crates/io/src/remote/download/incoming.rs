@@ -5,25 +5,25 @@ use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use ingot_format::{to_u64, to_usize};
-use ingot_remote::StopFlag;
+use ingot_remote::{StopFlag, locked};
 
 use super::part_table::{PART_HASH_NBYTES, PartHash, PartTable};
 use super::wanted::{DownloadOptions, Downloaded, VersionedSource, compare};
 use crate::archive::check_unchanged;
 use crate::digest::{Algorithm, Digest, Hasher};
 use crate::error::{Error, Failure};
-use crate::options::ReadOptions;
+use crate::options::{Existing, ReadOptions};
 use crate::payload::FileRange;
 use crate::save::draft::{Draft, is_there};
-use crate::source::{Source, Stream, read_exactly};
-use crate::watch::Watch;
+use crate::source::{Source, Stamp, Stream, read_exactly};
+use crate::watch::{Unwatched, Watch};
 use crate::workers::{Reading, share};
 
-/// Bytes that are written at once.
-const WRITE_NBYTES: u64 = 1 << 20;
+/// Bytes that are written, or read again and hashed, at once.
+const PIECE_NBYTES: u64 = 1 << 20;
 
 /// A file that is being fetched.
 pub(super) struct Incoming {
@@ -38,9 +38,108 @@ pub(super) struct Incoming {
 
 enum Landing {
     /// It has no name yet.
-    Partial(Box<Draft>),
+    Partial(Partial),
     /// An earlier call has given it its name.
-    Named(File),
+    Named,
+}
+
+/// How long the files stay open that parts are written to. Each takes two descriptors, with its directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Keep {
+    /// As long as the call takes, so that nobody else fills them.
+    Open,
+    /// While a thread is at one of their parts: there are more than a process should have open.
+    InUse,
+}
+
+impl Keep {
+    /// Of so many files.
+    pub(super) fn of(files: usize) -> Keep {
+        const FEW: usize = 32;
+        if files <= FEW { Keep::Open } else { Keep::InUse }
+    }
+}
+
+/// The file that is filled before it gets its name. Where it does not stay open, it is locked only while it is open, so
+/// it is held against what it was when it is opened again.
+struct Partial {
+    path: PathBuf,
+    nbytes: u64,
+    existing: Existing,
+    keep: Keep,
+    place: Mutex<PartialPlace>,
+}
+
+/// The file while it is open, and what it was when it was closed.
+#[derive(Default)]
+struct PartialPlace {
+    draft: Option<Arc<Draft>>,
+    closed: Option<Stamp>,
+}
+
+impl Partial {
+    fn new(draft: Draft, nbytes: u64, existing: Existing, keep: Keep) -> Result<Partial, Error> {
+        let partial = Partial {
+            path: draft.path().to_owned(),
+            nbytes,
+            existing,
+            keep,
+            place: Mutex::default(),
+        };
+        locked(&partial.place).draft = Some(Arc::new(draft));
+        partial.with(|_| Ok(()))?;
+        Ok(partial)
+    }
+
+    /// Does `work` with the open file, which any number of threads may do at once.
+    fn with<R>(&self, work: impl FnOnce(&Draft) -> Result<R, Error>) -> Result<R, Error> {
+        let draft = self.opened()?;
+        let outcome = work(&draft);
+        drop(draft);
+        self.close_unused()?;
+        outcome
+    }
+
+    fn opened(&self) -> Result<Arc<Draft>, Error> {
+        let mut place = locked(&self.place);
+        if let Some(draft) = &place.draft {
+            return Ok(Arc::clone(draft));
+        }
+        let mut draft = Draft::resume(&self.path, self.existing, &Unwatched)?;
+        let (now, closed) = (self.stamp(&draft)?, place.closed.as_ref());
+        if !closed.is_some_and(|closed| closed.is_same_file(&now) && closed.is_unwritten(&now)) {
+            if now.nbytes() == 0 {
+                // Somebody took the other away, and this one was made just now.
+                draft.discard();
+            }
+            return Err(Error::Changed {
+                path: Some(self.path.clone()),
+                nbytes_at_open: self.nbytes,
+                nbytes_now: (now.nbytes() != self.nbytes).then_some(now.nbytes()),
+            });
+        }
+        draft.grow_to(self.nbytes);
+        Ok(Arc::clone(place.draft.insert(Arc::new(draft))))
+    }
+
+    fn close_unused(&self) -> Result<(), Error> {
+        let mut place = locked(&self.place);
+        let is_unused = |draft: &Arc<Draft>| Arc::strong_count(draft) == 1;
+        if self.keep == Keep::InUse
+            && let Some(draft) = place.draft.take_if(|draft| is_unused(draft))
+        {
+            place.closed = Some(self.stamp(&draft)?);
+        }
+        Ok(())
+    }
+
+    fn stamp(&self, draft: &Draft) -> Result<Stamp, Error> {
+        let metadata = draft.file().metadata().map_err(|source| Error::Open {
+            path: self.path.clone(),
+            source,
+        })?;
+        Ok(Stamp::of(&metadata))
+    }
 }
 
 /// Fetches what is missing of all these files.
@@ -74,6 +173,7 @@ impl Incoming {
     pub(super) fn open(
         versioned: VersionedSource,
         path: PathBuf,
+        keep: Keep,
         how: &DownloadOptions,
         watch: &dyn Watch,
     ) -> Result<Incoming, Error> {
@@ -95,12 +195,13 @@ impl Incoming {
             return Err(error);
         }
         let hashes = left.unwrap_or_else(|| vec![PartHash::default(); table.count()]);
+        let partial = Partial::new(partial, table.nbytes(), how.existing, keep)?;
         Ok(Incoming {
             versioned,
             path,
             table,
             hashes,
-            landing: Landing::Partial(Box::new(partial)),
+            landing: Landing::Partial(partial),
             fetched: AtomicU64::new(0),
         })
     }
@@ -111,23 +212,19 @@ impl Incoming {
         path: PathBuf,
         hashes: Vec<PartHash>,
     ) -> Result<Incoming, Error> {
-        let open = || -> io::Result<Option<File>> {
-            let file = File::open(&path)?;
-            Ok((file.metadata()?.len() == versioned.source.nbytes()).then_some(file))
-        };
-        let opened = open().map_err(|source| Error::Open {
+        let metadata = std::fs::metadata(&path).map_err(|source| Error::Open {
             path: path.clone(),
             source,
-        });
-        let Some(file) = opened? else {
+        })?;
+        if metadata.len() != versioned.source.nbytes() {
             return Err(is_there(&path));
-        };
+        }
         Ok(Incoming {
             table: versioned.part_table(),
             versioned,
             path,
             hashes,
-            landing: Landing::Named(file),
+            landing: Landing::Named,
             fetched: AtomicU64::new(0),
         })
     }
@@ -137,32 +234,46 @@ impl Incoming {
     }
 
     fn follow(&self) -> Option<Follow<'_>> {
-        match &self.landing {
-            Landing::Partial(partial) if self.versioned.sha256.is_some() => {
-                Some(Follow::new(partial.file(), &self.table))
-            }
-            _ => None,
-        }
+        let follows = self.versioned.sha256.is_some() && matches!(self.landing, Landing::Partial(_));
+        follows.then(|| Follow::new(&self.table))
     }
 
     /// Sees that a part is there.
     fn part(&self, number: usize, follow: Option<&Follow<'_>>, stop: StopFlag<'_>) -> Result<usize, Error> {
         let part = self.table.part(number);
-        let noted = &self.hashes[number];
         match &self.landing {
-            Landing::Named(file) if !has_hash(file, &part, noted) => return Err(is_there(&self.path)),
-            Landing::Partial(partial) if !has_hash(partial.file(), &part, noted) => {
-                let hash = self.fetch(partial, &part, stop)?;
-                partial.write(&hash, self.table.position(number))?;
+            Landing::Named => {
+                let has_hash = |file: File| has_hash(&file, &part, &self.hashes[number]);
+                if !File::open(&self.path).is_ok_and(has_hash) {
+                    return Err(is_there(&self.path));
+                }
             }
-            _ => {}
-        }
-        if let Some(follow) = follow {
-            follow
-                .came(number)
-                .map_err(|fault| unread(&part, fault).about(Some(&self.versioned.shown), None))?;
+            Landing::Partial(partial) => {
+                partial.with(|draft| self.complete(draft, number, follow, stop))?;
+            }
         }
         Ok(size(&part))
+    }
+
+    /// Fetches a part if `draft` lacks it.
+    fn complete(
+        &self,
+        draft: &Draft,
+        number: usize,
+        follow: Option<&Follow<'_>>,
+        stop: StopFlag<'_>,
+    ) -> Result<(), Error> {
+        let part = self.table.part(number);
+        if !has_hash(draft.file(), &part, &self.hashes[number]) {
+            let hash = self.fetch(draft, &part, stop)?;
+            draft.write(&hash, self.table.position(number))?;
+        }
+        match follow {
+            Some(follow) => follow
+                .came(number, draft.file())
+                .map_err(|fault| unread(&part, fault).about(Some(&self.versioned.shown), None)),
+            None => Ok(()),
+        }
     }
 
     /// Fetches a part; gives the hash of its bytes. Where a server gives no parts, what breaks off begins anew.
@@ -183,7 +294,7 @@ impl Incoming {
         let mut buffer = Vec::new();
         let mut at = part.start;
         while at < part.end {
-            buffer.resize(size(&(at..part.end.min(at + WRITE_NBYTES))), 0);
+            buffer.resize(size(&(at..part.end.min(at + PIECE_NBYTES))), 0);
             let came = match &mut stream {
                 Some(stream) => stream.fill(at, &mut buffer),
                 None => read_exactly(source, at, &mut buffer, stop),
@@ -214,17 +325,24 @@ impl Incoming {
         };
         compare(&self.versioned.shown, expected, follow.finish()).inspect_err(|_| {
             if let Landing::Partial(partial) = &self.landing {
-                partial.discard();
+                let _ = partial.with(|draft| {
+                    draft.discard();
+                    Ok(())
+                });
             }
         })
     }
 
     /// Throws away what the next call could not go on with.
     pub(super) fn abandon(&self) {
-        if let Landing::Partial(partial) = &self.landing
-            && !self.can_go_on(partial)
-        {
-            partial.discard();
+        if let Landing::Partial(partial) = &self.landing {
+            // What somebody else has by now is not this call's to throw away.
+            let _ = partial.with(|draft| {
+                if !self.can_go_on(draft) {
+                    draft.discard();
+                }
+                Ok(())
+            });
         }
     }
 
@@ -235,22 +353,22 @@ impl Incoming {
     }
 
     /// What tells the next call that it is this version of this file, once it is whole: nothing, where nothing does.
-    pub(super) fn notes(&self) -> Vec<u8> {
+    pub(super) fn notes(&self) -> Result<Vec<u8>, Error> {
         let hashes = match &self.landing {
-            Landing::Named(_) => Some(self.hashes.clone()),
-            Landing::Partial(partial) => self.table.hashes(partial.file()),
+            Landing::Named => Some(self.hashes.clone()),
+            Landing::Partial(partial) => partial.with(|draft| Ok(self.table.hashes(draft.file())))?,
         };
-        match (&self.versioned.version, hashes) {
+        Ok(match (&self.versioned.version, hashes) {
             (Some(_), Some(hashes)) => self.table.notes(&hashes),
             _ => vec![0; self.table.notes_nbytes()],
-        }
+        })
     }
 
     /// Has the disk hold it, which may take long, before it gets its name.
     pub(super) fn flush(&self, how: &DownloadOptions, watch: &dyn Watch) -> Result<(), Error> {
         match &self.landing {
-            Landing::Partial(partial) => partial.flush(how.durable, watch),
-            Landing::Named(_) => Ok(()),
+            Landing::Partial(partial) => partial.with(|draft| draft.flush(how.durable, watch)),
+            Landing::Named => Ok(()),
         }
     }
 
@@ -258,9 +376,9 @@ impl Incoming {
     pub(super) fn publish(&self, how: &DownloadOptions, watch: &dyn Watch) -> Result<(), Error> {
         match &self.landing {
             Landing::Partial(partial) => {
-                partial.publish_first(self.nbytes(), how.existing, how.durable, watch)
+                partial.with(|draft| draft.publish_first(self.nbytes(), how.existing, how.durable, watch))
             }
-            Landing::Named(_) => Ok(()),
+            Landing::Named => Ok(()),
         }
     }
 
@@ -285,19 +403,25 @@ fn has_hash(file: &File, part: &Range<u64>, noted: &PartHash) -> bool {
     if *noted == PartHash::default() {
         return false;
     }
-    let range = FileRange::new(file, part.start, part.end - part.start);
     let mut hasher = Hasher::new(Algorithm::Xxh3Wide);
+    if feed(&mut hasher, file, part).is_err() {
+        return false;
+    }
+    part_hash(hasher) == *noted
+}
+
+/// Feeds `hasher` the bytes of a part.
+fn feed(hasher: &mut Hasher, file: &File, part: &Range<u64>) -> io::Result<()> {
+    let range = FileRange::new(file, part.start, part.end - part.start);
     let mut buffer = Vec::new();
     let mut at = 0;
     while at < part.end - part.start {
-        buffer.resize(size(&(at..(part.end - part.start).min(at + WRITE_NBYTES))), 0);
-        if range.read(at, &mut buffer).is_err() {
-            return false;
-        }
+        buffer.resize(size(&(at..(part.end - part.start).min(at + PIECE_NBYTES))), 0);
+        range.read(at, &mut buffer)?;
         hasher.update(&buffer);
         at += to_u64(buffer.len());
     }
-    part_hash(hasher) == *noted
+    Ok(())
 }
 
 fn part_hash(hasher: Hasher) -> PartHash {
@@ -319,13 +443,9 @@ fn size(range: &Range<u64>) -> usize {
     to_usize(range.end - range.start).unwrap_or(usize::MAX)
 }
 
-/// Bytes that are hashed at once.
-const PIECE_NBYTES: u64 = 1 << 20;
-
 /// Follows the parts of a file, as far as all before are there. They are read again, while the system still has them in
 /// memory: so nobody waits for the parts before his own, and nothing is kept.
 struct Follow<'f> {
-    file: &'f File,
     table: &'f PartTable,
     is_there: Vec<AtomicBool>,
     turn: Mutex<HashedParts>,
@@ -339,9 +459,8 @@ struct HashedParts {
 }
 
 impl<'f> Follow<'f> {
-    fn new(file: &'f File, table: &'f PartTable) -> Follow<'f> {
+    fn new(table: &'f PartTable) -> Follow<'f> {
         Follow {
-            file,
             table,
             is_there: (0..table.count()).map(|_| AtomicBool::new(false)).collect(),
             turn: Mutex::new(HashedParts {
@@ -351,8 +470,8 @@ impl<'f> Follow<'f> {
         }
     }
 
-    /// Notes that a part is there. Whoever does so hashes what can be hashed, unless somebody is at it.
-    fn came(&self, number: usize) -> io::Result<()> {
+    /// Notes that a part is there, in `file`. Whoever does so hashes what can be hashed, unless somebody is at it.
+    fn came(&self, number: usize, file: &File) -> io::Result<()> {
         self.is_there[number].store(true, Ordering::SeqCst);
         loop {
             let mut turn = match self.turn.try_lock() {
@@ -361,7 +480,7 @@ impl<'f> Follow<'f> {
                 Err(TryLockError::WouldBlock) => return Ok(()),
             };
             while self.can_go_on(turn.next) {
-                self.hash(&mut turn)?;
+                self.hash(&mut turn, file)?;
             }
             let next = turn.next;
             drop(turn);
@@ -378,18 +497,9 @@ impl<'f> Follow<'f> {
             .is_some_and(|is_there| is_there.load(Ordering::SeqCst))
     }
 
-    fn hash(&self, turn: &mut HashedParts) -> io::Result<()> {
+    fn hash(&self, turn: &mut HashedParts, file: &File) -> io::Result<()> {
         let part = self.table.part(turn.next);
-        let range = FileRange::new(self.file, part.start, part.end - part.start);
-        let mut buffer = Vec::new();
-        let mut at = 0;
-        while at < part.end - part.start {
-            let count = PIECE_NBYTES.min(part.end - part.start - at);
-            buffer.resize(to_usize(count).unwrap_or(0), 0);
-            range.read(at, &mut buffer)?;
-            turn.hasher.update(&buffer);
-            at += count;
-        }
+        feed(&mut turn.hasher, file, &part)?;
         turn.next += 1;
         Ok(())
     }
@@ -406,6 +516,43 @@ mod tests {
     use super::*;
     use std::io::Write;
 
+    /// Without the stamp, the second and the third would be written into.
+    #[test]
+    fn a_partial_that_was_closed_is_taken_again_only_as_it_was() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, part) = (folder.path().join("a"), folder.path().join(".a.ingot-part"));
+        let partial = || {
+            let mut draft = Draft::resume(&path, Existing::Refuse, &Unwatched).unwrap();
+            draft.begin_anew(3, &Unwatched).unwrap();
+            Partial::new(draft, 3, Existing::Refuse, Keep::InUse).unwrap()
+        };
+        let same = partial();
+        assert!(locked(&same.place).draft.is_none());
+        same.with(|draft| draft.write(b"abc", 0)).unwrap();
+        same.with(|draft| draft.write(b"d", 0)).unwrap();
+        assert_eq!(std::fs::read(&part).unwrap(), b"dbc");
+        let alter: [fn(&std::path::Path); 3] = [
+            |part| std::fs::write(part, "longer").unwrap(),
+            |part| {
+                std::fs::rename(part, part.with_extension("aside")).unwrap();
+                std::fs::write(part, "abc").unwrap();
+            },
+            |part| std::fs::remove_file(part).unwrap(),
+        ];
+        for alter in alter {
+            let altered = partial();
+            alter(&part);
+            let outcome = altered.with(|draft| draft.write(b"x", 0));
+            assert_eq!(outcome.unwrap_err().code(), "changed");
+        }
+        assert!(!part.exists(), "nothing is left where there was nothing");
+        drop(Draft::resume(&path, Existing::Refuse, &Unwatched).unwrap());
+        let held = Draft::resume(&path, Existing::Refuse, &Unwatched).unwrap();
+        let kept = Partial::new(held, 0, Existing::Refuse, Keep::Open).unwrap();
+        assert!(Draft::resume(&path, Existing::Refuse, &Unwatched).is_err());
+        drop(kept);
+    }
+
     #[test]
     fn parts_that_come_in_any_order_are_hashed_in_theirs() {
         let bytes: Vec<u8> = (0_usize..(5 << 20) + 3).map(|at| at.to_le_bytes()[1]).collect();
@@ -413,9 +560,9 @@ mod tests {
         file.write_all(&bytes).unwrap();
         let table = PartTable::new(5 * (1 << 20) + 3, "v");
         for order in [[0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [2, 0, 5, 1, 4, 3]] {
-            let follow = Follow::new(&file, &table);
+            let follow = Follow::new(&table);
             for number in order {
-                follow.came(number).unwrap();
+                follow.came(number, &file).unwrap();
             }
             assert_eq!(follow.finish(), Algorithm::Sha256.digest(&bytes));
         }

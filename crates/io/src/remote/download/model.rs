@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 use ingot_format::{to_u64, to_usize};
 use ingot_remote::RemoteOptions;
 
-use super::incoming::{Incoming, fetch, sum};
+use super::incoming::{Incoming, Keep, fetch, sum};
 use super::part_table::{PartHash, PartTable};
-use super::wanted::{DownloadOptions, Downloaded, Model, VersionedSource, check_existing, make_folder};
+use super::wanted::{DownloadOptions, Downloaded, RemoteModel, VersionedSource, check_existing, make_folder};
 use crate::error::Error;
 use crate::options::{Durability, Existing};
 use crate::payload::FileRange;
@@ -23,7 +23,7 @@ use crate::watch::{After, Unwatched, Watch};
 
 /// A model of which it is known that it can be fetched to where it is wanted.
 pub(super) struct Ready {
-    model: Model,
+    model: RemoteModel,
     /// Where the index goes.
     path: PathBuf,
     shards: Vec<Shard>,
@@ -39,7 +39,7 @@ struct Shard {
 impl Ready {
     /// Looks at everything that can be refused, and writes nothing.
     pub(super) fn new(
-        model: Model,
+        model: RemoteModel,
         folder: &Path,
         name: &str,
         options: &RemoteOptions,
@@ -99,10 +99,11 @@ impl Ready {
         let Ready { model, path, shards } = self;
         // Whoever has it fetches the model: nobody else does at the same time.
         let mut index = Draft::resume(&path, how.existing, watch)?;
+        let keep = Keep::of(shards.len());
         let mut files = Vec::with_capacity(shards.len());
         let outcome = (|| {
             for shard in shards {
-                files.push(shard.open(how, watch)?);
+                files.push(shard.open(keep, how, watch)?);
             }
             let after = After {
                 watch,
@@ -147,10 +148,10 @@ impl Ready {
 }
 
 impl Shard {
-    fn open(self, how: &DownloadOptions, watch: &dyn Watch) -> Result<Incoming, Error> {
+    fn open(self, keep: Keep, how: &DownloadOptions, watch: &dyn Watch) -> Result<Incoming, Error> {
         match self.hashes {
             Some(hashes) => Incoming::named(self.versioned, self.path, hashes),
-            None => Incoming::open(self.versioned, self.path, how, watch),
+            None => Incoming::open(self.versioned, self.path, keep, how, watch),
         }
     }
 }
@@ -158,7 +159,7 @@ impl Shard {
 /// Gives all files their names, the index last. All bytes are on the disk, so this takes no time that would have to be
 /// watched.
 fn publish(
-    model: &Model,
+    model: &RemoteModel,
     path: &Path,
     index: &mut Draft,
     shards: &[Incoming],
@@ -235,12 +236,10 @@ impl Ledger {
 
     /// Writes the bytes of an index into the file that becomes it, and behind them what is known of its shards.
     fn write(partial: &mut Draft, index: &[u8], shards: &[Incoming], watch: &dyn Watch) -> Result<(), Error> {
-        let notes = shards.iter().map(Incoming::notes);
-        let bytes = [index.to_vec()]
-            .into_iter()
-            .chain(notes)
-            .collect::<Vec<_>>()
-            .concat();
+        let mut bytes = index.to_vec();
+        for shard in shards {
+            bytes.extend(shard.notes()?);
+        }
         // What stands there already may be all that vouches for shards which have their names.
         if holds(partial, &bytes) {
             return Ok(());

@@ -10,9 +10,8 @@ use ingot_format::{IndexReader, ShardIndex, to_u64, to_usize};
 use ingot_remote::{INDEX_FILE, Location, MODEL_FILE, Remote, RemoteFile, RemoteOptions, StopFlag, redacted};
 
 use super::part_table::PartTable;
-use crate::archive::open_source;
+use crate::archive::{lent_source, open_source};
 use crate::checkpoint::folder::index_of;
-use crate::checkpoint::in_parallel;
 use crate::digest::{Algorithm, Digest, Unequal};
 use crate::error::Error;
 use crate::options::{Durability, Existing};
@@ -23,7 +22,7 @@ use crate::remote::session::{
 use crate::save::draft::is_there;
 use crate::source::Source;
 use crate::watch::Watch;
-use crate::workers::Reading;
+use crate::workers::{Reading, in_parallel};
 
 /// How to fetch a file.
 #[derive(Clone, Copy, Debug, Default)]
@@ -57,13 +56,13 @@ pub struct Downloaded {
 const INDEX_ENDING: &str = ".index.json";
 
 /// What a URL leads to.
-pub(super) enum Wanted {
+pub(super) enum Downloadable {
     File(UrlFile),
-    Model(Box<Model>),
+    Model(Box<RemoteModel>),
 }
 
 /// An index, which was read, and its shards, which were not.
-pub(super) struct Model {
+pub(super) struct RemoteModel {
     session: Session<'static>,
     /// All bytes of the index.
     pub(super) bytes: Vec<u8>,
@@ -85,7 +84,7 @@ enum ShardBase {
 }
 
 /// Asks for the start of the file behind `url`, or for all of an index, or finds them on this machine.
-pub(super) fn wanted(url: &str, options: &RemoteOptions, watch: &dyn Watch) -> Result<Wanted, Error> {
+pub(super) fn wanted(url: &str, options: &RemoteOptions, watch: &dyn Watch) -> Result<Downloadable, Error> {
     in_session(url, options, &header_limits(), watch, |session| {
         session.wanted(url)
     })
@@ -97,12 +96,12 @@ pub(super) fn is_index(name: &str) -> bool {
 }
 
 impl Session<'_> {
-    fn wanted(&self, url: &str) -> Result<Wanted, Error> {
+    fn wanted(&self, url: &str) -> Result<Downloadable, Error> {
         match self.locate(url)? {
             Location::Cached(path, remote) if is_index(&path.to_string_lossy()) => {
                 self.cached_model(&path, remote.map(|remote| *remote))
             }
-            Location::Cached(path, _) => Ok(Wanted::File(UrlFile::Cached(path))),
+            Location::Cached(path, _) => Ok(Downloadable::File(UrlFile::Cached(path))),
             Location::Remote(remote) if remote.is_folder() => self.wanted_of_folder(&remote),
             Location::Remote(remote) if is_index(remote.path()) => {
                 let source = RemoteFile::begin(self.resource(&remote), INDEX_START_NBYTES, self.stop);
@@ -112,16 +111,16 @@ impl Session<'_> {
             Location::Remote(remote) => {
                 let source = RemoteFile::of_whole(self.resource(&remote), self.stop);
                 let source = source.map_err(|fault| refused(&remote.shown, fault))?;
-                Ok(Wanted::File(file(&remote, source)))
+                Ok(Downloadable::File(file(&remote, source)))
             }
         }
     }
 
     /// The model of a folder of the Hub. One question more is nothing beside a download.
-    fn wanted_of_folder(&self, folder: &Remote) -> Result<Wanted, Error> {
+    fn wanted_of_folder(&self, folder: &Remote) -> Result<Downloadable, Error> {
         let model = self.beside(folder, MODEL_FILE)?;
         let missing = match RemoteFile::of_whole(self.resource(&model), self.stop) {
-            Ok(source) => return Ok(Wanted::File(file(&model, source))),
+            Ok(source) => return Ok(Downloadable::File(file(&model, source))),
             Err(fault) if fault.is_missing() => fault,
             Err(fault) => return Err(refused(&model.shown, fault)),
         };
@@ -137,7 +136,7 @@ impl Session<'_> {
     }
 
     /// The model of the index that `source` is.
-    fn model(&self, index: Remote, source: &RemoteFile, shown: String) -> Result<Wanted, Error> {
+    fn model(&self, index: Remote, source: &RemoteFile, shown: String) -> Result<Downloadable, Error> {
         let commit = source.commit();
         let cached = index.cached_at(commit.as_deref());
         let sha256 = linked(source, index.backend);
@@ -156,7 +155,7 @@ impl Session<'_> {
         if let Some(expected) = sha256 {
             compare(Path::new(&shown), expected, Algorithm::Sha256.digest(&bytes))?;
         }
-        let model = Model {
+        let model = RemoteModel {
             session: self.heeding(StopFlag::never()),
             shards: for_urls(read(&bytes, Path::new(&shown))?, Path::new(&shown))?
                 .shards()
@@ -166,11 +165,11 @@ impl Session<'_> {
             is_remote: true,
             beside: ShardBase::Url(Box::new(index)),
         };
-        Ok(Wanted::Model(Box::new(model)))
+        Ok(Downloadable::Model(Box::new(model)))
     }
 
     /// The model of an index in the Hub's cache, of which shards may be missing there.
-    fn cached_model(&self, path: &Path, remote: Option<Remote>) -> Result<Wanted, Error> {
+    fn cached_model(&self, path: &Path, remote: Option<Remote>) -> Result<Downloadable, Error> {
         let source = open_source(path)?;
         let range = FileRange::new(source.file(), 0, source.nbytes());
         let mut bytes = vec![0; room(source.nbytes(), path)?];
@@ -183,7 +182,7 @@ impl Session<'_> {
             Some(_) => for_urls(read(&bytes, path)?, path)?,
             None => read(&bytes, path)?,
         };
-        let model = Model {
+        let model = RemoteModel {
             session: self.heeding(StopFlag::never()),
             shards: index.shards().to_vec(),
             bytes,
@@ -194,7 +193,7 @@ impl Session<'_> {
                 None => ShardBase::Folder(folder),
             },
         };
-        Ok(Wanted::Model(Box::new(model)))
+        Ok(Downloadable::Model(Box::new(model)))
     }
 }
 
@@ -222,7 +221,7 @@ fn read(index: &[u8], path: &Path) -> Result<ShardIndex, Error> {
     index_of(index, to_u64(index.len()), path)
 }
 
-impl Model {
+impl RemoteModel {
     /// Where each shard comes from. Of each the start is asked for, of many at once.
     pub(super) fn sources(
         &self,
@@ -305,7 +304,7 @@ impl VersionedSource {
     /// A file of the Hub's cache.
     pub(super) fn cached(path: &Path) -> Result<VersionedSource, Error> {
         Ok(VersionedSource {
-            source: Box::new(open_source(path)?),
+            source: Box::new(lent_source(path)?),
             shown: path.to_owned(),
             version: version(path),
             sha256: None,
