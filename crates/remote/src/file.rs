@@ -186,7 +186,7 @@ fn begin(
     deadline: Deadline<'_>,
 ) -> Result<Begun, Fault> {
     let asked = 0..nbytes;
-    let (mut response, expected, pin) = match resource.ask(&asked, None, deadline)? {
+    let (response, expected, pin) = match resource.ask(&asked, None, deadline)? {
         Answer::Nothing => return Ok(Begun::default()),
         // Its body is asked for when it is wanted.
         Answer::Whole {
@@ -207,39 +207,56 @@ fn begin(
             pin,
         } => (response, nbytes, pin),
     };
-    let ignored = |nbytes| FaultKind::RangeIgnored {
-        asked: asked.clone(),
-        nbytes,
-    };
     let held_nbytes = held_nbytes.max(nbytes);
-    let most = match expected {
-        Some(nbytes) if nbytes > held_nbytes => return Err(ignored(Some(nbytes)).into()),
-        Some(nbytes) => nbytes,
-        None => held_nbytes + 1,
+    let ignored = || FaultKind::RangeIgnored {
+        asked: asked.clone(),
+        nbytes: expected,
     };
-    let most = to_usize(most).unwrap_or(usize::MAX);
-    let start = response.read_some(most, &mut resource.pace(deadline))?;
-    let found = to_u64(start.len());
-    match expected {
-        Some(expected) if found < expected => return Err(FaultKind::Short { expected, found }.into()),
-        None if found > held_nbytes => return Err(ignored(None).into()),
+    let (start, pin) = match expected {
+        Some(nbytes) if nbytes > held_nbytes => return Err(ignored().into()),
+        Some(nbytes) => (body(resource, response, nbytes, deadline)?, pin),
         // A body that ends with its connection may have been cut off: whether it was, its header will tell.
         None => {
-            let pin = pin.of(found);
-            return Ok(Begun {
-                pin,
-                start,
-                is_whole: false,
-            });
+            let start = body_to_its_end(resource, response, held_nbytes, deadline)?.ok_or_else(ignored)?;
+            let pin = pin.of(to_u64(start.len()));
+            (start, pin)
         }
-        Some(_) => {}
-    }
-    resource.client().give_back(response);
+    };
     Ok(Begun {
         pin,
         start,
         is_whole: false,
     })
+}
+
+/// The body of an answer, which has so many bytes.
+fn body(
+    resource: &Resource,
+    mut response: Response,
+    nbytes: u64,
+    deadline: Deadline<'_>,
+) -> Result<Vec<u8>, Fault> {
+    let most = to_usize(nbytes).unwrap_or(usize::MAX);
+    let bytes = response.read_some(most, &mut resource.pace(deadline))?;
+    let found = to_u64(bytes.len());
+    if found < nbytes {
+        let expected = nbytes;
+        return Err(FaultKind::Short { expected, found }.into());
+    }
+    resource.client().give_back(response);
+    Ok(bytes)
+}
+
+/// The body of an answer that does not say how many bytes it has; `None` where they are more than `most`.
+fn body_to_its_end(
+    resource: &Resource,
+    mut response: Response,
+    most: u64,
+    deadline: Deadline<'_>,
+) -> Result<Option<Vec<u8>>, Fault> {
+    let enough = to_usize(most + 1).unwrap_or(usize::MAX);
+    let bytes = response.read_some(enough, &mut resource.pace(deadline))?;
+    Ok((to_u64(bytes.len()) <= most).then_some(bytes))
 }
 
 /// The bytes of a range, as they come. What breaks off is asked for again, from where it broke off.

@@ -40,23 +40,51 @@ pub(crate) fn locate(
     options: &RemoteOptions,
     variable: &dyn Fn(&str) -> Option<String>,
 ) -> Result<(Url, Option<Credential>), Fault> {
-    let option = |why: &str| FaultKind::Option(why.to_owned());
+    let account = account(options, variable)?;
+    let endpoint = endpoint(&account, options, variable)?;
+    let (query, credential) = entry(account, options, variable)?;
+    let folder = endpoint.path.trim_end_matches('/');
+    let url = Url {
+        path: format!("{folder}/{}/{}", object.bucket, encode_path(object.key)),
+        query,
+        user: None,
+        ..endpoint
+    };
+    Ok((url, credential))
+}
+
+fn account(options: &RemoteOptions, variable: &dyn Fn(&str) -> Option<String>) -> Result<String, Fault> {
     let account = options
         .account
         .clone()
         .or_else(|| set(variable, &["AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT"]));
     let is_name = |name: &str| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric());
-    let account = account.filter(|name| is_name(name)).ok_or_else(|| {
+    account.filter(|name| is_name(name)).ok_or_else(|| {
         option("az:// needs the name of an account: give `account`, or set AZURE_STORAGE_ACCOUNT_NAME")
-    })?;
+    })
+}
+
+fn endpoint(
+    account: &str,
+    options: &RemoteOptions,
+    variable: &dyn Fn(&str) -> Option<String>,
+) -> Result<Url, Fault> {
     let named = options
         .endpoint
         .clone()
         .or_else(|| set(variable, &["AZURE_STORAGE_ENDPOINT"]));
-    let endpoint = match named {
-        Some(endpoint) => Url::parse(&endpoint)?,
-        None => Url::parse(&format!("https://{account}.blob.core.windows.net"))?,
-    };
+    match named {
+        Some(endpoint) => Url::parse(&endpoint),
+        None => Url::parse(&format!("https://{account}.blob.core.windows.net")),
+    }
+}
+
+/// What lets a caller in: the signed query, or what goes with a request that has none.
+fn entry(
+    account: String,
+    options: &RemoteOptions,
+    variable: &dyn Fn(&str) -> Option<String>,
+) -> Result<(Option<String>, Option<Credential>), Fault> {
     let secret = |given: &Option<Secret>, names: &[&str]| match given {
         _ if options.anonymous => Ok(None),
         Some(secret) => Ok(Some(secret.clone())),
@@ -70,43 +98,34 @@ pub(crate) fn locate(
         &options.account_key,
         &["AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_KEY"],
     )?;
-    let credential = match (&query, key, &options.token) {
-        (Some(_), ..) => None,
-        (None, _, Token::Given(token)) => Some(Credential::Token(token.clone())),
-        (None, Some(key), _) => {
-            let key = STANDARD
-                .decode(key.reveal().trim())
-                .map_err(|_| option("the key of the account is not base64"))?;
-            Some(Credential::Key(AzureAccess {
-                account: account.clone(),
-                key: hmac::Key::new(hmac::HMAC_SHA256, &key),
-            }))
-        }
-        _ => None,
-    };
-    let path = format!(
-        "{}/{}/{}",
-        endpoint.path.trim_end_matches('/'),
-        object.bucket,
-        encode_path(object.key)
-    );
-    let query = query.map(|query| query.reveal().trim().trim_start_matches('?').to_owned());
-    if query
-        .iter()
-        .any(|query| !query.bytes().all(|byte| byte.is_ascii_graphic()))
-    {
-        return Err(option("the signed query has characters that no query has").into());
+    match (query, key, &options.token) {
+        (Some(query), ..) => Ok((Some(signed_query(&query)?), None)),
+        (None, _, Token::Given(token)) => Ok((None, Some(Credential::Token(token.clone())))),
+        (None, Some(key), _) => Ok((None, Some(Credential::Key(AzureAccess::of(account, &key)?)))),
+        _ => Ok((None, None)),
     }
-    let url = Url {
-        path,
-        query,
-        user: None,
-        ..endpoint
-    };
-    Ok((url, credential))
+}
+
+fn signed_query(query: &Secret) -> Result<String, Fault> {
+    let query = query.reveal().trim().trim_start_matches('?');
+    match query.bytes().all(|byte| byte.is_ascii_graphic()) {
+        true => Ok(query.to_owned()),
+        false => Err(option("the signed query has characters that no query has")),
+    }
+}
+
+fn option(why: &str) -> Fault {
+    FaultKind::Option(why.to_owned()).into()
 }
 
 impl AzureAccess {
+    fn of(account: String, key: &Secret) -> Result<AzureAccess, Fault> {
+        let key = STANDARD.decode(key.reveal().trim());
+        let key = key.map_err(|_| option("the key of the account is not base64"))?;
+        let key = hmac::Key::new(hmac::HMAC_SHA256, &key);
+        Ok(AzureAccess { account, key })
+    }
+
     /// Signs a request with the key of the account.
     pub(crate) fn sign(&self, request: &mut HttpRequest<'_>) {
         let date = http_date(Timestamp::now());

@@ -51,18 +51,45 @@ pub(crate) fn locate(
     stop: StopFlag<'_>,
 ) -> Result<(Url, S3Access), Fault> {
     let profile = Profile::read(variable);
+    let region = region(options, variable, &profile)?;
+    let url = address(rest, &region, options, variable)?;
+    let keys = match options.anonymous {
+        true => None,
+        false => match known(options, variable, &profile)? {
+            Some(credentials) => Some(Keys::Known(credentials)),
+            None => issued(&region, options, variable, stop)?,
+        },
+    };
+    Ok((url, S3Access { keys, region }))
+}
+
+fn region(
+    options: &RemoteOptions,
+    variable: &dyn Fn(&str) -> Option<String>,
+    profile: &Profile,
+) -> Result<String, Fault> {
     let region = options
         .region
         .clone()
         .or_else(|| set(variable, &["AWS_REGION", "AWS_DEFAULT_REGION"]))
         .or_else(|| profile.get("region"))
         .unwrap_or_else(|| DEFAULT_REGION.to_owned());
-    if !region
+    match region
         .bytes()
         .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
     {
-        return Err(FaultKind::Option("the region is none".to_owned()).into());
+        true => Ok(region),
+        false => Err(FaultKind::Option("the region is none".to_owned()).into()),
     }
+}
+
+/// Where the object is: with its bucket in the path, or in the name of the host.
+fn address(
+    rest: &str,
+    region: &str,
+    options: &RemoteOptions,
+    variable: &dyn Fn(&str) -> Option<String>,
+) -> Result<Url, Fault> {
     let endpoint = options
         .endpoint
         .clone()
@@ -80,28 +107,17 @@ pub(crate) fn locate(
     };
     let folder = endpoint.path.trim_end_matches('/');
     let key = encode_path(key);
-    let url = Url {
-        host: match in_path {
-            true => endpoint.host.clone(),
-            false => format!("{bucket}.{}", endpoint.host),
-        },
-        path: match in_path {
-            true => format!("{folder}/{bucket}/{key}"),
-            false => format!("{folder}/{key}"),
-        },
+    let (host, path) = match in_path {
+        true => (endpoint.host.clone(), format!("{folder}/{bucket}/{key}")),
+        false => (format!("{bucket}.{}", endpoint.host), format!("{folder}/{key}")),
+    };
+    Ok(Url {
+        host,
+        path,
         query: version.map(|version| format!("versionId={}", encode_segment(version))),
         user: None,
         ..endpoint
-    };
-    let keys = match options.anonymous {
-        true => None,
-        false => match known(options, variable, &profile)? {
-            Some(credentials) => Some(Keys::Known(credentials)),
-            None => issued(&region, options, variable, stop)?,
-        },
-    };
-    let access = S3Access { keys, region };
-    Ok((url, access))
+    })
 }
 
 /// Keys that somebody issues, where anybody does.
