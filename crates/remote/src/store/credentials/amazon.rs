@@ -1,0 +1,562 @@
+//! Keys of S3: where they stand, and who issues them for a while.
+
+use std::path::PathBuf;
+
+use jiff::Timestamp;
+
+use super::asker::{Asker, element, form, posted, useless};
+use super::process::run;
+use super::profiles::{File, Profiles};
+use super::sso::Sso;
+use super::{Issued, Keys, Timed, Variable, firmware_says, home, refused, set, token_in, until};
+use crate::fault::Fault;
+use crate::http::message::HttpRequest;
+use crate::options::{RemoteOptions, Secret, Token, credential};
+use crate::stop::StopFlag;
+use crate::store::sigv4::sign;
+use crate::url::{Scheme, Url, encode_segment};
+
+/// Where buckets are when nobody says so.
+const DEFAULT_REGION: &str = "us-east-1";
+
+/// Where containers of ECS and EKS ask, besides themselves.
+const CONTAINER_HOSTS: &[&str] = &["169.254.170.2", "169.254.170.23", "fd00:ec2::23"];
+
+/// Where machines of EC2 ask.
+const INSTANCE_SERVICE: &str = "http://169.254.169.254";
+
+static KEYS: Issued<Source, Keys> = Issued::new();
+
+/// Where keys come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Source {
+    /// What its faults call it.
+    name: String,
+    way: Way,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Way {
+    /// They stand there.
+    Known(Keys),
+    /// Amazon's token service issues those of a role.
+    Role(Role),
+    /// What a person gets who has logged in with `aws sso login`.
+    Sso(Sso),
+    /// What a program prints.
+    Process(Secret),
+    /// What is there for a container of ECS or EKS.
+    Container {
+        service: Url,
+        token: Option<ContainerToken>,
+    },
+    /// What is there for a machine of EC2.
+    Instance { service: Url },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Role {
+    service: Url,
+    region: String,
+    pairs: Vec<(&'static str, String)>,
+    proof: Proof,
+}
+
+/// What shows that a caller may take a role.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Proof {
+    /// A signature with other keys.
+    Keys(Box<Source>),
+    /// The token that a file holds, as pods of EKS have one.
+    Token(PathBuf),
+}
+
+/// What a container shows: the token, or a file that holds the present one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum ContainerToken {
+    Text(Secret),
+    File(PathBuf),
+}
+
+/// What is set up for Amazon's services: by the caller, in the environment, in the files of Amazon's tools.
+pub(crate) struct Amazon<'a> {
+    options: &'a RemoteOptions,
+    variable: Variable<'a>,
+    profiles: Profiles,
+    profile: String,
+    pub(crate) region: String,
+}
+
+impl<'a> Amazon<'a> {
+    pub(crate) fn read(options: &'a RemoteOptions, variable: Variable<'a>) -> Result<Amazon<'a>, Fault> {
+        let named = options.profile.clone();
+        let named = named.or_else(|| set(variable, &["AWS_PROFILE", "AWS_DEFAULT_PROFILE"]));
+        let profile = named.clone().unwrap_or_else(|| "default".to_owned());
+        let profiles = match Profiles::read(variable) {
+            // Of files that cannot be read, anybody needs the region at most.
+            Err(_) if options.anonymous => Profiles::default(),
+            profiles => profiles?,
+        };
+        if named.is_some() && !options.anonymous && !profiles.has(&format!("profile {profile}")) {
+            let profile = ingot_format::Quoted(&profile).to_string();
+            return Err(refused(format!(
+                "the profile {profile} is in none of the files of Amazon's tools"
+            )));
+        }
+        let mut amazon = Amazon {
+            options,
+            variable,
+            profiles,
+            profile,
+            region: String::new(),
+        };
+        amazon.region = amazon.find_region()?;
+        Ok(amazon)
+    }
+
+    fn find_region(&self) -> Result<String, Fault> {
+        let region = self.options.region.clone();
+        let region = region
+            .or_else(|| set(self.variable, &["AWS_REGION", "AWS_DEFAULT_REGION"]))
+            .or_else(|| self.get(&self.profile, "region"))
+            .unwrap_or_else(|| DEFAULT_REGION.to_owned());
+        let may = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+        match region.bytes().all(may) {
+            true => Ok(region),
+            false => Err(refused("the region is none")),
+        }
+    }
+
+    fn get(&self, profile: &str, name: &str) -> Option<String> {
+        let found = self.profiles.get(&format!("profile {profile}"), name);
+        found.map(ToOwned::to_owned)
+    }
+
+    /// Where a service is, if it is not where Amazon has it: in the order of Amazon's own tools.
+    pub(crate) fn endpoint(&self, service: &str) -> Option<String> {
+        let variable = format!("AWS_ENDPOINT_URL_{}", service.to_ascii_uppercase());
+        let is_off = set(self.variable, &["AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"]);
+        if is_off.is_some_and(|value| value.eq_ignore_ascii_case("true")) {
+            return None;
+        }
+        let of_services = || {
+            let section = format!("services {}", self.get(&self.profile, "services")?);
+            let found = self.profiles.get(&section, &format!("{service}.endpoint_url"));
+            found.map(ToOwned::to_owned)
+        };
+        set(self.variable, &[&variable, "AWS_ENDPOINT_URL"])
+            .or_else(of_services)
+            .or_else(|| self.get(&self.profile, "endpoint_url"))
+    }
+
+    /// Where a service is that issues keys.
+    fn service(&self, name: &str, host: &str, region: &str) -> Result<Url, Fault> {
+        Url::parse(&self.endpoint(name).unwrap_or_else(|| host_of(host, region)))
+    }
+
+    /// The first source that is configured: by the caller, the environment, the profile, for a container, or by the
+    /// machine, where it is one of EC2. The order is that of Amazon's own tools.
+    pub(crate) fn source(&self) -> Result<Option<Source>, Fault> {
+        let options = self.options;
+        if options.anonymous {
+            return Ok(None);
+        }
+        if let Some((id, secret)) = options.access_key.clone() {
+            let token = match &options.token {
+                Token::Given(token) => Some(token.clone()),
+                _ => None,
+            };
+            return Ok(Some(Source::known(Keys {
+                id: Secret::new(id),
+                secret,
+                session: options.session_token.clone().or(token),
+            })));
+        }
+        // A profile that the caller names is meant, whatever the environment holds.
+        let is_named = options.profile.is_some();
+        if !is_named && let Some(source) = self.of_environment()? {
+            return Ok(Some(source));
+        }
+        if let Some(source) = self.of_profile(&self.profile, !is_named, &mut Vec::new())? {
+            return Ok(Some(source));
+        }
+        match self.container()? {
+            Some(source) => Ok(Some(source)),
+            None => self.instance(false),
+        }
+    }
+
+    fn of_environment(&self) -> Result<Option<Source>, Fault> {
+        let keys = Keys::of_variables(self.variable, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")?;
+        let Some(keys) = keys else {
+            return Ok(None);
+        };
+        let session = credential(self.variable, &["AWS_SESSION_TOKEN"])?;
+        Ok(Some(Source::known(Keys { session, ..keys })))
+    }
+
+    /// What a profile says. `in_environment`: the environment may name the token of a pod, which is more than what the
+    /// profile has. `above`: the profiles whose roles are taken with what this one has.
+    fn of_profile(
+        &self,
+        profile: &str,
+        in_environment: bool,
+        above: &mut Vec<String>,
+    ) -> Result<Option<Source>, Fault> {
+        let get = |name: &str| self.get(profile, name);
+        let named = |what: &str| format!("{what} of the profile {}", ingot_format::Quoted(profile));
+        let has_keys = get("aws_access_key_id").is_some() || get("aws_secret_access_key").is_some();
+        if let Some(role) = get("role_arn")
+            && get("web_identity_token_file").is_none()
+            && (above.is_empty() || !has_keys)
+        {
+            return self.of_role(profile, role, above).map(Some);
+        }
+        let of = |variable: &str, name: &str| {
+            let held = in_environment.then(|| set(self.variable, &[variable])).flatten();
+            held.or_else(|| get(name))
+        };
+        if let Some(file) = of("AWS_WEB_IDENTITY_TOKEN_FILE", "web_identity_token_file") {
+            let name = named("AWS_WEB_IDENTITY_TOKEN_FILE or the web_identity_token_file");
+            let role = of("AWS_ROLE_ARN", "role_arn");
+            let role =
+                role.ok_or_else(|| refused(format!("{name}: there is no AWS_ROLE_ARN and no role_arn")))?;
+            let session = of("AWS_ROLE_SESSION_NAME", "role_session_name");
+            let mut pairs = role_pairs("AssumeRoleWithWebIdentity", role, session);
+            pairs.extend(get("duration_seconds").map(|seconds| ("DurationSeconds", seconds)));
+            let proof = Proof::Token(file.into());
+            return self.role(name, pairs, proof).map(Some);
+        }
+        if get("sso_account_id").is_some() || get("sso_role_name").is_some() {
+            let name = named("the SSO");
+            let sso = self.sso(profile, &name)?;
+            return Ok(Some(Source {
+                name,
+                way: Way::Sso(sso),
+            }));
+        }
+        if let Some(keys) = self.keys(File::Credentials, profile)? {
+            return Ok(Some(keys));
+        }
+        if get("login_session").is_some() {
+            let name = named("the login_session");
+            let instead = "credential_process = aws configure export-credentials --format process";
+            return Err(refused(format!(
+                "{name} cannot be read: put `{instead}` into another profile"
+            )));
+        }
+        if let Some(command) = get("credential_process") {
+            let (name, way) = (
+                named("the credential_process"),
+                Way::Process(Secret::new(command)),
+            );
+            return Ok(Some(Source { name, way }));
+        }
+        self.keys(File::Config, profile)
+    }
+
+    /// The keys that stand in one of the files.
+    fn keys(&self, file: File, profile: &str) -> Result<Option<Source>, Fault> {
+        let section = format!("profile {profile}");
+        let source = |name: &str| format!("{name} of the profile {}", ingot_format::Quoted(profile));
+        let get = |name: &str| {
+            let found = self.profiles.get_of(file, &section, name).map(Secret::new);
+            found.map(|secret| secret.checked(&source(name))).transpose()
+        };
+        let (id, secret) = (get("aws_access_key_id")?, get("aws_secret_access_key")?);
+        let Some(keys) = Keys::pair(id, secret, &source("aws_access_key_id"))? else {
+            return Ok(None);
+        };
+        let session = get("aws_session_token")?;
+        Ok(Some(Source::known(Keys { session, ..keys })))
+    }
+
+    /// A role, taken with the keys of another profile or of where the profile says.
+    fn of_role(&self, profile: &str, role: String, above: &mut Vec<String>) -> Result<Source, Fault> {
+        let get = |name: &str| self.get(profile, name);
+        let name = format!("the role_arn of the profile {}", ingot_format::Quoted(profile));
+        let refuse = |why: &str| refused(format!("{name}: {why}"));
+        if get("mfa_serial").is_some() {
+            return Err(refuse(
+                "its mfa_serial asks for a code: export the keys, or give a credential_process",
+            ));
+        }
+        above.push(profile.to_owned());
+        let source = match (get("source_profile"), get("credential_source").as_deref()) {
+            (Some(source), None) if source != profile && above.contains(&source) => {
+                return Err(refuse("its source_profile leads back to it"));
+            }
+            (Some(source), None) if above.len() > 1 && source == profile => {
+                return Err(refuse("its source_profile is itself"));
+            }
+            (Some(source), None) => self.of_profile(&source, false, above)?,
+            (None, Some("Environment")) => self.of_environment()?,
+            (None, Some("EcsContainer")) => self.container()?,
+            (None, Some("Ec2InstanceMetadata")) => self.instance(true)?,
+            _ => {
+                return Err(refuse(
+                    "expected a source_profile or a credential_source of Environment, EcsContainer or \
+                     Ec2InstanceMetadata",
+                ));
+            }
+        };
+        let source = source.ok_or_else(|| refuse("the source of its keys has none"))?;
+        let mut pairs = role_pairs("AssumeRole", role, get("role_session_name"));
+        for (name, value) in [
+            ("ExternalId", "external_id"),
+            ("DurationSeconds", "duration_seconds"),
+        ] {
+            pairs.extend(get(value).map(|value| (name, value)));
+        }
+        self.role(name, pairs, Proof::Keys(Box::new(source)))
+    }
+
+    fn role(&self, name: String, pairs: Vec<(&'static str, String)>, proof: Proof) -> Result<Source, Fault> {
+        let way = Way::Role(Role {
+            service: self.service("sts", "sts", &self.region)?,
+            region: self.region.clone(),
+            pairs,
+            proof,
+        });
+        Ok(Source { name, way })
+    }
+
+    fn sso(&self, profile: &str, name: &str) -> Result<Sso, Fault> {
+        let session = self.get(profile, "sso_session");
+        let section = session.as_ref().map(|session| format!("sso-session {session}"));
+        let get = |name: &str| {
+            let of_session = section
+                .as_ref()
+                .and_then(|section| self.profiles.get(section, name));
+            of_session
+                .map(ToOwned::to_owned)
+                .or_else(|| self.get(profile, name))
+        };
+        let needed = |key: &str| get(key).ok_or_else(|| refused(format!("{name}: there is no {key}")));
+        let (start, region) = (needed("sso_start_url")?, needed("sso_region")?);
+        let folder =
+            home(self.variable).ok_or_else(|| refused(format!("{name}: there is no home folder")))?;
+        Ok(Sso {
+            portal: self.service("sso", "portal.sso", &region)?,
+            login: self.service("sso_oidc", "oidc", &region)?,
+            query: form([
+                ("role_name", needed("sso_role_name")?.as_str()),
+                ("account_id", needed("sso_account_id")?.as_str()),
+            ]),
+            is_renewed: session.is_some(),
+            file: Sso::file(&folder, session.as_deref().unwrap_or(&start)),
+        })
+    }
+
+    /// The service that the environment names for a container.
+    fn container(&self) -> Result<Option<Source>, Fault> {
+        let named = |name: &str| set(self.variable, &[name]);
+        let (relative, full) = (
+            "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        );
+        let (name, service) = match (named(relative), named(full)) {
+            (Some(path), _) => (
+                relative,
+                Url::parse(&format!("http://{}{path}", CONTAINER_HOSTS[0]))?,
+            ),
+            (None, Some(text)) => (full, Url::parse(&text)?),
+            (None, None) => return Ok(None),
+        };
+        // Keys would come over networks that others can read, as Amazon's own tools refuse too.
+        let is_near = match service.address() {
+            Some(address) => address.is_loopback(),
+            None => service.host == "localhost",
+        };
+        if service.scheme == Scheme::Http && !is_near && !CONTAINER_HOSTS.contains(&service.host.as_str()) {
+            return Err(refused(format!("{full} names another host over http://")));
+        }
+        let file =
+            named("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE").map(|path| ContainerToken::File(path.into()));
+        let text = credential(self.variable, &["AWS_CONTAINER_AUTHORIZATION_TOKEN"])?;
+        let token = file.or_else(|| text.map(ContainerToken::Text));
+        let (name, way) = (name.to_owned(), Way::Container { service, token });
+        Ok(Some(Source { name, way }))
+    }
+
+    /// The machine, where it is known to be one of EC2 or has to be one.
+    fn instance(&self, has_to_be: bool) -> Result<Option<Source>, Fault> {
+        let named = |name: &str| set(self.variable, &[name]);
+        let is_off =
+            named("AWS_EC2_METADATA_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"));
+        let says = || {
+            has_to_be
+                || firmware_says("sys_vendor", "Amazon EC2")
+                || firmware_says("bios_vendor", "Amazon EC2")
+        };
+        let service = match named("AWS_EC2_METADATA_SERVICE_ENDPOINT") {
+            _ if is_off => return Ok(None),
+            Some(service) => service,
+            None if says() => INSTANCE_SERVICE.to_owned(),
+            None => return Ok(None),
+        };
+        let way = Way::Instance {
+            service: Url::parse(&service)?,
+        };
+        let name =
+            "the metadata service of this machine (not asked with AWS_EC2_METADATA_DISABLED=true)".to_owned();
+        Ok(Some(Source { name, way }))
+    }
+}
+
+/// Where Amazon has a service.
+pub(crate) fn host_of(service: &str, region: &str) -> String {
+    let china = if region.starts_with("cn-") { ".cn" } else { "" };
+    format!("https://{service}.{region}.amazonaws.com{china}")
+}
+
+fn role_pairs(action: &str, role: String, session: Option<String>) -> Vec<(&'static str, String)> {
+    vec![
+        ("Action", action.to_owned()),
+        ("Version", "2011-06-15".to_owned()),
+        ("RoleArn", role),
+        ("RoleSessionName", session.unwrap_or_else(|| "ingot".to_owned())),
+    ]
+}
+
+impl Source {
+    pub(crate) fn known(keys: Keys) -> Source {
+        let (name, way) = ("the keys".to_owned(), Way::Known(keys));
+        Source { name, way }
+    }
+
+    /// Keys that are good for some minutes at least: those that were issued before, or new ones. None: the machine has
+    /// no role.
+    pub(crate) fn keys(&self, options: &RemoteOptions, stop: StopFlag<'_>) -> Result<Option<Keys>, Fault> {
+        match &self.way {
+            Way::Known(keys) => Ok(Some(keys.clone())),
+            _ => KEYS.get(self, &self.name, || self.issue(options, stop)),
+        }
+    }
+
+    fn issue(&self, options: &RemoteOptions, stop: StopFlag<'_>) -> Result<Timed<Keys>, Fault> {
+        match &self.way {
+            Way::Known(keys) => Ok(Timed {
+                value: Some(keys.clone()),
+                until: until(None),
+            }),
+            Way::Role(role) => role.issue(options, stop),
+            Way::Sso(sso) => of_json(&sso.ask(options, stop)?, &sso.portal.to_string()),
+            Way::Process(command) => {
+                let mut keys = of_json(&run(command, options, stop)?, "the program")?;
+                // What does not say when it is over is not over: a program is not run for each request.
+                if keys.until == until(None) {
+                    keys.until = Timed::<Keys>::nothing().until;
+                }
+                Ok(keys)
+            }
+            Way::Container { service, token } => {
+                let token = match token {
+                    Some(ContainerToken::Text(text)) => Some(text.clone()),
+                    Some(ContainerToken::File(path)) => Some(token_in(path)?),
+                    None => None,
+                };
+                let headers: Vec<_> = token.iter().map(|token| ("Authorization", token)).collect();
+                let answer = Asker::of(service, options, stop).get(service, &headers)?;
+                of_json(&answer, &service.to_string())
+            }
+            Way::Instance { service } => of_instance(service, options, stop),
+        }
+    }
+}
+
+impl Role {
+    fn issue(&self, options: &RemoteOptions, stop: StopFlag<'_>) -> Result<Timed<Keys>, Fault> {
+        let pairs = self.pairs.iter().map(|(name, value)| (*name, value.as_str()));
+        let asker = Asker::of(&self.service, options, stop);
+        let answer = match &self.proof {
+            Proof::Token(file) => {
+                let token = token_in(file)?;
+                let token = ("WebIdentityToken", token.reveal());
+                asker.post(&self.service, &form(pairs.chain([token])))?
+            }
+            Proof::Keys(source) => {
+                let keys = source.keys(options, stop)?;
+                let keys = keys.ok_or_else(|| refused("this machine has no role"))?;
+                let body = form(pairs);
+                let mut request = posted(&self.service, "application/x-www-form-urlencoded", &body);
+                sign(&mut request, &keys, &self.region, "sts", Timestamp::now());
+                asker.ask(&request)?
+            }
+        };
+        let text = |name: &str| element(&answer, name).map(ToOwned::to_owned);
+        let fields = ["AccessKeyId", "SecretAccessKey", "SessionToken", "Expiration"];
+        keys_of(fields.map(text), &self.service.to_string())
+    }
+}
+
+/// Version 2 of that service: first a token, which nobody gets who only makes this process follow a link.
+fn of_instance(service: &Url, options: &RemoteOptions, stop: StopFlag<'_>) -> Result<Timed<Keys>, Fault> {
+    let asker = Asker::of(service, options, stop);
+    let at = |path: &str| Url {
+        path: format!("{}{path}", service.path.trim_end_matches('/')),
+        ..service.clone()
+    };
+    let roles = "/latest/meta-data/iam/security-credentials/";
+    let first = || {
+        let token = asker.ask(&HttpRequest {
+            method: "PUT",
+            url: &at("/latest/api/token"),
+            headers: vec![(
+                "X-aws-ec2-metadata-token-ttl-seconds".to_owned(),
+                "21600".to_owned(),
+            )],
+            body: &[],
+        })?;
+        let token = Secret::new(token.trim()).checked("the token of the machine")?;
+        let role = asker.get(&at(roles), &[("X-aws-ec2-metadata-token", &token)])?;
+        Ok((token, role))
+    };
+    let (token, role) = match first() {
+        Err(fault) if Fault::status(&fault) == Some(404) => return Ok(Timed::nothing()),
+        answer => answer?,
+    };
+    let role = encode_segment(role.lines().next().unwrap_or_default().trim());
+    let answer = asker.get(
+        &at(&format!("{roles}{role}")),
+        &[("X-aws-ec2-metadata-token", &token)],
+    )?;
+    of_json(&answer, &service.to_string())
+}
+
+/// The keys in an answer of JSON: services differ in the case of the names.
+fn of_json(body: &str, source: &str) -> Result<Timed<Keys>, Fault> {
+    let answer: serde_json::Value = serde_json::from_str(body).unwrap_or_default();
+    let answer = answer.get("roleCredentials").unwrap_or(&answer);
+    let value = |name: &str| {
+        let mut pairs = answer.as_object()?.iter();
+        pairs
+            .find(|pair| pair.0.eq_ignore_ascii_case(name))
+            .map(|pair| pair.1)
+    };
+    let text = |name: &str| Some(value(name)?.as_str()?.to_owned());
+    // In milliseconds.
+    let over = value("Expiration").and_then(serde_json::Value::as_i64);
+    let over = over
+        .map(|millis| (millis / 1000).to_string())
+        .or_else(|| text("Expiration"));
+    let session = text("SessionToken").or_else(|| text("Token"));
+    keys_of(
+        [text("AccessKeyId"), text("SecretAccessKey"), session, over],
+        source,
+    )
+}
+
+/// The keys that a source has issued: name, secret, session and when they are over.
+fn keys_of([id, secret, session, over]: [Option<String>; 4], source: &str) -> Result<Timed<Keys>, Fault> {
+    let checked = |text: String| Secret::new(text).checked(&format!("what {source} has issued"));
+    let needed = |text: Option<String>| checked(text.ok_or_else(|| useless(source))?);
+    Ok(Timed {
+        value: Some(Keys {
+            id: needed(id)?,
+            secret: needed(secret)?,
+            session: session.map(checked).transpose()?,
+        }),
+        until: until(over.as_deref()),
+    })
+}
