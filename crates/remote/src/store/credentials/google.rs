@@ -35,8 +35,8 @@ pub(crate) fn entry(options: &RemoteOptions, variable: Variable<'_>) -> Result<O
         _ if options.anonymous => return Ok(None),
         (Token::Given(token), ..) => return Ok(Some(Entry::Token(token.clone()))),
         (_, Some((id, secret)), _) => {
-            let keys = Keys::pair(Some(Secret::new(id)), Some(secret.clone()), "the caller")?;
-            return Ok(keys.map(Entry::Keys));
+            let (id, secret, session) = (Secret::new(id), secret.clone(), None);
+            return Ok(Some(Entry::Keys(Keys { id, secret, session })));
         }
         (_, _, Some(path)) => return of_file(path, "credentials_file").map(issued),
         (Token::Withheld, ..) => return Ok(None),
@@ -73,7 +73,7 @@ fn default_file(variable: Variable<'_>) -> Option<PathBuf> {
 /// The service of a machine of Google, or of what runs there.
 fn machine(variable: Variable<'_>) -> Result<Option<TokenSource>, Fault> {
     let is_off = set(variable, &["NO_GCE_CHECK"]).is_some_and(|value| value.eq_ignore_ascii_case("true"));
-    let names = ["GCE_METADATA_HOST", "GCE_METADATA_ROOT", "GCE_METADATA_IP"];
+    let names = ["GCE_METADATA_HOST", "GCE_METADATA_ROOT"];
     let runs = ["K_SERVICE", "CLOUD_RUN_JOB", "GAE_ENV"];
     let host = match set(variable, &names) {
         _ if is_off => return Ok(None),

@@ -57,23 +57,18 @@ pub(crate) struct Keys {
 }
 
 impl Keys {
-    /// The name of a key and its secret, of which one without the other is a mistake.
+    /// A key and its secret, which has to be there where the key is.
     pub(crate) fn pair(
         id: Option<Secret>,
         secret: Option<Secret>,
         source: &str,
     ) -> Result<Option<Keys>, Fault> {
-        match (id, secret) {
-            (Some(id), Some(secret)) => Ok(Some(Keys {
-                id,
-                secret,
-                session: None,
-            })),
-            (None, None) => Ok(None),
-            _ => Err(refused(format!(
-                "{source} holds one of a key and its secret, and not the other"
-            ))),
-        }
+        let Some(id) = id else {
+            return Ok(None);
+        };
+        let secret = secret.ok_or_else(|| refused(format!("{source} has no secret beside it")))?;
+        let session = None;
+        Ok(Some(Keys { id, secret, session }))
     }
 
     /// Those of two environment variables.
