@@ -185,7 +185,8 @@ class Cloud:
             name = name if form["RoleSessionName"] == "named" else f"ROLE.{role}.{signer}"
         else:
             assert form["Action"] == "AssumeRoleWithWebIdentity"
-            name = f"WEB.{role}.{form['WebIdentityToken']}"
+            # botocore sends the line end of the file too.
+            name = f"WEB.{role}.{form['WebIdentityToken'].strip()}"
         key, secret, session = self._key(name)
         return (
             f'<{form["Action"]}Response xmlns="https://sts.amazonaws.com/doc/2011-06-15/">'

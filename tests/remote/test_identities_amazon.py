@@ -69,6 +69,12 @@ def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setup]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    # botocore asks no service without one.
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-2")
+    # Folders that botocore has looked up when it was imported.
+    cache = str(tmp_path / ".aws" / "sso" / "cache")
+    monkeypatch.setattr("botocore.credentials.SSOProvider._SSO_TOKEN_CACHE_DIR", cache)
+    monkeypatch.setattr("botocore.tokens.SSOTokenProvider._SSO_TOKEN_CACHE_DIR", cache)
     with running() as cloud:
         for service in ("STS", "SSO", "SSO_OIDC"):
             monkeypatch.setenv(f"AWS_ENDPOINT_URL_{service}", cloud.url())
@@ -219,7 +225,7 @@ def test_each_source_lets_in_who_botocore_is(setup: Setup, name: str) -> None:
     configure, reader = PIECES[name]
     configure(setup)
     options = {"profile": "named"} if name == "role_of_variables" else {}
-    assert setup.open(**options) == reader.replace("named..", "named..")
+    assert setup.open(**options) == reader
     assert of_botocore(*options.values()) == reader
 
 
@@ -342,7 +348,7 @@ def test_what_is_set_up_by_half_is_an_error(
     if why is None:
         assert setup.open() == "nobody"
         setup.variables(AWS_PROFILE="none")
-        why = 'the profile "none" is in none of the files'
+        why = "the profile `none` is in none of the files"
     with pytest.raises(ingot.SafetensorError, match=why) as caught:
         setup.open()
     assert "s3cret" not in str(caught.value)
@@ -454,6 +460,7 @@ def test_endpoints_come_from_where_amazons_tools_have_them(setup: Setup) -> None
 
     setup.cloud.known("VARIABLES")
     variables(setup)
+    setup.patch.delenv("AWS_DEFAULT_REGION")
     nowhere = "http://127.0.0.1:9"
 
     def reads() -> bool:
@@ -469,8 +476,11 @@ def test_endpoints_come_from_where_amazons_tools_have_them(setup: Setup) -> None
 
     setup.put("config", "default", endpoint_url=setup.cloud.url(), region="eu-west-3")
     assert reads()
-    setup.put("config", "default", services="local", s3="\n  endpoint_url = http://127.0.0.1:9")
+    setup.put("config", "default", s3="\n  endpoint_url = http://127.0.0.1:9")
     assert reads(), "of a setting below another"
+    setup.put("config", "default", services="local")
+    with pytest.raises(ingot.OptionError, match="services local"):
+        setup.open(endpoint=None)
     setup.put("config", "services local", s3=f"\n  endpoint_url = {nowhere}", sts="\n  endpoint_url = x")
     assert not reads()
     setup.variables(AWS_ENDPOINT_URL=setup.cloud.url())

@@ -7,7 +7,8 @@ use crate::http::message::HttpRequest;
 use crate::options::RemoteOptions;
 use crate::stop::StopFlag;
 use crate::store::bucket::Object;
-use crate::store::credentials::amazon::{Amazon, Source, host_of};
+use crate::store::credentials::amazon::{Amazon, host_of};
+use crate::store::credentials::source::Source;
 use crate::store::credentials::{Keys, Variable, set};
 use crate::store::sigv4::sign;
 use crate::url::{Url, encode_path, encode_segment};
@@ -53,7 +54,10 @@ pub(crate) fn locate(
 
 /// Where the object is: with its bucket in the path, or in the name of the host.
 fn address(rest: &str, options: &RemoteOptions, amazon: &Amazon<'_>) -> Result<Url, Fault> {
-    let endpoint = options.endpoint.clone().or_else(|| amazon.endpoint("s3"));
+    let endpoint = match &options.endpoint {
+        Some(endpoint) => Some(endpoint.clone()),
+        None => amazon.endpoint("s3")?,
+    };
     let path = without_version(rest);
     let version = rest.get(path.len() + VERSION.len()..);
     let Object { bucket, key } = Object::parse(path)?;

@@ -9,6 +9,7 @@ pub(crate) mod azure;
 pub(crate) mod google;
 mod process;
 mod profiles;
+pub(crate) mod source;
 mod sso;
 pub(crate) mod token;
 
