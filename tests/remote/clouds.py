@@ -44,6 +44,8 @@ class Cloud:
         self.keys: dict[str, tuple[str, str | None]] = {}
         self.tokens: set[str] = set()
         self.readers: list[str] = []
+        #: What the last request has brought.
+        self.body = b""
         #: The public key of whoever signs tokens.
         self.public = b""
         #: Answers in the place of a service, by the beginning of its path.
@@ -58,7 +60,7 @@ class Cloud:
             self.keys[name] = (SECRET, None)
 
     def answer(self, handler: Handler, request: Request) -> None:
-        body = handler.rfile.read(int(request.headers.get("content-length", 0)))
+        self.body = body = handler.rfile.read(int(request.headers.get("content-length", 0)))
         try:
             for begin, instead in self.instead.items():
                 if request.path.startswith(begin):
@@ -130,6 +132,8 @@ class Cloud:
         query = {name: values[0] for name, values in parse_qs(urlsplit(request.path).query).items()}
         kind = request.headers.get("content-type", "")
         form = {name: values[0] for name, values in parse_qs(body.decode()).items()} if "form" in kind else {}
+        if path == "/" and handler.command == "GET":
+            return "computeMetadata/\n"
         if path == "/":
             return self._sts(handler, request, body, form)
         if path == "/token":
@@ -212,7 +216,9 @@ class Cloud:
         from google.auth import jwt
 
         if path == "/google/token" and form["grant_type"].endswith(":jwt-bearer"):
-            claim = jwt.decode(form["assertion"], certs=self.public, audience=self.url(path))
+            # Files name the service; google-auth signs for the one that it knows by heart.
+            audience = [self.url(path), "https://oauth2.googleapis.com/token"]
+            claim = jwt.decode(form["assertion"], certs=self.public, audience=audience)
             return self._token(f"account-{claim['iss']}-{scope(claim['scope'])}")
         if path == "/google/token":
             assert (form["grant_type"], form["client_secret"]) == ("refresh_token", "of-the-client")
@@ -221,10 +227,9 @@ class Cloud:
             assert form["grant_type"] == "urn:ietf:params:oauth:grant-type:token-exchange"
             assert form["requested_token_type"] == "urn:ietf:params:oauth:token-type:access_token"
             assert (form["audience"], form["subject_token_type"]) == ("//iam/pool", "urn:of:jwt")
-            kind = "urn:ietf:params:oauth:token-type:access_token"
-            return self._token(
-                f"federated-{form['subject_token']}-{scope(form['scope'])}", issued_token_type=kind
-            )
+            # google-auth sends the line end of a file too.
+            name = f"federated-{form['subject_token'].strip()}-{scope(form['scope'])}"
+            return self._token(name, issued_token_type="urn:ietf:params:oauth:token-type:access_token")
         asked, by = json.loads(body), request.headers["authorization"].removeprefix("Bearer ")
         assert by in self.tokens
         name = f"acting-{path.rpartition('/')[2]}-{scope(asked['scope'][0])}-by-{by}"
@@ -261,7 +266,8 @@ def scope(text: str) -> str:
 
 
 def told(handler: Handler, text: str, status: int = 200) -> None:
-    handler.head(status, Content_Length=len(text.encode()), Metadata_Flavor="Google")
+    kind = "application/json" if text.startswith("{") else "application/text"
+    handler.head(status, Content_Length=len(text.encode()), Content_Type=kind, Metadata_Flavor="Google")
     handler.body(text.encode())
 
 

@@ -156,7 +156,7 @@ def container(setup: Setup) -> None:
 
 @piece("INSTANCE")
 def instance(setup: Setup) -> None:
-    setup.patch.delenv("AWS_EC2_METADATA_DISABLED")
+    setup.patch.delenv("AWS_EC2_METADATA_DISABLED", raising=False)
     setup.variables(AWS_EC2_METADATA_SERVICE_ENDPOINT=setup.cloud.url())
 
 

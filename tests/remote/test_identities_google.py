@@ -8,13 +8,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
 import ingot
 
 from .clouds import SECRET, Cloud, running, told
-from .servers import unused_port
+from .servers import Handler, Request, unused_port
 from .test_identities_amazon import PREFIXES
 
 READ = "devstorage.read_only"
@@ -54,8 +55,8 @@ class Setup:
             **more,
         }
 
-    def other_account(self, email: str = "robot") -> dict[str, str]:
-        return {"service_account_impersonation_url": self.cloud.url(f"/google/as/{email}")}
+    def other_account(self) -> dict[str, str]:
+        return {"service_account_impersonation_url": self.cloud.url("/google/as/robot:generateAccessToken")}
 
     def file(self, content: object, name: str = "file.json") -> Path:
         path = self.home / name
@@ -108,18 +109,24 @@ def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pair: tuple[bytes, by
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     with running() as cloud:
+        monkeypatch.setenv("CLOUD", cloud.url(""))
         cloud.public = pair[1]
         yield Setup(cloud, tmp_path, monkeypatch, pair[0])
 
 
-#: Says who google-auth is. It reads some variables when it is imported.
+#: Says who google-auth is. It reads some variables when it is imported, and knows addresses of some services by heart.
 SCRIPT = f"""
-import warnings
+import os, warnings
 warnings.simplefilter("ignore")
 import google.auth
 from google.auth.transport.requests import Request
+class Led(Request):
+    def __call__(self, url, *arguments, **options):
+        url = url.replace("https://oauth2.googleapis.com", os.environ["CLOUD"] + "/google")
+        accounts = "https://iamcredentials.googleapis.com/v1/projects/-/serviceAccounts/"
+        return super().__call__(url.replace(accounts, os.environ["CLOUD"] + "/google/as/"), *arguments, **options)
 found, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/{READ}"])
-found.refresh(Request())
+found.refresh(Led())
 print(found.token)
 """
 
@@ -175,14 +182,14 @@ SETUPS: dict[str, tuple[Callable[[Setup], object], str]] = {
                 {"file": str(setup.file("of-the-file\n", "token"))}, **setup.other_account()
             )
         ),
-        f"acting-robot-{READ}-by-federated-of-the-file-cloud-platform",
+        f"acting-robot:generateAccessToken-{READ}-by-federated-of-the-file-iam",
     ),
     "person as another account": (
         lambda setup: setup.default(
             {
                 "type": "impersonated_service_account",
                 "source_credentials": setup.person(),
-                **setup.other_account("robot:generateAccessToken"),
+                **setup.other_account(),
             }
         ),
         f"acting-robot:generateAccessToken-{READ}-by-person-1r",
@@ -253,11 +260,11 @@ def test_a_source_that_fails_is_the_error_and_nobody_else_is_tried(
         # A later source, which is not asked.
         setup.machine()
     SETUPS[name][0](setup)
-    said = {"error": "invalid_grant", "error_description": "of-the-client {} of-the-file"}
 
-    def answer(handler: object, request: object) -> None:
-        text = json.dumps(said) if status != 200 else "{}"
-        told(handler, text.replace("{}", str(request.headers)), status)
+    def answer(handler: Handler, request: Request) -> None:
+        said = f"{unquote(setup.cloud.body.decode())} {request.headers}"
+        text = {"error": "invalid_grant", "error_description": said}
+        told(handler, json.dumps({} if status == 200 else text), status)
 
     setup.cloud.instead[ASKED[name]] = answer
     if (name, status) == ("machine", 404):
@@ -267,7 +274,7 @@ def test_a_source_that_fails_is_the_error_and_nobody_else_is_tried(
         setup.open()
     assert setup.cloud.readers == []
     assert "no credentials from " in str(caught.value)
-    assert "of-the-client" not in str(caught.value) or name in ("machine", "url of a token", "file of a token")
+    assert all(secret not in str(caught.value) for secret in ("of-the-client", "of-the-file", "please"))
     if status == 403:
         assert isinstance(caught.value, PermissionError)
         assert "invalid_grant" in str(caught.value)

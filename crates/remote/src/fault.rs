@@ -98,9 +98,11 @@ impl Fault {
         FaultKind::TooLarge { limit }.into()
     }
 
-    /// The same fault, of another URL than that of the file.
+    /// The same fault, of another URL than that of the file. One of a source of credentials has its own.
     pub(crate) fn from(mut self, url: String) -> Fault {
-        self.from.get_or_insert(url);
+        if !matches!(*self.kind, FaultKind::Credentials { .. }) {
+            self.from.get_or_insert(url);
+        }
         self
     }
 

@@ -14,7 +14,7 @@ use crate::url::Url;
 const SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_only";
 
 /// What may be done with the token by which that of another account is asked for.
-const ANY_SCOPE: &str = "https://www.googleapis.com/auth/cloud-platform";
+const ACCOUNT_SCOPE: &str = "https://www.googleapis.com/auth/iam";
 
 /// Where tokens are issued, where a file does not say.
 const TOKEN_SERVICE: &str = "https://oauth2.googleapis.com/token";
@@ -133,7 +133,7 @@ fn of_json(file: &Value, name: &str, scope: &'static str) -> Result<TokenSource,
         }
         "external_account" => {
             let other_account = other_account(file)?;
-            let scope = if other_account.is_some() { ANY_SCOPE } else { scope };
+            let scope = if other_account.is_some() { ACCOUNT_SCOPE } else { scope };
             let fields = vec![
                 (
                     "grant_type",
@@ -157,7 +157,7 @@ fn of_json(file: &Value, name: &str, scope: &'static str) -> Result<TokenSource,
         }
         "impersonated_service_account" => {
             let source = file.get("source_credentials").unwrap_or(&Value::Null);
-            let source = of_json(source, name, ANY_SCOPE)?;
+            let source = of_json(source, name, ACCOUNT_SCOPE)?;
             let other_account = other_account(file)?;
             Ok(TokenSource {
                 other_account,
