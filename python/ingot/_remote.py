@@ -17,8 +17,8 @@ class StorageOptions(TypedDict, total=False):
     any other control character is an `OptionError`.
     """
 
-    #: Sent as ``Authorization: Bearer …``; beside an `access_key_id` of S3, its `session_token`. By default, and
-    #: with True, what the environment has for the kind of URL (README, "Credentials"). False sends none.
+    #: Sent as ``Authorization: Bearer …``; beside an `access_key_id` of S3, its `session_token`. By default,
+    #: and with True, what the environment has for the kind of URL (README, "Credentials"). False sends none.
     token: str | bool | None
     #: Headers to send besides.
     headers: dict[str, str]
@@ -52,28 +52,28 @@ class StorageOptions(TypedDict, total=False):
     access_key_id: str
     secret_access_key: str
     session_token: str
-    #: The profile of ``~/.aws/config`` and ``~/.aws/credentials`` that is used instead of what the environment
-    #: holds; ``AWS_PROFILE`` by default.
+    #: The profile of ``~/.aws/config`` and ``~/.aws/credentials`` that is used instead of what the
+    #: environment holds; ``AWS_PROFILE`` by default.
     profile: str
     #: Pay for what is read, as some buckets of S3 ask of whoever reads; ``AWS_REQUEST_PAYER`` by default.
     request_payer: bool
     #: A JSON file of credentials of Google: of a service account, a person, an external account.
     credentials_file: str | PathLike[str]
-    #: The account of Azure (``AZURE_STORAGE_ACCOUNT_NAME``), and what opens it: its key, a signed query, or all
-    #: of these in one text.
+    #: The account of Azure (``AZURE_STORAGE_ACCOUNT_NAME``), and what opens it: its key, a signed query, or
+    #: all of these in one text.
     account: str
     account_key: str
     sas_token: str
     connection_string: str
-    #: The application of Azure that reads, with its directory and its secret; `client_id` alone names a managed
-    #: identity.
+    #: The application of Azure that reads, with its directory and its secret; `client_id` alone names a
+    #: managed identity.
     client_id: str
     tenant_id: str
     client_secret: str
 
 
-#: The other names that `storage_options` takes, in small letters or large: those of s3fs, gcsfs and adlfs, and of
-#: object_store with all that is built on it.
+#: The other names that `storage_options` takes, in small letters or large: those of s3fs, gcsfs and adlfs, and
+#: of object_store with all that is built on it.
 OTHER_NAMES = {
     "access_key_id": "key username aws_access_key_id",
     "secret_access_key": "secret password aws_secret_access_key",
@@ -98,8 +98,8 @@ OTHER_NAMES = {
     "client_secret": "azure_client_secret azure_storage_client_secret",
     "headers": "default_headers",
     "ca_file": "root_certificate",
-    # What says the same in other words: True where the bucket stands in the host; "path" or "virtual"; the host
-    # of an endpoint; whether an endpoint may be one of http://; True, or a `ca_file`; more options.
+    # What says the same in other words: True where the bucket stands in the host; "path" or "virtual"; the
+    # host of an endpoint; whether an endpoint may be one of http://; True, or a `ca_file`; more options.
     "virtual_hosted_style_request": "aws_virtual_hosted_style_request",
     "addressing_style": "",
     "account_host": "",

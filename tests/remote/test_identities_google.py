@@ -114,7 +114,7 @@ def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pair: tuple[bytes, by
         yield Setup(cloud, tmp_path, monkeypatch, pair[0])
 
 
-#: Says who google-auth is. It reads some variables when it is imported, and knows addresses of some services by heart.
+#: Says who google-auth is, which reads variables when it is imported, and knows some addresses by heart.
 SCRIPT = f"""
 import os, warnings
 warnings.simplefilter("ignore")
@@ -124,7 +124,8 @@ class Led(Request):
     def __call__(self, url, *arguments, **options):
         url = url.replace("https://oauth2.googleapis.com", os.environ["CLOUD"] + "/google")
         accounts = "https://iamcredentials.googleapis.com/v1/projects/-/serviceAccounts/"
-        return super().__call__(url.replace(accounts, os.environ["CLOUD"] + "/google/as/"), *arguments, **options)
+        url = url.replace(accounts, os.environ["CLOUD"] + "/google/as/")
+        return super().__call__(url, *arguments, **options)
 found, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/{READ}"])
 found.refresh(Led())
 print(found.token)
@@ -178,9 +179,7 @@ SETUPS: dict[str, tuple[Callable[[Setup], object], str]] = {
     ),
     "external as another account": (
         lambda setup: setup.variable(
-            setup.external(
-                {"file": str(setup.file("of-the-file\n", "token"))}, **setup.other_account()
-            )
+            setup.external({"file": str(setup.file("of-the-file\n", "token"))}, **setup.other_account())
         ),
         f"acting-robot:generateAccessToken-{READ}-by-federated-of-the-file-iam",
     ),
@@ -292,10 +291,16 @@ def test_a_machine_that_does_not_answer_is_an_error(setup: Setup) -> None:
     ("change", "why"),
     [
         ({"credential_source": {"executable": {"command": "x"}}}, "none of a file and a url"),
-        ({"credential_source": {"environment_id": "aws1", "url": "http://169.254.169.254/x"}}, "none of a file"),
+        (
+            {"credential_source": {"environment_id": "aws1", "url": "http://169.254.169.254/x"}},
+            "none of a file",
+        ),
         ({"credential_source": {"url": "http://elsewhere.example/x"}}, "none of https://"),
         ({"credential_source": {"file": "/none/token"}}, "/none/token cannot be read"),
-        ({"credential_source": {"url": "https://h/x", "headers": {"X": "s3cret\r\nY: z"}}}, "control characters"),
+        (
+            {"credential_source": {"url": "https://h/x", "headers": {"X": "s3cret\r\nY: z"}}},
+            "control characters",
+        ),
         ({"token_url": "http://elsewhere.example/x"}, "its token_url is none of https://"),
         ({"service_account_impersonation_url": "http://elsewhere.example/x"}, "is none of https://"),
         ({"type": "s3cret_type\r\n"}, "its type is"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from pathlib import Path
 
 import pytest
 
@@ -22,8 +23,8 @@ def test_the_table_is_one_of_names_that_are_known() -> None:
     assert set(NAMES) == {*OPTIONS, *OTHER_NAMES, *spread}
 
 
-#: What object_store has and we have not, or have otherwise: writing, other protocols, pools, and what only the
-#: environment says here.
+#: What object_store has and we have not, or have otherwise: writing, other protocols, pools, and what only
+#: the environment says here.
 NOT_OURS = {
     *("aws_endpoint_url_s3", "bucket", "checksum_algorithm", "conditional_put", "copy_if_not_exists"),
     *("container_credentials_relative_uri", "container_credentials_full_uri", "web_identity_token_file"),
@@ -46,7 +47,7 @@ def test_every_name_of_obstore_is_known_or_is_not_ours() -> None:
     folder = inspect.getfile(store).removesuffix("store.py") + "_store/"
     names: set[str] = set()
     for file in ("_aws", "_gcs", "_azure", "_client"):
-        text = open(f"{folder}{file}.pyi").read()  # noqa: SIM115
+        text = Path(f"{folder}{file}.pyi").read_text()
         for body in re.findall(r"class \w*Config\(TypedDict[^\n]*\n((?:    .*\n|\n)*)", text):
             names |= set(re.findall(r"^    ([a-z]\w+):", body, re.MULTILINE))
     assert len(names) > 40
@@ -114,8 +115,8 @@ def test_the_names_of_gcsfs_and_adlfs() -> None:
         host = {"account_name": "me", "base_url": cloud.url(""), "anon": True}
         ingot.safe_open("az://c/b", "np", storage_options=host)
         assert cloud.readers == ["given", "nobody"]
-    with pytest.raises(ingot.SafetensorError, match="cannot connect to nowhere.invalid:443"):
-        options = {"account_name": "me", "account_host": "nowhere.invalid", "anon": True, "retries": 0}
+    options = {"account_name": "me", "account_host": "nowhere.invalid", "anon": True, "retries": 0}
+    with pytest.raises(ingot.SafetensorError, match=r"cannot connect to nowhere\.invalid:443"):
         ingot.safe_open("az://c/b", "np", storage_options=options)
 
 
