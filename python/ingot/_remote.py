@@ -72,8 +72,8 @@ class StorageOptions(TypedDict, total=False):
     client_secret: str
 
 
-#: The other names that `storage_options` takes, in small letters or large: those of s3fs, gcsfs and adlfs, and
-#: of object_store with all that is built on it.
+#: The other names that `storage_options` takes, in small letters or large: those of s3fs, gcsfs and adlfs,
+#: and of object_store with all that is built on it.
 OTHER_NAMES = {
     "access_key_id": "key username aws_access_key_id",
     "secret_access_key": "secret password aws_secret_access_key",

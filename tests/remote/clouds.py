@@ -1,7 +1,7 @@
 """A server on loopback that issues credentials as the clouds do, and gives a file to whoever shows good ones.
 
-What it is shown is verified by other implementations than ours: signatures of Amazon by botocore, tokens that are
-signed by google-auth. Keys and tokens are named after what they were issued for, so that a test sees who has read.
+What it is shown is verified by other implementations than ours: signatures of Amazon by botocore, tokens that
+are signed by google-auth. Keys and tokens are named after what they were issued for: so tests see who has read.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ def told(handler: Handler, text: str, status: int = 200) -> None:
 
 
 def signature_of_blob(path: str, query: dict[str, str]) -> str:
-    """Of a service SAS of one blob, as Azure's page "Create a service SAS" has it since version 2020-12-06."""
+    """Of a service SAS of one blob, as Azure's page "Create a service SAS" has it since 2020-12-06."""
     fields = [
         *(query.get(name, "") for name in ("sp", "st", "se")),
         f"/blob/me{path}",
