@@ -47,9 +47,14 @@ impl Draft {
         let entry = find(path, watch)?;
         entry.check_writable(options.read_only).map_err(fault)?;
         temp::remove_stale(&entry);
-        let notes = match make_notes(&entry).step(step::CREATE).map_err(fault)? {
-            Some(notes) => notes,
-            None => return Err(refuse(path, EditError::Busy)),
+        let made = locked_notes(
+            &entry,
+            OFlags::CREATE | OFlags::EXCL,
+            Errno::EXIST,
+            Company::Others,
+        );
+        let Some(notes) = made.step(step::CREATE).map_err(fault)? else {
+            return Err(refuse(path, EditError::Busy));
         };
         let draft = Draft::begin(path, entry, notes, nbytes).map_err(fault)?;
         if let Err(stop) = space::reserve(&draft.file, nbytes, Size::Set, watch) {
@@ -86,7 +91,7 @@ impl Draft {
     /// from being locked so.
     pub(crate) fn notes_of(path: &Path, company: Company, watch: &dyn Watch) -> Result<Option<File>, Error> {
         let entry = find(path, watch)?;
-        open_notes(&entry, company)
+        locked_notes(&entry, OFlags::NONBLOCK, Errno::NOENT, company)
             .step(step::JOURNAL)
             .map_err(|stop| stop.about(path, 0))
     }
@@ -104,9 +109,8 @@ impl Draft {
             return Ok(None);
         }
         let opened = || -> io::Result<(File, Option<Attributes>)> {
-            let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            let file: File =
-                retry_on_intr(|| fs::openat(&entry.directory, name, flags, Mode::empty()))?.into();
+            let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+            let file = entry.directory.file(name, flags, Mode::empty())?;
             Ok((file, inherited(&entry)?.0))
         };
         let (file, attributes) = match opened() {
@@ -309,32 +313,21 @@ pub(crate) enum Company {
     Alone,
 }
 
-/// Notes that nobody else has; `None` when somebody does. A lock that all share who have them open keeps them from being
-/// taken for ones that were left behind.
-fn make_notes(entry: &DirectoryEntry) -> io::Result<Option<File>> {
-    let flags =
-        OFlags::RDWR | OFlags::APPEND | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let name = temp::notes_name(&entry.name);
+/// The notes, opened by `flags`; `None` where the system says `none`, or others keep them from being locked. A lock that all
+/// share who have them open keeps them from being taken for ones that were left behind.
+fn locked_notes(
+    entry: &DirectoryEntry,
+    flags: OFlags,
+    none: Errno,
+    company: Company,
+) -> io::Result<Option<File>> {
+    let flags = flags | OFlags::RDWR | OFlags::APPEND | OFlags::NOFOLLOW;
     let mode = Mode::from_raw_mode(0o600);
-    let file: File = match retry_on_intr(|| fs::openat(&entry.directory, &*name, flags, mode)) {
-        Ok(fd) => fd.into(),
-        Err(Errno::EXIST) => return Ok(None),
-        Err(fault) => return Err(fault.into()),
+    let file = match entry.directory.file(&temp::notes_name(&entry.name), flags, mode) {
+        Err(fault) if fault == none => return Ok(None),
+        opened => opened?,
     };
-    Ok(lock_notes(&file, Company::Others)?.then_some(file))
-}
-
-fn open_notes(entry: &DirectoryEntry, company: Company) -> io::Result<Option<File>> {
-    let flags = OFlags::RDWR | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let name = temp::notes_name(&entry.name);
-    match retry_on_intr(|| fs::openat(&entry.directory, &*name, flags, Mode::empty())) {
-        Ok(fd) => {
-            let file = File::from(fd);
-            Ok(lock_notes(&file, company)?.then_some(file))
-        }
-        Err(Errno::NOENT) => Ok(None),
-        Err(fault) => Err(fault.into()),
-    }
+    Ok(lock_notes(&file, company)?.then_some(file))
 }
 
 /// Locks the notes. False when others keep them from it, and when `file` has no name any more: a save that cleans up may
