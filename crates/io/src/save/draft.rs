@@ -15,7 +15,7 @@ use super::flush::flush;
 use super::resolved::{DirectoryEntry, Resolved};
 use super::space::{self, Size};
 use super::temp::{self, Refused};
-use crate::error::{EditError, Error, Step, Stop, step};
+use crate::error::{EditError, Error, Step, Stop, step, unopened};
 use crate::options::{Durability, Existing, SaveOptions};
 use crate::watch::Watch;
 
@@ -54,7 +54,7 @@ impl Draft {
             Company::Others,
         );
         let Some(notes) = made.step(step::CREATE).map_err(fault)? else {
-            return Err(refuse(path, EditError::Busy));
+            return Err(EditError::Busy.about(path));
         };
         let draft = Draft::begin(path, entry, notes, nbytes).map_err(fault)?;
         if let Err(stop) = space::reserve(&draft.file, nbytes, Size::Set, watch) {
@@ -277,14 +277,7 @@ pub(crate) fn journal_fault(path: &Path, source: io::Error) -> Error {
 pub(super) fn find(path: &Path, watch: &dyn Watch) -> Result<DirectoryEntry, Error> {
     match Resolved::find(path, watch).map_err(|stop| stop.about(path, 0))? {
         Resolved::Entry(entry) => Ok(entry),
-        Resolved::Nameless(_) | Resolved::Stream(_) => Err(refuse(path, EditError::NoPlace)),
-    }
-}
-
-pub(super) fn refuse(path: &Path, fault: EditError) -> Error {
-    Error::Edit {
-        path: path.to_owned(),
-        fault,
+        Resolved::Nameless(_) | Resolved::Stream(_) => Err(EditError::NoPlace.about(path)),
     }
 }
 
@@ -298,10 +291,7 @@ pub(super) fn explain_publishing(path: &Path, nbytes: u64, stop: Stop) -> Error 
 
 /// That something has the name, which is not to be replaced.
 pub(crate) fn is_there(path: &Path) -> Error {
-    Error::Open {
-        path: path.to_owned(),
-        source: Errno::EXIST.into(),
-    }
+    unopened(path)(Errno::EXIST.into())
 }
 
 /// Who else may have the notes open.

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use super::attributes::{Attributes, inherited};
-use super::draft::{Draft, explain_publishing, find, has_name, is_there, refuse};
+use super::draft::{Draft, explain_publishing, find, has_name, is_there};
 use super::flush::flush;
 use super::resolved::DirectoryEntry;
 use super::space::{self, Size};
@@ -42,7 +42,7 @@ impl Draft {
             Ok(Some((file, attributes)))
         };
         let opened = opened().step(step::CREATE).map_err(|stop| stop.about(path, 0))?;
-        let (file, attributes) = opened.ok_or_else(|| refuse(path, EditError::Busy))?;
+        let (file, attributes) = opened.ok_or_else(|| EditError::Busy.about(path))?;
         Ok(Draft {
             path: path.to_owned(),
             entry,
