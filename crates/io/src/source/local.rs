@@ -464,7 +464,9 @@ mod tests {
         assert_eq!(files.read(1).unwrap(), 1);
         // What the pool cannot note it would never close.
         let (late, _) = files.lend(1);
-        assert!(matches!(&late.descriptor, Descriptor::Lent(lent) if lent.slot.file.lock().unwrap().is_none()));
+        assert!(
+            matches!(&late.descriptor, Descriptor::Lent(lent) if lent.slot.file.lock().unwrap().is_none())
+        );
     }
 
     #[test]
