@@ -51,20 +51,20 @@ def safetensors_touched(path: str) -> object:
 def torch_clone(path: str) -> object:
     import torch
 
-    loaded = torch.load(f"{path}.pt", mmap=True, weights_only=True)
+    loaded = torch.load(path, mmap=True, weights_only=True)
     return {name: tensor.clone() for name, tensor in loaded.items()}
 
 
 def torch_plain(path: str) -> object:
     import torch
 
-    return torch.load(f"{path}.pt", weights_only=True)
+    return torch.load(path, weights_only=True)
 
 
 def bintensors_clone(path: str) -> object:
     import bintensors.torch
 
-    return {name: tensor.clone() for name, tensor in bintensors.torch.load_file(f"{path}.bt").items()}
+    return {name: tensor.clone() for name, tensor in bintensors.torch.load_file(path).items()}
 
 
 def numpy_load(path: str) -> object:
@@ -72,7 +72,7 @@ def numpy_load(path: str) -> object:
     import numpy
     import torch
 
-    with numpy.load(f"{path}.npz") as arrays:
+    with numpy.load(path) as arrays:
         return {name: torch.from_numpy(arrays[name]) for name in arrays}
 
 
@@ -112,6 +112,19 @@ SIDES: dict[str, tuple[str, Load]] = {
     "raw: 4 threads, O_DIRECT": ("ctypes", raw.raw_direct_four),
     "raw: 8 threads, O_DIRECT": ("ctypes", raw.raw_direct_eight),
 }
+
+# How the file is called of a side that cannot read safetensors.
+SUFFIXES = {
+    "torch.load(mmap=True) and clone": ".pt",
+    "torch.load": ".pt",
+    "bintensors and clone": ".bt",
+    "numpy.load": ".npz",
+}
+
+
+def file(side: str, path: str) -> str:
+    """The file that a side reads."""
+    return path + SUFFIXES.get(side, "")
 
 
 def prepared(side: str) -> Load:

@@ -54,11 +54,13 @@ def one(side: str, path: str, cache: str) -> dict:
     """The first load of this process."""
     import loaders
 
-    load = loaders.prepared(side)
-    if cache != "check":
-        pages.touch(2 * os.path.getsize(path))
+    load, path = loaders.prepared(side), loaders.file(side, path)
+    memory = 2 * os.path.getsize(path)
     if cache == "cold":
+        pages.touch(memory)
         pages.drop(path)
+    elif cache != "check":
+        pages.warm(path, memory)
     tensors, found = fresh.measured(lambda: load(path))
     if cache == "check":
         import same

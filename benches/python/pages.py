@@ -61,3 +61,34 @@ def drop(path: str | Path) -> None:
     file = os.open(path, os.O_RDONLY)
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(file)
+
+
+def warm(path: str | Path, nbytes: int) -> None:
+    """Have the host find memory, as `touch` does, and all of a file in the page cache.
+
+    A host may take both back within seconds: files that nobody reads, and memory that nobody uses.
+    """
+    touch(nbytes)
+    for _ in range(3):
+        if (kept := cached(path)) > 0.999:
+            return
+        with open(path, "rb", buffering=0) as file:
+            buffer = bytearray(HUGE)
+            while file.readinto(buffer):
+                pass
+    raise RuntimeError(f"{path}: the page cache keeps {kept:.1%} of it only")
+
+
+def cached(path: str | Path) -> float:
+    """The part of a file that is in the page cache."""
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE) as mapping:
+        count = -(-len(mapping) // mmap.PAGESIZE)
+        found = (ctypes.c_ubyte * count)()
+        start = ctypes.c_char.from_buffer(mapping)
+        answer = LIBC.mincore(ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(len(mapping)), found)
+        # The mapping cannot be closed while something points into it.
+        del start
+    if answer:
+        error = ctypes.get_errno()
+        raise OSError(error, f"mincore: {os.strerror(error)}")
+    return sum(page & 1 for page in found) / count

@@ -141,12 +141,16 @@ class Wrap:
 
 @final
 class Export:
-    def __new__(
-        cls,
+    @staticmethod
+    def dlpack(
+        plain: list[type],
         places: Callable[[list[Any]], tuple[list[Any], list[int]] | None],
+        stored: Callable[[list[Any]], bool],
         capsule: Callable[[Any], Any],
         exchange: Any = None,
     ) -> Export: ...
+    @staticmethod
+    def buffer(plain: list[type], code: Callable[[Any], str | None]) -> Export: ...
 
 @final
 class Destinations:

@@ -253,7 +253,7 @@ def save(
         `format` is not one of the two.
     """
     return _native.serialize(
-        named(tensor_dict, value="array"), payload, texts(metadata), known_format(format)
+        named(tensor_dict, value="array"), payload, texts(metadata), known_format(format), export=_export
     )
 
 
@@ -359,6 +359,7 @@ def save_file(
         payload,
         metadata,
         format=format,
+        export=_export,
         durable=durable,
         atomic=atomic,
         force=force,
@@ -553,11 +554,14 @@ def _code(dtype: Any) -> str | None:
 
 def _fill(checkpoint: Checkpoint, wanted: Wanted, arrays: Mapping[str, Any], how: Reads) -> None:
     """Read what is wanted into `arrays`."""
-    _select.fill(checkpoint, wanted, _native.Destinations(arrays, _memory), how)
+    _select.fill(checkpoint, wanted, _native.Destinations(arrays, _memory, _export), how)
 
 
 def _memory(name: str, array: Any) -> Memory:
-    """The code of the array's dtype, and its memory as a buffer."""
+    """The code of the array's dtype, and its memory as a buffer.
+
+    Asked of those that `_export` does not show.
+    """
     if not isinstance(array, numpy.ndarray):
         raise TypeError(f"tensor {_quoted(name)}: expected a numpy.ndarray, found {type(array).__name__}")
     code, lettered = _stored(array.dtype)
@@ -581,6 +585,15 @@ def _stored(dtype: numpy.dtype[Any]) -> tuple[str | None, numpy.dtype[Any] | Non
     code = _PLAIN.get(dtype) or (CODES.get(dtype.name) if dtype.isnative else None)
     # It has no letter for the dtypes of ml_dtypes.
     return code, numpy.dtype(f"V{dtype.itemsize}") if dtype.kind == "V" else None
+
+
+def _shown(dtype: numpy.dtype[Any]) -> str | None:
+    """What files call arrays that lie in memory as the buffer protocol shows them."""
+    code, lettered = _stored(dtype)
+    return code if lettered is None else None
+
+
+_export = _native.Export.buffer([numpy.ndarray], _shown)
 
 
 def mover(device: object) -> None:

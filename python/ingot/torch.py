@@ -702,26 +702,21 @@ def _tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return own
 
 
-_COMPLEX = {dtype for dtype in DTYPES.values() if dtype.is_complex}
-
-
 def _places(tensors: list[torch.Tensor]) -> tuple[list[Any], list[int]] | None:
-    """Where the elements of these tensors lie, if DLPack shows the right bytes for every one of them.
+    """Where the elements of these tensors lie; None where one of them stands for its negative.
 
     That is the storage, and how many elements the tensor leaves out before its first: a storage may have been
-    freed or shrunk, of which DLPack says nothing. Nor does it of subclasses, lazy conjugation and negation,
-    and of integers of fewer bits than a byte: it shows what lies beneath. Written with `map`, so that no
-    Python function runs per tensor.
+    freed or shrunk, of which DLPack says nothing, nor of lazy negation. Written with `map`, so that no Python
+    function runs per tensor.
     """
-    dtypes = set(map(_dtype, tensors))
-    if (
-        dtypes <= _CODES.keys()
-        and set(map(type, tensors)) <= PLAIN_CLASSES
-        and not any(map(torch.Tensor.is_neg, tensors))
-        and not (dtypes & _COMPLEX and any(map(torch.Tensor.is_conj, tensors)))
-    ):
-        return list(map(torch.Tensor.untyped_storage, tensors)), list(map(_storage_offset, tensors))
-    return None
+    if any(map(torch.Tensor.is_neg, tensors)):
+        return None
+    return list(map(torch.Tensor.untyped_storage, tensors)), list(map(_storage_offset, tensors))
+
+
+def _are_stored(tensors: list[torch.Tensor]) -> bool:
+    """Whether files have the dtypes of these tensors, and none is conjugated lazily."""
+    return set(map(_dtype, tensors)) <= _CODES.keys() and not any(map(torch.Tensor.is_conj, tensors))
 
 
 def _payload(tensors: dict[str, torch.Tensor], shared: Shared) -> Callable[[str, torch.Tensor], Any]:
@@ -777,7 +772,7 @@ def _code(dtype: torch.dtype | str) -> str | None:
 
 # C functions, where this torch has them: no capsule, and no call of Python, for each tensor.
 _exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-_export = _native.Export(_places, _to_dlpack, _exchange)
+_export = _native.Export.dlpack([*PLAIN_CLASSES], _places, _are_stored, _to_dlpack, _exchange)
 wrap: _native.Wrap = _native.Wrap.dlpack(_from_dlpack, _resolve, _exchange, strided=True)
 
 

@@ -11,7 +11,7 @@ use ingot_format::{Entry, Header, HeaderWindow, Index, Limits, Selection, Select
 use ingot_remote::StopFlag;
 
 use crate::backend::{Choice, choose};
-use crate::error::{Error, Failure, InFile};
+use crate::error::{Error, Failure, InFile, unopened};
 use crate::memory::{Region, alignment};
 use crate::options::{BACKEND_VARIABLE, Backend, OpenOptions};
 use crate::source::{FileSource, LocalFile, MappedSource, Reopen, Source, read_exactly, with_room};
@@ -72,10 +72,6 @@ impl Archive {
         again: Option<Box<dyn Reopen>>,
         options: &OpenOptions,
     ) -> Result<Archive, Error> {
-        let open_fault = |source| Error::Open {
-            path: path.clone(),
-            source,
-        };
         let header = read_header(&file, Some(&path), &options.limits)?;
         threads_of_environment()?;
         let variable = std::env::var(BACKEND_VARIABLE).ok();
@@ -84,7 +80,7 @@ impl Archive {
             Some(again) => LocalFile::lent(file, again),
             None => LocalFile::kept(file),
         };
-        let (bytes, choice) = attach(file, options.backend, choice).map_err(open_fault)?;
+        let (bytes, choice) = attach(file, options.backend, choice).map_err(unopened(&path))?;
         Ok(Archive {
             path: Some(path),
             header,
@@ -262,10 +258,7 @@ impl Archive {
 /// The file at `path`, to be read by position.
 pub(crate) fn open_source(path: &Path) -> Result<FileSource, Error> {
     let source = with_room(|| open_file(path)).and_then(FileSource::new);
-    source.map_err(|source| Error::Open {
-        path: path.to_owned(),
-        source,
-    })
+    source.map_err(unopened(path))
 }
 
 /// The same of one of perhaps many.

@@ -466,10 +466,8 @@ impl OpenShards {
         let asked = |other: usize, stop: StopFlag<'_>| Ok(self.holds(other, &difference.tensor, stop));
         let held = in_parallel(self.store.reading(), &others, asked, watch)?;
         let other = held.iter().position(|&holds| holds).map(|rank| others[rank]);
-        Ok(Error::Checkpoint {
-            path: self.shards.path().to_owned(),
-            fault: self.shards.fault(number, difference, other),
-        })
+        let fault = self.shards.fault(number, difference, other);
+        Ok(fault.about(self.shards.path()))
     }
 
     /// Whether a shard, whatever else is wrong with it, holds `tensor`.

@@ -175,7 +175,7 @@ impl Destination {
         // - elements that are writable for as long as the result lives: the contract above, for as long as there is
         //   `owner`, which goes with the result, and only `target` gives that away, for no longer than `self` is borrowed.
         //   The size of an element was checked, and `from_buffer` asked whether they may be written to; DLPack has no
-        //   word for that;
+        //   word for that. Tried: without either check `test_the_binding_refuses_memory` fails;
         // - nobody else who writes to them. That no other thread of the program does nobody can prove; the consequence
         //   are bytes of both.
         let memory = unsafe { StridedDest::new(start, itemsize, sizes, strides) };
@@ -201,6 +201,14 @@ impl Take for Destination {
     unsafe fn take(shown: &Shown<'_>, owner: &Bound<'_, PyAny>) -> Option<Destination> {
         // SAFETY: the contract above is the same. What is refused is asked for in another way, and refused there.
         unsafe { Destination::shown(shown.dtype.known()?, shown, owner) }.ok()
+    }
+
+    fn lend(dtype: Dtype, buffer: &Bound<'_, PyAny>) -> PyResult<Destination> {
+        Destination::from_buffer(dtype, buffer, false)
+    }
+
+    fn dtype(&self) -> Dtype {
+        self.dtype
     }
 }
 

@@ -588,6 +588,12 @@ pub(crate) trait Take: Sized {
     /// The elements of `shown` are mapped for reading, and for writing where they are written to, for as long as there is
     /// `owner`.
     unsafe fn take(shown: &Shown<'_>, owner: &Bound<'_, PyAny>) -> Option<Self>;
+
+    /// The same of the elements of a buffer, which are `dtype` whatever that says they are. Fails for one that is of no use
+    /// as it is.
+    fn lend(dtype: Dtype, buffer: &Bound<'_, PyAny>) -> PyResult<Self>;
+
+    fn dtype(&self) -> Dtype;
 }
 
 /// What `T` is of the tensor in `capsule`, which lies after `first` elements of others in a storage of `nbytes`; `None` for

@@ -1,9 +1,10 @@
 //! Tensors of a framework, shown where they lie, many at once.
 
-use ingot_format::to_u64;
+use ingot_format::{Dtype, to_u64};
 use pyo3::exceptions::{PyException, PyMemoryError};
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyMapping};
+use pyo3::types::{PyDict, PyList, PyMapping, PyType};
 
 use crate::dlpack::{Exchange, Take, taken};
 
@@ -17,58 +18,147 @@ const AT_ONCE: usize = 256;
 /// How a framework shows many tensors at once.
 #[pyclass(module = "ingot._native", frozen)]
 pub(crate) struct Export {
+    /// Classes of tensors whose values are where the framework looks for them. Of others nothing is shown.
+    plain: Vec<Py<PyType>>,
+    style: Style,
+}
+
+enum Style {
+    Dlpack(ByDlpack),
+    Buffer(ByBuffer),
+}
+
+/// As DLPack shows them, where the framework's storages say that they are there.
+struct ByDlpack {
     /// `places(tensors)` gives the storages that the tensors lie in, whose `len` is in bytes, and how many elements come
     /// before each tensor's own there; or None where what DLPack shows of one of them would be wrong.
     places: Py<PyAny>,
+    /// `stored(tensors)` says whether files have the dtypes of all of these, and their values are those that lie there. It
+    /// is asked about those of dtypes that DLPack may be wrong of.
+    stored: Py<PyAny>,
     /// `capsule(tensor)`, where the framework has no C function that does the same.
     capsule: Py<PyAny>,
     exchange: Option<Exchange>,
 }
 
+/// As the buffer protocol shows them.
+struct ByBuffer {
+    /// `code(dtype)` is what files call elements of a dtype that lie as buffers show them; None for others.
+    code: Py<PyAny>,
+}
+
 #[pymethods]
 impl Export {
-    /// `exchange` is `__dlpack_c_exchange_api__` of the framework's class, where it has one.
-    #[new]
-    #[pyo3(signature = (places, capsule, exchange = None))]
-    fn new(places: Py<PyAny>, capsule: Py<PyAny>, exchange: Option<&Bound<'_, PyAny>>) -> Export {
-        Export {
+    /// For frameworks that export DLPack. `exchange` is `__dlpack_c_exchange_api__` of its class, where it has one.
+    #[staticmethod]
+    #[pyo3(signature = (plain, places, stored, capsule, exchange = None))]
+    fn dlpack(
+        plain: Vec<Py<PyType>>,
+        places: Py<PyAny>,
+        stored: Py<PyAny>,
+        capsule: Py<PyAny>,
+        exchange: Option<&Bound<'_, PyAny>>,
+    ) -> Export {
+        let style = Style::Dlpack(ByDlpack {
             places,
+            stored,
             capsule,
             exchange: exchange.and_then(Exchange::of),
-        }
+        });
+        Export { plain, style }
+    }
+
+    /// For frameworks that export the buffer protocol.
+    #[staticmethod]
+    fn buffer(plain: Vec<Py<PyType>>, code: Py<PyAny>) -> Export {
+        let style = Style::Buffer(ByBuffer { code });
+        Export { plain, style }
     }
 }
 
 impl Export {
-    /// `tensor`, which lies in `storage` after `first` elements of others; `None` where it cannot be taken as it is.
-    fn one<T: Take>(
-        &self,
-        tensor: &Bound<'_, PyAny>,
-        storage: &Bound<'_, PyAny>,
-        first: u64,
-    ) -> PyResult<Option<T>> {
-        let nbytes = to_u64(storage.len()?);
-        match self.exchange {
-            Some(exchange) => Ok(exchange.take(tensor, storage, first, nbytes)),
-            None => taken(&self.capsule.bind(tensor.py()).call1((tensor,))?, first, nbytes),
+    /// The tensors of these items, `None` for those that cannot be taken as they are; nothing where none can.
+    fn all<T: Take>(&self, py: Python<'_>, items: &[Item<'_>]) -> PyResult<Vec<Option<T>>> {
+        let is_plain = |(_, tensor): &Item<'_>| {
+            let class = tensor.get_type_ptr().cast();
+            self.plain.iter().any(|plain| plain.as_ptr() == class)
+        };
+        match &self.style {
+            _ if !items.iter().all(is_plain) => Ok(Vec::new()),
+            Style::Dlpack(way) => way.all(py, items),
+            Style::Buffer(way) => way.all(py, items),
         }
     }
+}
 
-    /// The tensors of these items, `None` for those that cannot be taken as they are.
+impl ByDlpack {
     fn all<T: Take>(&self, py: Python<'_>, items: &[Item<'_>]) -> PyResult<Vec<Option<T>>> {
         let tensors = PyList::new(py, items.iter().map(|(_, tensor)| tensor))?;
         let Some((storages, firsts)) = self
             .places
             .bind(py)
-            .call1((&tensors,))?
+            .call1((tensors,))?
             .extract::<Option<(Bound<'_, PyList>, Bound<'_, PyList>)>>()?
         else {
             return Ok(Vec::new());
         };
-        let one = |((tensor, storage), first): ((_, _), Bound<'_, PyAny>)| {
-            self.one(&tensor, &storage, first.extract()?)
-        };
-        tensors.iter().zip(storages).zip(firsts).map(one).collect()
+        let places = storages.iter().zip(firsts);
+        let one = |((_, tensor), (storage, first)): (&Item<'_>, _)| self.one(tensor, &storage, &first);
+        let all: Vec<Option<T>> = items.iter().zip(places).map(one).collect::<PyResult<_>>()?;
+        let is_doubtful = |taken: &Option<T>| taken.as_ref().is_some_and(|taken| is_doubtful(taken.dtype()));
+        let asked = items.iter().zip(&all).filter(|(_, taken)| is_doubtful(taken));
+        let asked: Vec<_> = asked.map(|((_, tensor), _)| tensor).collect();
+        match asked.is_empty() || self.stored.bind(py).call1((asked,))?.is_truthy()? {
+            true => Ok(all),
+            false => Ok(Vec::new()),
+        }
+    }
+
+    /// `tensor`, which lies in `storage` after `first` elements of others; `None` where it cannot be taken as it is.
+    fn one<T: Take>(
+        &self,
+        tensor: &Bound<'_, PyAny>,
+        storage: &Bound<'_, PyAny>,
+        first: &Bound<'_, PyAny>,
+    ) -> PyResult<Option<T>> {
+        let (first, nbytes) = (first.extract()?, to_u64(storage.len()?));
+        match self.exchange {
+            Some(exchange) => Ok(exchange.take(tensor, storage, first, nbytes)),
+            None => taken(&self.capsule.bind(tensor.py()).call1((tensor,))?, first, nbytes),
+        }
+    }
+}
+
+/// Whether DLPack shows as this dtype what is another: it shows integers of fewer bits than a byte as bytes, and of complex
+/// numbers that are conjugated when they are read those that lie beneath.
+fn is_doubtful(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::I8 | Dtype::U8 | Dtype::C64)
+}
+
+impl ByBuffer {
+    fn all<T: Take>(&self, py: Python<'_>, items: &[Item<'_>]) -> PyResult<Vec<Option<T>>> {
+        let mut all = Vec::with_capacity(items.len());
+        // Of many arrays few have another dtype than the one before.
+        let mut last: Option<(Bound<'_, PyAny>, Option<Dtype>)> = None;
+        for (_, array) in items {
+            let dtype = array.getattr(intern!(py, "dtype"))?;
+            let known = match &last {
+                Some((same, known)) if same.is(&dtype) => *known,
+                _ => self.known(&dtype)?,
+            };
+            last = Some((dtype, known));
+            all.push(match known.map(|known| T::lend(known, array)) {
+                Some(Err(fault)) if !is_refusal(py, &fault) => return Err(fault),
+                lent => lent.and_then(Result::ok),
+            });
+        }
+        Ok(all)
+    }
+
+    fn known(&self, dtype: &Bound<'_, PyAny>) -> PyResult<Option<Dtype>> {
+        let code = self.code.bind(dtype.py()).call1((dtype,))?;
+        let code = code.extract::<Option<String>>()?;
+        Ok(code.and_then(|code| Dtype::from_code(&code)))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use ingot_format::{Dtype, Quoted, SHARED_KEY};
 use ingot_io::RECORD_KEYS;
+use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyString, PyTuple};
@@ -64,7 +65,9 @@ impl<'py> Exporter<'_, 'py> {
             let producer = Producer::new(buffer.unbind(), nbytes, self.raised.clone());
             return Ok(Imported::produced(dtype, shape, Box::new(producer)));
         }
-        Imported::from_buffer(dtype, shape, &buffer).map_err(|fault| {
+        let imported =
+            PyUntypedBuffer::get(&buffer).and_then(|buffer| Imported::from_buffer(dtype, shape, buffer));
+        imported.map_err(|fault| {
             let reason = fault.value(py).to_string();
             match () {
                 () if fault.is_instance_of::<PyBufferError>(py) => refuse("not-contiguous", reason),

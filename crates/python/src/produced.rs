@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ingot_format::{Dtype, to_u64};
 use ingot_io::{Produce, StopFlag};
+use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
@@ -48,7 +49,8 @@ impl Producer {
         let bytes = self.fetch.call1(py, (begin, begin + to_u64(len)))?.into_bound(py);
         let wrong = || PyValueError::new_err(format!("expected {len} bytes from byte {begin} on"));
         if !bytes.is_instance_of::<PyCapsule>() {
-            return Imported::from_buffer(Dtype::U8, vec![to_u64(len)], &bytes);
+            let buffer = PyUntypedBuffer::get(&bytes)?;
+            return Imported::from_buffer(Dtype::U8, vec![to_u64(len)], buffer);
         }
         let fetched = Imported::from_capsule(&bytes)?.ok_or_else(wrong)?;
         match fetched.payload().nbytes() == to_u64(len) {

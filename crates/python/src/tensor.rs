@@ -90,12 +90,7 @@ impl Imported {
 
     /// The elements of `buffer` in C order, to be stored as `dtype` with `shape`. Fails when it does not have just the
     /// bytes that those need.
-    pub(crate) fn from_buffer(
-        dtype: Dtype,
-        shape: Vec<u64>,
-        buffer: &Bound<'_, PyAny>,
-    ) -> PyResult<Imported> {
-        let buffer = PyUntypedBuffer::get(buffer)?;
+    pub(crate) fn from_buffer(dtype: Dtype, shape: Vec<u64>, buffer: PyUntypedBuffer) -> PyResult<Imported> {
         let nbytes = buffer.len_bytes();
         // A shape without a size is refused when the file is laid out, with the rule that it breaks.
         if let Ok(expected) = ingot_format::nbytes(dtype, &shape)
@@ -165,6 +160,16 @@ impl Take for Imported {
             held,
             _owner: Owner::Object(owner.clone().unbind()),
         })
+    }
+
+    fn lend(dtype: Dtype, buffer: &Bound<'_, PyAny>) -> PyResult<Imported> {
+        let buffer = PyUntypedBuffer::get(buffer)?;
+        let shape = buffer.shape().iter().copied().map(to_u64).collect();
+        Imported::from_buffer(dtype, shape, buffer)
+    }
+
+    fn dtype(&self) -> Dtype {
+        self.dtype
     }
 }
 

@@ -136,10 +136,12 @@ impl Fault {
     /// Whether the same request may succeed a little later.
     pub(crate) fn is_transient(&self) -> bool {
         match &*self.kind {
-            FaultKind::Connect { .. }
-            | FaultKind::Broken(_)
-            | FaultKind::Slow { .. }
-            | FaultKind::Short { .. } => true,
+            // A proxy that refuses, or speaks something else, does so again.
+            FaultKind::Connect { source, .. } => !matches!(
+                source.kind(),
+                io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidData
+            ),
+            FaultKind::Broken(_) | FaultKind::Slow { .. } | FaultKind::Short { .. } => true,
             FaultKind::Status { status, .. } => matches!(status, 408 | 425 | 429 | 500 | 502 | 503 | 504),
             _ => false,
         }

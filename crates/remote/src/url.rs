@@ -37,7 +37,7 @@ pub(crate) enum Scheme {
 }
 
 impl Scheme {
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Scheme::Http => "http",
             Scheme::Https => "https",
@@ -103,6 +103,11 @@ pub(crate) struct SecurityOrigin {
 impl Url {
     /// Reads an absolute URL. The path is kept as it stands: a `..` or a `%2F` in it is the server's to understand.
     pub(crate) fn parse(text: &str) -> Result<Url, Fault> {
+        Url::parse_at(text, None)
+    }
+
+    /// The same, where one that names no port means `port` and not that of its scheme.
+    pub(crate) fn parse_at(text: &str, port: Option<u16>) -> Result<Url, Fault> {
         let refuse = |why: &str| Fault::new(FaultKind::Address(why.to_owned()));
         check_characters(text)?;
         let (scheme, rest) = text
@@ -124,7 +129,7 @@ impl Url {
             Some((user, host)) => (Some(user.to_owned()), host),
             None => (None, authority),
         };
-        let (host, port) = host_and_port_of(host_and_port, scheme)?;
+        let (host, port) = host_and_port_of(host_and_port, port.unwrap_or(scheme.port()))?;
         let (path, query) = match rest.split_once('?') {
             Some((path, query)) => (path, Some(query)),
             None => (rest, None),
@@ -341,7 +346,7 @@ fn check_characters(text: &str) -> Result<(), Fault> {
     }
 }
 
-fn host_and_port_of(text: &str, scheme: Scheme) -> Result<(String, u16), Fault> {
+fn host_and_port_of(text: &str, usual: u16) -> Result<(String, u16), Fault> {
     let refuse = |why: &str| Fault::new(FaultKind::Address(why.to_owned()));
     let (host, port) = match text.strip_prefix('[') {
         Some(rest) => {
@@ -354,8 +359,8 @@ fn host_and_port_of(text: &str, scheme: Scheme) -> Result<(String, u16), Fault> 
         None => text.split_at(text.find(':').unwrap_or(text.len())),
     };
     let port = match port.strip_prefix(':') {
-        None if port.is_empty() => scheme.port(),
-        Some("") => scheme.port(),
+        None if port.is_empty() => usual,
+        Some("") => usual,
         Some(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
             digits.parse().map_err(|_| refuse("the port is none"))?
         }

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -43,7 +43,7 @@ fn a_location_is_on_this_machine_or_behind_requests() {
     let find = |url: &str, options: &RemoteOptions| Location::find(url, options);
     let mut options = RemoteOptions::default();
     let found = find("file:///a", &options).unwrap();
-    assert!(matches!(found, Location::Cached(path, None) if path == PathBuf::from("/a")));
+    assert!(matches!(found, Location::Cached(path, None) if path == Path::new("/a")));
     assert!(matches!(
         find("https://h/x", &options).unwrap(),
         Location::Remote(_)

@@ -11,7 +11,7 @@ use ingot_remote::StopFlag;
 
 use super::shards::{Backing, Shards, Store};
 use crate::archive::{Archive, open_file};
-use crate::error::{CheckpointFault, Error};
+use crate::error::{CheckpointFault, Error, unopened};
 use crate::options::{OpenOptions, Reach};
 use crate::source::{FileSource, Reopen, Stamp, with_room};
 use crate::workers::{Reading, of_directory};
@@ -40,10 +40,7 @@ impl Folder {
         };
         let confined = match reach {
             Reach::FollowLinks => None,
-            Reach::Confined => Some(Beneath::of(directory).map_err(|source| Error::Open {
-                path: directory.to_owned(),
-                source,
-            })?),
+            Reach::Confined => Some(Beneath::of(directory).map_err(unopened(directory))?),
         };
         Ok(Folder {
             path: path.to_owned(),
@@ -63,26 +60,19 @@ impl Folder {
             None => fs::metadata(self.at.join(name)),
             Some(_) => self.open(name)?.metadata(),
         };
-        metadata.map_err(|source| Error::Open {
-            path: self.path(name),
-            source,
-        })
+        metadata.map_err(unopened(&self.path(name)))
     }
 
     /// Opens a file in it, by a name that rule I6 allows.
     pub(super) fn open(&self, name: impl AsRef<OsStr>) -> Result<File, Error> {
         let name = name.as_ref();
-        let path = || self.path(name);
-        let open_fault = |source| Error::Open { path: path(), source };
+        let open_fault = |source| unopened(&self.path(name))(source);
         let Some(beneath) = &self.confined else {
             return with_room(|| open_file(&self.at.join(name))).map_err(open_fault);
         };
-        let refused = |reason| Error::Checkpoint {
-            path: self.path.clone(),
-            fault: CheckpointFault::NotConfined {
-                shard: name.to_string_lossy().into_owned(),
-                reason,
-            },
+        let refused = |reason| {
+            let shard = name.to_string_lossy().into_owned();
+            CheckpointFault::NotConfined { shard, reason }.about(&self.path)
         };
         let file = beneath.open(name).map_err(|fault| match fault {
             Refusal::Elsewhere(reason) => refused(reason),
@@ -97,10 +87,7 @@ impl Folder {
     /// The same, to be read by position.
     pub(super) fn source(&self, name: impl AsRef<OsStr>) -> Result<FileSource, Error> {
         let name = name.as_ref();
-        FileSource::new(self.open(name)?).map_err(|source| Error::Open {
-            path: self.path(name),
-            source,
-        })
+        FileSource::new(self.open(name)?).map_err(unopened(&self.path(name)))
     }
 }
 
@@ -213,13 +200,11 @@ fn refuse_missing(shards: &Shards, looked: &[Result<Metadata, Error>]) -> Result
     if missing.is_empty() {
         return Ok(());
     }
-    Err(Error::Checkpoint {
-        path: shards.path().to_owned(),
-        fault: CheckpointFault::MissingShards {
-            shards: missing,
-            of: looked.len(),
-        },
-    })
+    let missing = CheckpointFault::MissingShards {
+        shards: missing,
+        of: looked.len(),
+    };
+    Err(missing.about(shards.path()))
 }
 
 /// Reads an index, and none of its shards.
@@ -235,10 +220,7 @@ pub fn read_index(path: &Path) -> Result<ShardIndex, Error> {
 pub(super) fn index_in(folder: &Folder, name: &OsStr) -> Result<ShardIndex, Error> {
     let path = folder.path(name);
     let file = folder.open(name)?;
-    let open_fault = |source| Error::Open {
-        path: path.clone(),
-        source,
-    };
+    let open_fault = unopened(&path);
     let metadata = file.metadata().map_err(open_fault)?;
     if !metadata.is_file() {
         return Err(open_fault(io::Error::new(
@@ -261,10 +243,7 @@ pub(crate) fn index_of(mut bytes: impl Read, nbytes: u64, path: &Path) -> Result
     let mut window = vec![0; WINDOW_NBYTES];
     let (mut position, mut filled) = (0, 0);
     while position < nbytes {
-        let found = bytes.read(&mut window[filled..]).map_err(|source| Error::Open {
-            path: path.to_owned(),
-            source,
-        })?;
+        let found = bytes.read(&mut window[filled..]).map_err(unopened(path))?;
         if found == 0 {
             return Err(Error::Changed {
                 path: Some(path.to_owned()),

@@ -9,7 +9,7 @@ use ingot_format::{Foreign, FormatError};
 
 use super::folder::Folder;
 use crate::archive::Archive;
-use crate::error::{CheckpointFault, Error};
+use crate::error::{CheckpointFault, Error, unopened};
 use crate::options::{CheckpointOptions, OpenOptions, Reach};
 
 /// What a path leads to.
@@ -59,10 +59,7 @@ fn open_one(path: &Path, options: &CheckpointOptions, open: OpenFile) -> Result<
         return open(path, &options.open);
     }
     if path.is_dir() {
-        return Err(Error::Open {
-            path: path.to_owned(),
-            source: io::ErrorKind::IsADirectory.into(),
-        });
+        return Err(unopened(path)(io::ErrorKind::IsADirectory.into()));
     }
     let (folder, name) = parted(path, options.reach)?;
     confined(&folder, &name, path, &options.open)
@@ -85,10 +82,7 @@ fn parted(path: &Path, reach: Reach) -> Result<(Folder, OsString), Error> {
 /// An index before files, because files beside an index are its shards: first the usual one, then the only one. Then
 /// files, likewise.
 fn in_directory(path: &Path, options: &CheckpointOptions, open: OpenFile) -> Result<Located, Error> {
-    let open_fault = |source| Error::Open {
-        path: path.to_owned(),
-        source,
-    };
+    let open_fault = unopened(path);
     let mut names = Vec::new();
     for entry in fs::read_dir(path).map_err(open_fault)? {
         names.push(entry.map_err(open_fault)?.file_name());
@@ -114,10 +108,7 @@ fn in_directory(path: &Path, options: &CheckpointOptions, open: OpenFile) -> Res
     } else {
         CheckpointFault::NoCheckpoint
     };
-    Err(Error::Checkpoint {
-        path: path.to_owned(),
-        fault,
-    })
+    Err(fault.about(path))
 }
 
 /// The usual one of these names, else the only one.

@@ -234,14 +234,12 @@ fn refuse_twice(path: &Path, picks: &[Pick<'_>]) -> Result<(), Error> {
                 },
             });
         }
-        return Err(Error::Edit {
-            path: path.to_owned(),
-            fault: EditError::Duplicate {
-                tensor: pick.name.to_owned(),
-                first: other.origin.path().to_owned(),
-                second: pick.origin.path().to_owned(),
-            },
-        });
+        let duplicate = EditError::Duplicate {
+            tensor: pick.name.to_owned(),
+            first: other.origin.path().to_owned(),
+            second: pick.origin.path().to_owned(),
+        };
+        return Err(duplicate.about(path));
     }
     Ok(())
 }

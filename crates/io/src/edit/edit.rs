@@ -123,14 +123,12 @@ pub fn replace_tensor(
     let (head, header) = held.head()?;
     let entry = stored_as(name, &header, path)?;
     if (entry.dtype, entry.shape) != (dtype, shape) || payload.nbytes() != entry.nbytes() {
-        return Err(Error::Edit {
-            path: path.to_owned(),
-            fault: EditError::Mismatch {
-                tensor: name.to_owned(),
-                expected: (entry.dtype, entry.shape.to_owned()),
-                found: (dtype, shape.to_owned()),
-            },
-        });
+        let mismatch = EditError::Mismatch {
+            tensor: name.to_owned(),
+            expected: (entry.dtype, entry.shape.to_owned()),
+            found: (dtype, shape.to_owned()),
+        };
+        return Err(mismatch.about(path));
     }
     let range = |begin: u64, end: u64| {
         Payload::File(FileRange::new(

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use ingot_format::{Header, Limits, to_usize};
 
-use crate::error::{EditError, Error};
+use crate::error::{EditError, Error, unopened};
 use crate::source::{FileSource, Stamp};
 use crate::watch::Watch;
 
@@ -21,10 +21,7 @@ pub(super) struct Held<'p> {
 impl<'p> Held<'p> {
     /// Waits until nobody else edits the file.
     pub(super) fn open(path: &'p Path, watch: &dyn Watch) -> Result<Held<'p>, Error> {
-        let open_fault = |source| Error::Open {
-            path: path.to_owned(),
-            source,
-        };
+        let open_fault = unopened(path);
         loop {
             let source = FileSource::new(open_both_ways(path).map_err(open_fault)?).map_err(open_fault)?;
             lock::wait(source.file(), watch).map_err(|fault| fault.map_or(Error::Interrupted, open_fault))?;
@@ -73,10 +70,7 @@ impl<'p> Held<'p> {
         if std::fs::metadata(self.path).is_ok_and(is_this) {
             return Ok(());
         }
-        Err(Error::Edit {
-            path: self.path.to_owned(),
-            fault: EditError::Overtaken,
-        })
+        Err(EditError::Overtaken.about(self.path))
     }
 
     /// Writes `bytes`, which lie in one page, at `position`.

@@ -71,10 +71,7 @@ impl Origin {
         };
         match file.nbytes_now() {
             Ok(Some(now)) if now == file.nbytes() => Ok(()),
-            _ => Err(Error::Edit {
-                path: self.path().to_owned(),
-                fault: EditError::Overtaken,
-            }),
+            _ => Err(EditError::Overtaken.about(self.path())),
         }
     }
 }

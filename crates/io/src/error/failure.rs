@@ -5,6 +5,8 @@ use std::path::Path;
 
 use ingot_format::{to_u64, to_usize};
 
+use super::checkpoint::CheckpointFault;
+use super::edit::EditError;
 use super::error::Error;
 use super::write::step;
 
@@ -76,6 +78,30 @@ pub(crate) fn size(nbytes: u64) -> Result<usize, Failure> {
     to_usize(nbytes)
         .filter(|&nbytes| nbytes <= usize::MAX / 4)
         .ok_or(Failure::OutOfMemory { nbytes, source: None })
+}
+
+impl EditError {
+    /// The error, about the file at `path`.
+    pub(crate) fn about(self, path: &Path) -> Error {
+        let path = path.to_owned();
+        Error::Edit { path, fault: self }
+    }
+}
+
+impl CheckpointFault {
+    /// The error, about the checkpoint at `path`.
+    pub(crate) fn about(self, path: &Path) -> Error {
+        let path = path.to_owned();
+        Error::Checkpoint { path, fault: self }
+    }
+}
+
+/// Makes an error of why the file at `path` was not opened.
+pub(crate) fn unopened(path: &Path) -> impl Fn(io::Error) -> Error + Copy {
+    move |source| {
+        let path = path.to_owned();
+        Error::Open { path, source }
+    }
 }
 
 /// Why a save ended early. [`save`](crate::save) adds the path.

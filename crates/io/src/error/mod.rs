@@ -11,5 +11,5 @@ mod write;
 pub use checkpoint::CheckpointFault;
 pub use edit::EditError;
 pub use error::{Error, Misfit};
-pub(crate) use failure::{Failure, InFile, Step, Stop, size};
+pub(crate) use failure::{Failure, InFile, Step, Stop, size, unopened};
 pub(crate) use write::step;

@@ -102,7 +102,7 @@ mod linux {
     use std::io;
 
     use rustix::fs::{self, Mode, OFlags, XattrFlags};
-    use rustix::io::{Errno, retry_on_intr};
+    use rustix::io::Errno;
 
     use super::{DirectoryEntry, permitted};
 
@@ -149,8 +149,8 @@ mod linux {
     }
 
     fn read(entry: &DirectoryEntry) -> rustix::io::Result<Vec<(CString, Vec<u8>)>> {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
-        let file = retry_on_intr(|| fs::openat(&entry.directory, &*entry.name, flags, Mode::empty()))?;
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let file = entry.directory.file(&entry.name, flags, Mode::empty())?;
         let mut buffer = vec![0; LARGEST];
         let len = match fs::flistxattr(&file, &mut buffer[..]) {
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(Vec::new()),

@@ -15,7 +15,7 @@ use super::flush::flush;
 use super::resolved::{DirectoryEntry, Resolved};
 use super::space::{self, Size};
 use super::temp::{self, Refused};
-use crate::error::{EditError, Error, Step, Stop, step};
+use crate::error::{EditError, Error, Step, Stop, step, unopened};
 use crate::options::{Durability, Existing, SaveOptions};
 use crate::watch::Watch;
 
@@ -47,9 +47,14 @@ impl Draft {
         let entry = find(path, watch)?;
         entry.check_writable(options.read_only).map_err(fault)?;
         temp::remove_stale(&entry);
-        let notes = match make_notes(&entry).step(step::CREATE).map_err(fault)? {
-            Some(notes) => notes,
-            None => return Err(refuse(path, EditError::Busy)),
+        let made = locked_notes(
+            &entry,
+            OFlags::CREATE | OFlags::EXCL,
+            Errno::EXIST,
+            Company::Others,
+        );
+        let Some(notes) = made.step(step::CREATE).map_err(fault)? else {
+            return Err(EditError::Busy.about(path));
         };
         let draft = Draft::begin(path, entry, notes, nbytes).map_err(fault)?;
         if let Err(stop) = space::reserve(&draft.file, nbytes, Size::Set, watch) {
@@ -86,7 +91,7 @@ impl Draft {
     /// from being locked so.
     pub(crate) fn notes_of(path: &Path, company: Company, watch: &dyn Watch) -> Result<Option<File>, Error> {
         let entry = find(path, watch)?;
-        open_notes(&entry, company)
+        locked_notes(&entry, OFlags::NONBLOCK, Errno::NOENT, company)
             .step(step::JOURNAL)
             .map_err(|stop| stop.about(path, 0))
     }
@@ -104,9 +109,8 @@ impl Draft {
             return Ok(None);
         }
         let opened = || -> io::Result<(File, Option<Attributes>)> {
-            let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            let file: File =
-                retry_on_intr(|| fs::openat(&entry.directory, name, flags, Mode::empty()))?.into();
+            let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+            let file = entry.directory.file(name, flags, Mode::empty())?;
             Ok((file, inherited(&entry)?.0))
         };
         let (file, attributes) = match opened() {
@@ -273,14 +277,7 @@ pub(crate) fn journal_fault(path: &Path, source: io::Error) -> Error {
 pub(super) fn find(path: &Path, watch: &dyn Watch) -> Result<DirectoryEntry, Error> {
     match Resolved::find(path, watch).map_err(|stop| stop.about(path, 0))? {
         Resolved::Entry(entry) => Ok(entry),
-        Resolved::Nameless(_) | Resolved::Stream(_) => Err(refuse(path, EditError::NoPlace)),
-    }
-}
-
-pub(super) fn refuse(path: &Path, fault: EditError) -> Error {
-    Error::Edit {
-        path: path.to_owned(),
-        fault,
+        Resolved::Nameless(_) | Resolved::Stream(_) => Err(EditError::NoPlace.about(path)),
     }
 }
 
@@ -294,10 +291,7 @@ pub(super) fn explain_publishing(path: &Path, nbytes: u64, stop: Stop) -> Error 
 
 /// That something has the name, which is not to be replaced.
 pub(crate) fn is_there(path: &Path) -> Error {
-    Error::Open {
-        path: path.to_owned(),
-        source: Errno::EXIST.into(),
-    }
+    unopened(path)(Errno::EXIST.into())
 }
 
 /// Who else may have the notes open.
@@ -309,32 +303,21 @@ pub(crate) enum Company {
     Alone,
 }
 
-/// Notes that nobody else has; `None` when somebody does. A lock that all share who have them open keeps them from being
-/// taken for ones that were left behind.
-fn make_notes(entry: &DirectoryEntry) -> io::Result<Option<File>> {
-    let flags =
-        OFlags::RDWR | OFlags::APPEND | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let name = temp::notes_name(&entry.name);
+/// The notes, opened by `flags`; `None` where the system says `none`, or others keep them from being locked. A lock that all
+/// share who have them open keeps them from being taken for ones that were left behind.
+fn locked_notes(
+    entry: &DirectoryEntry,
+    flags: OFlags,
+    none: Errno,
+    company: Company,
+) -> io::Result<Option<File>> {
+    let flags = flags | OFlags::RDWR | OFlags::APPEND | OFlags::NOFOLLOW;
     let mode = Mode::from_raw_mode(0o600);
-    let file: File = match retry_on_intr(|| fs::openat(&entry.directory, &*name, flags, mode)) {
-        Ok(fd) => fd.into(),
-        Err(Errno::EXIST) => return Ok(None),
-        Err(fault) => return Err(fault.into()),
+    let file = match entry.directory.file(&temp::notes_name(&entry.name), flags, mode) {
+        Err(fault) if fault == none => return Ok(None),
+        opened => opened?,
     };
-    Ok(lock_notes(&file, Company::Others)?.then_some(file))
-}
-
-fn open_notes(entry: &DirectoryEntry, company: Company) -> io::Result<Option<File>> {
-    let flags = OFlags::RDWR | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let name = temp::notes_name(&entry.name);
-    match retry_on_intr(|| fs::openat(&entry.directory, &*name, flags, Mode::empty())) {
-        Ok(fd) => {
-            let file = File::from(fd);
-            Ok(lock_notes(&file, company)?.then_some(file))
-        }
-        Err(Errno::NOENT) => Ok(None),
-        Err(fault) => Err(fault.into()),
-    }
+    Ok(lock_notes(&file, company)?.then_some(file))
 }
 
 /// Locks the notes. False when others keep them from it, and when `file` has no name any more: a save that cleans up may

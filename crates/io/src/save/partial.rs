@@ -7,11 +7,11 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 
 use rustix::fs::{self, FileType, FlockOperation, Mode, OFlags};
-use rustix::io::{Errno, retry_on_intr};
+use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use super::attributes::{Attributes, inherited};
-use super::draft::{Draft, explain_publishing, find, has_name, is_there, refuse};
+use super::draft::{Draft, explain_publishing, find, has_name, is_there};
 use super::flush::flush;
 use super::resolved::DirectoryEntry;
 use super::space::{self, Size};
@@ -43,7 +43,7 @@ impl Draft {
             Ok(Some((file, attributes)))
         };
         let opened = opened().step(step::CREATE).map_err(|stop| stop.about(path, 0))?;
-        let (file, attributes) = opened.ok_or_else(|| refuse(path, EditError::Busy))?;
+        let (file, attributes) = opened.ok_or_else(|| EditError::Busy.about(path))?;
         Ok(Draft {
             path: path.to_owned(),
             entry,
@@ -59,9 +59,8 @@ impl Draft {
     pub(crate) fn left(path: &Path, watch: &dyn Watch) -> Option<File> {
         let entry = find(path, watch).ok()?;
         let name = partial_name(&entry.name);
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let opened = retry_on_intr(|| fs::openat(&entry.directory, &*name, flags, Mode::empty()));
-        opened.ok().map(File::from)
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        entry.directory.file(&name, flags, Mode::empty()).ok()
     }
 
     /// Sends what it holds to the disk, which may take long.
@@ -106,9 +105,9 @@ impl Draft {
 
 /// The file `name`, which may have to be made, with its lock. `None` where somebody else has that.
 fn locked(entry: &DirectoryEntry, name: &OsStr, mode: Mode) -> io::Result<Option<File>> {
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     for _ in 0..TRIES {
-        let file: File = retry_on_intr(|| fs::openat(&entry.directory, name, flags, mode))?.into();
+        let file = entry.directory.file(name, flags, mode)?;
         let stat = fs::fstat(&file)?;
         // In a directory that others may write to, it may be a pipe, or theirs to change at any time.
         let is_ours = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile

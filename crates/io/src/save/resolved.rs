@@ -81,9 +81,8 @@ fn follow(path: &Path) -> io::Result<Resolved> {
             }
             // Its text is no path that leads there: `/memfd:x (deleted)`.
             Some(FileType::Symlink) if directory.is_proc() => {
-                let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
-                let fd = retry_on_intr(|| fs::openat(&directory, name, flags, Mode::empty()))?;
-                return Ok(Resolved::Nameless(fd.into()));
+                let file = directory.file(name, OFlags::WRONLY | OFlags::NOCTTY, Mode::empty())?;
+                return Ok(Resolved::Nameless(file));
             }
             Some(FileType::Symlink) => {
                 let link = fs::readlinkat(&directory, name, Vec::new())?;
@@ -168,17 +167,17 @@ impl DirectoryEntry {
 
     /// Opens the file for writing in place, or makes it; says whether it made it.
     pub(super) fn open(&self) -> io::Result<(File, bool)> {
-        let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NOCTTY;
+        let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NOCTTY;
         let mode = Mode::from_raw_mode(0o666);
-        let open = |flags| retry_on_intr(|| fs::openat(&self.directory, &*self.name, flags, mode));
+        let open = |flags| self.directory.file(&self.name, flags, mode);
         loop {
             match open(flags) {
-                Ok(fd) => return Ok((fd.into(), false)),
+                Ok(file) => return Ok((file, false)),
                 Err(Errno::NOENT) => {}
                 Err(fault) => return Err(fault.into()),
             }
             match open(flags | OFlags::CREATE | OFlags::EXCL) {
-                Ok(fd) => return Ok((fd.into(), true)),
+                Ok(file) => return Ok((file, true)),
                 Err(Errno::EXIST) => {}
                 Err(fault) => return Err(fault.into()),
             }
@@ -202,6 +201,12 @@ impl Directory {
             result => result,
         }?;
         Ok(Directory { fd })
+    }
+
+    /// Opens the file `name` in it. One that `flags` ask to make gets `mode`.
+    pub(super) fn file(&self, name: &OsStr, flags: OFlags, mode: Mode) -> rustix::io::Result<File> {
+        let flags = flags | OFlags::CLOEXEC;
+        retry_on_intr(|| fs::openat(&self.fd, name, flags, mode)).map(File::from)
     }
 
     /// Makes names in this directory durable. `file` is on the same file system.

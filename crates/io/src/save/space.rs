@@ -104,13 +104,14 @@ static DONE: AtomicUsize = AtomicUsize::new(0);
 #[cfg(target_os = "linux")]
 pub(super) fn keep(entry: &DirectoryEntry, new: &File) -> Option<OwnedFd> {
     use crate::disk::remote_file_system;
-    use rustix::fs::{Mode, OFlags, openat};
+    use rustix::fs::{Mode, OFlags};
     if entry.existing.is_none() || remote_file_system(new).is_some() {
         return None;
     }
     // Without the right to read it, too.
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    openat(&entry.directory, &*entry.name, flags, Mode::empty()).ok()
+    let flags = OFlags::PATH | OFlags::NOFOLLOW;
+    let opened = entry.directory.file(&entry.name, flags, Mode::empty());
+    opened.ok().map(OwnedFd::from)
 }
 
 #[cfg(not(target_os = "linux"))]

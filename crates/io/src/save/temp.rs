@@ -165,8 +165,8 @@ pub(super) fn remove_stale(entry: &DirectoryEntry) {
 /// Removes a file that nobody has the lock of. False when somebody has.
 fn remove_unlocked(directory: &Directory, name: &OsStr) -> bool {
     // In a directory that others may write to, the name may be a link or a pipe.
-    let flags = OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let open = |access| retry_on_intr(|| fs::openat(directory, name, flags | access, Mode::empty()));
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let open = |access| directory.file(name, flags | access, Mode::empty());
     // NFS locks only what is open for writing; a copy of a read-only file is not open for it.
     let Ok(fd) = open(OFlags::RDWR).or_else(|_| open(OFlags::RDONLY)) else {
         return true;
@@ -186,13 +186,13 @@ fn remove_unlocked(directory: &Directory, name: &OsStr) -> bool {
 
 #[cfg(target_os = "linux")]
 fn unnamed(directory: &Directory, mode: Mode) -> Option<File> {
-    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     // Whatever the reason that there is none, creating a named file finds it too, or works.
-    let file = retry_on_intr(|| fs::openat(directory, ".", flags, mode)).ok()?;
+    let made = directory.file(".".as_ref(), OFlags::TMPFILE | OFlags::RDWR, mode);
+    let file = made.ok()?;
     // Before Linux 6.1, the umask is forgotten where a file system has no ACLs. A mode that nothing was cut from is
     // rare enough to always get it from a named file.
     let cut = fs::fstat(&file).ok()?.st_mode & 0o777;
-    (cut != 0o666).then(|| file.into())
+    (cut != 0o666).then_some(file)
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -202,13 +202,12 @@ fn unnamed(_: &Directory, _: Mode) -> Option<File> {
 
 /// A new file with a temporary name, and the name.
 pub(super) fn named(directory: &Directory, target: &OsStr, mode: Mode) -> io::Result<(File, OsString)> {
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
     for _ in 0..TRIES {
         let name = temp_name(target);
-        let file: File = match retry_on_intr(|| fs::openat(directory, &*name, flags, mode)) {
-            Ok(fd) => fd.into(),
+        let file = match directory.file(&name, flags, mode) {
             Err(Errno::EXIST) => continue,
-            Err(fault) => return Err(fault.into()),
+            made => made?,
         };
         // Between creation and lock, another save may have taken the file for one left behind.
         if lock(&file) && fs::fstat(&file).is_ok_and(|stat| stat.st_nlink > 0) {

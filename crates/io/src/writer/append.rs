@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use ingot_format::{Dtype, Format, FormatError, Layout, LayoutOptions, Order, Spec, layout_with, to_u64};
 
-use super::writer::{PIECE, put, refuse};
+use super::writer::{PIECE, put};
 use crate::error::{EditError, Error};
 use crate::options::{Existing, SaveOptions};
 use crate::payload::{Payload, Section};
@@ -231,7 +231,7 @@ impl Appender {
     }
 
     fn refuse(&self, fault: EditError) -> Error {
-        refuse(&self.path, fault)
+        fault.about(&self.path)
     }
 }
 

@@ -8,7 +8,7 @@ use ingot_remote::StopFlag;
 #[cfg(unix)]
 use super::writer::Writer;
 use crate::archive::{Tensor, lent_source};
-use crate::error::{Error, Failure};
+use crate::error::{Error, Failure, unopened};
 use crate::source::{LocalFile, Source, read_exactly};
 use crate::watch::{Asked, Watch};
 use crate::workers::watched;
@@ -54,10 +54,7 @@ impl ForeignFile {
         let copied = self
             .source
             .with(|source| Ok(writer.copy(name, index, source.file(), position, watch)));
-        copied.map_err(|source| Error::Open {
-            path: self.path.clone(),
-            source,
-        })?
+        copied.map_err(unopened(&self.path))?
     }
 
     /// Whether the `nbytes` bytes from `position` on are those of `tensor` from its byte `begin` on.

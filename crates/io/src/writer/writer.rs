@@ -139,12 +139,12 @@ impl Writer {
                 joined => return joined,
             }
         }
-        Err(refuse(path, EditError::Orphaned { held: true }))
+        Err(EditError::Orphaned { held: true }.about(path))
     }
 
     fn join_living(path: &Path, options: &SaveOptions, watch: &dyn Watch) -> Result<Writer, Error> {
         let notes = Draft::notes_of(path, Company::Others, watch)?;
-        let notes = notes.ok_or_else(|| refuse(path, EditError::NothingToJoin))?;
+        let notes = notes.ok_or_else(|| EditError::NothingToJoin.about(path))?;
         let writer = Writer::open(path, notes, options, watch)?;
         writer.check_owner()?;
         Ok(writer)
@@ -164,7 +164,7 @@ impl Writer {
         writer.filling.judge(writer.noted(taken)?, "")?;
         writer.membership = Membership::Founder;
         if !writer.draft().admit()? {
-            return Err(refuse(path, EditError::NothingToJoin));
+            return Err(EditError::NothingToJoin.about(path));
         }
         Ok(Some(writer))
     }
@@ -173,9 +173,9 @@ impl Writer {
     fn open(path: &Path, notes: File, options: &SaveOptions, watch: &dyn Watch) -> Result<Writer, Error> {
         let (nbytes, name) = preamble::read(&notes)
             .map_err(|fault| explain(path, fault))?
-            .ok_or_else(|| refuse(path, EditError::NothingToJoin))?;
+            .ok_or_else(|| EditError::NothingToJoin.about(path))?;
         let draft = Draft::join(path, &name, notes, watch)?;
-        let draft = draft.ok_or_else(|| refuse(path, EditError::NothingToJoin))?;
+        let draft = draft.ok_or_else(|| EditError::NothingToJoin.about(path))?;
         let read = |bytes: &mut [u8]| {
             let range = FileRange::new(draft.file(), 0, to_u64(bytes.len()));
             let read = range.read(0, bytes).map_err(JournalFault::from);
@@ -466,7 +466,7 @@ impl Filling {
     }
 
     fn refuse(&self, fault: EditError) -> Error {
-        refuse(&self.path, fault)
+        fault.about(&self.path)
     }
 }
 
@@ -495,15 +495,8 @@ pub(super) fn put(
     crate::disk::write_all_at(file, buffer, position)
 }
 
-pub(super) fn refuse(path: &Path, fault: EditError) -> Error {
-    Error::Edit {
-        path: path.to_owned(),
-        fault,
-    }
-}
-
 fn broken(path: &Path) -> Error {
-    refuse(path, EditError::BrokenJournal)
+    EditError::BrokenJournal.about(path)
 }
 
 fn explain(path: &Path, fault: JournalFault) -> Error {

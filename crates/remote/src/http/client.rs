@@ -1,5 +1,6 @@
 //! Sending requests: connections are made when they are needed and kept for the next.
 
+use std::io;
 use std::path::PathBuf;
 use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -9,11 +10,11 @@ use rustls::ClientConfig;
 
 use crate::fault::{Fault, FaultKind};
 use crate::http::connection::Connection;
-use crate::http::dial::{AddressScope, dial, inward};
+use crate::http::dial::{AddressScope, dial, inward, resolve, unreachable};
 use crate::http::message::{Framing, Head, HttpRequest, render_head};
 use crate::http::pace::{Deadline, Pace};
-use crate::http::proxy::{Proxies, Proxy};
-use crate::http::trust;
+use crate::http::proxy::{Proxies, Proxy, ProxyKind};
+use crate::http::{socks, trust};
 use crate::lock::briefly;
 use crate::options::{RemoteOptions, environment};
 use crate::secrets::Secrets;
@@ -92,7 +93,7 @@ impl Client {
                 Err(fault) => return Err(fault),
             }
         }
-        let mut connection = self.connect(request.url, proxy.as_ref(), scope, &mut pace)?;
+        let mut connection = self.connect(request.url, proxy.as_ref(), scope, deadline)?;
         let head = exchange(&mut connection, request, proxy.as_ref(), &mut pace)?;
         Response::new(head, origin, connection)
     }
@@ -158,7 +159,7 @@ impl Client {
         url: &Url,
         proxy: Option<&Proxy>,
         scope: AddressScope,
-        pace: &mut Pace<'_>,
+        deadline: Deadline<'_>,
     ) -> Result<Connection, Fault> {
         let timeout = self.options.connect_timeout;
         // First, so that certificates that cannot be read are no matter of the server's.
@@ -166,26 +167,65 @@ impl Client {
             Scheme::Http => None,
             Scheme::Https => Some(self.tls()?),
         };
-        let deadline = Deadline::within(timeout, pace.stop());
+        let soon = deadline.no_longer_than(timeout);
         let connection = match proxy {
-            None => Connection::plain(dial(&url.host, url.port, scope, deadline)?),
-            Some(proxy) => {
-                // Names are resolved by the proxy, so that only addresses can be checked here.
-                if scope == AddressScope::Public && !url.may_be_public() {
-                    return Err(inward(url.host_and_port()));
-                }
-                let near = &proxy.url;
-                let connection = dial(&near.host, near.port, AddressScope::Anywhere, deadline)?;
-                let connection = Connection::plain(connection);
-                match url.scheme {
-                    Scheme::Http => connection,
-                    Scheme::Https => tunnel(connection, proxy, url, pace)?,
-                }
-            }
+            None => Connection::plain(dial(&url.host, url.port, scope, soon)?),
+            Some(proxy) => self.connect_through(proxy, url, scope, soon)?,
         };
         match tls {
             None => Ok(connection),
-            Some(tls) => connection.secured(&url.host, &tls, timeout, pace.stop()),
+            Some(tls) => connection.secured(&url.host, &tls, deadline.no_longer_than(timeout)),
+        }
+    }
+
+    /// A connection on which the host of `url` can be spoken to, or the proxy where that is told of each request.
+    fn connect_through(
+        &self,
+        proxy: &Proxy,
+        url: &Url,
+        scope: AddressScope,
+        deadline: Deadline<'_>,
+    ) -> Result<Connection, Fault> {
+        // Names that the proxy resolves cannot be checked here, only addresses.
+        if scope == AddressScope::Public && !url.may_be_public() {
+            return Err(inward(url.host_and_port()));
+        }
+        let to_proxy = || {
+            let connection = self.connect_to(proxy, deadline);
+            connection.map_err(|fault| fault.from(proxy.to_string()))
+        };
+        let mut pace = Pace::new(&self.options, deadline);
+        let hosts = match proxy.kind {
+            ProxyKind::Http | ProxyKind::Https if url.scheme == Scheme::Http => return to_proxy(),
+            ProxyKind::Http | ProxyKind::Https => return tunnel(to_proxy()?, proxy, url, &mut pace),
+            ProxyKind::Socks5h => vec![url.host.clone()],
+            ProxyKind::Socks5 => {
+                let addresses = resolve(&url.host, url.port, scope, deadline)?;
+                addresses.iter().map(|address| address.ip().to_string()).collect()
+            }
+        };
+        let mut last = None;
+        for host in hosts {
+            let mut connection = to_proxy()?;
+            match socks::connect(&mut connection, proxy, &host, url.port, &mut pace) {
+                Ok(()) => return Ok(connection),
+                // The proxy may reach another of its addresses.
+                Err(fault) if fault.is_transient() => last = Some(fault),
+                Err(fault) => return Err(fault),
+            }
+        }
+        Err(last.unwrap_or_else(|| unreachable(&url.host, url.port, io::ErrorKind::NotFound.into())))
+    }
+
+    /// A connection to the proxy itself, which may lie anywhere: the environment names it.
+    fn connect_to(&self, proxy: &Proxy, deadline: Deadline<'_>) -> Result<Connection, Fault> {
+        let Url {
+            scheme, host, port, ..
+        } = &proxy.url;
+        let connection = Connection::plain(dial(host, *port, AddressScope::Anywhere, deadline)?);
+        match scheme {
+            Scheme::Http => Ok(connection),
+            Scheme::Https => connection.secured(host, &self.tls()?, deadline),
         }
     }
 
@@ -235,7 +275,7 @@ fn tunnel(
         wait: None,
         region: None,
     })
-    .from(proxy.url.to_string()))
+    .from(proxy.to_string()))
 }
 
 /// Sends the request and reads the head of the answer.
@@ -245,7 +285,10 @@ fn exchange(
     proxy: Option<&Proxy>,
     pace: &mut Pace<'_>,
 ) -> Result<Head, Fault> {
-    let through = proxy.filter(|_| request.url.scheme == Scheme::Http);
+    let is_told = |proxy: &&Proxy| matches!(proxy.kind, ProxyKind::Http | ProxyKind::Https);
+    let through = proxy
+        .filter(is_told)
+        .filter(|_| request.url.scheme == Scheme::Http);
     let more: Vec<_> = through.and_then(Proxy::authorization).into_iter().collect();
     let bytes = request.render(through.is_some(), &more)?;
     connection.send(&bytes, pace)?;

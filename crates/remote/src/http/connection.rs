@@ -4,15 +4,14 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ingot_format::to_u64;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 
 use crate::fault::{Fault, FaultKind};
-use crate::http::pace::Pace;
-use crate::stop::StopFlag;
+use crate::http::pace::{Deadline, Pace};
 use crate::url::bracketed;
 
 /// Bytes of heads that are read at once. Bodies are read past the buffer.
@@ -21,7 +20,8 @@ const BUFFER_NBYTES: usize = 8 << 10;
 #[derive(Debug)]
 enum Transport {
     Plain(TcpStream),
-    Tls(Box<StreamOwned<ClientConnection, TcpStream>>),
+    /// Through another, which is safe itself where a proxy is spoken to over `https:`.
+    Tls(Box<StreamOwned<ClientConnection, Transport>>),
 }
 
 /// A connection to a server. What it reads beyond a head stays in its buffer.
@@ -50,13 +50,12 @@ impl Connection {
         }
     }
 
-    /// Makes a plain connection safe: the certificate has to be that of `host`.
+    /// Makes a connection safe: the certificate has to be that of `host`.
     pub(crate) fn secured(
-        self,
+        mut self,
         host: &str,
         config: &Arc<ClientConfig>,
-        timeout: Duration,
-        stop: StopFlag<'_>,
+        deadline: Deadline<'_>,
     ) -> Result<Connection, Fault> {
         let refuse = |source| {
             Fault::new(FaultKind::Tls {
@@ -64,15 +63,12 @@ impl Connection {
                 source,
             })
         };
-        let Transport::Plain(mut socket) = self.transport else {
-            return Ok(self);
-        };
         let name = ServerName::try_from(host.to_owned()).map_err(|fault| refuse(io::Error::other(fault)))?;
         let session = ClientConnection::new(Arc::clone(config), name);
         let mut session = session.map_err(|fault| refuse(io::Error::other(fault)))?;
-        let deadline = Instant::now() + timeout;
+        let begun = Instant::now();
         while session.is_handshaking() {
-            match session.complete_io(&mut socket) {
+            match session.complete_io(&mut self.transport) {
                 Ok(_) => {}
                 Err(fault) if !is_a_tick(&fault) => {
                     // What is refused for a reason of TLS is refused again.
@@ -81,20 +77,18 @@ impl Connection {
                         _ => FaultKind::Broken(fault).into(),
                     });
                 }
-                Err(_) if stop.is_set() => return Err(FaultKind::Stopped.into()),
-                Err(_) if Instant::now() < deadline => {}
+                Err(_) if !deadline.left()?.is_zero() => {}
                 Err(_) => {
                     return Err(FaultKind::Slow {
                         what: "no safe connection had come about",
-                        after: timeout,
+                        after: begun.elapsed(),
                     }
                     .into());
                 }
             }
         }
-        Ok(Connection::of(Transport::Tls(Box::new(StreamOwned::new(
-            session, socket,
-        )))))
+        let session = StreamOwned::new(session, self.transport);
+        Ok(Connection::of(Transport::Tls(Box::new(session))))
     }
 
     /// Sends all of `bytes`.
@@ -144,6 +138,14 @@ impl Connection {
         Ok(count)
     }
 
+    /// The same, where the end would come too early.
+    pub(crate) fn fill_some(&mut self, pace: &mut Pace<'_>) -> Result<(), Fault> {
+        match self.fill(pace)? {
+            0 => Err(FaultKind::Broken(io::ErrorKind::UnexpectedEof.into()).into()),
+            _ => Ok(()),
+        }
+    }
+
     /// Reads into `dest`, past the buffer once that is empty; says how many bytes. None means the end.
     pub(crate) fn read(&mut self, dest: &mut [u8], pace: &mut Pace<'_>) -> Result<usize, Fault> {
         if self.filled.is_empty() {
@@ -179,28 +181,7 @@ impl Transport {
     fn socket(&self) -> &TcpStream {
         match self {
             Transport::Plain(socket) => socket,
-            Transport::Tls(session) => &session.sock,
-        }
-    }
-
-    fn read(&mut self, dest: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Transport::Plain(socket) => socket.read(dest),
-            Transport::Tls(session) => session.read(dest),
-        }
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Transport::Plain(socket) => socket.write(bytes),
-            Transport::Tls(session) => session.write(bytes),
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        match self {
-            Transport::Plain(socket) => socket.flush(),
-            Transport::Tls(session) => session.flush(),
+            Transport::Tls(session) => session.sock.socket(),
         }
     }
 
@@ -219,6 +200,31 @@ impl Transport {
                 Err(fault) if fault.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
                 Err(fault) => return Err(FaultKind::Broken(fault).into()),
             }
+        }
+    }
+}
+
+impl Read for Transport {
+    fn read(&mut self, dest: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Transport::Plain(socket) => socket.read(dest),
+            Transport::Tls(session) => session.read(dest),
+        }
+    }
+}
+
+impl Write for Transport {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Transport::Plain(socket) => socket.write(bytes),
+            Transport::Tls(session) => session.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Transport::Plain(socket) => socket.flush(),
+            Transport::Tls(session) => session.flush(),
         }
     }
 }

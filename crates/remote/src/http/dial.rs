@@ -4,7 +4,7 @@ use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 #[cfg(unix)]
 use std::os::fd::OwnedFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 #[cfg(all(unix, not(target_vendor = "apple")))]
 use rustix::net::{SocketFlags, socket_with};
@@ -16,6 +16,7 @@ use rustix::{
 };
 
 use crate::fault::{Fault, FaultKind};
+use crate::http::aside::aside;
 use crate::http::pace::{Deadline, TICK};
 use crate::network::is_public;
 use crate::url::bracketed;
@@ -34,41 +35,55 @@ const EACH_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Connects to `host`, which is a name or an address.
 ///
-/// A name is resolved once, and connected to is what was checked: it cannot lead elsewhere a moment later. It is the
-/// system that resolves it, in one call that ends when it is answered or by time limits of the system's own. Leaving
-/// that call to a thread, and the thread behind, would end this one sooner and leave something running.
+/// A name is resolved once, and connected to is what was checked: it cannot lead elsewhere a moment later.
 pub(crate) fn dial(
     host: &str,
     port: u16,
     scope: AddressScope,
     deadline: Deadline<'_>,
 ) -> Result<TcpStream, Fault> {
-    let authority = format!("{}:{port}", bracketed(host));
-    let fault = |source| FaultKind::Connect {
-        authority: authority.clone(),
-        source,
-    };
-    let found: Vec<SocketAddr> = (host, port).to_socket_addrs().map_err(fault)?.collect();
-    let mut addresses = found.clone();
-    addresses.retain(|address| scope == AddressScope::Anywhere || is_public(address.ip()));
-    if addresses.is_empty() && !found.is_empty() {
-        return Err(inward(authority));
-    }
+    let addresses = resolve(host, port, scope, deadline)?;
     let mut last = io::Error::from(io::ErrorKind::NotFound);
     for (rank, address) in addresses.iter().enumerate() {
-        let is_last = rank + 1 == addresses.len();
-        let soon = Instant::now() + EACH_TIMEOUT;
-        let at = if is_last {
-            deadline.at
-        } else {
-            deadline.at.min(soon)
+        let this = match rank + 1 == addresses.len() {
+            true => deadline,
+            false => deadline.no_longer_than(EACH_TIMEOUT),
         };
-        match connect(*address, Deadline { at, ..deadline })?.and_then(prepared) {
+        match connect(*address, this)?.and_then(prepared) {
             Ok(stream) => return Ok(stream),
             Err(fault) => last = fault,
         }
     }
-    Err(fault(last).into())
+    Err(unreachable(host, port, last))
+}
+
+/// The addresses of `host` that may be connected to, by the system's resolver.
+pub(crate) fn resolve(
+    host: &str,
+    port: u16,
+    scope: AddressScope,
+    deadline: Deadline<'_>,
+) -> Result<Vec<SocketAddr>, Fault> {
+    let found = match host.parse() {
+        Ok(address) => Ok(vec![SocketAddr::new(address, port)]),
+        Err(_) => {
+            let name = (host.to_owned(), port);
+            aside(move || Ok(name.to_socket_addrs()?.collect::<Vec<_>>()), deadline)?
+        }
+    };
+    let found = found.map_err(|source| unreachable(host, port, source))?;
+    let is_let_in = |address: &&SocketAddr| scope == AddressScope::Anywhere || is_public(address.ip());
+    let addresses: Vec<SocketAddr> = found.iter().filter(is_let_in).copied().collect();
+    match addresses.is_empty() && !found.is_empty() {
+        true => Err(inward(format!("{}:{port}", bracketed(host)))),
+        false => Ok(addresses),
+    }
+}
+
+/// The fault of a host that cannot be connected to.
+pub(crate) fn unreachable(host: &str, port: u16, source: io::Error) -> Fault {
+    let authority = format!("{}:{port}", bracketed(host));
+    FaultKind::Connect { authority, source }.into()
 }
 
 /// The fault of a redirect to where no stranger may send us.
@@ -87,10 +102,7 @@ fn connect(address: SocketAddr, deadline: Deadline<'_>) -> Result<io::Result<Tcp
         Err(fault) => return Ok(Err(fault.into())),
     };
     loop {
-        if deadline.stop.is_set() {
-            return Err(FaultKind::Stopped.into());
-        }
-        let left = deadline.at.saturating_duration_since(Instant::now());
+        let left = deadline.left()?;
         if left.is_zero() {
             return Ok(Err(io::ErrorKind::TimedOut.into()));
         }
@@ -108,14 +120,10 @@ fn connect(address: SocketAddr, deadline: Deadline<'_>) -> Result<io::Result<Tcp
 /// Sockets of other systems are not waited for in steps.
 #[cfg(not(unix))]
 fn connect(address: SocketAddr, deadline: Deadline<'_>) -> Result<io::Result<TcpStream>, Fault> {
-    if deadline.stop.is_set() {
-        return Err(FaultKind::Stopped.into());
+    match deadline.left()? {
+        Duration::ZERO => Ok(Err(io::ErrorKind::TimedOut.into())),
+        left => aside(move || TcpStream::connect_timeout(&address, left), deadline),
     }
-    let left = deadline.at.saturating_duration_since(Instant::now());
-    Ok(match left.is_zero() {
-        true => Err(io::ErrorKind::TimedOut.into()),
-        false => TcpStream::connect_timeout(&address, left),
-    })
 }
 
 /// A socket that has begun to connect.

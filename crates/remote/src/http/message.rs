@@ -110,12 +110,7 @@ impl Head {
                 None if connection.buffered().len() > MAX_HEAD_NBYTES => {
                     return Err(FaultKind::Malformed("its head is longer than 64 KiB").into());
                 }
-                None => {
-                    if connection.fill(pace)? == 0 {
-                        let fault = std::io::ErrorKind::UnexpectedEof;
-                        return Err(FaultKind::Broken(fault.into()).into());
-                    }
-                }
+                None => connection.fill_some(pace)?,
             }
         }
     }

@@ -1,5 +1,6 @@
 //! Requests and answers of HTTP/1.1, and the connections that they go over.
 
+mod aside;
 pub(crate) mod client;
 pub(crate) mod connection;
 pub(crate) mod dial;
@@ -7,4 +8,5 @@ pub(crate) mod message;
 pub(crate) mod pace;
 pub(crate) mod proxy;
 pub(crate) mod retry;
+mod socks;
 mod trust;

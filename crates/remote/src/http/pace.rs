@@ -25,6 +25,23 @@ impl<'f> Deadline<'f> {
         let at = at.unwrap_or(now + Duration::from_secs(86_400));
         Deadline { at, stop }
     }
+
+    /// The same, but so long from now at most.
+    pub(crate) fn no_longer_than(self, time: Duration) -> Deadline<'f> {
+        let at = self.at.min(Deadline::within(time, self.stop).at);
+        Deadline { at, ..self }
+    }
+
+    /// How much of it is left, which is none once it is over.
+    ///
+    /// # Errors
+    /// When nobody wants it any more.
+    pub(crate) fn left(self) -> Result<Duration, Fault> {
+        match self.stop.is_set() {
+            true => Err(FaultKind::Stopped.into()),
+            false => Ok(self.at.saturating_duration_since(Instant::now())),
+        }
+    }
 }
 
 /// Watches over one exchange with a server: in each window of time it has to bring so many bytes.
@@ -96,15 +113,11 @@ fn bytes_in(time: Duration, rate: u64) -> u64 {
 
 /// Waits, unless nobody wants it any more.
 pub(crate) fn sleep(time: Duration, stop: StopFlag<'_>) -> Result<(), Fault> {
-    let end = Instant::now() + time;
+    let deadline = Deadline::within(time, stop);
     loop {
-        if stop.is_set() {
-            return Err(FaultKind::Stopped.into());
+        match deadline.left()? {
+            Duration::ZERO => return Ok(()),
+            left => thread::sleep(left.min(TICK)),
         }
-        let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Ok(());
-        }
-        thread::sleep(left.min(TICK));
     }
 }

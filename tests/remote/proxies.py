@@ -1,0 +1,219 @@
+"""Proxies on loopback that speak as their RFCs say: HTTP, HTTP over TLS, and SOCKS5 (RFC 1928, RFC 1929)."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import socketserver
+import ssl
+import subprocess
+import threading
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+#: Every name that the proxies are asked for is this address to them.
+HOME = "127.0.0.1"
+
+
+@dataclass
+class Proxy:
+    """A proxy that runs, and what it was asked."""
+
+    scheme: str
+    host: str
+    port: int = 0
+    #: `name:password` where it lets nobody else in, as it stands in a URL.
+    user: str | None = None
+    #: What it is asked to connect to: `("name" or "address", host, port)`.
+    asked: list[tuple[str, str, int]] = field(default_factory=list)
+    #: The heads of requests that it was sent itself.
+    heads: list[bytes] = field(default_factory=list)
+    connections: int = 0
+
+    def url(self, user: str | None = None) -> str:
+        user = self.user if user is None else user
+        return f"{self.scheme}://{user + '@' if user else ''}{self.host}:{self.port}"
+
+
+class Refused(Exception):
+    """The conversation is over."""
+
+
+def exactly(peer: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        more = peer.recv(count - len(data))
+        if not more:
+            raise Refused
+        data += more
+    return data
+
+
+def relay(a: socket.socket, b: socket.socket) -> None:
+    """Bytes both ways, until either end has no more."""
+
+    def copy(source: socket.socket, destination: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                destination.sendall(data)
+        for end in (source, destination):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    other = threading.Thread(target=copy, args=(b, a), daemon=True)
+    other.start()
+    copy(a, b)
+    other.join()
+
+
+def reach(proxy: Proxy, host: str, port: int) -> socket.socket:
+    try:
+        kind, address = "address", str(ip_address(host.strip("[]")))
+    except ValueError:
+        kind, address = "name", HOME
+    proxy.asked.append((kind, host.strip("[]"), port))
+    return socket.create_connection((address, port), timeout=30)
+
+
+def socks(proxy: Proxy, peer: socket.socket, reply: int | None) -> None:
+    """RFC 1928. `reply` is what it answers instead of connecting."""
+    version, count = exactly(peer, 2)
+    ways = exactly(peer, count)
+    way = 0 if proxy.user is None else 2
+    if version != 5 or way not in ways:
+        peer.sendall(b"\x05\xff")
+        raise Refused
+    peer.sendall(bytes([5, way]))
+    if way == 2:
+        version, count = exactly(peer, 2)
+        name = exactly(peer, count)
+        password = exactly(peer, exactly(peer, 1)[0])
+        is_let_in = version == 1 and [name, password] == [
+            unquote(part).encode() for part in proxy.user.split(":")
+        ]
+        peer.sendall(bytes([1, not is_let_in]))
+        if not is_let_in:
+            raise Refused
+    version, command, zero, kind = exactly(peer, 4)
+    if (version, command, zero) != (5, 1, 0):
+        raise Refused
+    host = {
+        1: lambda: str(IPv4Address(exactly(peer, 4))),
+        3: lambda: exactly(peer, exactly(peer, 1)[0]).decode(),
+        4: lambda: str(IPv6Address(exactly(peer, 16))),
+    }[kind]()
+    port = int.from_bytes(exactly(peer, 2), "big")
+    if reply is not None:
+        proxy.asked.append(("name" if kind == 3 else "address", host, port))
+        peer.sendall(bytes([5, reply, 0, 1, 0, 0, 0, 0, 0, 0]))
+        raise Refused
+    with closing(reach(proxy, host, port)) as server:
+        # Where it connects from, in each of the three forms in turn.
+        bound = ([1, 127, 0, 0, 1], [3, 4, *b"here"], [4, *bytes(16)])[len(proxy.asked) % 3]
+        peer.sendall(bytes([5, 0, 0, *bound, 0, 9]))
+        relay(peer, server)
+
+
+def http(proxy: Proxy, peer: socket.socket) -> None:
+    """One request a connection: `CONNECT`, or one whose target is a whole URL."""
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        head += exactly(peer, 1)
+    proxy.heads.append(head)
+    lines = head.split(b"\r\n")
+    if proxy.user is not None:
+        word = b"Proxy-Authorization: Basic " + b64encode(unquote(proxy.user).encode())
+        if word not in lines:
+            peer.sendall(b"HTTP/1.1 407 Who are you\r\nContent-Length: 0\r\n\r\n")
+            return
+    method, target, version = lines[0].decode().split(" ")
+    if method == "CONNECT":
+        host, _, port = target.rpartition(":")
+        with closing(reach(proxy, host, int(port))) as server:
+            peer.sendall(b"HTTP/1.1 200 Go on\r\n\r\n")
+            relay(peer, server)
+        return
+    authority, slash, path = target.removeprefix("http://").partition("/")
+    host, _, port = authority.partition(":")
+    kept = [line for line in lines[1:-2] if not line.lower().startswith((b"proxy-", b"connection:"))]
+    first = f"{method} {slash}{path} {version}".encode()
+    with closing(reach(proxy, host, int(port or 80))) as server:
+        server.sendall(b"\r\n".join([first, *kept, b"Connection: close", b"", b""]))
+        relay(peer, server)
+
+
+@contextmanager
+def proxying(
+    scheme: str,
+    *,
+    host: str = HOME,
+    user: str | None = None,
+    tls: ssl.SSLContext | None = None,
+    reply: int | None = None,
+    instead: Callable[[socket.socket], None] | None = None,
+) -> Iterator[Proxy]:
+    """Run a proxy; `instead` is what it does with a connection where it is none."""
+    proxy = Proxy(scheme, host, user=user)
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            proxy.connections += 1
+            with suppress(Refused, OSError):
+                self.request.settimeout(60)
+                if scheme == "https":
+                    self.request = tls.wrap_socket(self.request, server_side=True)
+                if instead is not None:
+                    instead(self.request)
+                elif scheme.startswith("socks"):
+                    socks(proxy, self.request, reply)
+                else:
+                    http(proxy, self.request)
+            with suppress(OSError):
+                self.request.close()
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+        block_on_close = False
+        request_queue_size = 128
+
+    with Server((host, 0), Handler) as server:
+        proxy.port = server.server_address[1]
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        try:
+            yield proxy
+        finally:
+            server.shutdown()
+
+
+@dataclass
+class Certificate:
+    """One for loopback and `model.example`, which has to be trusted by name."""
+
+    path: Path
+    context: ssl.SSLContext
+
+
+def certificate(folder: Path) -> Certificate:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl is not installed")
+    key, path = folder / "key.pem", folder / "cert.pem"
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", key, "-out", path]
+        + ["-subj", "/CN=loopback"]
+        + ["-addext", "subjectAltName=DNS:localhost,DNS:model.example,IP:127.0.0.1"]
+        + ["-addext", "basicConstraints=critical,CA:FALSE"],
+        check=True,
+        capture_output=True,
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(path, key)
+    return Certificate(path, context)

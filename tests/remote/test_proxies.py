@@ -1,0 +1,341 @@
+"""Proxies of every kind (threats N17): the same file through each, and each is told what curl tells it."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+
+import ingot
+import ingot.numpy
+
+from .ctrl_c import interrupted
+from .proxies import Certificate, Proxy, certificate, proxying
+from .servers import Answer, Server, good, serving
+
+DATA = ingot.numpy.save({"a": np.arange(600_000), "b": np.arange(7, dtype=np.float32)})
+KINDS = ["http", "https", "socks5", "socks5h"]
+SOCKS = ["socks5", "socks5h"]
+#: No pauses that a test would wait for.
+QUICK = {"retries": 1, "stall_timeout": 0.6, "min_rate": 1000, "timeout": 10}
+
+
+@pytest.fixture(scope="module")
+def cert(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return certificate(tmp_path_factory.mktemp("cert"))
+
+
+@pytest.fixture(autouse=True)
+def no_other_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[Server]:
+    with serving(good(DATA)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def safe(cert: Certificate) -> Iterator[Server]:
+    with serving(good(DATA), tls=cert.context) as server:
+        yield server
+
+
+@dataclass
+class Way:
+    """A URL, and the variable that a proxy to it stands in."""
+
+    url: str
+    variable: str
+
+
+def ways(plain: Server, safe: Server, host: str) -> list[Way]:
+    return [
+        Way(f"http://{host}:{plain.port}/m.safetensors", "http_proxy"),
+        Way(f"https://{host}:{safe.port}/m.safetensors", "https_proxy"),
+    ]
+
+
+def curl(url: str, proxy: str, cert: Certificate, *more: str) -> subprocess.CompletedProcess[bytes]:
+    program = shutil.which("curl")
+    if program is None:
+        pytest.skip("curl is not installed")
+    command = [program, "-sS", "-r", f"0-{len(DATA) - 1}", "--max-time", "60", "--proxy", proxy]
+    command += ["--cacert", cert.path, "--proxy-cacert", cert.path, *more, url]
+    return subprocess.run(command, capture_output=True, check=False, timeout=90)
+
+
+def redirecting(to: str) -> Answer:
+    return lambda handler, request: handler.head(302, Location=to, Content_Length=0)
+
+
+def fails(url: str, code: str, **options: object) -> ingot.StorageError:
+    with pytest.raises(ingot.StorageError) as caught:
+        ingot.safe_open(url, "np", storage_options={**QUICK, **options})
+    assert caught.value.code == code, caught.value
+    assert "hunter2" not in f"{caught.value!r} {caught.value}"
+    return caught.value
+
+
+@pytest.mark.parametrize("user", [None, "me:hunter2", "m%40e:p%3Ass%2f%C3%BC", "me:"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_n17_a_proxy_of_every_kind_is_told_what_curl_tells_it(
+    monkeypatch: pytest.MonkeyPatch,
+    cert: Certificate,
+    plain: Server,
+    safe: Server,
+    kind: str,
+    user: str | None,
+) -> None:
+    hosts = ["127.0.0.1", "localhost", *(["model.example"] if kind != "socks5" else [])]
+    for way in [way for host in hosts for way in ways(plain, safe, host)]:
+        with proxying(kind, user=user, tls=cert.context) as proxy:
+            monkeypatch.setenv(way.variable, proxy.url())
+            loaded = ingot.numpy.load_file(way.url, storage_options={"ca_file": str(cert.path)})
+            assert loaded["a"].tobytes() == np.arange(600_000).tobytes()
+            monkeypatch.delenv(way.variable)
+            ours, proxy.asked = set(proxy.asked), []
+            theirs = curl(way.url, proxy.url(), cert, *(["--ipv4"] if kind == "socks5" else []))
+            assert theirs.stdout == DATA, theirs.stderr
+            # A name with two addresses is asked for by the one of IPv6 too, where nobody listens.
+            assert set(proxy.asked) <= ours
+            assert ours - set(proxy.asked) <= {("address", "::1", plain.port), ("address", "::1", safe.port)}
+            assert {kind for kind, *_ in ours} == (
+                {"address"} if kind == "socks5" or way.url.find("//1") > 0 else {"name"}
+            )
+            # What goes through a tunnel is told the host and nothing of the request.
+            if way.variable == "https_proxy":
+                assert all(head.startswith(b"CONNECT ") for head in proxy.heads)
+                assert not any(b"m.safetensors" in head for head in proxy.heads)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_n17_a_proxy_that_refuses_who_asks_is_no_secret_and_is_not_asked_again(
+    monkeypatch: pytest.MonkeyPatch, cert: Certificate, safe: Server, kind: str
+) -> None:
+    url = safe.url().replace("http:", "https:")
+    with proxying(kind, user="me:other", tls=cert.context) as proxy:
+        for user in ("me:hunter2", "hunter2:hunter2", ""):
+            monkeypatch.setenv("https_proxy", proxy.url(user))
+            before = proxy.connections
+            code = "unreachable" if kind in SOCKS else "http-status"
+            error = fails(url, code, ca_file=str(cert.path))
+            assert proxy.url("") in str(error)
+            assert (
+                kind not in SOCKS
+                or "the user or the password" in str(error)
+                or "without a user" in str(error)
+            )
+            assert proxy.connections == before + 1
+            assert curl(url, proxy.url(user), cert).returncode != 0
+        assert proxy.asked == []
+
+
+def test_n17_a_proxy_that_nobody_vouches_for_is_told_nothing(
+    monkeypatch: pytest.MonkeyPatch, cert: Certificate, plain: Server
+) -> None:
+    # By a certificate that is not trusted, and by one that is, of another address.
+    for host, trusted in [("127.0.0.1", {}), ("127.0.0.2", {"ca_file": str(cert.path)})]:
+        with proxying("https", host=host, user="me:hunter2", tls=cert.context) as proxy:
+            monkeypatch.setenv("http_proxy", proxy.url())
+            assert proxy.url("") in str(fails(plain.url(), "tls", **trusted))
+            assert proxy.heads == []
+
+
+@pytest.mark.parametrize("kind", SOCKS)
+def test_n17_credentials_do_not_go_where_a_proxy_reads_them(
+    monkeypatch: pytest.MonkeyPatch, plain: Server, kind: str
+) -> None:
+    with proxying(kind) as proxy:
+        monkeypatch.setenv("all_proxy", proxy.url())
+        with pytest.raises(ingot.OptionError, match="a proxy would read the credentials"):
+            ingot.safe_open(plain.url(), "np", storage_options={"token": "hunter2"})
+        assert proxy.asked == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_n3_a_redirect_into_a_private_network_is_refused_through_a_proxy(
+    monkeypatch: pytest.MonkeyPatch, cert: Certificate, plain: Server, kind: str
+) -> None:
+    for to in ("127.0.0.1", "[::1]", "localhost", "169.254.169.254", "2130706433"):
+        location = f"http://{to}:{plain.port + 1}/x"
+        with serving(redirecting(location)) as server, proxying(kind, tls=cert.context) as proxy:
+            monkeypatch.setenv("http_proxy", proxy.url())
+            fails(server.url(), "redirect-refused", ca_file=str(cert.path))
+            # The one that the caller has named.
+            assert [asked[1:] for asked in proxy.asked] == [("127.0.0.1", server.port)]
+
+
+def test_n3_a_name_that_is_resolved_here_is_checked_before_the_proxy_is_told(
+    monkeypatch: pytest.MonkeyPatch, plain: Server
+) -> None:
+    """A name of this machine is private, whatever it is called. Under `socks5h` only the proxy knows."""
+    name = socket.gethostname()
+    try:
+        found = {address[4][0] for address in socket.getaddrinfo(name, 80, socket.AF_INET)}
+    except OSError:
+        pytest.skip("this machine does not know its own name")
+    if not all(address.startswith(("127.", "10.", "192.168.", "172.")) for address in found) or "." in name:
+        pytest.skip("this machine has a public name")
+    with serving(redirecting(f"http://{name}:{plain.port}/x")) as server, proxying("socks5") as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url())
+        fails(server.url(), "redirect-refused")
+        assert len(proxy.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("reply", "why"),
+    [(1, "has failed"), (2, "does not allow it"), (3, "cannot reach its network"), (4, "cannot reach it")]
+    + [
+        (5, "was refused by it"),
+        (6, "has waited for it too long"),
+        (7, "cannot do that"),
+        (8, "cannot do that"),
+    ]
+    + [(9, "has failed"), (255, "has failed")],
+)
+def test_n17_what_a_proxy_answers_is_the_error(
+    monkeypatch: pytest.MonkeyPatch, cert: Certificate, reply: int, why: str
+) -> None:
+    with proxying("socks5h", reply=reply) as proxy:
+        monkeypatch.setenv("all_proxy", proxy.url())
+        error = fails("https://model.example/m.safetensors", "unreachable")
+        assert f"cannot connect to model.example:443: the proxy {proxy.url()} {why}" in str(error)
+        # What may pass is tried again.
+        assert len(proxy.asked) == (1 if reply == 2 else 2)
+        assert curl("https://model.example/", proxy.url(), cert).returncode == 97
+
+
+def test_n17_what_socks_has_no_room_for_is_refused_before_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    with proxying("socks5h", user="me:other") as proxy:
+        for user in ("hunter2" * 40, f"me:{'hunter2' * 40}", quote("ü" * 128)):
+            monkeypatch.setenv("all_proxy", proxy.url(user))
+            with pytest.raises(ingot.OptionError, match="255 bytes") as caught:
+                ingot.safe_open("http://model.example/m", "np", storage_options=QUICK)
+            assert "hunter2" not in str(caught.value)
+        assert proxy.asked == []
+
+
+def conversations() -> Iterator[bytes]:
+    """What a proxy might say, whatever it is asked: bytes of any kind, and what is nearly right."""
+    right = bytes([5, 0, 5, 0, 0, 1, 127, 0, 0, 1, 0, 9])
+    draw = random.Random(0)
+    for end in range(len(right)):
+        yield right[:end]
+        yield right[:end] + bytes([right[end] ^ (1 << draw.randrange(8))]) + right[end + 1 :]
+    yield b"HTTP/1.1 200 OK\r\n\r\n"
+    # More than was asked for: a server that would speak first.
+    yield right + DATA[:100]
+    for _ in range(20):
+        yield draw.randbytes(draw.randrange(40))
+
+
+def test_n17_a_proxy_that_speaks_anything_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    for said in conversations():
+
+        def say(peer: socket.socket, said: bytes = said) -> None:
+            peer.sendall(said)
+            peer.shutdown(socket.SHUT_WR)
+            while peer.recv(1 << 10):
+                pass
+
+        with proxying("socks5h", instead=say) as proxy:
+            monkeypatch.setenv("all_proxy", proxy.url())
+            with pytest.raises(ingot.StorageError) as caught:
+                ingot.safe_open("http://model.example/m", "np", storage_options={**QUICK, "retries": 0})
+            assert caught.value.code in ("unreachable", "connection-broken"), (said, caught.value)
+
+
+def test_n17_a_proxy_may_say_it_byte_by_byte(monkeypatch: pytest.MonkeyPatch, plain: Server) -> None:
+    class Slowly:
+        """A socket that sends each byte alone."""
+
+        def __init__(self, peer: socket.socket) -> None:
+            self.peer = peer
+            self.recv, self.shutdown = peer.recv, peer.shutdown
+
+        def sendall(self, data: bytes) -> None:
+            for at in range(min(len(data), 40)):
+                self.peer.sendall(data[at : at + 1])
+                time.sleep(0.001)
+            self.peer.sendall(data[40:])
+
+    from . import proxies
+
+    asked = Proxy("socks5h", "127.0.0.1", user="me:pw")
+    with proxying("socks5h", instead=lambda peer: proxies.socks(asked, Slowly(peer), None)) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url("me:pw"))
+        url = plain.url().replace("127.0.0.1", "model.example")
+        assert len(ingot.safe_open(url, "np")) == 2
+        assert asked.asked[0] == ("name", "model.example", plain.port)
+
+
+@pytest.mark.parametrize("said", [b"", b"\x05", b"\x05\x00", b"\x05\x00\x05\x00\x00\x03"])
+def test_n10_a_proxy_that_stalls_is_given_up_and_ctrl_c_is_heard(
+    monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    over = threading.Event()
+
+    def stall(peer: socket.socket) -> None:
+        peer.sendall(said)
+        over.wait(30)
+
+    with proxying("socks5h", instead=stall) as proxy:
+        monkeypatch.setenv("all_proxy", proxy.url())
+        url = "http://model.example/m"
+        fails(url, "timed-out", retries=0, stall_timeout=60, connect_timeout=0.3)
+        fails(url, "timed-out", retries=0)
+        begun = time.monotonic()
+        with interrupted():
+            ingot.safe_open(url, "np", storage_options={"stall_timeout": 60, "connect_timeout": 60})
+        assert time.monotonic() - begun < 10
+        over.set()
+
+
+def test_n10_a_safe_proxy_that_stalls_is_given_up_and_ctrl_c_is_heard(
+    monkeypatch: pytest.MonkeyPatch, cert: Certificate
+) -> None:
+    over = threading.Event()
+    # Once before the handshake of TLS, since it is TCP that answers, and once behind it.
+    for scheme in ("http", "https"):
+        with proxying(scheme, tls=cert.context, instead=lambda peer: over.wait(30) and None) as proxy:
+            monkeypatch.setenv("all_proxy", proxy.url().replace("http:", "https:"))
+            options = {"ca_file": str(cert.path), "retries": 0, "stall_timeout": 60}
+            fails("https://model.example/m", "timed-out", connect_timeout=0.3, **options)
+            begun = time.monotonic()
+            with interrupted():
+                ingot.safe_open(
+                    "https://model.example/m", "np", storage_options={**options, "connect_timeout": 60}
+                )
+            assert time.monotonic() - begun < 10
+    over.set()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_n17_no_proxy_holds_for_every_kind(
+    monkeypatch: pytest.MonkeyPatch, cert: Certificate, plain: Server, kind: str
+) -> None:
+    with proxying(kind, tls=cert.context) as proxy:
+        for word, is_direct in [
+            ("127.0.0.0/8", True),
+            ("127.0.0.1", True),
+            ("*", True),
+            ("128.0.0.0/8", False),
+        ]:
+            monkeypatch.setenv("all_proxy", proxy.url())
+            monkeypatch.setenv("no_proxy", word)
+            before = proxy.connections
+            ingot.safe_open(plain.url(), "np", storage_options={"ca_file": str(cert.path)})
+            assert (proxy.connections == before) == is_direct, word
