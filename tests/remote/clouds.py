@@ -1,7 +1,7 @@
 """A server on loopback that issues credentials as the clouds do, and gives a file to whoever shows good ones.
 
 What it is shown is verified by other implementations than ours: signatures of Amazon by botocore, tokens that
-are signed by google-auth. Keys and tokens are named after what they were issued for: so tests see who has read.
+are signed by google-auth. Keys and tokens are named after what they were issued for: tests see who has read.
 """
 
 from __future__ import annotations

@@ -23,6 +23,15 @@ def test_the_table_is_one_of_names_that_are_known() -> None:
     assert set(NAMES) == {*OPTIONS, *OTHER_NAMES, *spread}
 
 
+def test_the_table_stands_in_the_documents() -> None:
+    path = Path(__file__).parents[2] / "docs" / "credentials.md"
+    table = path.read_text().partition("| here | elsewhere |")[2]
+    known = set(re.findall(r"`(\w+)`", table))
+    assert NAMES.keys() - OPTIONS - known == set()
+    for name, others in OTHER_NAMES.items():
+        assert not others or re.search(rf"`{name}`.*`{'`, `'.join(others.split())}`", table), name
+
+
 #: What object_store has and we have not, or have otherwise: writing, other protocols, pools, and what only
 #: the environment says here.
 NOT_OURS = {

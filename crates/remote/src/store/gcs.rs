@@ -32,7 +32,7 @@ pub(crate) fn locate(
     let access = match entry(options, variable)? {
         None => Access::bearer(None),
         Some(Entry::Token(token)) => Access::bearer(Some(token)),
-        Some(Entry::Issued(source)) => Access::Google(Box::new(source)),
+        Some(Entry::Issued(source)) => Access::Google(source),
         Some(Entry::Keys(keys)) => Access::S3(S3Access::of_google(keys)),
     };
     Ok((url, access))

@@ -23,14 +23,14 @@ const TOKEN_SERVICE: &str = "https://oauth2.googleapis.com/token";
 #[derive(Debug)]
 pub(crate) enum Entry {
     Token(Secret),
-    Issued(TokenSource),
+    Issued(Box<TokenSource>),
     /// Keys for what speaks like S3.
     Keys(Keys),
 }
 
 /// The first that is configured: by the caller, the environment, the files of Google's tools, or by the machine.
 pub(crate) fn entry(options: &RemoteOptions, variable: Variable<'_>) -> Result<Option<Entry>, Fault> {
-    let issued = |source: TokenSource| Some(Entry::Issued(source));
+    let issued = |source: TokenSource| Some(Entry::Issued(Box::new(source)));
     match (&options.token, &options.access_key, &options.credentials_file) {
         _ if options.anonymous => return Ok(None),
         (Token::Given(token), ..) => return Ok(Some(Entry::Token(token.clone()))),
@@ -133,7 +133,11 @@ fn of_json(file: &Value, name: &str, scope: &'static str) -> Result<TokenSource,
         }
         "external_account" => {
             let other_account = other_account(file)?;
-            let scope = if other_account.is_some() { ACCOUNT_SCOPE } else { scope };
+            let scope = if other_account.is_some() {
+                ACCOUNT_SCOPE
+            } else {
+                scope
+            };
             let fields = vec![
                 (
                     "grant_type",
