@@ -7,8 +7,10 @@ import os
 import random
 import stat
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha1
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import pytest
 import ingot
 
 from .clouds import SECRET, Cloud, after, running, told
+from .ctrl_c import interrupted
 from .servers import Handler, Request
 
 #: Variables that say who a caller is, or how services are reached.
@@ -440,6 +443,42 @@ def test_a_process_that_does_not_end_is_ended(setup: Setup) -> None:
     assert time.monotonic() - begun < 60
     with pytest.raises(ProcessLookupError):
         os.kill(int(file.read_text()), 0)
+
+
+def test_ctrl_c_ends_a_process(setup: Setup) -> None:
+    file = setup.home / "pid"
+    setup.put("config", "default", credential_process=f"/bin/sh -c 'echo $$ > {file}; exec sleep 600'")
+    begun = time.monotonic()
+    with interrupted():
+        setup.open()
+    assert time.monotonic() - begun < 30
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(file.read_text()), 0)
+
+
+def test_ctrl_c_ends_a_question_for_keys(setup: Setup) -> None:
+    over = threading.Event()
+    container(setup)
+    setup.cloud.instead["/creds"] = lambda handler, request: over.wait(60)
+    begun = time.monotonic()
+    try:
+        with interrupted():
+            setup.open()
+        assert time.monotonic() - begun < 30
+    finally:
+        over.set()
+
+
+def test_the_keys_of_many_files_are_asked_for_once(setup: Setup) -> None:
+    container(setup)
+
+    def open_one(_: int) -> None:
+        setup.open()
+
+    with ThreadPoolExecutor(16) as threads:
+        list(threads.map(open_one, range(64)))
+    asked = [request.path for request in setup.cloud.server.requests if request.path == "/creds"]
+    assert asked == ["/creds"]
 
 
 def test_who_asks_pays_under_the_signature(setup: Setup) -> None:

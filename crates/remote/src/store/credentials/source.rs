@@ -79,7 +79,7 @@ impl Source {
     pub(crate) fn keys(&self, options: &RemoteOptions, stop: StopFlag<'_>) -> Result<Option<Keys>, Fault> {
         match &self.way {
             Way::Known(keys) => Ok(Some(keys.clone())),
-            _ => KEYS.get(self, &self.name, || self.issue(options, stop)),
+            _ => KEYS.get(self, &self.name, stop, || self.issue(options, stop)),
         }
     }
 

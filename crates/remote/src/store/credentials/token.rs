@@ -79,7 +79,7 @@ impl TokenSource {
 
     /// A token that is good for some minutes at least. None: the machine has no identity.
     pub(crate) fn token(&self, options: &RemoteOptions, stop: StopFlag<'_>) -> Result<Option<Secret>, Fault> {
-        TOKENS.get(self, &self.name, || self.issue(options, stop))
+        TOKENS.get(self, &self.name, stop, || self.issue(options, stop))
     }
 
     fn issue(&self, options: &RemoteOptions, stop: StopFlag<'_>) -> Result<Timed<Secret>, Fault> {
