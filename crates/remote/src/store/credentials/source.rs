@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use jiff::Timestamp;
 
 use super::asker::{Asker, element, form, posted, useless};
+use super::issued::{Issued, Timed};
 use super::process::run;
 use super::sso::Sso;
-use super::{Issued, Keys, Timed, refused, token_in, until};
+use super::{Keys, refused, token_in, until};
 use crate::fault::Fault;
 use crate::http::message::HttpRequest;
 use crate::options::{RemoteOptions, Secret};

@@ -12,7 +12,8 @@ use rustls::pki_types::pem::PemObject;
 use serde_json::{Value, json};
 
 use super::asker::{Asker, form, posted, useless};
-use super::{Issued, Timed, read, refused, shown, until};
+use super::issued::{Issued, Timed};
+use super::{read, refused, shown, until};
 use crate::fault::Fault;
 use crate::options::{RemoteOptions, Secret};
 use crate::stop::StopFlag;
