@@ -371,7 +371,8 @@ def test_roles_that_lead_back_are_an_error(setup: Setup) -> None:
 
 
 def test_files_that_cannot_be_read_are_an_error_but_for_anybody(setup: Setup) -> None:
-    (setup.home / ".aws" / "credentials").mkdir(parents=True)
+    (setup.home / ".aws").mkdir()
+    (setup.home / ".aws" / "credentials").write_bytes(b"[default]\n\xff\n")
     with pytest.raises(ingot.OptionError, match="credentials cannot be read"):
         setup.open()
     assert setup.open(anonymous=True) == "nobody"

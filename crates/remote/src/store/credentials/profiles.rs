@@ -1,10 +1,8 @@
 //! The files that Amazon's tools keep, `~/.aws/credentials` and `~/.aws/config`.
 
-use std::fs;
-use std::io;
 use std::path::PathBuf;
 
-use super::{Variable, home, refused, set, shown};
+use super::{Variable, home, read, set};
 use crate::fault::Fault;
 
 /// The sections of both, those of the credentials first.
@@ -40,10 +38,9 @@ impl Profiles {
             let Some(path) = named.or_else(|| Some(folder?.join(usual))) else {
                 continue;
             };
-            match fs::read_to_string(&path) {
-                Ok(text) => sections.extend(parse(&text, file)),
-                Err(fault) if fault.kind() == io::ErrorKind::NotFound => {}
-                Err(fault) => return Err(refused(format!("{} cannot be read: {fault}", shown(&path)))),
+            // The home of somebody else, as containers have it, cannot even be looked into.
+            if path.is_file() {
+                sections.extend(parse(&read(&path)?, file));
             }
         }
         Ok(Profiles(sections))
