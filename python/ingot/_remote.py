@@ -22,7 +22,7 @@ class StorageOptions(TypedDict, total=False):
     token: str | bool | None
     #: Headers to send besides.
     headers: dict[str, str]
-    #: Seconds for a connection to come about, 10 by default.
+    #: Seconds for a connection to come about, through a proxy too; 10 by default.
     connect_timeout: float
     #: Seconds after which a server is given up that sends nothing, or less than `min_rate`; 30 by default.
     stall_timeout: float
@@ -32,7 +32,7 @@ class StorageOptions(TypedDict, total=False):
     min_rate: int
     #: How often a request is tried again that failed for a reason that may pass; 4 times by default.
     retries: int
-    #: Certificates in PEM to trust instead of the system's.
+    #: Certificates in PEM to trust instead of the system's, for servers and for proxies of ``https:``.
     ca_file: str | PathLike[str]
     #: Follow redirects to other hosts and ports outside of the public internet too: on this machine, in
     #: private networks, the services of a cloud. False by default.

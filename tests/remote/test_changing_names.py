@@ -85,7 +85,7 @@ SCRIPT = """
 
 #: A nameserver that hears and says nothing, and in the end knows no name.
 SILENT = """
-    import glob, json, signal, socket, subprocess, sys, threading, time
+    import glob, json, os, signal, socket, subprocess, sys, threading, time
 
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     subprocess.run(["mount", "--bind", sys.argv[1], "/etc/resolv.conf"], check=True)
@@ -110,7 +110,7 @@ SILENT = """
         except KeyboardInterrupt:
             what = "Ctrl-C"
         except ingot.StorageError as error:
-            what = error.code
+            what = error.code + (", its name" if "its name was not resolved in time" in str(error) else "")
         return what, time.monotonic() - begun
 
     threading.Timer(0.5, signal.raise_signal, [signal.SIGINT]).start()
@@ -119,6 +119,12 @@ SILENT = """
     for _ in range(80):
         outcome(connect_timeout=0.01)
     found["most"] = waiting()
+    child = os.fork()
+    if child == 0:
+        # It has none of those threads, and may have its own.
+        outcome(connect_timeout=0.5)
+        os._exit(waiting())
+    found["forked"] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
     def answer():
         while True:
@@ -164,10 +170,15 @@ def test_n4_a_name_that_leads_elsewhere_the_next_time_is_refused(tmp_path: Path)
 def test_n10_a_nameserver_that_is_silent_keeps_nobody_waiting(tmp_path: Path) -> None:
     found = alone(tmp_path, SILENT, "timeout:30 attempts:1")
     # The system would have waited for half a minute.
-    for moment, what in [("interrupted", "Ctrl-C"), ("late", "unreachable"), ("unknown", "unreachable")]:
+    for moment, what in [
+        ("interrupted", "Ctrl-C"),
+        ("late", "unreachable, its name"),
+        ("unknown", "unreachable"),
+    ]:
         assert found[moment][0] == what, found
         assert found[moment][1] < 10, found
     # What the system does nobody can break off: it is left behind, so often at most, and ends.
     assert found["left"] == 1, found
     assert found["most"] == 64, found
+    assert found["forked"] == 1, found
     assert found["after"] == 0, found

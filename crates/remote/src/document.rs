@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use ingot_format::{to_u64, to_usize};
-
 use crate::access::Access;
-use crate::fault::{Fault, FaultKind};
+use crate::fault::Fault;
 use crate::fetch::{Answer, Resource};
 use crate::http::client::Client;
 use crate::http::pace::Deadline;
@@ -33,27 +31,14 @@ impl Resource {
 }
 
 fn attempt(resource: &Resource, most: u64, deadline: Deadline<'_>) -> Result<Vec<u8>, Fault> {
-    let too_large = || Fault::new(FaultKind::TooLarge { limit: most });
-    let (mut response, expected) = match resource.ask(&(0..most), None, deadline)? {
+    let (response, expected) = match resource.ask(&(0..most), None, deadline)? {
         Answer::Nothing => return Ok(Vec::new()),
-        Answer::Part { pin, .. } if pin.nbytes > most => return Err(too_large()),
+        Answer::Part { pin, .. } if pin.nbytes > most => return Err(Fault::too_large(most)),
         Answer::Part { response, range, .. } => (response, Some(range.end)),
         Answer::Whole { response, nbytes, .. } => (response, nbytes),
     };
-    if expected.is_some_and(|nbytes| nbytes > most) {
-        return Err(too_large());
-    }
-    let wanted = to_usize(expected.unwrap_or(most + 1)).unwrap_or(usize::MAX);
-    let bytes = response.read_some(wanted, &mut resource.pace(deadline))?;
-    let found = to_u64(bytes.len());
-    match expected {
-        Some(expected) if found < expected => Err(FaultKind::Short { expected, found }.into()),
-        None if found > most => Err(too_large()),
-        _ => {
-            resource.client().give_back(response);
-            Ok(bytes)
-        }
-    }
+    let bytes = resource.body(response, expected, most, deadline)?;
+    bytes.ok_or_else(|| Fault::too_large(most))
 }
 
 /// The document in which the Hub has the headers of all shards of a model, if it has at most `most` bytes. `None` where

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use ingot_format::{Escaped, to_u64};
+use ingot_format::{Escaped, to_u64, to_usize};
 
 use crate::access::Access;
 use crate::fault::{Fault, FaultKind};
@@ -69,6 +69,21 @@ struct Hop {
     is_trusted: bool,
 }
 
+/// What is asked of a file.
+#[derive(Clone, Copy, Debug)]
+struct Question<'q> {
+    range: &'q Range<u64>,
+    /// The version that the bytes have to be of.
+    pin: Option<&'q Pin>,
+    deadline: Deadline<'q>,
+}
+
+/// Where one request leads.
+enum Step {
+    Answered(Answer),
+    Redirected(Hop),
+}
+
 /// What a server answers with.
 #[derive(Debug)]
 pub(crate) enum Answer {
@@ -121,23 +136,50 @@ impl Resource {
         &self.client
     }
 
-    /// Asks once for the bytes of `asked`, of the version that `pin` names.
+    /// Asks once for the bytes of `range`, of the version that `pin` names.
     pub(crate) fn ask(
         &self,
-        asked: &Range<u64>,
+        range: &Range<u64>,
         pin: Option<&Pin>,
         deadline: Deadline<'_>,
     ) -> Result<Answer, Fault> {
+        let question = Question { range, pin, deadline };
         let before = locked(&self.found).clone();
-        match &before {
-            Some(found) => match self.walk(found.clone(), asked, pin, deadline) {
+        if let Some(found) = before {
+            match self.walk(found, question) {
                 Err(fault) if matches!(fault.status(), Some(401 | 403 | 404 | 410)) => {
                     locked(&self.found).take();
-                    self.walk(self.at_home(), asked, pin, deadline)
                 }
-                answer => answer,
-            },
-            None => self.walk(self.at_home(), asked, pin, deadline),
+                answer => return answer,
+            }
+        }
+        self.walk(self.at_home(), question)
+    }
+
+    /// The body of an answer, which has `expected` bytes where it says so. `None` where they are more than `most`.
+    ///
+    /// # Errors
+    /// Where it ends too early. One that ends with its connection may have been cut off: what is in it will tell.
+    pub(crate) fn body(
+        &self,
+        mut response: Response,
+        expected: Option<u64>,
+        most: u64,
+        deadline: Deadline<'_>,
+    ) -> Result<Option<Vec<u8>>, Fault> {
+        if expected.is_some_and(|nbytes| nbytes > most) {
+            return Ok(None);
+        }
+        let wanted = to_usize(expected.unwrap_or(most + 1)).unwrap_or(usize::MAX);
+        let bytes = response.read_some(wanted, &mut self.pace(deadline))?;
+        let found = to_u64(bytes.len());
+        match expected {
+            Some(expected) if found < expected => Err(FaultKind::Short { expected, found }.into()),
+            None if found > most => Ok(None),
+            _ => {
+                self.client.give_back(response);
+                Ok(Some(bytes))
+            }
         }
     }
 
@@ -149,36 +191,38 @@ impl Resource {
     }
 
     /// Asks at `start`, and wherever that sends us.
-    fn walk(
-        &self,
-        start: Hop,
-        asked: &Range<u64>,
-        pin: Option<&Pin>,
-        deadline: Deadline<'_>,
-    ) -> Result<Answer, Fault> {
+    fn walk(&self, start: Hop, question: Question<'_>) -> Result<Answer, Fault> {
         let mut at = start;
         let mut sent = Vec::new();
         for _ in 0..=MAX_HOPS {
-            let response = self
-                .send(&at, asked, pin, deadline, &mut sent)
-                .map_err(|fault| self.about(&at.url, fault, &sent))?;
-            if at.is_trusted {
-                self.note(&response.head)
-                    .map_err(|fault| self.about(&at.url, fault, &sent))?;
+            let step = self.step(&at, question, &mut sent);
+            match step.map_err(|fault| self.about(&at.url, fault, &sent))? {
+                Step::Redirected(next) => at = next,
+                Step::Answered(answer) => {
+                    *locked(&self.found) = (at.url != self.home).then_some(at);
+                    return Ok(answer);
+                }
             }
-            let location = redirect(&response.head).map_err(|fault| self.about(&at.url, fault, &sent))?;
-            let Some(location) = location else {
-                let answer = self.understand(response, &at.url, asked, pin, deadline);
-                let answer = answer.map_err(|fault| self.about(&at.url, fault, &sent))?;
-                *locked(&self.found) = (at.url != self.home).then_some(at);
-                return Ok(answer);
-            };
-            let next = self.next(&at, location);
-            let next = next.map_err(|fault| self.about(&at.url, fault, &sent))?;
-            self.drain(response, deadline);
-            at = next;
         }
         Err(FaultKind::Loop { hops: MAX_HOPS }.into())
+    }
+
+    fn step(
+        &self,
+        at: &Hop,
+        question: Question<'_>,
+        sent: &mut Vec<(String, String)>,
+    ) -> Result<Step, Fault> {
+        let response = self.send(at, question, sent)?;
+        if at.is_trusted {
+            self.note(&response.head)?;
+        }
+        let Some(location) = redirect(&response.head)? else {
+            return self.understand(response, &at.url, question).map(Step::Answered);
+        };
+        let next = self.next(at, location)?;
+        self.drain(response, question.deadline);
+        Ok(Step::Redirected(next))
     }
 
     fn note(&self, head: &Head) -> Result<(), Fault> {
@@ -196,15 +240,12 @@ impl Resource {
     fn send(
         &self,
         at: &Hop,
-        asked: &Range<u64>,
-        pin: Option<&Pin>,
-        deadline: Deadline<'_>,
+        question: Question<'_>,
         sent: &mut Vec<(String, String)>,
     ) -> Result<Response, Fault> {
-        let mut headers = vec![(
-            "Range".to_owned(),
-            format!("bytes={}-{}", asked.start, asked.end - 1),
-        )];
+        let Question { range, pin, deadline } = question;
+        let range = format!("bytes={}-{}", range.start, range.end - 1);
+        let mut headers = vec![("Range".to_owned(), range)];
         // A server that only redirects knows nothing of the version that another has named.
         if let Some(pin) = pin
             && pin.is_from(&at.url)
@@ -257,19 +298,13 @@ impl Resource {
         Ok(Hop { url, is_trusted })
     }
 
-    fn understand(
-        &self,
-        mut response: Response,
-        url: &Url,
-        asked: &Range<u64>,
-        pin: Option<&Pin>,
-        deadline: Deadline<'_>,
-    ) -> Result<Answer, Fault> {
+    fn understand(&self, mut response: Response, url: &Url, question: Question<'_>) -> Result<Answer, Fault> {
         let head = &response.head;
+        let pin = question.pin;
         match head.status {
             206 => {
                 check_encoding(head)?;
-                let (range, total) = part_of(head, asked)?;
+                let (range, total) = part_of(head, question.range)?;
                 let here = Pin::new(head, total, url)?;
                 if let Some(pin) = pin {
                     pin.check(&here)?;
@@ -296,7 +331,7 @@ impl Resource {
             }
             .into()),
             416 if total_of_none(head)? == Some(0) => Ok(Answer::Nothing),
-            _ => Err(self.refusal(&mut response, deadline)),
+            _ => Err(self.refusal(&mut response, question.deadline)),
         }
     }
 

@@ -207,56 +207,20 @@ fn begin(
             pin,
         } => (response, nbytes, pin),
     };
-    let held_nbytes = held_nbytes.max(nbytes);
-    let ignored = || FaultKind::RangeIgnored {
-        asked: asked.clone(),
+    let start = resource.body(response, expected, held_nbytes.max(nbytes), deadline)?;
+    let start = start.ok_or(FaultKind::RangeIgnored {
+        asked,
         nbytes: expected,
-    };
-    let (start, pin) = match expected {
-        Some(nbytes) if nbytes > held_nbytes => return Err(ignored().into()),
-        Some(nbytes) => (body(resource, response, nbytes, deadline)?, pin),
-        // A body that ends with its connection may have been cut off: whether it was, its header will tell.
-        None => {
-            let start = body_to_its_end(resource, response, held_nbytes, deadline)?.ok_or_else(ignored)?;
-            let pin = pin.of(to_u64(start.len()));
-            (start, pin)
-        }
+    })?;
+    let pin = match expected {
+        Some(_) => pin,
+        None => pin.of(to_u64(start.len())),
     };
     Ok(Begun {
         pin,
         start,
         is_whole: false,
     })
-}
-
-/// The body of an answer, which has so many bytes.
-fn body(
-    resource: &Resource,
-    mut response: Response,
-    nbytes: u64,
-    deadline: Deadline<'_>,
-) -> Result<Vec<u8>, Fault> {
-    let most = to_usize(nbytes).unwrap_or(usize::MAX);
-    let bytes = response.read_some(most, &mut resource.pace(deadline))?;
-    let found = to_u64(bytes.len());
-    if found < nbytes {
-        let expected = nbytes;
-        return Err(FaultKind::Short { expected, found }.into());
-    }
-    resource.client().give_back(response);
-    Ok(bytes)
-}
-
-/// The body of an answer that does not say how many bytes it has; `None` where they are more than `most`.
-fn body_to_its_end(
-    resource: &Resource,
-    mut response: Response,
-    most: u64,
-    deadline: Deadline<'_>,
-) -> Result<Option<Vec<u8>>, Fault> {
-    let enough = to_usize(most + 1).unwrap_or(usize::MAX);
-    let bytes = response.read_some(enough, &mut resource.pace(deadline))?;
-    Ok((to_u64(bytes.len()) <= most).then_some(bytes))
 }
 
 /// The bytes of a range, as they come. What breaks off is asked for again, from where it broke off.
@@ -344,14 +308,6 @@ impl RangeReader<'_> {
 /// Nothing but the part that was asked for: a whole file is not one, unless all of it was asked for.
 fn part_of(answer: Answer, asked: &Range<u64>, pin: &Pin, is_whole: bool) -> Result<Response, Fault> {
     match answer {
-        Answer::Whole {
-            response,
-            nbytes,
-            pin: here,
-        } if is_whole && asked.start == 0 && nbytes.is_some() => {
-            pin.check(&here)?;
-            Ok(response)
-        }
         Answer::Part { response, range, .. } if range == *asked => Ok(response),
         Answer::Part { range, .. } => Err(FaultKind::OtherRange {
             asked: asked.clone(),
@@ -360,16 +316,21 @@ fn part_of(answer: Answer, asked: &Range<u64>, pin: &Pin, is_whole: bool) -> Res
         .into()),
         Answer::Nothing => Err(FaultKind::Changed { nbytes_now: Some(0) }.into()),
         Answer::Whole {
-            nbytes, pin: here, ..
+            response,
+            nbytes,
+            pin: here,
         } => {
             if nbytes.is_some() {
                 pin.check(&here)?;
             }
-            Err(FaultKind::RangeIgnored {
-                asked: asked.clone(),
-                nbytes,
+            match is_whole && asked.start == 0 && nbytes.is_some() {
+                true => Ok(response),
+                false => Err(FaultKind::RangeIgnored {
+                    asked: asked.clone(),
+                    nbytes,
+                }
+                .into()),
             }
-            .into())
         }
     }
 }

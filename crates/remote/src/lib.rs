@@ -3,7 +3,8 @@
 //! [`Location::find`] reads a URL, a [`Resource`] is a file that a [`Client`] can ask for, and a [`RemoteFile`] one
 //! version of it, whose ranges are read as they come. Requests are made by the threads that read, each of which waits
 //! for its own: bytes go from the socket to where they are wanted. Of files no more is asked than `GET` with `Range` gives,
-//! over HTTP/1.1; one connection for each thread brings more than streams that share one.
+//! over HTTP/1.1; one connection for each thread brings more than streams that share one. No thread outlives a call but
+//! those, 64 at most, in which the system still resolves a name that nobody waits for any more.
 //!
 //! Without the feature `network` there are only [`StopFlag`] and the locks, which files on a disk need too.
 

@@ -86,8 +86,8 @@ pub struct RemoteOptions {
     pub token: Token,
     /// Headers of requests, besides those that reading needs. They go to the host of the URL, and nowhere else.
     pub headers: Vec<(String, Secret)>,
-    /// Time for a connection to be made, the name of its host resolved among it, and then to be made safe. The system
-    /// resolves names, and ends a wait for that by time limits of its own.
+    /// Time for a connection to be made, to resolve the name of its host and to get through a proxy among it, and then
+    /// for it to be made safe.
     pub connect_timeout: Duration,
     /// The server has this long for an answer, and then for each [`RemoteOptions::min_rate`] times as many bytes.
     pub stall_timeout: Duration,
@@ -97,7 +97,7 @@ pub struct RemoteOptions {
     pub min_rate: u64,
     /// How often a request is tried again that failed for a reason that may pass.
     pub retries: u32,
-    /// Certificates in PEM to trust instead of the system's.
+    /// Certificates in PEM to trust instead of the system's, for servers and for proxies of `https:`.
     pub ca_file: Option<PathBuf>,
     /// Follow redirects to other hosts and ports outside of the public internet too.
     pub allow_private_redirects: bool,

@@ -71,7 +71,13 @@ pub(crate) fn resolve(
             aside(move || Ok(name.to_socket_addrs()?.collect::<Vec<_>>()), deadline)?
         }
     };
-    let found = found.map_err(|source| unreachable(host, port, source))?;
+    let found = found.map_err(|fault| {
+        let source = match fault.kind() {
+            io::ErrorKind::TimedOut => io::Error::new(fault.kind(), "its name was not resolved in time"),
+            _ => fault,
+        };
+        unreachable(host, port, source)
+    })?;
     let is_let_in = |address: &&SocketAddr| scope == AddressScope::Anywhere || is_public(address.ip());
     let addresses: Vec<SocketAddr> = found.iter().filter(is_let_in).copied().collect();
     match addresses.is_empty() && !found.is_empty() {
