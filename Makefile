@@ -177,7 +177,7 @@ $(VENV_FRAMEWORKS)/.made: requirements/frameworks.txt $(VENV)/.made
 # The module lies among the Python sources, where `git clean` may take it away: built again then.
 rebuild:
 
-RUST_SOURCES := $(shell find crates/format crates/io crates/python \( -name '*.rs' -o -name Cargo.toml \) 2>/dev/null)
+RUST_SOURCES := $(shell find crates/format crates/remote crates/io crates/python \( -name '*.rs' -o -name Cargo.toml \) 2>/dev/null)
 $(VENV)/.ingot: Cargo.toml Cargo.lock pyproject.toml $(RUST_SOURCES) $(VENV)/.build $(if $(wildcard python/ingot/_native.*.so),,rebuild)
 	env -u CONDA_PREFIX PIP_QUIET=1 VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin develop --release --locked --quiet
 	@touch $@

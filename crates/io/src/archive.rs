@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ingot_format::{Entry, Header, HeaderWindow, Index, Limits, Selection, SelectionError, to_u64, to_usize};
+use ingot_remote::StopFlag;
 
 use crate::backend::{Choice, choose};
 use crate::error::{Error, Failure, InFile, unopened};
 use crate::memory::{Region, alignment};
 use crate::options::{BACKEND_VARIABLE, Backend, OpenOptions};
 use crate::source::{FileSource, LocalFile, MappedSource, Reopen, Source, read_exactly, with_room};
-use crate::stop::StopFlag;
 use crate::workers::threads_of_environment;
 
 /// An open file. Any number of threads may use it at once.

@@ -1,6 +1,6 @@
 //! A checkpoint of one file or of many, as one handle.
 
-mod folder;
+pub(crate) mod folder;
 mod locate;
 mod shards;
 
@@ -11,9 +11,8 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use ingot_format::{Dtype, Header, ShardIndex, natural_order};
+use ingot_remote::StopFlag;
 
-#[cfg(feature = "remote")]
-pub(crate) use folder::index_of;
 pub use folder::read_index;
 pub use shards::Backing;
 pub(crate) use shards::{Shards, Store};
@@ -21,7 +20,6 @@ pub(crate) use shards::{Shards, Store};
 use crate::archive::{Archive, Tensor, TensorId, nearest};
 use crate::error::Error;
 use crate::options::CheckpointOptions;
-use crate::stop::StopFlag;
 use crate::watch::{Unwatched, Watch};
 use crate::workers::in_parallel;
 use folder::Beside;

@@ -3,7 +3,7 @@
 //! [`Archive`] opens a file: its header is proven ([`ingot_format::Header`]), its tensors are views of a mapping
 //! or are read in parallel into memory of their own. What is read, and to where, is a [`Plan`].
 
-// From the ground up: `lock`, and what speaks HTTP; `options`, `digest`, `convert`, `residency`; `error`; `disk`, `watch`,
+// From the ground up: `options`, `digest`, `convert`, `residency`; `error`; `disk`, `watch`,
 // `memory`; `source`; `backend`, `workers`; `archive`; `payload`, `checkpoint`; `read`; `statistics`, `verify`; `save`;
 // `serialize`, `remote`; `edit`; `writer`. Each imports what stands below it: scripts/check-floors.
 mod archive;
@@ -14,7 +14,6 @@ mod digest;
 mod disk;
 mod edit;
 mod error;
-mod lock;
 mod memory;
 mod options;
 mod payload;
@@ -27,7 +26,6 @@ mod save;
 mod serialize;
 mod source;
 mod statistics;
-mod stop;
 mod verify;
 mod watch;
 mod workers;
@@ -43,6 +41,7 @@ pub use edit::{
 };
 pub use error::{CheckpointFault, EditError, Error, Misfit};
 pub use ingot_format::MODEL_SPEC_KEY;
+pub use ingot_remote::StopFlag;
 pub use memory::{Bytes, Dest, Dim, Footprint, Memory, Region, Strided, StridedDest, crowds, overlapping};
 pub use options::{
     BACKEND_VARIABLE, Backend, CheckpointOptions, Durability, Existing, OpenOptions, Reach, ReadOnly,
@@ -53,13 +52,8 @@ pub use read::part::{Part, Target};
 pub use read::plan::{OWN_BLOCK_NBYTES, Piece, Place, Plan, SHARED_BLOCK_NBYTES};
 pub use read::prefetch::{Fetched, Prefetch, Request};
 pub use read::read::{StridedView, fill, read, warm_tensors};
-#[cfg(all(unix, feature = "remote"))]
-pub use remote::{DownloadOptions, Downloaded, download, planned_download};
 #[cfg(feature = "remote")]
-pub use remote::{
-    Fault, REMOTE_HEADER_NBYTES, RemoteOptions, Secret, Token, fetch_beside, hash_url, hub_headers, is_url,
-    local_path, read_url, redacted, url_file_name, was_url,
-};
+pub use remote::*;
 pub use save::{Pieces, Snapshot, save};
 pub use serialize::safetensors::{
     Dtype, SafeTensorError, SafeTensors, TensorView, View, serialize, serialize_to_file, slice, tensor,
@@ -67,7 +61,6 @@ pub use serialize::safetensors::{
 pub use serialize::{bintensors, safetensors};
 pub use source::{FileSource, MemorySource, Source};
 pub use statistics::{Number, Statistics, has_statistics, statistics};
-pub use stop::StopFlag;
 pub use verify::{Compared, Definition, Mismatch, Proof, Report, hash, verify};
 pub use watch::{Unwatched, Watch};
 pub use writer::ForeignFile;

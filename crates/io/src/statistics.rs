@@ -8,11 +8,11 @@
 use std::sync::{Mutex, PoisonError};
 
 use ingot_format::{Dtype, Header, to_u64, to_usize};
+use ingot_remote::locked;
 
 use crate::archive::{Files, Tensor, TensorId};
 use crate::convert::{convert, converts};
 use crate::error::{Error, InFile};
-use crate::lock::locked;
 use crate::options::ReadOptions;
 use crate::read::input::Witness;
 use crate::read::show::{FileRun, looking, show};

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use ingot_remote::StopFlag;
+
 use crate::error::Error;
-use crate::stop::StopFlag;
 
 /// How long a thread waits before it asks the watch again. Half of the 100 ms that are promised.
 pub(crate) const POLL: Duration = Duration::from_millis(50);

@@ -8,12 +8,11 @@ use std::sync::{Mutex, OnceLock};
 use std::thread::{self, Thread};
 
 use ingot_format::{to_u64, to_usize};
+use ingot_remote::{StopFlag, locked};
 
 use crate::error::{Error, Failure};
-use crate::lock::locked;
 use crate::options::{ReadOptions, THREADS_VARIABLE};
 use crate::source::Source;
-use crate::stop::StopFlag;
 use crate::watch::{POLL, Watch};
 
 /// What [`THREADS_VARIABLE`] says.

@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ingot_format::{IndexReader, ShardIndex, to_u64};
+use ingot_remote::StopFlag;
 
 use super::shards::{Backing, Shards, Store};
 use crate::archive::{Archive, open_file};
 use crate::error::{CheckpointFault, Error, unopened};
 use crate::options::{OpenOptions, Reach};
 use crate::source::{FileSource, Reopen, Stamp, with_room};
-use crate::stop::StopFlag;
 use crate::workers::{Reading, of_directory};
 
 const LINK: &str = "it is a symbolic link, or lies behind one";

@@ -8,8 +8,8 @@ use ingot_format::{Format, Header, ShardIndex};
 
 use crate::archive::Archive;
 use crate::error::{CheckpointFault, Error};
-use crate::stop::StopFlag;
 use crate::workers::Reading;
+use ingot_remote::StopFlag;
 
 /// An index, and what it says of each shard. Where they are is for a [`Store`] to know.
 #[derive(Debug)]

@@ -4,10 +4,10 @@ use std::ops::Range;
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use ingot_format::{to_u64, to_usize};
+use ingot_remote::locked;
 
 use super::algorithm::{Algorithm, Digest, Hasher};
 use super::tree::{SUBTREE_NBYTES, Tree};
-use crate::lock::locked;
 
 /// A destination of bytes that keeps digests of them only: one for each run.
 ///

@@ -104,7 +104,7 @@ impl Origins {
     #[cfg(feature = "remote")]
     pub fn open_url(
         url: &str,
-        options: &crate::RemoteOptions,
+        options: &ingot_remote::RemoteOptions,
         watch: &dyn crate::Watch,
     ) -> Result<Origins, Error> {
         Origins::of(

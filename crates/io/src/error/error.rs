@@ -370,13 +370,12 @@ impl Error {
 }
 
 /// The name of a failure that came over a network.
-#[cfg(feature = "remote")]
 fn code_of(source: &io::Error) -> Option<&'static str> {
-    crate::remote::Fault::of(source).map(crate::remote::Fault::code)
-}
-
-#[cfg(not(feature = "remote"))]
-fn code_of(_source: &io::Error) -> Option<&'static str> {
+    #[cfg(feature = "remote")]
+    if let Some(fault) = ingot_remote::Fault::of(source) {
+        return Some(fault.code());
+    }
+    let _ = source;
     None
 }
 

@@ -3,9 +3,9 @@
 use std::io;
 
 use ingot_format::{Excerpt, to_u64, to_usize};
+use ingot_remote::StopFlag;
 
 use super::payload::{Gather, Payload};
-use crate::stop::StopFlag;
 
 /// Bytes that are read for one that is taken, at most, where elements lie apart: one read of a few pages takes less time
 /// than a read for each of them.

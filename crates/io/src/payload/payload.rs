@@ -4,13 +4,13 @@ use std::fmt::Debug;
 use std::io;
 
 use ingot_format::{FormatError, Header, to_u64, to_usize};
+use ingot_remote::StopFlag;
 
 use super::file::FileRange;
 use crate::archive::Archive;
 use crate::error::Error;
 use crate::memory::{Bytes, Strided};
 use crate::source::read_exactly;
-use crate::stop::StopFlag;
 use crate::watch::{Asked, Watch};
 use crate::workers::watched;
 

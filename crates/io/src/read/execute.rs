@@ -4,6 +4,7 @@
 //! made one task. Threads share the tasks.
 
 use ingot_format::{Selection, to_u64, to_usize};
+use ingot_remote::StopFlag;
 
 use super::gather::{self, Chunk, Destination, Stages};
 use super::input::Witness;
@@ -13,7 +14,6 @@ use crate::error::InFile;
 use crate::memory::HUGE_PAGE_NBYTES;
 use crate::options::ReadOptions;
 use crate::source::Source;
-use crate::stop::StopFlag;
 use crate::watch::Watch;
 use crate::workers::{Reading, each, share};
 

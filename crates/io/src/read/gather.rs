@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use ingot_format::{Dtype, to_u64, to_usize};
+use ingot_remote::StopFlag;
 
 use super::input::{BATCH, Input, VECTOR, Witness, level, step_end};
 use super::plan::widths;
@@ -17,7 +18,6 @@ use crate::convert::convert;
 use crate::error::Failure;
 use crate::memory::{Dest, StridedDest};
 use crate::source::{Source, Stream};
-use crate::stop::StopFlag;
 
 /// Bytes that wait between the file and the conversion or the scattering, in the wider of the two dtypes. Few, so that they
 /// never leave the cache.

@@ -5,10 +5,10 @@ use std::mem;
 use std::ops::Range;
 
 use ingot_format::{to_u64, to_usize};
+use ingot_remote::StopFlag;
 
 use crate::error::Failure;
 use crate::source::{Source, Stream, read_exactly};
-use crate::stop::StopFlag;
 
 /// The page of the machines on which the distance of addresses was seen to matter.
 pub(crate) const PAGE_NBYTES: usize = 4096;

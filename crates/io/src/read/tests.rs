@@ -8,7 +8,6 @@ use std::sync::Mutex;
 use crate::archive::Archive;
 use crate::convert::convert;
 use crate::error::Failure;
-use crate::lock::locked;
 use crate::memory::StridedDest;
 use crate::options::{Backend, OpenOptions, ReadOptions};
 use crate::read::input::Witness;
@@ -16,9 +15,9 @@ use crate::read::part::{Part, Target};
 use crate::read::read::{fill, read};
 use crate::read::show::{FileRun, looking, show};
 use crate::source::{MemorySource, Source};
-use crate::stop::StopFlag;
 use crate::watch::Unwatched;
 use ingot_format::{Dtype, Format, Index, Limits, Spec, layout, nbytes, to_u64, to_usize};
+use ingot_remote::{StopFlag, locked};
 use proptest::prelude::*;
 use proptest::sample::Index as Pick;
 

@@ -2,16 +2,16 @@
 
 use std::path::PathBuf;
 
-use super::fetch::Resource;
-use super::options::RemoteOptions;
-use super::secrets::redacted;
+use ingot_remote::{RemoteFile, RemoteOptions, Resource, START_NBYTES, StopFlag, redacted};
+
 use super::session::{UrlFile, header_limits, url_file};
-use super::source::{RemoteSource, START_NBYTES};
+use super::source;
 use crate::archive::{check_unchanged, open_source};
 use crate::error::Error;
 use crate::source::Source;
-use crate::stop::StopFlag;
-use crate::verify::{Definition, hash, of_source, read_in_order};
+use crate::verify::definition::of_source;
+use crate::verify::in_order::read_in_order;
+use crate::verify::{Definition, hash};
 use crate::watch::Watch;
 
 /// The hash of the file behind `url`, as [`hash`] gives it. Parts of it are fetched at once and kept no longer than until
@@ -31,15 +31,15 @@ pub fn hash_url(
         Definition::File(_) | Definition::AutoV1 | Definition::AutoV2
     );
     let begin = |resource: Resource, stop: StopFlag<'_>| match asks_for_tensors {
-        true => RemoteSource::open(resource, START_NBYTES, &limits, stop),
-        false => RemoteSource::begin(resource, START_NBYTES, stop),
+        true => source::open(resource, START_NBYTES, &limits, stop),
+        false => RemoteFile::begin(resource, START_NBYTES, stop),
     };
-    let source = match url_file(url, options, &begin, watch)? {
+    let file = match url_file(url, options, &begin, watch)? {
         UrlFile::Cached(path) => return hash(&path, definition, watch),
-        UrlFile::Remote(source, _) => source,
+        UrlFile::Remote(file, _) => file,
     };
     let shown = PathBuf::from(redacted(url));
-    of_source(&*source, &shown, definition, &limits, watch)
+    of_source(&*file, &shown, definition, &limits, watch)
 }
 
 /// Gives `take` all bytes of the file behind `url`, whatever it holds, in their order. They are fetched by several
@@ -53,7 +53,7 @@ pub fn read_url(
     take: &mut (dyn FnMut(&[u8]) + Send),
     watch: &dyn Watch,
 ) -> Result<(), Error> {
-    let begin = |resource: Resource, stop: StopFlag<'_>| RemoteSource::begin(resource, START_NBYTES, stop);
+    let begin = |resource: Resource, stop: StopFlag<'_>| RemoteFile::begin(resource, START_NBYTES, stop);
     let (source, path): (Box<dyn Source>, PathBuf) = match url_file(url, options, &begin, watch)? {
         UrlFile::Cached(path) => (Box::new(open_source(&path)?), path),
         UrlFile::Remote(source, _) => (source, PathBuf::from(redacted(url))),

@@ -13,13 +13,9 @@ mod wanted;
 use std::path::{Path, PathBuf};
 
 use ingot_format::Escaped;
+use ingot_remote::{Fault, INDEX_FILE, RemoteOptions, is_repository, redacted, url_file_name};
 
-use super::document::{hub_file, url_file_name};
-use super::fault::{Fault, FaultKind};
-use super::hub::INDEX_FILE;
-use super::options::RemoteOptions;
-use super::secrets::redacted;
-use super::session::{UrlFile, refused, variable};
+use super::session::{UrlFile, refused};
 use crate::archive::open_source;
 use crate::digest::{Algorithm, Digest};
 use crate::error::Error;
@@ -114,8 +110,7 @@ fn reach(
     let shown = redacted(url);
     let name = url_file_name(url);
     let target = named(path, &name).map_err(|fault| refused(&shown, fault))?;
-    let hub = hub_file(url, &variable).and_then(Result::ok);
-    let is_repository = hub.is_some_and(|file| file.is_folder());
+    let is_repository = is_repository(url);
     // Before anybody is asked for anything.
     if is_index(&name) {
         check_many(path, how).map_err(|fault| refused(&shown, fault))?;
@@ -159,7 +154,7 @@ fn check_many(path: &Path, how: &DownloadOptions) -> Result<(), Fault> {
             Escaped(&path.to_string_lossy())
         ),
     };
-    Err(FaultKind::Option(why).into())
+    Err(Fault::option(why))
 }
 
 /// Whether `path` stands for a directory.
@@ -181,7 +176,7 @@ fn named(path: &Path, name: &str) -> Result<PathBuf, Fault> {
         true => Ok(path.join(name)),
         false => {
             let why = "the URL gives no name for a file, and the destination is a directory";
-            Err(FaultKind::Address(why.to_owned()).into())
+            Err(Fault::address(why))
         }
     }
 }

@@ -1,52 +1,19 @@
-//! Files behind URLs: HTTP, the Hugging Face Hub, S3 and what speaks like it, Google Cloud Storage, Azure.
-//!
-//! A remote file is one more [`Source`](crate::Source). Its requests are made by the threads that read, each of which
-//! waits for its own: bytes go from the socket to where they are wanted, nothing runs in between, and nothing is left
-//! running when a call is over, so that a process may fork at any time. Of files no more is asked than `GET` with `Range`
-//! gives, over HTTP/1.1; one connection for each thread brings more than streams that share one.
+//! The door to files behind URLs, which `ingot-remote` asks for: each is one more [`Source`](crate::Source), of which
+//! checkpoints are opened, digests taken, documents read and copies made.
 
-mod access;
-mod asker;
-mod azure;
-mod bucket;
-mod client;
-mod connection;
-mod dial;
 mod digest;
-mod document;
+mod documents;
 #[cfg(unix)]
 mod download;
-mod fault;
-mod fetch;
-mod gcs;
-mod google;
-mod headers;
-mod hub;
-mod issued;
-mod issuer;
-mod location;
-mod message;
-mod network;
-mod options;
-mod pace;
-mod pin;
-mod proxy;
-mod retry;
-mod s3;
-mod secrets;
 mod session;
 mod source;
-mod trust;
-mod url;
 
 pub use self::digest::{hash_url, read_url};
-pub use self::document::{fetch_beside, url_file_name};
+pub use self::documents::{fetch_beside, hub_headers};
 #[cfg(unix)]
 pub use self::download::{DownloadOptions, Downloaded, download, planned_download};
-pub use self::fault::Fault;
-pub use self::headers::hub_headers;
-pub use self::location::{is_url, local_path, was_url};
-pub use self::options::{RemoteOptions, Secret, Token};
-pub use self::secrets::redacted;
 pub use self::session::REMOTE_HEADER_NBYTES;
 pub(crate) use self::session::header_limits;
+pub use ingot_remote::{
+    Fault, RemoteOptions, Secret, Token, is_url, local_path, redacted, url_file_name, was_url,
+};

@@ -4,21 +4,17 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ingot_format::{Foreign, FormatError, Header, Limits, ShardIndex, to_u64};
+use ingot_remote::{
+    Client, Fault, INDEX_FILE, Location, MODEL_FILE, READS_AT_ONCE, Remote, RemoteFile, RemoteOptions,
+    Resource, START_NBYTES, StopFlag, local_path, redacted,
+};
 
-use super::client::Client;
-use super::fault::Fault;
-use super::fetch::Resource;
-use super::hub::{INDEX_FILE, MODEL_FILE};
-use super::location::{Location, Remote, local_path};
-use super::options::RemoteOptions;
-use super::secrets::redacted;
-use super::source::{READS_AT_ONCE, RemoteSource, START_NBYTES};
+use super::source;
 use crate::archive::Archive;
-use crate::checkpoint::{Backing, Checkpoint, Shards, Store, index_of, read_index};
+use crate::checkpoint::folder::index_of;
+use crate::checkpoint::{Backing, Checkpoint, Shards, Store, read_index};
 use crate::error::{CheckpointFault, Error, Failure};
 use crate::options::{Backend, CheckpointOptions, OpenOptions, Reach};
-use crate::source::Source as _;
-use crate::stop::StopFlag;
 use crate::watch::Watch;
 use crate::workers::{Reading, share, watched};
 
@@ -57,11 +53,6 @@ const CACHED: &str = "the Hub's local cache has this version";
 /// Why a file is read as a remote one is.
 const REMOTE: &str = "a URL";
 
-/// What an environment variable holds.
-pub(super) fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok()
-}
-
 impl Checkpoint {
     /// Opens what is behind a URL: a file of tensors, or the shards of an index, which lie beside it. No tensor is read.
     /// `http://`, `https://`, `hf://`, `s3://`, `gs://`, `az://` and `file://` are known, and pages of the Hub. A repository of the
@@ -99,14 +90,14 @@ impl Checkpoint {
 pub(super) enum UrlFile {
     Cached(PathBuf),
     /// With what it is asked with.
-    Remote(Box<RemoteSource>, &'static str),
+    Remote(Box<RemoteFile>, &'static str),
 }
 
 /// Asks for the start of the file behind `url`, as `begin` does that, or finds it on this machine.
 pub(super) fn url_file(
     url: &str,
     options: &RemoteOptions,
-    begin: &(dyn Fn(Resource, StopFlag<'_>) -> Result<RemoteSource, Fault> + Sync),
+    begin: &(dyn Fn(Resource, StopFlag<'_>) -> Result<RemoteFile, Fault> + Sync),
     watch: &dyn Watch,
 ) -> Result<UrlFile, Error> {
     in_session(url, options, &header_limits(), watch, |session| {
@@ -125,10 +116,8 @@ pub(super) fn in_session<T: Send>(
     // A bucket of S3 lies in one region, and who asks in another is told in which.
     let open_in_region = |stop: StopFlag<'_>| match open(&Session::new(options, limits, stop)) {
         Err(error) if options.region.is_none() && region_of(&error).is_some() => {
-            let options = RemoteOptions {
-                region: region_of(&error).map(ToOwned::to_owned),
-                ..options.clone()
-            };
+            let mut options = options.clone();
+            options.region = region_of(&error).map(ToOwned::to_owned);
             open(&Session::new(&options, limits, stop))
         }
         opened => opened,
@@ -155,7 +144,7 @@ pub(crate) struct Session<'f> {
 impl<'f> Session<'f> {
     fn new(options: &RemoteOptions, limits: &Limits, stop: StopFlag<'f>) -> Session<'f> {
         Session {
-            client: Arc::new(Client::new(options.clone(), &variable)),
+            client: Arc::new(Client::new(options.clone())),
             limits: *limits,
             stop,
         }
@@ -171,11 +160,9 @@ impl<'f> Session<'f> {
     fn open(&self, url: &str) -> Result<Checkpoint, Error> {
         match self.locate(url)? {
             Location::Cached(path, remote) => self.cached(&path, remote.map(|remote| *remote)),
-            Location::Remote(remote) if remote.hub.as_ref().is_some_and(|file| file.is_folder()) => {
-                self.model_of(&remote)
-            }
+            Location::Remote(remote) if remote.is_folder() => self.model_of(&remote),
             Location::Remote(remote) if remote.is_index() => {
-                let source = RemoteSource::begin(self.resource(&remote), INDEX_START_NBYTES, self.stop);
+                let source = RemoteFile::begin(self.resource(&remote), INDEX_START_NBYTES, self.stop);
                 let source = source.map_err(|fault| refused(&remote.shown, fault))?;
                 self.index(*remote, source)
             }
@@ -188,7 +175,7 @@ impl<'f> Session<'f> {
     }
 
     pub(super) fn locate(&self, url: &str) -> Result<Location, Error> {
-        let location = Location::find(url, &self.client.options, &variable, self.stop);
+        let location = Location::find(url, self.client.options(), self.stop);
         location.map_err(|fault| refused(&redacted(url), fault))
     }
 
@@ -196,18 +183,16 @@ impl<'f> Session<'f> {
     fn url_file(
         &self,
         url: &str,
-        begin: &(dyn Fn(Resource, StopFlag<'_>) -> Result<RemoteSource, Fault> + Sync),
+        begin: &(dyn Fn(Resource, StopFlag<'_>) -> Result<RemoteFile, Fault> + Sync),
     ) -> Result<UrlFile, Error> {
         let remote = match self.locate(url)? {
             Location::Cached(path, _) => return Ok(UrlFile::Cached(path)),
-            Location::Remote(remote) if remote.hub.as_ref().is_some_and(|file| file.is_folder()) => {
-                self.beside(&remote, MODEL_FILE)?
-            }
+            Location::Remote(remote) if remote.is_folder() => self.beside(&remote, MODEL_FILE)?,
             Location::Remote(remote) => *remote,
         };
         let source =
             begin(self.resource(&remote), self.stop).map_err(|fault| refused(&remote.shown, fault))?;
-        let cached = cached_at(&remote, source.commit().as_deref());
+        let cached = remote.cached_at(source.commit().as_deref());
         Ok(cached.map_or_else(
             || UrlFile::Remote(Box::new(source), remote.backend),
             UrlFile::Cached,
@@ -216,33 +201,30 @@ impl<'f> Session<'f> {
 
     /// The file `name` beside this one.
     pub(super) fn beside(&self, remote: &Remote, name: &str) -> Result<Remote, Error> {
-        let beside = remote.beside(name, &self.client.options, &variable);
+        let beside = remote.beside(name, self.client.options());
         beside.map_err(|fault| refused(&remote.shown, fault))
     }
 
     /// A file of tensors.
-    fn source(&self, remote: &Remote, start_nbytes: u64) -> Result<RemoteSource, Fault> {
-        RemoteSource::open(self.resource(remote), start_nbytes, &self.limits, self.stop)
+    fn source(&self, remote: &Remote, start_nbytes: u64) -> Result<RemoteFile, Fault> {
+        source::open(self.resource(remote), start_nbytes, &self.limits, self.stop)
     }
 
     pub(super) fn resource(&self, remote: &Remote) -> Resource {
-        let (home, access) = (remote.home.clone(), Arc::clone(&remote.access));
-        Resource::new(Arc::clone(&self.client), home, access, remote.is_shown())
+        Resource::new(&self.client, remote)
     }
 
     /// The model of a folder of the Hub. Both files that it can be are asked for at once: nobody knows which it is, and
     /// one after the other would take twice as long.
     fn model_of(&self, folder: &Remote) -> Result<Checkpoint, Error> {
-        let model = Remote {
-            shown: folder.shown.clone(),
-            ..self.beside(folder, MODEL_FILE)?
-        };
+        let mut model = self.beside(folder, MODEL_FILE)?;
+        model.shown.clone_from(&folder.shown);
         let index = self.beside(folder, INDEX_FILE)?;
         let found = [Mutex::new(None), Mutex::new(None)];
         let ask = |number: usize, stop: StopFlag<'_>| {
             let opened = match number {
                 0 => self.heeding(stop).source(&model, START_NBYTES),
-                _ => RemoteSource::begin(self.resource(&index), INDEX_START_NBYTES, stop),
+                _ => RemoteFile::begin(self.resource(&index), INDEX_START_NBYTES, stop),
             };
             let is_model = number == 0 && opened.is_ok();
             *found[number].lock().unwrap_or_else(PoisonError::into_inner) = Some(opened);
@@ -271,9 +253,9 @@ impl<'f> Session<'f> {
     }
 
     /// Whatever `source` turns out to be.
-    fn content(&self, remote: Remote, source: RemoteSource) -> Result<Checkpoint, Error> {
+    fn content(&self, remote: Remote, source: RemoteFile) -> Result<Checkpoint, Error> {
         let commit = source.commit();
-        if let Some(path) = cached_at(&remote, commit.as_deref()) {
+        if let Some(path) = remote.cached_at(commit.as_deref()) {
             return self.cached(&path, Some(remote.at(commit)));
         }
         match self.header(&remote, &source) {
@@ -284,7 +266,7 @@ impl<'f> Session<'f> {
 
     /// A shard. What came with its header is not kept: there may be many.
     fn shard(&self, remote: Remote, start_nbytes: u64) -> Result<Archive, Error> {
-        if let Some(path) = remote.hub.as_ref().and_then(|file| file.cached(&variable)) {
+        if let Some(path) = remote.cached() {
             return self.cached_file(&path);
         }
         let source = self.source(&remote, start_nbytes);
@@ -300,17 +282,17 @@ impl<'f> Session<'f> {
         self.client.close_idle(READS_AT_ONCE);
     }
 
-    fn header(&self, remote: &Remote, source: &RemoteSource) -> Result<Header, Error> {
-        source.header(&self.limits).map_err(|fault| Error::Header {
+    fn header(&self, remote: &Remote, source: &RemoteFile) -> Result<Header, Error> {
+        source::header(source, &self.limits).map_err(|fault| Error::Header {
             path: Some(remote.shown.clone().into()),
             fault,
         })
     }
 
     /// The shards of the index that `source` is.
-    fn index(&self, remote: Remote, source: RemoteSource) -> Result<Checkpoint, Error> {
+    fn index(&self, remote: Remote, source: RemoteFile) -> Result<Checkpoint, Error> {
         let commit = source.commit();
-        let cached = cached_at(&remote, commit.as_deref());
+        let cached = remote.cached_at(commit.as_deref());
         let remote = remote.at(commit);
         if let Some(path) = cached {
             return self.cached(&path, Some(remote));
@@ -411,12 +393,7 @@ pub(super) fn for_urls(index: ShardIndex, path: &Path) -> Result<ShardIndex, Err
     }
 }
 
-/// The file in the Hub's cache, as of the commit that a server gave it as.
-pub(super) fn cached_at(remote: &Remote, commit: Option<&str>) -> Option<PathBuf> {
-    remote.hub.as_ref()?.cached_at(commit?, &variable)
-}
-
-fn archive(remote: Remote, header: Header, source: RemoteSource) -> Archive {
+fn archive(remote: Remote, header: Header, source: RemoteFile) -> Archive {
     let path = PathBuf::from(remote.shown);
     Archive::elsewhere(Some(path), header, Box::new(source), remote.backend, REMOTE)
 }

@@ -1,262 +1,21 @@
-//! A remote file as a source of bytes.
+//! A remote file as a [`Source`], and as a file of tensors.
 
 use std::io::{self, Read};
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ingot_format::{FormatError, Header, Limits, to_u64, to_usize};
+use ingot_remote::{Fault, GAP_NBYTES, READS_AT_ONCE, RemoteFile, Resource, StopFlag};
 
-use super::client::Response;
-use super::fault::{Fault, FaultKind};
-use super::fetch::{Answer, Resource};
-use super::pace::{Deadline, Pace};
-use super::pin::Pin;
-use super::retry::Tries;
-#[cfg(unix)]
-use crate::digest::{Algorithm, Digest};
 use crate::source::Source;
-use crate::stop::StopFlag;
 
-/// Bytes that the first request asks for. The headers of files of about 1,300 tensors fit, which is nearly every shard
-/// of a model, so that nothing more need be asked. A new connection takes four round trips to bring as many, and every
-/// doubling would cost one more, which is what asking for the rest costs where there is one.
-pub(crate) const START_NBYTES: u64 = 128 << 10;
-
-/// The same where many files are asked for, and only for their size and version.
-#[cfg(unix)]
-const SHORT_START_NBYTES: u64 = 4 << 10;
-
-/// A server that gives no parts may give a whole file of up to this size: no more than one part would have. Where more
-/// than this is asked for, it may give as much.
-const WHOLE_NBYTES: u64 = 8 << 20;
-
-/// Bytes between two runs that are read and thrown away, rather than asking a second time: what a connection brings
-/// while a request of some 10 ms is on its way.
-const GAP_NBYTES: u64 = 128 << 10;
-
-/// As many connections as browsers and the clients of object stores keep to one host, give or take.
-pub(crate) const READS_AT_ONCE: usize = 16;
-
-/// A file behind a URL, of one version.
-#[derive(Debug)]
-pub(crate) struct RemoteSource {
-    resource: Resource,
-    pin: Pin,
-    /// The first bytes, which came with the size.
-    start: Vec<u8>,
-    /// Whether the server gives no parts, and the file is too large to be kept in `start`.
-    is_whole: bool,
-    /// What was found when the file turned out to be another: its size, where that is known.
-    changed: Mutex<Option<Option<u64>>>,
-}
-
-impl RemoteSource {
-    /// Asks for the start of a file.
-    pub(crate) fn begin(
-        resource: Resource,
-        start_nbytes: u64,
-        stop: StopFlag<'_>,
-    ) -> Result<RemoteSource, Fault> {
-        RemoteSource::begun(resource, start_nbytes, WHOLE_NBYTES, WHOLE_NBYTES, stop)
-    }
-
-    /// The same, also of a server that gives no parts.
-    #[cfg(unix)]
-    pub(crate) fn of_whole(resource: Resource, stop: StopFlag<'_>) -> Result<RemoteSource, Fault> {
-        RemoteSource::begun(resource, START_NBYTES, WHOLE_NBYTES, u64::MAX, stop)
-    }
-
-    /// The same, of one file of many, so that little of each is kept.
-    #[cfg(unix)]
-    pub(crate) fn of_many(resource: Resource, stop: StopFlag<'_>) -> Result<RemoteSource, Fault> {
-        RemoteSource::begun(resource, SHORT_START_NBYTES, SHORT_START_NBYTES, u64::MAX, stop)
-    }
-
-    /// Of a server that gives no parts, files of up to `whole_nbytes` are taken, and those of up to `held_nbytes` at once.
-    fn begun(
-        resource: Resource,
-        start_nbytes: u64,
-        held_nbytes: u64,
-        whole_nbytes: u64,
-        stop: StopFlag<'_>,
-    ) -> Result<RemoteSource, Fault> {
-        let mut tries = Tries::new(&resource.client().options, stop);
-        let Begun { pin, start, is_whole } = loop {
-            match begin(&resource, start_nbytes, held_nbytes, whole_nbytes, tries.deadline) {
-                Ok(begun) => break begun,
-                Err(fault) => tries.after(fault)?,
-            }
-        };
-        Ok(RemoteSource {
-            resource,
-            pin,
-            start,
-            is_whole,
-            changed: Mutex::new(None),
-        })
-    }
-
-    /// Asks for the start of a file of tensors, and for the rest of its header where that is longer.
-    pub(crate) fn open(
-        resource: Resource,
-        start_nbytes: u64,
-        limits: &Limits,
-        stop: StopFlag<'_>,
-    ) -> Result<RemoteSource, Fault> {
-        let mut source = RemoteSource::begin(resource, start_nbytes, stop)?;
-        // What is wrong with it is said when the header is read. Nothing is asked for that a header may not have.
-        if let Ok(head_nbytes) = Header::head_nbytes(&source.start, source.pin.nbytes, limits)
-            && head_nbytes > to_u64(source.start.len())
-        {
-            let rest = source.reader(to_u64(source.start.len())..head_nbytes, stop);
-            let rest = rest.all()?;
-            source.start.extend_from_slice(&rest);
-        }
-        Ok(source)
-    }
-
-    /// The commit of the Hub that the file is of.
-    pub(crate) fn commit(&self) -> Option<String> {
-        self.resource.linked().commit
-    }
-
-    /// The SHA-256 that the Hub says the file has.
-    #[cfg(unix)]
-    pub(crate) fn sha256(&self) -> Option<Digest> {
-        let etag = self.resource.linked().etag?;
-        Digest::from_hex(Algorithm::Sha256, etag.trim_matches('"'))
-    }
-
-    /// What no other file, and no other version of this one, is called; `None` where nothing tells versions apart.
-    #[cfg(unix)]
-    pub(crate) fn version(&self) -> Option<String> {
-        Some(format!(
-            "{}\n{}",
-            self.resource.home().unsigned(),
-            self.pin.version()?
-        ))
-    }
-
-    /// Whether it is given whole or not at all.
-    #[cfg(unix)]
-    pub(crate) fn is_whole(&self) -> bool {
-        self.is_whole
-    }
-
-    /// All of its bytes, as they come.
-    pub(crate) fn all<'s>(&'s self, stop: StopFlag<'s>) -> impl Read {
-        self.reader(0..self.pin.nbytes, stop)
-    }
-
-    /// The bytes of a range that lies in the file.
-    fn reader<'s>(&'s self, range: Range<u64>, stop: StopFlag<'s>) -> RangeReader<'s> {
-        RangeReader {
-            source: self,
-            range,
-            stop,
-            open: None,
-            tries: None,
-        }
-    }
-
-    /// The header of a file of tensors, which [`RemoteSource::open`] has asked for.
-    pub(crate) fn header(&self, limits: &Limits) -> Result<Header, FormatError> {
-        Header::parse(&self.start, self.pin.nbytes, limits)
-    }
-
-    /// Lets go of the bytes that came with the size, unless they are the whole file.
-    pub(crate) fn let_go(&mut self) {
-        if to_u64(self.start.len()) < self.pin.nbytes {
-            self.start = Vec::new();
-        }
-    }
-
-    fn changed(&self) -> MutexGuard<'_, Option<Option<u64>>> {
-        self.changed.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// What the first answer says.
-#[derive(Default)]
-struct Begun {
-    /// The version, with the size.
-    pin: Pin,
-    start: Vec<u8>,
-    is_whole: bool,
-}
-
-/// Asks for the first bytes.
-fn begin(
-    resource: &Resource,
-    nbytes: u64,
-    held_nbytes: u64,
-    whole_nbytes: u64,
-    deadline: Deadline<'_>,
-) -> Result<Begun, Fault> {
-    let asked = 0..nbytes;
-    let (mut response, expected, pin) = match resource.ask(&asked, None, deadline)? {
-        Answer::Nothing => return Ok(Begun::default()),
-        // Its body is asked for when it is wanted.
-        Answer::Whole {
-            nbytes: Some(nbytes),
-            pin,
-            ..
-        } if nbytes > held_nbytes && nbytes <= whole_nbytes => {
-            return Ok(Begun {
-                pin,
-                start: Vec::new(),
-                is_whole: true,
-            });
-        }
-        Answer::Part { response, range, pin } => (response, Some(range.end), pin),
-        Answer::Whole {
-            response,
-            nbytes,
-            pin,
-        } => (response, nbytes, pin),
-    };
-    let ignored = |nbytes| FaultKind::RangeIgnored {
-        asked: asked.clone(),
-        nbytes,
-    };
-    let held_nbytes = held_nbytes.max(nbytes);
-    let most = match expected {
-        Some(nbytes) if nbytes > held_nbytes => return Err(ignored(Some(nbytes)).into()),
-        Some(nbytes) => nbytes,
-        None => held_nbytes + 1,
-    };
-    let most = to_usize(most).unwrap_or(usize::MAX);
-    let start = response.read_some(most, &mut resource.pace(deadline))?;
-    let found = to_u64(start.len());
-    match expected {
-        Some(expected) if found < expected => return Err(FaultKind::Short { expected, found }.into()),
-        None if found > held_nbytes => return Err(ignored(None).into()),
-        // A body that ends with its connection may have been cut off: whether it was, its header will tell.
-        None => {
-            let pin = pin.of(found);
-            return Ok(Begun {
-                pin,
-                start,
-                is_whole: false,
-            });
-        }
-        Some(_) => {}
-    }
-    resource.client().give_back(response);
-    Ok(Begun {
-        pin,
-        start,
-        is_whole: false,
-    })
-}
-
-impl Source for RemoteSource {
+impl Source for RemoteFile {
     fn nbytes(&self) -> u64 {
-        self.pin.nbytes
+        self.nbytes()
     }
 
     fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
-        let end = self.pin.nbytes.min(position.saturating_add(to_u64(dest.len())));
+        let nbytes = self.nbytes();
+        let end = nbytes.min(position.saturating_add(to_u64(dest.len())));
         let count = to_usize(end.saturating_sub(position)).unwrap_or(0);
         let mut reader = self.reader(position..end, StopFlag::never());
         reader.read_exact(&mut dest[..count])?;
@@ -280,141 +39,26 @@ impl Source for RemoteSource {
     }
 
     fn nbytes_now(&self) -> io::Result<Option<u64>> {
-        Ok(match *self.changed() {
-            None => Some(self.pin.nbytes),
-            Some(now) => now.filter(|&now| now != self.pin.nbytes),
-        })
+        Ok(RemoteFile::nbytes_now(self))
     }
 }
 
-/// The bytes of a range, as they come. What breaks off is asked for again, from where it broke off.
-#[derive(Debug)]
-struct RangeReader<'s> {
-    source: &'s RemoteSource,
-    /// What is still to come.
-    range: Range<u64>,
-    stop: StopFlag<'s>,
-    open: Option<(Response, Pace<'s>)>,
-    /// From the first request on.
-    tries: Option<Tries<'s>>,
+/// Asks for the start of a file of tensors, and for the rest of its header where that is longer.
+pub(super) fn open(
+    resource: Resource,
+    start_nbytes: u64,
+    limits: &Limits,
+    stop: StopFlag<'_>,
+) -> Result<RemoteFile, Fault> {
+    let mut file = RemoteFile::begin(resource, start_nbytes, stop)?;
+    // What is wrong with it is said when the header is read. Nothing is asked for that a header may not have.
+    if let Ok(head_nbytes) = Header::head_nbytes(file.start(), file.nbytes(), limits) {
+        file.extend_start(head_nbytes, stop)?;
+    }
+    Ok(file)
 }
 
-impl RangeReader<'_> {
-    /// All of its bytes.
-    fn all(mut self) -> Result<Vec<u8>, Fault> {
-        let mut bytes = vec![0; to_usize(self.range.end - self.range.start).unwrap_or(usize::MAX)];
-        let mut at = 0;
-        while at < bytes.len() {
-            match self.next(&mut bytes[at..])? {
-                0 => break,
-                count => at += count,
-            }
-        }
-        Ok(bytes)
-    }
-
-    fn next(&mut self, dest: &mut [u8]) -> Result<usize, Fault> {
-        loop {
-            let left = self.range.end - self.range.start;
-            if left == 0 || dest.is_empty() {
-                return Ok(0);
-            }
-            let most = to_usize(left).unwrap_or(usize::MAX).min(dest.len());
-            match self.attempt(&mut dest[..most]) {
-                Ok(count) => {
-                    self.range.start += to_u64(count);
-                    if self.range.is_empty()
-                        && let Some((response, _)) = self.open.take()
-                    {
-                        self.source.resource.client().give_back(response);
-                    }
-                    return Ok(count);
-                }
-                Err(fault) => {
-                    self.open = None;
-                    if let FaultKind::Changed { nbytes_now } = fault.kind() {
-                        self.source.changed().get_or_insert(*nbytes_now);
-                    }
-                    match &mut self.tries {
-                        Some(tries) => tries.after(fault)?,
-                        None => return Err(fault),
-                    }
-                }
-            }
-        }
-    }
-
-    /// Reads once; asks for what is left, where nothing is on its way.
-    fn attempt(&mut self, dest: &mut [u8]) -> Result<usize, Fault> {
-        let resource = &self.source.resource;
-        let tries = self
-            .tries
-            .get_or_insert_with(|| Tries::new(&resource.client().options, self.stop));
-        let (response, pace) = match &mut self.open {
-            Some(open) => open,
-            none => {
-                let answer = resource.ask(&self.range, Some(&self.source.pin), tries.deadline)?;
-                let response = part_of(answer, &self.range, &self.source.pin, self.source.is_whole)?;
-                none.insert((response, resource.pace(tries.deadline)))
-            }
-        };
-        match response.read(dest, pace)? {
-            0 => Err(FaultKind::Short {
-                expected: self.range.end - self.range.start,
-                found: 0,
-            }
-            .into()),
-            count => Ok(count),
-        }
-    }
-}
-
-/// Nothing but the part that was asked for: a whole file is not one, unless all of it was asked for.
-fn part_of(answer: Answer, asked: &Range<u64>, pin: &Pin, is_whole: bool) -> Result<Response, Fault> {
-    match answer {
-        Answer::Whole {
-            response,
-            nbytes,
-            pin: here,
-        } if is_whole && asked.start == 0 && nbytes.is_some() => {
-            pin.check(&here)?;
-            Ok(response)
-        }
-        Answer::Part { response, range, .. } if range == *asked => Ok(response),
-        Answer::Part { range, .. } => Err(FaultKind::OtherRange {
-            asked: asked.clone(),
-            got: format!("bytes {}..{}", range.start, range.end),
-        }
-        .into()),
-        Answer::Nothing => Err(FaultKind::Changed { nbytes_now: Some(0) }.into()),
-        Answer::Whole {
-            nbytes, pin: here, ..
-        } => {
-            if nbytes.is_some() {
-                pin.check(&here)?;
-            }
-            Err(FaultKind::RangeIgnored {
-                asked: asked.clone(),
-                nbytes,
-            }
-            .into())
-        }
-    }
-}
-
-impl Read for RangeReader<'_> {
-    fn read(&mut self, dest: &mut [u8]) -> io::Result<usize> {
-        // A reader may begin among the bytes that came with the size.
-        let held = to_usize(self.range.start)
-            .and_then(|at| self.source.start.get(at..))
-            .unwrap_or_default();
-        if self.open.is_none() && !held.is_empty() {
-            let left = to_usize(self.range.end - self.range.start).unwrap_or(usize::MAX);
-            let count = held.len().min(dest.len()).min(left);
-            dest[..count].copy_from_slice(&held[..count]);
-            self.range.start += to_u64(count);
-            return Ok(count);
-        }
-        Ok(self.next(dest)?)
-    }
+/// The header of a file of tensors, which [`open`] has asked for.
+pub(super) fn header(file: &RemoteFile, limits: &Limits) -> Result<Header, FormatError> {
+    Header::parse(file.start(), file.nbytes(), limits)
 }

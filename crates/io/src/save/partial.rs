@@ -1,8 +1,9 @@
 //! A draft that stays beside its target when whoever fills it is broken off.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
+use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 
 use rustix::fs::{self, FileType, FlockOperation, Mode, OFlags};
@@ -14,7 +15,7 @@ use super::draft::{Draft, explain_publishing, find, has_name, is_there};
 use super::flush::flush;
 use super::resolved::DirectoryEntry;
 use super::space::{self, Size};
-use super::temp;
+use super::temp::temp_prefix;
 use crate::error::{EditError, Error, Step, Stop, step};
 use crate::options::{Durability, Existing};
 use crate::watch::Watch;
@@ -30,7 +31,7 @@ impl Draft {
         if entry.existing.is_some() && existing == Existing::Refuse {
             return Err(is_there(path));
         }
-        let name = temp::partial_name(&entry.name);
+        let name = partial_name(&entry.name);
         let opened = || -> io::Result<Option<(File, Option<Attributes>)>> {
             let (attributes, mode) = inherited(&entry)?;
             let Some(file) = locked(&entry, &name, mode)? else {
@@ -57,7 +58,7 @@ impl Draft {
     /// What was left for `path`, as whoever does not fill it may see it.
     pub(crate) fn left(path: &Path, watch: &dyn Watch) -> Option<File> {
         let entry = find(path, watch).ok()?;
-        let name = temp::partial_name(&entry.name);
+        let name = partial_name(&entry.name);
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         entry.directory.file(&name, flags, Mode::empty()).ok()
     }
@@ -127,4 +128,25 @@ fn locked(entry: &DirectoryEntry, name: &OsStr, mode: Mode) -> io::Result<Option
         }
     }
     Err(Errno::BUSY.into())
+}
+
+/// The name of a file that is fetched, and that stays when that is broken off, so that it can be gone on with.
+fn partial_name(target: &OsStr) -> OsString {
+    let mut name = temp_prefix(target);
+    name.extend(b"ingot-part");
+    OsString::from_vec(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStrExt;
+
+    use super::*;
+    use crate::save::temp::is_temp_of;
+
+    #[test]
+    fn what_stays_is_not_taken_for_what_was_left_behind() {
+        let target = OsStr::new("a");
+        assert!(!is_temp_of(partial_name(target).as_bytes(), target));
+    }
 }

@@ -5,12 +5,12 @@ use std::io;
 use std::ops::Range;
 
 use ingot_format::{FormatError, Layout, to_u64, to_usize};
+use ingot_remote::StopFlag;
 
 use crate::digest::Sealed;
 use crate::disk::write_all_at;
 use crate::memory::Bytes;
 use crate::payload::{FileRange, Payload, prove_sizes, prove_total};
-use crate::stop::StopFlag;
 
 /// Bytes that are written at once: few enough that threads share the work evenly, a watch is heard soon and buffers of
 /// this size are no burden, enough that the calls do not count. Threads that write pieces do not meet in one page.

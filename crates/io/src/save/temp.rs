@@ -13,8 +13,6 @@ use super::resolved::{Directory, DirectoryEntry};
 use super::space;
 
 const SUFFIX: &[u8] = b".ingot-tmp";
-#[cfg(feature = "remote")]
-const PARTIAL: &[u8] = b"ingot-part";
 const RANDOM: usize = 16;
 /// Bytes of the target's name that stand in a temporary one. 100, so that the whole fits in the 143 bytes that
 /// encrypting file systems leave of the usual 255.
@@ -272,15 +270,8 @@ pub(super) fn notes_name(target: &OsStr) -> OsString {
     OsString::from_vec(name)
 }
 
-/// The name of a file that is fetched, and that stays when that is broken off, so that it can be gone on with.
-#[cfg(feature = "remote")]
-pub(super) fn partial_name(target: &OsStr) -> OsString {
-    let mut name = temp_prefix(target);
-    name.extend(PARTIAL);
-    OsString::from_vec(name)
-}
-
-fn temp_prefix(target: &OsStr) -> Vec<u8> {
+/// What all names of such files for `target` begin with.
+pub(super) fn temp_prefix(target: &OsStr) -> Vec<u8> {
     let stem = target.as_bytes();
     let stem = match target.to_str() {
         _ if stem.len() <= STEM => stem,
@@ -314,11 +305,6 @@ mod tests {
         assert!(!is_temp_of(b".a.b.0123456789abcdef.ingot-tmp", OsStr::new("a")));
         assert!(!is_temp_of(b".a..ingot-tmp", OsStr::new("a")));
         assert!(!is_temp_of(b"a", OsStr::new("a")));
-        #[cfg(feature = "remote")]
-        assert!(!is_temp_of(
-            partial_name(OsStr::new("a")).as_bytes(),
-            OsStr::new("a")
-        ));
         assert!(is_temp_of(
             notes_name(OsStr::new("a")).as_bytes(),
             OsStr::new("a")

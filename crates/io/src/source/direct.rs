@@ -99,7 +99,7 @@ fn reopened(file: &File) -> Option<File> {
 mod tests {
     use super::*;
     use crate::memory::Dest;
-    use crate::stop::StopFlag;
+    use ingot_remote::StopFlag;
 
     const NBYTES: usize = (5 << 20) + 1234;
 

@@ -13,9 +13,9 @@ use std::sync::{Arc, Mutex, Weak};
 
 #[cfg(unix)]
 use ingot_format::to_usize;
+use ingot_remote::briefly;
 
 use super::{FileSource, Source, Stamp};
-use crate::lock::briefly;
 
 /// Files that are held open at once, of those that can be opened again. Each may take a second descriptor, for reading
 /// past the cache, and a thread that reads keeps what it reads open: with the 16 threads that open and read local files
@@ -223,8 +223,11 @@ impl Pool {
     }
 
     /// Keeps `file` open in `slot`, and as many others as fit. Of two threads that opened one file, the first is the one
-    /// whose it is.
+    /// whose it is. Where it cannot be noted as open it is not kept, since nothing would close it.
     fn admit(&self, slot: &Arc<Slot>, file: &Arc<FileSource>) {
+        let Some(mut open) = briefly(&self.open) else {
+            return;
+        };
         let is_new = briefly(&slot.file)
             .is_some_and(|mut open| open.is_none() && open.replace(Arc::clone(file)).is_none());
         if !is_new {
@@ -232,12 +235,10 @@ impl Pool {
         }
         let now = self.clock.fetch_add(1, Ordering::Relaxed);
         slot.used.store(now, Ordering::Relaxed);
-        if let Some(mut open) = briefly(&self.open) {
-            open.push(Arc::downgrade(slot));
-            let closed = close_all_but(&mut open, self.most.min(allowed() / 4));
-            // Closing may take its time on a network.
-            drop((open, closed));
-        }
+        open.push(Arc::downgrade(slot));
+        let closed = close_all_but(&mut open, self.most.min(allowed() / 4));
+        // Closing may take its time on a network.
+        drop((open, closed));
     }
 
     fn opened(&self, open: impl Fn() -> io::Result<File>) -> io::Result<File> {
@@ -305,7 +306,7 @@ fn is_out_of_descriptors(_: &io::Error) -> bool {
 mod tests {
     use super::*;
     use crate::source::read_exactly;
-    use crate::stop::StopFlag;
+    use ingot_remote::StopFlag;
     use std::path::{Path, PathBuf};
     use std::sync::atomic::AtomicUsize;
 
@@ -461,6 +462,11 @@ mod tests {
         assert_eq!(files.read(0).unwrap(), 0);
         assert_eq!(files.opened(), [1, 0]);
         assert_eq!(files.read(1).unwrap(), 1);
+        // What the pool cannot note it would never close.
+        let (late, _) = files.lend(1);
+        assert!(
+            matches!(&late.descriptor, Descriptor::Lent(lent) if lent.slot.file.lock().unwrap().is_none())
+        );
     }
 
     #[test]

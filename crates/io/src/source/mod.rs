@@ -13,10 +13,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use ingot_format::{to_u64, to_usize};
+use ingot_remote::StopFlag;
 
 use crate::error::Failure;
 use crate::memory::Memory;
-use crate::stop::StopFlag;
 pub use file::FileSource;
 pub(crate) use file::Stamp;
 pub(crate) use local::{LocalFile, Reopen, with_room};

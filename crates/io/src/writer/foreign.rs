@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use ingot_format::{to_u64, to_usize};
+use ingot_remote::StopFlag;
 
 #[cfg(unix)]
 use super::writer::Writer;
 use crate::archive::{Tensor, lent_source};
 use crate::error::{Error, Failure, unopened};
 use crate::source::{LocalFile, Source, read_exactly};
-use crate::stop::StopFlag;
 use crate::watch::{Asked, Watch};
 use crate::workers::watched;
 

@@ -8,18 +8,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use ingot_format::{to_u64, to_usize};
+use ingot_remote::{StopFlag, locked};
 
 use super::part_table::{PART_HASH_NBYTES, PartHash, PartTable};
 use super::wanted::{DownloadOptions, Downloaded, VersionedSource, compare};
 use crate::archive::check_unchanged;
 use crate::digest::{Algorithm, Digest, Hasher};
 use crate::error::{Error, Failure};
-use crate::lock::locked;
 use crate::options::{Existing, ReadOptions};
 use crate::payload::FileRange;
 use crate::save::draft::{Draft, is_there};
 use crate::source::{Source, Stamp, Stream, read_exactly};
-use crate::stop::StopFlag;
 use crate::watch::{Unwatched, Watch};
 use crate::workers::{Reading, share};
 

@@ -10,6 +10,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use ingot_format::{to_u64, to_usize};
+use ingot_remote::RemoteOptions;
 
 use super::incoming::{Incoming, Keep, fetch, sum};
 use super::part_table::{PartHash, PartTable};
@@ -17,7 +18,6 @@ use super::wanted::{DownloadOptions, Downloaded, RemoteModel, VersionedSource, c
 use crate::error::Error;
 use crate::options::{Durability, Existing};
 use crate::payload::FileRange;
-use crate::remote::options::RemoteOptions;
 use crate::save::draft::{Draft, is_there};
 use crate::watch::{After, Unwatched, Watch};
 

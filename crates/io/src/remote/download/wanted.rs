@@ -7,26 +7,20 @@ use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use ingot_format::{IndexReader, ShardIndex, to_u64, to_usize};
+use ingot_remote::{INDEX_FILE, Location, MODEL_FILE, Remote, RemoteFile, RemoteOptions, StopFlag, redacted};
 
 use super::part_table::PartTable;
 use crate::archive::{lent_source, open_source};
-use crate::checkpoint::index_of;
+use crate::checkpoint::folder::index_of;
 use crate::digest::{Algorithm, Digest, Unequal};
 use crate::error::Error;
 use crate::options::{Durability, Existing};
 use crate::payload::FileRange;
-use crate::remote::hub::{INDEX_FILE, MODEL_FILE};
-use crate::remote::location::{Location, Remote};
-use crate::remote::options::RemoteOptions;
-use crate::remote::secrets::redacted;
 use crate::remote::session::{
-    AT_ONCE, INDEX_START_NBYTES, Session, UrlFile, cached_at, for_urls, header_limits, in_session, refused,
-    variable,
+    AT_ONCE, INDEX_START_NBYTES, Session, UrlFile, for_urls, header_limits, in_session, refused,
 };
-use crate::remote::source::RemoteSource;
 use crate::save::draft::is_there;
 use crate::source::Source;
-use crate::stop::StopFlag;
 use crate::watch::Watch;
 use crate::workers::{Reading, in_parallel};
 
@@ -108,16 +102,14 @@ impl Session<'_> {
                 self.cached_model(&path, remote.map(|remote| *remote))
             }
             Location::Cached(path, _) => Ok(Downloadable::File(UrlFile::Cached(path))),
-            Location::Remote(remote) if remote.hub.as_ref().is_some_and(|file| file.is_folder()) => {
-                self.wanted_of_folder(&remote)
-            }
-            Location::Remote(remote) if is_index(&remote.home.path) => {
-                let source = RemoteSource::begin(self.resource(&remote), INDEX_START_NBYTES, self.stop);
+            Location::Remote(remote) if remote.is_folder() => self.wanted_of_folder(&remote),
+            Location::Remote(remote) if is_index(remote.path()) => {
+                let source = RemoteFile::begin(self.resource(&remote), INDEX_START_NBYTES, self.stop);
                 let source = source.map_err(|fault| refused(&remote.shown, fault))?;
                 self.model(*remote, &source, redacted(url))
             }
             Location::Remote(remote) => {
-                let source = RemoteSource::of_whole(self.resource(&remote), self.stop);
+                let source = RemoteFile::of_whole(self.resource(&remote), self.stop);
                 let source = source.map_err(|fault| refused(&remote.shown, fault))?;
                 Ok(Downloadable::File(file(&remote, source)))
             }
@@ -127,13 +119,13 @@ impl Session<'_> {
     /// The model of a folder of the Hub. One question more is nothing beside a download.
     fn wanted_of_folder(&self, folder: &Remote) -> Result<Downloadable, Error> {
         let model = self.beside(folder, MODEL_FILE)?;
-        let missing = match RemoteSource::of_whole(self.resource(&model), self.stop) {
+        let missing = match RemoteFile::of_whole(self.resource(&model), self.stop) {
             Ok(source) => return Ok(Downloadable::File(file(&model, source))),
             Err(fault) if fault.is_missing() => fault,
             Err(fault) => return Err(refused(&model.shown, fault)),
         };
         let index = self.beside(folder, INDEX_FILE)?;
-        match RemoteSource::begin(self.resource(&index), INDEX_START_NBYTES, self.stop) {
+        match RemoteFile::begin(self.resource(&index), INDEX_START_NBYTES, self.stop) {
             Ok(source) => {
                 let shown = index.shown.clone();
                 self.model(index, &source, shown)
@@ -144,9 +136,9 @@ impl Session<'_> {
     }
 
     /// The model of the index that `source` is.
-    fn model(&self, index: Remote, source: &RemoteSource, shown: String) -> Result<Downloadable, Error> {
+    fn model(&self, index: Remote, source: &RemoteFile, shown: String) -> Result<Downloadable, Error> {
         let commit = source.commit();
-        let cached = cached_at(&index, commit.as_deref());
+        let cached = index.cached_at(commit.as_deref());
         let sha256 = linked(source, index.backend);
         let index = index.at(commit);
         if let Some(path) = cached {
@@ -205,8 +197,8 @@ impl Session<'_> {
     }
 }
 
-fn file(remote: &Remote, source: RemoteSource) -> UrlFile {
-    let cached = cached_at(remote, source.commit().as_deref());
+fn file(remote: &Remote, source: RemoteFile) -> UrlFile {
+    let cached = remote.cached_at(source.commit().as_deref());
     cached.map_or_else(
         || UrlFile::Remote(Box::new(source), remote.backend),
         UrlFile::Cached,
@@ -256,10 +248,10 @@ impl RemoteModel {
             ShardBase::Folder(folder) => return VersionedSource::cached(&folder.join(shard)),
         };
         let remote = self.session.beside(index, shard)?;
-        if let Some(path) = remote.hub.as_ref().and_then(|file| file.cached(&variable)) {
+        if let Some(path) = remote.cached() {
             return VersionedSource::cached(&path);
         }
-        let source = RemoteSource::of_many(self.session.resource(&remote), stop);
+        let source = RemoteFile::of_many(self.session.resource(&remote), stop);
         let source = source.map_err(|fault| refused(&remote.shown, fault))?;
         Ok(VersionedSource::remote(
             source,
@@ -288,7 +280,7 @@ pub(super) struct VersionedSource {
 
 impl VersionedSource {
     pub(super) fn remote(
-        source: RemoteSource,
+        source: RemoteFile,
         backend: &str,
         shown: PathBuf,
         options: &RemoteOptions,
@@ -343,8 +335,9 @@ impl VersionedSource {
 }
 
 /// The SHA-256 that the Hub says a file has. Only the Hub means that by the header.
-fn linked(source: &RemoteSource, backend: &str) -> Option<Digest> {
-    (backend == "hf").then(|| source.sha256()).flatten()
+fn linked(source: &RemoteFile, backend: &str) -> Option<Digest> {
+    let etag = (backend == "hf").then(|| source.linked_etag()).flatten()?;
+    Digest::from_hex(Algorithm::Sha256, etag.trim_matches('"'))
 }
 
 /// The name of the file's bytes in the cache, and when they were written.

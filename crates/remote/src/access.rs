@@ -1,0 +1,74 @@
+//! Who we are: what a request says of that to the host that the caller has named, and to no other.
+
+use crate::fault::Fault;
+use crate::http::message::HttpRequest;
+use crate::http::proxy::basic;
+use crate::options::{RemoteOptions, Secret};
+use crate::stop::StopFlag;
+use crate::store::azure::AzureAccess;
+use crate::store::google::Account;
+use crate::store::s3::S3Access;
+
+/// How requests show who sends them.
+#[derive(Debug)]
+pub(crate) enum Access {
+    /// By a header, or not at all.
+    Header(Option<Secret>),
+    /// By a signature over the request.
+    S3(S3Access),
+    /// By one that is made otherwise.
+    Azure(AzureAccess),
+    /// By a token that is issued for a while, and then again.
+    Google(Box<Account>),
+}
+
+impl Access {
+    /// `Authorization: Bearer …`, where there is a token.
+    pub(crate) fn bearer(token: Option<Secret>) -> Access {
+        Access::Header(token.map(|token| Secret::new(format!("Bearer {}", token.reveal()))))
+    }
+
+    /// Adds to a request what it needs to be let in; says whether any of it is secret.
+    pub(crate) fn apply(
+        &self,
+        request: &mut HttpRequest<'_>,
+        options: &RemoteOptions,
+        stop: StopFlag<'_>,
+    ) -> Result<bool, Fault> {
+        let given = |(name, value): &(String, Secret)| (name.clone(), value.reveal().to_owned());
+        request.headers.extend(options.headers.iter().map(given));
+        let is_given = |name: &str| {
+            options
+                .headers
+                .iter()
+                .any(|header| header.0.eq_ignore_ascii_case(name))
+        };
+        let carries_secrets = match self {
+            // Who gives the header himself knows why.
+            Access::Header(_) | Access::Google(_) if is_given("authorization") => true,
+            Access::Header(value) => {
+                let user = || request.url.user.as_deref().map(basic);
+                let value = value
+                    .as_ref()
+                    .map(|value| value.reveal().to_owned())
+                    .or_else(user);
+                let is_known = value.is_some();
+                request
+                    .headers
+                    .extend(value.map(|value| ("Authorization".to_owned(), value)));
+                is_known
+            }
+            Access::S3(access) => access.sign(request, stop)?,
+            Access::Google(account) => {
+                let value = format!("Bearer {}", account.token(options, stop)?.reveal());
+                request.headers.push(("Authorization".to_owned(), value));
+                true
+            }
+            Access::Azure(access) => {
+                access.sign(request);
+                false
+            }
+        };
+        Ok(carries_secrets || !options.headers.is_empty())
+    }
+}

@@ -1,0 +1,10 @@
+//! Requests and answers of HTTP/1.1, and the connections that they go over.
+
+pub(crate) mod client;
+pub(crate) mod connection;
+pub(crate) mod dial;
+pub(crate) mod message;
+pub(crate) mod pace;
+pub(crate) mod proxy;
+pub(crate) mod retry;
+mod trust;

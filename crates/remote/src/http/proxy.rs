@@ -1,0 +1,237 @@
+//! Proxies that the environment names.
+
+use std::net::Ipv6Addr;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+
+use crate::fault::{Fault, FaultKind};
+use crate::network::Network;
+use crate::url::{Scheme, Url, decode};
+
+/// The variables that name proxies, as curl reads them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Proxies {
+    http: Option<String>,
+    https: Option<String>,
+    all: Option<String>,
+    /// Hosts that are reached without.
+    except: Vec<Except>,
+}
+
+/// A word of `no_proxy`: what is reached without.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Except {
+    All,
+    /// Addresses, where the URL has one: names are not resolved for this.
+    Network(Network),
+    /// A host, or a domain with all that belongs to it; at every port, or at one.
+    Host {
+        name: String,
+        port: Option<u16>,
+    },
+}
+
+/// A proxy that speaks HTTP.
+#[derive(Clone, Debug)]
+pub(crate) struct Proxy {
+    pub(crate) url: Url,
+}
+
+impl Proxies {
+    pub(crate) fn of(variable: &dyn Fn(&str) -> Option<String>) -> Proxies {
+        let either = |small: &str, large: &str| {
+            variable(small)
+                .or_else(|| variable(large))
+                .filter(|value| !value.is_empty())
+        };
+        Proxies {
+            // Not `HTTP_PROXY`: a web server puts the header `Proxy` of a request there.
+            http: variable("http_proxy").filter(|value| !value.is_empty()),
+            https: either("https_proxy", "HTTPS_PROXY"),
+            all: either("all_proxy", "ALL_PROXY"),
+            except: either("no_proxy", "NO_PROXY")
+                .unwrap_or_default()
+                .split([',', ' ', '\t'])
+                .filter(|word| !word.is_empty())
+                .map(Except::parse)
+                .collect(),
+        }
+    }
+
+    /// The proxy for `url`, if there is one.
+    pub(crate) fn find(&self, url: &Url) -> Result<Option<Proxy>, Fault> {
+        let named = match url.scheme {
+            Scheme::Http => &self.http,
+            Scheme::Https => &self.https,
+        };
+        let Some(named) = named.as_ref().or(self.all.as_ref()) else {
+            return Ok(None);
+        };
+        if self.except.iter().any(|except| except.holds(url)) {
+            return Ok(None);
+        }
+        let text = match named.contains("://") {
+            true => named.clone(),
+            false => format!("http://{named}"),
+        };
+        match Url::parse(&text) {
+            Ok(url) if url.scheme == Scheme::Http => Ok(Some(Proxy { url })),
+            // The variable may hold a password.
+            _ => Err(FaultKind::Option(
+                "the environment names a proxy that is not spoken to over http://".to_owned(),
+            )
+            .into()),
+        }
+    }
+}
+
+impl Proxy {
+    /// The header that tells the proxy who we are.
+    pub(crate) fn authorization(&self) -> Option<(String, String)> {
+        let user = self.url.user.as_deref()?;
+        Some(("Proxy-Authorization".to_owned(), basic(user)))
+    }
+}
+
+/// The value of a header that names user and password, which are given as a URL has them.
+pub(crate) fn basic(user: &str) -> String {
+    let (name, password) = user.split_once(':').unwrap_or((user, ""));
+    let plain = format!("{}:{}", decode(name), decode(password));
+    format!("Basic {}", STANDARD.encode(plain))
+}
+
+impl Except {
+    /// What curl, requests and Go read in such a word, all that any of them does: `host`, `.domain`, `host:port`,
+    /// `[::1]:port`, `10.0.0.0/8`, `*`.
+    fn parse(word: &str) -> Except {
+        if word == "*" {
+            return Except::All;
+        }
+        if let Some(network) = Network::parse(word) {
+            return Except::Network(network);
+        }
+        let is_bare_v6 = word.parse::<Ipv6Addr>().is_ok();
+        let at_port = || {
+            let (name, port) = word.rsplit_once(':').filter(|_| !is_bare_v6)?;
+            Some((name, Some(port.parse().ok()?)))
+        };
+        let (name, port) = at_port().unwrap_or((word, None));
+        let name = name.trim_start_matches(['[', '.']).trim_end_matches([']', '.']);
+        Except::Host {
+            name: name.to_ascii_lowercase(),
+            port,
+        }
+    }
+
+    fn holds(&self, url: &Url) -> bool {
+        match (self, url.address()) {
+            (Except::All, _) => true,
+            (Except::Network(network), address) => address.is_some_and(|address| network.contains(address)),
+            (Except::Host { port: Some(port), .. }, _) if *port != url.port => false,
+            // An address has no domain.
+            (Except::Host { name, .. }, Some(address)) => name.parse() == Ok(address),
+            (Except::Host { name, .. }, None) => {
+                let host = url.host.trim_end_matches('.');
+                let rest = host.strip_suffix(name.as_str()).filter(|_| !name.is_empty());
+                rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn proxies(pairs: &[(&str, &str)]) -> Proxies {
+        Proxies::of(&|name| {
+            let pair = pairs.iter().find(|pair| pair.0 == name)?;
+            Some(pair.1.to_owned())
+        })
+    }
+
+    fn found(proxies: &Proxies, url: &str) -> Option<String> {
+        let proxy = proxies.find(&Url::parse(url).unwrap()).unwrap();
+        proxy.map(|proxy| proxy.url.authority())
+    }
+
+    #[test]
+    fn the_variables_mean_what_they_mean_to_curl() {
+        let all = proxies(&[
+            ("http_proxy", "http://plain:1"),
+            ("HTTPS_PROXY", "safe:2"),
+            ("no_proxy", "internal, .corp.example,10.0.0.1"),
+        ]);
+        assert_eq!(found(&all, "http://h/").as_deref(), Some("plain:1"));
+        assert_eq!(found(&all, "https://h/").as_deref(), Some("safe:2"));
+        for host in [
+            "internal",
+            "a.internal",
+            "corp.example",
+            "x.corp.example",
+            "10.0.0.1",
+        ] {
+            assert_eq!(found(&all, &format!("https://{host}/")), None, "{host}");
+        }
+        assert!(found(&all, "https://notcorp.example/").is_some());
+        assert_eq!(found(&all, "https://corp.example./"), None);
+        for (except, without, with) in [
+            ("h:8080", &["h:8080", "a.h:8080"][..], &["h", "h:80"][..]),
+            (
+                "127.0.0.0/8",
+                &["127.0.0.1", "127.255.0.1:9"],
+                &["128.0.0.1", "127.example"],
+            ),
+            ("fd00::/8", &["[fd00::1]"], &["[fe80::1]", "10.0.0.1"]),
+            ("::1", &["[::1]", "[::1]:9"], &["[::2]"]),
+            ("[::1]", &["[::1]", "[::1]:9"], &["[::2]"]),
+            ("[::1]:9", &["[::1]:9"], &["[::1]"]),
+            ("0:0:0:0:0:0:0:1", &["[::1]"], &[]),
+            ("10.0.0.1:81", &["10.0.0.1:81"], &["10.0.0.1"]),
+            ("0.0.1", &[], &["10.0.0.1"]),
+            ("a b,\tc", &["a", "b", "c"], &["d"]),
+            ("10.0.0.0/33,:80,h:99999999,/8,.", &[], &["10.0.0.0", "x:80", "h"]),
+        ] {
+            let proxies = proxies(&[("http_proxy", "p:1"), ("no_proxy", except)]);
+            for host in without {
+                assert_eq!(
+                    found(&proxies, &format!("http://{host}/")),
+                    None,
+                    "{except} {host}"
+                );
+            }
+            for host in with {
+                assert!(
+                    found(&proxies, &format!("http://{host}/")).is_some(),
+                    "{except} {host}"
+                );
+            }
+        }
+        assert_eq!(found(&proxies(&[("HTTP_PROXY", "evil:1")]), "http://h/"), None);
+        assert_eq!(
+            found(&proxies(&[("all_proxy", "p:1")]), "http://h/").as_deref(),
+            Some("p:1")
+        );
+        assert_eq!(
+            found(&proxies(&[("all_proxy", "p:1"), ("no_proxy", "*")]), "http://h/"),
+            None
+        );
+    }
+
+    #[test]
+    fn a_proxy_of_another_kind_is_refused_without_its_password() {
+        let all = proxies(&[("https_proxy", "socks5://me:hunter2@p:1")]);
+        let fault = all.find(&Url::parse("https://h/").unwrap()).unwrap_err();
+        assert_eq!(fault.code(), "storage-option");
+        assert!(!fault.to_string().contains("hunter2"));
+    }
+
+    #[test]
+    fn passwords_are_decoded_before_they_are_encoded() {
+        assert_eq!(
+            basic("me:p%40ss"),
+            format!("Basic {}", STANDARD.encode("me:p@ss"))
+        );
+    }
+}

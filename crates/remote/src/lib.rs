@@ -1,0 +1,57 @@
+//! Bytes of files behind URLs: HTTP, the Hugging Face Hub, S3 and what speaks like it, Google Cloud Storage, Azure.
+//!
+//! [`Location::find`] reads a URL, a [`Resource`] is a file that a [`Client`] can ask for, and a [`RemoteFile`] one
+//! version of it, whose ranges are read as they come. Requests are made by the threads that read, each of which waits
+//! for its own: bytes go from the socket to where they are wanted. Of files no more is asked than `GET` with `Range` gives,
+//! over HTTP/1.1; one connection for each thread brings more than streams that share one.
+//!
+//! Without the feature `network` there are only [`StopFlag`] and the locks, which files on a disk need too.
+
+#![forbid(unsafe_code)]
+
+// From the ground up: `lock`, `stop`; `fault`, `network`, `options`, `url`; `http`; `pin`, `secrets`; `store`, `access`;
+// `place`; `fetch`; `file`, `document`. Each imports what stands below it: scripts/check-floors.
+#[cfg(feature = "network")]
+mod access;
+#[cfg(feature = "network")]
+mod document;
+#[cfg(feature = "network")]
+mod fault;
+#[cfg(feature = "network")]
+mod fetch;
+#[cfg(feature = "network")]
+mod file;
+#[cfg(feature = "network")]
+mod http;
+mod lock;
+#[cfg(feature = "network")]
+mod network;
+#[cfg(feature = "network")]
+mod options;
+#[cfg(feature = "network")]
+mod pin;
+#[cfg(feature = "network")]
+mod place;
+#[cfg(feature = "network")]
+mod secrets;
+mod stop;
+#[cfg(feature = "network")]
+mod store;
+#[cfg(feature = "network")]
+mod url;
+
+pub use lock::{briefly, locked};
+pub use stop::StopFlag;
+
+#[cfg(feature = "network")]
+pub use {
+    document::shard_headers,
+    fault::Fault,
+    fetch::Resource,
+    file::{GAP_NBYTES, READS_AT_ONCE, RemoteFile, START_NBYTES},
+    http::client::Client,
+    options::{RemoteOptions, Secret, Token},
+    place::{Location, Remote, is_repository, is_url, local_path, url_file_name, was_url},
+    secrets::redacted,
+    store::hub::{INDEX_FILE, MODEL_FILE},
+};

@@ -1,0 +1,25 @@
+//! Locks: of what the threads of one call share, and of what outlives a call.
+
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread;
+
+/// The contents of a lock that ends with the call. A thread that panicked while holding it is reported where it is joined.
+pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How often a thread comes back for a lock.
+const TRIES: usize = 200;
+
+/// The contents of a lock that nobody holds for longer than a few instructions; `None` where it stays closed, as it does
+/// for ever in a process that was forked while another thread held it. Whoever asks can do without.
+pub fn briefly<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    for _ in 0..TRIES {
+        match mutex.try_lock() {
+            Ok(guard) => return Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => thread::yield_now(),
+        }
+    }
+    None
+}

@@ -1,0 +1,312 @@
+//! How remote files are reached, as the caller says.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::fault::{Fault, FaultKind};
+
+/// Text that no error and no log may show.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Keeps `text`, without the line end that a secret ends with which was read from a file, or is mounted as one.
+    #[must_use]
+    pub fn new(text: impl Into<String>) -> Secret {
+        let mut text = text.into();
+        if text.ends_with('\n') {
+            text.truncate(text.len() - if text.ends_with("\r\n") { 2 } else { 1 });
+        }
+        Secret(text)
+    }
+
+    /// The one check that every credential passes, whatever way it came in: that it stands in one line of a request.
+    /// `source` says where it came from, since what is wrong with it may not be shown.
+    pub(crate) fn checked(self, source: &str) -> Result<Secret, Fault> {
+        match is_header_value(&self.0) {
+            true => Ok(self),
+            false => Err(FaultKind::Option(format!("{source} has control characters")).into()),
+        }
+    }
+
+    pub(crate) fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("…")
+    }
+}
+
+/// What an environment variable holds.
+pub(crate) fn environment(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+/// The credential that the first of these variables holds that is set to something.
+pub(crate) fn credential(
+    variable: &dyn Fn(&str) -> Option<String>,
+    names: &[&str],
+) -> Result<Option<Secret>, Fault> {
+    for name in names {
+        if let Some(secret) = variable(name)
+            .map(Secret::new)
+            .filter(|secret| !secret.0.is_empty())
+        {
+            return secret.checked(name).map(Some);
+        }
+    }
+    Ok(None)
+}
+
+/// What is sent as `Authorization: Bearer …`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Token {
+    /// What the environment of the service holds, where there is one: that of the Hub, and of Google's and Azure's
+    /// stores.
+    #[default]
+    Environment,
+    /// None, whatever the environment holds.
+    Withheld,
+    /// This one.
+    Given(Secret),
+}
+
+/// How remote files are reached.
+///
+/// Everything that is `None` comes from the environment variables that the service's own tools read, or is what the
+/// service does by default.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct RemoteOptions {
+    /// The token. It goes to the host of the URL, and nowhere else.
+    pub token: Token,
+    /// Headers of requests, besides those that reading needs. They go to the host of the URL, and nowhere else.
+    pub headers: Vec<(String, Secret)>,
+    /// Time for a connection to be made, the name of its host resolved among it, and then to be made safe. The system
+    /// resolves names, and ends a wait for that by time limits of its own.
+    pub connect_timeout: Duration,
+    /// The server has this long for an answer, and then for each [`RemoteOptions::min_rate`] times as many bytes.
+    pub stall_timeout: Duration,
+    /// Time for one request of up to 8 MiB, with all that is tried again.
+    pub timeout: Duration,
+    /// Bytes per second; a server that gives fewer over `stall_timeout` is given up.
+    pub min_rate: u64,
+    /// How often a request is tried again that failed for a reason that may pass.
+    pub retries: u32,
+    /// Certificates in PEM to trust instead of the system's.
+    pub ca_file: Option<PathBuf>,
+    /// Follow redirects to other hosts and ports outside of the public internet too.
+    pub allow_private_redirects: bool,
+    /// Where the service is: for S3, Azure and the Hub. Given so, it needs no TLS.
+    pub endpoint: Option<String>,
+    /// The region of an S3 bucket.
+    pub region: Option<String>,
+    /// Whether the bucket stands in the path (`true`) or in the host. In the path by default where there is an
+    /// endpoint.
+    pub path_style: Option<bool>,
+    /// Send no credentials, whatever the environment holds.
+    pub anonymous: bool,
+    /// The key of S3, with its secret.
+    pub access_key: Option<(String, Secret)>,
+    /// What makes keys of S3 that last for a while valid.
+    pub session_token: Option<Secret>,
+    /// The account of Azure.
+    pub account: Option<String>,
+    /// The key of Azure's account.
+    pub account_key: Option<Secret>,
+    /// A signed query of Azure.
+    pub sas_token: Option<Secret>,
+}
+
+impl Default for RemoteOptions {
+    fn default() -> RemoteOptions {
+        RemoteOptions {
+            token: Token::Environment,
+            headers: Vec::new(),
+            connect_timeout: Duration::from_secs(10),
+            stall_timeout: Duration::from_secs(30),
+            timeout: Duration::from_secs(600),
+            min_rate: 1024,
+            retries: 4,
+            ca_file: None,
+            allow_private_redirects: false,
+            endpoint: None,
+            region: None,
+            path_style: None,
+            anonymous: false,
+            access_key: None,
+            session_token: None,
+            account: None,
+            account_key: None,
+            sas_token: None,
+        }
+    }
+}
+
+/// Headers that reading is made of. One that was set twice would mean two things.
+const OURS: &[&str] = &[
+    "accept-encoding",
+    "connection",
+    "content-length",
+    "host",
+    "if-match",
+    "if-modified-since",
+    "if-none-match",
+    "if-range",
+    "if-unmodified-since",
+    "proxy-authorization",
+    "range",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+
+impl RemoteOptions {
+    /// Refuses what no request can hold.
+    pub(crate) fn check(&self) -> Result<(), Fault> {
+        for (name, value) in &self.headers {
+            let refuse = |why: &str| FaultKind::Option(format!("the header {name:?} {why}"));
+            if !is_header_name(name) {
+                return Err(refuse("has a name that no header has").into());
+            }
+            if OURS.contains(&name.to_ascii_lowercase().as_str()) {
+                return Err(refuse("is one that reading sets itself").into());
+            }
+            if !is_header_value(value.reveal()) {
+                return Err(refuse("has a value with control characters").into());
+            }
+        }
+        let token = match &self.token {
+            Token::Given(token) => Some(token.clone()),
+            _ => None,
+        };
+        let (id, secret) = self.access_key.clone().unzip();
+        for (name, given) in [
+            ("token", token),
+            ("access_key_id", id.map(Secret::new)),
+            ("secret_access_key", secret),
+            ("session_token", self.session_token.clone()),
+            ("account_key", self.account_key.clone()),
+            ("sas_token", self.sas_token.clone()),
+        ] {
+            given.map(|secret| secret.checked(name)).transpose()?;
+        }
+        Ok(())
+    }
+}
+
+/// A token of RFC 9110.
+pub(crate) fn is_header_name(name: &str) -> bool {
+    let may = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    !name.is_empty() && name.bytes().all(may)
+}
+
+/// What can stand in one line.
+pub(crate) fn is_header_value(value: &str) -> bool {
+    value
+        .bytes()
+        .all(|byte| byte == b'\t' || (byte >= 0x20 && byte != 0x7F))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_that_would_change_what_is_asked_for_are_refused() {
+        for (name, value) in [
+            ("Range", "bytes=0-"),
+            ("HOST", "other"),
+            ("X Y", "z"),
+            ("X", "a\r\nHost: other"),
+            ("", "z"),
+        ] {
+            let options = RemoteOptions {
+                headers: vec![(name.to_owned(), Secret::new(value))],
+                ..RemoteOptions::default()
+            };
+            assert_eq!(options.check().unwrap_err().code(), "storage-option", "{name}");
+        }
+    }
+
+    #[test]
+    fn a_credential_is_one_line_and_a_line_end_is_none_of_it() {
+        for (text, kept) in [("k\n", "k"), ("k\r\n", "k"), ("k", "k"), ("", ""), ("\n", "")] {
+            assert_eq!(Secret::new(text).checked("K").unwrap().reveal(), kept);
+        }
+        for text in ["k\n\n", "k\r", "a\r\nX: b", "a\nb", "\nk", "\0", "\u{7f}"] {
+            let fault = Secret::new(text).checked("AWS_X").unwrap_err();
+            assert_eq!(fault.to_string(), "AWS_X has control characters");
+        }
+    }
+
+    #[test]
+    fn every_credential_that_is_given_is_checked() {
+        let bad = || Some(Secret::new("hunter2\r\nX: y"));
+        let usual = RemoteOptions::default;
+        for (name, options) in [
+            (
+                "token",
+                RemoteOptions {
+                    token: Token::Given(Secret::new("hunter2\rX")),
+                    ..usual()
+                },
+            ),
+            (
+                "access_key_id",
+                RemoteOptions {
+                    access_key: Some(("hunter2\n\n".to_owned(), Secret::new("s"))),
+                    ..usual()
+                },
+            ),
+            (
+                "secret_access_key",
+                RemoteOptions {
+                    access_key: bad().map(|bad| ("id".to_owned(), bad)),
+                    ..usual()
+                },
+            ),
+            (
+                "session_token",
+                RemoteOptions {
+                    session_token: bad(),
+                    ..usual()
+                },
+            ),
+            (
+                "account_key",
+                RemoteOptions {
+                    account_key: bad(),
+                    ..usual()
+                },
+            ),
+            (
+                "sas_token",
+                RemoteOptions {
+                    sas_token: bad(),
+                    ..usual()
+                },
+            ),
+        ] {
+            let fault = options.check().unwrap_err();
+            assert_eq!(fault.code(), "storage-option");
+            assert_eq!(fault.to_string(), format!("{name} has control characters"));
+        }
+    }
+
+    #[test]
+    fn secrets_do_not_print() {
+        let options = RemoteOptions {
+            token: Token::Given(Secret::new("hunter2")),
+            headers: vec![("X-Key".to_owned(), Secret::new("hunter2"))],
+            access_key: Some(("id".to_owned(), Secret::new("hunter2"))),
+            ..RemoteOptions::default()
+        };
+        assert!(!format!("{options:?}").contains("hunter2"));
+    }
+}

@@ -1,0 +1,95 @@
+//! Which version of a file was opened.
+
+use crate::fault::{Fault, FaultKind};
+use crate::http::message::Head;
+use crate::url::{SecurityOrigin, Url};
+
+/// What names the version of a file: every part that is read later has to be of it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Pin {
+    pub(crate) nbytes: u64,
+    version: Version,
+    /// Who says so.
+    origin: Option<SecurityOrigin>,
+}
+
+/// What a server says that tells two versions apart. What one answer says, all have to: where a later one is silent,
+/// nobody knows what it is of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Version {
+    /// A strong tag names the bytes, whenever they were written.
+    Tag(String),
+    /// A weak tag does not, so that the date counts too, as far as there is either.
+    Dated {
+        weak: Option<String>,
+        modified: Option<String>,
+    },
+}
+
+impl Default for Version {
+    fn default() -> Version {
+        Version::Dated {
+            weak: None,
+            modified: None,
+        }
+    }
+}
+
+impl Version {
+    fn of(head: &Head) -> Result<Version, Fault> {
+        let said = |text: Option<&str>| text.filter(|text| !text.is_empty()).map(ToOwned::to_owned);
+        let tag = said(head.single("etag")?);
+        let modified = said(head.single("last-modified")?);
+        Ok(match tag {
+            Some(tag) if !tag.starts_with("W/") => Version::Tag(tag),
+            weak => Version::Dated { weak, modified },
+        })
+    }
+}
+
+impl Pin {
+    pub(crate) fn new(head: &Head, nbytes: u64, url: &Url) -> Result<Pin, Fault> {
+        Ok(Pin {
+            nbytes,
+            version: Version::of(head)?,
+            origin: Some(url.origin()),
+        })
+    }
+
+    /// The same version, of so many bytes.
+    pub(crate) fn of(self, nbytes: u64) -> Pin {
+        Pin { nbytes, ..self }
+    }
+
+    /// Whether the server of `url` is the one that named the version. Another knows nothing of it.
+    pub(crate) fn is_from(&self, url: &Url) -> bool {
+        self.origin.as_ref() == Some(&url.origin())
+    }
+
+    /// The header that has a server refuse to give bytes of another version. A weak tag names no bytes, and may not
+    /// stand in `If-Match`.
+    pub(crate) fn condition(&self) -> Option<(String, String)> {
+        let (name, value) = match &self.version {
+            Version::Tag(tag) => ("If-Match", tag),
+            Version::Dated { modified, .. } => ("If-Unmodified-Since", modified.as_ref()?),
+        };
+        Some((name.to_owned(), value.clone()))
+    }
+
+    /// Checks an answer all the same: not every server knows those headers.
+    pub(crate) fn check(&self, other: &Pin) -> Result<(), Fault> {
+        let nbytes_now = (self.nbytes != other.nbytes).then_some(other.nbytes);
+        match nbytes_now.is_some() || self.version != other.version {
+            true => Err(FaultKind::Changed { nbytes_now }.into()),
+            false => Ok(()),
+        }
+    }
+
+    /// What no other version of the file at this address says of itself, as far as the server says anything.
+    pub(crate) fn version(&self) -> Option<String> {
+        match &self.version {
+            Version::Tag(tag) => Some(format!("etag {tag}")),
+            Version::Dated { modified, .. } => Some(format!("modified {}", modified.as_ref()?)),
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! What no text may show: the one place where secrets are taken out of URLs, and out of what servers say.
+
+use ingot_format::Escaped;
+
+use crate::fault::Fault;
+use crate::http::message::HttpRequest;
+use crate::http::proxy::basic;
+use crate::options::{RemoteOptions, Token};
+use crate::url::{Url, decode, split_collapsed, split_scheme};
+
+/// What stands where a secret was.
+const REMOVED: &str = "…";
+
+/// Shorter values are words such as `2` or `yes`, and every message has letters of them.
+const LEAST_NBYTES: usize = 4;
+
+/// The query of `s3://` that names a version, and lets nobody in.
+const VERSION: &str = "?versionId=";
+
+/// `text` without what may be secret in it, whether it is a proper URL or not: users with their passwords, and queries.
+#[must_use]
+pub fn redacted(text: &str) -> String {
+    let Some((scheme, rest)) = split_scheme(text).or_else(|| split_collapsed(text)) else {
+        return text.to_owned();
+    };
+    let head = &text[..text.len() - rest.len()];
+    let rest = &rest[user_nbytes(scheme, rest)..];
+    match path_nbytes(scheme, rest) {
+        end if end == rest.len() || names_version(scheme, &rest[end..]) => format!("{head}{rest}"),
+        end => format!("{head}{}?{REMOVED}", &rest[..end]),
+    }
+}
+
+/// The bytes of what follows `scheme` up to a query or a fragment. In the keys of stores `#` and `?` are letters like any
+/// other, unless what follows is `name=value`, as what signs an address is.
+pub(crate) fn path_nbytes(scheme: &str, rest: &str) -> usize {
+    let is_store = ["s3", "gs", "az"]
+        .iter()
+        .any(|store| scheme.eq_ignore_ascii_case(store));
+    let end = match is_store {
+        true => rest.find('?').filter(|&end| rest[end..].contains('=')),
+        false => rest.find(['?', '#']),
+    };
+    end.unwrap_or(rest.len())
+}
+
+/// The bytes of `rest` up to the `@` behind the user.
+fn user_nbytes(scheme: &str, rest: &str) -> usize {
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let is_hub = scheme.eq_ignore_ascii_case("hf");
+    let after = |text: &str| text.rfind('@').map_or(0, |at| at + 1);
+    // A password with a slash or a question mark in it that is not encoded, as keys of Amazon have them, goes on behind
+    // what looks like the host; a host is followed by a port and nothing else.
+    let port = authority
+        .rsplit_once(']')
+        .map_or(authority, |(_, port)| port)
+        .split_once(':');
+    let is_cut = port.is_some_and(|(_, port)| !port.bytes().all(|byte| byte.is_ascii_digit()));
+    match authority.contains('@') {
+        // `hf://gpt2@main` names a revision.
+        true if is_hub && !authority.contains(':') && !authority.starts_with("hf_") => 0,
+        true => after(authority),
+        false if is_cut => after(rest),
+        false => 0,
+    }
+}
+
+fn names_version(scheme: &str, query: &str) -> bool {
+    let may = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+    let version = query.strip_prefix(VERSION);
+    scheme.eq_ignore_ascii_case("s3") && version.is_some_and(|version| version.bytes().all(may))
+}
+
+/// What was sent to a server that it may say again, in a reason, a header or a body.
+#[derive(Debug, Default)]
+pub(crate) struct Secrets(Vec<String>);
+
+impl Secrets {
+    /// Those of a request, whatever it is let in by.
+    pub(crate) fn of_request(request: &HttpRequest<'_>) -> Secrets {
+        let mut secrets = Secrets::default();
+        secrets.add_url(request.url);
+        secrets.add_headers(&request.headers);
+        secrets.add_pairs(&String::from_utf8_lossy(request.body));
+        secrets
+    }
+
+    /// Those that the caller has given.
+    pub(crate) fn add_options(&mut self, options: &RemoteOptions) {
+        if let Token::Given(token) = &options.token {
+            self.add(token.reveal());
+        }
+        for (_, value) in &options.headers {
+            self.add_header(value.reveal());
+        }
+    }
+
+    pub(crate) fn add_url(&mut self, url: &Url) {
+        if let Some(user) = &url.user {
+            self.add_header(&basic(user));
+            self.add(user);
+            // The name is secret where it stands alone, as tokens do; beside a password it may be any word.
+            let (name, password) = user.split_once(':').unwrap_or((user, ""));
+            self.add(if password.is_empty() { name } else { password });
+        }
+        if let Some(query) = &url.query {
+            self.add(query);
+            self.add_pairs(query);
+        }
+        // What looks like a query in the key of a store.
+        if let Some(at) = url.path.find("%3F") {
+            self.add(&url.path[at..]);
+            self.add_pairs(&decode(&url.path[at..]));
+        }
+    }
+
+    pub(crate) fn add_headers(&mut self, headers: &[(String, String)]) {
+        for (name, value) in headers {
+            // The others say which bytes, of which version.
+            let lower = name.to_ascii_lowercase();
+            if lower != "range" && !lower.starts_with("if-") {
+                self.add_header(value);
+            }
+        }
+    }
+
+    /// `Bearer …`, `Basic …`, `AWS4-HMAC-SHA256 Credential=…/…, Signature=…`, or any other value.
+    fn add_header(&mut self, value: &str) {
+        self.add(value);
+        let Some((_, rest)) = value.split_once(' ') else {
+            return;
+        };
+        self.add(rest);
+        for part in rest.split([',', ' ']).filter_map(|part| part.split_once('=')) {
+            self.add(part.1);
+            self.add(part.1.split('/').next().unwrap_or_default());
+        }
+    }
+
+    /// The values of a query or a form.
+    fn add_pairs(&mut self, text: &str) {
+        for (_, value) in text.split('&').filter_map(|pair| pair.split_once('=')) {
+            self.add(value);
+        }
+    }
+
+    /// As it stands, decoded, and as what is said of it is escaped.
+    fn add(&mut self, secret: &str) {
+        for text in [secret.to_owned(), decode(secret)] {
+            let escaped = Escaped(&text).to_string();
+            for text in [text, escaped] {
+                if text.len() >= LEAST_NBYTES && !self.0.contains(&text) {
+                    self.0.push(text);
+                }
+            }
+        }
+    }
+
+    /// `text` without any of them, in whatever case. The longest first: one may be part of another.
+    pub(crate) fn removed(&self, text: &str) -> String {
+        let mut secrets: Vec<&str> = self.0.iter().map(String::as_str).collect();
+        secrets.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
+        secrets
+            .iter()
+            .fold(text.to_owned(), |text, secret| without(&text, secret))
+    }
+}
+
+impl Fault {
+    /// The same without `secrets`, in whatever a server has said. All that it says goes through here before it is told.
+    pub(crate) fn without(mut self, secrets: &Secrets) -> Fault {
+        for text in self.said() {
+            *text = secrets.removed(text);
+        }
+        self
+    }
+}
+
+/// `text` without `secret`, whatever the case of its letters of ASCII.
+fn without(text: &str, secret: &str) -> String {
+    let (mut kept, mut from) = (String::new(), 0);
+    let find = |from: usize| {
+        let mut windows = text.as_bytes()[from..].windows(secret.len());
+        windows.position(|window| window.eq_ignore_ascii_case(secret.as_bytes()))
+    };
+    while let Some(at) = find(from) {
+        kept.push_str(&text[from..from + at]);
+        kept.push_str(REMOVED);
+        from += at + secret.len();
+    }
+    kept + &text[from..]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_shown_of_a_url_holds_no_secret() {
+        for (text, shown) in [
+            ("https://u:p@h/x?sig=1#y", "https://h/x?…"),
+            ("https://u:p@h", "https://h"),
+            ("https://h:1/a@b", "https://h:1/a@b"),
+            ("http://[::1]:81/a@b", "http://[::1]:81/a@b"),
+            ("http://u:p@ss@h/x", "http://h/x"),
+            ("http://u:p/w?d@h/x", "http://h/x"),
+            ("http:/u:p@h/x?y", "http:/h/x?…"),
+            ("ftp://u:p@h/x?y", "ftp://h/x?…"),
+            ("simplecache::s3://k:s@b/k", "simplecache::s3://b/k"),
+            ("s3://b/k?x", "s3://b/k?x"),
+            ("s3://b/k?x=y", "s3://b/k?…"),
+            ("s3://b/k#x", "s3://b/k#x"),
+            ("s3://b/k?versionId=1.a", "s3://b/k?versionId=1.a"),
+            ("s3://b/k?versionId=1&sig=x", "s3://b/k?…"),
+            ("s3://KEY:SEC/RET+@b/k", "s3://b/k"),
+            ("s3://KEY@b/k@2", "s3://b/k@2"),
+            ("az://c/b?sv=1&sig=x", "az://c/b?…"),
+            ("hf://a/b@rev/x", "hf://a/b@rev/x"),
+            ("hf://gpt2@main/x", "hf://gpt2@main/x"),
+            ("hf://hf_x@gpt2/x?y", "hf://gpt2/x?…"),
+            ("hf://me:hf_x@a/b", "hf://a/b"),
+            ("model@1?.safetensors", "model@1?.safetensors"),
+        ] {
+            assert_eq!(redacted(text), shown);
+        }
+    }
+
+    #[test]
+    fn what_was_sent_is_not_said_again() {
+        let url = Url::parse("https://me:p%40ssword@h/x?sig=abc%2Bdef&se=2030").unwrap();
+        let headers = [
+            ("Range", "bytes=0-131071"),
+            (
+                "Authorization",
+                "AWS4-HMAC-SHA256 Credential=AKIAX/20/s3, SignedHeaders=host;range, Signature=0123abcd",
+            ),
+            ("X-Key", "hunter2\u{ad}"),
+        ];
+        let request = HttpRequest {
+            method: "POST",
+            url: &url,
+            headers: headers
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .into(),
+            body: b"grant=x&token=deadbeef",
+        };
+        let secrets = Secrets::of_request(&request);
+        for (said, left) in [
+            ("no bytes=0-131071 for sig=ABC+DEF", "no bytes=0-131071 for sig=…"),
+            ("abc%2Bdef, deadbeef", "…, …"),
+            ("p@ssword p%40ssword", "… …"),
+            ("bWU6cEBzc3dvcmQ=", "…"),
+            ("AKIAX 0123ABCD", "… …"),
+            ("hunter2\u{ad}", "…"),
+            (r"hunter2\u00ad", "…"),
+            ("SignatureDoesNotMatch", "SignatureDoesNotMatch"),
+            ("me", "me"),
+        ] {
+            assert_eq!(secrets.removed(said), left);
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! What is known without asking anybody: URLs, faults, secrets, locks and flags.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ingot_remote::{
+    Fault, Location, RemoteOptions, Secret, StopFlag, Token, briefly, is_repository, is_url, local_path,
+    locked, redacted, url_file_name, was_url,
+};
+
+#[test]
+fn urls_are_told_from_paths() {
+    assert!(is_url("s3://b/k") && is_url("file:/a") && !is_url("a/b") && !is_url("C:/a"));
+    assert!(was_url("https:/h/x") && !was_url("h/x"));
+    assert_eq!(
+        local_path("file:///a%20b").unwrap().unwrap(),
+        PathBuf::from("/a b")
+    );
+    assert_eq!(local_path("file://h/a").unwrap().unwrap_err().code(), "bad-url");
+    assert!(local_path("/a").is_none());
+}
+
+#[test]
+fn urls_name_files_and_repositories() {
+    assert_eq!(url_file_name("https://h/a/x%20y.bt?sig=1"), "x y.bt");
+    assert_eq!(url_file_name("hf://me/gpt"), "model.safetensors");
+    assert!(is_repository("hf://me/gpt") && is_repository("https://huggingface.co/me/gpt"));
+    assert!(!is_repository("hf://me/gpt/x.bt") && !is_repository("s3://b/k"));
+}
+
+#[test]
+fn a_url_is_shown_without_its_secrets() {
+    assert_eq!(redacted("https://me:hunter2@h/x?sig=hunter3"), "https://h/x?…");
+    assert_eq!(redacted("s3://b/k?versionId=1"), "s3://b/k?versionId=1");
+    assert_eq!(format!("{:?}", Secret::new("hunter2\n")), "…");
+}
+
+#[test]
+fn a_location_is_on_this_machine_or_behind_requests() {
+    let find = |url: &str, options: &RemoteOptions| Location::find(url, options, StopFlag::never());
+    let mut options = RemoteOptions::default();
+    let found = find("file:///a", &options).unwrap();
+    assert!(matches!(found, Location::Cached(path, None) if path == Path::new("/a")));
+    assert!(matches!(
+        find("https://h/x", &options).unwrap(),
+        Location::Remote(_)
+    ));
+    assert_eq!(find("ftp://h/x", &options).unwrap_err().code(), "bad-url");
+    options.token = Token::Given(Secret::new("two\nlines"));
+    let fault = find("https://h/x", &options).unwrap_err();
+    assert!(fault.is_misuse() && fault.code() == "storage-option");
+}
+
+#[test]
+fn faults_keep_their_codes_inside_of_errors_of_the_system() {
+    for (fault, code) in [
+        (Fault::option("why"), "storage-option"),
+        (Fault::address("why"), "bad-url"),
+        (Fault::too_large(7), "document-too-large"),
+    ] {
+        assert_eq!((fault.code(), fault.status(), fault.region()), (code, None, None));
+        assert!(!fault.is_missing() && !fault.is_answer());
+        let error = io::Error::from(fault);
+        assert_eq!(Fault::of(&error).map(Fault::code), Some(code));
+    }
+    assert!(Fault::of(&io::Error::from(io::ErrorKind::NotFound)).is_none());
+}
+
+#[test]
+fn a_flag_stops_work_once_it_is_set() {
+    let flag = AtomicBool::new(false);
+    assert!(!StopFlag::never().is_set() && !StopFlag::from(&flag).is_set());
+    flag.store(true, Ordering::Relaxed);
+    assert!(StopFlag::from(&flag).is_set());
+}
+
+#[test]
+fn a_lock_that_stays_closed_is_done_without_and_one_that_broke_is_opened() {
+    let mutex = Mutex::new(1);
+    let held = locked(&mutex);
+    assert!(briefly(&mutex).is_none());
+    drop(held);
+    assert_eq!(briefly(&mutex).map(|guard| *guard), Some(1));
+    let broken = std::thread::scope(|scope| {
+        let holding = scope.spawn(|| {
+            let _held = locked(&mutex);
+            std::panic::resume_unwind(Box::new(()));
+        });
+        holding.join()
+    });
+    assert!(broken.is_err());
+    assert_eq!(*locked(&mutex), 1);
+    assert_eq!(briefly(&mutex).map(|guard| *guard), Some(1));
+}
