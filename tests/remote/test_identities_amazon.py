@@ -393,6 +393,21 @@ def test_a_login_is_renewed_and_kept_for_other_tools(setup: Setup) -> None:
     assert of_botocore() == "SSO.42.dev.renewed-r1"
 
 
+def test_a_login_that_is_not_renewed_is_good_to_its_end(setup: Setup) -> None:
+    sso_session(setup)
+    setup.login("corp", expiresAt=after(600))
+    assert setup.open() == "SSO.42.dev.login" == of_botocore()
+    setup.put("config", "default", sso_role_name="other")
+    client = {"clientId": "c", "clientSecret": "is-wrong", "registrationExpiresAt": after(9999)}
+    setup.login("corp", expiresAt=after(600), refreshToken="r1", **client)
+    assert setup.open() == "SSO.42.other.login" == of_botocore()
+    setup.login("corp", expiresAt=after(-1), refreshToken="r1", **client)
+    setup.put("config", "default", sso_role_name="third")
+    with pytest.raises(PermissionError, match="/token") as caught:
+        setup.open()
+    assert "is-wrong" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "more", [{}, {"refreshToken": "r", "clientId": "c", "clientSecret": "of-the-client"}]
 )

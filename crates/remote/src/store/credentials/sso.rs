@@ -63,18 +63,25 @@ impl Sso {
         let kept = read_json(&self.file)?;
         let text = |name: &str| kept.get(name).and_then(Value::as_str);
         let (now, over) = (SystemTime::now(), until(text("expiresAt")));
-        if over > now + LEAST_VALIDITY || over > now && !self.is_renewed {
-            let token = text("accessToken").ok_or_else(|| log_in("there is no token"))?;
-            return Secret::new(token).checked(&format!("the token in {}", shown(&self.file)));
-        }
+        let present = text("accessToken").filter(|_| over > now).map(Secret::new);
+        let present = present
+            .map(|token| token.checked(&format!("the token in {}", shown(&self.file))))
+            .transpose()?;
         let parts = ["clientId", "clientSecret", "refreshToken"].map(text);
-        let [Some(client), Some(secret), Some(refresh)] = parts else {
-            return Err(log_in("the login is over"));
+        let renewed = match parts {
+            _ if over > now + LEAST_VALIDITY || !self.is_renewed => None,
+            [Some(client), Some(secret), Some(refresh)] if until(text("registrationExpiresAt")) > now => {
+                Some(self.renew(&kept, [client, secret, refresh], options, stop))
+            }
+            _ => None,
         };
-        if !self.is_renewed || until(text("registrationExpiresAt")) <= now {
-            return Err(log_in("the login is over"));
+        match (renewed, present) {
+            (Some(Ok(token)), _) => Ok(token),
+            (Some(Err(fault)), _) if stop.is_set() => Err(fault),
+            (_, Some(token)) => Ok(token),
+            (Some(Err(fault)), None) => Err(fault),
+            (None, None) => Err(log_in("the login is over")),
         }
-        self.renew(&kept, [client, secret, refresh], options, stop)
     }
 
     /// A new token for the one that is nearly over. It is kept where the old one was: that cannot be renewed again.
