@@ -85,7 +85,7 @@ impl S3Access {
     /// How requests to Google's store are signed, which takes such signatures with keys of its own.
     pub(crate) fn of_google(keys: Keys) -> S3Access {
         S3Access {
-            keys: Some(Source::known(keys)),
+            keys: Some(Source::Known(keys)),
             region: "auto".to_owned(),
             is_payer: false,
         }

@@ -112,7 +112,7 @@ impl<'a> Amazon<'a> {
                 Token::Given(token) => Some(token.clone()),
                 _ => None,
             };
-            return Ok(Some(Source::known(Keys {
+            return Ok(Some(Source::Known(Keys {
                 id: Secret::new(id),
                 secret,
                 session: options.session_token.clone().or(token),
@@ -138,7 +138,7 @@ impl<'a> Amazon<'a> {
             return Ok(None);
         };
         let session = credential(self.variable, &["AWS_SESSION_TOKEN"])?;
-        Ok(Some(Source::known(Keys { session, ..keys })))
+        Ok(Some(Source::Known(Keys { session, ..keys })))
     }
 
     /// What a profile says. `in_environment`: the environment may name the token of a pod, which is more than what the
@@ -176,10 +176,7 @@ impl<'a> Amazon<'a> {
         if get("sso_account_id").is_some() || get("sso_role_name").is_some() {
             let name = named("the SSO");
             let sso = self.sso(profile, &name)?;
-            return Ok(Some(Source {
-                name,
-                way: Way::Sso(sso),
-            }));
+            return Ok(Some(Source::issued(name, Way::Sso(sso))));
         }
         if let Some(keys) = self.keys(File::Credentials, profile)? {
             return Ok(Some(keys));
@@ -196,7 +193,7 @@ impl<'a> Amazon<'a> {
                 named("the credential_process"),
                 Way::Process(Secret::new(command)),
             );
-            return Ok(Some(Source { name, way }));
+            return Ok(Some(Source::issued(name, way)));
         }
         self.keys(File::Config, profile)
     }
@@ -214,7 +211,7 @@ impl<'a> Amazon<'a> {
             return Ok(None);
         };
         let session = get("aws_session_token")?;
-        Ok(Some(Source::known(Keys { session, ..keys })))
+        Ok(Some(Source::Known(Keys { session, ..keys })))
     }
 
     /// A role, taken with the keys of another profile or of where the profile says.
@@ -264,7 +261,7 @@ impl<'a> Amazon<'a> {
             pairs,
             proof,
         });
-        Ok(Source { name, way })
+        Ok(Source::issued(name, way))
     }
 
     fn sso(&self, profile: &str, name: &str) -> Result<Sso, Fault> {
@@ -322,7 +319,7 @@ impl<'a> Amazon<'a> {
         let text = credential(self.variable, &["AWS_CONTAINER_AUTHORIZATION_TOKEN"])?;
         let token = file.or_else(|| text.map(ContainerToken::Text));
         let (name, way) = (name.to_owned(), Way::Container { service, token });
-        Ok(Some(Source { name, way }))
+        Ok(Some(Source::issued(name, way)))
     }
 
     /// The machine, where it is known to be one of EC2 or has to be one.
@@ -346,7 +343,7 @@ impl<'a> Amazon<'a> {
         };
         let name =
             "the metadata service of this machine (not asked with AWS_EC2_METADATA_DISABLED=true)".to_owned();
-        Ok(Some(Source { name, way }))
+        Ok(Some(Source::issued(name, way)))
     }
 }
 

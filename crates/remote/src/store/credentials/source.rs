@@ -16,20 +16,27 @@ use crate::stop::StopFlag;
 use crate::store::sigv4::sign;
 use crate::url::{Url, encode_segment};
 
-static KEYS: Issued<Source, Keys> = Issued::new();
+static KEYS: Issued<Issuer, Keys> = Issued::new();
 
 /// Where keys come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Source {
+pub(crate) enum Source {
+    /// They stand there.
+    Known(Keys),
+    /// They are issued for a while, and then again.
+    Issued(Box<Issuer>),
+}
+
+/// Who issues keys.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Issuer {
     /// What its faults call it.
-    pub(super) name: String,
-    pub(super) way: Way,
+    name: String,
+    way: Way,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// They stand there.
-    Known(Keys),
     /// Amazon's token service issues those of a role.
     Role(Role),
     /// What a person gets who has logged in with `aws sso login`.
@@ -70,26 +77,23 @@ pub(super) enum ContainerToken {
 }
 
 impl Source {
-    pub(crate) fn known(keys: Keys) -> Source {
-        let (name, way) = ("the keys".to_owned(), Way::Known(keys));
-        Source { name, way }
+    pub(super) fn issued(name: String, way: Way) -> Source {
+        Source::Issued(Box::new(Issuer { name, way }))
     }
 
     /// Keys that are good for some minutes at least: those that were issued before, or new ones. None: the machine has
     /// no role.
     pub(crate) fn keys(&self, options: &RemoteOptions, stop: StopFlag<'_>) -> Result<Option<Keys>, Fault> {
-        match &self.way {
-            Way::Known(keys) => Ok(Some(keys.clone())),
-            _ => KEYS.get(self, &self.name, stop, || self.issue(options, stop)),
+        match self {
+            Source::Known(keys) => Ok(Some(keys.clone())),
+            Source::Issued(issuer) => KEYS.get(issuer, &issuer.name, stop, || issuer.issue(options, stop)),
         }
     }
+}
 
+impl Issuer {
     fn issue(&self, options: &RemoteOptions, stop: StopFlag<'_>) -> Result<Timed<Keys>, Fault> {
         match &self.way {
-            Way::Known(keys) => Ok(Timed {
-                value: Some(keys.clone()),
-                until: until(None),
-            }),
             Way::Role(role) => role.issue(options, stop),
             Way::Sso(sso) => of_json(&sso.ask(options, stop)?, &sso.portal.to_string()),
             Way::Process(command) => {
