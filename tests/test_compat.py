@@ -604,7 +604,7 @@ with safe_open({str(path)!r}, {framework!r}) as file:
             read()
         except ModuleNotFoundError as error:
             assert f"No module named {{error.name!r}}" in str(error), error
-            assert f"pip install 'ingot[{{error.name}}]'" in str(error), error
+            assert f"pip install 'ingot-tensors[{{error.name}}]'" in str(error), error
         else:
             raise AssertionError
 """

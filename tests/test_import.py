@@ -93,7 +93,7 @@ except (AttributeError, ImportError) as error:
     found, name, message = in_a_fresh_process(script)  # type: ignore[misc]
     assert found == kinds
     assert name == (framework if kinds[0] == "AttributeError" else package)
-    assert f"pip install 'ingot[{package}]'" in message
+    assert f"pip install 'ingot-tensors[{package}]'" in message
 
 
 # Looks at everything in a module that it says it has.
@@ -109,7 +109,7 @@ def words(name):
         getattr(ingot, name)
     except AttributeError as error:
         return str(error)
-answer = all("pip install 'ingot[" in words(name) for name in HIDDEN)
+answer = all("pip install 'ingot-tensors[" in words(name) for name in HIDDEN)
 """,
     "getattr": "answer = all(getattr(ingot, name, None) is None for name in HIDDEN)",
     "mock": "from unittest import mock; answer = mock.create_autospec(ingot).safe_open is not None",
@@ -144,7 +144,7 @@ except ModuleNotFoundError as error:
     name, message = in_a_fresh_process(script)  # type: ignore[misc]
     assert name == "numpy"
     assert "ingot.convert needs numpy" in message
-    assert "ingot[convert]" in message
+    assert "ingot-tensors[convert]" in message
 
 
 def test_a_missing_ml_dtypes_blocks_only_the_tensors_that_need_it(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ for read in (lambda: file["half"], lambda: ingot.numpy.load_file({str(path)!r}))
     for tensor, found, message in refusals:
         assert (tensor, found) == ("half", "BF16")
         assert message.startswith(f"{path}: tensor `half`: ")
-        assert "pip install ingot[numpy]" in message
+        assert "pip install 'ingot-tensors[numpy]'" in message
 
 
 def test_the_names_that_are_promised_are_there() -> None:
@@ -184,4 +184,4 @@ def test_the_names_that_are_promised_are_there() -> None:
 
 
 def test_the_version_is_that_of_the_distribution() -> None:
-    assert ingot.__version__ == importlib.metadata.version("ingot")
+    assert ingot.__version__ == importlib.metadata.version("ingot-tensors")

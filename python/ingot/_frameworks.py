@@ -25,6 +25,9 @@ if TYPE_CHECKING:
             """`tensor[index]` by the framework's own rules."""
 
 
+# What the package index calls this package: there `ingot` is another one.
+DISTRIBUTION = "ingot-tensors"
+
 # Upstream's names, each with the module of this package. A framework is added here and nowhere else.
 FRAMEWORKS = {
     "numpy": "numpy",
@@ -93,6 +96,12 @@ def payload(name: str, tensor: Any) -> Any:
     raise not_a_tensor(name, tensor, "an array or a tensor")
 
 
+def installing(extra: str) -> str:
+    """The command that installs what an extra of this package names."""
+    # In quotes, because zsh takes brackets for a pattern.
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
 def missing(package: str, error: ImportError, module: str | None = None) -> ImportError:
     """`error` again, with the command that helps. For the import of `package` at the top of `module`.
 
@@ -103,8 +112,7 @@ def missing(package: str, error: ImportError, module: str | None = None) -> Impo
         # The package is there, and something that it needs is not: its own words are the better ones.
         return error
     return ModuleNotFoundError(
-        # In quotes, because zsh takes brackets for a pattern.
-        f"ingot.{module or package} needs {package}, which is not installed: pip install 'ingot[{package}]'",
+        f"ingot.{module or package} needs {package}, which is not installed: {installing(package)}",
         name=package,
     )
 

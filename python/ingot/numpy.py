@@ -9,7 +9,7 @@ from typing import overload
 from . import _native, _open, _select
 from ._boxes import boxes
 from ._dtypes import CODES, F4_LOOSE, NAMES
-from ._frameworks import missing
+from ._frameworks import installing, missing
 from ._progress import reading
 from ._select import Selected, float_code, misfit
 from ._serialize import known_format, named, texts, write_file
@@ -522,7 +522,7 @@ def _resolve(code: str) -> numpy.dtype[Any] | Callable[[Array, tuple[int, ...]],
         import ml_dtypes
     except ImportError:
         raise DtypeError(
-            f"numpy reads {code} by ml_dtypes, which is not installed: pip install ingot[numpy]",
+            f"numpy reads {code} by ml_dtypes, which is not installed: {installing('numpy')}",
             code="dtype-not-in-framework",
             found=code,
         ) from None

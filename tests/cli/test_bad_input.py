@@ -281,7 +281,7 @@ def test_missing_packages_are_one_line(missing: str, tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment())
     assert done.returncode == 2
-    assert done.stderr == "ingot: the command needs click and rich: pip install ingot[cli]\n"
+    assert done.stderr == "ingot: the command needs click and rich: pip install 'ingot-tensors[cli]'\n"
 
 
 def test_the_wheel_brings_the_command_and_the_extra_its_packages() -> None:

@@ -134,6 +134,8 @@ def test_doctor(model: Path) -> None:
     found = good("doctor", model, "--json").json()
     assert found["ingot"]["found"] == ingot.__version__
     assert found["backend"]["found"] in ("mmap", "pread")
+    # As the extras of this distribution name them.
+    assert {"click", "gguf", "jax", "ml-dtypes", "numpy", "torch"} <= found.keys()
 
 
 def test_meta_is_read(model: Path) -> None:

@@ -333,7 +333,7 @@ def test_a_missing_package_is_named_with_what_installs_it(
     WRITERS[word]("in.data")
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(
-        ModuleNotFoundError, match=rf"needs {package}.*pip install ingot\[convert\]"
+        ModuleNotFoundError, match=rf"needs {package}.*pip install 'ingot-tensors\[convert\]'"
     ) as caught:
         ingot.convert("in.data", "out.safetensors", source=word)
     assert caught.value.name == package

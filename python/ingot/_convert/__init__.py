@@ -20,7 +20,7 @@ except ModuleNotFoundError as error:
     _missing = error
 
     def convert(*args: Any, **options: Any) -> Conversion:  # type: ignore[misc]
-        """Convert a file of another format. It needs numpy: ``pip install 'ingot[convert]'``."""
+        """Convert a file of another format. It needs numpy: ``pip install 'ingot-tensors[convert]'``."""
         # Not before it is called: whoever looks at what `ingot` has does not want to convert anything.
         raise ModuleNotFoundError(str(_missing), name=_missing.name) from _missing
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ingot._frameworks import installing
 from ingot.errors import SafetensorError, _escaped
 
 from .refusal import refused
@@ -35,6 +36,6 @@ def reading(path: str, title: str) -> Iterator[None]:
 def lacks(package: str, title: str, extra: str) -> ModuleNotFoundError:
     """What to install so that `title` can be read."""
     return ModuleNotFoundError(
-        f"converting {title} needs {package}, which is not installed: pip install ingot[{extra}]",
+        f"converting {title} needs {package}, which is not installed: {installing(extra)}",
         name=package,
     )

@@ -6,6 +6,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ingot._dtypes import CODES, F4_LOOSE, NAMES
+from ingot._frameworks import installing
 from ingot._frameworks import lacks as framework_lacks
 from ingot._reads import PLAIN
 from ingot.errors import ConversionError, _escaped
@@ -16,7 +17,7 @@ try:
     import numpy
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "ingot.convert needs numpy, which is not installed: pip install ingot[convert]", name="numpy"
+        f"ingot.convert needs numpy, which is not installed: {installing('convert')}", name="numpy"
     ) from error
 
 from ingot import _native, _select
@@ -45,7 +46,7 @@ def dtype_of(code: str) -> numpy.dtype[Any]:
         import ml_dtypes
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"converting {code} needs ml_dtypes, which is not installed: pip install ingot[convert]",
+            f"converting {code} needs ml_dtypes, which is not installed: {installing('convert')}",
             name="ml_dtypes",
         ) from error
     found: numpy.dtype[Any] = numpy.dtype(getattr(ml_dtypes, arrays.ML_DTYPES[code]))

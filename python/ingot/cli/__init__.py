@@ -1,6 +1,6 @@
 """The command `ingot`: look at files of tensors, check, compare, change and convert them, from a shell.
 
-It needs click and rich, which ``pip install ingot[cli]`` brings. Nothing of `ingot` imports this package.
+It needs click and rich, which ``pip install 'ingot-tensors[cli]'`` brings. Nothing of `ingot` imports it.
 """
 
 from __future__ import annotations
@@ -29,5 +29,7 @@ def main() -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("click", "rich"):
             raise
-        sys.stderr.write("ingot: the command needs click and rich: pip install ingot[cli]\n")
+        from ingot._frameworks import installing
+
+        sys.stderr.write(f"ingot: the command needs click and rich: {installing('cli')}\n")
         return 2

@@ -10,6 +10,7 @@ from importlib import metadata
 import click
 
 from ingot import __version__
+from ingot._frameworks import DISTRIBUTION, installing
 
 from . import arguments
 from .screen import Screen, printing
@@ -61,7 +62,7 @@ def _packages() -> list[tuple[str, str, str]]:
     rows = []
     for package, extra in _extras().items():
         version = _version(package)
-        rows.append((package, version or "missing", "" if version else f"pip install ingot[{extra}]"))
+        rows.append((package, version or "missing", "" if version else installing(extra)))
     return rows + [(package, version, "") for package in _OTHERS if (version := _version(package))]
 
 
@@ -71,12 +72,12 @@ def _extras() -> dict[str, str]:
 
     found: dict[str, str] = {}
     try:
-        requirements = metadata.requires("ingot") or []
+        requirements = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
         return found
     for requirement in requirements:
         match = re.match(r"([A-Za-z0-9._-]+).*extra *== *['\"]([^'\"]+)['\"]", requirement)
-        if match and match[1] != "ingot":
+        if match and match[1] != DISTRIBUTION:
             found.setdefault(match[1], match[2])
     return found
 
