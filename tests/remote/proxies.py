@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import shutil
 import socket
 import socketserver
@@ -57,20 +58,15 @@ def exactly(peer: socket.socket, count: int) -> bytes:
 
 
 def relay(a: socket.socket, b: socket.socket) -> None:
-    """Bytes both ways, until either end has no more."""
-
-    def copy(source: socket.socket, destination: socket.socket) -> None:
-        with suppress(OSError):
-            while data := source.recv(1 << 16):
-                destination.sendall(data)
-        for end in (source, destination):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    other = threading.Thread(target=copy, args=(b, a), daemon=True)
-    other.start()
-    copy(a, b)
-    other.join()
+    """Bytes both ways, until either end has no more. In one thread: two may not use one connection of TLS."""
+    other = {a: b, b: a}
+    while True:
+        ready = [end for end in other if isinstance(end, ssl.SSLSocket) and end.pending()]
+        for end in ready or select.select([a, b], [], [], 60)[0] or [a]:
+            data = end.recv(1 << 16)
+            if not data:
+                return
+            other[end].sendall(data)
 
 
 def reach(proxy: Proxy, host: str, port: int) -> socket.socket:

@@ -264,7 +264,7 @@ def test_n17_a_proxy_may_say_it_byte_by_byte(monkeypatch: pytest.MonkeyPatch, pl
 
         def __init__(self, peer: socket.socket) -> None:
             self.peer = peer
-            self.recv, self.shutdown = peer.recv, peer.shutdown
+            self.recv, self.fileno = peer.recv, peer.fileno
 
         def sendall(self, data: bytes) -> None:
             for at in range(min(len(data), 40)):

@@ -20,7 +20,7 @@ use crate::workers::{Reading, share, watched};
 
 /// Bytes that the first request for an index asks for. All of it is wanted, so that only the largest, of some 150,000
 /// tensors, need a second one.
-pub(super) const INDEX_START_NBYTES: u64 = 16 << 20;
+const INDEX_START_NBYTES: u64 = 16 << 20;
 
 /// Headers that are asked for at once. Each is a round trip, or where a host redirects to another one to each: of so
 /// many, half then wait for either host.
@@ -162,7 +162,7 @@ impl<'f> Session<'f> {
             Location::Cached(path, remote) => self.cached(&path, remote.map(|remote| *remote)),
             Location::Remote(remote) if remote.is_folder() => self.model_of(&remote),
             Location::Remote(remote) if remote.is_index() => {
-                let source = RemoteFile::begin(self.resource(&remote), INDEX_START_NBYTES, self.stop);
+                let source = self.index_file(&remote, self.stop);
                 let source = source.map_err(|fault| refused(&remote.shown, fault))?;
                 self.index(*remote, source)
             }
@@ -210,6 +210,11 @@ impl<'f> Session<'f> {
         source::open(self.resource(remote), start_nbytes, &self.limits, self.stop)
     }
 
+    /// An index, or the start of a long one.
+    pub(super) fn index_file(&self, remote: &Remote, stop: StopFlag<'_>) -> Result<RemoteFile, Fault> {
+        RemoteFile::begin(self.resource(remote), INDEX_START_NBYTES, stop)
+    }
+
     pub(super) fn resource(&self, remote: &Remote) -> Resource {
         Resource::new(&self.client, remote)
     }
@@ -224,7 +229,7 @@ impl<'f> Session<'f> {
         let ask = |number: usize, stop: StopFlag<'_>| {
             let opened = match number {
                 0 => self.heeding(stop).source(&model, START_NBYTES),
-                _ => RemoteFile::begin(self.resource(&index), INDEX_START_NBYTES, stop),
+                _ => self.index_file(&index, stop),
             };
             let is_model = number == 0 && opened.is_ok();
             *found[number].lock().unwrap_or_else(PoisonError::into_inner) = Some(opened);

@@ -9,12 +9,12 @@ use ingot_format::Escaped;
 use rustls::ClientConfig;
 
 use crate::fault::{Fault, FaultKind};
-use crate::http::connection::Connection;
+use crate::http::connection::{Connection, trusting};
 use crate::http::dial::{AddressScope, dial, inward, resolve, unreachable};
 use crate::http::message::{Framing, Head, HttpRequest, render_head};
 use crate::http::pace::{Deadline, Pace};
 use crate::http::proxy::{Proxies, Proxy, ProxyKind};
-use crate::http::{socks, trust};
+use crate::http::socks;
 use crate::lock::briefly;
 use crate::options::{RemoteOptions, environment};
 use crate::secrets::Secrets;
@@ -233,7 +233,7 @@ impl Client {
         let ca_file: Option<&PathBuf> = self.options.ca_file.as_ref();
         let made = self
             .tls
-            .get_or_init(|| trust::config(ca_file.map(PathBuf::as_path)).map_err(|fault| fault.to_string()));
+            .get_or_init(|| trusting(ca_file.map(PathBuf::as_path)).map_err(|fault| fault.to_string()));
         made.clone().map_err(|why| FaultKind::Option(why).into())
     }
 

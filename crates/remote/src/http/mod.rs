@@ -9,4 +9,3 @@ pub(crate) mod pace;
 pub(crate) mod proxy;
 pub(crate) mod retry;
 mod socks;
-mod trust;

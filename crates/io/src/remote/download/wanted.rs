@@ -6,7 +6,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
-use ingot_format::{IndexReader, ShardIndex, to_u64, to_usize};
+use ingot_format::{IndexReader, to_u64, to_usize};
 use ingot_remote::{INDEX_FILE, Location, MODEL_FILE, Remote, RemoteFile, RemoteOptions, StopFlag, redacted};
 
 use super::part_table::PartTable;
@@ -16,9 +16,7 @@ use crate::digest::{Algorithm, Digest, Unequal};
 use crate::error::Error;
 use crate::options::{Durability, Existing};
 use crate::payload::FileRange;
-use crate::remote::session::{
-    AT_ONCE, INDEX_START_NBYTES, Session, UrlFile, for_urls, header_limits, in_session, refused,
-};
+use crate::remote::session::{AT_ONCE, Session, UrlFile, for_urls, header_limits, in_session, refused};
 use crate::save::draft::is_there;
 use crate::source::Source;
 use crate::watch::Watch;
@@ -77,7 +75,7 @@ pub(super) struct RemoteModel {
 
 /// Where the files beside an index are.
 enum ShardBase {
-    /// ShardBase this one, which is of one commit where it is one of the Hub. What the cache has of it is there too.
+    /// Beside this one, which is of one commit where it is one of the Hub. What the cache has of it is there too.
     Url(Box<Remote>),
     /// In a folder of the Hub's cache, and the Hub may not be asked.
     Folder(PathBuf),
@@ -104,7 +102,7 @@ impl Session<'_> {
             Location::Cached(path, _) => Ok(Downloadable::File(UrlFile::Cached(path))),
             Location::Remote(remote) if remote.is_folder() => self.wanted_of_folder(&remote),
             Location::Remote(remote) if is_index(remote.path()) => {
-                let source = RemoteFile::begin(self.resource(&remote), INDEX_START_NBYTES, self.stop);
+                let source = self.index_file(&remote, self.stop);
                 let source = source.map_err(|fault| refused(&remote.shown, fault))?;
                 self.model(*remote, &source, redacted(url))
             }
@@ -125,7 +123,7 @@ impl Session<'_> {
             Err(fault) => return Err(refused(&model.shown, fault)),
         };
         let index = self.beside(folder, INDEX_FILE)?;
-        match RemoteFile::begin(self.resource(&index), INDEX_START_NBYTES, self.stop) {
+        match self.index_file(&index, self.stop) {
             Ok(source) => {
                 let shown = index.shown.clone();
                 self.model(index, &source, shown)
@@ -155,17 +153,12 @@ impl Session<'_> {
         if let Some(expected) = sha256 {
             compare(Path::new(&shown), expected, Algorithm::Sha256.digest(&bytes))?;
         }
-        let model = RemoteModel {
-            session: self.heeding(StopFlag::never()),
-            shards: for_urls(read(&bytes, Path::new(&shown))?, Path::new(&shown))?
-                .shards()
-                .to_vec(),
-            bytes,
+        let model = self.indexed(Path::new(&shown), bytes, ShardBase::Url(Box::new(index)))?;
+        Ok(Downloadable::Model(Box::new(RemoteModel {
             sha256,
             is_remote: true,
-            beside: ShardBase::Url(Box::new(index)),
-        };
-        Ok(Downloadable::Model(Box::new(model)))
+            ..model
+        })))
     }
 
     /// The model of an index in the Hub's cache, of which shards may be missing there.
@@ -177,23 +170,30 @@ impl Session<'_> {
             path: path.to_owned(),
             source,
         })?;
-        let folder = path.parent().map(Path::to_owned).unwrap_or_default();
-        let index = match &remote {
-            Some(_) => for_urls(read(&bytes, path)?, path)?,
-            None => read(&bytes, path)?,
+        let beside = match remote {
+            Some(remote) => ShardBase::Url(Box::new(remote)),
+            None => ShardBase::Folder(path.parent().map(Path::to_owned).unwrap_or_default()),
         };
-        let model = RemoteModel {
+        let model = self.indexed(path, bytes, beside)?;
+        Ok(Downloadable::Model(Box::new(model)))
+    }
+
+    /// The model of an index on this machine, which was read at `path`. Names of shards that lead out of its folder are
+    /// refused.
+    fn indexed(&self, path: &Path, bytes: Vec<u8>, beside: ShardBase) -> Result<RemoteModel, Error> {
+        let index = index_of(&bytes[..], to_u64(bytes.len()), path)?;
+        let index = match &beside {
+            ShardBase::Url(_) => for_urls(index, path)?,
+            ShardBase::Folder(_) => index,
+        };
+        Ok(RemoteModel {
             session: self.heeding(StopFlag::never()),
             shards: index.shards().to_vec(),
             bytes,
             sha256: None,
             is_remote: false,
-            beside: match remote {
-                Some(remote) => ShardBase::Url(Box::new(remote)),
-                None => ShardBase::Folder(folder),
-            },
-        };
-        Ok(Downloadable::Model(Box::new(model)))
+            beside,
+        })
     }
 }
 
@@ -214,11 +214,6 @@ fn room(nbytes: u64, path: &Path) -> Result<usize, Error> {
             fault,
         }),
     }
-}
-
-/// An index. Names of shards that lead out of its folder are refused.
-fn read(index: &[u8], path: &Path) -> Result<ShardIndex, Error> {
-    index_of(index, to_u64(index.len()), path)
 }
 
 impl RemoteModel {
