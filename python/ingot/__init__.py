@@ -17,10 +17,7 @@ import sys
 if sys.byteorder != "little":
     raise ImportError("ingot runs on little-endian machines only: this one is big-endian")
 
-from ._ahead import warm
 from ._native import __version__
-from ._open import safe_open
-from ._serialize import deserialize, serialize, serialize_file
 from .errors import (
     CheckpointError,
     ClosedError,
@@ -40,6 +37,8 @@ from .errors import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from . import errors, modelspec
     from . import flax as flax
     from . import mlx as mlx
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from . import paddle as paddle
     from . import tensorflow as tensorflow
     from . import torch as torch
+    from ._ahead import warm
     from ._convert import Conversion, convert
     from ._download import Download, download
     from ._edit import read_metadata, replace_tensor, update_metadata
@@ -54,8 +54,10 @@ if TYPE_CHECKING:
     from ._index import ShardIndex, read_index
     from ._metadata import FileMetadata, RepoMetadata, TensorInfo, metadata, metadata_async
     from ._objects import Ranges
+    from ._open import safe_open
     from ._rearrange import merge, rewrite, split
     from ._remote import StorageOptions
+    from ._serialize import deserialize, serialize, serialize_file
     from ._stream import write_to
     from ._writer import Writer
 
@@ -109,7 +111,7 @@ __all__ = [
     "write_to",
 ]
 
-# Imported when they are first used, each from its module.
+# Imported when they are first used, each from its module: `import ingot` alone takes nothing of the standard library.
 _LATER = {
     "Conversion": "_convert",
     "Download": "_download",
@@ -122,6 +124,7 @@ _LATER = {
     "TensorInfo": "_metadata",
     "Writer": "_writer",
     "convert": "_convert",
+    "deserialize": "_serialize",
     "download": "_download",
     "hash": "_hash",
     "merge": "_rearrange",
@@ -131,10 +134,19 @@ _LATER = {
     "read_metadata": "_edit",
     "replace_tensor": "_edit",
     "rewrite": "_rearrange",
+    "safe_open": "_open",
+    "serialize": "_serialize",
+    "serialize_file": "_serialize",
     "split": "_rearrange",
     "update_metadata": "_edit",
     "verify": "_hash",
+    "warm": "_ahead",
     "write_to": "_stream",
+    # Parts of what others give, under the names by which they are pickled.
+    "Compared": "_hash",
+    "LeftOut": "_convert",
+    "Mismatch": "_hash",
+    "ModelDownload": "_download",
 }
 
 
@@ -142,7 +154,7 @@ _LATER = {
 _MODULES = ("flax", "mlx", "modelspec", "numpy", "paddle", "tensorflow", "torch")
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     if name in _MODULES:
         from importlib import import_module
 
@@ -157,7 +169,11 @@ def __getattr__(name: str) -> object:
     if module is not None:
         from importlib import import_module
 
-        found = globals()[name] = getattr(import_module(f".{module}", __name__), name)
+        found: Any = getattr(import_module(f".{module}", __name__), name)
+        # The name by which users know it: a traceback, a pickle and `help` say no private one.
+        if hasattr(found, "__code__"):
+            found.__module__ = __name__
+        globals()[name] = found
         return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

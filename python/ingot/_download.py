@@ -36,6 +36,8 @@ class Download(NamedTuple):
         No field of the tuple.
     """
 
+    __module__ = "ingot"
+
     path: str
     nbytes: int
     fetched: int
@@ -48,6 +50,8 @@ class Download(NamedTuple):
 
 class ModelDownload(Download):
     """A model of many files."""
+
+    __module__ = "ingot"
 
     _files: tuple[Download, ...] = ()
 

@@ -127,6 +127,8 @@ def _known(algorithm: str) -> None:
 class Mismatch(NamedTuple):
     """A tensor whose bytes are not those that were written."""
 
+    __module__ = "ingot"
+
     tensor: str
     expected: str
     found: str
@@ -134,6 +136,8 @@ class Mismatch(NamedTuple):
 
 class Compared(NamedTuple):
     """A digest that somebody wrote down, beside the one that was computed."""
+
+    __module__ = "ingot"
 
     expected: str
     found: str
@@ -169,6 +173,8 @@ class Report:
         together: tensors in the order of the files, `algorithm` None where they have several, and `modelspec`
         None, since it speaks of one file. Empty for one file.
     """
+
+    __module__ = "ingot"
 
     ok: bool
     algorithm: str | None = None

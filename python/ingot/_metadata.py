@@ -39,6 +39,8 @@ CONFIG_NBYTES = 10_000_000
 class TensorInfo:
     """What a header says of one tensor, and how many parameters it holds."""
 
+    __module__ = "ingot"
+
     #: Its code, such as ``"BF16"``.
     dtype: str
     #: As it stands in the header.
@@ -53,6 +55,8 @@ class TensorInfo:
 class FileMetadata:
     """The header of one file."""
 
+    __module__ = "ingot"
+
     #: The text that is stored beside the tensors. Empty where there is none.
     metadata: dict[str, str]
     #: By name, in the order of their data.
@@ -64,6 +68,8 @@ class FileMetadata:
 @dataclass(slots=True)
 class RepoMetadata:
     """The headers of a model. What `metadata` gives, for one file as for many."""
+
+    __module__ = "ingot"
 
     #: That of the index, whose values may be any JSON. None where there is no index, or it has none.
     metadata: dict[str, Any] | None

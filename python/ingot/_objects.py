@@ -107,6 +107,8 @@ class Ranges:
     >>> tensors = ingot.numpy.load_file(ingot.Ranges(store, "model.safetensors"))  # doctest: +SKIP
     """
 
+    __module__ = "ingot"
+
     __slots__ = ("nbytes", "path", "store")
 
     def __init__(self, store: Any, path: str, *, nbytes: int | None = None) -> None:

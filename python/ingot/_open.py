@@ -120,6 +120,8 @@ class safe_open:
     all shards are of the commit that the index was of.
     """
 
+    __module__ = "ingot"
+
     __slots__ = ("__weakref__", "_adapter", "_arguments", "_checkpoint", "_given", "_move")
 
     def __init__(
@@ -434,37 +436,45 @@ class safe_open:
     def _again(self) -> Again | None:
         """What opens it again, wherever that is; None where nothing does."""
         # Of a URL with all that opens it: tokens and keys go along.
-        return _reopen, (type(self), again_by(self._given, self.path), *self._arguments)
+        return type(self)._reopen, (again_by(self._given, self.path), *self._arguments)
+
+    # By methods of the class, so that a pickle names nothing but `ingot.safe_open`.
+
+    @classmethod
+    def _reopen(
+        cls,
+        path: Source,
+        framework: str,
+        device: Any,
+        backend: str,
+        strict: bool,
+        max_header_size: int | None,
+        confine: bool,
+        storage_options: StorageOptions | None = None,
+    ) -> Self:
+        file = object.__new__(cls)
+        safe_open.__init__(
+            file,
+            path,
+            framework,
+            device,
+            backend=backend,
+            strict=strict,
+            max_header_size=max_header_size,
+            confine=confine,
+            storage_options=storage_options,
+        )
+        return file
+
+    @classmethod
+    def _slice_again(
+        cls, opens: Callable[..., safe_open], arguments: tuple[Any, ...], name: str
+    ) -> TensorSlice:
+        return opens(*arguments).get_slice(name)
 
     def _check_open(self) -> None:
         if self._checkpoint.closed:
             raise ClosedError(f"{_escaped(self.path)}: file is closed", code="closed", path=self.path)
-
-
-def _reopen(
-    kind: type[safe_open],
-    path: Source,
-    framework: str,
-    device: Any,
-    backend: str,
-    strict: bool,
-    max_header_size: int | None,
-    confine: bool,
-    storage_options: StorageOptions | None = None,
-) -> safe_open:
-    file = object.__new__(kind)
-    safe_open.__init__(
-        file,
-        path,
-        framework,
-        device,
-        backend=backend,
-        strict=strict,
-        max_header_size=max_header_size,
-        confine=confine,
-        storage_options=storage_options,
-    )
-    return file
 
 
 class TensorSlice:
@@ -533,7 +543,7 @@ class TensorSlice:
         return moved(self._checkpoint, name, part, self._move)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _slice_again, (*_known(self._again()), self._info.name)
+        return safe_open._slice_again, (*_known(self._again()), self._info.name)
 
     def __repr__(self) -> str:
         return f"<slice of tensor {_quoted(self._info.name)}: {self._info.dtype} {self.get_shape()}>"
@@ -543,10 +553,6 @@ def _known(again: Again | None) -> Again:
     if again is None:
         raise TypeError("cannot pickle a handle that was made from an open file: make it with its path")
     return again
-
-
-def _slice_again(opens: Callable[..., safe_open], arguments: tuple[Any, ...], name: str) -> TensorSlice:
-    return opens(*arguments).get_slice(name)
 
 
 def again_by(filename: Any, path: str) -> Any:

@@ -17,6 +17,8 @@ class StorageOptions(TypedDict, total=False):
     any other control character is an `OptionError`.
     """
 
+    __module__ = "ingot"
+
     #: Sent as ``Authorization: Bearer …``; beside an `access_key_id` of S3, its `session_token`. By default,
     #: and with True, what the environment has for the kind of URL (docs/credentials.md). False sends none.
     token: str | bool | None

@@ -30,6 +30,8 @@ PIECE_NBYTES = 64 << 20
 class Incompatible(NamedTuple):
     """The names that one side has and the other lacks."""
 
+    __module__ = "ingot.torch"
+
     missing_keys: list[str]
     unexpected_keys: list[str]
 

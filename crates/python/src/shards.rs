@@ -7,7 +7,7 @@ use crate::errors::raise;
 use crate::paths::file_path;
 
 /// An index by itself, without its shards. See `_native.pyi`.
-#[pyclass(frozen, module = "ingot._native")]
+#[pyclass(frozen, module = "ingot")]
 pub(crate) struct ShardIndex {
     index: ingot_format::ShardIndex,
 }

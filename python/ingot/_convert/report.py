@@ -38,6 +38,8 @@ class Conversion:
         Whether every tensor was read again and compared.
     """
 
+    __module__ = "ingot"
+
     source: str
     destination: str
     source_format: str

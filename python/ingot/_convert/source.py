@@ -67,6 +67,8 @@ class LeftOut:
         What it says, cut where it is long; empty for what has no short form.
     """
 
+    __module__ = "ingot"
+
     name: str
     kind: str
     value: str = ""

@@ -1,0 +1,69 @@
+"""What the package shows of itself: public names only, in `dir`, in pickles and in tracebacks."""
+
+from __future__ import annotations
+
+import pickle
+import pickletools
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ingot
+import ingot.numpy
+
+PRIVATE = re.compile(r"ingot\.(\w+\.)*_")
+
+
+def named_in(pickled: bytes) -> list[str]:
+    """Every module that loading `pickled` would import."""
+    return [text for _, text, _ in pickletools.genops(pickled) if isinstance(text, str) and "ingot" in text]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    ingot.numpy.save_file({"a": np.arange(6.0).reshape(2, 3)}, tmp_path / "a.safetensors", durable=False)
+    return tmp_path / "a.safetensors"
+
+
+def objects(path: Path) -> dict[str, Any]:
+    """One of each class that the package gives and that can be pickled."""
+    file = ingot.safe_open(path, "np")
+    converted = path.with_name("b.safetensors")
+    return {
+        "safe_open": file,
+        "slice": file.get_slice("a"),
+        "Report": ingot.verify(path),
+        "metadata": ingot.metadata(path),
+        "Conversion": ingot.convert(path, converted, durable=False),
+        "Download": ingot.Download("a", 1, 0, None),
+        "error": ingot.OptionError("no", code="none"),
+    }
+
+
+KINDS = ["safe_open", "slice", "Report", "metadata", "Conversion", "Download", "error"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickle_names_public_modules_and_loads(path: Path, kind: str, protocol: int) -> None:
+    given = objects(path)[kind]
+    pickled = pickle.dumps(given, protocol)
+    assert not [name for name in named_in(pickled) if PRIVATE.match(name)]
+    loaded = pickle.loads(pickled)
+    assert type(loaded) is type(given)
+    if kind == "slice":
+        assert np.array_equal(loaded[:], given[:])
+    elif kind == "safe_open":
+        assert loaded.keys() == given.keys()
+    else:
+        assert repr(loaded) == repr(given)
+
+
+@pytest.mark.parametrize("name", [name for name in ingot.__all__ if callable(getattr(ingot, name))])
+def test_a_public_name_is_said_to_be_of_a_public_module(name: str) -> None:
+    found = getattr(ingot, name)
+    assert not PRIVATE.match(found.__module__ + "."), found.__module__
+    assert pickle.loads(pickle.dumps(found)) is found
