@@ -807,7 +807,7 @@ def test_ctrl_c_ends_whatever_writes_for_long_and_leaves_nothing(path: Path) -> 
     large += b'"small":{"dtype":"F64","shape":[5],"data_offsets":[%d,%d]}}' % (4 << 30, (4 << 30) + 40)
     file_of(large, (4 << 30) + 40, path.parent / "large.safetensors")
     program = """
-import ingot._edit, ingot._rearrange, ingot._shards, ingot._stream, ingot._writer
+import ingot._edit, ingot._rearrange, ingot._shards, ingot._save, ingot._writer
 path, array = "model.safetensors", numpy.zeros(2 << 30, numpy.uint8)
 ingot.numpy.save({"a": numpy.ones((2, 2)).T})
 null = open("/dev/null", "wb", buffering=0)

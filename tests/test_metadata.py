@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import ingot
 import ingot.numpy
 from counted_models import INDEX, files_of, write
-from ingot import _counting
+from ingot import _parameters
 from vectors.case import counts
 
 CASES = pytest.mark.parametrize("case", counts(), ids=lambda case: case["name"])
@@ -263,7 +263,7 @@ def test_a_pattern_made_to_take_long_does_not(tmp_path: Path) -> None:
 @given(st.text("ab.", max_size=12), st.lists(st.text("ab.", max_size=3), min_size=1, max_size=5))
 def test_globs_match_what_expressions_match(text: str, parts: list[str]) -> None:
     expression = ".*".join(map(re.escape, parts))
-    assert _counting._fits(parts, text) == (re.fullmatch(expression, text) is not None)
+    assert _parameters._fits(parts, text) == (re.fullmatch(expression, text) is not None)
 
 
 @given(st.text("ab.\\*^$", max_size=8), st.text("ab.", max_size=10))
@@ -272,7 +272,7 @@ def test_a_target_matches_at_most_what_its_expression_matches(pattern: str, modu
         expression = re.compile(pattern)
     except re.error:
         return
-    if _counting._targets([f"re:{pattern}"]).match(module):
+    if _parameters._targets([f"re:{pattern}"]).match(module):
         assert expression.match(module) is not None
 
 

@@ -9,8 +9,7 @@ import torch
 
 import ingot
 import ingot.torch
-from ingot import _torch_into
-from ingot.torch import load_file, load_into, save_file
+from ingot.torch import _into, load_file, load_into, save_file
 
 BACKENDS = ("mmap", "pread")
 NARROW = [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz]
@@ -188,16 +187,16 @@ def test_other_dtypes_are_copied_as_load_state_dict_does(tmp_path: Path, backend
 
 
 def test_large_copies_come_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ingot import _torch_into
+    from ingot.torch import _into
 
-    monkeypatch.setattr(_torch_into, "PIECE_NBYTES", 24)
+    monkeypatch.setattr(_into, "PIECE_NBYTES", 24)
     path = tmp_path / "ids.safetensors"
     values = torch.arange(2 * 5 * 7).reshape(2, 5, 7)
     save_file({"ids": values}, path)
     target = {"ids": torch.zeros(2, 5, 7)}
     load_into(target, path)
     same(target["ids"], values.float())
-    pieces = list(_torch_into._pieces((2, 5, 7), 4))
+    pieces = list(_into._pieces((2, 5, 7), 4))
     assert len(pieces) > 10
 
 
@@ -219,9 +218,8 @@ def assert_all_told(told: list[tuple[int, int]], total: int) -> None:
 def test_filling_tells_its_bytes_and_those_that_torch_copies(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ingot import _torch_into
 
-    monkeypatch.setattr(_torch_into, "PIECE_NBYTES", 24)
+    monkeypatch.setattr(_into, "PIECE_NBYTES", 24)
     path = tmp_path / "mixed.safetensors"
     save_file({"floats": torch.ones(100), "ids": torch.arange(70).reshape(10, 7)}, path)
     told: list[tuple[int, int]] = []
@@ -272,8 +270,8 @@ def test_many_plain_destinations_are_not_looked_at_one_by_one(
     ingot.torch.save_file(stored, tmp_path / "m.safetensors")
     out = {name: torch.zeros_like(tensor) for name, tensor in stored.items()}
     looked: list[str] = []
-    look = _torch_into._memory
-    monkeypatch.setattr(_torch_into, "_memory", lambda *one: looked.append(one[0]) or look(*one))
+    look = _into._memory
+    monkeypatch.setattr(_into, "_memory", lambda *one: looked.append(one[0]) or look(*one))
     found = ingot.torch.load_file(tmp_path / "m.safetensors", out=out)
     assert found.keys() == stored.keys()
     assert all(found[name] is out[name] and torch.equal(out[name], stored[name]) for name in stored)

@@ -56,10 +56,10 @@ if TYPE_CHECKING:
     from ._objects import Ranges
     from ._open import safe_open
     from ._rearrange import merge, rewrite, split
-    from ._remote import StorageOptions
+    from ._save import write_to
     from ._serialize import deserialize, serialize, serialize_file
-    from ._stream import write_to
     from ._writer import Writer
+    from .typing import StorageOptions
 
 # Without the modules for frameworks: what asks for all names, as `help` and `import *` do, would import them.
 __all__ = [
@@ -111,7 +111,7 @@ __all__ = [
     "write_to",
 ]
 
-# Imported when they are first used, each from its module: `import ingot` alone takes nothing of the standard library.
+# Imported when they are first used. `import ingot` alone takes nothing of the standard library.
 _LATER = {
     "Conversion": "_convert",
     "Download": "_download",
@@ -120,7 +120,7 @@ _LATER = {
     "RepoMetadata": "_metadata",
     "Report": "_hash",
     "ShardIndex": "_index",
-    "StorageOptions": "_remote",
+    "StorageOptions": "typing",
     "TensorInfo": "_metadata",
     "Writer": "_writer",
     "convert": "_convert",
@@ -141,7 +141,7 @@ _LATER = {
     "update_metadata": "_edit",
     "verify": "_hash",
     "warm": "_ahead",
-    "write_to": "_stream",
+    "write_to": "_save",
     # Parts of what others give, under the names by which they are pickled.
     "Compared": "_hash",
     "LeftOut": "_convert",

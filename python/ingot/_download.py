@@ -12,8 +12,8 @@ from ._serialize import is_durable
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ._progress import Progress
-    from ._remote import StorageOptions
     from ._serialize import Path
+    from .typing import StorageOptions
 
 
 class Download(NamedTuple):

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from typing import Any, Literal
 
     from ._objects import Source
-    from ._remote import StorageOptions
     from ._serialize import Path
+    from .typing import StorageOptions
 
 
 def read_metadata(path: Source, *, storage_options: StorageOptions | None = None) -> dict[str, str] | None:

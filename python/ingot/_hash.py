@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ._progress import Progress
-    from ._remote import StorageOptions
     from ._serialize import Path
+    from .typing import StorageOptions
 
     Hasher = str | Callable[[bytes], Any]
 

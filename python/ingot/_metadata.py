@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import Any, NamedTuple
 
-from . import _counting
+from . import _parameters
 from ._native import Checkpoint, fetch_beside, hub_headers, is_url, url_file_name
 from ._serialize import one_of
 from .errors import CheckpointError, _escaped
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from typing import Literal, TypeAlias
 
     from . import _native
-    from ._counting import Counter
-    from ._remote import StorageOptions
+    from ._parameters import Counter
     from ._serialize import Path
+    from .typing import StorageOptions
 
     Count: TypeAlias = Literal["logical", "stored"]
     Config: TypeAlias = Mapping[str, Any]
@@ -195,9 +195,9 @@ def _metadata(
         headers, path = _local(source, max_header_size)
         found = _config_beside(path) if wants_config else None
     if count == "stored":
-        return _counted(headers, _counting.stored, None)
-    counter = _counting.logical(found if config is None else config, headers.names)
-    return _counted(headers, counter, _counting.declared(headers.said()))
+        return _counted(headers, _parameters.stored, None)
+    counter = _parameters.logical(found if config is None else config, headers.names)
+    return _counted(headers, counter, _parameters.declared(headers.said()))
 
 
 class _Headers(NamedTuple):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ._frameworks import Adapter
     from ._native import TensorInfo, Wrap
     from ._objects import Source
-    from ._remote import StorageOptions
+    from .typing import StorageOptions
 
     Move = Callable[[Any], Any]
     # A function that opens a handle, and what it is called with.

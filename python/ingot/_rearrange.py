@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from typing import Any, Literal
 
     from ._progress import Progress, Tell
-    from ._remote import StorageOptions
     from ._serialize import Align, Format, Path
+    from .typing import StorageOptions
 
     Pick = tuple[int, int, str]
     Which = str | Iterable[str] | Callable[[str], bool]

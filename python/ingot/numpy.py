@@ -6,12 +6,12 @@ from functools import lru_cache
 from sys import modules
 from typing import overload
 
-from . import _native, _open, _select
+from . import _load, _native, _open
 from ._boxes import boxes
 from ._dtypes import CODES, F4_LOOSE, NAMES
 from ._frameworks import installing, missing
+from ._load import Selected, float_code, misfit
 from ._progress import reading
-from ._select import Selected, float_code, misfit
 from ._serialize import known_format, named, texts, write_file
 from .errors import DtypeError, OptionError, SaveError, _quoted
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
     from ._boxes import Box
     from ._hash import Hasher
+    from ._load import LoadOptions, Memory, Wanted
     from ._native import Checkpoint, TensorInfo
     from ._objects import Source
     from ._progress import Progress
     from ._reads import Reads
-    from ._remote import StorageOptions
-    from ._select import LoadOptions, Memory, Wanted
     from ._serialize import Align, Checksums, Format, Path, SaveOptions
+    from .typing import StorageOptions
 
     Array = numpy.ndarray[Any, numpy.dtype[Any]]
 
@@ -189,7 +189,7 @@ def load_file(
     selected = Selected(keys, prefix, where, slices, code, out)
     checkpoint = _open.open_checkpoint(filename, backend, storage_options=storage_options)
     with reading(checkpoint, threads, progress, (verify, expected_sha256)) as how:
-        found = _select.chosen(checkpoint, selected, wrap, None, how, at, _fill)
+        found = _load.chosen(checkpoint, selected, wrap, None, how, at, _fill)
     return (found, checkpoint.metadata()) if return_metadata else found
 
 
@@ -554,7 +554,7 @@ def _code(dtype: Any) -> str | None:
 
 def _fill(checkpoint: Checkpoint, wanted: Wanted, arrays: Mapping[str, Any], how: Reads) -> None:
     """Read what is wanted into `arrays`."""
-    _select.fill(checkpoint, wanted, _native.Destinations(arrays, _memory, _export), how)
+    _load.fill(checkpoint, wanted, _native.Destinations(arrays, _memory, _export), how)
 
 
 def _memory(name: str, array: Any) -> Memory:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from . import _native
 from ._dtypes import NAMES
+from ._face import Whole
 from ._frameworks import lacks, missing, not_a_tensor, unknown_device
-from ._whole import Whole
 from .errors import SaveError, _quoted
 
 try:

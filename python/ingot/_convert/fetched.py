@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from ingot._progress import Progress
-    from ingot._remote import StorageOptions
+    from ingot.typing import StorageOptions
 
 _ENDING = ".fetched"
 # Characters of a name. File systems have room for 255 bytes.

@@ -20,7 +20,7 @@ except ModuleNotFoundError as error:
         f"ingot.convert needs numpy, which is not installed: {installing('convert')}", name="numpy"
     ) from error
 
-from ingot import _native, _select
+from ingot import _load, _native
 from ingot import numpy as arrays
 
 if TYPE_CHECKING:
@@ -139,6 +139,6 @@ def stored(array: Array) -> memoryview:
 def cast(array: Array, code: str) -> Array:
     """The array in another floating-point dtype, with the values that `load_file(dtype=)` gives."""
     checkpoint = _native.Checkpoint.from_buffer(arrays.save({"array": array}))
-    selected: _select.Selected[Array] = _select.Selected(dtype=code)
-    found: Array = _select.chosen(checkpoint, selected, arrays.wrap, None, PLAIN, arrays.at)["array"]
+    selected: _load.Selected[Array] = _load.Selected(dtype=code)
+    found: Array = _load.chosen(checkpoint, selected, arrays.wrap, None, PLAIN, arrays.at)["array"]
     return found

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy
 
 from ingot import _native
-from ingot._select import FLOATS
+from ingot._load import FLOATS
 from ingot._storage import Storage
 from ingot._writer import Writer, native
 from ingot.errors import ConversionError, SaveError, _escaped, _quoted

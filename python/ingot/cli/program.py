@@ -48,7 +48,7 @@ class Program(click.Group):
         """Import a command."""
         if cmd_name not in COMMANDS:
             return None
-        found: click.Command = import_module(f".{cmd_name}", __package__).command
+        found: click.Command = import_module(f"{__package__}.commands.{cmd_name}").command
         return found
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -7,7 +7,12 @@ from collections import defaultdict
 import torch
 
 from ingot import torch as _ingot
-from ingot._torch_model import (
+from ingot.compat._handles import HERE, MMAP, chosen, mover, path_only, safe_open
+from ingot.compat._specs import TensorSpec, deserialize, serialize, serialize_file
+from ingot.compat._wording import NoDtypeError, NoValuesError, reading, restate, writing
+from ingot.errors import SaveError, SharedMemoryError, _quoted
+from ingot.torch._files import refuse_strided
+from ingot.torch._model import (
     duplicate_names,
     end_ptr,
     into_model,
@@ -16,12 +21,8 @@ from ingot._torch_model import (
     storage_ptr,
     storage_size,
 )
-from ingot._torch_model import is_complete as _is_complete
-from ingot._torch_model import save_model as _save_model
-from ingot.compat._handles import HERE, MMAP, chosen, mover, path_only, safe_open
-from ingot.compat._specs import TensorSpec, deserialize, serialize, serialize_file
-from ingot.compat._wording import NoDtypeError, NoValuesError, reading, restate, writing
-from ingot.errors import SaveError, SharedMemoryError, _quoted
+from ingot.torch._model import is_complete as _is_complete
+from ingot.torch._model import save_model as _save_model
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -260,7 +261,7 @@ def _as_upstream(refusal: SaveError, tensors: dict[str, torch.Tensor]) -> SaveEr
 
 def _refuse_strided(tensors: Mapping[str, torch.Tensor]) -> None:
     try:
-        _ingot.refuse_strided(tensors)
+        refuse_strided(tensors)
     except SaveError as error:
         restate(error, _PACKED.format(error.tensor))
         raise

@@ -1,0 +1,106 @@
+"""``ingot cast``: the same tensors, floats in another dtype."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import click
+
+from ingot import _load
+from ingot.cli import arguments
+from ingot.cli.progress import Several, bar
+from ingot.cli.screen import Screen, printing
+from ingot.cli.sources import Source, opened, parameters
+from ingot.cli.wording import nbytes, plural, shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ingot._native import TensorInfo
+
+
+# Bytes of tensors that are in memory at once; one that is larger is alone.
+_BATCH_NBYTES = 256 << 20
+_BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16}
+
+
+@click.command(short_help="Write the tensors with floats in another dtype.")
+@arguments.source
+@arguments.destination
+@click.option(
+    "--dtype", required=True, type=click.Choice(_load.FLOATS, case_sensitive=False), help="The new dtype."
+)
+@click.option(
+    "--keep", multiple=True, metavar="PATTERN", help="Tensors to leave as they are, such as '*norm*'."
+)
+@arguments.writing
+@printing
+def command(
+    screen: Screen, path: str, output: str, dtype: str, keep: tuple[str, ...], force: bool, dry_run: bool
+) -> int:
+    """Write the tensors of SRC to DST with floating-point ones converted, as torch's .to(dtype) does it.
+
+    Integers, booleans and complex numbers stay what they are. At most 256 MiB, or one tensor, are in memory.
+    """
+    source = opened(path)
+    infos = source.infos()
+    changed = {info.name for info in infos if _changes(info, dtype, keep)}
+    arguments.target(output, force)
+    after = sum(_size(info, dtype) if info.name in changed else info.nbytes for info in infos)
+    if not dry_run:
+        _write(screen, source, infos, changed, dtype, output, force)
+    facts = {"file": output, "dtype": dtype, "cast": len(changed), "tensors": len(infos), "nbytes": after}
+    screen.answer({"dry_run": dry_run, **facts})
+    done = "would write" if dry_run else "wrote"
+    cast = f"{plural(len(changed), 'tensor')} of {len(infos):,} cast to {dtype}"
+    screen.say(f"{done} {shown(output)}: {cast}, {nbytes(after)}")
+    return 0
+
+
+def _changes(info: TensorInfo, dtype: str, keep: tuple[str, ...]) -> bool:
+    is_float = info.dtype in _load.FLOATS
+    return is_float and info.dtype != dtype and not any(fnmatchcase(info.name, pattern) for pattern in keep)
+
+
+def _size(info: TensorInfo, dtype: str) -> int:
+    return parameters(info) * _BITS.get(dtype, 8) // 8
+
+
+def _write(
+    screen: Screen,
+    source: Source,
+    infos: list[TensorInfo],
+    changed: set[str],
+    dtype: str,
+    output: str,
+    force: bool,
+) -> None:
+    from ingot import numpy
+    from ingot._load import Wanted
+    from ingot._writer import Writer
+
+    specs = {info.name: (dtype if info.name in changed else info.dtype, info.shape) for info in infos}
+    metadata = source.metadata() or None
+    with bar(screen, "Casting") as tell, Writer(output, specs, metadata, force=force) as writer:
+        steps = Several(tell, sum(info.nbytes for info in infos))
+        for checkpoint, names in source.checkpoints():
+            for batch in _batches([checkpoint.info(name) for name in names]):
+                wanted = Wanted([info.name for info in batch], None, [specs[info.name][0] for info in batch])
+                for info, array in zip(batch, checkpoint.parts(wanted, numpy.wrap), strict=True):
+                    writer.write(info.name, array)
+                    steps.step(info.nbytes)
+        writer.commit()
+
+
+def _batches(infos: list[TensorInfo]) -> Iterator[list[TensorInfo]]:
+    batch: list[TensorInfo] = []
+    size = 0
+    for info in infos:
+        if batch and size + info.nbytes > _BATCH_NBYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(info)
+        size += info.nbytes
+    if batch:
+        yield batch

@@ -1,0 +1,54 @@
+"""``ingot cat``: the values of a tensor."""
+
+from __future__ import annotations
+
+import click
+
+from ingot.cli import arguments
+from ingot.cli.screen import Screen, printing
+from ingot.cli.slices import parsed
+from ingot.cli.sources import opened
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ingot.cli.sources import Array
+
+
+@click.command(short_help="Print the values of a tensor, or of a part of it.")
+@arguments.path
+@click.argument("part", metavar="NAME[SLICE]", shell_complete=arguments.tensor_names)
+@printing
+def command(screen: Screen, path: str, part: str) -> int:
+    """Print values: of a tensor, or of a part of it such as 'wte[0:2, :5]'. Only that part is read.
+
+    On a terminal as numpy prints arrays, large ones abridged; in a pipe one line for each row, in full, with
+    tabs between the values.
+    """
+    source = opened(path)
+    name, index = parsed(part, source.handle)
+    array = source.selected(name, index) if index else source.values(name)
+    if screen.as_json:
+        dtype = source.handle.info(name).dtype
+        screen.answer({"name": name, "dtype": dtype, "shape": array.shape, "values": _plain(array).tolist()})
+    elif screen.is_terminal:
+        from numpy import array2string
+
+        screen.lines(array2string(_plain(array), max_line_width=screen.width).split("\n"))
+    else:
+        screen.lines(_lines(array))
+    return 0
+
+
+def _lines(array: Array) -> Iterator[str]:
+    rows = array.reshape(-1, array.shape[-1]) if array.ndim else array.reshape(1, 1)
+    for row in rows:
+        yield "\t".join(map(str, _plain(row).tolist()))
+
+
+def _plain(array: Array) -> Array:
+    """Values that Python has: floats of few bits as such of 32, complex numbers as pairs."""
+    from ingot.cli.widened import parts, widened
+
+    return parts(widened(array))

@@ -1,0 +1,124 @@
+"""``ingot convert``: files of other formats as files of tensors."""
+
+from __future__ import annotations
+
+import click
+
+from ingot import _convert, _load
+from ingot._convert.destination import destination, refuse_existing
+from ingot._convert.formats import FORMATS, resolved
+from ingot._native import is_url
+from ingot.cli import arguments
+from ingot.cli.progress import bar
+from ingot.cli.screen import Screen, printing
+from ingot.cli.tables import Column
+from ingot.cli.wording import nbytes, plural, shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ingot._convert import Conversion
+
+
+@click.command(short_help="Make a file of tensors of a file of another format.")
+@arguments.source
+@arguments.destination
+@click.option("--source", type=click.Choice(tuple(FORMATS)), help="What SRC is, where it cannot be seen.")
+@click.option("--dtype", type=click.Choice(_load.FLOATS, case_sensitive=False), help="Cast floats to it.")
+@click.option("--max-shard-size", metavar="SIZE", help="Write several files and an index: 5GB.")
+@click.option("--root", metavar="NAME", help="Only what is below this name: state_dict.")
+@click.option("--keep", multiple=True, metavar="PATTERN", help="Only these tensors.")
+@click.option("--drop", multiple=True, metavar="PATTERN", help="Not these tensors.")
+@click.option("--dequantize", is_flag=True, help="Make F32 of the quantised tensors of GGUF.")
+@click.option("--max-bytes", type=click.IntRange(0), help="The most bytes of tensors to unpack to.")
+@click.option(
+    "--verify/--no-verify", default=True, help="Compare every tensor after the write (the default)."
+)
+@arguments.writing
+@printing
+def command(
+    screen: Screen,
+    path: str,
+    output: str,
+    source: str | None,
+    dtype: str | None,
+    max_shard_size: str | None,
+    root: str | None,
+    keep: tuple[str, ...],
+    drop: tuple[str, ...],
+    dequantize: bool,
+    max_bytes: int | None,
+    verify: bool,
+    force: bool,
+    dry_run: bool,
+) -> int:
+    """Convert SRC to DST, whose name says the format: .safetensors, .bt or .npz. No code from SRC is run.
+
+    SRC is a checkpoint of PyTorch, .npz, .npy, HDF5 or Keras, flax msgpack, ONNX, TensorFlow, PaddlePaddle,
+    GGUF, Arrow, Parquet, .safetensors or .bt. Its content decides, where it has a mark.
+    """
+    if dry_run:
+        return _planned(screen, path, output, source, max_shard_size, force)
+    with bar(screen, "Converting") as tell:
+        done = _convert.convert(
+            path,
+            output,
+            source=source,
+            dtype=dtype,
+            max_shard_size=max_shard_size,
+            root=root,
+            keep=keep or None,
+            drop=drop or None,
+            dequantize=dequantize,
+            max_nbytes=max_bytes,
+            verify=verify,
+            overwrite=force,
+            progress=tell,
+        )
+    screen.answer(_described(done))
+    _tell(screen, done)
+    return 0
+
+
+def _planned(
+    screen: Screen, path: str, output: str, source: str | None, max_shard_size: str | None, force: bool
+) -> int:
+    """Say what would be done, after all refusals that need no tensor."""
+    if is_url(path):
+        raise click.UsageError(
+            f"{shown(path)}: is a URL: what it is can be said once it was fetched, so not by --dry-run"
+        )
+    _, word = resolved(path, source)
+    to = destination(output, None, max_shard_size)
+    refuse_existing(to, force)
+    screen.answer({"dry_run": True, "source": path, "source_format": word, "destination": output})
+    screen.say(f"would write {shown(output)}: {FORMATS[word].title} as {to.kind}")
+    return 0
+
+
+def _tell(screen: Screen, done: Conversion) -> None:
+    compared = ", every tensor compared" if done.verified else ", not compared"
+    cast = f", {len(done.cast):,} cast" if done.cast else ""
+    what = f"{plural(done.tensors, 'tensor')}, {nbytes(done.nbytes)}{cast}{compared}"
+    screen.say(f"wrote {shown(done.destination)}: {FORMATS[done.source_format].title}, {what}")
+    rows = [("shared", name, first) for name, first in done.shared.items()]
+    rows += [("left out", one.name, f"{one.kind} {one.value}".rstrip()) for one in done.left_out]
+    if rows and not screen.quiet:
+        screen.table((Column("what"), Column("name"), Column("of")), rows)
+
+
+def _described(done: Conversion) -> dict[str, object]:
+    return {
+        "dry_run": False,
+        "source": done.source,
+        "source_format": done.source_format,
+        "destination": done.destination,
+        "format": done.format,
+        "files": done.files,
+        "tensors": done.tensors,
+        "nbytes": done.nbytes,
+        "shared": done.shared,
+        "cast": done.cast,
+        "left_out": [{"name": one.name, "kind": one.kind, "value": one.value} for one in done.left_out],
+        "dropped": done.dropped,
+        "verified": done.verified,
+    }

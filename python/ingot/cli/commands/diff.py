@@ -1,0 +1,140 @@
+"""``ingot diff``: what is different in two files."""
+
+from __future__ import annotations
+
+import click
+
+from ingot._native import in_natural_order
+from ingot.cli import arguments
+from ingot.cli.progress import Several, bar
+from ingot.cli.screen import Screen, printing
+from ingot.cli.sources import Source, opened
+from ingot.cli.tables import Column
+from ingot.cli.wording import plural, real, shape
+
+from .summary import abridged
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ingot._native import TensorInfo
+    from ingot.cli.distance import Distance
+
+    # A sign, what it is about, the one and the other.
+    Difference = tuple[str, str, str, str]
+
+_COLUMNS = (Column(""), Column("name"), Column("A"), Column("B"))
+_VALUES = (
+    Column(""),
+    Column("name"),
+    *(Column(title, right=True) for title in ("different", "max abs", "rel L2", "cosine")),
+)
+
+
+@click.command(short_help="Compare two files: names, dtypes, shapes, metadata, values.")
+@click.argument("a", metavar="A", callback=arguments.anywhere, shell_complete=arguments.paths)
+@click.argument("b", metavar="B", callback=arguments.anywhere, shell_complete=arguments.paths)
+@click.option("--values", is_flag=True, help="Also compare the values of tensors that both have.")
+@printing
+def command(screen: Screen, a: str, b: str, values: bool) -> int:
+    """Compare names, dtypes, shapes and metadata of two files; exits with 1 where they differ.
+
+    - is only in A, + only in B, ~ differs, and * differs in values only. What --values gives: how many
+    differ, the greatest absolute difference, the L2 norm of the difference relative to that of A, and the
+    cosine of the angle between the two.
+    """
+    one, two = opened(a), opened(b)
+    tensors, metadata = list(_tensors(one, two)), list(_metadata(one, two))
+    distances = _distances(screen, one, two) if values else {}
+    if screen.as_json:
+        screen.answer(_described(tensors, metadata, distances, values))
+    if not screen.quiet:
+        _print(screen, tensors, metadata, distances, values)
+    return 1 if tensors or metadata or distances else 0
+
+
+def _print(
+    screen: Screen,
+    tensors: list[Difference],
+    metadata: list[Difference],
+    distances: dict[str, Distance],
+    values: bool,
+) -> None:
+    rows = tensors + [(sign, f"metadata: {key}", one, two) for sign, key, one, two in metadata]
+    if rows:
+        screen.table(_COLUMNS, rows)
+    if distances:
+        screen.table(_VALUES, [_row(name, found) for name, found in distances.items()])
+    if screen.is_terminal:
+        known = (
+            f", {plural(len(distances), 'tensor')} with other values" if values else ", values not compared"
+        )
+        differing = (
+            f"{plural(len(tensors), 'tensor')} and {plural(len(metadata), 'key')} of the metadata differ"
+        )
+        screen.say((differing if rows else "names, dtypes, shapes and metadata are equal") + known)
+
+
+def _tensors(one: Source, two: Source) -> Iterator[Difference]:
+    ours, theirs = ({info.name: info for info in source.infos()} for source in (one, two))
+    for name in in_natural_order([*ours.keys() | theirs.keys()]):
+        info, other = ours.get(name), theirs.get(name)
+        if info is None or other is None:
+            yield "+" if info is None else "-", name, _told(info), _told(other)
+        elif (info.dtype, info.shape) != (other.dtype, other.shape):
+            yield "~", name, _told(info), _told(other)
+
+
+def _told(info: TensorInfo | None) -> str:
+    return "" if info is None else f"{info.dtype} {shape(info.shape)}"
+
+
+def _metadata(one: Source, two: Source) -> Iterator[Difference]:
+    ours, theirs = one.metadata(), two.metadata()
+    for key in in_natural_order([*ours.keys() | theirs.keys()]):
+        text, other = ours.get(key), theirs.get(key)
+        if text != other:
+            sign = "~" if key in ours and key in theirs else "-" if key in ours else "+"
+            yield sign, key, abridged(text or ""), abridged(other or "")
+
+
+def _distances(screen: Screen, one: Source, two: Source) -> dict[str, Distance]:
+    """How far apart the values are, of tensors of one shape that differ at all."""
+    from ingot.cli.distance import distance
+
+    theirs = {info.name: info for info in two.infos()}
+    pairs = [info for info in one.in_natural_order() if _alike(info, theirs.get(info.name))]
+    found = {}
+    with bar(screen, "Comparing") as tell:
+        steps = Several(tell, sum(info.nbytes for info in pairs))
+        for info in pairs:
+            apart = distance(one.values(info.name), two.values(info.name), steps.step)
+            if apart is not None:
+                found[info.name] = apart
+    return found
+
+
+def _alike(info: TensorInfo, other: TensorInfo | None) -> bool:
+    return other is not None and info.shape == other.shape
+
+
+def _row(name: str, found: Distance) -> tuple[str, ...]:
+    return "*", name, str(found.different), real(found.max_abs), real(found.relative_l2), real(found.cosine)
+
+
+def _described(
+    tensors: list[Difference], metadata: list[Difference], distances: dict[str, Distance], values: bool
+) -> dict[str, object]:
+    def named(rows: list[Difference], key: str) -> list[dict[str, str]]:
+        kinds = {"-": "only-a", "+": "only-b", "~": "differs"}
+        return [{"difference": kinds[sign], key: name, "a": one, "b": two} for sign, name, one, two in rows]
+
+    answer: dict[str, object] = {
+        "equal": not (tensors or metadata or distances),
+        "tensors": named(tensors, "name"),
+        "metadata": named(metadata, "key"),
+    }
+    if values:
+        answer["values"] = [{"name": name, **found._asdict()} for name, found in distances.items()]
+    return answer

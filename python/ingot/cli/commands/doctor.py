@@ -1,0 +1,88 @@
+"""``ingot doctor``: what is installed, and how files are read here."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib import metadata
+
+import click
+
+from ingot import __version__
+from ingot._frameworks import DISTRIBUTION, installing
+from ingot.cli import arguments
+from ingot.cli.screen import Screen, printing
+from ingot.cli.sources import opened
+from ingot.cli.tables import Column
+from ingot.cli.wording import shown
+
+_VARIABLES = ("INGOT_BACKEND", "INGOT_DURABLE", "INGOT_COMPAT", "NO_COLOR")
+_COLUMNS = (Column("what"), Column("found"), Column("note"))
+# Beside what the extras name, what decides how ingot and its peers behave.
+_OTHERS = ("safetensors", "bintensors", "huggingface_hub", "tqdm")
+
+
+@click.command(short_help="What is installed, which backend is used, and why.")
+@click.argument("path", required=False, callback=arguments.anywhere, shell_complete=arguments.paths)
+@printing
+def command(screen: Screen, path: str | None) -> int:
+    """Say what is installed, which extras are missing, and for a PATH how it is read and why."""
+    rows = [
+        ("ingot", __version__, os.path.dirname(os.path.dirname(__file__))),
+        ("python", platform.python_version(), sys.executable),
+        ("system", platform.platform(), f"{os.cpu_count()} processors"),
+        *((name, os.environ[name], "environment") for name in _VARIABLES if name in os.environ),
+        *_packages(),
+    ]
+    if path is not None:
+        source = opened(path)
+        rows.append(("file", source.path, f"{source.handle.format}, {len(source.handle)} tensors"))
+        rows.append(("backend", source.handle.backend, source.handle.why))
+    screen.answer({what: {"found": found, "note": note} for what, found, note in rows})
+    if screen.is_terminal:
+        _tell(screen, rows)
+    else:
+        screen.table(_COLUMNS, rows)
+    return 0
+
+
+def _tell(screen: Screen, rows: list[tuple[str, str, str]]) -> None:
+    """For people: nothing cut, since paths and reasons are what they look for."""
+    width = max(len(what) for what, _, _ in rows)
+    for what, found, note in rows:
+        screen.say(
+            f"{shown(what):<{width}}  {shown(found)}{screen.faint(f'  {shown(note)}') if note else ''}"
+        )
+
+
+def _packages() -> list[tuple[str, str, str]]:
+    """The packages of the extras: their versions, or what installs them."""
+    rows = []
+    for package, extra in _extras().items():
+        version = _version(package)
+        rows.append((package, version or "missing", "" if version else installing(extra)))
+    return rows + [(package, version, "") for package in _OTHERS if (version := _version(package))]
+
+
+def _extras() -> dict[str, str]:
+    """Each package that an extra brings, with the extra, as the metadata of the wheel has them."""
+    import re
+
+    found: dict[str, str] = {}
+    try:
+        requirements = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        return found
+    for requirement in requirements:
+        match = re.match(r"([A-Za-z0-9._-]+).*extra *== *['\"]([^'\"]+)['\"]", requirement)
+        if match and match[1] != DISTRIBUTION:
+            found.setdefault(match[1], match[2])
+    return found
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,131 @@
+"""``ingot export``: tensors as files of their own."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from ingot.cli import arguments
+from ingot.cli.filenames import distinct
+from ingot.cli.progress import Several, bar
+from ingot.cli.screen import Screen, printing
+from ingot.cli.sources import Source, opened
+from ingot.cli.wording import nbytes, shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import IO
+
+    from typing_extensions import Buffer
+
+    from ingot.cli.progress import Tell
+    from ingot.cli.sources import Array
+
+# Bytes that are written at once.
+_STEP = 16 << 20
+
+
+@click.command()
+@arguments.path
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=arguments.tensor_names)
+@click.option(
+    "--npy", "kind", flag_value="npy", default=True, help="Files that numpy.load reads (the default)."
+)
+@click.option("--raw", "kind", flag_value="bin", help="The bytes alone, little-endian.")
+@arguments.output("The file, for one NAME.")
+@click.option(
+    "-d",
+    "--directory",
+    metavar="DIR",
+    default=".",
+    callback=arguments.local,
+    shell_complete=arguments.paths,
+    help="Where the files go that are named after tensors.",
+)
+@arguments.writing
+@printing
+def command(
+    screen: Screen,
+    path: str,
+    names: tuple[str, ...],
+    kind: str,
+    output: str | None,
+    directory: str,
+    force: bool,
+    dry_run: bool,
+) -> int:
+    """Write tensors as files of their own.
+
+    They are named after the tensors, with every character that could mean something to a file system as
+    %XX. A .npy file holds bfloat16 and smaller floats as float32, which numpy reads without ml_dtypes.
+    """
+    if output is not None and len(names) > 1:
+        raise click.UsageError("--output is for one NAME: --directory takes several")
+    source = opened(path)
+    infos = [source.handle.info(name) for name in dict.fromkeys(names)]
+    files = distinct([info.name for info in infos], kind)
+    paths = [output] if output is not None else [os.path.join(directory, file) for file in files]
+    # All refusals before the first file is written.
+    targets = [arguments.target(one, force) for one in paths]
+    if not dry_run:
+        with bar(screen, "Exporting") as tell:
+            steps = Several(tell, sum(info.nbytes for info in infos))
+            for info, target in zip(infos, targets, strict=True):
+                with steps.within(info.nbytes) as within:
+                    _write(source, info.name, target, kind, within)
+    written = [{"name": info.name, "file": target} for info, target in zip(infos, targets, strict=True)]
+    for info, target in zip(infos, targets, strict=True):
+        screen.say(f"{'would write' if dry_run else 'wrote'} {shown(target)}: {nbytes(info.nbytes)}")
+    screen.answer({"dry_run": dry_run, "files": written})
+    return 0
+
+
+class _Counted:
+    """A file that tells how much has been written to it. numpy writes to such a one piece by piece."""
+
+    def __init__(self, file: IO[bytes], tell: Tell, nbytes: int) -> None:
+        self._file = file
+        self._tell = tell
+        self._nbytes = nbytes
+
+    def write(self, data: Buffer) -> int:
+        written = self._file.write(data)
+        self._tell(min(self._file.tell(), self._nbytes), self._nbytes)
+        return written
+
+
+def _write(source: Source, name: str, target: str, kind: str, tell: Tell) -> None:
+    import numpy
+
+    from ingot.cli.widened import widened
+
+    array = widened(source.values(name)) if kind == "npy" else _bytes(source, name)
+    beside = f"{target}.{os.getpid()}.part"
+    try:
+        with open(beside, "xb") as file:
+            counted = _Counted(file, tell, array.nbytes)
+            if kind == "npy":
+                numpy.save(counted, array, allow_pickle=False)
+            else:
+                flat = array.reshape(-1)
+                for at in range(0, flat.size, _STEP):
+                    counted.write(flat[at : at + _STEP].data)
+        os.replace(beside, target)
+    except BaseException:
+        if os.path.exists(beside):
+            os.remove(beside)
+        raise
+
+
+def _bytes(source: Source, name: str) -> Array:
+    """The bytes of a tensor as they lie in the file, whatever its dtype."""
+    import numpy
+
+    from ingot._native import Wrap
+
+    def resolve(code: str) -> object:
+        return numpy.dtype("u1") if code == "U8" else lambda packed, shape: packed
+
+    found: Array = source.handle.tensor(name, Wrap.buffer(numpy.ndarray, resolve))
+    return numpy.ascontiguousarray(found)

@@ -1,0 +1,32 @@
+"""``ingot layers``: the table of parameters that safemetadata prints."""
+
+from __future__ import annotations
+
+import click
+
+from ingot.cli import arguments
+from ingot.cli.screen import Screen, printing
+from ingot.cli.sources import opened, parameters
+from ingot.cli.tables import Column, boxed
+from ingot.cli.wording import count, shape
+
+_COLUMNS = (Column("Parameter Name"), Column("DType"), Column("Shape"))
+
+
+@click.command(short_help="Print all parameters in a box, and their total.")
+@arguments.path
+@printing
+def command(screen: Screen, path: str) -> int:
+    """Print a box of all parameters with dtype and shape, and their total."""
+    infos = opened(path).in_natural_order()
+    total = sum(map(parameters, infos))
+    rows = [(info.name, info.dtype, shape(info.shape)) for info in infos]
+    if screen.as_json:
+        layers = [{"name": info.name, "dtype": info.dtype, "shape": info.shape} for info in infos]
+        screen.answer({"layers": layers, "parameters": total})
+    elif screen.is_terminal and not screen.quiet:
+        screen.lines(boxed(_COLUMNS, rows, screen.width, screen.strong))
+        screen.say(f"Total parameters: {count(total)}")
+    else:
+        screen.table(_COLUMNS, rows)
+    return 0

@@ -1,0 +1,101 @@
+"""``ingot ls``: the tensors, one a line."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+
+import click
+
+from ingot.cli import arguments
+from ingot.cli.screen import Screen, printing
+from ingot.cli.sources import Source, opened, parameters
+from ingot.cli.tables import Column
+from ingot.cli.wording import nbytes, shape
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ingot._native import TensorInfo
+
+_SHORT = (Column("name"), Column("dtype"), Column("shape"))
+_LONG = (*_SHORT, Column("parameters", right=True), Column("size", right=True))
+_PLACES = (Column("begin", right=True, spare=True), Column("end", right=True, spare=True), Column("file"))
+
+
+@click.command()
+@arguments.path
+@click.option("-l", "--long", is_flag=True, help="Also parameters, bytes, place and file.")
+@click.option(
+    "--sort",
+    type=click.Choice(["name", "size", "file"]),
+    default="name",
+    help="By name (layer.2 before layer.10), by size, largest first, or as they lie in the file.",
+)
+@click.option("-r", "--reverse", is_flag=True, help="The other way round.")
+@click.option("--grep", metavar="REGEX", help="Only tensors in whose name this is found.")
+@printing
+def command(screen: Screen, path: str, long: bool, sort: str, reverse: bool, grep: str | None) -> int:
+    """List the tensors: name, dtype, shape."""
+    wanted = arguments.pattern(grep)
+    source = opened(path)
+    infos = _sorted(source, sort)
+    if wanted is not None:
+        infos = [info for info in infos if wanted.search(info.name)]
+    if reverse:
+        infos.reverse()
+    if screen.as_json:
+        screen.answer({"tensors": [described(source, info) for info in infos]})
+    elif long:
+        # On a terminal the file is worth its room only where there are several.
+        places = _PLACES[:-1] if screen.is_terminal and len(source.files) == 1 else _PLACES
+        columns = (*_LONG, *places)
+        screen.table(columns, (row[: len(columns)] for row in _long_rows(screen, source, infos)))
+    else:
+        screen.table(_SHORT, _rows(infos))
+    return 0
+
+
+def _sorted(source: Source, sort: str) -> list[TensorInfo]:
+    if sort == "file":
+        return source.infos()
+    infos = source.in_natural_order()
+    if sort == "size":
+        infos.sort(key=lambda info: -info.nbytes)
+    return infos
+
+
+def described(source: Source, info: TensorInfo) -> dict[str, object]:
+    """What ``--json`` says of a tensor."""
+    return {
+        "name": info.name,
+        "dtype": info.dtype,
+        "shape": info.shape,
+        "begin": info.begin,
+        "end": info.end,
+        "nbytes": info.nbytes,
+        "parameters": parameters(info),
+        "file": source.file_name_of(info.name),
+    }
+
+
+class _Shapes(dict[tuple[int, ...], str]):
+    """Shapes as text. Few differ, and making it takes longest."""
+
+    def __missing__(self, dims: tuple[int, ...]) -> str:
+        text = self[dims] = shape(dims)
+        return text
+
+
+def _rows(infos: list[TensorInfo]) -> Iterator[tuple[str, str, str]]:
+    # Without a line of Python for each of 500,000.
+    shapes = map(_Shapes().__getitem__, map(attrgetter("shape"), infos))
+    return zip(map(attrgetter("name"), infos), map(attrgetter("dtype"), infos), shapes, strict=True)
+
+
+def _long_rows(screen: Screen, source: Source, infos: list[TensorInfo]) -> Iterator[tuple[str, ...]]:
+    # People compare sizes, programs add them.
+    size = nbytes if screen.is_terminal else str
+    for info, short in zip(infos, _rows(infos), strict=True):
+        file = source.file_name_of(info.name)
+        yield *short, str(parameters(info)), size(info.nbytes), str(info.begin), str(info.end), file

@@ -1,0 +1,50 @@
+"""``ingot mem``: the memory that a model takes, dtype by dtype."""
+
+from __future__ import annotations
+
+import click
+
+from ingot import _load
+from ingot.cli import arguments
+from ingot.cli.screen import Screen, printing
+from ingot.cli.sources import opened, parameters
+from ingot.cli.tables import Column
+from ingot.cli.wording import nbytes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ingot._native import TensorInfo
+
+# By what people call them, with the bits of an element.
+_DTYPES = {"F32": 32, "BF16, F16": 16, "8 bits": 8, "4 bits": 4}
+_COLUMNS = (
+    Column("dtype"),
+    *(Column(title, right=True) for title in ("largest tensor", "total", "training with Adam")),
+)
+# Weights, gradients and two moments.
+_ADAM = 4
+
+
+@click.command(short_help="How much memory the tensors take, dtype by dtype.")
+@arguments.path
+@printing
+def command(screen: Screen, path: str) -> int:
+    """Say how much memory the tensors take as they are, and with all floating-point ones in another dtype.
+
+    Training with Adam takes weights, gradients and two moments, all in that dtype; activations come on top.
+    """
+    infos = opened(path).infos()
+    rows = [("as stored", [info.nbytes for info in infos])]
+    rows += [(name, [_size(info, bits) for info in infos]) for name, bits in _DTYPES.items()]
+    facts = [(name, max(sizes, default=0), sum(sizes), _ADAM * sum(sizes)) for name, sizes in rows]
+    keys = ("dtype", "largest_tensor", "total", "training")
+    screen.answer({"memory": [dict(zip(keys, fact, strict=True)) for fact in facts]})
+    size = nbytes if screen.is_terminal else str
+    screen.table(_COLUMNS, [(name, *map(size, numbers)) for name, *numbers in facts])
+    return 0
+
+
+def _size(info: TensorInfo, bits: int) -> int:
+    # What is quantised already is not made larger or smaller by anybody.
+    is_float = info.dtype in _load.FLOATS
+    return -(-parameters(info) * bits // 8) if is_float else info.nbytes

@@ -1,0 +1,241 @@
+"""``ingot meta``: the text beside the tensors."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+
+from ingot import _edit, _rearrange, _shards
+from ingot._native import shown_url
+from ingot._serialize import is_durable
+from ingot.cli import arguments
+from ingot.cli.screen import Screen, printing, warn
+from ingot.cli.sources import opened
+from ingot.cli.tables import Column
+from ingot.cli.wording import plural, shown
+
+from .summary import abridged
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ingot.cli.sources import Source
+
+_COLUMNS = (Column("key"), Column("value"))
+# What transformers refuses a file without.
+_KEPT = "format"
+_every_file: arguments.Decorator = click.option(
+    "--files", "every_file", is_flag=True, help="In each file of a checkpoint of many, not in its index."
+)
+
+
+@click.group(name="meta", short_help="Read and change the text beside the tensors.")
+def command() -> None:
+    """Read and change the text beside the tensors. No tensor is read or moved where the header has room.
+
+    Of a checkpoint of many files it is the text in its index that is read and changed. Each file has text of
+    its own, such as the `format` that transformers asks for: `set --files` and `rm --files` change that.
+    """
+
+
+@command.command()
+@arguments.path
+@click.argument("key", required=False)
+@printing
+def get(screen: Screen, path: str, key: str | None) -> int:
+    """Print the metadata, or the value of one KEY; exit with 1 where it is not there.
+
+    On a terminal long values are given by their length.
+    """
+    pairs = opened(path).metadata()
+    if key is None:
+        screen.answer({"metadata": pairs})
+        human = screen.is_terminal
+        screen.table(_COLUMNS, [(name, abridged(text) if human else text) for name, text in pairs.items()])
+        return 0
+    if key not in pairs:
+        screen.answer({"key": key, "value": None})
+        warn(f"{shown(shown_url(path))}: metadata has no key `{shown(key)}`")
+        return 1
+    screen.answer({"key": key, "value": pairs[key]})
+    screen.result(shown(pairs[key]))
+    return 0
+
+
+@command.command(name="set")
+@arguments.own
+@click.argument("pairs", metavar="KEY=VALUE...", nargs=-1, required=True)
+@_every_file
+@arguments.dry_run
+@printing
+def set_(screen: Screen, path: str, pairs: tuple[str, ...], every_file: bool, dry_run: bool) -> int:
+    """Give keys their values. Other keys keep theirs."""
+    new = dict(map(_pair, pairs))
+    if every_file:
+        return _of_files(screen, path, new, (), dry_run)
+    return change(screen, path, new, (), dry_run)
+
+
+@command.command()
+@arguments.own
+@click.argument("keys", metavar="KEY...", nargs=-1, required=True)
+@_every_file
+@arguments.dry_run
+@printing
+def rm(screen: Screen, path: str, keys: tuple[str, ...], every_file: bool, dry_run: bool) -> int:
+    """Remove keys. One that is not there is an error, but in the files of --files."""
+    if every_file:
+        return _of_files(screen, path, {}, keys, dry_run)
+    there = opened(path).metadata()
+    for key in keys:
+        if key not in there:
+            raise click.UsageError(f"{shown(path)}: metadata has no key `{shown(key)}`")
+    return change(screen, path, {}, keys, dry_run)
+
+
+@command.command()
+@arguments.own
+@arguments.dry_run
+@printing
+def edit(screen: Screen, path: str, dry_run: bool) -> int:
+    """Change the metadata in an editor ($VISUAL, $EDITOR), as JSON."""
+    before = opened(path).texts()
+    text = click.edit(json.dumps(before, indent=2, ensure_ascii=True) + "\n", extension=".json")
+    if text is None:
+        screen.say("unchanged")
+        return 0
+    return _replace(screen, path, before, _parsed(text, "what the editor left"), dry_run)
+
+
+@command.command(name="import")
+@arguments.own
+@click.argument("json_file", metavar="JSON_FILE", shell_complete=arguments.paths)
+@click.option("--replace", is_flag=True, help="Remove the keys that are not in JSON_FILE.")
+@arguments.dry_run
+@printing
+def import_(screen: Screen, path: str, json_file: str, replace: bool, dry_run: bool) -> int:
+    """Take keys and values from a JSON object; `-` is standard input."""
+    pairs = _parsed(_read(json_file), shown(json_file))
+    if replace:
+        return _replace(screen, path, opened(path).texts(), pairs, dry_run)
+    return change(screen, path, pairs, (), dry_run)
+
+
+@command.command()
+@arguments.path
+@click.argument("json_file", required=False, callback=arguments.local, shell_complete=arguments.paths)
+@arguments.force
+def export(path: str, json_file: str | None, force: bool) -> int:
+    """Write the metadata as a JSON object, to standard output or to a new file."""
+    text = json.dumps(opened(path).texts(), indent=2, ensure_ascii=True) + "\n"
+    if json_file is None or json_file == "-":
+        sys.stdout.write(text)
+        return 0
+    with open(arguments.target(json_file, force), "w", encoding="ascii") as out:
+        out.write(text)
+    return 0
+
+
+@command.command()
+@arguments.own
+@arguments.output("Write a copy, and leave PATH as it is.")
+@click.option("--all", "everything", is_flag=True, help="Also the key `format`, which transformers asks for.")
+@arguments.writing
+@printing
+def clean(screen: Screen, path: str, output: str | None, everything: bool, force: bool, dry_run: bool) -> int:
+    """Remove all metadata but `format`."""
+    before = opened(path).texts()
+    kept = {key: text for key, text in before.items() if key == _KEPT and not everything}
+    if output is None:
+        return _replace(screen, path, before, kept, dry_run)
+    arguments.target(output, force)
+    if not dry_run:
+        _rearrange.rewrite(path, output, metadata=kept or None, force=force)
+    screen.say(f"{'would write' if dry_run else 'wrote'} {shown(output)}: {plural(len(kept), 'key')} left")
+    return 0
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise click.UsageError(f"expected KEY=VALUE, found `{shown(text)}`")
+    return key, value
+
+
+def _read(path: str) -> bytes:
+    if path == "-":
+        return sys.stdin.buffer.read()
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _parsed(text: str | bytes, where: str) -> dict[str, str]:
+    """The pairs of a JSON object; values that are no text as JSON."""
+    try:
+        found = json.loads(text, object_pairs_hook=_distinct)
+    # UnicodeDecodeError is one too; a text of nothing but brackets is the other.
+    except (ValueError, RecursionError) as error:
+        raise click.UsageError(f"{where}: is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise click.UsageError(f"{where}: expected a JSON object, found {type(found).__name__}")
+    for key, value in found.items():
+        if not isinstance(value, str):
+            raise click.UsageError(
+                f"{where}: metadata values are text: `{shown(key)}` is of type {type(value).__name__}"
+            )
+    return found
+
+
+def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is given twice")
+    return found
+
+
+def _replace(
+    screen: Screen, path: str, before: Mapping[str, str], after: dict[str, str], dry_run: bool
+) -> int:
+    return change(screen, path, after, [key for key in before if key not in after], dry_run)
+
+
+def change(screen: Screen, path: str, pairs: dict[str, str], gone: Sequence[str], dry_run: bool) -> int:
+    """Give keys their values, remove others, and say what was done."""
+    source = opened(path)
+    before, texts = source.metadata(), source.texts()
+    for key in before.keys() - texts.keys():
+        if key in gone or pairs.get(key, before[key]) != before[key]:
+            raise click.UsageError(f"{shown(path)}: `{shown(key)}` is no text, and says what the files are")
+    new = {key: text for key, text in pairs.items() if before.get(key) != text}
+    removed = [key for key in gone if key in before]
+    outcome = "dry-run" if dry_run else "unchanged"
+    if not dry_run and (new or removed):
+        outcome = _changed(source, new, removed)
+    screen.answer({"outcome": outcome, "set": sorted(new), "removed": removed})
+    for key, text in new.items():
+        screen.say(f"{'+' if key not in before else '~'} {shown(key)} = {shown(abridged(text))}")
+    for key in removed:
+        screen.say(f"- {shown(key)}")
+    screen.say({"dry-run": "nothing was written"}.get(outcome, outcome))
+    return 0
+
+
+def _changed(source: Source, new: dict[str, str], removed: list[str]) -> str:
+    if source.index is None:
+        return _edit.update_metadata(source.only_file(), new, removed)
+    _shards.update_index(source.index, new, removed, is_durable(None))
+    return "rewritten"
+
+
+def _of_files(screen: Screen, path: str, new: dict[str, str], gone: Sequence[str], dry_run: bool) -> int:
+    """Change the metadata of each file of a checkpoint, one after the other."""
+    files = opened(path).files
+    outcomes = {file: "dry-run" if dry_run else _edit.update_metadata(file, new, gone) for file in files}
+    described = [{"file": file, "outcome": outcome} for file, outcome in outcomes.items()]
+    screen.answer({"files": described, "set": sorted(new), "removed": list(gone)})
+    for file, outcome in outcomes.items():
+        screen.say(f"{shown(file)}: {outcome}")
+    return 0

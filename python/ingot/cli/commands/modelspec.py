@@ -1,0 +1,115 @@
+"""``ingot modelspec``: what a model file says of itself, by ModelSpec 1.0.1."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import click
+
+from ingot import modelspec
+from ingot._native import shown_url
+from ingot.cli import arguments
+from ingot.cli.progress import bar
+from ingot.cli.screen import Screen, printing, warn
+from ingot.cli.sources import opened
+from ingot.cli.tables import Column
+from ingot.cli.wording import nbytes, shown
+
+from .meta import change
+from .summary import abridged
+
+_PREFIX = "modelspec."
+_KEYS = tuple(field.name for field in fields(modelspec.ModelSpec) if field.name != "other")
+_HASH = "hash_sha256"
+
+
+@click.group(name="modelspec", short_help="What a model file says of itself: title, licence, ….")
+def command() -> None:
+    """Show, check and set what a model file says of itself (ModelSpec 1.0.1)."""
+
+
+@command.command()
+@arguments.path
+@printing
+def show(screen: Screen, path: str) -> int:
+    """Print the keys of ModelSpec, a thumbnail by its kind and size; exit with 1 where there are none."""
+    pairs = _pairs(path)
+    screen.answer({"modelspec": pairs or None})
+    if not pairs:
+        warn(f"{shown(shown_url(path))}: says nothing of itself: there is no key that begins with {_PREFIX}")
+        return 1
+    screen.table((Column("key"), Column("value")), [(key, _told(key, text)) for key, text in pairs.items()])
+    return 0
+
+
+@command.command()
+@arguments.path
+@printing
+def validate(screen: Screen, path: str) -> int:
+    """Say what is wrong; exit with 1 where something is that must not be. `verify` compares the hash."""
+    found = modelspec.validate(opened(path).metadata())
+    errors = [finding for finding in found if finding.severity == "error"]
+    screen.answer({"ok": not errors, "findings": [finding._asdict() for finding in found]})
+    if found:
+        columns = (Column("severity"), Column("key"), Column("what"))
+        screen.table(columns, [tuple(map(str, finding)) for finding in found])
+    else:
+        screen.say(f"{shown(shown_url(path))}: all is well")
+    return 1 if errors else 0
+
+
+@command.command(name="set")
+@arguments.own
+@click.argument("pairs", metavar="[KEY=VALUE]...", nargs=-1)
+@click.option("--hash", "with_hash", is_flag=True, help=f"Compute {_HASH} from the tensors.")
+@arguments.dry_run
+@printing
+def set_(screen: Screen, path: str, pairs: tuple[str, ...], with_hash: bool, dry_run: bool) -> int:
+    """Give keys their values, without the prefix: title=Ducks. An empty value removes the key.
+
+    What `validate` would call an error in one of the new values is refused.
+    """
+    if not pairs and not with_hash:
+        raise click.UsageError("expected KEY=VALUE or --hash")
+    new = dict(map(_pair, pairs))
+    source = opened(path)
+    if with_hash:
+        new[_PREFIX + _HASH] = _hash(screen, source.only_file())
+    before = source.metadata()
+    gone = [key for key, text in new.items() if not text]
+    kept = {key: text for key, text in new.items() if text}
+    if not any(key.startswith(_PREFIX) for key in before):
+        kept.setdefault(f"{_PREFIX}sai_model_spec", modelspec.VERSION)
+    for finding in modelspec.validate({**before, **kept}):
+        if finding.severity == "error" and finding.key in kept:
+            raise click.UsageError(shown(f"{finding.key}: {finding.message}"))
+    return change(screen, path, kept, gone, dry_run)
+
+
+def _pairs(path: str) -> dict[str, str]:
+    return {key: text for key, text in opened(path).metadata().items() if key.startswith(_PREFIX)}
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    key = key.removeprefix(_PREFIX)
+    if not equals:
+        raise click.UsageError(f"expected KEY=VALUE, found `{shown(text)}`")
+    if key not in _KEYS:
+        raise click.UsageError(f"ModelSpec {modelspec.VERSION} has no key `{shown(key)}`")
+    return _PREFIX + key, value
+
+
+def _hash(screen: Screen, file: str) -> str:
+    from ingot import _hash as hashes
+
+    with bar(screen, "Hashing") as tell:
+        return hashes.hash(file, "modelspec", progress=tell)
+
+
+def _told(key: str, text: str) -> str:
+    """A value for people. Of a picture its kind and size, which is what can be read of it."""
+    head, comma, data = text.partition(",")
+    if key == f"{_PREFIX}thumbnail" and comma and head.startswith("data:"):
+        return f"{abridged(head.removeprefix('data:'))}, {nbytes(len(data) * 3 // 4)}"
+    return abridged(text)

@@ -1,0 +1,41 @@
+"""``ingot params``: how many parameters there are."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import click
+
+from ingot.cli import arguments
+from ingot.cli.screen import Screen, printing
+from ingot.cli.sources import opened, parameters
+from ingot.cli.tables import Column
+from ingot.cli.wording import count
+
+
+@click.command()
+@arguments.path
+@printing
+def command(screen: Screen, path: str) -> int:
+    """Count the parameters, in all and of each dtype.
+
+    Elements are counted as they are stored: buffers count, and what a quantised model packs into one integer
+    is one.
+    """
+    by_dtype: Counter[str] = Counter()
+    for info in opened(path).infos():
+        by_dtype[info.dtype] += parameters(info)
+    total = sum(by_dtype.values())
+    if screen.as_json:
+        screen.answer({"total": total, "dtypes": dict(by_dtype.most_common())})
+    elif screen.quiet:
+        screen.result(str(total))
+    else:
+        human = screen.is_terminal
+        rows = [(dtype, f"{number:,}" if human else str(number)) for dtype, number in by_dtype.most_common()]
+        if not human:
+            rows.append(("total", str(total)))
+        screen.table((Column("dtype"), Column("parameters", right=True)), rows)
+        if human:
+            screen.say(f"Total parameters: {count(total)}")
+    return 0

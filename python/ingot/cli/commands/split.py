@@ -1,0 +1,66 @@
+"""``ingot split``: one file as several and an index."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from ingot import _rearrange, _shards
+from ingot.cli import arguments
+from ingot.cli.progress import bar
+from ingot.cli.screen import Screen, printing
+from ingot.cli.sources import opened
+from ingot.cli.tables import Column
+from ingot.cli.wording import nbytes, plural, shown
+
+
+@click.command(short_help="Make several files and an index of one file.")
+@arguments.path
+@click.argument("directory", callback=arguments.local, shell_complete=arguments.paths)
+@click.option("--max-shard-size", default="5GB", show_default=True, help="Bytes of tensors in a file.")
+@click.option(
+    "--pattern", default="model{suffix}.safetensors", show_default=True, help="The names of the files."
+)
+@arguments.writing
+@printing
+def command(
+    screen: Screen, path: str, directory: str, max_shard_size: str, pattern: str, force: bool, dry_run: bool
+) -> int:
+    """Write several files and an index, as huggingface_hub does, into DIRECTORY.
+
+    With --force they replace the checkpoint that is there.
+    """
+    source = opened(path)
+    place = _shards.Place(directory, pattern)
+    sizes = [info.nbytes for info in source.infos()]
+    limit = int(max_shard_size) if max_shard_size.isdecimal() else _shards.nbytes(max_shard_size)
+    shards = _shards.split(sizes, limit)
+    _refuse_to_replace(place, force)
+    if not dry_run:
+        with bar(screen, "Splitting") as tell:
+            _rearrange.split(path, directory, limit, filename_pattern=pattern, progress=tell)
+    files = [
+        (os.path.join(directory, name), len(shard), sum(sizes[number] for number in shard))
+        for name, shard in zip(place.names(len(shards)), shards, strict=True)
+    ]
+    described = [{"file": name, "tensors": tensors, "nbytes": size} for name, tensors, size in files]
+    screen.answer({"dry_run": dry_run, "files": described})
+    columns = (Column("file"), Column("tensors", right=True), Column("size", right=True))
+    size_text = nbytes if screen.is_terminal else str
+    screen.table(columns, [(name, str(tensors), size_text(size)) for name, tensors, size in files])
+    if screen.is_terminal:
+        screen.say(
+            f"{'would write' if dry_run else 'wrote'} {plural(len(files), 'file')} to {shown(directory)}"
+        )
+    return 0
+
+
+def _refuse_to_replace(place: _shards.Place, force: bool) -> None:
+    if force or not os.path.isdir(place.directory):
+        return
+    there = [name for name in (place.index, *place.files()) if os.path.lexists(place.path(name))]
+    if there:
+        raise click.UsageError(
+            f"{shown(place.path(there[0]))}: is there already: --force replaces the checkpoint that is there"
+        )

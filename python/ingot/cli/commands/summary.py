@@ -1,0 +1,150 @@
+"""``ingot PATH``: what a file is, on one screen."""
+
+from __future__ import annotations
+
+from collections import Counter
+from operator import attrgetter
+from typing import NamedTuple
+
+import click
+
+from ingot.cli import arguments
+from ingot.cli.screen import Screen, printing
+from ingot.cli.sources import Source, opened, parameters
+from ingot.cli.tables import cut
+from ingot.cli.wording import count, nbytes, plural, shape, shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ingot._native import TensorInfo
+
+# Of each list, so that all of it stays on a screen of 24 lines.
+_LINES = 5
+_LABEL = 12
+
+
+class Totals(NamedTuple):
+    """Sums over the tensors of one dtype."""
+
+    tensors: int = 0
+    parameters: int = 0
+    nbytes: int = 0
+
+    def plus(self, tensors: int, info: TensorInfo) -> Totals:
+        """With so many more tensors like `info`."""
+        return Totals(
+            self.tensors + tensors,
+            self.parameters + tensors * parameters(info),
+            self.nbytes + tensors * info.nbytes,
+        )
+
+
+@click.command(short_help="What a file is, on one screen; `ingot PATH` is short for it.")
+@arguments.path
+@printing
+def command(screen: Screen, path: str) -> int:
+    """Print what a file is, on one screen."""
+    source = opened(path)
+    infos = source.infos()
+    dtypes = _totals(infos)
+    if screen.as_json:
+        screen.answer(_facts(source, infos, dtypes))
+        return 0
+    screen.say(screen.strong(shown(source.path)))
+    for label, lines in _parts(source, infos, dtypes):
+        for at, line in enumerate(lines):
+            head = "" if at else label
+            text = shown(line)
+            room = screen.width - _LABEL - 2
+            screen.say(f"  {head:<{_LABEL}}{cut(text, room) if screen.is_terminal else text}".rstrip())
+    return 0
+
+
+def _totals(infos: list[TensorInfo]) -> dict[str, Totals]:
+    """The sums of each dtype, that with the most bytes first."""
+    # Of 20,000 tensors few differ in dtype and shape.
+    kinds = list(map(attrgetter("dtype", "shape"), infos))
+    alike = dict(zip(kinds, infos, strict=True))
+    counts = Counter(kinds)
+    totals: dict[str, Totals] = {}
+    for kind, number in counts.items():
+        totals[kind[0]] = totals.get(kind[0], Totals()).plus(number, alike[kind])
+    return dict(sorted(totals.items(), key=lambda item: -item[1].nbytes))
+
+
+def _sum(dtypes: dict[str, Totals]) -> Totals:
+    return Totals(*map(sum, zip(*dtypes.values(), strict=True))) if dtypes else Totals()
+
+
+def _facts(source: Source, infos: list[TensorInfo], dtypes: dict[str, Totals]) -> dict[str, object]:
+    total = _sum(dtypes)
+    return {
+        "path": source.path,
+        "format": source.handle.format,
+        "files": len(source.files),
+        "nbytes": source.nbytes_of_files(),
+        "tensors": len(infos),
+        "parameters": total.parameters,
+        "tensor_nbytes": total.nbytes,
+        "dtypes": {dtype: totals._asdict() for dtype, totals in dtypes.items()},
+        "metadata": source.metadata(),
+    }
+
+
+def _parts(source: Source, infos: list[TensorInfo], dtypes: dict[str, Totals]) -> list[tuple[str, list[str]]]:
+    total = _sum(dtypes)
+    parameters = total.parameters
+    files = plural(len(source.files), "file")
+    parts = [
+        ("format", [f"{source.handle.format}, {files} of {nbytes(source.nbytes_of_files())}"]),
+        ("tensors", [f"{len(infos):,}"]),
+        ("parameters", [f"{count(parameters)} ({parameters:,})" if parameters >= 1000 else str(parameters)]),
+        ("data", [nbytes(total.nbytes)]),
+        ("dtypes", _dtypes(dtypes)),
+        ("modules", _modules(infos)),
+        ("largest", _largest(infos)),
+        ("metadata", _metadata(source.metadata())),
+    ]
+    return [(label, lines) for label, lines in parts if lines]
+
+
+def _dtypes(dtypes: dict[str, Totals]) -> list[str]:
+    lines = [
+        f"{dtype}: {plural(sums.tensors, 'tensor')}, {count(sums.parameters)} parameters, "
+        f"{nbytes(sums.nbytes)}"
+        for dtype, sums in dtypes.items()
+    ]
+    return _first(lines, "dtype")
+
+
+def _modules(infos: list[TensorInfo]) -> list[str]:
+    sizes: Counter[str] = Counter()
+    for info in infos:
+        sizes[info.name.partition(".")[0]] += info.nbytes
+    # A list of single tensors is no list of modules.
+    if not 1 < len(sizes) < len(infos):
+        return []
+    return _first([f"{name}: {nbytes(size)}" for name, size in sizes.most_common()], "module")
+
+
+def _largest(infos: list[TensorInfo]) -> list[str]:
+    from heapq import nlargest
+
+    found = nlargest(3, infos, key=attrgetter("nbytes"))
+    return [f"{info.name}: {info.dtype} {shape(info.shape)}, {nbytes(info.nbytes)}" for info in found]
+
+
+def _metadata(pairs: dict[str, str]) -> list[str]:
+    return _first([f"{key}: {abridged(value)}" for key, value in pairs.items()], "key")
+
+
+def abridged(value: str) -> str:
+    """A value of the metadata for one line; pictures and other long ones by their length."""
+    return value if len(value) <= 200 else f"{value[:60]}… ({len(value):,} characters)"
+
+
+def _first(lines: list[str], noun: str) -> list[str]:
+    if len(lines) <= _LINES:
+        return lines
+    kept = lines[: _LINES - 1]
+    return [*kept, f"and {plural(len(lines) - len(kept), noun)} more"]

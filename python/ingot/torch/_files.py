@@ -1,0 +1,787 @@
+"""Files of tensors: loading and saving them."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from operator import attrgetter
+from typing import overload
+
+import torch
+
+from ingot import _load, _native, _open
+from ingot._dtypes import F4_PACKED, NAMES
+from ingot._frameworks import lacks
+from ingot._load import Selected, float_code
+from ingot._progress import reading
+from ingot._reads import PLAIN
+from ingot._records import rendered
+from ingot._serialize import known_format, named, one_of, texts, unpacked, write_file
+from ingot.errors import OptionError, SaveError, _escaped, _quoted
+
+from ._into import Incompatible, destinations, fill_tensors, into
+from ._pieces import fetcher
+from ._shared import recorded, restore, views_among
+from ._sharing import refuse_shared
+from ._tensors import PLAIN_CLASSES, fake_mode, faked, not_plain, undisturbed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from concurrent.futures import Future
+    from typing import Any, Literal
+
+    from typing_extensions import Buffer, Unpack
+
+    from ingot._hash import Hasher
+    from ingot._load import LoadOptions
+    from ingot._native import Checkpoint, TensorInfo
+    from ingot._objects import Source
+    from ingot._progress import Progress
+    from ingot._reads import Reads
+    from ingot._records import Views
+    from ingot._serialize import Align, Checksums, Format, Path, SaveOptions
+    from ingot.typing import StorageOptions
+
+    Shared = Literal["error", "copy", "alias"]
+    Contiguous = Literal["error", "copy"]
+    Loaded = Literal["alias", "drop"]
+
+    class TorchLoadOptions(LoadOptions, total=False):
+        shared: Loaded
+        dtype: torch.dtype | str | None
+        out: Mapping[str, torch.Tensor] | None
+
+    class TorchSaveOptions(SaveOptions, total=False):
+        shared: Shared
+        contiguous: Contiguous
+
+
+SHARED = ("error", "copy", "alias")
+CONTIGUOUS = ("error", "copy")
+LOADED = ("alias", "drop")
+
+# Those that this torch has. One that it lacks blocks the tensors of that dtype only.
+DTYPES: dict[str, torch.dtype] = {
+    code: getattr(torch, name) for code, name in {**NAMES, "F4": F4_PACKED}.items() if hasattr(torch, name)
+}
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
+
+_layout, _dtype = attrgetter("layout"), attrgetter("dtype")
+# As checkers see it, a symbol may come of it, as it does of no tensor with values.
+_storage_offset: Any = torch.Tensor.storage_offset
+_from_dlpack = torch._C._from_dlpack
+_to_dlpack = torch._C._to_dlpack
+
+
+@overload
+def load_file(
+    filename: Source,
+    device: Any = "cpu",
+    *,
+    return_metadata: Literal[True],
+    **options: Unpack[TorchLoadOptions],
+) -> tuple[dict[str, torch.Tensor], dict[str, str] | None]: ...
+
+
+@overload
+def load_file(
+    filename: Source,
+    device: Any = "cpu",
+    *,
+    return_metadata: Literal[False] = False,
+    **options: Unpack[TorchLoadOptions],
+) -> dict[str, torch.Tensor]: ...
+
+
+def load_file(
+    filename: Source,
+    device: Any = "cpu",
+    *,
+    backend: str = "auto",
+    shared: Loaded = "alias",
+    keys: Iterable[str] | None = None,
+    prefix: str | tuple[str, ...] | None = None,
+    where: Callable[[TensorInfo], object] | None = None,
+    slices: Mapping[str, Any] | None = None,
+    dtype: torch.dtype | str | None = None,
+    out: Mapping[str, torch.Tensor] | None = None,
+    threads: int | None = None,
+    progress: Progress = False,
+    storage_options: StorageOptions | None = None,
+    return_metadata: bool = False,
+    verify: bool = False,
+    expected_sha256: str | None = None,
+) -> dict[str, torch.Tensor] | tuple[dict[str, torch.Tensor], dict[str, str] | None]:
+    """Load the tensors of a file, or some of them, or parts of them.
+
+    Parameters
+    ----------
+    filename : str, bytes, os.PathLike, or an object to read from
+        A `.safetensors` or a `.bt` file, the index of a sharded checkpoint, a directory with one of these,
+        a URL, or an object that holds a file, such as an open file, a buffer or `ingot.Ranges`: as for
+        `ingot.safe_open`.
+    device : str, int or torch.device
+        Where the tensors shall be; whatever `torch.device` takes. ``"meta"`` gives shapes and dtypes and
+        reads nothing. Tensors of `out` stay where they are. torch's default device changes nothing of this.
+        Inside of a ``FakeTensorMode`` the tensors are fake ones of that mode, on this device.
+    backend : {"auto", "mmap", "pread"}
+        As for `ingot.safe_open`.
+    shared : {"alias", "drop"}
+        What to do with the names that ``save_file(..., shared="alias")`` did not write tensors for.
+        ``"alias"`` gives them back, on the same memory as the tensor that was written; ``"drop"`` gives what
+        the file itself holds. Other files have no such names.
+    keys : iterable of str, optional
+        Only these tensors, in this order.
+    prefix : str or tuple of str, optional
+        Only tensors whose names begin with it, or with one of them.
+    where : callable, optional
+        Only tensors for which it gives something true. It is called with what `ingot.safe_open.info` gives.
+        A tensor has to pass all of `keys`, `prefix` and `where`; nothing is read of those that do not.
+    slices : dict of str to index, optional
+        For some of these tensors, the part that shall be read: what would stand in ``tensor[...]``, as for
+        `ingot.safe_open.get_slice`. Of rows no other byte is read; of columns in files half as many again at
+        most, where a row of the tensor takes 3 KiB or more. From a URL what lies between two parts is read
+        too where it has up to 128 KiB, which takes less time than another request.
+    dtype : torch.dtype or str, optional
+        Convert floating-point tensors to this dtype while they are read, chunk by chunk; a code of the header
+        such as ``"BF16"`` will do. The values are those of ``tensor.to(dtype)``, and the tensors in the dtype
+        of the file are never in memory. Integers, bools and complex numbers stay what they are.
+    out : dict of str to torch.Tensor, optional
+        Read these tensors into memory that is there already, without a second copy, and give the same objects
+        back. They may be strided in any way, and on other devices. They need the shape and the dtype of what
+        is read into them, and memory that no other of them has.
+    threads : int, optional
+        How many threads read at once. By default ``INGOT_THREADS`` in the environment, else one for each
+        core; eight where the file is not in the page cache, and 64 where it comes over a network, since
+        those who wait need no core.
+    progress : bool or callable
+        True shows a bar: tqdm's if it is installed, else a line on standard error. A callable is told
+        ``(bytes done, bytes in all)`` about twenty times a second and at the end, and may raise to stop the
+        load. Views of a mapped file are done at once, or when they have been moved to `device`.
+    storage_options : dict, optional
+        How a URL is reached (`ingot.StorageOptions`).
+    return_metadata : bool
+        Return the metadata too, of the same look at the file.
+    verify : bool
+        Compare the tensors with the digests that the file keeps of them (`ingot.verify`), or where it
+        keeps none with ModelSpec's, and give nothing when one differs. They are then copies in memory of
+        their own, whatever the backend, compared on the way into it. Not with `slices`, `dtype` and
+        `out`.
+    expected_sha256 : str, optional
+        The SHA-256 of the whole file, to be compared likewise. All of the file is read then.
+
+    Returns
+    -------
+    dict of str to torch.Tensor
+        In the order of `keys`, else of the file. On the CPU with ``"mmap"`` they are views of the mapped
+        file, copy on write: they may be written to, the file does not change, and nothing is read before it
+        is touched; slices that do not lie together in the file, and converted tensors, have memory of their
+        own. ``F4`` comes packed, as ``float4_e2m1fn_x2``, with half the last dimension of the header. With
+        `return_metadata` a tuple of this and of what `ingot.read_metadata` gives.
+
+    Raises
+    ------
+    OSError
+        The file cannot be opened.
+    HeaderError
+        The file breaks a rule of its format; ``code`` says which.
+    CheckpointError
+        The index breaks a rule, or the shards do not hold what it says.
+    TensorNotFoundError
+        `keys`, `slices` or `out` name a tensor that the file does not have, and the message the nearest name;
+        or no name begins with `prefix`.
+    SliceError
+        An index does not fit its tensor.
+    DtypeError
+        This torch lacks a tensor's dtype, or it cannot be converted. `ingot.safe_open` reads the other
+        tensors.
+    DestinationError
+        A tensor of `out` has another shape or dtype, no memory, or shares memory with another or with itself.
+        Nothing has been read.
+    StorageError
+        Reading failed. What was read by then is in the tensors of `out`.
+    IntegrityError
+        A tensor, or the file, is not what its digest says (``code`` is ``"digest-mismatch"``); the file
+        keeps no digest of a tensor (``"no-digest"``), or a record that cannot be used
+        (``"invalid-checksums"``).
+    OptionError
+        `device`, `backend`, `shared`, `dtype` or `threads` is not one of the choices; or `slices` or `out`
+        have a tensor that the other options leave out; or what is asked for cannot be compared.
+    SafetensorError
+        The record of shared tensors in the metadata is broken (``code`` is ``"invalid-alias"``).
+    """
+    move = mover(device)
+    code = None if dtype is None else float_code(_code(dtype), dtype)
+    selected = Selected(keys, prefix, where, slices, code, out)
+    checkpoint = _open.open_checkpoint(filename, backend, storage_options=storage_options)
+    with reading(checkpoint, threads, progress, (verify, expected_sha256)) as how:
+        found = _loaded(checkpoint, move, shared, selected, how)
+    return (found, checkpoint.metadata()) if return_metadata else found
+
+
+def load(data: Buffer, *, shared: Loaded = "alias") -> dict[str, torch.Tensor]:
+    """Load all tensors from the bytes of a file.
+
+    Parameters
+    ----------
+    data : bytes, bytearray, memoryview, mmap or any other C-contiguous buffer
+        A whole file, in either format: its content decides.
+    shared : {"alias", "drop"}
+        As for `load_file`.
+
+    Returns
+    -------
+    dict of str to torch.Tensor
+        As `load_file` gives them, on the CPU, but with memory of their own: `data` is copied and may change
+        afterwards.
+
+    Raises
+    ------
+    TypeError
+        `data` is not a buffer.
+    HeaderError, DtypeError, OptionError, SafetensorError
+        As `load_file` does.
+    """
+    return _loaded(_native.Checkpoint.from_buffer(data), mover(None), shared, Selected(), PLAIN)
+
+
+def load_into(
+    target: torch.nn.Module | Mapping[str, torch.Tensor],
+    filename: Source,
+    *,
+    strict: bool = True,
+    backend: str = "auto",
+    threads: int | None = None,
+    progress: Progress = False,
+    storage_options: StorageOptions | None = None,
+) -> Incompatible:
+    """Load a file into the tensors of a module, without a second copy of them.
+
+    Parameters
+    ----------
+    target : torch.nn.Module or dict of str to torch.Tensor
+        What to fill: the module's parameters and persistent buffers, or the tensors of the dict. They stay
+        the objects that they are, on the device where they are, laid out in memory as they are; no gradient
+        is recorded.
+    filename : str, bytes, os.PathLike, or an object to read from
+        As for `load_file`.
+    strict : bool
+        Refuse a file that lacks a tensor of `target`, or has one that `target` lacks.
+    backend : {"auto", "mmap", "pread"}
+        As for `ingot.safe_open`.
+    threads, progress : optional
+        As for `load_file`. What `progress` raises leaves the tensors partly filled.
+    storage_options : dict, optional
+        How a URL is reached (`ingot.StorageOptions`).
+
+    Returns
+    -------
+    Incompatible
+        ``missing_keys``, tensors of `target` that the file lacks, and ``unexpected_keys``, those of the file
+        that `target` lacks: as `torch.nn.Module.load_state_dict` gives them. A name that shares its tensor
+        with one that the file has is not missing.
+
+    Raises
+    ------
+    DestinationError
+        A tensor has another shape than in the file, no memory (on ``"meta"``), or memory that it shares with
+        another in part. Nothing has been read.
+    RuntimeError
+        `strict` is set and a tensor is missing or unexpected. Nothing has been read.
+    TypeError
+        A value of the dict is not a tensor.
+    OSError, HeaderError, DtypeError, StorageError, OptionError
+        As `load_file` does. What was read before a failure stays in the tensors.
+
+    Notes
+    -----
+    Tensors are read straight into the memory of the CPU, and converted on the way where both dtypes are
+    floating point. For other devices and other dtypes they are read in pieces of 64 MiB at most, which torch
+    then copies. The module's own loading hooks do not run: `load_model` runs them.
+    """
+    checkpoint = _open.open_checkpoint(filename, backend, storage_options=storage_options)
+    with reading(checkpoint, threads, progress) as how:
+        return into(target, checkpoint, strict, how)
+
+
+def _loaded(
+    checkpoint: Checkpoint,
+    move: Callable[[torch.Tensor], torch.Tensor] | None,
+    shared: Loaded,
+    selected: Selected[torch.Tensor],
+    how: Reads,
+) -> dict[str, torch.Tensor]:
+    """The tensors that were asked for, and those that the file's record of shared tensors adds."""
+    one_of("shared", shared, LOADED)
+    where = "" if checkpoint.path is None else f"{_escaped(checkpoint.path)}: "
+    views = recorded(checkpoint) if shared == "alias" else {}
+    if selected.is_everything():
+        found = _open.tensors(checkpoint, None, wrap, move, how)
+        restore(found, views)
+        return found
+    names = selected.names(checkpoint, {name: place["of"] for name, place in views.items()})
+    if selected.is_plain():
+        found = _open.tensors(checkpoint, dict.fromkeys(names.values()), wrap, move, how)
+        restore(found, {name: views[name] for name in names if name in views})
+        return {name: found[name] for name in names}
+    _load.refuse_unproven(checkpoint, how)
+    return _parts(checkpoint, move, selected, names, views, where, how)
+
+
+def _parts(
+    checkpoint: Checkpoint,
+    move: Callable[[torch.Tensor], torch.Tensor] | None,
+    selected: Selected[torch.Tensor],
+    names: dict[str, str],
+    views: Views,
+    where: str,
+    how: Reads,
+) -> dict[str, torch.Tensor]:
+    out = selected.out or {}
+
+    def is_cut(name: str) -> bool:
+        return name in out or selected.of(name) is not None
+
+    for name in filter(is_cut, views):
+        if "shape" in views[name]:
+            raise OptionError(
+                f"{where}tensor {_quoted(name)} is stored as part of {_quoted(views[name]['of'])}: it cannot "
+                "be sliced or given a place while it is loaded",
+                code="stored-as-part",
+                path=checkpoint.path,
+                tensor=name,
+            )
+    # Names that share memory are views of what is read whole; where that is not asked for it is read for
+    # them. Nearly all files are without them, and some have many tensors.
+    restored = {name: views[name] for name in names if name in views and not is_cut(name)} if views else {}
+    sources = {name: names[name] for name in names if name not in restored} if restored else names
+    places = destinations(out)
+    bases = dict.fromkeys(place["of"] for place in restored.values())
+    lacking = {base: base for base in bases if base not in sources or is_cut(base)}
+    whole: Selected[torch.Tensor] = Selected(dtype=selected.dtype)
+    first, second = how.shares(
+        lambda: checkpoint.parts_nbytes(_load.wanted(checkpoint, selected, sources, sources)),
+        lambda: checkpoint.parts_nbytes(_load.wanted(checkpoint, whole, lacking, lacking)),
+    )
+    found = _load.load(checkpoint, selected, sources, wrap, first, at, partial(fill_tensors, places))
+    others = _load.load(checkpoint, whole, lacking, wrap, second, at)
+    if move is not None:
+        for name in sources.keys() - out.keys():
+            found[name] = _open.moved(checkpoint, sources[name], found[name], move)
+        for name in others:
+            others[name] = _open.moved(checkpoint, name, others[name], move)
+    shared = {base: others[base] if base in lacking else found[base] for base in bases}
+    restore(shared, restored)
+    if not restored:
+        return found
+    return {name: shared[name] if name in restored else found[name] for name in names}
+
+
+def save(
+    tensors: Mapping[str, torch.Tensor],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    format: Format = "safetensors",
+    shared: Shared = "error",
+    contiguous: Contiguous = "copy",
+) -> bytes:
+    """Give the bytes of a file that holds these tensors.
+
+    Parameters
+    ----------
+    tensors : dict of str to torch.Tensor
+        Of any layout and on any device. What is stored is the tensor's values in C order; those that are
+        strided, conjugated, negated lazily or not on the CPU are put in order, or fetched, a few MiB at a
+        time.
+    metadata : dict of str to str, optional
+        Text to store beside the tensors. What speaks of the tensors of another file is left out: digests,
+        ``modelspec.hash_sha256``, names that share a tensor.
+    format : {"safetensors", "bintensors"}
+        What to write.
+    shared : {"error", "copy", "alias"}
+        What to do with tensors that share memory. ``"error"`` refuses them, as upstream. ``"copy"`` writes
+        each in full. ``"alias"`` writes the memory once and notes the other names in the metadata, under
+        ``ingot.shared``, so that `load_file` gives all of them back on one memory; other readers see the
+        tensor that was written only.
+    contiguous : {"copy", "error"}
+        What to do with tensors that do not lie in C order, such as transposed and ``channels_last`` ones:
+        pack them, a few MiB at a time, or refuse them, as upstream.
+
+    Returns
+    -------
+    bytes
+        The same for the same input (FORMAT.md, "Writing").
+
+    Raises
+    ------
+    ValueError
+        `tensors` is not a dict or a value is not a tensor (both as upstream).
+    TypeError
+        A name, a key or a value of the metadata is not a str.
+    SharedMemoryError
+        Two tensors share memory and `shared` is ``"error"``; or it is ``"alias"`` and neither of them holds
+        all of it. Two of the names are in the message.
+    SaveError
+        A tensor has no plain values (sparse, quantised, meta, a wrapper such as a DTensor, made inside of a
+        transform such as vmap, or with a storage that was freed or shrunk), is not contiguous while
+        `contiguous` is ``"error"``, the format lacks its dtype, a name is reserved, or no header can hold the
+        tensors.
+    OptionError
+        `format`, `shared` or `contiguous` is not one of the choices.
+    """
+    own, views = _stored(tensors, shared, contiguous)
+    return _native.serialize(
+        own,
+        _payload(own, shared),
+        texts(metadata),
+        known_format(format),
+        export=_export,
+        shared=_native_shared(shared),
+        views=rendered(views),
+    )
+
+
+@overload
+def save_file(
+    tensors: Mapping[str, torch.Tensor],
+    filename: Path,
+    metadata: Mapping[str, str] | None = None,
+    *,
+    background: Literal[True],
+    **options: Unpack[TorchSaveOptions],
+) -> Future[None]: ...
+
+
+@overload
+def save_file(
+    tensors: Mapping[str, torch.Tensor],
+    filename: Path,
+    metadata: Mapping[str, str] | None = None,
+    *,
+    background: Literal[False] = False,
+    **options: Unpack[TorchSaveOptions],
+) -> None: ...
+
+
+def save_file(
+    tensors: Mapping[str, torch.Tensor],
+    filename: Path,
+    metadata: Mapping[str, str] | None = None,
+    *,
+    format: Format | None = None,
+    shared: Shared = "error",
+    contiguous: Contiguous = "copy",
+    durable: bool | None = None,
+    atomic: bool = True,
+    force: bool = False,
+    progress: Progress = False,
+    background: bool = False,
+    snapshot: bool = True,
+    reserve_header: int = 0,
+    align: Align = 8,
+    checksums: Checksums = None,
+) -> Future[None] | None:
+    """Save tensors to a file.
+
+    Parameters
+    ----------
+    tensors, metadata
+        As for `save`. Tensors must not change while they are written.
+    filename : str, bytes or os.PathLike
+        Where to write. A file of that name is replaced, also when the tensors were loaded from it.
+    format : {"safetensors", "bintensors"}, optional
+        What to write. By default ``.bt`` at the end of the file name means bintensors, every other name
+        safetensors.
+    shared, contiguous
+        As for `save`.
+    durable : bool, optional
+        Flush the file and its directory to the disk before returning. True by default, unless the environment
+        has ``INGOT_DURABLE=0``.
+    atomic : bool
+        Write beside the file and rename, so that readers see the old file or the new one, whole. False
+        overwrites in place.
+    force : bool
+        Replace a read-only file too.
+    progress : bool or callable
+        True shows a bar: tqdm's if it is installed, else a line on standard error. A callable is told
+        ``(bytes done, bytes in all)`` about twenty times a second and at the end, and may raise to
+        stop the save; the old file stays then.
+    background : bool
+        Return a `concurrent.futures.Future` soon, and write in a thread. What goes wrong while writing
+        is raised by its ``result()``. Such saves follow one another in the order of the calls. The
+        interpreter does not exit before they are done.
+    snapshot : bool
+        With `background`: copy the tensors before returning, so that they may change while they are
+        written. False copies nothing; they must then stay as they are until the future is done, and
+        what a device still computes must be finished.
+    reserve_header : int
+        Bytes of room in the header, so that `ingot.update_metadata` need not write the file anew. They are
+        spaces that every reader passes over (FORMAT.md, "Room for later edits, and alignment").
+    align : {8, 64, 4096}
+        What the position of the data in the file is a multiple of, by more such spaces. Neither for
+        bintensors.
+    checksums : bool, str or sequence of str, optional
+        Digests to keep in the metadata, for `ingot.verify` and ``load_file(verify=True)``: of each
+        tensor, by ``"blake3"`` (which True means too), ``"sha256"``, ``"xxh3"`` or ``"xxh3_128"``; of the
+        data section as ModelSpec wants it, ``"modelspec"``; or one of the former and the latter. They are
+        taken of the bytes on their way into the file. What `metadata` has of this is left out: it was made
+        for another file.
+
+    Returns
+    -------
+    None or concurrent.futures.Future
+        The future of a save in the background, whose result is None.
+
+    Raises
+    ------
+    OSError
+        The file or its directory cannot be opened for writing.
+    StorageError
+        Writing failed. What stood under that name before still stands there if `atomic`.
+    ValueError, TypeError, SharedMemoryError, SaveError, OptionError
+        As `save` does, and before the disk is touched.
+    """
+    own, views = _stored(tensors, shared, contiguous)
+    return write_file(
+        filename,
+        own,
+        _payload(own, shared),
+        metadata,
+        format=format,
+        export=_export,
+        shared=_native_shared(shared),
+        views=rendered(views),
+        durable=durable,
+        atomic=atomic,
+        force=force,
+        progress=progress,
+        background=background,
+        snapshot=snapshot,
+        reserve_header=reserve_header,
+        align=align,
+        checksums=checksums,
+    )
+
+
+def save_with_checksum(
+    tensors: Mapping[str, torch.Tensor],
+    metadata: Mapping[str, str] | None = None,
+    hasher: Hasher = "sha1",
+    *,
+    format: Format = "safetensors",
+) -> tuple[bytes, bytes]:
+    """Give the bytes of a file that holds these tensors, and a digest of all of them.
+
+    Parameters
+    ----------
+    tensors, metadata, format
+        As for `save`.
+    hasher : str or callable
+        A name that `hashlib.new` takes, or what is in `hashlib`: called with the bytes, it gives an object
+        that has ``digest()``. SHA-1 by default, as in bintensors.
+
+    Returns
+    -------
+    tuple of (bytes, bytes)
+        The digest, which the file does not hold, and the file.
+
+    Raises
+    ------
+    ValueError, TypeError, SharedMemoryError, SaveError, OptionError
+        As `save` does.
+    """
+    from ingot._hash import with_digest
+
+    return with_digest(save(tensors, metadata, format=format), hasher)
+
+
+def payload(name: str, tensor: torch.Tensor) -> Any:
+    """`tensor` as a capsule, as a buffer, or as a function that gives its bytes. Copies nothing."""
+    code = storable(name, tensor)
+    with undisturbed():
+        shape = unpacked(name, tensor.shape) if code == "F4" else list(tensor.shape)
+        plain = tensor.as_subclass(torch.Tensor).detach()
+        if plain.device.type == "cpu" and not plain.is_conj() and not plain.is_neg():
+            if _crosses_by_dlpack(plain.dtype):
+                return _to_dlpack(plain)
+            if plain.is_contiguous():
+                return code, shape, plain.reshape(-1).view(torch.uint8).numpy()
+        return code, shape, fetcher(plain)
+
+
+def storable(name: str, tensor: torch.Tensor) -> str:
+    """The code of the tensor's dtype. Raises `SaveError` where the tensor cannot be stored as it is."""
+    reason = not_plain(tensor)
+    if reason is not None:
+        raise SaveError(
+            f"tensor {_quoted(name)}: {reason}", code="no-values", tensor=name, found=type(tensor).__name__
+        )
+    code = _CODES.get(tensor.dtype)
+    if code is None:
+        raise SaveError(
+            f"tensor {_quoted(name)}: the format has no dtype for {tensor.dtype}",
+            code="unsupported-dtype",
+            tensor=name,
+            found=str(tensor.dtype),
+        )
+    return code
+
+
+def _stored(
+    tensors: Mapping[str, torch.Tensor], shared: Shared, contiguous: Contiguous
+) -> tuple[dict[str, torch.Tensor], Views]:
+    """The tensors to write, and where the others lie in these."""
+    one_of("shared", shared, SHARED)
+    one_of("contiguous", contiguous, CONTIGUOUS)
+    own = _tensors(tensors)
+    if contiguous == "error":
+        refuse_strided(own)
+    if shared != "alias":
+        return own, {}
+    views = views_among(_plain_ones(own))
+    return {name: tensor for name, tensor in own.items() if name not in views}, views
+
+
+def refuse_strided(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise `SaveError` where a tensor does not lie in C order. It begins as upstream's error does."""
+    values = tensors.values()
+    # With `map`, so that no Python function runs per tensor where all is well.
+    if (
+        set(map(type, values)) <= PLAIN_CLASSES
+        and set(map(_layout, values)) <= {torch.strided}
+        and all(map(torch.Tensor.is_contiguous, values))
+    ):
+        return
+    for name, tensor in tensors.items():
+        if not_plain(tensor) is None and not tensor.is_contiguous():
+            raise SaveError(
+                f"You are trying to save a non contiguous tensor: {_quoted(name)} of shape "
+                f"{list(tensor.shape)} and strides {list(tensor.stride())}: pack it with `.contiguous()`, or "
+                'save it by `ingot.torch._files` with contiguous="copy"',
+                code="not-contiguous",
+                tensor=name,
+                found=tensor.stride(),
+            )
+
+
+def _plain_ones(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Those that have memory to speak of. The others are refused by `payload`, each with its reason."""
+    return {name: tensor for name, tensor in tensors.items() if not_plain(tensor) is None}
+
+
+def _native_shared(shared: Shared) -> str:
+    # What aliases there are has been settled before the extension looks.
+    return "copy" if shared == "copy" else "error"
+
+
+def _tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A dict of our own, which holds tensors and nothing else."""
+    own = named(tensors, ValueError, "torch.Tensor")
+    for kind in set(map(type, own.values())):
+        if not issubclass(kind, torch.Tensor):
+            name = next(name for name, value in own.items() if type(value) is kind)
+            raise ValueError(f"tensor {_quoted(name)}: expected a torch.Tensor, found {kind.__name__}")
+    return own
+
+
+def _places(tensors: list[torch.Tensor]) -> tuple[list[Any], list[int]] | None:
+    """Where the elements of these tensors lie; None where one of them stands for its negative.
+
+    That is the storage, and how many elements the tensor leaves out before its first: a storage may have been
+    freed or shrunk, of which DLPack says nothing, nor of lazy negation. Written with `map`, so that no Python
+    function runs per tensor.
+    """
+    if any(map(torch.Tensor.is_neg, tensors)):
+        return None
+    return list(map(torch.Tensor.untyped_storage, tensors)), list(map(_storage_offset, tensors))
+
+
+def _are_stored(tensors: list[torch.Tensor]) -> bool:
+    """Whether files have the dtypes of these tensors, and none is conjugated lazily."""
+    return set(map(_dtype, tensors)) <= _CODES.keys() and not any(map(torch.Tensor.is_conj, tensors))
+
+
+def _payload(tensors: dict[str, torch.Tensor], shared: Shared) -> Callable[[str, torch.Tensor], Any]:
+    """`payload`, which before the first copy looks for memory that these tensors share.
+
+    What is copied no longer shares anything, so the extension cannot see it any more.
+    """
+    looked = shared != "error"
+
+    def packed(name: str, tensor: torch.Tensor) -> Any:
+        nonlocal looked
+        if not looked:
+            refuse_shared(_plain_ones(tensors))
+            looked = True
+        return payload(name, tensor)
+
+    return packed
+
+
+@cache
+def _crosses_by_dlpack(dtype: torch.dtype) -> bool:
+    """Whether this torch exports and imports `dtype` by DLPack. It learnt the smaller floats one by one.
+
+    The answer is kept, so it must not depend on where it is asked: under another default device, in a mode.
+    """
+    with undisturbed():
+        try:
+            return _from_dlpack(_to_dlpack(torch.empty(1, dtype=dtype, device="cpu"))).dtype is dtype
+        except (RuntimeError, BufferError):
+            return False
+
+
+def _resolve(code: str) -> Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor] | None:
+    """None where DLPack has that dtype, else how to make the tensor from its bytes."""
+    dtype = DTYPES.get(code)
+    if dtype is None:
+        raise lacks(f"torch {torch.__version__}", code)
+    if _crosses_by_dlpack(dtype):
+        return None
+
+    def finish(raw: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        with undisturbed():
+            return raw.view(dtype).reshape(shape)
+
+    return finish
+
+
+def _code(dtype: torch.dtype | str) -> str | None:
+    """The header's word for a dtype, or for its name in torch."""
+    known = DTYPES.get(dtype, getattr(torch, dtype, None)) if isinstance(dtype, str) else dtype
+    return None if known is None else _CODES.get(known)
+
+
+# C functions, where this torch has them: no capsule, and no call of Python, for each tensor.
+_exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+_export = _native.Export.dlpack([*PLAIN_CLASSES], _places, _are_stored, _to_dlpack, _exchange)
+wrap: _native.Wrap = _native.Wrap.dlpack(_from_dlpack, _resolve, _exchange, strided=True)
+
+
+def mover(device: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """The function that takes a tensor to `device`; None for the CPU, where tensors are already."""
+    # The usual answer first: torch takes longer to read a device than opening a small file does.
+    fake = fake_mode()
+    if fake is None and (device is None or device == "cpu"):
+        return None
+    try:
+        target = torch.device("cpu" if device is None else device)
+    except RuntimeError as error:
+        first = str(error).partition("\n")[0]
+        raise OptionError(
+            f"device {device!r} is unknown to torch: {_escaped(first)}", code="unknown-device", found=device
+        ) from error
+    if fake is not None:
+        return lambda tensor: faked(tensor, target, fake)
+    if target.type == "cpu":
+        return None
+    return lambda tensor: tensor.to(target)
+
+
+def at(tensor: torch.Tensor, index: Any) -> torch.Tensor:
+    """`tensor[index]`."""
+    if tensor.dtype is DTYPES.get("F4"):
+        # A packed tensor would be indexed by bytes, not by elements.
+        raise IndexError("F4 can only be indexed by ints, slices, None, ... and one list: expected these")
+    with undisturbed():
+        return tensor[index]

@@ -1,0 +1,229 @@
+"""Reading into tensors that are there already."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from math import prod
+from typing import NamedTuple
+
+import torch
+
+from ingot._load import FLOATS, Wanted, fill, misfit
+from ingot._native import Destinations
+from ingot.errors import _escaped
+
+from ._shared import recorded
+from ._tensors import not_plain, undisturbed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import Any
+
+    from ingot._load import Memory
+    from ingot._native import Checkpoint
+    from ingot._reads import Reads
+
+# Bytes that are read at once for a tensor that torch has to copy.
+PIECE_NBYTES = 64 << 20
+
+
+class Incompatible(NamedTuple):
+    """The names that one side has and the other lacks."""
+
+    __module__ = "ingot.torch._files"
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+def into(
+    target: torch.nn.Module | Mapping[str, torch.Tensor], checkpoint: Checkpoint, strict: bool, reads: Reads
+) -> Incompatible:
+    """Fill the tensors of `target`, and say which names did not fit."""
+    where = "" if checkpoint.path is None else f"{_escaped(checkpoint.path)}: "
+    views = recorded(checkpoint)
+    stored = {name: name for name in checkpoint.offset_names()}
+    stored |= {name: place["of"] for name, place in views.items() if "shape" not in place}
+    own = _tensors(target)
+    taken = {name: tensor for name, tensor in own.items() if name in stored}
+    ties = _ties(own)
+    filled = {ties[name] for name in taken}
+    missing = [name for name in own if ties[name] not in filled]
+    unexpected = [name for name in stored if name not in own]
+    if strict and (missing or unexpected):
+        raise RuntimeError(_strict_message(where, target, missing, unexpected))
+    for name, tensor in taken.items():
+        refuse_destination(name, tensor)
+        _refuse_shape(checkpoint, stored[name], name, tensor)
+    # The last of those that share one tensor, as where each is copied in turn.
+    last = {ties[name]: name for name in taken}
+    _read(checkpoint, [(name, stored[name], taken[name]) for name in last.values()], reads)
+    return Incompatible(missing, unexpected)
+
+
+def _tensors(target: torch.nn.Module | Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    if isinstance(target, torch.nn.Module):
+        # Extra state is whatever a module says it is; no file of tensors has it.
+        state = target.state_dict()
+        return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    for name, value in target.items():
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"{name!r}: expected a torch.Tensor, found {type(value).__name__}")
+    return dict(target)
+
+
+def _ties(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """A number for each name, equal for names of one tensor."""
+    numbers: dict[Any, int] = defaultdict(lambda: len(numbers))
+    ties = {}
+    for name, tensor in tensors.items():
+        plain = tensor.device.type != "meta" and not_plain(tensor) is None and tensor.numel()
+        place = (
+            (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) if plain else name
+        )
+        ties[name] = numbers[place]
+    return ties
+
+
+def destinations(tensors: Mapping[str, torch.Tensor]) -> Destinations:
+    """Those of the CPU, to be read into. Raises for the first of all that has no memory to be written to."""
+    from ._files import _export
+
+    with undisturbed():
+        return Destinations(tensors, _memory, _export)
+
+
+def _memory(name: str, tensor: torch.Tensor) -> Memory | None:
+    """The code of a tensor's dtype, and its memory as a capsule; None for one of another device.
+
+    Asked of those that `_export` does not show.
+    """
+    from ._files import _CODES, _crosses_by_dlpack, _to_dlpack
+
+    refuse_destination(name, tensor)
+    if not tensor.is_cpu:
+        return None
+    code = _CODES.get(tensor.dtype)
+    if code is None:
+        raise misfit(
+            name, f"no file has tensors of the destination's dtype, {tensor.dtype}", "destination-dtype"
+        )
+    # The elements of dtypes that DLPack of this torch lacks are of one byte.
+    plain = tensor if _crosses_by_dlpack(tensor.dtype) else tensor.detach().view(torch.uint8)
+    return code, _to_dlpack(plain), False
+
+
+def refuse_destination(name: str, tensor: torch.Tensor) -> None:
+    """Raise for what has no memory of its own to be written to."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name!r}: expected a torch.Tensor, found {type(tensor).__name__}")
+    reason = not_plain(tensor)
+    if reason is not None:
+        raise misfit(name, reason)
+    if tensor.is_conj() or tensor.is_neg():
+        raise misfit(name, "the destination is a lazy view of other values: resolve it first")
+
+
+def _refuse_shape(checkpoint: Checkpoint, source: str, name: str, tensor: torch.Tensor) -> None:
+    info = checkpoint.info(source)
+    shape = [*info.shape]
+    if info.dtype == "F4" and shape:
+        shape[-1] //= 2
+    if shape != list(tensor.shape):
+        raise misfit(
+            name,
+            f"the destination has another shape: expected {shape}, found {list(tensor.shape)}",
+            "destination-shape",
+        )
+
+
+def _read(checkpoint: Checkpoint, wanted: list[tuple[str, str, torch.Tensor]], reads: Reads) -> None:
+    """Read each tensor, given with its name and that in the file, straight or in pieces."""
+    from ._files import _CODES
+
+    straight, sources, codes, pieces = {}, [], [], []
+    for name, source, tensor in wanted:
+        code = _CODES.get(tensor.dtype)
+        stored = checkpoint.info(source).dtype
+        converts = stored == code or (stored in (*FLOATS, "F8_E8M0") and code in FLOATS)
+        if code is not None and converts and tensor.is_cpu:
+            straight[name] = tensor
+            sources.append(source)
+            codes.append(code)
+        else:
+            pieces.append((Wanted([source], None, code if converts else None), tensor))
+    requests, places = Wanted(sources, None, codes), destinations(straight)
+    first, *others = reads.shares(
+        lambda: checkpoint.parts_nbytes(requests), *(_size(tensor) for _, tensor in pieces)
+    )
+    fill(checkpoint, requests, places, first)
+    for (one, tensor), share in zip(pieces, others, strict=True):
+        copy_pieces(checkpoint, one, tensor, share)
+
+
+def _size(tensor: torch.Tensor) -> Callable[[], int]:
+    return lambda: tensor.nbytes
+
+
+def copy_pieces(checkpoint: Checkpoint, wanted: Wanted, tensor: torch.Tensor, reads: Reads) -> None:
+    """Have torch copy the one that is wanted to `tensor`, a piece at a time; a slice is one piece."""
+    from ._files import wrap
+
+    index = None if wanted.indices is None else wanted.indices[0]
+    with torch.no_grad():
+        indices = [index] if index is not None else _pieces(tuple(tensor.shape), tensor.itemsize)
+        done = 0
+        for piece in indices:
+            place = tensor if index is not None else tensor[piece]
+            place.copy_(checkpoint.parts(wanted._replace(indices=[piece]), wrap, threads=reads.threads)[0])
+            done += place.nbytes
+            if reads.tell is not None:
+                reads.tell(done, tensor.nbytes)
+
+
+def _pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[Any, ...]]:
+    """Indices that cut a shape into pieces of bounded size that lie together."""
+    if not shape or itemsize * prod(shape) <= PIECE_NBYTES:
+        yield ()
+        return
+    row = itemsize * prod(shape[1:])
+    if row > PIECE_NBYTES:
+        for at in range(shape[0]):
+            for rest in _pieces(shape[1:], itemsize):
+                yield (at, *rest)
+        return
+    step = PIECE_NBYTES // row
+    for begin in range(0, shape[0], step):
+        yield (slice(begin, begin + step),)
+
+
+def fill_tensors(
+    places: Destinations,
+    checkpoint: Checkpoint,
+    wanted: Wanted,
+    tensors: Mapping[str, torch.Tensor],
+    reads: Reads,
+) -> None:
+    """Read what is wanted into `tensors`, of which those of the CPU are `places`."""
+    if len(places) == len(tensors):
+        fill(checkpoint, wanted, places, reads)
+        return
+    ranked = list(enumerate(tensors.values()))
+    requests = wanted.some([rank for rank, tensor in ranked if tensor.is_cpu])
+    elsewhere = [(wanted.some([rank]), tensor) for rank, tensor in ranked if not tensor.is_cpu]
+    first, *others = reads.shares(
+        lambda: checkpoint.parts_nbytes(requests), *(_size(tensor) for _, tensor in elsewhere)
+    )
+    fill(checkpoint, requests, places, first)
+    for (one, tensor), share in zip(elsewhere, others, strict=True):
+        copy_pieces(checkpoint, one, tensor, share)
+
+
+def _strict_message(where: str, target: object, missing: list[str], unexpected: list[str]) -> str:
+    lines = [f"{where}the file and the {type(target).__name__} do not have the same tensors:"]
+    for what, names in (("missing in the file", missing), ("unexpected in the file", unexpected)):
+        if names:
+            listed = ", ".join(f'"{_escaped(name)}"' for name in names)
+            lines.append(f"    {what}: {listed}")
+    return "\n".join(lines)

@@ -1,0 +1,261 @@
+"""Whole modules: which names to keep where tensors are shared, saving, loading."""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+
+import torch
+
+from ingot.errors import SharedMemoryError, _quoted
+
+from ._tensors import not_plain
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+    from ingot._objects import Source
+    from ingot._serialize import Path
+
+# Names in a message. The rest are counted.
+_SHOWN = 3
+
+
+def save_model(
+    model: torch.nn.Module,
+    filename: Path,
+    metadata: Mapping[str, str] | None = None,
+    force_contiguous: bool = True,
+) -> None:
+    """Save the tensors of a module, those that share memory once.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        What to save: its `state_dict`.
+    filename : str, bytes or os.PathLike
+        As for `save_file`.
+    metadata : dict of str to str, optional
+        Text to store beside the tensors. For each name that is left out, the name of the tensor that stands
+        for it is added, as upstream does. The dict itself stays what it is, which upstream's does not.
+    force_contiguous : bool
+        Pack tensors that do not lie in C order. False refuses them.
+
+    Raises
+    ------
+    SharedMemoryError
+        Tensors share memory, and none of them holds all of it. It is a `RuntimeError` too.
+    OSError, ValueError, TypeError, SaveError, StorageError
+        As `save_file` does.
+
+    Notes
+    -----
+    Which names are kept is upstream's rule: of the tensors that hold the whole of a storage, the first by
+    name.
+    """
+    from ._files import save_file
+
+    state = model.state_dict()
+    kept = {dropped: name for name, others in duplicate_names(state).items() for dropped in others}
+    texts = dict(metadata or {})
+    for dropped, name in kept.items():
+        texts.setdefault(dropped, name)
+    tensors = {name: tensor for name, tensor in state.items() if name not in kept}
+    save_file(
+        tensors,
+        filename,
+        texts if texts or metadata is not None else None,
+        contiguous="copy" if force_contiguous else "error",
+    )
+
+
+def load_model(
+    model: torch.nn.Module,
+    filename: Source,
+    strict: bool = True,
+    device: Any = "cpu",
+    *,
+    backend: str = "auto",
+) -> tuple[set[str], list[str]]:
+    """Load a file into a module.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        What to load into, by its `load_state_dict`, so that its hooks run.
+    filename : str, bytes, os.PathLike, or an object to read from
+        As for `load_file`.
+    strict : bool
+        Refuse a file that lacks a tensor of the module, or has one that the module lacks.
+    device, backend
+        As for `load_file`.
+
+    Returns
+    -------
+    missing : set of str
+        The tensors of the module that the file lacks. One that shares the memory of another that the file has
+        is not missing.
+    unexpected : list of str
+        The tensors of the file that the module lacks, or has under another name already.
+
+    Raises
+    ------
+    RuntimeError
+        A shape differs; or `strict` is set and a tensor is missing or unexpected.
+    OSError, HeaderError, DtypeError, StorageError, OptionError
+        As `load_file` does.
+
+    Warns
+    -----
+    UserWarning
+        Tensors of the file were converted to the dtype that the module has. The message names them.
+    """
+    from ._files import load_file
+
+    state = load_file(filename, device, backend=backend, shared="drop")
+    converted = _converted(state, model.state_dict())
+    result = into_model(model, state, strict)
+    if converted:
+        warnings.warn(
+            f"load_model converted {len(converted)} tensors to the dtype of the module: {_few(converted)} — "
+            "to keep that of the file, call `model.to(dtype)` first",
+            stacklevel=2,
+        )
+    return result
+
+
+def into_model(
+    model: torch.nn.Module, state: dict[str, torch.Tensor], strict: bool
+) -> tuple[set[str], list[str]]:
+    """Give these tensors to `model`, and say which were missing and which were too many."""
+    own = model.state_dict()
+    dropped = [
+        name
+        for others in duplicate_names(own, preferred_names=state, partial="keep").values()
+        for name in others
+    ]
+    found = model.load_state_dict(state, strict=False)
+    missing, unexpected = set(found.missing_keys), list(found.unexpected_keys)
+    for name in dropped:
+        missing.discard(name)
+        # Both names are in the file, and the module has but one tensor: one of the two was lost.
+        if name in state and name not in unexpected:
+            unexpected.append(name)
+    if strict and (missing or unexpected):
+        raise RuntimeError(_strict_error(model, missing, unexpected))
+    return missing, unexpected
+
+
+def duplicate_names(
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    preferred_names: Iterable[str] | None = None,
+    discard_names: Iterable[str] | None = None,
+    partial: str = "error",
+) -> dict[str, list[str]]:
+    """For each name to keep the names to drop, by upstream's rule.
+
+    Of the tensors on one storage those that cover it can be kept: the first by name, of `preferred_names`
+    where some are among them, else one that is not in `discard_names` where there is one. Where none covers
+    the storage, ``partial="error"`` refuses, and ``"keep"`` drops none.
+    """
+    preferred, discard = set(preferred_names or ()), set(discard_names or ())
+    drop: dict[str, list[str]] = defaultdict(list)
+    for names in shared_storages(tensors):
+        whole = {name for name in names if is_complete(tensors[name])}
+        if not whole:
+            if partial == "keep":
+                continue
+            raise _none_is_whole(names)
+        keep = min((whole & preferred) or (whole - discard) or whole)
+        for name in sorted(names - {keep}):
+            drop[keep].append(name)
+    return drop
+
+
+def shared_storages(tensors: Mapping[str, torch.Tensor]) -> list[set[str]]:
+    """Names by storage, each storage apart where its tensors do not overlap."""
+    groups: dict[tuple[Any, ...], list[str]] = defaultdict(list)
+    for name, tensor in tensors.items():
+        # A module may put anything into its state. What is no tensor is refused when it is saved.
+        if not isinstance(tensor, torch.Tensor) or not_plain(tensor) is not None:
+            continue
+        place = storage_ptr(tensor), storage_size(tensor)
+        if all(place):
+            groups[(tensor.device, *place)].append(name)
+    return [crowd for names in groups.values() for crowd in overlapping(names, tensors)]
+
+
+def overlapping(names: Iterable[str], tensors: Mapping[str, torch.Tensor]) -> list[set[str]]:
+    """The names, together where their extents in memory overlap."""
+    crowds: list[set[str]] = []
+    reach = 0
+    extents = sorted((tensors[name].data_ptr(), end_ptr(tensors[name]), name) for name in names)
+    for begin, end, name in extents:
+        if not crowds or begin >= reach:
+            crowds.append(set())
+        crowds[-1].add(name)
+        reach = max(reach, end)
+    return crowds
+
+
+def storage_ptr(tensor: torch.Tensor) -> int:
+    """The address of the tensor's storage; 0 where it has none."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return 0
+
+
+def storage_size(tensor: torch.Tensor) -> int:
+    """The bytes of the tensor's storage; of its elements where it has none."""
+    try:
+        return tensor.untyped_storage().nbytes()
+    except (NotImplementedError, RuntimeError):
+        return tensor.nelement() * tensor.itemsize
+
+
+def end_ptr(tensor: torch.Tensor) -> int:
+    """The address after the tensor's last byte."""
+    if not tensor.nelement():
+        return tensor.data_ptr()
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.data_ptr() + (1 + sum((size - 1) * step for size, step in steps)) * tensor.itemsize
+
+
+def is_complete(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's elements are the whole of its storage."""
+    begins = tensor.data_ptr() == storage_ptr(tensor)
+    return begins and tensor.nelement() * tensor.itemsize == storage_size(tensor)
+
+
+def _none_is_whole(names: set[str]) -> SharedMemoryError:
+    few = _few(sorted(names))
+    return SharedMemoryError(
+        "Error while trying to find names to remove to save state dict, but found no suitable name to keep "
+        f"for saving amongst: {few}: none of them covers its storage, which may be much larger — "
+        "replace each by its `.clone()` before saving",
+        code="shared-memory",
+        tensor=min(names),
+        found=tuple(sorted(names)),
+    )
+
+
+def _converted(state: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> list[str]:
+    return sorted(name for name, tensor in state.items() if name in own and own[name].dtype != tensor.dtype)
+
+
+def _strict_error(model: torch.nn.Module, missing: Iterable[str], unexpected: Iterable[str]) -> str:
+    lines = [f"Error(s) in loading state_dict for {type(model).__name__}:"]
+    for what, names in (("Missing", sorted(missing)), ("Unexpected", sorted(unexpected))):
+        if names:
+            listed = ", ".join(f'"{name}"' for name in names)
+            lines.append(f"    {what} key(s) in state_dict: {listed}")
+    return "\n".join(lines)
+
+
+def _few(names: list[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(map(_quoted, names[:_SHOWN])) + (f" and {more} more" if more > 0 else "")

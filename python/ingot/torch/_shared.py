@@ -1,0 +1,107 @@
+"""Tensors that are stored once and have several names.
+
+The file holds one tensor of each group that shares memory. Where the others lie in it stands in the metadata:
+FORMAT.md, "Shared tensors".
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ._sharing import crowds, extent, first_pair, shares_memory
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from ingot._native import Checkpoint
+    from ingot._records import Views
+
+# Dimensions that a part of a tensor has in a file at most.
+_MAX_DIMS = 64
+
+
+def views_among(tensors: Mapping[str, torch.Tensor]) -> Views:
+    """The tensors that need not be stored, each with where it lies in one that is.
+
+    Raises `SharedMemoryError` for tensors that share memory while none of them holds it all: no one of them
+    could give the others back.
+    """
+    views: Views = {}
+    for names in crowds(tensors):
+        views |= _views_in(sorted(names), tensors)
+    return views
+
+
+def _views_in(names: list[str], tensors: Mapping[str, torch.Tensor]) -> Views:
+    first: dict[tuple[Any, ...], str] = {}
+    twins = {name: first.setdefault(_geometry(tensors[name]), name) for name in names}
+    whole = _whole(list(first.values()), tensors)
+    views: Views = {}
+    for name in first.values():
+        if whole is not None and name != whole and _lies_in(tensors[name], tensors[whole]):
+            views[name] = _place(name, whole, tensors)
+    kept = [name for name in first.values() if name not in views]
+    pair = first_pair(kept, tensors) if len(kept) > 1 else None
+    if pair is not None:
+        raise shares_memory(pair, 'none holds all of it: save with shared="copy", or save `tensor.clone()`')
+    return views | {name: views.get(twin, {"of": twin}) for name, twin in twins.items() if name != twin}
+
+
+def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Equal for tensors that are one and the same to whoever reads or writes them."""
+    place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+    return (*place, tensor.is_conj(), tensor.is_neg())
+
+
+def _whole(names: list[str], tensors: Mapping[str, torch.Tensor]) -> str | None:
+    """The first of these tensors that holds the memory of all of them, in C order."""
+    extents = {name: extent(tensors[name]) for name in names}
+    span = min(begin for begin, _ in extents.values()), max(end for _, end in extents.values())
+    holds_all = (name for name in names if extents[name] == span and tensors[name].is_contiguous())
+    return next((name for name in holds_all if not _is_lazy(tensors[name])), None)
+
+
+def _lies_in(tensor: torch.Tensor, whole: torch.Tensor) -> bool:
+    """Whether shape, strides and a first element say it all."""
+    return (
+        tensor.dtype == whole.dtype
+        and not _is_lazy(tensor)
+        and tensor.dim() <= _MAX_DIMS
+        # An expanded tensor has more elements than memory. A file shall not ask for more than it holds.
+        and tensor.numel() <= whole.numel()
+        and (tensor.data_ptr() - whole.data_ptr()) % whole.itemsize == 0
+    )
+
+
+def _is_lazy(tensor: torch.Tensor) -> bool:
+    return tensor.is_conj() or tensor.is_neg()
+
+
+def _place(name: str, whole: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    tensor, base = tensors[name], tensors[whole]
+    begin = (tensor.data_ptr() - base.data_ptr()) // base.itemsize
+    return {"of": whole, "shape": list(tensor.shape), "stride": list(tensor.stride()), "begin": begin}
+
+
+def recorded(checkpoint: Checkpoint) -> Views:
+    """The names that the records in the files' metadata add to those of their tensors."""
+    views: Views = {}
+    for name, (of, part) in checkpoint.shared().items():
+        views[name] = {"of": of}
+        if part is not None:
+            views[name] |= zip(("shape", "stride", "begin"), part, strict=True)
+    return views
+
+
+def restore(tensors: dict[str, torch.Tensor], views: Views) -> None:
+    """Add `views` to `tensors`, on the memory of those that are there."""
+    for name, place in views.items():
+        tensors[name] = _view(tensors[place["of"]], place)
+
+
+def _view(base: torch.Tensor, place: dict[str, Any]) -> torch.Tensor:
+    if "shape" not in place:
+        return base.view(base.shape)
+    return base.as_strided(place["shape"], place["stride"], base.storage_offset() + place["begin"])
