@@ -348,9 +348,9 @@ class TestOlderTorch:
     @pytest.fixture(autouse=True)
     def without_small_floats(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(ingot.torch._files, "_crosses_by_dlpack", lambda dtype: dtype.itemsize > 1)
-        monkeypatch.setattr(ingot.torch, "_export", None)
+        monkeypatch.setattr(ingot.torch._files, "_export", None)
         wrap = ingot._native.Wrap.dlpack(ingot.torch._files._from_dlpack, self.resolve)
-        monkeypatch.setattr(ingot.torch, "wrap", wrap)
+        monkeypatch.setattr(ingot.torch._files, "wrap", wrap)
 
     @staticmethod
     def resolve(code: str) -> Any:
