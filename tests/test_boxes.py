@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingot._boxes import boxes
+from ingot._save import boxes
 
 SHAPES = st.lists(st.integers(1, 7), max_size=4).map(tuple)
 

@@ -765,7 +765,7 @@ def test_ctrl_c_ends_whatever_reads_for_long_and_leaves_nothing_open(path: Path)
     file_of(header.encode(), 4 << 30, path)
     program = """
 from collections import deque
-import ingot._ahead, ingot._hash
+import ingot._open, ingot._hash
 path = "model.safetensors"
 # Pages that nobody has written to take no memory.
 out = {"a": numpy.empty((2, 1 << 29), numpy.float32)}

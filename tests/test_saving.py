@@ -347,15 +347,17 @@ class TestOlderTorch:
 
     @pytest.fixture(autouse=True)
     def without_small_floats(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(ingot.torch._files, "_crosses_by_dlpack", lambda dtype: dtype.itemsize > 1)
-        monkeypatch.setattr(ingot.torch._files, "_export", None)
-        wrap = ingot._native.Wrap.dlpack(ingot.torch._files._from_dlpack, self.resolve)
-        monkeypatch.setattr(ingot.torch._files, "wrap", wrap)
+        wrap = ingot._native.Wrap.dlpack(ingot.torch._tensors._from_dlpack, self.resolve)
+        older = {"_crosses_by_dlpack": lambda dtype: dtype.itemsize > 1, "_export": None, "wrap": wrap}
+        # Each of them takes these by name.
+        for module in (ingot.torch._tensors, ingot.torch._files, ingot.torch._into):
+            for name in older.keys() & vars(module).keys():
+                monkeypatch.setattr(module, name, older[name])
 
     @staticmethod
     def resolve(code: str) -> Any:
         # U8 is what the bytes themselves come as.
-        return None if code == "U8" else ingot.torch._files._resolve(code)
+        return None if code == "U8" else ingot.torch._tensors._resolve(code)
 
     @pytest.mark.parametrize("code", [code for code in ingot.torch.DTYPES if code != "U8"])
     @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3), (3, 1, 2)])

@@ -46,15 +46,22 @@ if TYPE_CHECKING:
     from . import paddle as paddle
     from . import tensorflow as tensorflow
     from . import torch as torch
-    from ._ahead import warm
     from ._convert import Conversion, convert
     from ._download import Download, download
-    from ._edit import read_metadata, replace_tensor, update_metadata
+    from ._edit import replace_tensor, update_metadata
     from ._hash import Report, hash, verify
-    from ._index import ShardIndex, read_index
-    from ._metadata import FileMetadata, RepoMetadata, TensorInfo, metadata, metadata_async
+    from ._metadata import (
+        FileMetadata,
+        RepoMetadata,
+        TensorInfo,
+        metadata,
+        metadata_async,
+        read_index,
+        read_metadata,
+    )
+    from ._native import ShardIndex
     from ._objects import Ranges
-    from ._open import safe_open
+    from ._open import safe_open, warm
     from ._rearrange import merge, rewrite, split
     from ._save import write_to
     from ._serialize import deserialize, serialize, serialize_file
@@ -119,7 +126,7 @@ _LATER = {
     "Ranges": "_objects",
     "RepoMetadata": "_metadata",
     "Report": "_hash",
-    "ShardIndex": "_index",
+    "ShardIndex": "_native",
     "StorageOptions": "typing",
     "TensorInfo": "_metadata",
     "Writer": "_writer",
@@ -130,8 +137,8 @@ _LATER = {
     "merge": "_rearrange",
     "metadata": "_metadata",
     "metadata_async": "_metadata",
-    "read_index": "_index",
-    "read_metadata": "_edit",
+    "read_index": "_metadata",
+    "read_metadata": "_metadata",
     "replace_tensor": "_edit",
     "rewrite": "_rearrange",
     "safe_open": "_open",
@@ -140,7 +147,7 @@ _LATER = {
     "split": "_rearrange",
     "update_metadata": "_edit",
     "verify": "_hash",
-    "warm": "_ahead",
+    "warm": "_open",
     "write_to": "_save",
     # Parts of what others give, under the names by which they are pickled.
     "Compared": "_hash",

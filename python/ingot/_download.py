@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from . import _native
+from ._options import checked_threads, is_durable
 from ._progress import telling
-from ._reads import checked_threads
-from ._serialize import is_durable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ._progress import Progress
-    from ._serialize import Path
-    from .typing import StorageOptions
+    from .typing import Path, Progress, StorageOptions
 
 
 class Download(NamedTuple):
@@ -36,8 +33,6 @@ class Download(NamedTuple):
         No field of the tuple.
     """
 
-    __module__ = "ingot"
-
     path: str
     nbytes: int
     fetched: int
@@ -46,6 +41,10 @@ class Download(NamedTuple):
     @property
     def files(self) -> tuple[Download, ...]:
         return (self,)
+
+
+# A body of a named tuple holds fields only.
+Download.__module__ = "ingot"
 
 
 class ModelDownload(Download):

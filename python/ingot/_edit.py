@@ -4,45 +4,15 @@ from __future__ import annotations
 
 from . import _native
 from ._frameworks import payload
-from ._open import open_checkpoint
-from ._serialize import is_durable, texts
-from .errors import _quoted
+from ._options import is_durable, texts
+from ._text import _quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any, Literal
 
-    from ._objects import Source
-    from ._serialize import Path
-    from .typing import StorageOptions
-
-
-def read_metadata(path: Source, *, storage_options: StorageOptions | None = None) -> dict[str, str] | None:
-    """Give the text that is stored beside the tensors of a file. No tensor is read.
-
-    Parameters
-    ----------
-    path : str, bytes, os.PathLike, or an object to read from
-        A `.safetensors` or a `.bt` file, a URL or an object, as for `ingot.safe_open`. The content decides
-        which, not the name.
-    storage_options : dict, optional
-        How a URL is reached (`ingot.StorageOptions`).
-
-    Returns
-    -------
-    dict of str to str, or None
-        As ``safe_open(...).metadata()`` gives it: None where the file has none, which is not the same as an
-        empty one.
-
-    Raises
-    ------
-    OSError
-        The file cannot be opened.
-    HeaderError
-        The file breaks a rule of its format; ``code`` says which.
-    """
-    return open_checkpoint(path, "pread", storage_options=storage_options).metadata()
+    from .typing import Path
 
 
 def update_metadata(

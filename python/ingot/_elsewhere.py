@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from ._boxes import Box
+    from ._save import Box
 
 
 def payload(

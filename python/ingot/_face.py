@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar, overload
 
-from . import _native, _open
-from ._load import Selected, chosen
-from ._progress import reading
-from ._serialize import known_format, named, texts, write_file
+from . import _load, _native, _open
+from ._load import Selected, chosen, reading
+from ._options import known_format, named, texts
+from ._save import write_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,12 +17,10 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer, Unpack
 
-    from ._load import LoadOptions
     from ._native import TensorInfo
     from ._objects import Source
-    from ._progress import Progress
-    from ._serialize import Align, Checksums, Format, Path, Payload, SaveOptions
-    from .typing import StorageOptions
+    from ._save import Payload
+    from .typing import Align, Checksums, Format, LoadOptions, Path, Progress, SaveOptions, StorageOptions
 
 Tensor = TypeVar("Tensor")
 
@@ -184,7 +182,7 @@ class Whole(Generic[Tensor]):
             As `load_file` does.
         """
         move = self._mover(device)
-        return _open.tensors(_native.Checkpoint.from_buffer(data), None, self._wrap, move)
+        return _load.tensors(_native.Checkpoint.from_buffer(data), None, self._wrap, move)
 
     def save(
         self,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from sys import modules
 
-from .errors import DtypeError, OptionError, _quoted
+from ._text import _quoted
+from .errors import DtypeError, OptionError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

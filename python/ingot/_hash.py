@@ -7,16 +7,15 @@ from typing import NamedTuple
 
 from . import _native
 from ._progress import telling
-from .errors import OptionError, _escaped, _quoted
+from ._text import _escaped, _quoted
+from .errors import OptionError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from ._progress import Progress
-    from ._serialize import Path
-    from .typing import StorageOptions
+    from .typing import Path, Progress, StorageOptions
 
     Hasher = str | Callable[[bytes], Any]
 
@@ -127,21 +126,25 @@ def _known(algorithm: str) -> None:
 class Mismatch(NamedTuple):
     """A tensor whose bytes are not those that were written."""
 
-    __module__ = "ingot"
-
     tensor: str
     expected: str
     found: str
 
 
+# A body of a named tuple holds fields only.
+Mismatch.__module__ = "ingot"
+
+
 class Compared(NamedTuple):
     """A digest that somebody wrote down, beside the one that was computed."""
-
-    __module__ = "ingot"
 
     expected: str
     found: str
     same: bool
+
+
+# A body of a named tuple holds fields only.
+Compared.__module__ = "ingot"
 
 
 @dataclass(frozen=True)

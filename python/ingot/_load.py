@@ -1,49 +1,100 @@
-"""Reading less than a whole file, or into memory that is there already."""
+"""Tensors that are loaded: which, how much of each, as what, to where, and who is told."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from itertools import filterfalse, islice
 from typing import Generic, NamedTuple, TypeVar
 
-from ._open import indexed, moved, tensors
-from .errors import DestinationError, OptionError, SliceError, TensorNotFoundError, _escaped, _quoted
+from ._native import Checkpoint
+from ._options import checked_threads
+from ._progress import telling
+from ._text import _escaped, _quoted
+from .errors import DestinationError, DtypeError, OptionError, SliceError, TensorNotFoundError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Mapping
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
     from typing import Any, TypedDict
 
     from ._native import Checkpoint, Destinations, TensorInfo, Wrap
-    from ._progress import Progress
-    from ._reads import Reads
-    from .typing import StorageOptions
+    from .typing import Progress, Tell
 
     # The code of the dtype, a capsule or a buffer, and whether the buffer is of a tensor without dimensions.
     Memory = tuple[str, Any, bool]
     # What fills tensors of a framework.
-    Into = Callable[[Checkpoint, "Wanted", Mapping[str, Any], Reads], None]
+    Into = Callable[[Checkpoint, "Wanted", Mapping[str, Any], "Reads"], None]
     # `tensor[index]` by the rules of a framework.
     At = Callable[[Any, Any], Any]
 
-    class LoadOptions(TypedDict, total=False):
-        """What every framework's `load_file` takes, but for what decides what it returns."""
+    Move = Callable[[Any], Any]
 
-        backend: str
-        keys: Iterable[str] | None
-        prefix: str | tuple[str, ...] | None
-        where: Callable[[TensorInfo], object] | None
-        slices: Mapping[str, Any] | None
+    class Options(TypedDict):
+        """What the functions of the extension module take."""
+
         threads: int | None
-        progress: Progress
-        verify: bool
-        expected_sha256: str | None
-        storage_options: StorageOptions | None
+        progress: Tell | None
+
+    # Whether what is read is compared with the digests that its file keeps, and the SHA-256 of the file.
+    Proof = tuple[bool, str | None]
 
 
 Tensor = TypeVar("Tensor")
 
-# Codes of the dtypes that floats are converted to.
-FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
+
+class Reads:
+    """How many threads read, and what is told ``(bytes done, bytes in all)``. None where nobody cares."""
+
+    __slots__ = ("proof", "tell", "threads")
+
+    def __init__(
+        self, threads: int | None = None, tell: Tell | None = None, proof: Proof = (False, None)
+    ) -> None:
+        self.threads = threads
+        self.tell = tell
+        self.proof = proof
+
+    def proves(self) -> bool:
+        """Whether anything is compared."""
+        return self.proof != (False, None)
+
+    def options(self) -> Options:
+        """For the functions of the extension module."""
+        return {"threads": self.threads, "progress": self.tell}
+
+    def shares(self, *nbytes: Callable[[], int]) -> list[Reads]:
+        """One of these for each of several calls, which tell of all that they read together.
+
+        `nbytes` give what each call reads, and are not called where nobody is told.
+        """
+        tell = self.tell
+        if tell is None:
+            return [self] * len(nbytes)
+        sizes = [size() for size in nbytes]
+        return [
+            Reads(self.threads, _after(tell, sum(sizes[:rank]), sum(sizes))) for rank in range(len(sizes))
+        ]
+
+
+def _after(tell: Tell, before: int, total: int) -> Tell:
+    """What tells `tell` of a part of the work as what it is of the whole."""
+    return lambda done, _: tell(before + done, total)
+
+
+PLAIN = Reads()
+
+
+@contextmanager
+def reading(
+    checkpoint: Checkpoint, threads: int | None, progress: Progress, proof: Proof = (False, None)
+) -> Iterator[Reads]:
+    """Check how `checkpoint` is to be read, and tell of it, or show it, until it has been."""
+    threads = checked_threads(threads)
+    if progress is None or progress is False:
+        yield Reads(threads, None, proof)
+        return
+    with telling(progress, "Loading", checkpoint.path or "") as tell:
+        yield Reads(threads, tell, proof)
 
 
 class Wanted(NamedTuple):
@@ -285,21 +336,81 @@ def fill(
     checkpoint.fill(wanted, destinations, **reads.options())
 
 
-def float_code(code: str | None, dtype: object) -> str:
-    """`code`, which is that of `dtype`, if floats are converted to it."""
-    if code in FLOATS:
-        return code
-    near = str(dtype).upper().replace("FP", "F")
-    hint = f": did you mean {near!r}?" if near in FLOATS else ""
-    raise OptionError(
-        f"dtype {dtype!r} is none that floats are converted to: expected one of {', '.join(FLOATS)}, "
-        f"or what a framework calls one of them{hint}",
-        code="no-conversion",
-        expected=FLOATS,
-        found=dtype,
-    )
-
-
 def misfit(name: str, reason: str, code: str = "destination") -> DestinationError:
     """The refusal to read the tensor `name` into memory of the caller."""
     return DestinationError(f"tensor {_quoted(name)}: {reason}", code=code, tensor=name)
+
+
+def tensors(
+    checkpoint: Checkpoint, names: Iterable[str] | None, wrap: Wrap, move: Move | None, reads: Reads = PLAIN
+) -> dict[str, Any]:
+    """The tensors of these names, or all, on the device that `move` takes them to."""
+    # What is mapped is read when it is moved; what is proven is not mapped.
+    is_read_later = move is not None and checkpoint.backend == "mmap" and not reads.proves()
+    reading, moving = (Reads(reads.threads), reads) if is_read_later else (reads, PLAIN)
+    if reading.proves():
+        found = checkpoint.proven(names, wrap, *reading.proof, **reading.options())
+    else:
+        found = checkpoint.tensors(names, wrap, **reading.options())
+    if names is None:
+        _warn_of_total(checkpoint)
+    if move is None:
+        return found
+    total = 0 if moving.tell is None else sum(checkpoint.info(name).nbytes for name in found)
+    done = 0
+    for name in found:
+        # One by one, so that what has been moved is freed before the next is.
+        found[name] = moved(checkpoint, name, found[name], move)
+        if moving.tell is not None:
+            done += checkpoint.info(name).nbytes
+            moving.tell(done, total)
+    return found
+
+
+def _warn_of_total(checkpoint: Checkpoint) -> None:
+    """Tell whoever has just read everything that the index gives another size."""
+    wrong = checkpoint.wrong_total()
+    if wrong is not None:
+        # Imported here: it is rare.
+        from warnings import warn
+
+        said, found = wrong
+        warn(
+            f"{_where(checkpoint)}the index gives total_size as {said}, and the tensors take {found} bytes: "
+            "nothing depends on it",
+            stacklevel=4,
+        )
+
+
+def moved(checkpoint: Checkpoint, name: str, tensor: Any, move: Move | None) -> Any:
+    """`tensor` on the device that `move` takes it to."""
+    if move is None:
+        return tensor
+    try:
+        return move(tensor)
+    except DtypeError as error:
+        raise DtypeError(
+            f"{_where(checkpoint)}tensor {_quoted(name)}: {error}",
+            code=error.code,
+            path=checkpoint.path,
+            tensor=name,
+            found=checkpoint.info(name).dtype if error.found is None else error.found,
+        ) from error.__cause__
+
+
+def indexed(checkpoint: Checkpoint, name: str, tensor: Any, index: Any, at: Callable[[Any, Any], Any]) -> Any:
+    """`tensor[index]` as the framework's `at` has it."""
+    try:
+        return at(tensor, index)
+    except IndexError as error:
+        raise SliceError(
+            f"{_where(checkpoint)}tensor {_quoted(name)}: {error}",
+            code="index",
+            path=checkpoint.path,
+            tensor=name,
+        ) from error
+
+
+def _where(checkpoint: Checkpoint) -> str:
+    """What messages about a file begin with."""
+    return "" if checkpoint.path is None else f"{_escaped(checkpoint.path)}: "

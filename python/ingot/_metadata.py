@@ -12,18 +12,20 @@ from threading import Event
 from typing import Any, NamedTuple
 
 from . import _parameters
-from ._native import Checkpoint, fetch_beside, hub_headers, is_url, url_file_name
-from ._serialize import one_of
-from .errors import CheckpointError, _escaped
+from ._native import Checkpoint, ShardIndex, fetch_beside, hub_headers, is_url, url_file_name
+from ._open import open_checkpoint
+from ._options import one_of
+from ._text import _escaped
+from .errors import CheckpointError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal, TypeAlias
 
     from . import _native
+    from ._objects import Source
     from ._parameters import Counter
-    from ._serialize import Path
-    from .typing import StorageOptions
+    from .typing import Path, StorageOptions
 
     Count: TypeAlias = Literal["logical", "stored"]
     Config: TypeAlias = Mapping[str, Any]
@@ -340,3 +342,58 @@ class _Remote:
         """Stop a request that nobody wants any more. Called ten times a second while it is under way."""
         if self._stop.is_set():
             raise CancelledError
+
+
+def read_metadata(path: Source, *, storage_options: StorageOptions | None = None) -> dict[str, str] | None:
+    """Give the text that is stored beside the tensors of a file. No tensor is read.
+
+    Parameters
+    ----------
+    path : str, bytes, os.PathLike, or an object to read from
+        A `.safetensors` or a `.bt` file, a URL or an object, as for `ingot.safe_open`. The content decides
+        which, not the name.
+    storage_options : dict, optional
+        How a URL is reached (`ingot.StorageOptions`).
+
+    Returns
+    -------
+    dict of str to str, or None
+        As ``safe_open(...).metadata()`` gives it: None where the file has none, which is not the same as an
+        empty one.
+
+    Raises
+    ------
+    OSError
+        The file cannot be opened.
+    HeaderError
+        The file breaks a rule of its format; ``code`` says which.
+    """
+    return open_checkpoint(path, "pread", storage_options=storage_options).metadata()
+
+
+def read_index(path: Path) -> ShardIndex:
+    """Read the index of a sharded checkpoint, and look at none of its shards.
+
+    Use it before the shards are there, to know which of them to fetch. `ingot.safe_open` reads both.
+
+    Parameters
+    ----------
+    path : str, bytes or os.PathLike
+        The index, such as ``model.safetensors.index.json``.
+
+    Returns
+    -------
+    ShardIndex
+        With ``shards`` (the names of the files, sorted), ``keys()`` (the names of the tensors, sorted),
+        ``shard_of(name)`` (the name of a tensor's file; None where there is no such tensor),
+        ``name in index``, ``len(index)``, ``weight_map()`` (all of it as a dict, in the order of the index)
+        and ``metadata()`` (any JSON, or None).
+
+    Raises
+    ------
+    OSError
+        The index cannot be opened.
+    CheckpointError
+        It breaks a rule (FORMAT.md, I1 to I8): a name of a file that leads out of its directory is one.
+    """
+    return ShardIndex.read(path)

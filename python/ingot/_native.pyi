@@ -6,8 +6,8 @@ from typing import Any, Literal, final
 
 from typing_extensions import Buffer as AnyBuffer
 
+from ._load import Wanted
 from ._objects import Reader
-from ._select import Wanted
 
 __all__ = [
     "CHECKSUMS_KEY",

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, cast
 from weakref import WeakSet
 
 from ._native import Checkpoint, shown_url
-from .errors import ClosedError, OptionError, SafetensorError, StorageError, _escaped
+from ._text import _escaped
+from .errors import ClosedError, OptionError, SafetensorError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from ._serialize import Path
+    from .typing import Path
 
     class Closes(Protocol):
         """What may have a thread of its own that reads."""

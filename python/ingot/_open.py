@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from ._frameworks import adapter
+from ._load import indexed, moved, tensors
 from ._native import Checkpoint, is_url
-from ._reads import PLAIN, Reads
-from ._serialize import one_of
-from .errors import ClosedError, DtypeError, OptionError, SliceError, _escaped, _quoted
+from ._options import checked_ahead, one_of
+from ._text import _escaped, _quoted
+from .errors import ClosedError, OptionError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from typing import Any, Self
+    from typing import Any, Literal, Self
 
-    from ._ahead import Order, TensorIterator
     from ._frameworks import Adapter
+    from ._load import Move
     from ._native import TensorInfo, Wrap
     from ._objects import Source
-    from .typing import StorageOptions
+    from .typing import Path, StorageOptions
 
-    Move = Callable[[Any], Any]
     # A function that opens a handle, and what it is called with.
     Again = tuple[Callable[..., "safe_open"], tuple[Any, ...]]
+
+    Order = Literal["file", "name"] | Iterable[str]
+
+# Bytes that are read ahead by default: several of the largest tensors that are common, little beside a model.
+AHEAD = 256 << 20
+
 
 BACKENDS = ("auto", "mmap", "pread")
 
@@ -313,8 +319,6 @@ class safe_open:
             As `get_tensor` does, from the iterator, when the tensor's turn comes. The next call goes on with
             the next tensor.
         """
-        from ._ahead import TensorIterator, checked_ahead, in_order
-
         # A handle of its own, so that it outlives this one.
         checkpoint = self._checkpoint.share()
         names = in_order(checkpoint, order)
@@ -597,76 +601,93 @@ def open_checkpoint(
     return Checkpoint.open(path, backend, strict, max_header_size, confine, lent)
 
 
-def tensors(
-    checkpoint: Checkpoint, names: Iterable[str] | None, wrap: Wrap, move: Move | None, reads: Reads = PLAIN
-) -> dict[str, Any]:
-    """The tensors of these names, or all, on the device that `move` takes them to."""
-    # What is mapped is read when it is moved; what is proven is not mapped.
-    is_read_later = move is not None and checkpoint.backend == "mmap" and not reads.proves()
-    reading, moving = (Reads(reads.threads), reads) if is_read_later else (reads, PLAIN)
-    if reading.proves():
-        found = checkpoint.proven(names, wrap, *reading.proof, **reading.options())
-    else:
-        found = checkpoint.tensors(names, wrap, **reading.options())
-    if names is None:
-        _warn_of_total(checkpoint)
-    if move is None:
-        return found
-    total = 0 if moving.tell is None else sum(checkpoint.info(name).nbytes for name in found)
-    done = 0
-    for name in found:
-        # One by one, so that what has been moved is freed before the next is.
-        found[name] = moved(checkpoint, name, found[name], move)
-        if moving.tell is not None:
-            done += checkpoint.info(name).nbytes
-            moving.tell(done, total)
-    return found
+class TensorIterator:
+    """Pairs of name and tensor, read ahead of whoever takes them. `safe_open.iter_tensors` makes them.
+
+    It ends its thread and frees what was not taken when it is closed, when it is dropped, and at the end of a
+    ``with``. An exception about one tensor does not end it: the next call gives the next tensor.
+    """
+
+    __slots__ = ("__weakref__", "_checkpoint", "_move", "_stream", "_wrap")
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        names: Iterable[str],
+        wrap: Wrap,
+        move: Callable[[Any], Any] | None,
+        ahead: int,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._wrap = wrap
+        self._move = move
+        self._stream = checkpoint.stream([(name, None) for name in names], ahead)
+        if checkpoint.backend == "object":
+            from ._objects import close_at_exit
+
+            close_at_exit(self)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> tuple[str, Any]:
+        found = self._stream.next(self._wrap)
+        if found is None:
+            raise StopIteration
+        name, tensor = found
+        return name, moved(self._checkpoint, name, tensor, self._move)
+
+    def close(self) -> None:
+        """Stop reading, and let go of what was not taken. Again is allowed."""
+        self._stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
-def _warn_of_total(checkpoint: Checkpoint) -> None:
-    """Tell whoever has just read everything that the index gives another size."""
-    wrong = checkpoint.wrong_total()
-    if wrong is not None:
-        # Imported here: it is rare.
-        from warnings import warn
+def in_order(checkpoint: Checkpoint, order: Order) -> list[str]:
+    """The names that `order` stands for."""
+    if not isinstance(order, str):
+        return list(order)
+    if order == "file":
+        return checkpoint.offset_names()
+    if order == "name":
+        return checkpoint.names()
+    raise OptionError(
+        f"order {order!r} is unknown: expected 'file', 'name' or an iterable of names",
+        code="unknown-order",
+        expected=("file", "name"),
+        found=order,
+    )
 
-        said, found = wrong
-        warn(
-            f"{_where(checkpoint)}the index gives total_size as {said}, and the tensors take {found} bytes: "
-            "nothing depends on it",
-            stacklevel=4,
-        )
 
+def warm(filename: Path) -> int:
+    """Bring a file's tensors into the system's page cache, so that what reads them next need not wait.
 
-def moved(checkpoint: Checkpoint, name: str, tensor: Any, move: Move | None) -> Any:
-    """`tensor` on the device that `move` takes it to."""
-    if move is None:
-        return tensor
+    It reads in parallel, keeps nothing in memory of its own, and returns when all is there.
+
+    Parameters
+    ----------
+    filename : str, bytes or os.PathLike
+        A `.safetensors` or a `.bt` file.
+
+    Returns
+    -------
+    int
+        The bytes of the tensors.
+
+    Raises
+    ------
+    OSError
+        The file cannot be opened.
+    HeaderError, StorageError
+        As `ingot.safe_open` does, and where reading fails.
+    """
+    checkpoint = open_checkpoint(filename, "pread")
     try:
-        return move(tensor)
-    except DtypeError as error:
-        raise DtypeError(
-            f"{_where(checkpoint)}tensor {_quoted(name)}: {error}",
-            code=error.code,
-            path=checkpoint.path,
-            tensor=name,
-            found=checkpoint.info(name).dtype if error.found is None else error.found,
-        ) from error.__cause__
-
-
-def indexed(checkpoint: Checkpoint, name: str, tensor: Any, index: Any, at: Callable[[Any, Any], Any]) -> Any:
-    """`tensor[index]` as the framework's `at` has it."""
-    try:
-        return at(tensor, index)
-    except IndexError as error:
-        raise SliceError(
-            f"{_where(checkpoint)}tensor {_quoted(name)}: {error}",
-            code="index",
-            path=checkpoint.path,
-            tensor=name,
-        ) from error
-
-
-def _where(checkpoint: Checkpoint) -> str:
-    """What messages about a file begin with."""
-    return "" if checkpoint.path is None else f"{_escaped(checkpoint.path)}: "
+        return checkpoint.warm()
+    finally:
+        checkpoint.close()

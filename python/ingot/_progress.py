@@ -8,32 +8,16 @@ from os import fsdecode
 from os.path import basename
 
 from ._native import shown_url
-from ._reads import Reads, checked_threads
-from .errors import _escaped
+from ._options import checked
+from ._text import _escaped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
     from typing import TextIO
 
-    from ._native import Checkpoint
-    from ._reads import Proof
-    from ._serialize import Path
-
-    Tell = Callable[[int, int], object]
-    Progress = bool | Tell | None
-
-
-def checked(progress: Progress) -> bool | Tell:
-    """`progress`, which must be a bool, None for False, or a function."""
-    if progress is None:
-        return False
-    if not isinstance(progress, bool) and not callable(progress):
-        raise TypeError(
-            f"progress must be True, False, None or a callable of two ints, found {type(progress).__name__}"
-        )
-    return progress
+    from .typing import Path, Progress, Tell
 
 
 @contextmanager
@@ -60,19 +44,6 @@ def telling(progress: Progress, verb: str, path: Path) -> AbstractContextManager
     # Of a URL what is no secret, and of that its end.
     shown = shown_url(fsdecode(path)).removesuffix("?…").rstrip("/")
     return told(progress, f"{verb} {_escaped(basename(shown))}")
-
-
-@contextmanager
-def reading(
-    checkpoint: Checkpoint, threads: int | None, progress: Progress, proof: Proof = (False, None)
-) -> Iterator[Reads]:
-    """Check how `checkpoint` is to be read, and tell of it, or show it, until it has been."""
-    threads = checked_threads(threads)
-    if progress is None or progress is False:
-        yield Reads(threads, None, proof)
-        return
-    with telling(progress, "Loading", checkpoint.path or "") as tell:
-        yield Reads(threads, tell, proof)
 
 
 def _bar(title: str) -> _Tqdm | _Line:

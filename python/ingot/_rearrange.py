@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from ._native import CHECKSUMS_KEY, MODEL_SPEC_KEY, SHARED_KEY, Sources, local_path
+from ._options import alignment, format_for, is_durable, one_of, room, texts
 from ._progress import telling
-from ._records import of_index
-from ._serialize import alignment, format_for, is_durable, one_of, room, texts
-from .errors import SaveError, TensorNotFoundError, _escaped, _quoted
+from ._shards import of_index
+from ._text import _escaped, _quoted
+from .errors import SaveError, TensorNotFoundError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import Any, Literal
 
-    from ._progress import Progress, Tell
-    from ._serialize import Align, Format, Path
-    from .typing import StorageOptions
+    from .typing import Align, Format, Path, Progress, StorageOptions, Tell
 
     Pick = tuple[int, int, str]
     Which = str | Iterable[str] | Callable[[str], bool]

@@ -1,26 +1,40 @@
-"""Files that are written to something other than a path."""
+"""Files that are written: to a path, now or in the background, or to an object with a `write`."""
 
 from __future__ import annotations
 
+import json
 from errno import EAGAIN
+from io import FileIO
+from math import prod
+from os import fsdecode, getcwd
+from os.path import join
+from typing import NamedTuple
 
 from . import _native
 from ._frameworks import payload
-from ._serialize import known_format, named, texts
+from ._options import alignment, format_for, is_durable, known_checksums, known_format, named, room, texts
+from ._text import _escaped
 from .errors import StorageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from concurrent.futures import Future
     from typing import Any, Protocol
 
-    from ._serialize import Format
+    from ._native import Export
+    from .typing import Checksums, Format, Path, Progress
 
     class Writable(Protocol):
         """What has a `write` for bytes: files, sockets' files, `io.BytesIO`, members of archives, uploads."""
 
         def write(self, data: Any, /) -> object:
             """Take bytes, and say how many."""
+
+    Payload = Callable[[str, Any], Any]
+
+    # For each name that is not stored, the name of the tensor that it shares, and which part of that.
+    Views = dict[str, dict[str, Any]]
 
 
 def write_to(
@@ -98,3 +112,153 @@ def _whole(fileobj: Writable) -> Callable[[bytes], None]:
             rest = memoryview(rest)[count:]
 
     return write
+
+
+def write_file(
+    filename: Path,
+    tensors: dict[str, Any],
+    payload: Payload,
+    metadata: Mapping[str, str] | None,
+    *,
+    format: Format | None,
+    export: Export | None = None,
+    shared: str = "copy",
+    views: str | None = None,
+    durable: bool | None,
+    atomic: bool,
+    force: bool,
+    progress: Progress = False,
+    background: bool = False,
+    snapshot: bool = True,
+    reserve_header: int = 0,
+    align: int = 8,
+    checksums: Checksums = None,
+) -> Future[None] | None:
+    """Write a file. The end of every function that does, with tensors of whatever framework.
+
+    Parameters
+    ----------
+    filename, metadata, format, durable, atomic, force, checksums
+        As for `serialize_file`.
+    tensors : dict of str to tensor
+        As `named` gives it.
+    payload, export, shared, views
+        As for `_native.prepare`: how the tensors are handed over, and what of those that share memory.
+    progress, background, snapshot, reserve_header, align
+        As for `ingot.numpy.save_file`.
+    """
+    path = _native.local_path(filename)
+    write = _writer(progress, path)
+    file = _native.prepare(
+        # Where a relative path leads now, and not when its turn comes.
+        join(getcwd(), fsdecode(path)) if background else path,
+        tensors,
+        payload,
+        texts(metadata),
+        format_for(path, format),
+        export=export,
+        shared=shared,
+        views=views,
+        reserve=room(reserve_header),
+        align=alignment(align),
+        durable=is_durable(durable),
+        atomic=atomic,
+        force=force,
+        checksums=known_checksums(checksums),
+    )
+    # What is left of the tensors is in `file`.
+    del tensors, payload, export
+    if not background:
+        return write(file)
+    if snapshot:
+        file.snapshot()
+    from ._background import SAVES
+
+    return SAVES.put(lambda: write(file))
+
+
+def _writer(progress: Progress, path: str | bytes) -> Callable[[_native.NewFile], None]:
+    """What writes a file and tells `progress`. Imported when asked for, since few programs need it."""
+    if progress is None or progress is False:
+        return _native.NewFile.write
+    from ._options import checked
+    from ._progress import telling
+
+    progress = checked(progress)
+
+    def write(file: _native.NewFile) -> None:
+        with telling(progress, "Saving", path) as tell:
+            file.write(tell)
+
+    return write
+
+
+class Storage(FileIO):
+    """A file for bytes, whose failure is a `StorageError` with its path.
+
+    To be written through a buffer, which calls again for what was not taken at once.
+    """
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as fault:
+            path = str(self.name)
+            raise StorageError(
+                f"{_escaped(path)}: could not write: {fault.strerror}",
+                errno=fault.errno,
+                code="write",
+                path=path,
+            ) from fault
+
+
+def rendered(views: Views) -> str | None:
+    """The record of these names; None where there are none. FORMAT.md, "Shared tensors"."""
+    return json.dumps(views, sort_keys=True, separators=(",", ":"), ensure_ascii=False) if views else None
+
+
+class Box(NamedTuple):
+    """A part of a tensor, and what of it is meant.
+
+    Attributes
+    ----------
+    starts, sizes : tuple of int
+        Where it begins and how much it takes, of each dimension.
+    within : slice
+        The elements that are meant, among those of the part in C order.
+    """
+
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+    within: slice
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """What the tensor is indexed with."""
+        return tuple(slice(start, start + size) for start, size in zip(self.starts, self.sizes, strict=True))
+
+
+def boxes(shape: tuple[int, ...], begin: int, end: int) -> list[Box]:
+    """The elements from `begin` to `end` in C order: one box or two, of at most three times as many elements.
+
+    The number of rows in a box depends on the number of elements alone, not on where they begin: jax compiles
+    anew for every other size.
+    """
+    if not shape:
+        return [Box((), (), slice(begin, end))]
+    row, count = prod(shape[1:]), end - begin
+    if count < row:
+        # In one row, or across the border of two.
+        border = min((begin // row + 1) * row, end)
+        parts = [(begin, border), (border, end)]
+        return [box for part in parts if part[0] < part[1] for box in _in_a_row(shape, row, *part)]
+    rows = min((count + row - 2) // row + 1, shape[0])
+    first = min(begin // row, shape[0] - rows)
+    skipped = begin - first * row
+    return [Box((first, *(0 for _ in shape[1:])), (rows, *shape[1:]), slice(skipped, skipped + count))]
+
+
+def _in_a_row(shape: tuple[int, ...], row: int, begin: int, end: int) -> list[Box]:
+    number = begin // row
+    inner = boxes(shape[1:], begin - number * row, end - number * row)
+    return [Box((number, *box.starts), (1, *box.sizes), box.within) for box in inner]

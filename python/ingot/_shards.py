@@ -7,12 +7,11 @@ import os
 import re
 from contextlib import contextmanager, suppress
 from io import BufferedWriter
+from secrets import token_hex
 from typing import TypeVar
 
-from ._hidden import PREFIX, hidden
-from ._native import ShardIndex, local_path
-from ._records import of_index
-from ._storage import Storage
+from ._native import RECORD_KEYS, ShardIndex, local_path
+from ._save import Storage
 from .errors import OptionError
 
 TYPE_CHECKING = False
@@ -20,7 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import Any
 
-    from ._serialize import Path
+    from .typing import Path
+
+# Of an index: what it says of all its files. It is counted anew for others.
+_TOTALS = ("total_size", "total_parameters")
+
+
+PREFIX = re.compile(r"\.ingot-[0-9a-f]{8}\.")
+
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SUFFIX = "{suffix}"
@@ -285,3 +291,45 @@ def _remove(place: Place, names: Iterable[str]) -> None:
     for name in names:
         with suppress(FileNotFoundError):
             os.remove(place.path(name))
+
+
+@contextmanager
+def hidden() -> Iterator[str]:
+    """Give what such names begin with, before the name that the file is to have.
+
+    What is raised in the block speaks of the latter, which is the one that the user knows.
+    """
+    prefix = f".ingot-{token_hex(4)}."
+    with called(prefix, ""):
+        yield prefix
+
+
+@contextmanager
+def called(hidden: str, shown: str) -> Iterator[None]:
+    """What is raised in the block says `shown` in place of `hidden`."""
+    try:
+        yield
+    except Exception as fault:
+        _call(hidden, shown, fault)
+        raise
+
+
+def _call(hidden: str, shown: str, fault: Exception) -> None:
+    fault.args = tuple(_with(hidden, shown, part) for part in fault.args)
+    for field in ("path", "filename", "filename2"):
+        if isinstance(found := getattr(fault, field, None), (str, bytes)):
+            setattr(fault, field, _with(hidden, shown, found))
+    if isinstance(fault, OSError) and fault.filename2 is not None and fault.filename == fault.filename2:
+        # A rename between the two names, of which one is left.
+        del fault.filename2
+
+
+def _with(hidden: str, shown: str, found: object) -> object:
+    if isinstance(found, str):
+        return found.replace(hidden, shown)
+    return found.replace(os.fsencode(hidden), os.fsencode(shown)) if isinstance(found, bytes) else found
+
+
+def of_index(metadata: Mapping[str, str]) -> dict[str, str]:
+    """What of the metadata of a file goes into the index of several: what would be true of them."""
+    return {key: text for key, text in metadata.items() if key not in (*RECORD_KEYS, *_TOTALS)}

@@ -8,17 +8,18 @@ from weakref import WeakSet
 from . import _native
 from ._dtypes import CODES, F4_LOOSE, F4_PACKED
 from ._frameworks import payload
-from ._records import rendered
-from ._serialize import alignment, format_for, is_durable, known_format, named, one_of, room, texts, unpacked
-from .errors import ClosedError, OptionError, SaveError, _escaped, _quoted
+from ._options import alignment, format_for, is_durable, known_format, named, one_of, room, texts, unpacked
+from ._save import rendered
+from ._text import _escaped, _quoted
+from .errors import ClosedError, OptionError, SaveError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any, Literal, Self
 
-    from ._records import Views
-    from ._serialize import Align, Format, Path
+    from ._save import Views
+    from .typing import Align, Format, Path
 
     Index = Any
 

@@ -15,7 +15,8 @@ from . import _native
 from ._dtypes import F4_LOOSE, NAMES
 from ._face import Whole
 from ._frameworks import lacks, missing, not_a_tensor, unknown_device
-from .errors import DtypeError, SaveError, _quoted
+from ._text import _quoted
+from .errors import DtypeError, SaveError
 
 try:
     import jax
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from ._boxes import Box
+    from ._save import Box
 
 __all__ = ["load", "load_file", "save", "save_file"]
 

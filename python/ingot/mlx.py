@@ -11,7 +11,8 @@ from . import _native
 from ._dtypes import NAMES
 from ._face import Whole
 from ._frameworks import lacks, missing, not_a_tensor, unknown_device
-from .errors import SaveError, _quoted
+from ._text import _quoted
+from .errors import SaveError
 
 try:
     import mlx.core as mx

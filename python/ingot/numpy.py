@@ -7,13 +7,13 @@ from sys import modules
 from typing import overload
 
 from . import _load, _native, _open
-from ._boxes import boxes
 from ._dtypes import CODES, F4_LOOSE, NAMES
 from ._frameworks import installing, missing
-from ._load import Selected, float_code, misfit
-from ._progress import reading
-from ._serialize import known_format, named, texts, write_file
-from .errors import DtypeError, OptionError, SaveError, _quoted
+from ._load import Selected, misfit, reading
+from ._options import float_code, known_format, named, texts
+from ._save import boxes, write_file
+from ._text import _quoted
+from .errors import DtypeError, OptionError, SaveError
 
 try:
     import numpy
@@ -28,15 +28,12 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer, Unpack
 
-    from ._boxes import Box
     from ._hash import Hasher
-    from ._load import LoadOptions, Memory, Wanted
+    from ._load import Memory, Reads, Wanted
     from ._native import Checkpoint, TensorInfo
     from ._objects import Source
-    from ._progress import Progress
-    from ._reads import Reads
-    from ._serialize import Align, Checksums, Format, Path, SaveOptions
-    from .typing import StorageOptions
+    from ._save import Box
+    from .typing import Align, Checksums, Format, LoadOptions, Path, Progress, SaveOptions, StorageOptions
 
     Array = numpy.ndarray[Any, numpy.dtype[Any]]
 
@@ -213,7 +210,7 @@ def load(data: Buffer) -> dict[str, Array]:
     HeaderError, DtypeError
         As `load_file` does.
     """
-    return _open.tensors(_native.Checkpoint.from_buffer(data), None, wrap, None)
+    return _load.tensors(_native.Checkpoint.from_buffer(data), None, wrap, None)
 
 
 def save(

@@ -1,12 +1,64 @@
-"""How remote files are reached."""
+"""The types of what callers give, for their own annotations."""
 
 from __future__ import annotations
 
-from typing import TypedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
+from typing import Any, Literal, TypedDict
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from os import PathLike
+from ._native import TensorInfo
+
+__all__ = [
+    "Align",
+    "Checksum",
+    "Checksums",
+    "Format",
+    "LoadOptions",
+    "Path",
+    "Progress",
+    "SaveOptions",
+    "StorageOptions",
+    "Tell",
+]
+
+Path = str | bytes | PathLike[str] | PathLike[bytes]
+#: Called with the bytes that are done and those in all.
+Tell = Callable[[int, int], object]
+Progress = bool | Tell | None
+
+Format = Literal["safetensors", "bintensors"]
+Align = Literal[8, 64, 4096]
+Checksum = Literal["blake3", "sha256", "xxh3", "xxh3_128", "modelspec"]
+Checksums = bool | Checksum | Sequence[Checksum] | None
+
+
+class LoadOptions(TypedDict, total=False):
+    """What every framework's `load_file` takes, but for what decides what it returns."""
+
+    backend: str
+    keys: Iterable[str] | None
+    prefix: str | tuple[str, ...] | None
+    where: Callable[[TensorInfo], object] | None
+    slices: Mapping[str, Any] | None
+    threads: int | None
+    progress: Progress
+    verify: bool
+    expected_sha256: str | None
+    storage_options: StorageOptions | None
+
+
+class SaveOptions(TypedDict, total=False):
+    """What every framework's `save_file` takes, but for what decides what it returns."""
+
+    format: Format | None
+    durable: bool | None
+    atomic: bool
+    force: bool
+    progress: Progress
+    snapshot: bool
+    reserve_header: int
+    align: Align
+    checksums: Checksums
 
 
 class StorageOptions(TypedDict, total=False):
@@ -16,8 +68,6 @@ class StorageOptions(TypedDict, total=False):
     other, wherever that redirects to. A line end at the end of one, as files have it, is taken away; one with
     any other control character is an `OptionError`.
     """
-
-    __module__ = "ingot"
 
     #: Sent as ``Authorization: Bearer …``; beside an `access_key_id` of S3, its `session_token`. By default,
     #: and with True, what the environment has for the kind of URL (docs/credentials.md). False sends none.
@@ -74,44 +124,5 @@ class StorageOptions(TypedDict, total=False):
     client_secret: str
 
 
-#: The other names that `storage_options` takes, in small letters or large: those of s3fs, gcsfs and adlfs,
-#: and of object_store with all that is built on it.
-OTHER_NAMES = {
-    "access_key_id": "key username aws_access_key_id",
-    "secret_access_key": "secret password aws_secret_access_key",
-    "session_token": "aws_session_token aws_token",
-    "token": "bearer_token google_bearer_token azure_storage_token",
-    "region": "region_name aws_region default_region aws_default_region",
-    "endpoint": "endpoint_url aws_endpoint aws_endpoint_url aws_endpoint_url_s3 base_url google_base_url "
-    "azure_endpoint azure_storage_endpoint",
-    "request_payer": "requester_pays aws_request_payer",
-    "profile": "aws_profile",
-    "anonymous": "anon skip_signature aws_skip_signature google_skip_signature azure_skip_signature",
-    "credentials_file": "service_account service_account_path google_service_account "
-    "google_service_account_path application_credentials google_application_credentials",
-    "account": "account_name azure_storage_account_name",
-    "account_key": "access_key master_key azure_storage_account_key azure_storage_access_key "
-    "azure_storage_master_key",
-    "sas_token": "sas_key azure_storage_sas_key azure_storage_sas_token",
-    "connection_string": "azure_storage_connection_string",
-    "client_id": "azure_client_id azure_storage_client_id",
-    "tenant_id": "authority_id azure_tenant_id azure_authority_id azure_storage_tenant_id "
-    "azure_storage_authority_id",
-    "client_secret": "azure_client_secret azure_storage_client_secret",
-    "headers": "default_headers",
-    "ca_file": "root_certificate",
-    # What says the same in other words: True where the bucket stands in the host; "path" or "virtual"; the
-    # host of an endpoint; whether an endpoint may be one of http://; True, or a `ca_file`; more options.
-    "virtual_hosted_style_request": "aws_virtual_hosted_style_request",
-    "addressing_style": "",
-    "account_host": "",
-    "allow_http": "aws_allow_http",
-    "verify": "",
-    "client_kwargs": "config_kwargs s3 client_options",
-}
-
-OPTIONS = tuple(StorageOptions.__annotations__)
-#: Which option each name is.
-NAMES = {name: name for name in (*OPTIONS, *OTHER_NAMES)} | {
-    other: name for name, others in OTHER_NAMES.items() for other in others.split()
-}
+def __dir__() -> list[str]:
+    return __all__

@@ -15,7 +15,7 @@ import pytest
 from commands import command_line, environment, good, in_a_pipe, in_a_terminal, run
 from models import save
 
-from ingot.cli.filenames import distinct
+from ingot.cli.commands.export import distinct
 
 HOSTILE = (
     "\x1b[31mred",

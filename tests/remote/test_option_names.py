@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import ingot
-from ingot.typing import NAMES, OPTIONS, OTHER_NAMES
+from ingot._options import NAMES, OPTIONS, OTHER_NAMES
 
 from .clouds import SECRET, running
 from .servers import good, serving

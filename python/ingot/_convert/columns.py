@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from .refusal import refused
-from .unreadable import lacks
+from .refusal import lacks, refused
 
 if TYPE_CHECKING:
     from ingot.numpy import Array

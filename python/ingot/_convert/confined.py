@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ingot.errors import _quoted
+from ingot._text import _quoted
 
 from .refusal import refused
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from ingot import _native
 from ingot._dtypes import CODES
-from ingot._load import float_code
 from ingot._native import is_url, local_path, shown_url
 from ingot._objects import resolved as resolved_object
 from ingot._objects import shown
 from ingot._open import is_path
-from ingot._progress import checked, told
-from ingot._serialize import is_durable, texts
-from ingot.errors import OptionError, _escaped
+from ingot._options import checked, float_code, is_durable, texts
+from ingot._progress import told
+from ingot._text import _escaped
+from ingot.errors import OptionError
 
 from .destination import Destination, destination, refuse_existing
 from .fetched import copied, fetched, sweep
@@ -34,10 +34,8 @@ if TYPE_CHECKING:
     from typing import Any, Literal
 
     from ingot._objects import Source
-    from ingot._progress import Progress, Tell
     from ingot._rearrange import Which
-    from ingot._serialize import Path
-    from ingot.typing import StorageOptions
+    from ingot.typing import Path, Progress, StorageOptions, Tell
 
     from .source import Contents, Entry
     from .write import Moved

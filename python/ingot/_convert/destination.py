@@ -7,11 +7,11 @@ import stat
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ingot._hidden import called
-from ingot._serialize import one_of
-from ingot._shards import Place
+from ingot._options import one_of
+from ingot._shards import Place, called
 from ingot._shards import nbytes as shard_nbytes
-from ingot.errors import OptionError, _escaped
+from ingot._text import _escaped
+from ingot.errors import OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

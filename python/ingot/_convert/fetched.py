@@ -9,19 +9,19 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from ingot._download import download
-from ingot._hidden import PREFIX, hidden
 from ingot._native import shown_url
 from ingot._objects import Reader, shown
 from ingot._progress import told
-from ingot.errors import ConversionError, _escaped
+from ingot._shards import PREFIX, hidden
+from ingot._text import _escaped
+from ingot.errors import ConversionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from typing_extensions import Buffer
 
-    from ingot._progress import Progress
-    from ingot.typing import StorageOptions
+    from ingot.typing import Progress, StorageOptions
 
 _ENDING = ".fetched"
 # Characters of a name. File systems have room for 255 bytes.

@@ -8,8 +8,9 @@ from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ingot._serialize import one_of
-from ingot.errors import ConversionError, HeaderError, _escaped
+from ingot._options import one_of
+from ingot._text import _escaped
+from ingot.errors import ConversionError, HeaderError
 
 from .framing import begun, proven
 from .refusal import refused

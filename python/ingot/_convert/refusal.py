@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import Any
 
-from ingot.errors import ConversionError, _escaped, _quoted
+from ingot._frameworks import installing
+from ingot._text import _escaped, _quoted
+from ingot.errors import ConversionError, SafetensorError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_LONGEST = 300
 
 
 def refused(
@@ -14,4 +23,29 @@ def refused(
     where = _escaped(path) if tensor is None else f"{_escaped(path)}: tensor {_quoted(tensor)}"
     return ConversionError(
         f"{where}: {reason}", code=code, path=path, tensor=tensor, expected=expected, found=found
+    )
+
+
+@contextmanager
+def reading(path: str, title: str) -> Iterator[None]:
+    """Whatever is raised in here means that `path` is no whole `title`."""
+    try:
+        yield
+    except (SafetensorError, ImportError, MemoryError):
+        raise
+    except Exception as error:
+        said = _escaped(" ".join(str(error).split())[:_LONGEST])
+        raise refused(
+            path,
+            f"not {title} that can be read: {said or type(error).__name__}",
+            code="unreadable",
+            expected=title,
+        ) from error
+
+
+def lacks(package: str, title: str, extra: str) -> ModuleNotFoundError:
+    """What to install so that `title` can be read."""
+    return ModuleNotFoundError(
+        f"converting {title} needs {package}, which is not installed: {installing(extra)}",
+        name=package,
     )

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from ingot._rearrange import _chosen
-from ingot.errors import _quoted
+from ingot._text import _quoted
 
 from .flatten import twice
 from .refusal import refused

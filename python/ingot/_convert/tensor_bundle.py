@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
+from .refusal import lacks, reading
 from .source import Contents, Entry, LeftOut, possible
-from .unreadable import lacks, reading
 from .values import code_of
 
 if TYPE_CHECKING:

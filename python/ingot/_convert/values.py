@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from ingot._dtypes import CODES, F4_LOOSE, NAMES
 from ingot._frameworks import installing
 from ingot._frameworks import lacks as framework_lacks
-from ingot._reads import PLAIN
-from ingot.errors import ConversionError, _escaped
+from ingot._load import PLAIN
+from ingot._text import _escaped
+from ingot.errors import ConversionError
 
 from .refusal import refused
 

@@ -12,9 +12,8 @@ from ingot._serialize import _REGION
 from ingot.errors import ConversionError
 
 from . import npy
-from .refusal import refused
+from .refusal import reading, refused
 from .runs import differing
-from .unreadable import reading
 from .values import code_of, stored
 from .write import apart, code_in, parts
 from .zipped import members

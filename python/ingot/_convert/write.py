@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy
 
 from ingot import _native
-from ingot._load import FLOATS
-from ingot._storage import Storage
+from ingot._options import FLOATS
+from ingot._save import Storage
+from ingot._text import _escaped, _quoted
 from ingot._writer import Writer, native
-from ingot.errors import ConversionError, SaveError, _escaped, _quoted
+from ingot.errors import ConversionError, SaveError
 
 from .destination import drafted
 from .runs import copy

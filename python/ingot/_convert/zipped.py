@@ -10,11 +10,11 @@ import struct
 import zipfile
 from typing import TYPE_CHECKING, NamedTuple
 
-from ingot.errors import ConversionError, _quoted
+from ingot._text import _quoted
+from ingot.errors import ConversionError
 
 from .limits import OBJECT_NBYTES
-from .refusal import refused
-from .unreadable import reading
+from .refusal import reading, refused
 
 if TYPE_CHECKING:
     from typing import IO

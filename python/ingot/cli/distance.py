@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 import numpy
 
-from .widened import parts
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,3 +72,17 @@ def _same_bytes(flat: Array, other: Array) -> bool:
 def _comparable(part: Array) -> Array:
     """The values in 64 bits. Complex ones as their parts."""
     return parts(part).reshape(-1).astype(numpy.float64)
+
+
+def widened(array: Array) -> Array:
+    """The same values in a dtype of numpy's own: those of bfloat16 and smaller floats in float32, exactly."""
+    # A dtype that was registered, and is no record.
+    return array.astype(numpy.float32) if array.dtype.isbuiltin == 2 else array
+
+
+def parts(array: Array) -> Array:
+    """Complex numbers as pairs, along one more dimension; others as they are."""
+    if array.dtype.kind != "c":
+        return array
+    half = numpy.dtype(f"f{array.itemsize // 2}")
+    return numpy.ascontiguousarray(array).reshape(array.shape).view(half).reshape(*array.shape, 2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ingot.errors import _Escapes
+from ingot._text import _Escapes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

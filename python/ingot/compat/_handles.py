@@ -7,11 +7,12 @@ import os
 import re
 
 import ingot
-from ingot import _open
+from ingot import _load, _open
 from ingot._frameworks import adapter, module_of
 from ingot._native import Checkpoint, local_path
-from ingot._serialize import one_of
-from ingot.errors import OptionError, SafetensorError, SliceError, _quoted
+from ingot._options import one_of
+from ingot._text import _quoted
+from ingot.errors import OptionError, SafetensorError, SliceError
 
 from . import _arguments, _slicing
 from ._arguments import not_an_instance
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from ingot._frameworks import Adapter
     from ingot._native import TensorInfo
-    from ingot._serialize import Path
+    from ingot.typing import Path
 
 _OPENING = "Error while deserializing header"
 _opening = reading(_OPENING)
@@ -273,7 +274,7 @@ class safe_open(_Lent, ingot.safe_open):
         try:
             tensor = self._checkpoint.tensor(name, self._adapter.wrap)
             if self._move is not None:
-                tensor = _open.moved(self._checkpoint, name, tensor, self._move)
+                tensor = _load.moved(self._checkpoint, name, tensor, self._move)
         except SafetensorError as error:
             begin_as_upstream(error, _OPENING)
             raise

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ingot._ahead import AHEAD
-from ingot._open import moved
-from ingot.errors import SafetensorError, TensorNotFoundError, _quoted
+from ingot._load import moved
+from ingot._open import AHEAD
+from ingot._text import _quoted
+from ingot.errors import SafetensorError, TensorNotFoundError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

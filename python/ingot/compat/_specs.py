@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ingot
 from ingot._dtypes import CODES, F4_PACKED
-from ingot._serialize import unpacked
-from ingot.errors import SaveError, _quoted
+from ingot._options import unpacked
+from ingot._text import _quoted
+from ingot.errors import SaveError
 
 from ._arguments import not_an_instance, number, numbers
 from ._wording import reading, writing
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from ingot._serialize import Path
+    from ingot.typing import Path
 
 _NAMES = {**CODES, F4_PACKED: "F4"}
 # In the order in which upstream lists them.

@@ -9,22 +9,15 @@ try:
 except ModuleNotFoundError as error:
     raise missing("torch", error) from None
 
-from ._files import (
-    DTYPES,
-    at,
-    load,
-    load_file,
-    load_into,
-    mover,
-    payload,
-    save,
-    save_file,
-    save_with_checksum,
-    wrap,
-)
-from ._into import Incompatible
+from ._files import load, load_file, save, save_file, save_with_checksum
+from ._into import Incompatible, load_into
 from ._model import load_model, save_model
 from ._sharded import save_sharded
+from ._tensors import DTYPES as DTYPES
+from ._tensors import at as at
+from ._tensors import mover as mover
+from ._tensors import payload as payload
+from ._tensors import wrap as wrap
 
 __all__ = [
     "Incompatible",
@@ -38,9 +31,6 @@ __all__ = [
     "save_sharded",
     "save_with_checksum",
 ]
-
-# What `ingot.safe_open` and tests take besides.
-_ADAPTER = (DTYPES, at, mover, payload, wrap)
 
 for _name in __all__:
     # The name by which users know it: a pickle and `help` say no private one.

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
-from operator import attrgetter
+from functools import partial
 from typing import overload
 
 import torch
 
 from ingot import _load, _native, _open
-from ingot._dtypes import F4_PACKED, NAMES
-from ingot._frameworks import lacks
-from ingot._load import Selected, float_code
-from ingot._progress import reading
-from ingot._reads import PLAIN
-from ingot._records import rendered
-from ingot._serialize import known_format, named, one_of, texts, unpacked, write_file
-from ingot.errors import OptionError, SaveError, _escaped, _quoted
+from ingot._load import PLAIN, Selected, reading
+from ingot._options import float_code, known_format, one_of, texts
+from ingot._save import rendered, write_file
+from ingot._text import _escaped, _quoted
+from ingot.errors import OptionError
 
-from ._into import Incompatible, destinations, fill_tensors, into
-from ._pieces import fetcher
-from ._shared import recorded, restore, views_among
-from ._sharing import refuse_shared
-from ._tensors import PLAIN_CLASSES, fake_mode, faked, not_plain, undisturbed
+from ._into import destinations, fill_tensors
+from ._shared import recorded, refuse_shared, restore, views_among
+from ._tensors import _code, _export, _plain_ones, _tensors, at, mover, payload, refuse_strided, wrap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,14 +27,20 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer, Unpack
 
     from ingot._hash import Hasher
-    from ingot._load import LoadOptions
+    from ingot._load import Reads
     from ingot._native import Checkpoint, TensorInfo
     from ingot._objects import Source
-    from ingot._progress import Progress
-    from ingot._reads import Reads
-    from ingot._records import Views
-    from ingot._serialize import Align, Checksums, Format, Path, SaveOptions
-    from ingot.typing import StorageOptions
+    from ingot._save import Views
+    from ingot.typing import (
+        Align,
+        Checksums,
+        Format,
+        LoadOptions,
+        Path,
+        Progress,
+        SaveOptions,
+        StorageOptions,
+    )
 
     Shared = Literal["error", "copy", "alias"]
     Contiguous = Literal["error", "copy"]
@@ -59,18 +59,6 @@ if TYPE_CHECKING:
 SHARED = ("error", "copy", "alias")
 CONTIGUOUS = ("error", "copy")
 LOADED = ("alias", "drop")
-
-# Those that this torch has. One that it lacks blocks the tensors of that dtype only.
-DTYPES: dict[str, torch.dtype] = {
-    code: getattr(torch, name) for code, name in {**NAMES, "F4": F4_PACKED}.items() if hasattr(torch, name)
-}
-_CODES = {dtype: code for code, dtype in DTYPES.items()}
-
-_layout, _dtype = attrgetter("layout"), attrgetter("dtype")
-# As checkers see it, a symbol may come of it, as it does of no tensor with values.
-_storage_offset: Any = torch.Tensor.storage_offset
-_from_dlpack = torch._C._from_dlpack
-_to_dlpack = torch._C._to_dlpack
 
 
 @overload
@@ -245,65 +233,6 @@ def load(data: Buffer, *, shared: Loaded = "alias") -> dict[str, torch.Tensor]:
     return _loaded(_native.Checkpoint.from_buffer(data), mover(None), shared, Selected(), PLAIN)
 
 
-def load_into(
-    target: torch.nn.Module | Mapping[str, torch.Tensor],
-    filename: Source,
-    *,
-    strict: bool = True,
-    backend: str = "auto",
-    threads: int | None = None,
-    progress: Progress = False,
-    storage_options: StorageOptions | None = None,
-) -> Incompatible:
-    """Load a file into the tensors of a module, without a second copy of them.
-
-    Parameters
-    ----------
-    target : torch.nn.Module or dict of str to torch.Tensor
-        What to fill: the module's parameters and persistent buffers, or the tensors of the dict. They stay
-        the objects that they are, on the device where they are, laid out in memory as they are; no gradient
-        is recorded.
-    filename : str, bytes, os.PathLike, or an object to read from
-        As for `load_file`.
-    strict : bool
-        Refuse a file that lacks a tensor of `target`, or has one that `target` lacks.
-    backend : {"auto", "mmap", "pread"}
-        As for `ingot.safe_open`.
-    threads, progress : optional
-        As for `load_file`. What `progress` raises leaves the tensors partly filled.
-    storage_options : dict, optional
-        How a URL is reached (`ingot.StorageOptions`).
-
-    Returns
-    -------
-    Incompatible
-        ``missing_keys``, tensors of `target` that the file lacks, and ``unexpected_keys``, those of the file
-        that `target` lacks: as `torch.nn.Module.load_state_dict` gives them. A name that shares its tensor
-        with one that the file has is not missing.
-
-    Raises
-    ------
-    DestinationError
-        A tensor has another shape than in the file, no memory (on ``"meta"``), or memory that it shares with
-        another in part. Nothing has been read.
-    RuntimeError
-        `strict` is set and a tensor is missing or unexpected. Nothing has been read.
-    TypeError
-        A value of the dict is not a tensor.
-    OSError, HeaderError, DtypeError, StorageError, OptionError
-        As `load_file` does. What was read before a failure stays in the tensors.
-
-    Notes
-    -----
-    Tensors are read straight into the memory of the CPU, and converted on the way where both dtypes are
-    floating point. For other devices and other dtypes they are read in pieces of 64 MiB at most, which torch
-    then copies. The module's own loading hooks do not run: `load_model` runs them.
-    """
-    checkpoint = _open.open_checkpoint(filename, backend, storage_options=storage_options)
-    with reading(checkpoint, threads, progress) as how:
-        return into(target, checkpoint, strict, how)
-
-
 def _loaded(
     checkpoint: Checkpoint,
     move: Callable[[torch.Tensor], torch.Tensor] | None,
@@ -316,12 +245,12 @@ def _loaded(
     where = "" if checkpoint.path is None else f"{_escaped(checkpoint.path)}: "
     views = recorded(checkpoint) if shared == "alias" else {}
     if selected.is_everything():
-        found = _open.tensors(checkpoint, None, wrap, move, how)
+        found = _load.tensors(checkpoint, None, wrap, move, how)
         restore(found, views)
         return found
     names = selected.names(checkpoint, {name: place["of"] for name, place in views.items()})
     if selected.is_plain():
-        found = _open.tensors(checkpoint, dict.fromkeys(names.values()), wrap, move, how)
+        found = _load.tensors(checkpoint, dict.fromkeys(names.values()), wrap, move, how)
         restore(found, {name: views[name] for name in names if name in views})
         return {name: found[name] for name in names}
     _load.refuse_unproven(checkpoint, how)
@@ -367,9 +296,9 @@ def _parts(
     others = _load.load(checkpoint, whole, lacking, wrap, second, at)
     if move is not None:
         for name in sources.keys() - out.keys():
-            found[name] = _open.moved(checkpoint, sources[name], found[name], move)
+            found[name] = _load.moved(checkpoint, sources[name], found[name], move)
         for name in others:
-            others[name] = _open.moved(checkpoint, name, others[name], move)
+            others[name] = _load.moved(checkpoint, name, others[name], move)
     shared = {base: others[base] if base in lacking else found[base] for base in bases}
     restore(shared, restored)
     if not restored:
@@ -595,110 +524,9 @@ def save_with_checksum(
     return with_digest(save(tensors, metadata, format=format), hasher)
 
 
-def payload(name: str, tensor: torch.Tensor) -> Any:
-    """`tensor` as a capsule, as a buffer, or as a function that gives its bytes. Copies nothing."""
-    code = storable(name, tensor)
-    with undisturbed():
-        shape = unpacked(name, tensor.shape) if code == "F4" else list(tensor.shape)
-        plain = tensor.as_subclass(torch.Tensor).detach()
-        if plain.device.type == "cpu" and not plain.is_conj() and not plain.is_neg():
-            if _crosses_by_dlpack(plain.dtype):
-                return _to_dlpack(plain)
-            if plain.is_contiguous():
-                return code, shape, plain.reshape(-1).view(torch.uint8).numpy()
-        return code, shape, fetcher(plain)
-
-
-def storable(name: str, tensor: torch.Tensor) -> str:
-    """The code of the tensor's dtype. Raises `SaveError` where the tensor cannot be stored as it is."""
-    reason = not_plain(tensor)
-    if reason is not None:
-        raise SaveError(
-            f"tensor {_quoted(name)}: {reason}", code="no-values", tensor=name, found=type(tensor).__name__
-        )
-    code = _CODES.get(tensor.dtype)
-    if code is None:
-        raise SaveError(
-            f"tensor {_quoted(name)}: the format has no dtype for {tensor.dtype}",
-            code="unsupported-dtype",
-            tensor=name,
-            found=str(tensor.dtype),
-        )
-    return code
-
-
-def _stored(
-    tensors: Mapping[str, torch.Tensor], shared: Shared, contiguous: Contiguous
-) -> tuple[dict[str, torch.Tensor], Views]:
-    """The tensors to write, and where the others lie in these."""
-    one_of("shared", shared, SHARED)
-    one_of("contiguous", contiguous, CONTIGUOUS)
-    own = _tensors(tensors)
-    if contiguous == "error":
-        refuse_strided(own)
-    if shared != "alias":
-        return own, {}
-    views = views_among(_plain_ones(own))
-    return {name: tensor for name, tensor in own.items() if name not in views}, views
-
-
-def refuse_strided(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raise `SaveError` where a tensor does not lie in C order. It begins as upstream's error does."""
-    values = tensors.values()
-    # With `map`, so that no Python function runs per tensor where all is well.
-    if (
-        set(map(type, values)) <= PLAIN_CLASSES
-        and set(map(_layout, values)) <= {torch.strided}
-        and all(map(torch.Tensor.is_contiguous, values))
-    ):
-        return
-    for name, tensor in tensors.items():
-        if not_plain(tensor) is None and not tensor.is_contiguous():
-            raise SaveError(
-                f"You are trying to save a non contiguous tensor: {_quoted(name)} of shape "
-                f"{list(tensor.shape)} and strides {list(tensor.stride())}: pack it with `.contiguous()`, or "
-                'save it by `ingot.torch._files` with contiguous="copy"',
-                code="not-contiguous",
-                tensor=name,
-                found=tensor.stride(),
-            )
-
-
-def _plain_ones(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Those that have memory to speak of. The others are refused by `payload`, each with its reason."""
-    return {name: tensor for name, tensor in tensors.items() if not_plain(tensor) is None}
-
-
 def _native_shared(shared: Shared) -> str:
     # What aliases there are has been settled before the extension looks.
     return "copy" if shared == "copy" else "error"
-
-
-def _tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A dict of our own, which holds tensors and nothing else."""
-    own = named(tensors, ValueError, "torch.Tensor")
-    for kind in set(map(type, own.values())):
-        if not issubclass(kind, torch.Tensor):
-            name = next(name for name, value in own.items() if type(value) is kind)
-            raise ValueError(f"tensor {_quoted(name)}: expected a torch.Tensor, found {kind.__name__}")
-    return own
-
-
-def _places(tensors: list[torch.Tensor]) -> tuple[list[Any], list[int]] | None:
-    """Where the elements of these tensors lie; None where one of them stands for its negative.
-
-    That is the storage, and how many elements the tensor leaves out before its first: a storage may have been
-    freed or shrunk, of which DLPack says nothing, nor of lazy negation. Written with `map`, so that no Python
-    function runs per tensor.
-    """
-    if any(map(torch.Tensor.is_neg, tensors)):
-        return None
-    return list(map(torch.Tensor.untyped_storage, tensors)), list(map(_storage_offset, tensors))
-
-
-def _are_stored(tensors: list[torch.Tensor]) -> bool:
-    """Whether files have the dtypes of these tensors, and none is conjugated lazily."""
-    return set(map(_dtype, tensors)) <= _CODES.keys() and not any(map(torch.Tensor.is_conj, tensors))
 
 
 def _payload(tensors: dict[str, torch.Tensor], shared: Shared) -> Callable[[str, torch.Tensor], Any]:
@@ -718,70 +546,16 @@ def _payload(tensors: dict[str, torch.Tensor], shared: Shared) -> Callable[[str,
     return packed
 
 
-@cache
-def _crosses_by_dlpack(dtype: torch.dtype) -> bool:
-    """Whether this torch exports and imports `dtype` by DLPack. It learnt the smaller floats one by one.
-
-    The answer is kept, so it must not depend on where it is asked: under another default device, in a mode.
-    """
-    with undisturbed():
-        try:
-            return _from_dlpack(_to_dlpack(torch.empty(1, dtype=dtype, device="cpu"))).dtype is dtype
-        except (RuntimeError, BufferError):
-            return False
-
-
-def _resolve(code: str) -> Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor] | None:
-    """None where DLPack has that dtype, else how to make the tensor from its bytes."""
-    dtype = DTYPES.get(code)
-    if dtype is None:
-        raise lacks(f"torch {torch.__version__}", code)
-    if _crosses_by_dlpack(dtype):
-        return None
-
-    def finish(raw: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-        with undisturbed():
-            return raw.view(dtype).reshape(shape)
-
-    return finish
-
-
-def _code(dtype: torch.dtype | str) -> str | None:
-    """The header's word for a dtype, or for its name in torch."""
-    known = DTYPES.get(dtype, getattr(torch, dtype, None)) if isinstance(dtype, str) else dtype
-    return None if known is None else _CODES.get(known)
-
-
-# C functions, where this torch has them: no capsule, and no call of Python, for each tensor.
-_exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-_export = _native.Export.dlpack([*PLAIN_CLASSES], _places, _are_stored, _to_dlpack, _exchange)
-wrap: _native.Wrap = _native.Wrap.dlpack(_from_dlpack, _resolve, _exchange, strided=True)
-
-
-def mover(device: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """The function that takes a tensor to `device`; None for the CPU, where tensors are already."""
-    # The usual answer first: torch takes longer to read a device than opening a small file does.
-    fake = fake_mode()
-    if fake is None and (device is None or device == "cpu"):
-        return None
-    try:
-        target = torch.device("cpu" if device is None else device)
-    except RuntimeError as error:
-        first = str(error).partition("\n")[0]
-        raise OptionError(
-            f"device {device!r} is unknown to torch: {_escaped(first)}", code="unknown-device", found=device
-        ) from error
-    if fake is not None:
-        return lambda tensor: faked(tensor, target, fake)
-    if target.type == "cpu":
-        return None
-    return lambda tensor: tensor.to(target)
-
-
-def at(tensor: torch.Tensor, index: Any) -> torch.Tensor:
-    """`tensor[index]`."""
-    if tensor.dtype is DTYPES.get("F4"):
-        # A packed tensor would be indexed by bytes, not by elements.
-        raise IndexError("F4 can only be indexed by ints, slices, None, ... and one list: expected these")
-    with undisturbed():
-        return tensor[index]
+def _stored(
+    tensors: Mapping[str, torch.Tensor], shared: Shared, contiguous: Contiguous
+) -> tuple[dict[str, torch.Tensor], Views]:
+    """The tensors to write, and where the others lie in these."""
+    one_of("shared", shared, SHARED)
+    one_of("contiguous", contiguous, CONTIGUOUS)
+    own = _tensors(tensors)
+    if contiguous == "error":
+        refuse_strided(own)
+    if shared != "alias":
+        return own, {}
+    views = views_among(_plain_ones(own))
+    return {name: tensor for name, tensor in own.items() if name not in views}, views

@@ -8,21 +8,24 @@ from typing import NamedTuple
 
 import torch
 
-from ingot._load import FLOATS, Wanted, fill, misfit
+from ingot import _open
+from ingot._load import Wanted, fill, misfit, reading
 from ingot._native import Destinations
-from ingot.errors import _escaped
+from ingot._options import FLOATS
+from ingot._text import _escaped
 
 from ._shared import recorded
-from ._tensors import not_plain, undisturbed
+from ._tensors import _CODES, _crosses_by_dlpack, _export, _to_dlpack, not_plain, undisturbed, wrap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import Any
 
-    from ingot._load import Memory
+    from ingot._load import Memory, Reads
     from ingot._native import Checkpoint
-    from ingot._reads import Reads
+    from ingot._objects import Source
+    from ingot.typing import Progress, StorageOptions
 
 # Bytes that are read at once for a tensor that torch has to copy.
 PIECE_NBYTES = 64 << 20
@@ -31,10 +34,12 @@ PIECE_NBYTES = 64 << 20
 class Incompatible(NamedTuple):
     """The names that one side has and the other lacks."""
 
-    __module__ = "ingot.torch._files"
-
     missing_keys: list[str]
     unexpected_keys: list[str]
+
+
+# A body of a named tuple holds fields only.
+Incompatible.__module__ = "ingot.torch"
 
 
 def into(
@@ -88,8 +93,6 @@ def _ties(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
 
 def destinations(tensors: Mapping[str, torch.Tensor]) -> Destinations:
     """Those of the CPU, to be read into. Raises for the first of all that has no memory to be written to."""
-    from ._files import _export
-
     with undisturbed():
         return Destinations(tensors, _memory, _export)
 
@@ -99,8 +102,6 @@ def _memory(name: str, tensor: torch.Tensor) -> Memory | None:
 
     Asked of those that `_export` does not show.
     """
-    from ._files import _CODES, _crosses_by_dlpack, _to_dlpack
-
     refuse_destination(name, tensor)
     if not tensor.is_cpu:
         return None
@@ -140,8 +141,6 @@ def _refuse_shape(checkpoint: Checkpoint, source: str, name: str, tensor: torch.
 
 def _read(checkpoint: Checkpoint, wanted: list[tuple[str, str, torch.Tensor]], reads: Reads) -> None:
     """Read each tensor, given with its name and that in the file, straight or in pieces."""
-    from ._files import _CODES
-
     straight, sources, codes, pieces = {}, [], [], []
     for name, source, tensor in wanted:
         code = _CODES.get(tensor.dtype)
@@ -168,8 +167,6 @@ def _size(tensor: torch.Tensor) -> Callable[[], int]:
 
 def copy_pieces(checkpoint: Checkpoint, wanted: Wanted, tensor: torch.Tensor, reads: Reads) -> None:
     """Have torch copy the one that is wanted to `tensor`, a piece at a time; a slice is one piece."""
-    from ._files import wrap
-
     index = None if wanted.indices is None else wanted.indices[0]
     with torch.no_grad():
         indices = [index] if index is not None else _pieces(tuple(tensor.shape), tensor.itemsize)
@@ -227,3 +224,62 @@ def _strict_message(where: str, target: object, missing: list[str], unexpected: 
             listed = ", ".join(f'"{_escaped(name)}"' for name in names)
             lines.append(f"    {what}: {listed}")
     return "\n".join(lines)
+
+
+def load_into(
+    target: torch.nn.Module | Mapping[str, torch.Tensor],
+    filename: Source,
+    *,
+    strict: bool = True,
+    backend: str = "auto",
+    threads: int | None = None,
+    progress: Progress = False,
+    storage_options: StorageOptions | None = None,
+) -> Incompatible:
+    """Load a file into the tensors of a module, without a second copy of them.
+
+    Parameters
+    ----------
+    target : torch.nn.Module or dict of str to torch.Tensor
+        What to fill: the module's parameters and persistent buffers, or the tensors of the dict. They stay
+        the objects that they are, on the device where they are, laid out in memory as they are; no gradient
+        is recorded.
+    filename : str, bytes, os.PathLike, or an object to read from
+        As for `load_file`.
+    strict : bool
+        Refuse a file that lacks a tensor of `target`, or has one that `target` lacks.
+    backend : {"auto", "mmap", "pread"}
+        As for `ingot.safe_open`.
+    threads, progress : optional
+        As for `load_file`. What `progress` raises leaves the tensors partly filled.
+    storage_options : dict, optional
+        How a URL is reached (`ingot.StorageOptions`).
+
+    Returns
+    -------
+    Incompatible
+        ``missing_keys``, tensors of `target` that the file lacks, and ``unexpected_keys``, those of the file
+        that `target` lacks: as `torch.nn.Module.load_state_dict` gives them. A name that shares its tensor
+        with one that the file has is not missing.
+
+    Raises
+    ------
+    DestinationError
+        A tensor has another shape than in the file, no memory (on ``"meta"``), or memory that it shares with
+        another in part. Nothing has been read.
+    RuntimeError
+        `strict` is set and a tensor is missing or unexpected. Nothing has been read.
+    TypeError
+        A value of the dict is not a tensor.
+    OSError, HeaderError, DtypeError, StorageError, OptionError
+        As `load_file` does. What was read before a failure stays in the tensors.
+
+    Notes
+    -----
+    Tensors are read straight into the memory of the CPU, and converted on the way where both dtypes are
+    floating point. For other devices and other dtypes they are read in pieces of 64 MiB at most, which torch
+    then copies. The module's own loading hooks do not run: `load_model` runs them.
+    """
+    checkpoint = _open.open_checkpoint(filename, backend, storage_options=storage_options)
+    with reading(checkpoint, threads, progress) as how:
+        return into(target, checkpoint, strict, how)

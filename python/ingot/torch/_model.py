@@ -7,8 +7,10 @@ from collections import defaultdict
 
 import torch
 
-from ingot.errors import SharedMemoryError, _quoted
+from ingot._text import _quoted
+from ingot.errors import SharedMemoryError
 
+from ._files import load_file, save_file
 from ._tensors import not_plain
 
 TYPE_CHECKING = False
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ingot._objects import Source
-    from ingot._serialize import Path
+    from ingot.typing import Path
 
 # Names in a message. The rest are counted.
 _SHOWN = 3
@@ -55,8 +57,6 @@ def save_model(
     Which names are kept is upstream's rule: of the tensors that hold the whole of a storage, the first by
     name.
     """
-    from ._files import save_file
-
     state = model.state_dict()
     kept = {dropped: name for name, others in duplicate_names(state).items() for dropped in others}
     texts = dict(metadata or {})
@@ -112,8 +112,6 @@ def load_model(
     UserWarning
         Tensors of the file were converted to the dtype that the module has. The message names them.
     """
-    from ._files import load_file
-
     state = load_file(filename, device, backend=backend, shared="drop")
     converted = _converted(state, model.state_dict())
     result = into_model(model, state, strict)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from ingot._serialize import is_durable, texts
+from ingot._options import is_durable, texts
 from ingot._shards import Place, index, nbytes, split, write
 
+from ._files import save_file
 from ._model import duplicate_names, storage_ptr, storage_size
+from ._tensors import _tensors, storable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ingot._serialize import Checksums, Path
+    from ingot.typing import Checksums, Path
 
 
 def save_sharded(
@@ -77,8 +79,6 @@ def save_sharded(
     links is there a moment, while files are renamed, in which neither is whole. What an interrupted save left
     behind, the next one removes. Two saves to one directory at the same time are not foreseen.
     """
-    from ._files import _tensors, save_file, storable
-
     limit = nbytes(max_shard_size)
     place, flush = Place(directory, filename_pattern), is_durable(durable)
     own = _tensors(state_dict)

@@ -1,16 +1,43 @@
-"""Which tensors have bytes that a file can hold, and how torch is asked for them in whatever mode it is."""
+"""Tensors of torch: which have bytes that a file can hold, and how they are handed over and made."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import cache
+from operator import attrgetter
 
 import torch
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 
+from ingot import _native
+from ingot._dtypes import F4_PACKED, NAMES
+from ingot._frameworks import lacks
+from ingot._options import named, unpacked
+from ingot._save import boxes
+from ingot._text import _escaped, _quoted
+from ingot.errors import OptionError, SaveError
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
     from typing import Any
+
+    from ingot._save import Box
+
+
+# Those that this torch has. One that it lacks blocks the tensors of that dtype only.
+DTYPES: dict[str, torch.dtype] = {
+    code: getattr(torch, name) for code, name in {**NAMES, "F4": F4_PACKED}.items() if hasattr(torch, name)
+}
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
+_layout, _dtype = attrgetter("layout"), attrgetter("dtype")
+# As checkers see it, a symbol may come of it, as it does of no tensor with values.
+_storage_offset: Any = torch.Tensor.storage_offset
+_from_dlpack = torch._C._from_dlpack
+_to_dlpack = torch._C._to_dlpack
+# C functions, where this torch has them: no capsule, and no call of Python, for each tensor.
+_exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 
 
 # How many modes are active, and one of them: looked up once, since every handle that is opened asks.
@@ -120,3 +147,195 @@ def faked(tensor: torch.Tensor, device: torch.device, mode: Any) -> torch.Tensor
     """A tensor of `mode` in place of one with values."""
     with mode:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+
+
+def fetcher(tensor: torch.Tensor) -> Callable[[int, int], Any]:
+    """A function that gives the bytes of `tensor` from `begin` to `end`, in C order, as a capsule.
+
+    It takes only those to the CPU, and resolves a lazy conjugation or negation for only those.
+    """
+    itemsize = tensor.itemsize
+
+    def fetch(begin: int, end: int) -> Any:
+        first = begin // itemsize
+        with undisturbed():
+            part = _elements(tensor, first, -(-end // itemsize))
+            # torch copies its rarer dtypes as bytes only, and conjugates none of them.
+            if part.itemsize == 1:
+                part = part.view(torch.uint8)
+            packed = part.resolve_conj().resolve_neg().cpu().contiguous()
+            # A single element counts as contiguous whatever its stride; another dtype takes only 1.
+            plain = packed.as_strided(packed.shape, (1,)).view(torch.uint8)
+            return torch._C._to_dlpack(plain[begin - first * itemsize : end - first * itemsize])
+
+    return fetch
+
+
+def _elements(tensor: torch.Tensor, begin: int, end: int) -> torch.Tensor:
+    """The elements from `begin` to `end`, flat. Copies only those, and the rest of their rows."""
+    if tensor.is_contiguous():
+        return tensor.view(-1)[begin:end]
+    parts = [_part(tensor, box) for box in boxes(tuple(tensor.shape), begin, end)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _part(tensor: torch.Tensor, box: Box) -> torch.Tensor:
+    part = tensor[box.slices]
+    if part.itemsize == 1:
+        part = part.view(torch.uint8)
+    return part.reshape(-1)[box.within]
+
+
+def payload(name: str, tensor: torch.Tensor) -> Any:
+    """`tensor` as a capsule, as a buffer, or as a function that gives its bytes. Copies nothing."""
+    code = storable(name, tensor)
+    with undisturbed():
+        shape = unpacked(name, tensor.shape) if code == "F4" else list(tensor.shape)
+        plain = tensor.as_subclass(torch.Tensor).detach()
+        if plain.device.type == "cpu" and not plain.is_conj() and not plain.is_neg():
+            if _crosses_by_dlpack(plain.dtype):
+                return _to_dlpack(plain)
+            if plain.is_contiguous():
+                return code, shape, plain.reshape(-1).view(torch.uint8).numpy()
+        return code, shape, fetcher(plain)
+
+
+def storable(name: str, tensor: torch.Tensor) -> str:
+    """The code of the tensor's dtype. Raises `SaveError` where the tensor cannot be stored as it is."""
+    reason = not_plain(tensor)
+    if reason is not None:
+        raise SaveError(
+            f"tensor {_quoted(name)}: {reason}", code="no-values", tensor=name, found=type(tensor).__name__
+        )
+    code = _CODES.get(tensor.dtype)
+    if code is None:
+        raise SaveError(
+            f"tensor {_quoted(name)}: the format has no dtype for {tensor.dtype}",
+            code="unsupported-dtype",
+            tensor=name,
+            found=str(tensor.dtype),
+        )
+    return code
+
+
+def refuse_strided(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise `SaveError` where a tensor does not lie in C order. It begins as upstream's error does."""
+    values = tensors.values()
+    # With `map`, so that no Python function runs per tensor where all is well.
+    if (
+        set(map(type, values)) <= PLAIN_CLASSES
+        and set(map(_layout, values)) <= {torch.strided}
+        and all(map(torch.Tensor.is_contiguous, values))
+    ):
+        return
+    for name, tensor in tensors.items():
+        if not_plain(tensor) is None and not tensor.is_contiguous():
+            raise SaveError(
+                f"You are trying to save a non contiguous tensor: {_quoted(name)} of shape "
+                f"{list(tensor.shape)} and strides {list(tensor.stride())}: pack it with `.contiguous()`, or "
+                'save it by `ingot.torch` with contiguous="copy"',
+                code="not-contiguous",
+                tensor=name,
+                found=tensor.stride(),
+            )
+
+
+def _plain_ones(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Those that have memory to speak of. The others are refused by `payload`, each with its reason."""
+    return {name: tensor for name, tensor in tensors.items() if not_plain(tensor) is None}
+
+
+def _tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A dict of our own, which holds tensors and nothing else."""
+    own = named(tensors, ValueError, "torch.Tensor")
+    for kind in set(map(type, own.values())):
+        if not issubclass(kind, torch.Tensor):
+            name = next(name for name, value in own.items() if type(value) is kind)
+            raise ValueError(f"tensor {_quoted(name)}: expected a torch.Tensor, found {kind.__name__}")
+    return own
+
+
+def _places(tensors: list[torch.Tensor]) -> tuple[list[Any], list[int]] | None:
+    """Where the elements of these tensors lie; None where one of them stands for its negative.
+
+    That is the storage, and how many elements the tensor leaves out before its first: a storage may have been
+    freed or shrunk, of which DLPack says nothing, nor of lazy negation. Written with `map`, so that no Python
+    function runs per tensor.
+    """
+    if any(map(torch.Tensor.is_neg, tensors)):
+        return None
+    return list(map(torch.Tensor.untyped_storage, tensors)), list(map(_storage_offset, tensors))
+
+
+def _are_stored(tensors: list[torch.Tensor]) -> bool:
+    """Whether files have the dtypes of these tensors, and none is conjugated lazily."""
+    return set(map(_dtype, tensors)) <= _CODES.keys() and not any(map(torch.Tensor.is_conj, tensors))
+
+
+@cache
+def _crosses_by_dlpack(dtype: torch.dtype) -> bool:
+    """Whether this torch exports and imports `dtype` by DLPack. It learnt the smaller floats one by one.
+
+    The answer is kept, so it must not depend on where it is asked: under another default device, in a mode.
+    """
+    with undisturbed():
+        try:
+            return _from_dlpack(_to_dlpack(torch.empty(1, dtype=dtype, device="cpu"))).dtype is dtype
+        except (RuntimeError, BufferError):
+            return False
+
+
+def _resolve(code: str) -> Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor] | None:
+    """None where DLPack has that dtype, else how to make the tensor from its bytes."""
+    dtype = DTYPES.get(code)
+    if dtype is None:
+        raise lacks(f"torch {torch.__version__}", code)
+    if _crosses_by_dlpack(dtype):
+        return None
+
+    def finish(raw: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        with undisturbed():
+            return raw.view(dtype).reshape(shape)
+
+    return finish
+
+
+def _code(dtype: torch.dtype | str) -> str | None:
+    """The header's word for a dtype, or for its name in torch."""
+    known = DTYPES.get(dtype, getattr(torch, dtype, None)) if isinstance(dtype, str) else dtype
+    return None if known is None else _CODES.get(known)
+
+
+_export = _native.Export.dlpack([*PLAIN_CLASSES], _places, _are_stored, _to_dlpack, _exchange)
+
+
+wrap: _native.Wrap = _native.Wrap.dlpack(_from_dlpack, _resolve, _exchange, strided=True)
+
+
+def mover(device: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """The function that takes a tensor to `device`; None for the CPU, where tensors are already."""
+    # The usual answer first: torch takes longer to read a device than opening a small file does.
+    fake = fake_mode()
+    if fake is None and (device is None or device == "cpu"):
+        return None
+    try:
+        target = torch.device("cpu" if device is None else device)
+    except RuntimeError as error:
+        first = str(error).partition("\n")[0]
+        raise OptionError(
+            f"device {device!r} is unknown to torch: {_escaped(first)}", code="unknown-device", found=device
+        ) from error
+    if fake is not None:
+        return lambda tensor: faked(tensor, target, fake)
+    if target.type == "cpu":
+        return None
+    return lambda tensor: tensor.to(target)
+
+
+def at(tensor: torch.Tensor, index: Any) -> torch.Tensor:
+    """`tensor[index]`."""
+    if tensor.dtype is DTYPES.get("F4"):
+        # A packed tensor would be indexed by bytes, not by elements.
+        raise IndexError("F4 can only be indexed by ints, slices, None, ... and one list: expected these")
+    with undisturbed():
+        return tensor[index]

@@ -11,9 +11,8 @@ import numpy
 from ingot._convert.flatten import flatten
 from ingot._convert.msgpack import Extension, load, load_inner
 from ingot._convert.positions import Region
-from ingot._convert.refusal import refused
+from ingot._convert.refusal import reading, refused
 from ingot._convert.source import Contents, Entry, Options, possible
-from ingot._convert.unreadable import reading
 from ingot._convert.values import dtype_of, nbytes, no_dtype
 from ingot._dtypes import CODES
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ingot._convert.limits import OBJECT_NBYTES, RECORD_NBYTES
 from ingot._convert.positions import Region, size_of
-from ingot._convert.refusal import refused
+from ingot._convert.refusal import lacks, reading, refused
 from ingot._convert.source import Contents, Entry, LeftOut, Options, possible
-from ingot._convert.unreadable import lacks, reading
 from ingot._convert.values import dtype_of, nbytes
-from ingot.errors import ConversionError, _quoted
+from ingot._text import _quoted
+from ingot.errors import ConversionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from ingot._convert.flatten import MAX_DEPTH
 from ingot._convert.limits import RECORD_NBYTES
-from ingot._convert.refusal import refused
+from ingot._convert.refusal import lacks, reading, refused
 from ingot._convert.source import Contents, Entry, LeftOut, Options, possible
-from ingot._convert.unreadable import lacks, reading
 from ingot._convert.values import code_of
-from ingot.errors import ConversionError, _quoted
+from ingot._text import _quoted
+from ingot.errors import ConversionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

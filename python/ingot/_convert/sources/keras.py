@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
-from ingot._convert.refusal import refused
+from ingot._convert.refusal import reading, refused
 from ingot._convert.source import Contents, LeftOut, Options
-from ingot._convert.unreadable import reading
 from ingot._convert.zipped import members
 from ingot._convert.zipped import opened as opened_member
 

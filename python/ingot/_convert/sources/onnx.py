@@ -10,11 +10,10 @@ from ingot._convert.confined import inside
 from ingot._convert.flatten import MAX_DEPTH
 from ingot._convert.limits import OBJECT_NBYTES, RECORD_NBYTES
 from ingot._convert.positions import Region, cut_short, size_of
-from ingot._convert.refusal import refused
+from ingot._convert.refusal import lacks, reading, refused
 from ingot._convert.source import Contents, Entry, LeftOut, Options, possible
-from ingot._convert.unreadable import lacks, reading
 from ingot._convert.values import code_of, dtype_of, nbytes
-from ingot.errors import _quoted
+from ingot._text import _quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,11 +17,10 @@ import numpy
 from ingot._convert.flatten import flatten, twice
 from ingot._convert.pickles import Bounded, Machine
 from ingot._convert.positions import Region, size_of
-from ingot._convert.refusal import refused
+from ingot._convert.refusal import reading, refused
 from ingot._convert.source import Contents, Entry, Options, possible
-from ingot._convert.unreadable import reading
 from ingot._convert.values import code_of, dtype_of, elements
-from ingot.errors import _quoted
+from ingot._text import _quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

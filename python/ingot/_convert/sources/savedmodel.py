@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ingot._convert.refusal import refused
 from ingot._convert.source import Contents, LeftOut, Options
 from ingot._convert.tensor_bundle import contents
-from ingot.errors import _escaped
+from ingot._text import _escaped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 from ingot._convert.confined import inside
 from ingot._convert.framing import is_ours
 from ingot._convert.positions import size_of
-from ingot._convert.refusal import refused
+from ingot._convert.refusal import reading, refused
 from ingot._convert.source import Contents, Entry, LeftOut, Options
-from ingot._convert.unreadable import reading
-from ingot.errors import _quoted
+from ingot._text import _quoted
 
 from . import native
 from . import torch as torch_source

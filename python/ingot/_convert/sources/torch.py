@@ -18,14 +18,13 @@ import numpy
 from ingot._convert.flatten import flatten
 from ingot._convert.pickles import Bounded
 from ingot._convert.positions import Region, size_of
-from ingot._convert.refusal import refused
+from ingot._convert.refusal import lacks, reading, refused
 from ingot._convert.source import Contents, Entry, Options, possible
 from ingot._convert.trial import Trial
-from ingot._convert.unreadable import lacks, reading
 from ingot._convert.values import dtype_of, no_dtype
 from ingot._convert.zipped import Member, contents, members
 from ingot._dtypes import CODES, F4_PACKED
-from ingot.errors import _escaped
+from ingot._text import _escaped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

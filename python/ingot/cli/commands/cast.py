@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 
 import click
 
-from ingot import _load
+from ingot import _options
 from ingot.cli import arguments
 from ingot.cli.progress import Several, bar
 from ingot.cli.screen import Screen, printing
@@ -29,7 +29,7 @@ _BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16}
 @arguments.source
 @arguments.destination
 @click.option(
-    "--dtype", required=True, type=click.Choice(_load.FLOATS, case_sensitive=False), help="The new dtype."
+    "--dtype", required=True, type=click.Choice(_options.FLOATS, case_sensitive=False), help="The new dtype."
 )
 @click.option(
     "--keep", multiple=True, metavar="PATTERN", help="Tensors to leave as they are, such as '*norm*'."
@@ -59,7 +59,7 @@ def command(
 
 
 def _changes(info: TensorInfo, dtype: str, keep: tuple[str, ...]) -> bool:
-    is_float = info.dtype in _load.FLOATS
+    is_float = info.dtype in _options.FLOATS
     return is_float and info.dtype != dtype and not any(fnmatchcase(info.name, pattern) for pattern in keep)
 
 

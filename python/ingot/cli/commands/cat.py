@@ -49,6 +49,6 @@ def _lines(array: Array) -> Iterator[str]:
 
 def _plain(array: Array) -> Array:
     """Values that Python has: floats of few bits as such of 32, complex numbers as pairs."""
-    from ingot.cli.widened import parts, widened
+    from ingot.cli.distance import parts, widened
 
     return parts(widened(array))

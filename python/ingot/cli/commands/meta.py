@@ -9,7 +9,7 @@ import click
 
 from ingot import _edit, _rearrange, _shards
 from ingot._native import shown_url
-from ingot._serialize import is_durable
+from ingot._options import is_durable
 from ingot.cli import arguments
 from ingot.cli.screen import Screen, printing, warn
 from ingot.cli.sources import opened

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from ingot._serialize import Path
+    from ingot.typing import Path
 
     Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from ingot._serialize import Path
+    from ingot.typing import Path
 
 __all__ = ["load", "load_file", "safe_open", "save", "save_file"]
 

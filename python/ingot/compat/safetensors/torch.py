@@ -7,11 +7,11 @@ from collections import defaultdict
 import torch
 
 from ingot import torch as _ingot
+from ingot._text import _quoted
 from ingot.compat._handles import HERE, MMAP, chosen, mover, path_only, safe_open
 from ingot.compat._specs import TensorSpec, deserialize, serialize, serialize_file
 from ingot.compat._wording import NoDtypeError, NoValuesError, reading, restate, writing
-from ingot.errors import SaveError, SharedMemoryError, _quoted
-from ingot.torch._files import refuse_strided
+from ingot.errors import SaveError, SharedMemoryError
 from ingot.torch._model import (
     duplicate_names,
     end_ptr,
@@ -23,6 +23,7 @@ from ingot.torch._model import (
 )
 from ingot.torch._model import is_complete as _is_complete
 from ingot.torch._model import save_model as _save_model
+from ingot.torch._tensors import refuse_strided
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from ingot._serialize import Path
+    from ingot.typing import Path
 
     View = Iterable[tuple[str, Mapping[str, Any]]]
 

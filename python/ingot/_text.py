@@ -1,0 +1,57 @@
+"""Names and paths in messages: escaped, in quotes and not too long."""
+
+from __future__ import annotations
+
+_INVISIBLE = (
+    (0xAD, 0xAD),
+    (0x34F, 0x34F),
+    (0x61C, 0x61C),
+    (0x115F, 0x1160),
+    (0x17B4, 0x17B5),
+    (0x180B, 0x180F),
+    (0x200B, 0x200F),
+    (0x2028, 0x202E),
+    (0x2060, 0x206F),
+    (0x3164, 0x3164),
+    (0xD800, 0xDFFF),
+    (0xFE00, 0xFE0F),
+    (0xFEFF, 0xFEFF),
+    (0xFFA0, 0xFFA0),
+    (0xFFF0, 0xFFFB),
+    (0x1BCA0, 0x1BCA3),
+    (0x1D173, 0x1D17A),
+    (0xE0000, 0xE0FFF),
+)
+_LONGEST_NAME = 200
+
+
+class _Escapes(dict[int, "str | int"]):
+    """Characters that could steer a terminal or hide text, as escapes.
+
+    The same characters as `Quoted` in crates/format escapes, and lone surrogates, which only Python has.
+    """
+
+    def __missing__(self, point: int) -> str | int:
+        if point < 0x20 or 0x7F <= point < 0xA0:
+            text: str | int = f"\\x{point:02x}"
+        elif any(first <= point <= last for first, last in _INVISIBLE):
+            text = f"\\u{point:04x}"
+        else:
+            text = point
+        self[point] = text
+        return text
+
+
+def _escaped(text: str | bytes) -> str:
+    """`text`, made safe to print on a terminal."""
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "backslashreplace")
+    # Nearly all are plain, and every load names its file.
+    return text if text.isascii() and text.isprintable() else text.translate(_Escapes())
+
+
+def _quoted(name: object) -> str:
+    """A name from a file between backticks, escaped, and cut where it is longer than messages should be."""
+    text = name if isinstance(name, str) else repr(name)
+    cut = text if len(text) <= _LONGEST_NAME else text[:_LONGEST_NAME] + "…"
+    return f"`{_escaped(cut)}`"
