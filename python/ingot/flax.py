@@ -26,7 +26,6 @@ except ModuleNotFoundError as error:
 import numpy
 from jax import numpy as jnp
 
-from . import _elsewhere
 from . import numpy as arrays
 
 # Where newer releases of jax have it, and where older ones do.
@@ -116,7 +115,7 @@ def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:
             )
         devices = array.devices()
         if len(devices) > 1 or next(iter(devices)).platform != "cpu":
-            return _elsewhere.payload(name, array.dtype, array.shape, _puller(array))
+            return arrays.payload_in_parts(name, array.dtype, array.shape, _puller(array))
     elif not isinstance(array, (numpy.ndarray, numpy.generic)):
         raise not_a_tensor(name, array, "a jax.Array", 'flax.traverse_util.flatten_dict(tree, sep=".")')
     return arrays.payload(name, numpy.asarray(array))

@@ -493,6 +493,26 @@ def gathered(shape: tuple[int, ...], begin: int, end: int, part: Callable[[Box],
     return parts[0] if len(parts) == 1 else numpy.concatenate(parts)
 
 
+def payload_in_parts(
+    name: str, dtype: Any, shape: tuple[int, ...], part: Callable[[Box], Array]
+) -> tuple[str, tuple[int, ...], Callable[[int, int], Array]]:
+    """As `payload` gives, of an array of `dtype` and `shape` that `part` gives, a box at a time."""
+    # One of that shape which takes no memory tells whether the format has it.
+    code, shape, _ = payload(name, numpy.broadcast_to(numpy.zeros((), dtype), shape))
+    size = numpy.dtype(dtype).itemsize
+
+    def fetch(begin: int, end: int) -> Array:
+        # Of F4, two elements make a byte.
+        first, last = (2 * begin, 2 * end) if code == "F4" else (begin // size, -(-end // size))
+        _, _, data = payload(name, gathered(shape, first, last, part))
+        if callable(data):
+            return data(0, end - begin)  # type: ignore[no-any-return]
+        skipped = begin - first * size
+        return numpy.ascontiguousarray(data).view(numpy.uint8)[skipped : skipped + end - begin]
+
+    return code, shape, fetch
+
+
 def _unpack_nibbles(dtype: numpy.dtype[Any]) -> Callable[[Array, tuple[int, ...]], Array]:
     def unpack(packed: Array, shape: tuple[int, ...]) -> Array:
         nibbles = numpy.empty(packed.size * 2, numpy.uint8)

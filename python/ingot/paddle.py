@@ -23,7 +23,7 @@ except ModuleNotFoundError as error:
 from paddle.utils.dlpack import from_dlpack, to_dlpack
 from paddle.version import full_version as VERSION
 
-from . import _elsewhere
+from . import numpy as arrays
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _in_pieces(name: str, tensor: paddle.Tensor) -> tuple[str, tuple[int, ...], 
         part: Array = tensor[box.slices].contiguous().cpu().view(integer).numpy()
         return part
 
-    _, shape, fetch = _elsewhere.payload(name, f"u{size}", tuple(tensor.shape), pull)
+    _, shape, fetch = arrays.payload_in_parts(name, f"u{size}", tuple(tensor.shape), pull)
     return _STORED[tensor.dtype], shape, fetch
 
 

@@ -24,7 +24,6 @@ except ModuleNotFoundError as error:
 
 import numpy
 
-from . import _elsewhere
 from . import numpy as arrays
 
 TYPE_CHECKING = False
@@ -141,7 +140,7 @@ def _in_pieces(name: str, tensor: tf.Tensor | tf.Variable) -> tuple[str, tuple[i
         part: arrays.Array = tf.slice(tensor, box.starts, box.sizes).numpy()
         return part
 
-    return _elsewhere.payload(name, tensor.dtype.as_numpy_dtype, shape, pull)
+    return arrays.payload_in_parts(name, tensor.dtype.as_numpy_dtype, shape, pull)
 
 
 _whole: Whole[tf.Tensor] = Whole(wrap, mover, at, payload)

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from ingot._rearrange import Which
     from ingot.typing import Path, Progress, StorageOptions, Tell
 
+    from .runs import Moved
     from .source import Contents, Entry
-    from .write import Moved
 
 
 def convert(

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
     from .positions import Region
     from .source import Entry
-    from .write import Moved
+
+
+    Moved = Callable[[int], None]
 
 # More threads in one file wait for each other in the kernel.
 _THREADS = 4

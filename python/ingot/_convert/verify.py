@@ -22,8 +22,8 @@ from .zipped import opened as opened_member
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from .runs import Moved
     from .source import Entry
-    from .write import Moved
 
 _TITLE = "an .npz archive"
 

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from ingot.numpy import Array
 
+    from .runs import Moved
     from .source import Entry
 
-    Moved = Callable[[int], None]
 
 # The time of every member of an archive: the oldest there is, so that the same input gives the same bytes.
 _EPOCH = (1980, 1, 1, 0, 0, 0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from inspect import signature
-from operator import index as integer
+
+from ._tensor_spec import not_an_instance
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,34 +30,6 @@ def words(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
         if found is not None:
             return f"argument {name!r}: {found}"
     return None
-
-
-def not_an_instance(value: object, kind: str) -> str:
-    """What it says of a value that is of another type."""
-    shown = "'None'" if value is None else f"{type(value).__name__!r} object"
-    return f"{shown} is not an instance of {kind!r}"
-
-
-def number(name: str, value: Any) -> int:
-    """An unsigned integer of 64 bits, or what upstream raises."""
-    try:
-        found = integer(value)
-    except TypeError as error:
-        raise TypeError(f"argument {name!r}: {error}") from None
-    if found < 0:
-        raise OverflowError("can't convert negative int to unsigned")
-    if found >= 2**64:
-        raise OverflowError("int too big to convert")
-    return found
-
-
-def numbers(name: str, value: Any) -> list[int]:
-    """A list of them, or what upstream raises."""
-    if isinstance(value, str):
-        raise TypeError(f"argument {name!r}: Can't extract `str` to `Vec`")
-    if not hasattr(value, "__len__"):
-        raise TypeError(f"argument {name!r}: {not_an_instance(value, 'Sequence')}")
-    return [number(name, one) for one in value]
 
 
 def _path(value: Any) -> str | None:
@@ -92,7 +65,7 @@ def _specs(value: Any) -> str | None:
     found = _names(value)
     if found is not None:
         return found
-    from ._specs import TensorSpec
+    from ._tensor_spec import TensorSpec
 
     others = (one for one in value.values() if not isinstance(one, (TensorSpec, dict)))
     return next((not_an_instance(one, "TensorSpec") for one in others), None)

@@ -15,8 +15,8 @@ from ingot._text import _quoted
 from ingot.errors import OptionError, SafetensorError, SliceError
 
 from . import _arguments, _slicing
-from ._arguments import not_an_instance
 from ._prefetch import PrefetchLoader
+from ._tensor_spec import not_an_instance
 from ._wording import StepError, begin_as_upstream, reading, restate
 
 TYPE_CHECKING = False

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ingot.compat._handles import PySafeSlice, TensorMeta, _safe_open_handle, safe_open
 from ingot.compat._prefetch import PrefetchLoader, TensorStream
-from ingot.compat._specs import TensorSpec, deserialize, serialize, serialize_file
+from ingot.compat._specs import deserialize, serialize, serialize_file
+from ingot.compat._tensor_spec import TensorSpec
 from ingot.compat._wording import join
 
 __all__ = [

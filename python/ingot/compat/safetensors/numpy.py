@@ -8,7 +8,8 @@ import numpy as np
 
 from ingot import numpy as _ingot
 from ingot.compat._handles import MMAP, chosen, path_only, safe_open
-from ingot.compat._specs import LISTED, TensorSpec, deserialize, serialize, serialize_file, unknown_dtype
+from ingot.compat._specs import deserialize, serialize, serialize_file
+from ingot.compat._tensor_spec import LISTED, TensorSpec, unknown_dtype
 from ingot.compat._wording import reading, reword, writing
 from ingot.errors import DtypeError, SaveError
 

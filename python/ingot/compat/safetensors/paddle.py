@@ -7,7 +7,8 @@ import paddle
 
 from ingot import paddle as _ingot
 from ingot.compat._handles import MMAP, chosen, path_only, safe_open
-from ingot.compat._specs import TensorSpec, deserialize, serialize, serialize_file
+from ingot.compat._specs import deserialize, serialize, serialize_file
+from ingot.compat._tensor_spec import TensorSpec
 from ingot.compat._wording import reading, writing
 
 from . import numpy

@@ -9,7 +9,8 @@ import torch
 from ingot import torch as _ingot
 from ingot._text import _quoted
 from ingot.compat._handles import HERE, MMAP, chosen, mover, path_only, safe_open
-from ingot.compat._specs import TensorSpec, deserialize, serialize, serialize_file
+from ingot.compat._specs import deserialize, serialize, serialize_file
+from ingot.compat._tensor_spec import TensorSpec
 from ingot.compat._wording import NoDtypeError, NoValuesError, reading, restate, writing
 from ingot.errors import SaveError, SharedMemoryError
 from ingot.torch._model import (

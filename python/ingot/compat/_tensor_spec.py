@@ -1,0 +1,135 @@
+"""A tensor by its address, and the checks of its fields."""
+
+from __future__ import annotations
+
+from operator import index as integer
+
+from ingot._dtypes import CODES, F4_PACKED
+from ingot._options import unpacked
+from ingot.errors import SaveError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+_NAMES = {**CODES, F4_PACKED: "F4"}
+# In the order in which upstream lists them.
+LISTED = (
+    "bool",
+    "int8",
+    "uint8",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "float4_e2m1fn_x2",
+    "complex64",
+)
+
+
+def unknown_dtype(name: str) -> str:
+    """What upstream says of the name of a dtype that it does not know."""
+    return f'Unknown dtype "{name}". Supported dtypes: {", ".join(LISTED)}'
+
+
+class TensorSpec:
+    """A tensor by the address of its bytes.
+
+    Parameters
+    ----------
+    dtype : str
+        A framework's name for it, such as ``"float32"``.
+    shape : sequence of int
+        The shape. For ``"float4_e2m1fn_x2"`` the packed one; its last dimension is doubled.
+    data_ptr, data_len : int
+        The address and the size in bytes. The memory must stay what and where it is while it is written:
+        nothing can check that. `ingot.serialize` takes buffers, which keep their memory alive.
+    """
+
+    __slots__ = ("_data_len", "_data_ptr", "_dtype", "_shape")
+
+    def __init__(self, *, dtype: str, shape: Sequence[int], data_ptr: int, data_len: int) -> None:
+        if not isinstance(dtype, str):
+            raise TypeError(f"argument 'dtype': {not_an_instance(dtype, 'str')}")
+        code = _NAMES.get(dtype)
+        if code is None:
+            raise SaveError(
+                unknown_dtype(dtype),
+                code="unknown-dtype",
+                expected=tuple(_NAMES),
+                found=dtype,
+            )
+        dims = numbers("shape", shape)
+        self._dtype = code
+        self._shape = unpacked("", dims) if code == "F4" and dims else dims
+        self._data_ptr = number("data_ptr", data_ptr)
+        self._data_len = number("data_len", data_len)
+
+    @property
+    def dtype(self) -> str:
+        """The code that stands in the header, such as ``"F32"``."""
+        return self._dtype
+
+    @property
+    def shape(self) -> list[int]:
+        """The shape that stands in the header."""
+        return list(self._shape)
+
+    @property
+    def data_ptr(self) -> int:
+        """The address of the bytes."""
+        return self._data_ptr
+
+    @property
+    def data_len(self) -> int:
+        """The number of bytes."""
+        return self._data_len
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError("cannot pickle a TensorSpec: its address means nothing elsewhere")
+
+    def __repr__(self) -> str:
+        return (
+            f"TensorSpec(dtype={self.dtype!r}, shape={self.shape}, "
+            f"data_ptr={self.data_ptr}, data_len={self.data_len})"
+        )
+
+
+def not_an_instance(value: object, kind: str) -> str:
+    """What it says of a value that is of another type."""
+    shown = "'None'" if value is None else f"{type(value).__name__!r} object"
+    return f"{shown} is not an instance of {kind!r}"
+
+
+def number(name: str, value: Any) -> int:
+    """An unsigned integer of 64 bits, or what upstream raises."""
+    try:
+        found = integer(value)
+    except TypeError as error:
+        raise TypeError(f"argument {name!r}: {error}") from None
+    if found < 0:
+        raise OverflowError("can't convert negative int to unsigned")
+    if found >= 2**64:
+        raise OverflowError("int too big to convert")
+    return found
+
+
+def numbers(name: str, value: Any) -> list[int]:
+    """A list of them, or what upstream raises."""
+    if isinstance(value, str):
+        raise TypeError(f"argument {name!r}: Can't extract `str` to `Vec`")
+    if not hasattr(value, "__len__"):
+        raise TypeError(f"argument {name!r}: {not_an_instance(value, 'Sequence')}")
+    return [number(name, one) for one in value]
