@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import pickletools
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 import ingot
 import ingot.numpy
+from ingot._frameworks import FRAMEWORKS
 
 PRIVATE = re.compile(r"ingot\.(\w+\.)*_")
 
@@ -67,3 +69,38 @@ def test_a_public_name_is_said_to_be_of_a_public_module(name: str) -> None:
     found = getattr(ingot, name)
     assert not PRIVATE.match(found.__module__ + "."), found.__module__
     assert pickle.loads(pickle.dumps(found)) is found
+
+
+PUBLIC = ["errors", "modelspec", "typing", *sorted(set(FRAMEWORKS.values()))]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_module_shows_its_public_names_only(name: str) -> None:
+    try:
+        module = import_module(f"ingot.{name}")
+    except ModuleNotFoundError as error:
+        pytest.skip(str(error))
+    assert dir(module) == sorted(module.__all__)
+    assert all(hasattr(module, public) for public in module.__all__)
+
+
+def test_the_package_shows_its_public_names_only() -> None:
+    assert dir(ingot) == sorted(ingot.__all__)
+    assert not [name for name in dir(ingot) if name.startswith("_") and name != "__version__"]
+
+
+@pytest.mark.parametrize("name", ["load_file", "save_file", "load_model", "save_sharded", "Incompatible"])
+def test_what_torch_has_is_said_to_be_of_its_public_module(name: str) -> None:
+    torch = pytest.importorskip("ingot.torch")
+    found = getattr(torch, name)
+    assert found.__module__ == "ingot.torch"
+    assert pickle.loads(pickle.dumps(found)) is found
+
+
+def test_the_types_of_arguments_can_be_looked_at() -> None:
+    from typing import get_type_hints
+
+    from ingot import typing
+
+    for name in ("LoadOptions", "SaveOptions", "StorageOptions"):
+        assert get_type_hints(getattr(typing, name))

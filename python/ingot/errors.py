@@ -199,3 +199,7 @@ class OptionError(SafetensorError, ValueError):
 
 class ClosedError(SafetensorError, ValueError):
     """The file was closed. Tensors and slices that were taken from it before remain good."""
+
+
+def __dir__() -> list[str]:
+    return __all__

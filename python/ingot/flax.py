@@ -175,3 +175,7 @@ load = _whole.load
 load_file = _whole.load_file
 save = _whole.save
 save_file = _whole.save_file
+
+
+def __dir__() -> list[str]:
+    return __all__

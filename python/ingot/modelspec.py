@@ -399,3 +399,7 @@ _CHECKS = {
     "timestep_range": _timesteps,
     "encoder_layer": _layer,
 }
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -628,3 +628,7 @@ def mover(device: object) -> None:
 def at(array: Array, index: Any) -> Array:
     """`array[index]`, where a single element stays a 0-dimensional array."""
     return numpy.asarray(array[index])
+
+
+def __dir__() -> list[str]:
+    return __all__

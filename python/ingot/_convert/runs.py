@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from .positions import Region
     from .source import Entry
 
-
     Moved = Callable[[int], None]
 
 # More threads in one file wait for each other in the kernel.
