@@ -192,6 +192,14 @@ class Report:
     def __bool__(self) -> bool:
         return self.ok
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the lines of `str`."""
+        # Imported here: it is for notebooks.
+        from ._html import page, table
+
+        first, *rest = str(self).split("\n")
+        return page(first, (), table([line] for line in rest))
+
     def __str__(self) -> str:
         """One line that says whether all is well, and one for each thing that is not."""
         lines = [f"{'ok' if self.ok else 'NOT ok'}: {self.checked} tensors checked"]

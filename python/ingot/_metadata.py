@@ -12,10 +12,18 @@ from threading import Event
 from typing import Any, NamedTuple
 
 from . import _parameters
-from ._native import Checkpoint, ShardIndex, fetch_beside, hub_headers, is_url, url_file_name
+from ._native import (
+    Checkpoint,
+    ShardIndex,
+    fetch_beside,
+    hub_headers,
+    in_natural_order,
+    is_url,
+    url_file_name,
+)
 from ._open import open_checkpoint
 from ._options import one_of
-from ._text import _escaped
+from ._text import _escaped, plural
 from .errors import CheckpointError
 
 TYPE_CHECKING = False
@@ -85,6 +93,22 @@ class RepoMetadata:
     parameter_count: dict[str, int]
     #: Over all dtypes. Where the model says ``total_parameters`` and that is less, that.
     parameter_total: int
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the tensors as a folded tree, each with its dtype, shape and parameters."""
+        # Imported here: it is for notebooks.
+        from ._html import page, tree
+
+        tensors = {name: info for file in self.files_metadata.values() for name, info in file.tensors.items()}
+        rows = ((name, tensors[name]) for name in in_natural_order([*tensors]))
+        facts = [
+            plural(len(self.files_metadata), "file"),
+            plural(len(tensors), "tensor"),
+            plural(self.parameter_total, "parameter"),
+            *(f"{dtype}: {count:,}" for dtype, count in self.parameter_count.items()),
+        ]
+        shown = ((name, (info.dtype, info.shape, f"{info.parameter_count:,}")) for name, info in rows)
+        return page("ingot.RepoMetadata", facts, tree(shown))
 
 
 def metadata(

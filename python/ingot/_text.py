@@ -1,4 +1,4 @@
-"""Names and paths in messages: escaped, in quotes and not too long."""
+"""Names and paths in messages: escaped, in quotes and not too long. Sizes and counts for people."""
 
 from __future__ import annotations
 
@@ -55,3 +55,24 @@ def _quoted(name: object) -> str:
     text = name if isinstance(name, str) else repr(name)
     cut = text if len(text) <= _LONGEST_NAME else text[:_LONGEST_NAME] + "…"
     return f"`{_escaped(cut)}`"
+
+
+def nbytes(size: int) -> str:
+    """A size in powers of 1000, as file managers and the Hub give it."""
+    return f"{size:,} B" if size < 1000 else scaled(size, ("kB", "MB", "GB", "TB", "PB", "EB"), " ")
+
+
+def scaled(number: float, units: tuple[str, ...], gap: str) -> str:
+    """`number` of 1000 or more in the unit that leaves it below 1000, in three digits."""
+    number, rest = number / 1000, list(units)
+    # Not 1000.0: what three digits would round up to is one of the next unit.
+    while number >= 999.5 and len(rest) > 1:
+        number /= 1000
+        rest.pop(0)
+    digits = 2 if number < 9.995 else 1 if number < 99.95 else 0
+    return f"{number:.{digits}f}{gap}{rest[0]}"
+
+
+def plural(number: int, noun: str) -> str:
+    """``1 tensor``, ``2 tensors``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

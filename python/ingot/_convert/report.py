@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ingot._text import nbytes, plural
+
 if TYPE_CHECKING:
     from .source import LeftOut
 
@@ -52,3 +54,23 @@ class Conversion:
     left_out: tuple[LeftOut, ...]
     dropped: tuple[str, ...]
     verified: bool
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: what was written, and a row for each tensor that is not as it was."""
+        # Imported here: it is for notebooks.
+        from ingot._html import page, table
+
+        facts = [
+            f"{self.source_format} → {self.format}",
+            plural(len(self.files), "file"),
+            plural(self.tensors, "tensor"),
+            nbytes(self.nbytes),
+            "verified" if self.verified else "not verified",
+        ]
+        rows = [
+            *(("left out", item.name, f"{item.kind} {item.value}") for item in self.left_out),
+            *(("dropped", name, "") for name in self.dropped),
+            *(("shared", name, of) for name, of in self.shared.items()),
+            *(("cast", name, "") for name in self.cast),
+        ]
+        return page(f"{self.source} → {self.destination}", facts, table(rows))
