@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Generic, TypeVar, overload
 
 from . import _load, _native, _open
-from ._load import Selected, chosen, reading
+from ._load import Selected, chosen, placing, reading
 from ._options import known_format, named, texts
-from ._save import write_file
+from ._save import takes_save_options, write_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer, Unpack
 
-    from ._native import TensorInfo
+    from ._load import Into, Proof
+    from ._native import Export, TensorInfo
     from ._objects import Source
     from ._save import Payload
-    from .typing import Align, Checksums, Format, LoadOptions, Path, Progress, SaveOptions, StorageOptions
+    from .typing import Device, Format, LoadOptions, Path, Progress, SaveOptions, StorageOptions
 
 Tensor = TypeVar("Tensor")
 
@@ -38,9 +39,15 @@ class Whole(Generic[Tensor]):
         Indexes a tensor by the framework's own rules.
     payload : callable
         Gives, for a name and a tensor, the code, the shape and the bytes to store.
+    value : str
+        What messages call a tensor.
+    export : Export, optional
+        Shows many tensors at once, before `payload` is asked.
+    into : callable, optional
+        Reads into tensors that are there already.
     """
 
-    __slots__ = ("_at", "_mover", "_payload", "_wrap")
+    __slots__ = ("_at", "_export", "_into", "_mover", "_payload", "_value", "_wrap")
 
     def __init__(
         self,
@@ -48,17 +55,24 @@ class Whole(Generic[Tensor]):
         mover: Callable[[Any], Callable[[Any], Tensor] | None],
         at: Callable[[Any, Any], Any],
         payload: Payload,
+        *,
+        value: str = "tensor",
+        export: Export | None = None,
+        into: Into | None = None,
     ) -> None:
         self._wrap = wrap
         self._mover = mover
         self._at = at
         self._payload = payload
+        self._value = value
+        self._export = export
+        self._into = into
 
     @overload
     def load_file(
         self,
         filename: Source,
-        device: Any = None,
+        device: Device = None,
         *,
         return_metadata: Literal[True],
         **options: Unpack[LoadOptions],
@@ -68,7 +82,7 @@ class Whole(Generic[Tensor]):
     def load_file(
         self,
         filename: Source,
-        device: Any = None,
+        device: Device = None,
         *,
         return_metadata: Literal[False] = False,
         **options: Unpack[LoadOptions],
@@ -77,7 +91,7 @@ class Whole(Generic[Tensor]):
     def load_file(
         self,
         filename: Source,
-        device: Any = None,
+        device: Device = None,
         *,
         backend: str = "auto",
         keys: Iterable[str] | None = None,
@@ -99,9 +113,12 @@ class Whole(Generic[Tensor]):
             A `.safetensors` or a `.bt` file, the index of a sharded checkpoint, a directory with one of
             these, a URL, or an object that holds a file, such as an open file, a buffer or `ingot.Ranges`: as
             for `ingot.safe_open`.
-        device : str, int or the framework's device, optional
+        device : str, int, the framework's device, dict or callable, optional
             Where the tensors shall be; the module says which devices its framework takes. By default where
             upstream puts them: on the framework's default device, and paddle's on the CPU.
+            A dict has patterns of names (`fnmatch`), each with a device, such as
+            ``{"layers.0.*": "gpu:0", "*": "cpu"}``: the first that fits decides. A callable is given what
+            `ingot.safe_open.info` gives, and returns the device.
         backend : {"auto", "mmap", "pread"}
             As for `ingot.safe_open`.
         keys, prefix, where, slices : optional
@@ -149,24 +166,50 @@ class Whole(Generic[Tensor]):
             file keeps no digest of a tensor (``"no-digest"``), or a record that cannot be used
             (``"invalid-checksums"``).
         OptionError
-            `device`, `backend` or `threads` is not one of the choices; or `slices` have a tensor that the
+            `device`, `backend` or `threads` is not one of the choices; no pattern of `device` fits a name; or
+            `slices` have a tensor that the
             other options leave out, or cannot be compared.
         """
-        move = self._mover(device)
-        selected: Selected[Tensor] = Selected(keys, prefix, where, slices)
+        return self.loaded(
+            filename,
+            device,
+            Selected(keys, prefix, where, slices),
+            backend=backend,
+            threads=threads,
+            progress=progress,
+            storage_options=storage_options,
+            return_metadata=return_metadata,
+            proof=(verify, expected_sha256),
+        )
+
+    def loaded(
+        self,
+        filename: Source,
+        device: Device,
+        selected: Selected[Tensor],
+        *,
+        backend: str,
+        threads: int | None,
+        progress: Progress,
+        storage_options: StorageOptions | None,
+        return_metadata: bool,
+        proof: Proof,
+    ) -> dict[str, Tensor] | tuple[dict[str, Tensor], dict[str, str] | None]:
+        """What `load_file` gives of what was selected, also where that is converted or has a place."""
+        move = placing(self._mover, device)
         checkpoint = _open.open_checkpoint(filename, backend, storage_options=storage_options)
-        with reading(checkpoint, threads, progress, (verify, expected_sha256)) as how:
-            found = chosen(checkpoint, selected, self._wrap, move, how, self._at)
+        with reading(checkpoint, threads, progress, proof) as how:
+            found = chosen(checkpoint, selected, self._wrap, move, how, self._at, self._into)
         return (found, checkpoint.metadata()) if return_metadata else found
 
-    def load(self, data: Buffer, device: Any = None) -> dict[str, Tensor]:
+    def load(self, data: Buffer, device: Device = None) -> dict[str, Tensor]:
         """Load all tensors from the bytes of a file.
 
         Parameters
         ----------
         data : bytes, bytearray, memoryview, mmap or any other C-contiguous buffer
             A whole file, in either format: its content decides. It is copied and may change afterwards.
-        device : str, int or the framework's device, optional
+        device : str, int, the framework's device, dict or callable, optional
             As for `load_file`.
 
         Returns
@@ -181,7 +224,7 @@ class Whole(Generic[Tensor]):
         HeaderError, DtypeError, OptionError
             As `load_file` does.
         """
-        move = self._mover(device)
+        move = placing(self._mover, device)
         return _load.tensors(_native.Checkpoint.from_buffer(data), None, self._wrap, move)
 
     def save(
@@ -220,7 +263,11 @@ class Whole(Generic[Tensor]):
             `format` is not one of the two.
         """
         return _native.serialize(
-            named(tensors, value="tensor"), self._payload, texts(metadata), known_format(format)
+            named(tensors, value=self._value),
+            self._payload,
+            texts(metadata),
+            known_format(format),
+            export=self._export,
         )
 
     @overload
@@ -245,22 +292,15 @@ class Whole(Generic[Tensor]):
         **options: Unpack[SaveOptions],
     ) -> None: ...
 
+    @takes_save_options
     def save_file(
         self,
         tensors: Mapping[str, Tensor],
         filename: Path,
         metadata: Mapping[str, str] | None = None,
         *,
-        format: Format | None = None,
-        durable: bool | None = None,
-        atomic: bool = True,
-        force: bool = False,
-        progress: Progress = False,
         background: bool = False,
-        snapshot: bool = True,
-        reserve_header: int = 0,
-        align: Align = 8,
-        checksums: Checksums = None,
+        **options: Unpack[SaveOptions],
     ) -> Future[None] | None:
         """Save tensors to a file.
 
@@ -270,41 +310,12 @@ class Whole(Generic[Tensor]):
             As for `save`.
         filename : str, bytes or os.PathLike
             Where to write. A file of that name is replaced, also when the tensors were loaded from it.
-        format : {"safetensors", "bintensors"}, optional
-            What to write. By default ``.bt`` at the end of the file name means bintensors, every other name
-            safetensors.
-        durable : bool, optional
-            Flush the file and its directory to the disk before returning. True by default, unless the
-            environment has ``INGOT_DURABLE=0``.
-        atomic : bool
-            Write beside the file and rename, so that readers see the old file or the new one, whole. False
-            overwrites in place.
-        force : bool
-            Replace a read-only file too.
-        progress : bool or callable
-            True shows a bar: tqdm's if it is installed, else a line on standard error. A callable is told
-            ``(bytes done, bytes in all)`` about twenty times a second and at the end, and may raise to
-            stop the save; the old file stays then.
         background : bool
             Return a `concurrent.futures.Future` soon, and write in a thread. What goes wrong while writing
             is raised by its ``result()``. Such saves follow one another in the order of the calls. The
             interpreter does not exit before they are done.
-        snapshot : bool
-            With `background`: copy the tensors before returning, so that they may change while they are
-            written. False copies nothing; they must then stay as they are until the future is done, and
-            what a device still computes must be finished.
-        reserve_header : int
-            Bytes of room in the header, so that `ingot.update_metadata` need not write the file anew. They
-            are spaces that every reader passes over (FORMAT.md, "Room for later edits, and alignment").
-        align : {8, 64, 4096}
-            What the position of the data in the file is a multiple of, by more such spaces. Neither for
-            bintensors.
-        checksums : bool, str or sequence of str, optional
-            Digests to keep in the metadata, for `ingot.verify` and ``load_file(verify=True)``: of each
-            tensor, by ``"blake3"`` (which True means too), ``"sha256"``, ``"xxh3"`` or ``"xxh3_128"``; of
-            the data section as ModelSpec wants it, ``"modelspec"``; or one of the former and the latter.
-            They are taken of the bytes on their way into the file. What `metadata` has of this is left out:
-            it was made for another file.
+        **options
+            How the file is written: `ingot.typing.SaveOptions`.
 
         Returns
         -------
@@ -320,19 +331,23 @@ class Whole(Generic[Tensor]):
         TypeError, SaveError, OptionError
             As `save` does, and before the disk is touched.
         """
+        return self.saved(tensors, filename, metadata, options, background)
+
+    def saved(
+        self,
+        tensors: Mapping[str, Any],
+        filename: Path,
+        metadata: Mapping[str, str] | None,
+        options: SaveOptions,
+        background: bool,
+    ) -> Future[None] | None:
+        """What `save_file` does, also where its first argument has another name."""
         return write_file(
             filename,
-            named(tensors, value="tensor"),
+            named(tensors, value=self._value),
             self._payload,
             metadata,
-            format=format,
-            durable=durable,
-            atomic=atomic,
-            force=force,
-            progress=progress,
+            options,
+            export=self._export,
             background=background,
-            snapshot=snapshot,
-            reserve_header=reserve_header,
-            align=align,
-            checksums=checksums,
         )

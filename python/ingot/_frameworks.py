@@ -86,6 +86,11 @@ _OWNERS = {
 }
 
 
+def is_of_framework(kind: type) -> bool:
+    """Whether a class is one of a framework's, not one of a program that uses it."""
+    return kind.__module__.partition(".")[0] in _OWNERS
+
+
 def payload(name: str, tensor: Any) -> Any:
     """What the module of the tensor's own framework hands over for it."""
     # Classes derived from a framework's are that framework's.

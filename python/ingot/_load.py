@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import contextmanager
 from itertools import filterfalse, islice
 from typing import Generic, NamedTuple, TypeVar
 
-from ._native import Checkpoint
+from ._frameworks import is_of_framework
 from ._options import checked_threads
 from ._progress import telling
 from ._text import _escaped, _quoted
@@ -14,11 +15,13 @@ from .errors import DestinationError, DtypeError, OptionError, SliceError, Tenso
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterable, Iterator
     from typing import Any, TypedDict
 
+    from typing_extensions import TypeVar as WithDefault
+
     from ._native import Checkpoint, Destinations, TensorInfo, Wrap
-    from .typing import Progress, Tell
+    from .typing import Device, Progress, Tell
 
     # The code of the dtype, a capsule or a buffer, and whether the buffer is of a tensor without dimensions.
     Memory = tuple[str, Any, bool]
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     # `tensor[index]` by the rules of a framework.
     At = Callable[[Any, Any], Any]
 
+    # What takes tensors to a device: all to one, or each by its name to its own.
     Move = Callable[[Any], Any]
 
     class Options(TypedDict):
@@ -40,6 +44,80 @@ if TYPE_CHECKING:
 
 
 Tensor = TypeVar("Tensor")
+if TYPE_CHECKING:
+    # What a handle gives: the tensors of a framework, if checkers know which.
+    Value = WithDefault("Value", covariant=True, default=Any)
+else:
+    Value = TypeVar("Value", covariant=True)
+
+
+class Placement:
+    """A device for each tensor, by its name. `placing` makes them."""
+
+    __slots__ = ("_choose", "_moves")
+
+    def __init__(self, choose: Callable[[Checkpoint, str], Move | None]) -> None:
+        self._choose = choose
+        self._moves: dict[str, Move | None] = {}
+
+    def of(self, checkpoint: Checkpoint, name: str) -> Move | None:
+        """What takes the tensor `name` to its device; None where it may stay."""
+        if name not in self._moves:
+            self._moves[name] = self._choose(checkpoint, name)
+        return self._moves[name]
+
+
+def placing(mover: Callable[[Any], Move | None], device: Device) -> Move | Placement | None:
+    """What takes tensors to `device`: to one, or to that which a dict of patterns or a callable gives each.
+
+    Devices of frameworks may be callables too: a `torch.device` is.
+    """
+    if device is None or isinstance(device, str):
+        return mover(device)
+    if isinstance(device, Mapping):
+        return Placement(_by_pattern({_pattern(given): mover(one) for given, one in device.items()}))
+    if callable(device) and not is_of_framework(type(device)):
+        return Placement(lambda checkpoint, name: mover(device(checkpoint.info(name))))
+    return mover(device)
+
+
+def _pattern(given: object) -> str:
+    if not isinstance(given, str):
+        raise TypeError(f"patterns of device must be str, found {type(given).__name__}")
+    return given
+
+
+def _by_pattern(moves: dict[str, Move | None]) -> Callable[[Checkpoint, str], Move | None]:
+    # Imported here: few loads have patterns.
+    from fnmatch import fnmatchcase
+
+    def choose(checkpoint: Checkpoint, name: str) -> Move | None:
+        for pattern, move in moves.items():
+            if fnmatchcase(name, pattern):
+                return move
+        some = ", ".join(map(_quoted, islice(moves, 3))) + (", …" if len(moves) > 3 else "")
+        raise OptionError(
+            f"{_where(checkpoint)}tensor {_quoted(name)}: no pattern of device fits its name: found "
+            f"{some or 'none'} — a last `*` fits every name",
+            code="no-device",
+            path=checkpoint.path,
+            tensor=name,
+            expected=tuple(moves),
+        )
+
+    return choose
+
+
+def settled(
+    checkpoint: Checkpoint, names: Iterable[str] | None, move: Move | Placement | None
+) -> Iterable[str] | None:
+    """These names, or None for all, of which each has a device: it raises before any of them is read."""
+    if not isinstance(move, Placement) or isinstance(names, str):
+        return names
+    known = checkpoint.offset_names() if names is None else list(names)
+    for name in known:
+        move.of(checkpoint, name)
+    return None if names is None else known
 
 
 class Reads:
@@ -215,7 +293,7 @@ def chosen(
     checkpoint: Checkpoint,
     selected: Selected[Any],
     wrap: Wrap,
-    move: Callable[[Any], Any] | None,
+    move: Move | Placement | None,
     reads: Reads,
     at: At,
     into: Into | None = None,
@@ -226,6 +304,7 @@ def chosen(
     names = selected.names(checkpoint)
     if selected.is_plain():
         return tensors(checkpoint, names, wrap, move, reads)
+    settled(checkpoint, filterfalse((selected.out or {}).__contains__, names), move)
     refuse_unproven(checkpoint, reads)
     found = load(checkpoint, selected, names, wrap, reads, at, into)
     if move is not None:
@@ -342,9 +421,14 @@ def misfit(name: str, reason: str, code: str = "destination") -> DestinationErro
 
 
 def tensors(
-    checkpoint: Checkpoint, names: Iterable[str] | None, wrap: Wrap, move: Move | None, reads: Reads = PLAIN
+    checkpoint: Checkpoint,
+    names: Iterable[str] | None,
+    wrap: Wrap,
+    move: Move | Placement | None,
+    reads: Reads = PLAIN,
 ) -> dict[str, Any]:
     """The tensors of these names, or all, on the device that `move` takes them to."""
+    names = settled(checkpoint, names, move)
     # What is mapped is read when it is moved; what is proven is not mapped.
     is_read_later = move is not None and checkpoint.backend == "mmap" and not reads.proves()
     reading, moving = (Reads(reads.threads), reads) if is_read_later else (reads, PLAIN)
@@ -382,10 +466,13 @@ def _warn_of_total(checkpoint: Checkpoint) -> None:
         )
 
 
-def moved(checkpoint: Checkpoint, name: str, tensor: Any, move: Move | None) -> Any:
+def moved(checkpoint: Checkpoint, name: str, tensor: Any, move: Move | Placement | None) -> Any:
     """`tensor` on the device that `move` takes it to."""
+    # The usual answer first: programs ask for a hundred thousand tensors.
     if move is None:
         return tensor
+    if isinstance(move, Placement):
+        return moved(checkpoint, name, tensor, move.of(checkpoint, name))
     try:
         return move(tensor)
     except DtypeError as error:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from .typing import Checksums, Progress, Tell
+    from .typing import Checksums
 
 #: The other names that `storage_options` takes, in small letters or large: those of s3fs, gcsfs and adlfs,
 #: and of object_store with all that is built on it.
@@ -194,6 +194,26 @@ def is_durable(durable: bool | None) -> bool:
     return environ.get("INGOT_DURABLE") != "0" if durable is None else durable
 
 
+def file_options(
+    *,
+    durable: bool | None = None,
+    atomic: bool = True,
+    force: bool = False,
+    reserve_header: int = 0,
+    align: int = 8,
+    checksums: Checksums = None,
+) -> dict[str, Any]:
+    """How a file is written, checked, as the extension module takes it. `SaveOptions` documents it."""
+    return {
+        "reserve": room(reserve_header),
+        "align": alignment(align),
+        "durable": is_durable(durable),
+        "atomic": atomic,
+        "force": force,
+        "checksums": known_checksums(checksums),
+    }
+
+
 def checked_threads(threads: int | None) -> int | None:
     """`threads`, which must be a number of them or None."""
     if threads is None:
@@ -208,17 +228,6 @@ def checked_threads(threads: int | None) -> int | None:
             found=threads,
         )
     return threads
-
-
-def checked(progress: Progress) -> bool | Tell:
-    """`progress`, which must be a bool, None for False, or a function."""
-    if progress is None:
-        return False
-    if not isinstance(progress, bool) and not callable(progress):
-        raise TypeError(
-            f"progress must be True, False, None or a callable of two ints, found {type(progress).__name__}"
-        )
-    return progress
 
 
 def float_code(code: str | None, dtype: object) -> str:

@@ -8,7 +8,6 @@ from os import fsdecode
 from os.path import basename
 
 from ._native import shown_url
-from ._options import checked
 from ._text import _escaped
 
 TYPE_CHECKING = False
@@ -18,6 +17,17 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from .typing import Path, Progress, Tell
+
+
+def checked(progress: Progress) -> bool | Tell:
+    """`progress`, which must be a bool, None for False, or a function."""
+    if progress is None:
+        return False
+    if not isinstance(progress, bool) and not callable(progress):
+        raise TypeError(
+            f"progress must be True, False, None or a callable of two ints, found {type(progress).__name__}"
+        )
+    return progress
 
 
 @contextmanager

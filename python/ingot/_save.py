@@ -8,22 +8,23 @@ from io import FileIO
 from math import prod
 from os import fsdecode, getcwd
 from os.path import join
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from . import _native
 from ._frameworks import payload
-from ._options import alignment, format_for, is_durable, known_checksums, known_format, named, room, texts
+from ._options import file_options, format_for, known_format, named, texts
 from ._text import _escaped
 from .errors import StorageError
+from .typing import SaveOptions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from concurrent.futures import Future
-    from typing import Any, Protocol
+    from typing import Protocol
 
     from ._native import Export
-    from .typing import Checksums, Format, Path, Progress
+    from .typing import Format, Path, Progress
 
     class Writable(Protocol):
         """What has a `write` for bytes: files, sockets' files, `io.BytesIO`, members of archives, uploads."""
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
     # For each name that is not stored, the name of the tensor that it shares, and which part of that.
     Views = dict[str, dict[str, Any]]
+
+
+Function = TypeVar("Function", bound="Callable[..., Any]")
 
 
 def write_to(
@@ -119,34 +123,49 @@ def write_file(
     tensors: dict[str, Any],
     payload: Payload,
     metadata: Mapping[str, str] | None,
+    options: SaveOptions,
     *,
-    format: Format | None,
     export: Export | None = None,
     shared: str = "copy",
     views: str | None = None,
-    durable: bool | None,
-    atomic: bool,
-    force: bool,
-    progress: Progress = False,
     background: bool = False,
-    snapshot: bool = True,
-    reserve_header: int = 0,
-    align: int = 8,
-    checksums: Checksums = None,
 ) -> Future[None] | None:
     """Write a file. The end of every function that does, with tensors of whatever framework.
 
     Parameters
     ----------
-    filename, metadata, format, durable, atomic, force, checksums
+    filename, metadata
         As for `serialize_file`.
     tensors : dict of str to tensor
         As `named` gives it.
     payload, export, shared, views
         As for `_native.prepare`: how the tensors are handed over, and what of those that share memory.
-    progress, background, snapshot, reserve_header, align
+    options : dict
+        As callers gave them.
+    background : bool
         As for `ingot.numpy.save_file`.
     """
+    for name in options.keys() - SaveOptions.__annotations__.keys():
+        raise TypeError(f"save_file() got an unexpected keyword argument {name!r}")
+    return _write(filename, tensors, payload, metadata, export, shared, views, background, **options)
+
+
+def _write(
+    filename: Path,
+    tensors: dict[str, Any],
+    payload: Payload,
+    metadata: Mapping[str, str] | None,
+    export: Export | None,
+    shared: str,
+    views: str | None,
+    background: bool,
+    *,
+    format: Format | None = None,
+    progress: Progress = False,
+    snapshot: bool = True,
+    **options: Any,
+) -> Future[None] | None:
+    """As `write_file`, which has checked that there are no other `options` than those of `file_options`."""
     path = _native.local_path(filename)
     write = _writer(progress, path)
     file = _native.prepare(
@@ -159,12 +178,7 @@ def write_file(
         export=export,
         shared=shared,
         views=views,
-        reserve=room(reserve_header),
-        align=alignment(align),
-        durable=is_durable(durable),
-        atomic=atomic,
-        force=force,
-        checksums=known_checksums(checksums),
+        **file_options(**options),
     )
     # What is left of the tensors is in `file`.
     del tensors, payload, export
@@ -177,12 +191,38 @@ def write_file(
     return SAVES.put(lambda: write(file))
 
 
+# What stands for the options in a docstring.
+_IN_DOCS = "**options\n    How the file is written: `ingot.typing.SaveOptions`."
+
+
+def takes_save_options(function: Function) -> Function:
+    """`function` with each option of saving in its signature and its docstring, for its ``**options``.
+
+    So an option is documented once, in `SaveOptions`, for all functions that end in `write_file`.
+    """
+    # Imported here: frameworks have imported it, and the rest of this package does without.
+    from inspect import Parameter, cleandoc, signature
+
+    shown = signature(function)
+    defaults = {**signature(_write).parameters, **signature(file_options).parameters}
+    own = [one for one in shown.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
+    options = [
+        defaults[name].replace(kind=Parameter.KEYWORD_ONLY, annotation=hint.__forward_arg__)
+        for name, hint in SaveOptions.__annotations__.items()
+    ]
+    whole: Any = function
+    whole.__signature__ = shown.replace(parameters=own + options)
+    # Without docstrings where Python was told to leave them out.
+    _, _, documented = cleandoc(SaveOptions.__doc__ or "").partition("\n----------\n")
+    whole.__doc__ = cleandoc(function.__doc__ or "").replace(_IN_DOCS, documented)
+    return function
+
+
 def _writer(progress: Progress, path: str | bytes) -> Callable[[_native.NewFile], None]:
     """What writes a file and tells `progress`. Imported when asked for, since few programs need it."""
     if progress is None or progress is False:
         return _native.NewFile.write
-    from ._options import checked
-    from ._progress import telling
+    from ._progress import checked, telling
 
     progress = checked(progress)
 

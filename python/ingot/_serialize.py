@@ -10,7 +10,7 @@ from ._options import (
     texts,
     unpacked,
 )
-from ._save import write_file
+from ._save import takes_save_options, write_file
 from ._text import _quoted
 from .errors import SaveError
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from typing_extensions import Buffer
+    from typing_extensions import Buffer, Unpack
 
-    from .typing import Checksums, Format, Path
+    from .typing import Format, Path, SaveOptions
 
 
 def serialize(
@@ -66,16 +66,12 @@ def serialize(
     return _native.serialize(tensors, _spec, texts(metadata), known_format(format))
 
 
+@takes_save_options
 def serialize_file(
     tensor_dict: Mapping[str, Mapping[str, Any]],
     filename: Path,
     metadata: Mapping[str, str] | None = None,
-    *,
-    format: Format | None = None,
-    durable: bool | None = None,
-    atomic: bool = True,
-    force: bool = False,
-    checksums: Checksums = None,
+    **options: Unpack[SaveOptions],
 ) -> None:
     """Write these buffers to a file.
 
@@ -85,23 +81,8 @@ def serialize_file(
         As for `serialize`.
     filename : str, bytes or os.PathLike
         Where to write. A file of that name is replaced.
-    format : {"safetensors", "bintensors"}, optional
-        What to write. By default ``.bt`` at the end of the file name means bintensors, every other name
-        safetensors.
-    durable : bool, optional
-        Flush the file and its directory to the disk before returning. True by default, unless the environment
-        has ``INGOT_DURABLE=0``.
-    atomic : bool
-        Write beside the file and rename, so that readers see the old file or the new one, whole. False
-        overwrites in place.
-    force : bool
-        Replace a read-only file too.
-    checksums : bool, str or sequence of str, optional
-        Digests to keep in the metadata, for `ingot.verify` and ``load_file(verify=True)``: of each
-        tensor, by ``"blake3"`` (which True means too), ``"sha256"``, ``"xxh3"`` or ``"xxh3_128"``; of the
-        data section as ModelSpec wants it, ``"modelspec"``; or one of the former and the latter. They are
-        taken of the bytes on their way into the file. What `metadata` has of this is left out: it was made
-        for another file.
+    **options
+        How the file is written: `ingot.typing.SaveOptions`.
 
     Raises
     ------
@@ -112,17 +93,7 @@ def serialize_file(
     TypeError, SaveError, OptionError
         As for `serialize`, and before the disk is touched.
     """
-    write_file(
-        filename,
-        named(tensor_dict),
-        _spec,
-        metadata,
-        format=format,
-        durable=durable,
-        atomic=atomic,
-        force=force,
-        checksums=checksums,
-    )
+    write_file(filename, named(tensor_dict), _spec, metadata, options)
 
 
 def deserialize(data: Buffer) -> list[tuple[str, dict[str, Any]]]:

@@ -6,12 +6,13 @@ from functools import lru_cache
 from sys import modules
 from typing import overload
 
-from . import _load, _native, _open
+from . import _load, _native
 from ._dtypes import CODES, F4_LOOSE, NAMES
+from ._face import Whole
 from ._frameworks import installing, missing
-from ._load import Selected, misfit, reading
-from ._options import float_code, known_format, named, texts
-from ._save import boxes, write_file
+from ._load import Selected, misfit
+from ._options import float_code
+from ._save import boxes, takes_save_options
 from ._text import _quoted
 from .errors import DtypeError, OptionError, SaveError
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from ._native import Checkpoint, TensorInfo
     from ._objects import Source
     from ._save import Box
-    from .typing import Align, Checksums, Format, LoadOptions, Path, Progress, SaveOptions, StorageOptions
+    from .typing import Format, LoadOptions, Path, Progress, SaveOptions, StorageOptions
 
     Array = numpy.ndarray[Any, numpy.dtype[Any]]
 
@@ -183,11 +184,17 @@ def load_file(
         other options leave out; or what is asked for cannot be compared.
     """
     code = None if dtype is None else float_code(_code(dtype), dtype)
-    selected = Selected(keys, prefix, where, slices, code, out)
-    checkpoint = _open.open_checkpoint(filename, backend, storage_options=storage_options)
-    with reading(checkpoint, threads, progress, (verify, expected_sha256)) as how:
-        found = _load.chosen(checkpoint, selected, wrap, None, how, at, _fill)
-    return (found, checkpoint.metadata()) if return_metadata else found
+    return _whole.loaded(
+        filename,
+        None,
+        Selected(keys, prefix, where, slices, code, out),
+        backend=backend,
+        threads=threads,
+        progress=progress,
+        storage_options=storage_options,
+        return_metadata=return_metadata,
+        proof=(verify, expected_sha256),
+    )
 
 
 def load(data: Buffer) -> dict[str, Array]:
@@ -210,7 +217,7 @@ def load(data: Buffer) -> dict[str, Array]:
     HeaderError, DtypeError
         As `load_file` does.
     """
-    return _load.tensors(_native.Checkpoint.from_buffer(data), None, wrap, None)
+    return _whole.load(data)
 
 
 def save(
@@ -249,9 +256,7 @@ def save(
     OptionError
         `format` is not one of the two.
     """
-    return _native.serialize(
-        named(tensor_dict, value="array"), payload, texts(metadata), known_format(format), export=_export
-    )
+    return _whole.save(tensor_dict, metadata, format=format)
 
 
 @overload
@@ -276,21 +281,14 @@ def save_file(
 ) -> None: ...
 
 
+@takes_save_options
 def save_file(
     tensor_dict: Mapping[str, Any],
     filename: Path,
     metadata: Mapping[str, str] | None = None,
     *,
-    format: Format | None = None,
-    durable: bool | None = None,
-    atomic: bool = True,
-    force: bool = False,
-    progress: Progress = False,
     background: bool = False,
-    snapshot: bool = True,
-    reserve_header: int = 0,
-    align: Align = 8,
-    checksums: Checksums = None,
+    **options: Unpack[SaveOptions],
 ) -> Future[None] | None:
     """Save arrays to a file.
 
@@ -300,41 +298,12 @@ def save_file(
         As for `save`. Arrays must not change while they are written.
     filename : str, bytes or os.PathLike
         Where to write. A file of that name is replaced, also when the arrays were loaded from it.
-    format : {"safetensors", "bintensors"}, optional
-        What to write. By default ``.bt`` at the end of the file name means bintensors, every other name
-        safetensors.
-    durable : bool, optional
-        Flush the file and its directory to the disk before returning. True by default, unless the environment
-        has ``INGOT_DURABLE=0``.
-    atomic : bool
-        Write beside the file and rename, so that readers see the old file or the new one, whole. False
-        overwrites in place.
-    force : bool
-        Replace a read-only file too.
-    progress : bool or callable
-        True shows a bar: tqdm's if it is installed, else a line on standard error. A callable is told
-        ``(bytes done, bytes in all)`` about twenty times a second and at the end, and may raise to
-        stop the save; the old file stays then.
     background : bool
         Return a `concurrent.futures.Future` soon, and write in a thread. What goes wrong while writing
         is raised by its ``result()``. Such saves follow one another in the order of the calls. The
         interpreter does not exit before they are done.
-    snapshot : bool
-        With `background`: copy the tensors before returning, so that they may change while they are
-        written. False copies nothing; they must then stay as they are until the future is done, and
-        what a device still computes must be finished.
-    reserve_header : int
-        Bytes of room in the header, so that `ingot.update_metadata` need not write the file anew. They are
-        spaces that every reader passes over (FORMAT.md, "Room for later edits, and alignment").
-    align : {8, 64, 4096}
-        What the position of the data in the file is a multiple of, by more such spaces. Neither for
-        bintensors.
-    checksums : bool, str or sequence of str, optional
-        Digests to keep in the metadata, for `ingot.verify` and ``load_file(verify=True)``: of each
-        tensor, by ``"blake3"`` (which True means too), ``"sha256"``, ``"xxh3"`` or ``"xxh3_128"``; of the
-        data section as ModelSpec wants it, ``"modelspec"``; or one of the former and the latter. They are
-        taken of the bytes on their way into the file. What `metadata` has of this is left out: it was made
-        for another file.
+    **options
+        How the file is written: `ingot.typing.SaveOptions`.
 
     Returns
     -------
@@ -350,23 +319,7 @@ def save_file(
     TypeError, DtypeError, SaveError, OptionError
         As `save` does, and before the disk is touched.
     """
-    return write_file(
-        filename,
-        named(tensor_dict, value="array"),
-        payload,
-        metadata,
-        format=format,
-        export=_export,
-        durable=durable,
-        atomic=atomic,
-        force=force,
-        progress=progress,
-        background=background,
-        snapshot=snapshot,
-        reserve_header=reserve_header,
-        align=align,
-        checksums=checksums,
-    )
+    return _whole.saved(tensor_dict, filename, metadata, options, background)
 
 
 def save_with_checksum(
@@ -628,6 +581,9 @@ def mover(device: object) -> None:
 def at(array: Array, index: Any) -> Array:
     """`array[index]`, where a single element stays a 0-dimensional array."""
     return numpy.asarray(array[index])
+
+
+_whole: Whole[Array] = Whole(wrap, mover, at, payload, value="array", export=_export, into=_fill)
 
 
 def __dir__() -> list[str]:

@@ -12,8 +12,10 @@ __all__ = [
     "Align",
     "Checksum",
     "Checksums",
+    "Device",
     "Format",
     "LoadOptions",
+    "OpenOptions",
     "Path",
     "Progress",
     "SaveOptions",
@@ -26,10 +28,23 @@ Path = str | bytes | PathLike[str] | PathLike[bytes]
 Tell = Callable[[int, int], object]
 Progress = bool | Tell | None
 
+#: A device in any form that the framework takes; for each tensor by patterns of names, or by a callable.
+Device = object | Mapping[str, object] | Callable[[TensorInfo], object]
+
 Format = Literal["safetensors", "bintensors"]
 Align = Literal[8, 64, 4096]
 Checksum = Literal["blake3", "sha256", "xxh3", "xxh3_128", "modelspec"]
 Checksums = bool | Checksum | Sequence[Checksum] | None
+
+
+class OpenOptions(TypedDict, total=False):
+    """What `ingot.safe_open` takes beside the file, the framework and the device."""
+
+    backend: str
+    strict: bool
+    max_header_size: int | None
+    confine: bool
+    storage_options: StorageOptions | None
 
 
 class LoadOptions(TypedDict, total=False):
@@ -48,7 +63,42 @@ class LoadOptions(TypedDict, total=False):
 
 
 class SaveOptions(TypedDict, total=False):
-    """What every framework's `save_file` takes, but for what decides what it returns."""
+    """How a file is saved: what every `save_file` takes, but for what decides what it returns.
+
+    Attributes
+    ----------
+    format : {"safetensors", "bintensors"}, optional
+        What to write. By default ``.bt`` at the end of the file name means bintensors, every other name
+        safetensors.
+    durable : bool, optional
+        Flush the file and its directory to the disk before returning. True by default, unless the environment
+        has ``INGOT_DURABLE=0``.
+    atomic : bool
+        Write beside the file and rename, so that readers see the old file or the new one, whole. False
+        overwrites in place.
+    force : bool
+        Replace a read-only file too.
+    progress : bool, None or callable
+        True shows a bar: tqdm's if it is installed, else a line on standard error. A callable is told
+        ``(bytes done, bytes in all)`` about twenty times a second and at the end, and may raise to stop the
+        save; the old file stays then.
+    snapshot : bool
+        In the background: copy the tensors before returning, so that they may change while they are written.
+        False copies nothing; they must then stay as they are until the future is done, and what a device
+        still computes must be finished.
+    reserve_header : int
+        Bytes of room in the header, so that `ingot.update_metadata` need not write the file anew. They are
+        spaces that every reader passes over (FORMAT.md, "Room for later edits, and alignment").
+    align : {8, 64, 4096}
+        What the position of the data in the file is a multiple of, by more such spaces. Neither for
+        bintensors.
+    checksums : bool, str or sequence of str, optional
+        Digests to keep in the metadata, for `ingot.verify` and ``load_file(verify=True)``: of each tensor, by
+        ``"blake3"`` (which True means too), ``"sha256"``, ``"xxh3"`` or ``"xxh3_128"``; of the data section
+        as ModelSpec wants it, ``"modelspec"``; or one of the former and the latter. They are taken of the
+        bytes on their way into the file. What `metadata` has of this is left out: it was made for another
+        file.
+    """
 
     format: Format | None
     durable: bool | None

@@ -10,7 +10,7 @@ import torch
 from ingot import _load, _native, _open
 from ingot._load import PLAIN, Selected, reading
 from ingot._options import float_code, known_format, one_of, texts
-from ingot._save import rendered, write_file
+from ingot._save import rendered, takes_save_options, write_file
 from ingot._text import _escaped, _quoted
 from ingot.errors import OptionError
 
@@ -27,20 +27,11 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer, Unpack
 
     from ingot._hash import Hasher
-    from ingot._load import Reads
+    from ingot._load import Move, Placement, Reads
     from ingot._native import Checkpoint, TensorInfo
     from ingot._objects import Source
     from ingot._save import Views
-    from ingot.typing import (
-        Align,
-        Checksums,
-        Format,
-        LoadOptions,
-        Path,
-        Progress,
-        SaveOptions,
-        StorageOptions,
-    )
+    from ingot.typing import Device, Format, LoadOptions, Path, Progress, SaveOptions, StorageOptions
 
     Shared = Literal["error", "copy", "alias"]
     Contiguous = Literal["error", "copy"]
@@ -64,7 +55,7 @@ LOADED = ("alias", "drop")
 @overload
 def load_file(
     filename: Source,
-    device: Any = "cpu",
+    device: Device = "cpu",
     *,
     return_metadata: Literal[True],
     **options: Unpack[TorchLoadOptions],
@@ -74,7 +65,7 @@ def load_file(
 @overload
 def load_file(
     filename: Source,
-    device: Any = "cpu",
+    device: Device = "cpu",
     *,
     return_metadata: Literal[False] = False,
     **options: Unpack[TorchLoadOptions],
@@ -83,7 +74,7 @@ def load_file(
 
 def load_file(
     filename: Source,
-    device: Any = "cpu",
+    device: Device = "cpu",
     *,
     backend: str = "auto",
     shared: Loaded = "alias",
@@ -108,10 +99,13 @@ def load_file(
         A `.safetensors` or a `.bt` file, the index of a sharded checkpoint, a directory with one of these,
         a URL, or an object that holds a file, such as an open file, a buffer or `ingot.Ranges`: as for
         `ingot.safe_open`.
-    device : str, int or torch.device
+    device : str, int, torch.device, dict or callable
         Where the tensors shall be; whatever `torch.device` takes. ``"meta"`` gives shapes and dtypes and
-        reads nothing. Tensors of `out` stay where they are. torch's default device changes nothing of this.
-        Inside of a ``FakeTensorMode`` the tensors are fake ones of that mode, on this device.
+        reads nothing. A dict has patterns of names (`fnmatch`), each with a device, such as
+        ``{"layers.0.*": "cuda:0", "*": "cpu"}``: the first that fits decides. A callable is given what
+        `ingot.safe_open.info` gives, and returns the device. Names that share memory go where the one goes
+        that the file holds. Tensors of `out` stay where they are. torch's default device changes nothing of
+        this. Inside of a ``FakeTensorMode`` the tensors are fake ones of that mode, on this device.
     backend : {"auto", "mmap", "pread"}
         As for `ingot.safe_open`.
     shared : {"alias", "drop"}
@@ -193,12 +187,13 @@ def load_file(
         keeps no digest of a tensor (``"no-digest"``), or a record that cannot be used
         (``"invalid-checksums"``).
     OptionError
-        `device`, `backend`, `shared`, `dtype` or `threads` is not one of the choices; or `slices` or `out`
-        have a tensor that the other options leave out; or what is asked for cannot be compared.
+        `device`, `backend`, `shared`, `dtype` or `threads` is not one of the choices; no pattern of `device`
+        fits a name; or `slices` or `out` have a tensor that the other options leave out; or what is asked for
+        cannot be compared.
     SafetensorError
         The record of shared tensors in the metadata is broken (``code`` is ``"invalid-alias"``).
     """
-    move = mover(device)
+    move = _load.placing(mover, device)
     code = None if dtype is None else float_code(_code(dtype), dtype)
     selected = Selected(keys, prefix, where, slices, code, out)
     checkpoint = _open.open_checkpoint(filename, backend, storage_options=storage_options)
@@ -235,7 +230,7 @@ def load(data: Buffer, *, shared: Loaded = "alias") -> dict[str, torch.Tensor]:
 
 def _loaded(
     checkpoint: Checkpoint,
-    move: Callable[[torch.Tensor], torch.Tensor] | None,
+    move: Move | Placement | None,
     shared: Loaded,
     selected: Selected[torch.Tensor],
     how: Reads,
@@ -253,13 +248,14 @@ def _loaded(
         found = _load.tensors(checkpoint, dict.fromkeys(names.values()), wrap, move, how)
         restore(found, {name: views[name] for name in names if name in views})
         return {name: found[name] for name in names}
+    _load.settled(checkpoint, [names[name] for name in names if name not in (selected.out or {})], move)
     _load.refuse_unproven(checkpoint, how)
     return _parts(checkpoint, move, selected, names, views, where, how)
 
 
 def _parts(
     checkpoint: Checkpoint,
-    move: Callable[[torch.Tensor], torch.Tensor] | None,
+    move: Move | Placement | None,
     selected: Selected[torch.Tensor],
     names: dict[str, str],
     views: Views,
@@ -392,23 +388,16 @@ def save_file(
 ) -> None: ...
 
 
+@takes_save_options
 def save_file(
     tensors: Mapping[str, torch.Tensor],
     filename: Path,
     metadata: Mapping[str, str] | None = None,
     *,
-    format: Format | None = None,
     shared: Shared = "error",
     contiguous: Contiguous = "copy",
-    durable: bool | None = None,
-    atomic: bool = True,
-    force: bool = False,
-    progress: Progress = False,
     background: bool = False,
-    snapshot: bool = True,
-    reserve_header: int = 0,
-    align: Align = 8,
-    checksums: Checksums = None,
+    **options: Unpack[SaveOptions],
 ) -> Future[None] | None:
     """Save tensors to a file.
 
@@ -418,43 +407,14 @@ def save_file(
         As for `save`. Tensors must not change while they are written.
     filename : str, bytes or os.PathLike
         Where to write. A file of that name is replaced, also when the tensors were loaded from it.
-    format : {"safetensors", "bintensors"}, optional
-        What to write. By default ``.bt`` at the end of the file name means bintensors, every other name
-        safetensors.
     shared, contiguous
         As for `save`.
-    durable : bool, optional
-        Flush the file and its directory to the disk before returning. True by default, unless the environment
-        has ``INGOT_DURABLE=0``.
-    atomic : bool
-        Write beside the file and rename, so that readers see the old file or the new one, whole. False
-        overwrites in place.
-    force : bool
-        Replace a read-only file too.
-    progress : bool or callable
-        True shows a bar: tqdm's if it is installed, else a line on standard error. A callable is told
-        ``(bytes done, bytes in all)`` about twenty times a second and at the end, and may raise to
-        stop the save; the old file stays then.
     background : bool
         Return a `concurrent.futures.Future` soon, and write in a thread. What goes wrong while writing
         is raised by its ``result()``. Such saves follow one another in the order of the calls. The
         interpreter does not exit before they are done.
-    snapshot : bool
-        With `background`: copy the tensors before returning, so that they may change while they are
-        written. False copies nothing; they must then stay as they are until the future is done, and
-        what a device still computes must be finished.
-    reserve_header : int
-        Bytes of room in the header, so that `ingot.update_metadata` need not write the file anew. They are
-        spaces that every reader passes over (FORMAT.md, "Room for later edits, and alignment").
-    align : {8, 64, 4096}
-        What the position of the data in the file is a multiple of, by more such spaces. Neither for
-        bintensors.
-    checksums : bool, str or sequence of str, optional
-        Digests to keep in the metadata, for `ingot.verify` and ``load_file(verify=True)``: of each
-        tensor, by ``"blake3"`` (which True means too), ``"sha256"``, ``"xxh3"`` or ``"xxh3_128"``; of the
-        data section as ModelSpec wants it, ``"modelspec"``; or one of the former and the latter. They are
-        taken of the bytes on their way into the file. What `metadata` has of this is left out: it was made
-        for another file.
+    **options
+        How the file is written: `ingot.typing.SaveOptions`.
 
     Returns
     -------
@@ -476,19 +436,11 @@ def save_file(
         own,
         _payload(own, shared),
         metadata,
-        format=format,
+        options,
         export=_export,
         shared=_native_shared(shared),
         views=rendered(views),
-        durable=durable,
-        atomic=atomic,
-        force=force,
-        progress=progress,
         background=background,
-        snapshot=snapshot,
-        reserve_header=reserve_header,
-        align=align,
-        checksums=checksums,
     )
 
 

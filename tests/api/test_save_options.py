@@ -1,0 +1,135 @@
+"""The options of saving: declared and documented once, shown by every function that takes them."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ingot
+from ingot._frameworks import FRAMEWORKS
+from ingot.typing import SaveOptions
+
+PACKAGE = Path(ingot.__file__).parent
+MODULES = sorted(set(FRAMEWORKS.values()))
+
+
+def save_functions() -> dict[str, Any]:
+    found: dict[str, Any] = {"ingot.serialize_file": ingot.serialize_file}
+    for name in MODULES:
+        try:
+            found[f"ingot.{name}.save_file"] = import_module(f"ingot.{name}").save_file
+        except ImportError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("name", ["ingot.serialize_file", *(f"ingot.{name}.save_file" for name in MODULES)])
+def test_a_function_that_saves_shows_every_option(name: str) -> None:
+    function = save_functions().get(name)
+    if function is None:
+        pytest.skip(f"{name} needs a framework that is not installed")
+    parameters = inspect.signature(function).parameters
+    assert list(parameters)[-len(SaveOptions.__annotations__) :] == list(SaveOptions.__annotations__)
+    for option in SaveOptions.__annotations__:
+        assert parameters[option].kind is inspect.Parameter.KEYWORD_ONLY
+        assert parameters[option].default is not inspect.Parameter.empty
+        assert f"\n{option} : " in (function.__doc__ or "")
+    assert "**options" not in function.__doc__
+    assert "self" not in parameters
+
+
+def test_what_is_no_option_is_refused_as_python_refuses_it(tmp_path: Path) -> None:
+    for function in save_functions().values():
+        # One that no function knows, and those that only the inside of the package has.
+        for name in ("nope", "export", "views", "options"):
+            with pytest.raises(TypeError, match=rf"unexpected keyword argument '{name}'"):
+                function({}, tmp_path / "t", **{name: None})
+    assert not (tmp_path / "t").exists()
+
+
+# How `save_file(mode=...)` would come about: the files to change, with what stands there and what follows it.
+NEW_OPTION = {
+    "typing.py": [
+        (
+            "    checksums : bool, str or sequence of str, optional\n",
+            "    mode : int, optional\n        The mode of the file.\n",
+        ),
+        ("    checksums: Checksums\n", "    mode: int | None\n"),
+    ],
+    "_options.py": [
+        (
+            "def file_options(\n",
+            "def checked_mode(mode: object) -> None:\n"
+            "    if mode is not None and not isinstance(mode, int):\n"
+            "        raise TypeError('mode must be an int')\n\n\n",
+        ),
+    ],
+    "_save.py": [
+        ("    snapshot: bool = True,\n", "    mode: int | None = None,\n"),
+        (
+            "    write = _writer(progress, path)\n",
+            "    import os\n    from ._options import checked_mode\n\n    checked_mode(mode)\n",
+        ),
+        (
+            "    # What is left of the tensors is in `file`.\n",
+            "    plain = write\n\n    def write(file):\n        plain(file)\n"
+            "        if mode is not None:\n            os.chmod(path, mode)\n\n",
+        ),
+    ],
+}
+TRY_IT = """
+import inspect, json, os, sys
+from importlib import import_module
+answer = {}
+for name in sys.argv[2:]:
+    try:
+        save_file = import_module("ingot." + name).save_file
+        numpy = import_module("ingot.numpy")
+    except ImportError:
+        continue
+    tensors = {}
+    save_file(tensors, sys.argv[1], mode=0o600, durable=False)
+    refused = False
+    try:
+        save_file(tensors, sys.argv[1], mode="rw")
+    except TypeError:
+        refused = True
+    shown = "mode" in inspect.signature(save_file).parameters and "The mode of the file." in save_file.__doc__
+    answer[name] = [oct(os.stat(sys.argv[1]).st_mode & 0o777), refused, shown]
+print(json.dumps(answer))
+"""
+
+
+def test_an_option_more_takes_three_files_at_most(tmp_path: Path) -> None:
+    copy = tmp_path / "ingot"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "web", "_native.*"))
+    for library in PACKAGE.glob("_native.*"):
+        (copy / library.name).symlink_to(library)
+    for name, changes in NEW_OPTION.items():
+        text = (copy / name).read_text()
+        for anchor, more in changes:
+            assert text.count(anchor) == 1, (name, anchor)
+            text = text.replace(anchor, more + anchor)
+        (copy / name).write_text(text)
+    assert len(NEW_OPTION) <= 3
+    done = subprocess.run(
+        [sys.executable, "-c", TRY_IT, str(tmp_path / "t.safetensors"), *MODULES],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert {f"ingot.{name}.save_file" for name in answer} == save_functions().keys() - {
+        "ingot.serialize_file"
+    }
+    assert set(map(tuple, answer.values())) == {("0o600", True, True)}
