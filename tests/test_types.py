@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import ItemsView, Iterator
 from pathlib import Path
 from typing import Any, assert_type
 
@@ -42,15 +42,15 @@ def test_handles(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     ingot.numpy.save_file({"t": numpy.zeros((2, 3))}, path)
     with ingot.safe_open(path, framework="np", device="cpu", backend="auto", strict=True) as file:
-        assert_type(file, ingot.safe_open)
+        assert_type(file, ingot.safe_open[numpy.ndarray[Any, numpy.dtype[Any]]])
         assert_type(file.keys(), list[str])
         assert_type(file.offset_keys(), list[str])
         assert_type(file.metadata(), dict[str, str] | None)
-        assert_type(file.get_tensors(["t"]), dict[str, Any])
+        assert_type(file.get_tensors(["t"]), dict[str, numpy.ndarray[Any, numpy.dtype[Any]]])
         assert_type(len(file), int)
         assert_type("t" in file, bool)
         assert_type(iter(file), Iterator[str])
-        assert_type(file.items(), Iterator[tuple[str, Any]])
+        assert_type(file.items(), ItemsView[str, numpy.ndarray[Any, numpy.dtype[Any]]])
         assert_type(file.path, str)
         assert_type(file.format, str)
         assert_type(file.backend, str)

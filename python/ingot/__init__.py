@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     )
     from ._native import ShardIndex
     from ._objects import Ranges
-    from ._open import safe_open, warm
+    from ._open import TensorIterator, TensorSlice, safe_open, warm
     from ._rearrange import merge, rewrite, split
     from ._save import write_to
     from ._serialize import deserialize, serialize, serialize_file
@@ -92,7 +92,9 @@ __all__ = [
     "StorageError",
     "StorageOptions",
     "TensorInfo",
+    "TensorIterator",
     "TensorNotFoundError",
+    "TensorSlice",
     "Writer",
     "__version__",
     "convert",
@@ -129,6 +131,8 @@ _LATER = {
     "ShardIndex": "_native",
     "StorageOptions": "typing",
     "TensorInfo": "_metadata",
+    "TensorIterator": "_open",
+    "TensorSlice": "_open",
     "Writer": "_writer",
     "convert": "_convert",
     "deserialize": "_serialize",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import re
+from typing import Any
 
 import ingot
 from ingot import _load, _open
@@ -22,7 +23,7 @@ from ._wording import StepError, begin_as_upstream, reading, restate
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from typing import IO, Any, Self
+    from typing import IO, Self
 
     from ingot._frameworks import Adapter
     from ingot._native import TensorInfo
@@ -106,7 +107,7 @@ class _Lent:
 
     if TYPE_CHECKING:
         _adapter: Adapter
-        _move: Callable[[Any], Any] | None
+        _move: _load.Move | _load.Placement | None
 
     def _lender(self) -> tuple[str, Any]:
         """The framework, and the device."""
@@ -160,7 +161,7 @@ class TensorMeta:
         return f'TensorMeta {{ dtype: "{self.dtype}", {place} }}'
 
 
-class PySafeSlice(_Lent, _open.TensorSlice):
+class PySafeSlice(_Lent, _open.TensorSlice[Any]):
     """A tensor of an open file, to be read in part."""
 
     __slots__ = ("_arguments",)
@@ -220,7 +221,7 @@ class PySafeSlice(_Lent, _open.TensorSlice):
         return _slicing.words_of_slicer(self._info.shape, key)
 
 
-class safe_open(_Lent, ingot.safe_open):
+class safe_open(_Lent, ingot.safe_open[Any]):
     """Open a file and read tensors from it one by one.
 
     What `ingot.safe_open` is, with upstream's parameters and the beginnings of upstream's messages.
@@ -254,7 +255,7 @@ class safe_open(_Lent, ingot.safe_open):
         return self
 
     @_opening
-    def keys(self) -> list[str]:
+    def keys(self) -> list[str]:  # type: ignore[override]
         """Give the names of all tensors, sorted."""
         return super().keys()
 

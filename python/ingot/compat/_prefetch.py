@@ -9,9 +9,9 @@ from ingot.errors import SafetensorError, TensorNotFoundError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any, Self
 
+    from ingot._load import Move, Placement
     from ingot._native import Checkpoint, Wrap
 
 
@@ -36,7 +36,7 @@ class PrefetchLoader:
         self,
         checkpoint: Checkpoint,
         wrap: Wrap,
-        move: Callable[[Any], Any] | None,
+        move: Move | Placement | None,
         plan: dict[str, slice | None] | None,
         threads: int,
     ) -> None:

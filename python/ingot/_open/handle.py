@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
-from ._frameworks import adapter
-from ._load import indexed, moved, tensors
-from ._native import Checkpoint, is_url
-from ._options import checked_ahead, one_of
-from ._text import _escaped, _quoted
-from .errors import ClosedError, OptionError
+from collections.abc import Mapping
+from os.path import basename
+from typing import overload
+
+from ingot._frameworks import adapter
+from ingot._load import Value, moved, placing, settled, tensors
+from ingot._native import in_natural_order
+from ingot._options import checked_ahead
+from ingot._text import _escaped, nbytes, plural
+from ingot.errors import ClosedError
+
+from .ahead import AHEAD, TensorIterator, in_order
+from .door import again_by, open_checkpoint
+from .part import TensorSlice, known
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from typing import Any, Literal, Self
+    from collections.abc import Iterable, Iterator
+    from typing import Any, Literal, Self, TypeVar
 
-    from ._frameworks import Adapter
-    from ._load import Move
-    from ._native import TensorInfo, Wrap
-    from ._objects import Source
-    from .typing import Path, StorageOptions
+    import jax
+    import mlx.core as mlx
+    import numpy
+    import paddle
+    import tensorflow
+    import torch
+    from typing_extensions import Unpack
 
-    # A function that opens a handle, and what it is called with.
-    Again = tuple[Callable[..., "safe_open"], tuple[Any, ...]]
+    from ingot._native import TensorInfo
+    from ingot._objects import Source
+    from ingot.typing import Device, OpenOptions, Path, StorageOptions
 
-    Order = Literal["file", "name"] | Iterable[str]
+    from .ahead import Order
+    from .part import Again
 
-# Bytes that are read ahead by default: several of the largest tensors that are common, little beside a model.
-AHEAD = 256 << 20
-
-
-BACKENDS = ("auto", "mmap", "pread")
+    Other = TypeVar("Other")
 
 
-class safe_open:
+class safe_open(Mapping[str, Value]):
     """Open a file, or a checkpoint of many files, and read tensors from it one by one.
 
     Parameters
@@ -53,9 +61,11 @@ class safe_open:
     framework : str
         What the tensors shall be: ``"numpy"`` or ``"np"``; ``"torch"``, ``"pt"`` or ``"pytorch"``; ``"jax"``
         or ``"flax"``; ``"tensorflow"`` or ``"tf"``; ``"mlx"``; ``"paddle"``.
-    device : str, int or the framework's device
+    device : str, int, the framework's device, dict or callable
         Where the tensors shall be. On ``"cpu"``, the default, they are views of the file where the backend
-        maps it; for any other device they are copied there. NumPy knows only ``"cpu"``.
+        maps it; for any other device they are copied there. NumPy knows only ``"cpu"``. A dict has patterns
+        of names (`fnmatch`), each with a device: ``{"layers.0.*": "cuda:0", "*": "cpu"}``. The first that
+        fits decides. A callable is given what `info` gives, and returns the device.
     backend : {"auto", "mmap", "pread"}
         How the file is read. ``"mmap"`` maps it, copy on write: tensors can be written to, the file never
         changes. ``"pread"`` reads into memory that ingot owns, past the page cache what is not in it.
@@ -92,8 +102,11 @@ class safe_open:
 
     Notes
     -----
-    It works as a context manager and without ``with``. It is a mapping from name to tensor: ``len(file)``,
-    ``name in file``, ``for name in file``, ``file[name]``, ``file.items()``.
+    It works as a context manager and without ``with``. It is a `collections.abc.Mapping` from name to tensor:
+    ``len(file)``, ``name in file``, ``for name in file``, ``file[name]``, ``file.get(name)``,
+    ``file.items()``, of which the last two read the tensors one by one. Unlike a dict, it is equal to itself
+    only, and `keys` gives a list, as upstream's does. To type checkers its values are the framework's tensors
+    where `framework` is a literal, such as ``"pt"``; a notebook shows it as a tree and completes its names.
 
     After `close` every method raises `ClosedError`; tensors and slices that were taken before remain good. A
     handle can be used from many threads at once, and pickled, as its slices can: it is then opened again, by
@@ -130,11 +143,74 @@ class safe_open:
 
     __slots__ = ("__weakref__", "_adapter", "_arguments", "_checkpoint", "_given", "_move")
 
+    @overload
+    def __init__(
+        self: safe_open[numpy.ndarray[Any, numpy.dtype[Any]]],
+        filename: Source,
+        framework: Literal["numpy", "np"],
+        device: Device = "cpu",
+        **options: Unpack[OpenOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: safe_open[torch.Tensor],
+        filename: Source,
+        framework: Literal["torch", "pt", "pytorch"],
+        device: Device = "cpu",
+        **options: Unpack[OpenOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: safe_open[jax.Array],
+        filename: Source,
+        framework: Literal["jax", "flax"],
+        device: Device = "cpu",
+        **options: Unpack[OpenOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: safe_open[tensorflow.Tensor],
+        filename: Source,
+        framework: Literal["tensorflow", "tf"],
+        device: Device = "cpu",
+        **options: Unpack[OpenOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: safe_open[mlx.array],
+        filename: Source,
+        framework: Literal["mlx"],
+        device: Device = "cpu",
+        **options: Unpack[OpenOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: safe_open[paddle.Tensor],
+        filename: Source,
+        framework: Literal["paddle"],
+        device: Device = "cpu",
+        **options: Unpack[OpenOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: safe_open[Any],
+        filename: Source,
+        framework: str,
+        device: Device = "cpu",
+        **options: Unpack[OpenOptions],
+    ) -> None: ...
+
     def __init__(
         self,
         filename: Source,
         framework: str,
-        device: Any = "cpu",
+        device: Device = "cpu",
         *,
         backend: str = "auto",
         strict: bool = False,
@@ -143,14 +219,14 @@ class safe_open:
         storage_options: StorageOptions | None = None,
     ) -> None:
         self._adapter = adapter(framework)
-        self._move = self._adapter.mover(device)
+        self._move = placing(self._adapter.mover, device)
         self._checkpoint = open_checkpoint(
             filename, backend, strict, max_header_size, confine, storage_options
         )
         self._given = filename
         self._arguments = (framework, device, backend, strict, max_header_size, confine, storage_options)
 
-    def keys(self) -> list[str]:
+    def keys(self) -> list[str]:  # type: ignore[override]
         """Give the names of all tensors, sorted."""
         return self._checkpoint.names()
 
@@ -243,7 +319,7 @@ class safe_open:
         """
         return self._checkpoint.info(name)
 
-    def get_tensor(self, name: str) -> Any:
+    def get_tensor(self, name: str) -> Value:
         """Read one tensor.
 
         Parameters
@@ -269,9 +345,10 @@ class safe_open:
             Reading failed, or the file is shorter now than when it was opened.
         """
         checkpoint = self._checkpoint
-        return moved(checkpoint, name, checkpoint.tensor(name, self._adapter.wrap), self._move)
+        found: Value = moved(checkpoint, name, checkpoint.tensor(name, self._adapter.wrap), self._move)
+        return found
 
-    def get_tensors(self, names: Iterable[str] | None = None) -> dict[str, Any]:
+    def get_tensors(self, names: Iterable[str] | None = None) -> dict[str, Value]:
         """Read several tensors at once, which is faster than one by one.
 
         Parameters
@@ -291,7 +368,7 @@ class safe_open:
         """
         return tensors(self._checkpoint, names, self._adapter.wrap, self._move)
 
-    def iter_tensors(self, order: Order = "file", *, ahead: int = 256 << 20) -> TensorIterator:
+    def iter_tensors(self, order: Order = "file", *, ahead: int = AHEAD) -> TensorIterator[Value]:
         """Read the tensors one after the other, in the background, ahead of whoever takes them.
 
         Parameters
@@ -322,6 +399,7 @@ class safe_open:
         # A handle of its own, so that it outlives this one.
         checkpoint = self._checkpoint.share()
         names = in_order(checkpoint, order)
+        settled(checkpoint, names, self._move)
         return TensorIterator(checkpoint, names, self._adapter.wrap, self._move, checked_ahead(ahead))
 
     def warm(self, names: Iterable[str] | None = None) -> int:
@@ -346,7 +424,7 @@ class safe_open:
         """
         return self._checkpoint.warm(names)
 
-    def get_slice(self, name: str) -> TensorSlice:
+    def get_slice(self, name: str) -> TensorSlice[Value]:
         """Prepare to read a part of a tensor.
 
         Parameters
@@ -418,16 +496,60 @@ class safe_open:
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> Value:
         return self.get_tensor(name)
 
-    def values(self) -> Iterator[Any]:
-        """Read the tensors one by one, in the order of `keys`."""
-        return (self.get_tensor(name) for name in self.keys())
+    @overload
+    def get(self, name: str, /) -> Value | None: ...
 
-    def items(self) -> Iterator[tuple[str, Any]]:
-        """Read the tensors one by one with their names, in the order of `keys`."""
-        return ((name, self.get_tensor(name)) for name in self.keys())
+    @overload
+    def get(self, name: str, /, default: Other) -> Value | Other: ...
+
+    def get(self, name: str, /, default: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Read one tensor, or give `default` where there is none of that name.
+
+        Parameters
+        ----------
+        name : str
+            The tensor.
+        default : object, optional
+            What to give in its place. None by default.
+
+        Raises
+        ------
+        DtypeError, StorageError
+            As `get_tensor` does.
+        """
+        return self.get_tensor(name) if name in self else default
+
+    # Those of a mapping would compare all tensors, and forbid a set of handles.
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return object.__hash__(self)
+
+    def _ipython_key_completions_(self) -> list[str]:
+        """The names that IPython completes ``file["`` with."""
+        return self.keys()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the tensors as a folded tree. No tensor is read, no shard opened."""
+        # Imported here: it is for notebooks.
+        from ingot._html import page, tree
+
+        facts = [self.format, self.backend]
+        if self._checkpoint.closed:
+            return page(self.path, [*facts, "closed"])
+        facts.append(plural(len(self), "tensor"))
+        if self._checkpoint.is_sharded:
+            names = in_natural_order(self.keys())
+            facts.append(plural(len(self.shards), "file"))
+            return page(self.path, facts, tree((name, (basename(self.shard_of(name)),)) for name in names))
+        infos = self._checkpoint.infos(natural=True)
+        facts.append(nbytes(sum(info.nbytes for info in infos)))
+        rows = ((info.name, (info.dtype, list(info.shape), nbytes(info.nbytes))) for info in infos)
+        return page(self.path, facts, tree(rows))
 
     def __repr__(self) -> str:
         state = "closed" if self._checkpoint.closed else f"{len(self)} tensors"
@@ -435,7 +557,7 @@ class safe_open:
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._check_open()
-        return _known(self._again())
+        return known(self._again())
 
     def _again(self) -> Again | None:
         """What opens it again, wherever that is; None where nothing does."""
@@ -470,198 +592,9 @@ class safe_open:
         )
         return file
 
-    @classmethod
-    def _slice_again(
-        cls, opens: Callable[..., safe_open], arguments: tuple[Any, ...], name: str
-    ) -> TensorSlice:
-        return opens(*arguments).get_slice(name)
-
     def _check_open(self) -> None:
         if self._checkpoint.closed:
             raise ClosedError(f"{_escaped(self.path)}: file is closed", code="closed", path=self.path)
-
-
-class TensorSlice:
-    """A tensor of an open file, to be read in part. `safe_open.get_slice` makes them.
-
-    It can be pickled as its handle can, also when that was closed: the file is opened again where it arrives.
-    """
-
-    __slots__ = ("_adapter", "_again", "_checkpoint", "_info", "_move")
-
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        info: TensorInfo,
-        adapter: Adapter,
-        move: Move | None,
-        again: Callable[[], Again | None],
-    ) -> None:
-        self._checkpoint = checkpoint
-        self._info = info
-        self._adapter = adapter
-        self._move = move
-        self._again = again
-
-    def get_shape(self) -> list[int]:
-        """Give the shape of the whole tensor, as it stands in the header."""
-        return list(self._info.shape)
-
-    def get_dtype(self) -> str:
-        """Give the dtype as its code in the header, such as ``"BF16"``."""
-        return self._info.dtype
-
-    def __getitem__(self, index: Any) -> Any:
-        """Read the part of the tensor that `index` selects.
-
-        Parameters
-        ----------
-        index : int, slice, None, ``...``, list of int, or a tuple of these
-            By the rules of NumPy's basic indexing, and one list of positions. Only the selected bytes are
-            read. Whatever else the framework can index by (masks, arrays, several lists) is left to it: the
-            whole tensor is read, or mapped, and indexed.
-
-        Returns
-        -------
-        array or tensor of the framework
-            A single element is a 0-dimensional array. Where `safe_open.get_tensor` gives a view of the mapped
-            file, ints, slices, None and ``...`` give one too, with strides as NumPy's own slices have; only
-            paddle, TensorFlow and mlx get copies of parts that are not contiguous. A list of positions gives
-            a copy of what the file holds, in C order, and so does every index where the file is not mapped.
-
-        Raises
-        ------
-        SliceError
-            The index does not fit the shape; a step is negative; elements of less than a byte are cut inside
-            a byte.
-        DtypeError, StorageError
-            As `safe_open.get_tensor` does.
-        """
-        name, wrap = self._info.name, self._adapter.wrap
-        try:
-            part = self._checkpoint.select(name, index, wrap)
-        except NotImplementedError:
-            part = indexed(
-                self._checkpoint, name, self._checkpoint.tensor(name, wrap), index, self._adapter.at
-            )
-        return moved(self._checkpoint, name, part, self._move)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return safe_open._slice_again, (*_known(self._again()), self._info.name)
-
-    def __repr__(self) -> str:
-        return f"<slice of tensor {_quoted(self._info.name)}: {self._info.dtype} {self.get_shape()}>"
-
-
-def _known(again: Again | None) -> Again:
-    if again is None:
-        raise TypeError("cannot pickle a handle that was made from an open file: make it with its path")
-    return again
-
-
-def again_by(filename: Any, path: str) -> Any:
-    """What opens the same again: a URL with its secrets, an object, and else `path`."""
-    # What is shown of a URL does not open it again.
-    is_shown = isinstance(filename, str) and is_url(filename)
-    return filename if is_shown or not is_path(filename) else path
-
-
-def is_path(given: object) -> bool:
-    """Whether it is a path. The files of fsspec may have one as well, and may be elsewhere."""
-    return isinstance(given, (str, bytes)) or (hasattr(given, "__fspath__") and not hasattr(given, "fs"))
-
-
-def open_checkpoint(
-    filename: Source,
-    backend: str,
-    strict: bool = False,
-    max_header_size: int | None = None,
-    confine: bool = False,
-    storage_options: StorageOptions | None = None,
-    *,
-    lent: bool = False,
-) -> Checkpoint:
-    """The open file, the open checkpoint, or what is behind a URL or in an object.
-
-    A file that is `lent` is one of perhaps many, which is closed while nobody reads it and others are read.
-    """
-    one_of("backend", backend, BACKENDS)
-    if isinstance(filename, str) and is_url(filename):
-        if backend == "mmap":
-            raise OptionError("backend 'mmap' is for files: what is behind a URL cannot be mapped")
-        return Checkpoint.open_url(filename, storage_options, strict, max_header_size)
-    path: Any = filename
-    if not is_path(filename):
-        # Imported here: it takes the modules of threads.
-        from ._objects import open_object
-
-        path = open_object(filename, backend, strict, max_header_size)
-        if isinstance(path, Checkpoint):
-            return path
-    return Checkpoint.open(path, backend, strict, max_header_size, confine, lent)
-
-
-class TensorIterator:
-    """Pairs of name and tensor, read ahead of whoever takes them. `safe_open.iter_tensors` makes them.
-
-    It ends its thread and frees what was not taken when it is closed, when it is dropped, and at the end of a
-    ``with``. An exception about one tensor does not end it: the next call gives the next tensor.
-    """
-
-    __slots__ = ("__weakref__", "_checkpoint", "_move", "_stream", "_wrap")
-
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        names: Iterable[str],
-        wrap: Wrap,
-        move: Callable[[Any], Any] | None,
-        ahead: int,
-    ) -> None:
-        self._checkpoint = checkpoint
-        self._wrap = wrap
-        self._move = move
-        self._stream = checkpoint.stream([(name, None) for name in names], ahead)
-        if checkpoint.backend == "object":
-            from ._objects import close_at_exit
-
-            close_at_exit(self)
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> tuple[str, Any]:
-        found = self._stream.next(self._wrap)
-        if found is None:
-            raise StopIteration
-        name, tensor = found
-        return name, moved(self._checkpoint, name, tensor, self._move)
-
-    def close(self) -> None:
-        """Stop reading, and let go of what was not taken. Again is allowed."""
-        self._stream.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-
-def in_order(checkpoint: Checkpoint, order: Order) -> list[str]:
-    """The names that `order` stands for."""
-    if not isinstance(order, str):
-        return list(order)
-    if order == "file":
-        return checkpoint.offset_names()
-    if order == "name":
-        return checkpoint.names()
-    raise OptionError(
-        f"order {order!r} is unknown: expected 'file', 'name' or an iterable of names",
-        code="unknown-order",
-        expected=("file", "name"),
-        found=order,
-    )
 
 
 def warm(filename: Path) -> int:

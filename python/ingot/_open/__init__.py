@@ -1,0 +1,12 @@
+"""What is open for reading: `door` opens it, callers hold a `handle`, `part` and `ahead` read from that."""
+
+from .ahead import AHEAD as AHEAD
+from .ahead import TensorIterator as TensorIterator
+from .door import BACKENDS as BACKENDS
+from .door import again_by as again_by
+from .door import is_path as is_path
+from .door import open_checkpoint as open_checkpoint
+from .handle import safe_open as safe_open
+from .handle import warm as warm
+from .part import Again as Again
+from .part import TensorSlice as TensorSlice

@@ -1,0 +1,58 @@
+"""Opening: a file, a checkpoint of many, what is behind a URL, or what an object holds."""
+
+from __future__ import annotations
+
+from ingot._native import Checkpoint, is_url
+from ingot._options import one_of
+from ingot.errors import OptionError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ingot._objects import Source
+    from ingot.typing import StorageOptions
+
+BACKENDS = ("auto", "mmap", "pread")
+
+
+def again_by(filename: Any, path: str) -> Any:
+    """What opens the same again: a URL with its secrets, an object, and else `path`."""
+    # What is shown of a URL does not open it again.
+    is_shown = isinstance(filename, str) and is_url(filename)
+    return filename if is_shown or not is_path(filename) else path
+
+
+def is_path(given: object) -> bool:
+    """Whether it is a path. The files of fsspec may have one as well, and may be elsewhere."""
+    return isinstance(given, (str, bytes)) or (hasattr(given, "__fspath__") and not hasattr(given, "fs"))
+
+
+def open_checkpoint(
+    filename: Source,
+    backend: str,
+    strict: bool = False,
+    max_header_size: int | None = None,
+    confine: bool = False,
+    storage_options: StorageOptions | None = None,
+    *,
+    lent: bool = False,
+) -> Checkpoint:
+    """The open file, the open checkpoint, or what is behind a URL or in an object.
+
+    A file that is `lent` is one of perhaps many, which is closed while nobody reads it and others are read.
+    """
+    one_of("backend", backend, BACKENDS)
+    if isinstance(filename, str) and is_url(filename):
+        if backend == "mmap":
+            raise OptionError("backend 'mmap' is for files: what is behind a URL cannot be mapped")
+        return Checkpoint.open_url(filename, storage_options, strict, max_header_size)
+    path: Any = filename
+    if not is_path(filename):
+        # Imported here: it takes the modules of threads.
+        from ingot._objects import open_object
+
+        path = open_object(filename, backend, strict, max_header_size)
+        if isinstance(path, Checkpoint):
+            return path
+    return Checkpoint.open(path, backend, strict, max_header_size, confine, lent)

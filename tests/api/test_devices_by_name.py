@@ -1,0 +1,178 @@
+"""Devices by the names of tensors: the same rules wherever tensors are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ingot
+import ingot.numpy
+import ingot.torch
+
+TENSORS = {f"layers.{number}.{kind}": torch.ones(2, 3) for number in range(3) for kind in ("w", "b")} | {
+    "Head[0]": torch.ones(2, 3)
+}
+
+
+@pytest.fixture(params=["mmap", "pread"])
+def backend(request: pytest.FixtureRequest) -> str:
+    backend: str = request.param
+    return backend
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "model.safetensors"
+    ingot.torch.save_file(TENSORS, path, durable=False)
+    return path
+
+
+def one_by_one(path: Path, device: Any, backend: str) -> dict[str, torch.Tensor]:
+    with ingot.safe_open(path, "pt", device, backend=backend) as file:
+        return {name: file[name] for name in file}
+
+
+def at_once(path: Path, device: Any, backend: str) -> dict[str, torch.Tensor]:
+    with ingot.safe_open(path, "pt", device, backend=backend) as file:
+        return file.get_tensors(name for name in TENSORS)
+
+
+def ahead(path: Path, device: Any, backend: str) -> dict[str, torch.Tensor]:
+    with ingot.safe_open(path, "pt", device, backend=backend).iter_tensors() as tensors:
+        return dict(tensors)
+
+
+def sliced(path: Path, device: Any, backend: str) -> dict[str, torch.Tensor]:
+    with ingot.safe_open(path, "pt", device, backend=backend) as file:
+        return {name: file.get_slice(name)[:1] for name in file}
+
+
+def whole(path: Path, device: Any, backend: str) -> dict[str, torch.Tensor]:
+    return ingot.torch.load_file(path, device, backend=backend)
+
+
+def chosen(path: Path, device: Any, backend: str) -> dict[str, torch.Tensor]:
+    return ingot.torch.load_file(path, device, backend=backend, keys=TENSORS)
+
+
+def in_parts(path: Path, device: Any, backend: str) -> dict[str, torch.Tensor]:
+    slices = {name: slice(1) for name in TENSORS}
+    return ingot.torch.load_file(path, device, backend=backend, slices=slices)
+
+
+def cast(path: Path, device: Any, backend: str) -> dict[str, torch.Tensor]:
+    return ingot.torch.load_file(path, device, backend=backend, dtype="BF16")
+
+
+def from_an_object(path: Path, device: Any, backend: str) -> dict[str, torch.Tensor]:
+    return ingot.torch.load_file(BytesIO(path.read_bytes()), device)
+
+
+DOORS = [one_by_one, at_once, ahead, sliced, whole, chosen, in_parts, cast, from_an_object]
+every_door = pytest.mark.parametrize("door", DOORS)
+Door = Callable[[Path, Any, str], dict[str, torch.Tensor]]
+
+
+@every_door
+@pytest.mark.parametrize(
+    ("device", "on_meta"),
+    [
+        ({"*": "meta"}, set(TENSORS)),
+        ({"layers.0.*": "meta", "*": "cpu"}, {"layers.0.w", "layers.0.b"}),
+        # The first that fits, not the closest.
+        ({"layers.*": "cpu", "layers.0.*": "meta", "*": torch.device("meta")}, {"Head[0]"}),
+        ({"*.[!b]": "meta", "*": None}, {"layers.0.w", "layers.1.w", "layers.2.w"}),
+        # As fnmatch has it, on every system: case counts, and a bracket is a set of characters.
+        ({"head*": "meta", "Head[0]": "meta", "Head[[]0]": "cpu", "*": "cpu"}, set()),
+        (lambda info: "meta" if info.name.endswith("w") else "cpu", {f"layers.{n}.w" for n in range(3)}),
+        (lambda info: torch.device("meta" if info.begin == 0 else "cpu"), {"Head[0]"}),
+    ],
+)
+def test_each_tensor_goes_where_its_name_sends_it(
+    path: Path, backend: str, door: Door, device: Any, on_meta: set[str]
+) -> None:
+    found = door(path, device, backend)
+    assert found.keys() == TENSORS.keys()
+    assert {name for name, tensor in found.items() if tensor.is_meta} == on_meta
+    for name in found.keys() - on_meta:
+        assert (found[name] == 1).all()
+
+
+@every_door
+@pytest.mark.parametrize("device", [{}, {"layers.*": "cpu"}, {"head*": "cpu", "layers.*": "meta"}])
+def test_a_name_that_no_pattern_fits_is_named(path: Path, backend: str, door: Door, device: Any) -> None:
+    with pytest.raises(ingot.OptionError, match="no pattern of device fits") as caught:
+        door(path, device, backend)
+    assert caught.value.code == "no-device"
+    assert caught.value.tensor in TENSORS
+    assert caught.value.tensor in str(caught.value)
+    assert caught.value.expected == tuple(device)
+    if device:
+        assert caught.value.tensor == "Head[0]"
+
+
+def test_it_is_said_before_anything_is_read(path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    for options in ({}, {"dtype": "BF16"}, {"slices": {"layers.0.w": 0}}, {"verify": True}):
+        with pytest.raises(ingot.OptionError, match="no pattern"):
+            ingot.torch.load_file(
+                path,
+                {"layers.*": "meta"},
+                backend="pread",
+                progress=lambda done, total: told.append((done, total)),
+                **options,  # type: ignore[arg-type]
+            )
+    assert [done for done, _ in told if done] == []
+
+
+def test_what_is_left_out_or_has_a_place_needs_no_device(path: Path) -> None:
+    assert len(ingot.torch.load_file(path, {"layers.*": "cpu"}, prefix="layers")) == 6
+    out = {"Head[0]": torch.zeros(2, 3)}
+    found = ingot.torch.load_file(path, {"layers.*": "meta"}, out=out)
+    assert found["Head[0]"] is out["Head[0]"]
+    assert out["Head[0]"].sum() == 6
+    assert found["layers.0.w"].is_meta
+
+
+def test_names_that_share_memory_go_together(tmp_path: Path) -> None:
+    tied = torch.ones(4)
+    path = tmp_path / "tied"
+    ingot.torch.save_file({"a": tied, "b": tied, "c": torch.ones(1)}, path, shared="alias", durable=False)
+    found = ingot.torch.load_file(path, {"a": "meta", "c": "cpu"})
+    assert found["a"].is_meta
+    assert found["b"].is_meta
+    assert not found["c"].is_meta
+
+
+def test_a_module_is_loaded_by_them_too(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    ingot.torch.save_model(model, tmp_path / "m", None)
+    other = torch.nn.Linear(2, 2)
+    ingot.torch.load_model(other, tmp_path / "m", device={"*": "cpu"})
+    assert torch.equal(model.weight, other.weight)
+
+
+def test_devices_are_checked_at_the_door(path: Path) -> None:
+    with pytest.raises(ingot.OptionError, match="nope"):
+        ingot.torch.load_file(path, {"unused": "nope", "*": "cpu"})
+    with pytest.raises(ingot.OptionError, match="nope"):
+        ingot.safe_open(path, "pt", {"unused": "nope"})
+    with pytest.raises(ingot.OptionError, match="nope"):
+        ingot.torch.load_file(path, lambda info: "nope")
+    with pytest.raises(TypeError, match="patterns of device must be str"):
+        ingot.torch.load_file(path, {3: "cpu"})
+    with pytest.raises(ZeroDivisionError):
+        ingot.torch.load_file(path, lambda info: 1 // 0)
+
+
+def test_a_handle_with_patterns_is_pickled(path: Path) -> None:
+    import pickle
+
+    file = pickle.loads(pickle.dumps(ingot.safe_open(path, "pt", {"layers.*": "meta", "*": "cpu"})))
+    assert file["layers.0.w"].is_meta
+    assert not file["Head[0]"].is_meta
