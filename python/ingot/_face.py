@@ -167,8 +167,7 @@ class Whole(Generic[Tensor]):
             (``"invalid-checksums"``).
         OptionError
             `device`, `backend` or `threads` is not one of the choices; no pattern of `device` fits a name; or
-            `slices` have a tensor that the
-            other options leave out, or cannot be compared.
+            `slices` have a tensor that the other options leave out, or cannot be compared.
         """
         return self.loaded(
             filename,

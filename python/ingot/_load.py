@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     # `tensor[index]` by the rules of a framework.
     At = Callable[[Any, Any], Any]
 
-    # What takes tensors to a device: all to one, or each by its name to its own.
+    # Takes a tensor to a device.
     Move = Callable[[Any], Any]
 
     class Options(TypedDict):

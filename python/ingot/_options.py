@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from os import environ, fsdecode
+from typing import NamedTuple
 
 from ._text import _quoted
 from .errors import OptionError, SaveError
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from .typing import Checksums
+    from .typing import Align, Checksums, Format, Progress, SaveOptions
 
 #: The other names that `storage_options` takes, in small letters or large: those of s3fs, gcsfs and adlfs,
 #: and of object_store with all that is built on it.
@@ -194,24 +195,36 @@ def is_durable(durable: bool | None) -> bool:
     return environ.get("INGOT_DURABLE") != "0" if durable is None else durable
 
 
-def file_options(
-    *,
-    durable: bool | None = None,
-    atomic: bool = True,
-    force: bool = False,
-    reserve_header: int = 0,
-    align: int = 8,
-    checksums: Checksums = None,
-) -> dict[str, Any]:
-    """How a file is written, checked, as the extension module takes it. `SaveOptions` documents it."""
-    return {
-        "reserve": room(reserve_header),
-        "align": alignment(align),
-        "durable": is_durable(durable),
-        "atomic": atomic,
-        "force": force,
-        "checksums": known_checksums(checksums),
-    }
+class Saving(NamedTuple):
+    """The options of saving, each with its default. `SaveOptions` documents them."""
+
+    format: Format | None = None
+    durable: bool | None = None
+    atomic: bool = True
+    force: bool = False
+    progress: Progress = False
+    snapshot: bool = True
+    reserve_header: int = 0
+    align: Align = 8
+    checksums: Checksums = None
+
+    @classmethod
+    def of(cls, options: SaveOptions) -> Saving:
+        """What a caller gave as keywords."""
+        for name in options.keys() - set(cls._fields):
+            raise TypeError(f"save_file() got an unexpected keyword argument {name!r}")
+        return cls(**options)
+
+    def of_file(self) -> dict[str, Any]:
+        """Those that the extension module sees to, checked, by its names for them."""
+        return {
+            "reserve": room(self.reserve_header),
+            "align": alignment(self.align),
+            "durable": is_durable(self.durable),
+            "atomic": self.atomic,
+            "force": self.force,
+            "checksums": known_checksums(self.checksums),
+        }
 
 
 def checked_threads(threads: int | None) -> int | None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from . import _native
 from ._frameworks import payload
-from ._options import file_options, format_for, known_format, named, texts
+from ._options import Saving, format_for, known_format, named, texts
 from ._text import _escaped
 from .errors import StorageError
 from .typing import SaveOptions
@@ -145,46 +145,26 @@ def write_file(
     background : bool
         As for `ingot.numpy.save_file`.
     """
-    for name in options.keys() - SaveOptions.__annotations__.keys():
-        raise TypeError(f"save_file() got an unexpected keyword argument {name!r}")
-    return _write(filename, tensors, payload, metadata, export, shared, views, background, **options)
-
-
-def _write(
-    filename: Path,
-    tensors: dict[str, Any],
-    payload: Payload,
-    metadata: Mapping[str, str] | None,
-    export: Export | None,
-    shared: str,
-    views: str | None,
-    background: bool,
-    *,
-    format: Format | None = None,
-    progress: Progress = False,
-    snapshot: bool = True,
-    **options: Any,
-) -> Future[None] | None:
-    """As `write_file`, which has checked that there are no other `options` than those of `file_options`."""
+    how = Saving.of(options)
     path = _native.local_path(filename)
-    write = _writer(progress, path)
+    write = _writer(how.progress, path)
     file = _native.prepare(
         # Where a relative path leads now, and not when its turn comes.
         join(getcwd(), fsdecode(path)) if background else path,
         tensors,
         payload,
         texts(metadata),
-        format_for(path, format),
+        format_for(path, how.format),
         export=export,
         shared=shared,
         views=views,
-        **file_options(**options),
+        **how.of_file(),
     )
     # What is left of the tensors is in `file`.
     del tensors, payload, export
     if not background:
         return write(file)
-    if snapshot:
+    if how.snapshot:
         file.snapshot()
     from ._background import SAVES
 
@@ -204,11 +184,15 @@ def takes_save_options(function: Function) -> Function:
     from inspect import Parameter, cleandoc, signature
 
     shown = signature(function)
-    defaults = {**signature(_write).parameters, **signature(file_options).parameters}
     own = [one for one in shown.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
     options = [
-        defaults[name].replace(kind=Parameter.KEYWORD_ONLY, annotation=hint.__forward_arg__)
-        for name, hint in SaveOptions.__annotations__.items()
+        Parameter(
+            name,
+            Parameter.KEYWORD_ONLY,
+            default=default,
+            annotation=SaveOptions.__annotations__[name].__forward_arg__,
+        )
+        for name, default in Saving._field_defaults.items()
     ]
     whole: Any = function
     whole.__signature__ = shown.replace(parameters=own + options)

@@ -66,23 +66,18 @@ NEW_OPTION = {
         ("    checksums: Checksums\n", "    mode: int | None\n"),
     ],
     "_options.py": [
+        ("    checksums: Checksums = None\n", "    mode: int | None = None\n"),
         (
-            "def file_options(\n",
-            "def checked_mode(mode: object) -> None:\n"
-            "    if mode is not None and not isinstance(mode, int):\n"
-            "        raise TypeError('mode must be an int')\n\n\n",
+            "        return cls(**options)\n",
+            "        if not isinstance(options.get('mode', 0), int):\n"
+            "            raise TypeError('mode must be an int')\n",
         ),
     ],
     "_save.py": [
-        ("    snapshot: bool = True,\n", "    mode: int | None = None,\n"),
-        (
-            "    write = _writer(progress, path)\n",
-            "    import os\n    from ._options import checked_mode\n\n    checked_mode(mode)\n",
-        ),
         (
             "    # What is left of the tensors is in `file`.\n",
-            "    plain = write\n\n    def write(file):\n        plain(file)\n"
-            "        if mode is not None:\n            os.chmod(path, mode)\n\n",
+            "    plain = write\n\n    def write(file):\n        import os\n\n        plain(file)\n"
+            "        if how.mode is not None:\n            os.chmod(path, how.mode)\n\n",
         ),
     ],
 }

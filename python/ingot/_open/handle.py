@@ -96,7 +96,7 @@ class safe_open(Mapping[str, Value]):
         holds several checkpoints.
     OptionError
         `framework`, `device`, `backend` or ``INGOT_BACKEND`` is not one of the choices, or the scheme of a
-        URL is none of these.
+        URL is none of these. Reading a tensor whose name no pattern of `device` fits raises it too.
     ImportError
         The framework is not installed. The message has the command that installs it.
 
