@@ -92,6 +92,8 @@ pub(crate) fn render_head<'h>(
 pub(crate) struct Head {
     pub(crate) status: u16,
     pub(crate) reason: String,
+    /// HTTP/1.0, which has no chunks.
+    is_old: bool,
     headers: Vec<(String, Vec<u8>)>,
 }
 
@@ -102,9 +104,14 @@ impl Head {
             match Head::parse(connection.buffered())? {
                 Some((taken, head)) => {
                     connection.take(taken);
-                    // 1xx: the answer is still to come. Nobody has asked for another protocol.
-                    if head.status >= 200 {
-                        return Ok(head);
+                    match head.status {
+                        // Nobody has asked for another protocol, and what follows would be in it.
+                        ..100 | 101 => {
+                            return Err(FaultKind::Malformed("its status is none of HTTP/1.1").into());
+                        }
+                        // The answer is still to come.
+                        102..200 | 100 => {}
+                        _ => return Ok(head),
                     }
                 }
                 None if connection.buffered().len() > MAX_HEAD_NBYTES => {
@@ -133,6 +140,7 @@ impl Head {
         let head = Head {
             status: response.code.unwrap_or(0),
             reason: response.reason.unwrap_or_default().to_owned(),
+            is_old: response.version == Some(0),
             headers: response.headers.iter().map(header).collect(),
         };
         Ok(Some((taken, head)))
@@ -193,6 +201,10 @@ impl Head {
             // Two lengths: what one reader takes for the end is the next answer to another.
             Some(_) if is_coded => {
                 Err(FaultKind::Malformed("it has both Transfer-Encoding and Content-Length").into())
+            }
+            // A proxy that knows no chunks may have passed it on, and would have ended it elsewhere.
+            None if is_coded && self.is_old => {
+                Err(FaultKind::Malformed("it has Transfer-Encoding in HTTP/1.0").into())
             }
             None if is_coded => match &self.list("transfer-encoding")?[..] {
                 [coding] if coding.eq_ignore_ascii_case("chunked") => Ok(Framing::Chunked {
@@ -300,6 +312,10 @@ impl Framing {
         let most = to_usize(*left).unwrap_or(usize::MAX).min(dest.len());
         let count = connection.read(&mut dest[..most], pace)?;
         *left -= to_u64(count);
+        // How long all of it is stands nowhere else: nobody after us could tell it from the end.
+        if count == 0 && most > 0 && matches!(self, Framing::Chunked { .. }) {
+            return Err(cut_off());
+        }
         Ok(count)
     }
 
@@ -316,6 +332,10 @@ fn next_chunk(connection: &mut Connection, is_first: bool, pace: &mut Pace<'_>) 
     }
     let mut text = line(connection, pace)?;
     text.extend_from_slice(b"\r\n");
+    // httparse reads no digits as 0, which is the end.
+    if !text[0].is_ascii_hexdigit() {
+        return Err(FaultKind::Malformed("a chunk has no length").into());
+    }
     let nbytes = match httparse::parse_chunk_size(&text) {
         Ok(httparse::Status::Complete((_, nbytes))) => nbytes,
         _ => return Err(FaultKind::Malformed("a chunk has no length").into()),
@@ -328,12 +348,29 @@ fn next_chunk(connection: &mut Connection, is_first: bool, pace: &mut Pace<'_>) 
             if text.is_empty() {
                 break;
             }
+            if !is_header_line(text) {
+                return Err(FaultKind::Malformed("its trailer cannot be read").into());
+            }
             if trailer > MAX_CHUNK_LINE_NBYTES {
                 return Err(FaultKind::Malformed("its trailer is too long").into());
             }
         }
     }
     Ok(nbytes)
+}
+
+/// Whether it is one header, as in a head.
+fn is_header_line(mut line: Vec<u8>) -> bool {
+    line.extend_from_slice(b"\r\n\r\n");
+    let mut header = [httparse::EMPTY_HEADER];
+    matches!(
+        httparse::parse_headers(&line, &mut header),
+        Ok(httparse::Status::Complete((_, [_])))
+    )
+}
+
+fn cut_off() -> Fault {
+    FaultKind::Broken(std::io::ErrorKind::UnexpectedEof.into()).into()
 }
 
 /// The next line, without its end.
@@ -343,13 +380,17 @@ fn line(connection: &mut Connection, pace: &mut Pace<'_>) -> Result<Vec<u8>, Fau
         if let Some(end) = bytes.windows(2).position(|pair| pair == b"\r\n") {
             let line = bytes[..end].to_vec();
             connection.take(end + 2);
+            // Other readers end a line there.
+            if line.iter().any(|byte| b"\r\n\0".contains(byte)) {
+                return Err(FaultKind::Malformed("a line between chunks has an end inside").into());
+            }
             return Ok(line);
         }
         if bytes.len() > MAX_CHUNK_LINE_NBYTES {
             return Err(FaultKind::Malformed("a line between chunks does not end").into());
         }
         if connection.fill(pace)? == 0 {
-            return Err(FaultKind::Broken(std::io::ErrorKind::UnexpectedEof.into()).into());
+            return Err(cut_off());
         }
     }
 }

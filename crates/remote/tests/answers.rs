@@ -1,0 +1,524 @@
+//! Answers of HTTP/1.1 and URLs, held against `hyper`, `httparse` and `http`: what any of them refuses is refused here
+//! too, or a test says why not; and what we take has the bytes that it has to them.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+#[allow(dead_code, reason = "this file needs less of it than its neighbours")]
+mod server;
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::thread;
+use std::time::Duration;
+
+use hyper::body::{Body, Bytes, Frame, Incoming};
+use hyper::client::conn::http1;
+use ingot_remote::{Client, Fault, Location, RemoteFile, RemoteOptions, Resource, StopFlag};
+use server::{Answer, Server};
+
+/// What `http` refuses in a path and we take. Paths go as they stand, and curl sends these: they are in keys of stores.
+const TAKEN: &[char] = &['<', '>', '`', '"'];
+
+/// First lines; the first is a good one, as in each of these lists.
+const FIRST: &[&str] = &[
+    "HTTP/1.1 200 OK",
+    "HTTP/1.1 200",
+    "HTTP/1.1 200 ",
+    "HTTP/1.0 200 OK",
+    "HTTP/1.2 200 OK",
+    "HTTP/2.0 200 OK",
+    "http/1.1 200 OK",
+    "ICY 200 OK",
+    "HTTP/1.1  200 OK",
+    "HTTP/1.1\t200 OK",
+    "HTTP/1.1 20 OK",
+    "HTTP/1.1 2000 OK",
+    "HTTP/1.1 +20 OK",
+    "HTTP/1.1 200 O\0K",
+    "HTTP/1.1 200 O\x7fK",
+    "HTTP/1.1 200 Für",
+    " HTTP/1.1 200 OK",
+    "\r\nHTTP/1.1 200 OK",
+    "\nHTTP/1.1 200 OK",
+    "HTTP/1.1 100 Go on\r\n\r\nHTTP/1.1 200 OK",
+    "HTTP/1.1 103 Hints\r\nLink: <x>\r\n\r\nHTTP/1.1 100 Go on\r\n\r\nHTTP/1.1 200 OK",
+    "HTTP/1.1 100 Go on\r\nContent-Length: 3\r\n\r\nHTTP/1.1 200 OK",
+    "HTTP/1.1 101 Switching\r\n\r\nHTTP/1.1 200 OK",
+    "HTTP/1.1 099 Early\r\n\r\nHTTP/1.1 200 OK",
+    "HTTP/1.1 204 None",
+    "HTTP/1.1 304 Same",
+];
+
+/// Lines that stand among the headers.
+const MORE: &[&str] = &[
+    "X: y",
+    "X:y",
+    "X:",
+    "X: y ",
+    "X: a\r\n b",
+    "X: a\r\n\tb",
+    " X: y",
+    "\tX: y",
+    "X : y",
+    "X\t: y",
+    ": y",
+    "X",
+    "X y: z",
+    "X: a\0b",
+    "X: a\x01b",
+    "X: a\x7fb",
+    "X: a\rb",
+    "X\0: y",
+    "Ü: y",
+    "X: ü",
+    "X(: y",
+    "X: y\r",
+];
+
+/// How a body of five bytes is delimited.
+const LENGTHS: &[&str] = &[
+    "Content-Length: 5",
+    "Content-Length:5",
+    "Content-Length: 5 ",
+    "Content-Length: 005",
+    "Content-Length: 5\r\nContent-Length: 5",
+    "Content-Length: 5\r\ncontent-length: 6",
+    "Content-Length: 6\r\nContent-Length: 5",
+    "Content-Length: 5, 5",
+    "Content-Length: 5,6",
+    "Content-Length: +5",
+    "Content-Length: -5",
+    "Content-Length: 0x5",
+    "Content-Length: 5 5",
+    "Content-Length: 5.0",
+    "Content-Length:",
+    "Content-Length: x",
+    "Content-Length: 99999999999999999999",
+    "Content-Length: 18446744073709551615",
+    "Content-Length: 6",
+    "Content-Length : 5",
+    "Content-Length: 5\r\n ",
+    "Content-Length: 5\0",
+    "Connection: close",
+];
+
+/// How one in chunks is said to be.
+const CODINGS: &[&str] = &[
+    "Transfer-Encoding: chunked",
+    "transfer-encoding: Chunked",
+    "Transfer-Encoding: chunked ",
+    "Transfer-Encoding: gzip, chunked",
+    "Transfer-Encoding: chunked, gzip",
+    "Transfer-Encoding: chunked, chunked",
+    "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked",
+    "Transfer-Encoding: identity",
+    "Transfer-Encoding: xchunked",
+    "Transfer-Encoding: chunked;q=1",
+    "Transfer-Encoding: ,chunked",
+    "Transfer-Encoding: \x0bchunked",
+    "Transfer-Encoding : chunked",
+    "Transfer-Encoding:",
+    "Transfer-Encoding: chunked\r\nContent-Length: 5",
+    "Content-Length: 5\r\nTransfer-Encoding: chunked",
+    "Content-Length: 15\r\nTransfer-Encoding: identity",
+];
+
+/// Lines before a chunk of five bytes.
+const SIZES: &[&str] = &[
+    "5",
+    "05",
+    "0000000000000005",
+    "00000000000000005",
+    "5 ",
+    "5\t",
+    "5;a=b",
+    "5 ;a",
+    "5;a=\"b\"",
+    "5;",
+    " 5",
+    "5 5",
+    "+5",
+    "-5",
+    "0x5",
+    "5x",
+    "G",
+    "",
+    ";a",
+    "5;a\0",
+    "5;a\x01",
+    "5;a\rb",
+    "5\r",
+    "5;a\nb",
+    "FFFFFFFFFFFFFFFF",
+    "10000000000000005",
+    "6",
+    "4",
+];
+
+/// What stands after it, up to the end.
+const ENDS: &[&str] = &[
+    "\r\n0\r\n\r\n",
+    "\r\n000\r\n\r\n",
+    "\r\n0;a=b\r\n\r\n",
+    "\r\n0\r\nX: y\r\n\r\n",
+    "\r\n0\r\nContent-Length: 9\r\n\r\n",
+    "\r\n0\r\nX y\r\n\r\n",
+    "\r\n0\r\nX: a\0b\r\n\r\n",
+    "\r\n0\r\n: y\r\n\r\n",
+    "\r\n0\r\n X: y\r\n\r\n",
+    "\r\n0\r\nX : y\r\n\r\n",
+    "\r\n0\r\nX: a\rb\r\n\r\n",
+    "\r\n0\n\n",
+    "\n0\r\n\r\n",
+    "0\r\n\r\n",
+    "xx0\r\n\r\n",
+    "\r\n0\r\n",
+    "\r\n0",
+    "\r\n",
+    "",
+    "\r\n0\r\n\n",
+    "\r\n0\r\nX: y\n\r\n",
+    "\r\n3\r\nabc\r\n0\r\n\r\n",
+    "\r\n-0\r\n\r\n",
+    "\r\n\r\n",
+];
+
+const LINE_ENDS: &[&str] = &["\r\n", "\n", "\r", "\r\r\n", "\n\r"];
+
+/// xorshift64: the same answers on every run.
+struct Dice(u64);
+
+impl Dice {
+    /// Mostly the first, so that an answer has few faults.
+    fn pick<'t>(&mut self, table: &[&'t str]) -> &'t str {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        let at = match self.0 % 4 {
+            0 => usize::try_from((self.0 >> 8) % 1000).unwrap() % table.len(),
+            _ => 0,
+        };
+        table[at]
+    }
+}
+
+fn render(parts: [&str; 6], is_chunked: bool) -> Vec<u8> {
+    let [first, more, framing, size, after, end] = parts;
+    let mut text = format!("{first}{end}{more}{end}{framing}{end}{end}");
+    match is_chunked {
+        true => text.push_str(&format!("{size}\r\nhello{after}")),
+        false => text.push_str("hello"),
+    }
+    text.into_bytes()
+}
+
+/// Each piece alone in an answer that is good otherwise, and 1,500 answers of several.
+fn answers() -> Vec<Vec<u8>> {
+    let mut answers = BTreeSet::new();
+    for is_chunked in [false, true] {
+        let tables = [
+            FIRST,
+            MORE,
+            if is_chunked { CODINGS } else { LENGTHS },
+            SIZES,
+            ENDS,
+            LINE_ENDS,
+        ];
+        let good = tables.map(|table| table[0]);
+        for (at, table) in tables.iter().enumerate() {
+            for piece in *table {
+                let mut parts = good;
+                parts[at] = piece;
+                answers.insert(render(parts, is_chunked));
+            }
+        }
+        let mut dice = Dice(0x5EED_0001);
+        for _ in 0..750 {
+            answers.insert(render(tables.map(|table| dice.pick(table)), is_chunked));
+        }
+        // More headers than anybody sends, and long ones.
+        for (count, nbytes) in [(90, 1), (200, 1), (1, 60_000), (1, 500_000)] {
+            let many = vec![format!("X: {}", "y".repeat(nbytes)); count].join("\r\n");
+            let mut parts = good;
+            parts[1] = &many;
+            answers.insert(render(parts, is_chunked));
+        }
+    }
+    // Ended at each byte.
+    let whole = render([FIRST[0], MORE[0], LENGTHS[0], "", "", "\r\n"], false);
+    answers.extend((0..whole.len()).map(|end| whole[..end].to_vec()));
+    let whole = render([FIRST[0], MORE[0], CODINGS[0], SIZES[0], ENDS[3], "\r\n"], true);
+    answers.extend((0..whole.len()).map(|end| whole[..end].to_vec()));
+    answers.into_iter().collect()
+}
+
+/// Gives the `n`-th answer to who asks for `/n`, and ends the connection.
+fn serve(answers: Arc<Vec<Vec<u8>>>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            let answers = Arc::clone(&answers);
+            thread::spawn(move || answer(&stream, &answers));
+        }
+    });
+    url
+}
+
+fn answer(mut stream: &TcpStream, answers: &[Vec<u8>]) -> Option<()> {
+    let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
+    let at: usize = lines.next()?.split(' ').nth(1)?.strip_prefix('/')?.parse().ok()?;
+    lines.find(String::is_empty)?;
+    stream.write_all(&answers[at]).ok()?;
+    stream.shutdown(Shutdown::Write).ok()?;
+    // Until the client has hung up: a reset would take the answer along.
+    io::copy(&mut stream, &mut io::sink()).ok().map(drop)
+}
+
+fn ours(url: &str) -> Result<Vec<u8>, Fault> {
+    let mut options = RemoteOptions::default();
+    options.retries = 0;
+    options.timeout = Duration::from_secs(20);
+    let Location::Remote(remote) = Location::find(url, &options, StopFlag::never())? else {
+        panic!("{url} is on this machine");
+    };
+    let resource = Resource::new(&Arc::new(Client::new(options)), &remote);
+    let file = RemoteFile::begin(resource, 64, StopFlag::never())?;
+    let mut bytes = Vec::new();
+    file.all(StopFlag::never()).read_to_end(&mut bytes).unwrap();
+    Ok(bytes)
+}
+
+/// A connection in memory: the answer can be read once something was written.
+struct Wire<'a> {
+    answer: &'a [u8],
+    is_asked: bool,
+}
+
+impl hyper::rt::Read for Wire<'_> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        mut dest: hyper::rt::ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        if !self.is_asked {
+            return Poll::Pending;
+        }
+        let (now, later) = self.answer.split_at(self.answer.len().min(dest.remaining()));
+        dest.put_slice(now);
+        self.answer = later;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl hyper::rt::Write for Wire<'_> {
+    fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.is_asked = true;
+        Poll::Ready(Ok(bytes.len()))
+    }
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+struct NoBody;
+
+impl Body for NoBody {
+    type Data = Bytes;
+    type Error = io::Error;
+    fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        Poll::Ready(None)
+    }
+    fn is_end_stream(&self) -> bool {
+        true
+    }
+}
+
+/// What hyper makes of an answer: its status and its body.
+fn of_hyper(answer: &[u8]) -> Result<(u16, Vec<u8>), String> {
+    let mut context = Context::from_waker(Waker::noop());
+    let wire = Wire {
+        answer,
+        is_asked: false,
+    };
+    let mut handshake = pin!(http1::handshake::<_, NoBody>(wire));
+    let Poll::Ready(Ok((mut sender, connection))) = handshake.as_mut().poll(&mut context) else {
+        panic!("hyper waits for nothing");
+    };
+    let mut connection = pin!(connection);
+    let mut is_over = false;
+    let request = http::Request::get("/x").header("Host", "h").body(NoBody).unwrap();
+    let mut response = pin!(sender.send_request(request));
+    let (mut body, mut bytes, mut status): (Option<Incoming>, _, _) = (None, Vec::new(), 0);
+    for _ in 0..10_000 {
+        if !is_over {
+            is_over = connection.as_mut().poll(&mut context).is_ready();
+        }
+        let frame = match &mut body {
+            Some(body) => Pin::new(body).poll_frame(&mut context),
+            None => {
+                if let Poll::Ready(head) = response.as_mut().poll(&mut context) {
+                    let head = head.map_err(|error| error.to_string())?;
+                    status = head.status().as_u16();
+                    body = Some(head.into_body());
+                }
+                Poll::Pending
+            }
+        };
+        match frame {
+            Poll::Ready(None) => return Ok((status, bytes)),
+            Poll::Ready(Some(Err(error))) => return Err(error.to_string()),
+            Poll::Ready(Some(Ok(frame))) => bytes.extend(frame.into_data().unwrap_or_default()),
+            Poll::Pending => {}
+        }
+    }
+    Err("it would wait for more".to_owned())
+}
+
+/// The last head, as httparse reads it by itself: those of 1xx stand before it.
+fn of_httparse(mut answer: &[u8]) -> Result<u16, String> {
+    loop {
+        let mut headers = [httparse::EMPTY_HEADER; 256];
+        let mut response = httparse::Response::new(&mut headers);
+        match response.parse(answer).map_err(|error| error.to_string())? {
+            httparse::Status::Partial => return Err("partial".to_owned()),
+            httparse::Status::Complete(taken) => match response.code {
+                Some(100..=199) => answer = &answer[taken..],
+                code => return Ok(code.unwrap()),
+            },
+        }
+    }
+}
+
+#[test]
+fn what_hyper_or_httparse_refuses_is_refused_and_what_is_taken_has_their_bytes() {
+    let answers = Arc::new(answers());
+    let url = serve(Arc::clone(&answers));
+    let (mut taken, mut wrong) = (0, String::new());
+    for (at, answer) in answers.iter().enumerate() {
+        let Ok(ours) = ours(&format!("{url}/{at}")) else {
+            continue;
+        };
+        taken += 1;
+        let theirs = of_httparse(answer).and_then(|_| of_hyper(answer));
+        if theirs.as_ref() != Ok(&(200, ours.clone())) {
+            let answer = String::from_utf8_lossy(answer);
+            let ours = String::from_utf8_lossy(&ours);
+            writeln!(wrong, "{answer:.300?}: ours {ours:?}, theirs {theirs:?}").unwrap();
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "{} of {}:\n{wrong}",
+        wrong.lines().count(),
+        answers.len()
+    );
+    // Both sides of the rule are tried.
+    let refused = answers.len() - taken;
+    assert!(taken > 50 && refused > 200, "{taken} taken, {refused} refused");
+}
+
+#[test]
+fn a_path_is_asked_for_as_http_reads_it_and_what_it_refuses_is_refused() {
+    let server = Server::new(|_| Answer::new(200, b"hello"));
+    let pieces = [
+        "a", "b", "/", "//", ".", "..", "/./", "/../", "%2e", "%2F", "%", "%zz", "+", "~", "?", "?a=b&c",
+        "#f", ":", "@", ";", ",", "=", "&", "'", "\"", "<", ">", "`", "{", "}", "|", "\\", "^", "[", "]",
+        " ", "\t", "\n", "\0", "\x7f", "*", "!", "$", "(", ")",
+    ];
+    let mut dice = Dice(0x5EED_0002);
+    let mut wrong = String::new();
+    let (mut taken, mut refused) = (0, 0);
+    for _ in 0..1000 {
+        let mut path = String::from("/");
+        for _ in 0..5 {
+            path.push_str(dice.pick(&pieces));
+        }
+        let url = server.at(&path);
+        let ours = ours(&url).ok().map(|_| server.asked().pop().unwrap().path);
+        // What stands behind `#` is sent by neither.
+        let theirs = url.parse::<http::Uri>().ok();
+        match (ours, theirs.as_ref().and_then(http::Uri::path_and_query)) {
+            (None, None) => refused += 1,
+            (Some(ours), Some(theirs)) if ours == theirs.as_str() => taken += 1,
+            (Some(ours), None) if ours == path.split('#').next().unwrap() && path.contains(TAKEN) => {
+                taken += 1
+            }
+            // Stricter.
+            (None, Some(_)) => refused += 1,
+            (ours, theirs) => writeln!(wrong, "{path:?}: ours {ours:?}, theirs {theirs:?}").unwrap(),
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+    assert!(taken > 100 && refused > 20, "{taken} taken, {refused} refused");
+}
+
+#[test]
+fn an_authority_that_http_refuses_is_refused() {
+    let pieces = [
+        "h",
+        "example.com",
+        "127.0.0.1",
+        "[::1]",
+        "[::1",
+        "::1]",
+        "[",
+        "]",
+        ":",
+        ":80",
+        ":99999",
+        ":-1",
+        ":x",
+        "@",
+        "me@",
+        "me:pw@",
+        "a@b@",
+        "%",
+        "%41",
+        " ",
+        "\\",
+        "<",
+        "\"",
+        "^",
+        "{",
+        "|",
+        "`",
+        "\0",
+        "..",
+        "-",
+        "_",
+        "",
+    ];
+    let options = RemoteOptions::default();
+    let mut wrong = String::new();
+    let pieces = &pieces;
+    let threes = pieces.iter().flat_map(|a| {
+        pieces
+            .iter()
+            .flat_map(move |b| pieces.iter().map(move |c| format!("{a}{b}{c}")))
+    });
+    for authority in threes {
+        let url = format!("http://{authority}/x");
+        let is_ours = Location::find(&url, &options, StopFlag::never()).is_ok();
+        // The user is sent in no address. It ends at the last `@`, as it does for curl and browsers.
+        let sent = match authority.rsplit_once('@') {
+            Some((_, host)) => format!("http://me@{host}/x"),
+            None => url.clone(),
+        };
+        if is_ours && sent.parse::<http::Uri>().is_err() {
+            writeln!(wrong, "{url:?}").unwrap();
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "{} authorities:\n{wrong}",
+        wrong.lines().count()
+    );
+}

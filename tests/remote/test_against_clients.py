@@ -1,0 +1,227 @@
+"""Requests held against other clients: signatures against botocore, `no_proxy` against curl, redirects."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ingot
+import ingot.numpy
+
+from .proxies import certificate
+from .servers import Handler, Request, Server, good, serving
+
+DATA = ingot.numpy.save({"a": np.arange(5)})
+SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
+#: No pauses that a test would wait for.
+QUICK = {"retries": 0, "connect_timeout": 2, "timeout": 5}
+
+
+@pytest.fixture(autouse=True)
+def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An environment that holds no credentials and no proxies."""
+    for name in list(os.environ):
+        if name.upper().startswith("AWS_") or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.fixture
+def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """Every name is behind it: it is sent whole URLs, and has the file for each."""
+    with serving(good(DATA)) as server:
+        monkeypatch.setenv("http_proxy", server.url(""))
+        yield server
+
+
+PIECES = [
+    *"aZ09-._~/!*'()&$@=;:+, %\"<>\\^`{|}[]",
+    "ü",
+    "日本",
+    "e\u0301",
+    "🦀",
+    "//",
+    "/./",
+    "/../",
+    "%2F",
+    "%20",
+    "%zz",
+]
+
+
+def keys() -> list[str]:
+    dice = random.Random(5)
+    made = ("".join(dice.choices(PIECES, k=dice.randint(1, 12))) for _ in range(1000))
+    return [f"{key}.safetensors" for key in made]
+
+
+@pytest.mark.parametrize("path_style", [True, False])
+def test_botocore_signs_each_key_as_we_do(proxy: Server, path_style: bool) -> None:
+    auth = pytest.importorskip("botocore.auth", reason="botocore is not installed")
+    from botocore.awsrequest import AWSRequest
+    from botocore.credentials import Credentials
+    from botocore.utils import percent_encode
+
+    signer = auth.S3SigV4Auth(Credentials("AKIDEXAMPLE", SECRET), "s3", "eu-central-1")
+    options = {
+        **QUICK,
+        "endpoint": "http://s3.example",
+        "region": "eu-central-1",
+        "access_key_id": "AKIDEXAMPLE",
+        "secret_access_key": SECRET,
+        "path_style": path_style,
+    }
+    base = "http://s3.example/models/" if path_style else "http://models.s3.example/"
+    # Half of the keys each, so that together they are a thousand.
+    for key in keys()[path_style::2]:
+        proxy.requests.clear()
+        ingot.safe_open(f"s3://models/{key}", "np", storage_options=options)
+        assert proxy.requests
+        for request in proxy.requests:
+            # The address that botocore makes of a key, and its signature of the headers that were sent.
+            assert request.path == base + percent_encode(key, safe="/~"), key
+            said = request.headers["authorization"]
+            signed = re.search("SignedHeaders=([^,]*)", said)[1].split(";")
+            assert {"host", "range"} <= {*signed, "range"}
+            asked = AWSRequest("GET", request.path, headers={name: request.headers[name] for name in signed})
+            time = request.headers["x-amz-date"]
+            datetime.strptime(time, "%Y%m%dT%H%M%SZ")
+            asked.context["timestamp"] = time
+            text = signer.string_to_sign(asked, signer.canonical_request(asked))
+            assert said.endswith(f"Signature={signer.signature(text, asked)}"), key
+
+
+def test_a_redirect_takes_no_authorization_where_requests_takes_none(tmp_path: Path) -> None:
+    requests = pytest.importorskip("requests", reason="requests is not installed")
+    cert = certificate(tmp_path)
+    options = {
+        **QUICK,
+        "headers": {"Authorization": "Bearer hunter2"},
+        "allow_private_redirects": True,
+        "ca_file": str(cert.path),
+    }
+    there = ""
+
+    def answer(handler: Handler, request: Request) -> None:
+        if request.path == "/old":
+            handler.head(302, Location=there, Content_Length=0)
+        else:
+            handler.part(DATA, request, ETag='"v1"')
+
+    with serving(answer) as plain, serving(answer) as other, serving(answer, tls=cert.context) as safe:
+        servers = [("http", plain), ("http", other), ("https", safe)]
+        places = [
+            (server, f"{scheme}://{host}:{server.port}")
+            for scheme, server in servers
+            for host in ("127.0.0.1", "localhost", "LOCALHOST")
+        ]
+        kept = 0
+        for (_, old), (server, new) in itertools.product(places, places):
+            there = f"{new}/new"
+            server.requests.clear()
+            # From https: to http: is refused.
+            with suppress(OSError):
+                ingot.safe_open(f"{old}/old", "np", storage_options=options)
+            reached = [request for request in server.requests if request.path == "/new"]
+            is_downgrade = old.startswith("https:") and new.startswith("http:")
+            assert bool(reached) != is_downgrade, (old, new)
+            is_kept = any("authorization" in request.headers for request in reached)
+            with requests.Session() as session:
+                is_stripped = session.should_strip_auth(f"{old}/old", there)
+            assert not (is_kept and is_stripped), (old, new)
+            assert is_kept or old != new, old
+            kept += is_kept
+    # Each place to itself, and a name to itself in other letters.
+    assert kept >= len(places)
+
+
+#: Words of `no_proxy` that hold here and not for curl, with the reason. What holds for curl holds here.
+WIDER = {
+    "*,b.invalid": "Go reads a * among others",
+    "0.0.0.0/0": "Go reads a network of no bits, which curl takes for one address",
+    "a.invalid:80": "requests and Go read a port",
+    "10.0.0.1:80": "requests and Go read a port",
+}
+WORDS = [
+    "a.invalid",
+    ".a.invalid",
+    "A.INVALID",
+    "a.invalid.",
+    "invalid",
+    ".invalid",
+    "b.invalid",
+    "xa.invalid",
+    "x.a.invalid",
+    "a.invalid,b.invalid",
+    "b.invalid, a.invalid",
+    "b.invalid a.invalid",
+    " a.invalid ",
+    "a.invalid:80",
+    "a.invalid:81",
+    "*",
+    "*.invalid",
+    "*,b.invalid",
+    "10.0.0.1",
+    "10.0.0.1:80",
+    "10.0.0.0/8",
+    "10.0.0.0/31",
+    "10.0.0.2/31",
+    "10.0.0.1/32",
+    "10.0.0",
+    "10.",
+    "0.0.0.0/0",
+    "",
+    ",",
+]
+TARGETS = [
+    "http://a.invalid/x",
+    "http://x.a.invalid/x",
+    "http://xa.invalid/x",
+    "http://A.Invalid/x",
+    "http://10.0.0.1/x",
+]
+
+
+def test_what_curl_reaches_without_a_proxy_is_reached_without(
+    proxy: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    curl = shutil.which("curl")
+    if curl is None:
+        pytest.skip("curl is not installed")
+    # What is reached without one is a port where nobody listens.
+    command = [
+        curl,
+        "-s",
+        "-o",
+        os.devnull,
+        "-m",
+        "5",
+        "--connect-timeout",
+        "0.2",
+        "--resolve",
+        "*:80:127.0.0.1",
+    ]
+    wrong = []
+    for word, target in itertools.product(WORDS, TARGETS):
+        monkeypatch.setenv("no_proxy", word)
+        proxy.requests.clear()
+        subprocess.run([*command, target], check=False, timeout=30)
+        curl_is_direct = not proxy.requests
+        proxy.requests.clear()
+        with suppress(OSError):
+            ingot.safe_open(target, "np", storage_options={**QUICK, "connect_timeout": 0.2})
+        is_direct = not proxy.requests
+        if is_direct != curl_is_direct and not (is_direct and word in WIDER):
+            wrong.append((word, target, is_direct))
+    assert not wrong
