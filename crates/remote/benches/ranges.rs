@@ -34,7 +34,9 @@ const REQUESTS: usize = 20_000;
 type Reader<'a> = dyn Fn(Range<usize>, &mut [u8]) + Sync + 'a;
 
 fn main() {
-    let requests = std::env::args().skip(1).find_map(|argument| argument.parse().ok());
+    let requests = std::env::args()
+        .skip(1)
+        .find_map(|argument| argument.parse().ok());
     let requests = requests.unwrap_or(REQUESTS);
     let data: Arc<Vec<u8>> = Arc::new((0..NBYTES / 8).flat_map(mixed).collect());
     let url = serve(Arc::clone(&data));
@@ -124,7 +126,9 @@ fn report(rates: &[Vec<f64>; 2], requests: usize) {
     let ratios = sorted(ratios.collect());
     let [ours, theirs] = rates.clone().map(|rates| sorted(rates)[ROUNDS / 2]);
     let cores = thread::available_parallelism().map_or(0, |cores| cores.get());
-    println!("ranges of 128 KiB, {THREADS} threads, {requests} requests a round, {ROUNDS} rounds, {cores} cores");
+    println!(
+        "ranges of 128 KiB, {THREADS} threads, {requests} requests a round, {ROUNDS} rounds, {cores} cores"
+    );
     println!("| ingot/s | ureq/s | ratio | lowest | highest |");
     println!("|---|---|---|---|---|");
     println!(
@@ -160,13 +164,18 @@ fn answer(stream: &TcpStream, data: &[u8]) -> Option<()> {
     for line in BufReader::with_capacity(1024, stream).lines() {
         let line = line.ok()?.to_ascii_lowercase();
         match line.strip_prefix("range: bytes=") {
-            Some(text) => range = text.split_once('-').map(|(a, b)| (a.parse(), b.parse())),
+            Some(text) => {
+                range = text
+                    .split_once('-')
+                    .map(|(a, b)| (a.parse::<usize>(), b.parse::<usize>()))
+            }
             None if line.is_empty() => break,
             None => {}
         }
     }
-    let (Ok(begin), Ok(last)) = range? else { return None };
-    let (begin, last): (usize, usize) = (begin, last);
+    let (Ok(begin), Ok(last)) = range? else {
+        return None;
+    };
     let part = &data[begin..=last];
     let head = format!(
         "HTTP/1.1 206 Partial Content\r\nETag: \"v1\"\r\nContent-Length: {}\r\nContent-Range: bytes {begin}-{last}/{}\r\n\r\n",
