@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from hashlib import sha1
 from itertools import product
 from pathlib import Path
 
@@ -35,6 +36,7 @@ VARIABLES = [
     *("AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_AUTHORIZATION_TOKEN", "HF_TOKEN", "HF_TOKEN_PATH"),
     *("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "AWS_EC2_METADATA_SERVICE_ENDPOINT", "HF_HUB_OFFLINE"),
     *("GOOGLE_OAUTH_ACCESS_TOKEN", "CLOUDSDK_AUTH_ACCESS_TOKEN", "GOOGLE_APPLICATION_CREDENTIALS"),
+    *("AZURE_CLIENT_SECRET", "GS_ACCESS_KEY_ID", "GS_SECRET_ACCESS_KEY", "AZURE_STORAGE_CONNECTION_STRING"),
     *("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_KEY"),
 ]
 
@@ -96,7 +98,8 @@ def by_container(name: str) -> Callable[[Way, str], None]:
 
 
 def answer(handler: Handler, request: Request, issued: dict[str, str]) -> None:
-    if request.path == "/creds":
+    if not request.path.startswith(("/b/", "/c/")):
+        request.path = "/creds"
         text = json.dumps(issued).encode()
         handler.head(200, Content_Length=len(text))
         handler.body(text)
@@ -151,12 +154,80 @@ def of_azure(name: str) -> Callable[[Way, str], None]:
     return put
 
 
+def by_process(name: str) -> Callable[[Way, str], None]:
+    def put(way: Way, text: str) -> None:
+        printed = {"Version": 1, "AccessKeyId": "id", "SecretAccessKey": "s", "SessionToken": "t", name: text}
+        path = way.file("printed", json.dumps(printed))
+        config = way.file("config", f"[default]\ncredential_process = /bin/cat {path}\n")
+        way.variable(AWS_CONFIG_FILE=config)
+
+    return put
+
+
+def by_login(name: str) -> Callable[[Way, str], None]:
+    """By the token that `aws sso login` has left, or by the keys that are given for it."""
+
+    def put(way: Way, text: str) -> None:
+        issued = {"accessKeyId": "id", "secretAccessKey": "s", "sessionToken": "t", name: text}
+        way.server.replace(lambda handler, request: answer(handler, request, {"roleCredentials": issued}))
+        config = way.file(
+            "config",
+            "[default]\nsso_account_id = 1\nsso_role_name = r\nsso_start_url = u\nsso_region = eu-west-1\n",
+        )
+        way.variable(AWS_CONFIG_FILE=config, AWS_ENDPOINT_URL_SSO=way.server.url(""), HOME=str(way.folder))
+        folder = way.folder / ".aws" / "sso" / "cache"
+        folder.mkdir(parents=True)
+        token = {"accessToken": text if name == "accessToken" else "t", "expiresAt": "2999-01-01T00:00:00Z"}
+        (folder / f"{sha1(b'u').hexdigest()}.json").write_text(json.dumps(token))
+
+    return put
+
+
+def by_google_file(way: Way, text: str) -> None:
+    """The token that a service of Google's issues for a file."""
+    way.url = "gs://b/k"
+    issued = {"access_token": text, "expires_in": 3600}
+    way.server.replace(lambda handler, request: answer(handler, request, issued))
+    person = {"type": "authorized_user", "token_uri": way.server.url("/token")}
+    more = dict.fromkeys(("client_id", "client_secret", "refresh_token"), "x")
+    way.variable(GOOGLE_APPLICATION_CREDENTIALS=way.file("person.json", json.dumps(person | more)))
+
+
+def by_google_keys(name: str) -> Callable[[Way, str], None]:
+    def put(way: Way, text: str) -> None:
+        way.url = "gs://b/k"
+        way.variable(**{"GS_ACCESS_KEY_ID": "id", "GS_SECRET_ACCESS_KEY": "s", name: text})
+
+    return put
+
+
+def by_azure_application(name: str) -> Callable[[Way, str], None]:
+    """The secret of an application, or the token that is issued for it."""
+
+    def put(way: Way, text: str) -> None:
+        way.url = "az://c/b"
+        issued = {"access_token": text if name == "token" else "t", "expires_in": 3600}
+        way.server.replace(lambda handler, request: answer(handler, request, issued))
+        way.option(account="me", client_id="c", tenant_id="t")
+        way.variable(
+            AZURE_AUTHORITY_HOST=way.server.url(""),
+            AZURE_CLIENT_SECRET=text if name == "secret" else "s",
+        )
+
+    return put
+
+
 NAMES = ["access_key_id", "secret_access_key", "session_token"]
 WAYS: dict[str, Callable[[Way, str], None]] = {
     **{f"option {name}": by_options(name) for name in NAMES},
     **{f"variable {name}": by_variables(name) for name in NAMES},
     **{f"profile {name}": by_profile(name) for name in NAMES},
     **{f"container {name}": by_container(name) for name in ("AccessKeyId", "SecretAccessKey", "Token")},
+    **{f"process {name}": by_process(name) for name in ("AccessKeyId", "SecretAccessKey", "SessionToken")},
+    **{f"login {name}": by_login(name) for name in ("accessToken", "accessKeyId", "secretAccessKey")},
+    "google file": by_google_file,
+    **{f"google {name}": by_google_keys(name) for name in ("GS_ACCESS_KEY_ID", "GS_SECRET_ACCESS_KEY")},
+    **{f"azure application {name}": by_azure_application(name) for name in ("secret", "token")},
     "container token": container_token,
     "container token file": container_token_file,
     **{name: of_google(name) for name in ("GOOGLE_OAUTH_ACCESS_TOKEN", "CLOUDSDK_AUTH_ACCESS_TOKEN")},
@@ -164,10 +235,14 @@ WAYS: dict[str, Callable[[Way, str], None]] = {
     "hub file": of_hub_file,
     "token": token,
     "header": header,
-    **{f"azure {name}": of_azure(name) for name in ("account_key", "sas_token", "token")},
+    **{
+        f"azure {name}": of_azure(name) for name in ("account_key", "sas_token", "token", "connection_string")
+    },
 }
 #: What is put into another form before it is sent, so that no text of it is there to be found.
 SIGNED = [name for name in WAYS if "secret" in name.lower()] + ["azure account_key"]
+#: What says nothing by itself.
+SIGNED += ["azure connection_string"]
 
 
 def can_hold(name: str, text: str) -> bool:

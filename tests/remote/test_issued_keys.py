@@ -16,7 +16,7 @@ import pytest
 import ingot
 import ingot.numpy
 
-from .servers import Handler, Request, good, serving
+from .servers import Handler, Request, good, serving, unused_port
 
 DATA = ingot.numpy.save({"a": np.arange(10)})
 VARIABLES = [
@@ -166,8 +166,14 @@ def test_n18_a_machine_without_a_role_reads_as_anybody(monkeypatch: pytest.Monke
     with serving(lambda handler, request: answered(handler, "", 404)) as service:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url(""))
         assert who_asked() == ([""], [""])
-    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", service.url(""))
-    assert who_asked() == ([""], [""]), "nobody listens there"
+
+
+def test_n18_a_machine_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{unused_port()}")
+    with pytest.raises(ingot.StorageError, match="AWS_EC2_METADATA_DISABLED=true") as caught:
+        who_asked()
+    assert caught.value.code == "no-credentials"
 
 
 def test_n18_who_wants_to_be_nobody_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,8 +261,9 @@ def test_a_person_who_logged_in_is_given_a_token(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("{", "no JSON"),
-        ('{"type": "external_account"}', "external_account"),
+        ("{", "is no JSON"),
+        ('{"type": "external_account"}', "audience"),
+        ('{"type": "gdch_service_account"}', "gdch_service_account"),
         ('{"type": "service_account", "client_email": "x"}', "private_key"),
         ('{"type": "service_account", "client_email": "x", "private_key": "hunter2"}', "private key of x"),
         (

@@ -40,11 +40,16 @@ SCRIPT = """
     data = sys.stdin.buffer.read(int(sys.argv[3]))
     for key in keys:
         s3.put_object(Bucket="models", Key=key, Body=data)
-    iam.create_user(UserName="me")
-    policy = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}
-    iam.put_user_policy(UserName="me", PolicyName="all", PolicyDocument=json.dumps(policy))
+    user = iam.create_user(UserName="me")["User"]["Arn"]
+    both = {"Effect": "Allow", "Action": ["s3:*", "sts:AssumeRole"], "Resource": "*"}
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [both]})
+    iam.put_user_policy(UserName="me", PolicyName="all", PolicyDocument=policy)
+    trusted = {"Effect": "Allow", "Action": "sts:AssumeRole", "Principal": {"AWS": user}}
+    trust = json.dumps({"Version": "2012-10-17", "Statement": [trusted]})
+    role = iam.create_role(RoleName="reader", AssumeRolePolicyDocument=trust)["Role"]["Arn"]
+    iam.put_role_policy(RoleName="reader", PolicyName="all", PolicyDocument=policy)
     key = iam.create_access_key(UserName="me")["AccessKey"]
-    print(json.dumps([key["AccessKeyId"], key["SecretAccessKey"]]), flush=True)
+    print(json.dumps([key["AccessKeyId"], key["SecretAccessKey"], role]), flush=True)
     sys.stdin.buffer.read()
 """
 
@@ -54,6 +59,7 @@ class Moto:
     port: int
     key: str
     secret: str
+    role: str
 
     @property
     def options(self) -> dict[str, object]:
@@ -69,7 +75,7 @@ def moto() -> Iterator[Moto]:
     pytest.importorskip("moto", reason="moto is not installed")
     port = unused_port()
     # What the script does needs no rights; from then on every request has to be signed.
-    environment = {**os.environ, "INITIAL_NO_AUTH_ACTION_COUNT": str(len(KEYS) + 4)}
+    environment = {**os.environ, "INITIAL_NO_AUTH_ACTION_COUNT": str(len(KEYS) + 6)}
     arguments = [str(port), json.dumps(KEYS), str(len(DATA))]
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(SCRIPT), *arguments],
@@ -145,6 +151,27 @@ def test_credentials_and_endpoint_come_from_the_environment(
     )
     monkeypatch.setenv("AWS_PROFILE", "work")
     assert same(ingot.numpy.load_file("s3://models/model.safetensors"))
+
+
+def test_a_role_reads_whose_token_service_has_checked_the_signature(
+    moto: Moto, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / ".aws"
+    folder.mkdir()
+    (folder / "credentials").write_text(
+        f"[base]\naws_access_key_id = {moto.key}\naws_secret_access_key = {moto.secret}\n"
+        "[wrong]\naws_access_key_id = none\naws_secret_access_key = hunter2\n"
+    )
+    role = f"role_arn = {moto.role}\nendpoint_url = {moto.options['endpoint']}\nregion = us-east-1\n"
+    (folder / "config").write_text(
+        f"[profile reader]\n{role}source_profile = base\n[profile nobody]\n{role}source_profile = wrong\n"
+    )
+    monkeypatch.setenv("AWS_PROFILE", "reader")
+    assert same(ingot.numpy.load_file("s3://models/model.safetensors"))
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    with pytest.raises(PermissionError, match="the role_arn of the profile `nobody`") as caught:
+        ingot.numpy.load_file("s3://models/model.safetensors")
+    assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize("wrong", ["secret_access_key", "access_key_id"])

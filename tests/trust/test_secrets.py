@@ -42,6 +42,10 @@ OPTIONS = {
     "session_token": f"{MARK}-session",
     "account": "me",
     "sas_token": f"sv=2021&sig={MARK}-shared-access",
+    "connection_string": f"AccountName=me;AccountKey={MARK}-of-a-string",
+    "client_id": "app",
+    "tenant_id": "directory",
+    "client_secret": f"{MARK}-of-an-application",
     "retries": 0,
 }
 ENVIRONMENT = {

@@ -33,58 +33,144 @@ impl Location {
     }
 }
 
-/// What `storage_options` says. Their names and what they mean stand in `python/ingot/_remote.py`.
+/// What `storage_options` says. The names and what they mean stand in `python/ingot/_remote.py`.
 pub(crate) fn remote_options(given: Option<&Bound<'_, PyDict>>) -> PyResult<RemoteOptions> {
-    let mut options = RemoteOptions::default();
     let Some(given) = given else {
-        return Ok(options);
+        return Ok(RemoteOptions::default());
     };
-    let (mut id, mut secret) = (None, None);
-    for (name, value) in given.iter() {
-        let name = name.extract::<String>()?;
-        if value.is_none() {
-            continue;
-        }
-        let mut read = || -> PyResult<bool> {
-            match name.as_str() {
-                "token" => options.token = token(&value)?,
-                "headers" => options.headers = headers(&value)?,
-                "connect_timeout" => options.connect_timeout = seconds(&value)?,
-                "stall_timeout" => options.stall_timeout = seconds(&value)?,
-                "timeout" => options.timeout = seconds(&value)?,
-                "min_rate" => options.min_rate = value.extract()?,
-                "retries" => options.retries = value.extract()?,
-                "ca_file" => options.ca_file = Some(file_path(&value)?),
-                "allow_private_redirects" => options.allow_private_redirects = value.extract()?,
-                "endpoint" => options.endpoint = Some(value.extract()?),
-                "region" => options.region = Some(value.extract()?),
-                "path_style" => options.path_style = Some(value.extract()?),
-                "anonymous" => options.anonymous = value.extract()?,
-                "access_key_id" => id = Some(value.extract::<String>()?),
-                "secret_access_key" => secret = Some(hidden(&value)?),
-                "session_token" => options.session_token = Some(hidden(&value)?),
-                "account" => options.account = Some(value.extract()?),
-                "account_key" => options.account_key = Some(hidden(&value)?),
-                "sas_token" => options.sas_token = Some(hidden(&value)?),
-                _ => return Ok(false),
-            }
-            Ok(true)
-        };
-        // Never with the value: it may be a secret.
-        let is_known = read().map_err(|fault| mistyped(&value, &name, &fault))?;
-        if !is_known {
-            return Err(unknown(given.py(), &name));
-        }
-    }
-    options.access_key = match (id, secret) {
+    let py = given.py();
+    let mut reading = Reading {
+        names: py.import("ingot._remote")?.getattr("NAMES")?,
+        options: RemoteOptions::default(),
+        id: None,
+        secret: None,
+        is_http_allowed: None,
+        seen: Vec::new(),
+    };
+    reading.read_all(given)?;
+    let refuse = |why: &str| Err(exception(py, "OptionError", why, None)?);
+    let mut options = reading.options;
+    options.access_key = match (reading.id, reading.secret) {
         (Some(id), Some(secret)) => Some((id, secret)),
         (None, None) => None,
         _ => {
-            let why = "storage_options: expected both of access_key_id and secret_access_key, found one";
-            return Err(exception(given.py(), "OptionError", why, None)?);
+            return refuse(
+                "storage_options: expected both of access_key_id and secret_access_key, found one",
+            );
         }
     };
+    let is_http = |endpoint: &String| endpoint.starts_with("http:");
+    if reading.is_http_allowed == Some(false) && options.endpoint.as_ref().is_some_and(is_http) {
+        return refuse("storage_options: allow_http is False, and the endpoint is one of http://");
+    }
     Ok(options)
+}
+
+/// Options as they are read.
+struct Reading<'py> {
+    names: Bound<'py, PyAny>,
+    options: RemoteOptions,
+    id: Option<String>,
+    secret: Option<Secret>,
+    is_http_allowed: Option<bool>,
+    /// Which options were given, and as what.
+    seen: Vec<(String, String)>,
+}
+
+impl Reading<'_> {
+    fn read_all(&mut self, given: &Bound<'_, PyDict>) -> PyResult<()> {
+        for (given, value) in given.iter() {
+            let given = given.extract::<String>()?;
+            if value.is_none() {
+                continue;
+            }
+            let name = self.names.call_method1("get", (given.to_ascii_lowercase(),))?;
+            let Ok(name) = name.extract::<String>() else {
+                return Err(unknown(value.py(), &given));
+            };
+            // Never with the value: it may be a secret.
+            self.read(&name, &value).map_err(|fault| {
+                match name == "client_kwargs" && value.is_instance_of::<PyDict>() {
+                    true => fault,
+                    false => mistyped(&value, &given, &fault),
+                }
+            })?;
+            if let Some((_, other)) = self.seen.iter().find(|seen| seen.0 == name) {
+                let why = format!("storage_options: {other} and {given} are the same option");
+                return Err(exception(value.py(), "OptionError", &why, None)?);
+            }
+            if name != "client_kwargs" {
+                self.seen.push((name, given));
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, name: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        let options = &mut self.options;
+        match name {
+            "token" => return self.read_token(value),
+            "headers" => options.headers = headers(value)?,
+            "connect_timeout" => options.connect_timeout = seconds(value)?,
+            "stall_timeout" => options.stall_timeout = seconds(value)?,
+            "timeout" => options.timeout = seconds(value)?,
+            "min_rate" => options.min_rate = value.extract()?,
+            "retries" => options.retries = value.extract()?,
+            "ca_file" => options.ca_file = Some(file_path(value)?),
+            "verify" if flag(value).is_ok_and(|flag| flag) => {}
+            "verify" if value.is_instance_of::<PyBool>() => {
+                return Err(PyValueError::new_err("certificates are always verified"));
+            }
+            "verify" => options.ca_file = Some(file_path(value)?),
+            "allow_private_redirects" => options.allow_private_redirects = value.extract()?,
+            "endpoint" => options.endpoint = Some(value.extract()?),
+            "account_host" => options.endpoint = Some(format!("https://{}", value.extract::<String>()?)),
+            "region" => options.region = Some(value.extract()?),
+            "path_style" => options.path_style = Some(flag(value)?),
+            "virtual_hosted_style_request" => options.path_style = Some(!flag(value)?),
+            "addressing_style" => options.path_style = addressing_style(value)?,
+            "allow_http" => self.is_http_allowed = Some(flag(value)?),
+            "anonymous" => options.anonymous = flag(value)?,
+            "profile" => options.profile = Some(value.extract()?),
+            "request_payer" => options.request_payer = Some(payer(value)?),
+            "access_key_id" => self.id = Some(value.extract()?),
+            "secret_access_key" => self.secret = Some(hidden(value)?),
+            "session_token" => options.session_token = Some(hidden(value)?),
+            "credentials_file" => options.credentials_file = Some(file_path(value)?),
+            "account" => options.account = Some(value.extract()?),
+            "account_key" => options.account_key = Some(hidden(value)?),
+            "sas_token" => options.sas_token = Some(hidden(value)?),
+            "connection_string" => options.connection_string = Some(hidden(value)?),
+            "client_id" => options.client_id = Some(value.extract()?),
+            "tenant_id" => options.tenant_id = Some(value.extract()?),
+            "client_secret" => options.client_secret = Some(hidden(value)?),
+            _ => return self.read_all(value.cast::<PyDict>()?),
+        }
+        Ok(())
+    }
+
+    /// `False` sends none, as the Hub's clients have it. gcsfs has words for ways to find one, and takes files.
+    fn read_token(&mut self, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        if let Ok(flag) = value.cast::<PyBool>() {
+            self.options.token = if flag.is_true() {
+                Token::Environment
+            } else {
+                Token::Withheld
+            };
+            return Ok(());
+        }
+        let text = value.extract::<String>()?;
+        match text.as_str() {
+            "anon" => self.options.anonymous = true,
+            "google_default" => self.options.token = Token::Environment,
+            "cache" | "cloud" | "browser" => {
+                return Err(PyValueError::new_err("no token, and no way to one"));
+            }
+            path if path.ends_with(".json") => self.options.credentials_file = Some(path.into()),
+            _ => self.options.token = Token::Given(Secret::new(text)),
+        }
+        Ok(())
+    }
 }
 
 fn unknown(py: Python<'_>, name: &str) -> PyErr {
@@ -93,7 +179,7 @@ fn unknown(py: Python<'_>, name: &str) -> PyErr {
         .and_then(|module| module.getattr("OPTIONS")?.extract::<Vec<String>>())
         .unwrap_or_default();
     let message = format!(
-        "storage_options: {} is unknown: expected one of {}",
+        "storage_options: {} is unknown: expected one of {}, or what s3fs, gcsfs, adlfs or object_store call one of them",
         ingot_format::Quoted(name),
         known.join(", ")
     );
@@ -110,12 +196,30 @@ fn mistyped(value: &Bound<'_, PyAny>, name: &str, fault: &PyErr) -> PyErr {
     exception(py, "OptionError", &message, None).unwrap_or_else(|failure| failure)
 }
 
-/// `False` sends none, as the Hub's clients have it.
-fn token(value: &Bound<'_, PyAny>) -> PyResult<Token> {
-    match value.cast::<PyBool>() {
-        Ok(flag) if flag.is_true() => Ok(Token::Environment),
-        Ok(_) => Ok(Token::Withheld),
-        Err(_) => hidden(value).map(Token::Given),
+/// Configurations of object_store are texts throughout.
+fn flag(value: &Bound<'_, PyAny>) -> PyResult<bool> {
+    match value.extract::<&str>() {
+        Ok(text) if text.eq_ignore_ascii_case("true") => Ok(true),
+        Ok(text) if text.eq_ignore_ascii_case("false") => Ok(false),
+        Ok(_) => Err(PyValueError::new_err("true or false")),
+        Err(_) => value.extract(),
+    }
+}
+
+fn payer(value: &Bound<'_, PyAny>) -> PyResult<bool> {
+    match value.extract::<&str>() {
+        Ok("requester") => Ok(true),
+        _ => flag(value),
+    }
+}
+
+/// Whether the bucket stands in the path, in the words of botocore.
+fn addressing_style(value: &Bound<'_, PyAny>) -> PyResult<Option<bool>> {
+    match value.extract::<&str>()? {
+        "path" => Ok(Some(true)),
+        "virtual" => Ok(Some(false)),
+        "auto" => Ok(None),
+        _ => Err(PyValueError::new_err("path, virtual or auto")),
     }
 }
 

@@ -6,7 +6,7 @@ use crate::http::proxy::basic;
 use crate::options::{RemoteOptions, Secret};
 use crate::stop::StopFlag;
 use crate::store::azure::AzureAccess;
-use crate::store::google::Account;
+use crate::store::credentials::token::TokenSource;
 use crate::store::s3::S3Access;
 
 /// How requests show who sends them.
@@ -16,10 +16,10 @@ pub(crate) enum Access {
     Header(Option<Secret>),
     /// By a signature over the request.
     S3(S3Access),
-    /// By one that is made otherwise.
+    /// By one that is made otherwise, or by a token.
     Azure(AzureAccess),
     /// By a token that is issued for a while, and then again.
-    Google(Box<Account>),
+    Google(Box<TokenSource>),
 }
 
 impl Access {
@@ -58,15 +58,14 @@ impl Access {
                     .extend(value.map(|value| ("Authorization".to_owned(), value)));
                 is_known
             }
-            Access::S3(access) => access.sign(request, stop)?,
-            Access::Google(account) => {
-                let value = format!("Bearer {}", account.token(options, stop)?.reveal());
-                request.headers.push(("Authorization".to_owned(), value));
-                true
-            }
-            Access::Azure(access) => {
-                access.sign(request);
-                false
+            Access::S3(access) => access.sign(request, options, stop)?,
+            Access::Azure(access) => access.sign(request, options, stop)?,
+            Access::Google(source) => {
+                let token = source.token(options, stop)?;
+                let header =
+                    |token: &Secret| ("Authorization".to_owned(), format!("Bearer {}", token.reveal()));
+                request.headers.extend(token.as_ref().map(header));
+                token.is_some()
             }
         };
         Ok(carries_secrets || !options.headers.is_empty())

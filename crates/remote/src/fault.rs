@@ -65,6 +65,8 @@ pub(crate) enum FaultKind {
     Loop { hops: usize },
     /// The file is another one now.
     Changed { nbytes_now: Option<u64> },
+    /// Who the caller is to the store cannot be found out from where that is configured.
+    Credentials { source: String, fault: Fault },
     /// The caller wants no more.
     Stopped,
 }
@@ -96,15 +98,30 @@ impl Fault {
         FaultKind::TooLarge { limit }.into()
     }
 
-    /// The same fault, of another URL than that of the file.
+    /// The same fault, of another URL than that of the file. One of a source of credentials has its own.
     pub(crate) fn from(mut self, url: String) -> Fault {
-        self.from.get_or_insert(url);
+        if !matches!(*self.kind, FaultKind::Credentials { .. }) {
+            self.from.get_or_insert(url);
+        }
         self
     }
 
     /// What of it a server has said, or was said to one: what may hold secrets.
     pub(crate) fn said(&mut self) -> impl Iterator<Item = &mut String> {
         self.kind.said().into_iter().chain(&mut self.from)
+    }
+
+    /// The same fault, of a source of credentials. It is final: that has been tried again already, and no status of it is
+    /// one of the file.
+    pub(crate) fn of_credentials(self, source: &str) -> Fault {
+        match *self.kind {
+            FaultKind::Stopped => self,
+            _ => FaultKind::Credentials {
+                source: source.to_owned(),
+                fault: self,
+            }
+            .into(),
+        }
     }
 
     pub(crate) fn after(mut self, attempts: u32) -> Fault {
@@ -182,6 +199,8 @@ impl Fault {
             FaultKind::Redirect { .. } => "redirect-refused",
             FaultKind::Loop { .. } => "too-many-redirects",
             FaultKind::Changed { .. } => "changed",
+            FaultKind::Credentials { fault, .. } if fault.is_misuse() => fault.code(),
+            FaultKind::Credentials { .. } => "no-credentials",
             FaultKind::Stopped => "interrupted",
         }
     }
@@ -189,13 +208,40 @@ impl Fault {
     /// Whether it is a mistake of the caller's, in the URL or the options.
     #[must_use]
     pub fn is_misuse(&self) -> bool {
-        matches!(*self.kind, FaultKind::Address(_) | FaultKind::Option(_))
+        match &*self.kind {
+            FaultKind::Credentials { fault, .. } => fault.is_misuse(),
+            kind => matches!(kind, FaultKind::Address(_) | FaultKind::Option(_)),
+        }
     }
 
     /// Whether it is what a server, or the cache in its place, says of the file.
     #[must_use]
     pub fn is_answer(&self) -> bool {
-        matches!(*self.kind, FaultKind::Status { .. } | FaultKind::Offline(_))
+        match &*self.kind {
+            FaultKind::Credentials { fault, .. } => fault.is_answer(),
+            kind => matches!(kind, FaultKind::Status { .. } | FaultKind::Offline(_)),
+        }
+    }
+
+    /// The kinds are those of a file that is not there or not to be read, so that callers need not know the numbers of
+    /// HTTP. None is `Interrupted`: whoever reads would try again.
+    fn io_kind(&self) -> io::ErrorKind {
+        match &*self.kind {
+            FaultKind::Status { .. } if self.is_missing() => io::ErrorKind::NotFound,
+            FaultKind::Offline(_) => io::ErrorKind::NotFound,
+            FaultKind::Status {
+                status: 401 | 403, ..
+            } => io::ErrorKind::PermissionDenied,
+            FaultKind::Credentials { fault, .. } => match fault.status() {
+                Some(400..=499) => io::ErrorKind::PermissionDenied,
+                _ => fault.io_kind(),
+            },
+            FaultKind::Address(_) | FaultKind::Option(_) => io::ErrorKind::InvalidInput,
+            FaultKind::Slow { .. } => io::ErrorKind::TimedOut,
+            FaultKind::Short { .. } => io::ErrorKind::UnexpectedEof,
+            FaultKind::Connect { source, .. } => source.kind(),
+            _ => io::ErrorKind::Other,
+        }
     }
 
     /// The fault that lies inside an error of the system.
@@ -215,6 +261,7 @@ impl FaultKind {
             | FaultKind::Tls { authority: text, .. }
             | FaultKind::OtherRange { got: text, .. }
             | FaultKind::Redirect { to: text, .. } => vec![text],
+            FaultKind::Credentials { fault, .. } => fault.said().collect(),
             _ => Vec::new(),
         }
     }
@@ -284,6 +331,7 @@ impl fmt::Display for Fault {
                     write!(f, ", it has {now} bytes now")?;
                 }
             }
+            FaultKind::Credentials { source, fault } => write!(f, "no credentials from {source}: {fault}")?,
             FaultKind::Stopped => f.write_str("interrupted")?,
         }
         if let Some(from) = &self.from {
@@ -299,21 +347,7 @@ impl fmt::Display for Fault {
 impl error::Error for Fault {}
 
 impl From<Fault> for io::Error {
-    /// The kinds are those of a file that is not there or not to be read, so that callers need not know the numbers of
-    /// HTTP. None is `Interrupted`: whoever reads would try again.
     fn from(fault: Fault) -> io::Error {
-        let kind = match &*fault.kind {
-            FaultKind::Status { .. } if fault.is_missing() => io::ErrorKind::NotFound,
-            FaultKind::Offline(_) => io::ErrorKind::NotFound,
-            FaultKind::Status {
-                status: 401 | 403, ..
-            } => io::ErrorKind::PermissionDenied,
-            FaultKind::Address(_) | FaultKind::Option(_) => io::ErrorKind::InvalidInput,
-            FaultKind::Slow { .. } => io::ErrorKind::TimedOut,
-            FaultKind::Short { .. } => io::ErrorKind::UnexpectedEof,
-            FaultKind::Connect { source, .. } => source.kind(),
-            _ => io::ErrorKind::Other,
-        };
-        io::Error::new(kind, fault)
+        io::Error::new(fault.io_kind(), fault)
     }
 }

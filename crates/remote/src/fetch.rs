@@ -15,7 +15,7 @@ use crate::lock::locked;
 use crate::pin::Pin;
 use crate::place::Remote;
 use crate::secrets::Secrets;
-use crate::store::asker::element;
+use crate::store::credentials::element;
 use crate::url::{Scheme, Url};
 
 /// Redirects that are followed for one request.

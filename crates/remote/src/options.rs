@@ -110,7 +110,11 @@ pub struct RemoteOptions {
     pub path_style: Option<bool>,
     /// Send no credentials, whatever the environment holds.
     pub anonymous: bool,
-    /// The key of S3, with its secret.
+    /// The profile of Amazon's files that is used instead of what the environment holds.
+    pub profile: Option<String>,
+    /// Whether who asks pays for what S3 sends, as some buckets want it.
+    pub request_payer: Option<bool>,
+    /// The key of S3, or of what speaks like it at Google's, with its secret.
     pub access_key: Option<(String, Secret)>,
     /// What makes keys of S3 that last for a while valid.
     pub session_token: Option<Secret>,
@@ -120,6 +124,16 @@ pub struct RemoteOptions {
     pub account_key: Option<Secret>,
     /// A signed query of Azure.
     pub sas_token: Option<Secret>,
+    /// Account, endpoint and key or signed query of Azure in one text.
+    pub connection_string: Option<Secret>,
+    /// The application of Azure that reads, or the managed identity.
+    pub client_id: Option<String>,
+    /// The directory that it belongs to.
+    pub tenant_id: Option<String>,
+    /// Its secret.
+    pub client_secret: Option<Secret>,
+    /// A file of credentials of Google.
+    pub credentials_file: Option<PathBuf>,
 }
 
 impl Default for RemoteOptions {
@@ -138,11 +152,18 @@ impl Default for RemoteOptions {
             region: None,
             path_style: None,
             anonymous: false,
+            profile: None,
+            request_payer: None,
             access_key: None,
             session_token: None,
             account: None,
             account_key: None,
             sas_token: None,
+            connection_string: None,
+            client_id: None,
+            tenant_id: None,
+            client_secret: None,
+            credentials_file: None,
         }
     }
 }
@@ -193,6 +214,8 @@ impl RemoteOptions {
             ("session_token", self.session_token.clone()),
             ("account_key", self.account_key.clone()),
             ("sas_token", self.sas_token.clone()),
+            ("connection_string", self.connection_string.clone()),
+            ("client_secret", self.client_secret.clone()),
         ] {
             given.map(|secret| secret.checked(name)).transpose()?;
         }
@@ -289,6 +312,20 @@ mod tests {
                 "sas_token",
                 RemoteOptions {
                     sas_token: bad(),
+                    ..usual()
+                },
+            ),
+            (
+                "connection_string",
+                RemoteOptions {
+                    connection_string: bad(),
+                    ..usual()
+                },
+            ),
+            (
+                "client_secret",
+                RemoteOptions {
+                    client_secret: bad(),
                     ..usual()
                 },
             ),

@@ -7,7 +7,6 @@ use crate::access::Access;
 use crate::fault::{Fault, FaultKind};
 use crate::options::{RemoteOptions, Token, environment};
 use crate::secrets::{path_nbytes, redacted};
-use crate::stop::StopFlag;
 use crate::store::Object;
 use crate::store::azure;
 use crate::store::gcs;
@@ -88,21 +87,20 @@ impl Location {
     ///
     /// # Errors
     /// [`Fault`], where it is no URL or an option does not fit it.
-    pub fn find(text: &str, options: &RemoteOptions, stop: StopFlag<'_>) -> Result<Location, Fault> {
-        Location::find_with(text, options, &environment, stop)
+    pub fn find(text: &str, options: &RemoteOptions) -> Result<Location, Fault> {
+        Location::find_with(text, options, &environment)
     }
 
     fn find_with(
         text: &str,
         options: &RemoteOptions,
         variable: &dyn Fn(&str) -> Option<String>,
-        stop: StopFlag<'_>,
     ) -> Result<Location, Fault> {
         options.check()?;
         match scheme_of(text) {
             Some(("hf", rest)) => Location::of_hub(text, HubFile::parse(rest)?, options, variable),
             Some(("s3", rest)) => {
-                let (home, access) = s3::locate(rest, options, variable, stop)?;
+                let (home, access) = s3::locate(rest, options, variable)?;
                 Ok(Location::remote("s3", text, home, Access::S3(access)))
             }
             Some(("gs", rest)) => {
@@ -110,13 +108,8 @@ impl Location {
                 Ok(Location::remote("gs", text, home, access))
             }
             Some(("az", rest)) => {
-                let (home, credential) = azure::locate(Object::parse(rest)?, options, variable)?;
-                let access = match credential {
-                    None => Access::bearer(None),
-                    Some(azure::Credential::Token(token)) => Access::bearer(Some(token)),
-                    Some(azure::Credential::Key(key)) => Access::Azure(key),
-                };
-                Ok(Location::remote("az", text, home, access))
+                let (home, access) = azure::locate(Object::parse(rest)?, options, variable)?;
+                Ok(Location::remote("az", text, home, Access::Azure(access)))
             }
             Some(_) => {
                 let url = Url::parse(text)?;
@@ -442,7 +435,7 @@ mod tests {
     #[test]
     fn an_unknown_scheme_is_named_with_those_that_are_known() {
         let find = |text: &str| {
-            Location::find_with(text, &RemoteOptions::default(), &|_| None, StopFlag::never())
+            Location::find_with(text, &RemoteOptions::default(), &|_| None)
                 .unwrap_err()
                 .to_string()
         };

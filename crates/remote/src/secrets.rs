@@ -82,6 +82,11 @@ impl Secrets {
         secrets.add_url(request.url);
         secrets.add_headers(&request.headers);
         secrets.add_pairs(&String::from_utf8_lossy(request.body));
+        let body: serde_json::Value = serde_json::from_slice(request.body).unwrap_or_default();
+        let values = body.as_object().into_iter().flatten();
+        for text in values.filter_map(|(_, value)| value.as_str()) {
+            secrets.add(text);
+        }
         secrets
     }
 

@@ -28,7 +28,7 @@ fn options() -> RemoteOptions {
 }
 
 fn remote(url: &str, options: &RemoteOptions) -> Remote {
-    match Location::find(url, options, StopFlag::never()).unwrap() {
+    match Location::find(url, options).unwrap() {
         Location::Remote(remote) => *remote,
         Location::Cached(path, _) => panic!("{} is on this machine", path.display()),
     }
@@ -283,7 +283,7 @@ fn a_commit_that_lies_in_the_cache_of_the_hub_is_found_there() {
     assert!(file.cached_at(Some(COMMIT)).unwrap().ends_with("x.bt"));
     assert!(file.at(Some(COMMIT.to_owned())).cached().is_some());
     let url = format!("hf://me/gpt@{COMMIT}/x.bt");
-    let found = Location::find(&url, &options, StopFlag::never()).unwrap();
+    let found = Location::find(&url, &options).unwrap();
     assert!(matches!(found, Location::Cached(_, Some(_))));
 }
 

@@ -175,7 +175,7 @@ impl<'f> Session<'f> {
     }
 
     pub(super) fn locate(&self, url: &str) -> Result<Location, Error> {
-        let location = Location::find(url, self.client.options(), self.stop);
+        let location = Location::find(url, self.client.options());
         location.map_err(|fault| refused(&redacted(url), fault))
     }
 

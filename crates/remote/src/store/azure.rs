@@ -8,41 +8,62 @@ use ring::hmac;
 use crate::fault::{Fault, FaultKind};
 use crate::http::message::{HttpRequest, http_date};
 use crate::options::{RemoteOptions, Secret, Token, credential};
-use crate::store::bucket::{Object, set};
+use crate::stop::StopFlag;
+use crate::store::bucket::Object;
+use crate::store::credentials::token::TokenSource;
+use crate::store::credentials::{Variable, azure, set};
 use crate::url::{Url, encode_path};
 
-/// The version of the service that requests are written for.
+/// The version of the service that requests are written for. Tokens are known to none before that of 2017.
 const VERSION: &str = "2021-12-02";
 
-/// How requests for one account are signed.
+/// How requests for one account are let in.
+#[derive(Debug)]
 pub(crate) struct AzureAccess {
     account: String,
-    key: hmac::Key,
+    entry: Entry,
 }
 
-impl std::fmt::Debug for AzureAccess {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "AzureAccess({})", self.account)
-    }
-}
-
-/// What lets requests in that do not carry a signed query.
 #[derive(Debug)]
-pub(crate) enum Credential {
+enum Entry {
+    /// As anybody, or by a signed query.
+    Url,
     Token(Secret),
-    Key(AzureAccess),
+    Issued(Box<TokenSource>),
+    /// By a signature with the key of the account.
+    Key(hmac::Key),
 }
 
-/// The URL of a blob, and how to be let in there: by a signed query, by the key of the account, with a token, or as
-/// anybody.
+/// The URL of a blob, and how to be let in there.
 pub(crate) fn locate(
     object: Object<'_>,
     options: &RemoteOptions,
-    variable: &dyn Fn(&str) -> Option<String>,
-) -> Result<(Url, Option<Credential>), Fault> {
-    let account = account(options, variable)?;
-    let endpoint = endpoint(&account, options, variable)?;
-    let (query, credential) = entry(account, options, variable)?;
+    variable: Variable<'_>,
+) -> Result<(Url, AzureAccess), Fault> {
+    let given = Connection::parse(options.connection_string.clone());
+    let set_up = Connection::parse(credential(variable, &["AZURE_STORAGE_CONNECTION_STRING"])?);
+    let account = options
+        .account
+        .clone()
+        .or_else(|| given.get("AccountName"))
+        .or_else(|| set(variable, &["AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT"]))
+        .or_else(|| set_up.get("AccountName"));
+    let is_name = |name: &str| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    let account = account.filter(|name| is_name(name)).ok_or_else(|| {
+        option("az:// needs the name of an account: give `account`, or set AZURE_STORAGE_ACCOUNT_NAME")
+    })?;
+    let endpoint = options
+        .endpoint
+        .clone()
+        .or_else(|| given.endpoint(&account))
+        .or_else(|| set(variable, &["AZURE_STORAGE_ENDPOINT"]))
+        .or_else(|| set_up.endpoint(&account))
+        .unwrap_or_else(|| format!("https://{account}.blob.core.windows.net"));
+    let endpoint = Url::parse(&endpoint)?;
+    let (query, entry) = match options.anonymous {
+        true => (None, Entry::Url),
+        false => entry(options, variable, &given, &set_up)?,
+    };
     let folder = endpoint.path.trim_end_matches('/');
     let url = Url {
         path: format!("{folder}/{}/{}", object.bucket, encode_path(object.key)),
@@ -50,67 +71,100 @@ pub(crate) fn locate(
         user: None,
         ..endpoint
     };
-    Ok((url, credential))
+    Ok((url, AzureAccess { account, entry }))
 }
 
-fn account(options: &RemoteOptions, variable: &dyn Fn(&str) -> Option<String>) -> Result<String, Fault> {
-    let account = options
-        .account
-        .clone()
-        .or_else(|| set(variable, &["AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT"]));
-    let is_name = |name: &str| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric());
-    account.filter(|name| is_name(name)).ok_or_else(|| {
-        option("az:// needs the name of an account: give `account`, or set AZURE_STORAGE_ACCOUNT_NAME")
-    })
-}
+/// A connection string of Azure: `AccountName=…;AccountKey=…` and the like.
+struct Connection(Vec<(String, String)>);
 
-fn endpoint(
-    account: &str,
-    options: &RemoteOptions,
-    variable: &dyn Fn(&str) -> Option<String>,
-) -> Result<Url, Fault> {
-    let named = options
-        .endpoint
-        .clone()
-        .or_else(|| set(variable, &["AZURE_STORAGE_ENDPOINT"]));
-    match named {
-        Some(endpoint) => Url::parse(&endpoint),
-        None => Url::parse(&format!("https://{account}.blob.core.windows.net")),
+impl Connection {
+    fn parse(text: Option<Secret>) -> Connection {
+        let text = text.as_ref().map(Secret::reveal).unwrap_or_default();
+        let pairs = text.split(';').filter_map(|pair| pair.split_once('='));
+        Connection(
+            pairs
+                .map(|(name, value)| (name.trim().to_owned(), value.trim().to_owned()))
+                .collect(),
+        )
+    }
+
+    fn get(&self, name: &str) -> Option<String> {
+        let pair = self.0.iter().find(|pair| pair.0.eq_ignore_ascii_case(name));
+        pair.map(|pair| pair.1.clone())
+    }
+
+    fn endpoint(&self, account: &str) -> Option<String> {
+        let scheme = || {
+            self.get("DefaultEndpointsProtocol")
+                .unwrap_or_else(|| "https".to_owned())
+        };
+        let usual = |suffix: String| format!("{}://{account}.blob.{suffix}", scheme());
+        self.get("BlobEndpoint")
+            .or_else(|| self.get("EndpointSuffix").map(usual))
+    }
+
+    /// What it lets in by.
+    fn entry(&self) -> Result<Option<(Option<String>, Entry)>, Fault> {
+        let get = |name: &str| self.get(name).map(Secret::new);
+        by_url_or_key(get("SharedAccessSignature"), get("AccountKey"))
     }
 }
 
-/// What lets a caller in: the signed query, or what goes with a request that has none.
+/// The first that is configured of what lets a caller in: a signed query, or what goes with a request that has none.
 fn entry(
-    account: String,
     options: &RemoteOptions,
-    variable: &dyn Fn(&str) -> Option<String>,
-) -> Result<(Option<String>, Option<Credential>), Fault> {
-    let secret = |given: &Option<Secret>, names: &[&str]| match given {
-        _ if options.anonymous => Ok(None),
-        Some(secret) => Ok(Some(secret.clone())),
-        None => credential(variable, names),
-    };
-    let query = secret(
-        &options.sas_token,
-        &["AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY"],
-    )?;
-    let key = secret(
-        &options.account_key,
-        &["AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_KEY"],
-    )?;
-    match (query, key, &options.token) {
-        (Some(query), ..) => Ok((Some(signed_query(&query)?), None)),
-        (None, _, Token::Given(token)) => Ok((None, Some(Credential::Token(token.clone())))),
-        (None, Some(key), _) => Ok((None, Some(Credential::Key(AzureAccess::of(account, &key)?)))),
-        _ => Ok((None, None)),
+    variable: Variable<'_>,
+    given: &Connection,
+    set_up: &Connection,
+) -> Result<(Option<String>, Entry), Fault> {
+    let issued = |source: TokenSource| (None, Entry::Issued(Box::new(source)));
+    if let Some(entry) = by_url_or_key(options.sas_token.clone(), None)? {
+        return Ok(entry);
+    }
+    if let Token::Given(token) = &options.token {
+        return Ok((None, Entry::Token(token.clone())));
+    }
+    if let Some(entry) = by_url_or_key(None, options.account_key.clone())? {
+        return Ok(entry);
+    }
+    if let Some(secret) = &options.client_secret {
+        return azure::of_client_secret(secret, "client_secret", options, variable).map(issued);
+    }
+    if let Some(entry) = given.entry()? {
+        return Ok(entry);
+    }
+    let query = credential(variable, &["AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY"])?;
+    let key = credential(variable, &["AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_KEY"])?;
+    if let Some(entry) = by_url_or_key(query, key)? {
+        return Ok(entry);
+    }
+    if let Some(entry) = set_up.entry()? {
+        return Ok(entry);
+    }
+    match options.token {
+        Token::Withheld => Ok((None, Entry::Url)),
+        _ => Ok(azure::of_environment(options, variable)?.map_or((None, Entry::Url), issued)),
     }
 }
 
-fn signed_query(query: &Secret) -> Result<String, Fault> {
-    let query = query.reveal().trim().trim_start_matches('?');
-    match query.bytes().all(|byte| byte.is_ascii_graphic()) {
-        true => Ok(query.to_owned()),
-        false => Err(option("the signed query has characters that no query has")),
+fn by_url_or_key(
+    query: Option<Secret>,
+    key: Option<Secret>,
+) -> Result<Option<(Option<String>, Entry)>, Fault> {
+    match (query, key) {
+        (Some(query), _) => {
+            let query = query.reveal().trim().trim_start_matches('?');
+            match query.bytes().all(|byte| byte.is_ascii_graphic()) {
+                true => Ok(Some((Some(query.to_owned()), Entry::Url))),
+                false => Err(option("the signed query has characters that no query has")),
+            }
+        }
+        (None, Some(key)) => {
+            let key = STANDARD.decode(key.reveal().trim());
+            let key = key.map_err(|_| option("the key of the account is not base64"))?;
+            Ok(Some((None, Entry::Key(hmac::Key::new(hmac::HMAC_SHA256, &key)))))
+        }
+        (None, None) => Ok(None),
     }
 }
 
@@ -119,22 +173,31 @@ fn option(why: &str) -> Fault {
 }
 
 impl AzureAccess {
-    fn of(account: String, key: &Secret) -> Result<AzureAccess, Fault> {
-        let key = STANDARD.decode(key.reveal().trim());
-        let key = key.map_err(|_| option("the key of the account is not base64"))?;
-        let key = hmac::Key::new(hmac::HMAC_SHA256, &key);
-        Ok(AzureAccess { account, key })
-    }
-
-    /// Signs a request with the key of the account.
-    pub(crate) fn sign(&self, request: &mut HttpRequest<'_>) {
-        let date = http_date(Timestamp::now());
-        for (name, value) in [("x-ms-date", date.as_str()), ("x-ms-version", VERSION)] {
-            request.headers.push((name.to_owned(), value.to_owned()));
-        }
-        let signature = hmac::sign(&self.key, self.text(request).as_bytes());
-        let value = format!("SharedKey {}:{}", self.account, STANDARD.encode(signature));
-        request.headers.push(("Authorization".to_owned(), value));
+    /// Adds to a request what it is let in by; says whether that is secret.
+    pub(crate) fn sign(
+        &self,
+        request: &mut HttpRequest<'_>,
+        options: &RemoteOptions,
+        stop: StopFlag<'_>,
+    ) -> Result<bool, Fault> {
+        let mut add = |name: &str, value: String| request.headers.push((name.to_owned(), value));
+        add("x-ms-version", VERSION.to_owned());
+        let token = match &self.entry {
+            Entry::Url => None,
+            Entry::Token(token) => Some(token.clone()),
+            Entry::Issued(source) => source.token(options, stop)?,
+            Entry::Key(key) => {
+                add("x-ms-date", http_date(Timestamp::now()));
+                let signature = hmac::sign(key, self.text(request).as_bytes());
+                let value = format!("SharedKey {}:{}", self.account, STANDARD.encode(signature));
+                request.headers.push(("Authorization".to_owned(), value));
+                None
+            }
+        };
+        let is_secret = token.is_some();
+        let header = |token: Secret| ("Authorization".to_owned(), format!("Bearer {}", token.reveal()));
+        request.headers.extend(token.map(header));
+        Ok(is_secret)
     }
 
     /// What is signed: the headers that the service names, its own, and the path.
@@ -184,7 +247,7 @@ impl AzureAccess {
 mod tests {
     use super::*;
 
-    fn located(options: &RemoteOptions) -> (Url, Option<Credential>) {
+    fn located(options: &RemoteOptions) -> (Url, AzureAccess) {
         locate(Object::parse("models/a b").unwrap(), options, &|_| None).unwrap()
     }
 
@@ -194,9 +257,9 @@ mod tests {
             account: Some("me".to_owned()),
             ..RemoteOptions::default()
         };
-        let (url, credential) = located(&options);
+        let (url, access) = located(&options);
         assert_eq!(url.to_string(), "https://me.blob.core.windows.net/models/a%20b");
-        assert!(credential.is_none());
+        assert!(matches!(access.entry, Entry::Url));
         options.sas_token = Some(Secret::new("?sv=1&sig=hunter2"));
         let (url, _) = located(&options);
         assert_eq!(url.target(), "/models/a%20b?sv=1&sig=hunter2");
@@ -210,9 +273,7 @@ mod tests {
             account_key: Some(Secret::new(STANDARD.encode("hunter2"))),
             ..RemoteOptions::default()
         };
-        let (url, Some(Credential::Key(access))) = located(&options) else {
-            panic!("a key signs");
-        };
+        let (url, access) = located(&options);
         let header = |name: &str, value: &str| (name.to_owned(), value.to_owned());
         let request = HttpRequest {
             method: "GET",

@@ -28,13 +28,6 @@ impl<'o> Object<'o> {
     }
 }
 
-/// The first of these variables that is set to something.
-pub(crate) fn set(variable: &dyn Fn(&str) -> Option<String>, names: &[&str]) -> Option<String> {
-    names
-        .iter()
-        .find_map(|name| variable(name).filter(|value| !value.is_empty()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

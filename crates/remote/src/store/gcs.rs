@@ -1,21 +1,21 @@
 //! Google Cloud Storage.
 
-use std::path::Path;
-
 use crate::access::Access;
 use crate::fault::Fault;
-use crate::options::{RemoteOptions, Token, credential};
-use crate::store::bucket::{Object, set};
-use crate::store::google::Account;
+use crate::options::RemoteOptions;
+use crate::store::bucket::Object;
+use crate::store::credentials::google::{Entry, entry};
+use crate::store::credentials::{Variable, set};
+use crate::store::s3::S3Access;
 use crate::url::{Url, encode_path};
 
 const ENDPOINT: &str = "https://storage.googleapis.com";
 
-/// The URL of an object, and how to be let in there: with a token, or as anybody.
+/// The URL of an object, and how to be let in there.
 pub(crate) fn locate(
     object: Object<'_>,
     options: &RemoteOptions,
-    variable: &dyn Fn(&str) -> Option<String>,
+    variable: Variable<'_>,
 ) -> Result<(Url, Access), Fault> {
     let named = options
         .endpoint
@@ -29,26 +29,13 @@ pub(crate) fn locate(
         user: None,
         ..endpoint
     };
-    let access = match &options.token {
-        Token::Given(token) => Access::bearer(Some(token.clone())),
-        Token::Environment if !options.anonymous => of_environment(variable)?,
-        _ => Access::bearer(None),
+    let access = match entry(options, variable)? {
+        None => Access::bearer(None),
+        Some(Entry::Token(token)) => Access::bearer(Some(token)),
+        Some(Entry::Issued(source)) => Access::Google(source),
+        Some(Entry::Keys(keys)) => Access::S3(S3Access::of_google(keys)),
     };
     Ok((url, access))
-}
-
-/// A token that stands there, or a file of credentials that one is issued for.
-fn of_environment(variable: &dyn Fn(&str) -> Option<String>) -> Result<Access, Fault> {
-    let token = credential(
-        variable,
-        &["GOOGLE_OAUTH_ACCESS_TOKEN", "CLOUDSDK_AUTH_ACCESS_TOKEN"],
-    )?;
-    match (token, set(variable, &["GOOGLE_APPLICATION_CREDENTIALS"])) {
-        (None, Some(path)) => {
-            Account::read(Path::new(&path)).map(|account| Access::Google(Box::new(account)))
-        }
-        (token, _) => Ok(Access::bearer(token)),
-    }
 }
 
 #[cfg(test)]
@@ -58,7 +45,10 @@ mod tests {
     #[test]
     fn objects_have_urls() {
         let object = Object::parse("bucket/a b/../c").unwrap();
-        let (url, _) = locate(object, &RemoteOptions::default(), &|_| None).unwrap();
+        let (url, _) = locate(object, &RemoteOptions::default(), &|name| {
+            (name == "NO_GCE_CHECK").then(|| "true".to_owned())
+        })
+        .unwrap();
         assert_eq!(
             url.to_string(),
             "https://storage.googleapis.com/bucket/a%20b/../c"

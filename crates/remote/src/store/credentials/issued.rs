@@ -1,0 +1,163 @@
+//! What was issued to this process for a while.
+
+use std::process;
+use std::sync::Mutex;
+use std::time::{Duration, SystemTime};
+
+use crate::fault::Fault;
+use crate::http::pace::sleep;
+use crate::lock::briefly;
+use crate::stop::StopFlag;
+
+/// What is good for less than this is asked for again: no request is sent with keys that are over when it arrives.
+const LEAST_VALIDITY: Duration = Duration::from_secs(300);
+
+/// How often it is looked whether another thread has been issued something.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// How long a machine is taken for one without an identity that has said so.
+const NOBODY_VALIDITY: Duration = Duration::from_secs(3600);
+
+/// What each of some sources has issued last. It is good for all files that this process opens.
+pub(super) struct Issued<K: PartialEq, V> {
+    rows: Mutex<Vec<(K, Timed<V>)>>,
+    /// The sources that are being asked, and by which process: a forked one has a copy of what its parent was about.
+    asked: Mutex<Vec<(u32, K)>>,
+}
+
+/// Something that is good for a while. None: the source has nothing for this caller.
+#[derive(Clone, Debug)]
+pub(super) struct Timed<V> {
+    pub(super) value: Option<V>,
+    pub(super) until: SystemTime,
+}
+
+impl<V> Timed<V> {
+    /// What a machine without an identity has.
+    pub(super) fn nothing() -> Timed<V> {
+        Timed {
+            value: None,
+            until: SystemTime::now() + NOBODY_VALIDITY,
+        }
+    }
+}
+
+impl<K: Clone + PartialEq, V: Clone> Issued<K, V> {
+    pub(super) const fn new() -> Issued<K, V> {
+        Issued {
+            rows: Mutex::new(Vec::new()),
+            asked: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// What `source` has issued and is still good, or what it issues now. `name` is what its faults call it.
+    pub(super) fn get(
+        &self,
+        source: &K,
+        name: &str,
+        stop: StopFlag<'_>,
+        issue: impl FnOnce() -> Result<Timed<V>, Fault>,
+    ) -> Result<Option<V>, Fault> {
+        if let Some(value) = self.good(source) {
+            return Ok(value);
+        }
+        // The threads of a load need new keys at the same moment: one asks. Where that fails, each finds out by itself.
+        let turn = Turn::begin(self, source);
+        if turn.is_none() {
+            while self.is_asked(source) {
+                sleep(LOOK, stop)?;
+            }
+            if let Some(value) = self.good(source) {
+                return Ok(value);
+            }
+        }
+        let new = issue().map_err(|fault| fault.of_credentials(name))?;
+        if let Some(mut rows) = briefly(&self.rows) {
+            rows.retain(|row| row.0 != *source);
+            rows.push((source.clone(), new.clone()));
+        }
+        Ok(new.value)
+    }
+
+    fn good(&self, source: &K) -> Option<Option<V>> {
+        let rows = briefly(&self.rows)?;
+        let (_, timed) = rows.iter().find(|row| row.0 == *source)?;
+        (timed.until > SystemTime::now() + LEAST_VALIDITY).then(|| timed.value.clone())
+    }
+
+    fn is_asked(&self, source: &K) -> bool {
+        let asked = briefly(&self.asked);
+        asked.is_some_and(|asked| asked.iter().any(|row| row.0 == process::id() && row.1 == *source))
+    }
+}
+
+/// While it lives, a source is being asked.
+struct Turn<'i, K: PartialEq, V> {
+    issued: &'i Issued<K, V>,
+    source: &'i K,
+}
+
+impl<'i, K: Clone + PartialEq, V> Turn<'i, K, V> {
+    /// None: another thread asks it already.
+    fn begin(issued: &'i Issued<K, V>, source: &'i K) -> Option<Turn<'i, K, V>> {
+        let mut asked = briefly(&issued.asked)?;
+        let row = (process::id(), source.clone());
+        let is_first = !asked.contains(&row);
+        is_first.then(|| {
+            asked.push(row);
+            Turn { issued, source }
+        })
+    }
+}
+
+impl<K: PartialEq, V> Drop for Turn<'_, K, V> {
+    fn drop(&mut self) {
+        if let Some(mut asked) = briefly(&self.issued.asked) {
+            asked.retain(|row| row.0 != process::id() || row.1 != *self.source);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn one_thread_asks_for_all_and_each_by_itself_where_it_fails() {
+        let asked = AtomicUsize::new(0);
+        let run = |issued: &Issued<u8, u8>, fails: bool| {
+            let one = || {
+                let issue = || {
+                    asked.fetch_add(1, Ordering::Relaxed);
+                    std::thread::sleep(Duration::from_millis(50));
+                    let until = SystemTime::now() + NOBODY_VALIDITY;
+                    (!fails)
+                        .then_some(Timed {
+                            value: Some(7),
+                            until,
+                        })
+                        .ok_or_else(|| Fault::option("no"))
+                };
+                issued.get(&1, "it", StopFlag::never(), issue).ok()
+            };
+            std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..8).map(|_| scope.spawn(one)).collect();
+                threads
+                    .into_iter()
+                    .map(|thread| thread.join().unwrap())
+                    .collect::<Vec<_>>()
+            })
+        };
+        let issued = Issued::new();
+        assert_eq!(run(&issued, true), [None; 8]);
+        assert_eq!(asked.swap(0, Ordering::Relaxed), 8);
+        assert_eq!(run(&issued, false), [Some(Some(7)); 8]);
+        assert_eq!(asked.swap(0, Ordering::Relaxed), 1);
+        // A process that was forked while another thread asked waits for nobody.
+        issued.rows.lock().unwrap().clear();
+        issued.asked.lock().unwrap().push((process::id() + 1, 1));
+        assert_eq!(run(&issued, false), [Some(Some(7)); 8]);
+    }
+}

@@ -1,0 +1,199 @@
+//! Who a caller is to a store: where that stands, and what is issued for it.
+//!
+//! The first source that is configured is the one that is used. Where it fails, its fault is what the caller is told,
+//! with its name, and no other source is tried: who reads as somebody else than was set up reads other files.
+
+pub(crate) mod amazon;
+mod asker;
+pub(crate) mod azure;
+pub(crate) mod google;
+mod issued;
+mod process;
+mod profiles;
+pub(crate) mod source;
+mod sso;
+pub(crate) mod token;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use ingot_format::Escaped;
+use jiff::Timestamp;
+
+use crate::fault::{Fault, FaultKind};
+use crate::options::{Secret, credential};
+use crate::url::{Scheme, Url};
+
+pub(crate) use asker::element;
+
+/// What environment variables hold.
+pub(crate) type Variable<'v> = &'v dyn Fn(&str) -> Option<String>;
+
+/// The first of these variables that is set to something.
+pub(crate) fn set(variable: Variable<'_>, names: &[&str]) -> Option<String> {
+    names
+        .iter()
+        .find_map(|name| variable(name).filter(|value| !value.is_empty()))
+}
+
+/// The folder of the person who runs this.
+fn home(variable: Variable<'_>) -> Option<PathBuf> {
+    set(variable, &["HOME", "USERPROFILE"]).map(PathBuf::from)
+}
+
+/// The keys of one who may read, by which requests are signed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Keys {
+    pub(crate) id: Secret,
+    pub(crate) secret: Secret,
+    pub(crate) session: Option<Secret>,
+}
+
+impl Keys {
+    /// A key and its secret, which has to be there where the key is.
+    pub(crate) fn pair(
+        id: Option<Secret>,
+        secret: Option<Secret>,
+        source: &str,
+    ) -> Result<Option<Keys>, Fault> {
+        let Some(id) = id else {
+            return Ok(None);
+        };
+        let secret = secret.ok_or_else(|| refused(format!("{source} has no secret beside it")))?;
+        let session = None;
+        Ok(Some(Keys { id, secret, session }))
+    }
+
+    /// Those of two environment variables.
+    pub(crate) fn of_variables(
+        variable: Variable<'_>,
+        id: &str,
+        secret: &str,
+    ) -> Result<Option<Keys>, Fault> {
+        let source = format!("the environment with {id} and {secret}");
+        Keys::pair(
+            credential(variable, &[id])?,
+            credential(variable, &[secret])?,
+            &source,
+        )
+    }
+}
+
+/// A source that cannot be used as it stands.
+fn refused(why: impl Into<String>) -> Fault {
+    FaultKind::Option(why.into()).into()
+}
+
+/// `path` as it is shown.
+fn shown(path: &Path) -> String {
+    Escaped(&path.to_string_lossy()).to_string()
+}
+
+/// The text of a file that has to be there.
+fn read(path: &Path) -> Result<String, Fault> {
+    fs::read_to_string(path).map_err(|fault| refused(format!("{} cannot be read: {fault}", shown(path))))
+}
+
+/// The JSON of a file that has to be there.
+fn read_json(path: &Path) -> Result<serde_json::Value, Fault> {
+    serde_json::from_str(&read(path)?).map_err(|_| refused(format!("{} is no JSON", shown(path))))
+}
+
+/// The token that is all of a file.
+fn token_in(path: &Path) -> Result<Secret, Fault> {
+    Secret::new(read(path)?.trim()).checked(&format!("the token in {}", shown(path)))
+}
+
+/// Whether a service of this machine or of its cloud is asked, which stands next to it: no proxy leads there.
+fn is_near(url: &Url) -> bool {
+    const NAMES: &[&str] = &[
+        "localhost",
+        "metadata.google.internal",
+        "fd00:ec2::23",
+        "fd00:ec2::254",
+    ];
+    let is_near = |address: std::net::IpAddr| match address {
+        std::net::IpAddr::V4(v4) => v4.is_loopback() || v4.is_link_local(),
+        std::net::IpAddr::V6(v6) => v6.is_loopback() || v6.is_unicast_link_local(),
+    };
+    NAMES.contains(&url.host.as_str()) || url.address().is_some_and(is_near)
+}
+
+/// The service at `text`, if what it is sent and what it sends can be read by nobody else.
+fn safe_service(text: &str, what: &str) -> Result<Url, Fault> {
+    let url = Url::parse(text)?;
+    match url.scheme == Scheme::Https || is_near(&url) {
+        true => Ok(url),
+        false => Err(refused(format!("{what} is none of https://"))),
+    }
+}
+
+/// Whether the firmware says that this machine is one of a cloud. Elsewhere nobody is asked: the address may be
+/// anybody's, and asking it in vain takes a second.
+pub(crate) fn firmware_says(file: &str, word: &str) -> bool {
+    let text = fs::read_to_string(Path::new("/sys/devices/virtual/dmi/id").join(file));
+    text.is_ok_and(|text| text.trim().starts_with(word))
+}
+
+/// When something is over: a time such as `2026-11-21T20:53:24Z`, or seconds since 1970. Where that is not said, it is
+/// asked for each time.
+fn until(text: Option<&str>) -> SystemTime {
+    let text = text.unwrap_or_default().trim();
+    let seconds = text
+        .parse()
+        .ok()
+        .and_then(|seconds| Timestamp::from_second(seconds).ok());
+    // Old versions of Amazon's tools write `UTC` for `Z`.
+    let time = seconds.or_else(|| text.replace("UTC", "Z").parse().ok());
+    time.map_or(UNIX_EPOCH, SystemTime::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_those_of_the_services() {
+        for (text, seconds) in [
+            ("1970-01-01T00:00:00Z", 0),
+            ("2000-02-28T23:59:59Z", 951_782_399),
+            ("2000-02-29T23:59:59.123Z", 951_868_799),
+            ("2000-03-01T02:59:59+03:00", 951_868_799),
+            ("2100-03-01T00:00:00UTC", 4_107_542_400),
+            ("951782399", 951_782_399),
+        ] {
+            let since = until(Some(text)).duration_since(UNIX_EPOCH).unwrap();
+            assert_eq!(since.as_secs(), seconds, "{text}");
+        }
+        for text in [
+            "",
+            "soon",
+            "2000-13-01T00:00:00Z",
+            "2000-01-01",
+            "2000-01-01T24:00:00Z",
+            "99999999999999",
+        ] {
+            assert_eq!(until(Some(text)), UNIX_EPOCH, "{text}");
+        }
+    }
+
+    #[test]
+    fn tokens_are_asked_for_where_nobody_listens() {
+        for url in [
+            "https://h/x",
+            "http://127.0.0.1:9/x",
+            "http://localhost/x",
+            "http://169.254.169.254/x",
+            "http://[::1]/x",
+        ] {
+            assert!(safe_service(url, "it").is_ok(), "{url}");
+        }
+        for url in ["http://h/x", "http://10.0.0.1/x", "http://[fd00::1]/x"] {
+            assert_eq!(
+                safe_service(url, "it").unwrap_err().to_string(),
+                "it is none of https://"
+            );
+        }
+    }
+}

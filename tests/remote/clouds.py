@@ -1,0 +1,290 @@
+"""A server on loopback that issues credentials as the clouds do, and gives a file to whoever shows good ones.
+
+What it is shown is verified by other implementations than ours: signatures of Amazon by botocore, tokens that
+are signed by google-auth. Keys and tokens are named after what they were issued for: tests see who has read.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from urllib.parse import parse_qs, urlsplit
+
+import numpy as np
+
+import ingot.numpy
+
+from .servers import Answer, Handler, Request, Server, serving
+
+DATA = ingot.numpy.save({"a": np.arange(10)})
+#: The key of an account of Azure, and of the keys that a test holds from the start.
+SECRET = "c2VjcmV0LW9mLXRoZS10ZXN0cw=="
+
+
+def after(seconds: float) -> str:
+    return (datetime.now(UTC) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class Refused(Exception):
+    """What was shown is not good."""
+
+
+class Cloud:
+    """What has been issued, and who has read with it."""
+
+    def __init__(self) -> None:
+        self.server = Server(0)
+        #: The secret and the session of each key of Amazon's kind, by its name.
+        self.keys: dict[str, tuple[str, str | None]] = {}
+        self.tokens: set[str] = set()
+        self.readers: list[str] = []
+        #: What the last request has brought.
+        self.body = b""
+        #: The public key of whoever signs tokens.
+        self.public = b""
+        #: Answers in the place of a service, by the beginning of its path.
+        self.instead: dict[str, Answer] = {}
+
+    def url(self, path: str = "") -> str:
+        return self.server.url(path)
+
+    def known(self, *names: str) -> None:
+        """Keys that stand somewhere."""
+        for name in names:
+            self.keys[name] = (SECRET, None)
+
+    def answer(self, handler: Handler, request: Request) -> None:
+        self.body = body = handler.rfile.read(int(request.headers.get("content-length", 0)))
+        try:
+            for begin, instead in self.instead.items():
+                if request.path.startswith(begin):
+                    instead(handler, request)
+                    return
+            if "range" in request.headers:
+                self.readers.append(self._reader(handler, request))
+                handler.part(DATA, request, ETag='"v1"', Last_Modified="Mon, 23 Nov 2026 00:00:00 GMT")
+            else:
+                told(handler, self._issued(handler, request, body))
+        except (Refused, ValueError, KeyError, AssertionError) as why:
+            told(handler, f"{type(why).__name__}: {why}", 403)
+
+    # Who reads.
+
+    def _reader(self, handler: Handler, request: Request) -> str:
+        shown = request.headers.get("authorization", "")
+        if shown.startswith("AWS4-HMAC-SHA256 "):
+            return self._signer(handler, request, b"", "s3")
+        if shown.startswith("Bearer "):
+            token = shown.removeprefix("Bearer ")
+            if token not in self.tokens:
+                raise Refused("this token was issued to nobody")
+            if token.startswith("azure") and request.headers.get("x-ms-version", "") < "2017-11-09":
+                raise Refused("tokens are of version 2017-11-09")
+            return token
+        assert shown == "", shown
+        query = {name: values[0] for name, values in parse_qs(urlsplit(request.path).query).items()}
+        if "sig" in query:
+            assert query["sig"] == signature_of_blob(urlsplit(request.path).path, query)
+            return "signed query"
+        return "nobody"
+
+    def _signer(self, handler: Handler, request: Request, body: bytes, service: str) -> str:
+        """The key that a request is signed with, as botocore signs it."""
+        from botocore.auth import S3SigV4Auth, SigV4Auth
+        from botocore.awsrequest import AWSRequest
+        from botocore.credentials import Credentials
+
+        fields = dict(re.findall(r"(\w+)=([^, ]+)", request.headers["authorization"]))
+        key, day, region, scope, _ = fields["Credential"].split("/")
+        assert scope == service
+        if key not in self.keys:
+            raise Refused("there is no such key")
+        secret, session = self.keys[key]
+        assert request.headers.get("x-amz-security-token") == session
+        kind = S3SigV4Auth if service == "s3" else SigV4Auth
+        auth = kind(Credentials(key, secret, session), service, region)
+        names = fields["SignedHeaders"].split(";")
+        assert {name for name in request.headers if name.startswith("x-amz-")} <= set(names)
+        again = AWSRequest(
+            method=handler.command,
+            url=self.url(request.path),
+            data=body,
+            headers={name: request.headers[name] for name in names},
+        )
+        time = request.headers["x-amz-date"]
+        assert time.startswith(day)
+        again.context["timestamp"] = time
+        signature = auth.signature(auth.string_to_sign(again, auth.canonical_request(again)), again)
+        if signature != fields["Signature"]:
+            raise Refused("the signature does not match")
+        return str(key)
+
+    # What is issued.
+
+    def _issued(self, handler: Handler, request: Request, body: bytes) -> str:
+        path = urlsplit(request.path).path
+        query = {name: values[0] for name, values in parse_qs(urlsplit(request.path).query).items()}
+        kind = request.headers.get("content-type", "")
+        form = {name: values[0] for name, values in parse_qs(body.decode()).items()} if "form" in kind else {}
+        if path == "/" and handler.command == "GET":
+            return "computeMetadata/\n"
+        if path == "/":
+            return self._sts(handler, request, body, form)
+        if path == "/token":
+            return self._renewed(json.loads(body))
+        if path == "/federation/credentials":
+            token = request.headers["x-amz-sso_bearer_token"]
+            key = self._key(f"SSO.{query['account_id']}.{query['role_name']}.{token}")
+            names = ["accessKeyId", "secretAccessKey", "sessionToken"]
+            over = (datetime.now(UTC).timestamp() + 3600) * 1000
+            return json.dumps(
+                {"roleCredentials": dict(zip(names, key, strict=True)) | {"expiration": int(over)}}
+            )
+        if path.startswith("/creds"):
+            return self._json_key(f"CONTAINER.{request.headers.get('authorization', 'anybody')}")
+        if path.startswith("/latest/"):
+            return self._instance(handler, request)
+        if path.startswith("/computeMetadata"):
+            assert request.headers["metadata-flavor"] == "Google"
+            if not path.endswith("/token"):
+                return json.dumps({"email": "default", "scopes": [], "aliases": []})
+            return self._token("google-machine")
+        if path.startswith("/google/"):
+            return self._google(path, request, form, body)
+        if path == "/subject":
+            assert request.headers["x-ask"] == "please"
+            return json.dumps({"value": "of-the-url"})
+        return self._azure(path, request, query, form)
+
+    def _key(self, name: str) -> tuple[str, str, str]:
+        name = re.sub(r"[^\w.-]", "_", name)
+        self.keys[name] = (f"secret/of+{name}", f"session+of/{name}==")
+        return name, *self.keys[name]
+
+    def _json_key(self, name: str) -> str:
+        names = ["AccessKeyId", "SecretAccessKey", "Token"]
+        return json.dumps(
+            {
+                "Code": "Success",
+                **dict(zip(names, self._key(name), strict=True)),
+                "Expiration": after(3600),
+            }
+        )
+
+    def _token(self, name: str, **more: object) -> str:
+        self.tokens.add(name)
+        return json.dumps({"access_token": name, "token_type": "Bearer", "expires_in": 3600, **more})
+
+    def _sts(self, handler: Handler, request: Request, body: bytes, form: dict[str, str]) -> str:
+        role = form["RoleArn"].rpartition("/")[2]
+        if form["Action"] == "AssumeRole":
+            signer = self._signer(handler, request, body, "sts")
+            name = f"ROLE.{role}.{form['RoleSessionName']}.{form.get('ExternalId', '')}.{signer}"
+            name = name if form["RoleSessionName"] == "named" else f"ROLE.{role}.{signer}"
+        else:
+            assert form["Action"] == "AssumeRoleWithWebIdentity"
+            # botocore sends the line end of the file too.
+            name = f"WEB.{role}.{form['WebIdentityToken'].strip()}"
+        key, secret, session = self._key(name)
+        return (
+            f'<{form["Action"]}Response xmlns="https://sts.amazonaws.com/doc/2011-06-15/">'
+            f"<{form['Action']}Result><Credentials><AccessKeyId>{key}</AccessKeyId>"
+            f"<SecretAccessKey>{secret}</SecretAccessKey><SessionToken>{session}</SessionToken>"
+            f"<Expiration>{after(3600)}</Expiration></Credentials></{form['Action']}Result>"
+            f"</{form['Action']}Response>"
+        )
+
+    def _renewed(self, asked: dict[str, str]) -> str:
+        assert asked["grantType"] == "refresh_token"
+        assert asked["clientSecret"] == "of-the-client"
+        token = f"renewed-{asked['refreshToken']}"
+        return json.dumps({"accessToken": token, "expiresIn": 3600, "refreshToken": "next"})
+
+    def _instance(self, handler: Handler, request: Request) -> str:
+        if handler.command == "PUT":
+            return "the-token"
+        assert request.headers["x-aws-ec2-metadata-token"] == "the-token"
+        return "my-role\n" if request.path.endswith("/") else self._json_key("INSTANCE")
+
+    def _google(self, path: str, request: Request, form: dict[str, str], body: bytes) -> str:
+        from google.auth import jwt
+
+        if path == "/google/token" and form["grant_type"].endswith(":jwt-bearer"):
+            # Files name the service; google-auth signs for the one that it knows by heart.
+            audience = [self.url(path), "https://oauth2.googleapis.com/token"]
+            claim = jwt.decode(form["assertion"], certs=self.public, audience=audience)
+            return self._token(f"account-{claim['iss']}-{scope(claim['scope'])}")
+        if path == "/google/token":
+            assert (form["grant_type"], form["client_secret"]) == ("refresh_token", "of-the-client")
+            return self._token(f"person-{form['refresh_token']}")
+        if path == "/google/sts":
+            assert form["grant_type"] == "urn:ietf:params:oauth:grant-type:token-exchange"
+            assert form["requested_token_type"] == "urn:ietf:params:oauth:token-type:access_token"
+            assert (form["audience"], form["subject_token_type"]) == ("//iam/pool", "urn:of:jwt")
+            # google-auth sends the line end of a file too.
+            name = f"federated-{form['subject_token'].strip()}-{scope(form['scope'])}"
+            return self._token(name, issued_token_type="urn:ietf:params:oauth:token-type:access_token")
+        asked, by = json.loads(body), request.headers["authorization"].removeprefix("Bearer ")
+        assert by in self.tokens
+        name = f"acting-{path.rpartition('/')[2]}-{scope(asked['scope'][0])}-by-{by}"
+        self.tokens.add(name)
+        return json.dumps({"accessToken": name, "expireTime": after(3600)})
+
+    def _azure(self, path: str, request: Request, query: dict[str, str], form: dict[str, str]) -> str:
+        from google.auth import jwt
+
+        if path.endswith("/oauth2/v2.0/token"):
+            assert form["grant_type"] == "client_credentials"
+            assert form["scope"] == "https://storage.azure.com/.default"
+            who = f"{path.split('/')[1]}-{form['client_id']}"
+            if "client_secret" in form:
+                if form["client_secret"] != "of-the/app+":
+                    raise Refused("the secret is another")
+                return self._token(f"azure-app-{who}")
+            assert form["client_assertion_type"].endswith(":client-assertion-type:jwt-bearer")
+            claim = jwt.decode(form["client_assertion"], certs=self.public)
+            return self._token(f"azure-pod-{who}-{claim['sub']}")
+        assert query["resource"].rstrip("/") == "https://storage.azure.com"
+        who = query.get("client_id", "itself")
+        if path == "/metadata/identity/oauth2/token":
+            assert request.headers["metadata"] == "true"
+            return self._token(f"azure-machine-{who}", expires_in="3600", expires_on="9999999999")
+        assert (path, request.headers["x-identity-header"]) == ("/msi/token", "of-the-app")
+        self.tokens.add(f"azure-service-{who}")
+        return json.dumps({"access_token": f"azure-service-{who}", "expires_on": "9999999999"})
+
+
+def scope(text: str) -> str:
+    """What a token may be used for, without where that is defined."""
+    return text.rpartition("/")[2]
+
+
+def told(handler: Handler, text: str, status: int = 200) -> None:
+    kind = "application/json" if text.startswith("{") else "application/text"
+    handler.head(status, Content_Length=len(text.encode()), Content_Type=kind, Metadata_Flavor="Google")
+    handler.body(text.encode())
+
+
+def signature_of_blob(path: str, query: dict[str, str]) -> str:
+    """Of a service SAS of one blob, as Azure's page "Create a service SAS" has it since 2020-12-06."""
+    fields = [
+        *(query.get(name, "") for name in ("sp", "st", "se")),
+        f"/blob/me{path}",
+        *(query.get(name, "") for name in ("si", "sip", "spr", "sv", "sr", "snapshot", "ses")),
+        *(query.get(name, "") for name in ("rscc", "rscd", "rsce", "rscl", "rsct")),
+    ]
+    digest = hmac.new(base64.b64decode(SECRET), "\n".join(fields).encode(), hashlib.sha256)
+    return base64.b64encode(digest.digest()).decode()
+
+
+@contextmanager
+def running() -> Iterator[Cloud]:
+    cloud = Cloud()
+    with serving(cloud.answer) as cloud.server:
+        yield cloud

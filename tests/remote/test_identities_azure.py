@@ -1,0 +1,244 @@
+"""Who a caller is to Azure: as obstore is, set up in the same way, and never as somebody else."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import ingot
+
+from .clouds import DATA, SECRET, Cloud, running, told
+from .servers import Handler, Request, unused_port
+from .test_identities_amazon import PREFIXES
+from .test_identities_google import pair  # noqa: F401
+
+APPLICATION = {"tenant_id": "tenant", "client_id": "app", "client_secret": "of-the/app+"}
+
+
+class Setup:
+    """What is configured for a test."""
+
+    def __init__(self, cloud: Cloud, home: Path, patch: pytest.MonkeyPatch, key: bytes) -> None:
+        self.cloud, self.home, self.patch, self.key = cloud, home, patch, key
+
+    def variables(self, **variables: str) -> None:
+        for name, value in variables.items():
+            self.patch.setenv(name, value)
+
+    def application(self) -> None:
+        self.variables(**{f"AZURE_{name.upper()}": value for name, value in APPLICATION.items()})
+
+    def pod(self) -> str:
+        from google.auth import crypt, jwt
+
+        now = int(time.time())
+        claim = {"iss": "https://k8s", "sub": "pod", "iat": now, "exp": now + 3600}
+        path = self.home / "assertion"
+        path.write_bytes(jwt.encode(crypt.RSASigner.from_string(self.key, "k1"), claim) + b"\n")
+        self.variables(AZURE_FEDERATED_TOKEN_FILE=str(path), AZURE_TENANT_ID="tenant", AZURE_CLIENT_ID="app")
+        return path.read_text().strip()
+
+    def machine(self) -> None:
+        self.variables(AZURE_POD_IDENTITY_AUTHORITY_HOST=self.cloud.url(""))
+
+    def service(self) -> None:
+        self.variables(IDENTITY_ENDPOINT=self.cloud.url("/msi/token"), IDENTITY_HEADER="of-the-app")
+
+    def open(self, **options: object) -> str:
+        """Open a file; gives who has read it."""
+        given = {"endpoint": self.cloud.url(), "account": "me", "retries": 0, **options}
+        ingot.safe_open("az://c/b", "np", storage_options=given)
+        return self.cloud.readers[-1]
+
+    def of_obstore(self, **config: str) -> str:
+        """Who obstore is."""
+        store = self.store(**config)
+        assert bytes(store.get_range("b", start=0, end=10)) == DATA[:10]
+        return self.cloud.readers[-1]
+
+    def store(self, **config: str):
+        obstore = pytest.importorskip("obstore", reason="obstore is not installed")
+        return obstore.store.AzureStore(
+            "c",
+            account_name="me",
+            client_options={"allow_http": True},
+            retry_config={"max_retries": 0},
+            **{"endpoint": self.cloud.url(), **config},
+        )
+
+
+@pytest.fixture
+def setup(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    pair: tuple[bytes, bytes],  # noqa: F811
+) -> Iterator[Setup]:
+    for name in [name for name in os.environ if name.startswith(PREFIXES)]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with running() as cloud:
+        cloud.public = pair[1]
+        monkeypatch.setenv("AZURE_AUTHORITY_HOST", cloud.url("/"))
+        yield Setup(cloud, tmp_path, monkeypatch, pair[0])
+
+
+def test_an_application_shows_its_secret(setup: Setup) -> None:
+    assert setup.of_obstore(authority_host=setup.cloud.url(""), **APPLICATION) == "azure-app-tenant-app"
+    assert setup.open(**APPLICATION) == "azure-app-tenant-app"
+    setup.application()
+    assert setup.open() == "azure-app-tenant-app"
+    asked = len(setup.cloud.server.requests)
+    assert setup.open() == "azure-app-tenant-app"
+    assert len(setup.cloud.server.requests) == asked + 1, "the token is good for a while"
+
+
+def test_a_pod_shows_its_token(setup: Setup) -> None:
+    setup.pod()
+    assert setup.open() == "azure-pod-tenant-app-pod"
+    file = os.environ["AZURE_FEDERATED_TOKEN_FILE"]
+    config = {"tenant_id": "tenant", "client_id": "app", "authority_host": setup.cloud.url("")}
+    Path(file).write_text(Path(file).read_text().strip())
+    assert setup.of_obstore(federated_token_file=file, **config) == "azure-pod-tenant-app-pod"
+
+
+def test_a_machine_has_an_identity_or_several(setup: Setup) -> None:
+    setup.machine()
+    assert setup.open() == "azure-machine-itself"
+    assert setup.open(client_id="other") == "azure-machine-other"
+    setup.variables(AZURE_CLIENT_ID="third")
+    assert setup.open() == "azure-machine-third"
+    service = setup.cloud.url("/metadata/identity/oauth2/token")
+    assert setup.of_obstore(msi_endpoint=service, client_id="third") == "azure-machine-third"
+
+
+def test_an_app_asks_the_service_beside_it(setup: Setup) -> None:
+    setup.machine()
+    setup.service()
+    assert setup.open() == "azure-service-itself"
+    assert setup.open(client_id="other") == "azure-service-other"
+
+
+def signed_query(setup: Setup) -> str:
+    import obstore
+
+    # As an emulator has it, with the account in the path: what is signed begins with that.
+    store = setup.store(account_key=SECRET, endpoint=setup.cloud.url("/me"))
+    return urlsplit(obstore.sign(store, "GET", "b", timedelta(hours=1))).query
+
+
+def test_what_the_caller_gives_is_more_than_all_else(setup: Setup) -> None:
+    pytest.importorskip("obstore", reason="obstore is not installed")
+    query = signed_query(setup)
+    setup.cloud.tokens.add("azure-given")
+    setup.application()
+    connection = f"AccountName=me;SharedAccessSignature={query};BlobEndpoint={setup.cloud.url('')}"
+    assert setup.open(sas_token=query) == setup.open(sas_token=f"?{query}\n") == "signed query"
+    assert setup.open(token="azure-given") == "azure-given"
+    assert setup.open(connection_string=connection, endpoint=None, account=None) == "signed query"
+    assert setup.open(**{**APPLICATION, "client_id": "other"}) == "azure-app-tenant-other"
+    assert setup.open(token=False) == setup.open(anonymous=True) == "nobody"
+    setup.variables(AZURE_STORAGE_CONNECTION_STRING=connection)
+    assert setup.open() == setup.open(endpoint=None, account=None) == "signed query"
+    setup.variables(AZURE_STORAGE_SAS_TOKEN=query)
+    setup.cloud.tokens.add("azure-other")
+    assert setup.open(token="azure-other") == "azure-other"
+    with pytest.raises(PermissionError):
+        setup.open(sas_token=query.replace("sig=", "sig=A"))
+
+
+def test_of_several_sources_the_first_is_used(setup: Setup) -> None:
+    setup.machine()
+    setup.pod()
+    assert setup.open() == "azure-pod-tenant-app-pod"
+    setup.service()
+    assert setup.open() == "azure-pod-tenant-app-pod"
+    setup.application()
+    assert setup.open() == "azure-app-tenant-app"
+
+
+def test_a_key_signs_and_is_not_sent(setup: Setup) -> None:
+    setup.machine()
+    for name in ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_KEY"):
+        setup.variables(**{name: SECRET})
+    setup.cloud.instead["/c/"] = lambda handler, request: handler.part(DATA, request)
+    ingot.safe_open("az://c/b", "np", storage_options={"endpoint": setup.cloud.url(""), "account": "me"})
+    sent = setup.cloud.server.requests[-1].headers
+    assert sent["authorization"].startswith("SharedKey me:")
+    assert SECRET not in str(sent)
+
+
+# What fails. ---------------------------------------------------------------------------------------------
+
+ASKED = {"application": "/tenant", "pod": "/tenant", "machine": "/metadata", "service": "/msi"}
+
+
+@pytest.mark.parametrize("status", [200, 400, 401, 404, 500])
+@pytest.mark.parametrize("name", ASKED)
+def test_a_source_that_fails_is_the_error_and_nobody_else_is_tried(
+    setup: Setup, name: str, status: int
+) -> None:
+    setup.machine()
+    shown = getattr(setup, name)() or "of-the/app+"
+
+    def answer(handler: Handler, request: Request) -> None:
+        said = f"{unquote(setup.cloud.body.decode())} {request.headers}"
+        text = {"error": "invalid_client", "error_description": said}
+        told(handler, json.dumps({} if status == 200 else text), status)
+
+    setup.cloud.instead[ASKED[name]] = answer
+    if name in ("machine", "service") and status in (400, 404):
+        assert setup.open() == "nobody", "it has no identity"
+        # Who names one means that one.
+        with pytest.raises(PermissionError):
+            setup.open(client_id="mine")
+        return
+    with pytest.raises((ingot.SafetensorError, OSError)) as caught:
+        setup.open()
+    assert "no credentials from " in str(caught.value)
+    assert setup.cloud.readers == []
+    assert shown not in str(caught.value)
+    assert "of-the-app" not in str(caught.value)
+    if status in (400, 401):
+        assert isinstance(caught.value, PermissionError)
+        assert "invalid_client" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variables", "why"),
+    [
+        ({"AZURE_CLIENT_SECRET": "s3cret"}, "AZURE_CLIENT_SECRET needs tenant_id"),
+        ({"AZURE_CLIENT_SECRET": "s3cret", "AZURE_TENANT_ID": "t"}, "AZURE_CLIENT_SECRET needs client_id"),
+        ({"AZURE_CLIENT_SECRET": "s3cret\r\nX: y"}, "AZURE_CLIENT_SECRET has control characters"),
+        (
+            {"AZURE_FEDERATED_TOKEN_FILE": "/none/s", "AZURE_TENANT_ID": "t", "AZURE_CLIENT_ID": "c"},
+            "AZURE_FEDERATED_TOKEN_FILE: /none/s cannot be read",
+        ),
+        ({"IDENTITY_ENDPOINT": "http://127.0.0.1:9/"}, "needs IDENTITY_HEADER beside it"),
+        (
+            {"IDENTITY_ENDPOINT": "http://elsewhere.example/", "IDENTITY_HEADER": "s3cret"},
+            "IDENTITY_ENDPOINT is none of https://",
+        ),
+        ({"AZURE_STORAGE_CONNECTION_STRING": "AccountName=me;AccountKey=s3cret!"}, "not base64"),
+    ],
+    ids=str,
+)
+def test_what_is_set_up_by_half_is_an_error(setup: Setup, variables: dict[str, str], why: str) -> None:
+    setup.machine()
+    setup.variables(**variables)
+    with pytest.raises(ingot.OptionError, match=why) as caught:
+        setup.open()
+    assert "s3cret" not in str(caught.value)
+    assert setup.cloud.server.requests == []
+
+
+def test_a_machine_that_does_not_answer_is_an_error(setup: Setup) -> None:
+    setup.variables(AZURE_POD_IDENTITY_AUTHORITY_HOST=f"http://127.0.0.1:{unused_port()}")
+    with pytest.raises(ingot.StorageError, match="not asked with `anonymous`"):
+        setup.open()

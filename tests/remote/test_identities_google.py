@@ -1,0 +1,325 @@
+"""Who a caller is to Google's store: as google-auth finds it, and never as somebody else."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+import ingot
+
+from .clouds import SECRET, Cloud, running, told
+from .servers import Handler, Request, unused_port
+from .test_identities_amazon import PREFIXES
+
+READ = "devstorage.read_only"
+
+
+class Setup:
+    """What is configured for a test: variables and files."""
+
+    def __init__(self, cloud: Cloud, home: Path, patch: pytest.MonkeyPatch, key: bytes) -> None:
+        self.cloud, self.home, self.patch, self.key = cloud, home, patch, key
+
+    def service_account(self) -> dict[str, object]:
+        return {
+            "type": "service_account",
+            "client_email": "me@x.iam",
+            "private_key_id": "k1",
+            "private_key": self.key.decode(),
+            "token_uri": self.cloud.url("/google/token"),
+        }
+
+    def person(self) -> dict[str, object]:
+        return {
+            "type": "authorized_user",
+            "client_id": "c",
+            "client_secret": "of-the-client",
+            "refresh_token": "1r",
+            "token_uri": self.cloud.url("/google/token"),
+        }
+
+    def external(self, source: dict[str, object], **more: object) -> dict[str, object]:
+        return {
+            "type": "external_account",
+            "audience": "//iam/pool",
+            "subject_token_type": "urn:of:jwt",
+            "token_url": self.cloud.url("/google/sts"),
+            "credential_source": source,
+            **more,
+        }
+
+    def other_account(self) -> dict[str, str]:
+        return {"service_account_impersonation_url": self.cloud.url("/google/as/robot:generateAccessToken")}
+
+    def file(self, content: object, name: str = "file.json") -> Path:
+        path = self.home / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        return path
+
+    def variable(self, content: object) -> None:
+        self.patch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(self.file(content)))
+
+    def default(self, content: object) -> None:
+        self.file(content, ".config/gcloud/application_default_credentials.json")
+
+    def machine(self) -> None:
+        self.patch.delenv("NO_GCE_CHECK", raising=False)
+        host = f"{self.cloud.server.host}:{self.cloud.server.port}"
+        for name in ("GCE_METADATA_HOST", "GCE_METADATA_IP"):
+            self.patch.setenv(name, host)
+
+    def open(self, **options: object) -> str:
+        """Open a file; gives who has read it."""
+        given = {"endpoint": self.cloud.url(), "retries": 0, **options}
+        ingot.safe_open("gs://b/k", "np", storage_options=given)
+        return self.cloud.readers[-1]
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[bytes, bytes]:
+    """A private key, and the public one."""
+    pytest.importorskip("google.auth", reason="google-auth verifies what is signed, and is not installed")
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    key = rsa.generate_private_key(65537, 2048)
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    public = key.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return private, public
+
+
+@pytest.fixture
+def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pair: tuple[bytes, bytes]) -> Iterator[Setup]:
+    for name in [name for name in os.environ if name.startswith(PREFIXES)]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    with running() as cloud:
+        monkeypatch.setenv("CLOUD", cloud.url(""))
+        cloud.public = pair[1]
+        yield Setup(cloud, tmp_path, monkeypatch, pair[0])
+
+
+#: Says who google-auth is, which reads variables when it is imported, and knows some addresses by heart.
+SCRIPT = f"""
+import os, warnings
+warnings.simplefilter("ignore")
+import google.auth
+from google.auth.transport.requests import Request
+class Led(Request):
+    def __call__(self, url, *arguments, **options):
+        url = url.replace("https://oauth2.googleapis.com", os.environ["CLOUD"] + "/google")
+        accounts = "https://iamcredentials.googleapis.com/v1/projects/-/serviceAccounts/"
+        url = url.replace(accounts, os.environ["CLOUD"] + "/google/as/")
+        return super().__call__(url, *arguments, **options)
+found, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/{READ}"])
+found.refresh(Led())
+print(found.token)
+"""
+
+
+def of_google() -> str:
+    ended = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.strip()
+
+
+# Where it is configured, and who reads then. ----------------------------------------------------------
+
+SETUPS: dict[str, tuple[Callable[[Setup], object], str]] = {
+    "service account": (
+        lambda setup: setup.variable(setup.service_account()),
+        f"account-me@x.iam-{READ}",
+    ),
+    "person": (lambda setup: setup.variable(setup.person()), "person-1r"),
+    "default file": (lambda setup: setup.default(setup.person()), "person-1r"),
+    "machine": (lambda setup: setup.machine(), "google-machine"),
+    "file of a token": (
+        lambda setup: setup.variable(setup.external({"file": str(setup.file("of-the-file\n", "token"))})),
+        f"federated-of-the-file-{READ}",
+    ),
+    "field of a file": (
+        lambda setup: setup.variable(
+            setup.external(
+                {
+                    "file": str(setup.file({"id": {"no": 1}, "token": "of-the-field"}, "token")),
+                    "format": {"type": "json", "subject_token_field_name": "token"},
+                }
+            )
+        ),
+        f"federated-of-the-field-{READ}",
+    ),
+    "url of a token": (
+        lambda setup: setup.variable(
+            setup.external(
+                {
+                    "url": setup.cloud.url("/subject"),
+                    "headers": {"X-Ask": "please"},
+                    "format": {"type": "json", "subject_token_field_name": "value"},
+                }
+            )
+        ),
+        f"federated-of-the-url-{READ}",
+    ),
+    "external as another account": (
+        lambda setup: setup.variable(
+            setup.external({"file": str(setup.file("of-the-file\n", "token"))}, **setup.other_account())
+        ),
+        f"acting-robot:generateAccessToken-{READ}-by-federated-of-the-file-iam",
+    ),
+    "person as another account": (
+        lambda setup: setup.default(
+            {
+                "type": "impersonated_service_account",
+                "source_credentials": setup.person(),
+                **setup.other_account(),
+            }
+        ),
+        f"acting-robot:generateAccessToken-{READ}-by-person-1r",
+    ),
+    "variable before default file and machine": (
+        lambda setup: (
+            setup.variable(setup.service_account()),
+            setup.default(setup.person()),
+            setup.machine(),
+        ),
+        f"account-me@x.iam-{READ}",
+    ),
+    "default file before machine": (
+        lambda setup: (setup.default(setup.person()), setup.machine()),
+        "person-1r",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_each_source_lets_in_who_google_auth_is(setup: Setup, name: str) -> None:
+    configure, reader = SETUPS[name]
+    configure(setup)
+    assert setup.open() == reader
+    asked = len(setup.cloud.server.requests)
+    assert setup.open() == reader
+    assert len(setup.cloud.server.requests) == asked + 1, "the token is good for a while"
+    assert of_google() == reader
+
+
+def test_what_the_caller_gives_is_more_than_all_else(setup: Setup) -> None:
+    pytest.importorskip("botocore", reason="botocore verifies the signatures, and is not installed")
+    setup.cloud.known("HMAC", "VARIABLES")
+    setup.cloud.tokens |= {"given", "variable"}
+    setup.variable(setup.person())
+    account = setup.file(setup.service_account(), "account.json")
+    assert setup.open(token="given") == "given"
+    assert setup.open(credentials_file=account) == f"account-me@x.iam-{READ}"
+    assert setup.open(token=str(account)) == f"account-me@x.iam-{READ}"
+    assert setup.open(access_key_id="HMAC", secret_access_key=SECRET) == "HMAC"
+    assert setup.open(token=False) == setup.open(anonymous=True) == setup.open(token="anon") == "nobody"
+    assert setup.open(token="google_default") == "person-1r"
+    setup.patch.setenv("GS_ACCESS_KEY_ID", "VARIABLES")
+    setup.patch.setenv("GS_SECRET_ACCESS_KEY", SECRET)
+    assert setup.open() == "VARIABLES"
+    setup.patch.setenv("GOOGLE_OAUTH_ACCESS_TOKEN", "variable")
+    assert setup.open() == "variable"
+
+
+# What fails. ---------------------------------------------------------------------------------------------
+
+ASKED = {
+    "service account": "/google/token",
+    "person": "/google/token",
+    "machine": "/computeMetadata",
+    "file of a token": "/google/sts",
+    "url of a token": "/subject",
+    "person as another account": "/google/as",
+}
+
+
+@pytest.mark.parametrize("status", [200, 400, 403, 404, 500])
+@pytest.mark.parametrize("name", ASKED)
+def test_a_source_that_fails_is_the_error_and_nobody_else_is_tried(
+    setup: Setup, name: str, status: int
+) -> None:
+    if name != "machine":
+        # A later source, which is not asked.
+        setup.machine()
+    SETUPS[name][0](setup)
+
+    def answer(handler: Handler, request: Request) -> None:
+        said = f"{unquote(setup.cloud.body.decode())} {request.headers}"
+        text = {"error": "invalid_grant", "error_description": said}
+        told(handler, json.dumps({} if status == 200 else text), status)
+
+    setup.cloud.instead[ASKED[name]] = answer
+    if (name, status) == ("machine", 404):
+        assert setup.open() == "nobody", "it has no identity"
+        return
+    with pytest.raises((ingot.SafetensorError, OSError)) as caught:
+        setup.open()
+    assert setup.cloud.readers == []
+    assert "no credentials from " in str(caught.value)
+    assert all(secret not in str(caught.value) for secret in ("of-the-client", "of-the-file", "please"))
+    if status == 403:
+        assert isinstance(caught.value, PermissionError)
+        assert "invalid_grant" in str(caught.value)
+    assert not isinstance(caught.value, FileNotFoundError)
+
+
+def test_a_machine_that_does_not_answer_is_an_error(setup: Setup) -> None:
+    setup.machine()
+    setup.patch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{unused_port()}")
+    with pytest.raises(ingot.StorageError, match="NO_GCE_CHECK=true"):
+        setup.open()
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"credential_source": {"executable": {"command": "x"}}}, "none of a file and a url"),
+        (
+            {"credential_source": {"environment_id": "aws1", "url": "http://169.254.169.254/x"}},
+            "none of a file",
+        ),
+        ({"credential_source": {"url": "http://elsewhere.example/x"}}, "none of https://"),
+        ({"credential_source": {"file": "/none/token"}}, "/none/token cannot be read"),
+        (
+            {"credential_source": {"url": "https://h/x", "headers": {"X": "s3cret\r\nY: z"}}},
+            "control characters",
+        ),
+        ({"token_url": "http://elsewhere.example/x"}, "its token_url is none of https://"),
+        ({"service_account_impersonation_url": "http://elsewhere.example/x"}, "is none of https://"),
+        ({"type": "s3cret_type\r\n"}, "its type is"),
+        ({"audience": None}, "it has no audience"),
+    ],
+    ids=str,
+)
+def test_a_file_that_cannot_be_used_is_an_error(setup: Setup, change: dict[str, object], why: str) -> None:
+    setup.machine()
+    file = setup.external({"file": str(setup.file("s3cret", "token"))})
+    setup.variable({**file, **change})
+    with pytest.raises(ingot.OptionError, match=why) as caught:
+        setup.open()
+    assert "s3cret" not in str(caught.value).replace("s3cret_type", "")
+    assert "GOOGLE_APPLICATION_CREDENTIALS" in str(caught.value)
+    assert setup.cloud.server.requests == []
+
+
+@pytest.mark.parametrize("token", ["cache", "cloud", "browser"])
+def test_the_words_of_gcsfs_that_are_no_token_are_refused(setup: Setup, token: str) -> None:
+    with pytest.raises(ingot.OptionError, match="token: cannot be this str"):
+        setup.open(token=token)
