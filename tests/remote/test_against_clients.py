@@ -1,17 +1,20 @@
-"""Requests held against other clients: signatures against botocore, `no_proxy` against curl, redirects."""
+"""Requests held against other clients: addresses and signatures of stores, `no_proxy` against curl, redirects."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import random
 import re
 import shutil
 import subprocess
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import numpy as np
 import pytest
@@ -24,6 +27,8 @@ from .servers import Handler, Request, Server, good, serving
 
 DATA = ingot.numpy.save({"a": np.arange(5)})
 SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
+AZURE_KEY = b64encode(SECRET.encode()).decode()
+AZURE = "http://me.blob.example"
 #: No pauses that a test would wait for.
 QUICK = {"retries": 0, "connect_timeout": 2, "timeout": 5}
 
@@ -32,7 +37,8 @@ QUICK = {"retries": 0, "connect_timeout": 2, "timeout": 5}
 def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An environment that holds no credentials and no proxies."""
     for name in list(os.environ):
-        if name.upper().startswith("AWS_") or name.lower().endswith("_proxy"):
+        clouds = ("AWS_", "AZURE_", "CLOUDSDK_", "GOOGLE_", "STORAGE_EMULATOR_")
+        if name.upper().startswith(clouds) or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
 
@@ -100,6 +106,111 @@ def test_botocore_signs_each_key_as_we_do(proxy: Server, path_style: bool) -> No
             asked.context["timestamp"] = time
             text = signer.string_to_sign(asked, signer.canonical_request(asked))
             assert said.endswith(f"Signature={signer.signature(text, asked)}"), key
+
+
+def test_azure_signs_each_key_as_we_do(proxy: Server) -> None:
+    blobs = pytest.importorskip("azure.storage.blob", reason="azure-storage-blob is not installed")
+    from azure.core.pipeline import PipelineContext, PipelineRequest
+    from azure.core.pipeline.transport import HttpRequest
+    from azure.storage.blob._shared.authentication import SharedKeyCredentialPolicy
+
+    signer = SharedKeyCredentialPolicy("me", AZURE_KEY)
+    options = {**QUICK, "endpoint": AZURE, "account": "me", "account_key": AZURE_KEY}
+    for key in keys():
+        proxy.requests.clear()
+        ingot.safe_open(f"az://models/{key}", "np", storage_options=options)
+        url = blobs.BlobClient(AZURE, "models", key).url
+        assert proxy.requests
+        for request in proxy.requests:
+            assert request.path == url, key
+            headers = dict(request.headers)
+            said = headers.pop("authorization")
+            datetime.strptime(headers["x-ms-date"], "%a, %d %b %Y %H:%M:%S GMT")
+            # The client sends x-ms-range, and looks for what the service calls Range under a name that no header has.
+            headers["byte_range"] = headers.pop("range")
+            asked = HttpRequest("GET", url, headers=headers)
+            signer.on_request(PipelineRequest(asked, PipelineContext(None)))
+            assert asked.headers["Authorization"] == said, key
+
+
+def test_a_signed_query_of_azure_goes_as_it_was_made(proxy: Server) -> None:
+    blobs = pytest.importorskip("azure.storage.blob", reason="azure-storage-blob is not installed")
+    late = datetime(2099, 1, 1, tzinfo=UTC)
+    for key in keys()[:200]:
+        signed = blobs.generate_blob_sas(
+            "me", "models", key, account_key=AZURE_KEY, permission="r", expiry=late
+        )
+        proxy.requests.clear()
+        options = {**QUICK, "endpoint": AZURE, "account": "me", "sas_token": signed}
+        ingot.safe_open(f"az://models/{key}", "np", storage_options=options)
+        url = blobs.BlobClient(AZURE, "models", key, credential=signed).url
+        assert signed in url
+        assert {request.path for request in proxy.requests} == {url}, key
+        assert not any("authorization" in request.headers for request in proxy.requests)
+
+
+def test_google_has_each_key_at_the_address_that_we_ask_for(proxy: Server) -> None:
+    storage = pytest.importorskip("google.cloud.storage", reason="google-cloud-storage is not installed")
+    from google.auth.credentials import AnonymousCredentials
+
+    endpoint = "http://gs.example"
+    client = storage.Client("none", AnonymousCredentials(), client_options={"api_endpoint": endpoint})
+    bucket = client.bucket("models")
+    options = {**QUICK, "endpoint": endpoint, "anonymous": True}
+    for key in keys():
+        proxy.requests.clear()
+        ingot.safe_open(f"gs://models/{key}", "np", storage_options=options)
+        assert {request.path for request in proxy.requests} == {bucket.blob(key).public_url}, key
+    client.close()
+
+
+def test_a_service_account_of_google_asks_as_google_auth_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accounts = pytest.importorskip("google.oauth2.service_account", reason="google-auth is not installed")
+    from cryptography.hazmat.primitives import serialization as form
+    from cryptography.hazmat.primitives.asymmetric import rsa
+    from google.auth import jwt
+
+    asked: list[dict[str, list[str]]] = []
+
+    def answer(handler: Handler, request: Request) -> None:
+        if request.path != "/token":
+            handler.part(DATA, request)
+            return
+        asked.append(parse_qs(handler.rfile.read(int(request.headers["content-length"])).decode()))
+        text = json.dumps({"access_token": "ya29.token", "expires_in": 3600}).encode()
+        handler.head(200, Content_Length=len(text))
+        handler.body(text)
+
+    key = rsa.generate_private_key(65537, 2048)
+    pem = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
+    with serving(answer) as server:
+        account = {
+            "type": "service_account",
+            "client_email": "me@x.iam",
+            "private_key_id": "k1",
+            "private_key": pem.decode(),
+            "token_uri": server.url("/token"),
+        }
+        (tmp_path / "account.json").write_text(json.dumps(account))
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "account.json"))
+        ingot.safe_open("gs://b/k", "np", storage_options={**QUICK, "endpoint": server.url("")})
+        assert server.requests[-1].headers["authorization"] == "Bearer ya29.token"
+    assert [body["grant_type"] for body in asked] == [["urn:ietf:params:oauth:grant-type:jwt-bearer"]]
+
+    scope = "https://www.googleapis.com/auth/devstorage.read_only"
+    theirs = accounts.Credentials.from_service_account_info(account, scopes=[scope])
+    head, claim, signed, signature = jwt._unverified_decode(asked[0]["assertion"][0])
+    their_head, their_claim, _, _ = jwt._unverified_decode(theirs._make_authorization_grant_assertion())
+    assert head == their_head
+    assert claim["exp"] - claim["iat"] == their_claim["exp"] - their_claim["iat"]
+    # They name the service of Google there, whatever the file says; it is where the claim is shown.
+    assert claim["aud"] == account["token_uri"]
+    same = {"iat": claim["iat"], "exp": claim["exp"], "aud": claim["aud"]}
+    assert claim == {**their_claim, **same}
+    # Signatures with RSA of this kind have no chance in them.
+    assert signature == theirs.signer.sign(signed)
 
 
 def test_a_redirect_takes_no_authorization_where_requests_takes_none(tmp_path: Path) -> None:

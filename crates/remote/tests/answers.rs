@@ -1,4 +1,4 @@
-//! Answers of HTTP/1.1 and URLs, held against `hyper`, `httparse` and `http`: what any of them refuses is refused here
+//! Answers of HTTP/1.1 and URLs, held against `hyper`, `httparse`, `ureq` and `http`: what any of them refuses is refused here
 //! too, or a test says why not; and what we take has the bytes that it has to them.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
@@ -397,21 +397,35 @@ fn of_httparse(mut answer: &[u8]) -> Result<u16, String> {
     }
 }
 
+/// What ureq makes of it, over a connection to the same server.
+fn of_ureq(agent: &ureq::Agent, url: &str) -> Result<(u16, Vec<u8>), String> {
+    let answer = agent.get(url).call().map_err(|error| error.to_string())?;
+    let (status, mut bytes) = (answer.status().as_u16(), Vec::new());
+    let read = answer.into_body().into_reader().read_to_end(&mut bytes);
+    read.map(|_| (status, bytes)).map_err(|error| error.to_string())
+}
+
 #[test]
-fn what_hyper_or_httparse_refuses_is_refused_and_what_is_taken_has_their_bytes() {
+fn what_hyper_httparse_or_ureq_refuses_is_refused_and_what_is_taken_has_their_bytes() {
     let answers = Arc::new(answers());
     let url = serve(Arc::clone(&answers));
+    let agent = ureq::Agent::config_builder().timeout_global(Some(Duration::from_secs(20)));
+    let agent: ureq::Agent = agent.proxy(None).build().into();
     let (mut taken, mut wrong) = (0, String::new());
     for (at, answer) in answers.iter().enumerate() {
-        let Ok(ours) = ours(&format!("{url}/{at}")) else {
+        let url = format!("{url}/{at}");
+        let Ok(ours) = ours(&url) else {
             continue;
         };
         taken += 1;
-        let theirs = of_httparse(answer).and_then(|_| of_hyper(answer));
-        if theirs.as_ref() != Ok(&(200, ours.clone())) {
-            let answer = String::from_utf8_lossy(answer);
-            let ours = String::from_utf8_lossy(&ours);
-            writeln!(wrong, "{answer:.300?}: ours {ours:?}, theirs {theirs:?}").unwrap();
+        let of_hyper = of_httparse(answer).and_then(|_| of_hyper(answer));
+        let of_ureq = of_ureq(&agent, &url);
+        for (name, theirs) in [("hyper", of_hyper), ("ureq", of_ureq)] {
+            if theirs.as_ref() != Ok(&(200, ours.clone())) {
+                let answer = String::from_utf8_lossy(answer);
+                let ours = String::from_utf8_lossy(&ours);
+                writeln!(wrong, "{answer:.300?}: ours {ours:?}, {name} {theirs:?}").unwrap();
+            }
         }
     }
     assert!(

@@ -24,7 +24,7 @@ const INDEX_START_NBYTES: u64 = 16 << 20;
 
 /// Headers that are asked for at once. Each is a round trip, or where a host redirects to another one to each: of so
 /// many, half then wait for either host.
-pub(super) const AT_ONCE: usize = 64;
+pub(super) const AT_ONCE: usize = 96;
 
 /// Bytes of a header beside the names of its tensors: what the usual writers take for the rest of one, and more than
 /// most take for the metadata.

@@ -109,7 +109,11 @@ impl Head {
                         ..100 | 101 => {
                             return Err(FaultKind::Malformed("its status is none of HTTP/1.1").into());
                         }
-                        // The answer is still to come.
+                        // The answer is still to come. Where one before it tells of a body (RFC 9110, 8.6, forbids it),
+                        // what one reader takes for the answer is that body to another.
+                        102..200 | 100 if head.tells_of_body() => {
+                            return Err(FaultKind::Malformed("an answer before it tells of a body").into());
+                        }
                         102..200 | 100 => {}
                         _ => return Ok(head),
                     }
@@ -191,6 +195,11 @@ impl Head {
     pub(crate) fn shown(&self, name: &'static str) -> Option<String> {
         let value = self.values(name).next()?;
         Some(String::from_utf8_lossy(value).into_owned())
+    }
+
+    fn tells_of_body(&self) -> bool {
+        let mut names = self.headers.iter().map(|(name, _)| name.as_str());
+        names.any(|name| matches!(name, "content-length" | "transfer-encoding"))
     }
 
     /// How the body is delimited.
