@@ -1,4 +1,4 @@
-"""Requests held against other clients: addresses and signatures of stores, `no_proxy` against curl, redirects."""
+"""Requests held against other clients: addresses and signatures of stores, `no_proxy`, redirects."""
 
 from __future__ import annotations
 
@@ -126,7 +126,8 @@ def test_azure_signs_each_key_as_we_do(proxy: Server) -> None:
             headers = dict(request.headers)
             said = headers.pop("authorization")
             datetime.strptime(headers["x-ms-date"], "%a, %d %b %Y %H:%M:%S GMT")
-            # The client sends x-ms-range, and looks for what the service calls Range under a name that no header has.
+            # The client sends x-ms-range, and looks for what the service calls Range under a name that is no
+            # header's.
             headers["byte_range"] = headers.pop("range")
             asked = HttpRequest("GET", url, headers=headers)
             signer.on_request(PipelineRequest(asked, PipelineContext(None)))
