@@ -95,6 +95,8 @@ def _by_pattern(moves: dict[str, Move | None]) -> Callable[[Checkpoint, str], Mo
         for pattern, move in moves.items():
             if fnmatchcase(name, pattern):
                 return move
+        # A name of no tensor is the other error.
+        checkpoint.info(name)
         some = ", ".join(map(_quoted, islice(moves, 3))) + (", …" if len(moves) > 3 else "")
         raise OptionError(
             f"{_where(checkpoint)}tensor {_quoted(name)}: no pattern of device fits its name: found "

@@ -212,7 +212,7 @@ class Saving(NamedTuple):
     def of(cls, options: SaveOptions) -> Saving:
         """What a caller gave as keywords."""
         for name in options.keys() - set(cls._fields):
-            raise TypeError(f"save_file() got an unexpected keyword argument {name!r}")
+            raise TypeError(f"unexpected keyword argument {name!r}: expected one of {', '.join(cls._fields)}")
         return cls(**options)
 
     def of_file(self) -> dict[str, Any]:

@@ -130,6 +130,39 @@ def test_it_is_said_before_anything_is_read(path: Path) -> None:
     assert [done for done, _ in told if done] == []
 
 
+def test_one_tensor_or_part_is_not_read_either(path: Path) -> None:
+    class Counting(BytesIO):
+        reads = 0
+
+        def read(self, size: int | None = -1, /) -> bytes:
+            self.reads += 1
+            return super().read(size)
+
+        def readinto(self, buffer: Any, /) -> int:
+            self.reads += 1
+            return super().readinto(buffer)
+
+        # Read as a file, and not as a buffer.
+        getbuffer = None  # type: ignore[assignment]
+
+    source = Counting(path.read_bytes())
+    file = ingot.safe_open(source, "pt", {"layers.*": "cpu"})
+    part, before = file.get_slice("Head[0]"), source.reads
+    for read in (lambda: file["Head[0]"], lambda: file.get_tensor("Head[0]"), lambda: part[:1]):
+        with pytest.raises(ingot.OptionError, match="no pattern"):
+            read()
+    assert source.reads == before
+    assert (file["layers.0.w"] == 1).all()
+    assert source.reads > before
+
+
+def test_a_name_of_no_tensor_is_not_found_whatever_the_patterns(path: Path) -> None:
+    file = ingot.safe_open(path, "pt", {"layers.*": "cpu"})
+    for read in (lambda: file["nope"], lambda: file.get_tensors(["nope"])):
+        with pytest.raises(ingot.TensorNotFoundError):
+            read()
+
+
 def test_what_is_left_out_or_has_a_place_needs_no_device(path: Path) -> None:
     assert len(ingot.torch.load_file(path, {"layers.*": "cpu"}, prefix="layers")) == 6
     out = {"Head[0]": torch.zeros(2, 3)}

@@ -344,8 +344,10 @@ class safe_open(Mapping[str, Value]):
         StorageError
             Reading failed, or the file is shorter now than when it was opened.
         """
-        checkpoint = self._checkpoint
-        found: Value = moved(checkpoint, name, checkpoint.tensor(name, self._adapter.wrap), self._move)
+        checkpoint, move = self._checkpoint, self._move
+        if move is not None:
+            settled(checkpoint, (name,), move)
+        found: Value = moved(checkpoint, name, checkpoint.tensor(name, self._adapter.wrap), move)
         return found
 
     def get_tensors(self, names: Iterable[str] | None = None) -> dict[str, Value]:

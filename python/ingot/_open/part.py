@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Generic
 
 from ingot._frameworks import adapter as adapter_of
-from ingot._load import Value, indexed, moved
+from ingot._load import Value, indexed, moved, settled
 from ingot._text import _quoted
 
 TYPE_CHECKING = False
@@ -137,6 +137,8 @@ class TensorSlice(Generic[Value]):
             As `safe_open.get_tensor` does.
         """
         name, wrap = self._info.name, self._adapter.wrap
+        if self._move is not None:
+            settled(self._checkpoint, (name,), self._move)
         try:
             part = self._checkpoint.select(name, index, wrap)
         except NotImplementedError:

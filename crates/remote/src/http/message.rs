@@ -109,11 +109,11 @@ impl Head {
                         ..100 | 101 => {
                             return Err(FaultKind::Malformed("its status is none of HTTP/1.1").into());
                         }
-                        // The answer is still to come. Where one before it tells of a body (RFC 9110, 8.6, forbids it),
-                        // what one reader takes for the answer is that body to another.
+                        // It has no body (RFC 9110, 8.6): what one reader takes for the answer is a body to another.
                         102..200 | 100 if head.tells_of_body() => {
                             return Err(FaultKind::Malformed("an answer before it tells of a body").into());
                         }
+                        // The answer is still to come.
                         102..200 | 100 => {}
                         _ => return Ok(head),
                     }
