@@ -1,4 +1,4 @@
-"""Checkpoints of many files, mostly holes (tests/sparse_models.py). As a program: one of them, for memory."""
+"""Checkpoints of many files, mostly holes (tests/support/sparse_models.py). As a program: one of them, for memory."""
 
 import json
 import sys
@@ -106,7 +106,7 @@ LOADS = {"load-ingot": _load, "load-safetensors": _load_by_shard}
 
 
 def _experts(place, full: int, *, by_name: bool) -> Path:
-    import sparse_models
+    from support import sparse_models
 
     count = place.count(full)
     directory = place.directory / f"experts-{count}-{_order(by_name)}"
@@ -117,7 +117,7 @@ def _experts(place, full: int, *, by_name: bool) -> Path:
 
 
 def _index(place, full: int, *, by_name: bool) -> Path:
-    import sparse_models
+    from support import sparse_models
 
     count = place.count(full)
 

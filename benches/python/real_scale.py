@@ -1,6 +1,6 @@
 """Checkpoints as large as real ones: time, bytes read and memory of what is done to them first.
 
-Their headers are true and their data is a hole (tests/sparse_models.py), so they fit on any disk. What writes
+Their headers are true and their data is a hole (tests/support/sparse_models.py), so they fit on any disk. What writes
 data is done to GPT-2 alone, which has half a gigabyte. Every figure is of a fresh process. As a program: the
 table.
 """
@@ -23,7 +23,7 @@ RANKS = 8
 
 def make(directory: Path) -> None:
     import ingot
-    import sparse_models
+    from support import sparse_models
 
     for name in ("gpt2", "bloom", "experts"):
         (directory / name).mkdir()

@@ -42,7 +42,7 @@ def one(side: str, path: str) -> dict:
 
 def measure(shown: Path, place: Path, rounds: int) -> dict[str, list[dict]]:
     sys.path.insert(0, os.fspath(TESTS))
-    from slow_disk import mounted
+    from support.slow_disk import mounted
 
     def run(side: str) -> dict:
         with mounted(shown, place, delay=DELAY):

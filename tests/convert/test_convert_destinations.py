@@ -17,7 +17,7 @@ import pytest
 import ingot
 from ingot import _convert
 from ingot.numpy import load_file, save_file
-from processes import run
+from support.processes import run
 
 RANDOM = numpy.random.default_rng(0)
 ARRAYS = {

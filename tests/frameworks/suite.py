@@ -18,7 +18,7 @@ import numpy
 import pytest
 
 import ingot
-from dtypes import BITS
+from support.dtypes import BITS
 
 # What .bt has a number for: all that it can hold.
 BINTENSORS = set(BITS) - {"F4", "F6_E2M3", "F6_E3M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "C64"}

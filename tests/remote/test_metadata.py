@@ -17,7 +17,7 @@ import pytest
 from huggingface_hub import HfApi
 
 import ingot
-from counted_models import INDEX, files_of, write
+from support.counted_models import INDEX, files_of, write
 from vectors.case import counts
 
 from .hubs import TOKEN, take_the_place

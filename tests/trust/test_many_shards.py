@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from processes import run
+from support.processes import run
 from remote.servers import serving
 from remote.shards import folder as files_of
 

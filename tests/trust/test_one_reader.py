@@ -9,8 +9,8 @@ import numpy
 import pytest
 
 import ingot.numpy
-from processes import run
-from traced import traced
+from support.processes import run
+from support.traced import traced
 
 COUNT = 5000
 OPTIONS = {

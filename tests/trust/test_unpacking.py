@@ -11,7 +11,7 @@ import msgpack
 import torch
 
 from ingot._convert.limits import ALWAYS_HELD_NBYTES
-from processes import run
+from support.processes import run
 
 # What a refusal may take beside what the budget admits: copies of a list that grows, and the file itself.
 ROOM = 256 << 20

@@ -19,8 +19,8 @@ import pytest
 
 import ingot
 import ingot.numpy
-from processes import PRELUDE
-from traced import traced
+from support.processes import PRELUDE
+from support.traced import traced
 
 if not hasattr(os, "fork"):
     pytest.skip("ingot.Writer needs what Unix has", allow_module_level=True)

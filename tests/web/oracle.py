@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from counted_models import BITS, Chance, zeros
+from support.counted_models import BITS, Chance, zeros
 from vectors.case import Vector, counts, indexes, vectors
 
 DTYPES = [

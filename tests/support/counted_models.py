@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import ingot
-from dtypes import BITS
+from support.dtypes import BITS
 
 INDEX = "model.safetensors.index.json"
 

@@ -16,8 +16,8 @@ import pytest
 import ingot
 
 NODE = shutil.which("node")
-TESTS = Path(__file__).parent / "web"
-JS = Path(__file__).parents[1] / "js"
+TESTS = Path(__file__).parent
+JS = Path(__file__).parents[2] / "js"
 needs_node = pytest.mark.skipif(NODE is None, reason="node is not installed")
 
 
@@ -64,7 +64,7 @@ def test_the_package_brings_the_modules_and_their_types() -> None:
 
 
 def test_the_dtypes_are_those_of_format_md() -> None:
-    text = (Path(__file__).parents[1] / "crates" / "format" / "FORMAT.md").read_text("utf-8")
+    text = (Path(__file__).parents[2] / "crates" / "format" / "FORMAT.md").read_text("utf-8")
     rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+|—) \|", text, re.MULTILINE)
     folder = files("ingot") / "web"
     (table,) = re.findall(

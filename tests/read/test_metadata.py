@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import ingot
 import ingot.numpy
-from counted_models import INDEX, files_of, write
+from support.counted_models import INDEX, files_of, write
 from ingot import _parameters
 from vectors.case import counts
 

@@ -13,7 +13,7 @@ import pytest
 import ingot.numpy
 from frameworks import suite
 from ingot import _native
-from processes import run
+from support.processes import run
 
 NBYTES = 160 << 20
 

@@ -18,7 +18,7 @@ import ingot
 import ingot.numpy
 from ingot import _progress
 from ingot._background import Line
-from processes import run
+from support.processes import run
 
 MIB = 1 << 20
 

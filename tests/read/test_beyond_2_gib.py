@@ -16,7 +16,7 @@ import pytest
 import ingot
 import ingot.numpy
 import ingot.torch
-from sparse_models import write_file
+from support.sparse_models import write_file
 
 # What Linux reads or writes in one call at most: MAX_RW_COUNT.
 CALL = 0x7FFF_F000

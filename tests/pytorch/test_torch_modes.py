@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import ingot
-from processes import run
+from support.processes import run
 
 torch = pytest.importorskip("torch")
 with warnings.catch_warnings():

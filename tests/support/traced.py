@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from processes import PRELUDE, Ended
+from support.processes import PRELUDE, Ended
 
 # A program says `mark("name")` before the calls that matter.
 MARK = "/what-comes-next-is-"

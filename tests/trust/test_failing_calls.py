@@ -13,7 +13,7 @@ import pytest
 
 import ingot
 import ingot.numpy
-from traced import traced
+from support.traced import traced
 
 if sys.platform != "linux":
     pytest.skip("strace traces Linux", allow_module_level=True)

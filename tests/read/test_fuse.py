@@ -17,7 +17,7 @@ import torch
 import ingot
 import ingot.numpy
 import ingot.torch
-from slow_disk import missing, mounted
+from support.slow_disk import missing, mounted
 
 if lacked := missing():
     pytest.skip(f"no FUSE mount: {lacked}", allow_module_level=True)

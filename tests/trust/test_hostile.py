@@ -24,7 +24,7 @@ import torch
 import ingot
 import ingot.numpy
 import ingot.torch
-from processes import Ended, run
+from support.processes import Ended, run
 
 BACKENDS = ["mmap", "pread"]
 ARRAY = numpy.arange(24, dtype=numpy.float32).reshape(6, 4)

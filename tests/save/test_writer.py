@@ -24,7 +24,7 @@ import torch
 import ingot
 import ingot.numpy
 import ingot.torch
-from processes import PRELUDE, run
+from support.processes import PRELUDE, run
 
 
 def tensors() -> dict[str, torch.Tensor]:

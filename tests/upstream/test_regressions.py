@@ -35,7 +35,7 @@ import torch
 import ingot
 import ingot.numpy
 import ingot.torch
-from processes import NOBODY, run
+from support.processes import NOBODY, run
 from vectors.case import Vector, vectors
 
 Array = numpy.ndarray[Any, Any]

@@ -24,7 +24,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 import ingot
 import ingot.numpy
 import ingot.torch
-from processes import run
+from support.processes import run
 
 NAME = "model.safetensors"
 SECRET = "sig=hidden"

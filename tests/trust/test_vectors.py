@@ -16,7 +16,7 @@ import ingot
 from ingot._native import Checkpoint
 from vectors.case import Vector, from_hex, vectors, writings
 
-FORMAT_MD = Path(__file__).parents[1] / "crates" / "format" / "FORMAT.md"
+FORMAT_MD = Path(__file__).parents[2] / "crates" / "format" / "FORMAT.md"
 VECTORS = [pytest.param(vector, id=vector.name) for vector in vectors()]
 ACCEPTED = [pytest.param(vector, id=vector.name) for vector in vectors() if vector.accepted]
 REJECTED = [pytest.param(vector, id=vector.name) for vector in vectors() if not vector.accepted]

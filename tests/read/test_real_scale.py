@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import ingot
-from sparse_models import INDEX, bloom, experts, gpt2, write_checkpoint, write_file
+from support.sparse_models import INDEX, bloom, experts, gpt2, write_checkpoint, write_file
 
 RANKS = 8
 

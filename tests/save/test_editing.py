@@ -26,7 +26,7 @@ import torch
 import ingot
 import ingot.numpy
 import ingot.torch
-from processes import PRELUDE, run
+from support.processes import PRELUDE, run
 
 BOTH = pytest.mark.parametrize("suffix", [".safetensors", ".bt"])
 
