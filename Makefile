@@ -92,16 +92,16 @@ bench: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo $(VENV_RC)/.made
 	cargo bench --locked --workspace
 	$(BIN)/python benches/python/main.py --peer-version $(call pinned,safetensors,test)
 	$(BIN)/python benches/python/real_scale.py --json benches/record/real-scale.json
-	$(BIN)/python benches/python/slices.py --json benches/record/slices.json
+	$(BIN)/python benches/python/fresh_slices.py --json benches/record/slices.json
 	$(VENV_RC)/bin/python benches/python/main.py --peer safetensors --peer-version $(call pinned,safetensors,bench-rc)
 	@if command -v node >/dev/null; then node benches/web/headers.mjs; else echo "node is missing: no bench of the reader in JavaScript"; fi
 
 # Owned loads, warm and cold, of large and of small tensors, and from a mount on which every read takes 5 ms. Each load
 # is the first of a fresh process.
 bench-loads: $(VENV)/.ingot $(VENV)/.test $(VENV_PEERS)/.made
-	$(VENV_PEERS)/bin/python benches/python/loads.py --json benches/record/loads.json
+	$(VENV_PEERS)/bin/python benches/python/fresh_loads.py --json benches/record/loads.json
 	$(VENV_PEERS)/bin/python benches/python/slow.py --json benches/record/slow.json
-	$(VENV_PEERS)/bin/python benches/python/saves.py --json benches/record/saves.json
+	$(VENV_PEERS)/bin/python benches/python/fresh_saves.py --json benches/record/saves.json
 	$(VENV_PEERS)/bin/python benches/python/plot.py benches/record/loads.json benches/record/loads.svg
 
 bench-remote: $(VENV)/.ingot $(VENV)/.test $(VENV_PEERS)/.made

@@ -58,10 +58,10 @@ def merged(*, durable: bool):
 
     def measure(place, rounds: int):
         import ingot
-        import saving
+        import save_rows
 
         paths = _shards(place)
-        return saving.as_new_files(
+        return save_rows.as_new_files(
             place,
             "merged.safetensors",
             lambda out: ingot.merge(paths, out, durable=durable),

@@ -16,7 +16,7 @@ import numpy as np
 import fresh
 import ingot
 import ingot.numpy
-import loads
+import fresh_loads
 import options
 import record
 from duel import Duel, Samples
@@ -83,10 +83,10 @@ def hashing(path: Path) -> Row:
 
 
 def loading(path: Path, what: str) -> Row:
-    """The first load of a process, as in `loads.py`: a later one finds memory that is faulted in."""
+    """The first load of a process, as in `fresh_loads.py`: a later one finds memory that is faulted in."""
 
     def load(side: str, cache: str) -> dict:
-        return fresh.one(Path(loads.__file__), side, path, cache)
+        return fresh.one(Path(fresh_loads.__file__), side, path, cache)
 
     def samples(rounds: int) -> Samples:
         sides = ("ingot, verified", "ingot")

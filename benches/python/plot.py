@@ -1,4 +1,4 @@
-"""Draws the record of `loads.py` as an SVG: a bar for each side, as long as its median."""
+"""Draws the record of `fresh_loads.py` as an SVG: a bar for each side, as long as its median."""
 
 import json
 import sys

@@ -7,11 +7,11 @@ from typing import Literal
 import checkpoints
 import editing
 import importing
-import loading
+import load_rows
 import long_header
 import opening
-import saving
-import slicing
+import save_rows
+import slice_rows
 from duel import Samples
 from goal import Goal
 from workplace import Workplace
@@ -107,7 +107,7 @@ SCENARIOS = [
     Scenario(
         "torch.load_file, 20,000 small bf16",
         "safetensors",
-        loading.torch_small(20_000),
+        load_rows.torch_small(20_000),
         VIEWS,
         Goal(15, 25),
         rounds=11,
@@ -115,14 +115,14 @@ SCENARIOS = [
     Scenario(
         "torch.load_file under ingot.compat, 20,000 small f32",
         "ingot",
-        loading.through_compat(20_000),
+        load_rows.through_compat(20_000),
         VIEWS,
         Goal(1 / 1.1, 1),
     ),
     Scenario(
         "numpy.load_file, 1 GiB in 8 f32",
         "safetensors",
-        loading.numpy_large,
+        load_rows.numpy_large,
         VIEW_AND_COPY,
         Goal(50, 1000),
         rounds=7,
@@ -130,21 +130,21 @@ SCENARIOS = [
     Scenario(
         "numpy.load_file, 1 GiB in 8 f32, every byte then read",
         "safetensors",
-        loading.numpy_large_touched,
+        load_rows.numpy_large_touched,
         "the sum of each array",
         rounds=7,
     ),
     Scenario(
         'numpy.load_file(backend="pread"), 1 GiB in 8 f32',
         "safetensors",
-        loading.numpy_large_owned,
+        load_rows.numpy_large_owned,
         COPIES,
         rounds=7,
     ),
     Scenario(
         "numpy.load_file, 20,000 small f32",
         "safetensors",
-        loading.numpy_small(20_000),
+        load_rows.numpy_small(20_000),
         VIEW_AND_COPY,
         Goal(4, 8),
         rounds=11,
@@ -152,7 +152,7 @@ SCENARIOS = [
     Scenario(
         "torch.save_file(durable=False), 20,000 small bf16",
         "safetensors",
-        saving.torch_small(20_000),
+        save_rows.torch_small(20_000),
         FLUSHED_BY_NOBODY,
         Goal(5, 15),
         rounds=11,
@@ -180,47 +180,47 @@ SCENARIOS = [
         "a fresh interpreter each, compiled modules cached",
         Goal(0.030, 0.010, of="figure"),
     ),
-    Scenario("torch.load_file, real model of 90.9 MB", "safetensors", loading.torch_model, VIEWS),
-    Scenario("numpy.load_file, real model", "safetensors", loading.numpy_model, VIEW_AND_COPY),
+    Scenario("torch.load_file, real model of 90.9 MB", "safetensors", load_rows.torch_model, VIEWS),
+    Scenario("numpy.load_file, real model", "safetensors", load_rows.numpy_model, VIEW_AND_COPY),
     Scenario(
         "torch.save_file(durable=False), real model",
         "safetensors",
-        saving.torch_model,
+        save_rows.torch_model,
         FLUSHED_BY_NOBODY,
         rounds=9,
     ),
     Scenario(
         "torch.save_file(durable=True), real model",
         "safetensors",
-        saving.torch_model_durable,
+        save_rows.torch_model_durable,
         "ours: flushed to the disk; peer: not",
         rounds=9,
     ),
     Scenario(
         "numpy.save_file(durable=False), real model",
         "safetensors",
-        saving.numpy_model,
+        save_rows.numpy_model,
         FLUSHED_BY_NOBODY,
         rounds=9,
     ),
-    Scenario("torch.load_file, .bt, real model", "bintensors", loading.torch_model_bt, VIEWS),
+    Scenario("torch.load_file, .bt, real model", "bintensors", load_rows.torch_model_bt, VIEWS),
     Scenario(
         "torch.save_file(durable=False), .bt, real model",
         "bintensors",
-        saving.torch_model_bt,
+        save_rows.torch_model_bt,
         FLUSHED_BY_NOBODY,
         rounds=9,
     ),
     Scenario(
         "get_slice, 64 rows of 32,768 × 1,024 f32, cloned",
         "safetensors",
-        slicing.rows,
+        slice_rows.rows,
         COPIES,
     ),
     Scenario(
         "get_slice, 64 columns of 32,768 × 1,024 f32, cloned",
         "safetensors",
-        slicing.columns,
+        slice_rows.columns,
         COPIES,
     ),
     Scenario(

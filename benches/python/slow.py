@@ -25,7 +25,7 @@ DELAY = 0.005
 
 def one(side: str, path: str) -> dict:
     """The first load of this process."""
-    import loaders
+    import load_peers
 
     if side == "ingot":
         import ingot.torch
@@ -33,7 +33,7 @@ def one(side: str, path: str) -> dict:
         # What it chooses of itself is what is measured.
         load = ingot.torch.load_file
     else:
-        load = loaders.prepared(side)
+        load = load_peers.prepared(side)
     start = time.perf_counter()
     tensors = load(path)
     seconds = time.perf_counter() - start

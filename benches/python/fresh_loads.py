@@ -52,9 +52,9 @@ PEAK_GOAL = Goal(128, 32, of="figure")
 
 def one(side: str, path: str, cache: str) -> dict:
     """The first load of this process."""
-    import loaders
+    import load_peers
 
-    load, path = loaders.prepared(side), loaders.file(side, path)
+    load, path = load_peers.prepared(side), load_peers.file(side, path)
     memory = 2 * os.path.getsize(path)
     if cache == "cold":
         pages.touch(memory)
@@ -94,10 +94,10 @@ def write(path: Path, scale: float, rows: str) -> None:
 
 
 def measure(path: Path, cache: str, rounds: int, only: str | None) -> dict[str, list[dict]]:
-    import loaders
+    import load_peers
 
-    known = [side for side in ROWS[cache] if side in loaders.SIDES]
-    wanted = [side for side in known if loaders.is_here(side) and (only is None or only in side)]
+    known = [side for side in ROWS[cache] if side in load_peers.SIDES]
+    wanted = [side for side in known if load_peers.is_here(side) and (only is None or only in side)]
     return in_turn(rounds, lambda side: fresh.one(Path(__file__), side, path, cache), wanted)
 
 
@@ -118,9 +118,9 @@ def show(cache: str, runs: dict[str, list[dict]], nbytes: int) -> dict:
 
 def assert_same(path: Path) -> None:
     """Every side that makes tensors gives the same bytes, before anything is timed."""
-    import loaders
+    import load_peers
 
-    wanted = [side for side in WARM if not side.startswith("raw") and loaders.is_here(side)]
+    wanted = [side for side in WARM if not side.startswith("raw") and load_peers.is_here(side)]
     digests = {side: fresh.one(Path(__file__), side, path, "check")["digest"] for side in wanted}
     assert len(set(digests.values())) == 1, f"the bytes differ: {digests}"
 

@@ -2,7 +2,7 @@
 
 A file is new in every run, since renaming over an old one makes some file systems flush the data first, and
 the disk is idle when it begins. The process has just touched and freed twice as much memory, as in
-`loads.py`.
+`fresh_loads.py`.
 """
 
 import os
