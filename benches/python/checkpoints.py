@@ -1,4 +1,7 @@
-"""Checkpoints of many files, mostly holes (tests/support/sparse_models.py). As a program: one of them, for memory."""
+"""Checkpoints of many files, mostly holes (tests/support/sparse_models.py).
+
+As a program: one of them, for memory.
+"""
 
 import json
 import sys

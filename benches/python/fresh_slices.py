@@ -1,7 +1,7 @@
 """Reading less: parts of a 2 GiB file, and all of it in a narrower dtype, each in a fresh process.
 
-`python benches/python/fresh_slices.py` prints the table. The sides take turns, and the bytes of all are compared
-before a figure is printed. Just before each, 2 GiB are touched and freed, in small pages and in huge ones,
+`python benches/python/fresh_slices.py` prints the table. The sides take turns, and the bytes of all are
+compared before a figure is printed. Just before each, 2 GiB are touched and freed, in small pages and in huge ones,
 and the file is read, or what is timed is how fast the host of a virtual machine finds memory, and how much of
 the page cache it took back.
 

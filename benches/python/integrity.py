@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 import fresh
+import fresh_loads
 import ingot
 import ingot.numpy
-import fresh_loads
 import options
 import record
 from duel import Duel, Samples

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 import ingot
 import ingot.numpy
-from support.counted_models import INDEX, files_of, write
 from ingot import _parameters
+from support.counted_models import INDEX, files_of, write
 from vectors.case import counts
 
 CASES = pytest.mark.parametrize("case", counts(), ids=lambda case: case["name"])

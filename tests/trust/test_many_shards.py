@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from support.processes import run
 from remote.servers import serving
 from remote.shards import folder as files_of
+from support.processes import run
 
 COUNT = 3000
 # What most systems let a process open, and what is owed.
