@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 # No deadline: a busy machine is not a bug. The same examples each time, so that what passed passes again;
@@ -14,3 +16,12 @@ settings.load_profile("ingot")
 
 # A machine of a cloud that runs the tests has an identity of its own, which is not theirs.
 os.environ["AWS_EC2_METADATA_DISABLED"] = os.environ["NO_GCE_CHECK"] = "true"
+
+# Nothing here outlives a power cut. What tests the flushing asks for it, or takes this away.
+os.environ["INGOT_DURABLE"] = "0"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a test puts its file. A module whose tests want one there overrides this."""
+    return tmp_path / "model.safetensors"

@@ -1,9 +1,9 @@
 """Reading less: parts of a 2 GiB file, and all of it in a narrower dtype, each in a fresh process.
 
 `python benches/python/fresh_slices.py` prints the table. The sides take turns, and the bytes of all are
-compared before a figure is printed. Just before each, 2 GiB are touched and freed, in small pages and in huge ones,
-and the file is read, or what is timed is how fast the host of a virtual machine finds memory, and how much of
-the page cache it took back.
+compared before a figure is printed. Just before each, 2 GiB are touched and freed, in small pages and in huge
+ones, and the file is read, or what is timed is how fast the host of a virtual machine finds memory, and how
+much of the page cache it took back.
 
 Then 20,000 small tensors with each option, against all of them as they are: seconds, and how often the file
 is read; the bytes that are read for a part; and a slice of columns as a view, and copied out.

@@ -1,8 +1,8 @@
 """Checkpoints as large as real ones: time, bytes read and memory of what is done to them first.
 
-Their headers are true and their data is a hole (tests/support/sparse_models.py), so they fit on any disk. What
-writes data is done to GPT-2 alone, which has half a gigabyte. Every figure is of a fresh process. As a program: the
-table.
+Their headers are true and their data is a hole (tests/support/sparse_models.py), so they fit on any disk.
+What writes data is done to GPT-2 alone, which has half a gigabyte. Every figure is of a fresh process. As a
+program: the table.
 """
 
 import shutil

@@ -26,9 +26,8 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    path = tmp_path / "model.safetensors"
-    ingot.torch.save_file(TENSORS, path, durable=False)
+def path(path: Path) -> Path:
+    ingot.torch.save_file(TENSORS, path)
     return path
 
 
@@ -175,7 +174,7 @@ def test_what_is_left_out_or_has_a_place_needs_no_device(path: Path) -> None:
 def test_names_that_share_memory_go_together(tmp_path: Path) -> None:
     tied = torch.ones(4)
     path = tmp_path / "tied"
-    ingot.torch.save_file({"a": tied, "b": tied, "c": torch.ones(1)}, path, shared="alias", durable=False)
+    ingot.torch.save_file({"a": tied, "b": tied, "c": torch.ones(1)}, path, shared="alias")
     found = ingot.torch.load_file(path, {"a": "meta", "c": "cpu"})
     assert found["a"].is_meta
     assert found["b"].is_meta

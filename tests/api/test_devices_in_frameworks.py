@@ -17,9 +17,8 @@ FRAMEWORKS = ["paddle", "numpy", "flax", "tensorflow", "mlx", "torch"]
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    path = tmp_path / "model.safetensors"
-    ingot.numpy.save_file(TENSORS, path, durable=False)
+def path(path: Path) -> Path:
+    ingot.numpy.save_file(TENSORS, path)
     return path
 
 

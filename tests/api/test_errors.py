@@ -38,9 +38,8 @@ CLASSES = [getattr(errors, name) for name in BUILTIN]
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    path = tmp_path / "model.safetensors"
-    ingot.numpy.save_file({"weight": numpy.zeros((2, 3), numpy.float32)}, path, durable=False)
+def path(path: Path) -> Path:
+    ingot.numpy.save_file({"weight": numpy.zeros((2, 3), numpy.float32)}, path)
     return path
 
 
@@ -144,7 +143,7 @@ def test_an_index_that_does_not_fit_is_explained(path: Path) -> None:
 def test_a_shape_that_numpy_cannot_hold_blocks_only_its_tensor(tmp_path: Path) -> None:
     path = tmp_path / "deep.safetensors"
     deep = {"dtype": "U8", "shape": [1] * 65, "data": b"x"}
-    ingot.serialize_file({"deep": deep, "flat": deep | {"shape": [1]}}, path, durable=False)
+    ingot.serialize_file({"deep": deep, "flat": deep | {"shape": [1]}}, path)
     with ingot.safe_open(path, "np") as file:
         assert file["flat"].tolist() == [ord("x")]
         reads: list[Callable[[], Any]] = [
@@ -166,9 +165,7 @@ HOSTILE = "a\x1b[31m\r\n\u202eb\x9b"
 
 def test_control_characters_are_escaped_in_every_message(tmp_path: Path) -> None:
     path = tmp_path / f"{HOSTILE}.safetensors"
-    ingot.serialize_file(
-        {HOSTILE: {"dtype": "F6_E2M3", "shape": [4], "data": b"abc"}}, path, {"k": "v"}, durable=False
-    )
+    ingot.serialize_file({HOSTILE: {"dtype": "F6_E2M3", "shape": [4], "data": b"abc"}}, path, {"k": "v"})
     file = ingot.safe_open(path, "np")
     part = file.get_slice(HOSTILE)
     small = torch.zeros(2)

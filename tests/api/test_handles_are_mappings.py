@@ -28,9 +28,8 @@ every_handle = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    path = tmp_path / "model.safetensors"
-    ingot.torch.save_file(TENSORS, path, durable=False)
+def path(path: Path) -> Path:
+    ingot.torch.save_file(TENSORS, path)
     return path
 
 
@@ -64,7 +63,7 @@ def test_a_handle_does_what_a_mapping_does(path: Path, opens: Any) -> None:
 
 def test_what_goes_wrong_with_a_tensor_is_no_missing_name(tmp_path: Path) -> None:
     path = tmp_path / "f6"
-    ingot.serialize_file({"t": {"dtype": "F6_E2M3", "shape": [4], "data": b"abc"}}, path, durable=False)
+    ingot.serialize_file({"t": {"dtype": "F6_E2M3", "shape": [4], "data": b"abc"}}, path)
     file = ingot.safe_open(path, "np")
     with pytest.raises(ingot.DtypeError):
         file.get("t")
@@ -123,7 +122,7 @@ def test_the_array_of_a_slice_has_values_on_every_device(path: Path) -> None:
 
 def test_a_dtype_that_the_framework_lacks_is_said_when_it_is_asked(tmp_path: Path) -> None:
     path = tmp_path / "f6"
-    ingot.serialize_file({"t": {"dtype": "F6_E2M3", "shape": [4], "data": b"abc"}}, path, durable=False)
+    ingot.serialize_file({"t": {"dtype": "F6_E2M3", "shape": [4], "data": b"abc"}}, path)
     part = ingot.safe_open(path, "np").get_slice("t")
     assert (part.shape, part.ndim, part.get_dtype()) == ((4,), 1, "F6_E2M3")
     with pytest.raises(ingot.DtypeError):

@@ -153,7 +153,7 @@ def test_a_missing_ml_dtypes_blocks_only_the_tensors_that_need_it(tmp_path: Path
         "half": {"dtype": "BF16", "shape": [1], "data": b"\0\0"},
         "single": {"dtype": "F32", "shape": [1], "data": bytes(4)},
     }
-    ingot.serialize_file(tensors, path, durable=False)
+    ingot.serialize_file(tensors, path)
     script = f"""
 sys.modules["ml_dtypes"] = None
 import ingot.numpy

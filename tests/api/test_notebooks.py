@@ -75,7 +75,7 @@ class Seen(HTMLParser):
 
 def many(path: Path, names: list[str]) -> Path:
     array = np.zeros(1, np.uint8)
-    ingot.numpy.save_file(dict.fromkeys(names, array), path, durable=False)
+    ingot.numpy.save_file(dict.fromkeys(names, array), path)
     return path
 
 
@@ -96,7 +96,7 @@ def test_a_handle_shows_its_tensors_as_a_folded_tree(tmp_path: Path) -> None:
 
 def test_of_a_checkpoint_no_shard_is_opened_for_it(tmp_path: Path) -> None:
     many(tmp_path / "whole", [f"layers.{number}.w" for number in range(12)])
-    ingot.split(tmp_path / "whole", tmp_path / "shards", 4, durable=False)
+    ingot.split(tmp_path / "whole", tmp_path / "shards", 4)
     file = ingot.safe_open(tmp_path / "shards", "np")
     for shard in file.shards[1:]:
         Path(shard).unlink()
@@ -125,7 +125,7 @@ def test_names_in_files_are_text_and_nothing_else(tmp_path: Path) -> None:
 
 def test_a_verification_shows_each_tensor_that_differs(tmp_path: Path) -> None:
     path = many(tmp_path / "t", ["<b>", "good"])
-    ingot.numpy.save_file(ingot.numpy.load_file(path), path, checksums=True, durable=False)
+    ingot.numpy.save_file(ingot.numpy.load_file(path), path, checksums=True)
     assert Seen(ingot.verify(path)._repr_html_()).rows == 0
     data = bytearray(path.read_bytes())
     data[-1] ^= 1

@@ -25,9 +25,9 @@ def named_in(pickled: bytes) -> list[str]:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    ingot.numpy.save_file({"a": np.arange(6.0).reshape(2, 3)}, tmp_path / "a.safetensors", durable=False)
-    return tmp_path / "a.safetensors"
+def path(path: Path) -> Path:
+    ingot.numpy.save_file({"a": np.arange(6.0).reshape(2, 3)}, path)
+    return path
 
 
 def objects(path: Path) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def objects(path: Path) -> dict[str, Any]:
         "slice": file.get_slice("a"),
         "Report": ingot.verify(path),
         "metadata": ingot.metadata(path),
-        "Conversion": ingot.convert(path, converted, durable=False),
+        "Conversion": ingot.convert(path, converted),
         "Download": ingot.Download("a", 1, 0, None),
         "error": ingot.OptionError("no", code="none"),
     }

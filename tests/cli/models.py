@@ -48,5 +48,5 @@ def transformer(layers: int = 12) -> Arrays:
 
 
 def save(path: Path, arrays: Arrays | None = None, metadata: dict[str, str] | None = None) -> Path:
-    ingot.numpy.save_file(transformer() if arrays is None else arrays, path, metadata, durable=False)
+    ingot.numpy.save_file(transformer() if arrays is None else arrays, path, metadata)
     return path

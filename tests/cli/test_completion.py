@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "models"
     (folder / "mods").mkdir(parents=True)
     tensors = {name: numpy.zeros(1) for name in NAMES}
-    ingot.numpy.save_file(tensors, folder / "model.safetensors", durable=False)
+    ingot.numpy.save_file(tensors, folder / "model.safetensors")
     (folder / "notes, old.txt").write_text("")
     script = tmp_path / "bin" / "ingot"
     script.parent.mkdir()

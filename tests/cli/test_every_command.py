@@ -31,9 +31,9 @@ def model(request: pytest.FixtureRequest, folder: Path) -> Path:
     if request.param == "safetensors":
         return Path(shutil.copy(minilm(), folder / "model.safetensors"))
     if request.param == "bt":
-        ingot.rewrite(minilm(), folder / "model.bt", durable=False)
+        ingot.rewrite(minilm(), folder / "model.bt")
         return folder / "model.bt"
-    ingot.split(minilm(), folder / "shards", "30MB", durable=False)
+    ingot.split(minilm(), folder / "shards", "30MB")
     return folder / "shards"
 
 
@@ -162,7 +162,7 @@ def test_meta_is_changed(model: Path) -> None:
 @pytest.fixture
 def index(folder: Path, tmp_path: Path) -> Path:
     """The index of a checkpoint of three files."""
-    ingot.split(minilm(), tmp_path / "shards", "30MB", durable=False)
+    ingot.split(minilm(), tmp_path / "shards", "30MB")
     return tmp_path / "shards" / "model.safetensors.index.json"
 
 

@@ -160,7 +160,7 @@ def test_every_dtype_is_printed_and_exported(folder: Path) -> None:
         code: {"dtype": code, "shape": [2, 4], "data": b"\1\0" * (bits // 2) if bits > 8 else b"\1" * bits}
         for code, bits in BITS.items()
     }
-    ingot.serialize_file(specs, "all.safetensors", durable=False)
+    ingot.serialize_file(specs, "all.safetensors")
     found = ingot.numpy.load_file("all.safetensors")
     for code in BITS:
         rows = good("cat", "all.safetensors", code).rows()
@@ -231,7 +231,7 @@ def test_work_on_several_files_is_told_of_as_one(
     from ingot.cli import progress
 
     monkeypatch.chdir(tmp_path)
-    ingot.split(save(tmp_path / "s.safetensors"), tmp_path / "shards", 100_000, durable=False)
+    ingot.split(save(tmp_path / "s.safetensors"), tmp_path / "shards", 100_000)
     told: list[tuple[int, int]] = []
     monkeypatch.setattr(progress.Bar, "tell", lambda bar, done, total: told.append((done, total)))
     bars: list[str] = []

@@ -29,7 +29,7 @@ def test_ls_gives_the_names_in_natural_order_whatever_file_they_are_in(tmp_path)
         f"h.{layer}.{part}{number}" for layer in (0, 2, 10, 100) for part in "wb" for number in (1, 10, 2)
     ]
     path = save(tmp_path / "model.safetensors", {name: numpy.zeros(4, "f4") for name in names})
-    ingot.split(path, tmp_path / "shards", 48, durable=False)
+    ingot.split(path, tmp_path / "shards", 48)
     expected = in_natural_order(names[::-1])
     assert expected[:4] == ["h.0.b1", "h.0.b2", "h.0.b10", "h.0.w1"]
     for model in (path, tmp_path / "shards"):

@@ -30,7 +30,7 @@ def data_of(path: Path) -> bytes:
 @pytest.fixture
 def sealed(tmp_path: Path) -> Path:
     path = tmp_path / "sealed.safetensors"
-    ingot.numpy.save_file(transformer(2), path, checksums="blake3", durable=False)
+    ingot.numpy.save_file(transformer(2), path, checksums="blake3")
     return path
 
 

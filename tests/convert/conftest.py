@@ -12,8 +12,6 @@ import pytest
 @pytest.fixture(autouse=True)
 def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    # Flushing to the disk is not what is tested here.
-    monkeypatch.setenv("INGOT_DURABLE", "0")
 
 
 class Payload:

@@ -156,7 +156,7 @@ def check_file(binding: Binding, expected: Case, format: str, folder: Path) -> N
     if not data:
         return
     path = folder / ("model.bt" if format == "bintensors" else "model.safetensors")
-    binding.module.save_file({"t": expected.tensor}, path, {"key": "value"}, durable=False)
+    binding.module.save_file({"t": expected.tensor}, path, {"key": "value"})
     assert path.read_bytes() == data
     for backend in BACKENDS:
         check_same(binding, binding.module.load_file(path, backend=backend)["t"], expected)
@@ -226,7 +226,7 @@ def check_cell(binding: Binding, code: str, package: str, folder: Path) -> None:
     shape = (16, 16)
     data = every_byte(code, shape)
     path = folder / "cell.safetensors"
-    ingot.serialize_file({"t": {"dtype": code, "shape": shape, "data": data}}, path, durable=False)
+    ingot.serialize_file({"t": {"dtype": code, "shape": shape, "data": data}}, path)
     file = path.read_bytes()
     if code in binding.refused:
         for read in reads(binding, file, path).values():
@@ -239,7 +239,7 @@ def check_cell(binding: Binding, code: str, package: str, folder: Path) -> None:
         loaded = read()
         check_same(binding, loaded, expected)
         again = folder / f"{way}.safetensors"
-        binding.module.save_file({"t": loaded}, again, durable=False)
+        binding.module.save_file({"t": loaded}, again)
         assert again.read_bytes() == file, way
 
 

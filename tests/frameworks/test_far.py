@@ -23,10 +23,10 @@ measured = pytest.mark.skipif(
 
 # What each of these programs says: how much more memory the save took at its peak, and what it left.
 SAVED = """
-ingot.{module}.save_file({{"t": tensor}}, sys.argv[1], durable=False)
+ingot.{module}.save_file({{"t": tensor}}, sys.argv[1])
 forget_peak()
 before = memory("VmRSS")
-ingot.{module}.save_file({{"t": tensor, "u": tensor}}, sys.argv[1], durable=False)
+ingot.{module}.save_file({{"t": tensor, "u": tensor}}, sys.argv[1])
 say([memory("VmHWM") - before, memory("VmRSS") - before])
 """
 

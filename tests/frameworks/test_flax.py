@@ -22,7 +22,7 @@ WIDE = ("F64", "I64", "U64")
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(path: Path) -> Path:
     """A file with an F32 tensor that is 64-byte aligned where it is mapped, others, and wide ones."""
     arrays = {code: numpy.ones(8, ingot.numpy.DTYPES[code]) for code in WIDE}
     arrays |= {
@@ -35,7 +35,6 @@ def path(tmp_path: Path) -> Path:
         data = ingot.numpy.save(arrays, {"pad": "x" * length})
         if (8 + int.from_bytes(data[:8], "little")) % 64 == 0:
             break
-    path = tmp_path / "model.safetensors"
     path.write_bytes(data)
     return path
 

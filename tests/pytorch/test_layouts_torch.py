@@ -41,7 +41,7 @@ PLAIN: dict[str, torch.Tensor] = {
 @pytest.mark.parametrize("name", [*STRIDED, *PLAIN])
 def test_what_is_saved_is_the_values(name: str, tmp_path: Path) -> None:
     tensor = (STRIDED | PLAIN)[name]
-    ingot.torch.save_file({"t": tensor}, tmp_path / "t", durable=False)
+    ingot.torch.save_file({"t": tensor}, tmp_path / "t")
     for loaded in (ingot.torch.load_file(tmp_path / "t"), ingot.torch.load(ingot.torch.save({"t": tensor}))):
         assert loaded["t"].dtype == tensor.dtype
         wanted = tensor.detach().resolve_conj().resolve_neg()
@@ -161,7 +161,7 @@ def test_a_subclass_with_values_is_saved() -> None:
 
 def test_loading_to_meta_reads_no_data(tmp_path: Path) -> None:
     path = tmp_path / "t"
-    ingot.torch.save_file({"t": torch.ones(3)}, path, durable=False)
+    ingot.torch.save_file({"t": torch.ones(3)}, path)
     loaded = ingot.torch.load_file(path, "meta")["t"]
     assert (loaded.device.type, loaded.shape) == ("meta", (3,))
 
@@ -183,7 +183,7 @@ class Watch(TorchDispatchMode):
 def test_torch_copies_no_tensor_that_lies_in_memory(tmp_path: Path) -> None:
     tensors = {"packed": torch.ones(1000), "turned": torch.ones(10, 20).t()}
     with Watch() as watch:
-        ingot.torch.save_file(tensors, tmp_path / "t", durable=False)
+        ingot.torch.save_file(tensors, tmp_path / "t")
         assert watch.copied == []
         tensors["turned"].clone()
     assert watch.copied == [800], "the watch sees copies"

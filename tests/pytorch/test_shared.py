@@ -16,11 +16,6 @@ import ingot.torch
 from ingot._native import SHARED_KEY
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "model.safetensors"
-
-
 def data_nbytes(path: Path) -> int:
     """The size of the file without its header."""
     head = path.read_bytes()[:8]
@@ -68,7 +63,7 @@ class Rows(nn.Module):
 @pytest.mark.parametrize("format", ["safetensors", "bintensors"])
 def test_a_layer_used_twice_is_written_once_and_comes_back_as_one(path: Path, format: Any) -> None:
     state = Twice().state_dict()
-    ingot.torch.save_file(state, path, {"step": "1"}, shared="alias", format=format, durable=False)
+    ingot.torch.save_file(state, path, {"step": "1"}, shared="alias", format=format)
     assert names(path) == ["a.bias", "a.weight"]
     with ingot.safe_open(path, "pt") as file:
         assert file.get_slice("a.weight").get_shape() == [100, 100]
@@ -84,7 +79,7 @@ def test_a_layer_used_twice_is_written_once_and_comes_back_as_one(path: Path, fo
 def test_a_row_of_a_big_tensor_takes_the_bytes_of_a_row(path: Path) -> None:
     big = torch.randn(100_000, 4)
     for shared in ("error", "copy", "alias"):
-        ingot.torch.save_file({"row": big[1:2]}, path, shared=shared, durable=False)
+        ingot.torch.save_file({"row": big[1:2]}, path, shared=shared)
         assert data_nbytes(path) == 16
         check_same(ingot.torch.load_file(path), {"row": big[1:2]})
 
@@ -100,7 +95,7 @@ def test_views_come_back_on_the_memory_of_the_whole(path: Path) -> None:
         "same row": big[1:2],
         "transposed": big.t(),
     }
-    ingot.torch.save_file(tensors, path, shared="alias", durable=False)
+    ingot.torch.save_file(tensors, path, shared="alias")
     assert names(path) == ["big", "other"]
     for loaded in (ingot.torch.load_file(path), ingot.torch.load(path.read_bytes())):
         check_same(loaded, tensors)
@@ -111,7 +106,7 @@ def test_views_come_back_on_the_memory_of_the_whole(path: Path) -> None:
 
 def test_one_transposed_tensor_under_two_names_comes_back_in_c_order(path: Path) -> None:
     turned = torch.arange(6.0).reshape(2, 3).t()
-    ingot.torch.save_file({"a": turned, "b": turned}, path, shared="alias", durable=False)
+    ingot.torch.save_file({"a": turned, "b": turned}, path, shared="alias")
     loaded = ingot.torch.load_file(path)
     assert torch.equal(loaded["a"], turned)
     assert torch.equal(loaded["b"], turned)
@@ -123,7 +118,7 @@ def test_every_dtype_can_have_two_names(path: Path, code: str) -> None:
     tensor = torch.arange(8, dtype=torch.uint8).view(ingot.torch.DTYPES[code]) if code != "BOOL" else None
     if tensor is None:
         tensor = torch.tensor([True, False])
-    ingot.torch.save_file({"a": tensor, "b": tensor}, path, shared="alias", durable=False)
+    ingot.torch.save_file({"a": tensor, "b": tensor}, path, shared="alias")
     loaded = ingot.torch.load_file(path)
     assert loaded["b"].dtype == tensor.dtype
     assert loaded["b"].data_ptr() == loaded["a"].data_ptr()
@@ -131,14 +126,14 @@ def test_every_dtype_can_have_two_names(path: Path, code: str) -> None:
 
 
 def test_drop_gives_what_the_file_itself_holds(path: Path) -> None:
-    ingot.torch.save_file(Twice().state_dict(), path, shared="alias", durable=False)
+    ingot.torch.save_file(Twice().state_dict(), path, shared="alias")
     assert set(ingot.torch.load_file(path, shared="drop")) == {"a.weight", "a.bias"}
     assert set(ingot.torch.load(path.read_bytes(), shared="drop")) == {"a.weight", "a.bias"}
 
 
 def test_copy_writes_each_in_full(path: Path) -> None:
     state = Twice().state_dict()
-    ingot.torch.save_file(state, path, shared="copy", durable=False)
+    ingot.torch.save_file(state, path, shared="copy")
     assert data_nbytes(path) == 80_800
     loaded = ingot.torch.load_file(path)
     check_same(loaded, state)
@@ -169,7 +164,7 @@ def test_alias_refuses_tensors_none_of_which_holds_all(path: Path) -> None:
 def test_parts_that_share_no_byte_are_all_written(path: Path) -> None:
     big = torch.arange(12.0).reshape(2, 6)
     parts = dict(zip("abc", big.chunk(3, dim=1), strict=True))
-    ingot.torch.save_file(parts, path, shared="alias", durable=False)
+    ingot.torch.save_file(parts, path, shared="alias")
     assert data_nbytes(path) == 48
     loaded = ingot.torch.load_file(path)
     assert all(torch.equal(loaded[name], part) for name, part in parts.items())
@@ -182,9 +177,9 @@ def test_alias_without_anything_shared_is_the_same_file(path: Path) -> None:
 
 
 def test_a_record_of_other_tensors_is_not_carried_along(path: Path) -> None:
-    ingot.torch.save_file(Twice().state_dict(), path, shared="alias", durable=False)
+    ingot.torch.save_file(Twice().state_dict(), path, shared="alias")
     tensors = {"a": torch.zeros(1)}
-    ingot.torch.save_file(tensors, path, metadata(path), shared="alias", durable=False)
+    ingot.torch.save_file(tensors, path, metadata(path), shared="alias")
     assert SHARED_KEY not in (metadata(path) or {})
     assert set(ingot.torch.load_file(path)) == {"a"}
 
@@ -270,14 +265,14 @@ def test_a_model_with_a_part_of_a_storage_is_refused_with_the_fix(path: Path) ->
     with pytest.raises(RuntimeError, match=r"no suitable name to keep.*`row`.*`\.clone\(\)`") as caught:
         ingot.torch.save_model(Rows(), path)
     assert isinstance(caught.value, ingot.SharedMemoryError)
-    ingot.torch.save_file({"row": torch.ones(1, 4)}, path, durable=False)
+    ingot.torch.save_file({"row": torch.ones(1, 4)}, path)
     model = Rows()
     assert ingot.torch.load_model(model, path) == (set(), [])
     assert model.row.tolist() == [[1.0] * 4]  # type: ignore[operator]
 
 
 def test_strict_names_what_is_missing_and_what_is_too_many(path: Path) -> None:
-    ingot.torch.save_file({"weight": torch.ones(2, 2), "extra": torch.ones(1)}, path, durable=False)
+    ingot.torch.save_file({"weight": torch.ones(2, 2), "extra": torch.ones(1)}, path)
     with pytest.raises(RuntimeError) as caught:
         ingot.torch.load_model(nn.Linear(2, 2), path)
     assert str(caught.value).splitlines() == [
@@ -290,7 +285,7 @@ def test_strict_names_what_is_missing_and_what_is_too_many(path: Path) -> None:
 
 def test_a_tied_model_refuses_a_file_with_two_tensors_for_one(path: Path) -> None:
     state = {name: tensor.clone() for name, tensor in Twice().state_dict().items()}
-    ingot.torch.save_file(state, path, durable=False)
+    ingot.torch.save_file(state, path)
     missing, unexpected = ingot.torch.load_model(Twice(), path, strict=False)
     assert (missing, sorted(unexpected)) == (set(), ["b.bias", "b.weight"])
 
@@ -317,7 +312,7 @@ class Hooked(nn.Module):
 
 
 def test_loading_a_model_runs_its_hooks(path: Path) -> None:
-    ingot.torch.save_file({"old.weight": torch.ones(2, 2), "old.bias": torch.ones(2)}, path, durable=False)
+    ingot.torch.save_file({"old.weight": torch.ones(2, 2), "old.bias": torch.ones(2)}, path)
     model = Hooked()
     # The hook gives both names, which the file has not: neither is unexpected.
     assert ingot.torch.load_model(model, path) == (set(), [])

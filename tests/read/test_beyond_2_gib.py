@@ -112,7 +112,7 @@ def test_it_is_viewed_and_hashed_whole(large: Path) -> None:
 
 def test_it_goes_into_another_file_whole(large: Path, folder: Path) -> None:
     out = folder / "rewritten.bt"
-    ingot.rewrite(large, out, rename={"a": "b"}, durable=False)
+    ingot.rewrite(large, out, rename={"a": "b"})
     with ingot.safe_open(out, "np", backend="mmap") as file:
         assert file.format == "bintensors"
         assert_marked(file.get_tensor("b"))
@@ -123,7 +123,7 @@ def test_it_is_saved_whole_and_with_the_digest_of_all_of_it(folder: Path) -> Non
     path, array = folder / "saved", numpy.zeros(NBYTES, numpy.uint8)
     for place, mark in marks(NBYTES).items():
         array[place] = mark
-    ingot.numpy.save_file({"a": array}, path, durable=False, checksums="xxh3")
+    ingot.numpy.save_file({"a": array}, path, checksums="xxh3")
     del array
     # It compares all bytes with a digest that was taken before they were written.
     assert ingot.verify(path)

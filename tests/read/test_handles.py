@@ -28,7 +28,7 @@ TENSORS = {
 @pytest.fixture(params=["model.safetensors", "model.bt"])
 def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     path = tmp_path / request.param
-    ingot.numpy.save_file(TENSORS, path, {"format": "np"}, durable=False)
+    ingot.numpy.save_file(TENSORS, path, {"format": "np"})
     return path
 
 
@@ -55,7 +55,7 @@ def test_the_metadata_is_a_fresh_dict(path: Path) -> None:
 
 
 def test_no_metadata_is_none(tmp_path: Path) -> None:
-    ingot.numpy.save_file(TENSORS, tmp_path / "t", durable=False)
+    ingot.numpy.save_file(TENSORS, tmp_path / "t")
     with ingot.safe_open(tmp_path / "t", "np") as file:
         assert file.metadata() is None
 
@@ -271,7 +271,7 @@ def test_the_meta_device_has_shapes_and_dtypes(path: Path) -> None:
 
 def test_strict_and_the_limit_reach_the_reader(tmp_path: Path) -> None:
     path = tmp_path / "t"
-    ingot.numpy.save_file(TENSORS, path, durable=False)
+    ingot.numpy.save_file(TENSORS, path)
     with pytest.raises(ingot.HeaderError) as caught:
         ingot.safe_open(path, "np", max_header_size=10)
     assert caught.value.code == "header-too-large"

@@ -27,10 +27,9 @@ COUNT = 3000
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    path = tmp_path / "many.safetensors"
+def path(path: Path) -> Path:
     tensors = {f"layers.{number:04}": numpy.full((2, 3), number, numpy.float32) for number in range(COUNT)}
-    ingot.numpy.save_file(tensors, path, durable=False)
+    ingot.numpy.save_file(tensors, path)
     return path
 
 
@@ -120,7 +119,7 @@ class TestExchange:
         # Shapes longer than most, and memory that is one tensor's alone.
         shapes = [(2, 3), (1, 2, 1, 3, 1, 1), (0, 4), ()] * 800 + [(1 << 10, 1, 1 << 10, 1, 1, 1)] * 3
         arrays = {f"t{i:04}": numpy.full(shape, i % 251, numpy.uint8) for i, shape in enumerate(shapes)}
-        ingot.numpy.save_file(arrays, path, durable=False)
+        ingot.numpy.save_file(arrays, path)
         tensors = list(ingot.torch.load_file(path, backend=backend).items())
         random.Random(7).shuffle(tensors)
         kept = [tensors.pop() for _ in range(40)]

@@ -36,7 +36,7 @@ def a_model(folder: Path, *names: str) -> Path:
     """A file with these tensors, of one element each."""
     folder.mkdir(exist_ok=True)
     path = folder / "model.safetensors"
-    ingot.numpy.save_file({name: np.zeros(1, np.float32) for name in names}, path, durable=False)
+    ingot.numpy.save_file({name: np.zeros(1, np.float32) for name in names}, path)
     return path
 
 
@@ -116,7 +116,7 @@ def test_a_file_an_index_and_their_directory_are_one_model(tmp_path: Path) -> No
 def test_all_of_a_header_is_there(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     arrays = {"w": np.zeros((2, 3), np.float16), "s": np.float32(1)}
-    ingot.numpy.save_file(arrays, path, {"format": "pt"}, durable=False)
+    ingot.numpy.save_file(arrays, path, {"format": "pt"})
     found = ingot.metadata(path)
     assert found == ingot.RepoMetadata(
         metadata=None,

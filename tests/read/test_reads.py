@@ -24,7 +24,7 @@ def large(tmp_path_factory):
     arrays = {f"w{i}": np.full((9, 1 << 18), i, np.float32) for i in range(4)}
     arrays |= {f"b{i}": np.full(i, i, np.float64) for i in range(5)}
     path = tmp_path_factory.mktemp("reads") / "large.safetensors"
-    ingot.numpy.save_file(arrays, path, durable=False)
+    ingot.numpy.save_file(arrays, path)
     return path, arrays
 
 
@@ -175,7 +175,7 @@ def test_an_unknown_dtype_does_not_end_an_iterator(tmp_path):
         "a": {"dtype": "F6_E2M3", "shape": [4], "data": b"123"},
         "b": {"dtype": "F32", "shape": [1], "data": bytes(4)},
     }
-    ingot.serialize_file(tensors, tmp_path / "t", durable=False)
+    ingot.serialize_file(tensors, tmp_path / "t")
     with ingot.safe_open(tmp_path / "t", "np") as file, file.iter_tensors(["a", "b"]) as found:
         with pytest.raises(ingot.DtypeError, match="`a`"):
             next(found)

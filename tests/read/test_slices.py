@@ -25,7 +25,7 @@ def array_of(shape: tuple[int, ...]) -> numpy.ndarray[Any, Any]:
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file with an array of every shape."""
     path = tmp_path_factory.mktemp("slices") / "slices.safetensors"
-    ingot.numpy.save_file({str(shape): array_of(shape) for shape in SHAPES}, path, durable=False)
+    ingot.numpy.save_file({str(shape): array_of(shape) for shape in SHAPES}, path)
     return path
 
 
@@ -209,7 +209,7 @@ class TestF4:
     def path(self, tmp_path: Path) -> Path:
         path = tmp_path / "f4.safetensors"
         data = bytes(range(12))
-        ingot.serialize_file({"t": {"dtype": "F4", "shape": [3, 8], "data": data}}, path, durable=False)
+        ingot.serialize_file({"t": {"dtype": "F4", "shape": [3, 8], "data": data}}, path)
         return path
 
     @pytest.mark.parametrize("framework", ["np", "pt"])

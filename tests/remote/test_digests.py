@@ -63,7 +63,7 @@ def damaged(data: bytes) -> bytes:
 def digested(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A file that keeps digests."""
     path = tmp_path_factory.mktemp("digests") / "m.safetensors"
-    ingot.numpy.save_file(TENSORS, path, checksums=[request.param, "modelspec"], durable=False)
+    ingot.numpy.save_file(TENSORS, path, checksums=[request.param, "modelspec"])
     return path.read_bytes()
 
 

@@ -208,7 +208,7 @@ def test_a_path_is_never_taken_for_a_url(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     for name in ("http:/x.safetensors", "https_x", "file:x"):
         Path(name).parent.mkdir(exist_ok=True)
-        ingot.numpy.save_file({"a": np.arange(3)}, name, durable=False)
+        ingot.numpy.save_file({"a": np.arange(3)}, name)
         assert ingot.safe_open(name, "np").keys() == ["a"]
     # There is a directory of that name.
     with pytest.raises(FileNotFoundError):

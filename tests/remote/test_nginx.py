@@ -89,7 +89,7 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
     for parent in [folder, *folder.parents[:2]]:
         if parent.stat().st_uid == os.getuid():
             parent.chmod(0o755)
-    ingot.numpy.save_file(TENSORS, folder / "www" / "model.safetensors", durable=False)
+    ingot.numpy.save_file(TENSORS, folder / "www" / "model.safetensors")
     (folder / "users").write_text("me:{PLAIN}secret\n")
     key = ["-keyout", folder / "key.pem", "-out", folder / "cert.pem", "-subj", "/CN=loopback"]
     subprocess.run(
@@ -210,10 +210,10 @@ def test_a_file_that_is_not_there_is_not_found(nginx: Nginx) -> None:
 
 def test_n9_a_file_that_is_replaced_meanwhile_is_an_error(nginx: Nginx) -> None:
     path = nginx.folder / "www" / "replaced.safetensors"
-    ingot.numpy.save_file(TENSORS, path, durable=False)
+    ingot.numpy.save_file(TENSORS, path)
     file = ingot.safe_open(f"http://127.0.0.1:{nginx.http}/replaced.safetensors", "np")
     other = {name: array + 1 for name, array in TENSORS.items()}
-    ingot.numpy.save_file(other, path, durable=False)
+    ingot.numpy.save_file(other, path)
     os.utime(path, (1, 1))
     with pytest.raises(ingot.StorageError, match="was written to since it was opened") as caught:
         file["a"]

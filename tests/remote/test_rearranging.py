@@ -84,7 +84,7 @@ def shared(path: Path, checksums: str | None = None) -> bytes:
 
     big = torch.arange(6_000_000).reshape(1000, 6000)
     tensors = {"big": big, "half": big[:, :3000]}
-    ingot.torch.save_file(tensors, path, shared="alias", checksums=checksums, durable=False)
+    ingot.torch.save_file(tensors, path, shared="alias", checksums=checksums)
     data = path.read_bytes()
     path.unlink()
     return data

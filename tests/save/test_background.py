@@ -76,7 +76,7 @@ def test_saves_follow_one_another_however_their_path_is_spelt(
     first = ingot.numpy.save_file({}, slow, background=True)
     spellings: list[Any] = ["t", "./t", "link", tmp_path / "t", b"t"]
     saves = [
-        ingot.numpy.save_file({"a": numpy.full(3, number)}, path, background=True, durable=False)
+        ingot.numpy.save_file({"a": numpy.full(3, number)}, path, background=True)
         for number, path in enumerate(spellings)
     ]
     # A relative path leads to where it did at the call.
@@ -221,7 +221,6 @@ def test_a_function_is_told_bytes_up_to_all(tmp_path: Path) -> None:
             {"a": numpy.zeros(40 * MIB, numpy.uint8)},
             tmp_path / "t",
             progress=lambda *numbers: told.append(numbers),
-            durable=False,
             **options,  # type: ignore[call-overload]
         )
         if future is not None:

@@ -43,7 +43,7 @@ def tensors() -> dict[str, torch.Tensor]:
 
 
 def save(path: Path, metadata: dict[str, str] | None = None, **options: Any) -> Path:
-    ingot.torch.save_file(tensors(), path, metadata, durable=False, **options)
+    ingot.torch.save_file(tensors(), path, metadata, **options)
     return path
 
 
@@ -235,7 +235,7 @@ def test_files_that_cannot_be_edited_say_so(tmp_path: Path) -> None:
 EDITOR = """
 path, who, how = sys.argv[1], sys.argv[2], sys.argv[3]
 for turn in range(25):
-    ingot.update_metadata(path, set={f"{who}.{turn}": "here"}, in_place=how == "in-place", durable=False)
+    ingot.update_metadata(path, set={f"{who}.{turn}": "here"}, in_place=how == "in-place")
 """
 
 
@@ -260,10 +260,10 @@ say("ready")
 for turn in range(10**9):
     if how == "replace":
         new = numpy.full((20, 30), turn, numpy.float32)
-        ingot.replace_tensor(path, "encoder.0.weight", new, durable=False)
+        ingot.replace_tensor(path, "encoder.0.weight", new)
     else:
         value = "ab"[turn % 2] * (100 + turn * 37 % 300)
-        ingot.update_metadata(path, set={"k": value}, in_place=how == "in-place", durable=False)
+        ingot.update_metadata(path, set={"k": value}, in_place=how == "in-place")
 """
 
 
@@ -331,11 +331,11 @@ def test_a_merged_file_is_the_saved_one(tmp_path: Path, out: str) -> None:
     for number, name in enumerate(every):
         path = tmp_path / f"{number}{('.safetensors', '.bt')[number % 2]}"
         metadata = {"format": "pt", f"k{number}": "v"} if number else None
-        ingot.torch.save_file({name: every[name]}, path, metadata, durable=False)
+        ingot.torch.save_file({name: every[name]}, path, metadata)
         sources.append(path)
     ingot.merge(sources, tmp_path / out)
     together = {"format": "pt"} | {f"k{number}": "v" for number in range(1, len(sources))}
-    ingot.torch.save_file(every, tmp_path / f"saved{out}", together, durable=False)
+    ingot.torch.save_file(every, tmp_path / f"saved{out}", together)
     assert (tmp_path / out).read_bytes() == (tmp_path / f"saved{out}").read_bytes()
     assert_same(upstream(tmp_path / out)[0], every)
     # Over one of its own sources.
@@ -347,7 +347,7 @@ def test_a_merged_file_is_the_saved_one(tmp_path: Path, out: str) -> None:
 def test_a_name_in_two_sources_is_refused_or_chosen(tmp_path: Path) -> None:
     paths = [tmp_path / "first.safetensors", tmp_path / "second.safetensors"]
     for value, path in enumerate(paths):
-        ingot.torch.save_file({"w": torch.full((2,), float(value))}, path, durable=False)
+        ingot.torch.save_file({"w": torch.full((2,), float(value))}, path)
     out = tmp_path / "out.safetensors"
     with pytest.raises(ingot.SaveError, match=r"`w`.*first\.safetensors.*second\.safetensors") as caught:
         ingot.merge(paths, out)
@@ -365,7 +365,7 @@ def test_a_name_in_two_sources_is_refused_or_chosen(tmp_path: Path) -> None:
 def test_metadata_that_differ_have_to_be_chosen(tmp_path: Path) -> None:
     paths = [tmp_path / "first.safetensors", tmp_path / "second.safetensors"]
     for value, path in enumerate(paths):
-        ingot.torch.save_file({path.stem: torch.zeros(1)}, path, {"step": str(value)}, durable=False)
+        ingot.torch.save_file({path.stem: torch.zeros(1)}, path, {"step": str(value)})
     with pytest.raises(ingot.SaveError, match=r"`step`.*first.*second") as caught:
         ingot.merge(paths, tmp_path / "out")
     assert caught.value.code == "metadata-conflict"
@@ -394,7 +394,7 @@ def test_a_rewritten_file_is_the_saved_one(
     out = tmp_path / f"out{suffix}"
     ingot.rewrite(source, out, **options)
     saved = tmp_path / f"saved{suffix}"
-    ingot.torch.save_file(expected, saved, {"a": "1"}, durable=False)
+    ingot.torch.save_file(expected, saved, {"a": "1"})
     assert out.read_bytes() == saved.read_bytes()
     ingot.rewrite(out, source, format="safetensors", metadata={"b": "2"})
     assert upstream(source)[1] == {"b": "2"}
@@ -424,7 +424,7 @@ def test_what_fits_no_tensor_is_an_error(tmp_path: Path) -> None:
 def test_a_split_file_is_a_checkpoint_of_shards(tmp_path: Path, size: Any, limit: int) -> None:
     source, directory = tmp_path / "whole.safetensors", tmp_path / "shards"
     every = {f"layer.{n}.weight": torch.full((n, 10), float(n)) for n in range(12)}
-    ingot.torch.save_file(every, source, {"format": "pt", "note": "x"}, durable=False)
+    ingot.torch.save_file(every, source, {"format": "pt", "note": "x"})
     ingot.split(source, directory, size)
     files = sorted(directory.glob("*.safetensors"))
     found: dict[str, torch.Tensor] = {}
@@ -468,7 +468,7 @@ def test_merging_takes_next_to_no_memory(tmp_path: Path) -> None:
     for number in range(4):
         path = tmp_path / f"{number}.safetensors"
         arrays = {f"{number}.{part}": numpy.full(4 << 20, number, numpy.float32) for part in range(4)}
-        ingot.numpy.save_file(arrays, path, durable=False)
+        ingot.numpy.save_file(arrays, path)
         paths.append(path)
     program = """
 import ingot._rearrange
@@ -561,15 +561,15 @@ def test_a_handle_that_was_open_notices_an_edit_in_place(tmp_path: Path) -> None
 def test_what_copies_files_tells_how_far_it_is_and_can_be_stopped(tmp_path: Path, how: str) -> None:
     source, out = tmp_path / "in.safetensors", tmp_path / "out"
     arrays = {f"t{number}": numpy.full(100_000, number, "f4") for number in range(4)}
-    ingot.numpy.save_file(arrays, source, durable=False)
+    ingot.numpy.save_file(arrays, source)
 
     def copied(progress: Any) -> None:
         if how == "merge":
-            ingot.merge([source], out, durable=False, progress=progress)
+            ingot.merge([source], out, progress=progress)
         elif how == "rewrite":
-            ingot.rewrite(source, out, durable=False, progress=progress)
+            ingot.rewrite(source, out, progress=progress)
         else:
-            ingot.split(source, out, 900_000, durable=False, progress=progress)
+            ingot.split(source, out, 900_000, progress=progress)
 
     def stopped(done: int, total: int) -> None:
         raise KeyError("enough")

@@ -26,7 +26,6 @@ PARTS = {"big": W, "row": W[1:2], "same": W[1:2], "column": W[:, 1]}
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("INGOT_DURABLE", "0")
 
 
 def saved(tensors: dict[str, torch.Tensor], path: str = "f.safetensors", **options: Any) -> str:

@@ -32,7 +32,7 @@ def save(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
         path = tmp_path / "t"
         before = path.exists()
         try:
-            module.save_file(tensors, path, *args, durable=False, **options)
+            module.save_file(tensors, path, *args, **options)
         except Exception:
             assert path.exists() == before
             assert [file.name for file in tmp_path.iterdir()] == (["t"] if before else [])
@@ -281,9 +281,9 @@ def test_the_name_or_the_caller_chooses_the_format(
     path = tmp_path / name
     spec = {"t": {"dtype": "F32", "shape": [3], "data": bytes(12)}}
     for call in (
-        lambda target: ingot.numpy.save_file({"t": ARRAY}, target, format=format, durable=False),
-        lambda target: ingot.torch.save_file({"t": TENSOR}, target, format=format, durable=False),
-        lambda target: ingot.serialize_file(spec, target, format=format, durable=False),
+        lambda target: ingot.numpy.save_file({"t": ARRAY}, target, format=format),
+        lambda target: ingot.torch.save_file({"t": TENSOR}, target, format=format),
+        lambda target: ingot.serialize_file(spec, target, format=format),
     ):
         call(spell(path))
         with ingot.safe_open(path, "np") as file:
@@ -327,17 +327,17 @@ def test_durable_is_the_callers_then_the_environments_choice(
 def test_a_read_only_file_is_replaced_by_force(tmp_path: Path) -> None:
     # That it is refused otherwise, whoever runs the tests, is tested where files are written (crates/io).
     path = tmp_path / "t"
-    ingot.numpy.save_file({"t": ARRAY}, path, durable=False)
+    ingot.numpy.save_file({"t": ARRAY}, path)
     path.chmod(0o444)
-    ingot.numpy.save_file({}, path, durable=False, force=True)
+    ingot.numpy.save_file({}, path, force=True)
     assert ingot.numpy.load_file(path) == {}
 
 
 def test_in_place_keeps_the_inode(tmp_path: Path) -> None:
     path = tmp_path / "t"
-    ingot.numpy.save_file({"t": ARRAY}, path, durable=False)
+    ingot.numpy.save_file({"t": ARRAY}, path)
     inode = path.stat().st_ino
-    ingot.numpy.save_file({"t": ARRAY + 1}, path, durable=False, atomic=False)
+    ingot.numpy.save_file({"t": ARRAY + 1}, path, atomic=False)
     assert path.stat().st_ino == inode
     assert ingot.numpy.load_file(path, backend="pread")["t"].tolist() == [1, 1, 1]
 
@@ -368,7 +368,7 @@ class TestOlderTorch:
         count = torch.zeros(shape).numel() * dtype.itemsize
         raw = (torch.arange(count) % 2).to(torch.uint8)
         tensor = raw.view(dtype).reshape(shape).swapaxes(0, -1) if shape else raw.view(dtype).reshape(())
-        ingot.torch.save_file({"t": tensor}, tmp_path / "t", durable=False)
+        ingot.torch.save_file({"t": tensor}, tmp_path / "t")
         loaded = ingot.torch.load_file(tmp_path / "t")["t"]
         assert loaded.dtype == dtype
         assert loaded.shape == tensor.shape

@@ -335,7 +335,7 @@ KILLED = """
 path = sys.argv[1]
 say("ready")
 for turn in range(10**9):
-    with ingot.Writer(path, {"a": ("F32", [1000]), "b": ("F32", [100_000])}, durable=False) as writer:
+    with ingot.Writer(path, {"a": ("F32", [1000]), "b": ("F32", [100_000])}) as writer:
         for row in range(10):
             rows = slice(100 * row, 100 * row + 100)
             writer.write("a", numpy.full(100, turn, numpy.float32), rows)

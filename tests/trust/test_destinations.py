@@ -81,7 +81,7 @@ REFUSED: dict[str, tuple[str, Callable[[], Any], str]] = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_the_binding_refuses_memory(tmp_path: Path, what: str) -> None:
     code, make, reason = REFUSED[what]
-    ingot.numpy.save_file({"a": numpy.ones(4, ingot.numpy.DTYPES[code])}, tmp_path / "t", durable=False)
+    ingot.numpy.save_file({"a": numpy.ones(4, ingot.numpy.DTYPES[code])}, tmp_path / "t")
     checkpoint = _native.Checkpoint.open(tmp_path / "t")
     MEMORY[:] = 0
     places = _native.Destinations({"a": None}, lambda name, tensor: (code, make(), False))
@@ -91,7 +91,7 @@ def test_the_binding_refuses_memory(tmp_path: Path, what: str) -> None:
 
 
 def test_what_is_shown_is_filled(tmp_path: Path) -> None:
-    ingot.numpy.save_file({"a": numpy.ones(4, numpy.float32)}, tmp_path / "t", durable=False)
+    ingot.numpy.save_file({"a": numpy.ones(4, numpy.float32)}, tmp_path / "t")
     checkpoint = _native.Checkpoint.open(tmp_path / "t")
     for stride, offset in [(1, 0), (2, 4), (3, 8)]:
         MEMORY[:] = 0
@@ -139,7 +139,7 @@ def test_arrays_of_every_layout_are_saved_and_filled_among_many(tmp_path: Path, 
             array[...] = (numpy.arange(array.size).reshape(array.shape) + number) % 100
         expected = {name: numpy.array(array) for name, array in arrays.items()}
         path = tmp_path / "many.safetensors"
-        ingot.numpy.save_file(arrays, path, durable=False)
+        ingot.numpy.save_file(arrays, path)
         # As they come without anything that shows many at once.
         assert path.read_bytes() == _native.serialize(expected, ingot.numpy.payload, None, "safetensors")
         for array in arrays.values():
@@ -162,7 +162,7 @@ def test_many_plain_arrays_are_not_looked_at_one_by_one(
         for number in range(COUNT)
     }
     places = {name: numpy.zeros_like(array) for name, array in arrays.items()}
-    ingot.numpy.save_file(arrays, tmp_path / "t", durable=False)
+    ingot.numpy.save_file(arrays, tmp_path / "t")
     found = ingot.numpy.load_file(tmp_path / "t", out=places)
     assert found.keys() == arrays.keys()
     for name, array in arrays.items():
@@ -173,7 +173,7 @@ def test_many_plain_arrays_are_not_looked_at_one_by_one(
 @pytest.mark.parametrize("spoilt", ["read only", "big-endian", "shape", "overlap", "subclass, read only"])
 def test_one_array_of_many_that_does_not_fit_is_named(tmp_path: Path, spoilt: str) -> None:
     arrays = {f"{number:03}": numpy.full((2, 3), number, numpy.float32) for number in range(COUNT)}
-    ingot.numpy.save_file(arrays, tmp_path / "t", durable=False)
+    ingot.numpy.save_file(arrays, tmp_path / "t")
     places = {name: numpy.zeros((2, 3), numpy.float32) for name in arrays}
     places["299"] = {
         "read only": places["299"],
@@ -225,7 +225,7 @@ class TestTorch:
         kinds = {"negated": torch.bfloat16, "conjugated": torch.complex64, "negated bytes": torch.int8}
         beneath = kinds.get(what, torch.uint8 if what[0] == "u" else torch.int8)
         stored = {f"{number:03}": torch.full((2,), 1, dtype=beneath) for number in range(COUNT)}
-        ingot.torch.save_file(stored, tmp_path / "t", durable=False)
+        ingot.torch.save_file(stored, tmp_path / "t")
         name = f"{COUNT - 1 if last else 0:03}"
         places = {key: torch.zeros_like(tensor) for key, tensor in stored.items()} | {name: place}
         with pytest.raises(ingot.DestinationError, match=f"tensor `{name}`"):
@@ -239,7 +239,7 @@ class TestTorch:
     def test_memory_stays_until_it_is_filled_whatever_becomes_of_the_tensor(self, tmp_path: Path) -> None:
         torch = self.torch
         stored = {f"{number:03}": torch.full((1 << 12,), number + 1.0) for number in range(COUNT)}
-        ingot.torch.save_file(stored, tmp_path / "t", durable=False)
+        ingot.torch.save_file(stored, tmp_path / "t")
         places = {name: torch.zeros_like(tensor) for name, tensor in stored.items()}
         others: list[Any] = []
 

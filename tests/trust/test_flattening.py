@@ -90,7 +90,6 @@ def by_flax(tree: Any) -> tuple[str, list[int]]:
 @pytest.fixture(autouse=True)
 def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("INGOT_DURABLE", "0")
 
 
 @pytest.mark.parametrize("out", ["out.safetensors", "out.npz"])

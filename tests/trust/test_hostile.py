@@ -30,11 +30,6 @@ BACKENDS = ["mmap", "pread"]
 ARRAY = numpy.arange(24, dtype=numpy.float32).reshape(6, 4)
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "model.safetensors"
-
-
 def file_of(header: bytes, data_nbytes: int, path: Path) -> None:
     """A file whose data is a hole: it takes no room on the disk, and reads as zeros."""
     with path.open("wb") as file:
@@ -344,7 +339,7 @@ except OSError as fault:
 @pytest.mark.parametrize("keep", [0, 7, 100, 4096, 500_000])
 def test_a_file_cut_short_is_an_error_and_no_signal(path: Path, backend: str, keep: int) -> None:
     tensors = {name: numpy.ones((500, 500), numpy.uint8) for name in "abcd"}
-    ingot.numpy.save_file(tensors, path, durable=False)
+    ingot.numpy.save_file(tensors, path)
     program = """
 backend, keep = sys.argv[1], int(sys.argv[2])
 file = ingot.safe_open("model.safetensors", "np", backend=backend)
@@ -424,7 +419,7 @@ say(sorted(codes))
 def test_a_file_cut_short_while_it_is_copied_is_an_error_and_no_signal(
     path: Path, backend: str, read: str
 ) -> None:
-    ingot.numpy.save_file({"a": numpy.ones((1000, 1000), numpy.uint8)}, path, durable=False)
+    ingot.numpy.save_file({"a": numpy.ones((1000, 1000), numpy.uint8)}, path)
     found = run(CUT_BY_ANOTHER, backend, read, folder=path.parent)
     # Mended within the tick of the clock that it was opened in, it looks unchanged: then the read was short.
     assert set(found.said()) <= {"read", "changed", "short-read", "read-failed", "truncated"}
@@ -433,10 +428,10 @@ def test_a_file_cut_short_while_it_is_copied_is_an_error_and_no_signal(
 @pytest.mark.parametrize("module", [ingot.numpy, ingot.torch], ids=["numpy", "torch"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_saving_over_a_mapped_file_leaves_the_old_tensors(path: Path, module: Any, backend: str) -> None:
-    ingot.numpy.save_file({"a": ARRAY}, path, durable=False)
+    ingot.numpy.save_file({"a": ARRAY}, path)
     old = module.load_file(path, backend=backend)
     for number in range(1, 20):
-        ingot.numpy.save_file({"a": ARRAY + number}, path, durable=False)
+        ingot.numpy.save_file({"a": ARRAY + number}, path)
         assert (ingot.numpy.load_file(path)["a"] == ARRAY + number).all()
     assert (numpy.asarray(old["a"]) == ARRAY).all()
 
@@ -448,7 +443,7 @@ def test_saving_over_a_mapped_file_leaves_the_old_tensors(path: Path, module: An
 @pytest.mark.parametrize("framework", ["np", "pt"])
 def test_64_threads_share_one_handle_while_it_is_closed(path: Path, backend: str, framework: str) -> None:
     arrays = {f"t{number}": numpy.full((50, number + 1), number, numpy.int32) for number in range(20)}
-    ingot.numpy.save_file(arrays, path, {"k": "v"}, durable=False)
+    ingot.numpy.save_file(arrays, path, {"k": "v"})
     handles = [ingot.safe_open(path, framework, backend=backend) for _ in range(4)]
     start = threading.Barrier(64)
     faults: list[BaseException] = []
@@ -504,7 +499,7 @@ def test_two_saves_at_once_leave_one_of_the_two(path: Path) -> None:
     def save(state: Any) -> None:
         try:
             for _ in range(15):
-                ingot.numpy.save_file({"a": state}, path, durable=False)
+                ingot.numpy.save_file({"a": state}, path)
                 found = ingot.numpy.load_file(path)["a"]
                 assert (found == states[found[0]]).all()
                 assert found.shape == states[found[0]].shape
@@ -546,7 +541,7 @@ for _ in range(10):
         ok &= (numpy.asarray(part[::2]) == 1).all() and file.keys() == ["a", "b"]
         with ingot.safe_open("model.safetensors", framework, backend=backend) as again:
             ok &= (numpy.asarray(again["b"]) == 1).all()
-        ingot.numpy.save_file({"a": numpy.ones(5_000_000)}, "child", durable=False)
+        ingot.numpy.save_file({"a": numpy.ones(5_000_000)}, "child")
         ok &= bool((ingot.numpy.load_file("child", backend=backend)["a"] == 1).all())
         file.close()
         os._exit(0 if ok else 1)
@@ -563,7 +558,7 @@ say([codes, bool((numpy.asarray(file["b"]) == 1).all())])
 @pytest.mark.parametrize("framework", ["np", "pt"])
 def test_a_child_reads_and_saves_after_a_fork(path: Path, backend: str, framework: str) -> None:
     arrays = {name: numpy.full(3_000_000, number, numpy.uint8) for number, name in enumerate("ab")}
-    ingot.numpy.save_file(arrays, path, durable=False)
+    ingot.numpy.save_file(arrays, path)
     assert run(FORK, backend, framework, folder=path.parent).said() == [[0] * 10, True]
 
 
@@ -638,7 +633,7 @@ say(found)
 
 
 def test_too_many_open_files_is_said_so(path: Path) -> None:
-    ingot.numpy.save_file({"a": ARRAY}, path, durable=False)
+    ingot.numpy.save_file({"a": ARRAY}, path)
     program = """
 # What NumPy imports when an array is first saved.
 ingot.numpy.save({"a": numpy.ones(2)})
@@ -722,7 +717,7 @@ say([found, memory("VmRSS") < 1 << 30, file["b"].tolist()])
 
 @pytest.mark.skipif(not can_count_io(), reason="this kernel does not count what a process reads and writes")
 def test_ctrl_c_ends_a_long_save_and_leaves_nothing(path: Path) -> None:
-    ingot.numpy.save_file({"a": ARRAY}, path, durable=False)
+    ingot.numpy.save_file({"a": ARRAY}, path)
     before = path.read_bytes()
     program = """
 # Pages that nobody has written to take no memory.
@@ -787,7 +782,7 @@ LONG_SAVES = {
     "put in order": 'ingot.numpy.save_file({"a": array.reshape(2, -1).T}, path)',
     "buffers": 'ingot.serialize_file({"a": {"dtype": "U8", "shape": [2 << 30], "data": array}}, path)',
     "merge": 'ingot.merge([path, "large.safetensors"], path)',
-    "rewrite": 'ingot.rewrite("large.safetensors", path, durable=False)',
+    "rewrite": 'ingot.rewrite("large.safetensors", path)',
     "split": 'ingot.split("large.safetensors", "shards", "100MB")',
     "metadata": 'ingot.update_metadata("large.safetensors", set={"k": "v"})',
     "tensor": 'ingot.replace_tensor("large.safetensors", "small", numpy.ones(5))',
@@ -802,7 +797,7 @@ def test_ctrl_c_ends_whatever_writes_for_long_and_leaves_nothing(path: Path) -> 
     space = os.statvfs(path.parent)
     if space.f_bavail * space.f_frsize < 9 << 30:
         pytest.skip(f"less than 9 GiB are free below {path.parent}")
-    ingot.numpy.save_file({"b": ARRAY}, path, durable=False)
+    ingot.numpy.save_file({"b": ARRAY}, path)
     large = b'{"large":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]},' % (4 << 30, 4 << 30)
     large += b'"small":{"dtype":"F64","shape":[5],"data_offsets":[%d,%d]}}' % (4 << 30, (4 << 30) + 40)
     file_of(large, (4 << 30) + 40, path.parent / "large.safetensors")
@@ -1034,7 +1029,7 @@ except ingot.HeaderError as fault:
 
 def test_loading_by_pread_takes_the_tensors_and_little_more(path: Path) -> None:
     tensors = {f"t{number}": numpy.ones(4 << 20, numpy.uint8) for number in range(32)}
-    ingot.numpy.save_file(tensors, path, durable=False)
+    ingot.numpy.save_file(tensors, path)
     program = """
 forget_peak()
 before = memory("VmRSS")
@@ -1069,7 +1064,7 @@ array = numpy.zeros((1 << 13, 1 << 13), ">f4")
 threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
     while True:
-        ingot.numpy.save_file({"a": array.T}, "t", durable=False)
+        ingot.numpy.save_file({"a": array.T}, "t")
         os.unlink("t")
 except KeyboardInterrupt:
     say([thread.name for thread in threading.enumerate()])
@@ -1093,7 +1088,7 @@ def cycle():
             pass
     data = ingot.numpy.save({"a": numpy.ones(20_000)}, {"k": "v"})
     ingot.numpy.load(data), ingot.deserialize(data)
-    ingot.numpy.save_file({"a": numpy.ones(20_000)}, "saved", durable=False)
+    ingot.numpy.save_file({"a": numpy.ones(20_000)}, "saved")
 
 def measured(cycles):
     for _ in range(cycles):
@@ -1112,9 +1107,7 @@ say([first[0], last[0], first[1], last[1], last[2] - first[2]])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("framework", ["np", "pt"])
 def test_opening_and_saving_again_and_again_leaks_nothing(path: Path, backend: str, framework: str) -> None:
-    ingot.numpy.save_file(
-        {"a": numpy.ones((100, 100)), "b": numpy.ones(20_000)}, path, {"k": "v"}, durable=False
-    )
+    ingot.numpy.save_file({"a": numpy.ones((100, 100)), "b": numpy.ones(20_000)}, path, {"k": "v"})
     (path.parent / "broken").write_bytes(b"\x02\0\0\0\0\0\0\0[]")
     before, after, mapped, still_mapped, grown = run(LEAKS, backend, framework, folder=path.parent).said()
     assert before == after
@@ -1125,7 +1118,7 @@ def test_opening_and_saving_again_and_again_leaks_nothing(path: Path, backend: s
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_is_collected_is_closed(path: Path, backend: str) -> None:
-    ingot.numpy.save_file({"a": ARRAY}, path, durable=False)
+    ingot.numpy.save_file({"a": ARRAY}, path)
     program = """
 def state():
     with open("/proc/self/maps") as maps:
@@ -1211,7 +1204,7 @@ def test_a_round_trip_survives_debugging_allocators(tmp_path: Path, variables: d
 
 def test_the_extension_is_unloaded_in_good_order(path: Path) -> None:
     # Handles, slices and tensors that live until the interpreter ends.
-    ingot.numpy.save_file({"a": ARRAY}, path, durable=False)
+    ingot.numpy.save_file({"a": ARRAY}, path)
     program = """
 import ingot.torch
 keep = []

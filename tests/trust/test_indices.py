@@ -34,7 +34,7 @@ Door = Callable[..., Any]
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("indices") / "t.safetensors"
-    ingot.numpy.save_file(ARRAYS, path, durable=False)
+    ingot.numpy.save_file(ARRAYS, path)
     return path
 
 

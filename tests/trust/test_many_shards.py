@@ -155,18 +155,18 @@ def test_shards_are_read_through_few_descriptors(
 
 
 WRITES = {
-    "merge_an_index": "ingot.merge([INDEX], into('one.safetensors'), durable=False, progress=count)",
-    "merge_files": "ingot.merge(FILES, into('one.safetensors'), durable=False, progress=count)",
+    "merge_an_index": "ingot.merge([INDEX], into('one.safetensors'), progress=count)",
+    "merge_files": "ingot.merge(FILES, into('one.safetensors'), progress=count)",
     "split": """
-ingot.split(INDEX, into('again'), 16, durable=False, progress=count)
+ingot.split(INDEX, into('again'), 16, progress=count)
 assert len(os.listdir(into('again'))) == COUNT + 1
 shutil.rmtree(into('again'))
-ingot.merge([INDEX], into('one.safetensors'), durable=False)
+ingot.merge([INDEX], into('one.safetensors'))
 """,
-    "convert": "ingot.convert(INDEX, into('one.safetensors'), durable=False)",
+    "convert": "ingot.convert(INDEX, into('one.safetensors'))",
     "verify": """
 ingot.verify(INDEX)
-ingot.merge([INDEX], into('one.safetensors'), durable=False)
+ingot.merge([INDEX], into('one.safetensors'))
 """,
 }
 
@@ -198,7 +198,7 @@ import torch, ingot.torch
 
 def work():
     tensors = {name: torch.tensor([1.0, number, 2, 3]) for number, name in enumerate(NAMES)}
-    ingot.torch.save_sharded(tensors, OUT, 16, durable=False)
+    ingot.torch.save_sharded(tensors, OUT, 16)
     assert len(os.listdir(OUT)) == COUNT + 1
     check(ingot.torch.load_file(into(INDEX)))
 
@@ -220,13 +220,13 @@ def half(done, total):
 
 def work():
     try:
-        ingot.download(URL, OUT, durable=False, progress=half)
+        ingot.download(URL, OUT, progress=half)
     except Enough:
         pass
     else:
         raise AssertionError("it was not broken off")
     assert INDEX not in os.listdir(OUT)
-    ingot.download(URL, OUT, durable=False, progress=count)
+    ingot.download(URL, OUT, progress=count)
     assert sorted(os.listdir(OUT)) == sorted([*FILES, INDEX])
     check(ingot.numpy.load_file(into(INDEX)))
 
@@ -244,7 +244,7 @@ def work():
     with ingot.safe_open(INDEX, "np", backend="pread") as file:
         for _ in range(2):
             check({name: file[name] for name in NAMES})
-    ingot.merge([INDEX], into('one.safetensors'), durable=False)
+    ingot.merge([INDEX], into('one.safetensors'))
     check(ingot.numpy.load_file(into('one.safetensors')))
 
 watched(work)

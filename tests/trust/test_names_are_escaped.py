@@ -150,7 +150,7 @@ def test_in_paths(kind: str, tmp_path: Path) -> None:
     empty = folder / "empty"
     empty.mkdir()
     path = folder / "model.safetensors"
-    ingot.numpy.save_file({"a": numpy.ones(3)}, path, durable=False)
+    ingot.numpy.save_file({"a": numpy.ones(3)}, path)
     file = ingot.safe_open(path, "np")
     part = file.get_slice("a")
     attempts: list[Callable[[], Any]] = [
@@ -181,7 +181,7 @@ def test_in_what_is_read(kind: str, tmp_path: Path) -> None:
     name, path = HOSTILE[kind], tmp_path / "model.bt"
     for format in ("safetensors", "bintensors"):
         spec = {"dtype": "U8", "shape": [4], "data": b"abcd"}
-        ingot.serialize_file({name: spec}, path, {name: name}, format=format, durable=False)
+        ingot.serialize_file({name: spec}, path, {name: name}, format=format)
         with ingot.safe_open(path, "np") as file:
             assert (file.keys(), file.metadata()) == ([name], {name: name})
             part = file.get_slice(name)
@@ -231,7 +231,7 @@ def test_in_what_is_saved(kind: str, tmp_path: Path) -> None:
         lambda: ingot.safe_open("t", "pt", name),
         lambda: ingot.safe_open(tmp_path / "t", "np", backend=name),
     ]
-    ingot.numpy.save_file({}, tmp_path / "t", durable=False)
+    ingot.numpy.save_file({}, tmp_path / "t")
     for number, attempt in enumerate(attempts):
         with pytest.raises((TypeError, ValueError, OverflowError)) as caught:
             attempt()

@@ -30,9 +30,7 @@ OPTIONS = {
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     values = numpy.random.default_rng(1).random((COUNT, 8, 16), numpy.float32)
     path = tmp_path_factory.mktemp("many") / "many.safetensors"
-    ingot.numpy.save_file(
-        {f"layers.{number:04}": array for number, array in enumerate(values)}, path, durable=False
-    )
+    ingot.numpy.save_file({f"layers.{number:04}": array for number, array in enumerate(values)}, path)
     return path
 
 
@@ -72,9 +70,7 @@ for name, array in found.items():
 @pytest.mark.parametrize("backend", ["pread", "mmap"])
 def test_parts_and_conversions_take_the_memory_of_what_they_give(tmp_path: Path, backend: str) -> None:
     path = tmp_path / "large.safetensors"
-    ingot.numpy.save_file(
-        {f"{number}": numpy.ones((1024, 4096), numpy.float32) for number in range(8)}, path, durable=False
-    )
+    ingot.numpy.save_file({f"{number}": numpy.ones((1024, 4096), numpy.float32) for number in range(8)}, path)
     ran = run(
         f"""
 path = sys.argv[1]

@@ -114,11 +114,11 @@ class Sequence:
         path, (checksums, algorithm) = self.path(), self.digests()
         shared = "alias"
         try:
-            ingot.torch.save_file(tensors, path, metadata, shared="alias", checksums=checksums, durable=False)
+            ingot.torch.save_file(tensors, path, metadata, shared="alias", checksums=checksums)
         except ingot.SharedMemoryError:
             # Parts that none holds all of.
             shared = "copy"
-            ingot.torch.save_file(tensors, path, metadata, shared="copy", checksums=checksums, durable=False)
+            ingot.torch.save_file(tensors, path, metadata, shared="copy", checksums=checksums)
         covered = {} if algorithm is None else dict.fromkeys(tensors, algorithm)
         return File(path, tensors, covered, ties=set() if shared == "copy" else None)
 
@@ -144,7 +144,7 @@ class Sequence:
             return self.saved(tensors, texts)
         path = self.path()
         if way == "copy":
-            ingot.torch.save_file(tensors, path, texts, shared="copy", durable=False)
+            ingot.torch.save_file(tensors, path, texts, shared="copy")
         elif way == "bytes":
             format = "bintensors" if path.suffix == ".bt" else "safetensors"
             path.write_bytes(ingot.torch.save(tensors, texts, shared="copy", format=format))
@@ -152,14 +152,14 @@ class Sequence:
             with path.open("wb") as out:
                 ingot.write_to(out, tensors, texts)
         elif way == "writer":
-            with ingot.Writer(path, tensors, texts, durable=False) as writer:
+            with ingot.Writer(path, tensors, texts) as writer:
                 for name, tensor in tensors.items():
                     writer.write(name, tensor)
                 writer.commit()
         else:
             path = self.path("")
             size = self.random.choice([10, 10_000])
-            ingot.torch.save_sharded(apart(tensors), path, size, metadata=texts, durable=False)
+            ingot.torch.save_sharded(apart(tensors), path, size, metadata=texts)
         return File(path, tensors, ties=set())
 
     def renamed(self, file: File) -> File:
@@ -170,7 +170,7 @@ class Sequence:
             new = {}
         path = self.path()
         rename: Any = new if self.random.random() < 0.5 else lambda name: new.get(name, name)
-        ingot.rewrite(file.path, path, rename=rename, durable=False)
+        ingot.rewrite(file.path, path, rename=rename)
         tensors = {new.get(name, name): tensor for name, tensor in file.tensors.items()}
         covered = {new.get(name, name): how for name, how in file.covered.items()}
         return File(path, tensors, covered)
@@ -182,10 +182,10 @@ class Sequence:
         if metadata is not None and metadata is not ...:
             metadata = {key: text for key, text in metadata.items() if isinstance(text, str)}
         if self.random.random() < 0.5:
-            ingot.rewrite(file.path, path, keep=lambda name: name in kept, metadata=metadata, durable=False)
+            ingot.rewrite(file.path, path, keep=lambda name: name in kept, metadata=metadata)
         else:
             gone = [name for name in file.tensors if name not in kept]
-            ingot.rewrite(file.path, path, drop=gone, metadata=metadata, durable=False)
+            ingot.rewrite(file.path, path, drop=gone, metadata=metadata)
         covered = file.covered if metadata is ... else {}
         return File(path, {name: file.tensors[name] for name in kept}, covered)
 
@@ -199,7 +199,7 @@ class Sequence:
 
         def call() -> None:
             paths = [one.path for one in sources]
-            ingot.merge(paths, path, on_duplicate=rule, metadata=metadata, durable=False)
+            ingot.merge(paths, path, on_duplicate=rule, metadata=metadata)
 
         owners: dict[str, File] = {}
         for one in reversed(sources) if rule == "first" else sources:
@@ -224,9 +224,7 @@ class Sequence:
     def split(self, file: File) -> File:
         path = self.path("")
         pattern = self.random.choice(["model{suffix}.safetensors", "model{suffix}.bt"])
-        ingot.split(
-            file.path, path, self.random.choice([1, 12, 10_000]), filename_pattern=pattern, durable=False
-        )
+        ingot.split(file.path, path, self.random.choice([1, 12, 10_000]), filename_pattern=pattern)
         return File(path, file.tensors, file.covered)
 
     def converted(self, file: File) -> File:
@@ -244,7 +242,6 @@ class Sequence:
             dtype=dtype,
             keep=lambda name: name in kept,
             verify=self.random.random() < 0.5,
-            durable=False,
         )
         tensors = {name: file.tensors[name] for name in kept}
         ties = twins(tensors)
@@ -264,9 +261,9 @@ class Sequence:
             is_part = opened._checkpoint.shared().get(name, (None, None))[1] is not None
         if is_part:
             with pytest.raises(ingot.SafetensorError, match="as a part of"):
-                ingot.replace_tensor(file.path, name, new, durable=False)
+                ingot.replace_tensor(file.path, name, new)
             return file
-        ingot.replace_tensor(file.path, name, new, durable=False)
+        ingot.replace_tensor(file.path, name, new)
         whole.copy_(new)
         return File(file.path, file.tensors, file.covered)
 
@@ -274,7 +271,7 @@ class Sequence:
         if file.is_file:
             in_place = self.random.random() < 0.5
             pairs = {"step": str(self.random.randrange(3)) * self.random.choice([1, 1000])}
-            ingot.update_metadata(file.path, pairs, ["format"], in_place=in_place, durable=False)
+            ingot.update_metadata(file.path, pairs, ["format"], in_place=in_place)
         return file
 
     # --- what has to hold ---

@@ -27,7 +27,7 @@ def save():
     import ingot.numpy
     for number in range(3):
         tensors = {"a": numpy.full(500_000, number, "f4")}
-        made = ingot.numpy.save_file(tensors, "file", background=True, durable=False)
+        made = ingot.numpy.save_file(tensors, "file", background=True)
         assert made is not None
     print("said")
 """

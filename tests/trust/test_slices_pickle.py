@@ -35,8 +35,7 @@ KINDS["derived"] = Opened
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    path = tmp_path / "t.safetensors"
+def path(path: Path) -> Path:
     ingot.numpy.save_file({"a": ARRAY, "b": ARRAY * 2}, path)
     return path
 

@@ -44,7 +44,6 @@ OURS = [(safetensors_of, ".safetensors"), (bintensors_of, ".bt")]
 @pytest.fixture(autouse=True)
 def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("INGOT_DURABLE", "0")
 
 
 @pytest.mark.parametrize(("make", "ending"), OURS, ids=["safetensors", "bintensors"])

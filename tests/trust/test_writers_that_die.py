@@ -32,7 +32,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 # Begins the file and writes the first of its rows, all of one value.
 CREATOR = f"""
 path, rows, value = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
-writer = ingot.Writer(path, {{"rows": ("F32", [{ROWS}, 8])}}, durable=False)
+writer = ingot.Writer(path, {{"rows": ("F32", [{ROWS}, 8])}})
 for row in range(rows):
     writer.write("rows", numpy.full(8, value, "f4"), row)
 """
@@ -100,9 +100,8 @@ def values(path: Path) -> list[float]:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    path = tmp_path / "t.safetensors"
-    ingot.numpy.save_file({"rows": numpy.zeros((ROWS, 8), "f4")}, path, durable=False)
+def path(path: Path) -> Path:
+    ingot.numpy.save_file({"rows": numpy.zeros((ROWS, 8), "f4")}, path)
     return path
 
 
@@ -117,7 +116,7 @@ def test_two_runs_are_not_mixed_by_those_who_join_without_a_creator(path: Path, 
         assert 'orphaned="finish"' in str(error)
     assert set(values(path)) == {0.0}
     # The next run begins anew, and its helpers join that.
-    with ingot.Writer(path, SPECS, durable=False) as writer, ingot.Writer.join(path) as guest:
+    with ingot.Writer(path, SPECS) as writer, ingot.Writer.join(path) as guest:
         assert fill(guest, 2.0) == list(range(ROWS))
         writer.commit()
     assert set(values(path)) == {2.0}
@@ -130,7 +129,7 @@ def test_a_file_is_finished_in_the_place_of_its_creator_when_that_is_asked_for(
     path: Path, rows: int, commits: bool
 ) -> None:
     orphan(path, rows)
-    with ingot.Writer.join(path, orphaned="finish", durable=False) as writer:
+    with ingot.Writer.join(path, orphaned="finish") as writer:
         # It is the creator now: it keeps others from beginning the file, and they may join.
         assert refusal(lambda: ingot.Writer(path, SPECS)).code == "busy"
         with ingot.Writer.join(path) as guest:
@@ -143,7 +142,7 @@ def test_a_file_is_finished_in_the_place_of_its_creator_when_that_is_asked_for(
 
 
 def test_to_finish_what_its_creator_fills_is_to_join(path: Path) -> None:
-    with ingot.Writer(path, SPECS, durable=False) as writer:
+    with ingot.Writer(path, SPECS) as writer:
         with ingot.Writer.join(path, orphaned="finish") as guest:
             fill(guest, 3.0)
         assert set(values(path)) == {0.0}
@@ -164,7 +163,7 @@ def test_those_who_had_joined_do_not_go_on_without_the_creator(path: Path, rows:
             assert refusal(call).code == "orphaned"
         assert refusal(lambda: ingot.Writer(path, SPECS)).code == "busy"
         # What it cleans up is not what they may still finish.
-        ingot.numpy.save_file({"rows": numpy.zeros((ROWS, 8), "f4")}, path, durable=False)
+        ingot.numpy.save_file({"rows": numpy.zeros((ROWS, 8), "f4")}, path)
         if guest is not guests[-1]:
             guest.close()
     # As long as one of them has it open, nobody can tell what that one is still writing.
@@ -172,7 +171,7 @@ def test_those_who_had_joined_do_not_go_on_without_the_creator(path: Path, rows:
     assert error.code == "orphaned"
     assert "others" in str(error)
     guests[-1].close()
-    with ingot.Writer.join(path, orphaned="finish", durable=False) as writer:
+    with ingot.Writer.join(path, orphaned="finish") as writer:
         fill(writer, 2.0)
         writer.commit()
     assert values(path) == [1.0] * rows + [2.0] * (ROWS - rows)
@@ -182,7 +181,7 @@ def test_those_who_had_joined_do_not_go_on_without_the_creator(path: Path, rows:
 FINISHER = f"""
 say("ready")
 sys.stdin.readline()
-writer = ingot.Writer.join(sys.argv[1], orphaned="finish", durable=False)
+writer = ingot.Writer.join(sys.argv[1], orphaned="finish")
 won = 0
 for row in range({ROWS}):
     try:
@@ -221,7 +220,7 @@ def test_of_several_who_finish_at_once_one_is_the_creator_and_the_others_join_it
         assert said() == ['"ready"\n'] * 6
         tell()
         assert sum(map(int, said())) == ROWS - 5
-        with ingot.Writer.join(path, durable=False) as guest:
+        with ingot.Writer.join(path) as guest:
             guest.commit()
         tell()
         assert [process.wait() for process in processes] == [0] * 6
@@ -265,7 +264,7 @@ def test_a_fork_of_the_creator_is_not_the_creator(path: Path, kind: str) -> None
         killed(creator)
         expected = "nothing-to-join" if kind == "appender" else "orphaned"
         assert refusal(lambda: ingot.Writer.join(path)).code == expected
-        with ingot.Writer(path, SPECS, durable=False) as writer:
+        with ingot.Writer(path, SPECS) as writer:
             fill(writer, 2.0)
             writer.commit()
         assert select.select([creator.stdout], [], [], 60)[0]
@@ -310,7 +309,7 @@ def test_what_the_creator_had_begun_can_be_written_again(path: Path, moment: str
     while threads(int(creator)) > 1 or state(int(creator)) not in ("gone", "Z"):
         time.sleep(0.01)
     assert refusal(lambda: ingot.Writer.join(path)).code == "orphaned"
-    with ingot.Writer.join(path, orphaned="finish", durable=False) as writer:
+    with ingot.Writer.join(path, orphaned="finish") as writer:
         assert fill(writer, 2.0) == list(range(rows, ROWS))
         writer.commit()
     assert values(path) == [1.0] * rows + [2.0] * (ROWS - rows)
@@ -337,7 +336,7 @@ def state(pid: int) -> str:
 @pytest.mark.parametrize("orphaned", ["refuse", "finish"])
 def test_where_there_are_no_locks_nobody_joins(path: Path, orphaned: str) -> None:
     program = """
-writer = ingot.Writer(sys.argv[1], {"a": ("F32", [4])}, durable=False)
+writer = ingot.Writer(sys.argv[1], {"a": ("F32", [4])})
 try:
     ingot.Writer.join(sys.argv[1], orphaned=sys.argv[2])
 except ingot.StorageError as error:
@@ -364,7 +363,7 @@ def notes(path: Path) -> Path:
 def test_no_byte_of_what_writers_note_can_change_or_go_without_an_error(path: Path) -> None:
     # More values of each byte of a record are tried in Rust.
     chance = random.Random(1)
-    writer = ingot.Writer(path, SPECS, durable=False)
+    writer = ingot.Writer(path, SPECS)
     for row in range(3):
         writer.write("rows", numpy.full(8, 1, "f4"), row)
     whole = notes(path).read_bytes()
@@ -394,7 +393,7 @@ def test_no_byte_of_what_writers_note_can_change_or_go_without_an_error(path: Pa
 def test_what_the_system_says_of_the_journal_is_passed_on(path: Path, does: str, call: str) -> None:
     program = """
 path, does = sys.argv[1:]
-writer = ingot.Writer(path, {"a": ("F32", [4])}, durable=False)
+writer = ingot.Writer(path, {"a": ("F32", [4])})
 calls = {
     "write": lambda: writer.write("a", numpy.ones(4, "f4")),
     "commit": writer.commit,

@@ -58,10 +58,9 @@ def compat() -> Iterator[SimpleNamespace]:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    path = tmp_path / "model.safetensors"
+def path(path: Path) -> Path:
     tensors = {"b": torch.arange(12.0).reshape(3, 4), "a": torch.arange(3), "s": torch.tensor(1.0)}
-    ingot.torch.save_file(tensors, path, {"format": "pt"}, durable=False)
+    ingot.torch.save_file(tensors, path, {"format": "pt"})
     return path
 
 
@@ -716,7 +715,7 @@ def test_a_handle_of_an_open_file_reads_that_file(
     with path.open("rb") as opened:
         opened.read(3)
         # Another file takes the name: not the one that was opened.
-        ingot.torch.save_file({"other": torch.ones(1)}, tmp_path / "other", durable=False)
+        ingot.torch.save_file({"other": torch.ones(1)}, tmp_path / "other")
         (tmp_path / "other").replace(path)
         file = compat.top._safe_open_handle(opened, "pt")
         assert opened.tell() == 3
@@ -784,7 +783,7 @@ def test_prefetch_raises_where_the_tensor_is_asked_for(compat: SimpleNamespace, 
         "bad": {"dtype": "F6_E2M3", "shape": [4], "data": b"123"},
         "good": {"dtype": "F32", "shape": [1], "data": bytes(4)},
     }
-    ingot.serialize_file(tensors, tmp_path / "t", durable=False)
+    ingot.serialize_file(tensors, tmp_path / "t")
     loader = compat.top.safe_open(tmp_path / "t", "pt").prefetch()
     assert loader.take("good").tolist() == [0]
     with pytest.raises(ingot.DtypeError, match="bad"):

@@ -86,11 +86,6 @@ def umask() -> Iterator[None]:
     os.umask(before)
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "model.safetensors"
-
-
 ARRAY = numpy.arange(24, dtype=numpy.float32).reshape(6, 4)
 
 
@@ -100,10 +95,10 @@ ARRAY = numpy.arange(24, dtype=numpy.float32).reshape(6, 4)
 @pytest.mark.usefixtures("umask")
 def test_a_new_file_can_be_read_by_others_as_the_umask_says(path: Path) -> None:
     """0.8.0 creates every file with mode 0600, so other users find no model (#782)."""
-    ingot.numpy.save_file({"a": ARRAY}, path, durable=False)
+    ingot.numpy.save_file({"a": ARRAY}, path)
     assert mode(path) == "0o644"
     os.umask(0o007)
-    ingot.torch.save_file({"a": torch.zeros(3)}, path.with_suffix(".bt"), durable=False)
+    ingot.torch.save_file({"a": torch.zeros(3)}, path.with_suffix(".bt"))
     assert mode(path.with_suffix(".bt")) == "0o660"
 
 
@@ -113,7 +108,7 @@ def test_an_existing_file_keeps_its_mode(path: Path, bits: int) -> None:
     """0.8.0 makes it 0600 (#782)."""
     path.touch()
     path.chmod(bits)
-    ingot.numpy.save_file({"a": ARRAY}, path, durable=False)
+    ingot.numpy.save_file({"a": ARRAY}, path)
     assert mode(path) == oct(bits)
 
 
@@ -130,9 +125,9 @@ def test_a_symlink_is_followed_and_kept(tmp_path: Path) -> None:
     """0.8.0 replaces the link by the file, and what it led to stays as it was. 0.7.0 followed it."""
     link, target = tmp_path / "link", tmp_path / "elsewhere" / "target"
     target.parent.mkdir()
-    ingot.numpy.save_file({"a": ARRAY}, target, durable=False)
+    ingot.numpy.save_file({"a": ARRAY}, target)
     link.symlink_to("elsewhere/target")
-    ingot.numpy.save_file({"a": ARRAY + 1}, link, durable=False)
+    ingot.numpy.save_file({"a": ARRAY + 1}, link)
     assert os.readlink(link) == "elsewhere/target"
     assert (ingot.numpy.load_file(target)["a"] == ARRAY + 1).all()
 
@@ -171,7 +166,7 @@ become_nobody()
 found = []
 for options in ({}, {"atomic": False}, {"force": True}):
     try:
-        found.append(ingot.numpy.save_file({"a": numpy.ones(3)}, "t", durable=False, **options))
+        found.append(ingot.numpy.save_file({"a": numpy.ones(3)}, "t", **options))
     except PermissionError as fault:
         found.append([fault.filename, os.stat("t").st_size])
 say([*found, ingot.numpy.load_file("t")["a"].tolist()])
@@ -203,7 +198,7 @@ def replacing_a_read_only_file_raises(folder: Path) -> str:
 
 def test_owner_group_and_extended_attributes_pass_on(path: Path) -> None:
     """0.8.0 loses all of them: the file belongs to whoever saved last."""
-    ingot.numpy.save_file({"a": ARRAY}, path, durable=False)
+    ingot.numpy.save_file({"a": ARRAY}, path)
     if os.geteuid() == 0:
         os.chown(path, 1234, 1235)
     try:
@@ -211,7 +206,7 @@ def test_owner_group_and_extended_attributes_pass_on(path: Path) -> None:
     except OSError as fault:
         pytest.skip(f"no extended attributes on the file system of {path.parent}: {fault}")
     owner = (path.stat().st_uid, path.stat().st_gid)
-    ingot.numpy.save_file({"a": ARRAY + 1}, path, durable=False)
+    ingot.numpy.save_file({"a": ARRAY + 1}, path)
     assert (path.stat().st_uid, path.stat().st_gid) == owner
     assert os.getxattr(path, "user.note") == b"mine"
 
@@ -264,11 +259,11 @@ def class_and_temporary_file_and_own_file_in_message(folder: Path) -> list[Any]:
 @pytest.mark.parametrize("module", [ingot.numpy, ingot.torch], ids=["numpy", "torch"])
 def test_a_file_can_be_saved_over_itself(path: Path, module: Any, backend: str) -> None:
     """0.8.0rc0 wrote zeros, since it emptied the file that the tensors were still mapped from (#762)."""
-    ingot.numpy.save_file({"a": ARRAY, "b": ARRAY * 2}, path, durable=False)
+    ingot.numpy.save_file({"a": ARRAY, "b": ARRAY * 2}, path)
     before = path.read_bytes()
     loaded = module.load_file(path, backend=backend)
     for options in ({}, {"atomic": False}):
-        module.save_file(loaded, path, durable=False, **options)
+        module.save_file(loaded, path, **options)
         assert path.read_bytes() == before
     assert (numpy.asarray(loaded["b"]) == ARRAY * 2).all()
 
@@ -295,7 +290,7 @@ def layouts() -> dict[str, Array]:
 def test_the_file_holds_the_logical_array(path: Path, layout: str, format: Any) -> None:
     """0.8.0 writes memory as it lies: scrambled values (#825), and what the heap holds past the array."""
     array = layouts()[layout]
-    ingot.numpy.save_file({"a": array}, path, format=format, durable=False)
+    ingot.numpy.save_file({"a": array}, path, format=format)
     assert path.read_bytes() == ingot.numpy.save({"a": array}, format=format)
     loaded = ingot.numpy.load_file(path)["a"]
     assert loaded.shape == array.shape
@@ -432,7 +427,7 @@ def test_nothing_is_written_before_everything_is_known_to_fit(path: Path) -> Non
 def test_the_callers_metadata_stays_as_it_is(path: Path) -> None:
     """Upstream's helpers write into the dict that they are given (#814)."""
     metadata = {"b": "1", "a": "2"}
-    ingot.torch.save_file({"a": torch.zeros(2)}, path, metadata, durable=False)
+    ingot.torch.save_file({"a": torch.zeros(2)}, path, metadata)
     ingot.numpy.save({"a": ARRAY}, metadata)
     assert list(metadata.items()) == [("b", "1"), ("a", "2")]
 
@@ -515,7 +510,7 @@ def test_others_run_while_a_file_is_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("framework", ["np", "pt"])
 def test_others_run_while_a_file_is_read(path: Path, framework: str) -> None:
     """0.8.0 holds the GIL while it reads: other threads stall for 53 ms with a tensor of 64 MiB."""
-    ingot.numpy.save_file({"a": numpy.zeros(16 << 20, numpy.uint8)}, path, durable=False)
+    ingot.numpy.save_file({"a": numpy.zeros(16 << 20, numpy.uint8)}, path)
     before = sys.getswitchinterval()
     ran = threading.Event()
     go = threading.Lock()
@@ -661,7 +656,7 @@ def test_a_path_may_be_bytes_and_need_not_be_text(tmp_path: Path) -> None:
     """0.8.0 refuses bytes; its torch side refuses names that are not UTF-8."""
     path = os.fsencode(tmp_path) + b"/mod\xff\xfeel.safetensors"
     for spell in (path, os.fsdecode(path), Path(os.fsdecode(path))):
-        ingot.torch.save_file({"a": torch.arange(3)}, spell, durable=False)
+        ingot.torch.save_file({"a": torch.arange(3)}, spell)
         assert ingot.torch.load_file(spell)["a"].tolist() == [0, 1, 2]
         with ingot.safe_open(spell, "np") as file:
             assert os.fsencode(file.path) == path
@@ -843,7 +838,7 @@ def orders_of_a_zero_dimension(folder: Path) -> list[bool]:
 @pytest.mark.parametrize("framework", ["np", "pt"])
 def test_a_file_cut_short_after_opening_is_an_error(path: Path, backend: str, framework: str) -> None:
     """0.8.0: SIGBUS ends the process."""
-    ingot.numpy.save_file({"a": numpy.ones(1 << 20, numpy.uint8)}, path, durable=False)
+    ingot.numpy.save_file({"a": numpy.ones(1 << 20, numpy.uint8)}, path)
     nbytes = path.stat().st_size
     with ingot.safe_open(path, framework, backend=backend) as file:
         part = file.get_slice("a")
@@ -885,7 +880,7 @@ tensor.sum()
 @pytest.mark.parametrize("framework", ["np", "pt"])
 def test_what_pread_has_loaded_is_the_callers(path: Path, framework: str) -> None:
     """0.8.0: torch tensors are the mapped file, and a file cut short later is a SIGBUS."""
-    ingot.numpy.save_file({"a": ARRAY}, path, durable=False)
+    ingot.numpy.save_file({"a": ARRAY}, path)
     with ingot.safe_open(path, framework, backend="pread") as file:
         tensor, part = file["a"], file.get_slice("a")[2:4]
     os.truncate(path, 0)
@@ -896,9 +891,9 @@ def test_what_pread_has_loaded_is_the_callers(path: Path, framework: str) -> Non
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
 def test_a_file_replaced_after_opening_is_read_as_it_was(path: Path, backend: str) -> None:
     """As upstream."""
-    ingot.numpy.save_file({"a": ARRAY}, path, durable=False)
+    ingot.numpy.save_file({"a": ARRAY}, path)
     with ingot.safe_open(path, "np", backend=backend) as file:
-        ingot.numpy.save_file({"b": ARRAY + 1}, path, durable=False)
+        ingot.numpy.save_file({"b": ARRAY + 1}, path)
         assert (file["a"] == ARRAY).all()
         path.unlink()
         assert (file["a"] == ARRAY).all()
@@ -907,7 +902,7 @@ def test_a_file_replaced_after_opening_is_read_as_it_was(path: Path, backend: st
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
 def test_a_file_overwritten_after_opening_is_noticed(path: Path, backend: str) -> None:
     """0.8.0 gives old and new bytes together."""
-    ingot.numpy.save_file({"a": ARRAY}, path, durable=False)
+    ingot.numpy.save_file({"a": ARRAY}, path)
     with ingot.safe_open(path, "np", backend=backend) as file:
         data = path.read_bytes()
         os.utime(path, ns=(0, 0))
@@ -956,7 +951,7 @@ SLICES += [
 @pytest.mark.parametrize("framework", ["np", "pt"])
 def test_a_slice_is_what_numpy_says(path: Path, index: str, backend: str, framework: str) -> None:
     """0.8.0: OverflowError, SystemError, a panic, another part; 0.7.0 ignores the step (#439, #560, #561)."""
-    ingot.numpy.save_file({"a": ARRAY}, path, durable=False)
+    ingot.numpy.save_file({"a": ARRAY}, path)
     with ingot.safe_open(path, framework, backend=backend) as file:
         found = eval(f"part{index}", {"part": file.get_slice("a")})
     expected = eval(f"array{index}", {"array": ARRAY})
@@ -969,7 +964,7 @@ def test_a_slice_is_what_numpy_says(path: Path, index: str, backend: str, framew
 )
 def test_an_index_that_does_not_fit_is_an_index_error(path: Path, index: str) -> None:
     """0.8.0: SafetensorError, ValueError or OverflowError."""
-    ingot.numpy.save_file({"layer.a": ARRAY}, path, durable=False)
+    ingot.numpy.save_file({"layer.a": ARRAY}, path)
     with ingot.safe_open(path, "np") as file, pytest.raises(IndexError, match=r"`layer\.a`") as caught:
         eval(f"part{index}", {"part": file.get_slice("layer.a")})
     assert isinstance(caught.value, ingot.SliceError)
@@ -1184,7 +1179,7 @@ def test_a_buffer_that_changes_after_loading_changes_nothing() -> None:
 
 def test_an_open_file_is_a_mapping(path: Path) -> None:
     """0.8.0: no `in`, `len`, iteration, `[name]`, `items()` and `close()` (#328)."""
-    ingot.numpy.save_file({"b": ARRAY, "a": ARRAY + 1}, path, durable=False)
+    ingot.numpy.save_file({"b": ARRAY, "a": ARRAY + 1}, path)
     with ingot.safe_open(path, "np") as file:
         assert "a" in file
         assert "c" not in file
@@ -1207,7 +1202,7 @@ def an_open_file_as_a_mapping(folder: Path) -> list[str]:
 
 def test_slices_and_arrays_outlive_the_file(path: Path) -> None:
     """As upstream: closing the file takes nothing from whoever holds a part of it."""
-    ingot.numpy.save_file({"a": ARRAY}, path, durable=False)
+    ingot.numpy.save_file({"a": ARRAY}, path)
     for backend in ("mmap", "pread"):
         with ingot.safe_open(path, "np", backend=backend) as file:
             part, array = file.get_slice("a"), file["a"]
