@@ -47,7 +47,7 @@ test-python: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
 	$(BIN)/python -m pytest tests
 
 test-frameworks: $(VENV)/.ingot $(VENV_FRAMEWORKS)/.made
-	$(VENV_FRAMEWORKS)/bin/python -m pytest tests/frameworks tests/upstream/test_compat_frameworks.py \
+	$(VENV_FRAMEWORKS)/bin/python -m pytest tests/frameworks tests/upstream/compat/test_compat_frameworks.py \
 		tests/convert/test_convert_frameworks.py tests/trust/test_every_dtype.py tests/api/test_devices_in_frameworks.py \
 		tests/api/test_save_options.py
 

@@ -21,7 +21,8 @@ import safetensors.numpy
 import safetensors.torch
 
 import ingot.compat
-from differential.calls import GROUPS, Call, furnish
+from differential.calls import GROUPS, Call
+from differential.givens import furnish
 
 LISTED = tomllib.loads((Path(__file__).parent / "MESSAGES.toml").read_text("utf-8"))["difference"]
 KINDS = ("ours-accepts", "ours-refuses", "class", "words")

@@ -1,4 +1,4 @@
-"""Checkpoints of many files: opening, reading, saving, and what does not go together."""
+"""Checkpoints of many files: opening, reading, and what does not go together."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import json
 import os
 import pickle
 import random
-import struct
 import threading
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,38 +17,11 @@ import pytest
 import ingot
 import ingot.numpy
 from ingot import CheckpointError, HeaderError
+from support.checkpoints import INDEX, LEFT, RIGHT, A, B, assert_equal, opened, write
 from vectors.case import indexes
 
 torch = pytest.importorskip("torch")
-
 import ingot.torch  # noqa: E402
-
-INDEX = "model.safetensors.index.json"
-A, B = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
-
-LEFT = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "c": np.array(7, np.int64)}
-RIGHT = {"b": np.arange(4, dtype=np.int8), "d": np.zeros((0, 2), np.float32)}
-
-
-def write(directory: Path, shards: Mapping[str, Mapping[str, Any]], **changes: Any) -> Path:
-    """A checkpoint of these shards. `changes` go over the fields of the index."""
-    index: dict[str, Any] = {"metadata": {}, "weight_map": {}}
-    for file, tensors in shards.items():
-        (directory / file).parent.mkdir(parents=True, exist_ok=True)
-        ingot.numpy.save_file(tensors, directory / file, {"format": "np"})
-        index["weight_map"] |= dict.fromkeys(tensors, file)
-    index |= changes
-    (directory / INDEX).write_text(json.dumps(index))
-    return directory
-
-
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    return write(tmp_path, {A: LEFT, B: RIGHT})
-
-
-def opened(path: Any, **options: Any) -> ingot.safe_open:
-    return ingot.safe_open(path, "np", **options)
 
 
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
@@ -366,15 +337,6 @@ def test_an_index_of_ten_thousand_keys_that_ends_in_a_lie_is_refused(tmp_path: P
     assert refusal(tmp_path).code == "duplicate-tensor"
 
 
-# --- what `load_file` takes ---
-
-
-def assert_equal(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    assert list(found) == list(expected)
-    for name, array in expected.items():
-        np.testing.assert_array_equal(np.asarray(found[name]), array, err_msg=name)
-
-
 @pytest.mark.parametrize("load", [ingot.numpy.load_file, ingot.torch.load_file], ids=["numpy", "torch"])
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
 def test_some_tensors_of_many_shards_and_parts_of_them(
@@ -489,289 +451,3 @@ def test_the_names_for_safetensors_take_checkpoints_too(checkpoint: Path) -> Non
             assert loader.names() == ["a", "b"]
             np.testing.assert_array_equal(loader.take("b"), RIGHT["b"][1:3])
             assert_equal(dict(loader), {"a": LEFT["a"]})
-
-
-# --- rearranging ---
-
-
-def test_split_and_merge_are_each_others_undoing(tmp_path: Path) -> None:
-    one, many, again = tmp_path / "one.safetensors", tmp_path / "many", tmp_path / "again.safetensors"
-    ingot.numpy.save_file(LEFT | RIGHT, one, {"format": "pt", "k": "ö"})
-    ingot.split(one, many, 20)
-    assert len(opened(many).shards) == 2
-    assert ingot.read_metadata(many) == {"total_size": 36, "k": "ö"}
-    for source in (many, many / INDEX):
-        ingot.merge([source], again)
-        assert again.read_bytes() == one.read_bytes()
-        ingot.rewrite(source, again)
-        assert again.read_bytes() == one.read_bytes()
-
-
-def test_a_checkpoint_is_cut_anew(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    out = tmp_path_factory.mktemp("out")
-    ingot.split(checkpoint, out, 8)
-    with opened(out) as file:
-        assert len(file.shards) == 3
-        assert file.metadata() == {"total_size": 36}
-        assert set(map(str, file.shard_metadata().values())) == {"{'format': 'np'}"}
-    assert_equal(ingot.numpy.load_file(out, keys=list("abcd")), dict(sorted((LEFT | RIGHT).items())))
-
-
-def test_checkpoints_and_files_merge_and_a_name_in_both_names_the_shard(
-    checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    outside = tmp_path_factory.mktemp("outside")
-    other, out = outside / "other.safetensors", outside / "out.safetensors"
-    ingot.numpy.save_file({"e": LEFT["a"]}, other)
-    ingot.merge([checkpoint, other], out)
-    assert opened(out).keys() == list("abcde")
-    assert opened(out).metadata() == {"format": "np"}
-    ingot.numpy.save_file({"b": LEFT["a"]}, other)
-    with pytest.raises(ingot.SaveError, match=f"{B}.*other|other.*{B}"):
-        ingot.merge([checkpoint, other], out)
-    (checkpoint / B).unlink()
-    with pytest.raises(FileNotFoundError, match=B):
-        ingot.merge([checkpoint], out)
-
-
-def test_an_index_is_read_before_its_shards_are_there(tmp_path: Path) -> None:
-    path = tmp_path / INDEX
-    weight_map = {"b": B, "a": A}
-    path.write_text(json.dumps({"metadata": {"total_size": 3}, "weight_map": weight_map}))
-    index = ingot.read_index(path)
-    assert isinstance(index, ingot.ShardIndex)
-    assert (len(index), index.keys(), index.shards) == (2, ["a", "b"], [A, B])
-    assert "a" in index
-    assert "c" not in index
-    assert (index.shard_of("a"), index.shard_of("c")) == (A, None)
-    assert list(index.weight_map().items()) == list(weight_map.items())
-    assert index.metadata() == {"total_size": 3}
-    assert repr(index) == "<ingot.ShardIndex: 2 tensors in 2 shards>"
-    path.write_text('{"weight_map":{"a":"../a"}}')
-    with pytest.raises(CheckpointError, match=r"tensor `a`.*refused"):
-        ingot.read_index(path)
-    with pytest.raises(FileNotFoundError):
-        ingot.read_index(tmp_path / "absent.json")
-
-
-# --- saving ---
-
-
-def files(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
-
-
-def state(seed: int) -> dict[str, Any]:
-    """A state dict as models have them: shared, transposed, empty and scalar tensors, several dtypes."""
-    generator = random.Random(seed)
-    tensors: dict[str, Any] = {}
-    for number in range(generator.randrange(1, 12)):
-        shape = [generator.randrange(0, 6) for _ in range(generator.randrange(0, 3))]
-        dtype = generator.choice([torch.float32, torch.bfloat16, torch.int64, torch.uint8])
-        tensor = torch.arange(int(np.prod(shape))).to(dtype).reshape(shape)
-        name = f"{generator.choice('zyxab')}.{number}.wé"[: generator.randrange(3, 9)] + str(number)
-        tensors[name] = tensor
-        match generator.randrange(5):
-            case 0 if tensor.numel():
-                tensors[f"tied.{number}"] = tensor
-            case 1 if tensor.numel():
-                tensors[f"view.{number}"] = tensor.reshape(-1)[:1]
-            case 2 if tensor.ndim == 2:
-                tensors[name] = tensor.T
-    names = list(tensors)
-    generator.shuffle(names)
-    return {name: tensors[name] for name in names}
-
-
-@pytest.mark.parametrize("seed", range(40))
-@pytest.mark.parametrize("limit", [16, 100, "1KB"])
-def test_files_and_index_are_those_of_huggingface_hub(seed: int, limit: int | str, tmp_path: Path) -> None:
-    hub = pytest.importorskip("huggingface_hub")
-    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
-    theirs.mkdir()
-    tensors = state(seed)
-    metadata = {"k": "ö", "tied.0": "mine"} if seed % 3 == 0 else None
-    try:
-        # It takes the shared names out of the dict that it is given.
-        hub.save_torch_state_dict(dict(tensors), theirs, max_shard_size=limit, metadata=metadata)
-    except RuntimeError:
-        with pytest.raises(RuntimeError):
-            ingot.torch.save_sharded(tensors, ours, limit, metadata=metadata)
-        return
-    ingot.torch.save_sharded(tensors, ours, limit, metadata=metadata)
-    expected, found = files(theirs), files(ours)
-    assert sorted(found) == sorted(expected)
-    for name in expected:
-        if name == "model.safetensors":
-            # Several keys of metadata stand there in an order that their writer leaves to chance.
-            ours_of_file, theirs_of_file = parsed(found[name]), parsed(expected[name])
-            assert ours_of_file == theirs_of_file
-        else:
-            assert found[name] == expected[name], name
-
-
-def parsed(file: bytes) -> tuple[Any, bytes]:
-    (nbytes,) = struct.unpack("<Q", file[:8])
-    return json.loads(file[8 : 8 + nbytes]), file[8 + nbytes :]
-
-
-@pytest.mark.parametrize("size", ["5gb", "5 GB", "1.5KB", " 2MB", "0KB", "-1KB", 0, -1, 7])
-def test_sizes_are_those_of_huggingface_hub(size: int | str, tmp_path: Path) -> None:
-    hub = pytest.importorskip("huggingface_hub")
-    tensors = {name: torch.zeros(1, 300) for name in "abc"}
-    (tmp_path / "theirs").mkdir()
-    hub.save_torch_state_dict(tensors, tmp_path / "theirs", max_shard_size=size)
-    ingot.torch.save_sharded(tensors, tmp_path / "ours", size)
-    assert files(tmp_path / "ours") == files(tmp_path / "theirs")
-
-
-@pytest.mark.parametrize("size", ["5", "1KiB", "GB", "1B", "", "x5GB"])
-def test_what_is_no_size_is_refused(size: str, tmp_path: Path) -> None:
-    with pytest.raises(ingot.OptionError, match="max_shard_size"):
-        ingot.torch.save_sharded({"a": torch.zeros(1)}, tmp_path / "new", size)
-    assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.parametrize(
-    "pattern",
-    ["model.safetensors", "{suffix}{suffix}.safetensors", "../x{suffix}", "a/x{suffix}", ".x{suffix}"],
-)
-def test_a_pattern_that_cannot_hold_several_files_is_refused(pattern: str, tmp_path: Path) -> None:
-    with pytest.raises(ingot.OptionError, match="filename_pattern"):
-        ingot.torch.save_sharded({"a": torch.zeros(1)}, tmp_path, filename_pattern=pattern)
-    assert files(tmp_path) == {}
-
-
-OLD = {name: torch.full((4,), 1.0) for name in "abc"}
-NEW = {name: torch.full((4,), 2.0) for name in "abc"}
-SMALLER = {name: torch.full((4,), 3.0) for name in "ab"}
-
-
-def loads(directory: Path, expected: Mapping[str, Any]) -> bool:
-    found = ingot.torch.load_file(directory)
-    return found.keys() == expected.keys() and all(
-        torch.equal(found[name], expected[name]) for name in expected
-    )
-
-
-def test_a_checkpoint_replaces_another_and_leaves_nothing_of_it(tmp_path: Path) -> None:
-    others = ["model.safetensors.bak", "model-1-of-2.safetensors", "xmodel.safetensors", "config.json"]
-    for name in others:
-        (tmp_path / name).write_text("mine")
-    for tensors, limit, names in [
-        (OLD, 16, [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)] + [INDEX]),
-        (NEW, 16, [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)] + [INDEX]),
-        (SMALLER, 16, [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)] + [INDEX]),
-        (OLD, "1GB", ["model.safetensors"]),
-        (NEW, "1GB", ["model.safetensors"]),
-        (OLD, 16, [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)] + [INDEX]),
-    ]:
-        ingot.torch.save_sharded(tensors, tmp_path, limit)
-        for name in others:
-            assert (tmp_path / name).read_text() == "mine"
-        assert sorted(files(tmp_path)) == sorted(names + others)
-        # They are not hidden, so the index or the usual file has to win.
-        assert loads(tmp_path, tensors)
-
-
-class PowerFailure(BaseException):
-    """Nothing after it runs."""
-
-
-@pytest.mark.parametrize("old", ["sharded", "smaller", "single"])
-@pytest.mark.parametrize("limit", [16, "1GB"])
-def test_a_save_that_stops_anywhere_leaves_one_checkpoint_whole(
-    old: str, limit: int | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = {"sharded": OLD, "smaller": SMALLER, "single": OLD}[old]
-    steps = ["replace", "link", "remove", "fsync"]
-    real = {step: getattr(os, step) for step in steps}
-    for stop in range(1, 60):
-        directory = tmp_path / str(stop)
-        ingot.torch.save_sharded(before, directory, "1GB" if old == "single" else 16)
-        count = 0
-
-        def counted(step: str, stop: int = stop) -> Callable[..., Any]:
-            def call(*arguments: Any, **keywords: Any) -> Any:
-                nonlocal count
-                count += 1
-                if count >= stop:
-                    raise PowerFailure(step)
-                return real[step](*arguments, **keywords)
-
-            return call
-
-        with monkeypatch.context() as patch:
-            for step in steps:
-                patch.setattr(os, step, counted(step))
-            try:
-                ingot.torch.save_sharded(NEW, directory, limit)
-            except PowerFailure:
-                finished = False
-            else:
-                finished = True
-        assert loads(directory, NEW) or (not finished and loads(directory, before)), f"stopped at step {stop}"
-        # The next one goes through, and leaves nothing behind.
-        ingot.torch.save_sharded(SMALLER, directory, 16)
-        assert loads(directory, SMALLER)
-        assert len(files(directory)) == 3
-        if finished:
-            return
-    pytest.fail("a save takes more steps than the test looks at")
-
-
-def test_a_tensor_that_cannot_be_stored_leaves_the_old_checkpoint(tmp_path: Path) -> None:
-    ingot.torch.save_sharded(OLD, tmp_path, 16)
-    before = files(tmp_path)
-    with pytest.raises(ingot.SaveError):
-        ingot.torch.save_sharded(NEW | {"z": torch.empty(2, device="meta")}, tmp_path, 16)
-    with pytest.raises(ValueError, match=r"expected a torch\.Tensor"):
-        ingot.torch.save_sharded(NEW | {"z": "text"}, tmp_path, 16)
-    assert files(tmp_path) == before
-
-
-def test_dropped_names_are_recorded_and_models_load(tmp_path: Path) -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
-    model[1].weight = model[0].weight
-    ingot.torch.save_sharded(model.state_dict(), tmp_path, 70)
-    metadata = opened(tmp_path).metadata()
-    assert metadata == {"total_size": 96, "1.weight": "0.weight"}
-    twin = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
-    twin[1].weight = twin[0].weight
-    ingot.torch.load_model(twin, tmp_path)
-    assert torch.equal(twin[1].weight, model[0].weight)
-    assert torch.equal(twin[1].bias, model[1].bias)
-
-
-def test_shared_memory_within_a_shard_comes_back_by_load_file(tmp_path: Path) -> None:
-    base = torch.arange(4.0)
-    ingot.torch.save_file({"a": base, "b": base[1:]}, tmp_path / A, shared="alias")
-    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": A}}))
-    found = ingot.torch.load_file(tmp_path)
-    found["a"][1] = 7
-    assert found["b"][0] == 7
-
-
-def test_huggingface_hub_reads_what_we_write(tmp_path: Path) -> None:
-    hub = pytest.importorskip("huggingface_hub")
-    model = torch.nn.Linear(3, 3)
-    ingot.torch.save_sharded(model.state_dict(), tmp_path, 16)
-    twin = torch.nn.Linear(3, 3)
-    hub.load_torch_model(twin, tmp_path)
-    assert torch.equal(twin.weight, model.weight)
-
-
-def test_the_distributed_checkpoint_of_torch_is_read(tmp_path: Path) -> None:
-    dcp = pytest.importorskip("torch.distributed.checkpoint")
-    if not hasattr(dcp, "HuggingFaceStorageWriter"):
-        pytest.skip("this torch has no HuggingFaceStorageWriter")
-    tensors = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4)}
-    writer = dcp.HuggingFaceStorageWriter(str(tmp_path), fqn_to_index_mapping={"a": 1, "b": 2})
-    with warnings.catch_warnings():
-        # That there is one process only, as it was told.
-        warnings.simplefilter("ignore")
-        dcp.save(tensors, storage_writer=writer, no_dist=True)
-    with opened(tmp_path) as file:
-        assert file.metadata() == {"total_size": 40}
-        np.testing.assert_array_equal(file.get_tensor("a"), tensors["a"].numpy())
-        np.testing.assert_array_equal(file.get_tensor("b"), tensors["b"].numpy())

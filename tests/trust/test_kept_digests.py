@@ -1,4 +1,4 @@
-"""Hashes of files, digests that files keep of their tensors, and loads that compare them."""
+"""Digests that files keep of their tensors: which are kept, where they go along, what is found by them."""
 
 from __future__ import annotations
 
@@ -6,179 +6,18 @@ import hashlib
 import io
 import json
 import os
-import pickle
-import signal
 import struct
-import threading
-import time
 from pathlib import Path
 
-import blake3
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
-import xxhash
-from bintensors.numpy import save_with_checksum as theirs_numpy
-from bintensors.torch import save_with_checksum as theirs_torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from digests import KEY, ORACLES, flip, record
 
 import ingot
 import ingot.numpy
 import ingot.torch
-
-ORACLES = {
-    "blake3": lambda data: blake3.blake3(data).hexdigest(),
-    "sha256": lambda data: hashlib.sha256(data).hexdigest(),
-    "xxh3": lambda data: xxhash.xxh3_64(data).hexdigest(),
-    "xxh3_128": lambda data: xxhash.xxh3_128(data).hexdigest(),
-}
-KEY = "ingot.checksums"
-
-
-@pytest.fixture
-def tensors() -> dict[str, torch.Tensor]:
-    torch.manual_seed(0)
-    return {
-        "large": torch.randn(900_000),
-        "empty": torch.zeros(0, 4),
-        "scalar": torch.tensor(3.0),
-        "bytes": torch.arange(250, dtype=torch.uint8),
-        'nämé " \\ \n': torch.randn(7, 3).to(torch.bfloat16),
-    }
-
-
-def stored(path: Path) -> dict[str, bytes]:
-    """The bytes of each tensor, found without ingot."""
-    data = path.read_bytes()
-    (length,) = struct.unpack("<Q", data[:8])
-    header = json.loads(data[8 : 8 + length])
-    start = 8 + length
-    return {
-        name: data[start + entry["data_offsets"][0] : start + entry["data_offsets"][1]]
-        for name, entry in header.items()
-        if name != "__metadata__"
-    }
-
-
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 0x40
-    path.write_bytes(data)
-
-
-# --- hashes of files ---
-
-
-@given(
-    data=st.one_of(
-        st.binary(max_size=4000), st.integers(0, 5 << 20).map(lambda n: bytes(range(256)) * (n // 256))
-    )
-)
-@settings(max_examples=30, deadline=None)
-def test_hashes_are_those_of_other_programs(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
-    path = tmp_path_factory.mktemp("hash") / "file"
-    path.write_bytes(data)
-    for name, oracle in ORACLES.items():
-        assert ingot.hash(path, name) == oracle(data), name
-    for name in ("md5", "sha1", "sha512", "sha3_256", "blake2b"):
-        assert ingot.hash(path, name) == hashlib.new(name, data).hexdigest(), name
-
-
-def test_the_named_hashes_are_what_their_communities_compute(
-    tmp_path: Path, tensors: dict[str, torch.Tensor]
-) -> None:
-    path = tmp_path / "adapter.safetensors"
-    metadata = {"ss_network_dim": "8", "modelspec.title": "Ducks", "ss_v2": "True", "sshs_model_hash": "00"}
-    ingot.torch.save_file(tensors, path, metadata)
-    data = path.read_bytes()
-    (length,) = struct.unpack("<Q", data[:8])
-    data_section = hashlib.sha256(data[8 + length :]).hexdigest()
-    assert ingot.hash(path) == hashlib.sha256(data).hexdigest()
-    assert ingot.hash(path, "autov1") == hashlib.sha256(data[0x100000:0x110000]).hexdigest()[:8]
-    assert ingot.hash(path, "autov2") == hashlib.sha256(data).hexdigest()[:10]
-    assert ingot.hash(path, "autov3") == data_section
-    assert ingot.hash(path, "modelspec") == "0x" + data_section
-    # As trainers do it: they save in memory with the ss_ keys alone.
-    alone = safetensors.torch.save(tensors, {k: v for k, v in metadata.items() if k.startswith("ss_")})
-    assert ingot.hash(path, "sshs_legacy") == hashlib.sha256(alone[0x100000:0x110000]).hexdigest()[:8]
-
-
-@pytest.mark.parametrize("count", [0, 3, 20_000])
-def test_the_legacy_hash_reaches_into_long_headers_and_past_short_files(tmp_path: Path, count: int) -> None:
-    # With 20,000 tensors the header passes 1 MiB, so that the window lies in it and in the data.
-    small = {
-        f"model.layers.{i:05}.attention.weight": torch.full((13,), i % 250, dtype=torch.uint8)
-        for i in range(count)
-    }
-    path = tmp_path / "small.safetensors"
-    ingot.torch.save_file(small, path, {"other": "x" * 3000})
-    alone = safetensors.torch.save(small, {})
-    assert ingot.hash(path, "sshs_legacy") == hashlib.sha256(alone[0x100000:0x110000]).hexdigest()[:8]
-    data = path.read_bytes()
-    assert ingot.hash(path, "autov1") == hashlib.sha256(data[0x100000:0x110000]).hexdigest()[:8]
-
-
-def test_a_bt_file_has_a_data_section_too(tmp_path: Path) -> None:
-    path = tmp_path / "a.bt"
-    ingot.numpy.save_file({"a": np.arange(5)}, path)
-    assert ingot.hash(path, "autov3") == hashlib.sha256(np.arange(5).tobytes()).hexdigest()
-
-
-def test_a_hash_that_needs_tensors_refuses_other_files(tmp_path: Path) -> None:
-    path = tmp_path / "text"
-    path.write_text("no tensors here, and longer than eight bytes")
-    assert ingot.hash(path, "autov1") == "e3b0c442"
-    for name in ("autov3", "modelspec", "sshs_legacy"):
-        with pytest.raises(ingot.HeaderError):
-            ingot.hash(path, name)
-
-
-def test_unknown_algorithms_are_refused_with_the_choices(tmp_path: Path) -> None:
-    for name in ("crc32", "shake_128", ""):
-        with pytest.raises(ingot.OptionError, match="expected one of blake3, sha256") as caught:
-            ingot.hash(tmp_path / "x", name)
-        assert caught.value.code == "unknown-algorithm"
-    with pytest.raises(FileNotFoundError):
-        ingot.hash(tmp_path / "x")
-    with pytest.raises(IsADirectoryError):
-        ingot.hash(tmp_path)
-
-
-@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals to threads are a Unix thing")
-@pytest.mark.parametrize("algorithm", ["sha256", "blake3"])
-def test_ctrl_c_ends_a_hash(tmp_path: Path, algorithm: str) -> None:
-    path = tmp_path / "hole"
-    with open(path, "wb") as file:
-        # Sparse, and longer than any machine hashes before the signal comes.
-        file.truncate(1 << 40)
-    main = threading.get_ident()
-    threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
-    start = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        ingot.hash(path, algorithm)
-    assert time.monotonic() - start < 30
-
-
-def test_progress_grows_to_all_and_may_end_the_call(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(bytes(9 << 20))
-    told: list[tuple[int, int]] = []
-    for algorithm in ORACLES:
-        told.clear()
-        ingot.hash(path, algorithm, progress=lambda *row: told.append(row))
-        assert told == sorted(told)
-        assert told[-1] == (9 << 20, 9 << 20)
-
-    def stop(_done: int, _total: int) -> None:
-        raise RuntimeError("enough")
-
-    with pytest.raises(RuntimeError, match="enough"):
-        ingot.hash(path, "blake3", progress=stop)
-
-
-# --- digests kept in files ---
 
 
 @pytest.mark.parametrize("format", ["safetensors", "bintensors"])
@@ -316,12 +155,6 @@ def test_metadata_is_edited_and_a_tensor_replaced_and_the_file_still_verifies(
         assert ingot.read_metadata(path)["step"] == "7" * 300
 
 
-def record(path: Path) -> dict[str, str]:
-    """The digests that a file keeps, by tensor."""
-    found: dict[str, str] = json.loads((ingot.read_metadata(path) or {})[KEY])["tensors"]
-    return found
-
-
 def assert_whole(path: Path, count: int) -> None:
     """The digests of a file are of all of its tensors, true, and of nothing else."""
     report = ingot.verify(path)
@@ -452,54 +285,6 @@ def test_metadata_that_is_given_is_all_that_a_file_made_of_others_has(
     assert ingot.read_metadata(path) == {"a": "b"}
 
 
-def test_digests_are_of_the_bytes_in_the_file_also_when_tensors_change_meanwhile(tmp_path: Path) -> None:
-    array = np.zeros(12 << 20, np.uint64)
-    stop = threading.Event()
-
-    def scribble() -> None:
-        number = 0
-        while not stop.is_set():
-            number += 1
-            array[:] = number
-
-    thread = threading.Thread(target=scribble)
-    thread.start()
-    try:
-        for name, durable in [("cached", False), ("flushed", True)]:
-            ingot.numpy.save_file({"a": array}, tmp_path / name, durable=durable, checksums="blake3")
-    finally:
-        stop.set()
-        thread.join()
-    assert ingot.verify(tmp_path / "cached").ok
-    assert ingot.verify(tmp_path / "flushed").ok
-
-
-def test_some_tensors_are_verified_and_parts_of_tensors_refused(
-    tmp_path: Path, tensors: dict[str, torch.Tensor]
-) -> None:
-    path = tmp_path / "file.safetensors"
-    ingot.torch.save_file(tensors, path, checksums="blake3")
-    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-    for options in ({"verify": True}, {"verify": True, "expected_sha256": sha256}):
-        found = ingot.torch.load_file(path, keys=["bytes", "large"], **options)
-        assert list(found) == ["bytes", "large"]
-        assert torch.equal(found["large"], tensors["large"])
-    data = bytearray(path.read_bytes())
-    data[data.rindex(tensors["bytes"].numpy().tobytes())] ^= 1
-    path.write_bytes(data)
-    assert list(ingot.torch.load_file(path, prefix="lar", verify=True)) == ["large"]
-    with pytest.raises(ingot.IntegrityError) as caught:
-        ingot.torch.load_file(path, keys=["large", "bytes"], verify=True)
-    assert (caught.value.code, caught.value.tensor) == ("digest-mismatch", "bytes")
-    with pytest.raises(ingot.IntegrityError, match="the file's bytes"):
-        ingot.torch.load_file(path, keys=["large"], expected_sha256=sha256)
-    for options in ({"slices": {"large": slice(3)}}, {"dtype": "F16"}, {"out": tensors}):
-        for proof in ({"verify": True}, {"expected_sha256": sha256}):
-            with pytest.raises(ingot.OptionError, match="whole tensors") as refused:
-                ingot.torch.load_file(path, **options, **proof)
-            assert refused.value.code == "not-provable"
-
-
 def test_names_that_share_memory_are_verified_by_what_is_stored(tmp_path: Path) -> None:
     whole = torch.arange(12.0)
     path = tmp_path / "file.safetensors"
@@ -511,85 +296,6 @@ def test_names_that_share_memory_are_verified_by_what_is_stored(tmp_path: Path) 
     with pytest.raises(ingot.IntegrityError) as caught:
         ingot.torch.load_file(path, keys=["half"], verify=True)
     assert caught.value.tensor == "whole"
-
-
-@pytest.mark.parametrize("algorithm", sorted(ORACLES))
-def test_a_flipped_byte_is_found_and_its_tensor_named(
-    tmp_path: Path, tensors: dict[str, torch.Tensor], algorithm: str
-) -> None:
-    path = tmp_path / "file.safetensors"
-    ingot.torch.save_file(tensors, path, checksums=algorithm)
-    good = path.read_bytes()
-    (length,) = struct.unpack("<Q", good[:8])
-    header = json.loads(good[8 : 8 + length])
-    for name in tensors:
-        begin, end = header[name]["data_offsets"]
-        for at in {begin, (begin + end) // 2, end - 1} if begin < end else ():
-            path.write_bytes(good)
-            flip(path, 8 + length + at)
-            report = ingot.verify(path)
-            assert not report.ok
-            assert [row.tensor for row in report.bad] == [name]
-            (row,) = report.bad
-            assert row.expected == ORACLES[algorithm](good[8 + length + begin : 8 + length + end])
-            assert row.found == ORACLES[algorithm](stored(path)[name])
-            assert row.found in str(report)
-            with pytest.raises(ingot.IntegrityError) as caught:
-                ingot.torch.load_file(path, verify=True)
-            assert (caught.value.code, caught.value.tensor) == ("digest-mismatch", name)
-            assert (caught.value.expected, caught.value.found) == (row.expected, row.found)
-            assert str(path) in str(caught.value)
-
-
-def test_a_truncated_file_is_named_as_such(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    path = tmp_path / "file.safetensors"
-    ingot.torch.save_file(tensors, path, checksums="blake3")
-    os.truncate(path, path.stat().st_size - 1)
-    for act in (ingot.verify, lambda path: ingot.torch.load_file(path, verify=True)):
-        with pytest.raises(ingot.HeaderError) as caught:
-            act(path)
-        assert caught.value.code == "truncated"
-
-
-@pytest.mark.parametrize(
-    ("record", "words"),
-    [
-        ("", "EOF"),
-        ("{}", "missing field"),
-        ('{"algorithm":"blake3","tensors":{"a":1}}', "expected a string"),
-        ('{"algorithm":"crc32","tensors":{}}', "unknown algorithm `crc32`"),
-        ('{"algorithm":"blake3","tensors":{"a":"00"}}', "tensor `a`: `00` is no digest of blake3"),
-        (
-            '{"algorithm":"xxh3","tensors":{"a":"0000000000000000","\\u0061":"0000000000000000"}}',
-            "comes twice",
-        ),
-        ("[" * 200_000, "expected an object"),
-        ('{"x":' + "[" * 200_000, "EOF"),
-    ],
-    ids=range(8),
-)
-def test_a_broken_record_is_an_error_with_its_reason(tmp_path: Path, record: str, words: str) -> None:
-    path = tmp_path / "file.safetensors"
-    path.write_bytes(safetensors.torch.save({"a": torch.zeros(3)}, {KEY: record}))
-    for act in (ingot.verify, lambda path: ingot.torch.load_file(path, verify=True)):
-        with pytest.raises(ingot.IntegrityError, match=words) as caught:
-            act(path)
-        assert caught.value.code == "invalid-checksums"
-        assert len(str(caught.value)) < 1000
-    assert "a" in ingot.torch.load_file(path)
-
-
-def test_a_record_of_a_hundred_megabytes_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "file.safetensors"
-    names = ",".join(f'\\"{i:08}\\":\\"0123456789abcdef\\"' for i in range(2_900_000))
-    header = (
-        f'{{"__metadata__":{{"{KEY}":"{{\\"algorithm\\":\\"xxh3\\",\\"tensors\\":{{{names}}}}}"}}}}'.encode()
-    )
-    assert 90_000_000 < len(header) < 100_000_000
-    path.write_bytes(struct.pack("<Q", len(header)) + header)
-    report = ingot.verify(path)
-    assert not report.ok
-    assert len(report.missing) == 2_900_000
 
 
 def test_names_of_other_tensors_and_tensors_without_digest_are_reported(tmp_path: Path) -> None:
@@ -622,93 +328,6 @@ def test_a_file_without_digests_is_not_vouched_for(tmp_path: Path, tensors: dict
     for wrong in ("", "abc", whole[:-1] + "g"):
         with pytest.raises(ingot.OptionError):
             ingot.verify(path, expected_sha256=wrong)
-
-
-# --- loads that compare ---
-
-
-@pytest.mark.parametrize("backend", ["mmap", "pread"])
-@pytest.mark.parametrize("algorithm", [*sorted(ORACLES), "modelspec"])
-def test_a_load_that_verifies_gives_what_one_that_does_not_gives(
-    tmp_path: Path, tensors: dict[str, torch.Tensor], algorithm: str, backend: str
-) -> None:
-    path = tmp_path / "file.safetensors"
-    ingot.torch.save_file(tensors, path, checksums=algorithm)
-    whole = hashlib.sha256(path.read_bytes()).hexdigest()
-    for options in ({"verify": True}, {"expected_sha256": whole}, {"verify": True, "expected_sha256": whole}):
-        loaded = ingot.torch.load_file(path, backend=backend, **options)
-        assert list(loaded) == list(ingot.torch.load_file(path))
-        assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
-        # Of its own memory: the file may change.
-    before = loaded["large"].clone()
-    path.write_bytes(bytes(path.stat().st_size))
-    assert torch.equal(loaded["large"], before)
-
-
-def test_a_load_compares_the_whole_file(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    path = tmp_path / "file.safetensors"
-    ingot.torch.save_file(tensors, path)
-    whole = hashlib.sha256(path.read_bytes()).hexdigest()
-    flip(path, path.stat().st_size - 1)
-    with pytest.raises(ingot.IntegrityError) as caught:
-        ingot.torch.load_file(path, expected_sha256=whole)
-    error = pickle.loads(pickle.dumps(caught.value))
-    assert (error.code, error.tensor, error.expected) == ("digest-mismatch", None, whole)
-    assert error.found == hashlib.sha256(path.read_bytes()).hexdigest()
-    # A change of the metadata alone is one of the file too.
-    ingot.torch.save_file(tensors, path, {"a": "b"})
-    with pytest.raises(ingot.IntegrityError):
-        ingot.torch.load_file(path, expected_sha256=whole)
-
-
-def test_every_framework_verifies(tmp_path: Path) -> None:
-    path = tmp_path / "file.safetensors"
-    ingot.numpy.save_file({"a": np.arange(5.0)}, path, checksums="blake3")
-    assert np.array_equal(ingot.numpy.load_file(path, verify=True)["a"], np.arange(5.0))
-    flip(path, path.stat().st_size - 1)
-    with pytest.raises(ingot.IntegrityError, match="tensor `a`"):
-        ingot.numpy.load_file(path, verify=True)
-
-
-def test_many_small_and_large_tensors_in_one_file_verify(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    sizes = [int(n) for n in rng.integers(0, 9000, 3000)] + [3 << 20, (1 << 20) + 1, 1 << 20, (9 << 20) - 3]
-    rng.shuffle(sizes)
-    arrays = {f"t{i:04}": rng.integers(0, 255, n, np.uint8) for i, n in enumerate(sizes)}
-    path = tmp_path / "many.safetensors"
-    for algorithm in ORACLES:
-        ingot.numpy.save_file(arrays, path, checksums=algorithm)
-        assert ingot.verify(path).ok
-        loaded = ingot.numpy.load_file(path, verify=True)
-        assert all(np.array_equal(loaded[name], array) for name, array in arrays.items())
-
-
-# --- save_with_checksum ---
-
-
-@pytest.mark.parametrize("hasher", [hashlib.sha1, hashlib.sha256, hashlib.md5, hashlib.blake2b])
-def test_save_with_checksum_gives_what_bintensors_gives(hasher: object) -> None:
-    metadata = {"a": "b"}
-    some = {"x": torch.randn(3, 4), "y": torch.arange(5)}
-    assert ingot.torch.save_with_checksum(some, metadata, hasher, format="bintensors") == theirs_torch(
-        some, metadata, hasher
-    )
-    arrays = {name: tensor.numpy() for name, tensor in some.items()}
-    assert ingot.numpy.save_with_checksum(arrays, metadata, hasher, format="bintensors") == theirs_numpy(
-        arrays, metadata, hasher
-    )
-
-
-def test_save_with_checksum_takes_names_and_both_formats() -> None:
-    arrays = {"x": np.arange(4)}
-    for module, some in ((ingot.numpy, arrays), (ingot.torch, {"x": torch.arange(4)})):
-        digest, file = module.save_with_checksum(some)
-        assert file == module.save(some)
-        assert digest == hashlib.sha1(file).digest()
-        digest, file = module.save_with_checksum(some, hasher="sha3_512", format="bintensors")
-        assert digest == hashlib.sha3_512(file).digest()
-        with pytest.raises(ingot.OptionError):
-            module.save_with_checksum(some, hasher="crc32")
 
 
 def test_a_checkpoint_of_several_files_is_verified_as_one(tmp_path: Path) -> None:

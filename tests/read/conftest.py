@@ -1,0 +1,3 @@
+"""What the tests here share."""
+
+from support.checkpoints import checkpoint as checkpoint

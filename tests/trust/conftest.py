@@ -1,0 +1,18 @@
+"""What the tests here share."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def tensors() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return {
+        "large": torch.randn(900_000),
+        "empty": torch.zeros(0, 4),
+        "scalar": torch.tensor(3.0),
+        "bytes": torch.arange(250, dtype=torch.uint8),
+        'nämé " \\ \n': torch.randn(7, 3).to(torch.bfloat16),
+    }

@@ -1,0 +1,45 @@
+"""What the tests here share."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from modules import REAL
+
+import ingot
+import ingot.compat
+import ingot.torch
+
+
+@pytest.fixture
+def compat() -> Iterator[SimpleNamespace]:
+    """The modules as a program sees them after `install`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        ingot.compat.install()
+    try:
+        top = importlib.import_module("safetensors")
+        assert top is not REAL.top
+        yield SimpleNamespace(
+            top=top,
+            rust=importlib.import_module("safetensors._safetensors_rust"),
+            torch=importlib.import_module("safetensors.torch"),
+            numpy=importlib.import_module("safetensors.numpy"),
+        )
+    finally:
+        ingot.compat.uninstall()
+
+
+@pytest.fixture
+def path(path: Path) -> Path:
+    tensors = {"b": torch.arange(12.0).reshape(3, 4), "a": torch.arange(3), "s": torch.tensor(1.0)}
+    ingot.torch.save_file(tensors, path, {"format": "pt"})
+    return path

@@ -1,0 +1,39 @@
+"""What the tests of `ingot.compat` share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import safetensors
+import safetensors.numpy
+import safetensors.torch
+import torch
+
+import ingot
+import ingot.compat
+import ingot.torch
+
+PACKAGE = Path(ingot.__file__).parent
+
+
+# The wheel's, held here while the names stand for ingot's.
+REAL = SimpleNamespace(top=safetensors, torch=safetensors.torch, numpy=safetensors.numpy)
+
+
+RealError: type[Exception] = safetensors.SafetensorError
+
+
+def in_a_fresh_process(*args: str, **variables: str) -> str:
+    """What a Python with these arguments prints, ingot first on its path."""
+    paths = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables}
+    done = subprocess.run([sys.executable, *args], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+ONES = torch.ones(2)

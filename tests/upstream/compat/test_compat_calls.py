@@ -1,0 +1,393 @@
+"""`ingot.compat`: handles, prefetch, buffers and the functions of torch and numpy do as the wheel's."""
+
+from __future__ import annotations
+
+import ctypes
+import pickle
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from modules import ONES, REAL, RealError
+from torch import nn
+
+import ingot
+import ingot.compat
+import ingot.torch
+
+
+def test_a_handle_does_what_the_wheels_does(compat: SimpleNamespace, path: Path) -> None:
+    ours, theirs = compat.top.safe_open(path, "pt"), REAL.top.safe_open(path, "pt")
+    assert ours.keys() == theirs.keys()
+    assert ours.offset_keys() == theirs.offset_keys()
+    assert ours.metadata() == theirs.metadata()
+    ours.metadata().pop("format")
+    assert ours.metadata() == {"format": "pt"}
+    assert list(ours.get_tensors()) == list(theirs.get_tensors())
+    for name in theirs.keys():  # noqa: SIM118
+        assert torch.equal(ours.get_tensor(name), theirs.get_tensor(name))
+    part, other = ours.get_slice("b"), theirs.get_slice("b")
+    assert (part.get_shape(), part.get_dtype()) == (other.get_shape(), other.get_dtype()) == ([3, 4], "F32")
+    indices: list[Any] = [
+        0, -1, slice(1, None), slice(None, None, 2), (slice(None), slice(1, 3)), ..., None, [0, 2], (), True,
+        slice(-2, None), slice(1, 100), slice(2, 1), (..., 0), (1, 2), [True, False, True], ([0], [1]),
+        numpy.int64(1),
+    ]  # fmt: skip
+    for index in indices:
+        assert torch.equal(part[index], other[index]), index
+    for index in (5, (0, 9), (0, 0, 0)):
+        with pytest.raises(IndexError):
+            part[index]
+    for step in (-1, 0):
+        with pytest.raises(ValueError, match="step"):
+            part[::step]
+    ours.__exit__(None, None, None)
+    ours.__exit__(None, None, None)
+    with ours as again:
+        assert again is ours
+    # It is closed, and its slices are not.
+    assert part[0].tolist() == [0, 1, 2, 3]
+
+
+def test_keyword_arguments_are_those_of_the_wheel(compat: SimpleNamespace, path: Path) -> None:
+    assert (
+        compat.top.safe_open(filename=path, framework="pt", device="cpu", backend="pread").backend == "pread"
+    )
+    assert compat.torch.load_file(path, device="cpu", backend="mmap")["a"].tolist() == [0, 1, 2]
+    assert compat.top.safe_open(str(path), framework="np", device=None).get_tensor("a").tolist() == [0, 1, 2]
+
+
+def test_a_handle_can_be_kept_shared_and_sent(compat: SimpleNamespace, path: Path) -> None:
+    file = compat.top.safe_open(path, "pt", backend="pread")
+    assert file in {file}
+    part = file.get_slice("b")
+    with ThreadPoolExecutor(8) as pool:
+        rows = list(pool.map(lambda row: part[row % 3].tolist(), range(300)))
+    assert rows == [part[row % 3].tolist() for row in range(300)]
+    again = pickle.loads(pickle.dumps(file))
+    assert type(again) is compat.top.safe_open
+    assert again is not file
+    assert again.backend == "pread"
+    file.__exit__(None, None, None)
+    assert again.get_tensor("a").tolist() == [0, 1, 2]
+    with pytest.raises(RealError, match="closed"):
+        pickle.dumps(file)
+
+
+def test_metadata_of_a_tensor(compat: SimpleNamespace, path: Path) -> None:
+    file = compat.top.safe_open(path, "pt")
+    meta = file.get_tensor_meta("b")
+    assert (meta.dtype, meta.shape, meta.data_offsets) == ("F32", [3, 4], (24, 72))
+    assert repr(meta) == 'TensorMeta { dtype: "F32", shape: [3, 4], data_offsets: (24, 72) }'
+    with pytest.raises(RealError, match=r"^File does not contain tensor nope"):
+        file.get_tensor_meta("nope")
+
+
+def test_a_handle_of_an_open_file_reads_that_file(
+    compat: SimpleNamespace, path: Path, tmp_path: Path
+) -> None:
+    with path.open("rb") as opened:
+        opened.read(3)
+        # Another file takes the name: not the one that was opened.
+        ingot.torch.save_file({"other": torch.ones(1)}, tmp_path / "other")
+        (tmp_path / "other").replace(path)
+        file = compat.top._safe_open_handle(opened, "pt")
+        assert opened.tell() == 3
+    assert file.keys() == ["a", "b", "s"]
+    assert file.get_tensor("a").tolist() == [0, 1, 2]
+    assert file.get_slice("b")[1].tolist() == [4, 5, 6, 7]
+    with pytest.raises(TypeError, match="pickle"):
+        pickle.dumps(file)
+    with file:
+        pass
+    with pytest.raises(RealError, match=r"^File is closed"):
+        file.keys()
+
+
+def test_a_handle_of_an_empty_file_is_refused(compat: SimpleNamespace, tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    with (tmp_path / "empty").open("rb") as opened, pytest.raises(RealError, match="header too small"):
+        compat.top._safe_open_handle(opened, "np")
+
+
+def test_prefetch_gives_each_tensor_once(compat: SimpleNamespace, path: Path) -> None:
+    with compat.top.safe_open(path, "pt") as file, file.prefetch() as loader:
+        assert loader.names() == file.offset_keys()
+        assert len(loader) == 3
+        assert loader.take("b").tolist() == torch.arange(12.0).reshape(3, 4).tolist()
+        rest = dict(loader)
+        assert {name: tensor.tolist() for name, tensor in rest.items()} == {"a": [0, 1, 2], "s": 1.0}
+        assert list(loader) == []
+        with pytest.raises(RealError, match="taken before"):
+            loader.take("a")
+        with pytest.raises(RealError, match=r"^tensor `nope` is not in the plan"):
+            loader.take("nope")
+
+
+def test_prefetch_follows_a_plan_and_outlives_its_handle(compat: SimpleNamespace, path: Path) -> None:
+    with compat.top.safe_open(path, "np") as file:
+        loader = file.prefetch({"b": slice(1, 3), "a": None}, device="cpu", threads=2)
+    assert loader.names() == ["a", "b"]
+    assert loader.take("b").tolist() == [[4, 5, 6, 7], [8, 9, 10, 11]]
+    name, tensor = next(iter(loader))
+    assert (name, tensor.tolist()) == ("a", [0, 1, 2])
+    loader.close()
+    loader.close()
+    with pytest.raises(RealError, match="closed"):
+        loader.take("nope")
+
+
+def test_prefetch_hands_out_of_turn_what_is_asked_for(
+    compat: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = {f"t{i}": torch.full((1000,), i) for i in range(9)}
+    compat.torch.save_file(tensors, tmp_path / "t")
+    # Room for one, so that the last cannot have been read in its turn.
+    monkeypatch.setattr("ingot.compat._prefetch.AHEAD", 8000)
+    with compat.top.safe_open(tmp_path / "t", "pt", backend="pread").prefetch(threads=3) as loader:
+        assert loader.take("t8")[0] == 8
+        assert [(name, int(tensor[0])) for name, tensor in loader] == [(f"t{i}", i) for i in range(8)]
+
+
+def test_prefetch_raises_where_the_tensor_is_asked_for(compat: SimpleNamespace, tmp_path: Path) -> None:
+    tensors = {
+        "bad": {"dtype": "F6_E2M3", "shape": [4], "data": b"123"},
+        "good": {"dtype": "F32", "shape": [1], "data": bytes(4)},
+    }
+    ingot.serialize_file(tensors, tmp_path / "t")
+    loader = compat.top.safe_open(tmp_path / "t", "pt").prefetch()
+    assert loader.take("good").tolist() == [0]
+    with pytest.raises(ingot.DtypeError, match="bad"):
+        loader.take("bad")
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({"nope": None}, "^File does not contain tensor nope"),
+        ({"b": slice(0, 2, 2)}, "^prefetch plan slices must have step 1, got 2 for b"),
+        ({"b": slice(0, 4)}, "^prefetch plan slice stop 4 for b is out of range for 3 rows"),
+        ({"b": 3}, "^prefetch plan values must be None or a slice, got <class 'int'> for b"),
+        ({"s": slice(0, 1)}, "cannot slice rows of the 0-d tensor s"),
+    ],
+)
+def test_a_bad_plan_is_refused_in_the_words_of_0_9(
+    compat: SimpleNamespace, path: Path, plan: Any, message: str
+) -> None:
+    with pytest.raises(RealError, match=message):
+        compat.top.safe_open(path, "pt").prefetch(plan)
+
+
+def test_a_plan_that_is_no_dict_is_a_type_error(compat: SimpleNamespace, path: Path) -> None:
+    file = compat.top.safe_open(path, "pt")
+    with pytest.raises(TypeError):
+        file.prefetch(["a"])
+    with pytest.raises(OverflowError):
+        file.prefetch(threads=-1)
+
+
+def test_a_spec_is_a_tensor_by_its_address(compat: SimpleNamespace, tmp_path: Path) -> None:
+    memory = ctypes.create_string_buffer(b"12345678", 8)
+    arguments = {"dtype": "float32", "shape": (2,), "data_ptr": ctypes.addressof(memory), "data_len": 8}
+    ours, theirs = compat.top.TensorSpec(**arguments), REAL.top.TensorSpec(**arguments)
+    assert repr(ours) == repr(theirs)
+    assert (ours.dtype, ours.shape, ours.data_ptr, ours.data_len) == (
+        "F32", [2], arguments["data_ptr"], 8,
+    )  # fmt: skip
+    wanted = REAL.top.serialize({"a": theirs}, {"k": "v"})
+    assert compat.top.serialize({"a": ours}, {"k": "v"}) == wanted
+    compat.top.serialize_file({"a": ours}, tmp_path / "t.bt", metadata={"k": "v"})
+    assert (tmp_path / "t.bt").read_bytes() == wanted
+    assert compat.top.deserialize(wanted) == [("a", {"dtype": "F32", "shape": [2], "data": b"12345678"})]
+    packed = compat.top.TensorSpec(dtype="float4_e2m1fn_x2", shape=[2, 4], data_ptr=8, data_len=8)
+    assert (packed.dtype, packed.shape) == ("F4", [2, 8])
+    with pytest.raises(TypeError):
+        pickle.dumps(ours)
+    with pytest.raises(AttributeError):
+        ours.dtype = "F16"
+
+
+def test_an_address_of_nothing_is_refused(compat: SimpleNamespace) -> None:
+    spec = compat.top.TensorSpec(dtype="float32", shape=[2], data_ptr=0, data_len=8)
+    with pytest.raises(RealError, match="its address is 0"):
+        compat.top.serialize({"a": spec})
+    empty = compat.top.TensorSpec(dtype="float32", shape=[0], data_ptr=0, data_len=0)
+    assert compat.top.serialize({"a": empty}) == REAL.torch.save({"a": torch.ones(0)})
+    with pytest.raises(OverflowError):
+        compat.top.TensorSpec(dtype="float32", shape=[-2], data_ptr=0, data_len=8)
+
+
+def test_buffers_as_0_7_took_them(compat: SimpleNamespace) -> None:
+    tensors = {"a": torch.arange(3.0), "b": torch.ones(2, dtype=torch.bfloat16)}
+    flat = compat.torch._flatten(tensors)
+    assert flat["a"] == {"dtype": "float32", "shape": torch.Size([3]), "data": tensors["a"].numpy().tobytes()}
+    assert compat.top.serialize(flat) == REAL.torch.save(tensors)
+
+
+def test_tensors_as_0_8_hands_them_over(compat: SimpleNamespace) -> None:
+    tensors = {"a": torch.arange(3.0), "b": torch.ones(2, dtype=torch.bfloat16), "e": torch.ones(0)}
+    keep: list[Any] = []
+    specs = compat.torch._flatten_as_ptr(tensors, keep)
+    assert len(keep) == 3
+    assert compat.top.serialize(specs) == REAL.torch.save(tensors)
+    arrays = {"a": numpy.arange(3.0), "f": numpy.asfortranarray(numpy.ones((2, 3)))}
+    specs = compat.numpy._flatten(arrays, keep)
+    assert compat.top.serialize(specs) == ingot.numpy.save(arrays)
+    for name, array in arrays.items():
+        assert compat.numpy._tobytes(array) == numpy.ascontiguousarray(array).tobytes(), name
+    with pytest.raises(ValueError, match="non contiguous tensor: `t`"):
+        compat.torch._flatten_as_ptr({"t": torch.ones(2, 3).t()}, keep)
+
+
+def test_files_are_those_of_the_wheel(compat: SimpleNamespace, tmp_path: Path) -> None:
+    tensors = {"b": torch.arange(6.0).reshape(2, 3), "a": torch.ones(3, dtype=torch.int8)}
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+    for texts in (None, {"format": "pt"}):
+        wanted = REAL.torch.save(tensors, texts)
+        assert compat.torch.save(tensors, texts) == wanted
+        assert compat.numpy.save(arrays, texts) == wanted
+        # The name says bintensors to ingot, and nothing to upstream.
+        compat.torch.save_file(tensors, tmp_path / "t.bt", metadata=texts)
+        assert (tmp_path / "t.bt").read_bytes() == wanted
+        compat.numpy.save_file(arrays, tmp_path / "n.bt", metadata=texts)
+        assert (tmp_path / "n.bt").read_bytes() == wanted
+    assert compat.torch.load(wanted).keys() == REAL.torch.load(wanted).keys()
+    assert compat.torch.save({}) == REAL.torch.save({})
+
+
+def test_the_table_of_dtypes_can_be_changed(compat: SimpleNamespace) -> None:
+    data = ingot.torch.save({"t": torch.ones(4, dtype=torch.float8_e4m3fn)})
+    assert compat.torch.load(data)["t"].dtype == torch.float8_e4m3fn
+    compat.torch._TYPES["F8_E4M3"] = torch.uint8
+    assert compat.torch._getdtype("F8_E4M3") == torch.uint8
+    assert compat.torch.load(data)["t"].dtype == torch.uint8
+    array = ingot.numpy.save({"t": numpy.ones(2, numpy.int16)})
+    compat.numpy._TYPES["I16"] = numpy.uint16
+    assert compat.numpy.load(array)["t"].dtype == numpy.uint16
+    with pytest.raises(KeyError):
+        compat.torch._getdtype("F33")
+
+
+@pytest.mark.parametrize("code", sorted(ingot.torch.DTYPES))
+def test_every_dtype_by_every_way(compat: SimpleNamespace, code: str, tmp_path: Path) -> None:
+    dtype = ingot.torch.DTYPES[code]
+    tensor = torch.tensor([1, 0] * 4, dtype=torch.uint8).view(dtype)
+    compat.torch.save_file({"t": tensor}, tmp_path / "t")
+    data = (tmp_path / "t").read_bytes()
+    loaded = [
+        compat.torch.load_file(tmp_path / "t"),
+        compat.torch.load_file(tmp_path / "t", backend="pread"),
+        compat.torch.load(data),
+        compat.torch._view2torch(compat.top.deserialize(data)),
+        {"t": compat.top.safe_open(tmp_path / "t", "pt").get_slice("t")[:]},
+    ]
+    for tensors in loaded:
+        assert tensors["t"].dtype == dtype
+        assert tensors["t"].shape == tensor.shape
+        assert tensors["t"].view(torch.uint8).tolist() == tensor.view(torch.uint8).tolist()
+    keep: list[Any] = []
+    assert compat.top.serialize(compat.torch._flatten_as_ptr({"t": tensor}, keep)) == data
+
+
+WHOLE = torch.arange(6.0).reshape(2, 3)
+
+
+STATES: dict[str, dict[str, torch.Tensor]] = {
+    "twins": {"a": WHOLE, "b": WHOLE, "c": WHOLE.view(-1)},
+    "part": {"a": WHOLE[:1], "b": WHOLE},
+    "two groups": {"c": WHOLE, "b": WHOLE, "z": ONES, "y": ONES, "x": torch.ones(1)},
+    "halves": {"a": WHOLE[:1], "b": WHOLE[1:]},
+    "halves and whole": {"a": WHOLE[:1], "b": WHOLE[1:], "c": WHOLE},
+    "meta": {"a": torch.ones(2, device="meta"), "b": torch.ones(2, device="meta")},
+    "empty": {"a": torch.ones(0), "b": torch.ones(0)},
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {},
+        {"preferred_names": ["b"]},
+        {"preferred_names": ["c", "b"]},
+        {"preferred_names": ["a"], "discard_names": ["a"]},
+        {"discard_names": ["a"]},
+        {"discard_names": ["b", "c"]},
+    ],
+    ids=str,
+)
+def test_the_same_names_are_kept_and_dropped(
+    compat: SimpleNamespace, state: str, choice: dict[str, Any]
+) -> None:
+    tensors = STATES[state]
+    ours, theirs = compat.torch, REAL.torch
+    found = sorted(map(sorted, ours._find_shared_tensors(tensors)))
+    assert found == sorted(map(sorted, theirs._find_shared_tensors(tensors)))
+    if state != "meta":
+        groups = [set(tensors)]
+        found = sorted(map(sorted, ours._filter_shared_not_shared(groups, tensors)))
+        assert found == sorted(map(sorted, theirs._filter_shared_not_shared(groups, tensors)))
+    for tensor in tensors.values():
+        for name in ("_end_ptr", "_is_complete", "storage_ptr", "storage_size"):
+            assert getattr(ours, name)(tensor) == getattr(theirs, name)(tensor), name
+    try:
+        wanted = theirs._remove_duplicate_names(tensors, **choice)
+    except RuntimeError:
+        with pytest.raises(RuntimeError):
+            ours._remove_duplicate_names(tensors, **choice)
+    else:
+        assert ours._remove_duplicate_names(tensors, **choice) == wanted
+        assert ours._remove_duplicate_names(tensors, **choice)["unknown"] == []
+
+
+def test_models_are_saved_and_loaded_as_by_the_wheel(compat: SimpleNamespace, tmp_path: Path) -> None:
+    model = nn.Module()
+    model.a = model.c = nn.Linear(3, 3)
+    model.b = nn.Linear(2, 2)
+    texts = {"format": "pt"}
+    compat.torch.save_model(model, tmp_path / "ours", metadata=texts)
+    assert texts == {"format": "pt"}
+    REAL.torch.save_model(model, str(tmp_path / "theirs"), metadata=dict(texts))
+    ours, theirs = (REAL.top.safe_open(tmp_path / name, "pt") for name in ("ours", "theirs"))
+    assert ours.metadata() == theirs.metadata()
+    assert ours.keys() == theirs.keys()
+    for load in (compat.torch.load_model, REAL.torch.load_model):
+        assert load(model, tmp_path / "ours") == (set(), [])
+        assert load(nn.Linear(2, 2), tmp_path / "ours", strict=False)[0] == {"weight", "bias"}
+    with warnings.catch_warnings():
+        # Upstream says nothing of another dtype.
+        warnings.simplefilter("error")
+        compat.torch.load_model(model.half(), tmp_path / "ours")
+
+
+def test_bytes_of_a_tensor(compat: SimpleNamespace) -> None:
+    for tensor in (
+        torch.arange(3.0),
+        torch.tensor(1.0),
+        torch.ones(2, dtype=torch.bfloat16),
+        torch.ones(0, 3),
+    ):
+        array, owner = compat.torch._to_ndarray(tensor)
+        assert (
+            array.tobytes()
+            == compat.torch._tobytes(tensor, "t")
+            == REAL.torch._to_ndarray(tensor)[0].tobytes()
+        )
+        assert isinstance(owner, torch.Tensor)
+    with pytest.raises(ValueError, match="sparse tensor: `t`"):
+        compat.torch._tobytes(torch.eye(2).to_sparse(), "t")
+
+
+def test_numpy_privates(compat: SimpleNamespace) -> None:
+    assert (
+        compat.numpy._is_little_endian(numpy.ones(1)) is REAL.numpy._is_little_endian(numpy.ones(1)) is True
+    )
+    assert compat.numpy._is_little_endian(numpy.ones(1, ">f4")) is False
+    views = compat.top.deserialize(ingot.torch.save({"t": torch.ones(2, dtype=torch.bfloat16)}))
+    assert compat.numpy._view2np(views)["t"].astype(float).tolist() == [1, 1]
+    assert compat.numpy._getdtype("F32") == REAL.numpy._getdtype("F32")
