@@ -1,4 +1,4 @@
-# make demo | test | test-frameworks | test-clients | test-candle | lint | bench | bench-loads | bench-remote | bench-formats | fuzz | clean
+# make demo | test | test-all | test-frameworks | test-clients | test-candle | lint | bench | bench-loads | bench-remote | bench-formats | fuzz | clean
 #
 # Every target sets itself up: it checks for Rust and Python, makes .venv, installs the pinned tools and builds the
 # extension module. Nothing runs twice while its inputs stay the same. What may be set, here or in the environment:
@@ -27,7 +27,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # The wheel, the tests and the benches use one profile, and the versions of Cargo.lock.
 CARGO_FLAGS := --release --locked
 
-.PHONY: help demo test test-rust test-python test-frameworks test-clients test-candle lint lint-rust lint-python lint-text lint-types bench bench-loads bench-remote bench-formats fuzz clean tools rebuild
+.PHONY: help demo test test-all test-rust test-python test-slow test-frameworks test-clients test-candle lint lint-rust lint-python lint-text lint-types bench bench-loads bench-remote bench-formats fuzz clean tools rebuild
 .DELETE_ON_ERROR:
 # Cargo holds one lock and the benches want the machine for themselves.
 .NOTPARALLEL:
@@ -38,13 +38,19 @@ help:
 demo: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
 	$(BIN)/python examples/demo.py
 
+# What a change is tried with: a few minutes. What is slow by nature - kills, gigabytes, stress - is marked so, and
+# runs in `make test-all`, with which a change is done.
 test: test-rust test-python
+test-all: test test-slow
 
 test-rust: | tools $(VENV)/.made
 	cargo test $(CARGO_FLAGS) --workspace --no-fail-fast
 
 test-python: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests -m "not slow"
+
+test-slow: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
+	$(BIN)/python -m pytest tests -m slow
 
 test-frameworks: $(VENV)/.ingot $(VENV_FRAMEWORKS)/.made
 	$(VENV_FRAMEWORKS)/bin/python -m pytest tests/frameworks tests/upstream/compat/test_compat_frameworks.py \

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,9 @@ settings.load_profile("ingot")
 
 # A machine of a cloud that runs the tests has an identity of its own, which is not theirs.
 os.environ["AWS_EC2_METADATA_DISABLED"] = os.environ["NO_GCE_CHECK"] = "true"
+
+# A shell that starts a program in the background has it ignore Ctrl-C, and with it all that this one starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Nothing here outlives a power cut. What tests the flushing asks for it, or takes this away.
 os.environ["INGOT_DURABLE"] = "0"
