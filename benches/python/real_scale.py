@@ -52,7 +52,7 @@ def counted(model: Path) -> dict:
 def headers(model: Path) -> dict:
     import ingot
 
-    found = ingot.metadata(model, count="stored")
+    found = ingot.describe(model, count="stored")
     return {"files": len(found.files_metadata), "tensors": len(found.weight_map)}
 
 
@@ -117,7 +117,7 @@ def one(action: str, model: str) -> dict:
     import ingot.torch
 
     # What is imported when it is first used is none of the work's.
-    _ = ingot.metadata, ingot.split, ingot.merge, ingot.update_metadata, ingot.read_metadata
+    _ = ingot.describe, ingot.split, ingot.merge, ingot.update_metadata, ingot.read_metadata
     before = _bytes_read()
     found, taken = fresh.measured(lambda: ACTIONS[action][0](Path(model)))
     return taken | {"read_nbytes": _bytes_read() - before, "found": found}

@@ -47,19 +47,11 @@ if TYPE_CHECKING:
     from . import tensorflow as tensorflow
     from . import torch as torch
     from ._convert import Conversion, convert
+    from ._describe import FileMetadata, RepoMetadata, describe, describe_async, read_index, read_metadata
     from ._download import Download, download
     from ._edit import replace_tensor, update_metadata
-    from ._hash import Report, hash, verify
-    from ._metadata import (
-        FileMetadata,
-        RepoMetadata,
-        TensorInfo,
-        metadata,
-        metadata_async,
-        read_index,
-        read_metadata,
-    )
-    from ._native import ShardIndex
+    from ._hash import Verification, hash, verify
+    from ._native import ShardIndex, TensorInfo
     from ._objects import Ranges
     from ._open import TensorIterator, TensorSlice, safe_open, warm
     from ._rearrange import merge, rewrite, split
@@ -83,7 +75,6 @@ __all__ = [
     "OptionError",
     "Ranges",
     "RepoMetadata",
-    "Report",
     "SafetensorError",
     "SaveError",
     "ShardIndex",
@@ -95,16 +86,17 @@ __all__ = [
     "TensorIterator",
     "TensorNotFoundError",
     "TensorSlice",
+    "Verification",
     "Writer",
     "__version__",
     "convert",
+    "describe",
+    "describe_async",
     "deserialize",
     "download",
     "errors",
     "hash",
     "merge",
-    "metadata",
-    "metadata_async",
     "modelspec",
     "read_index",
     "read_metadata",
@@ -124,25 +116,25 @@ __all__ = [
 _LATER = {
     "Conversion": "_convert",
     "Download": "_download",
-    "FileMetadata": "_metadata",
+    "FileMetadata": "_describe",
     "Ranges": "_objects",
-    "RepoMetadata": "_metadata",
-    "Report": "_hash",
+    "RepoMetadata": "_describe",
+    "Verification": "_hash",
     "ShardIndex": "_native",
     "StorageOptions": "typing",
-    "TensorInfo": "_metadata",
+    "TensorInfo": "_native",
     "TensorIterator": "_open",
     "TensorSlice": "_open",
     "Writer": "_writer",
     "convert": "_convert",
+    "describe": "_describe",
+    "describe_async": "_describe",
     "deserialize": "_serialize",
     "download": "_download",
     "hash": "_hash",
     "merge": "_rearrange",
-    "metadata": "_metadata",
-    "metadata_async": "_metadata",
-    "read_index": "_metadata",
-    "read_metadata": "_metadata",
+    "read_index": "_describe",
+    "read_metadata": "_describe",
     "replace_tensor": "_edit",
     "rewrite": "_rearrange",
     "safe_open": "_open",

@@ -148,7 +148,7 @@ Compared.__module__ = "ingot"
 
 
 @dataclass(frozen=True)
-class Report:
+class Verification:
     """What the digests of a file say of it. `verify` makes them.
 
     Attributes
@@ -171,7 +171,7 @@ class Report:
         The data section against ``modelspec.hash_sha256``: ``expected``, ``found``, ``same``.
     file : Compared or None
         The whole file against `expected_sha256`.
-    shards : dict of str to Report
+    shards : dict of str to Verification
         For a checkpoint of several files, what those of each say. Its own attributes are then all of theirs
         together: tensors in the order of the files, `algorithm` None where they have several, and `modelspec`
         None, since it speaks of one file. Empty for one file.
@@ -187,7 +187,7 @@ class Report:
     missing: list[str] = field(default_factory=list)
     modelspec: Compared | None = None
     file: Compared | None = None
-    shards: dict[str, Report] = field(default_factory=dict)
+    shards: dict[str, Verification] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return self.ok
@@ -232,7 +232,7 @@ def verify(
     expected_sha256: str | None = None,
     progress: Progress = False,
     storage_options: StorageOptions | None = None,
-) -> Report:
+) -> Verification:
     """Compare the bytes of a file, or of all files of a checkpoint, with the digests that they keep of them.
 
     Parameters
@@ -249,7 +249,7 @@ def verify(
 
     Returns
     -------
-    Report
+    Verification
         True where all is well; ``print(report)`` names each tensor that is not.
 
     Raises
@@ -279,17 +279,17 @@ def verify(
     return _together(reports) if len(reports) != 1 else next(iter(reports.values()))
 
 
-def _report(facts: dict[str, Any]) -> Report:
+def _report(facts: dict[str, Any]) -> Verification:
     facts["bad"] = [Mismatch(*row) for row in facts["bad"]]
     for of_all in ("modelspec", "file"):
         facts[of_all] = None if facts[of_all] is None else Compared(*facts[of_all])
-    return Report(**facts)
+    return Verification(**facts)
 
 
-def _together(shards: dict[str, Report]) -> Report:
+def _together(shards: dict[str, Verification]) -> Verification:
     reports = shards.values()
     algorithms = {report.algorithm for report in reports}
-    return Report(
+    return Verification(
         ok=all(reports),
         algorithm=algorithms.pop() if len(algorithms) == 1 else None,
         checked=sum(report.checked for report in reports),

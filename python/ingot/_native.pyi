@@ -113,6 +113,17 @@ def statistics(
 
 @final
 class TensorInfo:
+    """What a header says of one tensor."""
+
+    def __new__(
+        cls,
+        name: str,
+        dtype: str,
+        shape: Sequence[int],
+        begin: int,
+        end: int,
+        parameter_count: int | None = None,
+    ) -> TensorInfo: ...
     @property
     def name(self) -> str: ...
     @property
@@ -125,6 +136,11 @@ class TensorInfo:
     def end(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
+    @property
+    def parameter_count(self) -> int: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __reduce__(self) -> tuple[type[TensorInfo], tuple[object, ...]]: ...
 
 @final
 class Wrap:

@@ -111,7 +111,7 @@ def test_names_in_files_are_text_and_nothing_else(tmp_path: Path) -> None:
     converted = ingot.convert(path, tmp_path / "<i>.npz", drop=[HOSTILE[0]])
     pages = {
         "handle": ingot.safe_open(path, "np"),
-        "description": ingot.metadata(path),
+        "description": ingot.describe(path),
         "conversion": converted,
     }
     for shown in pages.values():

@@ -37,15 +37,16 @@ def objects(path: Path) -> dict[str, Any]:
     return {
         "safe_open": file,
         "slice": file.get_slice("a"),
-        "Report": ingot.verify(path),
-        "metadata": ingot.metadata(path),
+        "Verification": ingot.verify(path),
+        "describe": ingot.describe(path),
+        "TensorInfo": file.info("a"),
         "Conversion": ingot.convert(path, converted),
         "Download": ingot.Download("a", 1, 0, None),
         "error": ingot.OptionError("no", code="none"),
     }
 
 
-KINDS = ["safe_open", "slice", "Report", "metadata", "Conversion", "Download", "error"]
+KINDS = ["safe_open", "slice", "Verification", "describe", "TensorInfo", "Conversion", "Download", "error"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -89,7 +90,7 @@ def test_the_package_shows_its_public_names_only() -> None:
     assert not [name for name in dir(ingot) if name.startswith("_") and name != "__version__"]
 
 
-@pytest.mark.parametrize("name", ["load_file", "save_file", "load_model", "save_sharded", "Incompatible"])
+@pytest.mark.parametrize("name", ["load_file", "save_file", "load_model", "save_sharded", "IncompatibleKeys"])
 def test_what_torch_has_is_said_to_be_of_its_public_module(name: str) -> None:
     torch = pytest.importorskip("ingot.torch")
     found = getattr(torch, name)

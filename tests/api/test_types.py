@@ -103,7 +103,7 @@ def test_editing(tmp_path: Path) -> None:
 def test_metadata(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     ingot.numpy.save_file({"t": numpy.zeros((2, 3))}, path, durable=False)
-    found = ingot.metadata(path, count="logical", config={"text_config": {}}, max_header_size=1000)
+    found = ingot.describe(path, count="logical", config={"text_config": {}}, max_header_size=1000)
     assert_type(found, ingot.RepoMetadata)
     assert_type(found.metadata, dict[str, Any] | None)
     assert_type(found.parameter_count, dict[str, int])
@@ -111,9 +111,10 @@ def test_metadata(tmp_path: Path) -> None:
     file = found.files_metadata["t.safetensors"]
     assert_type(file, ingot.FileMetadata)
     assert_type(file.tensors["t"], ingot.TensorInfo)
-    assert_type(file.tensors["t"].data_offsets, tuple[int, int])
+    assert_type(file.tensors["t"].shape, tuple[int, ...])
+    assert_type(hash(file.tensors["t"]), int)
 
     async def later() -> None:
-        assert_type(await ingot.metadata_async(path, count="stored"), ingot.RepoMetadata)
+        assert_type(await ingot.describe_async(path, count="stored"), ingot.RepoMetadata)
 
     asyncio.run(later())

@@ -63,7 +63,7 @@ pub(crate) fn hashes() -> Vec<&'static str> {
     Definition::all().map(|pair| pair.0).collect()
 }
 
-/// What the digests of each file of a checkpoint say of it, as its name and arguments for `ingot.Report`. See
+/// What the digests of each file of a checkpoint say of it, as its name and arguments for `ingot.Verification`. See
 /// `_native.pyi`.
 #[pyfunction]
 #[pyo3(signature = (path, expected_sha256 = None, progress = None, storage_options = None))]

@@ -2,14 +2,42 @@
 
 use ingot_format::{Entry, Header, Leniency, Limits};
 use ingot_io::REMOTE_HEADER_NBYTES;
+use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString, PyTuple};
+use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 
 /// What a file is called, its metadata, and its tensors in the order of their data.
 pub(crate) type FileHeader<'py> = (String, Option<Bound<'py, PyDict>>, Vec<TensorInfo>);
 
 /// What a header says of one tensor.
-#[pyclass(frozen, get_all, module = "ingot._native")]
+///
+/// Equal by all that it says, hashable, and pickled.
+///
+/// Parameters
+/// ----------
+/// name : str
+///     The tensor.
+/// dtype : str
+///     Its code, such as ``"BF16"``.
+/// shape : sequence of int
+///     As it stands in the header; a tuple once it is made.
+/// begin, end : int
+///     Where its bytes lie, counted from the start of the data section of its file.
+/// parameter_count : int, optional
+///     How many parameters it holds: by default its elements; `ingot.describe` says what else may count.
+///
+/// Attributes
+/// ----------
+/// nbytes : int
+///     ``end - begin``.
+///
+/// Raises
+/// ------
+/// ValueError
+///     `end` lies before `begin`.
+/// OverflowError
+///     A number is negative or has more than 64 bits, or `shape` has so many elements.
+#[pyclass(frozen, get_all, module = "ingot")]
 pub(crate) struct TensorInfo {
     // As Python's own objects, which are made once and not each time that they are asked for.
     name: Py<PyString>,
@@ -17,8 +45,18 @@ pub(crate) struct TensorInfo {
     shape: Py<PyTuple>,
     begin: u64,
     end: u64,
-    nbytes: u64,
+    parameter_count: u64,
 }
+
+/// All that a `TensorInfo` is made of.
+type Fields<'py> = (
+    &'py Bound<'py, PyString>,
+    &'py Bound<'py, PyString>,
+    &'py Bound<'py, PyTuple>,
+    u64,
+    u64,
+    u64,
+);
 
 impl TensorInfo {
     pub(crate) fn of(py: Python<'_>, entry: &Entry<'_>) -> PyResult<TensorInfo> {
@@ -28,19 +66,81 @@ impl TensorInfo {
             shape: PyTuple::new(py, entry.shape)?.unbind(),
             begin: entry.begin,
             end: entry.end,
-            nbytes: entry.nbytes(),
+            parameter_count: entry.shape.iter().product(),
         })
+    }
+
+    fn fields<'py>(&'py self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        let fields: Fields<'py> = (
+            self.name.bind(py),
+            self.dtype.bind(py),
+            self.shape.bind(py),
+            self.begin,
+            self.end,
+            self.parameter_count,
+        );
+        fields.into_pyobject(py)
     }
 }
 
 #[pymethods]
 impl TensorInfo {
+    #[new]
+    #[pyo3(signature = (name, dtype, shape, begin, end, parameter_count = None))]
+    fn new(
+        name: Py<PyString>,
+        dtype: Py<PyString>,
+        shape: Vec<u64>,
+        begin: u64,
+        end: u64,
+        parameter_count: Option<u64>,
+        py: Python<'_>,
+    ) -> PyResult<TensorInfo> {
+        let elements = || shape.iter().try_fold(1_u64, |count, dim| count.checked_mul(*dim));
+        let parameter_count = parameter_count
+            .or_else(elements)
+            .ok_or_else(|| PyOverflowError::new_err(format!("shape {shape:?} has too many elements")))?;
+        if end < begin {
+            return Err(PyValueError::new_err(format!(
+                "end {end} lies before begin {begin}"
+            )));
+        }
+        Ok(TensorInfo {
+            name,
+            dtype,
+            shape: PyTuple::new(py, shape)?.unbind(),
+            begin,
+            end,
+            parameter_count,
+        })
+    }
+
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.end - self.begin
+    }
+
+    fn __eq__(&self, py: Python<'_>, other: &TensorInfo) -> PyResult<bool> {
+        self.fields(py)?.eq(other.fields(py)?)
+    }
+
+    fn __hash__(&self, py: Python<'_>) -> PyResult<isize> {
+        self.fields(py)?.hash()
+    }
+
+    fn __reduce__<'py>(
+        slf: &'py Bound<'py, Self>,
+        py: Python<'py>,
+    ) -> PyResult<(Bound<'py, PyType>, Bound<'py, PyTuple>)> {
+        Ok((slf.get_type(), slf.get().fields(py)?))
+    }
+
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let (name, dtype) = (self.name.bind(py).repr()?, self.dtype.bind(py).repr()?);
-        let (begin, end, nbytes) = (self.begin, self.end, self.nbytes);
-        let shape = &self.shape;
+        let (shape, begin, end, count) = (&self.shape, self.begin, self.end, self.parameter_count);
         Ok(format!(
-            "TensorInfo(name={name}, dtype={dtype}, shape={shape}, begin={begin}, end={end}, nbytes={nbytes})"
+            "TensorInfo(name={name}, dtype={dtype}, shape={shape}, begin={begin}, end={end}, \
+             parameter_count={count})"
         ))
     }
 }

@@ -288,7 +288,7 @@ class safe_open(Mapping[str, Value]):
         -------
         dict of str to int
             By the dtype's code, such as ``{"BF16": 7241732096}``. Elements as they are stored: a scalar
-            is one, buffers count, and what a quantised model packs into an ``I32`` is one; `ingot.metadata`
+            is one, buffers count, and what a quantised model packs into an ``I32`` is one; `ingot.describe`
             counts what it was before. In the order of FORMAT.md's table.
 
         Raises
@@ -310,7 +310,8 @@ class safe_open(Mapping[str, Value]):
         -------
         TensorInfo
             With ``name``, ``dtype`` (a code such as ``"BF16"``), ``shape`` (a tuple), ``begin`` and ``end``
-            (bytes, counted from the start of the data section) and ``nbytes``.
+            (bytes, counted from the start of the data section), ``nbytes``, and ``parameter_count`` (the
+            elements).
 
         Raises
         ------

@@ -10,7 +10,7 @@ except ModuleNotFoundError as error:
     raise missing("torch", error) from None
 
 from ._files import load, load_file, save, save_file, save_with_checksum
-from ._into import Incompatible, load_into
+from ._into import IncompatibleKeys, load_into
 from ._model import load_model, save_model
 from ._sharded import save_sharded
 from ._tensors import DTYPES as DTYPES
@@ -20,7 +20,7 @@ from ._tensors import payload as payload
 from ._tensors import wrap as wrap
 
 __all__ = [
-    "Incompatible",
+    "IncompatibleKeys",
     "load",
     "load_file",
     "load_into",

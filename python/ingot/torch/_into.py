@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 PIECE_NBYTES = 64 << 20
 
 
-class Incompatible(NamedTuple):
+class IncompatibleKeys(NamedTuple):
     """The names that one side has and the other lacks."""
 
     missing_keys: list[str]
@@ -39,12 +39,12 @@ class Incompatible(NamedTuple):
 
 
 # A body of a named tuple holds fields only.
-Incompatible.__module__ = "ingot.torch"
+IncompatibleKeys.__module__ = "ingot.torch"
 
 
 def into(
     target: torch.nn.Module | Mapping[str, torch.Tensor], checkpoint: Checkpoint, strict: bool, reads: Reads
-) -> Incompatible:
+) -> IncompatibleKeys:
     """Fill the tensors of `target`, and say which names did not fit."""
     where = "" if checkpoint.path is None else f"{_escaped(checkpoint.path)}: "
     views = recorded(checkpoint)
@@ -64,7 +64,7 @@ def into(
     # The last of those that share one tensor, as where each is copied in turn.
     last = {ties[name]: name for name in taken}
     _read(checkpoint, [(name, stored[name], taken[name]) for name in last.values()], reads)
-    return Incompatible(missing, unexpected)
+    return IncompatibleKeys(missing, unexpected)
 
 
 def _tensors(target: torch.nn.Module | Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -235,7 +235,7 @@ def load_into(
     threads: int | None = None,
     progress: Progress = False,
     storage_options: StorageOptions | None = None,
-) -> Incompatible:
+) -> IncompatibleKeys:
     """Load a file into the tensors of a module, without a second copy of them.
 
     Parameters
@@ -257,7 +257,7 @@ def load_into(
 
     Returns
     -------
-    Incompatible
+    IncompatibleKeys
         ``missing_keys``, tensors of `target` that the file lacks, and ``unexpected_keys``, those of the file
         that `target` lacks: as `torch.nn.Module.load_state_dict` gives them. A name that shares its tensor
         with one that the file has is not missing.

@@ -14,7 +14,7 @@ from ingot.cli.wording import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ingot._hash import Compared, Report
+    from ingot._hash import Compared, Verification
 
 
 @click.command(short_help="Compare the tensors with the digests that the file keeps.")
@@ -46,7 +46,7 @@ def command(screen: Screen, paths: tuple[str, ...], expected: str | None) -> int
     return 0 if all(reports.values()) else 1
 
 
-def _described(file: str, report: Report) -> dict[str, object]:
+def _described(file: str, report: Verification) -> dict[str, object]:
     return {
         "file": file,
         "ok": report.ok,

@@ -1,4 +1,4 @@
-"""What `ingot.metadata` says of models on disk: as huggingface.js counts and huggingface_hub shows them."""
+"""What `ingot.describe` says of models on disk: as huggingface.js counts and huggingface_hub shows them."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 import ingot
 import ingot.numpy
 from ingot import _parameters
+from support import hub_metadata
 from support.counted_models import INDEX, files_of, write
 from vectors.case import counts
 
@@ -40,11 +41,6 @@ def a_model(folder: Path, *names: str) -> Path:
     return path
 
 
-def as_the_hub_has_it(found: ingot.RepoMetadata) -> dict[str, Any]:
-    """All fields but the one that huggingface_hub does not have."""
-    return {name: value for name, value in asdict(found).items() if name != "parameter_total"}
-
-
 # The golden vectors
 
 
@@ -59,16 +55,16 @@ def test_parameters_of_bintensors_are_counted_likewise(case: dict[str, Any], tmp
 
 
 def check_counts(case: dict[str, Any], folder: Path) -> None:
-    logical = ingot.metadata(folder)
+    logical = ingot.describe(folder)
     assert (logical.parameter_count, logical.parameter_total) == (case["logical"], case["total"])
-    stored = ingot.metadata(folder, count="stored")
+    stored = ingot.describe(folder, count="stored")
     assert stored.parameter_count == case["stored"]
     assert stored.parameter_total == sum(case["stored"].values())
 
 
 @CASES
 def test_the_counts_of_tensors_add_up(case: dict[str, Any], tmp_path: Path) -> None:
-    found = ingot.metadata(write(tmp_path, files_of(case)))
+    found = ingot.describe(write(tmp_path, files_of(case)))
     in_all: Counter[str] = Counter()
     for file in found.files_metadata.values():
         of_file: Counter[str] = Counter()
@@ -84,15 +80,14 @@ def test_the_counts_of_tensors_add_up(case: dict[str, Any], tmp_path: Path) -> N
 def test_huggingface_hub_says_the_same_of_what_is_stored(case: dict[str, Any], tmp_path: Path) -> None:
     folder = write(tmp_path, files_of(case))
     expected = asdict(huggingface_hub.get_local_safetensors_metadata(folder))
-    assert as_the_hub_has_it(ingot.metadata(folder, count="stored")) == expected
-    for name, file in ingot.metadata(folder, count="stored").files_metadata.items():
+    assert hub_metadata.of_repo(ingot.describe(folder, count="stored")) == expected
+    for name, file in ingot.describe(folder, count="stored").files_metadata.items():
         of_file = huggingface_hub.parse_local_safetensors_file_metadata(folder / name)
-        assert asdict(file) == asdict(of_file)
+        assert hub_metadata.of_file(file) == asdict(of_file)
 
 
 def test_the_dataclasses_have_the_fields_of_huggingface_hubs() -> None:
     for ours, theirs, more in [
-        (ingot.TensorInfo, huggingface_hub.utils.TensorInfo, []),
         (ingot.FileMetadata, huggingface_hub.utils.SafetensorsFileMetadata, []),
         (ingot.RepoMetadata, huggingface_hub.utils.SafetensorsRepoMetadata, ["parameter_total"]),
     ]:
@@ -104,11 +99,11 @@ def test_the_dataclasses_have_the_fields_of_huggingface_hubs() -> None:
 
 def test_a_file_an_index_and_their_directory_are_one_model(tmp_path: Path) -> None:
     one = write(tmp_path / "one", files_of(counts()[0]))
-    assert ingot.metadata(one) == ingot.metadata(one / "model.safetensors")
-    assert not ingot.metadata(one).sharded
+    assert ingot.describe(one) == ingot.describe(one / "model.safetensors")
+    assert not ingot.describe(one).sharded
     many = write(tmp_path / "many", files_of(SHARDS))
-    assert ingot.metadata(many) == ingot.metadata(str(many / INDEX)) == ingot.metadata(os.fsencode(many))
-    found = ingot.metadata(many)
+    assert ingot.describe(many) == ingot.describe(str(many / INDEX)) == ingot.describe(os.fsencode(many))
+    found = ingot.describe(many)
     assert (found.sharded, sorted(found.files_metadata)) == (True, sorted(dict(SHARDS["files"])))
     assert found.weight_map == json.loads((many / INDEX).read_text())["weight_map"]
 
@@ -117,7 +112,7 @@ def test_all_of_a_header_is_there(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     arrays = {"w": np.zeros((2, 3), np.float16), "s": np.float32(1)}
     ingot.numpy.save_file(arrays, path, {"format": "pt"})
-    found = ingot.metadata(path)
+    found = ingot.describe(path)
     assert found == ingot.RepoMetadata(
         metadata=None,
         sharded=False,
@@ -126,8 +121,8 @@ def test_all_of_a_header_is_there(tmp_path: Path) -> None:
             "m.safetensors": ingot.FileMetadata(
                 metadata={"format": "pt"},
                 tensors={
-                    "s": ingot.TensorInfo("F32", [], (0, 4), 0),
-                    "w": ingot.TensorInfo("F16", [2, 3], (4, 16), 6),
+                    "s": ingot.TensorInfo("s", "F32", [], 0, 4, parameter_count=0),
+                    "w": ingot.TensorInfo("w", "F16", [2, 3], 4, 16),
                 },
                 parameter_count={"F16": 6},
             )
@@ -143,7 +138,7 @@ def test_all_of_a_header_is_there(tmp_path: Path) -> None:
 
 def test_metadata_of_an_index_may_be_any_json(tmp_path: Path) -> None:
     said = {"total_size": 30, "nested": [None, {"a": 1.5}]}
-    found = ingot.metadata(write(tmp_path, files_of(SHARDS | {"index_metadata": json.dumps(said)})))
+    found = ingot.describe(write(tmp_path, files_of(SHARDS | {"index_metadata": json.dumps(said)})))
     assert found.metadata == said
 
 
@@ -154,19 +149,19 @@ def test_a_total_that_is_declared_counts_where_it_is_a_number(
     tmp_path: Path, said: object, total: int
 ) -> None:
     metadata = json.dumps({"total_parameters": said})
-    found = ingot.metadata(write(tmp_path, files_of(SHARDS | {"index_metadata": metadata})))
+    found = ingot.describe(write(tmp_path, files_of(SHARDS | {"index_metadata": metadata})))
     assert (found.parameter_total, sum(found.parameter_count.values())) == (total, 9)
 
 
 def test_a_configuration_can_be_given(tmp_path: Path) -> None:
     path = a_model(tmp_path, "a.weight", "a.weight_scale")
-    assert ingot.metadata(path).parameter_total == 2
-    assert ingot.metadata(path, config=FP8).parameter_total == 1
+    assert ingot.describe(path).parameter_total == 2
+    assert ingot.describe(path, config=FP8).parameter_total == 1
     (tmp_path / "config.json").write_text(json.dumps(FP8))
-    assert ingot.metadata(path).parameter_total == 1
-    assert ingot.metadata(path, config={}).parameter_total == 2
+    assert ingot.describe(path).parameter_total == 1
+    assert ingot.describe(path, config={}).parameter_total == 2
     with pytest.raises(TypeError, match="config must be a mapping, found str"):
-        ingot.metadata(path, config="config.json")  # type: ignore[arg-type]
+        ingot.describe(path, config="config.json")  # type: ignore[arg-type]
 
 
 # What is refused
@@ -188,13 +183,13 @@ def test_a_configuration_that_cannot_be_read_is_refused(tmp_path: Path, content:
     config = tmp_path / "config.json"
     config.write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(ingot.CheckpointError) as caught:
-        ingot.metadata(path)
+        ingot.describe(path)
     assert caught.value.code == "invalid-config"
     assert str(caught.value).startswith(f"{config}: the configuration {what}")
     assert "config=" in str(caught.value)
     # Without it there is nothing wrong.
-    assert ingot.metadata(path, count="stored").parameter_total == 1
-    assert ingot.metadata(path, config={}).parameter_total == 1
+    assert ingot.describe(path, count="stored").parameter_total == 1
+    assert ingot.describe(path, config={}).parameter_total == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no FIFOs")
@@ -202,31 +197,31 @@ def test_a_configuration_that_is_no_file_is_not_waited_for(tmp_path: Path) -> No
     path = a_model(tmp_path, "a.weight")
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(ingot.CheckpointError, match="is no regular file"):
-        ingot.metadata(path)
+        ingot.describe(path)
 
 
 def test_what_safe_open_refuses_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        ingot.metadata(tmp_path / "none.safetensors")
+        ingot.describe(tmp_path / "none.safetensors")
     with pytest.raises(IsADirectoryError):
-        ingot.metadata(tmp_path)
+        ingot.describe(tmp_path)
     path = a_model(tmp_path, "a")
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ingot.HeaderError) as caught:
-        ingot.metadata(tmp_path)
+        ingot.describe(tmp_path)
     assert caught.value.path == str(path)
     with pytest.raises(ingot.HeaderError, match="header too large"):
-        ingot.metadata(a_model(tmp_path, "b"), max_header_size=10)
+        ingot.describe(a_model(tmp_path, "b"), max_header_size=10)
     folder = write(tmp_path / "shards", files_of(SHARDS))
     (shard, _), *_ = SHARDS["files"]
     a_model(folder, "other").rename(folder / shard)
     with pytest.raises(ingot.CheckpointError):
-        ingot.metadata(folder)
+        ingot.describe(folder)
 
 
 def test_a_count_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ingot.OptionError, match="expected one of logical, stored") as caught:
-        ingot.metadata(tmp_path, count="all")  # type: ignore[arg-type]
+        ingot.describe(tmp_path, count="all")  # type: ignore[arg-type]
     assert caught.value.code == "unknown-count"
 
 
@@ -250,14 +245,14 @@ def test_a_configuration_of_any_form_does_no_harm(tmp_path: Path) -> None:
     for settings in odd:
         for key in ("quantization_config", "quantization", "text_config"):
             for config in ({key: settings}, {"text_config": {key: settings}}):
-                assert ingot.metadata(path, config=config).parameter_total in (1, 2), config
+                assert ingot.describe(path, config=config).parameter_total in (1, 2), config
 
 
 def test_a_pattern_made_to_take_long_does_not(tmp_path: Path) -> None:
     path = a_model(tmp_path, "a" * 20_000 + ".weight")
     for key, pattern in [("modules_to_not_convert", "*a" * 60 + "b"), ("ignore", "re:" + ".*a" * 60 + "b$")]:
         config = {"quantization_config": {"quant_method": "gptq", key: [pattern]}}
-        assert ingot.metadata(path, config=config).parameter_total == 1
+        assert ingot.describe(path, config=config).parameter_total == 1
 
 
 @given(st.text("ab.", max_size=12), st.lists(st.text("ab.", max_size=3), min_size=1, max_size=5))
@@ -283,9 +278,9 @@ def test_the_event_loop_goes_on_meanwhile(tmp_path: Path) -> None:
     folder = write(tmp_path, files_of(SHARDS))
 
     async def several() -> list[ingot.RepoMetadata]:
-        return await asyncio.gather(*(ingot.metadata_async(folder) for _ in range(8)))
+        return await asyncio.gather(*(ingot.describe_async(folder) for _ in range(8)))
 
-    assert asyncio.run(several()) == [ingot.metadata(folder)] * 8
+    assert asyncio.run(several()) == [ingot.describe(folder)] * 8
     with pytest.raises(FileNotFoundError):
-        asyncio.run(ingot.metadata_async(tmp_path / "none", config={}))
+        asyncio.run(ingot.describe_async(tmp_path / "none", config={}))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("ingot")]

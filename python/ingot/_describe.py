@@ -15,6 +15,7 @@ from . import _parameters
 from ._native import (
     Checkpoint,
     ShardIndex,
+    TensorInfo,
     fetch_beside,
     hub_headers,
     in_natural_order,
@@ -30,7 +31,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal, TypeAlias
 
-    from . import _native
     from ._objects import Source
     from ._parameters import Counter
     from .typing import Path, StorageOptions
@@ -43,22 +43,6 @@ COUNTS = ("logical", "stored")
 CONFIG = "config.json"
 # Bytes of it that are read, as the Hub's own reader has it.
 CONFIG_NBYTES = 10_000_000
-
-
-@dataclass(slots=True)
-class TensorInfo:
-    """What a header says of one tensor, and how many parameters it holds."""
-
-    __module__ = "ingot"
-
-    #: Its code, such as ``"BF16"``.
-    dtype: str
-    #: As it stands in the header.
-    shape: list[int]
-    #: Where its bytes begin and end, counted from the start of the data section of its file.
-    data_offsets: tuple[int, int]
-    #: 0 for what is no parameter.
-    parameter_count: int
 
 
 @dataclass(slots=True)
@@ -77,7 +61,7 @@ class FileMetadata:
 
 @dataclass(slots=True)
 class RepoMetadata:
-    """The headers of a model. What `metadata` gives, for one file as for many."""
+    """The headers of a model. What `describe` gives, for one file as for many."""
 
     __module__ = "ingot"
 
@@ -111,7 +95,7 @@ class RepoMetadata:
         return page("ingot.RepoMetadata", facts, tree(shown))
 
 
-def metadata(
+def describe(
     source: Path,
     *,
     count: Count = "logical",
@@ -143,9 +127,10 @@ def metadata(
     Returns
     -------
     RepoMetadata
-        The dataclasses `RepoMetadata`, `FileMetadata` and `TensorInfo` have the fields of huggingface_hub's,
-        and with ``count="stored"`` the same values in them; ``parameter_total`` is besides. The counts of
-        tensors add up to those of files, and these to that of the model.
+        The dataclasses `RepoMetadata` and `FileMetadata` have the fields of huggingface_hub's, and with
+        ``count="stored"`` the same values in them; ``parameter_total`` is besides. A `TensorInfo` is what
+        `ingot.safe_open.info` gives, with the parameters of the tensor as they count here: 0 for what is no
+        parameter. The counts of tensors add up to those of files, and these to that of the model.
 
     Raises
     ------
@@ -163,10 +148,10 @@ def metadata(
     named without a file has no ``model.safetensors``. Where it does not, or what it gives breaks a rule of
     FORMAT.md, each header is fetched from its file.
     """
-    return _metadata(source, count, config, max_header_size, storage_options, Event())
+    return _described(source, count, config, max_header_size, storage_options, Event())
 
 
-async def metadata_async(
+async def describe_async(
     source: Path,
     *,
     count: Count = "logical",
@@ -174,35 +159,35 @@ async def metadata_async(
     max_header_size: int | None = None,
     storage_options: StorageOptions | None = None,
 ) -> RepoMetadata:
-    """Do what `metadata` does, in a thread, while the event loop goes on.
+    """Do what `describe` does, in a thread, while the event loop goes on.
 
     A task that is cancelled does not wait for it: requests that are under way end within a tenth of a second.
 
     Parameters
     ----------
     source, count, config, max_header_size, storage_options
-        As for `metadata`.
+        As for `describe`.
 
     Returns
     -------
     RepoMetadata
-        As `metadata` gives it.
+        As `describe` gives it.
 
     Raises
     ------
     OSError, HeaderError, CheckpointError, StorageError, OptionError
-        As `metadata` does.
+        As `describe` does.
     """
     from asyncio import to_thread
 
     stop = Event()
     try:
-        return await to_thread(_metadata, source, count, config, max_header_size, storage_options, stop)
+        return await to_thread(_described, source, count, config, max_header_size, storage_options, stop)
     finally:
         stop.set()
 
 
-def _metadata(
+def _described(
     source: Path,
     count: Count,
     config: Config | None,
@@ -232,7 +217,7 @@ class _Headers(NamedTuple):
     is_sharded: bool
     #: That of the index.
     metadata: dict[str, Any] | None
-    files: list[tuple[str, dict[str, str] | None, list[_native.TensorInfo]]]
+    files: list[tuple[str, dict[str, str] | None, list[TensorInfo]]]
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> _Headers:
@@ -258,8 +243,7 @@ def _counted(headers: _Headers, counter: Counter, declared: int | None) -> RepoM
             dtype, parameters = info.dtype, counter(info)
             if parameters is not None:
                 of_file[dtype] = of_file.get(dtype, 0) + parameters
-            place = (info.begin, info.end)
-            tensors[info.name] = TensorInfo(dtype, list(info.shape), place, parameters or 0)
+            tensors[info.name] = _counting(info, parameters or 0)
         files[name] = FileMetadata(text or {}, tensors, of_file)
         weight_map.update(dict.fromkeys(tensors, name))
         for dtype, parameters in of_file.items():
@@ -268,6 +252,13 @@ def _counted(headers: _Headers, counter: Counter, declared: int | None) -> RepoM
     if declared is not None:
         total = min(total, declared)
     return RepoMetadata(headers.metadata, headers.is_sharded, weight_map, files, counts, total)
+
+
+def _counting(info: TensorInfo, parameters: int) -> TensorInfo:
+    """`info`, with so many parameters."""
+    if parameters == info.parameter_count:
+        return info
+    return TensorInfo(info.name, info.dtype, info.shape, info.begin, info.end, parameters)
 
 
 def _local(source: Path, max_header_size: int | None) -> tuple[_Headers, str]:
