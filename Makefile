@@ -47,8 +47,9 @@ test-rust: | tools $(VENV)/.made
 	cargo test $(CARGO_FLAGS) --workspace --no-fail-fast
 
 test-python: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
-	$(BIN)/python -m pytest tests -m "not slow"
+	$(BIN)/python -m pytest tests -m "not slow" -n auto --dist worksteal
 
+# One after another: they measure memory, fill disks and start processes of their own.
 test-slow: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
 	$(BIN)/python -m pytest tests -m slow
 

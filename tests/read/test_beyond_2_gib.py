@@ -18,6 +18,8 @@ import ingot.numpy
 import ingot.torch
 from support.sparse_models import write_file
 
+pytestmark = pytest.mark.slow
+
 # What Linux reads or writes in one call at most: MAX_RW_COUNT.
 CALL = 0x7FFF_F000
 TWO_GIB, FOUR_GIB = 1 << 31, 1 << 32

@@ -23,6 +23,8 @@ import ingot.numpy
 
 from .servers import Handler, Request, Server, serving
 
+pytestmark = pytest.mark.slow
+
 NODE = shutil.which("node")
 #: Of each version, a header that takes a second request, and tensors that take a third.
 FILES = [

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).with_name("every_dtype.py")
 
 # Each with the package that it is installed by, some dtypes that no file has, and some that files have.

@@ -15,6 +15,8 @@ import ingot
 import ingot.numpy
 from support.traced import traced
 
+pytestmark = pytest.mark.slow
+
 if sys.platform != "linux":
     pytest.skip("strace traces Linux", allow_module_level=True)
 

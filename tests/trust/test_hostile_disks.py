@@ -21,6 +21,8 @@ import ingot.numpy
 import ingot.torch
 from support.processes import run
 
+pytestmark = pytest.mark.slow
+
 KILLED = """
 import random
 path, sizes = "model.safetensors", [1, 4096, 300_000, 5_000_000, 40_000_000]

@@ -17,6 +17,8 @@ import ingot.numpy
 import ingot.torch
 from support.processes import run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("keep", [0, 7, 100, 4096, 500_000])

@@ -14,6 +14,8 @@ import ingot.numpy
 import ingot.torch
 from support.processes import run
 
+pytestmark = pytest.mark.slow
+
 INTERRUPTED = """
 def counted(name):
     with open("/proc/self/io") as file:

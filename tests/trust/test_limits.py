@@ -16,6 +16,8 @@ import ingot.numpy
 import ingot.torch
 from support.processes import Ended, run
 
+pytestmark = pytest.mark.slow
+
 
 def one_tensor(path: Path, nbytes: int) -> None:
     file_of(b'{"a":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (nbytes, nbytes), nbytes, path)

@@ -12,6 +12,8 @@ from remote.servers import serving
 from remote.shards import folder as files_of
 from support.processes import run
 
+pytestmark = pytest.mark.slow
+
 COUNT = 3000
 # What most systems let a process open, and what is owed.
 ALLOWED, OWED = 1024, 128

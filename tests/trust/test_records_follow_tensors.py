@@ -22,6 +22,8 @@ import ingot
 torch = pytest.importorskip("torch")
 import ingot.torch  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 SEEDS = 20
 # In all 10,000.
 STEPS = 500

@@ -12,6 +12,8 @@ import pytest
 
 import ingot.numpy
 
+pytestmark = pytest.mark.slow
+
 # What a program may have imported before it ends. `ingot` may come after `threading`, before it, or last.
 IMPORTS = {
     "nothing": "",

@@ -107,13 +107,14 @@ class Rows(Dataset):
 
 if __name__ == "__main__":
     opens = {"ingot": ingot.safe_open, "compat": ingot.compat.safetensors.safe_open}[sys.argv[2]]
-    with opens("t.safetensors", "pt") as file:
+    with opens("model.safetensors", "pt") as file:
         rows = Rows(file.get_slice("b"))
     loader = DataLoader(rows, batch_size=4, num_workers=2, multiprocessing_context=sys.argv[1])
     print(torch.cat(list(loader)).flatten().int().tolist())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["spawn", "forkserver", "fork"])
 @pytest.mark.parametrize("kind", ["ingot", "compat"])
 def test_workers_of_a_data_loader_read_slices(path: Path, context: str, kind: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgpack
+import pytest
 import torch
 
 from ingot._convert.limits import ALWAYS_HELD_NBYTES
@@ -188,6 +189,7 @@ def files() -> dict[str, bytes]:
     return made
 
 
+@pytest.mark.slow
 def test_a_small_file_that_stands_for_much_is_refused_within_bounds(tmp_path: Path) -> None:
     hostile = files()
     for name, data in hostile.items():

@@ -22,6 +22,8 @@ import ingot.numpy
 from support.processes import PRELUDE
 from support.traced import traced
 
+pytestmark = pytest.mark.slow
+
 if not hasattr(os, "fork"):
     pytest.skip("ingot.Writer needs what Unix has", allow_module_level=True)
 
