@@ -11,8 +11,7 @@ from ingot._dtypes import CODES
 from ingot._native import is_url, local_path, shown_url
 from ingot._objects import resolved as resolved_object
 from ingot._objects import shown
-from ingot._open import is_path
-from ingot._options import float_code, is_durable, texts
+from ingot._options import float_code, is_durable, is_path, texts
 from ingot._progress import checked, told
 from ingot._text import _escaped
 from ingot.errors import OptionError
