@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from .typing import Align, Checksums, Format, Progress, SaveOptions
+    from .typing import Align, Checksums, Format, Progress, SaveOptions, Tell
 
 #: The other names that `storage_options` takes, in small letters or large: those of s3fs, gcsfs and adlfs,
 #: and of object_store with all that is built on it.
@@ -241,6 +241,17 @@ def checked_threads(threads: int | None) -> int | None:
             found=threads,
         )
     return threads
+
+
+def checked_progress(progress: Progress) -> bool | Tell:
+    """`progress`, which must be a bool, None for False, or a callable."""
+    if progress is None:
+        return False
+    if not isinstance(progress, bool) and not callable(progress):
+        raise TypeError(
+            f"progress must be True, False, None or a callable of two ints, found {type(progress).__name__}"
+        )
+    return progress
 
 
 def float_code(code: str | None, dtype: object) -> str:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from . import _native
 from ._frameworks import payload
-from ._options import Saving, format_for, known_format, named, texts
+from ._options import Saving, checked_progress, format_for, known_format, named, texts
 from ._text import _escaped
 from .errors import StorageError
 from .typing import SaveOptions
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from ._native import Export
-    from .typing import Format, Path, Progress
+    from .typing import Format, Path, Tell
 
     class Writable(Protocol):
         """What has a `write` for bytes: files, sockets' files, `io.BytesIO`, members of archives, uploads."""
@@ -147,7 +147,7 @@ def write_file(
     """
     how = Saving.of(options)
     path = _native.local_path(filename)
-    write = _writer(how.progress, path)
+    write = _writer(checked_progress(how.progress), path)
     file = _native.prepare(
         # Where a relative path leads now, and not when its turn comes.
         join(getcwd(), fsdecode(path)) if background else path,
@@ -202,13 +202,11 @@ def takes_save_options(function: Function) -> Function:
     return function
 
 
-def _writer(progress: Progress, path: str | bytes) -> Callable[[_native.NewFile], None]:
+def _writer(progress: bool | Tell, path: str | bytes) -> Callable[[_native.NewFile], None]:
     """What writes a file and tells `progress`. Imported when asked for, since few programs need it."""
-    if progress is None or progress is False:
+    if progress is False:
         return _native.NewFile.write
-    from ._progress import checked, telling
-
-    progress = checked(progress)
+    from ._progress import telling
 
     def write(file: _native.NewFile) -> None:
         with telling(progress, "Saving", path) as tell:

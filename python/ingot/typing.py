@@ -26,6 +26,7 @@ __all__ = [
 Path = str | bytes | PathLike[str] | PathLike[bytes]
 #: Called with the bytes that are done and those in all.
 Tell = Callable[[int, int], object]
+#: True shows a bar, a callable is told, False and None are silence. Anything else is a `TypeError`.
 Progress = bool | Tell | None
 
 #: A device in any form that the framework takes; for each tensor by patterns of names, or by a callable.

@@ -12,8 +12,8 @@ from ingot._native import is_url, local_path, shown_url
 from ingot._objects import resolved as resolved_object
 from ingot._objects import shown
 from ingot._open import is_path
-from ingot._options import float_code, is_durable, texts
-from ingot._progress import checked, told
+from ingot._options import checked_progress, float_code, is_durable, texts
+from ingot._progress import told
 from ingot._text import _escaped
 from ingot.errors import OptionError
 
@@ -103,7 +103,7 @@ def convert(
         Replace what is at `dst`. It stays what it is if the conversion fails.
     durable : bool, optional
         As for `save_file`.
-    progress : bool or callable
+    progress : bool, None or callable
         As for `save_file`. The bytes in all are those written and those compared. Of a URL it is told first,
         by itself, how far the fetching is.
     storage_options : dict, optional
@@ -162,7 +162,7 @@ def convert(
     options = _Write(to, code, texts(metadata) or {}, verify, overwrite, is_durable(durable))
     if to.kind == "npz" and metadata:
         raise OptionError("an .npz has no place for metadata", code="npz-metadata")
-    progress = checked(progress)
+    progress = checked_progress(progress)
 
     def converted(path: str, shown: str) -> Conversion:
         found, word = resolved(path, source)

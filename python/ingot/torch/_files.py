@@ -9,7 +9,7 @@ import torch
 
 from ingot import _load, _native, _open
 from ingot._load import PLAIN, Selected, reading
-from ingot._options import float_code, known_format, one_of, texts
+from ingot._options import checked_progress, checked_threads, float_code, known_format, one_of, texts
 from ingot._save import rendered, takes_save_options, write_file
 from ingot._text import _escaped, _quoted
 from ingot.errors import OptionError
@@ -136,7 +136,7 @@ def load_file(
         How many threads read at once. By default ``INGOT_THREADS`` in the environment, else one for each
         core; eight where the file is not in the page cache, and 64 where it comes over a network, since
         those who wait need no core.
-    progress : bool or callable
+    progress : bool, None or callable
         True shows a bar: tqdm's if it is installed, else a line on standard error. A callable is told
         ``(bytes done, bytes in all)`` about twenty times a second and at the end, and may raise to stop the
         load. Views of a mapped file are done at once, or when they have been moved to `device`.
@@ -196,6 +196,7 @@ def load_file(
     move = _load.placing(mover, device)
     code = None if dtype is None else float_code(_code(dtype), dtype)
     selected = Selected(keys, prefix, where, slices, code, out)
+    threads, progress = checked_threads(threads), checked_progress(progress)
     checkpoint = _open.open_checkpoint(filename, backend, storage_options=storage_options)
     with reading(checkpoint, threads, progress, (verify, expected_sha256)) as how:
         found = _loaded(checkpoint, move, shared, selected, how)

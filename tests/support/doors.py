@@ -1,0 +1,55 @@
+"""Every public function and method, found in the public modules."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+from ingot._frameworks import FRAMEWORKS
+
+FRAMEWORK_MODULES = tuple(sorted(set(FRAMEWORKS.values())))
+PUBLIC_MODULES = ("ingot", "ingot.modelspec", *(f"ingot.{name}" for name in FRAMEWORK_MODULES))
+
+
+def public_functions() -> dict[str, Any]:
+    """Each function, class and method that users call, by its full name.
+
+    Without the modules of frameworks that are not installed, and without classes of errors and of results,
+    whose arguments are fields.
+    """
+    return {
+        name: found
+        for module in PUBLIC_MODULES
+        for public, value in _members(module)
+        for name, found in _called(f"{module}.{public}", value)
+    }
+
+
+def _members(module: str) -> Iterator[tuple[str, Any]]:
+    try:
+        found = import_module(module)
+    except ImportError:
+        return
+    for name in found.__all__:
+        value = getattr(found, name)
+        if callable(value) and not (isinstance(value, type) and issubclass(value, Exception)):
+            yield name, value
+
+
+def _called(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, type):
+        yield name, value
+        return
+    if "__init__" in vars(value) and not hasattr(value, "__dataclass_fields__"):
+        yield name, value
+    for method, found in vars(value).items():
+        if not method.startswith("_") and inspect.isfunction(found):
+            yield f"{name}.{method}", found
+
+
+def parameters(function: Any) -> dict[str, inspect.Parameter]:
+    """Those that a caller gives, by name."""
+    given = inspect.signature(function).parameters
+    return {name: one for name, one in given.items() if name != "self"}
