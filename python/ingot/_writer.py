@@ -6,9 +6,8 @@ import os
 from weakref import WeakSet
 
 from . import _native
-from ._dtypes import CODES, F4_LOOSE, F4_PACKED
 from ._frameworks import payload
-from ._options import alignment, format_for, is_durable, known_format, named, one_of, room, texts, unpacked
+from ._options import alignment, format_for, is_durable, known_format, named, one_of, room, stored, texts
 from ._save import rendered
 from ._text import _escaped, _quoted
 from .errors import ClosedError, OptionError, SaveError
@@ -37,9 +36,9 @@ class Writer:
     path : str, bytes or os.PathLike
         The file. What is there stays until `commit`.
     specs : dict of str to (dtype, shape), optional
-        All tensors of the file. The dtype is a code of the format (``"BF16"``), a framework's dtype or its
-        name. Whatever has ``dtype`` and ``shape`` will do in place of the pair: a tensor on the meta device,
-        an array, what ``safe_open(...).info(name)`` gives.
+        All tensors of the file. The dtype is one of `ingot.typing.Dtype`, such as ``"BF16"``. Whatever has
+        ``dtype`` and ``shape`` will do in place of the pair: a tensor on the meta device, an array, what
+        ``safe_open(...).info(name)`` gives.
     metadata : dict of str to str, optional
         Text to store beside the tensors, as for `save_file`.
     reserve : int, optional
@@ -305,15 +304,8 @@ def _views(specs: Mapping[str, Any], shared: Mapping[str, str]) -> Views:
 def _declared(name: str, spec: Any) -> tuple[str, str, list[int]]:
     """Name, code and shape in elements."""
     dtype, shape = _pair(name, spec)
-    # torch.float32, mlx.core.float32 and paddle.float32; numpy.dtype("float32"), "float32" and "F32".
-    framework, _, word = str(dtype).rpartition(".")
-    if not framework:
-        word = getattr(dtype, "name", None) or word
-    if isinstance(dtype, type):
-        word = dtype.__name__
-    if word == F4_PACKED:
-        return name, "F4", unpacked(name, shape)
-    return name, "F4" if word == F4_LOOSE else CODES.get(word, word), list(shape)
+    code, of_elements = stored(name, dtype, shape)
+    return name, code, list(of_elements)
 
 
 def _pair(name: str, spec: Any) -> tuple[Any, Sequence[int]]:

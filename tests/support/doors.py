@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
 from ingot._frameworks import FRAMEWORKS
 
-FRAMEWORK_MODULES = tuple(sorted(set(FRAMEWORKS.values())))
-PUBLIC_MODULES = ("ingot", "ingot.modelspec", *(f"ingot.{name}" for name in FRAMEWORK_MODULES))
+# In this order: paddle ends the process that has imported tensorflow before.
+MODULES = ("ingot", "ingot.modelspec", *(f"ingot.{name}" for name in sorted(set(FRAMEWORKS.values()))))
 
 
 def public_functions() -> dict[str, Any]:
@@ -21,7 +22,7 @@ def public_functions() -> dict[str, Any]:
     """
     return {
         name: found
-        for module in PUBLIC_MODULES
+        for module in MODULES
         for public, value in _members(module)
         for name, found in _called(f"{module}.{public}", value)
     }
@@ -29,7 +30,10 @@ def public_functions() -> dict[str, Any]:
 
 def _members(module: str) -> Iterator[tuple[str, Any]]:
     try:
-        found = import_module(module)
+        with warnings.catch_warnings():
+            # What frameworks say when they are imported.
+            warnings.simplefilter("ignore")
+            found = import_module(module)
     except ImportError:
         return
     for name in found.__all__:

@@ -150,19 +150,6 @@ def test_a_prefix_of_several_may_fit_nothing_where_another_does(file: Path, tmp_
     assert ingot.numpy.load_file(file, prefix=()) == {}
 
 
-@pytest.mark.parametrize(
-    ("dtype", "meant"),
-    [("bf16", "BF16"), ("fp16", "F16"), ("f8_e4m3", "F8_E4M3")],
-)
-def test_a_dtype_that_is_nearly_one_names_the_one(dtype: str, meant: str, file: Path, tmp_path: Path) -> None:
-    for call in (
-        lambda: ingot.numpy.load_file(file, dtype=dtype),
-        lambda: ingot.convert(file, tmp_path / "x.bt", dtype=dtype),
-    ):
-        with pytest.raises(ingot.OptionError, match=f"expected one of .*did you mean '{meant}'"):
-            call()
-
-
 # The command ---------------------------------------------------------------------------------------------
 
 

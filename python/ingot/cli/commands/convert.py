@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ingot import _convert, _options
+from ingot import _convert
 from ingot._convert.destination import destination, refuse_existing
 from ingot._convert.formats import FORMATS, resolved
 from ingot._native import is_url
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @arguments.source
 @arguments.destination
 @click.option("--source", type=click.Choice(tuple(FORMATS)), help="What SRC is, where it cannot be seen.")
-@click.option("--dtype", type=click.Choice(_options.FLOATS, case_sensitive=False), help="Cast floats to it.")
+@click.option("--dtype", type=arguments.FloatDtype(), help="Cast floats to it.")
 @click.option("--max-shard-size", metavar="SIZE", help="Write several files and an index: 5GB.")
 @click.option("--root", metavar="NAME", help="Only what is below this name: state_dict.")
 @click.option("--keep", multiple=True, metavar="PATTERN", help="Only these tensors.")
