@@ -359,12 +359,12 @@ class _Remote:
             raise CancelledError
 
 
-def read_metadata(path: Source, *, storage_options: StorageOptions | None = None) -> dict[str, str] | None:
+def read_metadata(source: Source, *, storage_options: StorageOptions | None = None) -> dict[str, str] | None:
     """Give the text that is stored beside the tensors of a file. No tensor is read.
 
     Parameters
     ----------
-    path : str, bytes, os.PathLike, or an object to read from
+    source : str, bytes, os.PathLike, or an object to read from
         A `.safetensors` or a `.bt` file, a URL or an object, as for `ingot.safe_open`. The content decides
         which, not the name.
     storage_options : dict, optional
@@ -383,17 +383,17 @@ def read_metadata(path: Source, *, storage_options: StorageOptions | None = None
     HeaderError
         The file breaks a rule of its format; ``code`` says which.
     """
-    return open_checkpoint(path, "pread", storage_options=storage_options).metadata()
+    return open_checkpoint(source, "pread", storage_options=storage_options).metadata()
 
 
-def read_index(path: Path) -> ShardIndex:
+def read_index(source: Path) -> ShardIndex:
     """Read the index of a sharded checkpoint, and look at none of its shards.
 
     Use it before the shards are there, to know which of them to fetch. `ingot.safe_open` reads both.
 
     Parameters
     ----------
-    path : str, bytes or os.PathLike
+    source : str, bytes or os.PathLike
         The index, such as ``model.safetensors.index.json``.
 
     Returns
@@ -411,4 +411,4 @@ def read_index(path: Path) -> ShardIndex:
     CheckpointError
         It breaks a rule (FORMAT.md, I1 to I8): a name of a file that leads out of its directory is one.
     """
-    return ShardIndex.read(path)
+    return ShardIndex.read(source)

@@ -61,7 +61,7 @@ class ModelDownload(Download):
 
 def download(
     source: str,
-    path: Path,
+    destination: Path,
     *,
     expected_sha256: str | None = None,
     overwrite: bool = False,
@@ -78,7 +78,7 @@ def download(
         The URL of any file, as for `ingot.safe_open`. That of an index, which is what is named
         ``*.index.json``, and a repository of the Hub that has an index and no ``model.safetensors``, is a
         model of many files: the index and every file that it names, which lie beside it, are fetched.
-    path : str, bytes or os.PathLike
+    destination : str, bytes or os.PathLike
         Where to write. In a directory, which exists, or ends in a slash and then is made, the file has the
         name that it has in the URL. Until all of it is there, nothing has this name, or what had it before
         stays. For a model of many files it has to be a directory.
@@ -87,7 +87,7 @@ def download(
         it keeps as LFS or Xet objects, as it does those with weights, are compared with the one it says. For
         a model of many files, of all of which one digest cannot speak, it is refused.
     overwrite : bool
-        Replace what is at `path`, also if it is read-only; mode and owner pass on to the new file.
+        Replace what is at `destination`, also if it is read-only; mode and owner pass on to the new file.
     threads : int, optional
         How many parts are fetched at once, of all files together, 16 by default.
     progress : bool, None or callable
@@ -105,11 +105,11 @@ def download(
     Raises
     ------
     FileExistsError
-        There is something at `path`, or where a shard goes, and `overwrite` is not set. No shard was asked
-        for.
+        There is something at `destination`, or where a shard goes, and `overwrite` is not set. No shard was
+        asked for.
     OSError
         The server has no such file or refuses it (`FileNotFoundError`, `PermissionError`); or the directory
-        of `path` cannot be written to.
+        of `destination` cannot be written to.
     StorageError
         The server cannot be reached, or breaks off more often than it is asked again; the file was replaced
         meanwhile (``code`` is ``"changed"``); writing failed; another process fetches this file (``"busy"``).
@@ -119,19 +119,20 @@ def download(
         The index breaks a rule of FORMAT.md, such as I6: names of shards that lead out of its directory are
         refused before any of them is asked for.
     TypeError, OptionError
-        An argument is not what it should be. `path` is no directory, and the source a model of many files.
+        An argument is not what it should be. `destination` is no directory, and the source a model of many
+        files.
 
     Notes
     -----
-    Parts of 1 to 8 MiB come over several connections into ``.{name}.ingot-part`` beside `path`, which has
-    notes of them behind its last byte. That file stays when the call ends early: by an error, by Ctrl-C, with
-    the process or with the machine. The next call for the same URL reads every part again that the notes
+    Parts of 1 to 8 MiB come over several connections into ``.{name}.ingot-part`` beside `destination`, which
+    has notes of them behind its last byte. That file stays when the call ends early: by an error, by Ctrl-C,
+    with the process or with the machine. The next call for the same URL reads every part again that the notes
     name, keeps those that have the hash which was noted, and fetches the rest. It does so only for the very
     same version (the ETag, or else size and time of modification); for another it begins anew. A server that
     says neither is never gone on with, and one that serves no parts of files is read from the start each
     time.
 
-    What `path` is to hold is neither read nor judged: it may be any file.
+    What `destination` is to hold is neither read nor judged: it may be any file.
 
     The parts of all files of a model come together, as many at once as those of one file. Those of the Hub
     are of the commit that the index was of, whatever is pushed meanwhile, and one that is the same in another
@@ -148,7 +149,7 @@ def download(
     with telling(progress, "Downloading", source) as tell:
         done, files = _native.download(
             source,
-            path,
+            destination,
             storage_options=storage_options,
             expected_sha256=expected_sha256,
             overwrite=overwrite,
@@ -164,12 +165,12 @@ def download(
 
 
 def planned(
-    source: str, path: Path, *, expected_sha256: str | None = None, overwrite: bool = False
+    source: str, destination: Path, *, expected_sha256: str | None = None, overwrite: bool = False
 ) -> list[tuple[str, int]]:
     """Give the files that `download` would make, with their sizes, and write nothing."""
     return _native.planned_download(
         source,
-        path,
+        destination,
         storage_options=None,
         expected_sha256=expected_sha256,
         overwrite=overwrite,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def update_metadata(
-    path: Path,
+    filename: Path,
     set: Mapping[str, str] | None = None,
     remove: Iterable[str] = (),
     *,
@@ -27,7 +27,7 @@ def update_metadata(
 
     Parameters
     ----------
-    path : str, bytes or os.PathLike
+    filename : str, bytes or os.PathLike
         The file, in either format. A symlink is followed.
     set : dict of str to str, optional
         Keys with their new values. Other keys keep theirs.
@@ -93,15 +93,15 @@ def update_metadata(
     for key in gone:
         if not isinstance(key, str):
             raise TypeError(f"metadata keys must be str, found {_quoted(key)} of type {type(key).__name__}")
-    return _native.update_metadata(path, texts(set) or {}, gone, in_place, is_durable(durable))
+    return _native.update_metadata(filename, texts(set) or {}, gone, in_place, is_durable(durable))
 
 
-def replace_tensor(path: Path, name: str, tensor: Any, *, durable: bool | None = None) -> None:
+def replace_tensor(filename: Path, name: str, tensor: Any, *, durable: bool | None = None) -> None:
     """Put other values into one tensor of a file. The rest stays as it is, byte for byte.
 
     Parameters
     ----------
-    path : str, bytes or os.PathLike
+    filename : str, bytes or os.PathLike
         The file, in either format. A symlink is followed.
     name : str
         The tensor. Names that share it (``save_file(..., shared="alias")``) stay names of the one tensor that
@@ -129,4 +129,4 @@ def replace_tensor(path: Path, name: str, tensor: Any, *, durable: bool | None =
     whole; so a killed process or a reader in between would get half of the old values and half of the new.
     The other tensors are shared with the old file or copied by the kernel, as for `update_metadata`.
     """
-    _native.replace_tensor(path, name, tensor, payload, is_durable(durable))
+    _native.replace_tensor(filename, name, tensor, payload, is_durable(durable))

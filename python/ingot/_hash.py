@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def hash(
-    path: Path,
+    source: Path,
     algorithm: str = "sha256",
     *,
     progress: Progress = False,
@@ -32,7 +32,7 @@ def hash(
 
     Parameters
     ----------
-    path : str, bytes or os.PathLike
+    source : str, bytes or os.PathLike
         Any file; one of tensors where the table says so. Or a URL, as for `ingot.safe_open`.
     algorithm : str
         What to compute:
@@ -81,21 +81,21 @@ def hash(
     The file is read by position: one that another process shortens meanwhile is an error, not a crash. What
     is behind a URL is fetched in parts, several at once, of which at most 128 MiB are kept at a time.
     """
-    with telling(checked_progress(progress), "Hashing", path) as tell:
-        found = _native.hash(path, algorithm, tell, storage_options)
-    return _of_hashlib(path, algorithm, storage_options) if found is None else found
+    with telling(checked_progress(progress), "Hashing", source) as tell:
+        found = _native.hash(source, algorithm, tell, storage_options)
+    return _of_hashlib(source, algorithm, storage_options) if found is None else found
 
 
-def _of_hashlib(path: Path, algorithm: str, storage_options: StorageOptions | None) -> str:
+def _of_hashlib(source: Path, algorithm: str, storage_options: StorageOptions | None) -> str:
     # Not at the top: it costs as much as the rest of this package.
     import hashlib
 
     _known(algorithm)
-    if isinstance(path, str) and _native.is_url(path):
+    if isinstance(source, str) and _native.is_url(source):
         hasher = hashlib.new(algorithm)
-        _native.read_url(path, hasher.update, storage_options)
+        _native.read_url(source, hasher.update, storage_options)
         return hasher.hexdigest()
-    with open(_native.local_path(path), "rb", buffering=0) as file:
+    with open(_native.local_path(source), "rb", buffering=0) as file:
         return hashlib.file_digest(file, algorithm).hexdigest()
 
 
@@ -228,7 +228,7 @@ class Verification:
 
 
 def verify(
-    path: Path,
+    source: Path,
     *,
     expected_sha256: str | None = None,
     progress: Progress = False,
@@ -238,7 +238,7 @@ def verify(
 
     Parameters
     ----------
-    path : str, bytes or os.PathLike
+    source : str, bytes or os.PathLike
         A file that was saved with ``checksums=...`` or has ``modelspec.hash_sha256`` in its metadata; the
         index of such files, or a directory with one. Or a URL, as for `ingot.safe_open`: what is behind it is
         fetched in parts, which are not kept.
@@ -274,8 +274,8 @@ def verify(
     The digests guard against accidents. Who changes a file on purpose can change its digests too;
     `expected_sha256`, from another place, guards against that as well.
     """
-    with telling(checked_progress(progress), "Verifying", path) as tell:
-        found = _native.verify(path, expected_sha256, tell, storage_options)
+    with telling(checked_progress(progress), "Verifying", source) as tell:
+        found = _native.verify(source, expected_sha256, tell, storage_options)
     reports = {name: _report(facts) for name, facts in found}
     return _together(reports) if len(reports) != 1 else next(iter(reports.values()))
 

@@ -145,7 +145,7 @@ def one_of(option: str, value: str, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise OptionError(
             f"{option} {value!r} is unknown: expected one of {', '.join(choices)}",
-            code=f"unknown-{option}",
+            code=f"unknown-{option.replace('_', '-')}",
             expected=choices,
             found=value,
         )

@@ -27,7 +27,7 @@ _KEPT: Any = ...
 
 def merge(
     sources: Iterable[Path],
-    out: Path,
+    destination: Path,
     *,
     on_duplicate: Literal["error", "first", "last"] = "error",
     metadata: Mapping[str, str] | None = _KEPT,
@@ -46,7 +46,7 @@ def merge(
     sources : iterable of str, bytes or os.PathLike
         The files, in either format or in both; sharded checkpoints, by directory or index, or URLs, as for
         `ingot.safe_open`. What is behind a URL is fetched as it is written, and of it only what is taken.
-    out : str, bytes or os.PathLike
+    destination : str, bytes or os.PathLike
         Where to write; it may be one of the sources. What is there stays until the new file is whole.
     on_duplicate : {"error", "first", "last"}
         What to do with a name that several sources have: refuse it, or take it from the first or the last
@@ -87,7 +87,7 @@ def merge(
     one_of("on_duplicate", on_duplicate, ON_DUPLICATE)
     if isinstance(sources, (str, bytes)) or hasattr(sources, "__fspath__"):
         raise TypeError("sources must be an iterable of paths, not a path")
-    paths, out = list(sources), local_path(out)
+    paths, destination = list(sources), local_path(destination)
     opened = Sources.open(paths, storage_options)
     picks = [(at, *pick) for at in range(len(paths)) for pick in enumerate(opened.names(at))]
     if on_duplicate != "error":
@@ -96,15 +96,25 @@ def merge(
             by_name[pick[2]] = pick
         picks = list(by_name.values())
     pairs = _together(opened) if metadata is _KEPT else texts(metadata)
-    with telling(progress, "Merging", out) as tell:
+    with telling(progress, "Merging", destination) as tell:
         _write(
-            opened, out, picks, pairs, metadata is _KEPT, format, reserve_header, align, durable, force, tell
+            opened,
+            destination,
+            picks,
+            pairs,
+            metadata is _KEPT,
+            format,
+            reserve_header,
+            align,
+            durable,
+            force,
+            tell,
         )
 
 
 def rewrite(
     source: Path,
-    out: Path,
+    destination: Path,
     *,
     rename: Mapping[str, str] | Callable[[str], str] | None = None,
     keep: Which | None = None,
@@ -124,7 +134,7 @@ def rewrite(
     ----------
     source : str, bytes or os.PathLike
         The file, in either format, or a sharded checkpoint, or a URL, as for `ingot.merge`.
-    out : str, bytes or os.PathLike
+    destination : str, bytes or os.PathLike
         Where to write; it may be `source`. What is there stays until the new file is whole.
     rename : dict of str to str, or callable, optional
         New names for old ones; or what gives the new name for every old one. Of those that are kept, names
@@ -137,7 +147,7 @@ def rewrite(
     metadata : dict of str to str or None, optional
         The text to store. By default that of the source.
     format, reserve_header, align, durable, force, progress
-        As for `save_file`: by default the name of `out` decides the format.
+        As for `save_file`: by default the name of `destination` decides the format.
     storage_options : dict, optional
         As for `merge`.
 
@@ -160,7 +170,7 @@ def rewrite(
     Names that share a tensor (``save_file(..., shared="alias")``) are names like all others, and share it in
     the new file too. Where the name that it was stored under is left out, it is stored under another.
     """
-    progress, out = checked_progress(progress), local_path(out)
+    progress, destination = checked_progress(progress), local_path(destination)
     opened = Sources.open([source], storage_options)
     names, path = opened.names(0), opened.path(0)
     kept = set(names) if keep is None else _chosen(names, keep, path)
@@ -169,15 +179,25 @@ def rewrite(
     new_name = _renaming(names, rename, path)
     picks = [(0, number, new_name(name)) for number, name in enumerate(names) if name in kept]
     pairs = _together(opened) if metadata is _KEPT else texts(metadata)
-    with telling(progress, "Writing", out) as tell:
+    with telling(progress, "Writing", destination) as tell:
         _write(
-            opened, out, picks, pairs, metadata is _KEPT, format, reserve_header, align, durable, force, tell
+            opened,
+            destination,
+            picks,
+            pairs,
+            metadata is _KEPT,
+            format,
+            reserve_header,
+            align,
+            durable,
+            force,
+            tell,
         )
 
 
 def split(
     source: Path,
-    directory: Path,
+    destination: Path,
     max_shard_size: int | str = "5GB",
     *,
     filename_pattern: str = "model{suffix}.safetensors",
@@ -192,7 +212,7 @@ def split(
     ----------
     source : str, bytes or os.PathLike
         The file, in either format, or a sharded checkpoint, or a URL, as for `ingot.merge`.
-    directory : str, bytes or os.PathLike
+    destination : str, bytes or os.PathLike
         Where to write. It is made if it is not there. Files of an earlier checkpoint that `filename_pattern`
         fits, and no others, are removed when the new one is in place.
     max_shard_size : int or str
@@ -228,7 +248,7 @@ def split(
     from ._shards import split as planned
 
     progress = checked_progress(progress)
-    place, limit = Place(directory, filename_pattern), nbytes(max_shard_size)
+    place, limit = Place(destination, filename_pattern), nbytes(max_shard_size)
     flush, opened = is_durable(durable), Sources.open([source], storage_options)
     names, sizes = opened.names(0), opened.sizes(0)
     pairs = (_together(opened) if metadata is _KEPT else texts(metadata)) or {}

@@ -33,7 +33,7 @@ class Writer:
 
     Parameters
     ----------
-    path : str, bytes or os.PathLike
+    destination : str, bytes or os.PathLike
         The file. What is there stays until `commit`.
     specs : dict of str to (dtype, shape), optional
         All tensors of the file. The dtype is one of `ingot.typing.Dtype`, such as ``"BF16"``. Whatever has
@@ -70,8 +70,8 @@ class Writer:
     Notes
     -----
     With ``with``, leaving without a commit leaves the old file and removes what was written; so does losing
-    the writer, and the next save to this path cleans up after a process that was killed. The file is the
-    one that `save_file` of the same tensors writes, byte for byte, except with `reserve`.
+    the writer, and the next save to this destination cleans up after a process that was killed. The file is
+    the one that `save_file` of the same tensors writes, byte for byte, except with `reserve`.
 
     Several processes fill one file: one makes the writer, the others `join`, on the same machine. Each
     element has to be written exactly once, by anybody; who writes what need not be agreed on beforehand, as
@@ -96,7 +96,7 @@ class Writer:
 
     def __init__(
         self,
-        path: Path,
+        destination: Path,
         specs: Mapping[str, Any] | None = None,
         metadata: Mapping[str, str] | None = None,
         *,
@@ -109,7 +109,7 @@ class Writer:
         shared: Mapping[str, str] | None = None,
     ) -> None:
         _check_platform()
-        self._path = _native.local_path(path)
+        self._path = _native.local_path(destination)
         pairs, flush = texts(metadata), is_durable(durable)
         self._writer: _native.Writer | _native.Appender
         if (specs is None) == (reserve is None):
@@ -144,13 +144,17 @@ class Writer:
 
     @classmethod
     def join(
-        cls, path: Path, *, orphaned: Literal["refuse", "finish"] = "refuse", durable: bool | None = None
+        cls,
+        destination: Path,
+        *,
+        orphaned: Literal["refuse", "finish"] = "refuse",
+        durable: bool | None = None,
     ) -> Self:
         """Take part in filling a file that a writer in another process, or in this one, began.
 
         Parameters
         ----------
-        path : str, bytes or os.PathLike
+        destination : str, bytes or os.PathLike
             The path that it was given, or another way to the same.
         orphaned : {"refuse", "finish"}
             What to do where the writer that began the file was killed, or its process crashed, before a
@@ -184,7 +188,7 @@ class Writer:
         _check_platform()
         finish = one_of("orphaned", orphaned, ORPHANED) == "finish"
         writer = object.__new__(cls)
-        writer._path = _native.local_path(path)
+        writer._path = _native.local_path(destination)
         writer._writer = _native.Writer.join(writer._path, finish=finish, durable=is_durable(durable))
         _WRITERS.add(writer)
         return writer

@@ -321,7 +321,7 @@ def test_a_file_that_is_cut_short_is_refused_with_its_name(word: str) -> None:
     for end in (9, len(data) // 3, len(data) - 9):
         Path("cut.data").write_bytes(data[:end])
         with pytest.raises(ingot.ConversionError, match=r"^cut.data: "):
-            ingot.convert("cut.data", "out.safetensors", source=word)
+            ingot.convert("cut.data", "out.safetensors", source_format=word)
 
 
 @pytest.mark.parametrize(
@@ -335,5 +335,5 @@ def test_a_missing_package_is_named_with_what_installs_it(
     with pytest.raises(
         ModuleNotFoundError, match=rf"needs {package}.*pip install 'ingot-tensors\[convert\]'"
     ) as caught:
-        ingot.convert("in.data", "out.safetensors", source=word)
+        ingot.convert("in.data", "out.safetensors", source_format=word)
     assert caught.value.name == package

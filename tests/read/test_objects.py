@@ -281,7 +281,7 @@ def test_what_a_store_raises_is_the_cause_and_its_words_stay_there(data: bytes, 
         assert SECRET not in str(caught.value)
     large = ingot.Ranges(Failing(data * 4, fail), NAME)
     with pytest.raises(ingot.StorageError, match="RuntimeError") as caught:
-        ingot.convert(large, tmp_path / "new.bt", source="safetensors")
+        ingot.convert(large, tmp_path / "new.bt", source_format="safetensors")
     assert caught.value.__cause__ is fault
     assert list(tmp_path.iterdir()) == []
 

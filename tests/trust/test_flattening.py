@@ -113,7 +113,7 @@ def test_every_tensor_comes_out_once_or_is_refused_by_name(write: Any, out: str,
     source = {by_torch: "torch", by_paddle: "paddle", by_flax: "flax"}[write]
     names = list(naive_names(tree))
     try:
-        report = ingot.convert(path, out, source=source)
+        report = ingot.convert(path, out, source_format=source)
     except (ingot.ConversionError, ingot.SaveError) as error:
         refused: Any = error
     else:

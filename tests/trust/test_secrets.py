@@ -360,7 +360,7 @@ def arguments(function: Callable[..., Any], given: dict[str, object], folder: Pa
             found[name] = given[name]
         elif name in places(function):
             found[name] = [good_file] if name == "sources" else folder / f"{name}.safetensors"
-            if name in ("src", "source"):
+            if name == "source":
                 found[name] = good_file
         elif name == "storage_options":
             found[name] = OPTIONS
@@ -438,14 +438,12 @@ def test_the_servers_of_these_tests_say_secrets_again(server: Server) -> None:
 # Every function that writes. -----------------------------------------------------------------------------
 
 # The places that are written to. Those of the others are read.
-WRITTEN = ("dst", "out", "directory")
+WRITTEN = ("destination",)
 WRITERS = {
     f"{name}({place})": (function, place)
     for name, function in FUNCTIONS.items()
     for place in places(function)
-    if place in WRITTEN
-    or re.search(r"\.(save\w*|serialize_file|update_metadata|replace_tensor|Writer|join)$", name)
-    or (name.endswith(".download") and place == "path")
+    if place in WRITTEN or re.search(r"\.(save\w*|serialize_file|update_metadata|replace_tensor)$", name)
 }
 
 
@@ -537,7 +535,7 @@ TYPED = {
     "keys": ["title"],
     "shell": ["bash"],
 }
-PLACES = ("path", "paths", "a", "b", "source", "output", "directory", "json_file")
+PLACES = ("path", "paths", "a", "b", "source", "destination", "json_file")
 
 
 def lines(words: str, url: str) -> Iterator[list[str]]:

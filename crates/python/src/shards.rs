@@ -15,8 +15,8 @@ pub(crate) struct ShardIndex {
 #[pymethods]
 impl ShardIndex {
     #[staticmethod]
-    fn read(py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<ShardIndex> {
-        let path = file_path(path)?;
+    fn read(py: Python<'_>, source: &Bound<'_, PyAny>) -> PyResult<ShardIndex> {
+        let path = file_path(source)?;
         let index = py.detach(|| ingot_io::read_index(&path));
         index
             .map(|index| ShardIndex { index })

@@ -16,7 +16,7 @@ from ingot._progress import told
 from ingot._text import _escaped
 from ingot.errors import OptionError
 
-from .destination import Destination, destination, refuse_existing
+from .destination import Destination, planned, refuse_existing
 from .fetched import copied, fetched, sweep
 from .formats import FORMATS, resolved
 from .limits import Budget, limits, source_nbytes
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
 
 def convert(
-    src: Source,
-    dst: Path,
+    source: Source,
+    destination: Path,
     *,
-    source: str | None = None,
+    source_format: str | None = None,
     format: Literal["safetensors", "bintensors", "npz"] | None = None,
     max_shard_size: int | str | None = None,
     dtype: Dtype | None = None,
@@ -64,17 +64,17 @@ def convert(
 
     Parameters
     ----------
-    src : str, bytes, os.PathLike, or an object to read from
+    source : str, bytes, os.PathLike, or an object to read from
         A file or a folder. Its content decides what it is, and its name only where the content has no mark:
         PyTorch's checkpoints (also in several files with an index), ``.npz``, ``.npy``, HDF5 and Keras, flax
         msgpack, ONNX, TensorFlow's SavedModels and checkpoints, PaddlePaddle, GGUF, Arrow, Parquet,
         ``.safetensors`` and ``.bt``. Or the URL of one file, or an object that holds one, as for
-        `ingot.safe_open`: it is fetched first, beside `dst`, and removed when this is over.
-    dst : str, bytes or os.PathLike
+        `ingot.safe_open`: it is fetched first, beside `destination`, and removed when this is over.
+    destination : str, bytes or os.PathLike
         The file to write, whose name says the format: ``.safetensors``, ``.bt`` or ``.npz``. A folder, which
         exists or ends in a slash, or `max_shard_size` writes several files with an index, as `ingot.split`.
-    source : str, optional
-        What `src` is, where it cannot be seen: a word of ``Conversion.source_format``.
+    source_format : str, optional
+        What `source` is, where it cannot be seen: a word of ``Conversion.source_format``.
     format : {"safetensors", "bintensors", "npz"}, optional
         What to write, whatever the name says.
     max_shard_size : int or str, optional
@@ -99,7 +99,7 @@ def convert(
         Read every tensor of the new file and of the source again and compare them, before the new file takes
         its name.
     overwrite : bool
-        Replace what is at `dst`. It stays what it is if the conversion fails.
+        Replace what is at `destination`. It stays what it is if the conversion fails.
     durable : bool, optional
         As for `save_file`.
     progress : bool, None or callable
@@ -120,10 +120,10 @@ def convert(
         payload), names files outside its folder, becomes too large, or has tensors that no file can hold.
         ``code`` says which. Nothing was written.
     FileExistsError
-        There is something at `dst`, and `overwrite` is not set.
+        There is something at `destination`, and `overwrite` is not set.
     OSError
-        `src` cannot be opened, or the folder of `dst` cannot be written to. What goes wrong with a URL is
-        raised as by `ingot.download`.
+        `source` cannot be opened, or the folder of `destination` cannot be written to. What goes wrong with a
+        URL is raised as by `ingot.download`.
     ModuleNotFoundError
         A package that reads the source is not installed. The message has the command that installs it.
     TensorNotFoundError
@@ -156,7 +156,7 @@ def convert(
     """
     if not hasattr(_native, "Aside"):
         raise NotImplementedError("ingot.convert needs what Unix has")
-    to = destination(fsdecode(local_path(dst)), format, max_shard_size)
+    to = planned(fsdecode(local_path(destination)), format, max_shard_size)
     code = None if dtype is None else float_code(dtype)
     options = _Write(to, code, texts(metadata) or {}, verify, overwrite, is_durable(durable))
     if to.kind == "npz" and metadata:
@@ -164,7 +164,7 @@ def convert(
     progress = checked_progress(progress)
 
     def converted(path: str, shown: str) -> Conversion:
-        found, word = resolved(path, source)
+        found, word = resolved(path, source_format)
         budget = Budget(found, limits(source_nbytes(found, FORMATS[word].is_folder), max_nbytes))
         refuse_existing(to, overwrite)
         with FORMATS[word].opened(found, Options(dequantize, budget)) as contents:
@@ -174,19 +174,19 @@ def convert(
                 return options.run(shown, word, contents, chosen, tell)
 
     sweep(to.path)
-    if isinstance(src, str) and is_url(src):
+    if isinstance(source, str) and is_url(source):
         # Before hours are spent on fetching it.
         refuse_existing(to, overwrite)
-        with fetched(src, to.path, progress, storage_options) as near:
-            return converted(near, shown_url(src))
-    if not is_path(src):
-        found = resolved_object(src)
+        with fetched(source, to.path, progress, storage_options) as near:
+            return converted(near, shown_url(source))
+    if not is_path(source):
+        found = resolved_object(source)
         if found is not None and not isinstance(found, str):
             refuse_existing(to, overwrite)
             with copied(found, to.path, progress) as near:
                 return converted(near, shown(found))
-        src = found or src
-    path = fsdecode(local_path(cast("Path", src)))
+        source = found or source
+    path = fsdecode(local_path(cast("Path", source)))
     return converted(path, path)
 
 

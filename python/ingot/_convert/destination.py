@@ -34,7 +34,7 @@ class Destination(NamedTuple):
     shard_nbytes: int
 
 
-def destination(path: str, format: str | None, max_shard_size: int | str | None) -> Destination:
+def planned(path: str, format: str | None, max_shard_size: int | str | None) -> Destination:
     """What the caller asked for, which the ending of the name says where `format` does not."""
     if format is not None:
         one_of("format", format, KINDS)

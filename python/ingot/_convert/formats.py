@@ -135,7 +135,7 @@ def recognised(path: str, source: str | None) -> str:
         It is none of them. The message says what it looks like.
     """
     if source is not None:
-        return one_of("source", source, tuple(FORMATS))
+        return one_of("source_format", source, tuple(FORMATS))
     if os.path.isdir(path):
         raise IsADirectoryError(f"a folder is resolved first: {path}")
     if not os.path.exists(path) and os.path.exists(path + ".index"):

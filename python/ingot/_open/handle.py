@@ -600,14 +600,14 @@ class safe_open(Mapping[str, Value]):
             raise ClosedError(f"{_escaped(self.path)}: file is closed", code="closed", path=self.path)
 
 
-def warm(filename: Path) -> int:
+def warm(source: Path) -> int:
     """Bring a file's tensors into the system's page cache, so that what reads them next need not wait.
 
     It reads in parallel, keeps nothing in memory of its own, and returns when all is there.
 
     Parameters
     ----------
-    filename : str, bytes or os.PathLike
+    source : str, bytes or os.PathLike
         A `.safetensors` or a `.bt` file.
 
     Returns
@@ -622,7 +622,7 @@ def warm(filename: Path) -> int:
     HeaderError, StorageError
         As `ingot.safe_open` does, and where reading fails.
     """
-    checkpoint = open_checkpoint(filename, "pread")
+    checkpoint = open_checkpoint(source, "pread")
     try:
         return checkpoint.warm()
     finally:

@@ -89,8 +89,10 @@ several: Decorator = click.argument(
     "paths", metavar="PATH...", nargs=-1, required=True, callback=anywhere, shell_complete=paths
 )
 own: Decorator = click.argument("path", metavar="PATH", callback=local, shell_complete=paths)
-source: Decorator = click.argument("path", metavar="SRC", callback=anywhere, shell_complete=paths)
-destination: Decorator = click.argument("output", metavar="DST", callback=local, shell_complete=paths)
+source: Decorator = click.argument("path", metavar="SOURCE", callback=anywhere, shell_complete=paths)
+destination: Decorator = click.argument(
+    "destination", metavar="DESTINATION", callback=local, shell_complete=paths
+)
 dry_run: Decorator = click.option(
     "--dry-run", is_flag=True, help="Say what would be written, and write nothing."
 )

@@ -228,7 +228,7 @@ def _strict_message(where: str, target: object, missing: list[str], unexpected: 
 
 def load_into(
     target: torch.nn.Module | Mapping[str, torch.Tensor],
-    filename: Source,
+    source: Source,
     *,
     strict: bool = True,
     backend: str = "auto",
@@ -244,7 +244,7 @@ def load_into(
         What to fill: the module's parameters and persistent buffers, or the tensors of the dict. They stay
         the objects that they are, on the device where they are, laid out in memory as they are; no gradient
         is recorded.
-    filename : str, bytes, os.PathLike, or an object to read from
+    source : str, bytes, os.PathLike, or an object to read from
         As for `load_file`.
     strict : bool
         Refuse a file that lacks a tensor of `target`, or has one that `target` lacks.
@@ -281,6 +281,6 @@ def load_into(
     then copies. The module's own loading hooks do not run: `load_model` runs them.
     """
     threads, progress = checked_threads(threads), checked_progress(progress)
-    checkpoint = _open.open_checkpoint(filename, backend, storage_options=storage_options)
+    checkpoint = _open.open_checkpoint(source, backend, storage_options=storage_options)
     with reading(checkpoint, threads, progress) as how:
         return into(target, checkpoint, strict, how)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def save_sharded(
     state_dict: Mapping[str, torch.Tensor],
-    directory: Path,
+    destination: Path,
     max_shard_size: int | str = "5GB",
     filename_pattern: str = "model{suffix}.safetensors",
     metadata: Mapping[str, str] | None = None,
@@ -39,7 +39,7 @@ def save_sharded(
     state_dict : dict of str to torch.Tensor
         What to save. Of tensors that share memory the one that holds all of it is written, and the
         other names are noted in the metadata with the name that stands for them, as `save_model` does.
-    directory : str, bytes or os.PathLike
+    destination : str, bytes or os.PathLike
         Where to write. It is made if it is not there. Files of an earlier checkpoint that `filename_pattern`
         fits, and no others, are removed when the new one is in place.
     max_shard_size : int or str
@@ -56,7 +56,7 @@ def save_sharded(
         environment has ``INGOT_DURABLE=0``.
     checksums : {"blake3", "sha256", "xxh3", "xxh3_128"}, optional
         As for `save_file`: each file keeps a digest of every tensor in it, which `ingot.verify` and
-        ``load_file(directory, verify=True)`` compare. Without it the files are those of huggingface_hub.
+        ``load_file(destination, verify=True)`` compare. Without it the files are those of huggingface_hub.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def save_sharded(
     behind, the next one removes. Two saves to one directory at the same time are not foreseen.
     """
     limit = nbytes(max_shard_size)
-    place, flush = Place(directory, filename_pattern), is_durable(durable)
+    place, flush = Place(destination, filename_pattern), is_durable(durable)
     own = _tensors(state_dict)
     # All of them before the first file is written.
     for name, tensor in own.items():

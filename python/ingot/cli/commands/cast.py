@@ -35,24 +35,30 @@ _BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16}
 @arguments.writing
 @printing
 def command(
-    screen: Screen, path: str, output: str, dtype: str, keep: tuple[str, ...], force: bool, dry_run: bool
+    screen: Screen, path: str, destination: str, dtype: str, keep: tuple[str, ...], force: bool, dry_run: bool
 ) -> int:
-    """Write the tensors of SRC to DST with floating-point ones converted, as torch's .to(dtype) does it.
+    """Write the tensors of SOURCE to DESTINATION with floats converted, as torch's .to(dtype) does it.
 
     Integers, booleans and complex numbers stay what they are. At most 256 MiB, or one tensor, are in memory.
     """
     source = opened(path)
     infos = source.infos()
     changed = {info.name for info in infos if _changes(info, dtype, keep)}
-    arguments.target(output, force)
+    arguments.target(destination, force)
     after = sum(_size(info, dtype) if info.name in changed else info.nbytes for info in infos)
     if not dry_run:
-        _write(screen, source, infos, changed, dtype, output, force)
-    facts = {"file": output, "dtype": dtype, "cast": len(changed), "tensors": len(infos), "nbytes": after}
+        _write(screen, source, infos, changed, dtype, destination, force)
+    facts = {
+        "file": destination,
+        "dtype": dtype,
+        "cast": len(changed),
+        "tensors": len(infos),
+        "nbytes": after,
+    }
     screen.answer({"dry_run": dry_run, **facts})
     done = "would write" if dry_run else "wrote"
     cast = f"{plural(len(changed), 'tensor')} of {len(infos):,} cast to {dtype}"
-    screen.say(f"{done} {shown(output)}: {cast}, {nbytes(after)}")
+    screen.say(f"{done} {shown(destination)}: {cast}, {nbytes(after)}")
     return 0
 
 
@@ -71,7 +77,7 @@ def _write(
     infos: list[TensorInfo],
     changed: set[str],
     dtype: str,
-    output: str,
+    destination: str,
     force: bool,
 ) -> None:
     from ingot import numpy
@@ -80,7 +86,7 @@ def _write(
 
     specs = {info.name: (dtype if info.name in changed else info.dtype, info.shape) for info in infos}
     metadata = source.metadata() or None
-    with bar(screen, "Casting") as tell, Writer(output, specs, metadata, force=force) as writer:
+    with bar(screen, "Casting") as tell, Writer(destination, specs, metadata, force=force) as writer:
         steps = Several(tell, sum(info.nbytes for info in infos))
         for checkpoint, names in source.checkpoints():
             for batch in _batches([checkpoint.info(name) for name in names]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ingot import _convert
-from ingot._convert.destination import destination, refuse_existing
+from ingot._convert.destination import planned, refuse_existing
 from ingot._convert.formats import FORMATS, resolved
 from ingot._native import is_url
 from ingot.cli import arguments
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 @click.command(short_help="Make a file of tensors of a file of another format.")
 @arguments.source
 @arguments.destination
-@click.option("--source", type=click.Choice(tuple(FORMATS)), help="What SRC is, where it cannot be seen.")
+@click.option(
+    "--source-format", type=click.Choice(tuple(FORMATS)), help="What SOURCE is, where it cannot be seen."
+)
 @click.option("--dtype", type=arguments.FloatDtype(), help="Cast floats to it.")
 @click.option("--max-shard-size", metavar="SIZE", help="Write several files and an index: 5GB.")
 @click.option("--root", metavar="NAME", help="Only what is below this name: state_dict.")
@@ -38,8 +40,8 @@ if TYPE_CHECKING:
 def command(
     screen: Screen,
     path: str,
-    output: str,
-    source: str | None,
+    destination: str,
+    source_format: str | None,
     dtype: str | None,
     max_shard_size: str | None,
     root: str | None,
@@ -51,18 +53,19 @@ def command(
     force: bool,
     dry_run: bool,
 ) -> int:
-    """Convert SRC to DST, whose name says the format: .safetensors, .bt or .npz. No code from SRC is run.
+    """Convert SOURCE to DESTINATION, whose name says the format: .safetensors, .bt or .npz.
 
-    SRC is a checkpoint of PyTorch, .npz, .npy, HDF5 or Keras, flax msgpack, ONNX, TensorFlow, PaddlePaddle,
-    GGUF, Arrow, Parquet, .safetensors or .bt. Its content decides, where it has a mark.
+    SOURCE is a checkpoint of PyTorch, .npz, .npy, HDF5 or Keras, flax msgpack, ONNX, TensorFlow,
+    PaddlePaddle, GGUF, Arrow, Parquet, .safetensors or .bt. Its content decides, where it has a mark. No code
+    from it is run.
     """
     if dry_run:
-        return _planned(screen, path, output, source, max_shard_size, force)
+        return _planned(screen, path, destination, source_format, max_shard_size, force)
     with bar(screen, "Converting") as tell:
         done = _convert.convert(
             path,
-            output,
-            source=source,
+            destination,
+            source_format=source_format,
             dtype=dtype,
             max_shard_size=max_shard_size,
             root=root,
@@ -80,18 +83,23 @@ def command(
 
 
 def _planned(
-    screen: Screen, path: str, output: str, source: str | None, max_shard_size: str | None, force: bool
+    screen: Screen,
+    path: str,
+    destination: str,
+    source_format: str | None,
+    max_shard_size: str | None,
+    force: bool,
 ) -> int:
     """Say what would be done, after all refusals that need no tensor."""
     if is_url(path):
         raise click.UsageError(
             f"{shown(path)}: is a URL: what it is can be said once it was fetched, so not by --dry-run"
         )
-    _, word = resolved(path, source)
-    to = destination(output, None, max_shard_size)
+    _, word = resolved(path, source_format)
+    to = planned(destination, None, max_shard_size)
     refuse_existing(to, force)
-    screen.answer({"dry_run": True, "source": path, "source_format": word, "destination": output})
-    screen.say(f"would write {shown(output)}: {FORMATS[word].title} as {to.kind}")
+    screen.answer({"dry_run": True, "source": path, "source_format": word, "destination": destination})
+    screen.say(f"would write {shown(destination)}: {FORMATS[word].title} as {to.kind}")
     return 0
 
 

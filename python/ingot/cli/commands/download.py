@@ -27,7 +27,7 @@ def _remote(context: click.Context, parameter: click.Parameter, given: str) -> s
 
 @click.command(short_help="Fetch a file, or a model of many, and keep it.")
 @click.argument("source", callback=_remote)
-@arguments.own
+@arguments.destination
 @click.option("--sha256", "expected", metavar="HEX", help="The SHA-256 that the file has to have.")
 @click.option("--threads", type=click.IntRange(1), help="How many parts are fetched at once, 16 by default.")
 @arguments.writing
@@ -35,41 +35,42 @@ def _remote(context: click.Context, parameter: click.Parameter, given: str) -> s
 def command(
     screen: Screen,
     source: str,
-    path: str,
+    destination: str,
     expected: str | None,
     threads: int | None,
     force: bool,
     dry_run: bool,
 ) -> int:
-    """Fetch what is behind the URL SOURCE to PATH, or into it where it is a directory or ends in a slash.
+    """Fetch what is behind the URL SOURCE to DESTINATION.
 
-    The URL of an index (`*.index.json`), and a repository of the Hub that has one and no model.safetensors,
-    brings the index and all files that it names. What was broken off, by Ctrl-C or with the machine, goes on
-    when it is typed again. What the Hub says of its files, or --sha256, has to be true of them.
+    Where DESTINATION is a directory, or ends in a slash, the file goes into it. The URL of an index
+    (`*.index.json`), and a repository of the Hub that has one and no model.safetensors, brings the index and
+    all files that it names. What was broken off, by Ctrl-C or with the machine, goes on when it is typed
+    again. What the Hub says of its files, or --sha256, has to be true of them.
     """
     try:
         if dry_run:
-            _plan(screen, source, path, expected, force)
+            _plan(screen, source, destination, expected, force)
         else:
-            _fetch(screen, source, path, expected, threads, force)
+            _fetch(screen, source, destination, expected, threads, force)
     except FileExistsError as error:
         there = shown(os.fsdecode(error.filename))
         raise click.UsageError(f"{there}: is there already: --force replaces it") from None
     return 0
 
 
-def _plan(screen: Screen, source: str, path: str, expected: str | None, force: bool) -> None:
-    files = _download.planned(source, path, expected_sha256=expected, overwrite=force)
+def _plan(screen: Screen, source: str, destination: str, expected: str | None, force: bool) -> None:
+    files = _download.planned(source, destination, expected_sha256=expected, overwrite=force)
     screen.answer({"dry_run": True, "files": [{"file": name, "nbytes": size} for name, size in files]})
     _tell(screen, files, "would fetch")
 
 
 def _fetch(
-    screen: Screen, source: str, path: str, expected: str | None, threads: int | None, force: bool
+    screen: Screen, source: str, destination: str, expected: str | None, threads: int | None, force: bool
 ) -> None:
     with bar(screen, "Downloading") as tell:
         done = _download.download(
-            source, path, expected_sha256=expected, overwrite=force, threads=threads, progress=tell
+            source, destination, expected_sha256=expected, overwrite=force, threads=threads, progress=tell
         )
     parts = [_described(file) for file in done.files]
     screen.answer({"dry_run": False, **_described(done), "files": parts})

@@ -39,13 +39,13 @@ _COLUMNS = (Column("old"), Column("new"))
 def command(
     screen: Screen,
     path: str,
-    output: str,
+    destination: str,
     pairs: tuple[tuple[str, str], ...],
     subs: tuple[tuple[str, str], ...],
     force: bool,
     dry_run: bool,
 ) -> int:
-    """Write the tensors of SRC to DST under other names. Bytes are copied, no tensor is decoded."""
+    """Write the tensors of SOURCE to DESTINATION under other names: bytes are copied, none is decoded."""
     if not pairs and not subs:
         raise click.UsageError("expected --name OLD NEW or --sub REGEX TEXT")
     source = opened(path)
@@ -53,15 +53,15 @@ def command(
     for old in {old for old, _ in pairs} - set(names):
         source.handle.info(old)
     table = _renamed(names, dict(pairs), subs)
-    arguments.target(output, force)
+    arguments.target(destination, force)
     if not dry_run:
         with bar(screen, "Writing") as tell:
-            _rearrange.rewrite(path, output, rename=table, force=force, progress=tell)
-    screen.answer({"dry_run": dry_run, "file": output, "renamed": table})
+            _rearrange.rewrite(path, destination, rename=table, force=force, progress=tell)
+    screen.answer({"dry_run": dry_run, "file": destination, "renamed": table})
     screen.table(_COLUMNS, list(table.items()))
     if screen.is_terminal:
         done = "would write" if dry_run else "wrote"
-        screen.say(f"{done} {shown(output)}: {plural(len(table), 'tensor')} of {len(names):,} renamed")
+        screen.say(f"{done} {shown(destination)}: {plural(len(table), 'tensor')} of {len(names):,} renamed")
     return 0
 
 

@@ -17,7 +17,7 @@ from ingot.cli.wording import nbytes, plural, shown
 
 @click.command(short_help="Make several files and an index of one file.")
 @arguments.path
-@click.argument("directory", callback=arguments.local, shell_complete=arguments.paths)
+@click.argument("destination", callback=arguments.local, shell_complete=arguments.paths)
 @click.option("--max-shard-size", default="5GB", show_default=True, help="Bytes of tensors in a file.")
 @click.option(
     "--pattern", default="model{suffix}.safetensors", show_default=True, help="The names of the files."
@@ -25,23 +25,23 @@ from ingot.cli.wording import nbytes, plural, shown
 @arguments.writing
 @printing
 def command(
-    screen: Screen, path: str, directory: str, max_shard_size: str, pattern: str, force: bool, dry_run: bool
+    screen: Screen, path: str, destination: str, max_shard_size: str, pattern: str, force: bool, dry_run: bool
 ) -> int:
-    """Write several files and an index, as huggingface_hub does, into DIRECTORY.
+    """Write several files and an index, as huggingface_hub does, into DESTINATION.
 
     With --force they replace the checkpoint that is there.
     """
     source = opened(path)
-    place = _shards.Place(directory, pattern)
+    place = _shards.Place(destination, pattern)
     sizes = [info.nbytes for info in source.infos()]
     limit = int(max_shard_size) if max_shard_size.isdecimal() else _shards.nbytes(max_shard_size)
     shards = _shards.split(sizes, limit)
     _refuse_to_replace(place, force)
     if not dry_run:
         with bar(screen, "Splitting") as tell:
-            _rearrange.split(path, directory, limit, filename_pattern=pattern, progress=tell)
+            _rearrange.split(path, destination, limit, filename_pattern=pattern, progress=tell)
     files = [
-        (os.path.join(directory, name), len(shard), sum(sizes[number] for number in shard))
+        (os.path.join(destination, name), len(shard), sum(sizes[number] for number in shard))
         for name, shard in zip(place.names(len(shards)), shards, strict=True)
     ]
     described = [{"file": name, "tensors": tensors, "nbytes": size} for name, tensors, size in files]
@@ -51,7 +51,7 @@ def command(
     screen.table(columns, [(name, str(tensors), size_text(size)) for name, tensors, size in files])
     if screen.is_terminal:
         screen.say(
-            f"{'would write' if dry_run else 'wrote'} {plural(len(files), 'file')} to {shown(directory)}"
+            f"{'would write' if dry_run else 'wrote'} {plural(len(files), 'file')} to {shown(destination)}"
         )
     return 0
 

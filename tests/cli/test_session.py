@@ -1,8 +1,8 @@
-"""The session that the README shows, printed again.
+"""The session that docs/command.md shows, printed again.
 
 To renew it after a change that is meant, and then look at what `git diff` says of it::
 
-    INGOT_RENEW_GOLDEN=1 python -m pytest tests/cli/test_readme.py
+    INGOT_RENEW_GOLDEN=1 python -m pytest tests/cli/test_session.py
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from models import minilm
 from ingot.cli.program import COMMANDS
 from remote.servers import Answer, Handler, Request, Server, serving
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "command.md"
 SESSION = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
 # Of an answer with more lines so many are shown of its begin and its end.
 LONGEST, HEAD, TAIL = 16, 7, 3
@@ -54,18 +54,18 @@ def printed(session: str, folder: Path, hub: Server) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def test_the_readme_has_a_session_of_every_command() -> None:
-    shown = set(re.findall(r"^\$ ingot (\w+)", README.read_text(encoding="utf-8"), re.MULTILINE))
+def test_the_page_has_a_session_of_every_command() -> None:
+    shown = set(re.findall(r"^\$ ingot (\w+)", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
     # The first is shown without its name; the others print what is different on every machine.
     assert set(COMMANDS) - shown == {"summary", "doctor", "completion"}
 
 
-def test_the_readme_shows_what_the_commands_print(tmp_path: Path) -> None:
+def test_the_page_shows_what_the_commands_print(tmp_path: Path) -> None:
     shutil.copy(minilm(), tmp_path / "model.safetensors")
-    text = README.read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     assert len(SESSION.findall(text)) >= 3
     with serving(hub(tmp_path)) as server:
         renewed = SESSION.sub(lambda session: printed(session[0], tmp_path, server), text)
     if os.environ.get("INGOT_RENEW_GOLDEN"):
-        README.write_text(renewed, encoding="utf-8")
-    assert renewed == README.read_text(encoding="utf-8")
+        PAGE.write_text(renewed, encoding="utf-8")
+    assert renewed == PAGE.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-// The program of README.md, run as it stands there: on a page, and with a Hub, of which only what it uses is there.
+// The program of docs/javascript.md, run as it stands there: on a page, and with a Hub, of which only what it uses is there.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -7,7 +7,7 @@ import { test } from "node:test";
 import { fileOf, fileWith } from "./oracle.mjs";
 
 const MODULE = new URL("../../js/safetensors.js", import.meta.url);
-const README = readFileSync(new URL("../../README.md", import.meta.url), "utf8");
+const PAGE = readFileSync(new URL("../../docs/javascript.md", import.meta.url), "utf8");
 const SHARD = "model-00001-of-00001.safetensors";
 
 const HUB = {
@@ -21,8 +21,8 @@ async function hub(url) {
   return file === undefined ? new Response(null, { status: 404 }) : new Response(file);
 }
 
-test("the program of the README counts a model and shows a file that is dropped", async (t) => {
-  const [, program] = /```js\n([^]*?)```/.exec(README);
+test("the program of the page counts a model and shows a file that is dropped", async (t) => {
+  const [, program] = /```js\n([^]*?)```/.exec(PAGE);
   const [lines, printed] = [[], []];
   let drop;
   const page = {
@@ -59,8 +59,8 @@ test("the program of js/README.md reads a tensor, of which the second time in pi
   assert.deepEqual(asked, ["https://huggingface.co/openai-community/gpt2/resolve/main/model.safetensors"]);
 });
 
-test("the names that the README imports are all that it uses", () => {
-  const [, names] = /import \{ (.*) \} from "\.\/safetensors\.js"/.exec(README);
-  const [, program] = /```js\n([^]*?)```/.exec(README);
+test("the names that the page imports are all that it uses", () => {
+  const [, names] = /import \{ (.*) \} from "\.\/safetensors\.js"/.exec(PAGE);
+  const [, program] = /```js\n([^]*?)```/.exec(PAGE);
   for (const name of names.split(", ")) assert.ok(program.split(new RegExp(`\\b${name}\\b`)).length > 2, name);
 });
