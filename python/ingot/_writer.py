@@ -54,7 +54,7 @@ class Writer:
         ``INGOT_DURABLE=0``.
     force : bool
         Replace a read-only file too.
-    shared : dict of str to str, optional
+    aliases : dict of str to str, optional
         Other names for tensors of `specs`, each with the name of its tensor, which is stored once. They are
         kept as ``save_file(..., shared="alias")`` of `ingot.torch` keeps them. With `specs` only.
 
@@ -106,7 +106,7 @@ class Writer:
         align: Align = 8,
         durable: bool | None = None,
         force: bool = False,
-        shared: Mapping[str, str] | None = None,
+        aliases: Mapping[str, str] | None = None,
     ) -> None:
         _check_platform()
         self._path = _native.local_path(destination)
@@ -121,9 +121,9 @@ class Writer:
                     code="no-room",
                     found=format,
                 )
-            if shared:
+            if aliases:
                 raise OptionError(
-                    "shared is for specs: with reserve the tensors are not known", code="specs-or-reserve"
+                    "aliases is for specs: with reserve the tensors are not known", code="specs-or-reserve"
                 )
             self._writer = _native.Appender.create(
                 self._path, room(reserve), pairs, durable=flush, force=force
@@ -134,7 +134,7 @@ class Writer:
                 [_declared(name, spec) for name, spec in named(specs or {}, value="(dtype, shape)").items()],
                 pairs,
                 format_for(self._path, format),
-                views=rendered(_views(specs or {}, shared or {})),
+                views=rendered(_views(specs or {}, aliases or {})),
                 reserve=room(reserve_header),
                 align=alignment(align),
                 durable=flush,
@@ -290,9 +290,9 @@ def _check_platform() -> None:
         raise NotImplementedError("ingot.Writer needs what Unix has: write the file by save_file")
 
 
-def _views(specs: Mapping[str, Any], shared: Mapping[str, str]) -> Views:
-    """The record of `shared`, which are no names of `specs` and stand for names of `specs`."""
-    for name, of in shared.items():
+def _views(specs: Mapping[str, Any], aliases: Mapping[str, str]) -> Views:
+    """The record of `aliases`, which are no names of `specs` and stand for names of `specs`."""
+    for name, of in aliases.items():
         if name in specs or of not in specs:
             raise SaveError(
                 f"tensor {_quoted(name)}: "
@@ -302,7 +302,7 @@ def _views(specs: Mapping[str, Any], shared: Mapping[str, str]) -> Views:
                 tensor=name,
                 found=of,
             )
-    return {name: {"of": of} for name, of in shared.items()}
+    return {name: {"of": of} for name, of in aliases.items()}
 
 
 def _declared(name: str, spec: Any) -> tuple[str, str, list[int]]:

@@ -12,13 +12,15 @@ from ingot._frameworks import FRAMEWORKS
 
 # In this order: paddle ends the process that has imported tensorflow before.
 MODULES = ("ingot", "ingot.modelspec", *(f"ingot.{name}" for name in sorted(set(FRAMEWORKS.values()))))
+# Those that users make an object of, by calling them.
+CLASSES = ("ingot.Ranges", "ingot.Writer", "ingot.safe_open")
 
 
 def public_functions() -> dict[str, Any]:
     """Each function, class and method that users call, by its full name.
 
-    Without the modules of frameworks that are not installed, and without classes of errors and of results,
-    whose arguments are fields.
+    Without the modules of frameworks that are not installed, and without classes that users do not make:
+    those of errors, of results, and what a handle gives.
     """
     return {
         name: found
@@ -46,7 +48,7 @@ def _called(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if not isinstance(value, type):
         yield name, value
         return
-    if "__init__" in vars(value) and not hasattr(value, "__dataclass_fields__"):
+    if name in CLASSES:
         yield name, value
     for method, found in vars(value).items():
         if not method.startswith("_") and inspect.isfunction(found):

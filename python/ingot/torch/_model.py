@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ingot._objects import Source
-    from ingot.typing import Path
+    from ingot.typing import Device, Path
 
 # Names in a message. The rest are counted.
 _SHOWN = 3
@@ -75,7 +75,7 @@ def load_model(
     model: torch.nn.Module,
     filename: Source,
     strict: bool = True,
-    device: Any = "cpu",
+    device: Device = "cpu",
     *,
     backend: str = "auto",
 ) -> tuple[set[str], list[str]]:
