@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from ._objects import Ranges
     from ._open import TensorIterator, TensorSlice, safe_open, warm
     from ._rearrange import merge, rewrite, split
-    from ._save import write_to
     from ._serialize import deserialize, serialize, serialize_file
     from ._writer import Writer
     from .typing import StorageOptions
@@ -109,7 +108,6 @@ __all__ = [
     "update_metadata",
     "verify",
     "warm",
-    "write_to",
 ]
 
 # Imported when they are first used. `import ingot` alone takes nothing of the standard library.
@@ -144,7 +142,6 @@ _LATER = {
     "update_metadata": "_edit",
     "verify": "_hash",
     "warm": "_open",
-    "write_to": "_save",
     # Parts of what others give, under the names by which they are pickled.
     "Compared": "_hash",
     "LeftOut": "_convert",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ._native import Export, TensorInfo
     from ._objects import Source
     from ._save import Payload
-    from .typing import Device, Format, LoadOptions, Path, Progress, SaveOptions, StorageOptions
+    from .typing import Device, Format, LoadOptions, Path, Progress, SaveOptions, StorageOptions, Writable
 
 Tensor = TypeVar("Tensor")
 
@@ -285,7 +285,7 @@ class Whole(Generic[Tensor]):
     def save_file(
         self,
         tensors: Mapping[str, Tensor],
-        filename: Path,
+        filename: Path | Writable,
         metadata: Mapping[str, str] | None = None,
         *,
         background: Literal[False] = False,
@@ -296,7 +296,7 @@ class Whole(Generic[Tensor]):
     def save_file(
         self,
         tensors: Mapping[str, Tensor],
-        filename: Path,
+        filename: Path | Writable,
         metadata: Mapping[str, str] | None = None,
         *,
         background: bool = False,
@@ -308,8 +308,10 @@ class Whole(Generic[Tensor]):
         ----------
         tensors, metadata
             As for `save`.
-        filename : str, bytes or os.PathLike
-            Where to write. A file of that name is replaced, also when the tensors were loaded from it.
+        filename : str, bytes, os.PathLike, or an object with a ``write``
+            Where to write. A file of that name is replaced, also when the tensors were loaded from it. An
+            object such as an open binary file or `io.BytesIO` is given the bytes of the file, a piece at a
+            time (`ingot.typing.Writable`).
         background : bool
             Return a `concurrent.futures.Future` soon, and write in a thread. What goes wrong while writing
             is raised by its ``result()``. Such saves follow one another in the order of the calls. The
@@ -336,7 +338,7 @@ class Whole(Generic[Tensor]):
     def saved(
         self,
         tensors: Mapping[str, Any],
-        filename: Path,
+        filename: Path | Writable,
         metadata: Mapping[str, str] | None,
         options: SaveOptions,
         background: bool,

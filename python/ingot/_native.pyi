@@ -455,8 +455,19 @@ def stream(
     payload: Callable[[str, Any], Any],
     metadata: Mapping[str, str] | None,
     format: str,
+    *,
+    export: Export | None = None,
+    shared: str = "copy",
+    views: str | None = None,
+    reserve: int = 0,
+    align: int = 8,
+    checksums: Sequence[str] = ...,
+    progress: Callable[[int, int], object] | None = None,
 ) -> None:
-    """Hand the bytes of a file to `write`, a few MiB at a time. `payload` as for `prepare`."""
+    """Hand the bytes of a file to `write`, a few MiB at a time. The rest as for `prepare`.
+
+    For `checksums` the tensors are read once before, since the digests come first.
+    """
 
 def update_metadata(
     path: str | bytes | PathLike[str] | PathLike[bytes],

@@ -140,6 +140,11 @@ def texts(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
     return own
 
 
+def is_path(given: object) -> bool:
+    """Whether it is a path. The files of fsspec may have one as well, and may be elsewhere."""
+    return isinstance(given, (str, bytes)) or (hasattr(given, "__fspath__") and not hasattr(given, "fs"))
+
+
 def one_of(option: str, value: str, choices: tuple[str, ...]) -> str:
     """`value`, which must be one of the choices for `option`."""
     if value not in choices:
@@ -231,16 +236,35 @@ class Saving(NamedTuple):
             raise TypeError(f"unexpected keyword argument {name!r}: expected one of {', '.join(cls._fields)}")
         return cls(**options)
 
-    def of_file(self) -> dict[str, Any]:
-        """Those that the extension module sees to, checked, by its names for them."""
+    def layout(self) -> dict[str, Any]:
+        """What decides the bytes, checked, by the names that the extension module has."""
         return {
             "reserve": room(self.reserve_header),
             "align": alignment(self.align),
-            "durable": is_durable(self.durable),
-            "atomic": self.atomic,
-            "force": self.force,
             "checksums": known_checksums(self.checksums),
         }
+
+    def of_named_file(self) -> dict[str, Any]:
+        """What a file with a name is written by, likewise."""
+        return {"durable": is_durable(self.durable), "atomic": self.atomic, "force": self.force}
+
+
+# What an object with a `write` cannot keep.
+_OF_NAMED_FILES = ("durable", "atomic", "force", "snapshot")
+
+
+def refuse_of_named_files(file: object, options: SaveOptions, background: bool) -> None:
+    """Raise `OptionError` for what a caller asked of `file`, which has a `write` and no name."""
+    asked = [name for name in _OF_NAMED_FILES if options.get(name) is not None]
+    asked += ["background"] * background
+    if asked:
+        raise OptionError(
+            f"{', '.join(asked)}: goes with a file that is given by its name, found an object with a write: "
+            f"{type(file).__name__}",
+            code="needs-a-name",
+            expected="a str, bytes or os.PathLike",
+            found=type(file).__name__,
+        )
 
 
 def checked_threads(threads: int | None) -> int | None:

@@ -1,4 +1,4 @@
-"""Files that are written: to a path, now or in the background, or to an object with a `write`."""
+"""Files that are written: by their names, now or in the background, or to an object with a `write`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,16 @@ from os.path import join
 from typing import Any, NamedTuple, TypeVar
 
 from . import _native
-from ._frameworks import payload
-from ._options import Saving, checked_progress, format_for, known_format, named, texts
-from ._text import _escaped
+from ._options import (
+    Saving,
+    checked_progress,
+    format_for,
+    is_path,
+    known_format,
+    refuse_of_named_files,
+    texts,
+)
+from ._text import _escaped, _quoted
 from .errors import StorageError
 from .typing import SaveOptions
 
@@ -21,16 +28,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from concurrent.futures import Future
-    from typing import Protocol
+
+    from typing_extensions import TypeIs
 
     from ._native import Export
-    from .typing import Format, Path, Tell
-
-    class Writable(Protocol):
-        """What has a `write` for bytes: files, sockets' files, `io.BytesIO`, members of archives, uploads."""
-
-        def write(self, data: Any, /) -> object:
-            """Take bytes, and say how many."""
+    from .typing import Path, Progress, Tell, Writable
 
     Payload = Callable[[str, Any], Any]
 
@@ -41,85 +43,8 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
 
-def write_to(
-    fileobj: Writable,
-    tensors: Mapping[str, Any],
-    metadata: Mapping[str, str] | None = None,
-    *,
-    format: Format = "safetensors",
-) -> None:
-    """Write tensors to an object with a `write` method.
-
-    Parameters
-    ----------
-    fileobj : object
-        Its ``write`` is given bytes, 4 MiB or less at a time, one after the other. It may take fewer than it
-        was given and say so by what it returns, as raw files do; None means all. It is neither flushed nor
-        closed.
-    tensors : dict of str to array or tensor
-        Of any framework, of several too. Those that are not in C order are put in order piece by piece.
-    metadata : dict of str to str, optional
-        Text to store beside the tensors. What speaks of the tensors of another file is left out: digests,
-        ``modelspec.hash_sha256``, names that share a tensor.
-    format : {"safetensors", "bintensors"}
-        What to write.
-
-    Raises
-    ------
-    TypeError
-        `fileobj` has no ``write`` or is a text file; a value is not a tensor; a name, a key or a value of the
-        metadata is not a str.
-    BlockingIOError
-        `fileobj` is a raw file that does not block, and is full.
-    StorageError
-        Its ``write`` says that it took none of the bytes, or more than it was given.
-    SaveError, OptionError
-        As `save_file` does, and before anything is written.
-
-    Notes
-    -----
-    Whatever ``write`` raises comes through; what it took until then, it has. The bytes are those of
-    `save_file`. At most one piece is in memory beside the tensors.
-    """
-    _native.stream(
-        _whole(fileobj),
-        named(tensors, value="tensor"),
-        payload,
-        texts(metadata),
-        known_format(format),
-    )
-
-
-def _whole(fileobj: Writable) -> Callable[[bytes], None]:
-    """The `write` of `fileobj`, called again until it took everything."""
-    # Imported here: a program without such files need not have it.
-    from io import RawIOBase, TextIOBase
-
-    if not callable(getattr(fileobj, "write", None)):
-        raise TypeError(f"expected an object with a write method, found {type(fileobj).__name__}")
-    if isinstance(fileobj, TextIOBase):
-        raise TypeError("expected a binary file, found a text file: open it with mode 'wb'")
-    raw = isinstance(fileobj, RawIOBase)
-
-    def write(piece: bytes) -> None:
-        rest: bytes | memoryview = piece
-        while rest:
-            count = fileobj.write(rest)
-            if count is None and raw:
-                raise BlockingIOError(EAGAIN, "the file does not block and is full")
-            if not isinstance(count, int) or isinstance(count, bool):
-                return
-            if not 0 < count <= len(rest):
-                raise StorageError(
-                    f"write took {count} of {len(rest)} bytes", code="write", expected=len(rest), found=count
-                )
-            rest = memoryview(rest)[count:]
-
-    return write
-
-
 def write_file(
-    filename: Path,
+    filename: Path | Writable,
     tensors: dict[str, Any],
     payload: Payload,
     metadata: Mapping[str, str] | None,
@@ -134,7 +59,9 @@ def write_file(
 
     Parameters
     ----------
-    filename, metadata
+    filename : str, bytes, os.PathLike or Writable
+        Where to write.
+    metadata
         As for `serialize_file`.
     tensors : dict of str to tensor
         As `named` gives it.
@@ -146,8 +73,12 @@ def write_file(
         As for `ingot.numpy.save_file`.
     """
     how = Saving.of(options)
+    if is_writable(filename):
+        refuse_of_named_files(filename, options, background)
+        _stream(filename, tensors, payload, texts(metadata), how, export=export, shared=shared, views=views)
+        return None
     path = _native.local_path(filename)
-    write = _writer(checked_progress(how.progress), path)
+    write = _telling(how.progress, path, _native.NewFile.write)
     file = _native.prepare(
         # Where a relative path leads now, and not when its turn comes.
         join(getcwd(), fsdecode(path)) if background else path,
@@ -158,7 +89,8 @@ def write_file(
         export=export,
         shared=shared,
         views=views,
-        **how.of_file(),
+        **how.layout(),
+        **how.of_named_file(),
     )
     # What is left of the tensors is in `file`.
     del tensors, payload, export
@@ -202,15 +134,76 @@ def takes_save_options(function: Function) -> Function:
     return function
 
 
-def _writer(progress: bool | Tell, path: str | bytes) -> Callable[[_native.NewFile], None]:
-    """What writes a file and tells `progress`. Imported when asked for, since few programs need it."""
+def _telling(progress: Progress, path: str | bytes, work: Callable[..., None]) -> Callable[..., None]:
+    """`work`, whose last argument is what it tells how far it is, with `progress` for that.
+
+    What it needs is imported when it is asked for, since few programs do.
+    """
+    progress = checked_progress(progress)
     if progress is False:
-        return _native.NewFile.write
+        return work
     from ._progress import telling
 
-    def write(file: _native.NewFile) -> None:
+    def told(*given: Any) -> None:
         with telling(progress, "Saving", path) as tell:
-            file.write(tell)
+            work(*given, tell)
+
+    return told
+
+
+def is_writable(given: object) -> TypeIs[Writable]:
+    """Whether bytes are given to it, and not to the file that it names. `py.path.local` has a `write` too."""
+    return not is_path(given) and callable(getattr(given, "write", None))
+
+
+def _stream(
+    file: Writable,
+    tensors: dict[str, Any],
+    payload: Payload,
+    metadata: dict[str, str] | None,
+    how: Saving,
+    **shown: Any,
+) -> None:
+    """Give the bytes of a file to `file`, a piece at a time. `shown` is how the tensors are handed over."""
+    name = getattr(file, "name", None)
+    called = name if isinstance(name, str) else type(file).__name__
+    write, format = _taking_all(file, called), known_format(how.format or "safetensors")
+
+    def work(tell: Tell | None = None) -> None:
+        _native.stream(write, tensors, payload, metadata, format, **shown, **how.layout(), progress=tell)
+
+    _telling(how.progress, called, work)()
+
+
+def _taking_all(file: Writable, called: str) -> Callable[[bytes], None]:
+    """The `write` of `file`, called again until it took everything."""
+    # Imported here: a program without such files need not have it.
+    from io import RawIOBase, TextIOBase
+
+    # What wraps a text file, as those of `tempfile` do, has the encoding of one.
+    if isinstance(file, TextIOBase) or isinstance(getattr(file, "encoding", None), str):
+        raise TypeError(
+            f"expected a binary file, found the text file {_quoted(called)}: open it with mode 'wb', or give "
+            "its `buffer`"
+        )
+    raw = isinstance(file, RawIOBase)
+
+    def write(piece: bytes) -> None:
+        rest: bytes | memoryview = piece
+        while rest:
+            count = file.write(rest)
+            if count is None and raw:
+                raise BlockingIOError(EAGAIN, "the file does not block and is full", called)
+            if not isinstance(count, int) or isinstance(count, bool):
+                return
+            if not 0 < count <= len(rest):
+                raise StorageError(
+                    f"{_escaped(called)}: write took {count} of {len(rest)} bytes",
+                    code="write",
+                    expected=len(rest),
+                    found=count,
+                )
+            rest = memoryview(rest)[count:]
 
     return write
 

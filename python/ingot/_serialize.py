@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer, Unpack
 
-    from .typing import Format, Path, SaveOptions
+    from .typing import Format, Path, SaveOptions, Writable
 
 
 def serialize(
@@ -63,7 +63,7 @@ def serialize(
 @takes_save_options
 def serialize_file(
     tensor_dict: Mapping[str, Mapping[str, Any]],
-    filename: Path,
+    filename: Path | Writable,
     metadata: Mapping[str, str] | None = None,
     **options: Unpack[SaveOptions],
 ) -> None:
@@ -73,8 +73,9 @@ def serialize_file(
     ----------
     tensor_dict, metadata
         As for `serialize`.
-    filename : str, bytes or os.PathLike
-        Where to write. A file of that name is replaced.
+    filename : str, bytes, os.PathLike, or an object with a ``write``
+        Where to write. A file of that name is replaced. An object such as an open binary file or `io.BytesIO`
+        is given the bytes of the file, a piece at a time (`ingot.typing.Writable`).
     **options
         How the file is written: `ingot.typing.SaveOptions`.
 

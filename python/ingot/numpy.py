@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ._native import Checkpoint, TensorInfo
     from ._objects import Source
     from ._save import Box
-    from .typing import Dtype, Format, LoadOptions, Path, Progress, SaveOptions, StorageOptions
+    from .typing import Dtype, Format, LoadOptions, Path, Progress, SaveOptions, StorageOptions, Writable
 
     Array = numpy.ndarray[Any, numpy.dtype[Any]]
 
@@ -259,7 +259,7 @@ def save_file(
 @overload
 def save_file(
     tensor_dict: Mapping[str, Any],
-    filename: Path,
+    filename: Path | Writable,
     metadata: Mapping[str, str] | None = None,
     *,
     background: Literal[False] = False,
@@ -270,7 +270,7 @@ def save_file(
 @takes_save_options
 def save_file(
     tensor_dict: Mapping[str, Any],
-    filename: Path,
+    filename: Path | Writable,
     metadata: Mapping[str, str] | None = None,
     *,
     background: bool = False,
@@ -282,8 +282,10 @@ def save_file(
     ----------
     tensor_dict, metadata
         As for `save`. Arrays must not change while they are written.
-    filename : str, bytes or os.PathLike
-        Where to write. A file of that name is replaced, also when the arrays were loaded from it.
+    filename : str, bytes, os.PathLike, or an object with a ``write``
+        Where to write. A file of that name is replaced, also when the arrays were loaded from it. An object
+        such as an open binary file or `io.BytesIO` is given the bytes of the file, a piece at a time
+        (`ingot.typing.Writable`).
     background : bool
         Return a `concurrent.futures.Future` soon, and write in a thread. What goes wrong while writing
         is raised by its ``result()``. Such saves follow one another in the order of the calls. The

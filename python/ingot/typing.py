@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, Protocol, TypedDict
 
 from ._native import TensorInfo
 
@@ -22,6 +22,7 @@ __all__ = [
     "SaveOptions",
     "StorageOptions",
     "Tell",
+    "Writable",
 ]
 
 Path = str | bytes | PathLike[str] | PathLike[bytes]
@@ -42,6 +43,31 @@ Format = Literal["safetensors", "bintensors"]
 Align = Literal[8, 64, 4096]
 Checksum = Literal["blake3", "sha256", "xxh3", "xxh3_128", "modelspec"]
 Checksums = bool | Checksum | Sequence[Checksum] | None
+
+
+class Writable(Protocol):
+    """An object that a `save_file` writes to in place of a file with a name.
+
+    A binary file, `io.BytesIO`, ``sys.stdout.buffer``, a pipe, a socket's ``makefile("wb")``, a
+    `gzip.GzipFile`, a member of an archive, a file of fsspec, an upload. It is given the bytes that the file
+    would have, in order, 4 MiB or less at a time; at most one such piece is in memory beside the tensors. It
+    is neither flushed nor closed. What it raises comes through, and it keeps what it took until then.
+
+    Of `SaveOptions` those that need a name are refused with an `OptionError`: `durable`, `atomic`, `force`,
+    `snapshot`, and ``background=True``. With `checksums`, which stand before the data, the tensors are read
+    twice, and must not change meanwhile. A text file is refused with a `TypeError`.
+    """
+
+    def write(self, data: Any, /) -> object:
+        """Take the bytes of a bytes or memoryview.
+
+        Returns
+        -------
+        int, None or other
+            How many bytes it took, as raw files do: it is called again for the rest, and `StorageError` is
+            raised where that is 0 or more than it was given. What is no int means all of them; None from an
+            `io.RawIOBase` means that it is full and does not block, and `BlockingIOError` is raised.
+        """
 
 
 class OpenOptions(TypedDict, total=False):

@@ -97,7 +97,7 @@ def test_editing(tmp_path: Path) -> None:
         writer.write("t", torch.zeros(3), ...)
         writer.commit()
     with (tmp_path / "stream").open("wb") as file:
-        ingot.write_to(file, tensors)
+        assert_type(ingot.torch.save_file(tensors, file), None)
 
 
 def test_metadata(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ INSTALLED = {name.rpartition(".")[0] for name in FUNCTIONS}
 WORDS = {
     # Where from and where to.
     "source": "src file files file_path filepath fname path paths url uri input inputs",
-    "destination": "dst dest directory folder out_dir output output_path outfile save_directory",
+    "destination": "dst dest directory folder out_dir output output_path outfile save_directory fileobj",
     # How.
     "progress": "callback on_progress progress_callback show_progress verbose tqdm",
     "threads": "thread num_threads n_threads workers max_workers num_workers concurrency",
@@ -61,7 +61,7 @@ OTHERWISE = {
         "ingot.paddle.*": "None is the CPU, as upstream has it",
     },
     "filename": {
-        "*.save_*": "of a path only a file can be made",
+        "*.save_*": "what is written to has a `write`, what is read from a `read`",
         "ingot.serialize_file": "as for save_file",
         "ingot.update_metadata": "a file is edited where it is",
         "ingot.replace_tensor": "a file is edited where it is",
@@ -71,7 +71,6 @@ OTHERWISE = {
         "*.save": "bytes have no name that decides the format",
         "ingot.serialize": "bytes have no name that decides the format",
         "*.save_with_checksum": "bytes have no name that decides the format",
-        "ingot.write_to": "an object has no name that decides the format",
     },
     "max_shard_size": {
         "ingot.convert": "None is one file",

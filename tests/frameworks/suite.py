@@ -6,6 +6,7 @@ nothing else of it, and take NumPy's own idea of each layout as the truth.
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -151,13 +152,16 @@ def check_bytes(binding: Binding, expected: Case, format: str) -> None:
 
 
 def check_file(binding: Binding, expected: Case, format: str, folder: Path) -> None:
-    """`save_file` writes the bytes that `save` gives, and `load_file` reads them by every backend."""
+    """`save_file` writes what `save` gives, to objects too, and `load_file` reads it by every backend."""
     data = check_save(binding, expected, format)
     if not data:
         return
     path = folder / ("model.bt" if format == "bintensors" else "model.safetensors")
     binding.module.save_file({"t": expected.tensor}, path, {"key": "value"})
     assert path.read_bytes() == data
+    memory = io.BytesIO()
+    binding.module.save_file({"t": expected.tensor}, memory, {"key": "value"}, format=format)
+    assert memory.getvalue() == data
     for backend in BACKENDS:
         check_same(binding, binding.module.load_file(path, backend=backend)["t"], expected)
         with ingot.safe_open(path, binding.name, backend=backend) as file:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import random
@@ -11,7 +10,6 @@ import struct
 import subprocess
 import sys
 import time
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -481,66 +479,6 @@ say(memory("VmHWM") - before)
         ended = run(program, tmp_path / "out", *paths, FLUSH=flush)
         assert ended.said() < 64 << 20
         assert (tmp_path / "out").stat().st_size > 256 << 20
-
-
-# --- streams
-
-
-class Dribble(io.RawIOBase):
-    """A raw file that takes a few bytes at a time."""
-
-    def __init__(self, most: int) -> None:
-        self.taken = bytearray()
-        self.most = most
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any, /) -> int:
-        part = bytes(data)[: self.most]
-        self.taken += part
-        return len(part)
-
-
-@BOTH
-def test_a_stream_gets_the_bytes_of_the_file(suffix: str) -> None:
-    format: Any = {".bt": "bintensors", ".safetensors": "safetensors"}[suffix]
-    array = numpy.asfortranarray(numpy.arange(6.0).reshape(2, 3))
-    big = torch.ones(3 << 20)
-    mixed = {**tensors(), "array": array, "big": big}
-    as_torch = {**tensors(), "array": torch.from_numpy(array.copy(order="C")), "big": big}
-    expected = ingot.torch.save(as_torch, {"k": "v"}, format=format)
-    memory, dribble = io.BytesIO(), Dribble(100_000)
-    for file in (memory, dribble):
-        ingot.write_to(file, mixed, {"k": "v"}, format=format)
-    assert memory.getvalue() == expected == dribble.taken
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w") as outer, outer.open("model", "w") as inner:
-        ingot.write_to(inner, mixed, {"k": "v"}, format=format)
-    assert zipfile.ZipFile(archive).read("model") == expected
-
-
-def test_what_a_stream_raises_comes_through(tmp_path: Path) -> None:
-    class Full(io.BytesIO):
-        def write(self, data: Any, /) -> int:
-            raise ConnectionResetError("gone")
-
-    with pytest.raises(ConnectionResetError, match="gone"):
-        ingot.write_to(Full(), tensors())
-    for count, kind in ((0, ingot.StorageError), (10**9, ingot.StorageError), (None, BlockingIOError)):
-        stubborn = Dribble(1)
-        stubborn.write = lambda data, count=count: count  # type: ignore[method-assign, misc]
-        with pytest.raises(kind):
-            ingot.write_to(stubborn, tensors())
-    with (tmp_path / "text").open("w") as text, pytest.raises(TypeError, match="text"):
-        ingot.write_to(text, tensors())
-    for nothing in (io.StringIO(), object(), None, str(tmp_path)):
-        with pytest.raises(TypeError):
-            ingot.write_to(nothing, tensors())  # type: ignore[arg-type]
-    memory = io.BytesIO()
-    with pytest.raises(TypeError, match="`b`"):
-        ingot.write_to(memory, {"a": torch.zeros(1), "b": [1.0]})
-    assert memory.getvalue() == b""
 
 
 def test_a_handle_that_was_open_notices_an_edit_in_place(tmp_path: Path) -> None:

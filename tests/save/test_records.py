@@ -192,9 +192,9 @@ def specs(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
     }
 
 
-def write_to(tensors: dict[str, torch.Tensor], path: str, metadata: dict[str, str]) -> None:
+def to_object(tensors: dict[str, torch.Tensor], path: str, metadata: dict[str, str], **options: Any) -> None:
     out = io.BytesIO()
-    ingot.write_to(out, tensors, metadata)
+    ingot.torch.save_file(tensors, out, metadata, **options)
     write(path, out.getvalue())
 
 
@@ -225,7 +225,9 @@ WAYS: dict[str, Callable[[dict[str, torch.Tensor], str, dict[str, str]], object]
     "numpy.save": lambda t, p, m: write(p, ingot.numpy.save(arrays(t), m)),
     "serialize": lambda t, p, m: write(p, ingot.serialize(specs(t), m)),
     "serialize_file": lambda t, p, m: ingot.serialize_file(specs(t), p, m),
-    "write_to": write_to,
+    "torch.save_file(BytesIO())": to_object,
+    "torch.save_file(BytesIO(), checksums=)": lambda t, p, m: to_object(t, p, m, checksums="sha256"),
+    "torch.save_file(BytesIO(), shared='alias')": lambda t, p, m: to_object(t, p, m, shared="alias"),
     "Writer": lambda t, p, m: by_writer(t, p, m, specs=t),
     "Writer(reserve=)": lambda t, p, m: by_writer(t, p, m, reserve=1000),
 }

@@ -412,8 +412,10 @@ def saved_by(way: str, arrays: dict[str, Any], path: Path) -> None:
     save = ingot.numpy.save_file
     if way == "save":
         ingot.numpy.save(arrays)
-    elif way == "write_to":
-        ingot.write_to(io.BytesIO(), arrays)
+    elif way == "stream":
+        save(arrays, io.BytesIO())
+    elif way == "stream of digests":
+        save(arrays, io.BytesIO(), checksums=True)
     elif way == "in place":
         save(arrays, path, atomic=False)
     elif way == "background":
@@ -431,7 +433,18 @@ def saved_by(way: str, arrays: dict[str, Any], path: Path) -> None:
 
 @pytest.mark.parametrize("good", [0, 1, 5])
 @pytest.mark.parametrize(
-    "way", ["save_file", "in place", "background", "digests", "save", "write_to", "Writer", "append"]
+    "way",
+    [
+        "save_file",
+        "in place",
+        "background",
+        "digests",
+        "save",
+        "stream",
+        "stream of digests",
+        "Writer",
+        "append",
+    ],
 )
 def test_what_a_source_raises_half_way_comes_through_and_harms_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, good: int, way: str

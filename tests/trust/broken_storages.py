@@ -187,7 +187,7 @@ def ways(folder: Path) -> dict[str, Callable[[torch.Tensor], object]]:
         "model": lambda tensor: ingot.torch.save_model(module_of(tensor), path),
         "sharded": lambda tensor: ingot.torch.save_sharded(both(tensor), folder / "sharded", 8),
         "sharded-once": lambda tensor: ingot.torch.save_sharded(both(tensor), folder / "sharded"),
-        "write-to": lambda tensor: ingot.write_to(io.BytesIO(), both(tensor)),
+        "stream": lambda tensor: ingot.torch.save_file(both(tensor), io.BytesIO()),
         "writer": filled(),
         "writer-with-reserve": filled(reserve=1000),
         "replace": replace,

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 @pytest.fixture
 def tensors() -> dict[str, torch.Tensor]:
+    # Imported here: some of the tests run where the other frameworks are.
+    import torch
+
     torch.manual_seed(0)
     return {
         "large": torch.randn(900_000),

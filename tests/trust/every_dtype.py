@@ -119,7 +119,7 @@ def ways(framework: str, folder: Path) -> dict[str, Callable[[Any], object]]:
 
     def to_object(tensor: Any) -> bytes:
         file = io.BytesIO()
-        ingot.write_to(file, {NAME: tensor})
+        module.save_file({NAME: tensor}, file)
         return file.getvalue()
 
     def appended(tensor: Any) -> None:
@@ -143,7 +143,7 @@ def ways(framework: str, folder: Path) -> dict[str, Callable[[Any], object]]:
         "in-place": lambda tensor: module.save_file({NAME: tensor}, path, atomic=False),
         "checksums": lambda tensor: module.save_file({NAME: tensor}, path, checksums=True),
         "background": lambda tensor: module.save_file({NAME: tensor}, path, background=True).result(),
-        "write-to": to_object,
+        "stream": to_object,
         "reserve": appended,
         "specs": declared,
         "replace": into_another,

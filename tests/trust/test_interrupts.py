@@ -144,7 +144,7 @@ LONG_SAVES = {
     "split": 'ingot.split("large.safetensors", "shards", "100MB")',
     "metadata": 'ingot.update_metadata("large.safetensors", set={"k": "v"})',
     "tensor": 'ingot.replace_tensor("large.safetensors", "small", numpy.ones(5))',
-    "stream": 'ingot.write_to(null, {"a": array})',
+    "stream": 'ingot.numpy.save_file({"a": array}, null)',
     "appender": "append()",
     "writer": "fill()",
 }

@@ -275,7 +275,7 @@ def test_metadata_that_is_given_is_all_that_a_file_made_of_others_has(
         expected = None if pairs is None else {key: text for key, text in pairs.items() if key != KEY}
         assert ingot.read_metadata(path) == expected
     written = io.BytesIO()
-    ingot.write_to(written, tensors, ingot.read_metadata(source))
+    ingot.torch.save_file(tensors, written, ingot.read_metadata(source))
     path.write_bytes(written.getvalue())
     assert ingot.read_metadata(path) == {"a": "b"}
     writer = ingot.Writer(path, {"x": ("F32", [1])}, metadata=ingot.read_metadata(source))

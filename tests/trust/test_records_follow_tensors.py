@@ -138,7 +138,7 @@ class Sequence:
         for name in self.some(NAMES)[:2]:
             tensors[name] = self.tensor()
         pairs = ingot.read_metadata(file.path) or {}
-        way = self.random.choice(["save_file", "copy", "bytes", "write_to", "writer", "sharded"])
+        way = self.random.choice(["save_file", "copy", "bytes", "stream", "writer", "sharded"])
         texts = {key: text for key, text in pairs.items() if isinstance(text, str)}
         for shard in ingot.safe_open(file.path, "pt").shard_metadata().values():
             texts |= shard or {}
@@ -150,9 +150,9 @@ class Sequence:
         elif way == "bytes":
             format = "bintensors" if path.suffix == ".bt" else "safetensors"
             path.write_bytes(ingot.torch.save(tensors, texts, shared="copy", format=format))
-        elif way == "write_to":
+        elif way == "stream":
             with path.open("wb") as out:
-                ingot.write_to(out, tensors, texts)
+                ingot.torch.save_file(tensors, out, texts, shared="copy")
         elif way == "writer":
             with ingot.Writer(path, tensors, texts) as writer:
                 for name, tensor in tensors.items():
@@ -239,7 +239,7 @@ class Sequence:
         ingot.convert(
             file.path,
             f"{path}/" if shards else path,
-            source="bintensors" if file.path.suffix == ".bt" else "safetensors",
+            source_format="bintensors" if file.path.suffix == ".bt" else "safetensors",
             max_shard_size=self.random.choice([8, 1000]) if shards else None,
             dtype=dtype,
             keep=lambda name: name in kept,

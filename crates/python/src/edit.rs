@@ -73,7 +73,7 @@ pub(crate) fn replace_tensor(
                 signals,
             )
         });
-        replaced.map_err(|fault| exporter.raised.take().unwrap_or(fault))?;
+        replaced.map_err(|fault| exporter.raised.or(fault))?;
     }
     Ok(())
 }

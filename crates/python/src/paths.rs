@@ -86,7 +86,7 @@ fn no_path(given: &Bound<'_, PyAny>, fault: PyErr) -> PyErr {
     let hint = match () {
         () if has("read") || has("write") => {
             " — `load(file.read())` of ingot.numpy, ingot.torch and the others takes what is in an open file, \
-             `ingot.write_to(file, tensors)` writes to one"
+             and their `save_file(tensors, file)` writes to one"
         }
         () if given.cast::<pyo3::types::PyByteArray>().is_ok() || has("tobytes") => {
             " — `load(data)` of ingot.numpy, ingot.torch and the others takes the bytes of a file"

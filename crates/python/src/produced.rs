@@ -17,8 +17,10 @@ use crate::tensor::Imported;
 pub(crate) struct Raised(Arc<Mutex<Option<PyErr>>>);
 
 impl Raised {
-    pub(crate) fn take(&self) -> Option<PyErr> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    /// What they raised, else `fault`, which then is what went wrong.
+    pub(crate) fn or(&self, fault: impl Into<PyErr>) -> PyErr {
+        let raised = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        raised.unwrap_or_else(|| fault.into())
     }
 
     fn keep(&self, raised: PyErr) {

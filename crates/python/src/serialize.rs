@@ -1,9 +1,10 @@
 //! Saving.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use ingot_format::{Align, Format, FormatError, Layout, LayoutOptions, Spec, layout_with, to_usize};
+use ingot_format::{Align, Format, FormatError, Layout, LayoutOptions, Spec, layout_with, to_u64, to_usize};
 use ingot_io::{
     Algorithm, Durability, Error, Keep, Payload, Pieces, ReadOnly, Replace, SaveOptions, Sealed, Snapshot,
     StopFlag, Watch,
@@ -150,7 +151,7 @@ impl NewFile {
         work: impl Send + FnOnce(&Signals) -> Result<T, Error>,
     ) -> PyResult<T> {
         let outcome = signals.run(py, work);
-        outcome.map_err(|fault| self.raised.take().unwrap_or(fault))
+        outcome.map_err(|fault| self.raised.or(fault))
     }
 
     fn take(&self) -> PyResult<Data> {
@@ -187,7 +188,7 @@ pub(crate) fn serialize<'py>(
     let pairs = metadata_of_new(metadata, views)?;
     let contents = Contents::new(&items(tensors)?, &exporter, pairs, form, shared, None)?;
     let payloads = payloads(&contents.tensors);
-    let pieces = contents.pieces(py, &payloads)?;
+    let pieces = pieces(py, contents.head.layout(), &payloads)?;
     let nbytes = to_usize(pieces.nbytes()).ok_or_else(|| PyMemoryError::new_err("too large for memory"))?;
     bytes_of(py, nbytes, |room| {
         let copied = Signals::detach(py, |signals| {
@@ -201,12 +202,14 @@ pub(crate) fn serialize<'py>(
             }
             Ok(Ok(()))
         })?;
-        copied.map_err(|fault| exporter.raised.take().unwrap_or_else(|| fault.into()))
+        copied.map_err(|fault| exporter.raised.or(fault))
     })
 }
 
 /// Hands the bytes of a file to `write`, piece by piece. See `_native.pyi`.
 #[pyfunction]
+#[pyo3(signature = (write, tensors, payload, metadata, format, *, export = None, shared = "copy", views = None, reserve = 0, align = 8, checksums = Vec::new(), progress = None))]
+#[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
 pub(crate) fn stream(
     py: Python<'_>,
     write: &Bound<'_, PyAny>,
@@ -214,24 +217,41 @@ pub(crate) fn stream(
     payload: &Bound<'_, PyAny>,
     metadata: Option<&Bound<'_, PyAny>>,
     format: &str,
+    export: Option<&Bound<'_, Export>>,
+    shared: &str,
+    views: Option<String>,
+    reserve: u64,
+    align: u64,
+    checksums: Vec<String>,
+    progress: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
     let exporter = Exporter {
-        export: None,
+        export,
         payload,
         raised: Raised::default(),
     };
-    let form = Form::usual(format)?;
-    let pairs = metadata_of_new(metadata, None)?;
-    let contents = Contents::new(&items(tensors)?, &exporter, pairs, form, "copy", None)?;
+    let form = Form {
+        format: format_of(format)?,
+        options: layout_options(reserve, align)?,
+        keep: keep(&checksums)?,
+    };
+    let pairs = metadata_of_new(metadata, views)?;
+    let contents = Contents::new(&items(tensors)?, &exporter, pairs, form, shared, None)?;
     let payloads = payloads(&contents.tensors);
-    let pieces = contents.pieces(py, &payloads)?;
+    let layout = contents.digested(py, &payloads, &exporter.raised)?;
+    let pieces = pieces(py, &layout, &payloads)?;
+    let mut done = 0;
     for piece in 0..pieces.count() {
         let len = pieces.len(piece);
         let bytes = bytes_of(py, len, |room| {
             let filled = py.detach(|| pieces.fill(piece, room.next(len), StopFlag::never()));
-            filled.map_err(|fault| exporter.raised.take().unwrap_or_else(|| fault.into()))
+            filled.map_err(|fault| exporter.raised.or(fault))
         })?;
         write.call1((bytes,))?;
+        done += to_u64(len);
+        if let Some(progress) = progress {
+            progress.call1((done, pieces.nbytes()))?;
+        }
     }
     Ok(())
 }
@@ -274,11 +294,30 @@ impl Contents {
         })
     }
 
-    /// The file of these payloads, which are those of the tensors.
-    fn pieces<'a>(&'a self, py: Python<'_>, payloads: &'a [Payload<'a>]) -> PyResult<Pieces<'a>> {
-        let pieces = Pieces::of(self.head.layout(), payloads);
-        pieces.map_err(|fault| raise(py, &Error::Unstorable { path: None, fault }))
+    /// The file with the digests that it is to keep, for which the payloads, those of the tensors, are read once.
+    fn digested(
+        &self,
+        py: Python<'_>,
+        payloads: &[Payload<'_>],
+        raised: &Raised,
+    ) -> PyResult<Cow<'_, Layout>> {
+        let sealed = match &self.head {
+            Head::Plain(layout) => return Ok(Cow::Borrowed(layout)),
+            Head::Sealed(sealed) => sealed,
+        };
+        let pieces = pieces(py, sealed.layout(), payloads)?;
+        let read = Signals::detach(py, |signals| match sealed.digest(&pieces, signals) {
+            Err(_) if signals.interrupted() => Err(Error::Interrupted),
+            outcome => Ok(outcome),
+        })?;
+        read.map(Cow::Owned).map_err(|fault| raised.or(fault))
     }
+}
+
+/// The file of these payloads, which are those of its tensors.
+fn pieces<'a>(py: Python<'_>, layout: &'a Layout, payloads: &'a [Payload<'a>]) -> PyResult<Pieces<'a>> {
+    let pieces = Pieces::of(layout, payloads);
+    pieces.map_err(|fault| raise(py, &Error::Unstorable { path: None, fault }))
 }
 
 fn laid_out(

@@ -141,7 +141,7 @@ impl Writer {
             let written = Signals::detach(py, |signals| {
                 writer.write(name, &index, part.dtype, &part.shape, &part.payload(), signals)
             });
-            written.map_err(|fault| exporter.raised.take().unwrap_or(fault))?;
+            written.map_err(|fault| exporter.raised.or(fault))?;
         }
         Ok(())
     }
@@ -276,7 +276,7 @@ impl Appender {
             let appended = self.with(py, |appender, signals| {
                 appender.append(name, new.dtype, &new.shape, &new.payload(), signals)
             });
-            appended.map_err(|fault| exporter.raised.take().unwrap_or(fault))?;
+            appended.map_err(|fault| exporter.raised.or(fault))?;
         }
         Ok(())
     }

@@ -10,8 +10,7 @@ from ingot import _native
 from ingot._native import is_url, local_path, shown_url
 from ingot._objects import resolved as resolved_object
 from ingot._objects import shown
-from ingot._open import is_path
-from ingot._options import checked_progress, float_code, is_durable, texts
+from ingot._options import checked_progress, float_code, is_durable, is_path, texts
 from ingot._progress import told
 from ingot._text import _escaped
 from ingot.errors import OptionError

@@ -4,7 +4,6 @@ from .ahead import AHEAD as AHEAD
 from .ahead import TensorIterator as TensorIterator
 from .door import BACKENDS as BACKENDS
 from .door import again_by as again_by
-from .door import is_path as is_path
 from .door import open_checkpoint as open_checkpoint
 from .handle import safe_open as safe_open
 from .handle import warm as warm

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ingot._native import Checkpoint, is_url
-from ingot._options import one_of
+from ingot._options import is_path, one_of
 from ingot.errors import OptionError
 
 TYPE_CHECKING = False
@@ -21,11 +21,6 @@ def again_by(filename: Any, path: str) -> Any:
     # What is shown of a URL does not open it again.
     is_shown = isinstance(filename, str) and is_url(filename)
     return filename if is_shown or not is_path(filename) else path
-
-
-def is_path(given: object) -> bool:
-    """Whether it is a path. The files of fsspec may have one as well, and may be elsewhere."""
-    return isinstance(given, (str, bytes)) or (hasattr(given, "__fspath__") and not hasattr(given, "fs"))
 
 
 def open_checkpoint(

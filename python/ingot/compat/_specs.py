@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ingot
+from ingot._native import local_path
 from ingot._text import _quoted
 from ingot.errors import SaveError
 
@@ -38,7 +39,7 @@ def serialize_file(
     tensor_dict: Mapping[str, Any], filename: Path, metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write a file. The parameters are those of `serialize` and its name."""
-    ingot.serialize_file(_buffers(tensor_dict), filename, metadata, format="safetensors")
+    ingot.serialize_file(_buffers(tensor_dict), local_path(filename), metadata, format="safetensors")
 
 
 @reading("Error while deserializing")

@@ -31,7 +31,17 @@ if TYPE_CHECKING:
     from ingot._native import Checkpoint, TensorInfo
     from ingot._objects import Source
     from ingot._save import Views
-    from ingot.typing import Device, Dtype, Format, LoadOptions, Path, Progress, SaveOptions, StorageOptions
+    from ingot.typing import (
+        Device,
+        Dtype,
+        Format,
+        LoadOptions,
+        Path,
+        Progress,
+        SaveOptions,
+        StorageOptions,
+        Writable,
+    )
 
     Shared = Literal["error", "copy", "alias"]
     Contiguous = Literal["error", "copy"]
@@ -381,7 +391,7 @@ def save_file(
 @overload
 def save_file(
     tensors: Mapping[str, torch.Tensor],
-    filename: Path,
+    filename: Path | Writable,
     metadata: Mapping[str, str] | None = None,
     *,
     background: Literal[False] = False,
@@ -392,7 +402,7 @@ def save_file(
 @takes_save_options
 def save_file(
     tensors: Mapping[str, torch.Tensor],
-    filename: Path,
+    filename: Path | Writable,
     metadata: Mapping[str, str] | None = None,
     *,
     shared: Shared = "error",
@@ -406,8 +416,10 @@ def save_file(
     ----------
     tensors, metadata
         As for `save`. Tensors must not change while they are written.
-    filename : str, bytes or os.PathLike
-        Where to write. A file of that name is replaced, also when the tensors were loaded from it.
+    filename : str, bytes, os.PathLike, or an object with a ``write``
+        Where to write. A file of that name is replaced, also when the tensors were loaded from it. An object
+        such as an open binary file or `io.BytesIO` is given the bytes of the file, a piece at a time
+        (`ingot.typing.Writable`).
     shared, contiguous
         As for `save`.
     background : bool

@@ -121,11 +121,11 @@ impl Sealing<'_> {
         self.all().for_each(Digests::end);
     }
 
-    /// The head of the file, with the digests of what was fed. It has the length of the one with zeros.
+    /// The file, with the digests of what was fed. Its head has the length of the one with zeros.
     ///
     /// # Errors
     /// [`io::ErrorKind::UnexpectedEof`] where not everything was fed.
-    pub(crate) fn head(self) -> io::Result<Vec<u8>> {
+    pub(crate) fn layout(self) -> io::Result<Layout> {
         let header = &self.sealed.layout.header;
         let taken = |digests: Digests| {
             let found: Option<Vec<Digest>> = digests.finish().into_iter().collect();
@@ -148,7 +148,7 @@ impl Sealing<'_> {
         let sealed = laid_out(&specs, &metadata, header.format(), &self.sealed.options, &found);
         let sealed = sealed.map_err(io::Error::other)?;
         debug_assert_eq!(sealed.head.len(), self.sealed.layout.head.len());
-        Ok(sealed.head)
+        Ok(sealed)
     }
 }
 
@@ -215,7 +215,7 @@ mod tests {
                 for (bytes, is_all) in [(&b"abc"[..], true), (b"ab", false), (b"", false)] {
                     let sealing = sealed.begin();
                     sealing.feed(start, bytes);
-                    let fault = sealing.head().map_err(|fault| fault.kind());
+                    let fault = sealing.layout().map_err(|fault| fault.kind());
                     let expected = (!is_all).then_some(io::ErrorKind::UnexpectedEof);
                     assert_eq!(fault.err(), expected, "{keep:?}, {bytes:?}");
                 }

@@ -1,8 +1,10 @@
 //! Which way a file is written, and what is said when it cannot be.
 
+use std::io;
 use std::path::Path;
 
 use ingot_format::{FormatError, Layout};
+use ingot_remote::StopFlag;
 
 use super::pieces::Pieces;
 use super::snapshot::Snapshot;
@@ -90,6 +92,26 @@ impl Sealed {
     ) -> Result<(), Error> {
         let pieces = Pieces::of(self.layout(), payloads).map(|pieces| pieces.sealed_by(self));
         save_cut(path, pieces, options, watch)
+    }
+
+    /// The file with the digests of `pieces`, which are cut from [`Sealed::layout`]: for what takes bytes in order only,
+    /// where the head comes first. They are read once for it, by this thread, and a tensor that changes before they are
+    /// read again does not match its digest.
+    ///
+    /// # Errors
+    /// A payload cannot be read; [`io::ErrorKind::Interrupted`] when `watch` says so.
+    pub fn digest(&self, pieces: &Pieces<'_>, watch: &dyn Watch) -> io::Result<Layout> {
+        let sealing = self.begin();
+        let mut buffer = Vec::new();
+        for piece in 0..pieces.count() {
+            if watch.interrupted() {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            buffer.resize(pieces.len(piece), 0);
+            pieces.fill(piece, &mut buffer, StopFlag::never())?;
+            sealing.feed(pieces.range(piece).start, &buffer);
+        }
+        sealing.layout()
     }
 
     /// Writes the file with what was copied for it.

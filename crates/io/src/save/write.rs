@@ -73,8 +73,8 @@ pub(super) fn write(pieces: &Pieces<'_>, file: &File, route: &Route, watch: &dyn
     let Some(sealing) = writer.sealing else {
         return Ok(());
     };
-    let head = sealing.head().step(step::SEAL)?;
-    crate::disk::write_all_at(file, &head, 0).step(step::WRITE)
+    let sealed = sealing.layout().step(step::SEAL)?;
+    crate::disk::write_all_at(file, &sealed.head, 0).step(step::WRITE)
 }
 
 struct PieceWriter<'w, 'a> {

@@ -43,7 +43,7 @@ def save(tensors: dict[str, Any], metadata: dict[str, str] | None = None) -> byt
 @writing
 def save_file(tensors: dict[str, Any], filename: Path, metadata: dict[str, str] | None = None) -> None:
     """Save tensors to a file, as `ingot.mlx.save_file`."""
-    _ingot.save_file(tensors, filename, metadata, format="safetensors")
+    _ingot.save_file(tensors, path_only(filename), metadata, format="safetensors")
 
 
 def _np2mx(numpy_dict: dict[str, Any]) -> dict[str, Any]:

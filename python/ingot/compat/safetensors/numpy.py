@@ -83,7 +83,7 @@ def save(tensor_dict: dict[str, Array], metadata: dict[str, str] | None = None) 
 def save_file(tensor_dict: dict[str, Array], filename: Path, metadata: dict[str, str] | None = None) -> None:
     """Save arrays to a file, as `ingot.numpy.save_file`."""
     try:
-        _ingot.save_file(tensor_dict, filename, metadata, format="safetensors")
+        _ingot.save_file(tensor_dict, path_only(filename), metadata, format="safetensors")
     except (DtypeError, SaveError) as error:
         _name_dtype(error, tensor_dict)
         raise

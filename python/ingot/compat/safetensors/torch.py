@@ -107,7 +107,9 @@ def save_file(
     """Save tensors to a file, each contiguous and with memory of its own."""
     _refuse_non_tensors(tensors)
     try:
-        return _ingot.save_file(tensors, filename, metadata, format="safetensors", contiguous="error")
+        return _ingot.save_file(
+            tensors, path_only(filename), metadata, format="safetensors", contiguous="error"
+        )
     except SaveError as error:
         refusal = error
     raise _as_upstream(refusal, tensors)
