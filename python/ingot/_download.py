@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from . import _native
-from ._options import checked_threads, is_durable
+from ._options import checked_progress, checked_threads, is_durable
 from ._progress import telling
 
 TYPE_CHECKING = False
@@ -90,7 +90,7 @@ def download(
         Replace what is at `destination`, also if it is read-only; mode and owner pass on to the new file.
     threads : int, optional
         How many parts are fetched at once, of all files together, 16 by default.
-    progress : bool or callable
+    progress : bool, None or callable
         As for `load_file`, over the bytes of all files. What is there from an earlier call counts as done.
     durable : bool, optional
         As for `save_file`.
@@ -145,7 +145,7 @@ def download(
     """
     if not isinstance(source, str):
         raise TypeError(f"source must be a str, found {type(source).__name__}")
-    threads = checked_threads(threads)
+    threads, progress = checked_threads(threads), checked_progress(progress)
     with telling(progress, "Downloading", source) as tell:
         done, files = _native.download(
             source,

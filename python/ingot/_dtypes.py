@@ -1,9 +1,14 @@
 """The dtypes of the format, by the names that frameworks call them by.
 
-A framework that calls one otherwise says so in its own module.
+A framework that calls one otherwise says so in its own module. What a caller gives for a dtype is understood
+here, without an import of any framework.
 """
 
 from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .typing import Dtype
 
 # Header code to name. F6 has no place here, since how 6-bit values are packed is not settled.
 NAMES = {
@@ -32,3 +37,92 @@ CODES = {name: code for code, name in NAMES.items()}
 # F4 has two names, which are two things: one element to a byte, and two.
 F4_LOOSE = "float4_e2m1fn"
 F4_PACKED = "float4_e2m1fn_x2"
+
+# Header code to NumPy's type string. Files are little-endian whatever the machine is.
+TYPE_STRINGS = {
+    "BOOL": "|b1",
+    "U8": "|u1",
+    "I8": "|i1",
+    "I16": "<i2",
+    "U16": "<u2",
+    "F16": "<f2",
+    "I32": "<i4",
+    "U32": "<u4",
+    "F32": "<f4",
+    "C64": "<c8",
+    "F64": "<f8",
+    "I64": "<i8",
+    "U64": "<u8",
+}
+
+# Words that do not mean one dtype to all.
+_AMBIGUOUS = {
+    "f4": "F4 in a file and float32 to NumPy",
+    "i8": "I8 in a file and int64 to NumPy",
+    "u8": "U8 in a file and uint64 to NumPy",
+    "float": "float32 to torch and float64 to NumPy",
+    "int": "int32 to torch and int64 to NumPy",
+}
+
+# Every code that a file may have.
+IN_FILES = (*NAMES, "F4", "F6_E2M3", "F6_E3M2")
+
+# Other words for a dtype, in small letters.
+_OTHERS = {
+    F4_LOOSE: "F4",
+    F4_PACKED: "F4",
+    "bool_": "BOOL",
+    "half": "F16",
+    "double": "F64",
+    # What NumPy calls types of C that are as wide as one of the others.
+    "intc": "I32",
+    "uintc": "U32",
+    "longlong": "I64",
+    "ulonglong": "U64",
+}
+_WORDS = {
+    word: code
+    for word, code in (
+        *((code.lower(), code) for code in IN_FILES),
+        *CODES.items(),
+        *_OTHERS.items(),
+        *((string, code) for code, string in TYPE_STRINGS.items()),
+        *((string[1:], code) for code, string in TYPE_STRINGS.items()),
+    )
+    if word not in _AMBIGUOUS
+}
+
+# Python's own, as NumPy and torch take them.
+_BUILTINS: dict[object, str] = {bool: "bool", int: "int64", float: "float64"}
+
+# What stands before the name of a dtype where it is shown.
+_MODULES = ("torch", "numpy", "np", "ml_dtypes", "jax.numpy", "jnp", "tensorflow", "tf", "mlx.core", "paddle")
+
+
+def word_of(dtype: Dtype) -> str:
+    """The word for `dtype` in small letters, without the name of its framework; any text for what is none."""
+    if isinstance(dtype, type):
+        return _BUILTINS.get(dtype) or dtype.__name__.lower()
+    shown = str(dtype)
+    module, _, word = shown.rpartition(".")
+    if module in _MODULES:
+        # Before `name`: that of paddle.uint16 is its own, and it is shown as what it is, paddle.bfloat16.
+        return word.lower()
+    # Of NumPy's dtypes and TensorFlow's: str() shows the order of the bytes, or brackets.
+    name = getattr(dtype, "name", None)
+    return (name if isinstance(name, str) else shown).lower()
+
+
+def code_of(dtype: Dtype) -> str | None:
+    """The header's code for a dtype, in any spelling; None for what is none, or not one to all frameworks."""
+    # As it stands in a file, it is itself: only in small letters are some of them ambiguous.
+    return dtype if isinstance(dtype, str) and dtype in IN_FILES else _WORDS.get(word_of(dtype))
+
+
+def meant(dtype: Dtype) -> str | None:
+    """What to say of something that `code_of` knows no code for, where it is nearly one."""
+    word = word_of(dtype)
+    if word in _AMBIGUOUS:
+        return f"{word!r} is {_AMBIGUOUS[word]}"
+    near = word.replace("fp", "f")
+    return f"did you mean {_WORDS[near]!r}?" if near in _WORDS else None

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar, overload
 
 from . import _load, _native, _open
 from ._load import Selected, chosen, placing, reading
-from ._options import known_format, named, texts
+from ._options import checked_progress, checked_threads, known_format, named, texts
 from ._save import takes_save_options, write_file
 
 TYPE_CHECKING = False
@@ -196,6 +196,7 @@ class Whole(Generic[Tensor]):
     ) -> dict[str, Tensor] | tuple[dict[str, Tensor], dict[str, str] | None]:
         """What `load_file` gives of what was selected, also where that is converted or has a place."""
         move = placing(self._mover, device)
+        threads, progress = checked_threads(threads), checked_progress(progress)
         checkpoint = _open.open_checkpoint(filename, backend, storage_options=storage_options)
         with reading(checkpoint, threads, progress, proof) as how:
             found = chosen(checkpoint, selected, self._wrap, move, how, self._at, self._into)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from . import _native
+from ._options import checked_progress
 from ._progress import telling
 from ._text import _escaped, _quoted
 from .errors import OptionError
@@ -53,7 +54,7 @@ def hash(
             ``"autov3"`` after ``0x``: ModelSpec's ``modelspec.hash_sha256``. A file of tensors.
         any name that `hashlib.new` takes, such as ``"md5"``, ``"sha1"`` or ``"sha512"``
             Of the whole file.
-    progress : bool or callable, optional
+    progress : bool, None or callable
         As for `load_file`: True shows a bar, a callable is told now and then the bytes that are done and
         those that there are to do, and may raise to end the call. Not for the algorithms of hashlib.
     storage_options : dict, optional
@@ -80,7 +81,7 @@ def hash(
     The file is read by position: one that another process shortens meanwhile is an error, not a crash. What
     is behind a URL is fetched in parts, several at once, of which at most 128 MiB are kept at a time.
     """
-    with telling(progress, "Hashing", source) as tell:
+    with telling(checked_progress(progress), "Hashing", source) as tell:
         found = _native.hash(source, algorithm, tell, storage_options)
     return _of_hashlib(source, algorithm, storage_options) if found is None else found
 
@@ -273,7 +274,7 @@ def verify(
     The digests guard against accidents. Who changes a file on purpose can change its digests too;
     `expected_sha256`, from another place, guards against that as well.
     """
-    with telling(progress, "Verifying", source) as tell:
+    with telling(checked_progress(progress), "Verifying", source) as tell:
         found = _native.verify(source, expected_sha256, tell, storage_options)
     reports = {name: _report(facts) for name, facts in found}
     return _together(reports) if len(reports) != 1 else next(iter(reports.values()))

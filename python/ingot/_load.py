@@ -8,7 +8,6 @@ from itertools import filterfalse, islice
 from typing import Generic, NamedTuple, TypeVar
 
 from ._frameworks import is_of_framework
-from ._options import checked_threads
 from ._progress import telling
 from ._text import _escaped, _quoted
 from .errors import DestinationError, DtypeError, OptionError, SliceError, TensorNotFoundError
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar as WithDefault
 
     from ._native import Checkpoint, Destinations, TensorInfo, Wrap
-    from .typing import Device, Progress, Tell
+    from .typing import Device, Tell
 
     # The code of the dtype, a capsule or a buffer, and whether the buffer is of a tensor without dimensions.
     Memory = tuple[str, Any, bool]
@@ -166,11 +165,10 @@ PLAIN = Reads()
 
 @contextmanager
 def reading(
-    checkpoint: Checkpoint, threads: int | None, progress: Progress, proof: Proof = (False, None)
+    checkpoint: Checkpoint, threads: int | None, progress: bool | Tell, proof: Proof = (False, None)
 ) -> Iterator[Reads]:
-    """Check how `checkpoint` is to be read, and tell of it, or show it, until it has been."""
-    threads = checked_threads(threads)
-    if progress is None or progress is False:
+    """Give how `checkpoint` is to be read, and tell of it, or show it, until it has been."""
+    if progress is False:
         yield Reads(threads, None, proof)
         return
     with telling(progress, "Loading", checkpoint.path or "") as tell:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from os import environ, fsdecode
 from typing import NamedTuple
 
+from ._dtypes import F4_PACKED, IN_FILES, code_of, meant, word_of
 from ._text import _quoted
 from .errors import OptionError, SaveError
 from .typing import StorageOptions
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from .typing import Align, Checksums, Format, Progress, SaveOptions
+    from .typing import Align, Checksums, Dtype, Format, Progress, SaveOptions, Tell
 
 #: The other names that `storage_options` takes, in small letters or large: those of s3fs, gcsfs and adlfs,
 #: and of object_store with all that is built on it.
@@ -76,6 +77,21 @@ def unpacked(name: str, shape: Sequence[int]) -> list[int]:
             tensor=name,
         )
     return [*shape[:-1], shape[-1] * 2]
+
+
+def stored(name: str, dtype: Dtype, shape: Sequence[int]) -> tuple[str, Sequence[int]]:
+    """The header's code and shape of a tensor, whose `shape` is counted as `dtype` is by its framework."""
+    code = code_of(dtype)
+    if code is None:
+        hint = meant(dtype)
+        raise SaveError(
+            f"tensor {_quoted(name)}: unknown dtype {_quoted(str(dtype))}{f': {hint}' if hint else ''}",
+            code="unknown-dtype",
+            tensor=name,
+            expected=IN_FILES,
+            found=dtype,
+        )
+    return code, unpacked(name, shape) if code == "F4" and word_of(dtype) == F4_PACKED else shape
 
 
 def named(
@@ -267,15 +283,26 @@ def checked_threads(threads: int | None) -> int | None:
     return threads
 
 
-def float_code(code: str | None, dtype: object) -> str:
-    """`code`, which is that of `dtype`, if floats are converted to it."""
+def checked_progress(progress: Progress) -> bool | Tell:
+    """`progress`, which must be a bool, None for False, or a callable."""
+    if progress is None:
+        return False
+    if not isinstance(progress, bool) and not callable(progress):
+        raise TypeError(
+            f"progress must be True, False, None or a callable of two ints, found {type(progress).__name__}"
+        )
+    return progress
+
+
+def float_code(dtype: Dtype) -> str:
+    """The code for `dtype`, which must be one that floats are converted to."""
+    code = code_of(dtype)
     if code in FLOATS:
         return code
-    near = str(dtype).upper().replace("FP", "F")
-    hint = f": did you mean {near!r}?" if near in FLOATS else ""
+    hint = meant(dtype)
     raise OptionError(
         f"dtype {dtype!r} is none that floats are converted to: expected one of {', '.join(FLOATS)}, "
-        f"or what a framework calls one of them{hint}",
+        f"or what a framework calls one of them{f': {hint}' if hint else ''}",
         code="no-conversion",
         expected=FLOATS,
         found=dtype,

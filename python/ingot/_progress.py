@@ -16,25 +16,15 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import TextIO
 
-    from .typing import Path, Progress, Tell
-
-
-def checked(progress: Progress) -> bool | Tell:
-    """`progress`, which must be a bool, None for False, or a function."""
-    if progress is None:
-        return False
-    if not isinstance(progress, bool) and not callable(progress):
-        raise TypeError(
-            f"progress must be True, False, None or a callable of two ints, found {type(progress).__name__}"
-        )
-    return progress
+    from .typing import Path, Tell
 
 
 @contextmanager
-def told(progress: Progress, title: str) -> Iterator[Tell | None]:
+def told(progress: bool | Tell, title: str) -> Iterator[Tell | None]:
     """Give what has to be told ``(bytes done, bytes in all)`` now and then, or None where nobody listens.
 
-    `progress` is True for a bar: tqdm's where it is installed, else a line of our own on standard error.
+    `progress` is what `checked_progress` gave. True is for a bar: tqdm's where it is installed, else a line
+    of our own on standard error.
     """
     if progress is True:
         bar = _bar(title)
@@ -43,12 +33,11 @@ def told(progress: Progress, title: str) -> Iterator[Tell | None]:
         finally:
             bar.close()
     else:
-        yield None if progress is None or progress is False else progress
+        yield None if progress is False else progress
 
 
-def telling(progress: Progress, verb: str, path: Path) -> AbstractContextManager[Tell | None]:
+def telling(progress: bool | Tell, verb: str, path: Path) -> AbstractContextManager[Tell | None]:
     """Do as `told` does, of what is done to the file at `path`, which may be a URL."""
-    progress = checked(progress)
     if progress is not True:
         return told(progress, verb)
     # Of a URL what is no secret, and of that its end.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ._native import CHECKSUMS_KEY, MODEL_SPEC_KEY, SHARED_KEY, Sources, local_path
-from ._options import alignment, format_for, is_durable, one_of, room, texts
+from ._options import alignment, checked_progress, format_for, is_durable, one_of, room, texts
 from ._progress import telling
 from ._shards import of_index
 from ._text import _escaped, _quoted
@@ -83,6 +83,7 @@ def merge(
     Names that share a tensor (``save_file(..., shared="alias")``) are names like all others, and share it in
     the new file too. Where the name that it was stored under is left out, it is stored under another.
     """
+    progress = checked_progress(progress)
     one_of("on_duplicate", on_duplicate, ON_DUPLICATE)
     if isinstance(sources, (str, bytes)) or hasattr(sources, "__fspath__"):
         raise TypeError("sources must be an iterable of paths, not a path")
@@ -169,7 +170,7 @@ def rewrite(
     Names that share a tensor (``save_file(..., shared="alias")``) are names like all others, and share it in
     the new file too. Where the name that it was stored under is left out, it is stored under another.
     """
-    destination = local_path(destination)
+    progress, destination = checked_progress(progress), local_path(destination)
     opened = Sources.open([source], storage_options)
     names, path = opened.names(0), opened.path(0)
     kept = set(names) if keep is None else _chosen(names, keep, path)
@@ -246,6 +247,7 @@ def split(
     from ._shards import Place, index, nbytes, write
     from ._shards import split as planned
 
+    progress = checked_progress(progress)
     place, limit = Place(destination, filename_pattern), nbytes(max_shard_size)
     flush, opened = is_durable(durable), Sources.open([source], storage_options)
     names, sizes = opened.names(0), opened.sizes(0)

@@ -11,7 +11,15 @@ from os.path import join
 from typing import Any, NamedTuple, TypeVar
 
 from . import _native
-from ._options import Saving, format_for, is_path, known_format, refuse_of_named_files, texts
+from ._options import (
+    Saving,
+    checked_progress,
+    format_for,
+    is_path,
+    known_format,
+    refuse_of_named_files,
+    texts,
+)
 from ._text import _escaped, _quoted
 from .errors import StorageError
 from .typing import SaveOptions
@@ -131,11 +139,10 @@ def _telling(progress: Progress, path: str | bytes, work: Callable[..., None]) -
 
     What it needs is imported when it is asked for, since few programs do.
     """
-    if progress is None or progress is False:
+    progress = checked_progress(progress)
+    if progress is False:
         return work
-    from ._progress import checked, telling
-
-    progress = checked(progress)
+    from ._progress import telling
 
     def told(*given: Any) -> None:
         with telling(progress, "Saving", path) as tell:

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from . import _native
-from ._dtypes import CODES, F4_PACKED
-from ._options import (
-    known_format,
-    named,
-    texts,
-    unpacked,
-)
+from ._options import known_format, named, stored, texts
 from ._save import takes_save_options, write_file
 from ._text import _quoted
 from .errors import SaveError
@@ -35,10 +29,10 @@ def serialize(
     Parameters
     ----------
     tensor_dict : dict of str to dict
-        Name to ``{"dtype": ..., "shape": ..., "data": ...}``. The dtype is a code of the format (``"F32"``)
-        or a framework's name for it (``"float32"``); ``"float4_e2m1fn_x2"`` takes the packed shape, as torch
-        gives it, and doubles its last dimension. The data is any C-contiguous buffer, little-endian, of
-        exactly the size that dtype and shape ask for; it is read, not kept.
+        Name to ``{"dtype": ..., "shape": ..., "data": ...}``. The dtype is one of `ingot.typing.Dtype`, such
+        as ``"F32"`` or ``"float32"``; ``"float4_e2m1fn_x2"`` takes the packed shape, as torch gives it, and
+        doubles its last dimension. The data is any C-contiguous buffer, little-endian, of exactly the size
+        that dtype and shape ask for; it is read, not kept.
     metadata : dict of str to str, optional
         Text to store beside the tensors. What speaks of the tensors of another file is left out: digests,
         ``modelspec.hash_sha256``, names that share a tensor.
@@ -146,8 +140,6 @@ def _spec(name: str, spec: Mapping[str, Any]) -> tuple[str, Sequence[int], Any]:
         dtype, shape, data = spec["dtype"], spec["shape"], spec["data"]
     except (KeyError, TypeError, IndexError):
         raise TypeError(f'tensor {_quoted(name)}: expected a dict with "dtype", "shape" and "data"') from None
-    if dtype == F4_PACKED:
-        dtype, shape = "F4", unpacked(name, shape)
     try:
         view = memoryview(data)
     except TypeError:
@@ -158,4 +150,4 @@ def _spec(name: str, spec: Mapping[str, Any]) -> tuple[str, Sequence[int], Any]:
         raise SaveError(
             f"tensor {_quoted(name)}: the buffer is not in C order", code="not-contiguous", tensor=name
         )
-    return CODES.get(dtype, dtype), shape, view if view.ndim else view.cast("B")
+    return *stored(name, dtype, shape), view if view.ndim else view.cast("B")

@@ -6,9 +6,8 @@ import os
 from weakref import WeakSet
 
 from . import _native
-from ._dtypes import CODES, F4_LOOSE, F4_PACKED
 from ._frameworks import payload
-from ._options import alignment, format_for, is_durable, known_format, named, one_of, room, texts, unpacked
+from ._options import alignment, format_for, is_durable, known_format, named, one_of, room, stored, texts
 from ._save import rendered
 from ._text import _escaped, _quoted
 from .errors import ClosedError, OptionError, SaveError
@@ -37,9 +36,9 @@ class Writer:
     destination : str, bytes or os.PathLike
         The file. What is there stays until `commit`.
     specs : dict of str to (dtype, shape), optional
-        All tensors of the file. The dtype is a code of the format (``"BF16"``), a framework's dtype or its
-        name. Whatever has ``dtype`` and ``shape`` will do in place of the pair: a tensor on the meta device,
-        an array, what ``safe_open(...).info(name)`` gives.
+        All tensors of the file. The dtype is one of `ingot.typing.Dtype`, such as ``"BF16"``. Whatever has
+        ``dtype`` and ``shape`` will do in place of the pair: a tensor on the meta device, an array, what
+        ``safe_open(...).info(name)`` gives.
     metadata : dict of str to str, optional
         Text to store beside the tensors, as for `save_file`.
     reserve : int, optional
@@ -55,7 +54,7 @@ class Writer:
         ``INGOT_DURABLE=0``.
     force : bool
         Replace a read-only file too.
-    shared : dict of str to str, optional
+    aliases : dict of str to str, optional
         Other names for tensors of `specs`, each with the name of its tensor, which is stored once. They are
         kept as ``save_file(..., shared="alias")`` of `ingot.torch` keeps them. With `specs` only.
 
@@ -107,7 +106,7 @@ class Writer:
         align: Align = 8,
         durable: bool | None = None,
         force: bool = False,
-        shared: Mapping[str, str] | None = None,
+        aliases: Mapping[str, str] | None = None,
     ) -> None:
         _check_platform()
         self._path = _native.local_path(destination)
@@ -122,9 +121,9 @@ class Writer:
                     code="no-room",
                     found=format,
                 )
-            if shared:
+            if aliases:
                 raise OptionError(
-                    "shared is for specs: with reserve the tensors are not known", code="specs-or-reserve"
+                    "aliases is for specs: with reserve the tensors are not known", code="specs-or-reserve"
                 )
             self._writer = _native.Appender.create(
                 self._path, room(reserve), pairs, durable=flush, force=force
@@ -135,7 +134,7 @@ class Writer:
                 [_declared(name, spec) for name, spec in named(specs or {}, value="(dtype, shape)").items()],
                 pairs,
                 format_for(self._path, format),
-                views=rendered(_views(specs or {}, shared or {})),
+                views=rendered(_views(specs or {}, aliases or {})),
                 reserve=room(reserve_header),
                 align=alignment(align),
                 durable=flush,
@@ -291,9 +290,9 @@ def _check_platform() -> None:
         raise NotImplementedError("ingot.Writer needs what Unix has: write the file by save_file")
 
 
-def _views(specs: Mapping[str, Any], shared: Mapping[str, str]) -> Views:
-    """The record of `shared`, which are no names of `specs` and stand for names of `specs`."""
-    for name, of in shared.items():
+def _views(specs: Mapping[str, Any], aliases: Mapping[str, str]) -> Views:
+    """The record of `aliases`, which are no names of `specs` and stand for names of `specs`."""
+    for name, of in aliases.items():
         if name in specs or of not in specs:
             raise SaveError(
                 f"tensor {_quoted(name)}: "
@@ -303,21 +302,14 @@ def _views(specs: Mapping[str, Any], shared: Mapping[str, str]) -> Views:
                 tensor=name,
                 found=of,
             )
-    return {name: {"of": of} for name, of in shared.items()}
+    return {name: {"of": of} for name, of in aliases.items()}
 
 
 def _declared(name: str, spec: Any) -> tuple[str, str, list[int]]:
     """Name, code and shape in elements."""
     dtype, shape = _pair(name, spec)
-    # torch.float32, mlx.core.float32 and paddle.float32; numpy.dtype("float32"), "float32" and "F32".
-    framework, _, word = str(dtype).rpartition(".")
-    if not framework:
-        word = getattr(dtype, "name", None) or word
-    if isinstance(dtype, type):
-        word = dtype.__name__
-    if word == F4_PACKED:
-        return name, "F4", unpacked(name, shape)
-    return name, "F4" if word == F4_LOOSE else CODES.get(word, word), list(shape)
+    code, of_elements = stored(name, dtype, shape)
+    return name, code, list(of_elements)
 
 
 def _pair(name: str, spec: Any) -> tuple[Any, Sequence[int]]:

@@ -7,7 +7,7 @@ from sys import modules
 from typing import overload
 
 from . import _load, _native
-from ._dtypes import CODES, F4_LOOSE, NAMES
+from ._dtypes import CODES, F4_LOOSE, NAMES, TYPE_STRINGS
 from ._face import Whole
 from ._frameworks import installing, missing
 from ._load import Selected, misfit
@@ -34,33 +34,19 @@ if TYPE_CHECKING:
     from ._native import Checkpoint, TensorInfo
     from ._objects import Source
     from ._save import Box
-    from .typing import Format, LoadOptions, Path, Progress, SaveOptions, StorageOptions, Writable
+    from .typing import Dtype, Format, LoadOptions, Path, Progress, SaveOptions, StorageOptions, Writable
 
     Array = numpy.ndarray[Any, numpy.dtype[Any]]
 
     class ArrayLoadOptions(LoadOptions, total=False):
-        dtype: Any
+        dtype: Dtype | None
         out: Mapping[str, Array] | None
 
 
 __all__ = ["load", "load_file", "save", "save_file", "save_with_checksum"]
 
-# Header code to NumPy's dtype. Files are little-endian whatever the machine is.
-DTYPES = {
-    "BOOL": "?",
-    "U8": "u1",
-    "I8": "i1",
-    "I16": "<i2",
-    "U16": "<u2",
-    "F16": "<f2",
-    "I32": "<i4",
-    "U32": "<u4",
-    "F32": "<f4",
-    "C64": "<c8",
-    "F64": "<f8",
-    "I64": "<i8",
-    "U64": "<u8",
-}
+# Header code to what NumPy makes a dtype of.
+DTYPES = TYPE_STRINGS
 # Header code to the name in ml_dtypes, which has the others and is imported when a file needs it.
 ML_DTYPES = {code: name for code, name in NAMES.items() if code not in DTYPES} | {"F4": F4_LOOSE}
 _PLAIN = {numpy.dtype(dtype): code for code, dtype in DTYPES.items()}
@@ -86,7 +72,7 @@ def load_file(
     prefix: str | tuple[str, ...] | None = None,
     where: Callable[[TensorInfo], object] | None = None,
     slices: Mapping[str, Any] | None = None,
-    dtype: Any = None,
+    dtype: Dtype | None = None,
     out: Mapping[str, Array] | None = None,
     threads: int | None = None,
     progress: Progress = False,
@@ -117,10 +103,10 @@ def load_file(
         `ingot.safe_open.get_slice`. Of rows no other byte is read; of columns in files half as many again at
         most, where a row of the tensor takes 3 KiB or more. From a URL what lies between two parts is read
         too where it has up to 128 KiB, which takes less time than another request.
-    dtype : numpy.dtype, its name, or a code of the header such as ``"BF16"``, optional
-        Convert floating-point arrays to this dtype while they are read, chunk by chunk, with the values that
-        PyTorch's ``tensor.to(dtype)`` gives. The arrays in the dtype of the file are never in memory. Others
-        stay what they are.
+    dtype : ingot.typing.Dtype, optional
+        Convert floating-point arrays to this dtype while they are read, chunk by chunk: ``numpy.float16``,
+        ``"float16"`` or ``"F16"``. The values are those of PyTorch's ``tensor.to(dtype)``, and the arrays in
+        the dtype of the file are never in memory. Integers, bools and complex numbers stay what they are.
     out : dict of str to numpy.ndarray, optional
         Read these arrays into memory that is there already, without a second copy, and give the same objects
         back. They may be strided in any way. They need the shape and the dtype of what is read into them, and
@@ -183,7 +169,7 @@ def load_file(
         `backend`, `dtype` or `threads` is not one of the choices; or `slices` or `out` have an array that the
         other options leave out; or what is asked for cannot be compared.
     """
-    code = None if dtype is None else float_code(_code(dtype), dtype)
+    code = None if dtype is None else float_code(dtype)
     return _whole.loaded(
         filename,
         None,
@@ -511,17 +497,6 @@ def _resolve(code: str) -> numpy.dtype[Any] | Callable[[Array, tuple[int, ...]],
 
 
 wrap: _native.Wrap = _native.Wrap.buffer(numpy.ndarray, _resolve, strided=True)
-
-
-def _code(dtype: Any) -> str | None:
-    """The header's word for a dtype, or for what NumPy takes for one."""
-    if isinstance(dtype, str) and (dtype in DTYPES or dtype in ML_DTYPES):
-        return dtype
-    try:
-        known = numpy.dtype(dtype)
-    except TypeError:
-        return CODES.get(dtype) if isinstance(dtype, str) else None
-    return _PLAIN.get(known) or CODES.get(known.name)
 
 
 def _fill(checkpoint: Checkpoint, wanted: Wanted, arrays: Mapping[str, Any], how: Reads) -> None:

@@ -13,6 +13,7 @@ __all__ = [
     "Checksum",
     "Checksums",
     "Device",
+    "Dtype",
     "Format",
     "LoadOptions",
     "OpenOptions",
@@ -27,10 +28,16 @@ __all__ = [
 Path = str | bytes | PathLike[str] | PathLike[bytes]
 #: Called with the bytes that are done and those in all.
 Tell = Callable[[int, int], object]
+#: True shows a bar, a callable is told, False and None are silence. Anything else is a `TypeError`.
 Progress = bool | Tell | None
 
 #: A device in any form that the framework takes; for each tensor by patterns of names, or by a callable.
 Device = object | Mapping[str, object] | Callable[[TensorInfo], object]
+
+#: A dtype by its code in a file or by its name, in large letters or small (``"BF16"``, ``"bf16"``,
+#: ``"bfloat16"``, ``"torch.bfloat16"``); or that of torch, NumPy, ml_dtypes, jax, TensorFlow, mlx or paddle
+#: itself.
+Dtype = object
 
 Format = Literal["safetensors", "bintensors"]
 Align = Literal[8, 64, 4096]

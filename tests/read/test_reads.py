@@ -264,12 +264,6 @@ def test_a_load_shows_a_bar_with_the_name_of_the_file(large, capsys):
     assert "Loading large.safetensors" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("progress", [3, "yes", 1.5])
-def test_the_progress_of_a_load_is_true_false_or_a_function(large, progress):
-    with pytest.raises(TypeError, match="progress must be"):
-        ingot.numpy.load_file(large[0], progress=progress)
-
-
 @pytest.mark.parametrize("backend", ["mmap", "pread"])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_load_takes_a_number_of_threads(large, backend, threads):

@@ -267,15 +267,15 @@ def test_the_totals_of_an_index_are_counted_anew() -> None:
 
 
 def test_a_writer_takes_other_names_for_its_tensors() -> None:
-    by_writer({"dec": W, "z": Z}, "g", {"a": "b"}, specs={"dec": W, "z": Z}, shared={"enc": "dec"})
+    by_writer({"dec": W, "z": Z}, "g", {"a": "b"}, specs={"dec": W, "z": Z}, aliases={"enc": "dec"})
     ingot.torch.save_file(TIED, "h", {"a": "b"}, shared="alias")
     assert Path("g").read_bytes() == Path("h").read_bytes()
-    for shared in ({"z": "dec"}, {"enc": "gone"}):
+    for aliases in ({"z": "dec"}, {"enc": "gone"}):
         with pytest.raises(ingot.SaveError) as caught:
-            ingot.Writer("i", {"dec": W, "z": Z}, shared=shared)
+            ingot.Writer("i", {"dec": W, "z": Z}, aliases=aliases)
         assert caught.value.code == "invalid-alias"
     with pytest.raises(ingot.OptionError):
-        ingot.Writer("i", reserve=100, shared={"enc": "dec"})
+        ingot.Writer("i", reserve=100, aliases={"enc": "dec"})
     assert not os.path.exists("i")
 
 

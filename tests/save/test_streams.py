@@ -138,6 +138,15 @@ def test_a_pipe_and_a_socket_get_the_bytes_of_the_file() -> None:
     assert ingot.numpy.load(said)["a"].tolist() == [0, 1, 2]
 
 
+def test_a_module_is_written_as_to_a_file(path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    memory = io.BytesIO()
+    ingot.torch.save_model(model, memory, {"step": "1"})
+    ingot.torch.save_model(model, path, {"step": "1"})
+    assert memory.getvalue() == path.read_bytes()
+
+
 def test_names_that_share_memory_are_treated_as_in_a_file(tmp_path: Path) -> None:
     weight = torch.arange(6.0)
     tied, memory = {"a": weight, "b": weight}, io.BytesIO()

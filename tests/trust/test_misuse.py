@@ -151,52 +151,6 @@ def test_a_prefix_of_several_may_fit_nothing_where_another_does(file: Path, tmp_
     assert ingot.numpy.load_file(file, prefix=()) == {}
 
 
-@pytest.mark.parametrize(
-    ("dtype", "meant"),
-    [("bf16", "BF16"), ("fp16", "F16"), ("f8_e4m3", "F8_E4M3")],
-)
-def test_a_dtype_that_is_nearly_one_names_the_one(dtype: str, meant: str, file: Path, tmp_path: Path) -> None:
-    for call in (
-        lambda: ingot.numpy.load_file(file, dtype=dtype),
-        lambda: ingot.convert(file, tmp_path / "x.bt", dtype=dtype),
-    ):
-        with pytest.raises(ingot.OptionError, match=f"expected one of .*did you mean '{meant}'"):
-            call()
-
-
-# Progress ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("progress", [True, False, None, lambda done, total: None])
-def test_progress_is_what_it_is_everywhere(
-    progress: Any, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """All that has it takes a bool, None and a callable."""
-    calls = {
-        ingot.hash: (file,),
-        ingot.verify: (file,),
-        ingot.numpy.load_file: (file,),
-        ingot.numpy.save_file: ({"a": ONES}, tmp_path / "a.safetensors"),
-        ingot.merge: ([file], tmp_path / "b.safetensors"),
-        ingot.rewrite: (file, tmp_path / "c.safetensors"),
-        ingot.split: (file, tmp_path / "d"),
-        ingot.convert: (file, tmp_path / "e.bt"),
-    }
-    for call, given in calls.items():
-        capsys.readouterr()
-        call(*given, progress=progress)  # type: ignore[operator]
-        assert bool(capsys.readouterr().err) == (progress is True), call
-    for algorithm in ("blake3", "autov3", "md5"):
-        ingot.hash(file, algorithm, progress=progress)
-
-
-@pytest.mark.parametrize("progress", [1, "yes", ()])
-def test_progress_of_another_type_says_what_was_expected(progress: Any, file: Path) -> None:
-    for call in (ingot.hash, ingot.verify, ingot.numpy.load_file):
-        with pytest.raises(TypeError, match="progress must be True, False, None or a callable"):
-            call(file, progress=progress)
-
-
 # The command ---------------------------------------------------------------------------------------------
 
 

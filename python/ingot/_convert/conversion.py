@@ -7,12 +7,11 @@ from os import fsdecode
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from ingot import _native
-from ingot._dtypes import CODES
 from ingot._native import is_url, local_path, shown_url
 from ingot._objects import resolved as resolved_object
 from ingot._objects import shown
-from ingot._options import float_code, is_durable, is_path, texts
-from ingot._progress import checked, told
+from ingot._options import checked_progress, float_code, is_durable, is_path, texts
+from ingot._progress import told
 from ingot._text import _escaped
 from ingot.errors import OptionError
 
@@ -30,11 +29,11 @@ from .write import Ending, check_npz, code_in, write_native, write_npz
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any, Literal
+    from typing import Literal
 
     from ingot._objects import Source
     from ingot._rearrange import Which
-    from ingot.typing import Path, Progress, StorageOptions, Tell
+    from ingot.typing import Dtype, Path, Progress, StorageOptions, Tell
 
     from .runs import Moved
     from .source import Contents, Entry
@@ -47,7 +46,7 @@ def convert(
     source_format: str | None = None,
     format: Literal["safetensors", "bintensors", "npz"] | None = None,
     max_shard_size: int | str | None = None,
-    dtype: Any = None,
+    dtype: Dtype | None = None,
     root: str | None = None,
     keep: Which | None = None,
     drop: Which | None = None,
@@ -79,7 +78,7 @@ def convert(
         What to write, whatever the name says.
     max_shard_size : int or str, optional
         As for `ingot.split`: the bytes that a file may hold, such as ``"5GB"``.
-    dtype : dtype, its name, or a code of the header such as ``"BF16"``, optional
+    dtype : ingot.typing.Dtype, optional
         Convert floating-point tensors to this dtype, with the values that ``load_file(dtype=)`` gives.
     root : str, optional
         Take only the tensors below this name, and take it off their names: ``"state_dict"`` of a checkpoint
@@ -102,7 +101,7 @@ def convert(
         Replace what is at `destination`. It stays what it is if the conversion fails.
     durable : bool, optional
         As for `save_file`.
-    progress : bool or callable
+    progress : bool, None or callable
         As for `save_file`. The bytes in all are those written and those compared. Of a URL it is told first,
         by itself, how far the fetching is.
     storage_options : dict, optional
@@ -157,11 +156,11 @@ def convert(
     if not hasattr(_native, "Aside"):
         raise NotImplementedError("ingot.convert needs what Unix has")
     to = planned(fsdecode(local_path(destination)), format, max_shard_size)
-    code = None if dtype is None else float_code(_code(dtype), dtype)
+    code = None if dtype is None else float_code(dtype)
     options = _Write(to, code, texts(metadata) or {}, verify, overwrite, is_durable(durable))
     if to.kind == "npz" and metadata:
         raise OptionError("an .npz has no place for metadata", code="npz-metadata")
-    progress = checked(progress)
+    progress = checked_progress(progress)
 
     def converted(path: str, shown: str) -> Conversion:
         found, word = resolved(path, source_format)
@@ -314,10 +313,3 @@ def _counter(tell: Tell | None, total: int) -> Moved:
             tell(min(done, total), total)
 
     return moved
-
-
-def _code(dtype: Any) -> str:
-    """The code for a dtype of any framework, its name, or the code itself."""
-    word = dtype.__name__ if isinstance(dtype, type) else getattr(dtype, "name", None) or str(dtype)
-    word = word.removeprefix("torch.").removeprefix("paddle.")
-    return CODES.get(word, word)

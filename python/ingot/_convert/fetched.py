@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from ingot.typing import Progress, StorageOptions
+    from ingot.typing import StorageOptions, Tell
 
 _ENDING = ".fetched"
 # Characters of a name. File systems have room for 255 bytes.
@@ -30,7 +30,7 @@ _LONGEST = 60
 
 @contextmanager
 def fetched(
-    url: str, beside: str, progress: Progress, storage_options: StorageOptions | None
+    url: str, beside: str, progress: bool | Tell, storage_options: StorageOptions | None
 ) -> Iterator[str]:
     """Give the path of a copy, in a folder of its own beside a destination, which is gone in the end."""
     with _folder(beside, shown_url(url)) as folder:
@@ -41,7 +41,7 @@ def fetched(
 
 
 @contextmanager
-def copied(found: Reader | Buffer, beside: str, progress: Progress) -> Iterator[str]:
+def copied(found: Reader | Buffer, beside: str, progress: bool | Tell) -> Iterator[str]:
     """As `fetched`, of what an object or a buffer holds."""
     parts, nbytes = (found.parts(), found.nbytes) if isinstance(found, Reader) else _whole(found)
     # Its ending may tell what it is.

@@ -102,7 +102,7 @@ def write_native(
         format=format,
         durable=ending.durable,
         force=ending.overwrite,
-        shared=names,
+        aliases=names,
     ) as writer:
         runs, others = apart(entries, code)
         copy(runs, native(writer), moved)

@@ -9,7 +9,8 @@ from contextlib import contextmanager, suppress
 import click
 
 from ingot._native import is_url, local_path
-from ingot.errors import SafetensorError
+from ingot._options import FLOATS, float_code
+from ingot.errors import OptionError, SafetensorError
 
 from .screen import warn
 from .sources import opened
@@ -109,6 +110,20 @@ def output(tells: str, *, required: bool = False) -> Decorator:
         shell_complete=paths,
         help=tells,
     )
+
+
+class FloatDtype(click.Choice[str]):
+    """A dtype that floats are converted to, in any spelling. Help and shells list the codes."""
+
+    def __init__(self) -> None:
+        super().__init__(FLOATS, case_sensitive=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Give the code."""
+        try:
+            return float_code(value)
+        except OptionError as error:
+            self.fail(str(error), param, ctx)
 
 
 def writing(function: Callable[..., Any]) -> Callable[..., Any]:

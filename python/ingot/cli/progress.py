@@ -9,13 +9,13 @@ from contextlib import contextmanager
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from rich.progress import Progress, TaskID
 
-    from .screen import Screen
+    from ingot.typing import Tell
 
-    Tell = Callable[[int, int], None]
+    from .screen import Screen
 
 # Seconds. What is done sooner needs no bar.
 _PATIENCE = 1.0

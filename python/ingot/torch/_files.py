@@ -9,14 +9,14 @@ import torch
 
 from ingot import _load, _native, _open
 from ingot._load import PLAIN, Selected, reading
-from ingot._options import float_code, known_format, one_of, texts
+from ingot._options import checked_progress, checked_threads, float_code, known_format, one_of, texts
 from ingot._save import rendered, takes_save_options, write_file
 from ingot._text import _escaped, _quoted
 from ingot.errors import OptionError
 
 from ._into import destinations, fill_tensors
 from ._shared import recorded, refuse_shared, restore, views_among
-from ._tensors import _code, _export, _plain_ones, _tensors, at, mover, payload, refuse_strided, wrap
+from ._tensors import _export, _plain_ones, _tensors, at, mover, payload, refuse_strided, wrap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ingot._save import Views
     from ingot.typing import (
         Device,
+        Dtype,
         Format,
         LoadOptions,
         Path,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
     class TorchLoadOptions(LoadOptions, total=False):
         shared: Loaded
-        dtype: torch.dtype | str | None
+        dtype: Dtype | None
         out: Mapping[str, torch.Tensor] | None
 
     class TorchSaveOptions(SaveOptions, total=False):
@@ -91,7 +92,7 @@ def load_file(
     prefix: str | tuple[str, ...] | None = None,
     where: Callable[[TensorInfo], object] | None = None,
     slices: Mapping[str, Any] | None = None,
-    dtype: torch.dtype | str | None = None,
+    dtype: Dtype | None = None,
     out: Mapping[str, torch.Tensor] | None = None,
     threads: int | None = None,
     progress: Progress = False,
@@ -133,10 +134,10 @@ def load_file(
         `ingot.safe_open.get_slice`. Of rows no other byte is read; of columns in files half as many again at
         most, where a row of the tensor takes 3 KiB or more. From a URL what lies between two parts is read
         too where it has up to 128 KiB, which takes less time than another request.
-    dtype : torch.dtype or str, optional
-        Convert floating-point tensors to this dtype while they are read, chunk by chunk; a code of the header
-        such as ``"BF16"`` will do. The values are those of ``tensor.to(dtype)``, and the tensors in the dtype
-        of the file are never in memory. Integers, bools and complex numbers stay what they are.
+    dtype : ingot.typing.Dtype, optional
+        Convert floating-point tensors to this dtype while they are read, chunk by chunk: ``torch.bfloat16``,
+        ``"bfloat16"`` or ``"BF16"``. The values are those of ``tensor.to(dtype)``, and the tensors in the
+        dtype of the file are never in memory. Integers, bools and complex numbers stay what they are.
     out : dict of str to torch.Tensor, optional
         Read these tensors into memory that is there already, without a second copy, and give the same objects
         back. They may be strided in any way, and on other devices. They need the shape and the dtype of what
@@ -145,7 +146,7 @@ def load_file(
         How many threads read at once. By default ``INGOT_THREADS`` in the environment, else one for each
         core; eight where the file is not in the page cache, and 64 where it comes over a network, since
         those who wait need no core.
-    progress : bool or callable
+    progress : bool, None or callable
         True shows a bar: tqdm's if it is installed, else a line on standard error. A callable is told
         ``(bytes done, bytes in all)`` about twenty times a second and at the end, and may raise to stop the
         load. Views of a mapped file are done at once, or when they have been moved to `device`.
@@ -203,8 +204,9 @@ def load_file(
         The record of shared tensors in the metadata is broken (``code`` is ``"invalid-alias"``).
     """
     move = _load.placing(mover, device)
-    code = None if dtype is None else float_code(_code(dtype), dtype)
+    code = None if dtype is None else float_code(dtype)
     selected = Selected(keys, prefix, where, slices, code, out)
+    threads, progress = checked_threads(threads), checked_progress(progress)
     checkpoint = _open.open_checkpoint(filename, backend, storage_options=storage_options)
     with reading(checkpoint, threads, progress, (verify, expected_sha256)) as how:
         found = _loaded(checkpoint, move, shared, selected, how)

@@ -11,7 +11,7 @@ import torch
 from ingot import _open
 from ingot._load import Wanted, fill, misfit, reading
 from ingot._native import Destinations
-from ingot._options import FLOATS
+from ingot._options import FLOATS, checked_progress, checked_threads
 from ingot._text import _escaped
 
 from ._shared import recorded
@@ -280,6 +280,7 @@ def load_into(
     floating point. For other devices and other dtypes they are read in pieces of 64 MiB at most, which torch
     then copies. The module's own loading hooks do not run: `load_model` runs them.
     """
+    threads, progress = checked_threads(threads), checked_progress(progress)
     checkpoint = _open.open_checkpoint(source, backend, storage_options=storage_options)
     with reading(checkpoint, threads, progress) as how:
         return into(target, checkpoint, strict, how)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ingot._objects import Source
-    from ingot.typing import Path
+    from ingot.typing import Device, Path, Writable
 
 # Names in a message. The rest are counted.
 _SHOWN = 3
@@ -27,7 +27,7 @@ _SHOWN = 3
 
 def save_model(
     model: torch.nn.Module,
-    filename: Path,
+    filename: Path | Writable,
     metadata: Mapping[str, str] | None = None,
     force_contiguous: bool = True,
 ) -> None:
@@ -37,7 +37,7 @@ def save_model(
     ----------
     model : torch.nn.Module
         What to save: its `state_dict`.
-    filename : str, bytes or os.PathLike
+    filename : str, bytes, os.PathLike, or an object with a ``write``
         As for `save_file`.
     metadata : dict of str to str, optional
         Text to store beside the tensors. For each name that is left out, the name of the tensor that stands
@@ -75,7 +75,7 @@ def load_model(
     model: torch.nn.Module,
     filename: Source,
     strict: bool = True,
-    device: Any = "cpu",
+    device: Device = "cpu",
     *,
     backend: str = "auto",
 ) -> tuple[set[str], list[str]]:

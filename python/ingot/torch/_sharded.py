@@ -23,9 +23,9 @@ def save_sharded(
     state_dict: Mapping[str, torch.Tensor],
     destination: Path,
     max_shard_size: int | str = "5GB",
+    *,
     filename_pattern: str = "model{suffix}.safetensors",
     metadata: Mapping[str, str] | None = None,
-    *,
     durable: bool | None = None,
     checksums: Checksums = None,
 ) -> None:

@@ -300,12 +300,6 @@ def _resolve(code: str) -> Callable[[torch.Tensor, tuple[int, ...]], torch.Tenso
     return finish
 
 
-def _code(dtype: torch.dtype | str) -> str | None:
-    """The header's word for a dtype, or for its name in torch."""
-    known = DTYPES.get(dtype, getattr(torch, dtype, None)) if isinstance(dtype, str) else dtype
-    return None if known is None else _CODES.get(known)
-
-
 _export = _native.Export.dlpack([*PLAIN_CLASSES], _places, _are_stored, _to_dlpack, _exchange)
 
 

@@ -28,9 +28,7 @@ _BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16}
 @click.command(short_help="Write the tensors with floats in another dtype.")
 @arguments.source
 @arguments.destination
-@click.option(
-    "--dtype", required=True, type=click.Choice(_options.FLOATS, case_sensitive=False), help="The new dtype."
-)
+@click.option("--dtype", required=True, type=arguments.FloatDtype(), help="The new dtype.")
 @click.option(
     "--keep", multiple=True, metavar="PATTERN", help="Tensors to leave as they are, such as '*norm*'."
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ingot import _convert, _options
+from ingot import _convert
 from ingot._convert.destination import planned, refuse_existing
 from ingot._convert.formats import FORMATS, resolved
 from ingot._native import is_url
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.option(
     "--source-format", type=click.Choice(tuple(FORMATS)), help="What SOURCE is, where it cannot be seen."
 )
-@click.option("--dtype", type=click.Choice(_options.FLOATS, case_sensitive=False), help="Cast floats to it.")
+@click.option("--dtype", type=arguments.FloatDtype(), help="Cast floats to it.")
 @click.option("--max-shard-size", metavar="SIZE", help="Write several files and an index: 5GB.")
 @click.option("--root", metavar="NAME", help="Only what is below this name: state_dict.")
 @click.option("--keep", multiple=True, metavar="PATTERN", help="Only these tensors.")

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from ingot.cli.progress import Tell
     from ingot.cli.sources import Array
+    from ingot.typing import Tell
 
 # Bytes that file systems take for a name, with room for numbers and suffixes.
 _LONGEST = 200

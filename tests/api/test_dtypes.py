@@ -1,0 +1,263 @@
+"""One rule for `dtype`: every spelling, of every framework, wherever a dtype is taken."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ingot
+import ingot.numpy
+from ingot._dtypes import F4_LOOSE, F4_PACKED, IN_FILES, NAMES, TYPE_STRINGS, code_of
+from ingot._options import FLOATS
+from support.doors import parameters, public_functions
+from support.dtypes import BITS
+
+TENSOR = np.arange(4, dtype=np.float32)
+
+
+def words(code: str) -> list[str]:
+    """What may be said for a dtype."""
+    names = [NAMES[code]] if code in NAMES else [F4_LOOSE, F4_PACKED] if code == "F4" else []
+    found = [code, *names, *(name.upper() for name in names)]
+    # In small letters they are NumPy's words for others.
+    found += [code.lower()] if code not in ("F4", "I8", "U8") else []
+    found += [TYPE_STRINGS[code]] if code in TYPE_STRINGS else []
+    return found + [f"{module}.{name}" for module in ("torch", "paddle", "mlx.core", "jnp") for name in names]
+
+
+def objects(code: str) -> list[Any]:
+    """NumPy's dtypes, its types of scalars, those of ml_dtypes, and torch's dtype."""
+    found: list[Any] = []
+    if code in TYPE_STRINGS:
+        little = np.dtype(TYPE_STRINGS[code])
+        found += [little, little.newbyteorder(">"), little.type]
+    for name in words(code):
+        if scalar := getattr(ml_dtypes, name, None):
+            found += [scalar, np.dtype(scalar)]
+        if "torch" in sys.modules and hasattr(sys.modules["torch"], name):
+            found.append(getattr(sys.modules["torch"], name))
+    return found
+
+
+# What floats are converted to ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def path(path: Path) -> Path:
+    ingot.numpy.save_file({"a": TENSOR}, path)
+    return path
+
+
+def stored(path: Path) -> str:
+    """The dtype of the tensor in a file."""
+    with ingot.safe_open(path, "np") as file:
+        return file.info("a").dtype
+
+
+def by_load_file(function: Callable[..., Any], path: Path, new: Path, dtype: Any) -> str | None:
+    return code_of(function(path, dtype=dtype)["a"].dtype)
+
+
+def by_convert(function: Callable[..., Any], path: Path, new: Path, dtype: Any) -> str | None:
+    function(path, new, dtype=dtype)
+    return stored(new)
+
+
+def by_command(command: str, path: Path, new: Path, dtype: Any) -> str | None:
+    from ingot.cli.program import run
+
+    assert run([command, str(path), str(new), "--dtype", str(dtype), "--quiet"]) == 0
+    return stored(new)
+
+
+# What gives, for each function that has `dtype`, that of the tensor that comes of it. By its last name.
+BY = {"load_file": by_load_file, "convert": by_convert}
+DOORS = {
+    name: (BY[name.rpartition(".")[2]], function)
+    for name, function in public_functions().items()
+    if "dtype" in parameters(function)
+}
+# Frameworks are tested where the command's libraries are not installed.
+HAS_COMMAND = importlib.util.find_spec("click") is not None
+COMMANDS = {f"ingot {name}": (by_command, name) for name in ("cast", "convert") if HAS_COMMAND}
+# Not every framework has every dtype.
+EVERYWHERE = ("F16", "BF16")
+
+
+@pytest.mark.parametrize("code", FLOATS)
+@pytest.mark.parametrize("door", [*DOORS, *COMMANDS])
+def test_every_spelling_means_the_same_to_everything_that_converts(
+    door: str, code: str, path: Path, tmp_path: Path
+) -> None:
+    by, function = {**DOORS, **COMMANDS}[door]
+    if code not in EVERYWHERE and door.startswith(
+        ("ingot.flax", "ingot.tensorflow", "ingot.mlx", "ingot.paddle")
+    ):
+        code = "F32"
+    # A command is given words.
+    given = [*words(code), *([] if door in COMMANDS else objects(code))]
+    found = [
+        by(function, path, tmp_path / f"{number}.safetensors", dtype) for number, dtype in enumerate(given)
+    ]
+    assert found == [code] * len(given), given
+
+
+@pytest.mark.parametrize(
+    "dtype", ["F32x", "float8_e4m3", "I32", "int64", "f4", "float", "fp16", "", 32, ("F32",), int]
+)
+@pytest.mark.parametrize("door", [*DOORS, *COMMANDS])
+def test_what_is_no_float_is_refused_by_all_in_the_same_words(
+    door: str, dtype: Any, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = (
+        f"is none that floats are converted to: expected one of {', '.join(FLOATS)}, or what a framework"
+    )
+    new = tmp_path / "new.safetensors"
+    if door in COMMANDS:
+        from ingot.cli.program import run
+
+        assert run([door.split()[1], str(path), str(new), "--dtype", str(dtype)]) == 2
+        assert expected in capsys.readouterr().err
+    else:
+        by, function = DOORS[door]
+        with pytest.raises(ingot.OptionError) as caught:
+            by(function, path, new, dtype)
+        assert str(caught.value).startswith(f"dtype {dtype!r} {expected}")
+        assert (caught.value.code, caught.value.expected, caught.value.found) == (
+            "no-conversion",
+            FLOATS,
+            dtype,
+        )
+    assert not new.exists()
+
+
+# What is stored ------------------------------------------------------------------------------------------
+
+
+def by_writer(path: Path, dtype: Any, shape: list[int]) -> None:
+    with ingot.Writer(path, {"a": (dtype, shape)}) as writer:
+        writer.commit()
+
+
+def by_serialize(path: Path, dtype: Any, shape: list[int]) -> None:
+    path.write_bytes(ingot.serialize({"a": {"dtype": dtype, "shape": shape, "data": b""}}))
+
+
+def by_serialize_file(path: Path, dtype: Any, shape: list[int]) -> None:
+    ingot.serialize_file({"a": {"dtype": dtype, "shape": shape, "data": b""}}, path)
+
+
+STORE = [by_writer, by_serialize, by_serialize_file]
+
+
+@pytest.mark.parametrize("code", BITS)
+@pytest.mark.parametrize("store", STORE)
+def test_every_spelling_of_every_dtype_is_stored_as_that_one(
+    store: Callable[[Path, Any, list[int]], None], code: str, tmp_path: Path
+) -> None:
+    new = tmp_path / "new.safetensors"
+    for dtype in [*words(code), *objects(code)]:
+        # No bytes, and a last dimension that is doubled where two elements lie in one.
+        store(new, dtype, [0, 4])
+        packed = str(dtype).lower().endswith(F4_PACKED)
+        with ingot.safe_open(new, "np") as file:
+            info = file.info("a")
+        assert (info.dtype, list(info.shape)) == (code, [0, 8 if packed else 4]), dtype
+
+
+AMBIGUOUS = {
+    "f4": "F4 in a file and float32 to NumPy",
+    "i8": "I8 in a file and int64 to NumPy",
+    "u8": "U8 in a file and uint64 to NumPy",
+    "float": "float32 to torch and float64 to NumPy",
+    "int": "int32 to torch and int64 to NumPy",
+}
+
+
+@pytest.mark.parametrize("store", STORE)
+@pytest.mark.parametrize(
+    ("dtype", "hint"),
+    [
+        ("F99", ""),
+        ("fp16", ": did you mean 'F16'?"),
+        ("float8_e4m3", ""),
+        ("complex128", ""),
+        (np.dtype("datetime64[s]"), ""),
+        (str, ""),
+        *((word, f": {word!r} is {means}") for word, means in AMBIGUOUS.items()),
+    ],
+)
+def test_what_is_no_dtype_of_a_file_is_refused_with_the_name_of_the_tensor(
+    store: Callable[[Path, Any, list[int]], None], dtype: Any, hint: str, tmp_path: Path
+) -> None:
+    new = tmp_path / "new.safetensors"
+    with pytest.raises(ingot.SaveError) as caught:
+        store(new, dtype, [0])
+    assert str(caught.value) == f"tensor `a`: unknown dtype `{dtype}`{hint}"
+    assert (caught.value.code, caught.value.tensor, caught.value.found) == ("unknown-dtype", "a", dtype)
+    assert not new.exists()
+
+
+# The table -----------------------------------------------------------------------------------------------
+
+
+def test_the_table_has_every_dtype_of_the_format() -> None:
+    assert set(IN_FILES) == set(BITS)
+    assert all(code_of(code) == code for code in BITS)
+
+
+@pytest.mark.parametrize("python", [bool, int, float])
+def test_a_type_of_python_is_what_numpy_makes_of_it(python: type) -> None:
+    assert code_of(python) == code_of(np.dtype(python))
+
+
+@pytest.mark.parametrize("kind", sorted(set(np.sctypeDict.values()), key=repr))
+def test_a_scalar_type_of_numpy_is_the_dtype_that_it_has(kind: type[np.generic]) -> None:
+    assert code_of(kind) == code_of(np.dtype(kind))
+
+
+# What frameworks call otherwise than by its name.
+OTHERWISE = {("mlx.core", "BOOL"): "bool_", ("jax.numpy", "BOOL"): "bool_"}
+
+
+@pytest.mark.parametrize("module", ["torch", "jax.numpy", "tensorflow", "mlx.core", "paddle"])
+def test_every_dtype_of_a_framework_is_known(module: str) -> None:
+    framework = pytest.importorskip(module)
+    known = {
+        code: getattr(framework, OTHERWISE.get((module, code), name))
+        for code, name in {**NAMES, "F4": F4_PACKED}.items()
+        if hasattr(framework, OTHERWISE.get((module, code), name))
+    }
+    if module == "paddle":
+        # It calls bfloat16 so too.
+        assert code_of(known.pop("U16")) == "BF16"
+    assert len(known) > 10
+    assert {code: code_of(dtype) for code, dtype in known.items()} == {code: code for code in known}
+
+
+@pytest.mark.parametrize("name", ["qint8", "quint8", "complex128", "int4", "uint4", "float8_e4m3", "int1"])
+def test_a_dtype_of_torch_that_no_file_has_is_known_for_none(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    assert code_of(getattr(torch, name, f"torch.{name}")) is None
+
+
+def test_no_framework_is_imported_to_know_a_dtype() -> None:
+    program = """
+import sys
+from ingot._dtypes import code_of
+from ingot._options import float_code
+assert float_code("torch.bfloat16") == float_code("bf16") == float_code("jnp.bfloat16") == "BF16"
+assert code_of(float) == code_of("<f8") == "F64"
+frameworks = {"numpy", "ml_dtypes", "torch", "jax", "tensorflow", "mlx", "paddle"}
+assert not frameworks & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

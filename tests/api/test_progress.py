@@ -1,0 +1,86 @@
+"""One rule for `progress`: a bool, None or a callable, wherever it is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ingot
+import ingot.numpy
+from support.doors import parameters, public_functions
+
+DOORS = {name: call for name, call in public_functions().items() if "progress" in parameters(call)}
+ONES = {"a": np.ones(1000, np.float32)}
+BYTES = {"a": {"dtype": "F32", "shape": [1000], "data": bytes(4000)}}
+
+# What each takes beside `progress`, by its name: of a file that may be there, and of a path where nothing is.
+GIVEN: dict[str, Callable[[Path, Path], tuple[Any, ...]]] = {
+    "convert": lambda file, new: (file, new),
+    "download": lambda file, new: ("https://localhost:1/a.safetensors", new),
+    "hash": lambda file, new: (file,),
+    "load_file": lambda file, new: (file,),
+    "load_into": lambda file, new: ({}, file),
+    "load_model": lambda file, new: (None, file),
+    "merge": lambda file, new: ([file], new),
+    "rewrite": lambda file, new: (file, new),
+    "ingot.numpy.save_file": lambda file, new: (ONES, new),
+    "save_file": lambda file, new: ({}, new),
+    "serialize_file": lambda file, new: (BYTES, new),
+    "split": lambda file, new: (file, new),
+    "verify": lambda file, new: (file,),
+}
+# Those that need no framework but NumPy, and no network.
+NEAR = [
+    name for name in DOORS if name.rpartition(".")[0] in ("ingot", "ingot.numpy") and name != "ingot.download"
+]
+
+
+def given(name: str, file: Path, new: Path) -> tuple[Any, ...]:
+    return GIVEN[name if name in GIVEN else name.rpartition(".")[2]](file, new)
+
+
+@pytest.mark.parametrize("progress", [1, 1.5, "yes", (), np.True_], ids=repr)
+@pytest.mark.parametrize("name", DOORS)
+def test_another_type_is_refused_alike_and_before_a_file_is_looked_for(
+    name: str, progress: Any, tmp_path: Path
+) -> None:
+    nowhere, new = tmp_path / "none.safetensors", tmp_path / "new.safetensors"
+    with pytest.raises(TypeError) as caught:
+        DOORS[name](*given(name, nowhere, new), progress=progress)
+    assert str(caught.value) == (
+        f"progress must be True, False, None or a callable of two ints, found {type(progress).__name__}"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("progress", [True, False, None])
+@pytest.mark.parametrize("name", NEAR)
+def test_true_shows_a_bar_and_false_and_none_are_silent(
+    name: str, progress: bool | None, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ingot.numpy.save_file(ONES, path)
+    DOORS[name](*given(name, path, path.with_name("new.safetensors")), progress=progress)
+    assert bool(capsys.readouterr().err) == (progress is True)
+
+
+@pytest.mark.parametrize("name", NEAR)
+def test_a_callable_is_told_bytes_done_and_bytes_in_all(name: str, path: Path) -> None:
+    ingot.numpy.save_file(ONES, path)
+    told: list[tuple[int, int]] = []
+    DOORS[name](
+        *given(name, path, path.with_name("new.safetensors")),
+        progress=lambda done, total: told.append((done, total)),
+    )
+    assert told == sorted(told)
+    assert told[-1][0] == told[-1][1] >= 4000
+
+
+@pytest.mark.parametrize("algorithm", ["blake3", "autov3", "md5"])
+@pytest.mark.parametrize("progress", [True, False, None, lambda done, total: None])
+def test_a_hash_of_any_algorithm_takes_it(algorithm: str, progress: Any, path: Path) -> None:
+    ingot.numpy.save_file(ONES, path)
+    assert ingot.hash(path, algorithm, progress=progress) == ingot.hash(path, algorithm)

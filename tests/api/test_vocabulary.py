@@ -1,0 +1,194 @@
+"""One word for one thing: the names of arguments in all public functions, found by looking at them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import defaultdict
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+import pytest
+
+from support.doors import parameters, public_functions
+
+FUNCTIONS = public_functions()
+INSTALLED = {name.rpartition(".")[0] for name in FUNCTIONS}
+
+# What an argument is not called, and what it is called instead.
+WORDS = {
+    # Where from and where to.
+    "source": "src file files file_path filepath fname path paths url uri input inputs",
+    "destination": "dst dest directory folder out_dir output output_path outfile save_directory fileobj",
+    # How.
+    "progress": "callback on_progress progress_callback show_progress verbose tqdm",
+    "threads": "thread num_threads n_threads workers max_workers num_workers concurrency",
+    "dtype": "torch_dtype data_type cast_to",
+    "storage_options": "token headers credentials client_kwargs",
+    "durable": "fsync sync flush",
+    "align": "alignment",
+    "max_shard_size": "max_size shard_size",
+    "where": "predicate filter",
+    "keep": "include only",
+    "drop": "exclude skip",
+    "metadata": "meta info attrs",
+    "expected_sha256": "sha256 checksum digest",
+    "tensor": "array value",
+    "name": "key tensor_name",
+    "strict": "allow_missing",
+}
+INSTEAD = {word: instead for instead, words in WORDS.items() for word in words.split()}
+# Those that have such a name all the same.
+ADMITTED = {
+    ("ingot.Ranges", "path"): "where an object is in its store, as obstore and fsspec say it",
+}
+
+# Upstream's names for its arguments, which are nobody else's.
+UPSTREAMS = {
+    "filename": "ingot.safe_open ingot.serialize_file *.load_file *.save_file *.load_model *.save_model",
+    "tensor_dict": "ingot.serialize ingot.serialize_file *.save *.save_file *.save_with_checksum",
+    "force_contiguous": "*.save_model",
+}
+# In the place of both `source` and `destination`.
+IN_PLACE = ("ingot.update_metadata", "ingot.replace_tensor")
+
+# Arguments that some functions, those that fit a pattern, take in another way than the rest, and why.
+OTHERWISE = {
+    "device": {
+        "ingot.flax.*": "None is jax's default device",
+        "ingot.tensorflow.*": "None is the device that TensorFlow is on",
+        "ingot.mlx.*": "mlx has one memory",
+        "ingot.paddle.*": "None is the CPU, as upstream has it",
+    },
+    "filename": {
+        "*.save_*": "what is written to has a `write`, what is read from a `read`",
+        "ingot.serialize_file": "as for save_file",
+        "ingot.update_metadata": "a file is edited where it is",
+        "ingot.replace_tensor": "a file is edited where it is",
+    },
+    "format": {
+        "ingot.convert": "it writes .npz too",
+        "*.save": "bytes have no name that decides the format",
+        "ingot.serialize": "bytes have no name that decides the format",
+        "*.save_with_checksum": "bytes have no name that decides the format",
+    },
+    "max_shard_size": {
+        "ingot.convert": "None is one file",
+    },
+    "metadata": {
+        "ingot.convert": "added to that of the source, since formats have some that no tensor file has",
+        "ingot.merge": "by default that of the source",
+        "ingot.rewrite": "by default that of the source",
+        "ingot.split": "by default that of the source",
+        "ingot.torch.save_sharded": "an option, as for split",
+    },
+    "name": {
+        "ingot.safe_open.get": "positional, as in collections.abc.Mapping",
+    },
+    "shared": {
+        "*.save*": "what becomes of tensors that share memory",
+    },
+    "source": {
+        "ingot.convert": "an object can hold a file of any format",
+        "ingot.read_metadata": "an object can hold a file",
+        "ingot.torch.load_into": "an object can hold a file",
+        "ingot.download": "a URL and nothing else",
+        "ingot.modelspec.read": "the metadata of a file will do",
+        "ingot.modelspec.validate": "the metadata of a file will do, and what `read` gives of them",
+    },
+    "strict": {
+        "ingot.torch.load_into": "as in torch.nn.Module.load_state_dict",
+        "ingot.torch.load_model": "as in torch.nn.Module.load_state_dict, and positional as upstream has it",
+    },
+    "tensor_dict": {
+        "ingot.serialize*": "dicts of buffers in place of tensors",
+    },
+    "verify": {
+        "ingot.convert": "of another format nothing is to be trusted",
+    },
+}
+
+# A framework's own name for its tensors, devices and modules.
+TENSORS = re.compile(r"\b(torch\.Tensor|jax\.Array|tf\.Tensor|mx\.array|paddle\.Tensor|Array|Tensor|Any)\b")
+
+
+class Form(NamedTuple):
+    """How an argument is taken."""
+
+    kind: str
+    default: str
+    annotation: str
+
+
+def form(parameter: inspect.Parameter) -> Form:
+    annotation = TENSORS.sub("Tensor", str(parameter.annotation))
+    return Form(parameter.kind.description, repr(parameter.default), annotation)
+
+
+def taken() -> dict[str, dict[str, Form]]:
+    """For each argument how each function takes it."""
+    found: dict[str, dict[str, Form]] = defaultdict(dict)
+    for name, function in FUNCTIONS.items():
+        for parameter in parameters(function).values():
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
+                found[parameter.name][name] = form(parameter)
+    return found
+
+
+TAKEN = taken()
+
+
+def pattern_of(argument: str, function: str) -> str | None:
+    """That of `OTHERWISE` which says something of this function."""
+    return next((one for one in OTHERWISE.get(argument, {}) if fnmatchcase(function, one)), None)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_no_argument_has_a_word_that_another_argument_has_a_word_for(name: str) -> None:
+    for argument in parameters(FUNCTIONS[name]):
+        assert argument not in INSTEAD or (name, argument) in ADMITTED, f"expected {INSTEAD[argument]!r}"
+
+
+@pytest.mark.parametrize(("argument", "patterns"), UPSTREAMS.items())
+def test_the_names_of_upstream_are_those_of_its_functions_only(argument: str, patterns: str) -> None:
+    admitted = [*patterns.split(), *(IN_PLACE if argument == "filename" else ())]
+    for name in TAKEN[argument]:
+        assert any(fnmatchcase(name, pattern) for pattern in admitted), name
+
+
+@pytest.mark.parametrize("argument", sorted(TAKEN))
+def test_an_argument_is_taken_in_the_same_way_everywhere(argument: str) -> None:
+    groups: dict[str | None, dict[Form, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for name, found in TAKEN[argument].items():
+        groups[pattern_of(argument, name)][found].append(name)
+    for forms in groups.values():
+        assert len(forms) == 1, forms
+    plain = groups.pop(None)
+    for pattern, forms in groups.items():
+        assert forms.keys() != plain.keys(), f"{pattern} is as everywhere: no word of it is needed"
+
+
+@pytest.mark.parametrize(
+    ("argument", "pattern"), [(argument, one) for argument, patterns in OTHERWISE.items() for one in patterns]
+)
+def test_an_exception_is_of_functions_that_there_are(argument: str, pattern: str) -> None:
+    module = pattern.rpartition(".")[0].replace("*", "ingot.torch")
+    if module not in INSTALLED:
+        pytest.skip(f"{module} needs a framework that is not installed")
+    assert pattern in {pattern_of(argument, name) for name in TAKEN[argument]}
+
+
+READ_OR_WRITTEN = ("source", "sources", "destination")
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if TAKEN["destination"].get(name)])
+def test_what_is_read_comes_before_what_is_written(name: str) -> None:
+    given = [argument for argument in parameters(FUNCTIONS[name]) if argument in READ_OR_WRITTEN]
+    assert given in (["destination"], ["source", "destination"], ["sources", "destination"])
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in FUNCTIONS if name.endswith("metadata") and name != "ingot.update_metadata"]
+)
+def test_metadata_is_the_text_in_a_file_and_nothing_else(name: str) -> None:
+    assert "dict[str, str]" in str(inspect.signature(FUNCTIONS[name]).return_annotation)
