@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from ._hash import Verification, hash, verify
     from ._native import ShardIndex, TensorInfo
     from ._objects import Ranges
-    from ._open import TensorIterator, TensorSlice, safe_open, warm
+    from ._open import PrefetchLoader, TensorIterator, TensorSlice, safe_open, warm
     from ._rearrange import merge, rewrite, split
     from ._serialize import deserialize, serialize, serialize_file
     from ._writer import Writer
@@ -72,6 +72,7 @@ __all__ = [
     "HeaderError",
     "IntegrityError",
     "OptionError",
+    "PrefetchLoader",
     "Ranges",
     "RepoMetadata",
     "SafetensorError",
@@ -115,6 +116,7 @@ _LATER = {
     "Conversion": "_convert",
     "Download": "_download",
     "FileMetadata": "_describe",
+    "PrefetchLoader": "_open",
     "Ranges": "_objects",
     "RepoMetadata": "_describe",
     "Verification": "_hash",

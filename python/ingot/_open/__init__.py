@@ -1,4 +1,4 @@
-"""What is open for reading: `door` opens it, callers hold a `handle`, `part` and `ahead` read from that."""
+"""What is open for reading: `door` opens it, callers hold a `handle`, the others read from that."""
 
 from .ahead import AHEAD as AHEAD
 from .ahead import TensorIterator as TensorIterator
@@ -7,5 +7,7 @@ from .door import again_by as again_by
 from .door import open_checkpoint as open_checkpoint
 from .handle import safe_open as safe_open
 from .handle import warm as warm
+from .loader import PrefetchLoader as PrefetchLoader
+from .loader import TensorStream as TensorStream
 from .part import Again as Again
 from .part import TensorSlice as TensorSlice

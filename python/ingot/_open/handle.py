@@ -9,12 +9,13 @@ from typing import overload
 from ingot._frameworks import adapter
 from ingot._load import Value, moved, placing, settled, tensors
 from ingot._native import in_natural_order
-from ingot._options import checked_ahead
+from ingot._options import checked_ahead, checked_threads
 from ingot._text import _escaped, nbytes, plural
 from ingot.errors import ClosedError
 
 from .ahead import AHEAD, TensorIterator, in_order
 from .door import again_by, open_checkpoint
+from .loader import PrefetchLoader, planned
 from .part import TensorSlice, known
 
 TYPE_CHECKING = False
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import Unpack
 
+    from ingot._load import Move, Placement
     from ingot._native import TensorInfo
     from ingot._objects import Source
     from ingot.typing import Device, OpenOptions, Path, StorageOptions
@@ -404,6 +406,67 @@ class safe_open(Mapping[str, Value]):
         names = in_order(checkpoint, order)
         settled(checkpoint, names, self._move)
         return TensorIterator(checkpoint, names, self._adapter.wrap, self._move, checked_ahead(ahead))
+
+    def prefetch(
+        self,
+        plan: Mapping[str, slice | None] | None = None,
+        *,
+        device: Device = None,
+        threads: int | None = None,
+        ahead: int = AHEAD,
+    ) -> PrefetchLoader[Value]:
+        """Read tensors, or rows of them, in the background, to be taken by name or one after the other.
+
+        What safetensors 0.9 calls so, for every framework, device and source.
+
+        Parameters
+        ----------
+        plan : dict of str to slice or None, optional
+            Which tensors: each whole, or the rows of its first dimension that a slice of step 1 selects. All
+            of them, whole, by default. Nothing else is read.
+        device : str, int, the framework's device, dict or callable, optional
+            Where the tensors shall be, as for `safe_open`. That of the handle by default.
+        threads : int, optional
+            How many threads read at once, as for ``load_file``.
+        ahead : int
+            How many bytes may be read and not yet taken, 256 MiB by default, as for `iter_tensors`.
+
+        Returns
+        -------
+        PrefetchLoader
+            Which hands out each tensor once, by `PrefetchLoader.take` or as pairs of name and tensor in the
+            order of the file. It outlives the handle. A handle may have several, such as one for each device.
+
+        Raises
+        ------
+        TypeError
+            `plan` is not a dict, or has something other than None or a slice of ints for a tensor.
+        TensorNotFoundError
+            `plan` names a tensor that there is not.
+        SliceError
+            A slice of `plan` has another step than 1 or reaches past the rows, or its tensor is a scalar.
+        OptionError
+            `device`, `threads` or `ahead` is not one of the choices.
+        DtypeError, StorageError
+            As `get_tensor` does, from the loader, for the tensor that is taken.
+
+        Examples
+        --------
+        >>> with ingot.safe_open("model.safetensors", "pt") as file:  # doctest: +SKIP
+        ...     with file.prefetch({"wte": slice(0, 1000), "bias": None}, device="cuda:0") as loader:
+        ...         bias = loader.take("bias")
+        """
+        move = self._move if device is None else self._mover(device)
+        # A handle of its own, so that it outlives this one.
+        checkpoint = self._checkpoint.share()
+        rows = planned(checkpoint, plan)
+        settled(checkpoint, rows, move)
+        threads, ahead = checked_threads(threads), checked_ahead(ahead)
+        return PrefetchLoader(checkpoint, rows, self._adapter.wrap, move, ahead, threads)
+
+    def _mover(self, device: Device) -> Move | Placement | None:
+        """What takes tensors to `device`."""
+        return placing(self._adapter.mover, device)
 
     def warm(self, names: Iterable[str] | None = None) -> int:
         """Bring tensors into the system's page cache, as `ingot.warm` does for a whole file.

@@ -16,7 +16,7 @@ from ingot._text import _quoted
 from ingot.errors import OptionError, SafetensorError, SliceError
 
 from . import _arguments, _slicing
-from ._prefetch import PrefetchLoader
+from ._prefetch import refuse_bad_plan
 from ._tensor_spec import not_an_instance
 from ._wording import StepError, begin_as_upstream, reading, restate
 
@@ -304,9 +304,9 @@ class safe_open(_Lent, ingot.safe_open[Any]):
         return TensorMeta(info.dtype, list(info.shape), (info.begin, info.end))
 
     @_opening
-    def prefetch(
+    def prefetch(  # type: ignore[override]
         self, plan: dict[str, slice | None] | None = None, *, device: Any = None, threads: int = 8
-    ) -> PrefetchLoader:
+    ) -> _open.PrefetchLoader[Any]:
         """Start to read tensors in the background.
 
         Parameters
@@ -316,10 +316,15 @@ class safe_open(_Lent, ingot.safe_open[Any]):
         device : optional
             Where the tensors shall be, also the CPU. That of the handle by default.
         threads : int
-            How many threads read.
+            How many threads read. 0 is taken for 1.
         """
-        move = self._move if device is None else mover(self._arguments[0], device)
-        return PrefetchLoader(self._checkpoint.share(), self._adapter.wrap, move, plan, threads)
+        if threads < 0:
+            raise OverflowError("can't convert negative int to unsigned")
+        refuse_bad_plan(self._checkpoint, plan)
+        return super().prefetch(plan, device=device, threads=max(threads, 1))
+
+    def _mover(self, device: Any) -> Callable[[Any], Any] | None:
+        return mover(self._arguments[0], device)
 
 
 class _safe_open_handle(safe_open):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ingot._open import PrefetchLoader, TensorStream
 from ingot.compat._handles import PySafeSlice, TensorMeta, _safe_open_handle, safe_open
-from ingot.compat._prefetch import PrefetchLoader, TensorStream
 from ingot.compat._specs import deserialize, serialize, serialize_file
 from ingot.compat._tensor_spec import TensorSpec
 from ingot.compat._wording import join
