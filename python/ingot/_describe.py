@@ -1,4 +1,4 @@
-"""What is in a model, from its headers alone: of one file or of many, on this machine or behind a URL."""
+"""What is in a model, from its headers alone: of one file or of many, on this machine or remote."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def describe(
     OSError, HeaderError, CheckpointError, StorageError
         As `ingot.safe_open` does.
     CheckpointError
-        ``config.json`` is no JSON object, or has more than 10 MB; a `StorageError` where it is behind a URL.
+        ``config.json`` is no JSON object, or has more than 10 MB; a `StorageError` where it is remote.
     OptionError
         `count` is not one of the choices.
 
@@ -307,7 +307,7 @@ def _unusable(path: str, why: str) -> CheckpointError:
 
 
 class _Remote:
-    """A model behind a URL."""
+    """A remote model."""
 
     def __init__(
         self, url: str, options: StorageOptions | None, max_header_size: int | None, stop: Event

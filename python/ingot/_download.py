@@ -23,11 +23,11 @@ class Download(NamedTuple):
     nbytes : int
         Its size; of a model that of all files together.
     fetched : int
-        Bytes that came over the network for it: fewer than `nbytes` where an earlier call that was broken off
+        Bytes that came over the network for it: fewer than `nbytes` where an earlier, interrupted call
         had some of them, 0 where the file came out of the Hub's local cache.
     sha256 : str or None
         What it was compared with: the digest that the caller expects, or the one that the Hub keeps. None
-        where nobody said what it has to be, and for a model, whose `files` have their own.
+        where there is neither, and for a model, whose `files` have their own.
     files : tuple of Download
         The files: of a model its shards in the order of their names and then the index, else just this one.
         No field of the tuple.
@@ -70,7 +70,7 @@ def download(
     durable: bool | None = None,
     storage_options: StorageOptions | None = None,
 ) -> Download:
-    """Fetch what is behind a URL, and keep it. Again after it was broken off, it goes on from there.
+    """Download a remote file or model. An interrupted download resumes where it stopped.
 
     Parameters
     ----------

@@ -80,7 +80,8 @@ _OTHERS = {
     "longlong": "I64",
     "ulonglong": "U64",
 }
-_WORDS = {
+# Words in small letters, and codes as they stand in a file, none of which is ambiguous.
+_WORDS = {code: code for code in IN_FILES} | {
     word: code
     for word, code in (
         *((code.lower(), code) for code in IN_FILES),
@@ -115,8 +116,9 @@ def word_of(dtype: Dtype) -> str:
 
 def code_of(dtype: Dtype) -> str | None:
     """The header's code for a dtype, in any spelling; None for what is none, or not one to all frameworks."""
-    # As it stands in a file, it is itself: only in small letters are some of them ambiguous.
-    return dtype if isinstance(dtype, str) and dtype in IN_FILES else _WORDS.get(word_of(dtype))
+    # Most words are in the table as they are.
+    code = _WORDS.get(dtype) if isinstance(dtype, str) else None
+    return code or _WORDS.get(word_of(dtype))
 
 
 def meant(dtype: Dtype) -> str | None:

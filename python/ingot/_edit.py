@@ -57,7 +57,7 @@ def update_metadata(
     SaveError
         The header would be longer than 100,000,000 bytes. Nothing was touched.
     StorageError
-        Writing failed, or somebody else replaced the file meanwhile (``code`` is ``"overtaken"``): what they
+        Writing failed, or another process replaced the file meanwhile (``code`` is ``"overtaken"``): what it
         wrote stays.
 
     Notes
@@ -104,8 +104,8 @@ def replace_tensor(filename: Path, name: str, tensor: Any, *, durable: bool | No
     filename : str, bytes or os.PathLike
         The file, in either format. A symlink is followed.
     name : str
-        The tensor. Names that share it (``save_file(..., shared="alias")``) stay names of the one tensor that
-        it is, and any of them will do; parts of it are parts of the new values.
+        The tensor. Names that share it (``save_file(..., shared="alias")``) stay names of that one tensor,
+        and any of them may be given; parts of it are parts of the new values.
     tensor : array or tensor of any framework
         Of the dtype and the shape that stand in the header.
     durable : bool, optional

@@ -114,7 +114,7 @@ class Whole(Generic[Tensor]):
             these, a URL, or an object that holds a file, such as an open file, a buffer or `ingot.Ranges`: as
             for `ingot.safe_open`.
         device : str, int, the framework's device, dict or callable, optional
-            Where the tensors shall be; the module says which devices its framework takes. By default where
+            Where the tensors are placed; the module says which devices its framework takes. By default where
             upstream puts them: on the framework's default device, and paddle's on the CPU.
             A dict has patterns of names (`fnmatch`), each with a device, such as
             ``{"layers.0.*": "gpu:0", "*": "cpu"}``: the first that fits decides. A callable is given what

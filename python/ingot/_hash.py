@@ -72,14 +72,14 @@ def hash(
     StorageError
         Reading failed, or the file was written to meanwhile.
     HeaderError
-        The file is none of tensors, and the definition asks for one.
+        The file holds no tensors, and `algorithm` is defined for files of tensors only.
     OptionError
         `algorithm` is not one of the choices.
 
     Notes
     -----
-    The file is read by position: one that another process shortens meanwhile is an error, not a crash. What
-    is behind a URL is fetched in parts, several at once, of which at most 128 MiB are kept at a time.
+    The file is read by position: one that another process shortens meanwhile is an error, not a crash. A
+    remote file is fetched in parts, several at once, of which at most 128 MiB are kept at a time.
     """
     with telling(checked_progress(progress), "Hashing", source) as tell:
         found = _native.hash(source, algorithm, tell, storage_options)
@@ -137,7 +137,7 @@ Mismatch.__module__ = "ingot"
 
 
 class Compared(NamedTuple):
-    """A digest that somebody wrote down, beside the one that was computed."""
+    """The expected digest, beside the one that was computed."""
 
     expected: str
     found: str

@@ -39,13 +39,13 @@ def merge(
     progress: Progress = False,
     storage_options: StorageOptions | None = None,
 ) -> None:
-    """Make one file of several. No tensor is decoded, and next to no memory is taken.
+    """Make one file of several. No tensor is decoded, and less than 64 MiB of memory are taken.
 
     Parameters
     ----------
     sources : iterable of str, bytes or os.PathLike
         The files, in either format or in both; sharded checkpoints, by directory or index, or URLs, as for
-        `ingot.safe_open`. What is behind a URL is fetched as it is written, and of it only what is taken.
+        `ingot.safe_open`. A remote source is fetched as it is written, and only what is taken of it.
     destination : str, bytes or os.PathLike
         Where to write; it may be one of the sources. What is there stays until the new file is whole.
     on_duplicate : {"error", "first", "last"}

@@ -1,4 +1,4 @@
-"""Tensors as plain buffers, for whoever has no framework or one that ingot does not know."""
+"""Tensors as plain buffers, without a framework or with one that ingot does not know."""
 
 from __future__ import annotations
 

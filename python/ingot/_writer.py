@@ -36,9 +36,9 @@ class Writer:
     destination : str, bytes or os.PathLike
         The file. What is there stays until `commit`.
     specs : dict of str to (dtype, shape), optional
-        All tensors of the file. The dtype is one of `ingot.typing.Dtype`, such as ``"BF16"``. Whatever has
-        ``dtype`` and ``shape`` will do in place of the pair: a tensor on the meta device, an array, what
-        ``safe_open(...).info(name)`` gives.
+        All tensors of the file. The dtype is one of `ingot.typing.Dtype`, such as ``"BF16"``. Any object with
+        ``dtype`` and ``shape`` may stand in place of the pair: a tensor on the meta device, an array, the
+        `TensorInfo` of another file.
     metadata : dict of str to str, optional
         Text to store beside the tensors, as for `save_file`.
     reserve : int, optional
@@ -76,7 +76,7 @@ class Writer:
     Several processes fill one file: one makes the writer, the others `join`, on the same machine. Each
     element has to be written exactly once, by anybody; who writes what need not be agreed on beforehand, as
     a second attempt is refused. One of them commits when all have written, and the one that made the writer
-    stays until then: when it is killed, nobody adds to the file or commits it any more, unless one of the
+    stays until then: when it is killed, no other adds to the file or commits it any more, unless one of the
     others finishes it in its place (`join`). After a fork, the child has to join.
 
     Every range that is written apart takes some 50 bytes beside the file until the commit, so writing the
@@ -158,10 +158,10 @@ class Writer:
             The path that it was given, or another way to the same.
         orphaned : {"refuse", "finish"}
             What to do where the writer that began the file was killed, or its process crashed, before a
-            commit. By default nobody joins it: what it had written may be of an earlier run, with other
+            commit. By default it cannot be joined: what it had written may be of an earlier run, with other
             values. With ``"finish"`` this writer takes its place, and what was written counts; that all of it
             belongs together is for the caller to know. One of several who ask for it takes the place, the
-            others join that one. Elements on which somebody was at work at the time have to be written again.
+            others join that one. Elements that were being written at the time have to be written again.
         durable : bool, optional
             As for `Writer`, for a commit by this one.
 
@@ -174,7 +174,7 @@ class Writer:
         Raises
         ------
         StorageError
-            Nobody fills such a file (``code`` is ``"nothing-to-join"``); the writer that began it was killed
+            No writer fills this file (``code`` is ``"nothing-to-join"``); the writer that began it was killed
             (``"orphaned"``), and with ``"finish"``, others who joined it have not left yet; what the writers
             noted beside the file is damaged (``"broken-journal"``), or cannot be read or locked
             (``"write"``).
@@ -183,7 +183,7 @@ class Writer:
 
         Notes
         -----
-        A lock says whether a writer is still there. A file system that has none lets nobody join.
+        A lock says whether a writer is still there. On a file system without locks a file cannot be joined.
         """
         _check_platform()
         finish = one_of("orphaned", orphaned, ORPHANED) == "finish"
@@ -214,7 +214,7 @@ class Writer:
             The index does not fit the spec.
         SaveError
             Dtype or shape are not those of the spec (``code`` is ``"mismatch"``); elements were written
-            before, or are being written by somebody else (``"filled-twice"``); there is no space left in
+            before, or are being written by another writer (``"filled-twice"``); there is no space left in
             the header (``"reserve-full"``).
         ClosedError
             The file was committed, or this writer was closed.

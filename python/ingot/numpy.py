@@ -99,7 +99,7 @@ def load_file(
         Only arrays for which it gives something true. It is called with what `ingot.safe_open.info` gives. An
         array has to pass all of `keys`, `prefix` and `where`; nothing is read of those that do not.
     slices : dict of str to index, optional
-        For some of these arrays, the part that shall be read: what would stand in ``array[...]``, as for
+        For some of these arrays, the part to read: what would stand in ``array[...]``, as for
         `ingot.safe_open.get_slice`. Of rows no other byte is read; of columns in files half as many again at
         most, where a row of the tensor takes 3 KiB or more. From a URL what lies between two parts is read
         too where it has up to 128 KiB, which takes less time than another request.

@@ -190,7 +190,7 @@ class StorageOptions(TypedDict, total=False):
     #: The profile of ``~/.aws/config`` and ``~/.aws/credentials`` that is used instead of what the
     #: environment holds; ``AWS_PROFILE`` by default.
     profile: str
-    #: Pay for what is read, as some buckets of S3 ask of whoever reads; ``AWS_REQUEST_PAYER`` by default.
+    #: Pay for what is read, as some buckets of S3 ask of their readers; ``AWS_REQUEST_PAYER`` by default.
     request_payer: bool
     #: A JSON file of credentials of Google: of a service account, a person, an external account.
     credentials_file: str | PathLike[str]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections import defaultdict
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 import pytest
 
-from support.doors import parameters, public_functions
+from support.doors import MODULES, parameters, public_functions
 
 FUNCTIONS = public_functions()
 INSTALLED = {name.rpartition(".")[0] for name in FUNCTIONS}
@@ -193,3 +194,39 @@ def test_what_is_read_comes_before_what_is_written(name: str) -> None:
 )
 def test_metadata_is_the_text_in_a_file_and_nothing_else(name: str) -> None:
     assert "dict[str, str]" in str(inspect.signature(FUNCTIONS[name]).return_annotation)
+
+
+# What the docstrings of public names do not say, and how the field says it.
+PHRASES = {
+    r"shall": "is, or an imperative",
+    r"whoever|nobody|somebody": "the caller, a reader, another process",
+    r"behind a URL": "remote",
+    r"cut short": "truncated",
+    r"broken off": "interrupted",
+    r"next to no": "a number",
+    r"will do": "may be given",
+}
+
+
+def docstrings() -> dict[str, str]:
+    """Those of the modules, of their public names, and of the public members of classes."""
+    found = {module: sys.modules[module] for module in MODULES if module in sys.modules}
+    for module in list(found.values()):
+        names = {f"{module.__name__}.{name}": getattr(module, name) for name in module.__all__}
+        members = {
+            f"{name}.{member}": value
+            for name, one in names.items()
+            if isinstance(one, type)
+            for member, value in vars(one).items()
+            if not member.startswith("_")
+        }
+        found |= names | members
+    return {
+        name: one.__doc__ for name, one in found.items() if isinstance(getattr(one, "__doc__", None), str)
+    }
+
+
+@pytest.mark.parametrize(("phrase", "instead"), PHRASES.items())
+def test_help_speaks_as_the_field_does(phrase: str, instead: str) -> None:
+    said = re.compile(rf"\b(?:{phrase})\b", re.IGNORECASE)
+    assert not [name for name, text in docstrings().items() if said.search(text)], f"expected {instead!r}"

@@ -115,7 +115,7 @@ def convert(
     Raises
     ------
     ConversionError
-        The source is damaged, cut short, of no known format, asks for more than tensors (a pickle with a
+        The source is damaged, truncated, of no known format, asks for more than tensors (a pickle with a
         payload), names files outside its folder, becomes too large, or has tensors that no file can hold.
         ``code`` says which. Nothing was written.
     FileExistsError

@@ -1,4 +1,4 @@
-"""Tensors that are read in the background, ahead of whoever takes them."""
+"""Tensors that are read ahead in the background."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AHEAD = 256 << 20
 
 
 class TensorIterator(Generic[Value]):
-    """Pairs of name and tensor, read ahead of whoever takes them. `safe_open.iter_tensors` makes them.
+    """Pairs of name and tensor, read ahead in the background. `safe_open.iter_tensors` gives them.
 
     It ends its thread and frees what was not taken when it is closed, when it is dropped, and at the end of a
     ``with``. An exception about one tensor does not end it: the next call gives the next tensor.

@@ -61,10 +61,10 @@ class safe_open(Mapping[str, Value]):
         zip; a file of fsspec, ``fsspec.open("gcs://bucket/model.safetensors")``; or `ingot.Ranges`, a file in
         any store. The notes say how these are read.
     framework : str
-        What the tensors shall be: ``"numpy"`` or ``"np"``; ``"torch"``, ``"pt"`` or ``"pytorch"``; ``"jax"``
-        or ``"flax"``; ``"tensorflow"`` or ``"tf"``; ``"mlx"``; ``"paddle"``.
+        That of the tensors: ``"numpy"`` or ``"np"``; ``"torch"``, ``"pt"`` or ``"pytorch"``; ``"jax"`` or
+        ``"flax"``; ``"tensorflow"`` or ``"tf"``; ``"mlx"``; ``"paddle"``.
     device : str, int, the framework's device, dict or callable
-        Where the tensors shall be. On ``"cpu"``, the default, they are views of the file where the backend
+        Where the tensors are placed. On ``"cpu"``, the default, they are views of the file where the backend
         maps it; for any other device they are copied there. NumPy knows only ``"cpu"``. A dict has patterns
         of names (`fnmatch`), each with a device: ``{"layers.0.*": "cuda:0", "*": "cpu"}``. The first that
         fits decides. A callable is given what `info` gives, and returns the device.
@@ -136,7 +136,7 @@ class safe_open(Mapping[str, Value]):
     pickles the object with it. In a child after a fork, what was opened before raises `ClosedError`
     (``"forked"``), memory excepted: open it again there.
 
-    Opening an index behind a URL fetches it and nothing else; `format` is then what the names of its shards
+    Opening a remote index fetches it and nothing else; `format` is then what the names of its shards
     say. A shard that is missing raises `FileNotFoundError` when it is first needed, with its URL. On the Hub
     all shards are of the commit that the index was of.
     """
@@ -374,7 +374,7 @@ class safe_open(Mapping[str, Value]):
         return tensors(self._checkpoint, names, self._adapter.wrap, self._move)
 
     def iter_tensors(self, order: Order = "file", *, ahead: int = AHEAD) -> TensorIterator[Value]:
-        """Read the tensors one after the other, in the background, ahead of whoever takes them.
+        """Read the tensors one after the other, ahead of the caller, in the background.
 
         Parameters
         ----------

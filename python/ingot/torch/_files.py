@@ -110,7 +110,7 @@ def load_file(
         a URL, or an object that holds a file, such as an open file, a buffer or `ingot.Ranges`: as for
         `ingot.safe_open`.
     device : str, int, torch.device, dict or callable
-        Where the tensors shall be; whatever `torch.device` takes. ``"meta"`` gives shapes and dtypes and
+        Where the tensors are placed: what `torch.device` takes. ``"meta"`` gives shapes and dtypes and
         reads nothing. A dict has patterns of names (`fnmatch`), each with a device, such as
         ``{"layers.0.*": "cuda:0", "*": "cpu"}``: the first that fits decides. A callable is given what
         `ingot.safe_open.info` gives, and returns the device. Names that share memory go where the one goes
@@ -130,7 +130,7 @@ def load_file(
         Only tensors for which it gives something true. It is called with what `ingot.safe_open.info` gives.
         A tensor has to pass all of `keys`, `prefix` and `where`; nothing is read of those that do not.
     slices : dict of str to index, optional
-        For some of these tensors, the part that shall be read: what would stand in ``tensor[...]``, as for
+        For some of these tensors, the part to read: what would stand in ``tensor[...]``, as for
         `ingot.safe_open.get_slice`. Of rows no other byte is read; of columns in files half as many again at
         most, where a row of the tensor takes 3 KiB or more. From a URL what lies between two parts is read
         too where it has up to 128 KiB, which takes less time than another request.
