@@ -60,6 +60,7 @@ OTHERWISE = {
         "ingot.tensorflow.*": "None is the device that TensorFlow is on",
         "ingot.mlx.*": "mlx has one memory",
         "ingot.paddle.*": "None is the CPU, as upstream has it",
+        "ingot.safe_open.prefetch": "None is the device of the handle",
     },
     "filename": {
         "*.save_*": "what is written to has a `write`, what is read from a `read`",
