@@ -56,11 +56,11 @@ IN_PLACE = ("ingot.update_metadata", "ingot.replace_tensor")
 # Arguments that some functions, those that fit a pattern, take in another way than the rest, and why.
 OTHERWISE = {
     "device": {
+        "ingot.safe_open.prefetch": "None is the device of the handle, by its name only as upstream has it",
         "ingot.flax.*": "None is jax's default device",
         "ingot.tensorflow.*": "None is the device that TensorFlow is on",
         "ingot.mlx.*": "mlx has one memory",
         "ingot.paddle.*": "None is the CPU, as upstream has it",
-        "ingot.safe_open.prefetch": "None is the device of the handle",
     },
     "filename": {
         "*.save_*": "what is written to has a `write`, what is read from a `read`",

@@ -30,7 +30,7 @@ def with_torch(path: str) -> float:
         assert_type(file.get_slice("w").shape, tuple[int, ...])
         assert_type(file.get_slice("w").ndim, int)
         assert_type(file.iter_tensors(), ingot.TensorIterator[torch.Tensor])
-        assert_type(file.prefetch({"t": slice(0, 1)}).take("t"), torch.Tensor)
+        assert_type(file.prefetch({"w": slice(0, 1)}).take("w"), torch.Tensor)
         for name, tensor in file.iter_tensors("name"):
             assert_type(name, str)
             assert_type(tensor, torch.Tensor)
