@@ -1,4 +1,4 @@
-"""``ingot download``: what is behind a URL, kept."""
+"""``ingot download``: remote files and models, kept."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def command(
     force: bool,
     dry_run: bool,
 ) -> int:
-    """Fetch what is behind the URL SOURCE to DESTINATION.
+    """Download the file or the model at the URL SOURCE to DESTINATION.
 
     Where DESTINATION is a directory, or ends in a slash, the file goes into it. The URL of an index
     (`*.index.json`), and a repository of the Hub that has one and no model.safetensors, brings the index and
-    all files that it names. What was broken off, by Ctrl-C or with the machine, goes on when it is typed
-    again. What the Hub says of its files, or --sha256, has to be true of them.
+    all files that it names. An interrupted download resumes when the command is run again.
+    What the Hub says of its files, or --sha256, has to be true of them.
     """
     try:
         if dry_run:
