@@ -76,7 +76,7 @@ class SaveOptions(TypedDict, total=False):
     atomic : bool
         Write beside the file and rename, so that readers see the old file or the new one, whole. False
         overwrites in place.
-    force : bool
+    replace_read_only : bool
         Replace a read-only file too.
     progress : bool, None or callable
         True shows a bar: tqdm's if it is installed, else a line on standard error. A callable is told
@@ -103,7 +103,7 @@ class SaveOptions(TypedDict, total=False):
     format: Format | None
     durable: bool | None
     atomic: bool
-    force: bool
+    replace_read_only: bool
     progress: Progress
     snapshot: bool
     reserve_header: int
