@@ -28,6 +28,7 @@ WORDS = {
     "dtype": "torch_dtype data_type cast_to",
     "storage_options": "token headers credentials client_kwargs",
     "durable": "fsync sync flush",
+    "overwrite": "force exist_ok replace clobber",
     "align": "alignment",
     "max_shard_size": "max_size shard_size",
     "where": "predicate filter",

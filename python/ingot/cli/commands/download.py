@@ -17,6 +17,7 @@ from ingot.cli.wording import nbytes, plural, shown
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._download import Download
+    from ingot._options import Existing
 
 
 def _remote(context: click.Context, parameter: click.Parameter, given: str) -> str:
@@ -38,7 +39,7 @@ def command(
     destination: str,
     expected: str | None,
     threads: int | None,
-    force: bool,
+    existing: Existing,
     dry_run: bool,
 ) -> int:
     """Download the file or the model at the URL SOURCE to DESTINATION.
@@ -50,27 +51,37 @@ def command(
     """
     try:
         if dry_run:
-            _plan(screen, source, destination, expected, force)
+            _plan(screen, source, destination, expected, existing)
         else:
-            _fetch(screen, source, destination, expected, threads, force)
+            _fetch(screen, source, destination, expected, threads, existing)
     except FileExistsError as error:
         there = shown(os.fsdecode(error.filename))
-        raise click.UsageError(f"{there}: is there already: --force replaces it") from None
+        raise click.UsageError(f"{there}: is there already: --overwrite replaces it") from None
     return 0
 
 
-def _plan(screen: Screen, source: str, destination: str, expected: str | None, force: bool) -> None:
-    files = _download.planned(source, destination, expected_sha256=expected, overwrite=force)
+def _plan(screen: Screen, source: str, destination: str, expected: str | None, existing: Existing) -> None:
+    files = _download.planned(source, destination, expected_sha256=expected, **existing._asdict())
     screen.answer({"dry_run": True, "files": [{"file": name, "nbytes": size} for name, size in files]})
     _tell(screen, files, "would fetch")
 
 
 def _fetch(
-    screen: Screen, source: str, destination: str, expected: str | None, threads: int | None, force: bool
+    screen: Screen,
+    source: str,
+    destination: str,
+    expected: str | None,
+    threads: int | None,
+    existing: Existing,
 ) -> None:
     with bar(screen, "Downloading") as tell:
         done = _download.download(
-            source, destination, expected_sha256=expected, overwrite=force, threads=threads, progress=tell
+            source,
+            destination,
+            expected_sha256=expected,
+            **existing._asdict(),
+            threads=threads,
+            progress=tell,
         )
     parts = [_described(file) for file in done.files]
     screen.answer({"dry_run": False, **_described(done), "files": parts})
