@@ -65,6 +65,7 @@ def download(
     *,
     expected_sha256: str | None = None,
     overwrite: bool = False,
+    replace_read_only: bool = False,
     threads: int | None = None,
     progress: Progress = False,
     durable: bool | None = None,
@@ -87,7 +88,9 @@ def download(
         it keeps as LFS or Xet objects, as it does those with weights, are compared with the one it says. For
         a model of many files, of all of which one digest cannot speak, it is refused.
     overwrite : bool
-        Replace what is at `destination`, also if it is read-only; mode and owner pass on to the new file.
+        Replace what is at `destination`. Mode and owner pass on to the new file.
+    replace_read_only : bool
+        Replace a read-only file too.
     threads : int, optional
         How many parts are fetched at once, of all files together, 16 by default.
     progress : bool, None or callable
@@ -153,6 +156,7 @@ def download(
             storage_options=storage_options,
             expected_sha256=expected_sha256,
             overwrite=overwrite,
+            replace_read_only=replace_read_only,
             durable=is_durable(durable),
             threads=threads,
             progress=tell,
@@ -165,7 +169,12 @@ def download(
 
 
 def planned(
-    source: str, destination: Path, *, expected_sha256: str | None = None, overwrite: bool = False
+    source: str,
+    destination: Path,
+    *,
+    expected_sha256: str | None = None,
+    overwrite: bool = False,
+    replace_read_only: bool = False,
 ) -> list[tuple[str, int]]:
     """Give the files that `download` would make, with their sizes, and write nothing."""
     return _native.planned_download(
@@ -174,4 +183,5 @@ def planned(
         storage_options=None,
         expected_sha256=expected_sha256,
         overwrite=overwrite,
+        replace_read_only=replace_read_only,
     )

@@ -395,7 +395,7 @@ def prepare(
     align: int = 8,
     durable: bool = True,
     atomic: bool = True,
-    force: bool = False,
+    replace_read_only: bool = False,
     checksums: Sequence[str] = ...,
 ) -> NewFile:
     """Take over all that goes into a file. Nothing is written yet.
@@ -415,6 +415,7 @@ def download(
     storage_options: Mapping[str, Any] | None,
     expected_sha256: str | None,
     overwrite: bool,
+    replace_read_only: bool,
     durable: bool,
     threads: int | None,
     progress: Callable[[int, int], object] | None,
@@ -431,6 +432,7 @@ def planned_download(
     storage_options: Mapping[str, Any] | None,
     expected_sha256: str | None,
     overwrite: bool,
+    replace_read_only: bool,
 ) -> list[tuple[str, int]]:
     """The files that `download` would make, with their sizes, the index last. Nothing is written."""
 
@@ -542,7 +544,8 @@ class Sources:
         reserve: int = 0,
         align: int = 8,
         durable: bool = True,
-        force: bool = False,
+        overwrite: bool = False,
+        replace_read_only: bool = False,
         progress: Callable[[int, int], object] | None = None,
     ) -> None:
         """Write a file of `picks`: a source, the number of a tensor in it, the name in the new file.
@@ -565,7 +568,7 @@ class Writer:
         reserve: int = 0,
         align: int = 8,
         durable: bool = True,
-        force: bool = False,
+        replace_read_only: bool = False,
     ) -> Writer: ...
     @staticmethod
     def join(
@@ -590,7 +593,10 @@ class Aside:
 
     @staticmethod
     def create(
-        path: str | bytes | PathLike[str] | PathLike[bytes], *, durable: bool = True, force: bool = False
+        path: str | bytes | PathLike[str] | PathLike[bytes],
+        *,
+        durable: bool = True,
+        replace_read_only: bool = False,
     ) -> Aside: ...
     @property
     def draft_name(self) -> str: ...
@@ -618,7 +624,7 @@ class Appender:
         metadata: Mapping[str, str] | None,
         *,
         durable: bool = True,
-        force: bool = False,
+        replace_read_only: bool = False,
     ) -> Appender: ...
     def append(self, name: str, tensor: Any, payload: Callable[[str, Any], Any]) -> None: ...
     def commit(self) -> None: ...

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from os import environ, fsdecode
+from errno import EACCES, EEXIST
+from os import W_OK, access, environ, fsdecode, supports_effective_ids
+from os.path import exists, lexists
 from typing import NamedTuple, TypeVar
 
 from ._dtypes import F4_PACKED, IN_FILES, code_of, meant, word_of
@@ -217,6 +219,31 @@ def is_durable(durable: bool | None) -> bool:
     return environ.get("INGOT_DURABLE") != "0" if durable is None else durable
 
 
+def is_there(path: str) -> FileExistsError:
+    """The error of a destination that exists."""
+    return FileExistsError(EEXIST, "it is there already — overwrite=True replaces it", path)
+
+
+def _writable(path: str) -> bool:
+    return access(path, W_OK, effective_ids=access in supports_effective_ids)
+
+
+class Existing(NamedTuple):
+    """What may become of a file that has the name of a destination."""
+
+    overwrite: bool = False
+    replace_read_only: bool = False
+
+    def check(self, path: str) -> None:
+        """Raise where there is something at `path` that has to stay."""
+        if not lexists(path):
+            return
+        if not self.overwrite:
+            raise is_there(path)
+        if not self.replace_read_only and exists(path) and not _writable(path):
+            raise PermissionError(EACCES, "it is read-only — replace_read_only=True replaces it", path)
+
+
 def _refuse_others(options: Mapping[str, Any], known: Collection[str]) -> None:
     """Refuse a keyword that is no option as Python refuses it."""
     for name in options.keys() - set(known):
@@ -256,7 +283,7 @@ class Saving(NamedTuple):
     format: Format | None = None
     durable: bool | None = None
     atomic: bool = True
-    force: bool = False
+    replace_read_only: bool = False
     progress: Progress = False
     snapshot: bool = True
     reserve_header: int = 0
@@ -279,11 +306,15 @@ class Saving(NamedTuple):
 
     def of_named_file(self) -> dict[str, Any]:
         """What a file with a name is written by, likewise."""
-        return {"durable": is_durable(self.durable), "atomic": self.atomic, "force": self.force}
+        return {
+            "durable": is_durable(self.durable),
+            "atomic": self.atomic,
+            "replace_read_only": self.replace_read_only,
+        }
 
 
 # What an object with a `write` cannot keep.
-_OF_NAMED_FILES = ("durable", "atomic", "force", "snapshot")
+_OF_NAMED_FILES = ("durable", "atomic", "replace_read_only", "snapshot")
 
 
 def refuse_of_named_files(file: object, options: SaveOptions, background: bool) -> None:

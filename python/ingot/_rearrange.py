@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from ._native import CHECKSUMS_KEY, MODEL_SPEC_KEY, SHARED_KEY, Sources, local_path
-from ._options import alignment, checked_progress, format_for, is_durable, one_of, room, texts
+from ._options import (
+    Existing,
+    alignment,
+    checked_progress,
+    format_for,
+    is_durable,
+    is_there,
+    one_of,
+    room,
+    texts,
+)
 from ._progress import telling
 from ._shards import of_index
 from ._text import _escaped, _quoted
@@ -35,7 +45,8 @@ def merge(
     reserve_header: int = 0,
     align: Align = 8,
     durable: bool | None = None,
-    force: bool = False,
+    overwrite: bool = False,
+    replace_read_only: bool = False,
     progress: Progress = False,
     storage_options: StorageOptions | None = None,
 ) -> None:
@@ -47,20 +58,25 @@ def merge(
         The files, in either format or in both; sharded checkpoints, by directory or index, or URLs, as for
         `ingot.safe_open`. A remote source is fetched as it is written, and only what is taken of it.
     destination : str, bytes or os.PathLike
-        Where to write; it may be one of the sources. What is there stays until the new file is whole.
+        Where to write. With `overwrite` it may be one of the sources: what is there stays until the new file
+        is whole.
     on_duplicate : {"error", "first", "last"}
         What to do with a name that several sources have: refuse it, or take it from the first or the last
         of them.
     metadata : dict of str to str or None, optional
         The text to store. By default what the sources have, all together, which must not contradict each
         other. Of the metadata of an index that is what is text and speaks of no number of bytes.
-    format, reserve_header, align, durable, force, progress
+    overwrite : bool
+        Replace what is at `destination`. Otherwise that is an error, also where it was made meanwhile.
+    format, reserve_header, align, durable, replace_read_only, progress
         As for `save_file`.
     storage_options : dict, optional
         How URLs are reached (`ingot.StorageOptions`).
 
     Raises
     ------
+    FileExistsError
+        There is something at `destination`, and `overwrite` is not set.
     OSError, HeaderError, CheckpointError
         A source cannot be opened, or breaks a rule of its format.
     SafetensorError
@@ -107,7 +123,7 @@ def merge(
             reserve_header,
             align,
             durable,
-            force,
+            Existing(overwrite, replace_read_only),
             tell,
         )
 
@@ -124,7 +140,8 @@ def rewrite(
     reserve_header: int = 0,
     align: Align = 8,
     durable: bool | None = None,
-    force: bool = False,
+    overwrite: bool = False,
+    replace_read_only: bool = False,
     progress: Progress = False,
     storage_options: StorageOptions | None = None,
 ) -> None:
@@ -146,7 +163,9 @@ def rewrite(
         a prefix.
     metadata : dict of str to str or None, optional
         The text to store. By default that of the source.
-    format, reserve_header, align, durable, force, progress
+    overwrite : bool
+        Replace what is at `destination`. Otherwise that is an error, also where it was made meanwhile.
+    format, reserve_header, align, durable, replace_read_only, progress
         As for `save_file`: by default the name of `destination` decides the format.
     storage_options : dict, optional
         As for `merge`.
@@ -190,7 +209,7 @@ def rewrite(
             reserve_header,
             align,
             durable,
-            force,
+            Existing(overwrite, replace_read_only),
             tell,
         )
 
@@ -203,6 +222,8 @@ def split(
     filename_pattern: str = "model{suffix}.safetensors",
     metadata: Mapping[str, str] | None = _KEPT,
     durable: bool | None = None,
+    overwrite: bool = False,
+    replace_read_only: bool = False,
     progress: Progress = False,
     storage_options: StorageOptions | None = None,
 ) -> None:
@@ -213,8 +234,7 @@ def split(
     source : str, bytes or os.PathLike
         The file, in either format, or a sharded checkpoint, or a URL, as for `ingot.merge`.
     destination : str, bytes or os.PathLike
-        Where to write. It is made if it is not there. Files of an earlier checkpoint that `filename_pattern`
-        fits, and no others, are removed when the new one is in place.
+        Where to write: a directory, which is made if it is not there.
     max_shard_size : int or str
         The bytes of tensors that a file may hold: a number, or one with ``KB``, ``MB``, ``GB`` or ``TB``,
         which are powers of 1000. A tensor that is larger gets a file of its own.
@@ -224,13 +244,18 @@ def split(
     metadata : dict of str to str or None, optional
         The text to store. By default that of the source. It goes into the index, and its ``format`` (``"pt"``
         where there is none) into each file; into the file, where there is only one.
-    durable, progress
+    overwrite : bool
+        Replace the checkpoint that is at `destination`: its files that `filename_pattern` fits, and no
+        others, are removed when the new one is in place. Otherwise it is an error that it is there.
+    durable, replace_read_only, progress
         As for `save_file`.
     storage_options : dict, optional
         As for `merge`.
 
     Raises
     ------
+    FileExistsError
+        A file of a checkpoint is at `destination`, and `overwrite` is not set.
     OSError, HeaderError, CheckpointError, SaveError, StorageError, TypeError
         As for `merge`.
     OptionError
@@ -249,6 +274,8 @@ def split(
 
     progress = checked_progress(progress)
     place, limit = Place(destination, filename_pattern), nbytes(max_shard_size)
+    existing = Existing(overwrite, replace_read_only)
+    place.check(existing)
     flush, opened = is_durable(durable), Sources.open([source], storage_options)
     names, sizes = opened.names(0), opened.sizes(0)
     pairs = (_together(opened) if metadata is _KEPT else texts(metadata)) or {}
@@ -277,11 +304,11 @@ def split(
         picks = [(0, number, names[number]) for number in numbers]
         size = sum(sizes[number] for number in shard)
         part = _part(tell, done, size, total)
-        _write(opened, shard_path, picks, of_file, metadata is _KEPT, None, 0, 8, flush, False, part)
+        _write(opened, shard_path, picks, of_file, metadata is _KEPT, None, 0, 8, flush, Existing(), part)
         done += size
 
     with telling(progress, "Splitting", opened.path(0)) as tell:
-        write(place, dict(zip(files, shards, strict=True)), save, whole, flush)
+        write(place, dict(zip(files, shards, strict=True)), save, whole, flush, existing)
 
 
 def _part(tell: Tell | None, before: int, size: int, total: int) -> Tell | None:
@@ -306,21 +333,25 @@ def _write(
     reserve_header: int,
     align: int,
     durable: bool | None,
-    force: bool,
+    existing: Existing,
     tell: Tell | None,
 ) -> None:
-    opened.write(
-        path,
-        picks,
-        metadata,
-        format_for(path, format),
-        inherit=inherit,
-        reserve=room(reserve_header),
-        align=alignment(align),
-        durable=is_durable(durable),
-        force=force,
-        progress=tell,
-    )
+    try:
+        opened.write(
+            path,
+            picks,
+            metadata,
+            format_for(path, format),
+            inherit=inherit,
+            reserve=room(reserve_header),
+            align=alignment(align),
+            durable=is_durable(durable),
+            overwrite=existing.overwrite,
+            replace_read_only=existing.replace_read_only,
+            progress=tell,
+        )
+    except FileExistsError as error:
+        raise is_there(error.filename) from None
 
 
 def _together(opened: Sources) -> dict[str, str] | None:

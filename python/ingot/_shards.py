@@ -11,6 +11,7 @@ from secrets import token_hex
 from typing import TypeVar
 
 from ._native import RECORD_KEYS, ShardIndex, local_path
+from ._options import Existing
 from ._save import Storage
 from .errors import OptionError
 
@@ -129,6 +130,12 @@ class Place:
                 found.append(name)
         return found
 
+    def check(self, existing: Existing) -> None:
+        """Raise where a file of a checkpoint is here that has to stay."""
+        if os.path.isdir(self.directory):
+            for name in [*self.files(), self.index]:
+                existing.check(self.path(name))
+
     def flush(self) -> None:
         """Bring to the disk what was renamed and removed here."""
         _flush(self.directory)
@@ -140,6 +147,7 @@ def write(
     save: Callable[[str, Shard], None],
     index: dict[str, object] | None,
     durable: bool,
+    existing: Existing,
 ) -> None:
     """Write all files under other names, then put them in place, the index last, and remove what was there.
 
@@ -149,8 +157,10 @@ def write(
     with _made(place.directory):
         stale = place.leftovers()
         with hidden() as prefix:
-            stale += _write_aside(place, shards, save, index, durable, prefix)
-    _remove(place, stale + [name for name in place.files() if name not in shards])
+            stale += _write_aside(place, shards, save, index, durable, existing, prefix)
+    if existing.overwrite:
+        stale += [name for name in place.files() if name not in shards]
+    _remove(place, stale)
 
 
 @contextmanager
@@ -177,10 +187,12 @@ def _write_aside(
     save: Callable[[str, Shard], None],
     index: dict[str, object] | None,
     durable: bool,
+    existing: Existing,
     prefix: str,
 ) -> list[str]:
     """Write all files under names with `prefix`, then rename them. Gives the names of what they replace."""
     aside: list[str] = []
+    rename = os.replace if existing.overwrite else _rename_new
     try:
         for name, shard in shards.items():
             aside.append(prefix + name)
@@ -188,13 +200,17 @@ def _write_aside(
         if index is not None:
             aside.append(prefix + place.index)
             _write_text(place.path(prefix + place.index), json.dumps(index, indent=2), durable)
+        # What was made meanwhile has to stay too.
+        place.check(existing)
         kept = _keep_old(place, shards, durable)
         for name in shards:
-            os.replace(place.path(prefix + name), place.path(name))
+            rename(place.path(prefix + name), place.path(name))
+            if not existing.overwrite:
+                aside.append(name)
         if durable:
             place.flush()
         if index is not None:
-            os.replace(place.path(prefix + place.index), place.path(place.index))
+            rename(place.path(prefix + place.index), place.path(place.index))
         else:
             _remove(place, [place.index])
         if durable:
@@ -203,6 +219,21 @@ def _write_aside(
         _remove(place, aside)
         raise
     return kept
+
+
+def _rename_new(source: str, destination: str) -> None:
+    """Rename a file, where nothing has the new name."""
+    try:
+        # Unlike a rename, a link replaces nothing that was made a moment ago.
+        os.link(source, destination)
+    except FileExistsError:
+        Existing().check(destination)
+        raise
+    except OSError:
+        # The file system has no links.
+        os.replace(source, destination)
+    else:
+        os.remove(source)
 
 
 def _keep_old(place: Place, shards: Iterable[str], durable: bool) -> list[str]:

@@ -52,7 +52,7 @@ class Writer:
     durable : bool, optional
         Flush the file and its directory in `commit`. True by default, unless the environment has
         ``INGOT_DURABLE=0``.
-    force : bool
+    replace_read_only : bool
         Replace a read-only file too.
     aliases : dict of str to str, optional
         Other names for tensors of `specs`, each with the name of its tensor, which is stored once. They are
@@ -105,7 +105,7 @@ class Writer:
         reserve_header: int = 0,
         align: Align = 8,
         durable: bool | None = None,
-        force: bool = False,
+        replace_read_only: bool = False,
         aliases: Mapping[str, str] | None = None,
     ) -> None:
         _check_platform()
@@ -126,7 +126,7 @@ class Writer:
                     "aliases is for specs: with reserve the tensors are not known", code="specs-or-reserve"
                 )
             self._writer = _native.Appender.create(
-                self._path, room(reserve), pairs, durable=flush, force=force
+                self._path, room(reserve), pairs, durable=flush, replace_read_only=replace_read_only
             )
         else:
             self._writer = _native.Writer.create(
@@ -138,7 +138,7 @@ class Writer:
                 reserve=room(reserve_header),
                 align=alignment(align),
                 durable=flush,
-                force=force,
+                replace_read_only=replace_read_only,
             )
         _WRITERS.add(self)
 

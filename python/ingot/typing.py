@@ -54,9 +54,9 @@ class Writable(Protocol):
     would have, in order, 4 MiB or less at a time; at most one such piece is in memory beside the tensors. It
     is neither flushed nor closed. What it raises comes through, and it keeps what it took until then.
 
-    Of `SaveOptions` those that need a name are refused with an `OptionError`: `durable`, `atomic`, `force`,
-    `snapshot`, and ``background=True``. With `checksums`, which stand before the data, the tensors are read
-    twice, and must not change meanwhile. A text file is refused with a `TypeError`.
+    Of `SaveOptions` those that need a name are refused with an `OptionError`: `durable`, `atomic`,
+    `replace_read_only`, `snapshot`, and ``background=True``. With `checksums`, which stand before the data,
+    the tensors are read twice, and must not change meanwhile. A text file is refused with a `TypeError`.
     """
 
     def write(self, data: Any, /) -> object:
@@ -155,7 +155,7 @@ class SaveOptions(TypedDict, total=False):
     atomic : bool
         Write beside the file and rename, so that readers see the old file or the new one, whole. False
         overwrites in place.
-    force : bool
+    replace_read_only : bool
         Replace a read-only file too.
     progress : bool, None or callable
         True shows a bar: tqdm's if it is installed, else a line on standard error. A callable is told
@@ -182,7 +182,7 @@ class SaveOptions(TypedDict, total=False):
     format: Format | None
     durable: bool | None
     atomic: bool
-    force: bool
+    replace_read_only: bool
     progress: Progress
     snapshot: bool
     reserve_header: int

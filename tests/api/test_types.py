@@ -19,7 +19,9 @@ def test_numpy(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     arrays = {"t": numpy.zeros(3)}
     assert_type(ingot.numpy.save(arrays, {"k": "v"}, format="bintensors"), bytes)
-    ingot.numpy.save_file(arrays, path, None, format=None, durable=False, atomic=True, force=False)
+    ingot.numpy.save_file(
+        arrays, path, None, format=None, durable=False, atomic=True, replace_read_only=False
+    )
     assert_type(ingot.numpy.load_file(path, backend="pread"), dict[str, numpy.ndarray[Any, numpy.dtype[Any]]])
     assert_type(ingot.numpy.load(path.read_bytes()), dict[str, numpy.ndarray[Any, numpy.dtype[Any]]])
 
@@ -28,7 +30,9 @@ def test_torch(tmp_path: Path) -> None:
     path = str(tmp_path / "t.safetensors")
     tensors = {"t": torch.nn.Parameter(torch.zeros(3))}
     assert_type(ingot.torch.save(tensors, {"k": "v"}, format="safetensors"), bytes)
-    ingot.torch.save_file(tensors, path, None, format="bintensors", durable=None, atomic=True, force=False)
+    ingot.torch.save_file(
+        tensors, path, None, format="bintensors", durable=None, atomic=True, replace_read_only=False
+    )
     assert_type(ingot.torch.load_file(path, "cpu", backend="auto"), dict[str, torch.Tensor])
     assert_type(ingot.torch.load(bytearray(ingot.torch.save(tensors))), dict[str, torch.Tensor])
     ingot.torch.save_file(tensors, path, shared="alias", contiguous="error", durable=False)
@@ -88,9 +92,11 @@ def test_editing(tmp_path: Path) -> None:
     )
     assert ingot.update_metadata(path, set={"a": "b"}, remove=["k"], durable=False) == "in-place"
     ingot.replace_tensor(path, "t", numpy.zeros(3, numpy.float32), durable=False)
-    ingot.rewrite(path, tmp_path / "out.bt", keep=["t"], rename={"t": "u"}, durable=False)
-    ingot.merge([path, tmp_path / "out.bt"], path, on_duplicate="first", metadata=None, durable=False)
-    ingot.split(path, tmp_path / "shards", "1GB", durable=False)
+    ingot.rewrite(path, tmp_path / "out.bt", keep=["t"], rename={"t": "u"}, durable=False, overwrite=True)
+    ingot.merge(
+        [path, tmp_path / "out.bt"], path, on_duplicate="first", metadata=None, durable=False, overwrite=True
+    )
+    ingot.split(path, tmp_path / "shards", "1GB", durable=False, overwrite=True)
     with ingot.Writer(path, {"t": ("F32", [3])}, {"k": "v"}, durable=False) as writer:
         assert_type(writer, ingot.Writer)
         assert_type(ingot.Writer.join(path), ingot.Writer)

@@ -7,6 +7,7 @@ import re
 import sys
 from collections import defaultdict
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -27,6 +28,7 @@ WORDS = {
     "dtype": "torch_dtype data_type cast_to",
     "storage_options": "token headers credentials client_kwargs",
     "durable": "fsync sync flush",
+    "overwrite": "force exist_ok replace clobber",
     "align": "alignment",
     "max_shard_size": "max_size shard_size",
     "where": "predicate filter",
@@ -196,7 +198,7 @@ def test_metadata_is_the_text_in_a_file_and_nothing_else(name: str) -> None:
     assert "dict[str, str]" in str(inspect.signature(FUNCTIONS[name]).return_annotation)
 
 
-# What the docstrings of public names do not say, and how the field says it.
+# What the docstrings of public names and the pages of docs do not say, and how the field says it.
 PHRASES = {
     r"shall": "is, or an imperative",
     r"whoever|nobody|somebody": "the caller, a reader, another process",
@@ -206,6 +208,8 @@ PHRASES = {
     r"next to no": "a number",
     r"will do": "may be given",
 }
+ROOT = Path(__file__).parents[2]
+PAGES = [*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "crates/format/FORMAT.md"]
 
 
 def docstrings() -> dict[str, str]:
@@ -227,6 +231,7 @@ def docstrings() -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("phrase", "instead"), PHRASES.items())
-def test_help_speaks_as_the_field_does(phrase: str, instead: str) -> None:
+def test_help_and_docs_speak_as_the_field_does(phrase: str, instead: str) -> None:
     said = re.compile(rf"\b(?:{phrase})\b", re.IGNORECASE)
     assert not [name for name, text in docstrings().items() if said.search(text)], f"expected {instead!r}"
+    assert not [page for page in PAGES if said.search(page.read_text("utf-8"))], f"expected {instead!r}"

@@ -63,7 +63,7 @@ def test_nothing_is_replaced_without_force() -> None:
     assert Path("b.npz").read_text() == "precious"
     assert "would write c.npz" in good("convert", "a.safetensors", "c.npz", "--dry-run").out
     assert not Path("c.npz").exists()
-    good("convert", "a.safetensors", "b.npz", "--force")
+    good("convert", "a.safetensors", "b.npz", "--overwrite")
     assert numpy.load("b.npz")["a"].tolist() == [0.0]
 
 

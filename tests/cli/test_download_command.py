@@ -69,10 +69,10 @@ def test_nothing_is_replaced_without_force(server: Server, tmp_path: Path, dry: 
     for name in (INDEX, NAMES[0]):
         ended = run("download", server.url(f"/model/{name}"), tmp_path, *dry)
         assert ended.code == 2
-        assert f"{tmp_path / NAMES[0]}: is there already: --force replaces it" in ended.err
+        assert f"{tmp_path / NAMES[0]}: is there already: --overwrite replaces it" in ended.err
     assert [path.name for path in tmp_path.iterdir()] == [NAMES[0]]
     assert (tmp_path / NAMES[0]).read_text() == "precious"
-    good("download", server.url(f"/model/{INDEX}"), tmp_path, "--force")
+    good("download", server.url(f"/model/{INDEX}"), tmp_path, "--overwrite")
     assert (tmp_path / NAMES[0]).read_bytes() == FILES[NAMES[0]]
 
 

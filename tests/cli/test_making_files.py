@@ -44,9 +44,9 @@ def test_what_is_there_is_replaced_with_force_only(command: str, folder: Path) -
     for extra in ([], ["--dry-run"]):
         refused = run(*WRITING[command], *extra)
         assert refused.code == 2
-        assert "--force" in refused.err
+        assert "--overwrite" in refused.err
         assert (folder / "out").read_text() == "precious"
-    good(*WRITING[command], "--force")
+    good(*WRITING[command], "--overwrite")
     assert (folder / "out").stat().st_size > 100
     assert sorted(os.listdir(folder)) == ["a.safetensors", "out"]
 
@@ -59,7 +59,7 @@ def test_a_checkpoint_is_replaced_with_force_only(folder: Path) -> None:
     before = sorted(os.listdir("parts"))
     assert run("split", "a.safetensors", "parts").code == 2
     assert sorted(os.listdir("parts")) == before
-    good("split", "a.safetensors", "parts", "--force")
+    good("split", "a.safetensors", "parts", "--overwrite")
     assert os.listdir("parts") == ["model.safetensors"]
 
 
@@ -273,7 +273,7 @@ def test_an_interruption_that_comes_too_late_says_that_the_file_is_there(
 
     monkeypatch.setattr(ingot._rearrange, "merge", interrupted)
     for told in ("out", "out"):
-        ended = run("merge", "a.safetensors", "-o", told, "--force")
+        ended = run("merge", "a.safetensors", "-o", told, "--overwrite")
         said = f"ingot: {told}: is written and complete: the interruption came after it\n" if late else ""
         assert (ended.code, ended.err) == (130, said + "ingot: interrupted\n")
         assert Path(told).exists() == late

@@ -142,7 +142,7 @@ def test_a_url_is_refused_before_anything_is_asked_of_it(
     words: list[str], dry: list[str], path: Path, server: Server
 ) -> None:
     if dry and words[:2] == ["meta", "export"]:
-        dry = ["--force"]
+        dry = ["--overwrite"]
     url, before = server.url(), (len(server.requests), sorted(path.parent.iterdir()))
     ended = run(*typed(words, PATH=path, URL=url, OUT=path.parent / "out"), *dry)
     assert ended.code == 2, ended

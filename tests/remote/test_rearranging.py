@@ -64,7 +64,7 @@ def test_a_url_that_changes_meanwhile_is_named_and_the_old_file_stays(tmp_path: 
 
     with serving(answer) as server:
         with pytest.raises(ingot.StorageError) as caught:
-            ingot.merge([server.url()], out)
+            ingot.merge([server.url()], out, overwrite=True)
         assert caught.value.code == "changed"
         assert caught.value.path == server.url()
     assert out.read_bytes() == b"old"

@@ -331,13 +331,13 @@ def test_a_merged_file_is_the_saved_one(tmp_path: Path, out: str) -> None:
         metadata = {"format": "pt", f"k{number}": "v"} if number else None
         ingot.torch.save_file({name: every[name]}, path, metadata)
         sources.append(path)
-    ingot.merge(sources, tmp_path / out)
+    ingot.merge(sources, tmp_path / out, overwrite=True)
     together = {"format": "pt"} | {f"k{number}": "v" for number in range(1, len(sources))}
     ingot.torch.save_file(every, tmp_path / f"saved{out}", together)
     assert (tmp_path / out).read_bytes() == (tmp_path / f"saved{out}").read_bytes()
     assert_same(upstream(tmp_path / out)[0], every)
     # Over one of its own sources.
-    ingot.merge(sources, sources[0], metadata=None)
+    ingot.merge(sources, sources[0], metadata=None, overwrite=True)
     assert_same(upstream(sources[0])[0], every)
     assert ingot.read_metadata(sources[0]) is None
 
@@ -348,16 +348,16 @@ def test_a_name_in_two_sources_is_refused_or_chosen(tmp_path: Path) -> None:
         ingot.torch.save_file({"w": torch.full((2,), float(value))}, path)
     out = tmp_path / "out.safetensors"
     with pytest.raises(ingot.SaveError, match=r"`w`.*first\.safetensors.*second\.safetensors") as caught:
-        ingot.merge(paths, out)
+        ingot.merge(paths, out, overwrite=True)
     assert (caught.value.code, caught.value.tensor) == ("duplicate-tensor", "w")
     assert not out.exists()
     for choice, value in (("first", 0.0), ("last", 1.0)):
-        ingot.merge(paths, out, on_duplicate=choice)  # type: ignore[arg-type]
+        ingot.merge(paths, out, on_duplicate=choice, overwrite=True)  # type: ignore[arg-type]
         assert upstream(out)[0]["w"].tolist() == [value, value]
     with pytest.raises(ingot.OptionError):
-        ingot.merge(paths, out, on_duplicate="both")  # type: ignore[arg-type]
+        ingot.merge(paths, out, on_duplicate="both", overwrite=True)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
-        ingot.merge(paths[0], out)  # type: ignore[arg-type]
+        ingot.merge(paths[0], out, overwrite=True)  # type: ignore[arg-type]
 
 
 def test_metadata_that_differ_have_to_be_chosen(tmp_path: Path) -> None:
@@ -390,11 +390,11 @@ def test_a_rewritten_file_is_the_saved_one(
     expected = {new: tensors()[old] for new, old in old_names.items()}
     source = save(tmp_path / "t.safetensors", {"a": "1"})
     out = tmp_path / f"out{suffix}"
-    ingot.rewrite(source, out, **options)
+    ingot.rewrite(source, out, **options, overwrite=True)
     saved = tmp_path / f"saved{suffix}"
     ingot.torch.save_file(expected, saved, {"a": "1"})
     assert out.read_bytes() == saved.read_bytes()
-    ingot.rewrite(out, source, format="safetensors", metadata={"b": "2"})
+    ingot.rewrite(out, source, format="safetensors", metadata={"b": "2"}, overwrite=True)
     assert upstream(source)[1] == {"b": "2"}
     assert_same(upstream(source)[0], expected)
 
@@ -423,7 +423,7 @@ def test_a_split_file_is_a_checkpoint_of_shards(tmp_path: Path, size: Any, limit
     source, directory = tmp_path / "whole.safetensors", tmp_path / "shards"
     every = {f"layer.{n}.weight": torch.full((n, 10), float(n)) for n in range(12)}
     ingot.torch.save_file(every, source, {"format": "pt", "note": "x"})
-    ingot.split(source, directory, size)
+    ingot.split(source, directory, size, overwrite=True)
     files = sorted(directory.glob("*.safetensors"))
     found: dict[str, torch.Tensor] = {}
     for number, file in enumerate(files, 1):
@@ -444,10 +444,10 @@ def test_a_split_file_is_a_checkpoint_of_shards(tmp_path: Path, size: Any, limit
         for name, file_name in read["weight_map"].items():
             assert name in upstream(directory / file_name)[0]
     again = tmp_path / "again.safetensors"
-    ingot.merge(files, again, metadata={"format": "pt", "note": "x"})
+    ingot.merge(files, again, metadata={"format": "pt", "note": "x"}, overwrite=True)
     assert again.read_bytes() == source.read_bytes()
     # What is no part of it any more goes.
-    ingot.split(source, directory, "5GB")
+    ingot.split(source, directory, "5GB", overwrite=True)
     assert names_in(directory) == ["model.safetensors"]
 
 
@@ -472,7 +472,7 @@ def test_merging_takes_next_to_no_memory(tmp_path: Path) -> None:
 import ingot._rearrange
 forget_peak()
 before = memory("VmRSS")
-ingot.merge(sys.argv[2:], sys.argv[1], durable=os.environ["FLUSH"] == "1")
+ingot.merge(sys.argv[2:], sys.argv[1], durable=os.environ["FLUSH"] == "1", overwrite=True)
 say(memory("VmHWM") - before)
 """
     for flush in "01":

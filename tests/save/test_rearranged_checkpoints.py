@@ -19,13 +19,13 @@ import ingot.torch  # noqa: E402
 def test_split_and_merge_are_each_others_undoing(tmp_path: Path) -> None:
     one, many, again = tmp_path / "one.safetensors", tmp_path / "many", tmp_path / "again.safetensors"
     ingot.numpy.save_file(LEFT | RIGHT, one, {"format": "pt", "k": "ö"})
-    ingot.split(one, many, 20)
+    ingot.split(one, many, 20, overwrite=True)
     assert len(opened(many).shards) == 2
     assert ingot.read_metadata(many) == {"total_size": 36, "k": "ö"}
     for source in (many, many / INDEX):
-        ingot.merge([source], again)
+        ingot.merge([source], again, overwrite=True)
         assert again.read_bytes() == one.read_bytes()
-        ingot.rewrite(source, again)
+        ingot.rewrite(source, again, overwrite=True)
         assert again.read_bytes() == one.read_bytes()
 
 

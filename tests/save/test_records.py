@@ -50,31 +50,31 @@ def record(path: str) -> Any:
 
 
 def test_a_name_keeps_its_values_when_another_tensor_takes_the_name_that_they_were_stored_under() -> None:
-    ingot.rewrite(saved(TIED), "g", rename={"dec": "x", "z": "dec"})
+    ingot.rewrite(saved(TIED), "g", rename={"dec": "x", "z": "dec"}, overwrite=True)
     assert loaded("g") == {"dec": Z.tolist(), "enc": W.tolist(), "x": W.tolist()}
     assert record("g") == {"enc": {"of": "x"}}
     saved({"dec": Z}, "other")
-    ingot.merge(["other", "f.safetensors"], "g", on_duplicate="first")
+    ingot.merge(["other", "f.safetensors"], "g", on_duplicate="first", overwrite=True)
     assert loaded("g") == {"dec": Z.tolist(), "enc": W.tolist(), "z": Z.tolist()}
     assert stored("g") == ["dec", "enc", "z"]
 
 
 def test_names_are_renamed_chosen_and_compared_like_all_others() -> None:
     path = saved(TIED)
-    ingot.rewrite(path, "g", rename=lambda name: f"model.{name}")
+    ingot.rewrite(path, "g", rename=lambda name: f"model.{name}", overwrite=True)
     assert loaded("g") == {f"model.{name}": tensor.tolist() for name, tensor in TIED.items()}
-    ingot.rewrite(path, "g", rename={"enc": "tied"}, keep=["d*", "e*"], drop="dec")
+    ingot.rewrite(path, "g", rename={"enc": "tied"}, keep=["d*", "e*"], drop="dec", overwrite=True)
     assert (loaded("g"), stored("g")) == ({"tied": W.tolist()}, ["tied"])
-    ingot.rewrite(path, "g", drop="enc")
+    ingot.rewrite(path, "g", drop="enc", overwrite=True)
     assert (loaded("g"), record("g")) == ({"dec": W.tolist(), "z": Z.tolist()}, None)
     saved({"enc": Z}, "other")
     with pytest.raises(ingot.SaveError) as caught:
-        ingot.merge([path, "other"], "h")
+        ingot.merge([path, "other"], "h", overwrite=True)
     assert (caught.value.code, caught.value.tensor) == ("duplicate-tensor", "enc")
     assert path in str(caught.value)
     assert "other" in str(caught.value)
     with pytest.raises(ingot.SaveError):
-        ingot.rewrite(path, "h", rename={"enc": "z"})
+        ingot.rewrite(path, "h", rename={"enc": "z"}, overwrite=True)
     assert not os.path.exists("h")
 
 
@@ -99,14 +99,14 @@ def test_shards_have_the_names_beside_their_tensor() -> None:
 
 def test_a_part_of_a_tensor_that_is_left_out_is_stored_by_itself() -> None:
     path = saved(PARTS | {"z": Z}, checksums="xxh3")
-    ingot.rewrite(path, "g", drop="big")
+    ingot.rewrite(path, "g", drop="big", overwrite=True)
     assert loaded("g") == {name: part for name, part in loaded(path).items() if name != "big"}
     assert (stored("g"), record("g")) == (["column", "row", "z"], {"same": {"of": "row"}})
     assert ingot.verify("g").ok
     # One of the parts holds the others.
     whole = torch.arange(10.0)
     saved({"whole": whole, "middle": whole[2:9], "inside": whole[3:5].view(2, 1), "twin": whole[2:9]}, "h")
-    ingot.rewrite("h", "g", drop="whole")
+    ingot.rewrite("h", "g", drop="whole", overwrite=True)
     assert loaded("g") == {name: part for name, part in loaded("h").items() if name != "whole"}
     assert stored("g") == ["middle"]
     found = ingot.torch.load_file("g")
@@ -138,11 +138,11 @@ def test_a_part_too_large_to_be_gathered_at_once_is_gathered_piece_by_piece() ->
 def test_the_hash_of_the_data_is_that_of_the_file_whose_data_it_is() -> None:
     a, b = saved({"a": W}, "a", checksums="modelspec"), saved({}, "b", checksums="modelspec")
     for sources in ([a, b], [b, a]):
-        ingot.merge(sources, "g")
+        ingot.merge(sources, "g", overwrite=True)
         assert ingot.verify("g").modelspec.same  # type: ignore[union-attr]
-    ingot.rewrite(a, "g", metadata={MODEL_SPEC_KEY: "0x00", "a": "b"})
+    ingot.rewrite(a, "g", metadata={MODEL_SPEC_KEY: "0x00", "a": "b"}, overwrite=True)
     assert ingot.verify("g").modelspec.same  # type: ignore[union-attr]
-    ingot.rewrite(a, "g", metadata={"a": "b"})
+    ingot.rewrite(a, "g", metadata={"a": "b"}, overwrite=True)
     assert ingot.read_metadata("g") == {"a": "b"}
 
 
@@ -254,15 +254,15 @@ def test_a_save_with_the_metadata_of_a_load_holds_what_it_is_given(how: str) -> 
 
 def test_the_totals_of_an_index_are_counted_anew() -> None:
     pairs = {"total_size": "7", "total_parameters": "7", "a": "b"}
-    ingot.torch.save_sharded({"a": W, "z": Z}, "saved", 10, metadata=pairs)
-    ingot.split(saved({"a": W, "z": Z}, metadata=pairs), "split", 10)
+    ingot.torch.save_sharded({"a": W, "z": Z}, "saved", 10, metadata=pairs, overwrite=True)
+    ingot.split(saved({"a": W, "z": Z}, metadata=pairs), "split", 10, overwrite=True)
     ingot.convert("f.safetensors", "converted/", max_shard_size=10)
     for path in ("saved", "split", "converted"):
         with ingot.safe_open(path, "pt") as file:
             assert file.metadata() == {"total_size": 40, "a": "b"}
         text = Path(path, "model.safetensors.index.json").read_text()
         Path(path, "model.safetensors.index.json").write_text(text.replace("40", '"40"'))
-        ingot.merge([path], "merged")
+        ingot.merge([path], "merged", overwrite=True)
         assert (ingot.read_metadata("merged") or {}).keys() == {"a", "format"}
 
 

@@ -324,12 +324,12 @@ def test_durable_is_the_callers_then_the_environments_choice(
     assert asked == [True, True, False, False, True, False, True, True, False]
 
 
-def test_a_read_only_file_is_replaced_by_force(tmp_path: Path) -> None:
+def test_a_read_only_file_is_replaced_where_that_is_asked_for(tmp_path: Path) -> None:
     # That it is refused otherwise, whoever runs the tests, is tested where files are written (crates/io).
     path = tmp_path / "t"
     ingot.numpy.save_file({"t": ARRAY}, path)
     path.chmod(0o444)
-    ingot.numpy.save_file({}, path, force=True)
+    ingot.numpy.save_file({}, path, replace_read_only=True)
     assert ingot.numpy.load_file(path) == {}
 
 

@@ -135,7 +135,7 @@ def test_a_checkpoint_replaces_another_and_leaves_nothing_of_it(tmp_path: Path) 
         (NEW, "1GB", ["model.safetensors"]),
         (OLD, 16, [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)] + [INDEX]),
     ]:
-        ingot.torch.save_sharded(tensors, tmp_path, limit)
+        ingot.torch.save_sharded(tensors, tmp_path, limit, overwrite=True)
         for name in others:
             assert (tmp_path / name).read_text() == "mine"
         assert sorted(files(tmp_path)) == sorted(names + others)
@@ -157,7 +157,7 @@ def test_a_save_that_stops_anywhere_leaves_one_checkpoint_whole(
     real = {step: getattr(os, step) for step in steps}
     for stop in range(1, 60):
         directory = tmp_path / str(stop)
-        ingot.torch.save_sharded(before, directory, "1GB" if old == "single" else 16)
+        ingot.torch.save_sharded(before, directory, "1GB" if old == "single" else 16, overwrite=True)
         count = 0
 
         def counted(step: str, stop: int = stop) -> Callable[..., Any]:
@@ -174,14 +174,14 @@ def test_a_save_that_stops_anywhere_leaves_one_checkpoint_whole(
             for step in steps:
                 patch.setattr(os, step, counted(step))
             try:
-                ingot.torch.save_sharded(NEW, directory, limit)
+                ingot.torch.save_sharded(NEW, directory, limit, overwrite=True)
             except PowerFailure:
                 finished = False
             else:
                 finished = True
         assert loads(directory, NEW) or (not finished and loads(directory, before)), f"stopped at step {stop}"
         # The next one goes through, and leaves nothing behind.
-        ingot.torch.save_sharded(SMALLER, directory, 16)
+        ingot.torch.save_sharded(SMALLER, directory, 16, overwrite=True)
         assert loads(directory, SMALLER)
         assert len(files(directory)) == 3
         if finished:
@@ -190,12 +190,12 @@ def test_a_save_that_stops_anywhere_leaves_one_checkpoint_whole(
 
 
 def test_a_tensor_that_cannot_be_stored_leaves_the_old_checkpoint(tmp_path: Path) -> None:
-    ingot.torch.save_sharded(OLD, tmp_path, 16)
+    ingot.torch.save_sharded(OLD, tmp_path, 16, overwrite=True)
     before = files(tmp_path)
     with pytest.raises(ingot.SaveError):
-        ingot.torch.save_sharded(NEW | {"z": torch.empty(2, device="meta")}, tmp_path, 16)
+        ingot.torch.save_sharded(NEW | {"z": torch.empty(2, device="meta")}, tmp_path, 16, overwrite=True)
     with pytest.raises(ValueError, match=r"expected a torch\.Tensor"):
-        ingot.torch.save_sharded(NEW | {"z": "text"}, tmp_path, 16)
+        ingot.torch.save_sharded(NEW | {"z": "text"}, tmp_path, 16, overwrite=True)
     assert files(tmp_path) == before
 
 

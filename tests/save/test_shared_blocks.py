@@ -113,6 +113,6 @@ def test_whoever_stops_it_finds_the_old_file(path: Path) -> None:
         raise KeyError("enough")
 
     with pytest.raises(KeyError, match="enough"):
-        ingot.rewrite(path, path, rename={"large": "renamed"}, progress=stop)
+        ingot.rewrite(path, path, rename={"large": "renamed"}, progress=stop, overwrite=True)
     assert path.read_bytes() == before
     assert [file.name for file in path.parent.iterdir()] == [path.name]

@@ -213,7 +213,7 @@ def test_progress_is_told_of_a_stream_and_can_stop_it(capfd: pytest.CaptureFixtu
 GIVEN: dict[str, Any] = {
     "durable": False,
     "atomic": True,
-    "force": False,
+    "replace_read_only": False,
     "snapshot": False,
     "background": True,
 }
@@ -233,8 +233,8 @@ def test_options_of_a_file_with_a_name_are_refused_by_theirs(name: str) -> None:
 def test_every_option_of_saving_is_kept_or_refused() -> None:
     kept = {"format", "progress", "reserve_header", "align", "checksums"}
     assert set(Saving._fields) == kept | (GIVEN.keys() - {"background"})
-    with pytest.raises(ingot.OptionError, match=r"^durable, force, background: "):
-        ingot.numpy.save_file({}, io.BytesIO(), durable=True, force=True, background=True)  # type: ignore[call-overload]
+    with pytest.raises(ingot.OptionError, match=r"^durable, replace_read_only, background: "):
+        ingot.numpy.save_file({}, io.BytesIO(), durable=True, replace_read_only=True, background=True)  # type: ignore[call-overload]
 
 
 def test_what_a_stream_raises_comes_through() -> None:

@@ -172,7 +172,7 @@ def ways(folder: Path) -> dict[str, Callable[[torch.Tensor], object]]:
         "save-file": save(),
         "durable": save(durable=True),
         "in-place": save(atomic=False),
-        "forced": save(force=True),
+        "forced": save(replace_read_only=True),
         "alias": save(shared="alias"),
         "copy": save(shared="copy"),
         "twice": lambda tensor: ingot.torch.save_file({NAME: tensor, "same": tensor}, path, shared="alias"),

@@ -187,18 +187,18 @@ def test_digests_go_with_tensors_that_are_split_and_merged(
 ) -> None:
     source, folder, path = tmp_path / "source.safetensors", tmp_path / "folder", tmp_path / "file.safetensors"
     ingot.torch.save_file(tensors, source, {"a": "b"}, checksums=["blake3", "modelspec"])
-    ingot.split(source, folder, 1000)
+    ingot.split(source, folder, 1000, overwrite=True)
     with ingot.safe_open(folder, "pt") as checkpoint:
         assert len(checkpoint.shards) > 1
     assert_whole(folder, len(tensors))
     index = json.loads((folder / "model.safetensors.index.json").read_text())["metadata"]
     assert set(index) == {"total_size", "a"}
     for merged in ([folder], sorted(folder.glob("*.safetensors"))):
-        ingot.merge(merged, path)
+        ingot.merge(merged, path, overwrite=True)
         assert_whole(path, len(tensors))
         assert record(path) == record(source)
         assert "modelspec.hash_sha256" not in (ingot.read_metadata(path) or {})
-    ingot.rewrite(path, folder / "again.bt", keep="large")
+    ingot.rewrite(path, folder / "again.bt", keep="large", overwrite=True)
     assert_whole(folder / "again.bt", 1)
 
 
@@ -208,7 +208,7 @@ def test_of_two_tensors_of_one_name_the_digest_of_the_one_that_is_taken_stays(tm
         ingot.numpy.save_file(arrays, tmp_path / f"{number}.safetensors", checksums="xxh3")
     paths, out = sorted(tmp_path.iterdir()), tmp_path / "out.bt"
     for which, source in (("first", paths[0]), ("last", paths[2])):
-        ingot.merge(paths, out, on_duplicate=which)
+        ingot.merge(paths, out, on_duplicate=which, overwrite=True)
         assert_whole(out, 4)
         assert record(out)["same"] == record(source)["same"]
 
@@ -233,7 +233,7 @@ def test_a_record_that_cannot_be_used_does_not_go_along(tmp_path: Path) -> None:
     ):
         ingot.numpy.save_file({"a": np.ones(3)}, source)
         ingot.update_metadata(source, set={KEY: broken, "k": "v"})
-        ingot.rewrite(source, out)
+        ingot.rewrite(source, out, overwrite=True)
         assert ingot.read_metadata(out) == {"k": "v"}
 
 
@@ -252,14 +252,14 @@ def test_the_hash_of_all_data_stays_only_where_all_data_does(tmp_path: Path) -> 
     arrays = {"a": np.zeros(3), "b": np.ones(3), "c": np.ones(0)}
     ingot.numpy.save_file(arrays, source, {"k": "v"}, checksums="modelspec")
     kept = ingot.read_metadata(source)
-    ingot.rewrite(source, out)
+    ingot.rewrite(source, out, overwrite=True)
     assert ingot.read_metadata(out) == kept
     assert ingot.verify(out).modelspec.same
     for change in ({"rename": {"a": "z"}}, {"drop": "b"}, {"keep": "c"}):
-        ingot.rewrite(source, out, **change)
+        ingot.rewrite(source, out, **change, overwrite=True)
         assert ingot.read_metadata(out) == {"k": "v"}
     ingot.numpy.save_file({"d": np.ones(3)}, tmp_path / "other.safetensors", {}, checksums="modelspec")
-    ingot.merge([source, tmp_path / "other.safetensors"], out)
+    ingot.merge([source, tmp_path / "other.safetensors"], out, overwrite=True)
     assert ingot.read_metadata(out) == {"k": "v"}
     ingot.replace_tensor(source, "b", np.full(3, 2.0))
     assert ingot.read_metadata(source) == {"k": "v"}
@@ -271,7 +271,7 @@ def test_metadata_that_is_given_is_all_that_a_file_made_of_others_has(
     source, path = tmp_path / "source.safetensors", tmp_path / "file.safetensors"
     ingot.torch.save_file(tensors, source, {"a": "b"}, checksums="blake3")
     for pairs in (None, {}, {"c": "d"}, ingot.read_metadata(source)):
-        ingot.rewrite(source, path, metadata=pairs)
+        ingot.rewrite(source, path, metadata=pairs, overwrite=True)
         expected = None if pairs is None else {key: text for key, text in pairs.items() if key != KEY}
         assert ingot.read_metadata(path) == expected
     written = io.BytesIO()

@@ -158,7 +158,7 @@ def test_a_command_speaks_in_options(file: Path, tmp_path: Path, capsys: pytest.
     there = tmp_path / "there.bt"
     there.touch()
     for typed, words in (
-        (["convert", file, there], "--force replaces it"),
+        (["convert", file, there], "--overwrite replaces it"),
         (["convert", file, tmp_path / "x"], "or a folder with --max-shard-size"),
         (["convert", file, tmp_path / "x.bt", "--max-bytes", "1"], "--max-bytes 48 admits it"),
         (

@@ -478,7 +478,7 @@ def test_a_url_of_a_file_is_read_and_written_as_its_path_is(tmp_path: Path) -> N
         assert list(ingot.numpy.load_file(url, backend="mmap")) == ["a"]
         assert ingot.hash(url) == ingot.hash(path)
         assert ingot.hash(url, "md5") == ingot.hash(path, "md5")
-        ingot.merge([url], (folder / "merged.safetensors").as_uri())
+        ingot.merge([url], (folder / "merged.safetensors").as_uri(), overwrite=True)
         ingot.convert(url, folder / "c.bt", overwrite=True)
         assert ingot.describe(url).parameter_total == 3
         assert run("ls", "-q", url).out == "a\n"

@@ -121,6 +121,21 @@ pub enum Replace {
     /// fails, while they are then copied leaves a mixed file, and two saves at once do too. Whoever has the old file
     /// mapped sees it change.
     InPlace,
+    /// Not at all: what has the name stays, and it is an error that it is there, also when it was made while the new
+    /// file was written. Only where a file system has neither links nor renames that replace nothing, a file that was made
+    /// in the last moment is replaced. Pipes and devices, which lose nothing by it, are written to.
+    Nothing,
+}
+
+impl SaveOptions {
+    /// What becomes of a file that has the name when the new one is whole.
+    #[cfg(unix)]
+    pub(crate) fn existing(&self) -> Existing {
+        match self.replace {
+            Replace::Nothing => Existing::Refuse,
+            Replace::Atomic | Replace::InPlace => Existing::Replace,
+        }
+    }
 }
 
 /// What happens to a file that this process may not write to.

@@ -723,7 +723,7 @@ fn a_read_only_file_is_replaced_only_when_forced() {
         text.contains("could not replace it, since it is read-only: Permission denied"),
         "{text}"
     );
-    assert!(text.contains("force"), "{text}");
+    assert!(text.contains("replace_read_only"), "{text}");
     let text = save("in-place force");
     assert!(text.contains("could not open it for writing"), "{text}");
     assert_eq!(fs::read(&path).unwrap(), OLD);

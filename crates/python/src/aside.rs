@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::sync::{Mutex, PoisonError};
 
-use ingot_io::{Error, Existing};
+use ingot_io::{Error, Existing, Replace};
 use pyo3::prelude::*;
 
 use crate::paths::file_path;
@@ -21,10 +21,15 @@ pub(crate) struct Aside {
 #[pymethods]
 impl Aside {
     #[staticmethod]
-    #[pyo3(signature = (path, *, durable = true, force = false))]
-    fn create(py: Python<'_>, path: &Bound<'_, PyAny>, durable: bool, force: bool) -> PyResult<Aside> {
+    #[pyo3(signature = (path, *, durable = true, replace_read_only = false))]
+    fn create(
+        py: Python<'_>,
+        path: &Bound<'_, PyAny>,
+        durable: bool,
+        replace_read_only: bool,
+    ) -> PyResult<Aside> {
         let path = file_path(path)?;
-        let options = save_options(durable, true, force);
+        let options = save_options(durable, Replace::Atomic, replace_read_only);
         let aside = Signals::detach(py, |signals| ingot_io::Aside::create(&path, &options, signals))?;
         Ok(Aside {
             draft_name: aside.name().unwrap_or_default().to_owned(),

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
 
-use ingot_io::{DownloadOptions, Downloaded, Existing};
+use ingot_io::{DownloadOptions, Downloaded, Existing, ReadOnly, Replace};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -21,7 +21,7 @@ type Fetched = (One, Vec<One>);
 
 /// Fetches what is behind a URL. See `_native.pyi`.
 #[pyfunction]
-#[pyo3(signature = (url, path, *, storage_options, expected_sha256, overwrite, durable, threads, progress))]
+#[pyo3(signature = (url, path, *, storage_options, expected_sha256, overwrite, replace_read_only, durable, threads, progress))]
 #[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
 pub(crate) fn download(
     py: Python<'_>,
@@ -30,6 +30,7 @@ pub(crate) fn download(
     storage_options: Option<&Bound<'_, PyDict>>,
     expected_sha256: Option<&str>,
     overwrite: bool,
+    replace_read_only: bool,
     durable: bool,
     threads: Option<NonZeroUsize>,
     progress: Option<Bound<'_, PyAny>>,
@@ -38,8 +39,8 @@ pub(crate) fn download(
     let options = remote_options(storage_options)?;
     let how = DownloadOptions {
         threads,
-        durable: save_options(durable, true, false).durable,
-        ..wanted(py, expected_sha256, overwrite)?
+        durable: save_options(durable, Replace::Atomic, false).durable,
+        ..wanted(py, expected_sha256, overwrite, replace_read_only)?
     };
     let mut done = Signals::telling(progress).run(py, |signals| {
         ingot_io::download(url, &path, &options, &how, signals)
@@ -50,7 +51,7 @@ pub(crate) fn download(
 
 /// The files that `download` would make. See `_native.pyi`.
 #[pyfunction]
-#[pyo3(signature = (url, path, *, storage_options, expected_sha256, overwrite))]
+#[pyo3(signature = (url, path, *, storage_options, expected_sha256, overwrite, replace_read_only))]
 pub(crate) fn planned_download(
     py: Python<'_>,
     url: &str,
@@ -58,10 +59,11 @@ pub(crate) fn planned_download(
     storage_options: Option<&Bound<'_, PyDict>>,
     expected_sha256: Option<&str>,
     overwrite: bool,
+    replace_read_only: bool,
 ) -> PyResult<Vec<(OsString, u64)>> {
     let path = file_path(path)?;
     let options = remote_options(storage_options)?;
-    let how = wanted(py, expected_sha256, overwrite)?;
+    let how = wanted(py, expected_sha256, overwrite, replace_read_only)?;
     let files = Signals::default().run(py, |signals| {
         ingot_io::planned_download(url, &path, &options, &how, signals)
     })?;
@@ -72,11 +74,20 @@ pub(crate) fn planned_download(
 }
 
 /// What a download is asked for that a planned one is too.
-fn wanted(py: Python<'_>, expected_sha256: Option<&str>, overwrite: bool) -> PyResult<DownloadOptions> {
+fn wanted(
+    py: Python<'_>,
+    expected_sha256: Option<&str>,
+    overwrite: bool,
+    replace_read_only: bool,
+) -> PyResult<DownloadOptions> {
     Ok(DownloadOptions {
         existing: match overwrite {
             true => Existing::Replace,
             false => Existing::Refuse,
+        },
+        read_only: match replace_read_only {
+            true => ReadOnly::Replace,
+            false => ReadOnly::Refuse,
         },
         sha256: expected_sha256.map(|hex| sha256(py, hex)).transpose()?,
         ..DownloadOptions::default()

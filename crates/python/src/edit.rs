@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use ingot_io::{Alias, Edited, Inherit, MetadataChange, Origins, Pick, Role, Way, aliases};
+use ingot_io::{Alias, Edited, Inherit, MetadataChange, Origins, Pick, Replace, Role, Way, aliases};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyDict, PyList};
@@ -29,7 +29,7 @@ pub(crate) fn update_metadata(
     let path = file_path(path)?;
     let pairs = metadata(Some(set))?.unwrap_or_default();
     let way = if in_place { Way::InPlace } else { Way::Rewrite };
-    let options = save_options(durable, true, false);
+    let options = save_options(durable, Replace::Atomic, false);
     let edited = Signals::detach(py, |signals| {
         let change = MetadataChange {
             set: &borrowed(&pairs),
@@ -60,7 +60,7 @@ pub(crate) fn replace_tensor(
         payload,
         raised: Raised::default(),
     };
-    let options = save_options(durable, true, false);
+    let options = save_options(durable, Replace::Atomic, false);
     for (name, new) in exporter.take(&items)? {
         let replaced = Signals::detach(payload.py(), |signals| {
             ingot_io::replace_tensor(
@@ -202,7 +202,8 @@ impl Sources {
 
     /// Writes a file of `picks`: a source, the number of a tensor in the order of its data, the name in the new file.
     #[pyo3(signature = (
-        path, picks, metadata, format, *, inherit = false, reserve = 0, align = 8, durable = true, force = false,
+        path, picks, metadata, format, *, inherit = false, reserve = 0, align = 8, durable = true, overwrite = false,
+        replace_read_only = false,
         progress = None,
     ))]
     #[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
@@ -217,14 +218,20 @@ impl Sources {
         reserve: u64,
         align: u64,
         durable: bool,
-        force: bool,
+        overwrite: bool,
+        replace_read_only: bool,
         progress: Option<Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let path = file_path(path)?;
         let format = format_of(format)?;
         let pairs = crate::intake::metadata(metadata)?;
         let layout = crate::serialize::layout_options(reserve, align)?;
-        let options = save_options(durable, true, force);
+        let replace = if overwrite {
+            Replace::Atomic
+        } else {
+            Replace::Nothing
+        };
+        let options = save_options(durable, replace, replace_read_only);
         let picks = self.picks(&picks)?;
         let inherit = if inherit {
             Inherit::Digests

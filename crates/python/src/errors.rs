@@ -15,7 +15,7 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
     let class = match error {
         Error::Open { path, source } => match Fault::of(source) {
             Some(fault) => return remote_error(py, error, path, source, fault),
-            None => return os_error(py, path, source),
+            None => return os_error(py, path, source, None),
         },
         Error::Interrupted => return PyKeyboardInterrupt::new_err(()),
         Error::OutOfMemory { .. } => return PyMemoryError::new_err(error.to_string()),
@@ -162,7 +162,7 @@ pub(crate) fn refused(
 
 /// The builtin that Python itself raises for this error number, with file name and number, so that
 /// `except FileNotFoundError` and `except PermissionError` go on working.
-fn os_error(py: Python<'_>, path: &Path, source: &std::io::Error) -> PyErr {
+fn os_error(py: Python<'_>, path: &Path, source: &std::io::Error, hint: Option<&str>) -> PyErr {
     let make = || -> PyResult<PyErr> {
         let os = py.import("os")?;
         let (errno, text) = match source.raw_os_error() {
@@ -171,6 +171,10 @@ fn os_error(py: Python<'_>, path: &Path, source: &std::io::Error) -> PyErr {
                 invalid_argument(py)?,
                 source.to_string().into_pyobject(py)?.into_any(),
             ),
+        };
+        let text = match hint {
+            Some(hint) => format!("{text} — {hint}").into_pyobject(py)?.into_any(),
+            None => text,
         };
         Ok(PyErr::from_value(py.get_type::<PyOSError>().call1((
             errno,
@@ -224,7 +228,7 @@ fn write_error(py: Python<'_>, error: &Error) -> PyErr {
                     | std::io::ErrorKind::NotFound
             ) =>
         {
-            os_error(py, path, source)
+            os_error(py, path, source, error.hint())
         }
         _ => ours(py, "StorageError", error),
     }

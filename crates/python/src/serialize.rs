@@ -24,7 +24,7 @@ use crate::watch::Signals;
 
 /// Takes over all that goes into a file. See `_native.pyi`.
 #[pyfunction]
-#[pyo3(signature = (path, tensors, payload, metadata, format, *, export = None, shared = "copy", views = None, reserve = 0, align = 8, durable = true, atomic = true, force = false, checksums = Vec::new()))]
+#[pyo3(signature = (path, tensors, payload, metadata, format, *, export = None, shared = "copy", views = None, reserve = 0, align = 8, durable = true, atomic = true, replace_read_only = false, checksums = Vec::new()))]
 #[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
 pub(crate) fn prepare(
     path: &Bound<'_, PyAny>,
@@ -39,7 +39,7 @@ pub(crate) fn prepare(
     align: u64,
     durable: bool,
     atomic: bool,
-    force: bool,
+    replace_read_only: bool,
     checksums: Vec<String>,
 ) -> PyResult<NewFile> {
     let path = file_path(path)?;
@@ -55,7 +55,11 @@ pub(crate) fn prepare(
     };
     let pairs = metadata_of_new(metadata, views)?;
     let contents = Contents::new(&items(tensors)?, &exporter, pairs, form, shared, Some(&path))?;
-    let options = save_options(durable, atomic, force);
+    let options = save_options(
+        durable,
+        if atomic { Replace::Atomic } else { Replace::InPlace },
+        replace_read_only,
+    );
     Ok(NewFile {
         path,
         head: contents.head,
@@ -397,15 +401,15 @@ pub(crate) fn layout_options(reserve: u64, align: u64) -> PyResult<LayoutOptions
     })
 }
 
-pub(crate) fn save_options(durable: bool, atomic: bool, force: bool) -> SaveOptions {
+pub(crate) fn save_options(durable: bool, replace: Replace, replace_read_only: bool) -> SaveOptions {
     SaveOptions {
         durable: if durable {
             Durability::Durable
         } else {
             Durability::Fast
         },
-        replace: if atomic { Replace::Atomic } else { Replace::InPlace },
-        read_only: if force {
+        replace,
+        read_only: if replace_read_only {
             ReadOnly::Replace
         } else {
             ReadOnly::Refuse

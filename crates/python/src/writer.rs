@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use ingot_format::{Dtype, Index, Quoted, Spec};
-use ingot_io::{EditError, Error, Orphan};
+use ingot_io::{EditError, Error, Orphan, Replace};
 use pyo3::prelude::*;
 
 use crate::aside::existing;
@@ -68,7 +68,7 @@ fn closed(parents: Option<&Path>) -> Error {
 #[pymethods]
 impl Writer {
     #[staticmethod]
-    #[pyo3(signature = (path, specs, metadata, format, *, views = None, reserve = 0, align = 8, durable = true, force = false))]
+    #[pyo3(signature = (path, specs, metadata, format, *, views = None, reserve = 0, align = 8, durable = true, replace_read_only = false))]
     #[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
     fn create(
         py: Python<'_>,
@@ -80,13 +80,13 @@ impl Writer {
         reserve: u64,
         align: u64,
         durable: bool,
-        force: bool,
+        replace_read_only: bool,
     ) -> PyResult<Writer> {
         let path = file_path(path)?;
         let format = format_of(format)?;
         let pairs = crate::intake::metadata_of_new(metadata, views)?;
         let layout = layout_options(reserve, align)?;
-        let options = save_options(durable, true, force);
+        let options = save_options(durable, Replace::Atomic, replace_read_only);
         let specs = specs
             .iter()
             .map(|spec| declared(py, spec))
@@ -111,7 +111,7 @@ impl Writer {
     fn join(py: Python<'_>, path: &Bound<'_, PyAny>, finish: bool, durable: bool) -> PyResult<Writer> {
         let path = file_path(path)?;
         let orphan = if finish { Orphan::Finish } else { Orphan::Refuse };
-        let options = save_options(durable, true, false);
+        let options = save_options(durable, Replace::Atomic, false);
         let join = |signals: &Signals| ingot_io::Writer::join(&path, orphan, &options, signals);
         Signals::detach(py, join).map(Writer::of)
     }
@@ -238,18 +238,18 @@ pub(crate) struct Appender {
 #[pymethods]
 impl Appender {
     #[staticmethod]
-    #[pyo3(signature = (path, reserve, metadata, *, durable = true, force = false))]
+    #[pyo3(signature = (path, reserve, metadata, *, durable = true, replace_read_only = false))]
     fn create(
         py: Python<'_>,
         path: &Bound<'_, PyAny>,
         reserve: u64,
         metadata: Option<&Bound<'_, PyAny>>,
         durable: bool,
-        force: bool,
+        replace_read_only: bool,
     ) -> PyResult<Appender> {
         let path = file_path(path)?;
         let pairs = crate::intake::metadata_of_new(metadata, None)?;
-        let options = save_options(durable, true, force);
+        let options = save_options(durable, Replace::Atomic, replace_read_only);
         let appender = Signals::detach(py, |signals| {
             let pairs = pairs.as_deref().map(borrowed);
             ingot_io::Appender::create(&path, reserve, pairs.as_deref(), &options, signals)

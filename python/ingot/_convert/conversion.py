@@ -10,7 +10,7 @@ from ingot import _native
 from ingot._native import is_url, local_path, shown_url
 from ingot._objects import resolved as resolved_object
 from ingot._objects import shown
-from ingot._options import checked_progress, float_code, is_durable, is_path, texts
+from ingot._options import Existing, checked_progress, float_code, is_durable, is_path, texts
 from ingot._progress import told
 from ingot._text import _escaped
 from ingot.errors import OptionError
@@ -55,6 +55,7 @@ def convert(
     max_nbytes: int | None = None,
     verify: bool = True,
     overwrite: bool = False,
+    replace_read_only: bool = False,
     durable: bool | None = None,
     progress: Progress = False,
     storage_options: StorageOptions | None = None,
@@ -99,6 +100,8 @@ def convert(
         its name.
     overwrite : bool
         Replace what is at `destination`. It stays what it is if the conversion fails.
+    replace_read_only : bool
+        Replace a read-only file too.
     durable : bool, optional
         As for `save_file`.
     progress : bool, None or callable
@@ -157,7 +160,8 @@ def convert(
         raise NotImplementedError("ingot.convert needs what Unix has")
     to = planned(fsdecode(local_path(destination)), format, max_shard_size)
     code = None if dtype is None else float_code(dtype)
-    options = _Write(to, code, texts(metadata) or {}, verify, overwrite, is_durable(durable))
+    existing = Existing(overwrite, replace_read_only)
+    options = _Write(to, code, texts(metadata) or {}, verify, existing, is_durable(durable))
     if to.kind == "npz" and metadata:
         raise OptionError("an .npz has no place for metadata", code="npz-metadata")
     progress = checked_progress(progress)
@@ -165,7 +169,7 @@ def convert(
     def converted(path: str, shown: str) -> Conversion:
         found, word = resolved(path, source_format)
         budget = Budget(found, limits(source_nbytes(found, FORMATS[word].is_folder), max_nbytes))
-        refuse_existing(to, overwrite)
+        refuse_existing(to, existing)
         with FORMATS[word].opened(found, Options(dequantize, budget)) as contents:
             chosen = selected(found, contents.entries, root, keep, drop)
             _check(found, contents, chosen, budget)
@@ -175,13 +179,13 @@ def convert(
     sweep(to.path)
     if isinstance(source, str) and is_url(source):
         # Before hours are spent on fetching it.
-        refuse_existing(to, overwrite)
+        refuse_existing(to, existing)
         with fetched(source, to.path, progress, storage_options) as near:
             return converted(near, shown_url(source))
     if not is_path(source):
         found = resolved_object(source)
         if found is not None and not isinstance(found, str):
-            refuse_existing(to, overwrite)
+            refuse_existing(to, existing)
             with copied(found, to.path, progress) as near:
                 return converted(near, shown(found))
         source = found or source
@@ -196,7 +200,7 @@ class _Write(NamedTuple):
     code: str | None
     metadata: dict[str, str]
     verify: bool
-    overwrite: bool
+    existing: Existing
     durable: bool
 
     def run(
@@ -268,6 +272,7 @@ class _Write(NamedTuple):
             ),
             index(files, total, of_index) if len(shards) > 1 else None,
             self.durable,
+            self.existing,
         )
         return [place.path(name) for name in [*names, *([place.index] if len(shards) > 1 else [])]]
 
@@ -283,7 +288,7 @@ class _Write(NamedTuple):
             if self.verify:
                 verified(draft, self.to.kind, entries, self.code, moved)
 
-        ending = Ending(check, self.overwrite, self.durable)
+        ending = Ending(check, self.existing, self.durable)
         if self.to.kind == "npz":
             write_npz(path, entries, self.code, ending, moved)
         else:

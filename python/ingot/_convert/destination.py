@@ -7,7 +7,7 @@ import stat
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ingot._options import one_of
+from ingot._options import Existing, one_of
 from ingot._shards import Place, called
 from ingot._shards import nbytes as shard_nbytes
 from ingot._text import _escaped
@@ -61,22 +61,14 @@ def planned(path: str, format: str | None, max_shard_size: int | str | None) -> 
     )
 
 
-def refuse_existing(to: Destination, overwrite: bool) -> None:
-    """Raise `FileExistsError` where something would be replaced that may not be."""
-    there = to.path if to.place is None else _checkpoint_in(to.place)
-    if there is not None and os.path.lexists(there):
-        if not overwrite:
-            raise FileExistsError(17, "it is there already — overwrite=True replaces it", there)
-        if to.place is None and not stat.S_ISREG(os.stat(there).st_mode):
-            raise FileExistsError(17, "it is no regular file, and is not replaced", there)
-
-
-def _checkpoint_in(place: Place) -> str | None:
-    """A file of a checkpoint that stands there."""
-    if not os.path.isdir(place.directory):
-        return None
-    names = place.files() + [place.index]
-    return next((place.path(name) for name in names if os.path.exists(place.path(name))), None)
+def refuse_existing(to: Destination, existing: Existing) -> None:
+    """Raise where something would be replaced that has to stay."""
+    if to.place is not None:
+        to.place.check(existing)
+        return
+    existing.check(to.path)
+    if os.path.exists(to.path) and not stat.S_ISREG(os.stat(to.path).st_mode):
+        raise FileExistsError(17, "it is no regular file, and is not replaced", to.path)
 
 
 @contextmanager

@@ -235,7 +235,7 @@ def _unknown(path: str, start: _Start, error: HeaderError) -> ConversionError:
     titles = ", ".join(format.title for format in FORMATS.values())
     return refused(
         path,
-        f"not a file of a format that is known: {looks} — known are {titles}; source=… says which",
+        f"not a file of a format that is known: {looks} — known are {titles}; source_format=… says which",
         code="unknown-format",
         expected=tuple(FORMATS),
         found=looks,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy
 
 from ingot import _native
-from ingot._options import FLOATS
+from ingot._options import FLOATS, Existing
 from ingot._save import Storage
 from ingot._text import _escaped, _quoted
 from ingot._writer import Writer, native
@@ -39,7 +39,7 @@ class Ending(NamedTuple):
 
     check: Callable[[str], None]
     """Told the path that it has until then; raises where it may not have the other."""
-    overwrite: bool
+    existing: Existing
     durable: bool
 
 
@@ -101,7 +101,7 @@ def write_native(
         metadata,
         format=format,
         durable=ending.durable,
-        force=ending.overwrite,
+        replace_read_only=ending.existing.replace_read_only,
         aliases=names,
     ) as writer:
         runs, others = apart(entries, code)
@@ -117,17 +117,19 @@ def write_native(
         filling = native(writer)
         with drafted(path, filling.draft_name) as draft:
             ending.check(draft)
-            filling.commit(overwrite=ending.overwrite)
+            filling.commit(overwrite=ending.existing.overwrite)
 
 
 def write_npz(path: str, entries: Sequence[Entry], code: str | None, ending: Ending, moved: Moved) -> None:
     """Write an archive that `numpy.load` reads."""
-    aside = _native.Aside.create(path, durable=ending.durable, force=ending.overwrite)
+    aside = _native.Aside.create(
+        path, durable=ending.durable, replace_read_only=ending.existing.replace_read_only
+    )
     with closing(aside), drafted(path, aside.draft_name) as draft:
         with BufferedWriter(Storage(draft, "w")) as file:
             _archive(file, entries, code, moved)
         ending.check(draft)
-        aside.commit(overwrite=ending.overwrite)
+        aside.commit(overwrite=ending.existing.overwrite)
 
 
 def _archive(file: BinaryIO, entries: Sequence[Entry], code: str | None, moved: Moved) -> None:

@@ -425,7 +425,7 @@ class safe_open(Mapping[str, Value]):
             Which tensors: each whole, or the rows of its first dimension that a slice of step 1 selects. All
             of them, whole, by default. Nothing else is read.
         device : str, int, the framework's device, dict or callable, optional
-            Where the tensors go, as for `safe_open`. That of the handle by default.
+            Where the tensors are placed, as for `safe_open`. That of the handle by default.
         threads : int, optional
             How many threads read at once, as for ``load_file``.
         ahead : int

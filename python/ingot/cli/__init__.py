@@ -17,8 +17,8 @@ def main() -> int:
     int
         0: done, and all is well. 1: a file is invalid, files differ, a check found something, or reading or
         writing failed. 2: the command cannot be carried out as it was typed: an unknown option, a file or a
-        tensor that is not there, a target that is and no ``--force``, a package that is missing. 130 after
-        Ctrl-C, 141 where nobody reads the output any more.
+        tensor that is not there, a destination that is and no ``--overwrite``, a package that is missing. 130
+        after Ctrl-C, 141 where the reader of the output has gone.
     """
     # Lists of 500,000 tensors are no garbage, and it takes long to look through them again and again.
     gc.set_threshold(200_000)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 from contextlib import contextmanager, suppress
+from functools import wraps
 
 import click
 
 from ingot._native import is_url, local_path
-from ingot._options import FLOATS, float_code
+from ingot._options import FLOATS, Existing, float_code
 from ingot.errors import OptionError, SafetensorError
 
 from .screen import warn
@@ -96,7 +97,6 @@ destination: Decorator = click.argument(
 dry_run: Decorator = click.option(
     "--dry-run", is_flag=True, help="Say what would be written, and write nothing."
 )
-force: Decorator = click.option("-f", "--force", is_flag=True, help="Replace what is there.")
 
 
 def output(tells: str, *, required: bool = False) -> Decorator:
@@ -126,20 +126,32 @@ class FloatDtype(click.Choice[str]):
             self.fail(str(error), param, ctx)
 
 
+def existing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options for a file that is there, and its function both of them as one."""
+
+    @click.option("--overwrite", is_flag=True, help="Replace what is there.")
+    @click.option("--replace-read-only", is_flag=True, help="With --overwrite: a read-only file too.")
+    @wraps(function)
+    def command(*given: Any, overwrite: bool, replace_read_only: bool, **options: Any) -> Any:
+        return function(*given, existing=Existing(overwrite, replace_read_only), **options)
+
+    return command
+
+
 def writing(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command what all have that make files."""
-    return force(dry_run(function))
+    return existing(dry_run(function))
 
 
-def target(given: str, force: bool) -> str:
-    """A path to write to, which must not be there without ``--force``.
+def target(given: str, existing: Existing) -> str:
+    """A path to write to, which must not be there without ``--overwrite``.
 
     `honest_when_interrupted` tells of it.
     """
     if os.path.isdir(given):
         raise click.UsageError(f"{shown(given)}: is a directory: expected the name of a file")
-    if os.path.lexists(given) and not force:
-        raise click.UsageError(f"{shown(given)}: is there already: --force replaces it")
+    if os.path.lexists(given) and not existing.overwrite:
+        raise click.UsageError(f"{shown(given)}: is there already: --overwrite replaces it")
     click.get_current_context().meta[_TARGET] = given, _identity(given)
     return given
 

@@ -16,15 +16,15 @@ OPTIONS = {
     "dtype": "--dtype",
     "expected_sha256": "--sha256",
     "filename_pattern": "--pattern",
-    "force": "--force",
     "keep": "--keep",
     "drop": "--drop",
     "max_nbytes": "--max-bytes",
     "max_shard_size": "--max-shard-size",
     "on_duplicate": "--on-duplicate",
-    "overwrite": "--force",
+    "overwrite": "--overwrite",
+    "replace_read_only": "--replace-read-only",
     "root": "--root",
-    "source": "--source",
+    "source_format": "--source-format",
     "threads": "--threads",
 }
 # Ways out that no option gives.

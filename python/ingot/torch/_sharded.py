@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ingot._options import is_durable, texts
+from ingot._options import Existing, is_durable, texts
 from ingot._shards import Place, index, nbytes, split, write
 
 from ._files import save_file
@@ -27,6 +27,8 @@ def save_sharded(
     filename_pattern: str = "model{suffix}.safetensors",
     metadata: Mapping[str, str] | None = None,
     durable: bool | None = None,
+    overwrite: bool = False,
+    replace_read_only: bool = False,
     checksums: Checksums = None,
 ) -> None:
     """Save tensors to a directory, in several files where they are too large for one.
@@ -40,8 +42,7 @@ def save_sharded(
         What to save. Of tensors that share memory the one that holds all of it is written, and the
         other names are noted in the metadata with the name that stands for them, as `save_model` does.
     destination : str, bytes or os.PathLike
-        Where to write. It is made if it is not there. Files of an earlier checkpoint that `filename_pattern`
-        fits, and no others, are removed when the new one is in place.
+        Where to write: a directory, which is made if it is not there.
     max_shard_size : int or str
         The bytes of tensors that a file may hold: a number, or one with ``KB``, ``MB``, ``GB`` or
         ``TB``, which are powers of 1000. A tensor that is larger gets a file of its own.
@@ -54,12 +55,19 @@ def save_sharded(
     durable : bool, optional
         Flush the files and the directory to the disk before returning. True by default, unless the
         environment has ``INGOT_DURABLE=0``.
+    overwrite : bool
+        Replace the checkpoint that is at `destination`: its files that `filename_pattern` fits, and no
+        others, are removed when the new one is in place. Otherwise it is an error that it is there.
+    replace_read_only : bool
+        Replace read-only files of it too.
     checksums : {"blake3", "sha256", "xxh3", "xxh3_128"}, optional
         As for `save_file`: each file keeps a digest of every tensor in it, which `ingot.verify` and
         ``load_file(destination, verify=True)`` compare. Without it the files are those of huggingface_hub.
 
     Raises
     ------
+    FileExistsError
+        A file of a checkpoint is at `destination`, and `overwrite` is not set.
     OSError
         The directory cannot be made or written to.
     StorageError
@@ -81,6 +89,8 @@ def save_sharded(
     """
     limit = nbytes(max_shard_size)
     place, flush = Place(destination, filename_pattern), is_durable(durable)
+    existing = Existing(overwrite, replace_read_only)
+    place.check(existing)
     own = _tensors(state_dict)
     # All of them before the first file is written.
     for name, tensor in own.items():
@@ -101,7 +111,7 @@ def save_sharded(
         # What shares memory has been left out already.
         save_file(shard, path, of_file, shared="copy", durable=flush, checksums=checksums)
 
-    write(place, files, save, of_index, flush)
+    write(place, files, save, of_index, flush, existing)
 
 
 def _size(tensor: torch.Tensor) -> int:

@@ -358,6 +358,15 @@ impl Error {
         }
     }
 
+    /// What the caller can do about it, as its text says it too. `None` where there is nothing to be said.
+    #[must_use]
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Error::Write { step, source, .. } => hint(step, source),
+            _ => None,
+        }
+    }
+
     /// What the system said, where the failure came from it.
     #[must_use]
     pub fn system(&self) -> Option<&io::Error> {
@@ -442,7 +451,7 @@ impl fmt::Display for Error {
                 step, nbytes, source, ..
             } => {
                 write!(f, "could not {step}: {source}: the file needs {nbytes} bytes")?;
-                match hint(step, source) {
+                match self.hint() {
                     Some(hint) => write!(f, " — {hint}"),
                     None => Ok(()),
                 }

@@ -32,7 +32,9 @@ pub(super) fn hint(step: &str, fault: &io::Error) -> Option<&'static str> {
             Some("an existing file can be written in place instead, though not atomically (atomic=False)")
         }
         (step::SEAL, NotSeekable) => Some("what is streamed keeps no checksums"),
-        (step::READ_ONLY, PermissionDenied) => Some("it can be replaced all the same (force=True)"),
+        (step::READ_ONLY, PermissionDenied) => {
+            Some("it can be replaced all the same (replace_read_only=True)")
+        }
         _ => None,
     }
 }

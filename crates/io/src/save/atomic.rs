@@ -24,7 +24,7 @@ pub(super) fn save(
     options: &SaveOptions,
     watch: &dyn Watch,
 ) -> Result<(), Stop> {
-    entry.check_writable(options.read_only)?;
+    entry.check(options)?;
     temp::remove_stale(entry);
     let mut kind = TempKind::Unnamed;
     loop {
@@ -32,7 +32,7 @@ pub(super) fn save(
         if watch.interrupted() {
             return Err(Stop::Interrupted);
         }
-        match temp.publish() {
+        match temp.publish(options.existing()) {
             Ok(()) => {
                 return match options.durable {
                     Durability::Durable => entry.directory.flush(temp.file()).step(step::FLUSH_DIRECTORY),

@@ -16,6 +16,8 @@ use super::resolved::{DirectoryEntry, Resolved};
 use super::space::{self, Size};
 use super::temp::{self, Refused};
 use crate::error::{EditError, Error, Step, Stop, step, unopened};
+#[cfg(feature = "remote")]
+use crate::options::ReadOnly;
 use crate::options::{Durability, Existing, SaveOptions};
 use crate::watch::Watch;
 
@@ -243,12 +245,7 @@ impl Draft {
     }
 
     fn name_it(&self, existing: Existing) -> io::Result<()> {
-        if existing == Existing::Refuse
-            && let Some(named) = temp::name_new(&self.entry, &self.name)
-        {
-            return named;
-        }
-        match temp::rename(&self.entry, &self.file, &self.name) {
+        match temp::take_name(&self.entry, &self.file, &self.name, existing) {
             Ok(()) => Ok(()),
             Err(Refused::Fault(fault)) => Err(fault),
             Err(Refused::Link | Refused::Rename) => Err(Errno::OPNOTSUPP.into()),
@@ -287,6 +284,15 @@ pub(super) fn explain_publishing(path: &Path, nbytes: u64, stop: Stop) -> Error 
         Stop::Fault { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => is_there(path),
         stop => stop.about(path, nbytes),
     }
+}
+
+/// Whether this process may write to the file at `path`, if there is one: replacing it takes no such right.
+#[cfg(feature = "remote")]
+pub(crate) fn refuse_read_only(path: &Path, watch: &dyn Watch) -> Result<(), Error> {
+    let entry = find(path, watch)?;
+    entry
+        .check_writable(ReadOnly::Refuse)
+        .map_err(|stop| stop.about(path, 0))
 }
 
 /// That something has the name, which is not to be replaced.

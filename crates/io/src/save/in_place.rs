@@ -3,13 +3,15 @@
 use std::fs::File;
 use std::io::{self, Seek};
 
+use rustix::io::Errno;
+
 use super::pieces::Pieces;
 use super::resolved::DirectoryEntry;
 use super::space::{self, Size, release};
 use super::temp;
 use super::write::{self, Route};
 use crate::error::{Step, Stop, step};
-use crate::options::{Durability, SaveOptions};
+use crate::options::{Durability, Existing, SaveOptions};
 use crate::watch::Watch;
 
 /// Writes into the file that `entry` names, or makes it.
@@ -32,6 +34,9 @@ fn fill(
     write: impl FnOnce(&File) -> Result<(), Stop>,
 ) -> Result<(), Stop> {
     let (file, made) = entry.open().step(step::OPEN)?;
+    if !made && options.existing() == Existing::Refuse {
+        return Err(Errno::EXIST).step(step::OPEN);
+    }
     let done = write(&file);
     match done {
         Err(_) if made => entry.remove(),

@@ -10,6 +10,7 @@
 //! |---|---|
 //! | nothing | a new file, mode 0666 cut by the umask |
 //! | a file | its mode, and as far as allowed its owner, group, extended attributes and access list, pass on to the new one. Its other hard links keep the old bytes |
+//! | anything but a pipe or a device, under [`Replace::Nothing`](crate::Replace::Nothing) | refused; a file that was made meanwhile stays too |
 //! | a file that this process may not write to | refused, unless [`ReadOnly::Replace`](crate::ReadOnly::Replace) |
 //! | a symlink | followed to its end, which may not exist yet; the link stays |
 //! | a pipe, terminal or other device, standard output | the bytes are streamed into it; refused where the file is to keep digests, which stand before them |

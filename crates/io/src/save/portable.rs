@@ -27,6 +27,9 @@ pub(super) fn save(
     if existing.as_ref().is_some_and(fs::Metadata::is_dir) {
         return Err(io::Error::from(io::ErrorKind::IsADirectory)).step(step::OPEN);
     }
+    if existing.is_some() && options.replace == Replace::Nothing {
+        return Err(io::Error::from(io::ErrorKind::AlreadyExists)).step(step::OPEN);
+    }
     if options.replace == Replace::InPlace {
         return in_place(path, pieces, options, watch);
     }
@@ -52,6 +55,17 @@ pub(super) fn save(
         )]
         permissions.set_readonly(false);
         fs::set_permissions(path, permissions).step(step::ATTRIBUTES)?;
+    }
+    if options.replace == Replace::Nothing {
+        // Unlike a rename, a link replaces nothing that was made in the meantime.
+        match fs::hard_link(&temp.0, path) {
+            Ok(()) => return Ok(()),
+            Err(fault) if fault.kind() == io::ErrorKind::AlreadyExists => {
+                return Err(fault).step(step::RENAME);
+            }
+            // The file system has none.
+            Err(_) => {}
+        }
     }
     fs::rename(&temp.0, path).step(step::RENAME)
 }

@@ -12,7 +12,7 @@ use rustix::fs::{self, Access, AtFlags, CWD, FileType, Mode, OFlags, Stat};
 use rustix::io::{Errno, retry_on_intr};
 
 use crate::error::{Step, Stop, step};
-use crate::options::ReadOnly;
+use crate::options::{Existing, ReadOnly, SaveOptions};
 use crate::watch::{POLL, Watch};
 
 /// As many links as Linux follows.
@@ -162,6 +162,14 @@ impl DirectoryEntry {
             // Removed a moment ago; or a kernel that cannot answer for the effective user.
             Ok(()) | Err(Errno::NOENT | Errno::NOSYS | Errno::INVAL) => Ok(()),
             Err(fault) => Err(fault).step(step::READ_ONLY),
+        }
+    }
+
+    /// Whether what has the name, if anything has, may go.
+    pub(super) fn check(&self, options: &SaveOptions) -> Result<(), Stop> {
+        match self.existing {
+            Some(_) if options.existing() == Existing::Refuse => Err(Errno::EXIST).step(step::OPEN),
+            _ => self.check_writable(options.read_only),
         }
     }
 

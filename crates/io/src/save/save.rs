@@ -9,10 +9,12 @@ use ingot_remote::StopFlag;
 use super::pieces::Pieces;
 use super::snapshot::Snapshot;
 use crate::digest::Sealed;
-use crate::error::{Error, Stop};
-use crate::options::SaveOptions;
+use crate::error::{Error, Stop, unopened};
 #[cfg(unix)]
-use crate::options::{Durability, Replace};
+use crate::error::{Step, step};
+#[cfg(unix)]
+use crate::options::Durability;
+use crate::options::{Replace, SaveOptions};
 use crate::payload::Payload;
 use crate::watch::Watch;
 
@@ -35,7 +37,8 @@ use crate::watch::Watch;
 ///
 /// # Errors
 /// [`Error::Unstorable`] when a payload has not just the bytes that its tensor needs, before the disk is touched.
-/// [`Error::Write`] when the file cannot be written, [`Error::Interrupted`] when `watch` says so. What was at `path`
+/// [`Error::Open`] when something has the name and [`Replace::Nothing`] says that it stays. [`Error::Write`] when the
+/// file cannot be written, [`Error::Interrupted`] when `watch` says so. What was at `path`
 /// is still there then, and no temporary file is; except where [`Replace::InPlace`] says otherwise, for streams, and
 /// when the last step failed, to flush the directory: the new file is there, but a loss of power may undo that.
 pub fn save(
@@ -142,7 +145,15 @@ fn save_cut(
         path: Some(path.to_path_buf()),
         fault,
     })?;
-    save_pieces(path, pieces, options, watch).map_err(|stop| stop.about(path, pieces.nbytes()))
+    save_pieces(path, pieces, options, watch).map_err(|stop| match stop {
+        // No fault of writing: that of a file that must not be there.
+        Stop::Fault { source, .. }
+            if options.replace == Replace::Nothing && source.kind() == io::ErrorKind::AlreadyExists =>
+        {
+            unopened(path)(source)
+        }
+        stop => stop.about(path, pieces.nbytes()),
+    })
 }
 
 #[cfg(unix)]
@@ -156,9 +167,12 @@ fn save_pieces(
     use super::{atomic, flush, in_place, stream};
     match Resolved::find(path, watch)? {
         Resolved::Entry(entry) => match options.replace {
-            Replace::Atomic => atomic::save(&entry, pieces, options, watch),
+            Replace::Atomic | Replace::Nothing => atomic::save(&entry, pieces, options, watch),
             Replace::InPlace => in_place::save(&entry, pieces, options, watch),
         },
+        Resolved::Nameless(_) if options.replace == Replace::Nothing => {
+            Err(io::Error::from(io::ErrorKind::AlreadyExists)).step(step::OPEN)
+        }
         Resolved::Nameless(file) => in_place::overwrite(&file, None, pieces, options, watch),
         Resolved::Stream(file) => {
             stream::write(pieces, &file, watch)?;

@@ -6,11 +6,14 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
+#[cfg(target_os = "linux")]
+use rustix::fs::RenameFlags;
 use rustix::fs::{self, AtFlags, Dir, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 
 use super::resolved::{Directory, DirectoryEntry};
 use super::space;
+use crate::options::Existing;
 
 const SUFFIX: &[u8] = b".ingot-tmp";
 const RANDOM: usize = 16;
@@ -79,22 +82,37 @@ impl<'p> Temp<'p> {
         }
     }
 
-    /// Gives the file the target's name, which takes it from the file that had it.
-    pub(super) fn publish(&mut self) -> Result<(), Refused> {
+    /// Gives the file the target's name, which takes it from the file that had it, if that may be.
+    pub(super) fn publish(&mut self, existing: Existing) -> Result<(), Refused> {
         let directory = &self.entry.directory;
         let name = match self.name.take() {
             Some(name) => name,
             None => link(directory, &self.entry.name, &self.file)?,
         };
         let name = self.name.insert(name);
-        rename(self.entry, &self.file, name)?;
+        take_name(self.entry, &self.file, name, existing)?;
         self.name = None;
         Ok(())
     }
 }
 
 /// Gives `file`, which has the `name`, that of the target.
-pub(super) fn rename(entry: &DirectoryEntry, file: &File, name: &OsStr) -> Result<(), Refused> {
+pub(super) fn take_name(
+    entry: &DirectoryEntry,
+    file: &File,
+    name: &OsStr,
+    existing: Existing,
+) -> Result<(), Refused> {
+    match existing {
+        Existing::Refuse => match name_new(entry, name) {
+            Some(named) => named.map_err(Refused::Fault),
+            None => rename(entry, file, name),
+        },
+        Existing::Replace => rename(entry, file, name),
+    }
+}
+
+fn rename(entry: &DirectoryEntry, file: &File, name: &OsStr) -> Result<(), Refused> {
     let directory = &entry.directory;
     let replaced = space::keep(entry, file);
     match retry_on_intr(|| fs::renameat(directory, name, directory, &*entry.name)) {
@@ -117,16 +135,31 @@ impl Drop for Temp<'_> {
     }
 }
 
-/// Gives the file `name` the target's name, where nothing has that. `None` where only a rename can, since the file
-/// system has no links.
-pub(super) fn name_new(entry: &DirectoryEntry, name: &OsStr) -> Option<io::Result<()>> {
+/// Gives the file `name` the target's name, where nothing has that. `None` where only a rename can that replaces what
+/// has it, since the file system has no links.
+fn name_new(entry: &DirectoryEntry, name: &OsStr) -> Option<io::Result<()>> {
     let directory = &entry.directory;
-    // Unlike a rename, a link replaces nothing that was made in the meantime.
+    // Unlike a plain rename, a link replaces nothing that was made in the meantime.
     match fs::linkat(directory, name, directory, &*entry.name, AtFlags::empty()) {
         Ok(()) => Some(fs::unlinkat(directory, name, AtFlags::empty()).map_err(io::Error::from)),
         Err(Errno::EXIST) => Some(Err(Errno::EXIST.into())),
+        Err(_) => rename_new(entry, name),
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn rename_new(entry: &DirectoryEntry, name: &OsStr) -> Option<io::Result<()>> {
+    let directory = &entry.directory;
+    match fs::renameat_with(directory, name, directory, &*entry.name, RenameFlags::NOREPLACE) {
+        Ok(()) => Some(Ok(())),
+        Err(Errno::EXIST) => Some(Err(Errno::EXIST.into())),
         Err(_) => None,
     }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn rename_new(_: &DirectoryEntry, _: &OsStr) -> Option<io::Result<()>> {
+    None
 }
 
 /// A file in `directory` that has no name and never gets one. `target` is the file that is being saved.

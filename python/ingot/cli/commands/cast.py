@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ingot._native import TensorInfo
+    from ingot._options import Existing
 
 
 # Bytes of tensors that are in memory at once; one that is larger is alone.
@@ -35,7 +36,13 @@ _BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16}
 @arguments.writing
 @printing
 def command(
-    screen: Screen, path: str, destination: str, dtype: str, keep: tuple[str, ...], force: bool, dry_run: bool
+    screen: Screen,
+    path: str,
+    destination: str,
+    dtype: str,
+    keep: tuple[str, ...],
+    existing: Existing,
+    dry_run: bool,
 ) -> int:
     """Write the tensors of SOURCE to DESTINATION with floats converted, as torch's .to(dtype) does it.
 
@@ -44,10 +51,10 @@ def command(
     source = opened(path)
     infos = source.infos()
     changed = {info.name for info in infos if _changes(info, dtype, keep)}
-    arguments.target(destination, force)
+    arguments.target(destination, existing)
     after = sum(_size(info, dtype) if info.name in changed else info.nbytes for info in infos)
     if not dry_run:
-        _write(screen, source, infos, changed, dtype, destination, force)
+        _write(screen, source, infos, changed, dtype, destination, existing)
     facts = {
         "file": destination,
         "dtype": dtype,
@@ -78,15 +85,19 @@ def _write(
     changed: set[str],
     dtype: str,
     destination: str,
-    force: bool,
+    existing: Existing,
 ) -> None:
     from ingot import numpy
     from ingot._load import Wanted
-    from ingot._writer import Writer
+    from ingot._writer import Writer, native
 
     specs = {info.name: (dtype if info.name in changed else info.dtype, info.shape) for info in infos}
     metadata = source.metadata() or None
-    with bar(screen, "Casting") as tell, Writer(destination, specs, metadata, force=force) as writer:
+    may = existing.replace_read_only
+    with (
+        bar(screen, "Casting") as tell,
+        Writer(destination, specs, metadata, replace_read_only=may) as writer,
+    ):
         steps = Several(tell, sum(info.nbytes for info in infos))
         for checkpoint, names in source.checkpoints():
             for batch in _batches([checkpoint.info(name) for name in names]):
@@ -94,7 +105,7 @@ def _write(
                 for info, array in zip(batch, checkpoint.parts(wanted, numpy.wrap), strict=True):
                     writer.write(info.name, array)
                     steps.step(info.nbytes)
-        writer.commit()
+        native(writer).commit(overwrite=existing.overwrite)
 
 
 def _batches(infos: list[TensorInfo]) -> Iterator[list[TensorInfo]]:

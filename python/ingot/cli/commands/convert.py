@@ -17,6 +17,7 @@ from ingot.cli.wording import nbytes, plural, shown
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._convert import Conversion
+    from ingot._options import Existing
 
 
 @click.command(short_help="Make a file of tensors of a file of another format.")
@@ -50,7 +51,7 @@ def command(
     dequantize: bool,
     max_bytes: int | None,
     verify: bool,
-    force: bool,
+    existing: Existing,
     dry_run: bool,
 ) -> int:
     """Convert SOURCE to DESTINATION, whose name says the format: .safetensors, .bt or .npz.
@@ -60,7 +61,7 @@ def command(
     from it is run.
     """
     if dry_run:
-        return _planned(screen, path, destination, source_format, max_shard_size, force)
+        return _planned(screen, path, destination, source_format, max_shard_size, existing)
     with bar(screen, "Converting") as tell:
         done = _convert.convert(
             path,
@@ -74,7 +75,7 @@ def command(
             dequantize=dequantize,
             max_nbytes=max_bytes,
             verify=verify,
-            overwrite=force,
+            **existing._asdict(),
             progress=tell,
         )
     screen.answer(_described(done))
@@ -88,7 +89,7 @@ def _planned(
     destination: str,
     source_format: str | None,
     max_shard_size: str | None,
-    force: bool,
+    existing: Existing,
 ) -> int:
     """Say what would be done, after all refusals that need no tensor."""
     if is_url(path):
@@ -97,7 +98,7 @@ def _planned(
         )
     _, word = resolved(path, source_format)
     to = planned(destination, None, max_shard_size)
-    refuse_existing(to, force)
+    refuse_existing(to, existing)
     screen.answer({"dry_run": True, "source": path, "source_format": word, "destination": destination})
     screen.say(f"would write {shown(destination)}: {FORMATS[word].title} as {to.kind}")
     return 0

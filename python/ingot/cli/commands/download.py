@@ -1,4 +1,4 @@
-"""``ingot download``: what is behind a URL, kept."""
+"""``ingot download``: remote files and models, kept."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ingot.cli.wording import nbytes, plural, shown
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._download import Download
+    from ingot._options import Existing
 
 
 def _remote(context: click.Context, parameter: click.Parameter, given: str) -> str:
@@ -38,39 +39,49 @@ def command(
     destination: str,
     expected: str | None,
     threads: int | None,
-    force: bool,
+    existing: Existing,
     dry_run: bool,
 ) -> int:
-    """Fetch what is behind the URL SOURCE to DESTINATION.
+    """Download the file or the model at the URL SOURCE to DESTINATION.
 
     Where DESTINATION is a directory, or ends in a slash, the file goes into it. The URL of an index
     (`*.index.json`), and a repository of the Hub that has one and no model.safetensors, brings the index and
-    all files that it names. What was broken off, by Ctrl-C or with the machine, goes on when it is typed
-    again. What the Hub says of its files, or --sha256, has to be true of them.
+    all files that it names. An interrupted download resumes when the command is run again.
+    What the Hub says of its files, or --sha256, has to be true of them.
     """
     try:
         if dry_run:
-            _plan(screen, source, destination, expected, force)
+            _plan(screen, source, destination, expected, existing)
         else:
-            _fetch(screen, source, destination, expected, threads, force)
+            _fetch(screen, source, destination, expected, threads, existing)
     except FileExistsError as error:
         there = shown(os.fsdecode(error.filename))
-        raise click.UsageError(f"{there}: is there already: --force replaces it") from None
+        raise click.UsageError(f"{there}: is there already: --overwrite replaces it") from None
     return 0
 
 
-def _plan(screen: Screen, source: str, destination: str, expected: str | None, force: bool) -> None:
-    files = _download.planned(source, destination, expected_sha256=expected, overwrite=force)
+def _plan(screen: Screen, source: str, destination: str, expected: str | None, existing: Existing) -> None:
+    files = _download.planned(source, destination, expected_sha256=expected, **existing._asdict())
     screen.answer({"dry_run": True, "files": [{"file": name, "nbytes": size} for name, size in files]})
     _tell(screen, files, "would fetch")
 
 
 def _fetch(
-    screen: Screen, source: str, destination: str, expected: str | None, threads: int | None, force: bool
+    screen: Screen,
+    source: str,
+    destination: str,
+    expected: str | None,
+    threads: int | None,
+    existing: Existing,
 ) -> None:
     with bar(screen, "Downloading") as tell:
         done = _download.download(
-            source, destination, expected_sha256=expected, overwrite=force, threads=threads, progress=tell
+            source,
+            destination,
+            expected_sha256=expected,
+            **existing._asdict(),
+            threads=threads,
+            progress=tell,
         )
     parts = [_described(file) for file in done.files]
     screen.answer({"dry_run": False, **_described(done), "files": parts})

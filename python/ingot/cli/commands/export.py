@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
+    from ingot._options import Existing
     from ingot.cli.sources import Array
     from ingot.typing import Tell
 
@@ -58,7 +59,7 @@ def command(
     kind: str,
     output: str | None,
     directory: str,
-    force: bool,
+    existing: Existing,
     dry_run: bool,
 ) -> int:
     """Write tensors as files of their own.
@@ -73,7 +74,7 @@ def command(
     files = distinct([info.name for info in infos], kind)
     paths = [output] if output is not None else [os.path.join(directory, file) for file in files]
     # All refusals before the first file is written.
-    targets = [arguments.target(one, force) for one in paths]
+    targets = [arguments.target(one, existing) for one in paths]
     if not dry_run:
         with bar(screen, "Exporting") as tell:
             steps = Several(tell, sum(info.nbytes for info in infos))

@@ -15,6 +15,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal
 
+    from ingot._options import Existing
+
 
 @click.command(short_help="Make one file of several, or of a checkpoint.")
 @arguments.several
@@ -33,16 +35,16 @@ def command(
     paths: tuple[str, ...],
     output: str,
     on_duplicate: Literal["error", "first", "last"],
-    force: bool,
+    existing: Existing,
     dry_run: bool,
 ) -> int:
     """Make one file of several, or of the files of a checkpoint. Bytes are copied, no tensor is decoded."""
     sources = [opened(path) for path in paths]
     files = [file for source in sources for file in source.files]
-    arguments.target(output, force)
+    arguments.target(output, existing)
     if not dry_run:
         with bar(screen, "Merging") as tell:
-            _rearrange.merge(paths, output, on_duplicate=on_duplicate, force=force, progress=tell)
+            _rearrange.merge(paths, output, on_duplicate=on_duplicate, **existing._asdict(), progress=tell)
     infos = {info.name: info for source in sources for info in source.infos()}
     size = sum(info.nbytes for info in infos.values())
     screen.answer(

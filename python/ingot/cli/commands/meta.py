@@ -22,6 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ingot._options import Existing
     from ingot.cli.sources import Source
 
 _COLUMNS = (Column("key"), Column("value"))
@@ -127,14 +128,15 @@ def import_(screen: Screen, path: str, json_file: str, replace: bool, dry_run: b
 @command.command()
 @arguments.path
 @click.argument("json_file", required=False, callback=arguments.local, shell_complete=arguments.paths)
-@arguments.force
-def export(path: str, json_file: str | None, force: bool) -> int:
+@arguments.existing
+def export(path: str, json_file: str | None, existing: Existing) -> int:
     """Write the metadata as a JSON object, to standard output or to a new file."""
     text = json.dumps(opened(path).texts(), indent=2, ensure_ascii=True) + "\n"
     if json_file is None or json_file == "-":
         sys.stdout.write(text)
         return 0
-    with open(arguments.target(json_file, force), "w", encoding="ascii") as out:
+    mode = "w" if existing.overwrite else "x"
+    with open(arguments.target(json_file, existing), mode, encoding="ascii") as out:
         out.write(text)
     return 0
 
@@ -145,15 +147,17 @@ def export(path: str, json_file: str | None, force: bool) -> int:
 @click.option("--all", "everything", is_flag=True, help="Also the key `format`, which transformers asks for.")
 @arguments.writing
 @printing
-def clean(screen: Screen, path: str, output: str | None, everything: bool, force: bool, dry_run: bool) -> int:
+def clean(
+    screen: Screen, path: str, output: str | None, everything: bool, existing: Existing, dry_run: bool
+) -> int:
     """Remove all metadata but `format`."""
     before = opened(path).texts()
     kept = {key: text for key, text in before.items() if key == _KEPT and not everything}
     if output is None:
         return _replace(screen, path, before, kept, dry_run)
-    arguments.target(output, force)
+    arguments.target(output, existing)
     if not dry_run:
-        _rearrange.rewrite(path, output, metadata=kept or None, force=force)
+        _rearrange.rewrite(path, output, metadata=kept or None, **existing._asdict())
     screen.say(f"{'would write' if dry_run else 'wrote'} {shown(output)}: {plural(len(kept), 'key')} left")
     return 0
 

@@ -18,6 +18,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ingot._options import Existing
+
 _COLUMNS = (Column("old"), Column("new"))
 
 
@@ -42,7 +44,7 @@ def command(
     destination: str,
     pairs: tuple[tuple[str, str], ...],
     subs: tuple[tuple[str, str], ...],
-    force: bool,
+    existing: Existing,
     dry_run: bool,
 ) -> int:
     """Write the tensors of SOURCE to DESTINATION under other names: bytes are copied, none is decoded."""
@@ -53,10 +55,10 @@ def command(
     for old in {old for old, _ in pairs} - set(names):
         source.handle.info(old)
     table = _renamed(names, dict(pairs), subs)
-    arguments.target(destination, force)
+    arguments.target(destination, existing)
     if not dry_run:
         with bar(screen, "Writing") as tell:
-            _rearrange.rewrite(path, destination, rename=table, force=force, progress=tell)
+            _rearrange.rewrite(path, destination, rename=table, **existing._asdict(), progress=tell)
     screen.answer({"dry_run": dry_run, "file": destination, "renamed": table})
     screen.table(_COLUMNS, list(table.items()))
     if screen.is_terminal:

@@ -14,6 +14,10 @@ from ingot.cli.sources import opened
 from ingot.cli.tables import Column
 from ingot.cli.wording import nbytes, plural, shown
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ingot._options import Existing
+
 
 @click.command(short_help="Make several files and an index of one file.")
 @arguments.path
@@ -25,21 +29,29 @@ from ingot.cli.wording import nbytes, plural, shown
 @arguments.writing
 @printing
 def command(
-    screen: Screen, path: str, destination: str, max_shard_size: str, pattern: str, force: bool, dry_run: bool
+    screen: Screen,
+    path: str,
+    destination: str,
+    max_shard_size: str,
+    pattern: str,
+    existing: Existing,
+    dry_run: bool,
 ) -> int:
     """Write several files and an index, as huggingface_hub does, into DESTINATION.
 
-    With --force they replace the checkpoint that is there.
+    With --overwrite they replace the checkpoint that is there.
     """
     source = opened(path)
     place = _shards.Place(destination, pattern)
     sizes = [info.nbytes for info in source.infos()]
     limit = int(max_shard_size) if max_shard_size.isdecimal() else _shards.nbytes(max_shard_size)
     shards = _shards.split(sizes, limit)
-    _refuse_to_replace(place, force)
+    place.check(existing)
     if not dry_run:
         with bar(screen, "Splitting") as tell:
-            _rearrange.split(path, destination, limit, filename_pattern=pattern, progress=tell)
+            _rearrange.split(
+                path, destination, limit, filename_pattern=pattern, **existing._asdict(), progress=tell
+            )
     files = [
         (os.path.join(destination, name), len(shard), sum(sizes[number] for number in shard))
         for name, shard in zip(place.names(len(shards)), shards, strict=True)
@@ -54,13 +66,3 @@ def command(
             f"{'would write' if dry_run else 'wrote'} {plural(len(files), 'file')} to {shown(destination)}"
         )
     return 0
-
-
-def _refuse_to_replace(place: _shards.Place, force: bool) -> None:
-    if force or not os.path.isdir(place.directory):
-        return
-    there = [name for name in (place.index, *place.files()) if os.path.lexists(place.path(name))]
-    if there:
-        raise click.UsageError(
-            f"{shown(place.path(there[0]))}: is there already: --force replaces the checkpoint that is there"
-        )

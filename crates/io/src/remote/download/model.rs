@@ -14,7 +14,9 @@ use ingot_remote::RemoteOptions;
 
 use super::incoming::{Incoming, Keep, fetch, sum};
 use super::part_table::{PartHash, PartTable};
-use super::wanted::{DownloadOptions, Downloaded, RemoteModel, VersionedSource, check_existing, make_folder};
+use super::wanted::{
+    DownloadOptions, Downloaded, RemoteModel, VersionedSource, check_existing, check_read_only, make_folder,
+};
 use crate::error::Error;
 use crate::options::{Durability, Existing};
 use crate::payload::FileRange;
@@ -54,6 +56,9 @@ impl Ready {
             false => None,
         };
         let paths: Vec<PathBuf> = model.shards.iter().map(|shard| folder.join(shard)).collect();
+        if !refuses {
+            paths.iter().try_for_each(|path| check_read_only(path, how))?;
+        }
         let is_named: Vec<bool> = paths.iter().map(|path| refuses && path.exists()).collect();
         if let (Some(number), None) = (is_named.iter().position(|&is_named| is_named), &ledger) {
             return Err(is_there(&paths[number]));

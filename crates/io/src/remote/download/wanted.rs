@@ -14,12 +14,12 @@ use crate::archive::{lent_source, open_source};
 use crate::checkpoint::folder::index_of;
 use crate::digest::{Algorithm, Digest, Unequal};
 use crate::error::Error;
-use crate::options::{Durability, Existing};
+use crate::options::{Durability, Existing, ReadOnly};
 use crate::payload::FileRange;
 use crate::remote::session::{AT_ONCE, Session, UrlFile, for_urls, header_limits, in_session, refused};
-use crate::save::draft::is_there;
+use crate::save::draft::{is_there, refuse_read_only};
 use crate::source::Source;
-use crate::watch::Watch;
+use crate::watch::{Unwatched, Watch};
 use crate::workers::{Reading, in_parallel};
 
 /// How to fetch a file.
@@ -29,6 +29,8 @@ pub struct DownloadOptions {
     pub threads: Option<NonZeroUsize>,
     /// What becomes of a file that is there.
     pub existing: Existing,
+    /// Whether that holds of one that this process may not write to.
+    pub read_only: ReadOnly,
     /// What a loss of power may undo.
     pub durable: Durability,
     /// The SHA-256 that the file has to have. One cannot speak of the many files of a model, for which it is refused.
@@ -344,9 +346,18 @@ fn version(path: &Path) -> Option<String> {
 }
 
 pub(super) fn check_existing(path: &Path, how: &DownloadOptions) -> Result<(), Error> {
-    match how.existing == Existing::Refuse && path.exists() {
-        true => Err(is_there(path)),
-        false => Ok(()),
+    match how.existing {
+        Existing::Refuse if path.exists() => Err(is_there(path)),
+        Existing::Refuse => Ok(()),
+        Existing::Replace => check_read_only(path, how),
+    }
+}
+
+/// Refuses a file that is read-only, unless the caller says that it may go too.
+pub(super) fn check_read_only(path: &Path, how: &DownloadOptions) -> Result<(), Error> {
+    match how.read_only {
+        ReadOnly::Refuse if path.is_file() => refuse_read_only(path, &Unwatched),
+        ReadOnly::Refuse | ReadOnly::Replace => Ok(()),
     }
 }
 

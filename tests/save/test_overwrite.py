@@ -1,0 +1,208 @@
+"""Nothing is replaced without `overwrite=True`, nor what is read-only without a word of its own."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+import ingot
+import ingot.numpy
+from support.processes import run
+
+torch = pytest.importorskip("torch")
+import ingot.torch  # noqa: E402
+
+OLD = b"somebody's only copy"
+STATE = {"a": torch.zeros(600), "b": torch.ones(600)}
+Write = Callable[..., Any]
+
+
+def merge(folder: Path, **options: Any) -> Path:
+    ingot.merge([folder / "source.safetensors"], folder / "out.safetensors", **options)
+    return folder / "out.safetensors"
+
+
+def rewrite(folder: Path, **options: Any) -> Path:
+    ingot.rewrite(folder / "source.safetensors", folder / "out.safetensors", **options)
+    return folder / "out.safetensors"
+
+
+def convert(folder: Path, **options: Any) -> Path:
+    ingot.convert(folder / "source.safetensors", folder / "out.safetensors", **options)
+    return folder / "out.safetensors"
+
+
+def convert_to_npz(folder: Path, **options: Any) -> Path:
+    ingot.convert(folder / "source.safetensors", folder / "out.npz", **options)
+    return folder / "out.npz"
+
+
+def convert_to_shards(folder: Path, **options: Any) -> Path:
+    ingot.convert(folder / "source.safetensors", folder / "out", max_shard_size=2500, **options)
+    return folder / "out" / "model-00001-of-00002.safetensors"
+
+
+def split(folder: Path, **options: Any) -> Path:
+    ingot.split(folder / "source.safetensors", folder / "out", 2500, **options)
+    return folder / "out" / "model-00001-of-00002.safetensors"
+
+
+def save_sharded(folder: Path, **options: Any) -> Path:
+    ingot.torch.save_sharded(STATE, folder / "out", 2500, **options)
+    return folder / "out" / "model-00001-of-00002.safetensors"
+
+
+WRITERS: list[Write] = [merge, rewrite, convert, convert_to_npz, convert_to_shards, split, save_sharded]
+every_writer = pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    ingot.torch.save_file(STATE, tmp_path / "source.safetensors")
+    return tmp_path
+
+
+def place(write: Write, folder: Path) -> Path:
+    """Where the writer has its file, or its first shard, with something in it."""
+    there = write(folder)
+    whole = sorted(there.parent.glob("model*"))
+    assert there.exists()
+    for shard in whole:
+        shard.unlink()
+    there.write_bytes(OLD)
+    return there
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@every_writer
+def test_what_is_there_stays_and_is_named(write: Write, folder: Path) -> None:
+    there = place(write, folder)
+    before = tree(folder)
+    with pytest.raises(FileExistsError, match=r"overwrite=True replaces it") as caught:
+        write(folder)
+    assert (caught.value.errno, caught.value.filename) == (errno.EEXIST, str(there))
+    assert tree(folder) == before
+
+
+@every_writer
+def test_it_is_replaced_where_that_is_asked_for(write: Write, folder: Path) -> None:
+    there = place(write, folder)
+    write(folder, overwrite=True)
+    assert there.read_bytes() != OLD
+    assert not list(folder.rglob(".*"))
+
+
+@every_writer
+def test_a_link_to_nothing_is_something(write: Write, folder: Path) -> None:
+    there = place(write, folder)
+    there.unlink()
+    there.symlink_to("nowhere")
+    if write in (merge, rewrite):
+        # As with every save, the file goes where the link leads.
+        write(folder)
+        assert there.is_symlink()
+        assert (folder / "nowhere").exists()
+    else:
+        with pytest.raises(FileExistsError, match="overwrite=True"):
+            write(folder)
+        assert os.readlink(there) == "nowhere"
+
+
+READ_ONLY = """
+import encodings.cp437, ingot.torch
+from importlib import import_module
+sys.path[:0] = {paths!r}
+test = import_module("test_overwrite")
+become_nobody()
+write, folder = getattr(test, {name!r}), test.Path({folder!r})
+found = []
+for options in ({{}}, {{"overwrite": True}}, {{"overwrite": True, "replace_read_only": True}}):
+    try:
+        write(folder, **options)
+        found.append("written")
+    except OSError as error:
+        found.append([type(error).__name__, error.errno, "replace_read_only=True" in str(error)])
+say(found)
+"""
+
+
+@every_writer
+def test_what_is_read_only_has_a_word_of_its_own(write: Write, folder: Path) -> None:
+    there = place(write, folder)
+    there.chmod(0o444)
+    for path in (folder, *folder.rglob("*")):
+        if path.is_dir():
+            path.chmod(0o777)
+    for above in folder.parents:
+        # Those that pytest made for its user alone.
+        if above.stat().st_uid == os.geteuid() and str(above) != tempfile.gettempdir():
+            above.chmod(above.stat().st_mode | 0o011)
+        else:
+            break
+    tests = Path(__file__).parents[1]
+    program = READ_ONLY.format(
+        paths=[str(tests), str(tests / "save")], name=write.__name__, folder=str(folder)
+    )
+    refused, read_only, written = run(program).said()
+    assert refused == ["FileExistsError", errno.EEXIST, False]
+    assert read_only == ["PermissionError", errno.EACCES, True]
+    assert written == "written"
+    assert there.read_bytes() != OLD
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
+@every_writer
+def test_what_was_made_meanwhile_stays(
+    write: Write, links: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if write is save_sharded:
+        pytest.skip("it tells of no progress: split writes its shards in the same way")
+    if not links and write not in (convert_to_shards, split):
+        pytest.skip("the extension module links by itself")
+    there = place(write, folder)
+    there.unlink()
+
+    def made(done: int, total: int) -> None:
+        if done == total and not there.exists():
+            there.write_bytes(OLD)
+
+    def unlinked(*given: Any) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    if not links:
+        monkeypatch.setattr(os, "link", unlinked)
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        write(folder, progress=made)
+    assert there.read_bytes() == OLD
+    assert not list(folder.rglob(".*"))
+    assert not list(folder.rglob("*.index.json"))
+
+
+def test_a_stream_is_nothing_that_could_be_lost(folder: Path) -> None:
+    reading, writing = os.pipe()
+    try:
+        ingot.rewrite(folder / "source.safetensors", f"/dev/fd/{writing}", format="safetensors")
+        assert ingot.numpy.load(os.read(reading, 1 << 16))["b"].tolist() == [1.0] * 600
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_upstreams_functions_and_the_writer_replace(folder: Path) -> None:
+    path = folder / "source.safetensors"
+    ingot.numpy.save_file({"c": numpy.ones(3)}, path)
+    assert list(ingot.numpy.load_file(path)) == ["c"]
+    with ingot.Writer(path, {"d": ("F32", [1])}) as writer:
+        writer.write("d", numpy.ones(1, "f4"))
+        writer.commit()
+    assert list(ingot.numpy.load_file(path)) == ["d"]
