@@ -269,12 +269,18 @@ class Loading(NamedTuple):
     @classmethod
     def of(cls, options: LoadOptions | ReadOptions, known: type = LoadOptions) -> Loading:
         """What a caller gave as keywords, those of `known`."""
+        if not options:
+            # So it is where thousands of small files are loaded.
+            return _AS_USUAL
         _refuse_others(options, known.__annotations__)
         given: dict[str, Any] = {**options}
         for name, checked in _CHECKED.items():
             if name in given:
                 given[name] = checked(given[name])
         return cls(**given)
+
+
+_AS_USUAL = Loading()
 
 
 class Saving(NamedTuple):

@@ -200,7 +200,7 @@ NEW_OPTION = {
     ],
     "_open/door.py": [
         (
-            "    with reading(checkpoint, how) as reads:\n",
+            "    return reading(checkpoint, how)\n",
             "    checkpoint = open_checkpoint(source, how.backend, False, how.max_header_size)\n",
         ),
     ],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-
 from ingot._load import reading
 from ingot._native import Checkpoint, is_url
 from ingot._options import is_path, one_of
@@ -11,7 +9,7 @@ from ingot.errors import OptionError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from typing import Any
 
     from ingot._load import Reads
@@ -59,9 +57,7 @@ def open_checkpoint(
     return Checkpoint.open(path, backend, strict, max_header_size, confine, lent)
 
 
-@contextmanager
-def loading(source: Source, how: Loading) -> Iterator[tuple[Checkpoint, Reads]]:
+def loading(source: Source, how: Loading) -> AbstractContextManager[tuple[Checkpoint, Reads]]:
     """What is loaded from, open, and how it is to be read. It is told of, or shown, until it has been."""
     checkpoint = open_checkpoint(source, how.backend, storage_options=how.storage_options)
-    with reading(checkpoint, how) as reads:
-        yield checkpoint, reads
+    return reading(checkpoint, how)
