@@ -56,7 +56,7 @@ test-slow: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
 test-frameworks: $(VENV)/.ingot $(VENV_FRAMEWORKS)/.made
 	$(VENV_FRAMEWORKS)/bin/python -m pytest tests/frameworks tests/upstream/compat/test_compat_frameworks.py \
 		tests/convert/test_convert_frameworks.py tests/trust/test_every_dtype.py tests/api/test_devices_in_frameworks.py \
-		tests/api/test_save_options.py tests/api/test_dtypes.py tests/api/test_progress.py \
+		tests/api/test_load_options.py tests/api/test_save_options.py tests/api/test_dtypes.py tests/api/test_progress.py \
 		tests/api/test_vocabulary.py
 
 test-clients: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo $(VENV_CLIENTS)/.made

@@ -386,7 +386,7 @@ def read_metadata(source: Source, *, storage_options: StorageOptions | None = No
     return open_checkpoint(source, "pread", storage_options=storage_options).metadata()
 
 
-def read_index(source: Path) -> ShardIndex:
+def read_index(source: Path, *, storage_options: StorageOptions | None = None) -> ShardIndex:
     """Read the index of a sharded checkpoint, and look at none of its shards.
 
     Use it before the shards are there, to know which of them to fetch. `ingot.safe_open` reads both.
@@ -394,7 +394,10 @@ def read_index(source: Path) -> ShardIndex:
     Parameters
     ----------
     source : str, bytes or os.PathLike
-        The index, such as ``model.safetensors.index.json``.
+        The index, such as ``model.safetensors.index.json``, or its URL; ``hf://owner/repo`` is the
+        repository's.
+    storage_options : dict, optional
+        How a URL is reached (`ingot.StorageOptions`).
 
     Returns
     -------
@@ -409,6 +412,25 @@ def read_index(source: Path) -> ShardIndex:
     OSError
         The index cannot be opened.
     CheckpointError
-        It breaks a rule (FORMAT.md, I1 to I8): a name of a file that leads out of its directory is one.
+        It breaks a rule (FORMAT.md, I1 to I8): a name of a file that leads out of its directory is one. Or a
+        file of tensors is behind the URL (``code`` is ``"not-an-index"``).
+    StorageError
+        The server fails, or stops while it is read.
+    OptionError
+        The scheme of the URL, or one of `storage_options`, is unknown.
     """
-    return ShardIndex.read(source)
+    if not (isinstance(source, str) and is_url(source)):
+        return ShardIndex.read(source)
+    checkpoint = open_checkpoint(source, "auto", storage_options=storage_options)
+    try:
+        index = checkpoint.index()
+        if index is None:
+            raise CheckpointError(
+                f"{_escaped(checkpoint.path or '')}: expected the index of a checkpoint, "
+                "found a file of tensors",
+                code="not-an-index",
+                path=checkpoint.path,
+            )
+        return index
+    finally:
+        checkpoint.close()

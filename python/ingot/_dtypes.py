@@ -6,10 +6,6 @@ here, without an import of any framework.
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from .typing import Dtype
-
 # Header code to name. F6 has no place here, since how 6-bit values are packed is not settled.
 NAMES = {
     "BOOL": "bool",
@@ -100,7 +96,7 @@ _BUILTINS: dict[object, str] = {bool: "bool", int: "int64", float: "float64"}
 _MODULES = ("torch", "numpy", "np", "ml_dtypes", "jax.numpy", "jnp", "tensorflow", "tf", "mlx.core", "paddle")
 
 
-def word_of(dtype: Dtype) -> str:
+def word_of(dtype: object) -> str:
     """The word for `dtype` in small letters, without the name of its framework; any text for what is none."""
     if isinstance(dtype, type):
         return _BUILTINS.get(dtype) or dtype.__name__.lower()
@@ -114,14 +110,14 @@ def word_of(dtype: Dtype) -> str:
     return (name if isinstance(name, str) else shown).lower()
 
 
-def code_of(dtype: Dtype) -> str | None:
+def code_of(dtype: object) -> str | None:
     """The header's code for a dtype, in any spelling; None for what is none, or not one to all frameworks."""
     # Most words are in the table as they are.
     code = _WORDS.get(dtype) if isinstance(dtype, str) else None
     return code or _WORDS.get(word_of(dtype))
 
 
-def meant(dtype: Dtype) -> str | None:
+def meant(dtype: object) -> str | None:
     """What to say of something that `code_of` knows no code for, where it is nearly one."""
     word = word_of(dtype)
     if word in _AMBIGUOUS:

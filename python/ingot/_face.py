@@ -5,23 +5,23 @@ from __future__ import annotations
 from typing import Generic, TypeVar, overload
 
 from . import _load, _native, _open
-from ._load import Selected, chosen, placing, reading
-from ._options import checked_progress, checked_threads, known_format, named, texts
-from ._save import takes_save_options, write_file
+from ._load import Selected, chosen, placing
+from ._options import Loading, known_format, named, takes_load_options, takes_save_options, texts
+from ._save import write_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
     from concurrent.futures import Future
     from typing import Any, Literal
 
     from typing_extensions import Buffer, Unpack
 
-    from ._load import Into, Proof
-    from ._native import Export, TensorInfo
+    from ._load import Into
+    from ._native import Export
     from ._objects import Source
     from ._save import Payload
-    from .typing import Device, Format, LoadOptions, Path, Progress, SaveOptions, StorageOptions, Writable
+    from .typing import Device, Format, LoadOptions, Path, SaveOptions, Writable
 
 Tensor = TypeVar("Tensor")
 
@@ -88,22 +88,14 @@ class Whole(Generic[Tensor]):
         **options: Unpack[LoadOptions],
     ) -> dict[str, Tensor]: ...
 
+    @takes_load_options
     def load_file(
         self,
         filename: Source,
         device: Device = None,
         *,
-        backend: str = "auto",
-        keys: Iterable[str] | None = None,
-        prefix: str | tuple[str, ...] | None = None,
-        where: Callable[[TensorInfo], object] | None = None,
-        slices: Mapping[str, Any] | None = None,
-        threads: int | None = None,
-        progress: Progress = False,
-        storage_options: StorageOptions | None = None,
         return_metadata: bool = False,
-        verify: bool = False,
-        expected_sha256: str | None = None,
+        **options: Unpack[LoadOptions],
     ) -> dict[str, Tensor] | tuple[dict[str, Tensor], dict[str, str] | None]:
         """Load the tensors of a file, or some of them, or parts of them.
 
@@ -119,22 +111,10 @@ class Whole(Generic[Tensor]):
             A dict has patterns of names (`fnmatch`), each with a device, such as
             ``{"layers.0.*": "gpu:0", "*": "cpu"}``: the first that fits decides. A callable is given what
             `ingot.safe_open.info` gives, and returns the device.
-        backend : {"auto", "mmap", "pread"}
-            As for `ingot.safe_open`.
-        keys, prefix, where, slices : optional
-            As for `ingot.numpy.load_file`: which tensors, and how much of each. Nothing else is read.
-        threads, progress : optional
-            As for `ingot.numpy.load_file`.
-        storage_options : dict, optional
-            How a URL is reached (`ingot.StorageOptions`).
         return_metadata : bool
             Return the metadata too, of the same look at the file.
-        verify : bool
-            Compare the tensors with the digests that the file keeps of them (`ingot.verify`), or where it
-            keeps none with ModelSpec's, and give nothing when one differs. They are then copies in memory
-            of their own, whatever the backend, compared on the way into it. Not with `slices`.
-        expected_sha256 : str, optional
-            The SHA-256 of the whole file, to be compared likewise. All of the file is read then.
+        **options
+            What is loaded, and how: `ingot.typing.LoadOptions`.
 
         Returns
         -------
@@ -166,40 +146,25 @@ class Whole(Generic[Tensor]):
             file keeps no digest of a tensor (``"no-digest"``), or a record that cannot be used
             (``"invalid-checksums"``).
         OptionError
-            `device`, `backend` or `threads` is not one of the choices; no pattern of `device` fits a name; or
-            `slices` have a tensor that the other options leave out, or cannot be compared.
+            `device`, `backend`, `dtype` or `threads` is not one of the choices; no pattern of `device` fits a
+            name; or `slices` have a tensor that the other options leave out; or what is asked for cannot be
+            compared.
         """
-        return self.loaded(
-            filename,
-            device,
-            Selected(keys, prefix, where, slices),
-            backend=backend,
-            threads=threads,
-            progress=progress,
-            storage_options=storage_options,
-            return_metadata=return_metadata,
-            proof=(verify, expected_sha256),
-        )
+        return self.loaded(filename, device, Loading.of(options), return_metadata)
 
     def loaded(
         self,
         filename: Source,
         device: Device,
-        selected: Selected[Tensor],
-        *,
-        backend: str,
-        threads: int | None,
-        progress: Progress,
-        storage_options: StorageOptions | None,
+        how: Loading,
         return_metadata: bool,
-        proof: Proof,
+        out: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor] | tuple[dict[str, Tensor], dict[str, str] | None]:
-        """What `load_file` gives of what was selected, also where that is converted or has a place."""
+        """What `load_file` gives, also where some of it has a place."""
         move = placing(self._mover, device)
-        threads, progress = checked_threads(threads), checked_progress(progress)
-        checkpoint = _open.open_checkpoint(filename, backend, storage_options=storage_options)
-        with reading(checkpoint, threads, progress, proof) as how:
-            found = chosen(checkpoint, selected, self._wrap, move, how, self._at, self._into)
+        with _open.loading(filename, how) as (checkpoint, reads):
+            selected = Selected.by(how, out)
+            found = chosen(checkpoint, selected, self._wrap, move, reads, self._at, self._into)
         return (found, checkpoint.metadata()) if return_metadata else found
 
     def load(self, data: Buffer, device: Device = None) -> dict[str, Tensor]:

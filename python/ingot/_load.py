@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar as WithDefault
 
     from ._native import Checkpoint, Destinations, TensorInfo, Wrap
+    from ._options import Loading
     from .typing import Device, Tell
 
     # The code of the dtype, a capsule or a buffer, and whether the buffer is of a tensor without dimensions.
@@ -164,15 +165,14 @@ PLAIN = Reads()
 
 
 @contextmanager
-def reading(
-    checkpoint: Checkpoint, threads: int | None, progress: bool | Tell, proof: Proof = (False, None)
-) -> Iterator[Reads]:
+def reading(checkpoint: Checkpoint, how: Loading) -> Iterator[Reads]:
     """Give how `checkpoint` is to be read, and tell of it, or show it, until it has been."""
-    if progress is False:
-        yield Reads(threads, None, proof)
+    proof = how.verify, how.expected_sha256
+    if how.progress is False:
+        yield Reads(how.threads, None, proof)
         return
-    with telling(progress, "Loading", checkpoint.path or "") as tell:
-        yield Reads(threads, tell, proof)
+    with telling(how.progress, "Loading", checkpoint.path or "") as tell:
+        yield Reads(how.threads, tell, proof)
 
 
 class Wanted(NamedTuple):
@@ -202,6 +202,11 @@ class Selected(NamedTuple, Generic[Tensor]):
     slices: Mapping[str, Any] | None = None
     dtype: str | None = None
     out: Mapping[str, Tensor] | None = None
+
+    @classmethod
+    def by(cls, how: Loading, out: Mapping[str, Tensor] | None) -> Selected[Tensor]:
+        """What the options of a load say."""
+        return cls(how.keys, how.prefix, how.where, how.slices, how.dtype, out)
 
     def is_everything(self) -> bool:
         """Whether it is the whole file as it is."""

@@ -259,6 +259,9 @@ class Checkpoint:
         """Give those of all tensors, in the order of the data or in the natural one of their names."""
     @property
     def is_sharded(self) -> bool: ...
+    def index(self) -> ShardIndex | None:
+        """Give the index by itself; None where there is none."""
+
     def headers(self) -> list[tuple[str, dict[str, str] | None, list[TensorInfo]]]:
         """Give of each file what it is called, its metadata, and its tensors in the order of their data."""
 

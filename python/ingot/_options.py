@@ -5,19 +5,20 @@ from __future__ import annotations
 from errno import EACCES, EEXIST
 from os import W_OK, access, environ, fsdecode, supports_effective_ids
 from os.path import exists, lexists
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ._dtypes import F4_PACKED, IN_FILES, code_of, meant, word_of
 from ._text import _quoted
 from .errors import OptionError, SaveError
-from .typing import StorageOptions
+from .typing import LoadOptions, ReadOptions, SaveOptions, StorageOptions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from typing import Any
 
-    from .typing import Align, Checksums, Dtype, Format, Progress, SaveOptions, Tell
+    from ._native import TensorInfo
+    from .typing import Align, Checksums, Dtype, Format, Progress, Tell
 
 #: The other names that `storage_options` takes, in small letters or large: those of s3fs, gcsfs and adlfs,
 #: and of object_store with all that is built on it.
@@ -243,6 +244,39 @@ class Existing(NamedTuple):
             raise PermissionError(EACCES, "it is read-only — replace_read_only=True replaces it", path)
 
 
+def _refuse_others(options: Mapping[str, Any], known: Collection[str]) -> None:
+    """Refuse a keyword that is no option as Python refuses it."""
+    for name in options.keys() - set(known):
+        raise TypeError(f"unexpected keyword argument {name!r}: expected one of {', '.join(known)}")
+
+
+class Loading(NamedTuple):
+    """The options of loading, checked, each with its default. `LoadOptions` documents them."""
+
+    backend: str = "auto"
+    threads: int | None = None
+    progress: bool | Tell = False
+    storage_options: StorageOptions | None = None
+    keys: Iterable[str] | None = None
+    prefix: str | tuple[str, ...] | None = None
+    where: Callable[[TensorInfo], object] | None = None
+    slices: Mapping[str, Any] | None = None
+    # The code in a header.
+    dtype: str | None = None
+    verify: bool = False
+    expected_sha256: str | None = None
+
+    @classmethod
+    def of(cls, options: LoadOptions | ReadOptions, known: type = LoadOptions) -> Loading:
+        """What a caller gave as keywords, those of `known`."""
+        _refuse_others(options, known.__annotations__)
+        given: dict[str, Any] = {**options}
+        for name, checked in _CHECKED.items():
+            if name in given:
+                given[name] = checked(given[name])
+        return cls(**given)
+
+
 class Saving(NamedTuple):
     """The options of saving, each with its default. `SaveOptions` documents them."""
 
@@ -259,8 +293,7 @@ class Saving(NamedTuple):
     @classmethod
     def of(cls, options: SaveOptions) -> Saving:
         """What a caller gave as keywords."""
-        for name in options.keys() - set(cls._fields):
-            raise TypeError(f"unexpected keyword argument {name!r}: expected one of {', '.join(cls._fields)}")
+        _refuse_others(options, cls._fields)
         return cls(**options)
 
     def layout(self) -> dict[str, Any]:
@@ -340,6 +373,18 @@ def float_code(dtype: Dtype) -> str:
     )
 
 
+def _checked_dtype(dtype: Dtype | None) -> str | None:
+    return None if dtype is None else float_code(dtype)
+
+
+# Those of loading that are not what they were given as, or are not looked at before a file is opened.
+_CHECKED: dict[str, Callable[[Any], Any]] = {
+    "threads": checked_threads,
+    "progress": checked_progress,
+    "dtype": _checked_dtype,
+}
+
+
 def checked_ahead(ahead: int) -> int:
     """`ahead`, which must be a number of bytes."""
     if ahead < 0:
@@ -347,3 +392,59 @@ def checked_ahead(ahead: int) -> int:
             f"ahead {ahead} is negative: expected a number of bytes", code="negative-ahead", found=ahead
         )
     return ahead
+
+
+Function = TypeVar("Function", bound="Callable[..., Any]")
+
+
+def _showing(
+    documented: type, defaults: Mapping[str, Any], known: type | None = None
+) -> Callable[[Function], Function]:
+    """What gives a function each option of `known` in its signature and its docstring, for its ``**options``.
+
+    So an option is documented once, by `documented`, for all functions that take it.
+    """
+    names = list((known or documented).__annotations__)
+
+    def shows(function: Function) -> Function:
+        # Imported here: frameworks have imported it, and the rest of this package does without.
+        from inspect import Parameter, cleandoc, signature
+
+        shown = signature(function)
+        own = [one for one in shown.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
+        options = [
+            Parameter(
+                name,
+                Parameter.KEYWORD_ONLY,
+                default=defaults[name],
+                annotation=documented.__annotations__[name].__forward_arg__,
+            )
+            for name in names
+        ]
+        whole: Any = function
+        whole.__signature__ = shown.replace(parameters=own + options)
+        # Without docstrings where Python was told to leave them out.
+        before, marked, rest = cleandoc(function.__doc__ or "").partition("**options\n")
+        _, _, after = rest.partition("\n")
+        entries = _entries(cleandoc(documented.__doc__ or ""))
+        if marked:
+            whole.__doc__ = before + "".join(entries.get(name, "") for name in names) + after
+        return function
+
+    return shows
+
+
+def _entries(doc: str) -> dict[str, str]:
+    """The lines about each attribute, of a docstring that ends with them."""
+    found: dict[str, str] = {}
+    name = ""
+    for line in doc.partition("\n----------\n")[2].splitlines():
+        if not line.startswith(" "):
+            name = line.partition(" : ")[0]
+        found[name] = f"{found.get(name, '')}{line}\n"
+    return found
+
+
+takes_save_options = _showing(SaveOptions, Saving._field_defaults)
+takes_load_options = _showing(LoadOptions, Loading._field_defaults)
+takes_read_options = _showing(LoadOptions, Loading._field_defaults, ReadOptions)

@@ -8,7 +8,7 @@ from io import FileIO
 from math import prod
 from os import fsdecode, getcwd
 from os.path import join
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from . import _native
 from ._options import (
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 
     # For each name that is not stored, the name of the tensor that it shares, and which part of that.
     Views = dict[str, dict[str, Any]]
-
-
-Function = TypeVar("Function", bound="Callable[..., Any]")
 
 
 def write_file(
@@ -101,37 +98,6 @@ def write_file(
     from ._background import SAVES
 
     return SAVES.put(lambda: write(file))
-
-
-# What stands for the options in a docstring.
-_IN_DOCS = "**options\n    How the file is written: `ingot.typing.SaveOptions`."
-
-
-def takes_save_options(function: Function) -> Function:
-    """`function` with each option of saving in its signature and its docstring, for its ``**options``.
-
-    So an option is documented once, in `SaveOptions`, for all functions that end in `write_file`.
-    """
-    # Imported here: frameworks have imported it, and the rest of this package does without.
-    from inspect import Parameter, cleandoc, signature
-
-    shown = signature(function)
-    own = [one for one in shown.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
-    options = [
-        Parameter(
-            name,
-            Parameter.KEYWORD_ONLY,
-            default=default,
-            annotation=SaveOptions.__annotations__[name].__forward_arg__,
-        )
-        for name, default in Saving._field_defaults.items()
-    ]
-    whole: Any = function
-    whole.__signature__ = shown.replace(parameters=own + options)
-    # Without docstrings where Python was told to leave them out.
-    _, _, documented = cleandoc(SaveOptions.__doc__ or "").partition("\n----------\n")
-    whole.__doc__ = cleandoc(function.__doc__ or "").replace(_IN_DOCS, documented)
-    return function
 
 
 def _telling(progress: Progress, path: str | bytes, work: Callable[..., None]) -> Callable[..., None]:

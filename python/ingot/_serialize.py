@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from . import _native
-from ._options import known_format, named, stored, texts
-from ._save import takes_save_options, write_file
+from ._options import known_format, named, stored, takes_save_options, texts
+from ._save import write_file
 from ._text import _quoted
 from .errors import SaveError
 

@@ -10,9 +10,9 @@ from . import _load, _native
 from ._dtypes import CODES, F4_LOOSE, NAMES, TYPE_STRINGS
 from ._face import Whole
 from ._frameworks import installing, missing
-from ._load import Selected, misfit
-from ._options import float_code
-from ._save import boxes, takes_save_options
+from ._load import misfit
+from ._options import Loading, takes_load_options, takes_save_options
+from ._save import boxes
 from ._text import _quoted
 from .errors import DtypeError, OptionError, SaveError
 
@@ -23,7 +23,7 @@ except ModuleNotFoundError as error:
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
     from concurrent.futures import Future
     from typing import Any, Literal
 
@@ -31,16 +31,12 @@ if TYPE_CHECKING:
 
     from ._hash import Hasher
     from ._load import Memory, Reads, Wanted
-    from ._native import Checkpoint, TensorInfo
+    from ._native import Checkpoint
     from ._objects import Source
     from ._save import Box
-    from .typing import Dtype, Format, LoadOptions, Path, Progress, SaveOptions, StorageOptions, Writable
+    from .typing import Format, LoadOptions, Path, SaveOptions, Writable
 
     Array = numpy.ndarray[Any, numpy.dtype[Any]]
-
-    class ArrayLoadOptions(LoadOptions, total=False):
-        dtype: Dtype | None
-        out: Mapping[str, Array] | None
 
 
 __all__ = ["load", "load_file", "save", "save_file", "save_with_checksum"]
@@ -54,32 +50,31 @@ _PLAIN = {numpy.dtype(dtype): code for code, dtype in DTYPES.items()}
 
 @overload
 def load_file(
-    filename: Source, *, return_metadata: Literal[True], **options: Unpack[ArrayLoadOptions]
+    filename: Source,
+    *,
+    out: Mapping[str, Array] | None = None,
+    return_metadata: Literal[True],
+    **options: Unpack[LoadOptions],
 ) -> tuple[dict[str, Array], dict[str, str] | None]: ...
 
 
 @overload
 def load_file(
-    filename: Source, *, return_metadata: Literal[False] = False, **options: Unpack[ArrayLoadOptions]
+    filename: Source,
+    *,
+    out: Mapping[str, Array] | None = None,
+    return_metadata: Literal[False] = False,
+    **options: Unpack[LoadOptions],
 ) -> dict[str, Array]: ...
 
 
+@takes_load_options
 def load_file(
     filename: Source,
     *,
-    backend: str = "auto",
-    keys: Iterable[str] | None = None,
-    prefix: str | tuple[str, ...] | None = None,
-    where: Callable[[TensorInfo], object] | None = None,
-    slices: Mapping[str, Any] | None = None,
-    dtype: Dtype | None = None,
     out: Mapping[str, Array] | None = None,
-    threads: int | None = None,
-    progress: Progress = False,
-    storage_options: StorageOptions | None = None,
     return_metadata: bool = False,
-    verify: bool = False,
-    expected_sha256: str | None = None,
+    **options: Unpack[LoadOptions],
 ) -> dict[str, Array] | tuple[dict[str, Array], dict[str, str] | None]:
     """Load the arrays of a file, or some of them, or parts of them.
 
@@ -89,47 +84,14 @@ def load_file(
         A `.safetensors` or a `.bt` file, the index of a sharded checkpoint, a directory with one of these,
         a URL, or an object that holds a file, such as an open file, a buffer or `ingot.Ranges`: as for
         `ingot.safe_open`.
-    backend : {"auto", "mmap", "pread"}
-        As for `ingot.safe_open`.
-    keys : iterable of str, optional
-        Only these arrays, in this order.
-    prefix : str or tuple of str, optional
-        Only arrays whose names begin with it, or with one of them; at least one has to.
-    where : callable, optional
-        Only arrays for which it gives something true. It is called with what `ingot.safe_open.info` gives. An
-        array has to pass all of `keys`, `prefix` and `where`; nothing is read of those that do not.
-    slices : dict of str to index, optional
-        For some of these arrays, the part to read: what would stand in ``array[...]``, as for
-        `ingot.safe_open.get_slice`. Of rows no other byte is read; of columns in files half as many again at
-        most, where a row of the tensor takes 3 KiB or more. From a URL what lies between two parts is read
-        too where it has up to 128 KiB, which takes less time than another request.
-    dtype : ingot.typing.Dtype, optional
-        Convert floating-point arrays to this dtype while they are read, chunk by chunk: ``numpy.float16``,
-        ``"float16"`` or ``"F16"``. The values are those of PyTorch's ``tensor.to(dtype)``, and the arrays in
-        the dtype of the file are never in memory. Integers, bools and complex numbers stay what they are.
     out : dict of str to numpy.ndarray, optional
         Read these arrays into memory that is there already, without a second copy, and give the same objects
         back. They may be strided in any way. They need the shape and the dtype of what is read into them, and
         memory that no other of them has.
-    threads : int, optional
-        How many threads read at once. By default ``INGOT_THREADS`` in the environment, else one for each
-        core; eight where the file is not in the page cache, and 64 where it comes over a network, since
-        those who wait need no core.
-    progress : bool, None or callable
-        True shows a bar: tqdm's if it is installed, else a line on standard error. A callable is told
-        ``(bytes done, bytes in all)`` about twenty times a second and at the end, and may raise to stop the
-        load. Views of a mapped file are done at once.
-    storage_options : dict, optional
-        How a URL is reached (`ingot.StorageOptions`).
     return_metadata : bool
         Return the metadata too, of the same look at the file.
-    verify : bool
-        Compare the tensors with the digests that the file keeps of them (`ingot.verify`), or where it
-        keeps none with ModelSpec's, and give nothing when one differs. They are then copies in memory of
-        their own, whatever the backend, compared on the way into it. Not with `slices`, `dtype` and
-        `out`.
-    expected_sha256 : str, optional
-        The SHA-256 of the whole file, to be compared likewise. All of the file is read then.
+    **options
+        What is loaded, and how: `ingot.typing.LoadOptions`.
 
     Returns
     -------
@@ -169,18 +131,7 @@ def load_file(
         `backend`, `dtype` or `threads` is not one of the choices; or `slices` or `out` have an array that the
         other options leave out; or what is asked for cannot be compared.
     """
-    code = None if dtype is None else float_code(dtype)
-    return _whole.loaded(
-        filename,
-        None,
-        Selected(keys, prefix, where, slices, code, out),
-        backend=backend,
-        threads=threads,
-        progress=progress,
-        storage_options=storage_options,
-        return_metadata=return_metadata,
-        proof=(verify, expected_sha256),
-    )
+    return _whole.loaded(filename, None, Loading.of(options), return_metadata, out)
 
 
 def load(data: Buffer) -> dict[str, Array]:

@@ -19,6 +19,7 @@ __all__ = [
     "OpenOptions",
     "Path",
     "Progress",
+    "ReadOptions",
     "SaveOptions",
     "StorageOptions",
     "Tell",
@@ -80,19 +81,64 @@ class OpenOptions(TypedDict, total=False):
     storage_options: StorageOptions | None
 
 
-class LoadOptions(TypedDict, total=False):
-    """What every framework's `load_file` takes, but for what decides what it returns."""
+class ReadOptions(TypedDict, total=False):
+    """How a file is read: those of `LoadOptions` that `ingot.torch.load_into` takes too."""
 
     backend: str
+    threads: int | None
+    progress: Progress
+    storage_options: StorageOptions | None
+
+
+class LoadOptions(ReadOptions, total=False):
+    """How a file is loaded: what every `load_file` takes, but for what decides what it returns.
+
+    Attributes
+    ----------
+    backend : {"auto", "mmap", "pread"}
+        As for `ingot.safe_open`.
+    threads : int, optional
+        How many threads read at once. By default ``INGOT_THREADS`` in the environment, else one for each
+        core; eight where the file is not in the page cache, and 64 where it comes over a network, since
+        those who wait need no core.
+    progress : bool, None or callable
+        True shows a bar: tqdm's if it is installed, else a line on standard error. A callable is told
+        ``(bytes done, bytes in all)`` about twenty times a second and at the end, and may raise to stop the
+        load. Views of a mapped file are done at once, or when they have been moved to a device.
+    storage_options : dict, optional
+        How a URL is reached (`ingot.StorageOptions`).
+    keys : iterable of str, optional
+        Only these tensors, in this order.
+    prefix : str or tuple of str, optional
+        Only tensors whose names begin with it, or with one of them; at least one has to.
+    where : callable, optional
+        Only tensors for which it gives something true. It is called with what `ingot.safe_open.info` gives.
+        A tensor has to pass all of `keys`, `prefix` and `where`; nothing is read of those that do not.
+    slices : dict of str to index, optional
+        For some of these tensors, the part to read: what would stand in ``tensor[...]``, as for
+        `ingot.safe_open.get_slice`. Of rows no other byte is read; of columns in files half as many again at
+        most, where a row of the tensor takes 3 KiB or more. From a URL what lies between two parts is read
+        too where it has up to 128 KiB, which takes less time than another request.
+    dtype : ingot.typing.Dtype, optional
+        Convert floating-point tensors to this dtype while they are read, chunk by chunk: ``"BF16"``,
+        ``"bfloat16"``, or the framework's own. The values are those of PyTorch's ``tensor.to(dtype)``, and
+        the tensors in the dtype of the file are never in memory. Integers, bools and complex numbers stay
+        what they are.
+    verify : bool
+        Compare the tensors with the digests that the file keeps of them (`ingot.verify`), or where it keeps
+        none with ModelSpec's, and give nothing when one differs. They are then copies in memory of their own,
+        whatever the backend, compared on the way into it. Not with `slices`, `dtype` and ``out``.
+    expected_sha256 : str, optional
+        The SHA-256 of the whole file, to be compared likewise. All of the file is read then.
+    """
+
     keys: Iterable[str] | None
     prefix: str | tuple[str, ...] | None
     where: Callable[[TensorInfo], object] | None
     slices: Mapping[str, Any] | None
-    threads: int | None
-    progress: Progress
+    dtype: Dtype | None
     verify: bool
     expected_sha256: str | None
-    storage_options: StorageOptions | None
 
 
 class SaveOptions(TypedDict, total=False):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,29 @@ def by_load_file(function: Callable[..., Any], path: Path, new: Path, dtype: Any
     return code_of(function(path, dtype=dtype)["a"].dtype)
 
 
+def by_load_model(function: Callable[..., Any], path: Path, new: Path, dtype: Any) -> str | None:
+    import torch
+
+    class Given(torch.nn.Module):
+        """A module that notes what it is given."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("a", torch.zeros(4))
+            self.code: str | None = None
+
+        def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+            self.code = code_of(state_dict["a"].dtype)
+            return super().load_state_dict(state_dict, *args, **kwargs)
+
+    model = Given()
+    with warnings.catch_warnings():
+        # Of the conversion to what the module has.
+        warnings.simplefilter("ignore")
+        function(model, path, dtype=dtype)
+    return model.code
+
+
 def by_convert(function: Callable[..., Any], path: Path, new: Path, dtype: Any) -> str | None:
     function(path, new, dtype=dtype)
     return stored(new)
@@ -79,7 +103,7 @@ def by_command(command: str, path: Path, new: Path, dtype: Any) -> str | None:
 
 
 # What gives, for each function that has `dtype`, that of the tensor that comes of it. By its last name.
-BY = {"load_file": by_load_file, "convert": by_convert}
+BY = {"load_file": by_load_file, "load_model": by_load_model, "convert": by_convert}
 DOORS = {
     name: (BY[name.rpartition(".")[2]], function)
     for name, function in public_functions().items()
@@ -252,6 +276,7 @@ def test_a_dtype_of_torch_that_no_file_has_is_known_for_none(name: str) -> None:
 def test_no_framework_is_imported_to_know_a_dtype() -> None:
     program = """
 import sys
+import warnings
 from ingot._dtypes import code_of
 from ingot._options import float_code
 assert float_code("torch.bfloat16") == float_code("bf16") == float_code("jnp.bfloat16") == "BF16"

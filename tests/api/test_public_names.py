@@ -103,5 +103,5 @@ def test_the_types_of_arguments_can_be_looked_at() -> None:
 
     from ingot import typing
 
-    for name in ("LoadOptions", "SaveOptions", "StorageOptions"):
+    for name in ("LoadOptions", "ReadOptions", "SaveOptions", "StorageOptions"):
         assert get_type_hints(getattr(typing, name))

@@ -46,6 +46,30 @@ def test_an_index_is_one_handle_and_its_shards_are_left_alone() -> None:
         assert len(server.requests) == 1
 
 
+def test_an_index_is_read_by_itself_with_one_request(tmp_path: Path) -> None:
+    with serving(folder(FILES)) as server:
+        index = ingot.read_index(server.url(f"/model/{INDEX}"), storage_options={"token": "secret"})
+        assert names(server) == [INDEX]
+        assert server.requests[0].headers["authorization"] == "Bearer secret"
+        (tmp_path / INDEX).write_bytes(FILES[INDEX])
+        local = ingot.read_index(tmp_path / INDEX)
+        assert index.weight_map() == local.weight_map()
+        assert (index.shards, index.keys(), index.metadata()) == (
+            local.shards,
+            local.keys(),
+            local.metadata(),
+        )
+        with pytest.raises(FileNotFoundError):
+            ingot.read_index(server.url("/model/absent.json"))
+        with pytest.raises(
+            ingot.CheckpointError, match=r"expected the index.*found a file of tensors"
+        ) as caught:
+            ingot.read_index(server.url(f"/model/{NAMES[0]}"))
+        assert caught.value.code == "not-an-index"
+        with pytest.raises(ingot.OptionError, match="nope"):
+            ingot.read_index(server.url(f"/model/{INDEX}"), storage_options={"nope": 1})  # type: ignore[typeddict-unknown-key]
+
+
 def test_a_tensor_asks_for_its_own_shard() -> None:
     with serving(folder(FILES)) as server:
         file = ingot.safe_open(server.url(f"/model/{INDEX}"), "np")

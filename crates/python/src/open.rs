@@ -26,7 +26,7 @@ use crate::parts::{self, Wanted};
 use crate::paths::file_path;
 use crate::prefetch::Stream;
 use crate::remote::remote_options;
-use crate::shards;
+use crate::shards::{self, ShardIndex};
 use crate::tensor::BufferSource;
 use crate::watch::Signals;
 use crate::wrap::{Shared, Wrap};
@@ -302,6 +302,11 @@ impl Checkpoint {
     #[getter]
     fn is_sharded(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(self.opened(py)?.index().is_some())
+    }
+
+    /// The index by itself; `None` where there is none.
+    fn index(&self, py: Python<'_>) -> PyResult<Option<ShardIndex>> {
+        Ok(self.opened(py)?.index().cloned().map(ShardIndex::from))
     }
 
     /// The header of each file, in the order of their names.

@@ -12,15 +12,19 @@ pub(crate) struct ShardIndex {
     index: ingot_format::ShardIndex,
 }
 
+impl From<ingot_format::ShardIndex> for ShardIndex {
+    fn from(index: ingot_format::ShardIndex) -> ShardIndex {
+        ShardIndex { index }
+    }
+}
+
 #[pymethods]
 impl ShardIndex {
     #[staticmethod]
     fn read(py: Python<'_>, source: &Bound<'_, PyAny>) -> PyResult<ShardIndex> {
         let path = file_path(source)?;
         let index = py.detach(|| ingot_io::read_index(&path));
-        index
-            .map(|index| ShardIndex { index })
-            .map_err(|error| raise(py, &error))
+        index.map(ShardIndex::from).map_err(|error| raise(py, &error))
     }
 
     fn __len__(&self) -> usize {

@@ -4,6 +4,7 @@ from .ahead import AHEAD as AHEAD
 from .ahead import TensorIterator as TensorIterator
 from .door import BACKENDS as BACKENDS
 from .door import again_by as again_by
+from .door import loading as loading
 from .door import open_checkpoint as open_checkpoint
 from .handle import safe_open as safe_open
 from .handle import warm as warm

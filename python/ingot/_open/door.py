@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
+from ingot._load import reading
 from ingot._native import Checkpoint, is_url
 from ingot._options import is_path, one_of
 from ingot.errors import OptionError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
+    from ingot._load import Reads
     from ingot._objects import Source
+    from ingot._options import Loading
     from ingot.typing import StorageOptions
 
 BACKENDS = ("auto", "mmap", "pread")
@@ -51,3 +57,11 @@ def open_checkpoint(
         if isinstance(path, Checkpoint):
             return path
     return Checkpoint.open(path, backend, strict, max_header_size, confine, lent)
+
+
+@contextmanager
+def loading(source: Source, how: Loading) -> Iterator[tuple[Checkpoint, Reads]]:
+    """What is loaded from, open, and how it is to be read. It is told of, or shown, until it has been."""
+    checkpoint = open_checkpoint(source, how.backend, storage_options=how.storage_options)
+    with reading(checkpoint, how) as reads:
+        yield checkpoint, reads

@@ -8,9 +8,16 @@ from typing import overload
 import torch
 
 from ingot import _load, _native, _open
-from ingot._load import PLAIN, Selected, reading
-from ingot._options import checked_progress, checked_threads, float_code, known_format, one_of, texts
-from ingot._save import rendered, takes_save_options, write_file
+from ingot._load import PLAIN, Selected
+from ingot._options import (
+    Loading,
+    known_format,
+    one_of,
+    takes_load_options,
+    takes_save_options,
+    texts,
+)
+from ingot._save import rendered, write_file
 from ingot._text import _escaped, _quoted
 from ingot.errors import OptionError
 
@@ -20,7 +27,7 @@ from ._tensors import _export, _plain_ones, _tensors, at, mover, payload, refuse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
     from concurrent.futures import Future
     from typing import Any, Literal
 
@@ -28,29 +35,21 @@ if TYPE_CHECKING:
 
     from ingot._hash import Hasher
     from ingot._load import Move, Placement, Reads
-    from ingot._native import Checkpoint, TensorInfo
+    from ingot._native import Checkpoint
     from ingot._objects import Source
     from ingot._save import Views
     from ingot.typing import (
         Device,
-        Dtype,
         Format,
         LoadOptions,
         Path,
-        Progress,
         SaveOptions,
-        StorageOptions,
         Writable,
     )
 
     Shared = Literal["error", "copy", "alias"]
     Contiguous = Literal["error", "copy"]
     Loaded = Literal["alias", "drop"]
-
-    class TorchLoadOptions(LoadOptions, total=False):
-        shared: Loaded
-        dtype: Dtype | None
-        out: Mapping[str, torch.Tensor] | None
 
     class TorchSaveOptions(SaveOptions, total=False):
         shared: Shared
@@ -67,8 +66,10 @@ def load_file(
     filename: Source,
     device: Device = "cpu",
     *,
+    shared: Loaded = "alias",
+    out: Mapping[str, torch.Tensor] | None = None,
     return_metadata: Literal[True],
-    **options: Unpack[TorchLoadOptions],
+    **options: Unpack[LoadOptions],
 ) -> tuple[dict[str, torch.Tensor], dict[str, str] | None]: ...
 
 
@@ -77,29 +78,22 @@ def load_file(
     filename: Source,
     device: Device = "cpu",
     *,
+    shared: Loaded = "alias",
+    out: Mapping[str, torch.Tensor] | None = None,
     return_metadata: Literal[False] = False,
-    **options: Unpack[TorchLoadOptions],
+    **options: Unpack[LoadOptions],
 ) -> dict[str, torch.Tensor]: ...
 
 
+@takes_load_options
 def load_file(
     filename: Source,
     device: Device = "cpu",
     *,
-    backend: str = "auto",
     shared: Loaded = "alias",
-    keys: Iterable[str] | None = None,
-    prefix: str | tuple[str, ...] | None = None,
-    where: Callable[[TensorInfo], object] | None = None,
-    slices: Mapping[str, Any] | None = None,
-    dtype: Dtype | None = None,
     out: Mapping[str, torch.Tensor] | None = None,
-    threads: int | None = None,
-    progress: Progress = False,
-    storage_options: StorageOptions | None = None,
     return_metadata: bool = False,
-    verify: bool = False,
-    expected_sha256: str | None = None,
+    **options: Unpack[LoadOptions],
 ) -> dict[str, torch.Tensor] | tuple[dict[str, torch.Tensor], dict[str, str] | None]:
     """Load the tensors of a file, or some of them, or parts of them.
 
@@ -116,51 +110,18 @@ def load_file(
         `ingot.safe_open.info` gives, and returns the device. Names that share memory go where the one goes
         that the file holds. Tensors of `out` stay where they are. torch's default device changes nothing of
         this. Inside of a ``FakeTensorMode`` the tensors are fake ones of that mode, on this device.
-    backend : {"auto", "mmap", "pread"}
-        As for `ingot.safe_open`.
     shared : {"alias", "drop"}
         What to do with the names that ``save_file(..., shared="alias")`` did not write tensors for.
         ``"alias"`` gives them back, on the same memory as the tensor that was written; ``"drop"`` gives what
         the file itself holds. Other files have no such names.
-    keys : iterable of str, optional
-        Only these tensors, in this order.
-    prefix : str or tuple of str, optional
-        Only tensors whose names begin with it, or with one of them.
-    where : callable, optional
-        Only tensors for which it gives something true. It is called with what `ingot.safe_open.info` gives.
-        A tensor has to pass all of `keys`, `prefix` and `where`; nothing is read of those that do not.
-    slices : dict of str to index, optional
-        For some of these tensors, the part to read: what would stand in ``tensor[...]``, as for
-        `ingot.safe_open.get_slice`. Of rows no other byte is read; of columns in files half as many again at
-        most, where a row of the tensor takes 3 KiB or more. From a URL what lies between two parts is read
-        too where it has up to 128 KiB, which takes less time than another request.
-    dtype : ingot.typing.Dtype, optional
-        Convert floating-point tensors to this dtype while they are read, chunk by chunk: ``torch.bfloat16``,
-        ``"bfloat16"`` or ``"BF16"``. The values are those of ``tensor.to(dtype)``, and the tensors in the
-        dtype of the file are never in memory. Integers, bools and complex numbers stay what they are.
     out : dict of str to torch.Tensor, optional
         Read these tensors into memory that is there already, without a second copy, and give the same objects
         back. They may be strided in any way, and on other devices. They need the shape and the dtype of what
         is read into them, and memory that no other of them has.
-    threads : int, optional
-        How many threads read at once. By default ``INGOT_THREADS`` in the environment, else one for each
-        core; eight where the file is not in the page cache, and 64 where it comes over a network, since
-        those who wait need no core.
-    progress : bool, None or callable
-        True shows a bar: tqdm's if it is installed, else a line on standard error. A callable is told
-        ``(bytes done, bytes in all)`` about twenty times a second and at the end, and may raise to stop the
-        load. Views of a mapped file are done at once, or when they have been moved to `device`.
-    storage_options : dict, optional
-        How a URL is reached (`ingot.StorageOptions`).
     return_metadata : bool
         Return the metadata too, of the same look at the file.
-    verify : bool
-        Compare the tensors with the digests that the file keeps of them (`ingot.verify`), or where it
-        keeps none with ModelSpec's, and give nothing when one differs. They are then copies in memory of
-        their own, whatever the backend, compared on the way into it. Not with `slices`, `dtype` and
-        `out`.
-    expected_sha256 : str, optional
-        The SHA-256 of the whole file, to be compared likewise. All of the file is read then.
+    **options
+        What is loaded, and how: `ingot.typing.LoadOptions`.
 
     Returns
     -------
@@ -203,13 +164,9 @@ def load_file(
     SafetensorError
         The record of shared tensors in the metadata is broken (``code`` is ``"invalid-alias"``).
     """
-    move = _load.placing(mover, device)
-    code = None if dtype is None else float_code(dtype)
-    selected = Selected(keys, prefix, where, slices, code, out)
-    threads, progress = checked_threads(threads), checked_progress(progress)
-    checkpoint = _open.open_checkpoint(filename, backend, storage_options=storage_options)
-    with reading(checkpoint, threads, progress, (verify, expected_sha256)) as how:
-        found = _loaded(checkpoint, move, shared, selected, how)
+    move, how = _load.placing(mover, device), Loading.of(options)
+    with _open.loading(filename, how) as (checkpoint, reads):
+        found = _loaded(checkpoint, move, shared, Selected.by(how, out), reads)
     return (found, checkpoint.metadata()) if return_metadata else found
 
 

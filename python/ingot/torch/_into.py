@@ -9,10 +9,11 @@ from typing import NamedTuple
 import torch
 
 from ingot import _open
-from ingot._load import Wanted, fill, misfit, reading
+from ingot._load import Wanted, fill, misfit
 from ingot._native import Destinations
-from ingot._options import FLOATS, checked_progress, checked_threads
+from ingot._options import FLOATS, Loading, takes_read_options
 from ingot._text import _escaped
+from ingot.typing import ReadOptions
 
 from ._shared import recorded
 from ._tensors import _CODES, _crosses_by_dlpack, _export, _to_dlpack, not_plain, undisturbed, wrap
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import Any
 
+    from typing_extensions import Unpack
+
     from ingot._load import Memory, Reads
     from ingot._native import Checkpoint
     from ingot._objects import Source
-    from ingot.typing import Progress, StorageOptions
 
 # Bytes that are read at once for a tensor that torch has to copy.
 PIECE_NBYTES = 64 << 20
@@ -226,15 +228,13 @@ def _strict_message(where: str, target: object, missing: list[str], unexpected: 
     return "\n".join(lines)
 
 
+@takes_read_options
 def load_into(
     target: torch.nn.Module | Mapping[str, torch.Tensor],
     source: Source,
     *,
     strict: bool = True,
-    backend: str = "auto",
-    threads: int | None = None,
-    progress: Progress = False,
-    storage_options: StorageOptions | None = None,
+    **options: Unpack[ReadOptions],
 ) -> IncompatibleKeys:
     """Load a file into the tensors of a module, without a second copy of them.
 
@@ -248,12 +248,8 @@ def load_into(
         As for `load_file`.
     strict : bool
         Refuse a file that lacks a tensor of `target`, or has one that `target` lacks.
-    backend : {"auto", "mmap", "pread"}
-        As for `ingot.safe_open`.
-    threads, progress : optional
-        As for `load_file`. What `progress` raises leaves the tensors partly filled.
-    storage_options : dict, optional
-        How a URL is reached (`ingot.StorageOptions`).
+    **options
+        How the file is read: `ingot.typing.ReadOptions`.
 
     Returns
     -------
@@ -272,7 +268,7 @@ def load_into(
     TypeError
         A value of the dict is not a tensor.
     OSError, HeaderError, DtypeError, StorageError, OptionError
-        As `load_file` does. What was read before a failure stays in the tensors.
+        As `load_file` does. What was read before a failure, of `progress` too, stays in the tensors.
 
     Notes
     -----
@@ -280,7 +276,5 @@ def load_into(
     floating point. For other devices and other dtypes they are read in pieces of 64 MiB at most, which torch
     then copies. The module's own loading hooks do not run: `load_model` runs them.
     """
-    threads, progress = checked_threads(threads), checked_progress(progress)
-    checkpoint = _open.open_checkpoint(source, backend, storage_options=storage_options)
-    with reading(checkpoint, threads, progress) as how:
-        return into(target, checkpoint, strict, how)
+    with _open.loading(source, Loading.of(options, ReadOptions)) as (checkpoint, reads):
+        return into(target, checkpoint, strict, reads)

@@ -7,6 +7,7 @@ from collections import defaultdict
 
 import torch
 
+from ingot._options import takes_load_options
 from ingot._text import _quoted
 from ingot.errors import SharedMemoryError
 
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
+    from typing_extensions import Unpack
+
     from ingot._objects import Source
-    from ingot.typing import Device, Path, Writable
+    from ingot.typing import Device, LoadOptions, Path, Writable
 
 # Names in a message. The rest are counted.
 _SHOWN = 3
@@ -71,13 +74,13 @@ def save_model(
     )
 
 
+@takes_load_options
 def load_model(
     model: torch.nn.Module,
     filename: Source,
     strict: bool = True,
     device: Device = "cpu",
-    *,
-    backend: str = "auto",
+    **options: Unpack[LoadOptions],
 ) -> tuple[set[str], list[str]]:
     """Load a file into a module.
 
@@ -89,8 +92,10 @@ def load_model(
         As for `load_file`.
     strict : bool
         Refuse a file that lacks a tensor of the module, or has one that the module lacks.
-    device, backend
-        As for `load_file`.
+    device : str, int, torch.device, dict or callable
+        Where the tensors of the file go first, as for `load_file`.
+    **options
+        What is loaded, and how: `ingot.typing.LoadOptions`.
 
     Returns
     -------
@@ -112,7 +117,7 @@ def load_model(
     UserWarning
         Tensors of the file were converted to the dtype that the module has. The message names them.
     """
-    state = load_file(filename, device, backend=backend, shared="drop")
+    state = load_file(filename, device, shared="drop", **options)
     converted = _converted(state, model.state_dict())
     result = into_model(model, state, strict)
     if converted:

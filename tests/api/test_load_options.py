@@ -1,0 +1,252 @@
+"""The options of loading: declared and documented once, shown and kept by every function that takes them."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+import ingot
+import ingot.numpy
+from ingot._frameworks import FRAMEWORKS
+from ingot._options import Loading
+from ingot.typing import LoadOptions, ReadOptions
+from support.doors import public_functions
+
+PACKAGE = Path(ingot.__file__).parent
+MODULES = sorted(set(FRAMEWORKS.values()))
+NAMES = [f"ingot.{name}.load_file" for name in MODULES]
+FUNCTIONS = {
+    name: function
+    for name, function in public_functions().items()
+    if name in (*NAMES, "ingot.torch.load_model", "ingot.torch.load_into")
+}
+
+
+def options_of(name: str) -> list[str]:
+    """What a function has, in its order."""
+    return list((ReadOptions if name == "ingot.torch.load_into" else LoadOptions).__annotations__)
+
+
+def documented(name: str) -> dict[str, str]:
+    """What the help of a function says of each option."""
+    text = inspect.cleandoc(FUNCTIONS[name].__doc__ or "").partition("Returns\n")[0]
+    entries: dict[str, str] = {}
+    option = ""
+    for line in text.splitlines():
+        if line and not line.startswith(" "):
+            option = line.partition(" : ")[0]
+        entries[option] = entries.get(option, "") + line.strip() + "\n"
+    return {option: entries[option].strip() for option in options_of(name)}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_that_loads_shows_every_option(name: str) -> None:
+    parameters = inspect.signature(FUNCTIONS[name]).parameters
+    names = options_of(name)
+    assert list(parameters)[-len(names) :] == names
+    for option in names:
+        assert parameters[option].kind is inspect.Parameter.KEYWORD_ONLY
+        assert parameters[option].default == Loading._field_defaults[option]
+    assert "**options" not in FUNCTIONS[name].__doc__
+    assert "self" not in parameters
+
+
+def test_every_function_says_the_same_of_an_option() -> None:
+    expected = documented("ingot.numpy.load_file")
+    assert all(len(text.splitlines()) > 1 for text in expected.values())
+    for name in FUNCTIONS:
+        found = documented(name)
+        assert found == {option: expected[option] for option in found}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_what_is_no_option_is_refused_as_python_refuses_it(name: str, path: Path) -> None:
+    before = () if name.endswith("load_file") else (None,)
+    others = ["nope", "selected", "how", "options", "proof"]
+    others += [option for option in LoadOptions.__annotations__ if option not in options_of(name)]
+    for option in others:
+        # Before the file, which is not there, is looked for.
+        with pytest.raises(TypeError, match=rf"unexpected keyword argument '{option}'"):
+            FUNCTIONS[name](*before, path, **{option: None})
+
+
+def arrays(found: dict[str, Any]) -> dict[str, list[Any]]:
+    """The values of tensors of any framework."""
+    return {
+        name: numpy.asarray(tensor.float() if hasattr(tensor, "float") else tensor, "f4").tolist()
+        for name, tensor in found.items()
+    }
+
+
+@pytest.fixture
+def path(path: Path) -> Path:
+    """A file of two matrices, where there is one to write to."""
+    return path
+
+
+def saved(path: Path) -> Path:
+    tensors = {name: numpy.arange(12, dtype="f4").reshape(4, 3) for name in ("x.a", "x.b")}
+    ingot.numpy.save_file(tensors, path, {"k": "v"}, checksums=True)
+    return path
+
+
+ROWS = [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0], [6.0, 7.0, 8.0], [9.0, 10.0, 11.0]]
+# What each option gives, of the file that `saved` writes.
+GIVES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "backend": (lambda: "pread", {"x.a": ROWS, "x.b": ROWS}),
+    "threads": (lambda: 2, {"x.a": ROWS, "x.b": ROWS}),
+    "progress": (lambda: None, {"x.a": ROWS, "x.b": ROWS}),
+    "storage_options": (lambda: {"retries": 1}, {"x.a": ROWS, "x.b": ROWS}),
+    "keys": (lambda: iter(["x.b"]), {"x.b": ROWS}),
+    "prefix": (lambda: ("x.a", "y"), {"x.a": ROWS}),
+    "where": (lambda: lambda info: info.name.endswith("b"), {"x.b": ROWS}),
+    "slices": (lambda: {"x.a": slice(1, 3)}, {"x.a": ROWS[1:3], "x.b": ROWS}),
+    "dtype": (lambda: "F16", {"x.a": ROWS, "x.b": ROWS}),
+    "verify": (lambda: True, {"x.a": ROWS, "x.b": ROWS}),
+}
+
+
+@pytest.mark.parametrize("option", [*GIVES, "expected_sha256"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name in FUNCTIONS])
+def test_every_framework_keeps_every_option(name: str, option: str, path: Path) -> None:
+    saved(path)
+    if option == "expected_sha256":
+        value, expected = ingot.hash(path), {"x.a": ROWS, "x.b": ROWS}
+        with pytest.raises(ingot.IntegrityError):
+            FUNCTIONS[name](path, expected_sha256="0" * 64)
+    else:
+        made, expected = GIVES[option]
+        value = made()
+    found = FUNCTIONS[name](path, **{option: value})
+    assert list(found) == list(expected)
+    assert arrays(found) == expected
+    if option == "dtype":
+        assert all("float16" in str(tensor.dtype) for tensor in found.values())
+
+
+def test_every_option_is_tried() -> None:
+    assert [*GIVES, "expected_sha256"] == list(LoadOptions.__annotations__) == list(Loading._fields)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_value_that_is_none_of_an_option_is_refused_before_the_file_is_looked_for(
+    name: str, path: Path
+) -> None:
+    before = () if name.endswith("load_file") else (None,)
+    faults: list[tuple[str, Any, type[Exception]]] = [
+        ("threads", 0, ingot.OptionError),
+        ("threads", "2", TypeError),
+        ("progress", 1, TypeError),
+        ("dtype", "I8", ingot.OptionError),
+        ("backend", "disk", ingot.OptionError),
+    ]
+    for option, value, kind in faults:
+        if option in options_of(name):
+            with pytest.raises(kind, match=option):
+                FUNCTIONS[name](*before, path, **{option: value})
+
+
+def test_a_module_is_loaded_by_the_same_options(path: Path) -> None:
+    torch: Any = pytest.importorskip("torch")
+    ingot_torch: Any = import_module("ingot.torch")
+    saved(path)
+
+    class Model(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_module("x", torch.nn.Module())
+            for name in "ab":
+                self.x.register_buffer(name, torch.zeros(4, 3, dtype=torch.float16))
+
+    told: list[tuple[int, int]] = []
+    model = Model()
+    with warnings.catch_warnings():
+        # None of a conversion: the tensors come as the module has them.
+        warnings.simplefilter("error")
+        given = {"dtype": torch.float16, "threads": 2, "verify": False, "backend": "pread"}
+        done = ingot_torch.load_model(model, path, **given, progress=lambda *now: told.append(now))
+    assert done == (set(), [])
+    assert model.x.a.tolist() == model.x.b.tolist() == ROWS
+    assert told[-1][0] == told[-1][1] > 0
+    assert ingot_torch.load_model(Model(), path, strict=False, keys=["x.a"], dtype="F16") == ({"x.b"}, [])
+    with pytest.raises(ingot.IntegrityError):
+        ingot_torch.load_model(Model(), path, expected_sha256="0" * 64)
+
+
+# How `load_file(max_header_size=...)` would come about: the files to change, with what stands there and what
+# comes before it.
+NEW_OPTION = {
+    "typing.py": [
+        (
+            "    verify : bool\n        Compare the tensors with",
+            "    max_header_size : int, optional\n        Refuse longer headers.\n",
+        ),
+        ("    verify: bool\n    expected_sha256", "    max_header_size: int | None\n"),
+    ],
+    "_options.py": [
+        ("    verify: bool = False\n    expected_sha256", "    max_header_size: int | None = None\n"),
+    ],
+    "_open/door.py": [
+        (
+            "    with reading(checkpoint, how) as reads:\n",
+            "    checkpoint = open_checkpoint(source, how.backend, False, how.max_header_size)\n",
+        ),
+    ],
+}
+TRY_IT = """
+import inspect, json, sys
+from importlib import import_module
+import ingot
+answer = {}
+for name in sys.argv[2:]:
+    module, _, function = name.rpartition(".")
+    try:
+        load = getattr(import_module(module), function)
+    except ImportError:
+        continue
+    given = (sys.argv[1],) if function == "load_file" else (None, sys.argv[1])
+    refused = False
+    try:
+        load(*given, max_header_size=8)
+    except ingot.HeaderError:
+        refused = True
+    shown = "max_header_size" in inspect.signature(load).parameters
+    answer[name] = refused and shown and "Refuse longer headers." in load.__doc__
+print(json.dumps(answer))
+"""
+
+
+def test_an_option_more_takes_three_files_at_most(tmp_path: Path, path: Path) -> None:
+    copy = tmp_path / "ingot"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "web", "_native.*"))
+    for library in PACKAGE.glob("_native.*"):
+        (copy / library.name).symlink_to(library)
+    for name, changes in NEW_OPTION.items():
+        text = (copy / name).read_text()
+        for anchor, more in changes:
+            assert text.count(anchor) == 1, (name, anchor)
+            text = text.replace(anchor, more + anchor)
+        (copy / name).write_text(text)
+    assert len(NEW_OPTION) <= 3
+    loads = [name for name in FUNCTIONS if name != "ingot.torch.load_into"]
+    done = subprocess.run(
+        [sys.executable, "-c", TRY_IT, str(saved(path)), *loads],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert answer == dict.fromkeys(loads, True)
