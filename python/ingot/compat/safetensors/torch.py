@@ -126,7 +126,7 @@ def save_model(
     if metadata is not None and not isinstance(metadata, dict):
         raise TypeError(f"metadata must be a dict of str to str, found {type(metadata).__name__}")
     try:
-        return _save_model(model, filename, metadata, force_contiguous)
+        return _save_model(model, path_only(filename), metadata, force_contiguous)
     except SaveError as error:
         refusal = error
     if refusal.tensor is not None:
