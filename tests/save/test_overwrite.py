@@ -142,7 +142,7 @@ say(found)
 
 @pytest.fixture
 def folder_of_anybody() -> Iterator[Path]:
-    """One that others get to too: pytest closes those above its own each time that it starts, in any process."""
+    """One that others get to too: each pytest that starts closes those above its own."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o777)
