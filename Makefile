@@ -84,6 +84,7 @@ lint-python: $(VENV)/.lint
 lint-text: $(VENV)/.lint
 	scripts/check-unsafe
 	scripts/check-floors
+	scripts/licences --check
 	$(BIN)/typos
 
 lint-types: $(VENV)/.ingot $(VENV)/.test $(VENV)/.lint

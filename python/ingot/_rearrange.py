@@ -304,7 +304,19 @@ def split(
         picks = [(0, number, names[number]) for number in numbers]
         size = sum(sizes[number] for number in shard)
         part = _part(tell, done, size, total)
-        _write(opened, shard_path, picks, of_file, metadata is _KEPT, None, 0, 8, flush, Existing(), part)
+        _write(
+            opened,
+            shard_path,
+            picks,
+            of_file,
+            metadata is _KEPT,
+            None,
+            0,
+            8,
+            flush,
+            Existing(overwrite=True),
+            part,
+        )
         done += size
 
     with telling(progress, "Splitting", opened.path(0)) as tell:

@@ -267,8 +267,12 @@ def _link_old(
         old["weight_map"] = {
             tensor: prefix + file if file in replaced else file for tensor, file in old["weight_map"].items()
         }
-        _write_text(place.path(prefix + place.index), json.dumps(old, indent=2), durable)
-        os.replace(place.path(prefix + place.index), place.path(place.index))
+        try:
+            _write_text(place.path(prefix + place.index), json.dumps(old, indent=2), durable)
+            os.replace(place.path(prefix + place.index), place.path(place.index))
+        except BaseException:
+            _remove(place, [prefix + place.index, *links])
+            raise
         if durable:
             place.flush()
     return links

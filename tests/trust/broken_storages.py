@@ -185,8 +185,12 @@ def ways(folder: Path) -> dict[str, Callable[[torch.Tensor], object]]:
         "background-checksums": later(checksums=True),
         "background-in-place": later(snapshot=False, atomic=False),
         "model": lambda tensor: ingot.torch.save_model(module_of(tensor), path),
-        "sharded": lambda tensor: ingot.torch.save_sharded(both(tensor), folder / "sharded", 8),
-        "sharded-once": lambda tensor: ingot.torch.save_sharded(both(tensor), folder / "sharded"),
+        "sharded": lambda tensor: ingot.torch.save_sharded(
+            both(tensor), folder / "sharded", 8, overwrite=True
+        ),
+        "sharded-once": lambda tensor: ingot.torch.save_sharded(
+            both(tensor), folder / "sharded", overwrite=True
+        ),
         "stream": lambda tensor: ingot.torch.save_file(both(tensor), io.BytesIO()),
         "writer": filled(),
         "writer-with-reserve": filled(reserve=1000),

@@ -43,6 +43,7 @@ def fill(writer):
         writer.commit()
 
 spec = {"a": {"dtype": "U8", "shape": [3], "data": b"abc"}}
+anew = {"durable": durable, "overwrite": True}
 WRITERS = {
     "small": lambda: save(small),
     "large": lambda: save(large),
@@ -52,15 +53,15 @@ WRITERS = {
     "large with checksums": lambda: save(large, checksums=["sha256", "modelspec"]),
     "bintensors": lambda: save(small, format="bintensors"),
     "buffers": lambda: ingot.serialize_file(spec, path, durable=durable),
-    "merge": lambda: ingot.merge(["model.safetensors", "other.safetensors"], path, durable=durable),
-    "rewrite": lambda: ingot.rewrite("other.safetensors", path, rename=str.upper, durable=durable),
+    "merge": lambda: ingot.merge(["model.safetensors", "other.safetensors"], path, **anew),
+    "rewrite": lambda: ingot.rewrite("other.safetensors", path, rename=str.upper, **anew),
     "writer": lambda: fill(ingot.Writer(path, small, durable=durable)),
     "appender": lambda: fill(ingot.Writer(path, reserve=500, durable=durable)),
 }
 EDITORS = {
     "metadata": lambda: ingot.update_metadata(path, set={"k": "v" * 5000}, durable=durable),
     "tensor": lambda: ingot.replace_tensor(path, "a", numpy.zeros(20_000), durable=durable),
-    "split": lambda: ingot.split(path, "shards", 50, durable=durable),
+    "split": lambda: ingot.split(path, "shards", 50, **anew),
 }
 if path == "model.safetensors":
     WRITERS |= EDITORS

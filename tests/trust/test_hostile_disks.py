@@ -169,7 +169,7 @@ def test_a_full_disk_is_reported_of_the_file_that_was_asked_for(
 
 def save_sharded(arrays: dict[str, Any], folder: Path) -> None:
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    ingot.torch.save_sharded(tensors, folder, max_shard_size=2000)
+    ingot.torch.save_sharded(tensors, folder, max_shard_size=2000, overwrite=True)
 
 
 def test_a_name_that_cannot_be_taken_is_reported_as_itself(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_name_that_cannot_be_taken_is_reported_as_itself(tmp_path: Path) -> No
     ingot.numpy.save_file({"a": ARRAY}, source)
     (tmp_path / "model.safetensors").mkdir()
     for make in (
-        lambda: ingot.split(source, tmp_path),
+        lambda: ingot.split(source, tmp_path, overwrite=True),
         lambda: save_sharded({"a": ARRAY}, tmp_path),
         lambda: ingot.convert(source, tmp_path / "", format="safetensors", overwrite=True),
     ):
