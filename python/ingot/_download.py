@@ -28,9 +28,6 @@ class Download(NamedTuple):
     sha256 : str or None
         What it was compared with: the digest that the caller expects, or the one that the Hub keeps. None
         where there is neither, and for a model, whose `files` have their own.
-    files : tuple of Download
-        The files: of a model its shards in the order of their names and then the index, else just this one.
-        No field of the tuple.
     """
 
     path: str
@@ -40,6 +37,7 @@ class Download(NamedTuple):
 
     @property
     def files(self) -> tuple[Download, ...]:
+        """The files: a model's shards in the order of their names, then its index; else just this one."""
         return (self,)
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VERSION", "Finding", "ModelSpec", "metadata", "read", "validate"]
 
+#: The version of ModelSpec that this module writes and checks.
 VERSION = "1.0.1"
 
 Severity = Literal["error", "warning", "note"]

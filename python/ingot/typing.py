@@ -26,6 +26,7 @@ __all__ = [
     "Writable",
 ]
 
+#: A file or a directory by its path, or a URL where the function takes one.
 Path = str | bytes | PathLike[str] | PathLike[bytes]
 #: Called with the bytes that are done and those in all.
 Tell = Callable[[int, int], object]
@@ -40,9 +41,13 @@ Device = object | Mapping[str, object] | Callable[[TensorInfo], object]
 #: itself.
 Dtype = object
 
+#: Which of the two formats a file is written in.
 Format = Literal["safetensors", "bintensors"]
+#: What the position of the data in a file is a multiple of, in bytes.
 Align = Literal[8, 64, 4096]
+#: A digest that a file can keep: of each tensor, or ModelSpec's of the whole data section.
 Checksum = Literal["blake3", "sha256", "xxh3", "xxh3_128", "modelspec"]
+#: Those to keep in a file: one or several; True is ``"blake3"``, False and None are none.
 Checksums = bool | Checksum | Sequence[Checksum] | None
 
 

@@ -123,6 +123,24 @@ def test_all_that_looks_through_the_package_does_so_without_a_framework(look: st
     assert in_a_fresh_process(f"{script}import ingot\n{LOOKS[look]}") is True
 
 
+@pytest.mark.parametrize("name", ["errors", "modelspec", "typing", "compat"])
+def test_a_module_that_needs_no_framework_can_be_looked_through_without_one(name: str) -> None:
+    hidden = [package for _, package in PACKAGES]
+    script = f"""
+sys.modules.update(dict.fromkeys({hidden!r}))
+import inspect, pydoc
+import ingot.{name} as module
+names = {{}}
+exec("from ingot.{name} import *", names)
+answer = [
+    len(pydoc.plain(pydoc.render_doc(module))) > 1000,
+    set(module.__all__) <= set(names) & set(dict(inspect.getmembers(module))),
+    all(hasattr(module, public) for public in module.__all__),
+]
+"""
+    assert in_a_fresh_process(script) == [True, True, True]
+
+
 @pytest.mark.parametrize("look", ["help", "star", "members", "all of dir"])
 def test_nothing_that_looks_through_the_package_imports_a_framework(look: str) -> None:
     """Each of them takes seconds to import, and some end the process that has imported another."""

@@ -6,7 +6,14 @@ use pyo3::types::{PyDict, PyList};
 use crate::errors::raise;
 use crate::paths::file_path;
 
-/// An index by itself, without its shards. See `_native.pyi`.
+/// The index of a sharded checkpoint, without its shards. `ingot.read_index` gives it.
+///
+/// ``len(index)`` is the number of its tensors, and ``name in index`` says whether it has one.
+///
+/// Attributes
+/// ----------
+/// shards : list of str
+///     The names of the files, sorted.
 #[pyclass(frozen, module = "ingot")]
 pub(crate) struct ShardIndex {
     index: ingot_format::ShardIndex,
@@ -20,6 +27,19 @@ impl From<ingot_format::ShardIndex> for ShardIndex {
 
 #[pymethods]
 impl ShardIndex {
+    /// Read the index in a local file. `ingot.read_index` takes URLs too.
+    ///
+    /// Parameters
+    /// ----------
+    /// source : str, bytes or os.PathLike
+    ///     The index, such as ``model.safetensors.index.json``.
+    ///
+    /// Raises
+    /// ------
+    /// OSError
+    ///     The index cannot be opened.
+    /// CheckpointError
+    ///     It breaks a rule (FORMAT.md, I1 to I8).
     #[staticmethod]
     fn read(py: Python<'_>, source: &Bound<'_, PyAny>) -> PyResult<ShardIndex> {
         let path = file_path(source)?;
@@ -41,15 +61,17 @@ impl ShardIndex {
         self.index.shards().iter().map(String::as_str).collect()
     }
 
+    /// Give the names of the tensors, sorted.
     fn keys<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         PyList::new(py, self.index.names_by_name())
     }
 
+    /// Give the name of the file that holds a tensor; None where there is no such tensor.
     fn shard_of(&self, name: &str) -> Option<&str> {
         self.index.shard_of(name)
     }
 
-    /// The name of its shard for every tensor.
+    /// Give the name of its file for each tensor, as a new dict in the order of the index.
     fn weight_map<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let shards = PyList::new(py, self.index.shards())?;
         let map = PyDict::new(py);
@@ -59,6 +81,7 @@ impl ShardIndex {
         Ok(map)
     }
 
+    /// Give the metadata of the index, which may be any JSON; None where it has none.
     fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         metadata(py, &self.index)
     }
