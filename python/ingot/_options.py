@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from errno import EACCES, EEXIST
-from os import W_OK, access, environ, fsdecode, supports_effective_ids
+from os import W_OK, access, environ, fsdecode, strerror, supports_effective_ids
 from os.path import exists, lexists
 from typing import NamedTuple, TypeVar
 
@@ -219,15 +219,6 @@ def is_durable(durable: bool | None) -> bool:
     return environ.get("INGOT_DURABLE") != "0" if durable is None else durable
 
 
-def is_there(path: str) -> FileExistsError:
-    """The error of a destination that exists."""
-    return FileExistsError(EEXIST, "it is there already — overwrite=True replaces it", path)
-
-
-def _writable(path: str) -> bool:
-    return access(path, W_OK, effective_ids=access in supports_effective_ids)
-
-
 class Existing(NamedTuple):
     """What may become of a file that has the name of a destination."""
 
@@ -239,9 +230,13 @@ class Existing(NamedTuple):
         if not lexists(path):
             return
         if not self.overwrite:
-            raise is_there(path)
-        if not self.replace_read_only and exists(path) and not _writable(path):
+            raise FileExistsError(EEXIST, f"{strerror(EEXIST)} — overwrite=True replaces it", path)
+        if not self.replace_read_only and exists(path) and not _may_write(path):
             raise PermissionError(EACCES, "it is read-only — replace_read_only=True replaces it", path)
+
+
+def _may_write(path: str) -> bool:
+    return access(path, W_OK, effective_ids=access in supports_effective_ids)
 
 
 def _refuse_others(options: Mapping[str, Any], known: Collection[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ._native import CHECKSUMS_KEY, MODEL_SPEC_KEY, SHARED_KEY, Sources, local_path
 from ._options import (
     Existing,
@@ -9,7 +11,6 @@ from ._options import (
     checked_progress,
     format_for,
     is_durable,
-    is_there,
     one_of,
     room,
     texts,
@@ -112,20 +113,10 @@ def merge(
             by_name[pick[2]] = pick
         picks = list(by_name.values())
     pairs = _together(opened) if metadata is _KEPT else texts(metadata)
+    existing = Existing(overwrite, replace_read_only)
+    how = _Writing(metadata is _KEPT, existing, durable, format, reserve_header, align)
     with telling(progress, "Merging", destination) as tell:
-        _write(
-            opened,
-            destination,
-            picks,
-            pairs,
-            metadata is _KEPT,
-            format,
-            reserve_header,
-            align,
-            durable,
-            Existing(overwrite, replace_read_only),
-            tell,
-        )
+        how.write(opened, destination, picks, pairs, tell)
 
 
 def rewrite(
@@ -198,20 +189,10 @@ def rewrite(
     new_name = _renaming(names, rename, path)
     picks = [(0, number, new_name(name)) for number, name in enumerate(names) if name in kept]
     pairs = _together(opened) if metadata is _KEPT else texts(metadata)
+    existing = Existing(overwrite, replace_read_only)
+    how = _Writing(metadata is _KEPT, existing, durable, format, reserve_header, align)
     with telling(progress, "Writing", destination) as tell:
-        _write(
-            opened,
-            destination,
-            picks,
-            pairs,
-            metadata is _KEPT,
-            format,
-            reserve_header,
-            align,
-            durable,
-            Existing(overwrite, replace_read_only),
-            tell,
-        )
+        how.write(opened, destination, picks, pairs, tell)
 
 
 def split(
@@ -297,6 +278,8 @@ def split(
         sharing.setdefault(tensor, []).append(number)
 
     done, total = 0, sum(sizes)
+    # Under names that nothing has: `write` sees to what is in the place of a shard.
+    how = _Writing(metadata is _KEPT, Existing(overwrite=True), flush)
 
     def save(shard_path: str, shard: list[int]) -> None:
         nonlocal done
@@ -304,19 +287,7 @@ def split(
         picks = [(0, number, names[number]) for number in numbers]
         size = sum(sizes[number] for number in shard)
         part = _part(tell, done, size, total)
-        _write(
-            opened,
-            shard_path,
-            picks,
-            of_file,
-            metadata is _KEPT,
-            None,
-            0,
-            8,
-            flush,
-            Existing(overwrite=True),
-            part,
-        )
+        how.write(opened, shard_path, picks, of_file, part)
         done += size
 
     with telling(progress, "Splitting", opened.path(0)) as tell:
@@ -335,35 +306,37 @@ def _part(tell: Tell | None, before: int, size: int, total: int) -> Tell | None:
     return within
 
 
-def _write(
-    opened: Sources,
-    path: str | bytes,
-    picks: list[Pick],
-    metadata: dict[str, str] | None,
-    inherit: bool,
-    format: Format | None,
-    reserve_header: int,
-    align: int,
-    durable: bool | None,
-    existing: Existing,
-    tell: Tell | None,
-) -> None:
-    try:
+class _Writing(NamedTuple):
+    """How a file is written, beside what is in it."""
+
+    # Whether digests of the sources go along.
+    inherit: bool
+    existing: Existing
+    durable: bool | None
+    format: Format | None = None
+    reserve_header: int = 0
+    align: Align = 8
+
+    def write(
+        self,
+        opened: Sources,
+        path: str | bytes,
+        picks: list[Pick],
+        metadata: dict[str, str] | None,
+        tell: Tell | None,
+    ) -> None:
         opened.write(
             path,
             picks,
             metadata,
-            format_for(path, format),
-            inherit=inherit,
-            reserve=room(reserve_header),
-            align=alignment(align),
-            durable=is_durable(durable),
-            overwrite=existing.overwrite,
-            replace_read_only=existing.replace_read_only,
+            format_for(path, self.format),
+            inherit=self.inherit,
+            reserve=room(self.reserve_header),
+            align=alignment(self.align),
+            durable=is_durable(self.durable),
             progress=tell,
+            **self.existing._asdict(),
         )
-    except FileExistsError as error:
-        raise is_there(error.filename) from None
 
 
 def _together(opened: Sources) -> dict[str, str] | None:

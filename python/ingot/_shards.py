@@ -191,14 +191,15 @@ def _write_aside(
     prefix: str,
 ) -> list[str]:
     """Write all files under names with `prefix`, then rename them. Gives the names of what they replace."""
-    aside: list[str] = []
+    # The names of what is made here and goes again when this fails.
+    made: list[str] = []
     rename = os.replace if existing.overwrite else _rename_new
     try:
         for name, shard in shards.items():
-            aside.append(prefix + name)
+            made.append(prefix + name)
             save(place.path(prefix + name), shard)
         if index is not None:
-            aside.append(prefix + place.index)
+            made.append(prefix + place.index)
             _write_text(place.path(prefix + place.index), json.dumps(index, indent=2), durable)
         # What was made meanwhile has to stay too.
         place.check(existing)
@@ -206,17 +207,19 @@ def _write_aside(
         for name in shards:
             rename(place.path(prefix + name), place.path(name))
             if not existing.overwrite:
-                aside.append(name)
+                made.append(name)
         if durable:
             place.flush()
         if index is not None:
             rename(place.path(prefix + place.index), place.path(place.index))
-        else:
+        elif existing.overwrite:
             _remove(place, [place.index])
+        # The new checkpoint is whole, and stays.
+        made.clear()
         if durable:
             place.flush()
     except BaseException:
-        _remove(place, aside)
+        _remove(place, made)
         raise
     return kept
 
@@ -227,6 +230,7 @@ def _rename_new(source: str, destination: str) -> None:
         # Unlike a rename, a link replaces nothing that was made a moment ago.
         os.link(source, destination)
     except FileExistsError:
+        # With the words for it.
         Existing().check(destination)
         raise
     except OSError:

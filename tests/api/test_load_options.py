@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
-import os
-import shutil
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from importlib import import_module
@@ -22,6 +17,7 @@ import ingot.numpy
 from ingot._frameworks import FRAMEWORKS
 from ingot._options import Loading
 from ingot.typing import LoadOptions, ReadOptions
+from support.changed_package import said_by
 from support.doors import public_functions
 
 PACKAGE = Path(ingot.__file__).parent
@@ -229,24 +225,7 @@ print(json.dumps(answer))
 
 
 def test_an_option_more_takes_three_files_at_most(tmp_path: Path, path: Path) -> None:
-    copy = tmp_path / "ingot"
-    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "web", "_native.*"))
-    for library in PACKAGE.glob("_native.*"):
-        (copy / library.name).symlink_to(library)
-    for name, changes in NEW_OPTION.items():
-        text = (copy / name).read_text()
-        for anchor, more in changes:
-            assert text.count(anchor) == 1, (name, anchor)
-            text = text.replace(anchor, more + anchor)
-        (copy / name).write_text(text)
     assert len(NEW_OPTION) <= 3
     loads = [name for name in FUNCTIONS if name != "ingot.torch.load_into"]
-    done = subprocess.run(
-        [sys.executable, "-c", TRY_IT, str(saved(path)), *loads],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    answer = json.loads(done.stdout.splitlines()[-1])
+    answer = said_by(TRY_IT, NEW_OPTION, tmp_path, str(saved(path)), *loads)
     assert answer == dict.fromkeys(loads, True)

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
-import os
-import shutil
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,6 +12,7 @@ import pytest
 import ingot
 from ingot._frameworks import FRAMEWORKS
 from ingot.typing import SaveOptions
+from support.changed_package import said_by
 
 PACKAGE = Path(ingot.__file__).parent
 MODULES = sorted(set(FRAMEWORKS.values()))
@@ -105,25 +101,8 @@ print(json.dumps(answer))
 
 
 def test_an_option_more_takes_three_files_at_most(tmp_path: Path) -> None:
-    copy = tmp_path / "ingot"
-    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "web", "_native.*"))
-    for library in PACKAGE.glob("_native.*"):
-        (copy / library.name).symlink_to(library)
-    for name, changes in NEW_OPTION.items():
-        text = (copy / name).read_text()
-        for anchor, more in changes:
-            assert text.count(anchor) == 1, (name, anchor)
-            text = text.replace(anchor, more + anchor)
-        (copy / name).write_text(text)
     assert len(NEW_OPTION) <= 3
-    done = subprocess.run(
-        [sys.executable, "-c", TRY_IT, str(tmp_path / "t.safetensors"), *MODULES],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    answer = json.loads(done.stdout.splitlines()[-1])
+    answer = said_by(TRY_IT, NEW_OPTION, tmp_path, str(tmp_path / "t.safetensors"), *MODULES)
     assert {f"ingot.{name}.save_file" for name in answer} == save_functions().keys() - {
         "ingot.serialize_file"
     }

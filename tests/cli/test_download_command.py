@@ -64,12 +64,12 @@ def test_a_dry_run_says_what_would_come_and_writes_nothing(server: Server, tmp_p
 
 
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=["real", "dry"])
-def test_nothing_is_replaced_without_force(server: Server, tmp_path: Path, dry: list[str]) -> None:
+def test_nothing_is_replaced_unless_that_is_asked_for(server: Server, tmp_path: Path, dry: list[str]) -> None:
     (tmp_path / NAMES[0]).write_text("precious")
     for name in (INDEX, NAMES[0]):
         ended = run("download", server.url(f"/model/{name}"), tmp_path, *dry)
         assert ended.code == 2
-        assert f"{tmp_path / NAMES[0]}: is there already: --overwrite replaces it" in ended.err
+        assert f"{tmp_path / NAMES[0]}: File exists — --overwrite replaces it" in ended.err
     assert [path.name for path in tmp_path.iterdir()] == [NAMES[0]]
     assert (tmp_path / NAMES[0]).read_text() == "precious"
     good("download", server.url(f"/model/{INDEX}"), tmp_path, "--overwrite")

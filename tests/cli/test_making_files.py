@@ -39,7 +39,7 @@ def test_a_dry_run_writes_nothing(command: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("command", WRITING)
-def test_what_is_there_is_replaced_with_force_only(command: str, folder: Path) -> None:
+def test_what_is_there_is_replaced_with_overwrite_only(command: str, folder: Path) -> None:
     (folder / "out").write_text("precious")
     for extra in ([], ["--dry-run"]):
         refused = run(*WRITING[command], *extra)

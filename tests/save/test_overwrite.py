@@ -165,15 +165,19 @@ def test_what_is_read_only_has_a_word_of_its_own(write: Write, folder_of_anybody
     assert there.read_bytes() != OLD
 
 
-@pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
-@every_writer
+# Those that tell of progress, by which a test knows when they are nearly done. `save_sharded` takes the steps
+# of `split`.
+MEANWHILE = [(write, True) for write in WRITERS if write is not save_sharded]
+# Those whose links Python makes, where the file system has none.
+MEANWHILE += [(convert_to_shards, False), (split, False)]
+
+
+@pytest.mark.parametrize(
+    ("write", "links"), MEANWHILE, ids=[f"{write.__name__}-{links}" for write, links in MEANWHILE]
+)
 def test_what_was_made_meanwhile_stays(
     write: Write, links: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if write is save_sharded:
-        pytest.skip("it tells of no progress: split writes its shards in the same way")
-    if not links and write not in (convert_to_shards, split):
-        pytest.skip("the extension module links by itself")
     there = place(write, folder)
     there.unlink()
 

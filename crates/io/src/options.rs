@@ -158,3 +158,12 @@ pub enum Existing {
     /// It is replaced once the new one is whole.
     Replace,
 }
+
+impl From<Existing> for Replace {
+    fn from(existing: Existing) -> Replace {
+        match existing {
+            Existing::Refuse => Replace::Nothing,
+            Existing::Replace => Replace::Atomic,
+        }
+    }
+}

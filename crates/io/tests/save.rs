@@ -329,6 +329,61 @@ fn an_interrupted_save_leaves_the_old_file() {
     }
 }
 
+// ── What is not replaced ─────────────────────────────────────────────────────────────────────────────────────────────
+
+const NOTHING: SaveOptions = SaveOptions {
+    durable: Durability::Durable,
+    replace: Replace::Nothing,
+    read_only: ReadOnly::Replace,
+};
+
+#[track_caller]
+fn assert_is_there(result: Result<(), Error>) {
+    match result.unwrap_err() {
+        Error::Open { source, .. } => assert_eq!(source.kind(), io::ErrorKind::AlreadyExists),
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn what_has_the_name_stays_where_nothing_is_replaced() {
+    let (folder, path) = folder();
+    assert_is_there(put(&path, &new(1000), &NOTHING));
+    let link = folder.path().join("link");
+    symlink("file", &link).unwrap();
+    assert_is_there(put(&link, &new(1000), &NOTHING));
+    assert_eq!(fs::read(&path).unwrap(), OLD);
+    assert_eq!(names(folder.path()), ["file", "link"]);
+
+    let other = folder.path().join("other");
+    put(&other, &new(1000), &NOTHING).unwrap();
+    assert_eq!(fs::read(&other).unwrap(), new(1000));
+    assert_eq!(names(folder.path()), ["file", "link", "other"]);
+}
+
+/// Makes a file when it is first asked whether to stop, which is after the save has looked at what has the name.
+struct Makes<'p>(&'p Path);
+
+impl Watch for Makes<'_> {
+    fn interrupted(&self) -> bool {
+        if !self.0.exists() {
+            fs::write(self.0, OLD).unwrap();
+        }
+        false
+    }
+}
+
+#[test]
+fn what_got_the_name_meanwhile_stays_where_nothing_is_replaced() {
+    for size in [1000, 48 << 20] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        assert_is_there(put_watched(&path, &new(size), &NOTHING, &Makes(&path)));
+        assert_eq!(fs::read(&path).unwrap(), OLD);
+        assert_eq!(names(folder.path()), ["file"]);
+    }
+}
+
 #[test]
 fn an_interrupted_first_save_leaves_nothing() {
     for replace in [Replace::Atomic, Replace::InPlace] {

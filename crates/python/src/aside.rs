@@ -3,11 +3,11 @@
 use std::ffi::{OsStr, OsString};
 use std::sync::{Mutex, PoisonError};
 
-use ingot_io::{Error, Existing, Replace};
+use ingot_io::{Error, Replace};
 use pyo3::prelude::*;
 
 use crate::paths::file_path;
-use crate::serialize::save_options;
+use crate::serialize::{existing, save_options};
 use crate::watch::Signals;
 
 /// A file that others fill before it gets its name. See `_native.pyi`.
@@ -53,13 +53,5 @@ impl Aside {
 
     fn close(&self, py: Python<'_>) {
         py.detach(|| drop(self.aside.lock().unwrap_or_else(PoisonError::into_inner).take()));
-    }
-}
-
-/// What a commit does with a file that has the name.
-pub(crate) fn existing(overwrite: bool) -> Existing {
-    match overwrite {
-        true => Existing::Replace,
-        false => Existing::Refuse,
     }
 }

@@ -3,14 +3,14 @@
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
 
-use ingot_io::{DownloadOptions, Downloaded, Existing, ReadOnly, Replace};
+use ingot_io::{DownloadOptions, Downloaded, Replace};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::hash::sha256;
 use crate::paths::file_path;
 use crate::remote::remote_options;
-use crate::serialize::save_options;
+use crate::serialize::{existing, save_options};
 use crate::watch::Signals;
 
 /// Path, size, bytes that were fetched, SHA-256 if that was compared.
@@ -81,14 +81,8 @@ fn wanted(
     replace_read_only: bool,
 ) -> PyResult<DownloadOptions> {
     Ok(DownloadOptions {
-        existing: match overwrite {
-            true => Existing::Replace,
-            false => Existing::Refuse,
-        },
-        read_only: match replace_read_only {
-            true => ReadOnly::Replace,
-            false => ReadOnly::Refuse,
-        },
+        existing: existing(overwrite),
+        read_only: save_options(true, Replace::Atomic, replace_read_only).read_only,
         sha256: expected_sha256.map(|hex| sha256(py, hex)).transpose()?,
         ..DownloadOptions::default()
     })

@@ -12,7 +12,7 @@ use crate::intake::{Exporter, borrowed, metadata};
 use crate::paths::file_path;
 use crate::produced::Raised;
 use crate::remote::Location;
-use crate::serialize::{format_of, save_options};
+use crate::serialize::{existing, format_of, save_options};
 use crate::shards;
 use crate::watch::Signals;
 
@@ -226,12 +226,7 @@ impl Sources {
         let format = format_of(format)?;
         let pairs = crate::intake::metadata(metadata)?;
         let layout = crate::serialize::layout_options(reserve, align)?;
-        let replace = if overwrite {
-            Replace::Atomic
-        } else {
-            Replace::Nothing
-        };
-        let options = save_options(durable, replace, replace_read_only);
+        let options = save_options(durable, existing(overwrite).into(), replace_read_only);
         let picks = self.picks(&picks)?;
         let inherit = if inherit {
             Inherit::Digests

@@ -15,7 +15,7 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
     let class = match error {
         Error::Open { path, source } => match Fault::of(source) {
             Some(fault) => return remote_error(py, error, path, source, fault),
-            None => return os_error(py, path, source, None),
+            None => return os_error(py, path, source, error.hint()),
         },
         Error::Interrupted => return PyKeyboardInterrupt::new_err(()),
         Error::OutOfMemory { .. } => return PyMemoryError::new_err(error.to_string()),

@@ -6,8 +6,8 @@ use std::sync::{Mutex, PoisonError};
 
 use ingot_format::{Align, Format, FormatError, Layout, LayoutOptions, Spec, layout_with, to_u64, to_usize};
 use ingot_io::{
-    Algorithm, Durability, Error, Keep, Payload, Pieces, ReadOnly, Replace, SaveOptions, Sealed, Snapshot,
-    StopFlag, Watch,
+    Algorithm, Durability, Error, Existing, Keep, Payload, Pieces, ReadOnly, Replace, SaveOptions, Sealed,
+    Snapshot, StopFlag, Watch,
 };
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -399,6 +399,14 @@ pub(crate) fn layout_options(reserve: u64, align: u64) -> PyResult<LayoutOptions
         align,
         ..LayoutOptions::default()
     })
+}
+
+/// What a save or a commit does with a file that has the name.
+pub(crate) fn existing(overwrite: bool) -> Existing {
+    match overwrite {
+        true => Existing::Replace,
+        false => Existing::Refuse,
+    }
 }
 
 pub(crate) fn save_options(durable: bool, replace: Replace, replace_read_only: bool) -> SaveOptions {

@@ -8,14 +8,13 @@ use ingot_format::{Dtype, Index, Quoted, Spec};
 use ingot_io::{EditError, Error, Orphan, Replace};
 use pyo3::prelude::*;
 
-use crate::aside::existing;
 use crate::errors::{about_tensor, raise};
 use crate::index;
 use crate::intake::{Exporter, borrowed};
 use crate::open::Checkpoint;
 use crate::paths::file_path;
 use crate::produced::Raised;
-use crate::serialize::{format_of, layout_options, save_options};
+use crate::serialize::{existing, format_of, layout_options, save_options};
 use crate::watch::Signals;
 
 /// A file whose tensors are declared, and then written in any order. See `_native.pyi`.

@@ -15,7 +15,7 @@ from ingot._progress import told
 from ingot._text import _escaped
 from ingot.errors import OptionError
 
-from .destination import Destination, planned, refuse_existing
+from .destination import Destination
 from .fetched import copied, fetched, sweep
 from .formats import FORMATS, resolved
 from .limits import Budget, limits, source_nbytes
@@ -158,7 +158,7 @@ def convert(
     """
     if not hasattr(_native, "Aside"):
         raise NotImplementedError("ingot.convert needs what Unix has")
-    to = planned(fsdecode(local_path(destination)), format, max_shard_size)
+    to = Destination.of(fsdecode(local_path(destination)), format, max_shard_size)
     code = None if dtype is None else float_code(dtype)
     existing = Existing(overwrite, replace_read_only)
     options = _Write(to, code, texts(metadata) or {}, verify, existing, is_durable(durable))
@@ -169,7 +169,7 @@ def convert(
     def converted(path: str, shown: str) -> Conversion:
         found, word = resolved(path, source_format)
         budget = Budget(found, limits(source_nbytes(found, FORMATS[word].is_folder), max_nbytes))
-        refuse_existing(to, existing)
+        to.check(existing)
         with FORMATS[word].opened(found, Options(dequantize, budget)) as contents:
             chosen = selected(found, contents.entries, root, keep, drop)
             _check(found, contents, chosen, budget)
@@ -179,13 +179,13 @@ def convert(
     sweep(to.path)
     if isinstance(source, str) and is_url(source):
         # Before hours are spent on fetching it.
-        refuse_existing(to, existing)
+        to.check(existing)
         with fetched(source, to.path, progress, storage_options) as near:
             return converted(near, shown_url(source))
     if not is_path(source):
         found = resolved_object(source)
         if found is not None and not isinstance(found, str):
-            refuse_existing(to, existing)
+            to.check(existing)
             with copied(found, to.path, progress) as near:
                 return converted(near, shown(found))
         source = found or source

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import stat
 from contextlib import contextmanager
+from errno import EEXIST
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ingot._options import Existing, one_of
@@ -33,42 +33,41 @@ class Destination(NamedTuple):
     """None for a file."""
     shard_nbytes: int
 
+    @classmethod
+    def of(cls, path: str, format: str | None, max_shard_size: int | str | None) -> Destination:
+        """What the caller asked for, which the ending of the name says where `format` does not."""
+        if format is not None:
+            one_of("format", format, KINDS)
+        is_folder = max_shard_size is not None or path.endswith(("/", os.sep)) or os.path.isdir(path)
+        if is_folder:
+            kind = format or "safetensors"
+            if kind == "npz":
+                raise OptionError(
+                    "max_shard_size is for safetensors and bintensors: an .npz is one file", code="npz-shards"
+                )
+            if os.path.exists(path) and not os.path.isdir(path):
+                raise NotADirectoryError(20, "expected a folder for the shards", path)
+            limit = shard_nbytes(_DEFAULT_SHARD_NBYTES if max_shard_size is None else max_shard_size)
+            return cls(path, kind, Place(path, "model{suffix}" + _ENDINGS[kind]), limit)
+        for kind, ending in _ENDINGS.items():
+            if format == kind or (format is None and path.lower().endswith(ending)):
+                return cls(path, kind, None, 0)
+        raise OptionError(
+            f"{_escaped(path)}: the name does not say what to write: expected "
+            f"{', '.join(_ENDINGS.values())}, or a folder with max_shard_size=… — format=… says it",
+            code="unknown-destination",
+            expected=KINDS,
+            found=path,
+        )
 
-def planned(path: str, format: str | None, max_shard_size: int | str | None) -> Destination:
-    """What the caller asked for, which the ending of the name says where `format` does not."""
-    if format is not None:
-        one_of("format", format, KINDS)
-    is_folder = max_shard_size is not None or path.endswith(("/", os.sep)) or os.path.isdir(path)
-    if is_folder:
-        kind = format or "safetensors"
-        if kind == "npz":
-            raise OptionError(
-                "max_shard_size is for safetensors and bintensors: an .npz is one file", code="npz-shards"
-            )
-        if os.path.exists(path) and not os.path.isdir(path):
-            raise NotADirectoryError(20, "expected a folder for the shards", path)
-        limit = shard_nbytes(_DEFAULT_SHARD_NBYTES if max_shard_size is None else max_shard_size)
-        return Destination(path, kind, Place(path, "model{suffix}" + _ENDINGS[kind]), limit)
-    for kind, ending in _ENDINGS.items():
-        if format == kind or (format is None and path.lower().endswith(ending)):
-            return Destination(path, kind, None, 0)
-    raise OptionError(
-        f"{_escaped(path)}: the name does not say what to write: expected "
-        f"{', '.join(_ENDINGS.values())}, or a folder with max_shard_size=… — format=… says it",
-        code="unknown-destination",
-        expected=KINDS,
-        found=path,
-    )
-
-
-def refuse_existing(to: Destination, existing: Existing) -> None:
-    """Raise where something would be replaced that has to stay."""
-    if to.place is not None:
-        to.place.check(existing)
-        return
-    existing.check(to.path)
-    if os.path.exists(to.path) and not stat.S_ISREG(os.stat(to.path).st_mode):
-        raise FileExistsError(17, "it is no regular file, and is not replaced", to.path)
+    def check(self, existing: Existing) -> None:
+        """Raise where something would be replaced that has to stay."""
+        if self.place is not None:
+            self.place.check(existing)
+            return
+        existing.check(self.path)
+        if os.path.exists(self.path) and not os.path.isfile(self.path):
+            raise FileExistsError(EEXIST, "it is no regular file, and is not replaced", self.path)
 
 
 @contextmanager
@@ -81,4 +80,4 @@ def drafted(path: str, name: str) -> Iterator[str]:
         with called(name, last), called(draft, path):
             yield draft
     except FileExistsError:
-        raise FileExistsError(17, "it was made meanwhile — overwrite=True replaces it", path) from None
+        raise FileExistsError(EEXIST, "it was made meanwhile — overwrite=True replaces it", path) from None

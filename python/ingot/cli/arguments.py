@@ -150,8 +150,7 @@ def target(given: str, existing: Existing) -> str:
     """
     if os.path.isdir(given):
         raise click.UsageError(f"{shown(given)}: is a directory: expected the name of a file")
-    if os.path.lexists(given) and not existing.overwrite:
-        raise click.UsageError(f"{shown(given)}: is there already: --overwrite replaces it")
+    existing.check(given)
     click.get_current_context().meta[_TARGET] = given, _identity(given)
     return given
 

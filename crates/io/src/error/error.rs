@@ -363,6 +363,10 @@ impl Error {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Error::Write { step, source, .. } => hint(step, source),
+            // What is opened so is a destination that has to be new.
+            Error::Open { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {
+                Some("overwrite=True replaces it")
+            }
             _ => None,
         }
     }
@@ -394,7 +398,10 @@ impl fmt::Display for Error {
             write!(f, "{}: ", Escaped(&path.to_string_lossy()))?;
         }
         match self {
-            Error::Open { source, .. } => write!(f, "{source}"),
+            Error::Open { source, .. } => {
+                write!(f, "{source}")?;
+                self.hint().map_or(Ok(()), |hint| write!(f, " — {hint}"))
+            }
             Error::Header { fault, .. } | Error::Unstorable { fault, .. } => write!(f, "{fault}"),
             Error::Index { fault, .. } => write!(f, "{fault}"),
             Error::Checkpoint { fault, .. } => write!(f, "{fault}"),
@@ -451,10 +458,7 @@ impl fmt::Display for Error {
                 step, nbytes, source, ..
             } => {
                 write!(f, "could not {step}: {source}: the file needs {nbytes} bytes")?;
-                match self.hint() {
-                    Some(hint) => write!(f, " — {hint}"),
-                    None => Ok(()),
-                }
+                self.hint().map_or(Ok(()), |hint| write!(f, " — {hint}"))
             }
             Error::UnknownBackend { found } => write!(
                 f,

@@ -19,7 +19,7 @@ use super::session::{UrlFile, refused};
 use crate::archive::open_source;
 use crate::digest::{Algorithm, Digest};
 use crate::error::Error;
-use crate::options::{Existing, Replace, SaveOptions};
+use crate::options::SaveOptions;
 use crate::payload::{FileRange, Payload};
 use crate::save::save_data;
 use crate::source::Source;
@@ -212,10 +212,7 @@ fn copy(cached: &Path, path: PathBuf, how: &DownloadOptions, watch: &dyn Watch) 
     let all = FileRange::new(source.file(), 0, source.nbytes());
     let options = SaveOptions {
         durable: how.durable,
-        replace: match how.existing {
-            Existing::Refuse => Replace::Nothing,
-            Existing::Replace => Replace::Atomic,
-        },
+        replace: how.existing.into(),
         read_only: how.read_only,
     };
     save_data(

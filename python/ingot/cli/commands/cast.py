@@ -93,11 +93,8 @@ def _write(
 
     specs = {info.name: (dtype if info.name in changed else info.dtype, info.shape) for info in infos}
     metadata = source.metadata() or None
-    may = existing.replace_read_only
-    with (
-        bar(screen, "Casting") as tell,
-        Writer(destination, specs, metadata, replace_read_only=may) as writer,
-    ):
+    made = Writer(destination, specs, metadata, replace_read_only=existing.replace_read_only)
+    with bar(screen, "Casting") as tell, made as writer:
         steps = Several(tell, sum(info.nbytes for info in infos))
         for checkpoint, names in source.checkpoints():
             for batch in _batches([checkpoint.info(name) for name in names]):

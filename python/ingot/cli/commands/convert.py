@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ingot import _convert
-from ingot._convert.destination import planned, refuse_existing
+from ingot._convert.destination import Destination
 from ingot._convert.formats import FORMATS, resolved
 from ingot._native import is_url
 from ingot.cli import arguments
@@ -97,8 +97,8 @@ def _planned(
             f"{shown(path)}: is a URL: what it is can be said once it was fetched, so not by --dry-run"
         )
     _, word = resolved(path, source_format)
-    to = planned(destination, None, max_shard_size)
-    refuse_existing(to, existing)
+    to = Destination.of(destination, None, max_shard_size)
+    to.check(existing)
     screen.answer({"dry_run": True, "source": path, "source_format": word, "destination": destination})
     screen.say(f"would write {shown(destination)}: {FORMATS[word].title} as {to.kind}")
     return 0

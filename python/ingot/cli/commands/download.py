@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 
 from ingot import _download
@@ -49,14 +47,10 @@ def command(
     all files that it names. An interrupted download resumes when the command is run again.
     What the Hub says of its files, or --sha256, has to be true of them.
     """
-    try:
-        if dry_run:
-            _plan(screen, source, destination, expected, existing)
-        else:
-            _fetch(screen, source, destination, expected, threads, existing)
-    except FileExistsError as error:
-        there = shown(os.fsdecode(error.filename))
-        raise click.UsageError(f"{there}: is there already: --overwrite replaces it") from None
+    if dry_run:
+        _plan(screen, source, destination, expected, existing)
+    else:
+        _fetch(screen, source, destination, expected, threads, existing)
     return 0
 
 
