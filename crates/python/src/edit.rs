@@ -2,12 +2,13 @@
 
 use std::ffi::OsString;
 
+use ingot_format::{Finding, Leniency, Remedy};
 use ingot_io::{Alias, Edited, Inherit, MetadataChange, Origins, Pick, Replace, Role, Way, aliases};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyDict, PyList};
 
-use crate::header::texts;
+use crate::header::{leniency_of, texts};
 use crate::intake::{Exporter, borrowed, metadata};
 use crate::paths::file_path;
 use crate::produced::Raised;
@@ -84,20 +85,33 @@ pub(crate) struct Sources {
     sources: Vec<Source>,
 }
 
+/// The code of the rule, the tensor, what was found, and what was done.
+type Found = (&'static str, Option<String>, String, &'static str);
+
 /// One of them, and the names that its records add to those of its tensors.
 struct Source {
     origins: Origins,
     aliases: Vec<Alias>,
+    /// Why the record of these names is passed over, where it is.
+    refused: Option<ingot_io::Error>,
 }
 
 impl Source {
-    fn new(origins: Origins) -> Result<Source, ingot_io::Error> {
+    fn new(origins: Origins, leniency: Leniency) -> Result<Source, ingot_io::Error> {
         let headers = origins
             .files()
             .iter()
             .map(|file| (Some(file.path()), file.header()));
-        let aliases = aliases(headers)?;
-        Ok(Source { origins, aliases })
+        let (aliases, refused) = match (aliases(headers), leniency) {
+            (Ok(aliases), _) => (aliases, None),
+            (Err(fault @ ingot_io::Error::Shared { .. }), Leniency::Salvage) => (Vec::new(), Some(fault)),
+            (Err(fault), _) => return Err(fault),
+        };
+        Ok(Source {
+            origins,
+            aliases,
+            refused,
+        })
     }
 
     /// The stored tensor, or what the name after those stands for.
@@ -129,20 +143,24 @@ impl Source {
 #[pymethods]
 impl Sources {
     #[staticmethod]
-    #[pyo3(signature = (paths, storage_options = None))]
+    #[pyo3(signature = (paths, storage_options = None, leniency = "accept"))]
     fn open(
         py: Python<'_>,
         paths: Vec<Bound<'_, PyAny>>,
         storage_options: Option<&Bound<'_, PyDict>>,
+        leniency: &str,
     ) -> PyResult<Sources> {
+        let leniency = leniency_of(leniency)?;
         let locations = paths.iter().map(|path| Location::of(path, storage_options));
         let locations: Vec<Location> = locations.collect::<PyResult<_>>()?;
         let sources = Signals::detach(py, |signals| {
             let open = |location: &Location| match location {
-                Location::File(path) => Origins::open(path),
-                Location::Url(url, options) => Origins::open_url(url, options, signals),
+                Location::File(path) => Origins::open(path, leniency),
+                Location::Url(url, options) => Origins::open_url(url, options, leniency, signals),
             };
-            let sources = locations.iter().map(|location| Source::new(open(location)?));
+            let sources = locations
+                .iter()
+                .map(|location| Source::new(open(location)?, leniency));
             sources.collect()
         })?;
         Ok(Sources { sources })
@@ -157,9 +175,27 @@ impl Sources {
         Ok(self.source(source)?.origins.path().as_os_str().to_owned())
     }
 
+    /// What a lenient reader found wrong with a source.
+    fn findings(&self, source: usize) -> PyResult<Vec<Found>> {
+        let Source { origins, refused, .. } = self.source(source)?;
+        let all = origins.files().iter().flat_map(|file| file.header().findings());
+        let mut found: Vec<_> = all
+            .map(|Finding { fault, remedy }| {
+                let tensor = fault.tensor().map(ToOwned::to_owned);
+                (fault.code(), tensor, fault.to_string(), remedy.code())
+            })
+            .collect();
+        if let Some(fault) = refused {
+            let tensor = fault.tensor().map(ToOwned::to_owned);
+            let remedy = Remedy::ValueLeftOut.code();
+            found.push((fault.code(), tensor, fault.to_string(), remedy));
+        }
+        Ok(found)
+    }
+
     /// The names of the tensors of one source, in the order of the data, file after file, and then those that share one.
     fn names<'py>(&self, py: Python<'py>, source: usize) -> PyResult<Bound<'py, PyList>> {
-        let Source { origins, aliases } = self.source(source)?;
+        let Source { origins, aliases, .. } = self.source(source)?;
         let names = origins.files().iter().flat_map(|file| file.header().names());
         let all = names.chain(aliases.iter().map(|alias| &*alias.name));
         PyList::new(py, all.collect::<Vec<_>>())
@@ -167,7 +203,7 @@ impl Sources {
 
     /// For each name that shares a tensor, the number of that.
     fn shared(&self, source: usize) -> PyResult<Vec<usize>> {
-        let Source { origins, aliases } = self.source(source)?;
+        let Source { origins, aliases, .. } = self.source(source)?;
         let mut begins = vec![0];
         for file in origins.files() {
             begins.push(begins[begins.len() - 1] + file.header().len());

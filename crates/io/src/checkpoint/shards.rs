@@ -1,10 +1,11 @@
 //! The shards that an index names, each held against it.
 
+use std::collections::HashSet;
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use ingot_format::{Format, Header, ShardIndex};
+use ingot_format::{Format, Header, Remedy, ShardIndex};
 
 use crate::archive::Archive;
 use crate::error::{CheckpointFault, Error};
@@ -89,9 +90,12 @@ impl Shards {
         }
     }
 
-    /// A tensor that only one has of `header` and of what the index says of shard `number`.
+    /// A tensor that only one has of `header` and of what the index says of shard `number`. One that is not sound is there.
     pub(super) fn differing(&self, number: usize, header: &Header) -> Option<Difference> {
-        let mut said = self.tensors(number);
+        let left_out = header.findings().iter();
+        let left_out = left_out.filter(|found| found.remedy == Remedy::TensorLeftOut);
+        let left_out: HashSet<&str> = left_out.filter_map(|found| found.fault.tensor()).collect();
+        let mut said = self.tensors(number).filter(|name| !left_out.contains(name));
         let mut has = header.names_by_name();
         loop {
             let (tensor, is_extra) = match (said.next(), has.next()) {

@@ -8,6 +8,7 @@ use crate::dtype::Dtype;
 use crate::error::FormatError;
 use crate::extent::{to_u64, to_usize};
 
+use crate::finding::{Remedy, Understood, Unread};
 use crate::metadata::Metadata;
 use crate::raw::{PREFIX_NBYTES, RawHeader, check_room};
 
@@ -15,15 +16,42 @@ use crate::raw::{PREFIX_NBYTES, RawHeader, check_room};
 pub(crate) fn parse(header: &[u8]) -> Result<RawHeader, FormatError> {
     let mut cursor = Cursor { header, rest: header };
     let mut raw = RawHeader::default();
-    // B1
-    match cursor.byte("metadata option")? {
-        0 => {}
-        1 => raw.metadata = Some(metadata(&mut cursor)?),
-        found => return Err(FormatError::InvalidOption { found }),
+    if cursor.has_metadata()? {
+        let metadata = metadata(&mut cursor)?;
+        if let Some(key) = metadata.duplicate() {
+            return Err(FormatError::DuplicateMetadataKey { key: key.to_string() });
+        }
+        raw.metadata = Some(metadata);
     }
-    entries(&mut cursor, &mut raw)?;
+    entries(&mut cursor, &mut raw, |fault, _| Err(fault))?;
     cursor.padding()?;
     Ok(raw)
+}
+
+/// Reads what can be understood of a header. One that breaks B1 to B3, or F4, cannot be taken apart: nothing says where
+/// the next item begins.
+pub(crate) fn salvage(header: &[u8]) -> Result<Understood, FormatError> {
+    let mut cursor = Cursor { header, rest: header };
+    let mut understood = Understood::default();
+    if cursor.has_metadata()? {
+        let metadata = metadata(&mut cursor)?;
+        understood.keep_last_of_each(Some(metadata));
+    }
+    let Understood {
+        raw,
+        unread,
+        findings,
+    } = &mut understood;
+    entries(&mut cursor, raw, |fault, claim| {
+        if findings.add(fault, Remedy::TensorLeftOut) {
+            unread.push(claim);
+        }
+        Ok(())
+    })?;
+    if let Err(fault) = cursor.padding() {
+        findings.add(fault, Remedy::Rewritten);
+    }
+    Ok(understood)
 }
 
 /// The count of the pairs, and the pairs.
@@ -37,14 +65,15 @@ fn metadata(cursor: &mut Cursor<'_>) -> Result<Metadata, FormatError> {
         metadata.push(cursor.string("metadata key")?);
         metadata.push(cursor.string("metadata value")?);
     }
-    match metadata.duplicate() {
-        Some(key) => Err(FormatError::DuplicateMetadataKey { key: key.to_string() }),
-        None => Ok(metadata),
-    }
+    Ok(metadata)
 }
 
-/// The count of the tensors, and an entry for each.
-fn entries(cursor: &mut Cursor<'_>, raw: &mut RawHeader) -> Result<(), FormatError> {
+/// The count of the tensors, and an entry for each. `unknown` is told of dtypes that are none.
+fn entries(
+    cursor: &mut Cursor<'_>,
+    raw: &mut RawHeader,
+    mut unknown: impl FnMut(FormatError, Unread) -> Result<(), FormatError>,
+) -> Result<(), FormatError> {
     // The name's length, dtype, rank, begin and end.
     const MIN_ENTRY_NBYTES: usize = 5;
     // Most tensors of a checkpoint are matrices.
@@ -60,10 +89,7 @@ fn entries(cursor: &mut Cursor<'_>, raw: &mut RawHeader) -> Result<(), FormatErr
         let name = cursor.string("tensor name")?;
         raw.names.push_str(name);
         let number = cursor.number("dtype")?;
-        let dtype = u8::try_from(number)
-            .ok()
-            .and_then(Dtype::from_bintensors_number)
-            .ok_or_else(|| unknown_dtype(name, number))?;
+        let dtype = u8::try_from(number).ok().and_then(Dtype::from_bintensors_number);
         let rank = cursor.count("rank", 1)?;
         check_room(count, raw.dims.len() + rank, pairs)?;
         for _ in 0..rank {
@@ -71,7 +97,14 @@ fn entries(cursor: &mut Cursor<'_>, raw: &mut RawHeader) -> Result<(), FormatErr
         }
         let begin = cursor.number("data range")?;
         let end = cursor.number("data range")?;
-        raw.close_entry(dtype, begin, end);
+        match dtype {
+            Some(dtype) => raw.close_entry(dtype, begin, end),
+            None => {
+                raw.drop_open_entry();
+                let tensor = name.to_string();
+                unknown(unknown_dtype(name, number), Unread { tensor, begin, end })?;
+            }
+        }
     }
     Ok(())
 }
@@ -91,6 +124,15 @@ struct Cursor<'h> {
 }
 
 impl<'h> Cursor<'h> {
+    /// Rule B1.
+    fn has_metadata(&mut self) -> Result<bool, FormatError> {
+        match self.byte("metadata option")? {
+            0 => Ok(false),
+            1 => Ok(true),
+            found => Err(FormatError::InvalidOption { found }),
+        }
+    }
+
     fn byte(&mut self, reading: &'static str) -> Result<u8, FormatError> {
         let (&byte, rest) = self
             .rest
