@@ -7,10 +7,10 @@ from .rearrange import ON_DUPLICATE as ON_DUPLICATE
 from .rearrange import merge as merge
 from .rearrange import rewrite as rewrite
 from .rearrange import split as split
-from .repair import Finding as Finding
-from .repair import Repair as Repair
-from .repair import examined as examined
-from .repair import repair as repair
+from .salvage import Finding as Finding
+from .salvage import Repair as Repair
+from .salvage import examined as examined
+from .salvage import repair as repair
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ingot._native import Sources, local_path
@@ -30,7 +31,8 @@ class Finding(NamedTuple):
     done: str
 
 
-class Repair(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Repair:
     """What `ingot.repair` did.
 
     Attributes
@@ -48,7 +50,6 @@ class Repair(NamedTuple):
         no rule; the new file holds the same then.
     """
 
-    # Where it is found by its name, as a pickle looks for it.
     __module__ = "ingot"
 
     source: str
