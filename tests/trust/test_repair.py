@@ -332,6 +332,27 @@ def test_a_record_of_shared_tensors_that_is_broken_is_left_out(path: Path, tmp_p
     assert ingot.safe_open(done.destination, "np").metadata() == {"k": "v"}
 
 
+def test_both_names_are_told_of_where_their_tensor_is_cut_off(path: Path, tmp_path: Path) -> None:
+    record = {"b": {"of": "a"}}
+    header = {
+        "__metadata__": {"ingot.shared": json.dumps(record)},
+        "z": entry("U8", [4], 0, 4),
+        "a": entry("U8", [4], 4, 8),
+    }
+    write(path, header, bytes(6))
+    done = ingot.repair(path, tmp_path / "mended.safetensors")
+    assert done.left_out == ("a", "b")
+    assert done.findings[1].found.endswith("gives it `a`, which is left out")
+    assert list(ingot.torch.load_file(done.destination)) == ["z"]
+
+
+def test_a_record_of_digests_that_is_broken_is_left_out(path: Path, tmp_path: Path) -> None:
+    write(path, {"__metadata__": {"ingot.checksums": "{"}, "a": entry("U8", [4], 0, 4)}, bytes(4))
+    done = ingot.repair(path, tmp_path / "mended.safetensors")
+    assert [(one.code, one.done) for one in done.findings] == [("invalid-checksums", "value-left-out")]
+    assert ingot.safe_open(done.destination, "np").metadata() in (None, {})
+
+
 def test_digests_and_names_that_share_a_tensor_go_along(path: Path, tmp_path: Path) -> None:
     shared = torch.arange(4.0)
     tensors = {"a": shared, "b": shared, "c": torch.ones(4)}

@@ -193,13 +193,19 @@ impl Header {
         &self.findings
     }
 
+    /// The names of the tensors that were left out, each with why. A name may come twice.
+    pub fn all_left_out(&self) -> impl Iterator<Item = (&str, &FormatError)> {
+        let left_out = self.findings.iter();
+        let left_out = left_out.filter(|found| found.remedy == Remedy::TensorLeftOut);
+        left_out.filter_map(|found| Some((found.fault.tensor()?, &found.fault)))
+    }
+
     /// Why the tensor `name` was left out, where it was.
     #[must_use]
     pub fn left_out(&self, name: &str) -> Option<&FormatError> {
-        let mut left_out = self.findings.iter();
-        let found = left_out
-            .find(|found| found.remedy == Remedy::TensorLeftOut && found.fault.tensor() == Some(name))?;
-        Some(&found.fault)
+        self.all_left_out()
+            .find(|left_out| left_out.0 == name)
+            .map(|left_out| left_out.1)
     }
 
     /// The format that the file has.

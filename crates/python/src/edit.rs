@@ -2,8 +2,10 @@
 
 use std::ffi::OsString;
 
-use ingot_format::{Finding, Leniency, Remedy};
-use ingot_io::{Alias, Edited, Inherit, MetadataChange, Origins, Pick, Replace, Role, Way, aliases};
+use ingot_format::{Finding, Leniency};
+use ingot_io::{
+    Alias, Edited, Inherit, MetadataChange, Origins, Pick, Replace, Role, Way, aliases, passed_over,
+};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyDict, PyList};
@@ -92,8 +94,6 @@ type Found = (&'static str, Option<String>, String, &'static str);
 struct Source {
     origins: Origins,
     aliases: Vec<Alias>,
-    /// Why the record of these names is passed over, where it is.
-    refused: Option<ingot_io::Error>,
 }
 
 impl Source {
@@ -102,16 +102,12 @@ impl Source {
             .files()
             .iter()
             .map(|file| (Some(file.path()), file.header()));
-        let (aliases, refused) = match (aliases(headers), leniency) {
-            (Ok(aliases), _) => (aliases, None),
-            (Err(fault @ ingot_io::Error::Shared { .. }), Leniency::Salvage) => (Vec::new(), Some(fault)),
-            (Err(fault), _) => return Err(fault),
-        };
-        Ok(Source {
-            origins,
-            aliases,
-            refused,
-        })
+        let aliases = aliases(headers).or_else(|fault| match (leniency, &fault) {
+            // `findings` tells of it.
+            (Leniency::Salvage, ingot_io::Error::Shared { .. }) => Ok(Vec::new()),
+            _ => Err(fault),
+        })?;
+        Ok(Source { origins, aliases })
     }
 
     /// The stored tensor, or what the name after those stands for.
@@ -177,25 +173,27 @@ impl Sources {
 
     /// What a lenient reader found wrong with a source.
     fn findings(&self, source: usize) -> PyResult<Vec<Found>> {
-        let Source { origins, refused, .. } = self.source(source)?;
-        let all = origins.files().iter().flat_map(|file| file.header().findings());
-        let mut found: Vec<_> = all
-            .map(|Finding { fault, remedy }| {
+        let mut found = Vec::new();
+        for file in self.source(source)?.origins.files() {
+            found.extend(file.header().findings().iter().map(|Finding { fault, remedy }| {
                 let tensor = fault.tensor().map(ToOwned::to_owned);
                 (fault.code(), tensor, fault.to_string(), remedy.code())
-            })
-            .collect();
-        if let Some(fault) = refused {
-            let tensor = fault.tensor().map(ToOwned::to_owned);
-            let remedy = Remedy::ValueLeftOut.code();
-            found.push((fault.code(), tensor, fault.to_string(), remedy));
+            }));
+            found.extend(
+                passed_over(file.path(), file.header())
+                    .iter()
+                    .map(|(fault, remedy)| {
+                        let tensor = fault.tensor().map(ToOwned::to_owned);
+                        (fault.code(), tensor, fault.to_string(), remedy.code())
+                    }),
+            );
         }
         Ok(found)
     }
 
     /// The names of the tensors of one source, in the order of the data, file after file, and then those that share one.
     fn names<'py>(&self, py: Python<'py>, source: usize) -> PyResult<Bound<'py, PyList>> {
-        let Source { origins, aliases, .. } = self.source(source)?;
+        let Source { origins, aliases } = self.source(source)?;
         let names = origins.files().iter().flat_map(|file| file.header().names());
         let all = names.chain(aliases.iter().map(|alias| &*alias.name));
         PyList::new(py, all.collect::<Vec<_>>())
@@ -203,7 +201,7 @@ impl Sources {
 
     /// For each name that shares a tensor, the number of that.
     fn shared(&self, source: usize) -> PyResult<Vec<usize>> {
-        let Source { origins, aliases, .. } = self.source(source)?;
+        let Source { origins, aliases } = self.source(source)?;
         let mut begins = vec![0];
         for file in origins.files() {
             begins.push(begins[begins.len() - 1] + file.header().len());

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use ingot_format::{Entry, Remedy, natural_order};
+use ingot_format::{Entry, natural_order};
 use ingot_io::{
     Alias, Backend, CheckpointOptions, Error, OpenOptions, Part, Proof, Reach, ReadOptions, Region, Request,
     Tensor, aliases, warm_tensors,
@@ -14,7 +14,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
 
-use crate::chosen::{chosen, file, find, found, tensor_name};
+use crate::chosen::{chosen, file, files, find, found, tensor_name};
 use crate::collector::Pause;
 use crate::destination::Destinations;
 use crate::errors::{class_of, raise};
@@ -209,10 +209,7 @@ impl Checkpoint {
     /// The metadata of each file, by what the index calls it, or by its name.
     fn shard_metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let checkpoint = self.opened(py)?;
-        let files = Signals::detach(py, |signals| {
-            checkpoint.prepare_all(signals)?;
-            checkpoint.all_files()
-        })?;
+        let files = files(py, &checkpoint)?;
         let all = PyDict::new(py);
         for (name, file) in checkpoint.file_names().zip(files) {
             all.set_item(name, texts(py, file.header())?)?;
@@ -301,20 +298,14 @@ impl Checkpoint {
     /// The tensors that a lenient reader left out, each with what reading it raises.
     fn unsound<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let checkpoint = self.opened(py)?;
-        let files = Signals::detach(py, |signals| {
-            checkpoint.prepare_all(signals)?;
-            checkpoint.all_files()
-        })?;
+        let files = files(py, &checkpoint)?;
         let all = PyDict::new(py);
         for file in files {
-            for found in file.header().findings() {
-                let Some(tensor) = found.fault.tensor() else {
-                    continue;
-                };
-                if found.remedy != Remedy::TensorLeftOut || all.contains(tensor)? {
+            for (tensor, fault) in file.header().all_left_out() {
+                if all.contains(tensor)? {
                     continue;
                 }
-                let (path, fault) = (file.path().map(ToOwned::to_owned), found.fault.clone());
+                let (path, fault) = (file.path().map(ToOwned::to_owned), fault.clone());
                 all.set_item(tensor, raise(py, &Error::Header { path, fault }).into_value(py))?;
             }
         }

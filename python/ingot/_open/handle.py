@@ -232,8 +232,15 @@ class safe_open(Mapping[str, Value]):
         )
         self._given = filename
         self._arguments = (
-            framework, device, backend, strict, max_header_size, confine, storage_options, lenient,
-        )  # fmt: skip
+            framework,
+            device,
+            backend,
+            strict,
+            max_header_size,
+            confine,
+            storage_options,
+            lenient,
+        )
 
     def keys(self) -> list[str]:  # type: ignore[override]
         """Give the names of all tensors, sorted."""

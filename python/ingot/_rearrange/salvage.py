@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os import fsdecode
 from typing import NamedTuple
 
 from ingot._native import Sources, local_path
@@ -149,7 +150,8 @@ def repair(
     Notes
     -----
     Digests that the source keeps of its tensors go along and are not compared: `ingot.verify` of the new file
-    does that.
+    does that. ``modelspec.hash_sha256`` stays where all data is the same, as for `merge`. Names that share a
+    tensor go along with it, and are left out where it is.
     """
     progress, destination = checked_progress(progress), local_path(destination)
     opened, findings = examined(source, storage_options)
@@ -161,7 +163,7 @@ def repair(
     sizes = opened.sizes(0)
     return Repair(
         source=path,
-        destination=destination if isinstance(destination, str) else destination.decode(errors="replace"),
+        destination=fsdecode(destination),
         format=format_for(destination, format),
         tensors=len(sizes),
         nbytes=sum(sizes),

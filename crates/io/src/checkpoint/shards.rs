@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use ingot_format::{Format, Header, Remedy, ShardIndex};
+use ingot_format::{Format, Header, ShardIndex};
 
 use crate::archive::Archive;
 use crate::error::{CheckpointFault, Error};
@@ -92,9 +92,7 @@ impl Shards {
 
     /// A tensor that only one has of `header` and of what the index says of shard `number`. One that is not sound is there.
     pub(super) fn differing(&self, number: usize, header: &Header) -> Option<Difference> {
-        let left_out = header.findings().iter();
-        let left_out = left_out.filter(|found| found.remedy == Remedy::TensorLeftOut);
-        let left_out: HashSet<&str> = left_out.filter_map(|found| found.fault.tensor()).collect();
+        let left_out: HashSet<&str> = header.all_left_out().map(|left_out| left_out.0).collect();
         let mut said = self.tensors(number).filter(|name| !left_out.contains(name));
         let mut has = header.names_by_name();
         loop {

@@ -27,7 +27,7 @@ _COLUMNS = (Column("rule"), Column("tensor"), Column("found"), Column("done"))
 @arguments.writing
 @printing
 def command(screen: Screen, path: str, destination: str, existing: Existing, dry_run: bool) -> int:
-    """Write what is sound in SOURCE to DESTINATION, and say what was wrong. SOURCE stays as it is.
+    """Write what is sound in SOURCE to DESTINATION, and say what was wrong.
 
     Tensors that are cut off, overlap, or have entries that cannot be read are left out, and so are bytes that
     belong to no tensor; metadata that is no text is kept as its JSON. Exits with 0 also where tensors were

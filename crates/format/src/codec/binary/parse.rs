@@ -1,6 +1,7 @@
 //! Reading the binary header, in one pass.
 
 use alloc::string::ToString;
+use alloc::vec::Vec;
 use core::str;
 
 use super::varint;
@@ -23,7 +24,7 @@ pub(crate) fn parse(header: &[u8]) -> Result<RawHeader, FormatError> {
         }
         raw.metadata = Some(metadata);
     }
-    entries(&mut cursor, &mut raw, |fault, _| Err(fault))?;
+    entries(&mut cursor, &mut raw, &mut Vec::new(), Err)?;
     cursor.padding()?;
     Ok(raw)
 }
@@ -42,10 +43,8 @@ pub(crate) fn salvage(header: &[u8]) -> Result<Understood, FormatError> {
         unread,
         findings,
     } = &mut understood;
-    entries(&mut cursor, raw, |fault, claim| {
-        if findings.add(fault, Remedy::TensorLeftOut) {
-            unread.push(claim);
-        }
+    entries(&mut cursor, raw, unread, |fault| {
+        findings.add(fault, Remedy::TensorLeftOut);
         Ok(())
     })?;
     if let Err(fault) = cursor.padding() {
@@ -68,11 +67,13 @@ fn metadata(cursor: &mut Cursor<'_>) -> Result<Metadata, FormatError> {
     Ok(metadata)
 }
 
-/// The count of the tensors, and an entry for each. `unknown` is told of dtypes that are none.
+/// The count of the tensors, and an entry for each. `unknown` decides what becomes of one whose dtype is none: it fails, or
+/// its claim goes to `unread`.
 fn entries(
     cursor: &mut Cursor<'_>,
     raw: &mut RawHeader,
-    mut unknown: impl FnMut(FormatError, Unread) -> Result<(), FormatError>,
+    unread: &mut Vec<Unread>,
+    mut unknown: impl FnMut(FormatError) -> Result<(), FormatError>,
 ) -> Result<(), FormatError> {
     // The name's length, dtype, rank, begin and end.
     const MIN_ENTRY_NBYTES: usize = 5;
@@ -90,6 +91,9 @@ fn entries(
         raw.names.push_str(name);
         let number = cursor.number("dtype")?;
         let dtype = u8::try_from(number).ok().and_then(Dtype::from_bintensors_number);
+        if dtype.is_none() {
+            unknown(unknown_dtype(name, number))?;
+        }
         let rank = cursor.count("rank", 1)?;
         check_room(count, raw.dims.len() + rank, pairs)?;
         for _ in 0..rank {
@@ -102,7 +106,7 @@ fn entries(
             None => {
                 raw.drop_open_entry();
                 let tensor = name.to_string();
-                unknown(unknown_dtype(name, number), Unread { tensor, begin, end })?;
+                unread.push(Unread { tensor, begin, end });
             }
         }
     }
