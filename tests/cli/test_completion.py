@@ -62,6 +62,7 @@ def asked(folder: Path, line: str) -> list[str]:
     [
         ("ingot ls mod", ["file,mod"]),
         ("ingot verify model.safetensors mod", ["file,mod"]),
+        ("ingot check model.safetensors mod", ["file,mod"]),
         ("ingot convert model.safetensors mod", ["file,mod"]),
         ("ingot merge model.safetensors -o mod", ["file,mod"]),
         ("ingot meta get mod", ["file,mod"]),

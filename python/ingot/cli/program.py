@@ -9,11 +9,11 @@ from importlib import import_module
 import click
 
 from ingot import __version__
-from ingot.errors import OptionError, SafetensorError, SliceError, TensorNotFoundError
+from ingot.errors import SafetensorError
 
 from . import arguments
 from .screen import warn
-from .spoken import in_options, without_secrets
+from .spoken import one_line, status, told
 from .wording import shown
 
 TYPE_CHECKING = False
@@ -132,10 +132,10 @@ def _carried_out(given: list[str]) -> int:
         return 2
     except click.UsageError as error:
         hint = f" (see `{error.ctx.command_path} --help`)" if error.ctx else ""
-        warn(_one_line(error.format_message(), given) + hint)
+        warn(one_line(error.format_message(), given) + hint)
         return 2
     except click.ClickException as error:
-        warn(_one_line(error.format_message(), given))
+        warn(one_line(error.format_message(), given))
         return 2
     except (click.Abort, KeyboardInterrupt):
         warn("interrupted")
@@ -146,11 +146,11 @@ def _carried_out(given: list[str]) -> int:
         # Those of this command are told of by whoever started it.
         if (error.name or "").partition(".")[0] in ("click", "rich"):
             raise
-        warn(_told(error, given))
+        warn(told(error, given))
         return 2
     except _FAULTS as error:
-        warn(_told(error, given))
-        return _status(error)
+        warn(told(error, given))
+        return status(error)
 
 
 def _invoked(given: list[str]) -> int:
@@ -166,26 +166,6 @@ def _invoked(given: list[str]) -> int:
 
 
 _FAULTS = (SafetensorError, OSError, ImportError, MemoryError)
-# What is wrong is what was typed, not what is in a file.
-_TYPED = (TensorNotFoundError, SliceError, OptionError)
-
-
-def _status(error: BaseException) -> int:
-    if isinstance(error, SafetensorError):
-        return 2 if isinstance(error, _TYPED) else 1
-    return 1 if isinstance(error, MemoryError) else 2
-
-
-def _told(error: BaseException, given: Sequence[str]) -> str:
-    if isinstance(error, OSError) and not isinstance(error, SafetensorError) and error.strerror:
-        # As the system's own commands say it, without Python's number.
-        where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
-        return _one_line(where + in_options(error.strerror), given)
-    return _one_line(in_options(str(error)), given) or type(error).__name__
-
-
-def _one_line(message: str, given: Sequence[str]) -> str:
-    return shown(without_secrets(" ".join(message.split("\n")), given))
 
 
 def _never_fail_to_encode() -> None:

@@ -1,14 +1,24 @@
-"""What failures say to somebody who typed a command: options instead of arguments, and no secrets."""
+"""What failures say to somebody who typed a command, and the exit status that they end it with.
+
+They name options instead of arguments, and no secrets.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 
 from ingot._native import shown_url
+from ingot.errors import OptionError, SafetensorError, SliceError, TensorNotFoundError
+
+from .wording import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+# What is wrong is what was typed, not what is in a file.
+_TYPED = (TensorNotFoundError, SliceError, OptionError)
 
 # The arguments that messages of `ingot` name, and what is typed for them.
 OPTIONS = {
@@ -35,6 +45,27 @@ _PHRASES = {
 # With a value, as in `overwrite=True`; or alone, where no word of English has that form.
 _ARGUMENT = re.compile(r"\b([a-z_]+)=(?:True|False|…|\.\.\.|(\d+)\b)?(?![\w=])|\b([a-z]+(?:_[a-z0-9]+)+)\b")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+:/+[^\s'\"`]*[^\s'\"`.,:;)]")
+
+
+def told(error: BaseException, typed: Iterable[str]) -> str:
+    """What a failure says on one line, escaped. `typed` are the words whose secrets it must not have."""
+    if isinstance(error, OSError) and not isinstance(error, SafetensorError) and error.strerror:
+        # As the system's own commands say it, without Python's number.
+        where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
+        return one_line(where + in_options(error.strerror), typed)
+    return one_line(in_options(str(error)), typed) or type(error).__name__
+
+
+def one_line(message: str, typed: Iterable[str]) -> str:
+    """`message` on one line, escaped and without secrets."""
+    return shown(without_secrets(" ".join(message.split("\n")), typed))
+
+
+def status(error: BaseException) -> int:
+    """The exit status: 1 where a file is to blame or the work failed, 2 where it could not be begun."""
+    if isinstance(error, SafetensorError):
+        return 2 if isinstance(error, _TYPED) else 1
+    return 1 if isinstance(error, MemoryError) else 2
 
 
 def in_options(message: str) -> str:

@@ -1,6 +1,8 @@
-"""``ingot check``: what a file should not be like, though it can be read."""
+"""``ingot check``: what files should not be like, though they can be read."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import click
 
@@ -9,15 +11,16 @@ from ingot._native import shown_url
 from ingot.cli import arguments
 from ingot.cli.screen import Screen, printing
 from ingot.cli.sources import Source, opened
+from ingot.cli.spoken import status, told
 from ingot.cli.tables import Column
 from ingot.cli.wording import plural, shown
-from ingot.errors import HeaderError
+from ingot.errors import HeaderError, SafetensorError
 
 from .stats import statistics
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     # What kind of thing, the file or the tensor, and what is the matter with it.
     Finding = tuple[str, str, str]
@@ -29,31 +32,104 @@ _ALIGNMENT = {2: ("I16", "U16", "F16", "BF16"), 4: ("I32", "U32", "F32", "C64"),
 _ALIGNMENT_OF = {dtype: size for size, dtypes in _ALIGNMENT.items() for dtype in dtypes}
 
 
-@click.command()
-@arguments.path
+class Checked(NamedTuple):
+    """What was found at one path."""
+
+    path: str
+    """Without what is secret."""
+    tensors: int
+    findings: list[Finding]
+    status: int
+    """What a command that checks this path alone exits with."""
+
+
+@click.command(short_help="Find what is wrong, or only odd, with files.")
+@arguments.several
 @click.option(
     "--values", is_flag=True, help="Read the tensors: NaN, infinities, and BOOL that is neither 0 nor 1."
 )
 @printing
-def command(screen: Screen, path: str, values: bool) -> int:
-    """Find what is wrong, or only odd, with a file. Exits with 1 where something is found.
+def command(screen: Screen, paths: tuple[str, ...], values: bool) -> int:
+    """Find what is wrong, or only odd, with files. Exits with 1 where something is found.
 
     The header is held against all rules of the format, also those that readers pass over (FORMAT.md,
     "Leniency"), and tensors must be aligned to their elements. A file that breaks a rule outright is
     refused, as every command refuses it.
+
+    Several paths are all checked, whatever is found. One that is refused or cannot be opened has an error for
+    a finding, and the greatest exit status counts: 2 where a path cannot be opened. --quiet prints the paths
+    at which something was found.
     """
+    if len(paths) > 1:
+        return _several(screen, paths, values)
+    (path,) = paths
+    found = _checked(screen, path, values)
+    screen.answer(_described(found))
+    if found.findings:
+        screen.table(_COLUMNS, found.findings)
+    else:
+        screen.say(_well(found, values))
+    return found.status
+
+
+def _several(screen: Screen, paths: Sequence[str], values: bool) -> int:
+    every = []
+    for path in paths:
+        try:
+            found = _checked(screen, path, values)
+        except (SafetensorError, OSError) as error:
+            found = _failed(path, error)
+        # At once: the next path may take long.
+        _tell(screen, found, values)
+        every.append(found)
+    ok = not any(found.findings for found in every)
+    screen.answer({"ok": ok, "paths": [{"path": found.path, **_described(found)} for found in every]})
+    screen.say(_summary(every))
+    return max(found.status for found in every)
+
+
+def _checked(screen: Screen, path: str, values: bool) -> Checked:
     source = opened(path)
     findings = [*_strictness(source), *_alignment(source), *_index(source)]
     if values:
         findings += _values(screen, source)
-    named = [dict(zip(("finding", "where", "what"), finding, strict=True)) for finding in findings]
-    screen.answer({"ok": not findings, "findings": named})
-    if findings:
-        screen.table(_COLUMNS, findings)
-    else:
-        tensors = plural(len(source.handle), "tensor")
-        screen.say(f"{shown(source.path)}: {tensors}{'' if values else ', values not read'}: all is well")
-    return 1 if findings else 0
+    return Checked(source.path, len(source.handle), findings, 1 if findings else 0)
+
+
+def _failed(path: str, error: SafetensorError | OSError) -> Checked:
+    name = shown_url(path)
+    what = told(error, [path]).removeprefix(f"{shown(name)}: ")
+    return Checked(name, 0, [("error", name, what)], status(error))
+
+
+def _tell(screen: Screen, found: Checked, values: bool) -> None:
+    if screen.quiet and found.findings:
+        screen.result(shown(found.path))
+    for finding, where, what in found.findings:
+        place = found.path if where == found.path else f"{found.path}: {where}"
+        screen.say(shown(f"{place}: {finding}: {what}"))
+    if not found.findings:
+        screen.say(_well(found, values))
+
+
+def _well(found: Checked, values: bool) -> str:
+    tensors = plural(found.tensors, "tensor")
+    return f"{shown(found.path)}: {tensors}{'' if values else ', values not read'}: all is well"
+
+
+def _summary(every: Sequence[Checked]) -> str:
+    errors = sum(any(finding == "error" for finding, _, _ in found.findings) for found in every)
+    well = sum(not found.findings for found in every)
+    found = len(every) - well - errors
+    counts = (
+        f"{well} well, {found} with findings, {errors} with errors" if well < len(every) else "all is well"
+    )
+    return f"{plural(len(every), 'path')}: {counts}"
+
+
+def _described(found: Checked) -> dict[str, object]:
+    named = [dict(zip(("finding", "where", "what"), finding, strict=True)) for finding in found.findings]
+    return {"ok": not found.findings, "findings": named}
 
 
 def _strictness(source: Source) -> Iterator[Finding]:

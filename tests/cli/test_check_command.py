@@ -1,0 +1,147 @@
+"""`ingot check` of several paths: all are checked, whatever is found, and each says how it fared."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy
+import pytest
+from commands import Ended, good, in_a_pipe, in_a_terminal, run
+from models import save
+
+import ingot
+from remote.servers import good as served
+from remote.servers import serving
+
+
+def written(path: Path, header: dict[str, object], data: bytes) -> Path:
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A sound file, an odd one, a truncated one, a sound checkpoint, and a name at which there is nothing."""
+    sound = save(tmp_path / "sound.safetensors")
+    odd = {"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1], "extra": 1}}
+    odd["b"] = {"dtype": "F32", "shape": [1], "data_offsets": [1, 5]}
+    written(tmp_path / "odd.safetensors", odd, bytes(5))
+    (tmp_path / "cut.safetensors").write_bytes(sound.read_bytes()[:-10])
+    ingot.split(sound, tmp_path / "shards", 100_000)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+EVERY = ("sound.safetensors", "odd.safetensors", "cut.safetensors", "missing.safetensors", "shards")
+
+
+def lines(ended: Ended) -> dict[str, list[str]]:
+    """What was printed of each path, without the summary."""
+    found: dict[str, list[str]] = {}
+    for line in ended.out.splitlines()[:-1]:
+        path, _, told = line.partition(": ")
+        found.setdefault(path, []).append(told)
+    return found
+
+
+def test_every_path_is_checked_and_named_in_the_order_given(folder: Path) -> None:
+    ended = run("check", *EVERY)
+    assert (ended.code, ended.err) == (2, "")
+    found = lines(ended)
+    assert tuple(found) == EVERY
+    assert found["sound.safetensors"] == ["52 tensors, values not read: all is well"]
+    assert found["shards"] == found["sound.safetensors"]
+    strict, misaligned = found["odd.safetensors"]
+    assert strict.startswith("not-strict: ")
+    assert misaligned.startswith("b: misaligned: F32 begins at byte ")
+    (cut,) = found["cut.safetensors"]
+    assert cut.startswith("error: ")
+    assert "cut.safetensors" not in cut
+    assert found["missing.safetensors"] == [f"error: {os.strerror(2)}"]
+    assert ended.out.splitlines()[-1] == "5 paths: 2 well, 1 with findings, 2 with errors"
+
+
+@pytest.mark.parametrize(
+    ("paths", "code", "summary"),
+    [
+        (("sound.safetensors", "shards"), 0, "2 paths: all is well"),
+        (("sound.safetensors", "odd.safetensors"), 1, "2 paths: 1 well, 1 with findings, 0 with errors"),
+        (("cut.safetensors", "sound.safetensors"), 1, "2 paths: 1 well, 0 with findings, 1 with errors"),
+        (("missing.safetensors", "odd.safetensors"), 2, "2 paths: 0 well, 1 with findings, 1 with errors"),
+    ],
+)
+def test_the_greatest_exit_status_counts(
+    folder: Path, paths: tuple[str, ...], code: int, summary: str
+) -> None:
+    ended = run("check", *paths)
+    assert (ended.code, ended.out.splitlines()[-1]) == (code, summary)
+    assert code == max(run("check", path).code for path in paths)
+
+
+def test_the_answer_has_that_of_every_path_as_it_is_given_alone(folder: Path) -> None:
+    answer = run("check", *EVERY, "--json").json()
+    assert not answer["ok"]
+    assert [entry.pop("path") for entry in answer["paths"]] == [*EVERY]
+    sound, odd, cut, missing, shards = answer["paths"]
+    assert [sound, odd, shards] == [
+        run("check", path, "--json").json() for path in ("sound.safetensors", "odd.safetensors", "shards")
+    ]
+    for broken, path in ((cut, "cut.safetensors"), (missing, "missing.safetensors")):
+        assert not broken["ok"]
+        (error,) = broken["findings"]
+        assert (error["finding"], error["where"]) == ("error", path)
+        # The message of the command that checks it alone.
+        assert run("check", path).err == f"ingot: {path}: {error['what']}\n"
+    assert good("check", "shards", "sound.safetensors", "--json").json() == {
+        "ok": True,
+        "paths": [{"path": path, "ok": True, "findings": []} for path in ("shards", "sound.safetensors")],
+    }
+
+
+def test_quiet_leaves_the_paths_at_which_something_was_found(folder: Path) -> None:
+    assert run("check", *EVERY, "-q").out.splitlines() == [
+        "odd.safetensors",
+        "cut.safetensors",
+        "missing.safetensors",
+    ]
+    assert good("check", "sound.safetensors", "shards", "-q").out == ""
+
+
+def test_values_of_every_path_are_read(folder: Path) -> None:
+    save(folder / "nan.safetensors", {"a": numpy.array([1.0, numpy.nan])})
+    ended = run("check", "nan.safetensors", "sound.safetensors", "--values")
+    assert ended.code == 1
+    assert ended.out.splitlines() == [
+        "nan.safetensors: a: nan: 1 of 2 values",
+        "sound.safetensors: 52 tensors: all is well",
+        "2 paths: 1 well, 1 with findings, 0 with errors",
+    ]
+
+
+def test_a_terminal_shows_what_a_pipe_does(folder: Path) -> None:
+    shown = in_a_terminal("check", *EVERY, folder=folder, NO_COLOR="1", columns=40).out
+    assert shown == in_a_pipe("check", *EVERY, folder=folder).out
+
+
+def test_paths_and_names_are_escaped_wherever_they_stand(folder: Path) -> None:
+    path = "red\x1b[31m.safetensors"
+    save(folder / path, {"bell\x07": numpy.array([numpy.inf])})
+    ended = run("check", path, "gone\u202e.safetensors", "--values")
+    assert ended.code == 2
+    assert ended.out.splitlines()[:2] == [
+        r"red\x1b[31m.safetensors: bell\x07: infinity: 1 of 1 value",
+        rf"gone\u202e.safetensors: error: {os.strerror(2)}",
+    ]
+
+
+def test_a_url_is_one_of_several_and_its_secrets_are_not_printed(folder: Path) -> None:
+    with serving(served((folder / "odd.safetensors").read_bytes())) as server:
+        url = server.url("/model.safetensors?token=hidden")
+        for form in ([], ["--json"], ["--quiet"]):
+            ended = run("check", url, "sound.safetensors", "https://127.0.0.1:1/x?token=hidden", *form)
+            assert ended.code in (1, 2)
+            assert "model.safetensors" in ended.out
+            assert "hidden" not in ended.out + ended.err
