@@ -1,17 +1,21 @@
 """The command `ingot` as a process of its own: the time from its start to its end.
 
-`python benches/python/cli.py` prints the table: a summary of 20,000 tensors, the names of 500,000, and the
-statistics of 2 GiB against an obvious pass of NumPy over the same mapped file. What a command prints is
-checked before it is timed, and the sides take turns.
+`python benches/python/cli.py` prints the table: a summary of 20,000 tensors, the names of 500,000, the
+statistics of 2 GiB against an obvious pass of NumPy over the same mapped file, and the differences of two
+files of 1 GiB against the greatest absolute one alone by NumPy. What a command prints is checked before it is
+timed, and the sides take turns.
 """
 
 import json
+import shutil
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 
 import fresh
@@ -22,6 +26,7 @@ from turns import in_turn
 
 GIB = 1 << 30
 TENSOR = 64 << 20
+DTYPES = {"F32": np.dtype(np.float32), "BF16": np.dtype(ml_dtypes.bfloat16)}
 
 
 def named(path: Path, count: int) -> Path:
@@ -33,17 +38,18 @@ def named(path: Path, count: int) -> Path:
     return path
 
 
-def filled(path: Path, nbytes: int) -> Path:
-    """A file of `nbytes` of normally distributed F32, in the page cache."""
-    random = np.random.default_rng(0)
+def filled(path: Path, nbytes: int, dtype: str = "F32", seed: int = 0) -> Path:
+    """A file of `nbytes` of normally distributed values, in the page cache."""
+    random, width = np.random.default_rng(seed), DTYPES[dtype].itemsize
     sizes = {f"layers.{at}.weight": TENSOR for at in range(nbytes // TENSOR)}
     if nbytes % TENSOR:
         sizes["rest"] = nbytes % TENSOR
     with ingot.Writer(
-        path, {name: ("F32", [size // 4]) for name, size in sizes.items()}, durable=False
+        path, {name: (dtype, [size // width]) for name, size in sizes.items()}, durable=False
     ) as writer:
         for name, size in sizes.items():
-            writer.write(name, random.standard_normal(size // 4, dtype=np.float32))
+            values = random.standard_normal(size // width, dtype=np.float32)
+            writer.write(name, values.astype(DTYPES[dtype], copy=False))
         writer.commit()
     path.read_bytes()
     return path
@@ -73,6 +79,12 @@ def naive(path: Path) -> dict[str, list[float]]:
                 *(zeros, nans, infinities),
             ]
     return found
+
+
+def greatest(one: Path, two: Path) -> dict[str, float]:
+    """The greatest absolute difference of each tensor, in the obvious way."""
+    with ingot.safe_open(one, "np") as ours, ingot.safe_open(two, "np") as theirs:
+        return {name: float(np.abs(array - theirs[name]).max()) for name, array in ours.items()}
 
 
 def taken(action: Callable[[], object]) -> float:
@@ -115,12 +127,43 @@ def throughput(folder: Path, nbytes: int, rounds: int) -> None:
     print(f"{'':<44} owed 1.5 GB/s, and twice as fast as NumPy: {ours / theirs:.1f} times: {verdict}")
 
 
+def difference(folder: Path, nbytes: int, rounds: int, dtype: str) -> None:
+    files = [filled(folder / f"{seed}-{dtype}.safetensors", nbytes, dtype, seed) for seed in (1, 2)]
+    rows = json.loads(differing("--json", *files))["values"]
+    # NumPy rounds each difference to the dtype; the greatest stays the greatest.
+    found = {row["name"]: float(np.asarray(row["max_abs"]).astype(DTYPES[dtype])) for row in rows}
+    assert found == greatest(*files), "other differences than NumPy's"
+    copy = Path(shutil.copy(files[0], folder / f"copy-{dtype}.safetensors"))
+    assert printed("diff", "--values", files[0], copy) == "", "a copy is not equal"
+    actions = {
+        "ingot diff --values": lambda: differing(*files),
+        "ingot diff --values of a copy": lambda: printed("diff", "--values", files[0], copy),
+        "NumPy": lambda: greatest(*files),
+    }
+    sides = in_turn(rounds, lambda side: taken(actions[side]), actions)
+    owed = 3 * statistics.median(sides["NumPy"])
+    for side, seconds in sides.items():
+        told(f"{side}, 2 x {nbytes / GIB:.2f} GiB of {dtype}", seconds, owed)
+    for file in (*files, copy):
+        file.unlink()
+
+
+def differing(*arguments: object) -> str:
+    """What `diff --values` prints of files that differ."""
+    line = [sys.executable, "-m", "ingot.cli", "diff", "--values", *map(str, arguments)]
+    done = subprocess.run(line, stdout=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1, "the files are equal, or cannot be compared"
+    return done.stdout
+
+
 def main() -> None:
-    given = options.parser(__doc__, 9, room="2 GB", scaled=True).parse_args()
+    given = options.parser(__doc__, 9, room="5 GB", scaled=True).parse_args()
     with options.place(given.dir) as folder:
         listing(folder, round(20_000 * given.scale), given.rounds, 0.150)
         listing(folder, round(500_000 * given.scale), given.rounds, 2.0, "ls")
         throughput(folder, round(2 * GIB * given.scale) // 4 * 4, given.rounds)
+        for dtype in DTYPES:
+            difference(folder, round(GIB * given.scale) // 4 * 4, given.rounds, dtype)
 
 
 if __name__ == "__main__":

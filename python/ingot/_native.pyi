@@ -21,6 +21,7 @@ __all__ = [
     "Buffer",
     "Checkpoint",
     "Destinations",
+    "Distance",
     "Export",
     "ForeignFile",
     "NewFile",
@@ -32,6 +33,7 @@ __all__ = [
     "Wrap",
     "Writer",
     "__version__",
+    "distances",
     "download",
     "fetch_beside",
     "hash",
@@ -112,6 +114,44 @@ def statistics(
     progress: Callable[[int, int], object] | None = None,
 ) -> list[Statistics | None]:
     """Say what the values of tensors are; None for those of 6 bits, whose packing is not settled."""
+
+@final
+class Distance:
+    """How far apart two tensors are whose values are not all equal; a NaN equals every other.
+
+    None in every field where there is nothing to compare: the shapes are not the same, or bytes differ whose
+    values are not known, as those of 6 bits.
+    """
+
+    @property
+    def different(self) -> int | None:
+        """Values that are not equal: elements; for C64 their real and imaginary parts."""
+
+    @property
+    def max_abs(self) -> int | float | None:
+        """The greatest absolute difference. An int, and exact, where both dtypes are of integers."""
+
+    @property
+    def relative_l2(self) -> float | None:
+        """The norm of the difference over that of the first tensor; None where that is zero.
+
+        As below, pairs of NaN and of equal infinities count for nothing, and others that are not finite make
+        it NaN.
+        """
+
+    @property
+    def cosine(self) -> float | None:
+        """Of the angle between the two; None where one is zero."""
+
+def distances(
+    one: Checkpoint,
+    two: Checkpoint,
+    names: Sequence[str],
+    *,
+    threads: int | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> list[Distance | None]:
+    """Say how far apart the tensors of these names are in two files; None where all values are equal."""
 
 @final
 class TensorInfo:

@@ -217,6 +217,7 @@ def test_long_work_shows_a_bar_on_standard_error_only(folder: Path, monkeypatch:
         ["stats", "shards", "--all"],
         ["hash", "shards", "-a", "sha256", "-a", "autov3"],
         ["verify", "shards"],
+        ["diff", "shards", "s.safetensors", "--values"],
         ["merge", "shards", "-o", "merged.safetensors"],
         ["split", "s.safetensors", "again", "--max-shard-size", "100000"],
         ["rename", "shards", "renamed.safetensors", "-s", "model", "m"],

@@ -3,8 +3,8 @@
 //! [`Archive`] opens a file: its header is proven ([`ingot_format::Header`]), its tensors are views of a mapping
 //! or are read in parallel into memory of their own. What is read, and to where, is a [`Plan`].
 
-// From the ground up: `options`, `digest`, `convert`, `residency`; `error`; `disk`, `watch`,
-// `memory`; `source`; `backend`, `workers`; `archive`; `payload`, `checkpoint`; `read`; `statistics`, `verify`; `save`;
+// From the ground up: `options`, `digest`, `convert`, `residency`; `error`; `disk`, `watch`, `memory`, `values`; `source`;
+// `backend`, `workers`; `archive`; `payload`, `checkpoint`; `read`; `distance`, `statistics`, `verify`; `save`;
 // `serialize`, `remote`; `edit`; `writer`. Each imports what stands below it: scripts/check-floors.
 mod archive;
 mod backend;
@@ -12,6 +12,7 @@ mod checkpoint;
 mod convert;
 mod digest;
 mod disk;
+mod distance;
 mod edit;
 mod error;
 mod memory;
@@ -26,6 +27,7 @@ mod save;
 mod serialize;
 mod source;
 mod statistics;
+mod values;
 mod verify;
 mod watch;
 mod workers;
@@ -35,6 +37,7 @@ pub use archive::{Archive, Tensor, TensorId};
 pub use checkpoint::{Backing, Checkpoint, read_index};
 pub use convert::{convert, converts, is_float};
 pub use digest::{Algorithm, Digest, Keep, Sealed, Unequal};
+pub use distance::{Distance, distances};
 pub use edit::{
     Alias, Edited, Inherit, MetadataChange, Origin, Origins, Pick, RECORD_KEYS, Role, Way, aliases, assemble,
     passed_over, replace_tensor, update_metadata,
@@ -60,7 +63,8 @@ pub use serialize::safetensors::{
 };
 pub use serialize::{bintensors, safetensors};
 pub use source::{FileSource, MemorySource, Source};
-pub use statistics::{Number, Statistics, has_statistics, statistics};
+pub use statistics::{Statistics, statistics};
+pub use values::{Number, has_values};
 pub use verify::{Compared, Definition, Mismatch, Proof, Report, hash, verify};
 pub use watch::{Unwatched, Watch};
 pub use writer::ForeignFile;

@@ -11,12 +11,12 @@ use ingot_format::{Dtype, Header, to_u64, to_usize};
 use ingot_remote::locked;
 
 use crate::archive::{Files, Tensor, TensorId};
-use crate::convert::{convert, converts};
 use crate::error::{Error, InFile};
 use crate::options::ReadOptions;
 use crate::read::input::Witness;
 use crate::read::show::{FileRun, looking, show};
 use crate::source::Source;
+use crate::values::{Number, as_floats, has_values, single, singles};
 use crate::watch::Watch;
 use crate::workers::Reading;
 
@@ -49,42 +49,7 @@ pub struct Statistics {
     pub bins: Vec<u64>,
 }
 
-/// A value as its dtype has it.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Number {
-    /// Of an integer dtype, or of `BOOL`.
-    Integer(i128),
-    /// Of any other.
-    Float(f64),
-}
-
-impl Number {
-    #[allow(
-        clippy::cast_precision_loss,
-        reason = "a place in a histogram is nothing exact"
-    )]
-    fn as_float(self) -> f64 {
-        match self {
-            Number::Integer(value) => value as f64,
-            Number::Float(value) => value,
-        }
-    }
-
-    fn below(self, other: Number) -> bool {
-        match (self, other) {
-            (Number::Integer(one), Number::Integer(two)) => one < two,
-            _ => self.as_float() < other.as_float(),
-        }
-    }
-}
-
-/// Whether [`statistics`] knows values of this dtype. How those of 6 bits are packed is not settled.
-#[must_use]
-pub fn has_statistics(dtype: Dtype) -> bool {
-    !matches!(dtype, Dtype::F6_E2M3 | Dtype::F6_E3M2)
-}
-
-/// What the values of these tensors are, in their order; `None` for those of a dtype without [`has_statistics`]. A
+/// What the values of these tensors are, in their order; `None` for those of a dtype without [`has_values`]. A
 /// histogram of `bins` parts takes a second look at the files.
 ///
 /// # Errors
@@ -111,7 +76,7 @@ pub fn statistics(
     files.check_unchanged()?;
     let told = |(tensor, id): (&Tensor<'_>, &TensorId)| {
         let rank = once.binary_search(id).ok()?;
-        has_statistics(tensor.entry().dtype).then(|| moments[rank].told(counted[rank].clone()))
+        has_values(tensor.entry().dtype).then(|| moments[rank].told(counted[rank].clone()))
     };
     Ok(tensors.iter().zip(&ids).map(told).collect())
 }
@@ -145,7 +110,7 @@ impl Work<'_> {
         let whole = |(rank, id): (usize, &TensorId)| {
             let entry = headers[id.file].entry(id.number)?;
             let start = headers[id.file].data_start();
-            has_statistics(entry.dtype).then(|| TensorChunk {
+            has_values(entry.dtype).then(|| TensorChunk {
                 rank,
                 dtype: entry.dtype,
                 run: (id.file, start + entry.begin..start + entry.end),
@@ -400,34 +365,6 @@ fn hull(one: Option<(Number, Number)>, two: Option<(Number, Number)>) -> Option<
     ))
 }
 
-fn single(element: [u8; 4]) -> f64 {
-    f64::from(f32::from_le_bytes(element))
-}
-
-/// The values of a small float dtype, as bytes of `F32`.
-fn singles(dtype: Dtype, bytes: &[u8]) -> Vec<u8> {
-    if dtype == Dtype::F4 {
-        return bytes.iter().flat_map(|&byte| nibbles(byte)).collect();
-    }
-    debug_assert!(converts(dtype, Dtype::F32), "{dtype} is a float");
-    let width = to_usize(dtype.bits()).map_or(1, |bits| bits.div_ceil(8));
-    let mut singles = vec![0; bytes.len() / width * 4];
-    convert(dtype, Dtype::F32, bytes, &mut singles);
-    singles
-}
-
-/// The two values of E2M1 in a byte, the first in the low half.
-fn nibbles(byte: u8) -> [u8; 8] {
-    const MAGNITUDES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
-    let value = |nibble: u8| {
-        let magnitude = MAGNITUDES[usize::from(nibble & 7)];
-        if nibble & 8 == 0 { magnitude } else { -magnitude }
-    };
-    let [a, b, c, d] = value(byte & 0xF).to_le_bytes();
-    let [e, f, g, h] = value(byte >> 4).to_le_bytes();
-    [a, b, c, d, e, f, g, h]
-}
-
 /// Values that are folded side by side, so that the compiler makes vector code. More would not fit into the registers
 /// that every x86-64 has.
 const LANES: usize = 4;
@@ -617,36 +554,14 @@ impl Histogram {
         }
     }
 
-    fn count(&mut self, dtype: Dtype, bytes: &[u8]) {
-        match dtype {
-            Dtype::BOOL | Dtype::U8 => self.each(bytes, |[byte]: [u8; 1]| f64::from(byte)),
-            Dtype::I8 => self.each(bytes, |byte| f64::from(i8::from_le_bytes(byte))),
-            Dtype::U16 => self.each(bytes, |element| f64::from(u16::from_le_bytes(element))),
-            Dtype::I16 => self.each(bytes, |element| f64::from(i16::from_le_bytes(element))),
-            Dtype::U32 => self.each(bytes, |element| f64::from(u32::from_le_bytes(element))),
-            Dtype::I32 => self.each(bytes, |element| f64::from(i32::from_le_bytes(element))),
-            Dtype::U64 => self.each(bytes, |element| {
-                Number::Integer(u64::from_le_bytes(element).into()).as_float()
-            }),
-            Dtype::I64 => self.each(bytes, |element| {
-                Number::Integer(i64::from_le_bytes(element).into()).as_float()
-            }),
-            Dtype::F64 => self.each(bytes, f64::from_le_bytes),
-            Dtype::F32 | Dtype::C64 => self.each(bytes, single),
-            _ => self.each(&singles(dtype, bytes), single),
-        }
-    }
-
     #[allow(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         reason = "rounds down, and saturates at both ends"
     )]
-    fn each<const N: usize>(&mut self, bytes: &[u8], decode: impl Fn([u8; N]) -> f64) {
+    fn count(&mut self, dtype: Dtype, bytes: &[u8]) {
         let last = self.bins.len() - 1;
-        let (elements, _) = bytes.as_chunks::<N>();
-        for &element in elements {
-            let value = decode(element);
+        for value in as_floats(dtype, bytes) {
             if value.is_finite() {
                 // Scaled before the difference is taken where that would be no number.
                 let apart = value - self.low;

@@ -8,6 +8,7 @@ mod aside;
 mod chosen;
 mod collector;
 mod destination;
+mod distance;
 mod dlpack;
 mod documents;
 #[cfg(unix)]
@@ -45,6 +46,8 @@ mod _native {
     use crate::aside::Aside;
     #[pymodule_export]
     use crate::destination::Destinations;
+    #[pymodule_export]
+    use crate::distance::{Distance, distances};
     #[pymodule_export]
     use crate::documents::{fetch_beside, hub_headers, url_file_name};
     #[cfg(unix)]

@@ -11,7 +11,7 @@ use crate::watch::Signals;
 
 /// An `int` for an integer dtype, a `float` for any other.
 #[derive(IntoPyObject)]
-enum Value {
+pub(crate) enum Value {
     Integer(i128),
     Float(f64),
 }

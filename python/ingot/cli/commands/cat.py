@@ -49,6 +49,16 @@ def _lines(array: Array) -> Iterator[str]:
 
 def _plain(array: Array) -> Array:
     """Values that Python has: floats of few bits as such of 32, complex numbers as pairs."""
-    from ingot.cli.distance import parts, widened
+    import numpy
 
-    return parts(widened(array))
+    array = widened(array)
+    if array.dtype.kind != "c":
+        return array
+    half = numpy.dtype(f"f{array.itemsize // 2}")
+    return numpy.ascontiguousarray(array).reshape(array.shape).view(half).reshape(*array.shape, 2)
+
+
+def widened(array: Array) -> Array:
+    """The same values in a dtype of numpy's own: those of bfloat16 and smaller floats in float32, exactly."""
+    # A dtype that was registered, and is no record.
+    return array.astype("float32") if array.dtype.isbuiltin == 2 else array

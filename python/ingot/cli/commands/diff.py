@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ingot._native import in_natural_order
+from ingot import _native
 from ingot.cli import arguments
 from ingot.cli.progress import Several, bar
 from ingot.cli.screen import Screen, printing
@@ -18,8 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ingot._native import TensorInfo
-    from ingot.cli.distance import Distance
+    from ingot._native import Distance, TensorInfo
 
     # A sign, what it is about, the one and the other.
     Difference = tuple[str, str, str, str]
@@ -42,7 +41,8 @@ def command(screen: Screen, a: str, b: str, values: bool) -> int:
 
     - is only in A, + only in B, ~ differs, and * differs in values only. What --values gives: how many
     differ, the greatest absolute difference, the L2 norm of the difference relative to that of A, and the
-    cosine of the angle between the two.
+    cosine of the angle between the two. A NaN equals every other, and the greatest difference of integers is
+    exact. The files are read in parallel, in little memory, and tensors of equal bytes are only compared.
     """
     one, two = opened(a), opened(b)
     tensors, metadata = list(_tensors(one, two)), list(_metadata(one, two))
@@ -78,7 +78,7 @@ def _print(
 
 def _tensors(one: Source, two: Source) -> Iterator[Difference]:
     ours, theirs = ({info.name: info for info in source.infos()} for source in (one, two))
-    for name in in_natural_order([*ours.keys() | theirs.keys()]):
+    for name in _native.in_natural_order([*ours.keys() | theirs.keys()]):
         info, other = ours.get(name), theirs.get(name)
         if info is None or other is None:
             yield "+" if info is None else "-", name, _told(info), _told(other)
@@ -92,7 +92,7 @@ def _told(info: TensorInfo | None) -> str:
 
 def _metadata(one: Source, two: Source) -> Iterator[Difference]:
     ours, theirs = one.metadata(), two.metadata()
-    for key in in_natural_order([*ours.keys() | theirs.keys()]):
+    for key in _native.in_natural_order([*ours.keys() | theirs.keys()]):
         text, other = ours.get(key), theirs.get(key)
         if text != other:
             sign = "~" if key in ours and key in theirs else "-" if key in ours else "+"
@@ -101,18 +101,13 @@ def _metadata(one: Source, two: Source) -> Iterator[Difference]:
 
 def _distances(screen: Screen, one: Source, two: Source) -> dict[str, Distance]:
     """How far apart the values are, of tensors of one shape that differ at all."""
-    from ingot.cli.distance import distance
-
     theirs = {info.name: info for info in two.infos()}
     pairs = [info for info in one.in_natural_order() if _alike(info, theirs.get(info.name))]
-    found = {}
-    with bar(screen, "Comparing") as tell:
-        steps = Several(tell, sum(info.nbytes for info in pairs))
-        for info in pairs:
-            apart = distance(one.values(info.name), two.values(info.name), steps.step)
-            if apart is not None:
-                found[info.name] = apart
-    return found
+    names = [info.name for info in pairs]
+    nbytes = sum(info.nbytes + theirs[info.name].nbytes for info in pairs)
+    with bar(screen, "Comparing") as tell, Several(tell, nbytes).within(nbytes) as within:
+        found = _native.distances(one.handle, two.handle, names, progress=within)
+    return {name: apart for name, apart in zip(names, found, strict=True) if apart is not None}
 
 
 def _alike(info: TensorInfo, other: TensorInfo | None) -> bool:
@@ -120,7 +115,12 @@ def _alike(info: TensorInfo, other: TensorInfo | None) -> bool:
 
 
 def _row(name: str, found: Distance) -> tuple[str, ...]:
-    return "*", name, str(found.different), real(found.max_abs), real(found.relative_l2), real(found.cosine)
+    return "*", name, *map(real, _numbers(found).values())
+
+
+def _numbers(found: Distance) -> dict[str, float | None]:
+    fields = ("different", "max_abs", "relative_l2", "cosine")
+    return {field: getattr(found, field) for field in fields}
 
 
 def _described(
@@ -136,5 +136,5 @@ def _described(
         "metadata": named(metadata, "key"),
     }
     if values:
-        answer["values"] = [{"name": name, **found._asdict()} for name, found in distances.items()]
+        answer["values"] = [{"name": name, **_numbers(found)} for name, found in distances.items()]
     return answer

@@ -13,6 +13,8 @@ from ingot.cli.screen import Screen, printing
 from ingot.cli.sources import Source, opened
 from ingot.cli.wording import nbytes, shown
 
+from .cat import widened
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import IO
@@ -104,8 +106,6 @@ class _Counted:
 
 def _write(source: Source, name: str, target: str, kind: str, tell: Tell) -> None:
     import numpy
-
-    from ingot.cli.distance import widened
 
     array = widened(source.values(name)) if kind == "npy" else _bytes(source, name)
     beside = f"{target}.{os.getpid()}.part"

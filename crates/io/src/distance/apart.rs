@@ -1,0 +1,232 @@
+//! How far apart the values of two runs of elements are.
+
+use std::iter::zip;
+
+use ingot_format::{Dtype, to_usize};
+
+use crate::values::{Number, as_floats, as_integers, is_integer, rounded};
+
+/// Elements that are compared at once: so few that their values stay in a core's nearest cache.
+pub(super) const STEP: u64 = 2048;
+
+/// Values that are folded side by side, so that the compiler makes vector code.
+const LANES: usize = 4;
+
+/// What is known of some pairs of values, and can be joined with what is known of others.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Apart {
+    /// Pairs that are not equal. A NaN equals every other.
+    pub(super) different: u64,
+    /// The greatest absolute difference: an integer where both are integers, and NaN where one of two alone is.
+    pub(super) largest: Number,
+    /// The sum of the squares of the differences. As all below, without the pairs that are equal and not finite.
+    pub(super) squares: f64,
+    /// The sum of the squares of the first.
+    pub(super) ours: f64,
+    /// The sum of the squares of the second.
+    pub(super) theirs: f64,
+    /// The sum of their products.
+    pub(super) products: f64,
+}
+
+impl Apart {
+    /// Of no pair.
+    pub(super) const NOTHING: Apart = Apart {
+        different: 0,
+        largest: Number::Integer(0),
+        squares: 0.0,
+        ours: 0.0,
+        theirs: 0.0,
+        products: 0.0,
+    };
+
+    /// Adds the elements of these dtypes that lie in these bytes: as many in both.
+    pub(super) fn add(&mut self, dtypes: [Dtype; 2], bytes: [&[u8]; 2]) {
+        let [one, two] = dtypes.map(|dtype| to_usize(STEP * dtype.bits() / 8).unwrap_or(usize::MAX));
+        for (ours, theirs) in zip(bytes[0].chunks(one), bytes[1].chunks(two)) {
+            *self = self.joined(Apart::of(dtypes, [ours, theirs]));
+        }
+    }
+
+    fn of(dtypes: [Dtype; 2], bytes: [&[u8]; 2]) -> Apart {
+        let [one, two] = Values::of(dtypes, bytes);
+        match (one, two) {
+            (Values::Floats(ours), Values::Floats(theirs)) => {
+                let found = Apart::of_finite(&ours, &theirs);
+                let mut found = found.unwrap_or_else(|| Apart::of_any(floats(&ours, &theirs)));
+                if dtypes.into_iter().all(is_integer) {
+                    found.largest = whole(found.largest.as_float());
+                }
+                found
+            }
+            (Values::Integers(ours), Values::Integers(theirs)) => {
+                let each = || zip(&ours, &theirs);
+                let triples = each().map(|(&one, &two)| (rounded(one), rounded(two), rounded(one - two)));
+                let largest = each().map(|(one, two)| (one - two).abs()).max();
+                Apart {
+                    largest: Number::Integer(largest.unwrap_or(0)),
+                    ..Apart::of_any(triples)
+                }
+            }
+            (Values::Integers(ours), Values::Floats(theirs)) => {
+                let triple = |(one, two): (i128, f64)| (rounded(one), two, difference(one, two));
+                Apart::of_any(zip(ours, theirs).map(triple))
+            }
+            (Values::Floats(ours), Values::Integers(theirs)) => {
+                let triple = |(one, two): (f64, i128)| (one, rounded(two), -difference(two, one));
+                Apart::of_any(zip(ours, theirs).map(triple))
+            }
+        }
+    }
+
+    /// Of values that are all finite; `None` where one is not, or a sum is not.
+    fn of_finite(ours: &[f64], theirs: &[f64]) -> Option<Apart> {
+        let (our_rows, our_rest) = ours.as_chunks::<LANES>();
+        let (their_rows, their_rest) = theirs.as_chunks::<LANES>();
+        let mut different = [0_u64; LANES];
+        let [mut largest, mut squares, mut our, mut their, mut products] = [[0.0; LANES]; 5];
+        for (one, two) in zip(our_rows, their_rows) {
+            for lane in 0..LANES {
+                let (one, two) = (one[lane], two[lane]);
+                let apart = one - two;
+                let distance = apart.abs();
+                largest[lane] = if distance > largest[lane] {
+                    distance
+                } else {
+                    largest[lane]
+                };
+                // A check of each addition would keep this from being vector code; a step has far fewer values.
+                different[lane] = different[lane].wrapping_add(u64::from(apart != 0.0));
+                squares[lane] += apart * apart;
+                our[lane] += one * one;
+                their[lane] += two * two;
+                products[lane] += one * two;
+            }
+        }
+        let found = Apart {
+            different: different.iter().sum(),
+            largest: Number::Float(largest.into_iter().fold(0.0, f64::max)),
+            squares: squares.iter().sum(),
+            ours: our.iter().sum(),
+            theirs: their.iter().sum(),
+            products: products.iter().sum(),
+        };
+        let found = found.joined(Apart::of_any(floats(our_rest, their_rest)));
+        // One value that is not finite leaves no finite sum.
+        (found.squares + found.ours + found.theirs)
+            .is_finite()
+            .then_some(found)
+    }
+
+    /// Of any values, each pair with its difference.
+    fn of_any(triples: impl Iterator<Item = (f64, f64, f64)>) -> Apart {
+        let (mut different, mut largest) = (0, 0.0);
+        let [mut squares, mut ours, mut theirs, mut products] = [0.0; 4];
+        for (one, two, apart) in triples {
+            // Two infinities of one sign are no distance apart, and their difference is no number.
+            let is_equal = apart == 0.0 || one.is_nan() && two.is_nan() || one.is_infinite() && one == two;
+            if is_equal && !one.is_finite() {
+                continue;
+            }
+            different += u64::from(!is_equal);
+            largest = greater(largest, apart.abs());
+            squares += apart * apart;
+            ours += one * one;
+            theirs += two * two;
+            products += one * two;
+        }
+        Apart {
+            different,
+            largest: Number::Float(largest),
+            squares,
+            ours,
+            theirs,
+            products,
+        }
+    }
+
+    pub(super) fn joined(self, other: Apart) -> Apart {
+        Apart {
+            different: self.different + other.different,
+            largest: match (self.largest, other.largest) {
+                (Number::Integer(one), Number::Integer(two)) => Number::Integer(one.max(two)),
+                (one, two) => Number::Float(greater(one.as_float(), two.as_float())),
+            },
+            squares: self.squares + other.squares,
+            ours: self.ours + other.ours,
+            theirs: self.theirs + other.theirs,
+            products: self.products + other.products,
+        }
+    }
+}
+
+/// The values of one side. Integers are floats as well, unless one of the two sides has such as no float is.
+enum Values {
+    Floats(Vec<f64>),
+    Integers(Vec<i128>),
+}
+
+impl Values {
+    fn of(dtypes: [Dtype; 2], bytes: [&[u8]; 2]) -> [Values; 2] {
+        let is_exact = dtypes
+            .iter()
+            .all(|dtype| !matches!(dtype, Dtype::I64 | Dtype::U64));
+        let is_complex = dtypes.contains(&Dtype::C64);
+        [0, 1].map(|side| {
+            let (dtype, bytes) = (dtypes[side], bytes[side]);
+            let values = match is_exact || !is_integer(dtype) {
+                true => Values::Floats(as_floats(dtype, bytes)),
+                false => Values::Integers(as_integers(dtype, bytes)),
+            };
+            match is_complex && dtype != Dtype::C64 {
+                true => values.as_complex(),
+                false => values,
+            }
+        })
+    }
+
+    /// Each with an imaginary part of zero.
+    fn as_complex(self) -> Values {
+        match self {
+            Values::Floats(values) => {
+                Values::Floats(values.into_iter().flat_map(|value| [value, 0.0]).collect())
+            }
+            Values::Integers(values) => {
+                Values::Integers(values.into_iter().flat_map(|value| [value, 0]).collect())
+            }
+        }
+    }
+}
+
+fn floats<'v>(ours: &'v [f64], theirs: &'v [f64]) -> impl Iterator<Item = (f64, f64, f64)> + 'v {
+    zip(ours, theirs).map(|(&one, &two)| (one, two, one - two))
+}
+
+/// The difference of an integer and a float, rounded once it is exact: zero where they are equal, and only there.
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "so far from the ends, nothing is cut off"
+)]
+fn difference(one: i128, two: f64) -> f64 {
+    // Far more than any integer of a tensor, and little enough for an `i128`.
+    if two.abs() < 1e30 {
+        let whole = two.trunc();
+        rounded(one - whole as i128) - (two - whole)
+    } else {
+        rounded(one) - two
+    }
+}
+
+/// What a float is that counts something.
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "integers of 32 bits are this far apart at most"
+)]
+fn whole(value: f64) -> Number {
+    Number::Integer(value as i128)
+}
+
+/// The greater of two, NaN where one is.
+fn greater(one: f64, two: f64) -> f64 {
+    if one.is_nan() || one > two { one } else { two }
+}

@@ -1,0 +1,58 @@
+//! How far apart the values of tensors are.
+
+use std::num::NonZeroUsize;
+
+use ingot_io::ReadOptions;
+use pyo3::prelude::*;
+
+use crate::chosen::chosen;
+use crate::open::Checkpoint;
+use crate::statistics::Value;
+use crate::watch::Signals;
+
+/// How far apart the values of two tensors are that are not equal.
+#[pyclass(frozen, module = "ingot._native")]
+pub(crate) struct Distance(ingot_io::Distance);
+
+#[pymethods]
+impl Distance {
+    #[getter]
+    fn different(&self) -> Option<u64> {
+        self.0.different
+    }
+
+    #[getter]
+    fn max_abs(&self) -> Option<Value> {
+        self.0.max_abs.map(Value::from)
+    }
+
+    #[getter]
+    fn relative_l2(&self) -> Option<f64> {
+        self.0.relative_l2
+    }
+
+    #[getter]
+    fn cosine(&self) -> Option<f64> {
+        self.0.cosine
+    }
+}
+
+/// How far apart the tensors of these names are in two files; None where all their values are equal.
+#[pyfunction]
+#[pyo3(signature = (one, two, names, *, threads = None, progress = None))]
+pub(crate) fn distances(
+    py: Python<'_>,
+    one: &Checkpoint,
+    two: &Checkpoint,
+    names: &Bound<'_, PyAny>,
+    threads: Option<NonZeroUsize>,
+    progress: Option<Bound<'_, PyAny>>,
+) -> PyResult<Vec<Option<Distance>>> {
+    let (one, two) = (one.opened(py)?, two.opened(py)?);
+    let (ours, theirs) = (chosen(py, &one, Some(names))?, chosen(py, &two, Some(names))?);
+    let pairs: Vec<_> = ours.into_iter().zip(theirs).collect();
+    let options = ReadOptions { threads };
+    let found =
+        Signals::telling(progress).run(py, |signals| ingot_io::distances(&pairs, &options, signals))?;
+    Ok(found.into_iter().map(|found| found.map(Distance)).collect())
+}
