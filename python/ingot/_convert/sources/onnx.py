@@ -10,6 +10,7 @@ from ingot._convert.confined import inside
 from ingot._convert.flatten import MAX_DEPTH
 from ingot._convert.limits import OBJECT_NBYTES, RECORD_NBYTES
 from ingot._convert.positions import Region, cut_short, size_of
+from ingot._convert.protobuf import without_values
 from ingot._convert.refusal import lacks, reading, refused
 from ingot._convert.source import Contents, Entry, LeftOut, Options, possible
 from ingot._convert.values import code_of, dtype_of, nbytes
@@ -32,12 +33,19 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
     except ModuleNotFoundError as error:
         raise lacks("onnx", TITLE, "convert") from error
     with reading(path, TITLE):
-        model = onnx.load_model(path, format="protobuf", load_external_data=False)
+        model = _model(onnx, path, options)
         if not model.ir_version or not model.HasField("graph"):
             raise ValueError("it has no graph")
         walk = _Walk(path, onnx, options.budget)
         walk.graph("", model.graph, 0)
     yield Contents(walk.entries, walk.left_out)
+
+
+def _model(onnx: Any, path: str, options: Options) -> Any:
+    if options.values:
+        return onnx.load_model(path, format="protobuf", load_external_data=False)
+    with open(path, "rb") as file:
+        return onnx.ModelProto.FromString(without_values(file, size_of(path), options.budget))
 
 
 class _Walk:

@@ -8,7 +8,8 @@ import click
 
 from ingot.cli import arguments
 from ingot.cli.screen import Screen, printing
-from ingot.cli.sources import Source, opened, parameters
+from ingot.cli.foreign import looked_into
+from ingot.cli.sources import parameters
 from ingot.cli.tables import Column
 from ingot.cli.wording import nbytes, shape
 
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ingot._native import TensorInfo
+    from ingot.cli.foreign import Foreign, Info
+    from ingot.cli.sources import Source
+
+    Looked = Source | Foreign
+    Row = TensorInfo | Info
 
 _SHORT = (Column("name"), Column("dtype"), Column("shape"))
 _LONG = (*_SHORT, Column("parameters", right=True), Column("size", right=True))
@@ -36,9 +42,12 @@ _PLACES = (Column("begin", right=True, spare=True), Column("end", right=True, sp
 @click.option("--grep", metavar="REGEX", help="Only tensors in whose name this is found.")
 @printing
 def command(screen: Screen, path: str, long: bool, sort: str, reverse: bool, grep: str | None) -> int:
-    """List the tensors: name, dtype, shape."""
+    """List the tensors: name, dtype, shape.
+
+    Also those of files that `ingot convert` reads, by their headers: no value is read.
+    """
     wanted = arguments.pattern(grep)
-    source = opened(path)
+    source = looked_into(path)
     infos = _sorted(source, sort)
     if wanted is not None:
         infos = [info for info in infos if wanted.search(info.name)]
@@ -56,12 +65,12 @@ def command(screen: Screen, path: str, long: bool, sort: str, reverse: bool, gre
     return 0
 
 
-def _sorted(source: Source, sort: str) -> list[TensorInfo]:
+def _sorted(source: Looked, sort: str) -> Sequence[Row]:
     if sort == "file":
         return source.infos()
-    infos = source.in_natural_order()
+    infos: list[Row] = [*source.in_natural_order()]
     if sort == "size":
-        infos.sort(key=lambda info: -info.nbytes)
+        infos.sort(key=lambda info: -(info.nbytes or 0))
     return infos
 
 
