@@ -173,7 +173,7 @@ def main(task: str, out: str, *rest: str) -> None:
         if action == "stream":
             _stream(side, out, int(rest[0]))
         elif side == "ingot":
-            ingot.merge(rest, out)
+            ingot.merge(rest, out, overwrite=True)
         else:
             _load_and_save([Path(path) for path in rest], Path(out))
 

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from ._native import ShardIndex, TensorInfo
     from ._objects import Ranges
     from ._open import PrefetchLoader, TensorIterator, TensorSlice, safe_open, warm
-    from ._rearrange import merge, rewrite, split
+    from ._rearrange import Repair, merge, repair, rewrite, split
     from ._serialize import deserialize, serialize, serialize_file
     from ._writer import Writer
     from .typing import StorageOptions
@@ -74,6 +74,7 @@ __all__ = [
     "OptionError",
     "PrefetchLoader",
     "Ranges",
+    "Repair",
     "RepoMetadata",
     "SafetensorError",
     "SaveError",
@@ -100,6 +101,7 @@ __all__ = [
     "modelspec",
     "read_index",
     "read_metadata",
+    "repair",
     "replace_tensor",
     "rewrite",
     "safe_open",
@@ -118,6 +120,7 @@ _LATER = {
     "FileMetadata": "_describe",
     "PrefetchLoader": "_open",
     "Ranges": "_objects",
+    "Repair": "_rearrange",
     "RepoMetadata": "_describe",
     "Verification": "_hash",
     "ShardIndex": "_native",
@@ -135,6 +138,7 @@ _LATER = {
     "merge": "_rearrange",
     "read_index": "_describe",
     "read_metadata": "_describe",
+    "repair": "_rearrange",
     "replace_tensor": "_edit",
     "rewrite": "_rearrange",
     "safe_open": "_open",

@@ -263,7 +263,7 @@ def _counting(info: TensorInfo, parameters: int) -> TensorInfo:
 
 def _local(source: Path, max_header_size: int | None) -> tuple[_Headers, str]:
     """The headers, and the path of the file or the index."""
-    checkpoint = Checkpoint.open(source, "pread", False, max_header_size)
+    checkpoint = Checkpoint.open(source, "pread", "accept", max_header_size)
     try:
         return _Headers.of(checkpoint), checkpoint.path or ""
     finally:
@@ -333,7 +333,7 @@ class _Remote:
         if asked is not None:
             return _Headers(True, *asked)
         checkpoint = Checkpoint.open_url(
-            self._url, self._options, False, self._max_header_size, progress=self._tell
+            self._url, self._options, "accept", self._max_header_size, progress=self._tell
         )
         try:
             headers = _Headers.of(checkpoint)

@@ -8,6 +8,8 @@ from typing_extensions import Buffer as AnyBuffer
 
 from ._load import Wanted
 from ._objects import Reader
+from ._options import Leniency
+from .errors import HeaderError
 
 __all__ = [
     "CHECKSUMS_KEY",
@@ -191,7 +193,7 @@ class Checkpoint:
     def open(
         path: str | bytes | PathLike[str] | PathLike[bytes],
         backend: str = "auto",
-        strict: bool = False,
+        leniency: Leniency = "accept",
         max_header_size: int | None = None,
         confine: bool = False,
         lent: bool = False,
@@ -200,18 +202,18 @@ class Checkpoint:
     def open_url(
         url: str,
         storage_options: Mapping[str, Any] | None = None,
-        strict: bool = False,
+        leniency: Leniency = "accept",
         max_header_size: int | None = None,
         *,
         progress: Callable[[int, int], object] | None = None,
     ) -> Checkpoint: ...
     @staticmethod
     def from_buffer(
-        data: AnyBuffer, strict: bool = False, max_header_size: int | None = None
+        data: AnyBuffer, leniency: Leniency = "accept", max_header_size: int | None = None
     ) -> Checkpoint: ...
     @staticmethod
     def from_object(
-        reader: Reader, strict: bool = False, max_header_size: int | None = None
+        reader: Reader, leniency: Leniency = "accept", max_header_size: int | None = None
     ) -> Checkpoint: ...
     @property
     def path(self) -> str | None: ...
@@ -257,6 +259,10 @@ class Checkpoint:
     def info(self, name: str) -> TensorInfo: ...
     def infos(self, *, natural: bool = False) -> list[TensorInfo]:
         """Give those of all tensors, in the order of the data or in the natural one of their names."""
+
+    def unsound(self) -> dict[str, HeaderError]:
+        """Give the tensors that a lenient reader left out, each with what reading it raises."""
+
     @property
     def is_sharded(self) -> bool: ...
     def index(self) -> ShardIndex | None:
@@ -510,10 +516,14 @@ class Sources:
     def open(
         paths: Sequence[str | bytes | PathLike[str] | PathLike[bytes]],
         storage_options: Mapping[str, Any] | None = None,
+        leniency: Leniency = "accept",
     ) -> Sources: ...
     def __len__(self) -> int: ...
     def path(self, source: int) -> str:
         """Give the path of its index, or of its only file."""
+
+    def findings(self, source: int) -> list[tuple[str, str | None, str, str]]:
+        """Give what a lenient reader found wrong: code, tensor, what was found, and what was done."""
 
     def names(self, source: int) -> list[str]:
         """Give the names of the tensors of one source, in the order of the data, file after file.

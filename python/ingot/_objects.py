@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
+    from ._options import Leniency
     from .typing import Path
 
     class Closes(Protocol):
@@ -157,7 +158,7 @@ def shown(found: Reader | Buffer) -> str:
     return found.name if isinstance(found, Reader) else f"<{type(found).__name__}>"
 
 
-def open_object(given: Any, backend: str, strict: bool, max_header_size: int | None) -> Any:
+def open_object(given: Any, backend: str, leniency: Leniency, max_header_size: int | None) -> Any:
     """The checkpoint that `given` holds, or the path that it is, or is taken for."""
     found = resolved(given)
     if found is None or isinstance(found, str):
@@ -167,8 +168,8 @@ def open_object(given: Any, backend: str, strict: bool, max_header_size: int | N
             f"backend 'mmap' is for files: a {type(given).__name__} cannot be mapped", code="unmappable"
         )
     if isinstance(found, Reader):
-        return Checkpoint.from_object(found, strict, max_header_size)
-    return Checkpoint.from_buffer(found, strict, max_header_size)
+        return Checkpoint.from_object(found, leniency, max_header_size)
+    return Checkpoint.from_buffer(found, leniency, max_header_size)
 
 
 class Reader:

@@ -15,10 +15,12 @@ from .typing import LoadOptions, ReadOptions, SaveOptions, StorageOptions
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-    from typing import Any
+    from typing import Any, Literal
 
     from ._native import TensorInfo
     from .typing import Align, Checksums, Dtype, Format, Progress, Tell
+
+    Leniency = Literal["refuse", "accept", "salvage"]
 
 #: The other names that `storage_options` takes, in small letters or large: those of s3fs, gcsfs and adlfs,
 #: and of object_store with all that is built on it.
@@ -158,6 +160,13 @@ def one_of(option: str, value: str, choices: tuple[str, ...]) -> str:
             found=value,
         )
     return value
+
+
+def leniency(strict: bool, lenient: bool) -> Leniency:
+    """How a header is read that is not as it should be."""
+    if strict and lenient:
+        raise OptionError("strict and lenient exclude each other", code="strict-and-lenient")
+    return "refuse" if strict else "salvage" if lenient else "accept"
 
 
 def known_checksums(checksums: Checksums) -> list[str]:

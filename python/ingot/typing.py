@@ -81,6 +81,7 @@ class OpenOptions(TypedDict, total=False):
 
     backend: str
     strict: bool
+    lenient: bool
     max_header_size: int | None
     confine: bool
     storage_options: StorageOptions | None

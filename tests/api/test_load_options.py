@@ -197,7 +197,7 @@ NEW_OPTION = {
     "_open/door.py": [
         (
             "    return reading(checkpoint, how)\n",
-            "    checkpoint = open_checkpoint(source, how.backend, False, how.max_header_size)\n",
+            '    checkpoint = open_checkpoint(source, how.backend, "accept", how.max_header_size)\n',
         ),
     ],
 }

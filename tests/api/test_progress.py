@@ -26,6 +26,7 @@ GIVEN: dict[str, Callable[[Path, Path], tuple[Any, ...]]] = {
     "load_into": lambda file, new: ({}, file),
     "load_model": lambda file, new: (None, file),
     "merge": lambda file, new: ([file], new),
+    "repair": lambda file, new: (file, new),
     "rewrite": lambda file, new: (file, new),
     "ingot.numpy.save_file": lambda file, new: (ONES, new),
     "save_file": lambda file, new: ({}, new),

@@ -242,6 +242,13 @@ def test_rename(model: Path, tmp_path: Path) -> None:
     assert len(names) == TENSORS
 
 
+def test_repair(model: Path, tmp_path: Path, expected: dict[str, numpy.ndarray]) -> None:
+    answer = good("repair", model, tmp_path / "r.safetensors", "--json").json()
+    assert (answer["tensors"], answer["findings"]) == (TENSORS, [])
+    mended = ingot.numpy.load_file(tmp_path / "r.safetensors")
+    assert all(numpy.array_equal(mended[name], array) for name, array in expected.items())
+
+
 def test_cast(model: Path, tmp_path: Path, expected: dict[str, numpy.ndarray]) -> None:
     good("cast", model, tmp_path / "c.safetensors", "--dtype", "f16", "--keep", "*LayerNorm*")
     found = ingot.numpy.load_file(tmp_path / "c.safetensors")

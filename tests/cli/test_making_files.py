@@ -21,6 +21,7 @@ WRITING = {
     "cast": ["cast", "a.safetensors", "out", "--dtype", "F16"],
     "export": ["export", "a.safetensors", "lm_head.weight", "-o", "out"],
     "clean": ["meta", "clean", "a.safetensors", "-o", "out"],
+    "repair": ["repair", "a.safetensors", "out"],
 }
 
 
@@ -34,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("command", WRITING)
 def test_a_dry_run_writes_nothing(command: str, folder: Path) -> None:
     printed = good(*WRITING[command], "--dry-run").out
-    assert "would write" in printed or command == "rename"
+    assert "would write" in printed or command in ("rename", "repair")
     assert os.listdir(folder) == ["a.safetensors"]
 
 
@@ -277,3 +278,32 @@ def test_an_interruption_that_comes_too_late_says_that_the_file_is_there(
         said = f"ingot: {told}: is written and complete: the interruption came after it\n" if late else ""
         assert (ended.code, ended.err) == (130, said + "ingot: interrupted\n")
         assert Path(told).exists() == late
+
+
+def test_repair_says_what_it_left_out(folder: Path) -> None:
+    os.truncate("a.safetensors", (folder / "a.safetensors").stat().st_size - 10)
+    assert run("ls", "a.safetensors").code == 1
+    planned = good("repair", "a.safetensors", "mended.safetensors", "--dry-run", "--json").json()
+    assert not (folder / "mended.safetensors").exists()
+    answer = good("repair", "a.safetensors", "mended.safetensors", "--json").json()
+    assert (planned.pop("dry_run"), answer.pop("dry_run")) == (True, False)
+    assert answer == planned
+    (finding,) = answer["findings"]
+    assert (finding["code"], finding["done"]) == ("truncated", "tensor-left-out")
+    assert "the file is 10 bytes short" in finding["found"]
+    assert finding["tensor"] not in ingot.numpy.load_file("mended.safetensors")
+    assert answer["tensors"] == len(ingot.numpy.load_file("mended.safetensors"))
+    shown = good("repair", "a.safetensors", "mended.safetensors", "--overwrite").rows()
+    assert shown == [["truncated", finding["tensor"], finding["found"], "tensor left out"]]
+    assert good("repair", "mended.safetensors", "again.safetensors").out == ""
+    ended = in_a_terminal("repair", "mended.safetensors", "third.safetensors", folder=folder)
+    assert "wrote third.safetensors" in ended.out
+    assert "the source breaks no rule" in ended.out
+
+
+def test_repair_of_what_is_no_such_file_writes_nothing(folder: Path) -> None:
+    (folder / "page.safetensors").write_text("<!DOCTYPE html><html></html>")
+    ended = run("repair", "page.safetensors", "mended.safetensors")
+    assert (ended.code, ended.err.count("\n")) == (1, 1)
+    assert "HTML" in ended.err
+    assert not (folder / "mended.safetensors").exists()

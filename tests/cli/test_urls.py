@@ -48,6 +48,7 @@ WRITING = [
     ["convert", "PATH", "URL"],
     ["cast", "PATH", "URL", "--dtype", "F16"],
     ["rename", "PATH", "URL", "-s", "model", "m"],
+    ["repair", "PATH", "URL"],
     ["merge", "PATH", "-o", "URL"],
     ["split", "PATH", "URL"],
     ["export", "PATH", NAME, "-o", "URL"],
@@ -60,6 +61,7 @@ WRITING = [
 MAKING = [
     ["convert", "PATH", "OUT.bt"],
     ["rename", "PATH", "OUT", "-s", "model", "m"],
+    ["repair", "PATH", "OUT"],
     ["merge", "PATH", "-o", "OUT"],
     ["split", "PATH", "OUT", "--max-shard-size", "100KB"],
 ]

@@ -1,21 +1,25 @@
 //! A header whose every claim has been checked.
 
 use alloc::borrow::ToOwned;
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use crate::codec::{binary, json};
 use crate::entry::{Entry, Spec};
 use crate::error::FormatError;
 use crate::extent::{self, index, to_u64};
+use crate::finding::{Finding, Remedy};
 use crate::format::Format;
-use crate::limits::Limits;
+use crate::limits::{Leniency, Limits};
 use crate::metadata::Metadata;
 use crate::name_order::{SameName, order};
-use crate::raw::{PREFIX_NBYTES, RawHeader};
+use crate::raw::{PREFIX_NBYTES, RawHeader, broken_range};
+use crate::salvage::sound;
 use crate::sniff::Foreign;
 
 /// The header of a file, proven: the entries cover the data section exactly, in file order, without hole or
 /// overlap, every size equals shape times dtype, every name is there once. Nothing downstream checks again.
+/// With [`Leniency::Salvage`] there may be bytes that belong to no entry, and all else holds.
 ///
 /// Names and shapes lie back to back in two arenas, so that a header costs a few allocations, not some per
 /// tensor, and less than twice its own bytes.
@@ -27,6 +31,7 @@ pub struct Header {
     data_nbytes: u64,
     /// Entries in the order of their names; empty where that is the order of the file.
     by_name: Vec<u32>,
+    findings: Box<[Finding]>,
 }
 
 impl Header {
@@ -62,7 +67,8 @@ impl Header {
     /// ```
     ///
     /// # Errors
-    /// The first rule of FORMAT.md that the file breaks.
+    /// The first rule of FORMAT.md that the file breaks. With [`Leniency::Salvage`] that is one of F1 to F3, or the
+    /// header cannot be taken apart into entries: F5, B1 to B3.
     pub fn parse(head: &[u8], file_nbytes: u64, limits: &Limits) -> Result<Header, FormatError> {
         let data_start = Header::head_nbytes(head, file_nbytes, limits)?;
         let text = extent::to_usize(data_start)
@@ -75,11 +81,21 @@ impl Header {
             .first()
             .and_then(|&first| Format::of_header(first))
             .unwrap_or(Format::Safetensors);
+        let data_nbytes = file_nbytes - data_start;
+        let leniency = match limits.leniency {
+            // What is harmless is told of too.
+            Leniency::Salvage => Leniency::Refuse,
+            other => other,
+        };
         let raw = match format {
-            Format::Safetensors => json::parse(text, limits.leniency),
+            Format::Safetensors => json::parse(text, leniency),
             Format::Bintensors => binary::parse(text),
         };
-        raw.and_then(|raw| Header::prove(raw, format, data_start, file_nbytes - data_start))
+        raw.and_then(|raw| Header::prove(raw, format, data_start, data_nbytes))
+            .or_else(|fault| match limits.leniency {
+                Leniency::Accept | Leniency::Refuse => Err(fault),
+                Leniency::Salvage => Header::salvage(text, fault, format, data_start, data_nbytes),
+            })
             .map_err(|fault| name_foreign(head, fault))
     }
 
@@ -123,15 +139,73 @@ impl Header {
             // A binary header must list its tensors in that order already (rule F11).
             Format::Bintensors => raw,
         };
+        Header::prove_sound(raw, Gaps::Refused, format, data_start, data_nbytes)
+    }
+
+    /// The same of entries that were chosen, with what was found wrong with the others. There may be bytes between them.
+    pub(crate) fn prove_sound(
+        raw: RawHeader,
+        gaps: Gaps,
+        format: Format,
+        data_start: u64,
+        data_nbytes: u64,
+    ) -> Result<Header, FormatError> {
         let by_name = prove_names(&raw)?;
-        prove_ranges(&raw, data_nbytes)?;
+        prove_ranges(&raw, &gaps, data_nbytes)?;
         Ok(Header {
             raw,
             format,
             data_start,
             data_nbytes,
             by_name,
+            findings: match gaps {
+                Gaps::Refused => Box::default(),
+                Gaps::Found(findings) => findings,
+            },
         })
+    }
+
+    /// The header of what is sound in one that is refused for `fault`.
+    fn salvage(
+        text: &[u8],
+        fault: FormatError,
+        format: Format,
+        data_start: u64,
+        data_nbytes: u64,
+    ) -> Result<Header, FormatError> {
+        let understood = match format {
+            Format::Safetensors => json::salvage(text)?,
+            Format::Bintensors => binary::salvage(text)?,
+        };
+        let (raw, mut findings) = sound(understood, data_nbytes);
+        if findings.is_empty() {
+            // Such as entries of a `.bt` header that stand out of order.
+            findings.add(fault.clone(), Remedy::Rewritten);
+        }
+        let gaps = Gaps::Found(findings.all().ok_or(fault)?);
+        Header::prove_sound(raw, gaps, format, data_start, data_nbytes)
+    }
+
+    /// What [`Leniency::Salvage`] found wrong with the file, and what it did about it; nothing where the file breaks no
+    /// rule.
+    #[must_use]
+    pub fn findings(&self) -> &[Finding] {
+        &self.findings
+    }
+
+    /// The names of the tensors that were left out, each with why. A name may come twice.
+    pub fn all_left_out(&self) -> impl Iterator<Item = (&str, &FormatError)> {
+        let left_out = self.findings.iter();
+        let left_out = left_out.filter(|found| found.remedy == Remedy::TensorLeftOut);
+        left_out.filter_map(|found| Some((found.fault.tensor()?, &found.fault)))
+    }
+
+    /// Why the tensor `name` was left out, where it was.
+    #[must_use]
+    pub fn left_out(&self, name: &str) -> Option<&FormatError> {
+        self.all_left_out()
+            .find(|left_out| left_out.0 == name)
+            .map(|left_out| left_out.1)
     }
 
     /// The format that the file has.
@@ -258,6 +332,7 @@ impl Header {
         Header {
             raw,
             by_name: self.by_name.clone(),
+            findings: self.findings.clone(),
             ..*self
         }
     }
@@ -323,15 +398,25 @@ fn prove_names(raw: &RawHeader) -> Result<Vec<u32>, FormatError> {
     })
 }
 
+/// What to make of bytes that belong to no entry.
+pub(crate) enum Gaps {
+    /// Rules F11 and F12 forbid them.
+    Refused,
+    /// They are among these findings.
+    Found(Box<[Finding]>),
+}
+
 /// Rules F9 to F12, on entries in the order of their data.
-fn prove_ranges(raw: &RawHeader, data_nbytes: u64) -> Result<(), FormatError> {
+fn prove_ranges(raw: &RawHeader, gaps: &Gaps, data_nbytes: u64) -> Result<(), FormatError> {
+    let may_gap = matches!(gaps, Gaps::Found(_));
     let mut covered = 0;
     let mut dims_begin = 0;
     for (number, record) in raw.records.iter().enumerate() {
         let dims_end = index(record.dims_end);
         let nbytes = extent::nbytes(record.dtype, &raw.dims[dims_begin..dims_end]);
         let has_its_size = nbytes.is_ok_and(|nbytes| record.begin.checked_add(nbytes) == Some(record.end));
-        if !has_its_size || record.begin != covered {
+        let follows = record.begin == covered || may_gap && record.begin > covered;
+        if !has_its_size || !follows {
             return Err(
                 broken_range(&raw.entry(number), nbytes).unwrap_or_else(|| misplaced(raw, number, covered))
             );
@@ -341,6 +426,7 @@ fn prove_ranges(raw: &RawHeader, data_nbytes: u64) -> Result<(), FormatError> {
     }
     match covered.cmp(&data_nbytes) {
         core::cmp::Ordering::Equal => Ok(()),
+        core::cmp::Ordering::Less if may_gap => Ok(()),
         core::cmp::Ordering::Less => Err(FormatError::TrailingBytes {
             expected: covered,
             found: data_nbytes,
@@ -354,32 +440,6 @@ fn prove_ranges(raw: &RawHeader, data_nbytes: u64) -> Result<(), FormatError> {
                 found: data_nbytes,
             })
         }
-    }
-}
-
-/// Rules F9 and F10, for an entry whose shape and dtype take `nbytes`.
-#[cold]
-fn broken_range(entry: &Entry<'_>, nbytes: Result<u64, extent::ExtentError>) -> Option<FormatError> {
-    let (tensor, dtype, shape) = (entry.name.to_owned(), entry.dtype, entry.shape.to_owned());
-    match nbytes {
-        Err(reason) => Some(FormatError::Extent {
-            tensor,
-            dtype,
-            shape,
-            reason,
-        }),
-        Ok(expected) if entry.begin.checked_add(expected) != Some(entry.end) => {
-            let (begin, end) = (entry.begin, entry.end);
-            Some(FormatError::SizeMismatch {
-                tensor,
-                dtype,
-                shape,
-                expected,
-                begin,
-                end,
-            })
-        }
-        Ok(_) => None,
     }
 }
 

@@ -44,6 +44,7 @@ mod edit;
 mod entry;
 mod error;
 mod extent;
+mod finding;
 mod format;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
@@ -58,6 +59,7 @@ mod natural;
 mod quoted;
 mod raw;
 pub mod safetensors;
+mod salvage;
 mod selection;
 mod serialize;
 mod shared;
@@ -77,6 +79,7 @@ pub use entry::{Entry, Spec};
 pub use error::SystemError;
 pub use error::{FormatError, FormatError as SafeTensorError};
 pub use extent::{ExtentError, nbytes, to_u64, to_usize};
+pub use finding::{Finding, Remedy};
 pub use format::Format;
 pub use header::Header;
 pub use index::{IndexError, IndexReader, ShardHeaders, ShardIndex, ShardNameFault};

@@ -19,6 +19,8 @@ pub enum Leniency {
     Accept,
     /// Refuse them with [`crate::FormatError::NotStrict`].
     Refuse,
+    /// Of a file that breaks rules, take the tensors that are sound. [`crate::Header::findings`] has what was wrong.
+    Salvage,
 }
 
 impl Limits {

@@ -1,5 +1,6 @@
 //! The free text of a header.
 
+use alloc::borrow::ToOwned;
 use alloc::string::String;
 use alloc::vec::Vec;
 
@@ -57,6 +58,32 @@ impl Metadata {
         keys.windows(2)
             .find(|pair| key(&pair[0]) == key(&pair[1]))
             .map(|pair| key(&pair[0]))
+    }
+
+    /// The same with each key once, with its last value, as readers that know nothing of duplicates have it; and the
+    /// keys that stood there more often.
+    pub(crate) fn last_of_each(self) -> (Metadata, Vec<String>) {
+        let mut order: Vec<usize> = (0..self.len()).collect();
+        order.sort_by(|&a, &b| self.part(2 * a).cmp(self.part(2 * b)));
+        let mut kept: Vec<usize> = Vec::new();
+        let mut twice: Vec<String> = Vec::new();
+        for same in order.chunk_by(|&a, &b| self.part(2 * a) == self.part(2 * b)) {
+            // Sorting keeps the order of equal keys.
+            kept.extend(same.last());
+            if let [first, _, ..] = same {
+                twice.push(self.part(2 * first).to_owned());
+            }
+        }
+        if twice.is_empty() {
+            return (self, twice);
+        }
+        kept.sort_unstable();
+        let mut metadata = Metadata::default();
+        for pair in kept {
+            metadata.push(self.part(2 * pair));
+            metadata.push(self.part(2 * pair + 1));
+        }
+        (metadata, twice)
     }
 
     fn part(&self, number: usize) -> &str {

@@ -1,12 +1,13 @@
 //! What a header says, not yet checked. The codecs make it and write it; `header` proves it.
 
+use alloc::borrow::ToOwned;
 use alloc::string::String;
 use alloc::vec::Vec;
 
 use crate::dtype::Dtype;
 use crate::entry::Entry;
 use crate::error::FormatError;
-use crate::extent::{index, to_u32, to_u64};
+use crate::extent::{self, index, to_u32, to_u64};
 use crate::limits::Limits;
 use crate::metadata::Metadata;
 
@@ -46,6 +47,16 @@ impl RawHeader {
         });
     }
 
+    /// Takes back what was appended to the arenas since the last entry.
+    pub(crate) fn drop_open_entry(&mut self) {
+        let ends = self
+            .records
+            .last()
+            .map_or((0, 0), |last| (last.name_end, last.dims_end));
+        self.names.truncate(index(ends.0));
+        self.dims.truncate(index(ends.1));
+    }
+
     /// Makes room for so many entries, with so much text and so many dimensions in all.
     pub(crate) fn reserve(&mut self, entries: usize, text: usize, dims: usize) {
         self.records.reserve(entries);
@@ -76,7 +87,7 @@ impl RawHeader {
     }
 
     /// All entries in the order of the list.
-    pub(crate) fn entries(&self) -> impl ExactSizeIterator<Item = Entry<'_>> + Clone {
+    pub(crate) fn entries(&self) -> impl ExactSizeIterator<Item = Entry<'_>> + DoubleEndedIterator + Clone {
         (0..self.records.len()).map(|number| self.entry(number))
     }
 
@@ -113,6 +124,35 @@ impl RawHeader {
             metadata: self.metadata,
             ..sorted
         }
+    }
+}
+
+/// Rules F9 and F10, for an entry whose shape and dtype take `nbytes`.
+#[cold]
+pub(crate) fn broken_range(
+    entry: &Entry<'_>,
+    nbytes: Result<u64, extent::ExtentError>,
+) -> Option<FormatError> {
+    let (tensor, dtype, shape) = (entry.name.to_owned(), entry.dtype, entry.shape.to_owned());
+    match nbytes {
+        Err(reason) => Some(FormatError::Extent {
+            tensor,
+            dtype,
+            shape,
+            reason,
+        }),
+        Ok(expected) if entry.begin.checked_add(expected) != Some(entry.end) => {
+            let (begin, end) = (entry.begin, entry.end);
+            Some(FormatError::SizeMismatch {
+                tensor,
+                dtype,
+                shape,
+                expected,
+                begin,
+                end,
+            })
+        }
+        Ok(_) => None,
     }
 }
 

@@ -190,13 +190,20 @@ impl Archive {
     /// The tensor `name`.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`], with the name that is most like it.
+    /// [`Error::UnknownTensor`], with the name that is most like it; [`Error::Header`] of a tensor that is not sound, where
+    /// the file was opened with [`Leniency::Salvage`](ingot_format::Leniency::Salvage).
     pub fn find(&self, name: &str) -> Result<Tensor<'_>, Error> {
         let found = self.header.find(name).and_then(|number| self.tensor(number));
-        found.ok_or_else(|| Error::UnknownTensor {
-            path: self.path.clone(),
-            tensor: name.to_owned(),
-            nearest: nearest(self.header.names(), name),
+        found.ok_or_else(|| match self.header.left_out(name) {
+            Some(fault) => Error::Header {
+                path: self.path.clone(),
+                fault: fault.clone(),
+            },
+            None => Error::UnknownTensor {
+                path: self.path.clone(),
+                tensor: name.to_owned(),
+                nearest: nearest(self.header.names(), name),
+            },
         })
     }
 

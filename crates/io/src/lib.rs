@@ -37,7 +37,7 @@ pub use convert::{convert, converts, is_float};
 pub use digest::{Algorithm, Digest, Keep, Sealed, Unequal};
 pub use edit::{
     Alias, Edited, Inherit, MetadataChange, Origin, Origins, Pick, RECORD_KEYS, Role, Way, aliases, assemble,
-    replace_tensor, update_metadata,
+    passed_over, replace_tensor, update_metadata,
 };
 pub use error::{CheckpointFault, EditError, Error, Misfit};
 pub use ingot_format::MODEL_SPEC_KEY;

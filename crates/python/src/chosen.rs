@@ -13,6 +13,14 @@ pub(crate) fn file<'a>(py: Python<'_>, checkpoint: &'a Checkpoint) -> PyResult<&
     checkpoint.file(0).map_err(|error| raise(py, &error))
 }
 
+/// All files, opened in parallel.
+pub(crate) fn files<'a>(py: Python<'_>, checkpoint: &'a Checkpoint) -> PyResult<Vec<&'a ingot_io::Archive>> {
+    Signals::detach(py, |signals| {
+        checkpoint.prepare_all(signals)?;
+        checkpoint.all_files()
+    })
+}
+
 /// The name of a tensor. Positions are what people try who take a file for a list.
 pub(crate) fn tensor_name<'a>(given: &'a Bound<'_, PyAny>) -> PyResult<&'a str> {
     match given.cast::<PyString>() {

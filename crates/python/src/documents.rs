@@ -41,7 +41,7 @@ pub(crate) fn hub_headers<'py>(
     progress: Option<Bound<'py, PyAny>>,
 ) -> PyResult<Option<ModelHeaders<'py>>> {
     let options = remote_options(storage_options)?;
-    let limits = remote_limits(false, max_header_size);
+    let limits = remote_limits("accept", max_header_size)?;
     let fetch = |signals: &Signals| ingot_io::hub_headers(url, &options, &limits, signals);
     let Some(found) = Signals::telling(progress).run(py, fetch)? else {
         return Ok(None);

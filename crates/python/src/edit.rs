@@ -2,12 +2,15 @@
 
 use std::ffi::OsString;
 
-use ingot_io::{Alias, Edited, Inherit, MetadataChange, Origins, Pick, Replace, Role, Way, aliases};
+use ingot_format::{Finding, Leniency};
+use ingot_io::{
+    Alias, Edited, Inherit, MetadataChange, Origins, Pick, Replace, Role, Way, aliases, passed_over,
+};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyDict, PyList};
 
-use crate::header::texts;
+use crate::header::{leniency_of, texts};
 use crate::intake::{Exporter, borrowed, metadata};
 use crate::paths::file_path;
 use crate::produced::Raised;
@@ -84,6 +87,9 @@ pub(crate) struct Sources {
     sources: Vec<Source>,
 }
 
+/// The code of the rule, the tensor, what was found, and what was done.
+type Found = (&'static str, Option<String>, String, &'static str);
+
 /// One of them, and the names that its records add to those of its tensors.
 struct Source {
     origins: Origins,
@@ -91,12 +97,16 @@ struct Source {
 }
 
 impl Source {
-    fn new(origins: Origins) -> Result<Source, ingot_io::Error> {
+    fn new(origins: Origins, leniency: Leniency) -> Result<Source, ingot_io::Error> {
         let headers = origins
             .files()
             .iter()
             .map(|file| (Some(file.path()), file.header()));
-        let aliases = aliases(headers)?;
+        let aliases = aliases(headers).or_else(|fault| match (leniency, &fault) {
+            // `findings` tells of it.
+            (Leniency::Salvage, ingot_io::Error::Shared { .. }) => Ok(Vec::new()),
+            _ => Err(fault),
+        })?;
         Ok(Source { origins, aliases })
     }
 
@@ -129,20 +139,24 @@ impl Source {
 #[pymethods]
 impl Sources {
     #[staticmethod]
-    #[pyo3(signature = (paths, storage_options = None))]
+    #[pyo3(signature = (paths, storage_options = None, leniency = "accept"))]
     fn open(
         py: Python<'_>,
         paths: Vec<Bound<'_, PyAny>>,
         storage_options: Option<&Bound<'_, PyDict>>,
+        leniency: &str,
     ) -> PyResult<Sources> {
+        let leniency = leniency_of(leniency)?;
         let locations = paths.iter().map(|path| Location::of(path, storage_options));
         let locations: Vec<Location> = locations.collect::<PyResult<_>>()?;
         let sources = Signals::detach(py, |signals| {
             let open = |location: &Location| match location {
-                Location::File(path) => Origins::open(path),
-                Location::Url(url, options) => Origins::open_url(url, options, signals),
+                Location::File(path) => Origins::open(path, leniency),
+                Location::Url(url, options) => Origins::open_url(url, options, leniency, signals),
             };
-            let sources = locations.iter().map(|location| Source::new(open(location)?));
+            let sources = locations
+                .iter()
+                .map(|location| Source::new(open(location)?, leniency));
             sources.collect()
         })?;
         Ok(Sources { sources })
@@ -155,6 +169,26 @@ impl Sources {
     /// The path of its index, or of its only file.
     fn path(&self, source: usize) -> PyResult<OsString> {
         Ok(self.source(source)?.origins.path().as_os_str().to_owned())
+    }
+
+    /// What a lenient reader found wrong with a source.
+    fn findings(&self, source: usize) -> PyResult<Vec<Found>> {
+        let mut found = Vec::new();
+        for file in self.source(source)?.origins.files() {
+            found.extend(file.header().findings().iter().map(|Finding { fault, remedy }| {
+                let tensor = fault.tensor().map(ToOwned::to_owned);
+                (fault.code(), tensor, fault.to_string(), remedy.code())
+            }));
+            found.extend(
+                passed_over(file.path(), file.header())
+                    .iter()
+                    .map(|(fault, remedy)| {
+                        let tensor = fault.tensor().map(ToOwned::to_owned);
+                        (fault.code(), tensor, fault.to_string(), remedy.code())
+                    }),
+            );
+        }
+        Ok(found)
     }
 
     /// The names of the tensors of one source, in the order of the data, file after file, and then those that share one.

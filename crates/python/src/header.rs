@@ -167,18 +167,26 @@ pub(crate) fn file_header<'py>(py: Python<'py>, name: &str, header: &Header) -> 
     ))
 }
 
-pub(crate) fn limits(strict: bool, max_header_size: Option<u64>) -> Limits {
-    Limits {
+pub(crate) fn limits(leniency: &str, max_header_size: Option<u64>) -> PyResult<Limits> {
+    Ok(Limits {
         header_nbytes: max_header_size.unwrap_or(Limits::HEADER_NBYTES),
-        leniency: if strict {
-            Leniency::Refuse
-        } else {
-            Leniency::Accept
-        },
+        leniency: leniency_of(leniency)?,
+    })
+}
+
+/// The leniency of that name.
+pub(crate) fn leniency_of(name: &str) -> PyResult<Leniency> {
+    match name {
+        "refuse" => Ok(Leniency::Refuse),
+        "accept" => Ok(Leniency::Accept),
+        "salvage" => Ok(Leniency::Salvage),
+        _ => Err(PyValueError::new_err(format!(
+            "unknown leniency {name:?}: expected \"refuse\", \"accept\" or \"salvage\""
+        ))),
     }
 }
 
 /// Those of files behind URLs, whose headers are shorter where nobody says otherwise.
-pub(crate) fn remote_limits(strict: bool, max_header_size: Option<u64>) -> Limits {
-    limits(strict, max_header_size.or(Some(REMOTE_HEADER_NBYTES)))
+pub(crate) fn remote_limits(leniency: &str, max_header_size: Option<u64>) -> PyResult<Limits> {
+    limits(leniency, max_header_size.or(Some(REMOTE_HEADER_NBYTES)))
 }

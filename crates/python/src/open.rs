@@ -14,7 +14,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
 
-use crate::chosen::{chosen, file, find, found, tensor_name};
+use crate::chosen::{chosen, file, files, find, found, tensor_name};
 use crate::collector::Pause;
 use crate::destination::Destinations;
 use crate::errors::{class_of, raise};
@@ -47,12 +47,12 @@ pub(crate) struct Checkpoint {
 #[pymethods]
 impl Checkpoint {
     #[staticmethod]
-    #[pyo3(signature = (path, backend = "auto", strict = false, max_header_size = None, confine = false, lent = false))]
+    #[pyo3(signature = (path, backend = "auto", leniency = "accept", max_header_size = None, confine = false, lent = false))]
     fn open(
         py: Python<'_>,
         path: &Bound<'_, PyAny>,
         backend: &str,
-        strict: bool,
+        leniency: &str,
         max_header_size: Option<u64>,
         confine: bool,
         lent: bool,
@@ -66,7 +66,7 @@ impl Checkpoint {
         let options = CheckpointOptions {
             open: OpenOptions {
                 backend,
-                limits: limits(strict, max_header_size),
+                limits: limits(leniency, max_header_size)?,
             },
             reach: if confine {
                 Reach::Confined
@@ -85,17 +85,17 @@ impl Checkpoint {
 
     /// Opens what is behind a URL.
     #[staticmethod]
-    #[pyo3(signature = (url, storage_options = None, strict = false, max_header_size = None, *, progress = None))]
+    #[pyo3(signature = (url, storage_options = None, leniency = "accept", max_header_size = None, *, progress = None))]
     fn open_url(
         py: Python<'_>,
         url: &str,
         storage_options: Option<&Bound<'_, PyDict>>,
-        strict: bool,
+        leniency: &str,
         max_header_size: Option<u64>,
         progress: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Checkpoint> {
         let options = remote_options(storage_options)?;
-        let limits = remote_limits(strict, max_header_size);
+        let limits = remote_limits(leniency, max_header_size)?;
         let open = |signals: &Signals| {
             Checkpoint::of(ingot_io::Checkpoint::open_url(url, &options, &limits, signals)?)
         };
@@ -103,30 +103,30 @@ impl Checkpoint {
     }
 
     #[staticmethod]
-    #[pyo3(signature = (data, strict = false, max_header_size = None))]
+    #[pyo3(signature = (data, leniency = "accept", max_header_size = None))]
     fn from_buffer(
         py: Python<'_>,
         data: &Bound<'_, PyAny>,
-        strict: bool,
+        leniency: &str,
         max_header_size: Option<u64>,
     ) -> PyResult<Checkpoint> {
         let source = BufferSource::new(data).map_err(|fault| buffer_expected(data, &fault))?;
-        let limits = limits(strict, max_header_size);
+        let limits = limits(leniency, max_header_size)?;
         Checkpoint::elsewhere(py, || ingot_io::Archive::from_source(Box::new(source), &limits))
     }
 
     /// Opens what an object gives: a `Reader` of `_objects.py`, whose `name` is for the errors.
     #[staticmethod]
-    #[pyo3(signature = (reader, strict = false, max_header_size = None))]
+    #[pyo3(signature = (reader, leniency = "accept", max_header_size = None))]
     fn from_object(
         py: Python<'_>,
         reader: &Bound<'_, PyAny>,
-        strict: bool,
+        leniency: &str,
         max_header_size: Option<u64>,
     ) -> PyResult<Checkpoint> {
         let path: Option<String> = reader.getattr("name")?.extract()?;
         let source = ObjectSource::new(reader)?;
-        let limits = limits(strict, max_header_size);
+        let limits = limits(leniency, max_header_size)?;
         let path = path.map(PathBuf::from);
         Checkpoint::elsewhere(py, || {
             ingot_io::Archive::from_object(Box::new(source), path, &limits)
@@ -209,10 +209,7 @@ impl Checkpoint {
     /// The metadata of each file, by what the index calls it, or by its name.
     fn shard_metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let checkpoint = self.opened(py)?;
-        let files = Signals::detach(py, |signals| {
-            checkpoint.prepare_all(signals)?;
-            checkpoint.all_files()
-        })?;
+        let files = files(py, &checkpoint)?;
         let all = PyDict::new(py);
         for (name, file) in checkpoint.file_names().zip(files) {
             all.set_item(name, texts(py, file.header())?)?;
@@ -296,6 +293,23 @@ impl Checkpoint {
             .iter()
             .map(|tensor| TensorInfo::of(py, tensor.entry()))
             .collect()
+    }
+
+    /// The tensors that a lenient reader left out, each with what reading it raises.
+    fn unsound<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let checkpoint = self.opened(py)?;
+        let files = files(py, &checkpoint)?;
+        let all = PyDict::new(py);
+        for file in files {
+            for (tensor, fault) in file.header().all_left_out() {
+                if all.contains(tensor)? {
+                    continue;
+                }
+                let (path, fault) = (file.path().map(ToOwned::to_owned), fault.clone());
+                all.set_item(tensor, raise(py, &Error::Header { path, fault }).into_value(py))?;
+            }
+        }
+        Ok(all)
     }
 
     /// Whether there is an index.

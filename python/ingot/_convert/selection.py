@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from ingot._rearrange import _chosen
+from ingot._rearrange import chosen
 from ingot._text import _quoted
 
 from .flatten import twice
@@ -43,8 +43,8 @@ def selected(
             raise twice(path, entry.name)
         by_name[entry.name] = entry
     names = list(by_name)
-    kept = set(names) if keep is None else _chosen(names, keep, path)
-    kept -= set() if drop is None else _chosen(names, drop, path)
+    kept = set(names) if keep is None else chosen(names, keep, path)
+    kept -= set() if drop is None else chosen(names, drop, path)
     in_full = [by_name[name] for name in names if name in kept]
     for entry in in_full:
         if entry.fault is not None:

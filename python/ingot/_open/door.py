@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ingot._load import Reads
     from ingot._objects import Source
-    from ingot._options import Loading
+    from ingot._options import Leniency, Loading
     from ingot.typing import StorageOptions
 
 BACKENDS = ("auto", "mmap", "pread")
@@ -30,7 +30,7 @@ def again_by(filename: Any, path: str) -> Any:
 def open_checkpoint(
     filename: Source,
     backend: str,
-    strict: bool = False,
+    leniency: Leniency = "accept",
     max_header_size: int | None = None,
     confine: bool = False,
     storage_options: StorageOptions | None = None,
@@ -45,16 +45,16 @@ def open_checkpoint(
     if isinstance(filename, str) and is_url(filename):
         if backend == "mmap":
             raise OptionError("backend 'mmap' is for files: what is behind a URL cannot be mapped")
-        return Checkpoint.open_url(filename, storage_options, strict, max_header_size)
+        return Checkpoint.open_url(filename, storage_options, leniency, max_header_size)
     path: Any = filename
     if not is_path(filename):
         # Imported here: it takes the modules of threads.
         from ingot._objects import open_object
 
-        path = open_object(filename, backend, strict, max_header_size)
+        path = open_object(filename, backend, leniency, max_header_size)
         if isinstance(path, Checkpoint):
             return path
-    return Checkpoint.open(path, backend, strict, max_header_size, confine, lent)
+    return Checkpoint.open(path, backend, leniency, max_header_size, confine, lent)
 
 
 def loading(source: Source, how: Loading) -> AbstractContextManager[tuple[Checkpoint, Reads]]:

@@ -9,7 +9,7 @@ from typing import overload
 from ingot._frameworks import adapter
 from ingot._load import Value, moved, placing, settled, tensors
 from ingot._native import in_natural_order
-from ingot._options import checked_ahead, checked_threads
+from ingot._options import checked_ahead, checked_threads, leniency
 from ingot._text import _escaped, nbytes, plural
 from ingot.errors import ClosedError
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ingot._load import Move, Placement
     from ingot._native import TensorInfo
     from ingot._objects import Source
+    from ingot.errors import HeaderError
     from ingot.typing import Device, OpenOptions, Path, StorageOptions
 
     from .ahead import Order
@@ -76,7 +77,10 @@ class safe_open(Mapping[str, Value]):
         ``INGOT_BACKEND`` in the environment decides where this is ``"auto"``; `backend` and `why` of the
         handle say what was chosen.
     strict : bool
-        Also refuse what is harmless but not as a writer should write it (FORMAT.md, "Leniency").
+        Also refuse what is harmless but not as a writer should write it (FORMAT.md, "Lenient and strict").
+    lenient : bool
+        Of a file that breaks rules, take the tensors that are sound, as `ingot.repair` does; `unsound` has
+        the others. Of a sharded checkpoint `keys` gives what the index says, `offset_keys` the sound ones.
     max_header_size : int, optional
         Refuse longer headers, in bytes. 100,000,000 by default, as upstream; 25,000,000 for URLs.
     confine : bool
@@ -216,6 +220,7 @@ class safe_open(Mapping[str, Value]):
         *,
         backend: str = "auto",
         strict: bool = False,
+        lenient: bool = False,
         max_header_size: int | None = None,
         confine: bool = False,
         storage_options: StorageOptions | None = None,
@@ -223,10 +228,19 @@ class safe_open(Mapping[str, Value]):
         self._adapter = adapter(framework)
         self._move = placing(self._adapter.mover, device)
         self._checkpoint = open_checkpoint(
-            filename, backend, strict, max_header_size, confine, storage_options
+            filename, backend, leniency(strict, lenient), max_header_size, confine, storage_options
         )
         self._given = filename
-        self._arguments = (framework, device, backend, strict, max_header_size, confine, storage_options)
+        self._arguments = (
+            framework,
+            device,
+            backend,
+            strict,
+            max_header_size,
+            confine,
+            storage_options,
+            lenient,
+        )
 
     def keys(self) -> list[str]:  # type: ignore[override]
         """Give the names of all tensors, sorted."""
@@ -262,6 +276,20 @@ class safe_open(Mapping[str, Value]):
             A file that had to be opened cannot be used.
         """
         return self._checkpoint.shard_metadata()
+
+    @property
+    def unsound(self) -> dict[str, HeaderError]:
+        """The tensors that cannot be read, each with the error that reading it raises.
+
+        Empty unless the handle was opened with ``lenient=True``: otherwise a file with such a tensor is
+        refused. `ingot.repair` tells what else is wrong with a file.
+
+        Raises
+        ------
+        HeaderError, CheckpointError, StorageError
+            A file that had to be opened cannot be used.
+        """
+        return self._checkpoint.unsound()
 
     @property
     def shards(self) -> list[str]:
@@ -642,7 +670,8 @@ class safe_open(Mapping[str, Value]):
         strict: bool,
         max_header_size: int | None,
         confine: bool,
-        storage_options: StorageOptions | None = None,
+        storage_options: StorageOptions | None,
+        lenient: bool,
     ) -> Self:
         file = object.__new__(cls)
         safe_open.__init__(
@@ -652,6 +681,7 @@ class safe_open(Mapping[str, Value]):
             device,
             backend=backend,
             strict=strict,
+            lenient=lenient,
             max_header_size=max_header_size,
             confine=confine,
             storage_options=storage_options,

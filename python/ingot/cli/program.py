@@ -27,7 +27,7 @@ SECTIONS = {
     "Look": ("summary", "ls", "tree", "info", "params", "layers", "stats", "cat", "mem"),
     "Check": ("check", "verify", "hash", "diff", "doctor"),
     "Metadata": ("meta", "modelspec"),
-    "Make other files": ("convert", "export", "split", "merge", "rename", "cast"),
+    "Make other files": ("convert", "export", "split", "merge", "rename", "cast", "repair"),
     "Fetch": ("download",),
     "Shell": ("completion",),
 }

@@ -109,9 +109,9 @@ class Source:
         )
 
 
-def opened(path: str, *, strict: bool = False, backend: str = "auto") -> Source:
+def opened(path: str, *, backend: str = "auto") -> Source:
     """Open what a user typed: a file, and whatever else `ingot.safe_open` takes."""
-    return Source(path, _open.open_checkpoint(path, backend, strict))
+    return Source(path, _open.open_checkpoint(path, backend))
 
 
 def _name(file: str) -> str:

@@ -238,7 +238,7 @@ class safe_open(_Lent, ingot.safe_open[Any]):
 
     def _lend(self, framework: str, device: Any, backend: str) -> None:
         module_of(framework)
-        self._arguments = (framework, device, backend, False, None, False, None)
+        self._arguments = (framework, device, backend, False, None, False, None, False)
         if device not in HERE:
             # It may be refused, before there is a file.
             self._move  # noqa: B018

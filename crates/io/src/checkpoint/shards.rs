@@ -1,5 +1,6 @@
 //! The shards that an index names, each held against it.
 
+use std::collections::HashSet;
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -89,9 +90,10 @@ impl Shards {
         }
     }
 
-    /// A tensor that only one has of `header` and of what the index says of shard `number`.
+    /// A tensor that only one has of `header` and of what the index says of shard `number`. One that is not sound is there.
     pub(super) fn differing(&self, number: usize, header: &Header) -> Option<Difference> {
-        let mut said = self.tensors(number);
+        let left_out: HashSet<&str> = header.all_left_out().map(|left_out| left_out.0).collect();
+        let mut said = self.tensors(number).filter(|name| !left_out.contains(name));
         let mut has = header.names_by_name();
         loop {
             let (tensor, is_extra) = match (said.next(), has.next()) {

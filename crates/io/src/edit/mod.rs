@@ -19,4 +19,4 @@ mod records;
 pub use assemble::{Inherit, assemble};
 pub use edit::{Edited, MetadataChange, Way, replace_tensor, update_metadata};
 pub use origins::{Origin, Origins};
-pub use records::{Alias, Pick, RECORD_KEYS, Role, aliases};
+pub use records::{Alias, Pick, RECORD_KEYS, Role, aliases, passed_over};

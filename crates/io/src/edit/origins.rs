@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use ingot_format::{Header, ShardIndex};
+use ingot_format::{Header, Leniency, Limits, ShardIndex};
 
 use crate::archive::Archive;
 use crate::checkpoint::Checkpoint;
@@ -89,11 +89,12 @@ impl Origins {
     ///
     /// # Errors
     /// As [`Checkpoint::open`].
-    pub fn open(path: &Path) -> Result<Origins, Error> {
-        let options = CheckpointOptions {
+    pub fn open(path: &Path, leniency: Leniency) -> Result<Origins, Error> {
+        let mut options = CheckpointOptions {
             open: Origin::options(),
             ..CheckpointOptions::default()
         };
+        options.open.limits.leniency = leniency;
         Origins::of(Checkpoint::open_lent(path, &options)?, &Unwatched)
     }
 
@@ -105,12 +106,14 @@ impl Origins {
     pub fn open_url(
         url: &str,
         options: &ingot_remote::RemoteOptions,
+        leniency: Leniency,
         watch: &dyn crate::Watch,
     ) -> Result<Origins, Error> {
-        Origins::of(
-            Checkpoint::open_url(url, options, &crate::remote::header_limits(), watch)?,
-            watch,
-        )
+        let limits = Limits {
+            leniency,
+            ..crate::remote::header_limits()
+        };
+        Origins::of(Checkpoint::open_url(url, options, &limits, watch)?, watch)
     }
 
     fn of(checkpoint: Checkpoint, watch: &dyn Watch) -> Result<Origins, Error> {

@@ -15,13 +15,14 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
 use ingot_format::{
-    CHECKSUMS_KEY, Checksums, Dtype, Entry, Excerpt, Header, MODEL_SPEC_KEY, SHARED_KEY, SharedError,
-    SharedName, parse_shared, render_shared,
+    CHECKSUMS_KEY, Checksums, Dtype, Entry, Excerpt, Header, MODEL_SPEC_KEY, Quoted, Remedy, SHARED_KEY,
+    SharedError, SharedName, parse_shared, render_shared,
 };
 
 use super::origins::Origin;
 use crate::digest::{Algorithm, Digest};
 use crate::error::Error;
+use crate::verify::RecordedDigests;
 
 /// The keys of metadata that speaks of the tensors beside it. In other metadata that is given for a new file they were
 /// made for another one.
@@ -69,6 +70,34 @@ pub fn aliases<'h>(
     Ok(added)
 }
 
+/// What a lenient reader passes over in the records of the file at `path`: those that are broken, and names of tensors
+/// that it left out.
+pub fn passed_over(path: &Path, header: &Header) -> Vec<(Error, Remedy)> {
+    let digests = RecordedDigests::of(header, Some(path)).err();
+    let mut found: Vec<_> = digests
+        .map(|fault| (fault, Remedy::ValueLeftOut))
+        .into_iter()
+        .collect();
+    let Some(text) = header.metadata().and_then(|metadata| metadata.get(SHARED_KEY)) else {
+        return found;
+    };
+    match (parse_shared(text), named(text, header)) {
+        (Err(fault), _) | (_, Err(fault)) => found.push((refused(Some(path), fault), Remedy::ValueLeftOut)),
+        (Ok(names), Ok(_)) => {
+            let left_out: HashSet<&str> = header.all_left_out().map(|left_out| left_out.0).collect();
+            let lost = names
+                .iter()
+                .filter(|shared| left_out.contains(&*shared.of) && header.find(&shared.name).is_none());
+            found.extend(lost.map(|shared| {
+                let reason = format!("gives it {}, which is left out", Quoted(&shared.of));
+                let fault = SharedError::about(&shared.name, &reason);
+                (refused(Some(path), fault), Remedy::TensorLeftOut)
+            }));
+        }
+    }
+    found
+}
+
 /// Fails where `text` as the record of shared tensors of the file at `path` is none that a reader takes, or speaks of
 /// names that are tensors of their own or of tensors that are not there.
 pub(crate) fn check_shared(text: &str, header: &Header, path: &Path) -> Result<(), Error> {
@@ -103,7 +132,7 @@ fn named(text: &str, header: &Header) -> Result<Vec<Alias>, SharedError> {
         let room = header.entry(number).and_then(|entry| elements(&entry));
         let lies_in = |part: &Excerpt| room.is_some_and(|room| part.end() <= room && part.count() <= room);
         if !part.as_ref().is_none_or(lies_in) {
-            let outside = format!("puts it outside of {}", ingot_format::Quoted(&of));
+            let outside = format!("puts it outside of {}", Quoted(&of));
             return Err(SharedError::about(&name, &outside));
         }
         found.push(Alias {

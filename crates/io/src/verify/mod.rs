@@ -11,4 +11,4 @@ mod verify;
 pub use checked::Proof;
 pub use definition::{Definition, hash};
 pub use verify::{Compared, Mismatch, Report, verify};
-pub(crate) use verify::{digest_of, renewed};
+pub(crate) use verify::{RecordedDigests, digest_of, renewed};

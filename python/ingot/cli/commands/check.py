@@ -59,7 +59,7 @@ def command(screen: Screen, path: str, values: bool) -> int:
 def _strictness(source: Source) -> Iterator[Finding]:
     for file in source.files:
         try:
-            _open.open_checkpoint(file, "pread", True)
+            _open.open_checkpoint(file, "pread", "refuse")
         except HeaderError as error:
             if error.code != "not-strict":
                 raise

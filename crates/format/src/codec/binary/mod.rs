@@ -4,5 +4,5 @@ mod parse;
 mod render;
 mod varint;
 
-pub(crate) use parse::parse;
+pub(crate) use parse::{parse, salvage};
 pub(crate) use render::render;

@@ -1,6 +1,7 @@
 //! Reading the binary header, in one pass.
 
 use alloc::string::ToString;
+use alloc::vec::Vec;
 use core::str;
 
 use super::varint;
@@ -8,6 +9,7 @@ use crate::dtype::Dtype;
 use crate::error::FormatError;
 use crate::extent::{to_u64, to_usize};
 
+use crate::finding::{Remedy, Understood, Unread};
 use crate::metadata::Metadata;
 use crate::raw::{PREFIX_NBYTES, RawHeader, check_room};
 
@@ -15,15 +17,40 @@ use crate::raw::{PREFIX_NBYTES, RawHeader, check_room};
 pub(crate) fn parse(header: &[u8]) -> Result<RawHeader, FormatError> {
     let mut cursor = Cursor { header, rest: header };
     let mut raw = RawHeader::default();
-    // B1
-    match cursor.byte("metadata option")? {
-        0 => {}
-        1 => raw.metadata = Some(metadata(&mut cursor)?),
-        found => return Err(FormatError::InvalidOption { found }),
+    if cursor.has_metadata()? {
+        let metadata = metadata(&mut cursor)?;
+        if let Some(key) = metadata.duplicate() {
+            return Err(FormatError::DuplicateMetadataKey { key: key.to_string() });
+        }
+        raw.metadata = Some(metadata);
     }
-    entries(&mut cursor, &mut raw)?;
+    entries(&mut cursor, &mut raw, &mut Vec::new(), Err)?;
     cursor.padding()?;
     Ok(raw)
+}
+
+/// Reads what can be understood of a header. One that breaks B1 to B3, or F4, cannot be taken apart: nothing says where
+/// the next item begins.
+pub(crate) fn salvage(header: &[u8]) -> Result<Understood, FormatError> {
+    let mut cursor = Cursor { header, rest: header };
+    let mut understood = Understood::default();
+    if cursor.has_metadata()? {
+        let metadata = metadata(&mut cursor)?;
+        understood.keep_last_of_each(Some(metadata));
+    }
+    let Understood {
+        raw,
+        unread,
+        findings,
+    } = &mut understood;
+    entries(&mut cursor, raw, unread, |fault| {
+        findings.add(fault, Remedy::TensorLeftOut);
+        Ok(())
+    })?;
+    if let Err(fault) = cursor.padding() {
+        findings.add(fault, Remedy::Rewritten);
+    }
+    Ok(understood)
 }
 
 /// The count of the pairs, and the pairs.
@@ -37,14 +64,17 @@ fn metadata(cursor: &mut Cursor<'_>) -> Result<Metadata, FormatError> {
         metadata.push(cursor.string("metadata key")?);
         metadata.push(cursor.string("metadata value")?);
     }
-    match metadata.duplicate() {
-        Some(key) => Err(FormatError::DuplicateMetadataKey { key: key.to_string() }),
-        None => Ok(metadata),
-    }
+    Ok(metadata)
 }
 
-/// The count of the tensors, and an entry for each.
-fn entries(cursor: &mut Cursor<'_>, raw: &mut RawHeader) -> Result<(), FormatError> {
+/// The count of the tensors, and an entry for each. `unknown` decides what becomes of one whose dtype is none: it fails, or
+/// its claim goes to `unread`.
+fn entries(
+    cursor: &mut Cursor<'_>,
+    raw: &mut RawHeader,
+    unread: &mut Vec<Unread>,
+    mut unknown: impl FnMut(FormatError) -> Result<(), FormatError>,
+) -> Result<(), FormatError> {
     // The name's length, dtype, rank, begin and end.
     const MIN_ENTRY_NBYTES: usize = 5;
     // Most tensors of a checkpoint are matrices.
@@ -60,10 +90,10 @@ fn entries(cursor: &mut Cursor<'_>, raw: &mut RawHeader) -> Result<(), FormatErr
         let name = cursor.string("tensor name")?;
         raw.names.push_str(name);
         let number = cursor.number("dtype")?;
-        let dtype = u8::try_from(number)
-            .ok()
-            .and_then(Dtype::from_bintensors_number)
-            .ok_or_else(|| unknown_dtype(name, number))?;
+        let dtype = u8::try_from(number).ok().and_then(Dtype::from_bintensors_number);
+        if dtype.is_none() {
+            unknown(unknown_dtype(name, number))?;
+        }
         let rank = cursor.count("rank", 1)?;
         check_room(count, raw.dims.len() + rank, pairs)?;
         for _ in 0..rank {
@@ -71,7 +101,14 @@ fn entries(cursor: &mut Cursor<'_>, raw: &mut RawHeader) -> Result<(), FormatErr
         }
         let begin = cursor.number("data range")?;
         let end = cursor.number("data range")?;
-        raw.close_entry(dtype, begin, end);
+        match dtype {
+            Some(dtype) => raw.close_entry(dtype, begin, end),
+            None => {
+                raw.drop_open_entry();
+                let tensor = name.to_string();
+                unread.push(Unread { tensor, begin, end });
+            }
+        }
     }
     Ok(())
 }
@@ -91,6 +128,15 @@ struct Cursor<'h> {
 }
 
 impl<'h> Cursor<'h> {
+    /// Rule B1.
+    fn has_metadata(&mut self) -> Result<bool, FormatError> {
+        match self.byte("metadata option")? {
+            0 => Ok(false),
+            1 => Ok(true),
+            found => Err(FormatError::InvalidOption { found }),
+        }
+    }
+
     fn byte(&mut self, reading: &'static str) -> Result<u8, FormatError> {
         let (&byte, rest) = self
             .rest

@@ -54,11 +54,11 @@ fn reason(text: &str, fault: &serde_json::Error) -> String {
 /// What was read so far, and the first rule that was broken. serde's errors carry only text, so the fault waits
 /// here while one of them unwinds.
 #[derive(Default)]
-struct Reader {
-    raw: RawHeader,
-    fault: Option<FormatError>,
+pub(super) struct Reader {
+    pub(super) raw: RawHeader,
+    pub(super) fault: Option<FormatError>,
     /// The first thing that a strict reader refuses.
-    unusual: Option<String>,
+    pub(super) unusual: Option<String>,
 }
 
 impl Reader {
@@ -73,7 +73,7 @@ impl Reader {
 }
 
 /// A node of the JSON of a header: what it accepts, and what it says to the rest.
-trait Node<'de>: Sized {
+pub(super) trait Node<'de>: Sized {
     /// What comes of reading it.
     type Value;
 
@@ -102,7 +102,7 @@ trait Node<'de>: Sized {
 }
 
 /// Reads whatever stands where a node is expected and hands it over.
-struct At<P>(P);
+pub(super) struct At<P>(pub(super) P);
 
 impl<'de, P: Node<'de>> DeserializeSeed<'de> for At<P> {
     type Value = P::Value;
@@ -159,7 +159,7 @@ impl<'de, P: Node<'de>> Visitor<'de> for At<P> {
 }
 
 /// A key; JSON leaves nothing else but a string.
-struct Key;
+pub(super) struct Key;
 
 impl<'de> Node<'de> for Key {
     type Value = Cow<'de, str>;
@@ -241,10 +241,10 @@ impl<'de> Node<'de> for AllMetadata<'_> {
 }
 
 /// The value of one metadata key.
-struct OneValue<'r> {
-    reader: &'r mut Reader,
-    metadata: &'r mut Metadata,
-    key: &'r str,
+pub(super) struct OneValue<'r> {
+    pub(super) reader: &'r mut Reader,
+    pub(super) metadata: &'r mut Metadata,
+    pub(super) key: &'r str,
 }
 
 impl<'de> Node<'de> for OneValue<'_> {
@@ -264,9 +264,9 @@ impl<'de> Node<'de> for OneValue<'_> {
 }
 
 /// Rule F8: an object with dtype, shape and data_offsets.
-struct OneEntry<'r> {
-    reader: &'r mut Reader,
-    name: &'r str,
+pub(super) struct OneEntry<'r> {
+    pub(super) reader: &'r mut Reader,
+    pub(super) name: &'r str,
 }
 
 impl OneEntry<'_> {

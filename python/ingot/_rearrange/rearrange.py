@@ -1,39 +1,28 @@
-"""Files made of the tensors of other files, whose bytes are copied and never decoded."""
+"""Files made of the tensors of other files."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from ingot._native import Sources, local_path
+from ingot._options import Existing, checked_progress, is_durable, one_of, texts
+from ingot._progress import telling
 
-from ._native import CHECKSUMS_KEY, MODEL_SPEC_KEY, SHARED_KEY, Sources, local_path
-from ._options import (
-    Existing,
-    alignment,
-    checked_progress,
-    format_for,
-    is_durable,
-    one_of,
-    room,
-    texts,
-)
-from ._progress import telling
-from ._shards import of_index
-from ._text import _escaped, _quoted
-from .errors import SaveError, TensorNotFoundError
+from .names import chosen, renaming
+from .writing import Writing, together
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from typing import Any, Literal
 
-    from .typing import Align, Format, Path, Progress, StorageOptions, Tell
+    from ingot.typing import Align, Format, Path, Progress, StorageOptions, Tell
 
-    Pick = tuple[int, int, str]
-    Which = str | Iterable[str] | Callable[[str], bool]
+    from .names import Which
+    from .writing import Pick
 
 ON_DUPLICATE = ("error", "first", "last")
 
 # In place of the metadata: that of the sources.
-_KEPT: Any = ...
+KEPT: Any = ...
 
 
 def merge(
@@ -41,7 +30,7 @@ def merge(
     destination: Path,
     *,
     on_duplicate: Literal["error", "first", "last"] = "error",
-    metadata: Mapping[str, str] | None = _KEPT,
+    metadata: Mapping[str, str] | None = KEPT,
     format: Format | None = None,
     reserve_header: int = 0,
     align: Align = 8,
@@ -112,9 +101,9 @@ def merge(
         for pick in reversed(picks) if on_duplicate == "first" else picks:
             by_name[pick[2]] = pick
         picks = list(by_name.values())
-    pairs = _together(opened) if metadata is _KEPT else texts(metadata)
+    pairs = together(opened) if metadata is KEPT else texts(metadata)
     existing = Existing(overwrite, replace_read_only)
-    how = _Writing(metadata is _KEPT, existing, durable, format, reserve_header, align)
+    how = Writing(metadata is KEPT, existing, durable, format, reserve_header, align)
     with telling(progress, "Merging", destination) as tell:
         how.write(opened, destination, picks, pairs, tell)
 
@@ -126,7 +115,7 @@ def rewrite(
     rename: Mapping[str, str] | Callable[[str], str] | None = None,
     keep: Which | None = None,
     drop: Which | None = None,
-    metadata: Mapping[str, str] | None = _KEPT,
+    metadata: Mapping[str, str] | None = KEPT,
     format: Format | None = None,
     reserve_header: int = 0,
     align: Align = 8,
@@ -183,14 +172,14 @@ def rewrite(
     progress, destination = checked_progress(progress), local_path(destination)
     opened = Sources.open([source], storage_options)
     names, path = opened.names(0), opened.path(0)
-    kept = set(names) if keep is None else _chosen(names, keep, path)
+    kept = set(names) if keep is None else chosen(names, keep, path)
     if drop is not None:
-        kept -= _chosen(names, drop, path)
-    new_name = _renaming(names, rename, path)
+        kept -= chosen(names, drop, path)
+    new_name = renaming(names, rename, path)
     picks = [(0, number, new_name(name)) for number, name in enumerate(names) if name in kept]
-    pairs = _together(opened) if metadata is _KEPT else texts(metadata)
+    pairs = together(opened) if metadata is KEPT else texts(metadata)
     existing = Existing(overwrite, replace_read_only)
-    how = _Writing(metadata is _KEPT, existing, durable, format, reserve_header, align)
+    how = Writing(metadata is KEPT, existing, durable, format, reserve_header, align)
     with telling(progress, "Writing", destination) as tell:
         how.write(opened, destination, picks, pairs, tell)
 
@@ -201,7 +190,7 @@ def split(
     max_shard_size: int | str = "5GB",
     *,
     filename_pattern: str = "model{suffix}.safetensors",
-    metadata: Mapping[str, str] | None = _KEPT,
+    metadata: Mapping[str, str] | None = KEPT,
     durable: bool | None = None,
     overwrite: bool = False,
     replace_read_only: bool = False,
@@ -250,8 +239,8 @@ def split(
     The index is written last: if this fails, the directory holds the old checkpoint or the new one, whole,
     on file systems with hard links. What an interrupted call left behind, the next one removes.
     """
-    from ._shards import Place, index, nbytes, write
-    from ._shards import split as planned
+    from ingot._shards import Place, index, nbytes, write
+    from ingot._shards import split as planned
 
     progress = checked_progress(progress)
     place, limit = Place(destination, filename_pattern), nbytes(max_shard_size)
@@ -259,7 +248,7 @@ def split(
     place.check(existing)
     flush, opened = is_durable(durable), Sources.open([source], storage_options)
     names, sizes = opened.names(0), opened.sizes(0)
-    pairs = (_together(opened) if metadata is _KEPT else texts(metadata)) or {}
+    pairs = (together(opened) if metadata is KEPT else texts(metadata)) or {}
     of_file = {"format": pairs.get("format", "pt")}
     shards = planned(sizes, limit)
     files = place.names(len(shards))
@@ -279,7 +268,7 @@ def split(
 
     done, total = 0, sum(sizes)
     # Under names that nothing has: `write` sees to what is in the place of a shard.
-    how = _Writing(metadata is _KEPT, Existing(overwrite=True), flush)
+    how = Writing(metadata is KEPT, Existing(overwrite=True), flush)
 
     def save(shard_path: str, shard: list[int]) -> None:
         nonlocal done
@@ -304,133 +293,3 @@ def _part(tell: Tell | None, before: int, size: int, total: int) -> Tell | None:
         tell(before + (size * done // of if of else size), total)
 
     return within
-
-
-class _Writing(NamedTuple):
-    """How a file is written, beside what is in it."""
-
-    # Whether digests of the sources go along.
-    inherit: bool
-    existing: Existing
-    durable: bool | None
-    format: Format | None = None
-    reserve_header: int = 0
-    align: Align = 8
-
-    def write(
-        self,
-        opened: Sources,
-        path: str | bytes,
-        picks: list[Pick],
-        metadata: dict[str, str] | None,
-        tell: Tell | None,
-    ) -> None:
-        opened.write(
-            path,
-            picks,
-            metadata,
-            format_for(path, self.format),
-            inherit=self.inherit,
-            reserve=room(self.reserve_header),
-            align=alignment(self.align),
-            durable=is_durable(self.durable),
-            progress=tell,
-            **self.existing._asdict(),
-        )
-
-
-def _together(opened: Sources) -> dict[str, str] | None:
-    """The metadata of all sources, without what is made anew of theirs; None where none has any."""
-    found: dict[str, tuple[str, str]] | None = None
-    for path, pairs in _metadata(opened):
-        found = {} if found is None else found
-        for key, value in pairs.items():
-            if key in (CHECKSUMS_KEY, SHARED_KEY):
-                continue
-            other, first = found.setdefault(key, (value, path))
-            # A hash of one of several files is not true of the new one, which leaves it out.
-            if other != value and key != MODEL_SPEC_KEY:
-                raise SaveError(
-                    f"metadata key {_quoted(key)}: {_escaped(first)} and {_escaped(path)} differ "
-                    "— say which by metadata=",
-                    code="metadata-conflict",
-                    path=path,
-                    expected=other,
-                    found=value,
-                )
-    return None if found is None else {key: value for key, (value, _) in found.items()}
-
-
-def _metadata(opened: Sources) -> Iterator[tuple[str, dict[str, str]]]:
-    """The metadata of each file and each index that has some, with its path.
-
-    Of an index that is what a file can hold and what speaks of no tensor.
-    """
-    for at in range(len(opened)):
-        for path, pairs in opened.metadata(at).items():
-            if pairs is not None:
-                yield path, pairs
-        pairs_of_index = opened.index_metadata(at)
-        if pairs_of_index is not None:
-            texts_in_it = {key: text for key, text in pairs_of_index.items() if isinstance(text, str)}
-            yield opened.path(at), of_index(texts_in_it)
-
-
-def _chosen(names: list[str], which: Which, path: str) -> set[str]:
-    """Those of `names` that `which` takes."""
-    if callable(which):
-        return {name for name in names if which(name)}
-    # Imported here: it brings `re`.
-    from fnmatch import fnmatchcase
-
-    chosen: set[str] = set()
-    there = set(names)
-    for pattern in [which] if isinstance(which, str) else which:
-        if not isinstance(pattern, str):
-            raise TypeError(f"patterns must be str, found {type(pattern).__name__}")
-        fits = {pattern} & there or {name for name in names if fnmatchcase(name, pattern)}
-        if not fits:
-            raise _not_found(path, pattern)
-        chosen |= fits
-    return chosen
-
-
-def _renaming(
-    names: list[str], rename: Mapping[str, str] | Callable[[str], str] | None, path: str
-) -> Callable[[str], str]:
-    """What gives the new name for an old one."""
-    if rename is None:
-        return str
-    give: Callable[[str], str]
-    if callable(rename):
-        give = rename
-    elif hasattr(rename, "keys"):
-        table = dict(rename)
-        for name in table.keys() - set(names):
-            raise _not_found(path, name)
-
-        def looked_up(name: str) -> str:
-            return table.get(name, name)
-
-        give = looked_up
-    else:
-        raise TypeError(f"rename must be a dict or a callable, found {type(rename).__name__}")
-
-    def checked(name: str) -> str:
-        new = give(name)
-        if not isinstance(new, str):
-            raise TypeError(
-                f"tensor {_quoted(name)}: expected a str for its new name, found {type(new).__name__}"
-            )
-        return new
-
-    return checked
-
-
-def _not_found(path: str, name: str) -> TensorNotFoundError:
-    return TensorNotFoundError(
-        f"{_escaped(path)}: tensor {_quoted(name)}: the file has none of this name",
-        code="unknown-tensor",
-        path=path,
-        tensor=name,
-    )
