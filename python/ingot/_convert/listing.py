@@ -61,7 +61,7 @@ def listed(path: str) -> Listing:
 
 
 def _listed(path: str, entry: Entry) -> Listed:
-    file = path if entry.region is None else entry.region.path
+    file = entry.file or (path if entry.region is None else entry.region.path)
     if entry.fault is not None:
         return Listed(entry.name, str(entry.fault.found or "?"), None, None, file)
     code, size = entry.stored or (entry.code, nbytes(entry.code, entry.shape))

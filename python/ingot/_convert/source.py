@@ -32,7 +32,9 @@ class Entry:
     fault: ConversionError | None = None
     """Why it cannot be converted, if it cannot. It may still be left out."""
     stored: tuple[str, int] | None = None
-    """What the source calls its dtype, and the bytes of its values, where a file of tensors has no such dtype."""
+    """The source's word for its dtype, and the bytes of its values, where FORMAT.md has no such dtype."""
+    file: str | None = None
+    """The path of the file that holds it, where the source is several."""
 
 
 # What is wrong with one tensor and not with the file.

@@ -1,8 +1,9 @@
-"""What a user typed, where it may be a file of another format: looked into, as far as its header or index goes."""
+"""What a user typed, where it may be a file of another format, of which only the header is read."""
 
 from __future__ import annotations
 
 import os
+from math import prod
 from typing import NamedTuple
 
 from ingot import _convert
@@ -13,7 +14,14 @@ from .sources import Source, opened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from ingot._convert import LeftOut
     from ingot._convert.listing import Listed, Listing
+    from ingot._native import TensorInfo
+
+    Looked: TypeAlias = "Source | Foreign"
+    Row: TypeAlias = "TensorInfo | Info"
 
 
 class Info(NamedTuple):
@@ -49,9 +57,9 @@ class Foreign:
         """The text beside the tensors."""
         return self._listing.metadata
 
-    def others(self) -> dict[str, str]:
-        """What is no tensor, each with what it is and what it says."""
-        return {one.name: f"{one.kind} {one.value}".rstrip() for one in self._listing.left_out}
+    def others(self) -> tuple[LeftOut, ...]:
+        """What is no tensor."""
+        return self._listing.left_out
 
     def infos(self) -> list[Info]:
         """What is said of every tensor, in the order of the source."""
@@ -73,14 +81,13 @@ def looked_into(path: str) -> Source | Foreign:
     ConversionError
         It is of another format, and damaged, or refused.
     ModuleNotFoundError
-        A package that reads it is not installed.
+        A package other than NumPy that reads it is not installed.
     """
     try:
         return opened(path)
     except (HeaderError, IsADirectoryError, FileNotFoundError) as error:
         # Files of TensorFlow are named by what their names begin with.
-        is_missing = isinstance(error, FileNotFoundError) and not os.path.exists(path + ".index")
-        if is_url(path) or is_missing:
+        if is_url(path) or not (os.path.exists(path) or os.path.exists(path + ".index")):
             raise
         try:
             return Foreign(path, _convert.listed(path))
@@ -88,6 +95,16 @@ def looked_into(path: str) -> Source | Foreign:
             if refusal.code in ("unknown-format", "ambiguous"):
                 raise error from None
             raise
+        except ModuleNotFoundError as lacking:
+            # Which format it is, is looked at with NumPy: without it, a damaged file of ours may be meant.
+            if lacking.name == "numpy":
+                raise error from None
+            raise
+
+
+def parameters(info: Row) -> int | None:
+    """How many elements a tensor has. None where its format does not say."""
+    return None if info.shape is None else prod(info.shape)
 
 
 def _info(tensor: Listed) -> Info:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ingot._convert.refusal import reading, refused
 from ingot._convert.source import Contents, LeftOut, Options
-from ingot._convert.zipped import Member, members
+from ingot._convert.zipped import Member, Window, members
 from ingot._convert.zipped import opened as opened_member
 
 from .hdf5 import datasets
@@ -34,17 +34,17 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
             code="unreadable",
             expected=WEIGHTS,
         )
-    with _seekable(path, weights) as file, datasets(path, file, options.budget) as contents:
+    with _weights(path, weights, options) as file, datasets(path, file, options.budget) as contents:
         others = [LeftOut(name, "file", f"{member.nbytes} bytes") for name, member in found.items()]
         yield Contents(contents.entries, [*contents.left_out, *others], {"format": "tf"})
 
 
 @contextmanager
-def _seekable(path: str, member: Member) -> Iterator[IO[bytes]]:
-    """A member to be read in any order: where it stands, or unpacked to the disk if it has to be."""
-    if not member.is_packed:
-        with opened_member(path, member) as stream:
-            yield stream
+def _weights(path: str, member: Member, options: Options) -> Iterator[IO[bytes] | Window]:
+    """A member to be read in any order. Where values are wanted, it was held against its checksum."""
+    if not (options.values or member.is_packed):
+        with open(path, "rb") as archive:
+            yield Window(archive, member)
         return
     with TemporaryFile() as file:
         with reading(path, TITLE), opened_member(path, member) as stream:

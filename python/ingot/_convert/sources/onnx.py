@@ -88,20 +88,18 @@ class _Walk:
         shape = tuple(tensor.dims)
         if any(size < 0 for size in shape):
             raise ValueError(f"tensor {name!r} has shape {list(shape)}")
-        is_elsewhere = tensor.data_location == self._onnx.TensorProto.EXTERNAL
-        read = (
-            self._elsewhere(name, tensor, code, shape)
-            if is_elsewhere
-            else partial(self._values, name, tensor)
-        )
-        return Entry(name, code, shape, read)
+        if tensor.data_location != self._onnx.TensorProto.EXTERNAL:
+            return Entry(name, code, shape, partial(self._values, name, tensor))
+        region = self._elsewhere(name, tensor, code, shape)
+        read = partial(region.array, name, dtype_of(code), shape)
+        return Entry(name, code, shape, read, file=region.path)
 
     def _values(self, name: str, tensor: Any) -> Array:
         with reading(self._path, f"an ONNX model with tensor {_quoted(name)}"):
             array: Array = self._onnx.numpy_helper.to_array(tensor)
             return array
 
-    def _elsewhere(self, name: str, tensor: Any, code: str, shape: tuple[int, ...]) -> Any:
+    def _elsewhere(self, name: str, tensor: Any, code: str, shape: tuple[int, ...]) -> Region:
         where = {pair.key: pair.value for pair in tensor.external_data}
         other = inside(self._path, where.get("location"), name)
         position, there = int(where.get("offset", 0)), size_of(other)
@@ -118,4 +116,4 @@ class _Walk:
             )
         if position < 0 or position + expected > there:
             raise cut_short(other, name, expected, max(there - position, 0))
-        return partial(Region(other, position, expected).array, name, dtype_of(code), shape)
+        return Region(other, position, expected)

@@ -69,7 +69,7 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
 
 
 def _load(path: str, source: str | BytesIO, device: Literal["cpu", "meta"]) -> Any:
-    """What `source` holds, which is the file at `path` or a part of it. Nothing of a storage is read for "meta"."""
+    """What `source` holds, the file at `path` or a part of it. For "meta", nothing of a storage is read."""
     torch = _torch()
     with reading(path, TITLE):
         try:
