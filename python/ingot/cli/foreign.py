@@ -6,7 +6,6 @@ import os
 from math import prod
 from typing import NamedTuple
 
-from ingot import _convert
 from ingot._native import in_natural_order, is_url
 from ingot.errors import ConversionError, HeaderError
 
@@ -89,6 +88,9 @@ def looked_into(path: str) -> Source | Foreign:
         # Files of TensorFlow are named by what their names begin with.
         if is_url(path) or not (os.path.exists(path) or os.path.exists(path + ".index")):
             raise
+        # It brings NumPy, which files of this package do without.
+        from ingot import _convert
+
         try:
             return Foreign(path, _convert.listed(path))
         except ConversionError as refusal:

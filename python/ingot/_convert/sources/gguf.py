@@ -81,7 +81,7 @@ class _Header:
         self._take(len(MAGIC))
         version = self._number("<I")
         if version not in (2, 3):
-            raise self.refusal(f"expected version 2 or 3, found {version}", "gguf-version")
+            raise self.refusal(f"a GGUF file of version {version}: expected 2 or 3", "gguf-version")
         tensors = self._count(_TENSOR_NBYTES, "tensors")
         pairs = self._count(_PAIR_NBYTES, "values")
         budget.hold(RECORD_NBYTES * tensors + OBJECT_NBYTES * pairs)
