@@ -51,7 +51,7 @@ def filled(path: Path, nbytes: int) -> Path:
 
 def printed(*arguments: object) -> str:
     """What the command prints, which must end well."""
-    return fresh.printed(sys.executable, "-m", "ingot.cli", *arguments)
+    return fresh.printed(sys.executable, "-m", "ingot", *arguments)
 
 
 def naive(path: Path) -> dict[str, list[float]]:
