@@ -57,7 +57,7 @@ def filled(path: Path, nbytes: int, dtype: str = "F32", seed: int = 0) -> Path:
 
 def printed(*arguments: object) -> str:
     """What the command prints, which must end well."""
-    return fresh.printed(sys.executable, "-m", "ingot.cli", *arguments)
+    return fresh.printed(sys.executable, "-m", "ingot", *arguments)
 
 
 def naive(path: Path) -> dict[str, list[float]]:

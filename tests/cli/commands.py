@@ -61,7 +61,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def command_line(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "ingot.cli", *map(str, arguments)]
+    return [sys.executable, "-m", "ingot", *map(str, arguments)]
 
 
 def in_a_pipe(*arguments: object, folder: Path | None = None, stdin: bytes = b"", **variables: str) -> Ended:

@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
     (folder / "notes, old.txt").write_text("")
     script = tmp_path / "bin" / "ingot"
     script.parent.mkdir()
-    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m ingot.cli "$@"\n')
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m ingot "$@"\n')
     script.chmod(0o755)
     return folder
 

@@ -13,6 +13,7 @@ import numpy
 import pytest
 
 import ingot
+from ingot._convert import listed
 from ingot.numpy import load_file
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -79,6 +80,11 @@ def module() -> object:
     return made
 
 
+def shapes_listed(path: str) -> dict[str, object]:
+    """What `ingot ls` says of each tensor."""
+    return {tensor.name: tensor.shape for tensor in listed(path).tensors}
+
+
 @needs(tensorflow, "tensorflow")
 @pytest.mark.parametrize("path", ["ck/c-1", "ck/c-1.index", "ck"])
 def test_variables_of_a_checkpoint_of_tensorflow_are_read(path: str) -> None:
@@ -91,6 +97,7 @@ def test_variables_of_a_checkpoint_of_tensorflow_are_read(path: str) -> None:
     assert found["model/list/0"] == 5
     assert report.source_format == "tensorflow"
     assert "model/text" in {one.name for one in report.left_out}
+    assert shapes_listed(path) == {name: array.shape for name, array in found.items()}
 
 
 @needs(tensorflow, "tensorflow")
@@ -118,8 +125,10 @@ def test_variables_of_a_savedmodel_are_read(path: str) -> None:
     made = module()
     tensorflow.saved_model.save(made, "saved")
     report = ingot.convert(path, "out.safetensors")
-    numpy.testing.assert_array_equal(load_file("out.safetensors")["weight"], made.weight.numpy())
+    found = load_file("out.safetensors")
+    numpy.testing.assert_array_equal(found["weight"], made.weight.numpy())
     assert report.source_format == "savedmodel"
+    assert shapes_listed(path) == {name: array.shape for name, array in found.items()}
 
 
 @needs(keras, "tensorflow")

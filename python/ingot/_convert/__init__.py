@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 try:
     from .conversion import convert
+    from .listing import listed
 except ModuleNotFoundError as error:
     _missing = error
 
@@ -24,5 +25,7 @@ except ModuleNotFoundError as error:
         # Not before it is called: whoever looks at what `ingot` has does not want to convert anything.
         raise ModuleNotFoundError(str(_missing), name=_missing.name) from _missing
 
+    listed = convert  # type: ignore[assignment]
 
-__all__ = ["Conversion", "LeftOut", "convert"]
+
+__all__ = ["Conversion", "LeftOut", "convert", "listed"]

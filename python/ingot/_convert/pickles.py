@@ -139,8 +139,15 @@ def _paid(code: int, name: str) -> Callable[[Machine], None]:
     return step
 
 
+def _unknown(code: int) -> Callable[[Machine], None]:
+    def step(_: Machine) -> None:
+        raise pickle.UnpicklingError(f"the pickle in it has the unknown opcode 0x{code:02x}")
+
+    return step
+
+
 _REFUSED = {code[0] for code in _NEVER}
-Machine.dispatch = {
+Machine.dispatch = {code: _unknown(code) for code in range(256)} | {
     code: _paid(code, "load_refused" if code in _REFUSED else step.__name__)
     for code, step in _Base.dispatch.items()
 }

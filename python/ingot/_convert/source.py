@@ -31,6 +31,10 @@ class Entry:
     """Where its bytes stand just as a file of tensors has them, if they do: little-endian, in C order."""
     fault: ConversionError | None = None
     """Why it cannot be converted, if it cannot. It may still be left out."""
+    stored: tuple[str, int] | None = None
+    """The source's word for its dtype, and the bytes of its values, where FORMAT.md has no such dtype."""
+    file: str | None = None
+    """The path of the file that holds it, where the source is several."""
 
 
 # What is wrong with one tensor and not with the file.
@@ -90,6 +94,8 @@ class Options:
     dequantize: bool
     budget: Budget
     """Of all that is made of the source."""
+    values: bool = True
+    """Whether they are wanted. Otherwise no entry is read, and the source may be opened without them."""
 
 
 _LONGEST_VALUE = 80

@@ -6,9 +6,11 @@ directory and a member's own header differ. Such archives are refused, and so ar
 
 from __future__ import annotations
 
+import os
 import struct
 import zipfile
-from typing import TYPE_CHECKING, NamedTuple
+from io import RawIOBase
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ingot._text import _quoted
 from ingot.errors import ConversionError
@@ -76,6 +78,35 @@ def opened(path: str, member: Member) -> IO[bytes]:
     # The archive keeps its file open for as long as a member of it is.
     archive.close()
     return stream
+
+
+class Window(RawIOBase):
+    """A member that is not packed, read where it stands and in any order. Its checksum is not looked at."""
+
+    def __init__(self, archive: IO[bytes], member: Member) -> None:
+        self._archive = archive
+        self._begin, self._nbytes, self._at = member.position, member.nbytes, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = max({os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._nbytes}[whence] + offset, 0)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        wanted = memoryview(buffer).cast("B")[: max(self._nbytes - self._at, 0)]
+        self._archive.seek(self._begin + self._at)
+        found = self._archive.read(len(wanted))
+        wanted[: len(found)] = found
+        self._at += len(found)
+        return len(found)
 
 
 def contents(path: str, member: Member) -> bytes:

@@ -100,8 +100,8 @@ def program() -> None:
     """Look at files of tensors, check, compare, change and convert them.
 
     `ingot PATH` alone prints a summary. A PATH is a .safetensors or a .bt file, the index of a checkpoint of
-    many, a directory with one of these, or a URL for commands that only look; `./ls` is a file that is named
-    like a command.
+    many, a directory with one of these, or a URL for commands that only look; for a summary, `ls` and
+    `convert` also a file of another format. `./ls` is a file that is named like a command.
 
     Exit status: 0 all is well; 1 a file is invalid, files differ, or something was found or failed; 2 the
     command cannot be carried out as it was typed.

@@ -34,6 +34,7 @@ class Source:
         # Without what is secret, as everything that is printed.
         self.path = shown_url(path)
         self.handle = handle
+        self.format = handle.format
         # One, where this is no checkpoint of many. What is shown of a URL does not open it again.
         self.files = [path] if is_url(path) and not handle.is_sharded else handle.shards
         self._file_names = {file: _name(file) for file in self.files}

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 TITLE = "an Arrow file"
 MAGIC = b"ARROW1"
+# More bits than a value of any column with a width has.
+_WIDEST = 1 << 40
 
 
 @contextmanager
@@ -30,23 +32,44 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
         is_file = file.read(len(MAGIC)) == MAGIC
     with pa.memory_map(path) as source:
         with reading(path, TITLE):
-            reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
-            table = reader.read_all()
+            open_it = pa.ipc.open_file if is_file else pa.ipc.open_stream
+            schema = open_it(source).schema
+            wanted = range(len(schema)) if options.values else _narrowest(schema)
+            source.seek(0)
+            table = open_it(source, options=pa.ipc.IpcReadOptions(included_fields=list(wanted))).read_all()
             # Offsets and lengths come from the file, and are not looked at before.
             table.validate(full=True)
+        rows = table.num_rows
         entries, left_out = [], []
-        for field, column in zip(table.schema, table.columns, strict=True):
+        for number, field in enumerate(schema):
             kind = kind_of(pa, field.type)
             if kind is None:
-                left_out.append(LeftOut(field.name, f"column of {field.type}", f"{table.num_rows} rows"))
+                left_out.append(LeftOut(field.name, f"column of {field.type}", f"{rows} rows"))
                 continue
             code, shape = kind
-            read = partial(_column, pa, path, field.name, column, code, shape)
-            entries.append(Entry(field.name, code, (table.num_rows, *shape), read))
+            read = partial(_column, pa, path, field.name, table, number, code, shape)
+            entries.append(Entry(field.name, code, (rows, *shape), read))
         yield Contents(entries, left_out)
 
 
-def _column(pa: Any, path: str, name: str, column: Any, code: str, shape: tuple[int, ...]) -> Array:
+def _narrowest(schema: Any) -> list[int]:
+    """The column that is the soonest read: only the batches say how many rows there are."""
+
+    def nbits(number: int) -> int:
+        try:
+            width: int = schema.types[number].bit_width
+        except ValueError:
+            # Of text and of lists.
+            width = _WIDEST
+        return width
+
+    return [min(range(len(schema)), key=nbits)] if len(schema) else []
+
+
+def _column(
+    pa: Any, path: str, name: str, table: Any, number: int, code: str, shape: tuple[int, ...]
+) -> Array:
+    column = table.column(number)
     found = numpy.empty((len(column), *shape), dtype_of(code))
     first = 0
     with reading(path, TITLE):

@@ -81,7 +81,7 @@ class _Header:
         self._take(len(MAGIC))
         version = self._number("<I")
         if version not in (2, 3):
-            raise self.refusal(f"expected version 2 or 3, found {version}", "gguf-version")
+            raise self.refusal(f"a GGUF file of version {version}: expected 2 or 3", "gguf-version")
         tensors = self._count(_TENSOR_NBYTES, "tensors")
         pairs = self._count(_PAIR_NBYTES, "values")
         budget.hold(RECORD_NBYTES * tensors + OBJECT_NBYTES * pairs)
@@ -193,12 +193,6 @@ def _quantized(header: _Header, info: _Info, options: Options) -> Entry:
         kind = gguf.GGMLQuantizationType(info.kind)
     except ValueError:
         raise header.refusal(f"type {info.kind} is unknown", "unsupported-dtype", info.name) from None
-    if not options.dequantize:
-        raise header.refusal(
-            f"quantised as {kind.name}, which no file has a dtype for — dequantize=True makes F32 of it",
-            "quantized",
-            info.name,
-        )
     block, block_nbytes = gguf.GGML_QUANT_SIZES[kind]
     if not info.shape or info.shape[-1] % block:
         raise header.refusal(
@@ -212,7 +206,17 @@ def _quantized(header: _Header, info: _Info, options: Options) -> Entry:
             values: Array = gguf.dequantize(rows, kind)
         return values.reshape(info.shape)
 
-    return Entry(info.name, "F32", info.shape, read)
+    fault = None if options.dequantize else _undecided(header, info, kind.name)
+    stored = (kind.name, region.nbytes)
+    return Entry(info.name, "F32", info.shape, read, fault=fault, stored=stored)
+
+
+def _undecided(header: _Header, info: _Info, kind: str) -> ConversionError:
+    return header.refusal(
+        f"quantised as {kind}, which no file has a dtype for — dequantize=True makes F32 of it",
+        "quantized",
+        info.name,
+    )
 
 
 def _region(header: _Header, info: _Info, size: int) -> Region:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 from ingot._convert.refusal import reading, refused
 from ingot._convert.source import Contents, LeftOut, Options
-from ingot._convert.zipped import members
+from ingot._convert.zipped import Member, Window, members
 from ingot._convert.zipped import opened as opened_member
 
 from .hdf5 import datasets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import IO
 
 TITLE = "a Keras archive"
 WEIGHTS = "model.weights.h5"
@@ -33,10 +34,20 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
             code="unreadable",
             expected=WEIGHTS,
         )
+    with _weights(path, weights, options) as file, datasets(path, file, options.budget) as contents:
+        others = [LeftOut(name, "file", f"{member.nbytes} bytes") for name, member in found.items()]
+        yield Contents(contents.entries, [*contents.left_out, *others], {"format": "tf"})
+
+
+@contextmanager
+def _weights(path: str, member: Member, options: Options) -> Iterator[IO[bytes] | Window]:
+    """A member to be read in any order. Where values are wanted, it was held against its checksum."""
+    if not (options.values or member.is_packed):
+        with open(path, "rb") as archive:
+            yield Window(archive, member)
+        return
     with TemporaryFile() as file:
-        with reading(path, TITLE), opened_member(path, weights) as stream:
+        with reading(path, TITLE), opened_member(path, member) as stream:
             shutil.copyfileobj(stream, file, 1 << 20)
         file.seek(0)
-        with datasets(path, file, options.budget) as contents:
-            others = [LeftOut(name, "file", f"{member.nbytes} bytes") for name, member in found.items()]
-            yield Contents(contents.entries, [*contents.left_out, *others], {"format": "tf"})
+        yield file

@@ -10,6 +10,7 @@ from ingot._convert.confined import inside
 from ingot._convert.flatten import MAX_DEPTH
 from ingot._convert.limits import OBJECT_NBYTES, RECORD_NBYTES
 from ingot._convert.positions import Region, cut_short, size_of
+from ingot._convert.protobuf import without_values
 from ingot._convert.refusal import lacks, reading, refused
 from ingot._convert.source import Contents, Entry, LeftOut, Options, possible
 from ingot._convert.values import code_of, dtype_of, nbytes
@@ -32,12 +33,19 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
     except ModuleNotFoundError as error:
         raise lacks("onnx", TITLE, "convert") from error
     with reading(path, TITLE):
-        model = onnx.load_model(path, format="protobuf", load_external_data=False)
+        model = _model(onnx, path, options)
         if not model.ir_version or not model.HasField("graph"):
             raise ValueError("it has no graph")
         walk = _Walk(path, onnx, options.budget)
         walk.graph("", model.graph, 0)
     yield Contents(walk.entries, walk.left_out)
+
+
+def _model(onnx: Any, path: str, options: Options) -> Any:
+    if options.values:
+        return onnx.load_model(path, format="protobuf", load_external_data=False)
+    with open(path, "rb") as file:
+        return onnx.ModelProto.FromString(without_values(file, size_of(path), options.budget))
 
 
 class _Walk:
@@ -80,20 +88,18 @@ class _Walk:
         shape = tuple(tensor.dims)
         if any(size < 0 for size in shape):
             raise ValueError(f"tensor {name!r} has shape {list(shape)}")
-        is_elsewhere = tensor.data_location == self._onnx.TensorProto.EXTERNAL
-        read = (
-            self._elsewhere(name, tensor, code, shape)
-            if is_elsewhere
-            else partial(self._values, name, tensor)
-        )
-        return Entry(name, code, shape, read)
+        if tensor.data_location != self._onnx.TensorProto.EXTERNAL:
+            return Entry(name, code, shape, partial(self._values, name, tensor))
+        region = self._elsewhere(name, tensor, code, shape)
+        read = partial(region.array, name, dtype_of(code), shape)
+        return Entry(name, code, shape, read, file=region.path)
 
     def _values(self, name: str, tensor: Any) -> Array:
         with reading(self._path, f"an ONNX model with tensor {_quoted(name)}"):
             array: Array = self._onnx.numpy_helper.to_array(tensor)
             return array
 
-    def _elsewhere(self, name: str, tensor: Any, code: str, shape: tuple[int, ...]) -> Any:
+    def _elsewhere(self, name: str, tensor: Any, code: str, shape: tuple[int, ...]) -> Region:
         where = {pair.key: pair.value for pair in tensor.external_data}
         other = inside(self._path, where.get("location"), name)
         position, there = int(where.get("offset", 0)), size_of(other)
@@ -110,4 +116,4 @@ class _Walk:
             )
         if position < 0 or position + expected > there:
             raise cut_short(other, name, expected, max(there - position, 0))
-        return partial(Region(other, position, expected).array, name, dtype_of(code), shape)
+        return Region(other, position, expected)

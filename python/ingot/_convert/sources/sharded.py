@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ingot._convert.confined import inside
@@ -37,7 +38,7 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
         for shard, file in shards.items():
             contents = stack.enter_context(_shard(file, options))
             _check(path, shard, contents, weight_map)
-            entries += contents.entries
+            entries += [replace(entry, file=file) for entry in contents.entries]
             left_out += contents.left_out
             metadata = metadata | contents.metadata
         _refuse_missing(path, weight_map, entries)

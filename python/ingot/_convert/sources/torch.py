@@ -7,11 +7,12 @@ are loaded whole.
 
 from __future__ import annotations
 
+import pickle
 import re
 from contextlib import contextmanager
 from io import BytesIO
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy
 
@@ -50,10 +51,12 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
     whole = records is None or not _lies_open(path, records)
     _torch()
     if records is None:
-        _try_old(path, options.budget)
+        objects = _try_old(path, options.budget)
+        source = path if options.values else _without_storages(path, objects)
+        tree = _load(path, source, "cpu" if options.values else "meta")
     else:
         _try(path, records, whole, options.budget)
-    tree = _load(path, whole)
+        tree = _load(path, path, "cpu" if whole and options.values else "meta")
     tensors, left_out = flatten(path, tree, _is_tensor, options.budget)
     places = None if whole or records is None else {one.position: one for one in records.values()}
     entries = [
@@ -65,13 +68,13 @@ def opened(path: str, options: Options) -> Iterator[Contents]:
     yield Contents(entries, left_out, {"format": "pt"})
 
 
-def _load(path: str, whole: bool) -> Any:
+def _load(path: str, source: str | BytesIO, device: Literal["cpu", "meta"]) -> Any:
+    """What `source` holds, the file at `path` or a part of it. For "meta", nothing of a storage is read."""
     torch = _torch()
     with reading(path, TITLE):
         try:
-            if whole:
-                return torch.load(path, map_location="cpu", weights_only=True)
-            return torch.load(path, map_location="meta", weights_only=True, mmap=True)
+            mmap = device == "meta" and source is path
+            return torch.load(source, map_location=device, weights_only=True, mmap=mmap)
         except Exception as error:
             if "weights_only" not in str(error) and "Weights only" not in str(error):
                 raise
@@ -154,8 +157,18 @@ def _try(path: str, records: dict[str, Member], whole: bool, budget: Budget) -> 
         Trial(Bounded(path, BytesIO(pickled), len(pickled)), budget, storage).load()
 
 
-def _try_old(path: str, budget: Budget) -> None:
-    """Refuse a file from before there were archives whose pickles would make too much."""
+def _without_storages(path: str, nbytes: int) -> BytesIO:
+    """A file from before there were archives, of which only the objects are there: `nbytes` of it."""
+    with reading(path, TITLE), open(path, "rb") as file:
+        # The last pickle, which lists the storages that follow, lists none.
+        return BytesIO(file.read(nbytes) + pickle.dumps([], 2))
+
+
+def _try_old(path: str, budget: Budget) -> int:
+    """Refuse a file from before there were archives whose pickles would make too much.
+
+    Gives the bytes before the last pickle, which is that of the keys of the storages.
+    """
     seen: set[str] = set()
 
     def storage(key: str, nbytes: int) -> None:
@@ -165,8 +178,11 @@ def _try_old(path: str, budget: Budget) -> None:
 
     with reading(path, TITLE), open(path, "rb") as file:
         source = Bounded(path, file, size_of(path))
+        objects = 0
         for _ in range(_OLD_PICKLES):
+            objects = file.tell()
             Trial(source, budget, storage).load()
+        return objects
 
 
 def _refuse_programs(path: str, records: dict[str, Member] | None) -> None:

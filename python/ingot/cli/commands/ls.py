@@ -7,16 +7,16 @@ from operator import attrgetter
 import click
 
 from ingot.cli import arguments
+from ingot.cli.foreign import looked_into, parameters
 from ingot.cli.screen import Screen, printing
-from ingot.cli.sources import Source, opened, parameters
 from ingot.cli.tables import Column
 from ingot.cli.wording import nbytes, shape
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-    from ingot._native import TensorInfo
+    from ingot.cli.foreign import Looked, Row
 
 _SHORT = (Column("name"), Column("dtype"), Column("shape"))
 _LONG = (*_SHORT, Column("parameters", right=True), Column("size", right=True))
@@ -36,9 +36,12 @@ _PLACES = (Column("begin", right=True, spare=True), Column("end", right=True, sp
 @click.option("--grep", metavar="REGEX", help="Only tensors in whose name this is found.")
 @printing
 def command(screen: Screen, path: str, long: bool, sort: str, reverse: bool, grep: str | None) -> int:
-    """List the tensors: name, dtype, shape."""
+    """List the tensors: name, dtype, shape.
+
+    Also those of files that `ingot convert` reads, by their headers: no value is read.
+    """
     wanted = arguments.pattern(grep)
-    source = opened(path)
+    source = looked_into(path)
     infos = _sorted(source, sort)
     if wanted is not None:
         infos = [info for info in infos if wanted.search(info.name)]
@@ -56,16 +59,14 @@ def command(screen: Screen, path: str, long: bool, sort: str, reverse: bool, gre
     return 0
 
 
-def _sorted(source: Source, sort: str) -> list[TensorInfo]:
-    if sort == "file":
-        return source.infos()
-    infos = source.in_natural_order()
+def _sorted(source: Looked, sort: str) -> list[Row]:
+    infos: list[Row] = [*(source.infos() if sort == "file" else source.in_natural_order())]
     if sort == "size":
-        infos.sort(key=lambda info: -info.nbytes)
+        infos.sort(key=lambda info: -(info.nbytes or 0))
     return infos
 
 
-def described(source: Source, info: TensorInfo) -> dict[str, object]:
+def described(source: Looked, info: Row) -> dict[str, object]:
     """What ``--json`` says of a tensor."""
     return {
         "name": info.name,
@@ -79,23 +80,27 @@ def described(source: Source, info: TensorInfo) -> dict[str, object]:
     }
 
 
-class _Shapes(dict[tuple[int, ...], str]):
+class _Shapes(dict["tuple[int, ...] | None", str]):
     """Shapes as text. Few differ, and making it takes longest."""
 
-    def __missing__(self, dims: tuple[int, ...]) -> str:
-        text = self[dims] = shape(dims)
+    def __missing__(self, dims: tuple[int, ...] | None) -> str:
+        text = self[dims] = "?" if dims is None else shape(dims)
         return text
 
 
-def _rows(infos: list[TensorInfo]) -> Iterator[tuple[str, str, str]]:
+def _rows(infos: Sequence[Row]) -> Iterator[tuple[str, str, str]]:
     # Without a line of Python for each of 500,000.
     shapes = map(_Shapes().__getitem__, map(attrgetter("shape"), infos))
     return zip(map(attrgetter("name"), infos), map(attrgetter("dtype"), infos), shapes, strict=True)
 
 
-def _long_rows(screen: Screen, source: Source, infos: list[TensorInfo]) -> Iterator[tuple[str, ...]]:
+def _long_rows(screen: Screen, source: Looked, infos: Sequence[Row]) -> Iterator[tuple[str, ...]]:
     # People compare sizes, programs add them.
     size = nbytes if screen.is_terminal else str
     for info, short in zip(infos, _rows(infos), strict=True):
-        file = source.file_name_of(info.name)
-        yield *short, str(parameters(info)), size(info.nbytes), str(info.begin), str(info.end), file
+        counts = (_known(str, parameters(info)), _known(size, info.nbytes))
+        yield *short, *counts, _known(str, info.begin), _known(str, info.end), source.file_name_of(info.name)
+
+
+def _known(text: Callable[[int], str], number: int | None) -> str:
+    return "-" if number is None else text(number)

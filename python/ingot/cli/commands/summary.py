@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 import click
 
 from ingot.cli import arguments
+from ingot.cli.foreign import Foreign, looked_into, parameters
 from ingot.cli.screen import Screen, printing
-from ingot.cli.sources import Source, opened, parameters
 from ingot.cli.tables import cut
 from ingot.cli.wording import count, nbytes, plural, shape, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ingot._native import TensorInfo
+    from collections.abc import Sequence
+
+    from ingot.cli.foreign import Looked, Row
 
 # Of each list, so that all of it stays on a screen of 24 lines.
 _LINES = 5
@@ -24,18 +26,18 @@ _LABEL = 12
 
 
 class Totals(NamedTuple):
-    """Sums over the tensors of one dtype."""
+    """Sums over the tensors of one dtype. Those whose size is not known add nothing to the sums."""
 
     tensors: int = 0
     parameters: int = 0
     nbytes: int = 0
 
-    def plus(self, tensors: int, info: TensorInfo) -> Totals:
+    def plus(self, tensors: int, info: Row) -> Totals:
         """With so many more tensors like `info`."""
         return Totals(
             self.tensors + tensors,
-            self.parameters + tensors * parameters(info),
-            self.nbytes + tensors * info.nbytes,
+            self.parameters + tensors * (parameters(info) or 0),
+            self.nbytes + tensors * (info.nbytes or 0),
         )
 
 
@@ -43,9 +45,12 @@ class Totals(NamedTuple):
 @arguments.path
 @printing
 def command(screen: Screen, path: str) -> int:
-    """Print what a file is, on one screen."""
-    source = opened(path)
-    infos = source.infos()
+    """Print what a file is, on one screen.
+
+    Also of files that `ingot convert` reads, by their headers: no value is read.
+    """
+    source = looked_into(path)
+    infos: Sequence[Row] = source.infos()
     dtypes = _totals(infos)
     if screen.as_json:
         screen.answer(_facts(source, infos, dtypes))
@@ -60,7 +65,7 @@ def command(screen: Screen, path: str) -> int:
     return 0
 
 
-def _totals(infos: list[TensorInfo]) -> dict[str, Totals]:
+def _totals(infos: Sequence[Row]) -> dict[str, Totals]:
     """The sums of each dtype, that with the most bytes first."""
     # Of 20,000 tensors few differ in dtype and shape.
     kinds = list(map(attrgetter("dtype", "shape"), infos))
@@ -76,11 +81,11 @@ def _sum(dtypes: dict[str, Totals]) -> Totals:
     return Totals(*map(sum, zip(*dtypes.values(), strict=True))) if dtypes else Totals()
 
 
-def _facts(source: Source, infos: list[TensorInfo], dtypes: dict[str, Totals]) -> dict[str, object]:
+def _facts(source: Looked, infos: Sequence[Row], dtypes: dict[str, Totals]) -> dict[str, object]:
     total = _sum(dtypes)
-    return {
+    facts: dict[str, object] = {
         "path": source.path,
-        "format": source.handle.format,
+        "format": source.format,
         "files": len(source.files),
         "nbytes": source.nbytes_of_files(),
         "tensors": len(infos),
@@ -89,53 +94,65 @@ def _facts(source: Source, infos: list[TensorInfo], dtypes: dict[str, Totals]) -
         "dtypes": {dtype: totals._asdict() for dtype, totals in dtypes.items()},
         "metadata": source.metadata(),
     }
+    if isinstance(source, Foreign):
+        facts["others"] = [
+            {"name": one.name, "kind": one.kind, "value": one.value} for one in source.others()
+        ]
+    return facts
 
 
-def _parts(source: Source, infos: list[TensorInfo], dtypes: dict[str, Totals]) -> list[tuple[str, list[str]]]:
+def _parts(source: Looked, infos: Sequence[Row], dtypes: dict[str, Totals]) -> list[tuple[str, list[str]]]:
     total = _sum(dtypes)
     parameters = total.parameters
     files = plural(len(source.files), "file")
     parts = [
-        ("format", [f"{source.handle.format}, {files} of {nbytes(source.nbytes_of_files())}"]),
+        ("format", [f"{source.format}, {files} of {nbytes(source.nbytes_of_files())}"]),
         ("tensors", [f"{len(infos):,}"]),
         ("parameters", [f"{count(parameters)} ({parameters:,})" if parameters >= 1000 else str(parameters)]),
         ("data", [nbytes(total.nbytes)]),
-        ("dtypes", _dtypes(dtypes)),
+        ("dtypes", _dtypes(infos, dtypes)),
         ("modules", _modules(infos)),
         ("largest", _largest(infos)),
         ("metadata", _metadata(source.metadata())),
+        ("others", _others(source) if isinstance(source, Foreign) else []),
     ]
     return [(label, lines) for label, lines in parts if lines]
 
 
-def _dtypes(dtypes: dict[str, Totals]) -> list[str]:
-    lines = [
-        f"{dtype}: {plural(sums.tensors, 'tensor')}, {count(sums.parameters)} parameters, "
-        f"{nbytes(sums.nbytes)}"
-        for dtype, sums in dtypes.items()
-    ]
+def _dtypes(infos: Sequence[Row], dtypes: dict[str, Totals]) -> list[str]:
+    unsized = {info.dtype for info in infos if info.nbytes is None}
+    lines = []
+    for dtype, sums in dtypes.items():
+        sizes = f"{count(sums.parameters)} parameters, {nbytes(sums.nbytes)}"
+        told = "cannot be converted" if dtype in unsized else sizes
+        lines.append(f"{dtype}: {plural(sums.tensors, 'tensor')}, {told}")
     return _first(lines, "dtype")
 
 
-def _modules(infos: list[TensorInfo]) -> list[str]:
+def _modules(infos: Sequence[Row]) -> list[str]:
     sizes: Counter[str] = Counter()
     for info in infos:
-        sizes[info.name.partition(".")[0]] += info.nbytes
+        sizes[info.name.partition(".")[0]] += info.nbytes or 0
     # A list of single tensors is no list of modules.
     if not 1 < len(sizes) < len(infos):
         return []
     return _first([f"{name}: {nbytes(size)}" for name, size in sizes.most_common()], "module")
 
 
-def _largest(infos: list[TensorInfo]) -> list[str]:
+def _largest(infos: Sequence[Row]) -> list[str]:
     from heapq import nlargest
 
-    found = nlargest(3, infos, key=attrgetter("nbytes"))
-    return [f"{info.name}: {info.dtype} {shape(info.shape)}, {nbytes(info.nbytes)}" for info in found]
+    sized = [(info.nbytes, info) for info in infos if info.nbytes is not None]
+    found = nlargest(3, sized, key=itemgetter(0))
+    return [f"{info.name}: {info.dtype} {shape(info.shape or ())}, {nbytes(size)}" for size, info in found]
 
 
 def _metadata(pairs: dict[str, str]) -> list[str]:
     return _first([f"{key}: {abridged(value)}" for key, value in pairs.items()], "key")
+
+
+def _others(source: Foreign) -> list[str]:
+    return _first([f"{one.name}: {one.kind} {one.value}".rstrip() for one in source.others()], "value")
 
 
 def abridged(value: str) -> str:
