@@ -150,7 +150,7 @@ def difference(folder: Path, nbytes: int, rounds: int, dtype: str) -> None:
 
 def differing(*arguments: object) -> str:
     """What `diff --values` prints of files that differ."""
-    line = [sys.executable, "-m", "ingot.cli", "diff", "--values", *map(str, arguments)]
+    line = [sys.executable, "-m", "ingot", "diff", "--values", *map(str, arguments)]
     done = subprocess.run(line, stdout=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1, "the files are equal, or cannot be compared"
     return done.stdout

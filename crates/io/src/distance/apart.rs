@@ -179,14 +179,14 @@ impl Values {
                 false => Values::Integers(as_integers(dtype, bytes)),
             };
             match is_complex && dtype != Dtype::C64 {
-                true => values.as_complex(),
+                true => values.into_complex(),
                 false => values,
             }
         })
     }
 
     /// Each with an imaginary part of zero.
-    fn as_complex(self) -> Values {
+    fn into_complex(self) -> Values {
         match self {
             Values::Floats(values) => {
                 Values::Floats(values.into_iter().flat_map(|value| [value, 0.0]).collect())

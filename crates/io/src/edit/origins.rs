@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use ingot_format::{Header, Leniency, Limits, ShardIndex};
+use ingot_format::{Header, Leniency, ShardIndex};
 
 use crate::archive::Archive;
 use crate::checkpoint::Checkpoint;
@@ -109,7 +109,7 @@ impl Origins {
         leniency: Leniency,
         watch: &dyn crate::Watch,
     ) -> Result<Origins, Error> {
-        let limits = Limits {
+        let limits = ingot_format::Limits {
             leniency,
             ..crate::remote::header_limits()
         };
