@@ -47,13 +47,21 @@ if TYPE_CHECKING:
     from . import tensorflow as tensorflow
     from . import torch as torch
     from ._convert import Conversion, convert
-    from ._describe import FileMetadata, RepoMetadata, describe, describe_async, read_index, read_metadata
+    from ._describe import FileMetadata, RepoMetadata, describe, describe_async
     from ._download import Download, download
     from ._edit import replace_tensor, update_metadata
     from ._hash import Verification, hash, verify
     from ._native import ShardIndex, TensorInfo
     from ._objects import Ranges
-    from ._open import PrefetchLoader, TensorIterator, TensorSlice, safe_open, warm
+    from ._open import (
+        PrefetchLoader,
+        TensorIterator,
+        TensorSlice,
+        read_index,
+        read_metadata,
+        safe_open,
+        warm,
+    )
     from ._rearrange import Repair, merge, repair, rewrite, split
     from ._serialize import deserialize, serialize, serialize_file
     from ._writer import Writer
@@ -136,8 +144,8 @@ _LATER = {
     "download": "_download",
     "hash": "_hash",
     "merge": "_rearrange",
-    "read_index": "_describe",
-    "read_metadata": "_describe",
+    "read_index": "_open",
+    "read_metadata": "_open",
     "repair": "_rearrange",
     "replace_tensor": "_edit",
     "rewrite": "_rearrange",

@@ -2,6 +2,8 @@
 
 from .ahead import AHEAD as AHEAD
 from .ahead import TensorIterator as TensorIterator
+from .documents import read_index as read_index
+from .documents import read_metadata as read_metadata
 from .door import BACKENDS as BACKENDS
 from .door import again_by as again_by
 from .door import loading as loading
