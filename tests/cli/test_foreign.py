@@ -55,7 +55,7 @@ def test_the_summary_says_the_format_the_sums_and_what_is_no_tensor(npz: Path) -
     assert "others      text.npy: array of objects, records or text 132 bytes" in printed
     answer = good(npz, "--json").json()
     assert (answer["format"], answer["tensors"], answer["parameters"]) == ("npz", 3, 1206)
-    assert answer["dtypes"]["I8"] == {"tensors": 2, "parameters": 6, "nbytes": 6}
+    assert answer["dtypes"]["I8"] == {"tensors": 2, "parameters": 6, "nbytes": 6, "unsized": 0}
     assert answer["others"] == [
         {"name": "text.npy", "kind": "array of objects, records or text", "value": "132 bytes"}
     ]
@@ -70,6 +70,17 @@ def test_what_cannot_be_converted_is_listed_without_a_shape(tmp_path: Path) -> N
     assert "complex128: 1 tensor, cannot be converted" in printed
     assert "parameters  2" in printed
     assert good("ls", "--json", tmp_path / "in.pt").json()["tensors"][1]["parameters"] is None
+    assert good(tmp_path / "in.pt", "--json").json()["dtypes"]["complex128"]["unsized"] == 1
+
+
+def test_two_columns_of_one_name_are_both_listed(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    table = pa.table([pa.array([1, 2]), pa.array([0.5, 1.5])], names=["a", "a"])
+    with pa.OSFile(str(tmp_path / "in.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    rows = [["a", "I64", "[2]"], ["a", "F64", "[2]"]]
+    assert good("ls", tmp_path / "in.arrow").rows() == rows
+    assert good("ls", "-r", tmp_path / "in.arrow").rows() == rows[::-1]
 
 
 def test_names_from_another_format_steer_no_terminal(tmp_path: Path) -> None:

@@ -322,6 +322,13 @@ def refusal(path: Path, data: bytes) -> str:
     return ""
 
 
+def test_a_number_that_passes_the_end_of_its_message_is_refused() -> None:
+    # The graph has one byte, the tag of a number whose own bytes stand after it.
+    Path("in.onnx").write_bytes(b"\x08\x08" + length_of(0x3A, b"\x08") + b"\x01")
+    with pytest.raises(ingot.ConversionError, match="passes the end of its message"):
+        listed("in.onnx")
+
+
 def test_messages_of_onnx_that_stand_in_each_other_are_refused_by_the_limit() -> None:
     inner = b""
     for _ in range(20_000):

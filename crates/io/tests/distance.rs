@@ -7,39 +7,17 @@
     reason = "the numbers are small"
 )]
 
+mod in_memory;
+
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use ingot_format::{Dtype, Format, Limits, Spec, layout, to_u64};
+use in_memory::archive;
+use ingot_format::{Dtype, to_u64};
 use ingot_io::{
-    Archive, Distance, Error, MemorySource, Number, ReadOptions, Tensor, Unwatched, Watch, distances,
-    has_values,
+    Archive, Distance, Error, Number, ReadOptions, Tensor, Unwatched, Watch, distances, has_values,
 };
 use proptest::prelude::*;
-
-/// A file with these tensors.
-fn archive(tensors: &[(&str, Dtype, Vec<u8>)]) -> Archive {
-    let shapes: Vec<[u64; 1]> = tensors
-        .iter()
-        .map(|(_, dtype, bytes)| [to_u64(bytes.len()) * 8 / dtype.bits()])
-        .collect();
-    let specs: Vec<Spec<'_>> = tensors
-        .iter()
-        .zip(&shapes)
-        .map(|((name, dtype, _), shape)| Spec {
-            name,
-            dtype: *dtype,
-            shape,
-        })
-        .collect();
-    let layout = layout(&specs, None, Format::Safetensors).unwrap();
-    let mut file = layout.head;
-    for name in layout.header.names() {
-        let (_, _, bytes) = tensors.iter().find(|(other, _, _)| *other == name).unwrap();
-        file.extend_from_slice(bytes);
-    }
-    Archive::from_source(Box::new(MemorySource::new(file)), &Limits::default()).unwrap()
-}
 
 /// The distance of one tensor from another.
 fn between(one: (Dtype, Vec<u8>), two: (Dtype, Vec<u8>)) -> Option<Distance> {

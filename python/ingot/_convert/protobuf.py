@@ -49,6 +49,8 @@ class _Skimmer:
         while self._file.tell() < end:
             tag = self._varint()
             kept += self._field(kind, tag, end, depth)
+        if self._file.tell() > end:
+            raise ValueError("a number passes the end of its message")
         return bytes(kept)
 
     def _field(self, kind: str, tag: int, end: int, depth: int) -> bytes:

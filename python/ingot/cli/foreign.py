@@ -66,8 +66,10 @@ class Foreign:
 
     def in_natural_order(self) -> list[Info]:
         """The same, in natural order of the names."""
-        by_name = {info.name: info for info in self.infos()}
-        return [by_name[name] for name in in_natural_order(list(by_name))]
+        infos = self.infos()
+        ranks = {name: rank for rank, name in enumerate(in_natural_order([info.name for info in infos]))}
+        # Nothing keeps a source from having a name twice.
+        return sorted(infos, key=lambda info: ranks[info.name])
 
 
 def looked_into(path: str) -> Source | Foreign:
@@ -104,7 +106,7 @@ def looked_into(path: str) -> Source | Foreign:
             raise
 
 
-def parameters(info: Row) -> int | None:
+def known_parameters(info: Row) -> int | None:
     """How many elements a tensor has. None where its format does not say."""
     return None if info.shape is None else prod(info.shape)
 

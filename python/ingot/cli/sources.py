@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     import numpy
 
+    from ingot._convert import LeftOut
     from ingot._native import TensorInfo
 
     Array = numpy.ndarray[Any, numpy.dtype[Any]]
@@ -56,6 +57,10 @@ class Source:
     def metadata(self) -> dict[str, str]:
         """The text beside the tensors. What an index has of other kinds is given as JSON."""
         return {key: text_of(value) for key, value in (self.handle.metadata() or {}).items()}
+
+    def others(self) -> tuple[LeftOut, ...]:
+        """What is no tensor, which is nothing in files of this package."""
+        return ()
 
     def texts(self) -> dict[str, str]:
         """What of the metadata is text, which is all of it but for an index."""

@@ -7,7 +7,7 @@ from operator import attrgetter
 import click
 
 from ingot.cli import arguments
-from ingot.cli.foreign import looked_into, parameters
+from ingot.cli.foreign import known_parameters, looked_into
 from ingot.cli.screen import Screen, printing
 from ingot.cli.tables import Column
 from ingot.cli.wording import nbytes, shape
@@ -46,7 +46,7 @@ def command(screen: Screen, path: str, long: bool, sort: str, reverse: bool, gre
     if wanted is not None:
         infos = [info for info in infos if wanted.search(info.name)]
     if reverse:
-        infos.reverse()
+        infos = infos[::-1]
     if screen.as_json:
         screen.answer({"tensors": [described(source, info) for info in infos]})
     elif long:
@@ -59,11 +59,11 @@ def command(screen: Screen, path: str, long: bool, sort: str, reverse: bool, gre
     return 0
 
 
-def _sorted(source: Looked, sort: str) -> list[Row]:
-    infos: list[Row] = [*(source.infos() if sort == "file" else source.in_natural_order())]
-    if sort == "size":
-        infos.sort(key=lambda info: -(info.nbytes or 0))
-    return infos
+def _sorted(source: Looked, sort: str) -> Sequence[Row]:
+    if sort == "file":
+        return source.infos()
+    infos: Sequence[Row] = source.in_natural_order()
+    return sorted(infos, key=lambda info: -(info.nbytes or 0)) if sort == "size" else infos
 
 
 def described(source: Looked, info: Row) -> dict[str, object]:
@@ -75,7 +75,7 @@ def described(source: Looked, info: Row) -> dict[str, object]:
         "begin": info.begin,
         "end": info.end,
         "nbytes": info.nbytes,
-        "parameters": parameters(info),
+        "parameters": known_parameters(info),
         "file": source.file_name_of(info.name),
     }
 
@@ -98,7 +98,7 @@ def _long_rows(screen: Screen, source: Looked, infos: Sequence[Row]) -> Iterator
     # People compare sizes, programs add them.
     size = nbytes if screen.is_terminal else str
     for info, short in zip(infos, _rows(infos), strict=True):
-        counts = (_known(str, parameters(info)), _known(size, info.nbytes))
+        counts = (_known(str, known_parameters(info)), _known(size, info.nbytes))
         yield *short, *counts, _known(str, info.begin), _known(str, info.end), source.file_name_of(info.name)
 
 

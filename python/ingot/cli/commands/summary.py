@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import NamedTuple
 
 import click
 
 from ingot.cli import arguments
-from ingot.cli.foreign import Foreign, looked_into, parameters
+from ingot.cli.foreign import known_parameters, looked_into
 from ingot.cli.screen import Screen, printing
 from ingot.cli.tables import cut
 from ingot.cli.wording import count, nbytes, plural, shape, shown
@@ -26,18 +26,21 @@ _LABEL = 12
 
 
 class Totals(NamedTuple):
-    """Sums over the tensors of one dtype. Those whose size is not known add nothing to the sums."""
+    """Sums over the tensors of one dtype."""
 
     tensors: int = 0
     parameters: int = 0
     nbytes: int = 0
+    unsized: int = 0
+    """Tensors that cannot be converted, of which no size is known. The sums are without them."""
 
     def plus(self, tensors: int, info: Row) -> Totals:
         """With so many more tensors like `info`."""
         return Totals(
             self.tensors + tensors,
-            self.parameters + tensors * (parameters(info) or 0),
+            self.parameters + tensors * (known_parameters(info) or 0),
             self.nbytes + tensors * (info.nbytes or 0),
+            self.unsized + tensors * (info.nbytes is None),
         )
 
 
@@ -83,7 +86,7 @@ def _sum(dtypes: dict[str, Totals]) -> Totals:
 
 def _facts(source: Looked, infos: Sequence[Row], dtypes: dict[str, Totals]) -> dict[str, object]:
     total = _sum(dtypes)
-    facts: dict[str, object] = {
+    return {
         "path": source.path,
         "format": source.format,
         "files": len(source.files),
@@ -93,12 +96,8 @@ def _facts(source: Looked, infos: Sequence[Row], dtypes: dict[str, Totals]) -> d
         "tensor_nbytes": total.nbytes,
         "dtypes": {dtype: totals._asdict() for dtype, totals in dtypes.items()},
         "metadata": source.metadata(),
+        "others": [{"name": one.name, "kind": one.kind, "value": one.value} for one in source.others()],
     }
-    if isinstance(source, Foreign):
-        facts["others"] = [
-            {"name": one.name, "kind": one.kind, "value": one.value} for one in source.others()
-        ]
-    return facts
 
 
 def _parts(source: Looked, infos: Sequence[Row], dtypes: dict[str, Totals]) -> list[tuple[str, list[str]]]:
@@ -110,21 +109,20 @@ def _parts(source: Looked, infos: Sequence[Row], dtypes: dict[str, Totals]) -> l
         ("tensors", [f"{len(infos):,}"]),
         ("parameters", [f"{count(parameters)} ({parameters:,})" if parameters >= 1000 else str(parameters)]),
         ("data", [nbytes(total.nbytes)]),
-        ("dtypes", _dtypes(infos, dtypes)),
+        ("dtypes", _dtypes(dtypes)),
         ("modules", _modules(infos)),
         ("largest", _largest(infos)),
         ("metadata", _metadata(source.metadata())),
-        ("others", _others(source) if isinstance(source, Foreign) else []),
+        ("others", _others(source)),
     ]
     return [(label, lines) for label, lines in parts if lines]
 
 
-def _dtypes(infos: Sequence[Row], dtypes: dict[str, Totals]) -> list[str]:
-    unsized = {info.dtype for info in infos if info.nbytes is None}
+def _dtypes(dtypes: dict[str, Totals]) -> list[str]:
     lines = []
     for dtype, sums in dtypes.items():
         sizes = f"{count(sums.parameters)} parameters, {nbytes(sums.nbytes)}"
-        told = "cannot be converted" if dtype in unsized else sizes
+        told = "cannot be converted" if sums.unsized else sizes
         lines.append(f"{dtype}: {plural(sums.tensors, 'tensor')}, {told}")
     return _first(lines, "dtype")
 
@@ -142,16 +140,18 @@ def _modules(infos: Sequence[Row]) -> list[str]:
 def _largest(infos: Sequence[Row]) -> list[str]:
     from heapq import nlargest
 
-    sized = [(info.nbytes, info) for info in infos if info.nbytes is not None]
-    found = nlargest(3, sized, key=itemgetter(0))
-    return [f"{info.name}: {info.dtype} {shape(info.shape or ())}, {nbytes(size)}" for size, info in found]
+    sized = [info for info in infos if info.nbytes is not None]
+    found = nlargest(3, sized, key=attrgetter("nbytes"))
+    return [
+        f"{info.name}: {info.dtype} {shape(info.shape or ())}, {nbytes(info.nbytes or 0)}" for info in found
+    ]
 
 
 def _metadata(pairs: dict[str, str]) -> list[str]:
     return _first([f"{key}: {abridged(value)}" for key, value in pairs.items()], "key")
 
 
-def _others(source: Foreign) -> list[str]:
+def _others(source: Looked) -> list[str]:
     return _first([f"{one.name}: {one.kind} {one.value}".rstrip() for one in source.others()], "value")
 
 
