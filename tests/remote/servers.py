@@ -103,12 +103,26 @@ class _Server(ThreadingHTTPServer):
         pass
 
 
+#: The process keeps what services issued, by their address: one at a port that comes back is one it knows.
+_PORTS: set[int] = set()
+
+
+def _fresh(host: str) -> _Server:
+    """A server on a port that none of this process has had."""
+    while True:
+        server = _Server((host, 0), Handler)
+        if server.server_port not in _PORTS:
+            _PORTS.add(server.server_port)
+            return server
+        server.server_close()
+
+
 @contextmanager
 def serving(
     answer: Answer, *, tls: object = None, host: str = "127.0.0.1", port: int = 0
 ) -> Iterator[Server]:
-    """Run a server that answers with `answer`, on a port that was used before or on any."""
-    server = _Server((host, port), Handler)
+    """Run a server that answers with `answer`, on this port or on one that no server has had yet."""
+    server = _Server((host, port), Handler) if port else _fresh(host)
     server.answer = answer
     server.facts = Server(server.server_port, host, replace=lambda new: setattr(server, "answer", new))
     if tls is not None:

@@ -60,10 +60,10 @@ def command(screen: Screen, paths: tuple[str, ...], values: bool) -> int:
     a finding, and the greatest exit status counts: 2 where a path cannot be opened. --quiet prints the paths
     at which something was found.
     """
-    if len(paths) > 1:
+    first, *others = paths
+    if others:
         return _several(screen, paths, values)
-    (path,) = paths
-    found = _checked(screen, path, values)
+    found = _checked(screen, first, values)
     screen.answer(_described(found))
     if found.findings:
         screen.table(_COLUMNS, found.findings)
