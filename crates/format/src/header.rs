@@ -151,7 +151,10 @@ impl Header {
         data_nbytes: u64,
     ) -> Result<Header, FormatError> {
         let by_name = prove_names(&raw)?;
-        prove_ranges(&raw, &gaps, data_nbytes)?;
+        match gaps {
+            Gaps::Refused => prove_ranges::<false>(&raw, data_nbytes)?,
+            Gaps::Found(_) => prove_ranges::<true>(&raw, data_nbytes)?,
+        }
         Ok(Header {
             raw,
             format,
@@ -407,15 +410,14 @@ pub(crate) enum Gaps {
 }
 
 /// Rules F9 to F12, on entries in the order of their data.
-fn prove_ranges(raw: &RawHeader, gaps: &Gaps, data_nbytes: u64) -> Result<(), FormatError> {
-    let may_gap = matches!(gaps, Gaps::Found(_));
+fn prove_ranges<const MAY_GAP: bool>(raw: &RawHeader, data_nbytes: u64) -> Result<(), FormatError> {
     let mut covered = 0;
     let mut dims_begin = 0;
     for (number, record) in raw.records.iter().enumerate() {
         let dims_end = index(record.dims_end);
         let nbytes = extent::nbytes(record.dtype, &raw.dims[dims_begin..dims_end]);
         let has_its_size = nbytes.is_ok_and(|nbytes| record.begin.checked_add(nbytes) == Some(record.end));
-        let follows = record.begin == covered || may_gap && record.begin > covered;
+        let follows = record.begin == covered || MAY_GAP && record.begin > covered;
         if !has_its_size || !follows {
             return Err(
                 broken_range(&raw.entry(number), nbytes).unwrap_or_else(|| misplaced(raw, number, covered))
@@ -426,7 +428,7 @@ fn prove_ranges(raw: &RawHeader, gaps: &Gaps, data_nbytes: u64) -> Result<(), Fo
     }
     match covered.cmp(&data_nbytes) {
         core::cmp::Ordering::Equal => Ok(()),
-        core::cmp::Ordering::Less if may_gap => Ok(()),
+        core::cmp::Ordering::Less if MAY_GAP => Ok(()),
         core::cmp::Ordering::Less => Err(FormatError::TrailingBytes {
             expected: covered,
             found: data_nbytes,

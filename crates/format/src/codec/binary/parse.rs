@@ -24,7 +24,7 @@ pub(crate) fn parse(header: &[u8]) -> Result<RawHeader, FormatError> {
         }
         raw.metadata = Some(metadata);
     }
-    entries(&mut cursor, &mut raw, &mut Vec::new(), Err)?;
+    entries(&mut cursor, &mut raw, &mut Vec::new(), &mut Err)?;
     cursor.padding()?;
     Ok(raw)
 }
@@ -43,7 +43,7 @@ pub(crate) fn salvage(header: &[u8]) -> Result<Understood, FormatError> {
         unread,
         findings,
     } = &mut understood;
-    entries(&mut cursor, raw, unread, |fault| {
+    entries(&mut cursor, raw, unread, &mut |fault| {
         findings.add(fault, Remedy::TensorLeftOut);
         Ok(())
     })?;
@@ -73,7 +73,8 @@ fn entries(
     cursor: &mut Cursor<'_>,
     raw: &mut RawHeader,
     unread: &mut Vec<Unread>,
-    mut unknown: impl FnMut(FormatError) -> Result<(), FormatError>,
+    // One function for both readers, into which all that is done for each entry is inlined.
+    unknown: &mut dyn FnMut(FormatError) -> Result<(), FormatError>,
 ) -> Result<(), FormatError> {
     // The name's length, dtype, rank, begin and end.
     const MIN_ENTRY_NBYTES: usize = 5;
