@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, Protocol
 
-    from ._native import Wrap
+    from ._native import Gpu, Wrap
 
     class Adapter(Protocol):
         """What a module such as `ingot.torch` gives to `safe_open`."""
 
         wrap: Wrap
 
-        def mover(self, device: object) -> Callable[[Any], Any] | None:
-            """The function that takes a tensor from the CPU to `device`; None where it may stay."""
+        def mover(self, device: object) -> Callable[[Any], Any] | Gpu | None:
+            """What takes a tensor to `device`, or reads it onto one; None where it may stay."""
 
         def at(self, tensor: Any, index: Any) -> Any:
             """`tensor[index]` by the framework's own rules."""

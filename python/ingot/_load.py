@@ -8,6 +8,7 @@ from itertools import filterfalse, islice
 from typing import Generic, NamedTuple, TypeVar
 
 from ._frameworks import is_of_framework
+from ._native import Gpu
 from ._progress import telling
 from ._text import _escaped, _quoted
 from .errors import DestinationError, DtypeError, OptionError, SliceError, TensorNotFoundError
@@ -16,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator
     from contextlib import AbstractContextManager
-    from typing import Any, TypedDict
+    from typing import Any, TypeAlias, TypedDict
 
     from typing_extensions import TypeVar as WithDefault
 
@@ -31,8 +32,10 @@ if TYPE_CHECKING:
     # `tensor[index]` by the rules of a framework.
     At = Callable[[Any, Any], Any]
 
-    # Takes a tensor to a device.
-    Move = Callable[[Any], Any]
+    # Takes a tensor to a device, or has it read onto one.
+    Move: TypeAlias = "Callable[[Any], Any] | Gpu"
+    # Where tensors are read onto: all, or each to its own or to the host.
+    Onto: TypeAlias = "Gpu | list[Gpu | None]"
 
     class Options(TypedDict):
         """What the functions of the extension module take."""
@@ -121,6 +124,24 @@ def settled(
     for name in known:
         move.of(checkpoint, name)
     return None if names is None else known
+
+
+def landing(
+    checkpoint: Checkpoint, names: Iterable[str] | None, move: Move | Placement | None
+) -> Onto | None:
+    """The devices that these tensors, or all, are read onto; None where all come to the host."""
+    if not isinstance(move, Placement):
+        return move if isinstance(move, Gpu) else None
+    known = checkpoint.offset_names() if names is None else names
+    gpus = [on(checkpoint, name, move) for name in known]
+    return gpus if any(gpus) else None
+
+
+def on(checkpoint: Checkpoint, name: str, move: Move | Placement | None) -> Gpu | None:
+    """The device that the tensor `name` is read onto; None where it comes to the host."""
+    if isinstance(move, Placement):
+        move = move.of(checkpoint, name)
+    return move if isinstance(move, Gpu) else None
 
 
 class Reads:
@@ -315,7 +336,7 @@ def chosen(
         return tensors(checkpoint, names, wrap, move, reads)
     settled(checkpoint, filterfalse((selected.out or {}).__contains__, names), move)
     refuse_unproven(checkpoint, reads)
-    found = load(checkpoint, selected, names, wrap, reads, at, into)
+    found = load(checkpoint, selected, names, wrap, move, reads, at, into)
     if move is not None:
         for name in found.keys() - (selected.out or {}).keys():
             found[name] = moved(checkpoint, name, found[name], move)
@@ -339,6 +360,7 @@ def load(
     selected: Selected[Any],
     names: Mapping[str, str],
     wrap: Wrap,
+    move: Move | Placement | None,
     reads: Reads,
     at: At,
     into: Into | None = None,
@@ -368,7 +390,8 @@ def load(
     if out and into is not None:
         # First, because it may be refused.
         into(checkpoint, places, out, filling)
-    read = dict(zip(fresh, checkpoint.parts(others, wrap, **reading.options()), strict=True))
+    onto = landing(checkpoint, others.names, move)
+    read = dict(zip(fresh, checkpoint.parts(others, wrap, onto=onto, **reading.options()), strict=True))
     for name, index in zip(fresh, others.indices or (), strict=False):
         asked = selected.of(name)
         if index is None and asked is not None:
@@ -438,16 +461,18 @@ def tensors(
 ) -> dict[str, Any]:
     """The tensors of these names, or all, on the device that `move` takes them to."""
     names = settled(checkpoint, names, move)
+    onto = landing(checkpoint, names, move)
     # What is mapped is read when it is moved; what is proven is not mapped.
-    is_read_later = move is not None and checkpoint.backend == "mmap" and not reads.proves()
+    is_moved = move is not None and onto is None
+    is_read_later = is_moved and checkpoint.backend == "mmap" and not reads.proves()
     reading, moving = (Reads(reads.threads), reads) if is_read_later else (reads, PLAIN)
     if reading.proves():
-        found = checkpoint.proven(names, wrap, *reading.proof, **reading.options())
+        found = checkpoint.proven(names, wrap, *reading.proof, onto=onto, **reading.options())
     else:
-        found = checkpoint.tensors(names, wrap, **reading.options())
+        found = checkpoint.tensors(names, wrap, onto=onto, **reading.options())
     if names is None:
         _warn_of_total(checkpoint)
-    if move is None:
+    if move is None or isinstance(move, Gpu):
         return found
     total = 0 if moving.tell is None else sum(checkpoint.info(name).nbytes for name in found)
     done = 0
@@ -476,9 +501,9 @@ def _warn_of_total(checkpoint: Checkpoint) -> None:
 
 
 def moved(checkpoint: Checkpoint, name: str, tensor: Any, move: Move | Placement | None) -> Any:
-    """`tensor` on the device that `move` takes it to."""
+    """`tensor` on the device that `move` takes it to, unless it was read onto it."""
     # The usual answer first: programs ask for a hundred thousand tensors.
-    if move is None:
+    if move is None or isinstance(move, Gpu):
         return tensor
     if isinstance(move, Placement):
         return moved(checkpoint, name, tensor, move.of(checkpoint, name))

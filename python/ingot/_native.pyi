@@ -6,7 +6,7 @@ from typing import Any, Literal, final
 
 from typing_extensions import Buffer as AnyBuffer
 
-from ._load import Wanted
+from ._load import Onto, Wanted
 from ._objects import Reader
 from ._options import Leniency
 from .errors import HeaderError
@@ -24,6 +24,7 @@ __all__ = [
     "Distance",
     "Export",
     "ForeignFile",
+    "Gpu",
     "NewFile",
     "ShardIndex",
     "Sources",
@@ -53,6 +54,7 @@ __all__ = [
     "update_metadata",
     "url_file_name",
     "verify",
+    "why_pageable",
 ]
 
 __version__: str
@@ -198,6 +200,27 @@ class Wrap:
     def buffer(make: Callable[..., Any], resolve: Callable[[str], Any], *, strided: bool = False) -> Wrap: ...
 
 @final
+class Gpu:
+    """A GPU that tensors are read onto by its driver, through pinned memory.
+
+    ``current()`` gives the number of the device among the visible ones, the caller's current stream, and the
+    handle of that. ``allocate(stream, wanted)`` is given codes of dtypes, each with a shape in what the
+    framework stores, and gives for each a tensor for use on that stream, with a DLPack capsule of its memory.
+    `driver` is a library that does as the driver does, for tests.
+    """
+
+    def __new__(
+        cls,
+        current: Callable[[], tuple[int, Any, int]],
+        allocate: Callable[[Any, list[tuple[str, tuple[int, ...]]]], list[tuple[Any, Any]]],
+        *,
+        driver: str | PathLike[str] | None = None,
+    ) -> Gpu: ...
+
+def why_pageable() -> str | None:
+    """Give why memory that GPUs are reached through is not pinned; None where it is."""
+
+@final
 class Export:
     @staticmethod
     def dlpack(
@@ -318,6 +341,7 @@ class Checkpoint:
         kept: bool,
         expected_sha256: str | None,
         *,
+        onto: Onto | None = None,
         threads: int | None = None,
         progress: Callable[[int, int], object] | None = None,
     ) -> dict[str, Any]:
@@ -328,13 +352,19 @@ class Checkpoint:
         names: Iterable[str] | None,
         wrap: Wrap,
         *,
+        onto: Onto | None = None,
         threads: int | None = None,
         progress: Callable[[int, int], object] | None = None,
     ) -> dict[str, Any]: ...
-    def tensor(self, name: str, wrap: Wrap) -> Any: ...
-    def select(self, name: str, index: Any, wrap: Wrap) -> Any: ...
+    def tensor(self, name: str, wrap: Wrap, *, onto: Onto | None = None) -> Any: ...
+    def select(self, name: str, index: Any, wrap: Wrap, *, onto: Onto | None = None) -> Any: ...
     def stream(
-        self, requests: Sequence[tuple[str, Any]], ahead: int, threads: int | None = None
+        self,
+        requests: Sequence[tuple[str, Any]],
+        ahead: int,
+        threads: int | None = None,
+        *,
+        onto: Onto | None = None,
     ) -> Stream: ...
     def warm(
         self,
@@ -348,6 +378,7 @@ class Checkpoint:
         wanted: Wanted,
         wrap: Wrap,
         *,
+        onto: Onto | None = None,
         threads: int | None = None,
         progress: Callable[[int, int], object] | None = None,
     ) -> list[Any]: ...

@@ -15,6 +15,7 @@ that both ``except ingot.SafetensorError`` and ``except KeyError`` do what they 
     │   └── SharedMemoryError   RuntimeError  tensors that share memory
     ├── DtypeError              TypeError     a dtype or a shape that the framework cannot hold
     ├── ConversionError         ValueError    a file of another format that cannot be converted
+    ├── DeviceError             RuntimeError  a GPU that cannot be used
     ├── OptionError             ValueError    an argument that is not one of the choices
     └── ClosedError             ValueError    the file was closed
 
@@ -34,6 +35,7 @@ __all__ = [
     "ClosedError",
     "ConversionError",
     "DestinationError",
+    "DeviceError",
     "DtypeError",
     "HeaderError",
     "IntegrityError",
@@ -195,6 +197,14 @@ class ConversionError(SafetensorError, ValueError):
 
 class OptionError(SafetensorError, ValueError):
     """An argument is of the right type but not one of the choices. The message lists them."""
+
+
+class DeviceError(SafetensorError, RuntimeError):
+    """A GPU cannot be used: no driver, no such device, a call of the driver that fails. `code` says which.
+
+    Where an earlier operation on the device has failed, every later one does, and the message says so. Memory
+    that the framework does not give is the framework's own error, such as `torch.OutOfMemoryError`.
+    """
 
 
 class ClosedError(SafetensorError, ValueError):

@@ -33,6 +33,7 @@ BUILTIN = {
     "ConversionError": (ValueError,),
     "OptionError": (ValueError,),
     "ClosedError": (ValueError,),
+    "DeviceError": (RuntimeError,),
 }
 CLASSES = [getattr(errors, name) for name in BUILTIN]
 

@@ -10,6 +10,7 @@ mod archive;
 mod backend;
 mod checkpoint;
 mod convert;
+mod device;
 mod digest;
 mod disk;
 mod distance;
@@ -36,6 +37,7 @@ mod writer;
 pub use archive::{Archive, Tensor, TensorId};
 pub use checkpoint::{Backing, Checkpoint, read_index};
 pub use convert::{convert, converts, is_float};
+pub use device::{Allocator, DeviceBlock, DeviceFault, DeviceRegion, Fresh, Onto, Refusal, why_pageable};
 pub use digest::{Algorithm, Digest, Keep, Sealed, Unequal};
 pub use distance::{Distance, distances};
 pub use edit::{
@@ -47,14 +49,15 @@ pub use ingot_format::MODEL_SPEC_KEY;
 pub use ingot_remote::StopFlag;
 pub use memory::{Bytes, Dest, Dim, Footprint, Memory, Region, Strided, StridedDest, crowds, overlapping};
 pub use options::{
-    BACKEND_VARIABLE, Backend, CheckpointOptions, Durability, Existing, OpenOptions, Reach, ReadOnly,
-    ReadOptions, Replace, SaveOptions, THREADS_VARIABLE,
+    BACKEND_VARIABLE, Backend, CheckpointOptions, Durability, Existing, OpenOptions, PINNED_VARIABLE, Reach,
+    ReadOnly, ReadOptions, Replace, SaveOptions, THREADS_VARIABLE,
 };
 pub use payload::{FileRange, Payload, Produce};
+pub use read::home::{Found, Home};
 pub use read::part::{Part, Target};
-pub use read::plan::{OWN_BLOCK_NBYTES, Piece, Place, Plan, SHARED_BLOCK_NBYTES};
+pub use read::plan::{Piece, Place, Plan};
 pub use read::prefetch::{Fetched, Prefetch, Request};
-pub use read::read::{StridedView, fill, read, warm_tensors};
+pub use read::read::{StridedView, fill, read, read_to, warm_tensors};
 #[cfg(feature = "remote")]
 pub use remote::*;
 pub use save::{Pieces, Snapshot, save};

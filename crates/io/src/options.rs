@@ -86,6 +86,9 @@ pub struct ReadOptions {
 /// How many threads read at once, for a whole process, where nothing else is asked for.
 pub const THREADS_VARIABLE: &str = "INGOT_THREADS";
 
+/// How many bytes of pinned memory a process may use to reach its devices.
+pub const PINNED_VARIABLE: &str = "INGOT_PINNED";
+
 /// How to save.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SaveOptions {

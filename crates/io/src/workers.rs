@@ -70,6 +70,14 @@ impl Reading {
         }
     }
 
+    /// The same with chunks of so many bytes at most.
+    pub(crate) fn within(self, chunk_nbytes: usize) -> Reading {
+        Reading {
+            chunk_nbytes: self.chunk_nbytes.min(chunk_nbytes),
+            ..self
+        }
+    }
+
     /// What suits `nbytes` bytes of some sources, all of them in these spans. The slowest decides.
     pub(crate) fn of(nbytes: u64, spans: &[(&dyn Source, Range<u64>)], options: &ReadOptions) -> Reading {
         Reading::above(ALONE_NBYTES, nbytes, spans, options)

@@ -393,8 +393,9 @@ fn some_tensors_are_proven_without_the_others() {
             let checkpoint = Checkpoint::from(archive);
             let file = checkpoint.file(0).unwrap();
             let tensors: Vec<_> = numbers.iter().filter_map(|&number| file.tensor(number)).collect();
-            let read = checkpoint.proven(&tensors, &proof, &ReadOptions::default(), &Unwatched);
-            read.map(|regions| regions.iter().map(ingot_io::Region::len).collect::<Vec<_>>())
+            let read = checkpoint.proven(&tensors, &proof, &[], &ReadOptions::default(), &Unwatched);
+            let nbytes = |found: ingot_io::Found| found.host().unwrap().len();
+            read.map(|found| found.into_iter().map(nbytes).collect::<Vec<_>>())
         };
         let kept = Proof {
             kept: true,

@@ -424,6 +424,7 @@ fn prefetched(source: Box<dyn Source>, ahead: u64) -> (Prefetch, Vec<String>) {
         .map(|number| Request {
             tensor: TensorId { file: 0, number },
             index: None,
+            onto: None,
         })
         .collect();
     (
@@ -441,7 +442,7 @@ fn what_is_read_ahead_comes_in_order_whatever_the_room() {
             let (found, part) = prefetch.next(&Unwatched).unwrap().unwrap();
             let expected = &tensors.iter().find(|tensor| tensor.0 == *name).unwrap().1;
             assert_eq!(
-                (found, &part.region.to_vec()),
+                (found, &part.found.host().unwrap().to_vec()),
                 (rank, expected),
                 "{name}, {ahead}"
             );
@@ -457,7 +458,7 @@ fn one_that_is_taken_out_of_turn_does_not_wait_for_room() {
     for rank in (0..names.len()).rev() {
         let part = prefetch.take(rank, &Unwatched).unwrap().unwrap();
         let expected = &tensors.iter().find(|tensor| tensor.0 == names[rank]).unwrap().1;
-        assert_eq!(&part.region.to_vec(), expected);
+        assert_eq!(&part.found.host().unwrap().to_vec(), expected);
         assert!(
             prefetch.take(rank, &Unwatched).unwrap().is_none(),
             "handed out twice"

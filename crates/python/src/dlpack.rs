@@ -5,6 +5,7 @@
 //! One of the files in which `unsafe` is allowed.
 #![allow(unsafe_code)]
 
+use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 
 use ingot_format::{Dtype, to_u64, to_usize};
-use ingot_io::{Memory, Region};
+use ingot_io::{DeviceRegion, Found, Memory, Region};
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -29,8 +30,78 @@ struct DlDevice {
     device_id: i32,
 }
 
-/// `kDLCPU`.
+/// `kDLCPU`, and `kDLCUDA`.
 const CPU: i32 = 1;
+const CUDA: i32 = 2;
+
+/// Where elements lie.
+#[derive(Clone, Copy)]
+pub(crate) enum Lies<'r> {
+    Host(&'r Region),
+    Device(&'r DeviceRegion),
+}
+
+impl<'r> From<&'r Found> for Lies<'r> {
+    fn from(found: &'r Found) -> Lies<'r> {
+        match found {
+            Found::Host(region) => Lies::Host(region),
+            Found::Device(region) => Lies::Device(region),
+        }
+    }
+}
+
+impl Lies<'_> {
+    /// Their bytes.
+    pub(crate) fn len(self) -> usize {
+        match self {
+            Lies::Host(region) => region.len(),
+            Lies::Device(region) => region.len(),
+        }
+    }
+
+    fn keeper(self) -> Keeper {
+        match self {
+            Lies::Host(region) => Keeper::Host(Arc::clone(region.memory())),
+            Lies::Device(region) => Keeper::Device(Arc::clone(region.owner())),
+        }
+    }
+
+    /// The address of the first, and the device that has it.
+    fn place(self) -> (*mut c_void, DlDevice) {
+        let (start, device_type, device_id) = match self {
+            Lies::Host(region) => (region.as_ptr().cast(), CPU, 0),
+            Lies::Device(region) => {
+                // Nobody on the host follows it.
+                let address = to_usize(region.address()).unwrap_or(0);
+                (ptr::without_provenance_mut(address), CUDA, region.ordinal())
+            }
+        };
+        (
+            start,
+            DlDevice {
+                device_type,
+                device_id,
+            },
+        )
+    }
+}
+
+/// What keeps elements where they lie.
+enum Keeper {
+    Host(Arc<Memory>),
+    Device(#[allow(dead_code, reason = "held, not read")] Arc<dyn Any + Send + Sync>),
+}
+
+impl Keeper {
+    /// Whether this keeps what lies there.
+    fn keeps(&self, lies: Lies<'_>) -> bool {
+        match (self, lies) {
+            (Keeper::Host(memory), Lies::Host(region)) => Arc::ptr_eq(memory, region.memory()),
+            (Keeper::Device(owner), Lies::Device(region)) => Arc::ptr_eq(owner, region.owner()),
+            _ => false,
+        }
+    }
+}
 
 /// `DLDataType`.
 #[repr(C)]
@@ -159,7 +230,7 @@ struct Exported<M> {
 struct Group<M> {
     /// Tensors that are not freed, and one more as long as [`Exports`] adds some.
     left: AtomicUsize,
-    memory: Arc<Memory>,
+    keeper: Keeper,
     /// Filled from the front. Whoever has a pointer to one is the only one who looks at it.
     places: Box<[UnsafeCell<MaybeUninit<Exported<M>>>]>,
 }
@@ -312,10 +383,10 @@ impl<M: Managed> Exports<M> {
     /// As many tensors as one group has at most: more would spare nothing, and keep more until the last of them is gone.
     const MOST: usize = 512;
 
-    fn new(memory: &Arc<Memory>, most: usize) -> Exports<M> {
+    fn new(lies: Lies<'_>, most: usize) -> Exports<M> {
         let group = Box::new(Group {
             left: AtomicUsize::new(1),
-            memory: Arc::clone(memory),
+            keeper: lies.keeper(),
             places: (0..most)
                 .map(|_| UnsafeCell::new(MaybeUninit::uninit()))
                 .collect(),
@@ -326,19 +397,19 @@ impl<M: Managed> Exports<M> {
         }
     }
 
-    /// `exports` with a place for one more tensor over `memory`: twice as many as before where it was full, since
-    /// where there were many there are more.
-    fn over<'e>(exports: &'e mut Option<Exports<M>>, memory: &Arc<Memory>) -> &'e mut Exports<M> {
+    /// `exports` with a place for one more tensor over the memory of one that lies there: twice as many as before where it
+    /// was full, since where there were many there are more.
+    fn over<'e>(exports: &'e mut Option<Exports<M>>, lies: Lies<'_>) -> &'e mut Exports<M> {
         let mut most = 1;
         *exports = exports.take().filter(|before| {
-            let is_same = Arc::ptr_eq(&before.group().memory, memory);
+            let is_same = before.group().keeper.keeps(lies);
             let places = before.group().places.len();
             if is_same {
                 most = Self::MOST.min(2 * places);
             }
             is_same && before.used < places
         });
-        exports.get_or_insert_with(|| Exports::new(memory, most))
+        exports.get_or_insert_with(|| Exports::new(lies, most))
     }
 
     fn group(&self) -> &Group<M> {
@@ -347,9 +418,10 @@ impl<M: Managed> Exports<M> {
         unsafe { self.group.as_ref() }
     }
 
-    /// A tensor over `region`, to be read as `dtype` with the shape in `dims`. Writing to it writes to the region, which for
-    /// a mapped file never reaches the file. Its deleter frees it.
-    fn export(&mut self, region: &Region, dtype: Dtype, dims: &Dims) -> PyResult<*mut M> {
+    /// A tensor over what lies there, to be read as `dtype` with the shape in `dims`. Writing to it writes to that memory, which
+    /// for a mapped file never reaches the file. Its deleter frees it.
+    fn export(&mut self, lies: Lies<'_>, dtype: Dtype, dims: &Dims) -> PyResult<*mut M> {
+        let (data, device) = lies.place();
         let ndim = i32::try_from(dims.rank).map_err(|_| PyValueError::new_err("too many dimensions"))?;
         let place = self.group().places[self.used].get();
         // SAFETY: dereferencing `place` asks for a place that is there, which `group` keeps, and that nobody else looks at:
@@ -358,11 +430,8 @@ impl<M: Managed> Exports<M> {
         let exported = unsafe {
             (*place).write(Exported {
                 managed: M::new(DlTensor {
-                    data: region.as_ptr().cast(),
-                    device: DlDevice {
-                        device_type: CPU,
-                        device_id: 0,
-                    },
+                    data,
+                    device,
                     ndim,
                     dtype: dl_dtype(dtype),
                     shape: ptr::null_mut(),
@@ -410,11 +479,11 @@ unsafe fn leave<M>(group: NonNull<Group<M>>) {
 /// A capsule over [`Exports::export`].
 pub(crate) fn capsule<'py>(
     py: Python<'py>,
-    region: &Region,
+    lies: Lies<'_>,
     dtype: Dtype,
     dims: &Dims,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let managed = Exports::<DlManagedTensor>::new(region.memory(), 1).export(region, dtype, dims)?;
+    let managed = Exports::<DlManagedTensor>::new(lies, 1).export(lies, dtype, dims)?;
     // SAFETY: `PyCapsule_New` asks for a pointer that is not null and a name that outlives the capsule: the
     // pointer comes from a box, the name is static. The destructor takes just such capsules.
     let capsule = unsafe { ffi::PyCapsule_New(managed.cast(), CAPSULE_NAME.as_ptr(), Some(drop_capsule)) };
@@ -495,14 +564,12 @@ impl Exchange {
     pub(crate) fn import<'py>(
         self,
         py: Python<'py>,
-        region: &Region,
+        lies: Lies<'_>,
         dtype: Dtype,
         dims: &Dims,
         exports: &mut Option<Exports<DlManagedTensorVersioned>>,
     ) -> Option<Bound<'py, PyAny>> {
-        let managed = Exports::over(exports, region.memory())
-            .export(region, dtype, dims)
-            .ok()?;
+        let managed = Exports::over(exports, lies).export(lies, dtype, dims).ok()?;
         let mut made = ptr::null_mut();
         FREED.set(ptr::null());
         // SAFETY: `managed_tensor_to_py_object_no_sync` asks for a tensor that it may have, which `managed` is, a place
@@ -578,6 +645,8 @@ pub(crate) struct Shown<'a> {
     /// The same; none where the elements lie in C order.
     pub(crate) strides: &'a [i64],
     pub(crate) is_on_cpu: bool,
+    /// The number of the GPU that has it; `None` where another device does.
+    pub(crate) gpu: Option<i32>,
 }
 
 /// What takes over a tensor where it lies.
@@ -629,6 +698,7 @@ impl<'a> Shown<'a> {
             sizes,
             strides,
             is_on_cpu: tensor.device.device_type == CPU,
+            gpu: (tensor.device.device_type == CUDA).then_some(tensor.device.device_id),
         }
     }
 

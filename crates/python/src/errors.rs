@@ -8,7 +8,7 @@ use pyo3::exceptions::{PyException, PyKeyboardInterrupt, PyMemoryError, PyNotImp
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::object_fault;
+use crate::object_fault::{self, Raised};
 
 /// The exception for `error`.
 pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
@@ -18,6 +18,12 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
             None => return os_error(py, path, source, error.hint()),
         },
         Error::Interrupted => return PyKeyboardInterrupt::new_err(()),
+        // The framework's own word for it.
+        Error::Refused { source, .. } => match source.downcast_ref::<Raised>() {
+            Some(Raised(raised)) => return raised.clone_ref(py),
+            None => "DeviceError",
+        },
+        Error::Device { .. } => "DeviceError",
         Error::OutOfMemory { .. } => return PyMemoryError::new_err(error.to_string()),
         Error::Header { .. } => "HeaderError",
         // What `open()` would raise as well.

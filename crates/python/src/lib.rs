@@ -8,6 +8,7 @@ mod aside;
 mod chosen;
 mod collector;
 mod destination;
+mod device;
 mod distance;
 mod dlpack;
 mod documents;
@@ -46,6 +47,8 @@ mod _native {
     use crate::aside::Aside;
     #[pymodule_export]
     use crate::destination::Destinations;
+    #[pymodule_export]
+    use crate::device::{Gpu, why_pageable};
     #[pymodule_export]
     use crate::distance::{Distance, distances};
     #[pymodule_export]

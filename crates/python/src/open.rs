@@ -3,11 +3,12 @@
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::slice;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use ingot_format::{Entry, natural_order};
 use ingot_io::{
-    Alias, Backend, CheckpointOptions, Error, OpenOptions, Part, Proof, Reach, ReadOptions, Region, Request,
+    Alias, Backend, CheckpointOptions, Error, Found, OpenOptions, Part, Proof, Reach, ReadOptions, Request,
     Tensor, aliases, warm_tensors,
 };
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -17,6 +18,8 @@ use pyo3::types::{PyDict, PyList, PyString};
 use crate::chosen::{chosen, file, files, find, found, tensor_name};
 use crate::collector::Pause;
 use crate::destination::Destinations;
+use crate::device::Homes;
+use crate::dlpack::Lies;
 use crate::errors::{class_of, raise};
 use crate::hash::sha256;
 use crate::header::{FileHeader, TensorInfo, file_header, limits, remote_limits, texts};
@@ -334,7 +337,7 @@ impl Checkpoint {
             .collect()
     }
 
-    #[pyo3(signature = (names, wrap, kept, expected_sha256, *, threads = None, progress = None))]
+    #[pyo3(signature = (names, wrap, kept, expected_sha256, *, onto = None, threads = None, progress = None))]
     #[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
     fn proven<'py>(
         &self,
@@ -343,6 +346,7 @@ impl Checkpoint {
         wrap: &Wrap,
         kept: bool,
         expected_sha256: Option<&str>,
+        onto: Option<&Bound<'py, PyAny>>,
         threads: Option<NonZeroUsize>,
         progress: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyDict>> {
@@ -352,54 +356,67 @@ impl Checkpoint {
             sha256: expected_sha256.map(|hex| sha256(py, hex)).transpose()?,
         };
         let options = ReadOptions { threads };
-        let regions =
-            |wanted: &[Tensor<'_>], signals: &Signals| checkpoint.proven(wanted, &proof, &options, signals);
-        whole(py, &checkpoint, names, wrap, progress, regions)
+        let read = |wanted: &[Tensor<'_>], homes: &Homes, signals: &Signals| {
+            checkpoint.proven(wanted, &proof, &homes.homes(wanted.len()), &options, signals)
+        };
+        whole(py, &checkpoint, names, wrap, onto, progress, read)
     }
 
-    #[pyo3(signature = (names, wrap, *, threads = None, progress = None))]
+    #[pyo3(signature = (names, wrap, *, onto = None, threads = None, progress = None))]
     fn tensors<'py>(
         &self,
         py: Python<'py>,
         names: Option<&Bound<'py, PyAny>>,
         wrap: &Wrap,
+        onto: Option<&Bound<'py, PyAny>>,
         threads: Option<NonZeroUsize>,
         progress: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyDict>> {
         let checkpoint = self.opened(py)?;
         let options = ReadOptions { threads };
-        let regions = |wanted: &[Tensor<'_>], signals: &Signals| {
-            ingot_io::read(wanted.iter().copied().map(Part::from), &options, signals)
+        let read = |wanted: &[Tensor<'_>], homes: &Homes, signals: &Signals| {
+            homes.read(wanted.iter().copied().map(Part::from), &options, signals)
         };
-        whole(py, &checkpoint, names, wrap, progress, regions)
+        whole(py, &checkpoint, names, wrap, onto, progress, read)
     }
 
+    #[pyo3(signature = (name, wrap, *, onto = None))]
     fn tensor<'py>(
         &self,
         py: Python<'py>,
         name: &Bound<'py, PyAny>,
         wrap: &Wrap,
+        onto: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (checkpoint, name) = (self.opened(py)?, tensor_name(name)?);
         let tensor = find(py, &checkpoint, name)?;
         let (path, entry) = (tensor.archive().path(), tensor.entry());
         wrap.accepts(py, path, entry)?;
+        if onto.is_some() {
+            return one(py, &Part::from(tensor), wrap, onto);
+        }
         let region = Signals::detach(py, |signals| tensor.read(&ReadOptions::default(), signals))?;
-        wrap.wrap(py, path, &region, entry, &mut Shared::default())
+        wrap.wrap(py, path, Lies::Host(&region), entry, &mut Shared::default())
     }
 
+    #[pyo3(signature = (name, index, wrap, *, onto = None))]
     fn select<'py>(
         &self,
         py: Python<'py>,
         name: &str,
         index: &Bound<'py, PyAny>,
         wrap: &Wrap,
+        onto: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let checkpoint = self.opened(py)?;
         let tensor = find(py, &checkpoint, name)?;
         let (path, entry) = (tensor.archive().path(), tensor.entry());
         wrap.accepts(py, path, entry)?;
         let index = index::parts(index)?;
+        if onto.is_some() {
+            let part = Part::new(tensor, &index, None).map_err(|error| raise(py, &error))?;
+            return one(py, &part, wrap, onto);
+        }
         if wrap.takes_strides(py, entry.dtype)? {
             let view = tensor.strided(&index).map_err(|error| raise(py, &error))?;
             if let Some(view) = view {
@@ -412,17 +429,18 @@ impl Checkpoint {
             ..*entry
         };
         wrap.accepts(py, path, &part)?;
-        wrap.wrap(py, path, &region, &part, &mut Shared::default())
+        wrap.wrap(py, path, Lies::Host(&region), &part, &mut Shared::default())
     }
 
     /// Starts to read tensors in the background: pairs of a name and what to take of it, None for all.
-    #[pyo3(signature = (requests, ahead, threads = None))]
+    #[pyo3(signature = (requests, ahead, threads = None, *, onto = None))]
     fn stream(
         &self,
         py: Python<'_>,
         requests: Vec<(Bound<'_, PyAny>, Bound<'_, PyAny>)>,
         ahead: u64,
         threads: Option<NonZeroUsize>,
+        onto: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Stream> {
         let checkpoint = self.opened(py)?;
         let names = requests
@@ -430,8 +448,10 @@ impl Checkpoint {
             .map(|(name, _)| tensor_name(name))
             .collect::<PyResult<Vec<_>>>()?;
         found(py, &checkpoint, &names)?;
-        let request = |(name, index): (&&str, &(_, Bound<'_, PyAny>))| {
+        let homes = Homes::of(onto, names.len())?;
+        let request = |(rank, (name, index)): (usize, (&&str, &(_, Bound<'_, PyAny>)))| {
             Ok(Request {
+                onto: homes.device(rank).cloned(),
                 tensor: checkpoint.id(name).map_err(|error| raise(py, &error))?,
                 index: parts::index_of(Some(&index.1))?,
             })
@@ -439,9 +459,10 @@ impl Checkpoint {
         let requests = names
             .iter()
             .zip(&requests)
+            .enumerate()
             .map(request)
             .collect::<PyResult<_>>()?;
-        Ok(Stream::new(checkpoint, requests, ahead, threads))
+        Ok(Stream::new(checkpoint, requests, homes, ahead, threads))
     }
 
     /// Brings the bytes of these tensors, or of all, into the system's cache; says how many.
@@ -459,18 +480,20 @@ impl Checkpoint {
         Signals::telling(progress).run(py, |signals| warm_tensors(&wanted, &options, signals))
     }
 
-    #[pyo3(signature = (wanted, wrap, *, threads = None, progress = None))]
+    #[pyo3(signature = (wanted, wrap, *, onto = None, threads = None, progress = None))]
     fn parts<'py>(
         &self,
         py: Python<'py>,
         wanted: Wanted<'py>,
         wrap: &Wrap,
+        onto: Option<&Bound<'py, PyAny>>,
         threads: Option<NonZeroUsize>,
         progress: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyList>> {
         let checkpoint = self.opened(py)?;
         let signals = Signals::telling(progress);
-        parts::take(py, &checkpoint, &wanted, wrap, &ReadOptions { threads }, signals)
+        let options = ReadOptions { threads };
+        parts::take(py, &checkpoint, &wanted, wrap, onto, &options, signals)
     }
 
     /// Bytes of what is wanted, as `parts` and `fill` give it.
@@ -570,27 +593,40 @@ pub(crate) fn in_natural_order<'py>(
     PyList::new(py, texts)
 }
 
-/// The tensors of these names, or all, of which `regions` gives the bytes.
+/// One part, on the device that `onto` says.
+fn one<'py>(
+    py: Python<'py>,
+    part: &Part<'_>,
+    wrap: &Wrap,
+    onto: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let (options, signals) = (ReadOptions::default(), Signals::default());
+    parts::wrapped(py, slice::from_ref(part), wrap, onto, &options, signals)?.get_item(0)
+}
+
+/// The tensors of these names, or all, of which `read` gives the bytes.
 fn whole<'py>(
     py: Python<'py>,
     checkpoint: &ingot_io::Checkpoint,
     names: Option<&Bound<'py, PyAny>>,
     wrap: &Wrap,
+    onto: Option<&Bound<'py, PyAny>>,
     progress: Option<Bound<'py, PyAny>>,
-    regions: impl Send + FnOnce(&[Tensor<'_>], &Signals) -> Result<Vec<Region>, Error>,
+    read: impl Send + FnOnce(&[Tensor<'_>], &Homes, &Signals) -> Result<Vec<Found>, Error>,
 ) -> PyResult<Bound<'py, PyDict>> {
     let wanted = chosen(py, checkpoint, names)?;
     // All refusals come before the first byte is read.
     for tensor in &wanted {
         wrap.accepts(py, tensor.archive().path(), tensor.entry())?;
     }
-    let regions = Signals::telling(progress).run(py, |signals| regions(&wanted, signals))?;
+    let homes = Homes::of(onto, wanted.len())?;
+    let found = Signals::telling(progress).run(py, |signals| read(&wanted, &homes, signals))?;
     let _pause = Pause::for_objects(py, wanted.len())?;
     let tensors = PyDict::new(py);
     let mut shared = Shared::default();
-    for (tensor, region) in wanted.iter().zip(&regions) {
+    for (tensor, found) in wanted.iter().zip(&found) {
         let (path, entry) = (tensor.archive().path(), tensor.entry());
-        let wrapped = wrap.wrap(py, path, region, entry, &mut shared)?;
+        let wrapped = wrap.wrap(py, path, found, entry, &mut shared)?;
         tensors.set_item(PyString::new(py, entry.name), wrapped)?;
     }
     Ok(tensors)

@@ -9,6 +9,7 @@ use pyo3::types::{PyList, PyString};
 use crate::chosen::found;
 use crate::collector::Pause;
 use crate::destination::{Destination, Destinations, Held};
+use crate::device::Homes;
 use crate::errors::{about_tensor, raise};
 use crate::index;
 use crate::watch::Signals;
@@ -83,21 +84,34 @@ pub(crate) fn take<'py>(
     checkpoint: &Checkpoint,
     wanted: &Wanted<'py>,
     wrap: &Wrap,
+    onto: Option<&Bound<'py, PyAny>>,
     options: &ReadOptions,
     signals: Signals,
 ) -> PyResult<Bound<'py, PyList>> {
-    let parts = parts(py, checkpoint, wanted)?;
+    wrapped(py, &parts(py, checkpoint, wanted)?, wrap, onto, options, signals)
+}
+
+/// Tensors of these parts, where `onto` says.
+pub(crate) fn wrapped<'py>(
+    py: Python<'py>,
+    parts: &[Part<'_>],
+    wrap: &Wrap,
+    onto: Option<&Bound<'py, PyAny>>,
+    options: &ReadOptions,
+    signals: Signals,
+) -> PyResult<Bound<'py, PyList>> {
     // All refusals come before the first byte is read.
-    for part in &parts {
+    for part in parts {
         wrap.accepts(py, part.tensor().archive().path(), &entry(part))?;
     }
-    let regions = signals.run(py, |signals| ingot_io::read(&parts, options, signals))?;
+    let homes = Homes::of(onto, parts.len())?;
+    let found = signals.run(py, |signals| homes.read(parts, options, signals))?;
     let _pause = Pause::for_objects(py, parts.len())?;
     let tensors = PyList::empty(py);
     let mut shared = Shared::default();
-    for (part, region) in parts.iter().zip(&regions) {
+    for (part, found) in parts.iter().zip(&found) {
         let path = part.tensor().archive().path();
-        let tensor = wrap.wrap(py, path, region, &entry(part), &mut shared)?;
+        let tensor = wrap.wrap(py, path, found, &entry(part), &mut shared)?;
         tensors.append(tensor)?;
     }
     Ok(tensors)

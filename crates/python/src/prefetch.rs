@@ -9,6 +9,7 @@ use ingot_io::{Checkpoint, Error, Fetched, Prefetch, ReadOptions, Request, Tenso
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
+use crate::device::Homes;
 use crate::errors::raise;
 use crate::watch::Signals;
 use crate::wrap::{Shared, Wrap};
@@ -19,6 +20,8 @@ pub(crate) struct Stream {
     checkpoint: Arc<Checkpoint>,
     /// In the order of the requests.
     tensors: Vec<TensorId>,
+    /// Where they are read to.
+    homes: Homes,
     /// The place of each among the requests.
     ranks: HashMap<TensorId, usize>,
     /// `None` once closed.
@@ -40,6 +43,7 @@ impl Stream {
         let tensor = self.checkpoint.tensor(self.tensors[rank]);
         let tensor = tensor.map_err(|error| raise(py, &error))?;
         let name = PyString::new(py, tensor.entry().name);
+        self.homes.hold(py)?;
         Ok(Some((name, wrapped(py, &tensor, &part, wrap)?)))
     }
 
@@ -56,6 +60,7 @@ impl Stream {
             return Ok(None);
         };
         let part = Signals::detach(py, |signals| prefetch.take(rank, signals))?;
+        self.homes.hold(py)?;
         part.map(|part| wrapped(py, &tensor, &part, wrap)).transpose()
     }
 
@@ -85,6 +90,7 @@ impl Stream {
     pub(crate) fn new(
         checkpoint: Arc<Checkpoint>,
         requests: Vec<Request>,
+        homes: Homes,
         ahead: u64,
         threads: Option<NonZeroUsize>,
     ) -> Stream {
@@ -97,6 +103,7 @@ impl Stream {
                 .map(|(rank, &tensor)| (tensor, rank))
                 .collect(),
             tensors,
+            homes,
             prefetch: RwLock::new(Some(Arc::new(prefetch))),
             checkpoint,
         }
@@ -123,5 +130,5 @@ fn wrapped<'py>(
         ..*stored
     };
     wrap.accepts(py, path, &entry)?;
-    wrap.wrap(py, path, &part.region, &entry, &mut Shared::default())
+    wrap.wrap(py, path, &part.found, &entry, &mut Shared::default())
 }

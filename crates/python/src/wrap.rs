@@ -3,13 +3,14 @@
 use std::path::Path;
 
 use ingot_format::{Dtype, Entry, to_u64};
-use ingot_io::{Region, StridedView};
+use ingot_io::StridedView;
 use pyo3::exceptions::{PyException, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyString, PyTuple, PyType};
 
-use crate::dlpack::{Dims, DlManagedTensorVersioned, Exchange, Exports, capsule, has_storage_shape};
+use crate::device::own_tensor;
+use crate::dlpack::{Dims, DlManagedTensorVersioned, Exchange, Exports, Lies, capsule, has_storage_shape};
 use crate::errors::refused;
 use crate::tensor::Buffer;
 
@@ -103,16 +104,16 @@ impl Wrap {
         Ok(())
     }
 
-    /// The tensor `entry` of the file at `path` over `region`. `shared` is what the one before it left.
-    pub(crate) fn wrap<'py>(
+    /// The tensor `entry` of the file at `path` over what lies there. `shared` is what the one before it left.
+    pub(crate) fn wrap<'py, 'p>(
         &self,
         py: Python<'py>,
         path: Option<&Path>,
-        region: &Region,
+        lies: impl Into<Lies<'p>>,
         entry: &Entry<'_>,
         shared: &mut Shared<'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        self.wrap_unnamed(py, region, entry.dtype, entry.shape, shared)
+        self.wrap_unnamed(py, lies.into(), entry.dtype, entry.shape, shared)
             .map_err(|refusal| about(py, path, entry, refusal))
     }
 
@@ -133,7 +134,7 @@ impl Wrap {
         let make = |units: Dims| match self.known(py, entry.dtype)? {
             Known::Natively(as_dtype) => self.make(
                 py,
-                &view.region,
+                Lies::Host(&view.region),
                 entry.dtype,
                 units,
                 as_dtype.bind(py),
@@ -154,21 +155,26 @@ impl Wrap {
     fn wrap_unnamed<'py>(
         &self,
         py: Python<'py>,
-        region: &Region,
+        lies: Lies<'_>,
         dtype: Dtype,
         shape: &[u64],
         shared: &mut Shared<'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
+        if let Lies::Device(region) = lies
+            && let Some(tensor) = own_tensor(region)
+        {
+            return Ok(tensor.bind(py).clone());
+        }
         let units = || Dims::of(dtype, shape).ok_or_else(|| PyValueError::new_err("shape cannot be stored"));
         match self.known(py, dtype)? {
-            Known::Natively(as_dtype) => self.make(py, region, dtype, units()?, as_dtype.bind(py), shared),
+            Known::Natively(as_dtype) => self.make(py, lies, dtype, units()?, as_dtype.bind(py), shared),
             Known::Finished(finish) => {
-                let nbytes = Dims::of(Dtype::U8, &[to_u64(region.len())])
+                let nbytes = Dims::of(Dtype::U8, &[to_u64(lies.len())])
                     .ok_or_else(|| PyValueError::new_err("tensor too large"))?;
                 let Known::Natively(bytes) = self.known(py, Dtype::U8)? else {
                     return Err(PyValueError::new_err("a framework must take U8 as it is"));
                 };
-                let raw = self.make(py, region, Dtype::U8, nbytes, bytes.bind(py), shared)?;
+                let raw = self.make(py, lies, Dtype::U8, nbytes, bytes.bind(py), shared)?;
                 let shape = match self.style {
                     Style::Dlpack(_) => PyTuple::new(py, units()?.sizes())?,
                     Style::Buffer => PyTuple::new(py, shape)?,
@@ -181,20 +187,21 @@ impl Wrap {
     fn make<'py>(
         &self,
         py: Python<'py>,
-        region: &Region,
+        lies: Lies<'_>,
         dtype: Dtype,
         units: Dims,
         as_dtype: &Bound<'py, PyAny>,
         shared: &mut Shared<'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let make = self.make.bind(py);
-        match self.style {
-            Style::Dlpack(exchange) => {
+        match (self.style, lies) {
+            (Style::Dlpack(exchange), _) => {
                 let made = exchange
-                    .and_then(|exchange| exchange.import(py, region, dtype, &units, &mut shared.exports));
-                made.map_or_else(|| make.call1((capsule(py, region, dtype, &units)?,)), Ok)
+                    .and_then(|exchange| exchange.import(py, lies, dtype, &units, &mut shared.exports));
+                made.map_or_else(|| make.call1((capsule(py, lies, dtype, &units)?,)), Ok)
             }
-            Style::Buffer => {
+            (Style::Buffer, Lies::Device(_)) => Err(PyValueError::new_err("a buffer is memory of the host")),
+            (Style::Buffer, Lies::Host(region)) => {
                 let address = region.memory().as_ptr().addr();
                 let buffer = match &mut shared.buffer {
                     Some((of, buffer)) if *of == address => &*buffer,

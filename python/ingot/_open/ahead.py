@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Generic
 
-from ingot._load import Value, moved
+from ingot._load import Value, landing, moved
 from ingot.errors import OptionError
 
 TYPE_CHECKING = False
@@ -43,7 +43,9 @@ class TensorIterator(Generic[Value]):
         self._checkpoint = checkpoint
         self._wrap = wrap
         self._move = move
-        self._stream = checkpoint.stream([(name, None) for name in names], ahead)
+        names = list(names)
+        onto = landing(checkpoint, names, move)
+        self._stream = checkpoint.stream([(name, None) for name in names], ahead, onto=onto)
         if checkpoint.backend == "object":
             from ingot._objects import close_at_exit
 

@@ -7,8 +7,8 @@ from os.path import basename
 from typing import overload
 
 from ingot._frameworks import adapter
-from ingot._load import Value, moved, placing, settled, tensors
-from ingot._native import in_natural_order
+from ingot._load import Value, moved, on, placing, settled, tensors
+from ingot._native import in_natural_order, why_pageable
 from ingot._options import checked_ahead, checked_threads, leniency
 from ingot._text import _escaped, nbytes, plural
 from ingot.errors import ClosedError
@@ -66,9 +66,11 @@ class safe_open(Mapping[str, Value]):
         ``"flax"``; ``"tensorflow"`` or ``"tf"``; ``"mlx"``; ``"paddle"``.
     device : str, int, the framework's device, dict or callable
         Where the tensors are placed. On ``"cpu"``, the default, they are views of the file where the backend
-        maps it; for any other device they are copied there. NumPy knows only ``"cpu"``. A dict has patterns
-        of names (`fnmatch`), each with a device: ``{"layers.0.*": "cuda:0", "*": "cpu"}``. The first that
-        fits decides. A callable is given what `info` gives, and returns the device.
+        maps it. Onto a GPU of torch they are read, through pinned memory, whatever the backend: in the order
+        of the current stream of the thread that calls. For any other device they are copied there. NumPy
+        knows only ``"cpu"``. A dict has patterns of names (`fnmatch`), each with a device: ``{"layers.0.*":
+        "cuda:0", "*": "cpu"}``. The first that fits decides. A callable is given what `info` gives, and
+        returns the device.
     backend : {"auto", "mmap", "pread"}
         How the file is read. ``"mmap"`` maps it, copy on write: tensors can be written to, the file never
         changes. ``"pread"`` reads into memory that ingot owns, past the page cache what is not in it.
@@ -376,9 +378,13 @@ class safe_open(Mapping[str, Value]):
             Reading failed, or the file is shorter now than when it was opened.
         """
         checkpoint, move = self._checkpoint, self._move
-        if move is not None:
-            settled(checkpoint, (name,), move)
-        found: Value = moved(checkpoint, name, checkpoint.tensor(name, self._adapter.wrap), move)
+        if move is None:
+            # Programs ask for a hundred thousand tensors.
+            plain: Value = checkpoint.tensor(name, self._adapter.wrap)
+            return plain
+        settled(checkpoint, (name,), move)
+        tensor = checkpoint.tensor(name, self._adapter.wrap, onto=on(checkpoint, name, move))
+        found: Value = moved(checkpoint, name, tensor, move)
         return found
 
     def get_tensors(self, names: Iterable[str] | None = None) -> dict[str, Value]:
@@ -564,8 +570,14 @@ class safe_open(Mapping[str, Value]):
 
     @property
     def why(self) -> str:
-        """Why that backend was chosen, as a sentence."""
-        return self._checkpoint.why
+        """Why that backend was chosen, as a sentence.
+
+        Where a GPU is reached through memory that could not be pinned, which is slower, also why not.
+        """
+        unpinned = why_pageable()
+        if unpinned is None or self._move is None:
+            return self._checkpoint.why
+        return f"{self._checkpoint.why}; the GPU is reached through memory that is not pinned: {unpinned}"
 
     def close(self) -> None:
         """Close the file. Again is allowed.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from operator import index
 from typing import Generic
 
-from ingot._load import Value, moved
+from ingot._load import Value, landing, moved
 from ingot._text import _escaped, _quoted
 from ingot.errors import SafetensorError, SliceError, TensorNotFoundError
 
@@ -50,7 +50,9 @@ class PrefetchLoader(Generic[Value]):
         self._move = move
         self._names = [name for name in checkpoint.offset_names() if name in rows]
         self._planned = frozenset(self._names)
-        self._stream = checkpoint.stream([(name, rows[name]) for name in self._names], ahead, threads)
+        requests = [(name, rows[name]) for name in self._names]
+        onto = landing(checkpoint, self._names, move)
+        self._stream = checkpoint.stream(requests, ahead, threads, onto=onto)
         if checkpoint.backend == "object":
             from ingot._objects import close_at_exit
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Generic
 
 from ingot._frameworks import adapter as adapter_of
-from ingot._load import Value, indexed, moved, settled
+from ingot._load import Value, indexed, moved, on, settled
 from ingot._text import _quoted
 
 TYPE_CHECKING = False
@@ -136,16 +136,16 @@ class TensorSlice(Generic[Value]):
         DtypeError, StorageError
             As `safe_open.get_tensor` does.
         """
-        name, wrap = self._info.name, self._adapter.wrap
-        if self._move is not None:
-            settled(self._checkpoint, (name,), self._move)
+        checkpoint, name, wrap, move = self._checkpoint, self._info.name, self._adapter.wrap, self._move
+        if move is not None:
+            settled(checkpoint, (name,), move)
+        onto = on(checkpoint, name, move)
         try:
-            part = self._checkpoint.select(name, index, wrap)
+            part = checkpoint.select(name, index, wrap, onto=onto)
         except NotImplementedError:
-            part = indexed(
-                self._checkpoint, name, self._checkpoint.tensor(name, wrap), index, self._adapter.at
-            )
-        found: Value = moved(self._checkpoint, name, part, self._move)
+            whole = checkpoint.tensor(name, wrap, onto=onto)
+            part = indexed(checkpoint, name, whole, index, self._adapter.at)
+        found: Value = moved(checkpoint, name, part, move)
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -57,7 +57,7 @@ def path_only(filename: Any) -> Any:
     return filename if isinstance(filename, str) else local_path(filename)
 
 
-def mover(framework: str, device: Any) -> Callable[[Any], Any] | None:
+def mover(framework: str, device: Any) -> _load.Move | None:
     """What takes a tensor to `device`, which narrows 64 bits where the framework does so of itself.
 
     Upstream leaves that to the framework, and programs count on it. ingot's own modules keep all bits, or
@@ -65,7 +65,7 @@ def mover(framework: str, device: Any) -> Callable[[Any], Any] | None:
     """
     module = adapter(framework)
     try:
-        move: Callable[[Any], Any] | None = getattr(module, "narrowing", module.mover)(device)
+        move: _load.Move | None = getattr(module, "narrowing", module.mover)(device)
     except OptionError as error:
         known = _known_device(device)
         if known is not None and framework not in ("pt", "torch", "pytorch"):
@@ -273,8 +273,11 @@ class safe_open(_Lent, ingot.safe_open[Any]):
         """Read one tensor."""
         # Written out: programs call this a hundred thousand times, and each call of Python counts.
         try:
-            tensor = self._checkpoint.tensor(name, self._adapter.wrap)
-            if self._move is not None:
+            if self._move is None:
+                tensor = self._checkpoint.tensor(name, self._adapter.wrap)
+            else:
+                onto = _load.on(self._checkpoint, name, self._move)
+                tensor = self._checkpoint.tensor(name, self._adapter.wrap, onto=onto)
                 tensor = _load.moved(self._checkpoint, name, tensor, self._move)
         except SafetensorError as error:
             begin_as_upstream(error, _OPENING)
@@ -323,7 +326,7 @@ class safe_open(_Lent, ingot.safe_open[Any]):
         refuse_bad_plan(self._checkpoint, plan)
         return super().prefetch(plan, device=device, threads=max(threads, 1))
 
-    def _mover(self, device: Any) -> Callable[[Any], Any] | None:
+    def _mover(self, device: Any) -> _load.Move | None:
         return mover(self._arguments[0], device)
 
 

@@ -9,13 +9,13 @@ try:
 except ModuleNotFoundError as error:
     raise missing("torch", error) from None
 
+from ._devices import mover as mover
 from ._files import load, load_file, save, save_file, save_with_checksum
 from ._into import IncompatibleKeys, load_into
 from ._model import load_model, save_model
 from ._sharded import save_sharded
 from ._tensors import DTYPES as DTYPES
 from ._tensors import at as at
-from ._tensors import mover as mover
 from ._tensors import payload as payload
 from ._tensors import wrap as wrap
 

@@ -21,9 +21,10 @@ from ingot._save import rendered, write_file
 from ingot._text import _escaped, _quoted
 from ingot.errors import OptionError
 
+from ._devices import mover
 from ._into import destinations, fill_tensors
 from ._shared import recorded, refuse_shared, restore, views_among
-from ._tensors import _export, _plain_ones, _tensors, at, mover, payload, refuse_strided, wrap
+from ._tensors import _export, _plain_ones, _tensors, at, payload, refuse_strided, wrap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -104,12 +105,14 @@ def load_file(
         a URL, or an object that holds a file, such as an open file, a buffer or `ingot.Ranges`: as for
         `ingot.safe_open`.
     device : str, int, torch.device, dict or callable
-        Where the tensors are placed: what `torch.device` takes. ``"meta"`` gives shapes and dtypes and
-        reads nothing. A dict has patterns of names (`fnmatch`), each with a device, such as
-        ``{"layers.0.*": "cuda:0", "*": "cpu"}``: the first that fits decides. A callable is given what
-        `ingot.safe_open.info` gives, and returns the device. Names that share memory go where the one goes
-        that the file holds. Tensors of `out` stay where they are. torch's default device changes nothing of
-        this. Inside of a ``FakeTensorMode`` the tensors are fake ones of that mode, on this device.
+        Where the tensors are placed: what `torch.device` takes. ``"meta"`` gives shapes and dtypes and reads
+        nothing. Onto a GPU (``"cuda"``) tensors are read through pinned memory, into memory of torch's own
+        allocator: when this returns, what is queued on the current stream finds them there. A dict has
+        patterns of names (`fnmatch`), each with a device, such as ``{"layers.0.*": "cuda:0", "*": "cpu"}``:
+        the first that fits decides. A callable is given what `ingot.safe_open.info` gives, and returns the
+        device. Names that share memory go where the one goes that the file holds. Tensors of `out` stay where
+        they are. torch's default device changes nothing of this. Inside of a ``FakeTensorMode`` the tensors
+        are fake ones of that mode, on this device.
     shared : {"alias", "drop"}
         What to do with the names that ``save_file(..., shared="alias")`` did not write tensors for.
         ``"alias"`` gives them back, on the same memory as the tensor that was written; ``"drop"`` gives what
@@ -157,6 +160,9 @@ def load_file(
         A tensor, or the file, is not what its digest says (``code`` is ``"digest-mismatch"``); the file
         keeps no digest of a tensor (``"no-digest"``), or a record that cannot be used
         (``"invalid-checksums"``).
+    DeviceError
+        The GPU cannot be used: no driver, no such device, the child of a fork, a capture into a graph, a call
+        of the driver that fails. Memory that it lacks is `torch.OutOfMemoryError`.
     OptionError
         `device`, `backend`, `shared`, `dtype` or `threads` is not one of the choices; no pattern of `device`
         fits a name; or `slices` or `out` have a tensor that the other options leave out; or what is asked for
@@ -256,8 +262,8 @@ def _parts(
         lambda: checkpoint.parts_nbytes(_load.wanted(checkpoint, selected, sources, sources)),
         lambda: checkpoint.parts_nbytes(_load.wanted(checkpoint, whole, lacking, lacking)),
     )
-    found = _load.load(checkpoint, selected, sources, wrap, first, at, partial(fill_tensors, places))
-    others = _load.load(checkpoint, whole, lacking, wrap, second, at)
+    found = _load.load(checkpoint, selected, sources, wrap, move, first, at, partial(fill_tensors, places))
+    others = _load.load(checkpoint, whole, lacking, wrap, move, second, at)
     if move is not None:
         for name in sources.keys() - out.keys():
             found[name] = _load.moved(checkpoint, sources[name], found[name], move)

@@ -14,8 +14,8 @@ from ingot._dtypes import F4_PACKED, NAMES
 from ingot._frameworks import lacks
 from ingot._options import named, unpacked
 from ingot._save import boxes
-from ingot._text import _escaped, _quoted
-from ingot.errors import OptionError, SaveError
+from ingot._text import _quoted
+from ingot.errors import SaveError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -304,26 +304,6 @@ _export = _native.Export.dlpack([*PLAIN_CLASSES], _places, _are_stored, _to_dlpa
 
 
 wrap: _native.Wrap = _native.Wrap.dlpack(_from_dlpack, _resolve, _exchange, strided=True)
-
-
-def mover(device: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """The function that takes a tensor to `device`; None for the CPU, where tensors are already."""
-    # The usual answer first: torch takes longer to read a device than opening a small file does.
-    fake = fake_mode()
-    if fake is None and (device is None or device == "cpu"):
-        return None
-    try:
-        target = torch.device("cpu" if device is None else device)
-    except RuntimeError as error:
-        first = str(error).partition("\n")[0]
-        raise OptionError(
-            f"device {device!r} is unknown to torch: {_escaped(first)}", code="unknown-device", found=device
-        ) from error
-    if fake is not None:
-        return lambda tensor: faked(tensor, target, fake)
-    if target.type == "cpu":
-        return None
-    return lambda tensor: tensor.to(target)
 
 
 def at(tensor: torch.Tensor, index: Any) -> torch.Tensor:

@@ -9,6 +9,7 @@ use ingot_format::{Dtype, Escaped, FormatError, IndexError, Quoted, SelectionErr
 use super::checkpoint::CheckpointFault;
 use super::edit::EditError;
 use super::write::hint;
+use crate::device::{DeviceFault, Refusal};
 use crate::digest::Unequal;
 use crate::options::{BACKEND_VARIABLE, Backend, THREADS_VARIABLE};
 
@@ -190,6 +191,22 @@ pub enum Error {
         /// The file.
         path: Option<PathBuf>,
     },
+    /// A device cannot be used.
+    Device {
+        /// The file.
+        path: Option<PathBuf>,
+        /// The tensor; `None` where it is not known which.
+        tensor: Option<String>,
+        /// What is wrong with it.
+        fault: Box<DeviceFault>,
+    },
+    /// A framework gives no memory of a device for the tensors.
+    Refused {
+        /// The file.
+        path: Option<PathBuf>,
+        /// What the framework says.
+        source: Refusal,
+    },
     /// The caller stopped it. Nothing half-done stays behind.
     Interrupted,
 }
@@ -278,6 +295,8 @@ impl Error {
             Error::NoDigest { .. } => "no-digest",
             Error::Digest { .. } => "digest-mismatch",
             Error::Closed { .. } => "closed",
+            Error::Device { fault, .. } => fault.code(),
+            Error::Refused { .. } => "device-out-of-memory",
             Error::Interrupted => "interrupted",
         }
     }
@@ -304,6 +323,8 @@ impl Error {
             | Error::Shared { path, .. }
             | Error::NoDigest { path, .. }
             | Error::Digest { path, .. }
+            | Error::Device { path, .. }
+            | Error::Refused { path, .. }
             | Error::Closed { path } => path.as_deref(),
             Error::UnknownBackend { .. } | Error::InvalidThreads { .. } | Error::Interrupted => None,
         }
@@ -321,7 +342,9 @@ impl Error {
             | Error::Conversion { tensor, .. }
             | Error::Destination { tensor, .. }
             | Error::NoDigest { tensor, .. } => Some(tensor),
-            Error::Read { tensor, .. } | Error::Digest { tensor, .. } => tensor.as_deref(),
+            Error::Read { tensor, .. } | Error::Digest { tensor, .. } | Error::Device { tensor, .. } => {
+                tensor.as_deref()
+            }
             Error::Edit { fault, .. } => fault.tensor(),
             Error::Shared { fault, .. } => fault.tensor(),
             _ => None,
@@ -500,6 +523,8 @@ impl fmt::Display for Error {
                 write!(f, " are not those that were promised: {unequal}")
             }
             Error::Closed { .. } => f.write_str("file is closed"),
+            Error::Device { fault, .. } => write!(f, "{fault}"),
+            Error::Refused { source, .. } => write!(f, "the framework gives no memory: {source}"),
             Error::Interrupted => f.write_str("interrupted"),
         }
     }
@@ -512,6 +537,8 @@ impl std::error::Error for Error {
             Error::Index { fault, .. } => Some(fault),
             Error::Checkpoint { fault, .. } => Some(fault),
             Error::Slice { fault, .. } => Some(fault),
+            Error::Device { fault, .. } => Some(&**fault),
+            Error::Refused { source, .. } => Some(&**source),
             Error::Edit { fault, .. } => Some(fault),
             Error::Shared { fault, .. } => Some(fault),
             _ => self

@@ -9,6 +9,7 @@ use super::checkpoint::CheckpointFault;
 use super::edit::EditError;
 use super::error::Error;
 use super::write::step;
+use crate::device::{DeviceFault, Refusal};
 
 /// Why bytes could not be had.
 #[derive(Debug)]
@@ -22,6 +23,10 @@ pub(crate) enum Failure {
         found: usize,
         source: Option<io::Error>,
     },
+    /// A device cannot be used.
+    Device(DeviceFault),
+    /// A framework gives no memory of a device.
+    Refused(Refusal),
     /// The caller wants no more.
     Interrupted,
 }
@@ -31,6 +36,15 @@ impl Failure {
     pub(crate) fn about(self, path: Option<&Path>, tensor: Option<&str>) -> Error {
         match self {
             Failure::Interrupted => Error::Interrupted,
+            Failure::Device(fault) => Error::Device {
+                path: path.map(Path::to_owned),
+                tensor: tensor.map(ToOwned::to_owned),
+                fault: Box::new(fault),
+            },
+            Failure::Refused(source) => Error::Refused {
+                path: path.map(Path::to_owned),
+                source,
+            },
             Failure::OutOfMemory { nbytes, source } => Error::OutOfMemory {
                 path: path.map(Path::to_owned),
                 nbytes,
@@ -50,6 +64,19 @@ impl Failure {
                 source,
             },
         }
+    }
+}
+
+impl From<DeviceFault> for Failure {
+    fn from(fault: DeviceFault) -> Failure {
+        Failure::Device(fault)
+    }
+}
+
+impl From<DeviceFault> for Error {
+    /// For one that is met before anything is read.
+    fn from(fault: DeviceFault) -> Error {
+        Failure::from(fault).into()
     }
 }
 

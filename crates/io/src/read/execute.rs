@@ -6,9 +6,10 @@
 use ingot_format::{Selection, to_u64, to_usize};
 use ingot_remote::StopFlag;
 
-use super::gather::{self, Chunk, Destination, Stages};
+use super::gather::{Chunk, Destination, Stages};
 use super::input::Witness;
 use super::plan::{Piece, Plan, widths};
+use super::relay;
 use super::runs::Runs;
 use crate::error::InFile;
 use crate::memory::HUGE_PAGE_NBYTES;
@@ -52,7 +53,7 @@ pub(crate) fn execute<'d>(
     let read = |task: Vec<Chunk<'_, '_>>, stop: StopFlag<'_>| {
         let file = task.first().map_or(0, |chunk| chunk.file);
         let witness = witnesses.get(file).copied();
-        let outcome = stages.lend(|stage| gather::read(sources[file], witness, task, stage, stop));
+        let outcome = stages.lend(|stage| relay::read(sources[file], witness, task, stage, stop));
         outcome.map_err(|failure| {
             witness.inspect(|witness| witness.end());
             let file = Some(file);

@@ -15,6 +15,7 @@ use super::input::{BATCH, Input, VECTOR, Witness, level, step_end};
 use super::plan::widths;
 use super::runs::Runs;
 use crate::convert::convert;
+use crate::device::DeviceDest;
 use crate::error::Failure;
 use crate::memory::{Dest, StridedDest};
 use crate::source::{Source, Stream};
@@ -30,6 +31,8 @@ const POPULATE_NBYTES: usize = 64 << 10;
 pub(crate) enum Destination<'d> {
     /// Memory that lies together.
     Together(Dest<'d>),
+    /// Memory of a device.
+    Device(DeviceDest<'d>),
     /// Elements here and there. Boxed, since most lie together, and there may be many.
     Apart(Box<StridedDest<'d>>),
     /// Nowhere: so many bytes are shown to the file's witness, if it has one, and forgotten.
@@ -40,6 +43,7 @@ impl<'d> Destination<'d> {
     pub(super) fn len(&self) -> usize {
         match self {
             Destination::Together(dest) => dest.len(),
+            Destination::Device(dest) => dest.len(),
             Destination::Apart(strided) => strided.len(),
             Destination::Shown(nbytes) => *nbytes,
         }
@@ -51,6 +55,10 @@ impl<'d> Destination<'d> {
             Destination::Together(dest) => {
                 let (first, rest) = dest.split_at(at);
                 (Destination::Together(first), Destination::Together(rest))
+            }
+            Destination::Device(dest) => {
+                let (first, rest) = dest.split_at(at);
+                (Destination::Device(first), Destination::Device(rest))
             }
             Destination::Apart(strided) => {
                 let (first, rest) = strided.split_at(at);
@@ -81,6 +89,23 @@ pub(super) struct Chunk<'p, 'd> {
 }
 
 impl<'p, 'd> Chunk<'p, 'd> {
+    /// Whether its bytes go to a device.
+    pub(super) fn is_for_device(&self) -> bool {
+        matches!(self.dest, Destination::Device(_))
+    }
+
+    /// The same bytes, to other memory of this size.
+    pub(super) fn into<'e>(self, dest: Destination<'e>) -> Chunk<'p, 'e> {
+        Chunk {
+            file: self.file,
+            cost: self.cost,
+            span: self.span,
+            runs: self.runs,
+            converted: self.converted,
+            dest,
+        }
+    }
+
     /// Whether its bytes go from the file straight to their memory.
     fn is_straight(&self) -> bool {
         self.converted.is_none() && matches!(self.dest, Destination::Together(_))
@@ -318,7 +343,8 @@ impl Staged<'_> {
                 convert(from, to, bytes, &mut room[..len]);
                 strided.fill(&room[..len]);
             }
-            (Destination::Shown(_), _) => {}
+            // Of a device it is a slot that is filled.
+            (Destination::Device(_) | Destination::Shown(_), _) => {}
         }
     }
 }

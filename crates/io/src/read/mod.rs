@@ -25,12 +25,14 @@
 
 pub(crate) mod execute;
 pub(crate) mod gather;
+pub(crate) mod home;
 pub(crate) mod input;
 pub(crate) mod part;
 pub(crate) mod plan;
 pub(crate) mod prefetch;
 #[allow(clippy::module_inception, reason = "the file that has the function `read`")]
 pub(crate) mod read;
+mod relay;
 mod runs;
 pub(crate) mod show;
 #[cfg(test)]

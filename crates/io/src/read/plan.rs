@@ -48,14 +48,46 @@ pub struct Place {
     pub nbytes: usize,
 }
 
-/// Tensors of this size and above get a block of their own, which goes when they go. Smaller ones share, because
-/// a block costs system calls and at least a page.
-pub const OWN_BLOCK_NBYTES: usize = 1 << 20;
+/// How fresh memory is cut into blocks, and where in them tensors begin.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Blocks {
+    /// Tensors of so many bytes and above get a block of their own, which goes when they go. Smaller ones share, because
+    /// a block costs calls of the system or of an allocator, and rounds up.
+    own_nbytes: usize,
+    /// Blocks for small tensors are closed at this size, so that one small tensor kept alive keeps no more than this.
+    shared_nbytes: usize,
+    /// Where tensors begin, in bytes: what vector units ask for at most.
+    alignment: usize,
+    /// Whether they begin as far into a page or a unit of that alignment as they do in their file.
+    is_level: bool,
+    /// Whether tensors without a byte get a block too: a framework then makes them as it makes its own.
+    owns_empty: bool,
+}
 
-/// Blocks for small tensors are closed at this size, so that one small tensor kept alive keeps no more than this.
-pub const SHARED_BLOCK_NBYTES: usize = 16 << 20;
+impl Blocks {
+    pub(crate) const HOST: Blocks = Blocks {
+        own_nbytes: 1 << 20,
+        shared_nbytes: 16 << 20,
+        alignment: ALIGNMENT,
+        is_level: true,
+        owns_empty: false,
+    };
+    /// Nothing is read straight into them, so that how a file has its tensors decides nothing.
+    pub(crate) const DEVICE: Blocks = Blocks {
+        own_nbytes: 64 << 10,
+        shared_nbytes: 2 << 20,
+        alignment: 256,
+        is_level: false,
+        owns_empty: true,
+    };
 
-/// Where tensors begin in memory, in bytes: a cache line, which is what vector units ask for at most.
+    /// Whether a tensor of so many bytes gets a block of its own.
+    pub(crate) fn is_own(&self, nbytes: usize) -> bool {
+        nbytes >= self.own_nbytes || (nbytes == 0 && self.owns_empty)
+    }
+}
+
+/// Where tensors begin in the memory of the host, in bytes: a cache line.
 const ALIGNMENT: usize = 64;
 
 impl Piece<'_> {
@@ -110,33 +142,42 @@ impl Piece<'_> {
 }
 
 impl<'p> Plan<'p> {
-    /// Plans to read `wanted` into fresh memory. Where each goes comes in their order; what their own places say, but for
-    /// the number of bytes, is not looked at.
+    /// Plans to read `wanted` into fresh memory of the host. Where each goes comes in their order; what their own places
+    /// say, but for the number of bytes, is not looked at.
     ///
     /// Small tensors that are neighbours in a file are read at once and lie in memory as they do in the file, unless
     /// they lie there so that their elements are not aligned. What begins a block lies to a page as it does in the file,
     /// and the rest to a cache line.
     #[must_use]
     pub fn fresh(wanted: &[Piece<'p>]) -> (Plan<'p>, Vec<Place>) {
+        let (plan, places, _) = Plan::fresh_in(&[Blocks::HOST], wanted, |_| 0);
+        (plan, places)
+    }
+
+    /// The same, into pools of such blocks, and for each block which pool it is of. `pool` says it of each piece.
+    pub(crate) fn fresh_in(
+        pools: &[Blocks],
+        wanted: &[Piece<'p>],
+        pool: impl Fn(usize) -> usize,
+    ) -> (Plan<'p>, Vec<Place>, Vec<usize>) {
         let mut in_file_order: Vec<usize> = (0..wanted.len()).collect();
         in_file_order.sort_by_key(|&rank| (wanted[rank].file, wanted[rank].begin()));
         let mut plan = Plan {
             pieces: Vec::new(),
             blocks: Vec::new(),
         };
-        let mut shared = None;
+        let mut shared = vec![None; pools.len()];
         let mut places = vec![Place::default(); wanted.len()];
+        let mut pool_of = Vec::new();
         for rank in in_file_order {
-            places[rank] = plan.place(wanted[rank], &mut shared);
+            let number = pool(rank);
+            places[rank] = plan.place(pools[number], wanted[rank], &mut shared[number]);
+            pool_of.resize(plan.blocks.len(), number);
         }
         // Small tensors go on filling a shared block after a large one was placed.
         plan.pieces
             .sort_by_key(|piece| (piece.place.block, piece.place.at));
-        if plan.blocks.is_empty() {
-            // Empty tensors need an address too.
-            plan.blocks.push(ALIGNMENT);
-        }
-        (plan, places)
+        (plan, places, pool_of)
     }
 
     /// Plans to read `wanted` into memory that is there: each into a block of its own, in their order.
@@ -154,11 +195,11 @@ impl<'p> Plan<'p> {
     }
 
     /// Finds memory for a piece. `shared` is the block that takes small ones, if one is open.
-    fn place(&mut self, mut piece: Piece<'p>, shared: &mut Option<usize>) -> Place {
+    fn place(&mut self, kind: Blocks, mut piece: Piece<'p>, shared: &mut Option<usize>) -> Place {
         let nbytes = piece.place.nbytes;
         let block = match *shared {
-            _ if nbytes >= OWN_BLOCK_NBYTES => self.open(),
-            Some(block) if self.blocks[block] + ALIGNMENT + nbytes <= SHARED_BLOCK_NBYTES => block,
+            _ if kind.is_own(nbytes) => self.open(),
+            Some(block) if self.blocks[block] + kind.alignment + nbytes <= kind.shared_nbytes => block,
             _ => *shared.insert(self.open()),
         };
         let end = self.blocks[block];
@@ -170,10 +211,11 @@ impl<'p> Plan<'p> {
         let follows = self.pieces.last().is_some_and(|last| last.goes_on_in(&piece));
         piece.place.at = match nbytes {
             // Nothing has to be read there, and the block still begins with what comes next.
-            0 => end - end % ALIGNMENT,
+            0 => end - end % kind.alignment,
+            _ if !kind.is_level => end.next_multiple_of(kind.alignment),
             _ if follows && end.is_multiple_of(piece.alignment) => end,
             // It does not lie in memory as it does in the file.
-            _ if piece.converted.is_some() => end.next_multiple_of(ALIGNMENT),
+            _ if piece.converted.is_some() => end.next_multiple_of(kind.alignment),
             _ => level_place(end, piece.begin(), piece.alignment),
         };
         self.blocks[block] = end.max(piece.place.at + nbytes);

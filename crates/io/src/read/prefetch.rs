@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use ingot_format::Index;
 
+use super::home::{Found, Home};
 use super::part::Part;
-use super::read::{only, read, warm_behind_mappings};
+use super::read::{only, read_to, warm_behind_mappings};
 use crate::archive::{Tensor, TensorId};
 use crate::checkpoint::Checkpoint;
+use crate::device::Onto;
 use crate::error::Error;
-use crate::memory::Region;
 use crate::options::ReadOptions;
 use crate::watch::Watch;
 
@@ -29,6 +30,8 @@ pub struct Request {
     pub tensor: TensorId,
     /// The part of it; all of it by default.
     pub index: Option<Vec<Index>>,
+    /// The device that it is read onto; the memory of the host by default.
+    pub onto: Option<Arc<Onto>>,
 }
 
 /// A part of a tensor that has been read.
@@ -37,7 +40,7 @@ pub struct Fetched {
     /// Its shape.
     pub shape: Vec<u64>,
     /// Its bytes.
-    pub region: Region,
+    pub found: Found,
 }
 
 /// Tensors that a thread reads in the background, each handed out once.
@@ -314,25 +317,30 @@ impl Shared {
     fn read_at_once(&self, ranks: &[usize], watch: &dyn Watch) -> Result<Vec<Fetched>, Error> {
         let parts = ranks.iter().map(|&rank| self.part(rank));
         let parts = parts.collect::<Result<Vec<_>, _>>()?;
-        let whole = ranks
-            .iter()
-            .zip(&parts)
-            .filter(|(rank, _)| self.requests[**rank].index.is_none());
+        let whole = ranks.iter().zip(&parts).filter(|(rank, _)| {
+            self.requests[**rank].index.is_none() && self.requests[**rank].onto.is_none()
+        });
         let tensors: Vec<Tensor<'_>> = whole.map(|(_, part)| *part.tensor()).collect();
         warm_behind_mappings(&tensors, &self.options, self)?;
-        let regions = read(&parts, &self.options, watch)?;
-        let fetched = |(part, region): (&Part<'_>, Region)| Fetched {
+        let homes: Vec<Home<'_>> = ranks.iter().map(|&rank| self.home(rank)).collect();
+        let found = read_to(&parts, &homes, &self.options, watch)?;
+        let fetched = |(part, found): (&Part<'_>, Found)| Fetched {
             shape: part.shape().to_owned(),
-            region,
+            found,
         };
-        Ok(parts.iter().zip(regions).map(fetched).collect())
+        Ok(parts.iter().zip(found).map(fetched).collect())
     }
 
     fn read(&self, rank: usize, watch: &dyn Watch) -> Result<Fetched, Error> {
         let part = self.part(rank)?;
         let shape = part.shape().to_owned();
-        let region = only(&part, &self.options, watch)?;
-        Ok(Fetched { shape, region })
+        let found = only(&part, self.home(rank), &self.options, watch)?;
+        Ok(Fetched { shape, found })
+    }
+
+    fn home(&self, rank: usize) -> Home<'_> {
+        let onto = self.requests[rank].onto.as_deref();
+        onto.map_or(Home::Host, Home::Device)
     }
 
     fn part(&self, rank: usize) -> Result<Part<'_>, Error> {

@@ -1,19 +1,21 @@
 //! Reading tensors and parts of them, of one file or of many.
 
 use std::borrow::Borrow;
+use std::slice;
 use std::sync::Arc;
 
 use ingot_format::{Index, Strides, to_u64};
 
 use super::execute::{execute, reading};
 use super::gather::Destination;
+use super::home::{Found, Home, Pools};
 use super::input::Witness;
 use super::part::{Part, Target};
-use super::plan::{Piece, Place, Plan};
+use super::plan::{Piece, Plan};
 use super::show::{FileRun, joined, nbytes, show};
 use crate::archive::{Archive, Files, Tensor, TensorId};
-use crate::error::{Error, InFile, Misfit, size};
-use crate::memory::{Block, Footprint, Memory, Region, overlapping};
+use crate::error::{Error, Failure, InFile, Misfit, size};
+use crate::memory::{Footprint, Region, overlapping};
 use crate::options::ReadOptions;
 use crate::watch::{After, Unwatched, Watch, tell_all};
 use crate::workers::Reading;
@@ -57,37 +59,77 @@ pub fn read<'a, P: Borrow<Part<'a>>>(
         let wanted = missing
             .iter()
             .map(|(rank, part)| (part.borrow(), ids[*rank].file));
-        let read = read_owned(&files, &[], wanted, options, watch)?;
-        for ((rank, _), region) in missing.into_iter().zip(read) {
-            regions[rank] = Some(region);
+        let read = read_owned(&files, &[], wanted, &[], options, watch)?;
+        for ((rank, _), found) in missing.into_iter().zip(read) {
+            regions[rank] = found.host();
         }
         files.check_unchanged()?;
     }
     Ok(regions.into_iter().flatten().collect())
 }
 
-/// The bytes of these parts, each with the number of its file, in memory of their own. There may be a witness for each file.
+/// The same where each part has a home: those of the host are views or in memory of ours, those of a device are read onto
+/// it, whatever their file is. All are read at once. What the callers queue on their streams from then on finds them there.
+///
+/// # Errors
+/// As [`read()`]; [`Error::Device`] and [`Error::Refused`]. Then nothing is under way on any device.
+pub fn read_to(
+    parts: &[Part<'_>],
+    homes: &[Home<'_>],
+    options: &ReadOptions,
+    watch: &dyn Watch,
+) -> Result<Vec<Found>, Error> {
+    let (files, ids) = Files::of(parts.iter().map(|part| *part.tensor()));
+    files.check_unchanged()?;
+    let view = |(part, home): (&Part<'_>, &Home<'_>)| match home {
+        Home::Host => part.view().map(Found::Host),
+        Home::Device(..) => None,
+    };
+    let mut found: Vec<Option<Found>> = parts.iter().zip(homes).map(view).collect();
+    let missing: Vec<usize> = (0..parts.len()).filter(|&rank| found[rank].is_none()).collect();
+    let homes: Vec<Home<'_>> = missing.iter().map(|&rank| homes[rank]).collect();
+    let wanted = missing.iter().map(|&rank| (&parts[rank], ids[rank].file));
+    let total = parts.iter().map(Part::nbytes).sum();
+    let before = total - missing.iter().map(|&rank| parts[rank].nbytes()).sum::<u64>();
+    let watch = &After { watch, before, total };
+    let read = read_owned(&files, &[], wanted, &homes, options, watch)?;
+    for (rank, one) in missing.into_iter().zip(read) {
+        found[rank] = Some(one);
+    }
+    files.check_unchanged()?;
+    Ok(found.into_iter().flatten().collect())
+}
+
+/// The bytes of these parts, each with the number of its file, in memory of their own: that of `homes`, one for each, or all
+/// on the host. There may be a witness for each file.
 pub(crate) fn read_owned<'p, 'a: 'p>(
     files: &Files<'_>,
     witnesses: &[&dyn Witness],
-    parts: impl Iterator<Item = (&'p Part<'a>, usize)>,
+    parts: impl Iterator<Item = (&'p Part<'a>, usize)> + Clone,
+    homes: &[Home<'_>],
     options: &ReadOptions,
     watch: &dyn Watch,
-) -> Result<Vec<Region>, Error> {
-    let pieces = pieces(files, parts)?;
-    let (plan, places) = Plan::fresh(&pieces);
-    let blocks = plan.blocks().iter().map(|&nbytes| Block::allocate(nbytes));
-    let mut blocks = blocks
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(|failure| files.explain(failure))?;
-    let dests = blocks.iter_mut().map(|block| Destination::Together(block.dest()));
+) -> Result<Vec<Found>, Error> {
+    let pools = Pools::of(homes);
+    let pieces = pieces(files, parts.clone())?;
+    let (plan, places, pool_of) = pools.plan(&pieces);
+    let allocated = pools.allocate(&plan, &places, &pool_of, parts.map(|(part, _)| part));
+    let mut blocks = allocated.map_err(|failure| files.explain(failure))?;
     let sources = files.sources();
-    let reading = reading(&plan, &sources, options);
-    execute(&plan, &sources, witnesses, dests, reading, watch).map_err(|fault| files.explain(fault))?;
-    let memories = blocks.into_iter().map(|block| Arc::new(Memory::from(block)));
-    let memories: Vec<Arc<Memory>> = memories.collect();
-    let region = |place: Place| Region::new(Arc::clone(&memories[place.block]), place.at, place.nbytes);
-    Ok(places.into_iter().map(region).collect())
+    let reading = reading(&plan, &sources, options).within(pools.chunk_nbytes());
+    pools
+        .begin()
+        .map_err(|fault| files.explain(Failure::from(fault)))?;
+    let outcome = execute(
+        &plan,
+        &sources,
+        witnesses,
+        pools.dests(&mut blocks, &pool_of),
+        reading,
+        watch,
+    );
+    pools.end(outcome).map_err(|fault| files.explain(fault))?;
+    Ok(pools.found(blocks, &places, &pool_of))
 }
 
 /// Reads parts of tensors, of any files, in parallel, into memory of others.
@@ -210,7 +252,7 @@ impl Tensor<'_> {
                 return Ok(view);
             }
         }
-        only(&Part::from(*self), options, watch)
+        on_host(&Part::from(*self), options, watch)
     }
 
     /// What `index` takes of it as a view of the mapping. `None` where the file is not mapped, or the elements are not
@@ -245,7 +287,7 @@ impl Tensor<'_> {
     /// [`Error::Slice`] when the index does not fit, and what [`read`] says.
     pub fn select(&self, index: &[Index], watch: &dyn Watch) -> Result<(Vec<u64>, Region), Error> {
         let part = Part::new(*self, index, None)?;
-        let region = only(&part, &ReadOptions::default(), watch)?;
+        let region = on_host(&part, &ReadOptions::default(), watch)?;
         Ok((part.shape().to_owned(), region))
     }
 }
@@ -261,18 +303,34 @@ pub struct StridedView {
     pub strides: Vec<u64>,
 }
 
-/// The bytes of one part.
-pub(super) fn only(part: &Part<'_>, options: &ReadOptions, watch: &dyn Watch) -> Result<Region, Error> {
+/// The bytes of one part on the host.
+fn on_host(part: &Part<'_>, options: &ReadOptions, watch: &dyn Watch) -> Result<Region, Error> {
     let read = read([part], options, watch);
     // One part gives one region.
-    read.map(|mut regions| regions.swap_remove(0))
-        .map_err(|error| match error {
-            // Its block may have a little more.
-            Error::OutOfMemory { path, source, .. } => Error::OutOfMemory {
-                path,
-                nbytes: part.nbytes(),
-                source,
-            },
-            other => other,
-        })
+    exactly(part, read.map(|mut regions| regions.swap_remove(0)))
+}
+
+/// The bytes of one part.
+pub(super) fn only(
+    part: &Part<'_>,
+    home: Home<'_>,
+    options: &ReadOptions,
+    watch: &dyn Watch,
+) -> Result<Found, Error> {
+    let read = read_to(slice::from_ref(part), &[home], options, watch);
+    // One part gives one.
+    exactly(part, read.map(|mut found| found.swap_remove(0)))
+}
+
+/// What reading one part gave.
+fn exactly<T>(part: &Part<'_>, read: Result<T, Error>) -> Result<T, Error> {
+    read.map_err(|error| match error {
+        // Its block may have a little more.
+        Error::OutOfMemory { path, source, .. } => Error::OutOfMemory {
+            path,
+            nbytes: part.nbytes(),
+            source,
+        },
+        other => other,
+    })
 }

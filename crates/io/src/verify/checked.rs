@@ -1,6 +1,7 @@
 //! Loading only what is proven to be right.
 
 use std::collections::BTreeMap;
+use std::iter;
 
 use ingot_format::MODEL_SPEC_KEY;
 
@@ -10,8 +11,8 @@ use crate::archive::{Archive, Files, Tensor, TensorId};
 use crate::checkpoint::Checkpoint;
 use crate::digest::{Algorithm, Digest, Digests, Unequal};
 use crate::error::{CheckpointFault, Error};
-use crate::memory::Region;
 use crate::options::ReadOptions;
+use crate::read::home::{Found, Home};
 use crate::read::input::Witness;
 use crate::read::part::Part;
 use crate::read::read::read_owned;
@@ -34,9 +35,9 @@ struct Promise {
 }
 
 impl Checkpoint {
-    /// The bytes of tensors of this checkpoint, when they are what `proof` asks for. They are in memory of their own,
-    /// whatever the backend, since a mapped file can change after it was looked at; the digests are taken of the bytes in
-    /// that memory, on the way into it.
+    /// The bytes of tensors of this checkpoint, when they are what `proof` asks for. They are in memory of their own, that of
+    /// `homes`, one for each, or all on the host, whatever the backend, since a mapped file can change after it was looked at; the digests are taken of the bytes of
+    /// what is read, on the way into it.
     ///
     /// A digest of more than these tensors is compared only when they are all that its file has: without its own, a
     /// tensor is then one without a digest.
@@ -49,9 +50,10 @@ impl Checkpoint {
         &self,
         tensors: &[Tensor<'_>],
         proof: &Proof,
+        homes: &[Home<'_>],
         options: &ReadOptions,
         watch: &dyn Watch,
-    ) -> Result<Vec<Region>, Error> {
+    ) -> Result<Vec<Found>, Error> {
         let (files, ids) = Files::of(tensors.iter().copied());
         let mut promises = promises(&files, &ids, proof)?;
         if let Some(expected) = proof.sha256 {
@@ -66,13 +68,12 @@ impl Checkpoint {
         let feeding: Vec<_> = feeding.map(|(source, all)| Feeding { source, all }).collect();
         let witnesses: Vec<&dyn Witness> = feeding.iter().map(|feeding| feeding as _).collect();
         // Each of them once, as the digests want it.
-        let wanted: BTreeMap<TensorId, Part<'_>> = ids
-            .iter()
-            .copied()
-            .zip(tensors.iter().map(|&tensor| tensor.into()))
-            .collect();
-        let numbered = wanted.iter().map(|(id, part)| (part, id.file));
-        let regions = read_owned(&files, &witnesses, numbered, options, watch)?;
+        let homes = homes.iter().copied().chain(iter::repeat(Home::Host));
+        let parts = tensors.iter().map(|&tensor| Part::from(tensor)).zip(homes);
+        let wanted: BTreeMap<TensorId, (Part<'_>, Home<'_>)> = ids.iter().copied().zip(parts).collect();
+        let numbered = wanted.iter().map(|(id, (part, _))| (part, id.file));
+        let homes: Vec<Home<'_>> = wanted.values().map(|(_, home)| *home).collect();
+        let found = read_owned(&files, &witnesses, numbered, &homes, options, watch)?;
         drop(feeding);
         files.check_unchanged()?;
         for (archive, of_file) in files.archives().iter().zip(promises) {
@@ -80,8 +81,8 @@ impl Checkpoint {
                 .into_iter()
                 .try_for_each(|promise| archive.compare(promise))?;
         }
-        let regions: BTreeMap<&TensorId, Region> = wanted.keys().zip(regions).collect();
-        Ok(ids.iter().map(|id| regions[id].clone()).collect())
+        let found: BTreeMap<&TensorId, Found> = wanted.keys().zip(found).collect();
+        Ok(ids.iter().map(|id| found[id].clone()).collect())
     }
 
     /// The file that this is, since one hash speaks of one file.

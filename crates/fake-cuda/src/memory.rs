@@ -1,0 +1,178 @@
+//! Memory of the devices, and pinned memory of the host.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::ptr;
+
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
+
+/// What stands in memory that a copy under way writes to.
+pub(crate) const POISON: u8 = 0xDB;
+/// What stands in memory that was freed.
+pub(crate) const FREED: u8 = 0xEE;
+
+/// Allocations are aligned as the real ones are.
+const ALIGNMENT: usize = 512;
+const PAGE: usize = 4096;
+
+/// The memory of one device, which only the simulator can touch.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    start: usize,
+    nbytes: usize,
+    next: usize,
+    /// What is allocated: address and size.
+    live: BTreeMap<usize, usize>,
+    /// What was freed, by its size, to be handed out again first.
+    freed: Vec<(usize, usize)>,
+}
+
+impl Arena {
+    pub(crate) fn new(nbytes: usize) -> Arena {
+        // SAFETY: asks for a place that may be replaced, and there is none: the system chooses.
+        let start = unsafe {
+            mmap_anonymous(
+                ptr::null_mut(),
+                nbytes,
+                ProtFlags::empty(),
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        };
+        Arena {
+            start: start.map_or(0, |start| start.addr()),
+            nbytes,
+            next: 0,
+            live: BTreeMap::new(),
+            freed: Vec::new(),
+        }
+    }
+
+    /// Memory that was freed, if there is some of this size: what an allocator hands out may have had another owner.
+    pub(crate) fn allocate(&mut self, nbytes: usize) -> Option<usize> {
+        let nbytes = nbytes.max(1).next_multiple_of(ALIGNMENT);
+        if let Some(rank) = self.freed.iter().position(|&(_, size)| size == nbytes) {
+            let (address, _) = self.freed.swap_remove(rank);
+            self.live.insert(address, nbytes);
+            return Some(address);
+        }
+        let address = self.start + self.next;
+        (self.start != 0 && self.next + nbytes <= self.nbytes).then(|| {
+            self.next += nbytes;
+            self.live.insert(address, nbytes);
+            address
+        })
+    }
+
+    /// Whether there was such memory. It is overwritten, as its next owner may do at once.
+    pub(crate) fn free(&mut self, address: usize) -> bool {
+        let Some(nbytes) = self.live.remove(&address) else {
+            return false;
+        };
+        self.fill(address, nbytes, FREED);
+        self.freed.push((address, nbytes));
+        true
+    }
+
+    pub(crate) fn has(&self, address: usize, nbytes: usize) -> bool {
+        is_within(&self.live, address, nbytes)
+    }
+
+    pub(crate) fn is_ours(&self, address: usize) -> bool {
+        (self.start..self.start + self.nbytes).contains(&address)
+    }
+
+    pub(crate) fn fill(&self, address: usize, nbytes: usize, byte: u8) {
+        self.open(address, nbytes, |memory| memory.fill(byte));
+    }
+
+    pub(crate) fn write(&self, address: usize, bytes: &[u8]) {
+        self.open(address, bytes.len(), |memory| memory.copy_from_slice(bytes));
+    }
+
+    pub(crate) fn read(&self, address: usize, into: &mut [u8]) {
+        self.open(address, into.len(), |memory| into.copy_from_slice(memory));
+    }
+
+    /// Does `work` with these bytes of the device, which are closed again after it.
+    fn open(&self, address: usize, nbytes: usize, work: impl FnOnce(&mut [u8])) {
+        let (begin, end) = (address / PAGE * PAGE, (address + nbytes).next_multiple_of(PAGE));
+        let pages = ptr::with_exposed_provenance_mut(begin);
+        let allow = |flags| {
+            // SAFETY: asks that nobody is kept from memory that he uses: the pages are the arena's, and only this function
+            // gives them out, for as long as `work` runs.
+            let done = unsafe { mprotect(pages, end - begin, flags) };
+            assert!(done.is_ok(), "pages of the arena can be opened and closed");
+        };
+        assert!(
+            self.is_ours(address) && end <= self.start + self.nbytes,
+            "within the arena"
+        );
+        allow(MprotectFlags::READ | MprotectFlags::WRITE);
+        let first = ptr::with_exposed_provenance_mut(address);
+        // SAFETY: asks for bytes that can be read and written, and that nobody else uses: they were just opened, and the
+        // simulator is locked.
+        work(unsafe { std::slice::from_raw_parts_mut(first, nbytes) });
+        allow(MprotectFlags::empty());
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        if self.start != 0 {
+            // SAFETY: asks for a mapping that nobody uses any more: addresses of it were never more than numbers.
+            let unmapped = unsafe { munmap(ptr::with_exposed_provenance_mut(self.start), self.nbytes) };
+            assert!(unmapped.is_ok(), "the arena is a mapping");
+        }
+    }
+}
+
+/// Pinned memory of the host. What was freed is kept until the reset, so that a copy which reads it late reads other bytes.
+#[derive(Debug, Default)]
+pub(crate) struct Pinned {
+    live: BTreeMap<usize, usize>,
+    kept: Vec<Box<[u8]>>,
+}
+
+impl Pinned {
+    pub(crate) fn allocate(&mut self, nbytes: usize) -> usize {
+        // Of this alignment, so that reads past the page cache work as they do with real ones.
+        let memory = vec![0; nbytes + PAGE].into_boxed_slice();
+        let address = memory.as_ptr().expose_provenance().next_multiple_of(PAGE);
+        self.kept.push(memory);
+        self.live.insert(address, nbytes);
+        address
+    }
+
+    /// How many bytes were freed, if there were any.
+    pub(crate) fn free(&mut self, address: usize) -> Option<usize> {
+        let nbytes = self.live.remove(&address)?;
+        let first: *mut u8 = ptr::with_exposed_provenance_mut(address);
+        // SAFETY: asks for bytes that can be written: they are in a box of `kept`.
+        unsafe { ptr::write_bytes(first, FREED, nbytes) };
+        Some(nbytes)
+    }
+
+    pub(crate) fn has(&self, address: usize, nbytes: usize) -> bool {
+        is_within(&self.live, address, nbytes)
+    }
+}
+
+/// Whether these bytes are in one of the allocations.
+fn is_within(live: &BTreeMap<usize, usize>, address: usize, nbytes: usize) -> bool {
+    let before = live.range(..=address).next_back();
+    before.is_some_and(|(&start, &size)| address + nbytes <= start + size)
+}
+
+/// The bytes of the host from `address` on, which a caller of the driver promised.
+pub(crate) fn bytes_of(address: usize, nbytes: usize) -> Vec<u8> {
+    let first: *const u8 = ptr::with_exposed_provenance(address);
+    // SAFETY: asks for bytes that can be read: callers of `cuMemcpyHtoDAsync` promise them, and pinned memory stays mapped.
+    unsafe { std::slice::from_raw_parts(first, nbytes) }.to_vec()
+}
+
+/// Writes to the host, where a caller of the driver promised as many bytes.
+pub(crate) fn write_host(address: usize, bytes: &[u8]) {
+    let first: *mut u8 = ptr::with_exposed_provenance_mut(address);
+    // SAFETY: asks for bytes that can be written: callers of `cuMemcpyDtoHAsync` promise them.
+    unsafe { ptr::copy(bytes.as_ptr(), first, bytes.len()) };
+}

@@ -1,0 +1,514 @@
+//! The state of the driver, and the scheduler.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::codes::{
+    CAPTURE_UNSUPPORTED, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_INITIALIZED, OUT_OF_MEMORY,
+    SUCCESS, UNKNOWN, is_sticky,
+};
+use crate::counters::Counters;
+use crate::memory::{Arena, POISON, Pinned, bytes_of, write_host};
+use crate::streams::{Copy, Item, StreamId, Streams, Way};
+
+/// Of each device.
+const MEMORY_NBYTES: usize = 8 << 30;
+/// The handle of the legacy stream of the first device, which those of the others follow. What is passed is 0 or 1, for
+/// that of the current one.
+const LEGACY: StreamId = 0x100;
+/// Contexts are these numbers and the ordinal, so that one of before a reset is none.
+const CONTEXT: usize = 0x5000_0000;
+
+pub(crate) type Outcome<T = ()> = Result<T, i32>;
+
+#[derive(Debug)]
+pub(crate) struct Simulator {
+    random: u64,
+    process: u32,
+    is_initialized: bool,
+    generation: usize,
+    devices: Vec<Device>,
+    streams: Streams,
+    pinned: Pinned,
+    pub(crate) pin_limit: usize,
+    pub(crate) mistake: Option<Mistake>,
+    pub(crate) counters: Counters,
+    calls: BTreeMap<&'static str, u64>,
+    /// In how many calls from now one fails, and with what.
+    pub(crate) planned: Option<(u64, i32)>,
+    /// What every call gives from now on.
+    sticky: Option<i32>,
+}
+
+/// What is done wrong on the caller's behalf, as if he had forgotten it: for tests of tests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mistake {
+    /// Threads do not wait for events.
+    NoHostWait,
+    /// Streams that were created wait for no event.
+    NoWaitBefore,
+    /// The legacy stream waits for no event.
+    NoWaitAfter,
+    /// Events are recorded on the legacy stream, whatever stream is named.
+    WrongStream,
+}
+
+impl Mistake {
+    pub(crate) const ALL: [Mistake; 4] = [
+        Mistake::NoHostWait,
+        Mistake::NoWaitBefore,
+        Mistake::NoWaitAfter,
+        Mistake::WrongStream,
+    ];
+}
+
+#[derive(Debug)]
+struct Device {
+    retained: u64,
+    arena: Arena,
+}
+
+static SIMULATOR: Mutex<Option<Simulator>> = Mutex::new(None);
+
+/// The simulator, for one call. One thread at a time: who waits drives all streams, so that no thread waits for another.
+pub(crate) struct Held(MutexGuard<'static, Option<Simulator>>);
+
+pub(crate) fn held() -> Held {
+    let mut held = SIMULATOR.lock().unwrap_or_else(PoisonError::into_inner);
+    held.get_or_insert_with(|| Simulator::new(0, 1, 0));
+    Held(held)
+}
+
+impl Held {
+    pub(crate) fn get(&mut self) -> &mut Simulator {
+        self.0.get_or_insert_with(|| Simulator::new(0, 1, 0))
+    }
+
+    /// Forgets all, and begins anew.
+    pub(crate) fn reset(&mut self, seed: u64, devices: usize) {
+        let generation = self.get().generation + 1;
+        *self.0 = Some(Simulator::new(seed, devices, generation));
+    }
+}
+
+impl Simulator {
+    fn new(seed: u64, devices: usize, generation: usize) -> Simulator {
+        let device = |_| Device {
+            retained: 0,
+            arena: Arena::new(MEMORY_NBYTES),
+        };
+        let mut streams = Streams::default();
+        for ordinal in 0..devices {
+            streams.open(LEGACY + ordinal);
+        }
+        Simulator {
+            random: seed,
+            process: std::process::id(),
+            is_initialized: false,
+            generation,
+            devices: (0..devices).map(device).collect(),
+            streams,
+            pinned: Pinned::default(),
+            pin_limit: usize::MAX,
+            mistake: None,
+            counters: Counters::default(),
+            calls: BTreeMap::new(),
+            planned: None,
+            sticky: None,
+        }
+    }
+
+    /// Begins a call: whether it fails whatever it does.
+    pub(crate) fn call(&mut self, name: &'static str) -> Outcome {
+        self.counters.calls += 1;
+        *self.calls.entry(name).or_default() += 1;
+        if self.process != std::process::id() {
+            self.counters.forked += 1;
+            return Err(NOT_INITIALIZED);
+        }
+        if let Some(code) = self.sticky {
+            return Err(code);
+        }
+        if let Some((left, code)) = self.planned {
+            self.planned = (left > 1).then_some((left - 1, code));
+            if left <= 1 {
+                self.sticky = is_sticky(code).then_some(code);
+                return Err(code);
+            }
+        }
+        match name == "cuInit" || self.is_initialized {
+            true => Ok(()),
+            false => Err(NOT_INITIALIZED),
+        }
+    }
+
+    pub(crate) fn calls_of(&self, name: &str) -> u64 {
+        self.calls.get(name).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn initialize(&mut self) {
+        self.is_initialized = true;
+    }
+
+    pub(crate) fn devices(&self) -> usize {
+        self.devices.len()
+    }
+
+    pub(crate) fn retain(&mut self, ordinal: usize) -> Outcome<usize> {
+        let device = self.devices.get_mut(ordinal).ok_or(INVALID_VALUE)?;
+        device.retained += 1;
+        self.counters.contexts += 1;
+        Ok(CONTEXT + self.generation * 0x100 + ordinal)
+    }
+
+    pub(crate) fn release(&mut self, ordinal: usize) -> Outcome {
+        let device = self.devices.get_mut(ordinal).ok_or(INVALID_VALUE)?;
+        device.retained = device.retained.checked_sub(1).ok_or(INVALID_CONTEXT)?;
+        self.counters.contexts -= 1;
+        Ok(())
+    }
+
+    /// The device of a context that is retained.
+    pub(crate) fn ordinal_of(&self, context: usize) -> Option<usize> {
+        let ordinal = context.checked_sub(CONTEXT + self.generation * 0x100)?;
+        self.devices.get(ordinal).filter(|device| device.retained > 0)?;
+        Some(ordinal)
+    }
+
+    /// The device whose context is current; raises where none is.
+    pub(crate) fn current(&mut self, context: usize) -> Outcome<usize> {
+        let found = self.ordinal_of(context);
+        if found.is_none() {
+            self.counters.without_context += 1;
+        }
+        found.ok_or(INVALID_CONTEXT)
+    }
+
+    /// Raises where something is being captured, which this call would break.
+    pub(crate) fn refuse_capture(&mut self) -> Outcome {
+        if self.streams.is_any_capturing() {
+            self.counters.captured += 1;
+            return Err(CAPTURE_UNSUPPORTED);
+        }
+        Ok(())
+    }
+
+    // Memory.
+
+    pub(crate) fn pin(&mut self, nbytes: usize) -> Outcome<usize> {
+        self.refuse_capture()?;
+        let pinned = self.counters.pinned + as_u64(nbytes);
+        if pinned > as_u64(self.pin_limit) {
+            return Err(OUT_OF_MEMORY);
+        }
+        self.counters.pinned = pinned;
+        self.counters.pinned_most = self.counters.pinned_most.max(pinned);
+        Ok(self.pinned.allocate(nbytes))
+    }
+
+    pub(crate) fn unpin(&mut self, address: usize) -> Outcome {
+        let nbytes = self.pinned.free(address).ok_or(INVALID_VALUE)?;
+        self.counters.pinned -= as_u64(nbytes);
+        Ok(())
+    }
+
+    pub(crate) fn allocate(&mut self, ordinal: usize, nbytes: usize) -> Outcome<usize> {
+        let device = self.devices.get_mut(ordinal).ok_or(INVALID_VALUE)?;
+        device.arena.allocate(nbytes).ok_or(OUT_OF_MEMORY)
+    }
+
+    pub(crate) fn free(&mut self, address: usize) -> Outcome {
+        let mut arenas = self.devices.iter_mut().map(|device| &mut device.arena);
+        let arena = arenas.find(|arena| arena.is_ours(address));
+        match arena.is_some_and(|arena| arena.free(address)) {
+            true => Ok(()),
+            false => Err(INVALID_VALUE),
+        }
+    }
+
+    fn arena(&self, address: usize) -> Option<&Arena> {
+        let mut arenas = self.devices.iter().map(|device| &device.arena);
+        arenas.find(|arena| arena.is_ours(address))
+    }
+
+    /// What stands there now, without carrying anything out.
+    pub(crate) fn peek(&self, address: usize, into: &mut [u8]) -> bool {
+        let arena = self.arena(address).filter(|arena| arena.has(address, into.len()));
+        arena.is_some_and(|arena| {
+            arena.read(address, into);
+            true
+        })
+    }
+
+    pub(crate) fn poke(&self, address: usize, bytes: &[u8]) -> bool {
+        let arena = self
+            .arena(address)
+            .filter(|arena| arena.has(address, bytes.len()));
+        arena.is_some_and(|arena| {
+            arena.write(address, bytes);
+            true
+        })
+    }
+
+    // Streams and events.
+
+    pub(crate) fn create_stream(&mut self) -> usize {
+        self.counters.streams += 1;
+        self.streams.create_stream()
+    }
+
+    /// The work on it is done before it goes.
+    pub(crate) fn destroy_stream(&mut self, id: StreamId) -> Outcome {
+        self.drain(id)?;
+        match self.streams.remove(id) {
+            true => {
+                self.counters.streams -= 1;
+                Ok(())
+            }
+            false => Err(INVALID_HANDLE),
+        }
+    }
+
+    /// The stream that a handle means on this device.
+    pub(crate) fn stream(&mut self, handle: usize, ordinal: usize) -> Outcome<StreamId> {
+        let id = if handle <= 1 { LEGACY + ordinal } else { handle };
+        self.streams.get(id).map(|_| id).ok_or(INVALID_HANDLE)
+    }
+
+    pub(crate) fn capture(&mut self, id: StreamId, is_capturing: bool) -> Outcome {
+        let stream = self.streams.get(id).ok_or(INVALID_HANDLE)?;
+        stream.is_capturing = is_capturing;
+        Ok(())
+    }
+
+    pub(crate) fn is_capturing(&mut self, id: StreamId) -> bool {
+        self.streams.get(id).is_some_and(|stream| stream.is_capturing)
+    }
+
+    pub(crate) fn create_event(&mut self) -> usize {
+        self.counters.events += 1;
+        self.streams.create_event()
+    }
+
+    pub(crate) fn destroy_event(&mut self, event: usize) -> Outcome {
+        match self.streams.remove_event(event) {
+            true => {
+                self.counters.events -= 1;
+                Ok(())
+            }
+            false => Err(INVALID_HANDLE),
+        }
+    }
+
+    pub(crate) fn record(&mut self, event: usize, stream: StreamId, ordinal: usize) -> Outcome {
+        self.take_some_steps();
+        let stream = match self.mistake {
+            Some(Mistake::WrongStream) => LEGACY + ordinal,
+            _ => stream,
+        };
+        match self.streams.record(event, stream) {
+            true => Ok(()),
+            false => Err(INVALID_HANDLE),
+        }
+    }
+
+    pub(crate) fn wait(&mut self, stream: StreamId, event: usize) -> Outcome {
+        let ticket = self.streams.ticket(event).ok_or(INVALID_HANDLE)?;
+        let is_legacy = stream < LEGACY + self.devices.len();
+        let forgotten = if is_legacy {
+            Mistake::NoWaitAfter
+        } else {
+            Mistake::NoWaitBefore
+        };
+        let ticket = ticket.filter(|_| self.mistake != Some(forgotten));
+        let stream = self.streams.get(stream).ok_or(INVALID_HANDLE)?;
+        // One that was never recorded counts as done.
+        stream.queue.extend(ticket.map(Item::Wait));
+        Ok(())
+    }
+
+    /// Whether the last recording of an event is done, after some steps.
+    pub(crate) fn query(&mut self, event: usize) -> Outcome<bool> {
+        self.refuse_capture()?;
+        self.take_some_steps();
+        let ticket = self.streams.ticket(event).ok_or(INVALID_HANDLE)?;
+        let ticket = ticket.filter(|_| self.mistake != Some(Mistake::NoHostWait));
+        Ok(ticket.is_none_or(|ticket| self.streams.is_done(ticket)))
+    }
+
+    pub(crate) fn finish_event(&mut self, event: usize) -> Outcome {
+        self.refuse_capture()?;
+        match self.streams.ticket(event).ok_or(INVALID_HANDLE)? {
+            Some(_) if self.mistake == Some(Mistake::NoHostWait) => Ok(()),
+            Some(ticket) => self.run_until(|streams| streams.left_for(ticket)),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn drain(&mut self, id: StreamId) -> Outcome {
+        self.refuse_capture()?;
+        self.streams.get(id).ok_or(INVALID_HANDLE)?;
+        self.run_until(|streams| streams.left_on(id))
+    }
+
+    // Copies.
+
+    pub(crate) fn copy(&mut self, from: usize, to: usize, nbytes: usize, way: Way, id: StreamId) -> Outcome {
+        self.take_some_steps();
+        let mut copy = Copy {
+            from,
+            to,
+            nbytes,
+            way,
+            staged: None,
+        };
+        let device = copy.on_device();
+        let is_there = |arena: &Arena| arena.has(device.start, nbytes);
+        if !self.arena(device.start).is_some_and(is_there) {
+            self.counters.stray += 1;
+            return Err(INVALID_VALUE);
+        }
+        let crosses = |other: &Copy| {
+            let other = other.on_device();
+            other.start < device.end && device.start < other.end
+        };
+        let is_overlapping = way == Way::In && self.streams.copies().any(crosses);
+        self.counters.overlapping += u64::from(is_overlapping);
+        self.counters.copies += 1;
+        match way {
+            Way::In => self.counters.bytes_in += as_u64(nbytes),
+            Way::Out => self.counters.bytes_out += as_u64(nbytes),
+        }
+        let host = if way == Way::In { from } else { to };
+        if !self.pinned.has(host, nbytes) {
+            // The real driver copies through memory of its own, and comes back when it has read the source.
+            self.counters.pageable += 1;
+            copy.staged = (way == Way::In).then(|| bytes_of(from, nbytes));
+        }
+        match way {
+            Way::In => self.fill_device(to, nbytes, POISON),
+            Way::Out => write_host(to, &vec![POISON; nbytes]),
+        }
+        let is_pageable_out = way == Way::Out && !self.pinned.has(host, nbytes);
+        let stream = self.streams.get(id).ok_or(INVALID_HANDLE)?;
+        stream.queue.push_back(Item::Copy(copy));
+        if is_pageable_out {
+            return self.drain(id);
+        }
+        Ok(())
+    }
+
+    /// What somebody else's kernel will write.
+    pub(crate) fn queue_fill(&mut self, id: StreamId, address: usize, nbytes: usize, byte: u8) -> Outcome {
+        let stream = self.streams.get(id).ok_or(INVALID_HANDLE)?;
+        stream.queue.push_back(Item::Fill {
+            address,
+            nbytes,
+            byte,
+        });
+        Ok(())
+    }
+
+    fn fill_device(&self, address: usize, nbytes: usize, byte: u8) {
+        if let Some(arena) = self.arena(address) {
+            arena.fill(address, nbytes, byte);
+        }
+    }
+
+    // The scheduler.
+
+    fn next_random(&mut self) -> u64 {
+        // SplitMix64 (Steele, Lea, Flood 2014).
+        self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.random;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn take_some_steps(&mut self) {
+        // Mostly none, so that copies are as late as they may be.
+        let steps = self.next_random() % 8;
+        for _ in 5..steps.max(5) {
+            self.take_any_step(false);
+        }
+    }
+
+    /// Carries out the next item of some stream; whether there was one. Kernels take long, and are done where somebody waits.
+    fn take_any_step(&mut self, is_waited_for: bool) -> bool {
+        let mut ready = self.streams.ready();
+        ready.retain(|&id| is_waited_for || !self.streams.is_at_kernel(id));
+        let chosen = self.next_random() % as_u64(ready.len().max(1));
+        let chosen = ready.into_iter().nth(usize::try_from(chosen).unwrap_or(0));
+        chosen.is_some_and(|id| self.take_step(id))
+    }
+
+    /// Carries out the next item of a stream; whether there was one.
+    fn take_step(&mut self, id: StreamId) -> bool {
+        let item = self.streams.take(id);
+        match &item {
+            Some(Item::Copy(copy)) => self.carry_out(copy),
+            Some(Item::Fill {
+                address,
+                nbytes,
+                byte,
+            }) => self.fill_device(*address, *nbytes, *byte),
+            _ => {}
+        }
+        item.is_some()
+    }
+
+    fn carry_out(&mut self, copy: &Copy) {
+        let device = copy.on_device();
+        let arena = self.arena(device.start);
+        let Some(arena) = arena.filter(|arena| arena.has(device.start, copy.nbytes)) else {
+            // Its memory was freed meanwhile.
+            self.counters.stray += 1;
+            return;
+        };
+        match (copy.way, &copy.staged) {
+            (Way::In, Some(bytes)) => arena.write(copy.to, bytes),
+            (Way::In, None) => arena.write(copy.to, &bytes_of(copy.from, copy.nbytes)),
+            (Way::Out, _) => {
+                let mut bytes = vec![0; copy.nbytes];
+                arena.read(copy.from, &mut bytes);
+                write_host(copy.to, &bytes);
+            }
+        }
+        // Of pinned memory that was freed the bytes are there, and are others.
+        let host = if copy.way == Way::In { copy.from } else { copy.to };
+        let is_lost = copy.staged.is_none() && !self.pinned.has(host, copy.nbytes);
+        self.counters.stray += u64::from(is_lost && copy.way == Way::In);
+    }
+
+    /// Does what is left for somebody who waits, and mostly nothing else.
+    fn run_until(&mut self, left: impl Fn(&Streams) -> Option<StreamId>) -> Outcome {
+        if left(&self.streams).is_none() {
+            return Ok(());
+        }
+        self.counters.host_waits += 1;
+        while let Some(id) = left(&self.streams) {
+            let is_other = self.next_random().is_multiple_of(16);
+            let next = self.streams.what_holds(id).filter(|_| !is_other);
+            let is_done = match next {
+                Some(next) => self.take_step(next),
+                None => self.take_any_step(true),
+            };
+            if !is_done {
+                self.counters.deadlocks += 1;
+                eprintln!("the streams wait for each other:\n{}", self.streams.shown());
+                return Err(UNKNOWN);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A code of the driver.
+pub(crate) fn code(outcome: Outcome) -> i32 {
+    outcome.err().unwrap_or(SUCCESS)
+}
+
+fn as_u64(number: usize) -> u64 {
+    u64::try_from(number).unwrap_or(u64::MAX)
+}

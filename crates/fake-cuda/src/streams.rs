@@ -1,0 +1,203 @@
+//! What is queued on streams, and what is done of it.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
+
+/// A stream: the legacy one of a device, or one that was created.
+pub(crate) type StreamId = usize;
+
+/// One recording of an event.
+pub(crate) type Ticket = u64;
+
+/// Work that was queued.
+#[derive(Clone, Debug)]
+pub(crate) enum Item {
+    Copy(Copy),
+    /// What a kernel of somebody else writes.
+    Fill {
+        address: usize,
+        nbytes: usize,
+        byte: u8,
+    },
+    Record(Ticket),
+    Wait(Ticket),
+}
+
+/// A copy, and the bytes of its source where these were taken at once.
+#[derive(Clone, Debug)]
+pub(crate) struct Copy {
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+    pub(crate) nbytes: usize,
+    pub(crate) way: Way,
+    pub(crate) staged: Option<Vec<u8>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    In,
+    Out,
+}
+
+impl Copy {
+    /// The memory of the device.
+    pub(crate) fn on_device(&self) -> Range<usize> {
+        let start = if self.way == Way::In { self.to } else { self.from };
+        start..start + self.nbytes
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Stream {
+    pub(crate) queue: VecDeque<Item>,
+    pub(crate) is_capturing: bool,
+}
+
+/// All streams and events.
+#[derive(Debug, Default)]
+pub(crate) struct Streams {
+    streams: BTreeMap<StreamId, Stream>,
+    /// The last recording of each event; none before the first.
+    events: BTreeMap<usize, Option<Ticket>>,
+    done: BTreeSet<Ticket>,
+    next: usize,
+}
+
+impl Streams {
+    /// A number that no handle has had.
+    fn number(&mut self) -> usize {
+        self.next += 1;
+        // Far from addresses and from the legacy stream.
+        0x7000_0000 + self.next * 0x10
+    }
+
+    pub(crate) fn create_stream(&mut self) -> StreamId {
+        let id = self.number();
+        self.open(id);
+        id
+    }
+
+    /// A stream that is there without being created.
+    pub(crate) fn open(&mut self, id: StreamId) {
+        self.streams.entry(id).or_insert_with(|| Stream {
+            queue: VecDeque::new(),
+            is_capturing: false,
+        });
+    }
+
+    pub(crate) fn get(&mut self, id: StreamId) -> Option<&mut Stream> {
+        self.streams.get_mut(&id)
+    }
+
+    pub(crate) fn remove(&mut self, id: StreamId) -> bool {
+        self.streams.remove(&id).is_some()
+    }
+
+    pub(crate) fn is_any_capturing(&self) -> bool {
+        self.streams.values().any(|stream| stream.is_capturing)
+    }
+
+    pub(crate) fn create_event(&mut self) -> usize {
+        let id = self.number();
+        self.events.insert(id, None);
+        id
+    }
+
+    pub(crate) fn remove_event(&mut self, id: usize) -> bool {
+        self.events.remove(&id).is_some()
+    }
+
+    /// Records an event on a stream; whether both are there.
+    pub(crate) fn record(&mut self, event: usize, stream: StreamId) -> bool {
+        self.next += 1;
+        let ticket = Ticket::try_from(self.next).unwrap_or(Ticket::MAX);
+        let (Some(last), Some(stream)) = (self.events.get_mut(&event), self.streams.get_mut(&stream)) else {
+            return false;
+        };
+        *last = Some(ticket);
+        stream.queue.push_back(Item::Record(ticket));
+        true
+    }
+
+    /// What waiting for an event waits for: nothing where it was never recorded. `None` for what is no event.
+    pub(crate) fn ticket(&self, event: usize) -> Option<Option<Ticket>> {
+        self.events.get(&event).copied()
+    }
+
+    pub(crate) fn is_done(&self, ticket: Ticket) -> bool {
+        self.done.contains(&ticket)
+    }
+
+    /// Streams whose next item can be carried out.
+    pub(crate) fn ready(&self) -> Vec<StreamId> {
+        let is_ready = |stream: &Stream| match stream.queue.front() {
+            None => false,
+            Some(Item::Wait(ticket)) => self.is_done(*ticket),
+            Some(_) => true,
+        };
+        let ready = self.streams.iter().filter(|(_, stream)| is_ready(stream));
+        ready.map(|(&id, _)| id).collect()
+    }
+
+    /// The stream on which something is left, if there is something.
+    pub(crate) fn left_on(&self, id: StreamId) -> Option<StreamId> {
+        let stream = self.streams.get(&id)?;
+        (!stream.queue.is_empty()).then_some(id)
+    }
+
+    /// The stream that a recording is still queued on.
+    pub(crate) fn left_for(&self, ticket: Ticket) -> Option<StreamId> {
+        let is_here = |stream: &Stream| {
+            let mut items = stream.queue.iter();
+            items.any(|item| matches!(item, Item::Record(one) if *one == ticket))
+        };
+        let found = self.streams.iter().find(|(_, stream)| is_here(stream));
+        found.map(|(&id, _)| id)
+    }
+
+    /// The stream that has to go on before `id` can: itself, or the one that it waits for. `None` where they wait for each
+    /// other.
+    pub(crate) fn what_holds(&self, id: StreamId) -> Option<StreamId> {
+        let mut id = id;
+        for _ in 0..=self.streams.len() {
+            match self.streams.get(&id)?.queue.front()? {
+                Item::Wait(ticket) if !self.is_done(*ticket) => id = self.left_for(*ticket)?,
+                _ => return Some(id),
+            }
+        }
+        None
+    }
+
+    /// Whether the next item of a stream is a kernel.
+    pub(crate) fn is_at_kernel(&self, id: StreamId) -> bool {
+        let next = self.streams.get(&id).and_then(|stream| stream.queue.front());
+        matches!(next, Some(Item::Fill { .. }))
+    }
+
+    /// Takes the next item of a stream. That an event was recorded is noted here.
+    pub(crate) fn take(&mut self, id: StreamId) -> Option<Item> {
+        let item = self.streams.get_mut(&id)?.queue.pop_front()?;
+        if let Item::Record(ticket) = item {
+            self.done.insert(ticket);
+        }
+        Some(item)
+    }
+
+    /// Copies that are under way.
+    pub(crate) fn copies(&self) -> impl Iterator<Item = &Copy> {
+        let items = self.streams.values().flat_map(|stream| &stream.queue);
+        items.filter_map(|item| match item {
+            Item::Copy(copy) => Some(copy),
+            _ => None,
+        })
+    }
+
+    /// The queues, for a person.
+    pub(crate) fn shown(&self) -> String {
+        let mut text = String::new();
+        for (id, stream) in &self.streams {
+            text += &format!("stream {id:#x}: {:?}\n", stream.queue);
+        }
+        text
+    }
+}

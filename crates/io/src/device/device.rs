@@ -1,0 +1,66 @@
+//! A device, as reading and saving use it.
+
+use std::sync::Arc;
+
+#[cfg(test)]
+use super::driver::Driver;
+use super::driver::Stream;
+use super::fault::DeviceFault;
+use super::gpu::Gpu;
+use super::ring::{Lent, Ring};
+
+/// A device, and the ring that its bytes pass through.
+#[derive(Clone, Debug)]
+pub(crate) struct Device {
+    pub(super) gpu: Arc<Gpu>,
+    pub(super) ring: Arc<Ring>,
+}
+
+impl Device {
+    #[cfg(test)]
+    pub(super) fn open(driver: &Arc<Driver>, ordinal: i32, ring: &Arc<Ring>) -> Result<Device, DeviceFault> {
+        Ok(Device {
+            gpu: Arc::new(Gpu::open(driver, ordinal)?),
+            ring: Arc::clone(ring),
+        })
+    }
+
+    /// Its number among the visible ones.
+    pub(crate) fn ordinal(&self) -> i32 {
+        self.gpu.ordinal()
+    }
+
+    /// Has all that is sent from now on wait for what the caller has queued on `stream` by now.
+    pub(super) fn begin(&self, stream: Stream) -> Result<(), DeviceFault> {
+        self.gpu.wait_for(stream)
+    }
+
+    /// Has what the caller queues on `stream` from now on wait for all that was sent.
+    pub(super) fn end(&self, stream: Stream) -> Result<(), DeviceFault> {
+        self.gpu.hold(stream)
+    }
+
+    /// Waits until all that was sent is there: before memory is given up that it goes to.
+    pub(crate) fn finish(&self) -> Result<(), DeviceFault> {
+        self.gpu.finish()
+    }
+
+    /// A slot that no copy uses. Waits until there is one.
+    pub(crate) fn lend(&self) -> Result<Lent, DeviceFault> {
+        self.ring.lend(&self.gpu)
+    }
+
+    pub(crate) fn slot_nbytes(&self) -> usize {
+        self.ring.slot_nbytes()
+    }
+
+    /// Bytes that are read at once: a slot has room for what lies between small tensors as well.
+    pub(crate) fn chunk_nbytes(&self) -> usize {
+        self.slot_nbytes() / 4 * 3
+    }
+
+    /// Whether the two are the same device.
+    pub(crate) fn is(&self, other: &Device) -> bool {
+        Arc::ptr_eq(&self.gpu, &other.gpu)
+    }
+}

@@ -1,0 +1,348 @@
+//! The driver of NVIDIA's GPUs, as far as copies need it. It is looked for when a device is first used, never before.
+//!
+//! The functions are those of the CUDA driver API, which a driver keeps as they are under their versioned names:
+//! <https://docs.nvidia.com/cuda/cuda-driver-api/>
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::path::Path;
+use std::ptr;
+
+use libloading::Library;
+
+use super::fault::DeviceFault;
+
+/// Where the driver is, in the order of the search.
+#[cfg(not(windows))]
+const LIBRARIES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
+#[cfg(windows)]
+const LIBRARIES: [&str; 1] = ["nvcuda.dll"];
+
+/// `CU_MEMHOSTALLOC_PORTABLE`: pinned for every context, not for the current one alone.
+const PORTABLE: c_uint = 1;
+/// `CU_STREAM_NON_BLOCKING`: nothing on it waits for the default stream.
+const NON_BLOCKING: c_uint = 1;
+/// `CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING`: a thread that waits sleeps.
+const SLEEPING: c_uint = 1 | 2;
+/// `CU_STREAM_LEGACY`, which is what a null stream means to frameworks.
+const LEGACY: *mut c_void = ptr::without_provenance_mut(1);
+/// `CUDA_SUCCESS` and `CUDA_ERROR_NOT_READY`.
+const SUCCESS: c_int = 0;
+const NOT_READY: c_int = 600;
+
+/// An object of the driver, which it gave and takes back.
+macro_rules! handles {
+    ($($(#[$about:meta])* $name:ident)*) => {$(
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) struct $name(*mut c_void);
+
+        // SAFETY: the address is never followed here, and the driver takes its objects from every thread.
+        unsafe impl Send for $name {}
+        // SAFETY: as for `Send`.
+        unsafe impl Sync for $name {}
+    )*};
+}
+
+handles! {
+    /// A `CUcontext`.
+    Context
+    /// A `CUstream`.
+    Stream
+    /// A `CUevent`.
+    Event
+}
+
+impl Stream {
+    /// The stream at the address that a framework gives, where null is the default one.
+    pub(crate) fn of_framework(stream: *mut c_void) -> Stream {
+        Stream(if stream.is_null() { LEGACY } else { stream })
+    }
+}
+
+/// The functions, each by its symbol.
+macro_rules! calls {
+    ($($name:ident = $symbol:literal ($($argument:ty),*);)*) => {
+        #[derive(Debug)]
+        struct Calls {
+            $($name: unsafe extern "C" fn($($argument),*) -> c_int,)*
+        }
+
+        impl Calls {
+            /// # Safety
+            /// What has these symbols in `library` is the driver, or does as it does.
+            unsafe fn of(library: &Library) -> Result<Calls, DeviceFault> {
+                Ok(Calls {
+                    $($name: {
+                        // SAFETY: `get` asks that the symbol has this type: the contract above.
+                        let found = unsafe { library.get(concat!($symbol, "\0").as_bytes()) };
+                        *found.map_err(|_| DeviceFault::Symbol { symbol: $symbol })?
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+calls! {
+    init = "cuInit" (c_uint);
+    error_name = "cuGetErrorName" (c_int, *mut *const c_char);
+    error_text = "cuGetErrorString" (c_int, *mut *const c_char);
+    device = "cuDeviceGet" (*mut c_int, c_int);
+    retain = "cuDevicePrimaryCtxRetain" (*mut *mut c_void, c_int);
+    release = "cuDevicePrimaryCtxRelease_v2" (c_int);
+    set_current = "cuCtxSetCurrent" (*mut c_void);
+    current = "cuCtxGetCurrent" (*mut *mut c_void);
+    allocate = "cuMemHostAlloc" (*mut *mut c_void, usize, c_uint);
+    free = "cuMemFreeHost" (*mut c_void);
+    create_stream = "cuStreamCreate" (*mut *mut c_void, c_uint);
+    destroy_stream = "cuStreamDestroy_v2" (*mut c_void);
+    synchronize = "cuStreamSynchronize" (*mut c_void);
+    wait = "cuStreamWaitEvent" (*mut c_void, *mut c_void, c_uint);
+    capturing = "cuStreamIsCapturing" (*mut c_void, *mut c_int);
+    create_event = "cuEventCreate" (*mut *mut c_void, c_uint);
+    destroy_event = "cuEventDestroy_v2" (*mut c_void);
+    record = "cuEventRecord" (*mut c_void, *mut c_void);
+    query_event = "cuEventQuery" (*mut c_void);
+    synchronize_event = "cuEventSynchronize" (*mut c_void);
+    copy_in = "cuMemcpyHtoDAsync_v2" (u64, *const c_void, usize, *mut c_void);
+}
+
+/// The driver, initialised.
+#[derive(Debug)]
+pub(crate) struct Driver {
+    calls: Calls,
+    /// The process that initialised it: a child of a fork cannot use it.
+    process: u32,
+    /// Keeps the functions.
+    _library: Library,
+}
+
+impl Driver {
+    /// The driver of this machine, or the library at `path`, which does as it does.
+    ///
+    /// # Errors
+    /// There is none, or it does not start.
+    pub(crate) fn load(path: Option<&Path>) -> Result<Driver, DeviceFault> {
+        // SAFETY: `Library::new` asks that what runs when the library is loaded does no harm: it is the driver, which every
+        // program with a GPU loads, or what the caller named.
+        let open = |name: &Path| unsafe { Library::new(name) };
+        let mut reasons = Vec::new();
+        let names = LIBRARIES.iter().map(Path::new);
+        let names: Vec<&Path> = path.map_or_else(|| names.collect(), |path| vec![path]);
+        let library = names.iter().find_map(|name| match open(name) {
+            Ok(library) => Some(library),
+            Err(reason) => {
+                reasons.push(reason.to_string());
+                None
+            }
+        });
+        let library = library.ok_or_else(|| DeviceFault::NoDriver {
+            reason: reasons.join("; "),
+        })?;
+        // SAFETY: asks for the driver, as above.
+        let calls = unsafe { Calls::of(&library) }?;
+        let driver = Driver {
+            calls,
+            process: std::process::id(),
+            _library: library,
+        };
+        // SAFETY: `cuInit` asks for zero.
+        let code = unsafe { (driver.calls.init)(0) };
+        driver.check("cuInit", code)?;
+        Ok(driver)
+    }
+
+    /// Raises where this is the child of a fork.
+    pub(crate) fn refuse_child(&self) -> Result<(), DeviceFault> {
+        match self.process == std::process::id() {
+            true => Ok(()),
+            false => Err(DeviceFault::Forked),
+        }
+    }
+
+    fn check(&self, call: &'static str, code: c_int) -> Result<(), DeviceFault> {
+        if code == SUCCESS {
+            return Ok(());
+        }
+        Err(DeviceFault::Call {
+            call,
+            code,
+            name: self.words(self.calls.error_name, code),
+            text: self.words(self.calls.error_text, code),
+        })
+    }
+
+    /// What one of the two functions says of a code.
+    fn words(&self, of: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int, code: c_int) -> String {
+        let mut words = ptr::null();
+        // SAFETY: both ask for a place for a pointer.
+        let found = unsafe { of(code, &raw mut words) };
+        if found != SUCCESS || words.is_null() {
+            return "an unknown error".to_owned();
+        }
+        // SAFETY: `from_ptr` asks for a string that ends with a zero: the driver's own, which it keeps for good.
+        let words = unsafe { CStr::from_ptr(words) };
+        words.to_string_lossy().into_owned()
+    }
+
+    /// The primary context of a device, which frameworks use too. One that is retained is released once.
+    pub(crate) fn retain(&self, ordinal: i32) -> Result<(c_int, Context), DeviceFault> {
+        let mut device = 0;
+        // SAFETY: asks for a place for the answer.
+        let code = unsafe { (self.calls.device)(&raw mut device, ordinal) };
+        self.check("cuDeviceGet", code)?;
+        let mut context = ptr::null_mut();
+        // SAFETY: asks for a place for the answer, and a device, which the call above gave.
+        let code = unsafe { (self.calls.retain)(&raw mut context, device) };
+        self.check("cuDevicePrimaryCtxRetain", code)?;
+        Ok((device, Context(context)))
+    }
+
+    pub(crate) fn release(&self, device: c_int) {
+        // SAFETY: asks for a device whose primary context was retained: the caller's.
+        let code = unsafe { (self.calls.release)(device) };
+        // Nothing can be done about a device that is lost.
+        let _ = code;
+    }
+
+    /// Does `work` with `context` as the current one of this thread, and then makes that of the caller current again.
+    pub(crate) fn within<R>(
+        &self,
+        context: Context,
+        work: impl FnOnce() -> Result<R, DeviceFault>,
+    ) -> Result<R, DeviceFault> {
+        let mut before = ptr::null_mut();
+        // SAFETY: asks for a place for the answer.
+        let code = unsafe { (self.calls.current)(&raw mut before) };
+        self.check("cuCtxGetCurrent", code)?;
+        if before == context.0 {
+            return work();
+        }
+        self.make_current(context.0)?;
+        let outcome = work();
+        let restored = self.make_current(before);
+        let made = outcome?;
+        restored?;
+        Ok(made)
+    }
+
+    fn make_current(&self, context: *mut c_void) -> Result<(), DeviceFault> {
+        // SAFETY: asks for a context or null: one that is retained, or what was current.
+        let code = unsafe { (self.calls.set_current)(context) };
+        self.check("cuCtxSetCurrent", code)
+    }
+
+    /// Memory that devices copy from and to while the processor does other things.
+    pub(crate) fn allocate(&self, nbytes: usize) -> Result<*mut u8, DeviceFault> {
+        let mut start = ptr::null_mut();
+        // SAFETY: asks for a place for the answer, and a current context, which makes no difference to what it does.
+        let code = unsafe { (self.calls.allocate)(&raw mut start, nbytes, PORTABLE) };
+        self.check("cuMemHostAlloc", code)?;
+        Ok(start.cast())
+    }
+
+    /// Gives back what [`Driver::allocate`] gave.
+    ///
+    /// # Safety
+    /// Nobody uses the memory any more, no copy either.
+    pub(crate) unsafe fn free(&self, start: *mut u8) -> Result<(), DeviceFault> {
+        // SAFETY: asks for what `cuMemHostAlloc` gave and nobody uses: the contract above.
+        let code = unsafe { (self.calls.free)(start.cast()) };
+        self.check("cuMemFreeHost", code)
+    }
+
+    pub(crate) fn create_stream(&self) -> Result<Stream, DeviceFault> {
+        let mut stream = ptr::null_mut();
+        // SAFETY: asks for a place for the answer.
+        let code = unsafe { (self.calls.create_stream)(&raw mut stream, NON_BLOCKING) };
+        self.check("cuStreamCreate", code)?;
+        Ok(Stream(stream))
+    }
+
+    /// What is queued is still done.
+    pub(crate) fn destroy_stream(&self, stream: Stream) -> Result<(), DeviceFault> {
+        // SAFETY: asks for a stream that is not used again: `Device` calls this once, when it is dropped.
+        let code = unsafe { (self.calls.destroy_stream)(stream.0) };
+        self.check("cuStreamDestroy_v2", code)
+    }
+
+    /// Waits until all that is queued on the stream is done.
+    pub(crate) fn synchronize(&self, stream: Stream) -> Result<(), DeviceFault> {
+        // SAFETY: asks for a stream of the current context.
+        let code = unsafe { (self.calls.synchronize)(stream.0) };
+        self.check("cuStreamSynchronize", code)
+    }
+
+    /// Has what is queued on `stream` from now on wait for `event`.
+    pub(crate) fn wait(&self, stream: Stream, event: Event) -> Result<(), DeviceFault> {
+        // SAFETY: asks for a stream and an event, which `Device` and its caller have.
+        let code = unsafe { (self.calls.wait)(stream.0, event.0, 0) };
+        self.check("cuStreamWaitEvent", code)
+    }
+
+    /// Whether what is queued on the stream is being recorded into a graph.
+    pub(crate) fn is_capturing(&self, stream: Stream) -> Result<bool, DeviceFault> {
+        let mut status = 0;
+        // SAFETY: asks for a stream, and a place for the answer.
+        let code = unsafe { (self.calls.capturing)(stream.0, &raw mut status) };
+        self.check("cuStreamIsCapturing", code)?;
+        Ok(status != 0)
+    }
+
+    pub(crate) fn create_event(&self) -> Result<Event, DeviceFault> {
+        let mut event = ptr::null_mut();
+        // SAFETY: asks for a place for the answer.
+        let code = unsafe { (self.calls.create_event)(&raw mut event, SLEEPING) };
+        self.check("cuEventCreate", code)?;
+        Ok(Event(event))
+    }
+
+    pub(crate) fn destroy_event(&self, event: Event) -> Result<(), DeviceFault> {
+        // SAFETY: asks for an event that is not used again: `Device` calls this once for each.
+        let code = unsafe { (self.calls.destroy_event)(event.0) };
+        self.check("cuEventDestroy_v2", code)
+    }
+
+    /// Notes in `event` what is queued on `stream` by now.
+    pub(crate) fn record(&self, event: Event, stream: Stream) -> Result<(), DeviceFault> {
+        // SAFETY: asks for an event and a stream of one context.
+        let code = unsafe { (self.calls.record)(event.0, stream.0) };
+        self.check("cuEventRecord", code)
+    }
+
+    /// Whether all that was noted in the event is done.
+    pub(crate) fn is_done(&self, event: Event) -> Result<bool, DeviceFault> {
+        // SAFETY: asks for an event.
+        let code = unsafe { (self.calls.query_event)(event.0) };
+        match code {
+            NOT_READY => Ok(false),
+            code => self.check("cuEventQuery", code).map(|()| true),
+        }
+    }
+
+    /// Waits until all that was noted in the event is done.
+    pub(crate) fn wait_until_done(&self, event: Event) -> Result<(), DeviceFault> {
+        // SAFETY: asks for an event.
+        let code = unsafe { (self.calls.synchronize_event)(event.0) };
+        self.check("cuEventSynchronize", code)
+    }
+
+    /// Queues a copy to the memory of a device.
+    ///
+    /// # Safety
+    /// - `nbytes` bytes from `from` on stay readable and as they are until the copy is done.
+    /// - `to` is the address of as many bytes of the device, which stay allocated until then, and that nobody else uses but
+    ///   in the order of `stream`.
+    pub(crate) unsafe fn copy_in(
+        &self,
+        from: *const u8,
+        to: u64,
+        nbytes: usize,
+        stream: Stream,
+    ) -> Result<(), DeviceFault> {
+        // SAFETY: asks for what the contract above says.
+        let code = unsafe { (self.calls.copy_in)(to, from.cast(), nbytes, stream.0) };
+        self.check("cuMemcpyHtoDAsync_v2", code)
+    }
+}

@@ -1,0 +1,176 @@
+//! The simulated driver, and a framework that allocates by it: for tests.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::path::PathBuf;
+use std::ptr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use fake_cuda::control::Counters;
+use ingot_format::to_u64;
+use libloading::{Library, Symbol};
+
+use super::device::Device;
+use super::driver::{Driver, Stream};
+use super::memory::DeviceBlock;
+use super::onto::{Allocator, Fresh, Onto, Refusal};
+use super::ring::Ring;
+
+/// It has one state for the process, so that tests take turns.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// Far more than the tests allocate, and less than a tensor of theirs has.
+const SLOT_NBYTES: usize = 4096;
+
+/// The simulator, begun anew.
+pub(super) struct Fake {
+    library: Arc<Library>,
+    pub(super) driver: Arc<Driver>,
+    pub(super) ring: Arc<Ring>,
+    _turn: MutexGuard<'static, ()>,
+}
+
+/// What the simulator may be told to forget.
+pub(super) const MISTAKES: [(usize, &str); 4] = [
+    (1, "threads do not wait for events"),
+    (2, "copies do not wait for the caller's stream"),
+    (3, "the caller's stream does not wait for copies"),
+    (4, "events are recorded on another stream"),
+];
+
+fn path() -> PathBuf {
+    let mut path = std::env::current_exe().unwrap();
+    path.set_file_name(format!(
+        "{}fake_cuda{}",
+        std::env::consts::DLL_PREFIX,
+        std::env::consts::DLL_SUFFIX
+    ));
+    path
+}
+
+impl Fake {
+    /// With so many devices, and a ring of so many slots.
+    pub(super) fn new(seed: u64, devices: usize, slots: usize) -> Fake {
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: asks for a library that does no harm when it is loaded: the workspace's own.
+        let library = Arc::new(unsafe { Library::new(path()) }.unwrap());
+        function::<extern "C" fn(u64, usize)>(&library, "fake_cuda_reset")(seed, devices);
+        let driver = Arc::new(Driver::load(Some(&path())).unwrap());
+        Fake {
+            library,
+            driver,
+            ring: Arc::new(Ring::new(SLOT_NBYTES, slots * SLOT_NBYTES)),
+            _turn: turn,
+        }
+    }
+
+    pub(super) fn device(&self, ordinal: i32) -> Device {
+        Device::open(&self.driver, ordinal, &self.ring).unwrap()
+    }
+
+    /// What reads onto a device in the order of the default stream.
+    pub(super) fn onto(&self, device: &Device) -> Onto {
+        Onto {
+            device: device.clone(),
+            stream: Stream::of_framework(ptr::null_mut()),
+            allocator: Arc::new(Framework {
+                library: Arc::clone(&self.library),
+                ordinal: usize::try_from(device.ordinal()).unwrap(),
+            }),
+        }
+    }
+
+    fn function<T>(&self, name: &str) -> Symbol<'_, T> {
+        function(&self.library, name)
+    }
+
+    pub(super) fn make_mistake(&self, number: usize) {
+        self.function::<extern "C" fn(usize)>("fake_cuda_mistake")(number);
+    }
+
+    pub(super) fn fail(&self, number: u64, code: i32) {
+        self.function::<extern "C" fn(u64, i32)>("fake_cuda_fail")(number, code);
+    }
+
+    pub(super) fn pin_limit(&self, nbytes: usize) {
+        self.function::<extern "C" fn(usize)>("fake_cuda_pin_limit")(nbytes);
+    }
+
+    pub(super) fn capture(&self, is_capturing: bool) {
+        let capture = self.function::<extern "C" fn(*mut c_void, usize, bool) -> i32>("fake_cuda_capture");
+        assert_eq!(capture(ptr::null_mut(), 0, is_capturing), 0);
+    }
+
+    pub(super) fn counters(&self) -> Counters {
+        let mut counters = Counters::default();
+        let count = self.function::<unsafe extern "C" fn(*mut Counters)>("fake_cuda_counters");
+        // SAFETY: asks for a place to write to.
+        unsafe { count(&raw mut counters) };
+        counters
+    }
+
+    /// The bytes that the caller's stream finds there, in its order.
+    pub(super) fn seen_by_caller(&self, device: &Device, address: u64, nbytes: usize) -> Vec<u8> {
+        let stream = Stream::of_framework(ptr::null_mut());
+        device.gpu.within(|driver, _| driver.synchronize(stream)).unwrap();
+        let mut bytes = vec![0; nbytes];
+        let read = self.function::<unsafe extern "C" fn(u64, *mut u8, usize) -> bool>("fake_cuda_read");
+        // SAFETY: asks for room for `nbytes`.
+        assert!(unsafe { read(address, bytes.as_mut_ptr(), nbytes) });
+        bytes
+    }
+}
+
+/// A function of `control`.
+fn function<'l, T>(library: &'l Library, name: &str) -> Symbol<'l, T> {
+    // SAFETY: asks for the type of the function: each caller has the one that `control` says.
+    unsafe { library.get(name.as_bytes()) }.unwrap()
+}
+
+/// Allocates as a framework does: memory that was freed is handed out first, and what the caller's stream was told to do
+/// before is still going to write to it.
+#[derive(Debug)]
+struct Framework {
+    library: Arc<Library>,
+    ordinal: usize,
+}
+
+impl Allocator for Framework {
+    fn allocate(&self, blocks: &[Fresh<'_>]) -> Result<Vec<DeviceBlock>, Refusal> {
+        type Allocate = extern "C" fn(usize, usize) -> u64;
+        type OldOwner = extern "C" fn(*mut c_void, usize, u64, usize, u8) -> i32;
+        let allocate = function::<Allocate>(&self.library, "fake_cuda_allocate");
+        let old_owner = function::<OldOwner>(&self.library, "fake_cuda_old_owner");
+        let block = |fresh: &Fresh<'_>| {
+            let address = allocate(self.ordinal, fresh.nbytes.max(1));
+            if address == 0 {
+                return Err("the device is full".into());
+            }
+            let nbytes = fresh.nbytes;
+            assert_eq!(old_owner(ptr::null_mut(), self.ordinal, address, nbytes, 0x99), 0);
+            let library = Arc::clone(&self.library);
+            // SAFETY: asks for memory that is allocated until the owner goes, which frees it.
+            Ok(unsafe { DeviceBlock::new(address, nbytes, Arc::new(Allocated { library, address })) })
+        };
+        blocks.iter().map(block).collect()
+    }
+}
+
+/// Gives its memory back when it goes.
+struct Allocated {
+    library: Arc<Library>,
+    address: u64,
+}
+
+impl Drop for Allocated {
+    fn drop(&mut self) {
+        let free = function::<extern "C" fn(u64) -> i32>(&self.library, "fake_cuda_free");
+        assert_eq!(free(self.address), 0);
+    }
+}
+
+/// Bytes that say where they belong.
+pub(super) fn pattern(seed: u64, nbytes: usize) -> Vec<u8> {
+    let byte = |at: usize| (to_u64(at).wrapping_mul(31).wrapping_add(seed * 7) % 251).to_le_bytes()[0];
+    (0..nbytes).map(byte).collect()
+}

@@ -1,0 +1,124 @@
+//! Why a device cannot be used.
+
+use std::fmt;
+
+use ingot_format::Escaped;
+
+use crate::options::PINNED_VARIABLE;
+
+/// What is wrong with a device, or with its driver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DeviceFault {
+    /// There is no driver.
+    NoDriver {
+        /// What the system says.
+        reason: String,
+    },
+    /// The driver lacks a function: it is too old, or something else of its name.
+    Symbol {
+        /// The function.
+        symbol: &'static str,
+    },
+    /// This process is the child of one that used the driver.
+    Forked,
+    /// The caller's stream is being recorded into a graph.
+    Capturing,
+    /// The environment asks for a number of pinned bytes that is none.
+    Pinned {
+        /// What it asks for.
+        found: String,
+    },
+    /// A function of the driver failed.
+    Call {
+        /// The function.
+        call: &'static str,
+        /// The code that it gave.
+        code: i32,
+        /// The driver's name for the code.
+        name: String,
+        /// What the driver says of it.
+        text: String,
+    },
+}
+
+/// Codes after which every call gives the same code until the process ends, with the ranges of the driver's documentation.
+fn is_sticky(code: i32) -> bool {
+    matches!(code, 214 | 700 | 702 | 710 | 714..=719)
+}
+
+impl DeviceFault {
+    /// What to do about it.
+    fn hint(&self) -> Option<&'static str> {
+        match self {
+            DeviceFault::NoDriver { .. } => Some("is a driver installed, and visible in this container?"),
+            DeviceFault::Symbol { .. } => Some("a driver of CUDA 11 or newer has it"),
+            DeviceFault::Forked => Some("start workers by `spawn` or `forkserver`"),
+            DeviceFault::Capturing => Some("load before the capture begins"),
+            DeviceFault::Pinned { .. } => None,
+            DeviceFault::Call { code, .. } if is_sticky(*code) => Some(
+                "an earlier operation on this device failed, and every later one says so until the process ends",
+            ),
+            DeviceFault::Call { code, .. } => match code {
+                100 => Some("no device is visible: see CUDA_VISIBLE_DEVICES"),
+                101 => Some("the number of the device is that among the visible ones"),
+                34 => Some("a stub of the toolkit was found before the driver's own library"),
+                35 | 803 => Some("the driver is older than the library"),
+                _ => None,
+            },
+        }
+    }
+
+    /// Whether memory could not be had, or not be pinned.
+    pub(crate) fn is_about_memory(&self) -> bool {
+        matches!(
+            self,
+            DeviceFault::Call {
+                code: 1 | 2 | 801,
+                call: "cuMemHostAlloc",
+                ..
+            }
+        )
+    }
+
+    /// The word for it in kebab-case.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            DeviceFault::NoDriver { .. } | DeviceFault::Symbol { .. } => "no-driver",
+            DeviceFault::Forked => "device-forked",
+            DeviceFault::Capturing => "device-capturing",
+            DeviceFault::Pinned { .. } => "invalid-pinned",
+            DeviceFault::Call { code: 2, .. } => "device-out-of-memory",
+            DeviceFault::Call { .. } => "device",
+        }
+    }
+}
+
+impl fmt::Display for DeviceFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DeviceFault::NoDriver { reason } => write!(f, "no driver was found: {reason}")?,
+            DeviceFault::Symbol { symbol } => write!(f, "the driver has no `{symbol}`")?,
+            DeviceFault::Forked => f.write_str("the driver cannot be used in the child of a fork")?,
+            DeviceFault::Capturing => f.write_str("the current stream is being captured into a graph")?,
+            DeviceFault::Pinned { found } => write!(
+                f,
+                "{PINNED_VARIABLE} must be a number of bytes, found {:?}",
+                Escaped(found).to_string()
+            )?,
+            DeviceFault::Call {
+                call,
+                code,
+                name,
+                text,
+            } => write!(f, "{call} gave {name} ({code}): {text}")?,
+        }
+        match self.hint() {
+            Some(hint) => write!(f, " — {hint}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for DeviceFault {}

@@ -1,0 +1,120 @@
+//! One device: its context, a stream for copies, and the events that order them.
+
+use std::sync::{Arc, Mutex};
+
+use ingot_remote::locked;
+
+use super::driver::{Context, Driver, Event, Stream};
+use super::fault::DeviceFault;
+
+/// A device that is in use.
+#[derive(Debug)]
+pub(crate) struct Gpu {
+    driver: Arc<Driver>,
+    ordinal: i32,
+    device: i32,
+    context: Context,
+    stream: Stream,
+    /// Events that nothing waits for.
+    events: Mutex<Vec<Event>>,
+}
+
+impl Gpu {
+    /// The device of this number among the visible ones.
+    pub(crate) fn open(driver: &Arc<Driver>, ordinal: i32) -> Result<Gpu, DeviceFault> {
+        driver.refuse_child()?;
+        let (device, context) = driver.retain(ordinal)?;
+        let stream = driver.within(context, || driver.create_stream());
+        let stream = stream.inspect_err(|_| driver.release(device))?;
+        Ok(Gpu {
+            driver: Arc::clone(driver),
+            ordinal,
+            device,
+            context,
+            stream,
+            events: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn ordinal(&self) -> i32 {
+        self.ordinal
+    }
+
+    pub(crate) fn driver(&self) -> &Arc<Driver> {
+        &self.driver
+    }
+
+    /// Does `work` with this device as the current one of the calling thread.
+    pub(crate) fn within<R>(
+        &self,
+        work: impl FnOnce(&Driver, Stream) -> Result<R, DeviceFault>,
+    ) -> Result<R, DeviceFault> {
+        self.driver.refuse_child()?;
+        self.driver
+            .within(self.context, || work(&self.driver, self.stream))
+    }
+
+    /// Has the copies that are queued from now on wait for what is queued on `stream` by now: memory that an allocator hands
+    /// out may be in use there until then.
+    pub(crate) fn wait_for(&self, stream: Stream) -> Result<(), DeviceFault> {
+        self.within(|driver, copies| {
+            if driver.is_capturing(stream)? {
+                return Err(DeviceFault::Capturing);
+            }
+            self.order(driver, stream, copies)
+        })
+    }
+
+    /// Has what is queued on `stream` from now on wait for the copies that are queued by now.
+    pub(crate) fn hold(&self, stream: Stream) -> Result<(), DeviceFault> {
+        self.within(|driver, copies| self.order(driver, copies, stream))
+    }
+
+    /// Has `second` wait for what is on `first` by now.
+    fn order(&self, driver: &Driver, first: Stream, second: Stream) -> Result<(), DeviceFault> {
+        let event = self.event(driver)?;
+        let ordered = driver
+            .record(event, first)
+            .and_then(|()| driver.wait(second, event));
+        // A wait that is queued keeps what it waits for, whatever becomes of the event.
+        self.give_back(event);
+        ordered
+    }
+
+    /// Waits until all copies that are queued by now are done.
+    pub(crate) fn finish(&self) -> Result<(), DeviceFault> {
+        self.within(Driver::synchronize)
+    }
+
+    /// Notes the copies that are queued by now.
+    pub(crate) fn mark(&self, driver: &Driver) -> Result<Event, DeviceFault> {
+        let event = self.event(driver)?;
+        let recorded = driver.record(event, self.stream);
+        recorded.inspect_err(|_| self.give_back(event))?;
+        Ok(event)
+    }
+
+    fn event(&self, driver: &Driver) -> Result<Event, DeviceFault> {
+        let kept = locked(&self.events).pop();
+        kept.map_or_else(|| driver.create_event(), Ok)
+    }
+
+    pub(crate) fn give_back(&self, event: Event) {
+        locked(&self.events).push(event);
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        let events = std::mem::take(&mut *locked(&self.events));
+        let given_back = self.within(|driver, stream| {
+            let events: Result<Vec<()>, _> =
+                events.iter().map(|&event| driver.destroy_event(event)).collect();
+            driver.destroy_stream(stream)?;
+            events
+        });
+        if !matches!(given_back, Err(DeviceFault::Forked)) {
+            self.driver.release(self.device);
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! Pinned memory that bytes pass through on their way to a device or from it: one ring for all devices and all calls.
+#![allow(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::copy::Copy;
+use super::driver::{Driver, Event, Stream};
+use super::fault::DeviceFault;
+use super::gpu::Gpu;
+use ingot_remote::locked;
+
+/// Bytes of a slot: a copy of so many takes twenty times as long as it takes to queue it.
+pub(super) const SLOT_NBYTES: usize = 4 << 20;
+
+/// Bytes of all slots at most, unless the environment says otherwise: what keeps sixteen readers and a device busy.
+pub(super) const PINNED_NBYTES: usize = 128 << 20;
+
+/// How long slots that nobody uses are kept: loads often follow each other.
+const IDLE: Duration = Duration::from_secs(5);
+
+/// So many slots are made whatever else fails: one is filled while the other is copied.
+const FEWEST: usize = 2;
+
+/// Slots, which are lent to be filled, and come back when their bytes were queued to be copied. They are lent in the order
+/// in which they came back, so that whoever asks waits for the oldest copy.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    state: Mutex<State>,
+    came_back: Condvar,
+    slot_nbytes: usize,
+}
+
+#[derive(Debug)]
+struct State {
+    resting: VecDeque<Slot>,
+    /// Slots there are, those that are lent too.
+    made: usize,
+    /// Slots there may be.
+    most: usize,
+    /// Why slots are not pinned, where some are not.
+    why_pageable: Option<String>,
+    /// When a slot was lent last.
+    used: Instant,
+    /// Whether a thread gives back what is not used.
+    is_watched: bool,
+}
+
+#[derive(Debug)]
+struct Slot {
+    memory: Memory,
+    /// The copies out of it that may still run.
+    copies: Option<Copies>,
+}
+
+#[derive(Debug)]
+struct Copies {
+    gpu: Arc<Gpu>,
+    event: Event,
+}
+
+/// The memory of a slot.
+#[derive(Debug)]
+enum Memory {
+    Pinned { start: *mut u8, driver: Arc<Driver> },
+    Pageable(Vec<u8>),
+}
+
+// SAFETY: a slot is the only one that uses its memory, which is writable from every thread.
+unsafe impl Send for Memory {}
+
+impl Ring {
+    /// Of at most `most_nbytes` bytes in all, and of two slots at least.
+    pub(crate) fn new(slot_nbytes: usize, most_nbytes: usize) -> Ring {
+        Ring {
+            state: Mutex::new(State {
+                resting: VecDeque::new(),
+                made: 0,
+                most: (most_nbytes / slot_nbytes).max(FEWEST),
+                why_pageable: None,
+                used: Instant::now(),
+                is_watched: false,
+            }),
+            came_back: Condvar::new(),
+            slot_nbytes,
+        }
+    }
+
+    pub(crate) fn slot_nbytes(&self) -> usize {
+        self.slot_nbytes
+    }
+
+    /// Why slots are not pinned, where some are not.
+    pub(crate) fn why_pageable(&self) -> Option<String> {
+        locked(&self.state).why_pageable.clone()
+    }
+
+    /// A slot that no copy uses. Waits until there is one.
+    pub(crate) fn lend(self: &Arc<Ring>, gpu: &Arc<Gpu>) -> Result<Lent, DeviceFault> {
+        let mut state = locked(&self.state);
+        state.used = Instant::now();
+        if !state.is_watched {
+            state.is_watched = self.watch();
+        }
+        loop {
+            let is_room = state.made < state.most;
+            let is_ready = |slot: &Slot| Ok(!is_room || slot.is_free()?);
+            if state.resting.front().map(is_ready).transpose()? == Some(true)
+                && let Some(slot) = state.resting.pop_front()
+            {
+                drop(state);
+                return self.ready(slot, gpu);
+            }
+            if state.made < state.most {
+                state.made += 1;
+                drop(state);
+                if let Some(slot) = self.make(gpu)? {
+                    return Ok(self.lent(slot, gpu));
+                }
+                state = locked(&self.state);
+                continue;
+            }
+            state = self.came_back.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Starts the thread that gives back what is not used; whether the system lets it.
+    fn watch(self: &Arc<Ring>) -> bool {
+        let ring = Arc::downgrade(self);
+        let watch = move || while Ring::is_used(&ring) {};
+        let thread = thread::Builder::new().name("ingot-pinned".to_owned());
+        thread.spawn(watch).is_ok()
+    }
+
+    /// Sleeps until slots may be idle, and gives those back that are; whether some are left.
+    fn is_used(ring: &Weak<Ring>) -> bool {
+        thread::sleep(IDLE);
+        let Some(ring) = ring.upgrade() else {
+            return false;
+        };
+        if locked(&ring.state).used.elapsed() >= IDLE {
+            ring.give_back();
+        }
+        let mut state = locked(&ring.state);
+        state.is_watched = state.made > 0;
+        state.is_watched
+    }
+
+    /// The slot, once the copies out of it are done.
+    fn ready(self: &Arc<Ring>, mut slot: Slot, gpu: &Arc<Gpu>) -> Result<Lent, DeviceFault> {
+        match slot.finish() {
+            Ok(()) => Ok(self.lent(slot, gpu)),
+            Err(fault) => {
+                // Its copies may still run, which is asked again.
+                self.take_back(slot);
+                Err(fault)
+            }
+        }
+    }
+
+    fn lent(self: &Arc<Ring>, slot: Slot, gpu: &Arc<Gpu>) -> Lent {
+        Lent {
+            slot: Some(slot),
+            ring: Arc::clone(self),
+            gpu: Arc::clone(gpu),
+        }
+    }
+
+    /// A new slot. `None` where no more can be pinned, and there are enough.
+    fn make(&self, gpu: &Arc<Gpu>) -> Result<Option<Slot>, DeviceFault> {
+        let pinned = gpu.within(|driver, _| driver.allocate(self.slot_nbytes));
+        let fault = match pinned {
+            Ok(start) => {
+                let driver = Arc::clone(gpu.driver());
+                return Ok(Some(Slot::new(Memory::Pinned { start, driver })));
+            }
+            Err(fault) => fault,
+        };
+        let mut state = locked(&self.state);
+        state.made -= 1;
+        if !fault.is_about_memory() {
+            return Err(fault);
+        }
+        if state.made >= FEWEST {
+            state.most = state.made;
+            return Ok(None);
+        }
+        state.made += 1;
+        state.most = FEWEST;
+        state.why_pageable.get_or_insert_with(|| fault.to_string());
+        Ok(Some(Slot::new(Memory::Pageable(vec![0; self.slot_nbytes]))))
+    }
+
+    /// Lets go of a slot of whose copies nobody knows whether they still run: its memory is never used again.
+    fn forget(&self, slot: Slot) {
+        std::mem::forget(slot);
+        let mut state = locked(&self.state);
+        state.made -= 1;
+        drop(state);
+        self.came_back.notify_one();
+    }
+
+    /// Takes a slot back.
+    fn take_back(&self, slot: Slot) {
+        locked(&self.state).resting.push_back(slot);
+        self.came_back.notify_one();
+    }
+
+    /// Gives the memory of all slots back that no copy uses, which are all where no call is under way.
+    pub(crate) fn give_back(&self) {
+        let resting = std::mem::take(&mut locked(&self.state).resting);
+        let (free, busy): (Vec<Slot>, Vec<Slot>) = resting
+            .into_iter()
+            .partition(|slot| slot.is_free().unwrap_or(false));
+        let mut state = locked(&self.state);
+        state.made -= free.len();
+        state.resting.extend(busy);
+    }
+}
+
+impl Slot {
+    fn new(memory: Memory) -> Slot {
+        Slot { memory, copies: None }
+    }
+
+    /// Whether no copy uses it.
+    fn is_free(&self) -> Result<bool, DeviceFault> {
+        match &self.copies {
+            None => Ok(true),
+            Some(copies) => copies.gpu.within(|driver, _| driver.is_done(copies.event)),
+        }
+    }
+
+    /// Waits until no copy uses it.
+    fn finish(&mut self) -> Result<(), DeviceFault> {
+        if let Some(Copies { gpu, event }) = &self.copies {
+            gpu.within(|driver, _| driver.wait_until_done(*event))?;
+        }
+        if let Some(Copies { gpu, event }) = self.copies.take() {
+            gpu.give_back(event);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if let Some(Copies { gpu, event }) = self.copies.take() {
+            gpu.give_back(event);
+        }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let Memory::Pinned { start, driver } = self
+            && driver.refuse_child().is_ok()
+        {
+            // SAFETY: `free` asks that nobody uses the memory any more: only a slot is dropped that no copy uses
+            // (`give_back`, `forget`), and it alone has the address.
+            let freed = unsafe { driver.free(*start) };
+            // A context that is lost has taken it along.
+            let _ = freed;
+        }
+    }
+}
+
+/// A slot that somebody fills. What it does not send comes back at once.
+#[derive(Debug)]
+pub(crate) struct Lent {
+    slot: Option<Slot>,
+    ring: Arc<Ring>,
+    gpu: Arc<Gpu>,
+}
+
+impl Lent {
+    /// The memory of the slot, which holds anything.
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+        match self.slot.as_mut().map(|slot| &mut slot.memory) {
+            Some(Memory::Pinned { start, .. }) => {
+                // SAFETY: `from_raw_parts_mut` asks for
+                // - that many bytes in one allocation, readable and writable: `cuMemHostAlloc` gave them, as zeros or as
+                //   whatever was written to them last;
+                // - no other access while the slice lives: no copy uses them (`ready`), and `self` is borrowed mutably.
+                unsafe { std::slice::from_raw_parts_mut(*start, self.ring.slot_nbytes) }
+            }
+            Some(Memory::Pageable(bytes)) => bytes,
+            None => &mut [],
+        }
+    }
+
+    /// Queues these copies, and gives the slot back, to be lent again when they are done.
+    pub(crate) fn send(mut self, copies: &[Copy]) -> Result<(), DeviceFault> {
+        let room = self.bytes();
+        let (start, nbytes) = (room.as_ptr(), room.len());
+        let gpu = Arc::clone(&self.gpu);
+        let queue = |driver: &Driver, stream: Stream| {
+            for copy in copies {
+                let bytes = copy.bytes();
+                assert!(bytes.end <= nbytes, "a copy ends within its slot");
+                let from = start.wrapping_add(bytes.start);
+                // SAFETY: asks for
+                // - bytes that stay until the copy is done: those of the slot, which is not lent before (`queued`);
+                // - as many on the device: `DeviceDest`, which makes copies, was promised them.
+                unsafe { driver.copy_in(from, copy.address, bytes.len(), stream) }?;
+            }
+            gpu.mark(driver)
+        };
+        let marked = gpu.within(queue);
+        self.queued(marked)
+    }
+
+    /// What is done with the slot once copies were queued, or failed to be.
+    fn queued(&mut self, marked: Result<Event, DeviceFault>) -> Result<(), DeviceFault> {
+        let Some(mut slot) = self.slot.take() else {
+            return Ok(());
+        };
+        match marked {
+            Ok(event) => {
+                let gpu = Arc::clone(&self.gpu);
+                slot.copies = Some(Copies { gpu, event });
+                self.ring.take_back(slot);
+                Ok(())
+            }
+            Err(fault) => {
+                // Some of them may be queued.
+                match self.gpu.finish() {
+                    Ok(()) => self.ring.take_back(slot),
+                    Err(_) => self.ring.forget(slot),
+                }
+                Err(fault)
+            }
+        }
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if let Some(slot) = self.slot.take() {
+            self.ring.take_back(slot);
+        }
+    }
+}

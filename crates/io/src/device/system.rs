@@ -1,0 +1,72 @@
+//! The driver, the ring and the devices of this process, each made when it is first used.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::device::Device;
+use super::driver::Driver;
+use super::fault::DeviceFault;
+use super::gpu::Gpu;
+use super::ring::{PINNED_NBYTES, Ring, SLOT_NBYTES};
+use crate::options::PINNED_VARIABLE;
+
+/// By the library that is the driver; none for the one of this machine.
+static SYSTEMS: Mutex<BTreeMap<Option<PathBuf>, System>> = Mutex::new(BTreeMap::new());
+
+#[derive(Debug)]
+struct System {
+    driver: Arc<Driver>,
+    ring: Arc<Ring>,
+    gpus: BTreeMap<i32, Arc<Gpu>>,
+}
+
+/// The device of this number.
+pub(super) fn device(ordinal: i32, driver: Option<&Path>) -> Result<Device, DeviceFault> {
+    let mut systems = SYSTEMS.lock().unwrap_or_else(PoisonError::into_inner);
+    let key = driver.map(Path::to_owned);
+    if !systems.contains_key(&key) {
+        systems.insert(key.clone(), System::begin(driver)?);
+    }
+    let Some(system) = systems.get_mut(&key) else {
+        unreachable!("it was inserted above");
+    };
+    system.driver.refuse_child()?;
+    let gpu = match system.gpus.get(&ordinal) {
+        Some(gpu) => Arc::clone(gpu),
+        None => {
+            let gpu = Arc::new(Gpu::open(&system.driver, ordinal)?);
+            system.gpus.insert(ordinal, Arc::clone(&gpu));
+            gpu
+        }
+    };
+    Ok(Device {
+        gpu,
+        ring: Arc::clone(&system.ring),
+    })
+}
+
+/// Why slots of the ring are not pinned, where some are not.
+pub fn why_pageable() -> Option<String> {
+    let systems = SYSTEMS.lock().unwrap_or_else(PoisonError::into_inner);
+    systems.values().find_map(|system| system.ring.why_pageable())
+}
+
+impl System {
+    fn begin(driver: Option<&Path>) -> Result<System, DeviceFault> {
+        let most = pinned_of_environment()?;
+        Ok(System {
+            driver: Arc::new(Driver::load(driver)?),
+            ring: Arc::new(Ring::new(SLOT_NBYTES, most)),
+            gpus: BTreeMap::new(),
+        })
+    }
+}
+
+/// What [`PINNED_VARIABLE`] says, in bytes.
+fn pinned_of_environment() -> Result<usize, DeviceFault> {
+    match std::env::var(PINNED_VARIABLE) {
+        Ok(found) if !found.is_empty() => found.parse().map_err(|_| DeviceFault::Pinned { found }),
+        _ => Ok(PINNED_NBYTES),
+    }
+}

@@ -1,0 +1,336 @@
+//! Reading onto a device, on the simulated driver.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use fake_cuda::control::Counters;
+use ingot_format::{Dtype, Format, Index, Limits, Spec, layout, to_u64, to_usize};
+
+use super::device::Device;
+use super::fake::{Fake, MISTAKES, pattern};
+use super::{DeviceFault, DeviceRegion};
+use crate::archive::Archive;
+use crate::error::{Error, Failure};
+use crate::options::ReadOptions;
+use crate::read::home::{Found, Home};
+use crate::read::part::Part;
+use crate::read::read::read_to;
+use crate::source::{MemorySource, Source};
+use crate::watch::Unwatched;
+
+/// A file of tensors of these sizes, which are named by their numbers.
+fn file(seed: u64, sizes: &[usize]) -> Archive {
+    let source = MemorySource::new(bytes_of(seed, sizes));
+    Archive::from_source(Box::new(source), &Limits::default()).unwrap()
+}
+
+fn bytes_of(seed: u64, sizes: &[usize]) -> Vec<u8> {
+    let names: Vec<String> = (0..sizes.len()).map(|number| format!("{number:05}")).collect();
+    let shapes: Vec<[u64; 1]> = sizes.iter().map(|&size| [to_u64(size)]).collect();
+    let specs = names.iter().zip(&shapes).map(|(name, shape)| Spec {
+        name,
+        dtype: Dtype::U8,
+        shape,
+    });
+    let specs: Vec<Spec<'_>> = specs.collect();
+    let made = layout(&specs, None, Format::Safetensors).unwrap();
+    let mut bytes = made.head;
+    let data: usize = sizes.iter().sum();
+    bytes.extend(pattern(seed, data));
+    bytes
+}
+
+/// A file that ends earlier than it did when it was opened.
+#[derive(Debug)]
+struct CutShort {
+    bytes: Vec<u8>,
+    end: Arc<AtomicUsize>,
+}
+
+impl Source for CutShort {
+    fn nbytes(&self) -> u64 {
+        to_u64(self.bytes.len())
+    }
+
+    fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
+        let end = self.end.load(Ordering::Relaxed);
+        MemorySource::new(&self.bytes[..end]).read_at(position, dest)
+    }
+}
+
+/// Reads parts onto a device.
+fn load(fake: &Fake, device: &Device, parts: &[Part<'_>]) -> Result<Vec<DeviceRegion>, Error> {
+    let onto = fake.onto(device);
+    let homes = vec![Home::Device(&onto); parts.len()];
+    let found = read_to(parts, &homes, &ReadOptions::default(), &Unwatched)?;
+    Ok(found.into_iter().map(on_device).collect())
+}
+
+fn on_device(found: Found) -> DeviceRegion {
+    match found {
+        Found::Device(region) => *region,
+        Found::Host(_) => panic!("its home is the device"),
+    }
+}
+
+/// What is read of them on the host.
+fn expected(part: &Part<'_>) -> Vec<u8> {
+    crate::read(std::iter::once(part), &ReadOptions::default(), &Unwatched).unwrap()[0].to_vec()
+}
+
+/// Whether every part is on the device as it is in the file, for whoever looks in the order of the caller's stream.
+fn is_right(fake: &Fake, device: &Device, parts: &[Part<'_>], loaded: &[DeviceRegion]) -> bool {
+    parts
+        .iter()
+        .zip(loaded)
+        .all(|(part, region)| fake.seen_by_caller(device, region.address(), region.len()) == expected(part))
+}
+
+/// Small numbers that a seed gives.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> usize {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        to_usize((self.0 >> 33) % sides).unwrap()
+    }
+}
+
+/// A plan that a seed gives: tensors of all sizes, some of them in parts.
+fn outcome(seed: u64, mistake: usize) -> bool {
+    let mut dice = Dice(seed);
+    let fake = Fake::new(seed, 1, 2 + dice.roll(4));
+    let sizes: Vec<usize> = (0..1 + dice.roll(12))
+        .map(|_| match dice.roll(4) {
+            0 => dice.roll(20_000),
+            1 => 3000 + dice.roll(200),
+            _ => dice.roll(600),
+        })
+        .collect();
+    let archive = file(seed, &sizes);
+    let parts: Vec<Part<'_>> = archive
+        .tensors()
+        .map(|tensor| match dice.roll(4) {
+            0 => {
+                let step = Some(i64::try_from(1 + dice.roll(3)).unwrap());
+                let index = [Index::Span {
+                    start: Some(1),
+                    stop: None,
+                    step,
+                }];
+                Part::new(tensor, &index, None).unwrap()
+            }
+            _ => Part::from(tensor),
+        })
+        .collect();
+    let device = fake.device(0);
+    fake.make_mistake(mistake);
+    let loaded = load(&fake, &device, &parts).unwrap();
+    if mistake == 1 {
+        // What is given back too early is the same mistake.
+        fake.ring.give_back();
+    }
+    let is_right = is_right(&fake, &device, &parts, &loaded);
+    let counters = fake.counters();
+    assert_eq!(counters.pageable, 0);
+    assert_eq!(counters.without_context, 0);
+    assert_eq!(counters.deadlocks, 0);
+    is_right
+}
+
+#[test]
+fn every_byte_is_right_in_every_order_of_the_streams() {
+    for seed in 0..2_000 {
+        assert!(outcome(seed, 0), "seed {seed}");
+    }
+}
+
+#[test]
+fn every_wait_that_is_left_out_is_found() {
+    for (mistake, what) in MISTAKES {
+        let seeds = 200;
+        let found = (0..seeds).filter(|&seed| !outcome(seed, mistake)).count();
+        assert!(
+            found * 10 >= usize::try_from(seeds).unwrap() * 9,
+            "{what}: found in {found} of {seeds}"
+        );
+    }
+}
+
+/// A file whose tensors need a few slots, and some that share blocks.
+fn mixed() -> Archive {
+    file(7, &[9000, 1, 0, 255, 256, 257, 3000, 70_000, 12, 5000])
+}
+
+fn whole(archive: &Archive) -> Vec<Part<'_>> {
+    archive.tensors().map(Part::from).collect()
+}
+
+/// Loads once with the driver set up by `prepare`; the outcome, and what is left of it once all was given back.
+fn attempt(prepare: impl FnOnce(&Fake)) -> (Result<bool, Error>, Counters) {
+    let fake = Fake::new(1, 1, 3);
+    let archive = mixed();
+    let parts = whole(&archive);
+    prepare(&fake);
+    let opened = Device::open(&fake.driver, 0, &fake.ring);
+    let outcome = opened
+        .map_err(|fault| Failure::from(fault).into())
+        .and_then(|device| {
+            let loaded = load(&fake, &device, &parts)?;
+            fake.fail(0, 0);
+            Ok(is_right(&fake, &device, &parts, &loaded))
+        });
+    fake.fail(0, 0);
+    fake.ring.give_back();
+    (outcome, fake.counters())
+}
+
+#[test]
+fn a_call_that_fails_is_named_and_leaves_nothing_behind() {
+    let (outcome, counters) = attempt(|_| ());
+    assert!(outcome.unwrap());
+    let calls = counters.calls;
+    assert!(calls > 20, "{calls}");
+    for code in [1, 2, 999, 700, 719] {
+        let mut failed = 0;
+        for number in 1..=calls {
+            let (outcome, left) = attempt(|fake| fake.fail(number, code));
+            let what = format!("call {number} with {code}");
+            match outcome {
+                // Such as memory that could not be pinned, or what is only given back.
+                Ok(is_right) => assert!(is_right, "{what}"),
+                Err(Error::Device { fault, .. }) => {
+                    let DeviceFault::Call {
+                        code: found, name, ..
+                    } = *fault
+                    else {
+                        panic!("{what}: {fault}");
+                    };
+                    failed += 1;
+                    assert_eq!(found, code, "{what}");
+                    assert!(name.starts_with("CUDA_ERROR_"), "{what}: {name}");
+                }
+                Err(other) => panic!("{what}: {other}"),
+            }
+            assert_eq!(left.stray, 0, "{what}");
+            // A device that is lost takes what it has along: no call gives it back.
+            if !(700..=719).contains(&code) {
+                let kept = (left.pinned, left.streams, left.events, left.contexts);
+                // What fails to be given back is still there, which is one of them.
+                let most = u64::from(kept.0 > 0) + kept.1 + kept.2 + kept.3;
+                assert!(most <= 1, "{what}: {kept:?}");
+            }
+        }
+        assert!(failed * 2 > calls, "{failed} of {calls} calls were told of");
+    }
+}
+
+#[test]
+fn what_is_copied_is_what_the_tensors_have_in_as_few_copies_as_fit() {
+    let fake = Fake::new(2, 1, 4);
+    let archive = mixed();
+    let parts = whole(&archive);
+    let device = fake.device(0);
+    let loaded = load(&fake, &device, &parts).unwrap();
+    assert!(is_right(&fake, &device, &parts, &loaded));
+    let counters = fake.counters();
+    let nbytes: u64 = parts.iter().map(Part::nbytes).sum();
+    let blocks: BTreeSet<u64> = loaded.iter().map(|region| region.block().address()).collect();
+    // What lies between small tensors crosses with them.
+    assert!((nbytes..nbytes + 256 * to_u64(parts.len())).contains(&counters.bytes_in));
+    let chunks = nbytes.div_ceil(to_u64(device.chunk_nbytes()));
+    assert!(counters.copies <= chunks + to_u64(blocks.len()), "{counters:?}");
+    assert_eq!(
+        (counters.pageable, counters.overlapping, counters.stray),
+        (0, 0, 0)
+    );
+    assert!(counters.pinned_most <= 4 * 4096);
+    fake.ring.give_back();
+    assert_eq!(fake.counters().pinned, 0);
+}
+
+#[test]
+fn where_memory_cannot_be_pinned_two_slots_do_and_without_any_the_reason_is_told() {
+    for (limit, pinned) in [(3 * 4096, 3 * 4096), (2 * 4096, 2 * 4096), (4096, 4096), (0, 0)] {
+        let fake = Fake::new(3, 1, 16);
+        fake.pin_limit(limit);
+        let archive = mixed();
+        let parts = whole(&archive);
+        let device = fake.device(0);
+        let loaded = load(&fake, &device, &parts).unwrap();
+        assert!(is_right(&fake, &device, &parts, &loaded));
+        assert!(fake.counters().pinned_most <= pinned);
+        let why = fake.ring.why_pageable();
+        assert_eq!(why.is_some(), limit < 2 * 4096, "{why:?}");
+        assert!(why.is_none_or(|why| why.contains("cuMemHostAlloc")));
+    }
+}
+
+#[test]
+fn a_stream_that_is_captured_is_refused_by_name_and_the_capture_goes_on() {
+    let fake = Fake::new(4, 1, 4);
+    let archive = mixed();
+    let device = fake.device(0);
+    fake.capture(true);
+    let refused = load(&fake, &device, &whole(&archive)).unwrap_err();
+    assert_eq!(refused.code(), "device-capturing");
+    assert_eq!(fake.counters().captured, 0);
+    fake.capture(false);
+    assert!(load(&fake, &device, &whole(&archive)).is_ok());
+}
+
+#[test]
+fn tensors_go_to_several_devices_and_to_the_host_in_one_pass() {
+    for seed in 0..200 {
+        let fake = Fake::new(seed, 2, 5);
+        let archive = mixed();
+        let parts = whole(&archive);
+        let devices = [fake.device(0), fake.device(1)];
+        let ontos = devices.each_ref().map(|device| fake.onto(device));
+        let home = |rank: usize| match rank % 3 {
+            2 => Home::Host,
+            number => Home::Device(&ontos[number]),
+        };
+        let homes: Vec<Home<'_>> = (0..parts.len()).map(home).collect();
+        let found = read_to(&parts, &homes, &ReadOptions::default(), &Unwatched).unwrap();
+        for (rank, (part, found)) in parts.iter().zip(found).enumerate() {
+            let bytes = match found {
+                Found::Host(region) => {
+                    assert_eq!(rank % 3, 2);
+                    region.to_vec()
+                }
+                Found::Device(region) => {
+                    assert_eq!(usize::try_from(region.ordinal()).unwrap(), rank % 3);
+                    fake.seen_by_caller(&devices[rank % 3], region.address(), region.len())
+                }
+            };
+            assert_eq!(bytes, expected(part), "seed {seed}, tensor {rank}");
+        }
+    }
+}
+
+#[test]
+fn a_file_that_is_cut_short_while_copies_run_is_told_of_and_the_memory_is_given_back() {
+    let fake = Fake::new(5, 1, 3);
+    let bytes = bytes_of(5, &[9000, 9000, 9000, 9000, 9000]);
+    let nbytes = bytes.len();
+    let end = Arc::new(AtomicUsize::new(nbytes));
+    let source = CutShort {
+        bytes,
+        end: Arc::clone(&end),
+    };
+    let archive = Archive::from_source(Box::new(source), &Limits::default()).unwrap();
+    end.store(nbytes - 10_000, Ordering::Relaxed);
+    let device = fake.device(0);
+    let refused = load(&fake, &device, &whole(&archive)).unwrap_err();
+    assert!(matches!(refused, Error::Read { .. }), "{refused}");
+    // Copies that are still under way would find their memory gone.
+    device.finish().unwrap();
+    assert!(fake.counters().copies > 0);
+    assert_eq!(fake.counters().stray, 0);
+}

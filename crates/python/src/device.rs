@@ -1,0 +1,252 @@
+//! Devices that tensors are read onto, and the frameworks that allocate there.
+//!
+//! One of the files in which `unsafe` is allowed, because the memory belongs to a framework.
+#![allow(unsafe_code)]
+
+use std::any::Any;
+use std::borrow::Borrow;
+use std::path::PathBuf;
+use std::ptr;
+use std::sync::Arc;
+
+use ingot_format::{Dtype, to_u64};
+use ingot_io::{
+    Allocator, DeviceBlock, DeviceFault, DeviceRegion, Error, Found, Fresh, Home, Onto, Part, ReadOptions,
+    Refusal,
+};
+use pyo3::exceptions::{PyBufferError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
+
+use crate::dlpack::{Dims, Shown};
+use crate::errors::raise;
+use crate::object_fault::Raised;
+use crate::watch::Signals;
+
+/// A device that tensors are read onto. See `_native.pyi`.
+#[pyclass(frozen, module = "ingot._native")]
+pub(crate) struct Gpu {
+    /// `current()` gives the number of the device, the caller's stream, and the handle of that.
+    current: Py<PyAny>,
+    allocate: Py<PyAny>,
+    driver: Option<PathBuf>,
+}
+
+#[pymethods]
+impl Gpu {
+    #[new]
+    #[pyo3(signature = (current, allocate, *, driver = None))]
+    fn new(current: Py<PyAny>, allocate: Py<PyAny>, driver: Option<PathBuf>) -> Gpu {
+        Gpu {
+            current,
+            allocate,
+            driver,
+        }
+    }
+}
+
+impl Gpu {
+    /// The device, in the order of the stream that is the caller's current one.
+    pub(crate) fn onto(&self, py: Python<'_>) -> PyResult<Onto> {
+        let (ordinal, stream, handle): (i32, Py<PyAny>, usize) = self.current.call0(py)?.extract(py)?;
+        let allocator = Framework {
+            ordinal,
+            allocate: self.allocate.clone_ref(py),
+            stream,
+        };
+        let handle = ptr::with_exposed_provenance_mut(handle);
+        // SAFETY: asks for a stream of the device: the framework gave its handle, and the allocator keeps the stream.
+        let onto = unsafe { Onto::new(ordinal, handle, Arc::new(allocator), self.driver.as_deref()) };
+        onto.map_err(|fault| refused(py, fault))
+    }
+}
+
+fn refused(py: Python<'_>, fault: DeviceFault) -> PyErr {
+    raise(py, &Error::from(fault))
+}
+
+/// Where some tensors go: to the host, to one device, or each to its own.
+#[derive(Default)]
+pub(crate) struct Homes {
+    gpus: Vec<Py<Gpu>>,
+    devices: Vec<Arc<Onto>>,
+    /// For each tensor its device; empty where all have the first, if there is one.
+    each: Vec<Option<usize>>,
+}
+
+impl Homes {
+    /// What Python says of `count` tensors: None, a device, or for each of them one of the two.
+    pub(crate) fn of(onto: Option<&Bound<'_, PyAny>>, count: usize) -> PyResult<Homes> {
+        let Some(onto) = onto else {
+            return Ok(Homes::default());
+        };
+        let py = onto.py();
+        if let Ok(gpu) = onto.cast::<Gpu>() {
+            return Homes::on(py, vec![gpu.clone()], Vec::new());
+        }
+        let mut known: Vec<Bound<'_, Gpu>> = Vec::new();
+        let mut each = Vec::new();
+        for one in onto.try_iter()? {
+            let one: Option<Bound<'_, Gpu>> = one?.extract()?;
+            each.push(one.map(|device| {
+                known
+                    .iter()
+                    .position(|known| known.is(&device))
+                    .unwrap_or_else(|| {
+                        known.push(device);
+                        known.len() - 1
+                    })
+            }));
+        }
+        if each.len() != count {
+            return Err(PyValueError::new_err("tensors and devices differ in number"));
+        }
+        Homes::on(py, known, each)
+    }
+
+    fn on(py: Python<'_>, gpus: Vec<Bound<'_, Gpu>>, each: Vec<Option<usize>>) -> PyResult<Homes> {
+        let devices = gpus.iter().map(|gpu| Ok(Arc::new(gpu.get().onto(py)?)));
+        Ok(Homes {
+            devices: devices.collect::<PyResult<_>>()?,
+            gpus: gpus.into_iter().map(Bound::unbind).collect(),
+            each,
+        })
+    }
+
+    /// Has the streams that are the caller's current ones now wait for all that was read.
+    pub(crate) fn hold(&self, py: Python<'_>) -> PyResult<()> {
+        self.gpus.iter().try_for_each(|gpu| {
+            let onto = gpu.get().onto(py)?;
+            py.detach(|| onto.hold()).map_err(|fault| refused(py, fault))
+        })
+    }
+
+    /// The device of the tensor with this number.
+    pub(crate) fn device(&self, rank: usize) -> Option<&Arc<Onto>> {
+        match self.each.is_empty() {
+            true => self.devices.first(),
+            false => self.devices.get((*self.each.get(rank)?)?),
+        }
+    }
+
+    /// Those of so many tensors.
+    pub(crate) fn homes(&self, count: usize) -> Vec<Home<'_>> {
+        let home = |rank| self.device(rank).map_or(Home::Host, |onto| Home::Device(onto));
+        (0..count).map(home).collect()
+    }
+
+    /// The bytes of these parts, where they are to be.
+    pub(crate) fn read<'a, P: Borrow<Part<'a>>>(
+        &self,
+        parts: impl IntoIterator<Item = P, IntoIter: Clone>,
+        options: &ReadOptions,
+        signals: &Signals,
+    ) -> Result<Vec<Found>, Error> {
+        if self.devices.is_empty() {
+            let regions = ingot_io::read(parts, options, signals)?;
+            return Ok(regions.into_iter().map(Found::Host).collect());
+        }
+        let parts: Vec<Part<'a>> = parts.into_iter().map(|part| part.borrow().clone()).collect();
+        ingot_io::read_to(&parts, &self.homes(parts.len()), options, signals)
+    }
+}
+
+/// A framework, as far as it allocates on a device.
+#[derive(Debug)]
+struct Framework {
+    ordinal: i32,
+    /// `allocate(stream, [(code, shape), …])` gives for each a tensor, and a capsule of its memory.
+    allocate: Py<PyAny>,
+    stream: Py<PyAny>,
+}
+
+impl Allocator for Framework {
+    fn allocate(&self, blocks: &[Fresh<'_>]) -> Result<Vec<DeviceBlock>, Refusal> {
+        let allocated = Python::attach(|py| self.blocks(py, blocks));
+        allocated.map_err(|refusal| Refusal::from(Raised(refusal)))
+    }
+}
+
+impl Framework {
+    fn blocks(&self, py: Python<'_>, blocks: &[Fresh<'_>]) -> PyResult<Vec<DeviceBlock>> {
+        let wanted = PyList::empty(py);
+        for fresh in blocks {
+            let (dtype, shape) = match fresh.tensor {
+                Some((dtype, shape)) => (dtype, Dims::of(dtype, shape)),
+                None => (Dtype::U8, Dims::of(Dtype::U8, &[to_u64(fresh.nbytes)])),
+            };
+            let shape = shape.ok_or_else(|| PyValueError::new_err("shape cannot be stored"))?;
+            wanted.append((dtype.code(), PyTuple::new(py, shape.sizes())?))?;
+        }
+        let given = self.allocate.call1(py, (&self.stream, wanted))?;
+        let given: Vec<(Bound<'_, PyAny>, Bound<'_, PyAny>)> = given.extract(py)?;
+        if given.len() != blocks.len() {
+            return Err(PyValueError::new_err(
+                "the framework allocates another number of tensors",
+            ));
+        }
+        let block = |((tensor, capsule), fresh)| self.block(tensor, &capsule, fresh);
+        given.into_iter().zip(blocks).map(block).collect()
+    }
+
+    /// The memory of a tensor, which `capsule` shows.
+    fn block(
+        &self,
+        tensor: Bound<'_, PyAny>,
+        capsule: &Bound<'_, PyAny>,
+        fresh: &Fresh<'_>,
+    ) -> PyResult<DeviceBlock> {
+        let address = |shown: &Shown<'_>| {
+            let nbytes = shown.sizes.iter().try_fold(shown.itemsize()?, |nbytes, &size| {
+                nbytes.checked_mul(usize::try_from(size).ok()?)
+            });
+            let fits = shown.gpu == Some(self.ordinal) && shown.is_c_order() && nbytes == Some(fresh.nbytes);
+            fits.then(|| to_u64(shown.start.addr()))
+        };
+        let address = Shown::by(capsule, address).flatten();
+        let address = address.ok_or_else(|| {
+            PyBufferError::new_err(format!(
+                "expected {} bytes of GPU {} of the framework",
+                fresh.nbytes, self.ordinal
+            ))
+        })?;
+        let owner = Tensor {
+            tensor: Some(tensor.unbind()),
+            is_own: fresh.tensor.is_some(),
+        };
+        // SAFETY: asks for memory that is allocated on the device, for nobody else, until the owner goes: the tensor was
+        // just made, and the owner alone has it.
+        Ok(unsafe { DeviceBlock::new(address, fresh.nbytes, Arc::new(owner)) })
+    }
+}
+
+/// A tensor of a framework that keeps memory of a device.
+struct Tensor {
+    tensor: Option<Py<PyAny>>,
+    /// Whether it is what is read, and not only the memory of several.
+    is_own: bool,
+}
+
+impl Drop for Tensor {
+    /// At once, by whichever thread drops the last that lies there: a reference that waits for the next call keeps memory of
+    /// the device.
+    fn drop(&mut self) {
+        let mut tensor = self.tensor.take();
+        Python::try_attach(|_| drop(tensor.take()));
+        // Without an interpreter nobody frees tensors any more.
+        std::mem::forget(tensor);
+    }
+}
+
+/// The tensor that the framework made for what was read, if it lies there alone.
+pub(crate) fn own_tensor(region: &DeviceRegion) -> Option<&Py<PyAny>> {
+    let owner: &(dyn Any + Send + Sync) = &**region.owner();
+    let owner = owner.downcast_ref::<Tensor>()?;
+    owner.tensor.as_ref().filter(|_| owner.is_own)
+}
+
+/// Why memory that devices are reached through is not pinned, where some is not.
+#[pyfunction]
+pub(crate) fn why_pageable() -> Option<String> {
+    ingot_io::why_pageable()
+}

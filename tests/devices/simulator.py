@@ -1,0 +1,241 @@
+"""A GPU that is not there, and a framework whose tensors lie on it.
+
+The driver is the workspace's `fake-cuda`: it does as late as the real one may what the real one does at any
+time. The framework allocates by it, as torch does by its caching allocator, and its tensors are what DLPack
+says of them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import shutil
+import subprocess
+from functools import cache
+from math import prod
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ingot import _native
+from ingot._face import Whole
+
+ROOT = Path(__file__).parents[2]
+
+KINDS: dict[str, Any] = {
+    "U8": np.uint8,
+    "I16": np.int16,
+    "I32": np.int32,
+    "F16": np.float16,
+    "F32": np.float32,
+    "F64": np.float64,
+    "BF16": ml_dtypes.bfloat16,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+}
+#: Code and bits of DLPack.
+UNITS = {
+    "U8": (1, 8),
+    "I16": (0, 16),
+    "I32": (0, 32),
+    "F16": (2, 16),
+    "F32": (2, 32),
+    "F64": (2, 64),
+    "BF16": (4, 16),
+    "F8_E4M3": (10, 8),
+}
+
+
+@cache
+def built() -> Path:
+    """The library, built."""
+    # In a folder of its own, so that nobody who builds at the same time replaces it.
+    target = ROOT / "target" / "simulator"
+    command = ["cargo", "build", "--locked", "--package=fake-cuda", "--message-format=json"]
+    command.append(f"--target-dir={target}")
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    messages = map(json.loads, ended.stdout.splitlines())
+    files = [
+        file
+        for message in messages
+        if message.get("target", {}).get("name") == "fake_cuda"
+        for file in message.get("filenames", ())
+    ]
+    return next(Path(file) for file in files if file.endswith((".so", ".dylib", ".dll")))
+
+
+#: In the order of the driver.
+COUNTERS = (
+    *("calls", "contexts", "streams", "events", "pinned", "pinned_most", "copies", "bytes_in", "bytes_out"),
+    *("host_waits", "without_context", "forked", "captured", "pageable", "overlapping", "stray", "deadlocks"),
+)
+
+
+class Device(ctypes.Structure):
+    _fields_ = (("kind", ctypes.c_int32), ("ordinal", ctypes.c_int32))
+
+
+class Unit(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class Shown(ctypes.Structure):
+    """`DLTensor`."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", Device),
+        ("rank", ctypes.c_int32),
+        ("unit", Unit),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class Managed(ctypes.Structure):
+    """`DLManagedTensor`."""
+
+
+Deleter = ctypes.CFUNCTYPE(None, ctypes.POINTER(Managed))
+Managed._fields_ = (("shown", Shown), ("context", ctypes.c_void_p), ("deleter", Deleter))
+
+_python = ctypes.pythonapi
+_python.PyCapsule_New.restype = ctypes.py_object
+_python.PyCapsule_New.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+_python.PyCapsule_GetPointer.restype = ctypes.c_void_p
+_python.PyCapsule_GetPointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
+_python.PyCapsule_SetName.argtypes = (ctypes.py_object, ctypes.c_char_p)
+
+_NAME, _USED = b"dltensor", b"used_dltensor"
+
+
+class Array:
+    """A tensor on the device. Its memory goes back when it goes."""
+
+    def __init__(self, gpus: Gpus, code: str, shape: tuple[int, ...], ordinal: int, address: int) -> None:
+        self.gpus, self.code, self.shape, self.ordinal, self.address = gpus, code, shape, ordinal, address
+        self.nbytes = prod(shape) * np.dtype(KINDS[code]).itemsize
+        self.managed: Any = None
+        self.is_allocated = False
+
+    def __del__(self) -> None:
+        if self.managed is not None:
+            self.managed.contents.deleter(self.managed)
+        elif self.is_allocated and not self.gpus.is_lost:
+            # As an allocator does, in the order of the caller's stream.
+            self.gpus.synchronize(self.ordinal)
+            assert self.gpus.library.fake_cuda_free(self.address) == 0
+
+    def numpy(self) -> Any:
+        """Its values, as what is queued on the caller's stream now finds them."""
+        return np.frombuffer(self.gpus.seen(self), KINDS[self.code]).reshape(self.shape)
+
+
+class Gpus:
+    """The devices of one simulated driver, and their framework."""
+
+    def __init__(self, directory: Path, *, seed: int = 1, devices: int = 1) -> None:
+        # Of its own, since a driver has one state for the process.
+        self.path = Path(shutil.copy(built(), directory / "libcuda.so"))
+        self.library: Any = ctypes.CDLL(str(self.path))
+        self.library.fake_cuda_allocate.restype = ctypes.c_uint64
+        self.library.fake_cuda_allocate.argtypes = (ctypes.c_size_t, ctypes.c_size_t)
+        self.library.fake_cuda_free.argtypes = (ctypes.c_uint64,)
+        self.library.fake_cuda_read.argtypes = (ctypes.c_uint64, ctypes.c_char_p, ctypes.c_size_t)
+        self.library.fake_cuda_read.restype = ctypes.c_bool
+        self.library.fake_cuda_fail.argtypes = (ctypes.c_uint64, ctypes.c_int)
+        self.library.fake_cuda_pin_limit.argtypes = (ctypes.c_size_t,)
+        self.library.fake_cuda_reset(ctypes.c_uint64(seed), ctypes.c_size_t(devices))
+        self.gpus = [
+            _native.Gpu(lambda ordinal=ordinal: (ordinal, ordinal, 0), self._allocate, driver=self.path)
+            for ordinal in range(devices)
+        ]
+        self.wrap = _native.Wrap.dlpack(self._imported, lambda code: None)
+        #: What the next allocation raises.
+        self.refusal: Exception | None = None
+        #: Whether a call failed in a way that stays: then nothing can be given back.
+        self.is_lost = False
+
+    def _allocate(self, ordinal: int, wanted: list[tuple[str, tuple[int, ...]]]) -> list[tuple[Array, Any]]:
+        if self.refusal is not None:
+            raise self.refusal
+        arrays = [Array(self, code, shape, ordinal, 0) for code, shape in wanted]
+        for array in arrays:
+            array.address = self.library.fake_cuda_allocate(ordinal, max(array.nbytes, 1))
+            array.is_allocated = True
+            # A kernel of whoever had the memory before still writes to it.
+            self.library.fake_cuda_old_owner(
+                None,
+                ctypes.c_size_t(ordinal),
+                ctypes.c_uint64(array.address),
+                ctypes.c_size_t(array.nbytes),
+                ctypes.c_uint8(0x99),
+            )
+        return [(array, self._capsule(array)) for array in arrays]
+
+    def _capsule(self, array: Array) -> Any:
+        sizes = (ctypes.c_int64 * max(len(array.shape), 1))(*array.shape)
+        place, unit = Device(2, array.ordinal), Unit(*UNITS[array.code], 1)
+        shown = Shown(array.address, place, len(array.shape), unit, sizes, None, 0)
+        managed = Managed(shown, None, Deleter())
+        capsule = _python.PyCapsule_New(ctypes.addressof(managed), _NAME, None)
+        # The structures are borrowed: whoever allocates keeps them as long as the tensor.
+        array.kept = managed, sizes, capsule  # type: ignore[attr-defined]
+        return capsule
+
+    def _imported(self, capsule: Any) -> Any:
+        address = _python.PyCapsule_GetPointer(capsule, _NAME)
+        managed = ctypes.cast(address, ctypes.POINTER(Managed))
+        _python.PyCapsule_SetName(capsule, _USED)
+        shown = managed.contents.shown
+        shape = tuple(shown.shape[axis] for axis in range(shown.rank))
+        unit = shown.unit.code, shown.unit.bits
+        code = next(code for code, known in UNITS.items() if known == unit)
+        if shown.device.kind == 1:
+            size = prod(shape) * np.dtype(KINDS[code]).itemsize
+            copy = ctypes.string_at(shown.data, size)
+            managed.contents.deleter(managed)
+            return np.frombuffer(copy, KINDS[code]).reshape(shape)
+        array = Array(self, code, shape, shown.device.ordinal, shown.data + shown.byte_offset)
+        array.managed = managed
+        return array
+
+    def synchronize(self, ordinal: int) -> None:
+        """Wait until all is done that is queued on the default stream of a device."""
+        context = ctypes.c_void_p()
+        assert self.library.cuDevicePrimaryCtxRetain(ctypes.byref(context), ordinal) == 0
+        assert self.library.cuCtxSetCurrent(context) == 0
+        assert self.library.cuStreamSynchronize(None) == 0
+        assert self.library.cuCtxSetCurrent(None) == 0
+        assert self.library.cuDevicePrimaryCtxRelease_v2(ordinal) == 0
+
+    def seen(self, array: Array) -> bytes:
+        """The bytes of a tensor, as what is queued on the default stream now finds them."""
+        self.synchronize(array.ordinal)
+        found = ctypes.create_string_buffer(max(array.nbytes, 1))
+        assert self.library.fake_cuda_read(array.address, found, array.nbytes)
+        return found.raw[: array.nbytes]
+
+    def mover(self, device: Any) -> Any:
+        """What `device` is: a number, or the CPU."""
+        return None if device in (None, "cpu") else self.gpus[int(device)]
+
+    def module(self) -> ModuleType:
+        """The module that serves the framework."""
+        module: Any = ModuleType("ingot.simulated")
+        # It has no index of its own, and nothing to save.
+        unused: Any = None
+        whole: Any = Whole(self.wrap, self.mover, unused, unused)
+        module.wrap, module.mover, module.at = self.wrap, self.mover, unused
+        module.load_file, module.load = whole.load_file, whole.load
+        found: ModuleType = module
+        return found
+
+    def counted(self) -> dict[str, int]:
+        """What the driver counted."""
+        counters = (ctypes.c_uint64 * len(COUNTERS))()
+        self.library.fake_cuda_counters(counters)
+        return dict(zip(COUNTERS, counters, strict=True))

@@ -1,0 +1,223 @@
+"""Tensors that are read onto a GPU: every way of loading, on a simulated driver."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ingot
+import ingot.numpy
+from ingot import _frameworks
+
+from .simulator import Array, Gpus
+
+RANDOM = np.random.default_rng(7)
+TENSORS: dict[str, Any] = {
+    "scalar": np.array(3.5, "f4"),
+    "empty": np.ones((0, 4), "f4"),
+    "small": np.arange(7, dtype="i2"),
+    "odd": RANDOM.integers(0, 255, 257).astype("u1"),
+    "half": RANDOM.normal(size=(33, 5)).astype(ml_dtypes.bfloat16),
+    "eighth": RANDOM.normal(size=(40,)).astype(ml_dtypes.float8_e4m3fn),
+    "matrix": RANDOM.normal(size=(300, 200)).astype("f4"),
+    # Several slots of the ring.
+    "large": RANDOM.integers(0, 255, (3000, 4001)).astype("u1"),
+    "table": RANDOM.normal(size=(500, 64)).astype("f4"),
+}
+
+
+@pytest.fixture
+def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpus]:
+    made = Gpus(tmp_path, devices=2)
+    monkeypatch.setitem(_frameworks.FRAMEWORKS, "simulated", "simulated")
+    monkeypatch.setitem(sys.modules, "ingot.simulated", made.module())
+    yield made
+    counted = made.counted()
+    for wrong in ("without_context", "forked", "captured", "overlapping", "stray", "deadlocks"):
+        assert counted[wrong] == 0, wrong
+
+
+@pytest.fixture
+def framework(gpus: Gpus) -> ModuleType:
+    return sys.modules["ingot.simulated"]
+
+
+@pytest.fixture
+def path(path: Path) -> Path:
+    ingot.numpy.save_file(TENSORS, path, durable=False)
+    return path
+
+
+def same(found: Any, expected: Any) -> bool:
+    assert isinstance(found, Array)
+    values = found.numpy()
+    is_such = (values.dtype, values.shape) == (expected.dtype, expected.shape)
+    return is_such and values.tobytes() == expected.tobytes()
+
+
+def all_same(found: dict[str, Any], expected: dict[str, Any] = TENSORS) -> bool:
+    return found.keys() == expected.keys() and all(same(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("backend", ["auto", "mmap", "pread"])
+def test_a_file_is_read_onto_the_device_whatever_the_backend(
+    framework: ModuleType, gpus: Gpus, path: Path, backend: str
+) -> None:
+    assert all_same(framework.load_file(path, 0, backend=backend))
+    counted = gpus.counted()
+    nbytes = sum(array.nbytes for array in TENSORS.values())
+    # What lies between small tensors crosses with them, and nothing else.
+    assert nbytes <= counted["bytes_in"] < nbytes + 256 * len(TENSORS)
+    assert counted["pageable"] == 0
+    assert 0 < counted["pinned_most"] <= 128 << 20
+
+
+def test_a_handle_reads_tensors_slices_and_several_onto_it(gpus: Gpus, path: Path) -> None:
+    with ingot.safe_open(path, "simulated", device=1) as file:
+        assert same(file["large"], TENSORS["large"])
+        assert file["large"].ordinal == 1
+        assert all_same(file.get_tensors(["half", "odd"]), {name: TENSORS[name] for name in ("half", "odd")})
+        part = file.get_slice("table")
+        assert same(part[10:20], TENSORS["table"][10:20])
+        assert same(part[:, 3::7], TENSORS["table"][:, 3::7])
+        assert same(part[[5, 1]], TENSORS["table"][[5, 1]])
+        assert all_same(dict(file.iter_tensors()))
+        with file.prefetch({"table": slice(2, 9), "scalar": None}) as loader:
+            assert same(loader.take("table"), TENSORS["table"][2:9])
+            assert same(loader.take("scalar"), TENSORS["scalar"])
+
+
+def test_options_of_a_load_go_together_with_it(framework: ModuleType, gpus: Gpus, path: Path) -> None:
+    found = framework.load_file(path, 0, keys=["matrix", "table"], slices={"table": (slice(None), [0, 5])})
+    assert all_same(found, {"matrix": TENSORS["matrix"], "table": TENSORS["table"][:, [0, 5]]})
+    found = framework.load_file(path, 0, prefix="half", dtype="F32")
+    assert all_same(found, {"half": TENSORS["half"].astype("f4")})
+    told: list[tuple[int, int]] = []
+    framework.load_file(path, 0, progress=lambda done, total: told.append((done, total)))
+    nbytes = sum(array.nbytes for array in TENSORS.values())
+    assert told[-1] == (nbytes, nbytes)
+
+
+def test_each_tensor_goes_to_its_own_device(framework: ModuleType, gpus: Gpus, path: Path) -> None:
+    devices = {"la*": 1, "*a*": 0, "*": "cpu"}
+    found = framework.load_file(path, devices)
+    for name, tensor in found.items():
+        if name.startswith("la"):
+            assert (tensor.ordinal, same(tensor, TENSORS[name])) == (1, True)
+        elif "a" in name:
+            assert (tensor.ordinal, same(tensor, TENSORS[name])) == (0, True)
+        else:
+            assert tensor.tobytes() == TENSORS[name].tobytes()
+    found = framework.load_file(path, devices, slices={"table": slice(3)})
+    assert same(found["table"], TENSORS["table"][:3])
+    assert found["odd"].tobytes() == TENSORS["odd"].tobytes()
+
+
+def test_what_is_verified_is_what_is_on_the_device(framework: ModuleType, gpus: Gpus, path: Path) -> None:
+    sealed = path.with_name("sealed.safetensors")
+    ingot.numpy.save_file(TENSORS, sealed, checksums="sha256")
+    assert all_same(framework.load_file(sealed, 0, verify=True))
+    bytes_ = bytearray(sealed.read_bytes())
+    bytes_[-5] ^= 1
+    sealed.write_bytes(bytes_)
+    with pytest.raises(ingot.IntegrityError):
+        framework.load_file(sealed, 0, verify=True)
+
+
+def test_shards_are_read_in_one_pass(framework: ModuleType, gpus: Gpus, path: Path, tmp_path: Path) -> None:
+    sharded = tmp_path / "sharded"
+    ingot.split(path, sharded, 200_000)
+    assert len(list(sharded.glob("*.safetensors"))) > 2
+    assert all_same(framework.load_file(sharded, 0))
+
+
+def test_buffers_and_files_of_python_are_read_onto_it(framework: ModuleType, gpus: Gpus, path: Path) -> None:
+    assert all_same(framework.load(path.read_bytes(), 0))
+    with path.open("rb") as file:
+        assert all_same(framework.load_file(file, 0))
+
+
+def test_seeds_that_order_the_work_in_every_way_change_nothing(tmp_path: Path, path: Path) -> None:
+    for seed in range(40):
+        (tmp_path / str(seed)).mkdir()
+        gpus = Gpus(tmp_path / str(seed), seed=seed)
+        assert all_same(gpus.module().load_file(path, 0)), seed
+
+
+def test_memory_goes_back_when_the_last_tensor_does(framework: ModuleType, gpus: Gpus, path: Path) -> None:
+    first = framework.load_file(path, 0)
+    places = {name: tensor.address for name, tensor in first.items()}
+    del first
+    # The allocator hands out first what came back, so that nothing is left where all is.
+    again = framework.load_file(path, 0)
+    assert {name: tensor.address for name, tensor in again.items()} == places
+    assert all_same(again)
+
+
+def test_where_the_framework_has_no_memory_its_own_error_is_raised(
+    framework: ModuleType, gpus: Gpus, path: Path
+) -> None:
+    class OutOfMemoryError(RuntimeError):
+        pass
+
+    gpus.refusal = OutOfMemoryError("tried to allocate 20 GiB")
+    with pytest.raises(OutOfMemoryError, match="tried to allocate 20 GiB"):
+        framework.load_file(path, 0)
+    gpus.refusal = None
+    assert all_same(framework.load_file(path, 0))
+
+
+def test_a_call_that_fails_says_which_and_on_what(framework: ModuleType, gpus: Gpus, path: Path) -> None:
+    assert all_same(framework.load_file(path, 0))
+    gpus.library.fake_cuda_fail(4, 700)
+    gpus.is_lost = True
+    with pytest.raises(ingot.DeviceError, match=r"cu\w+ gave CUDA_ERROR_ILLEGAL_ADDRESS \(700\)") as caught:
+        framework.load_file(path, 0)
+    assert "an earlier operation on this device failed" in str(caught.value)
+    assert caught.value.code == "device"
+    assert caught.value.path == str(path)
+    assert isinstance(caught.value, RuntimeError)
+
+
+def test_no_driver_and_no_such_device_are_told_apart(gpus: Gpus, path: Path, tmp_path: Path) -> None:
+    none: Any = type(gpus.gpus[0])(lambda: (0, None, 0), gpus._allocate, driver=tmp_path / "none.so")
+    gpus.gpus.append(none)
+    with pytest.raises(ingot.DeviceError, match="no driver was found") as caught:
+        ingot.safe_open(path, "simulated", device=2).get_tensor("small")
+    assert caught.value.code == "no-driver"
+    seventh: Any = type(gpus.gpus[0])(lambda: (7, None, 0), gpus._allocate, driver=gpus.path)
+    gpus.gpus.append(seventh)
+    with pytest.raises(ingot.DeviceError, match=r"CUDA_ERROR_INVALID_DEVICE \(101\)"):
+        ingot.safe_open(path, "simulated", device=3).get_tensor("small")
+
+
+def test_a_forked_child_is_refused_by_name(framework: ModuleType, gpus: Gpus, path: Path) -> None:
+    framework.load_file(path, 0)
+    child = os.fork()
+    if child == 0:
+        try:
+            framework.load_file(path, 0)
+        except ingot.DeviceError as error:
+            os._exit(0 if error.code == "device-forked" and "spawn" in str(error) else 2)
+        except BaseException:
+            os._exit(3)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_where_memory_cannot_be_pinned_the_reason_is_told(
+    framework: ModuleType, gpus: Gpus, path: Path
+) -> None:
+    gpus.library.fake_cuda_pin_limit(0)
+    assert all_same(framework.load_file(path, 0))
+    why = ingot._native.why_pageable()
+    assert why is not None
+    assert "cuMemHostAlloc" in why
