@@ -126,7 +126,7 @@ class Array:
             self.managed.contents.deleter(self.managed)
         elif self.is_allocated and not self.gpus.is_lost:
             # As an allocator does, in the order of the caller's stream.
-            self.gpus.synchronize(self.ordinal)
+            self.gpus.finish(self.ordinal)
             assert self.gpus.library.fake_cuda_free(self.address) == 0
 
     def numpy(self) -> Any:
@@ -203,7 +203,7 @@ class Gpus:
         array.managed = managed
         return array
 
-    def synchronize(self, ordinal: int) -> None:
+    def finish(self, ordinal: int) -> None:
         """Wait until all is done that is queued on the default stream of a device."""
         context = ctypes.c_void_p()
         assert self.library.cuDevicePrimaryCtxRetain(ctypes.byref(context), ordinal) == 0
@@ -214,7 +214,7 @@ class Gpus:
 
     def seen(self, array: Array) -> bytes:
         """The bytes of a tensor, as what is queued on the default stream now finds them."""
-        self.synchronize(array.ordinal)
+        self.finish(array.ordinal)
         found = ctypes.create_string_buffer(max(array.nbytes, 1))
         assert self.library.fake_cuda_read(array.address, found, array.nbytes)
         return found.raw[: array.nbytes]

@@ -18,7 +18,7 @@ const NAMES: [(i32, &CStr, &CStr); 22] = [
     (0, c"CUDA_SUCCESS", c"no error"),
     (1, c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
     (2, c"CUDA_ERROR_OUT_OF_MEMORY", c"out of memory"),
-    (3, c"CUDA_ERROR_NOT_INITIALIZED", c"initialization error"),
+    (3, c"CUDA_ERROR_NOT_INITIALIZED", c"the driver was not started"),
     (34, c"CUDA_ERROR_STUB_LIBRARY", c"CUDA driver is a stub library"),
     (35, c"CUDA_ERROR_INSUFFICIENT_DRIVER", c"the driver is too old"),
     (

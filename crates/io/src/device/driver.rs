@@ -97,14 +97,14 @@ calls! {
     free = "cuMemFreeHost" (*mut c_void);
     create_stream = "cuStreamCreate" (*mut *mut c_void, c_uint);
     destroy_stream = "cuStreamDestroy_v2" (*mut c_void);
-    synchronize = "cuStreamSynchronize" (*mut c_void);
+    finish = "cuStreamSynchronize" (*mut c_void);
     wait = "cuStreamWaitEvent" (*mut c_void, *mut c_void, c_uint);
     capturing = "cuStreamIsCapturing" (*mut c_void, *mut c_int);
     create_event = "cuEventCreate" (*mut *mut c_void, c_uint);
     destroy_event = "cuEventDestroy_v2" (*mut c_void);
     record = "cuEventRecord" (*mut c_void, *mut c_void);
     query_event = "cuEventQuery" (*mut c_void);
-    synchronize_event = "cuEventSynchronize" (*mut c_void);
+    finish_event = "cuEventSynchronize" (*mut c_void);
     copy_in = "cuMemcpyHtoDAsync_v2" (u64, *const c_void, usize, *mut c_void);
 }
 
@@ -268,9 +268,9 @@ impl Driver {
     }
 
     /// Waits until all that is queued on the stream is done.
-    pub(crate) fn synchronize(&self, stream: Stream) -> Result<(), DeviceFault> {
+    pub(crate) fn finish(&self, stream: Stream) -> Result<(), DeviceFault> {
         // SAFETY: asks for a stream of the current context.
-        let code = unsafe { (self.calls.synchronize)(stream.0) };
+        let code = unsafe { (self.calls.finish)(stream.0) };
         self.check("cuStreamSynchronize", code)
     }
 
@@ -324,7 +324,7 @@ impl Driver {
     /// Waits until all that was noted in the event is done.
     pub(crate) fn wait_until_done(&self, event: Event) -> Result<(), DeviceFault> {
         // SAFETY: asks for an event.
-        let code = unsafe { (self.calls.synchronize_event)(event.0) };
+        let code = unsafe { (self.calls.finish_event)(event.0) };
         self.check("cuEventSynchronize", code)
     }
 

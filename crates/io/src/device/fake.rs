@@ -112,7 +112,7 @@ impl Fake {
     /// The bytes that the caller's stream finds there, in its order.
     pub(super) fn seen_by_caller(&self, device: &Device, address: u64, nbytes: usize) -> Vec<u8> {
         let stream = Stream::of_framework(ptr::null_mut());
-        device.gpu.within(|driver, _| driver.synchronize(stream)).unwrap();
+        device.gpu.within(|driver, _| driver.finish(stream)).unwrap();
         let mut bytes = vec![0; nbytes];
         let read = self.function::<unsafe extern "C" fn(u64, *mut u8, usize) -> bool>("fake_cuda_read");
         // SAFETY: asks for room for `nbytes`.

@@ -83,7 +83,7 @@ impl Gpu {
 
     /// Waits until all copies that are queued by now are done.
     pub(crate) fn finish(&self) -> Result<(), DeviceFault> {
-        self.within(Driver::synchronize)
+        self.within(Driver::finish)
     }
 
     /// Notes the copies that are queued by now.
