@@ -15,12 +15,13 @@ from ingot._options import FLOATS, Loading, takes_read_options
 from ingot._text import _escaped
 from ingot.typing import ReadOptions
 
+from ._devices import gpu
 from ._shared import recorded
 from ._tensors import _CODES, _crosses_by_dlpack, _export, _to_dlpack, not_plain, undisturbed, wrap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from typing import Any
 
     from typing_extensions import Unpack
@@ -143,42 +144,79 @@ def _refuse_shape(checkpoint: Checkpoint, source: str, name: str, tensor: torch.
 
 def _read(checkpoint: Checkpoint, wanted: list[tuple[str, str, torch.Tensor]], reads: Reads) -> None:
     """Read each tensor, given with its name and that in the file, straight or in pieces."""
-    straight, sources, codes, pieces = {}, [], [], []
+    straight: dict[str, torch.Tensor] = {}
+    elsewhere: list[torch.Tensor] = []
+    # The names in the file, each with the dtype that it is read as.
+    here: list[tuple[str, str]] = []
+    others: list[tuple[str, str]] = []
     for name, source, tensor in wanted:
         code = _CODES.get(tensor.dtype)
         stored = checkpoint.info(source).dtype
         converts = stored == code or (stored in (*FLOATS, "F8_E8M0") and code in FLOATS)
         if code is not None and converts and tensor.is_cpu:
             straight[name] = tensor
-            sources.append(source)
-            codes.append(code)
+            here.append((source, code))
         else:
-            pieces.append((Wanted([source], None, code if converts else None), tensor))
-    requests, places = Wanted(sources, None, codes), destinations(straight)
-    first, *others = reads.shares(
-        lambda: checkpoint.parts_nbytes(requests), *(_size(tensor) for _, tensor in pieces)
+            elsewhere.append(tensor)
+            others.append((source, code if code is not None and converts else stored))
+    places, requests = destinations(straight), _wanted(here)
+    first, second = reads.shares(
+        lambda: checkpoint.parts_nbytes(requests), lambda: sum(tensor.nbytes for tensor in elsewhere)
     )
     fill(checkpoint, requests, places, first)
-    for (one, tensor), share in zip(pieces, others, strict=True):
-        copy_pieces(checkpoint, one, tensor, share)
+    copy_parts(checkpoint, _wanted(others), elsewhere, second)
 
 
-def _size(tensor: torch.Tensor) -> Callable[[], int]:
-    return lambda: tensor.nbytes
+def _wanted(pairs: list[tuple[str, str]]) -> Wanted:
+    return Wanted([source for source, _ in pairs], None, [code for _, code in pairs])
 
 
-def copy_pieces(checkpoint: Checkpoint, wanted: Wanted, tensor: torch.Tensor, reads: Reads) -> None:
-    """Have torch copy the one that is wanted to `tensor`, a piece at a time; a slice is one piece."""
-    index = None if wanted.indices is None else wanted.indices[0]
+def copy_parts(checkpoint: Checkpoint, wanted: Wanted, tensors: list[torch.Tensor], reads: Reads) -> None:
+    """Have torch copy what is wanted to `tensors`, read in pieces: onto their device where it can be."""
+    total, done = sum(tensor.nbytes for tensor in tensors), 0
+    gpus = {device: gpu(device) for device in {tensor.device for tensor in tensors}}
     with torch.no_grad():
-        indices = [index] if index is not None else _pieces(tuple(tensor.shape), tensor.itemsize)
-        done = 0
-        for piece in indices:
-            place = tensor if index is not None else tensor[piece]
-            place.copy_(checkpoint.parts(wanted._replace(indices=[piece]), wrap, threads=reads.threads)[0])
-            done += place.nbytes
+        for batch in _batches(wanted, tensors):
+            ranks = [rank for rank, _ in batch]
+            part = wanted.some(ranks)._replace(indices=[index for _, index in batch])
+            onto = [gpus[tensors[rank].device] for rank in ranks]
+            found = checkpoint.parts(part, wrap, onto=onto if any(onto) else None, threads=reads.threads)
+            for (rank, index), values in zip(batch, found, strict=True):
+                place = tensors[rank] if wanted.indices is not None else tensors[rank][index]
+                if values.shape != place.shape:
+                    reason = f"expected {list(values.shape)}, found {list(place.shape)}"
+                    raise misfit(
+                        wanted.names[rank],
+                        f"the destination has another shape: {reason}",
+                        "destination-shape",
+                    )
+                place.copy_(values)
+                done += place.nbytes
             if reads.tell is not None:
-                reads.tell(done, tensor.nbytes)
+                reads.tell(done, total)
+
+
+def _batches(wanted: Wanted, tensors: list[torch.Tensor]) -> Iterator[list[tuple[int, Any]]]:
+    """Parts that are read at once, each the number of a tensor and an index into what the file has of it.
+
+    A tensor of more than `PIECE_NBYTES` is cut, unless it is a slice that is wanted.
+    """
+    batch: list[tuple[int, Any]] = []
+    nbytes = 0
+    for rank, tensor in enumerate(tensors):
+        if wanted.indices is not None:
+            pieces = iter([wanted.indices[rank]])
+        else:
+            pieces = _pieces(tuple(tensor.shape), tensor.itemsize)
+        for piece in pieces:
+            size = min(tensor.nbytes, PIECE_NBYTES)
+            if batch and nbytes + size > PIECE_NBYTES:
+                yield batch
+                batch, nbytes = [], 0
+            batch.append((rank, piece))
+            nbytes += size
+    if batch:
+        yield batch
 
 
 def _pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[Any, ...]]:
@@ -208,15 +246,14 @@ def fill_tensors(
     if len(places) == len(tensors):
         fill(checkpoint, wanted, places, reads)
         return
-    ranked = list(enumerate(tensors.values()))
-    requests = wanted.some([rank for rank, tensor in ranked if tensor.is_cpu])
-    elsewhere = [(wanted.some([rank]), tensor) for rank, tensor in ranked if not tensor.is_cpu]
-    first, *others = reads.shares(
-        lambda: checkpoint.parts_nbytes(requests), *(_size(tensor) for _, tensor in elsewhere)
+    here = [rank for rank, tensor in enumerate(tensors.values()) if tensor.is_cpu]
+    others = [rank for rank, tensor in enumerate(tensors.values()) if not tensor.is_cpu]
+    elsewhere = [tensor for tensor in tensors.values() if not tensor.is_cpu]
+    first, second = reads.shares(
+        lambda: checkpoint.parts_nbytes(wanted.some(here)), lambda: sum(tensor.nbytes for tensor in elsewhere)
     )
-    fill(checkpoint, requests, places, first)
-    for (one, tensor), share in zip(elsewhere, others, strict=True):
-        copy_pieces(checkpoint, one, tensor, share)
+    fill(checkpoint, wanted.some(here), places, first)
+    copy_parts(checkpoint, wanted.some(others), elsewhere, second)
 
 
 def _strict_message(where: str, target: object, missing: list[str], unexpected: list[str]) -> str:

@@ -1,0 +1,74 @@
+"""Tensors of a caller that torch has to fill, as it does those of devices: read in pieces, and copied."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ingot
+import ingot.numpy
+from ingot._load import Reads, Wanted
+from ingot._native import Checkpoint
+
+torch = pytest.importorskip("torch")
+
+RANDOM = np.random.default_rng(3)
+ARRAYS = {
+    "scalar": np.array(2.5, "f4"),
+    "empty": np.ones((0, 3), "f4"),
+    "rows": RANDOM.normal(size=(100, 30)).astype("f4"),
+    "deep": RANDOM.normal(size=(3, 40, 50)).astype("f4"),
+    "ints": RANDOM.integers(-9, 9, (17,)).astype("i4"),
+}
+
+
+@pytest.fixture
+def checkpoint(path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
+    from ingot.torch import _into
+
+    monkeypatch.setattr(_into, "PIECE_NBYTES", 4096)
+    ingot.numpy.save_file(ARRAYS, path, durable=False)
+    return Checkpoint.open(path)
+
+
+def test_whole_tensors_are_filled_in_pieces_whatever_their_strides(checkpoint: Checkpoint) -> None:
+    from ingot.torch._into import copy_parts
+
+    tensors = [
+        torch.zeros(array.shape, dtype=torch.float64).mT.contiguous().mT
+        for array in ARRAYS.values()
+        if array.ndim > 1
+    ]
+    names = [name for name, array in ARRAYS.items() if array.ndim > 1]
+    told: list[tuple[int, int]] = []
+    copy_parts(checkpoint, Wanted(names), tensors, Reads(tell=lambda done, total: told.append((done, total))))
+    for name, tensor in zip(names, tensors, strict=True):
+        assert np.array_equal(tensor.numpy(), ARRAYS[name])
+    total = sum(tensor.nbytes for tensor in tensors)
+    assert told[-1] == (total, total)
+    # More than one, since none of them fits.
+    assert len(told) > 5
+
+
+def test_small_tensors_are_read_together_and_converted_by_torch(checkpoint: Checkpoint) -> None:
+    from ingot.torch._into import copy_parts
+
+    tensors = [torch.zeros((), dtype=torch.float64), torch.zeros(17, dtype=torch.int64)]
+    copy_parts(checkpoint, Wanted(["scalar", "ints"]), tensors, Reads())
+    assert tensors[0].item() == 2.5
+    assert np.array_equal(tensors[1].numpy(), ARRAYS["ints"])
+
+
+def test_slices_are_one_piece_each_and_a_wrong_shape_is_refused(checkpoint: Checkpoint) -> None:
+    from ingot.torch._into import copy_parts
+
+    wanted = Wanted(["rows", "deep"], [(slice(5, 9),), (slice(None), slice(None), [3, 4])])
+    tensors = [torch.zeros(4, 30), torch.zeros(3, 40, 2)]
+    copy_parts(checkpoint, wanted, tensors, Reads())
+    assert np.array_equal(tensors[0].numpy(), ARRAYS["rows"][5:9])
+    assert np.array_equal(tensors[1].numpy(), ARRAYS["deep"][:, :, [3, 4]])
+    # torch would repeat the one row.
+    with pytest.raises(ingot.DestinationError, match=r"expected \[1, 30\], found \[4, 30\]"):
+        copy_parts(checkpoint, Wanted(["rows"], [(slice(5, 6),)]), [torch.zeros(4, 30)], Reads())
