@@ -16,6 +16,7 @@ import pytest
 import ingot
 import ingot.numpy
 from ingot import _frameworks
+from support.traced import traced
 
 from .simulator import Array, Gpus
 
@@ -221,3 +222,30 @@ def test_where_memory_cannot_be_pinned_the_reason_is_told(
     why = ingot._native.why_pageable()
     assert why is not None
     assert "cuMemHostAlloc" in why
+
+
+PROGRAM = """
+import ingot.numpy, numpy as np
+ingot.numpy.save_file({"a": np.ones(1000, "f4")}, "file.safetensors")
+mark("load")
+ingot.numpy.load_file("file.safetensors")
+ingot.safe_open("file.safetensors", "np", device="cpu")["a"]
+mark("driver")
+try:
+    ingot._native.Checkpoint.open("file.safetensors").tensor(
+        "a", ingot.numpy.wrap, onto=ingot._native.Gpu(lambda: (0, None, 0), lambda stream, wanted: [])
+    )
+except (ingot.DeviceError, ValueError):
+    # There is none, or it has nobody who allocates.
+    pass
+"""
+
+
+def test_no_driver_is_looked_for_before_a_device_is_used(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    ended = traced(PROGRAM, folder=tmp_path / "folder", trace="openat")
+    assert ended.code == 0, ended.err
+    assert ended.calls["load"]
+    assert not any("cuda" in call for call in ended.calls["load"])
+    # It would be seen: here one is looked for.
+    assert any("libcuda.so" in call for call in ended.calls["driver"])

@@ -14,6 +14,8 @@
 //!   files, and makes tasks of those that follow one another. Threads share the tasks, while the caller watches.
 //! - [`gather`] reads a task. It takes the next thousand runs of its chunks, has [`input`] fill them, straight in their
 //!   memory or in a stage that stays in a core's cache, and converts or scatters what is there.
+//! - A [`home::Home`] is where fresh memory is: the host, or a device, whose memory a framework gives. [`relay`] has the
+//!   chunks for a device read into a pinned slot, and sends that.
 //!
 //! [`input`] reads those runs at once that lie close together, which depends on the source. One behind a network gives one
 //! long read, over gaps of 128 KiB. From a file, neighbours with less than a page between them are one `preadv`; runs that
