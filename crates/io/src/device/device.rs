@@ -30,6 +30,11 @@ impl Device {
         self.gpu.ordinal()
     }
 
+    /// Raises where what the caller queues on `stream` is being recorded into a graph.
+    pub(super) fn refuse_capture(&self, stream: Stream) -> Result<(), DeviceFault> {
+        self.gpu.refuse_capture(stream)
+    }
+
     /// Has all that is sent from now on wait for what the caller has queued on `stream` by now.
     pub(super) fn begin(&self, stream: Stream) -> Result<(), DeviceFault> {
         self.gpu.wait_for(stream)

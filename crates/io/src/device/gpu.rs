@@ -57,12 +57,15 @@ impl Gpu {
     /// Has the copies that are queued from now on wait for what is queued on `stream` by now: memory that an allocator hands
     /// out may be in use there until then.
     pub(crate) fn wait_for(&self, stream: Stream) -> Result<(), DeviceFault> {
-        self.within(|driver, copies| {
-            if driver.is_capturing(stream)? {
-                return Err(DeviceFault::Capturing);
-            }
-            self.order(driver, stream, copies)
-        })
+        self.within(|driver, copies| self.order(driver, stream, copies))
+    }
+
+    /// Raises where what is queued on `stream` is being recorded into a graph.
+    pub(crate) fn refuse_capture(&self, stream: Stream) -> Result<(), DeviceFault> {
+        match self.within(|driver, _| driver.is_capturing(stream))? {
+            true => Err(DeviceFault::Capturing),
+            false => Ok(()),
+        }
     }
 
     /// Has what is queued on `stream` from now on wait for the copies that are queued by now.

@@ -91,6 +91,11 @@ impl Onto {
         unsafe { DeviceDest::new(&self.device, block.address(), block.len(), Some(number)) }
     }
 
+    /// Raises where the caller's stream is being recorded into a graph: before a framework allocates for that.
+    pub(crate) fn refuse_capture(&self) -> Result<(), DeviceFault> {
+        self.device.refuse_capture(self.stream)
+    }
+
     /// Has what is read from now on wait for what the caller has queued on its stream by now.
     pub(crate) fn begin(&self) -> Result<(), DeviceFault> {
         self.device.begin(self.stream)

@@ -128,6 +128,7 @@ impl<'h> Pools<'h> {
         let fresh = fresh(plan, places, parts);
         let mut given = Vec::with_capacity(self.devices.len());
         for (number, onto) in self.devices.iter().enumerate() {
+            onto.refuse_capture()?;
             let mine = fresh.iter().zip(pools).filter(|(_, pool)| **pool == number + 1);
             let mine: Vec<Fresh<'_>> = mine.map(|(&fresh, _)| fresh).collect();
             let blocks = onto.allocator.allocate(&mine).map_err(Failure::Refused)?;
