@@ -27,7 +27,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # The wheel, the tests and the benches use one profile, and the versions of Cargo.lock.
 CARGO_FLAGS := --release --locked
 
-.PHONY: help demo test test-all test-rust test-python test-slow test-frameworks test-clients test-candle lint lint-rust lint-python lint-text lint-types bench bench-loads bench-remote bench-formats fuzz clean tools rebuild
+.PHONY: help demo test test-all test-rust test-python test-slow test-frameworks test-clients test-gpu test-candle lint lint-rust lint-python lint-text lint-types bench bench-loads bench-remote bench-formats fuzz clean tools rebuild
 .DELETE_ON_ERROR:
 # Cargo holds one lock and the benches want the machine for themselves.
 .NOTPARALLEL:
@@ -61,6 +61,10 @@ test-frameworks: $(VENV)/.ingot $(VENV_FRAMEWORKS)/.made
 
 test-clients: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo $(VENV_CLIENTS)/.made
 	$(VENV_CLIENTS)/bin/python -m pytest tests/clients
+
+# What `make test` leaves out where there is no GPU, alone.
+test-gpu: $(VENV)/.ingot $(VENV)/.test
+	$(BIN)/python -m pytest tests/gpu
 
 # The same program twice: on candle as it comes, and with ingot in the place of the safetensors crate. A patch holds for a
 # whole workspace, so each is one of its own; both build into one folder, where the test finds the two.
