@@ -1,0 +1,239 @@
+"""Loading onto a GPU and saving from one, against pinned copies of the same bytes and against peers.
+
+Bytes are compared before anything is timed. The peers are safetensors, and fastsafetensors and
+runai-model-streamer where they are installed; pinned copies are what torch makes of the same bytes when they
+lie in pinned memory already, which no loader can pass. Files are warm. `--device cpu --mib 64` tries the
+program where there is no GPU.
+"""
+
+import gc
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file as load_with_safetensors
+
+import ingot.torch
+import options
+from goal import Goal
+from turns import in_turn
+
+FIRST = """
+import json, sys, time
+import torch
+import ingot.torch
+device, path = sys.argv[1:]
+torch.empty(1, device=device)
+times = []
+for _ in range(6):
+    begun = time.perf_counter()
+    loaded = ingot.torch.load_file(path, device=device)
+    if device != "cpu":
+        torch.cuda.synchronize()
+    times.append(time.perf_counter() - begun)
+    del loaded
+print(json.dumps(times))
+"""
+
+
+Loaded = dict[str, torch.Tensor]
+
+
+class Bench:
+    """What the rows have in common: the device, and what they found."""
+
+    def __init__(self, device: str, rounds: int, folder: Path) -> None:
+        self.device, self.rounds, self.folder = torch.device(device), rounds, folder
+        self.rows: list[dict[str, Any]] = []
+
+    def load(self, path: Path) -> Loaded:
+        return ingot.torch.load_file(path, device=self.device)
+
+    def settle(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def timed(self, work: Callable[[], object]) -> float:
+        gc.collect()
+        self.settle()
+        begun = time.perf_counter()
+        kept = work()
+        self.settle()
+        seconds = time.perf_counter() - begun
+        del kept
+        return seconds
+
+    def medians(self, sides: dict[str, Callable[[], object]]) -> dict[str, float]:
+        """The median of each side, in turn, after one round that is not counted."""
+        found = in_turn(self.rounds + 1, lambda side: self.timed(sides[side]), sides)
+        return {side: statistics.median(times[1:]) for side, times in found.items()}
+
+    def tell(self, what: str, figure: float, unit: str, goal: Goal, **facts: float) -> None:
+        """Print a row, and keep it."""
+        verdict = goal.met(figure)
+        self.rows.append({"what": what, "figure": figure, "unit": unit, "verdict": verdict, **facts})
+        more = "   ".join(f"{name} {value:.4g}" for name, value in facts.items())
+        print(f"{what:52} {figure:8.3g} {unit:6} ({goal}): {verdict}   {more}", flush=True)
+
+
+def file_of(bench: Bench, name: str, count: int, nbytes: int) -> tuple[Path, Loaded]:
+    """A file of `count` tensors of `nbytes` bytes each, and what it holds."""
+    random = torch.Generator().manual_seed(count)
+    tensors = {
+        f"layer.{number:05}": torch.randint(0, 256, (nbytes,), dtype=torch.uint8, generator=random)
+        for number in range(count)
+    }
+    path = bench.folder / name
+    ingot.torch.save_file(tensors, path, durable=False)
+    return path, tensors
+
+
+def assert_same(loaded: Loaded, tensors: Loaded, device: torch.device) -> None:
+    assert loaded.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert loaded[name].device.type == device.type
+        assert torch.equal(loaded[name].cpu(), tensor), name
+
+
+def peers(path: Path, device: torch.device) -> dict[str, Callable[[], Loaded]]:
+    """Other loaders that are installed."""
+    found: dict[str, Callable[[], Loaded]] = {
+        "safetensors": lambda: load_with_safetensors(path, device=str(device))
+    }
+    try:
+        from fastsafetensors import SafeTensorsFileLoader, SingleGroup
+    except ImportError:
+        pass
+    else:
+
+        def fast() -> Loaded:
+            loader = SafeTensorsFileLoader(SingleGroup(), device, nogds=True)
+            loader.add_filenames({0: [str(path)]})
+            files = loader.copy_files_to_device()
+            # Of their own, as those of the others are: its tensors go with the loader.
+            return {name: files.get_tensor(name).clone() for name in files.key_to_rank_lidx}
+
+        found["fastsafetensors"] = fast
+    try:
+        from runai_model_streamer import SafetensorsStreamer
+    except ImportError:
+        pass
+    else:
+
+        def streamed() -> Loaded:
+            with SafetensorsStreamer() as streamer:
+                streamer.stream_file(str(path))
+                return {name: tensor.to(device) for name, tensor in streamer.get_tensors()}
+
+        found["runai-model-streamer"] = streamed
+    return found
+
+
+def whole(bench: Bench, mib: int) -> None:
+    """A whole file against pinned copies, and against the best peer."""
+    path, tensors = file_of(bench, "whole.safetensors", max(1, mib // 64), 64 << 20)
+    nbytes = sum(tensor.nbytes for tensor in tensors.values())
+    others = peers(path, bench.device)
+    loads = {"ingot": lambda: bench.load(path), **others}
+    for load in loads.values():
+        assert_same(load(), tensors, bench.device)
+    is_gpu = bench.device.type == "cuda"
+    pinned = {name: tensor.pin_memory() if is_gpu else tensor for name, tensor in tensors.items()}
+    sides: dict[str, Callable[[], object]] = {
+        **loads,
+        "pinned": lambda: {
+            name: one.to(bench.device, non_blocking=True, copy=True) for name, one in pinned.items()
+        },
+    }
+    found = bench.medians(sides)
+    speeds = {f"{side} GB/s": nbytes / seconds / 1e9 for side, seconds in found.items()}
+    gib = nbytes / 2**30
+    bench.tell(
+        f"load of {gib:.3g} GiB over pinned copies",
+        found["pinned"] / found["ingot"],
+        "x",
+        Goal(0.9, 0.97),
+        **speeds,
+    )
+    bench.tell("the same over safetensors", found["safetensors"] / found["ingot"], "x", Goal(8, 10))
+    best = min((seconds, peer) for peer, seconds in found.items() if peer in others)
+    bench.tell(f"the same over the best peer, {best[1]}", best[0] / found["ingot"], "x", Goal(1.1, 1.5))
+    if is_gpu:
+        torch.cuda.reset_peak_memory_stats(bench.device)
+        before = torch.cuda.memory_allocated(bench.device)
+        loaded = loads["ingot"]()
+        peak = torch.cuda.max_memory_allocated(bench.device) - before - nbytes
+        bench.tell(
+            "memory of the device at peak, beside the tensors", peak / 2**20, "MiB", Goal(64, 0, of="figure")
+        )
+        del loaded
+
+
+def first(bench: Bench, mib: int) -> None:
+    """The first load of a process against the later ones."""
+    path, _ = file_of(bench, "first.safetensors", 16, max(1, mib // 16) << 20)
+    command = [sys.executable, "-c", FIRST, str(bench.device), str(path)]
+    ratios = []
+    for _ in range(bench.rounds):
+        ended = subprocess.run(command, capture_output=True, text=True, check=True)
+        begun, *later = json.loads(ended.stdout)
+        ratios.append(begun / statistics.median(later))
+    bench.tell(
+        "first load of a process over later ones", statistics.median(ratios), "x", Goal(1.3, 1.1, of="figure")
+    )
+
+
+def small(bench: Bench, count: int) -> None:
+    """What a tensor costs beside its bytes."""
+    path, tensors = file_of(bench, "small.safetensors", count, 40 << 10)
+    together, one = file_of(bench, "together.safetensors", 1, count * (40 << 10))
+    assert_same(bench.load(path), tensors, bench.device)
+    assert_same(bench.load(together), one, bench.device)
+    found = bench.medians({"apart": lambda: bench.load(path), "together": lambda: bench.load(together)})
+    each = (found["apart"] - found["together"]) / count * 1e6
+    bench.tell(f"{count} tensors of 40 KiB: each, beside its bytes", each, "us", Goal(5, 2, of="figure"))
+
+
+def saves(bench: Bench, mib: int) -> None:
+    """A save from the device over one of the same bytes from the host."""
+    _, tensors = file_of(bench, "host.safetensors", max(1, mib // 64), 64 << 20)
+    moved = {name: tensor.to(bench.device) for name, tensor in tensors.items()}
+    path = bench.folder / "saved.safetensors"
+    ingot.torch.save_file(moved, path, durable=False)
+    assert_same(ingot.torch.load_file(path), tensors, torch.device("cpu"))
+    sides: dict[str, Callable[[], object]] = {
+        "device": lambda: ingot.torch.save_file(moved, path, durable=False),
+        "host": lambda: ingot.torch.save_file(tensors, path, durable=False),
+    }
+    found = bench.medians(sides)
+    ratio = found["host"] / found["device"]
+    bench.tell("save from the device over one from the host", ratio, "x", Goal(0.9, 1))
+
+
+def main() -> None:
+    parser = options.parser(__doc__)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--mib", type=int, default=8192, help="the size of the large file")
+    parser.add_argument("--json", type=Path, help="where the record goes")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="ingot-bench-") as folder:
+        bench = Bench(given.device, given.rounds, Path(folder))
+        whole(bench, given.mib)
+        first(bench, min(1024, given.mib))
+        small(bench, 20_000 if given.mib >= 1024 else 500)
+        saves(bench, min(2048, given.mib))
+    if given.json is not None:
+        device = torch.cuda.get_device_name() if given.device != "cpu" else "cpu"
+        record = {"device": device, "torch": torch.__version__, "rows": bench.rows}
+        given.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
