@@ -46,6 +46,7 @@ __all__ = [
     "planned_download",
     "prepare",
     "read_url",
+    "release_pinned",
     "replace_tensor",
     "serialize",
     "shown_url",
@@ -216,6 +217,9 @@ class Gpu:
         *,
         driver: str | PathLike[str] | None = None,
     ) -> Gpu: ...
+
+def release_pinned() -> None:
+    """Have pinned memory that no copy uses given back now, by a thread; else that is when it is idle."""
 
 def why_pageable() -> str | None:
     """Give why memory that GPUs are reached through is not pinned; None where it is."""

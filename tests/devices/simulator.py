@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import shutil
 import subprocess
+import time
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -71,6 +73,14 @@ COUNTERS = (
     *("calls", "contexts", "streams", "events", "pinned", "pinned_most", "copies", "bytes_in", "bytes_out"),
     *("host_waits", "without_context", "forked", "captured", "pageable", "overlapping", "stray", "deadlocks"),
 )
+
+
+def _read(path: Path) -> str:
+    """The text of a file, empty where it has gone."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 class Device(ctypes.Structure):
@@ -218,6 +228,17 @@ class Gpus:
         found = ctypes.create_string_buffer(max(array.nbytes, 1))
         assert self.library.fake_cuda_read(array.address, found, array.nbytes)
         return found.raw[: array.nbytes]
+
+    def release(self) -> None:
+        """Give back what is pinned, and wait until the thread that does it has ended."""
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            _native.release_pinned()
+            threads = [Path(f"/proc/self/task/{task}/comm") for task in os.listdir("/proc/self/task")]
+            if not any("ingot-pinned" in _read(name) for name in threads):
+                return
+            time.sleep(0.01)
+        raise TimeoutError("pinned memory is not given back")
 
     def mover(self, device: Any) -> Any:
         """What `device` is: a number, or the CPU."""

@@ -41,7 +41,9 @@ def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpus]:
     monkeypatch.setitem(_frameworks.FRAMEWORKS, "simulated", "simulated")
     monkeypatch.setitem(sys.modules, "ingot.simulated", made.module())
     yield made
+    made.release()
     counted = made.counted()
+    assert counted["pinned"] == 0 or made.is_lost
     for wrong in ("without_context", "forked", "captured", "overlapping", "stray", "deadlocks"):
         assert counted[wrong] == 0, wrong
 
@@ -151,6 +153,7 @@ def test_seeds_that_order_the_work_in_every_way_change_nothing(tmp_path: Path, p
         (tmp_path / str(seed)).mkdir()
         gpus = Gpus(tmp_path / str(seed), seed=seed)
         assert all_same(gpus.module().load_file(path, 0)), seed
+        gpus.release()
 
 
 def test_memory_goes_back_when_the_last_tensor_does(framework: ModuleType, gpus: Gpus, path: Path) -> None:

@@ -250,3 +250,9 @@ pub(crate) fn own_tensor(region: &DeviceRegion) -> Option<&Py<PyAny>> {
 pub(crate) fn why_pageable() -> Option<String> {
     ingot_io::why_pageable()
 }
+
+/// Has the pinned memory that no copy uses given back now.
+#[pyfunction]
+pub(crate) fn release_pinned() {
+    ingot_io::release_pinned();
+}

@@ -48,7 +48,7 @@ mod _native {
     #[pymodule_export]
     use crate::destination::Destinations;
     #[pymodule_export]
-    use crate::device::{Gpu, why_pageable};
+    use crate::device::{Gpu, release_pinned, why_pageable};
     #[pymodule_export]
     use crate::distance::{Distance, distances};
     #[pymodule_export]

@@ -69,6 +69,12 @@ impl DeviceFault {
         }
     }
 
+    /// Whether the device is lost to this process.
+    pub(crate) fn is_lost(&self) -> bool {
+        matches!(self, DeviceFault::Forked)
+            || matches!(self, DeviceFault::Call { code, .. } if is_sticky(*code))
+    }
+
     /// Whether memory could not be had, or not be pinned.
     pub(crate) fn is_about_memory(&self) -> bool {
         matches!(

@@ -28,4 +28,4 @@ pub(crate) use dest::DeviceDest;
 pub use fault::DeviceFault;
 pub use memory::{DeviceBlock, DeviceRegion};
 pub use onto::{Allocator, Fresh, Onto, Refusal};
-pub use system::why_pageable;
+pub use system::{release_pinned, why_pageable};

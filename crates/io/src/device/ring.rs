@@ -2,9 +2,9 @@
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
-use std::thread;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use std::{mem, thread};
 
 use super::copy::Copy;
 use super::driver::{Driver, Event, Stream};
@@ -30,6 +30,7 @@ const FEWEST: usize = 2;
 pub(crate) struct Ring {
     state: Mutex<State>,
     came_back: Condvar,
+    idle: Arc<Idle>,
     slot_nbytes: usize,
 }
 
@@ -84,6 +85,7 @@ impl Ring {
                 is_watched: false,
             }),
             came_back: Condvar::new(),
+            idle: Arc::default(),
             slot_nbytes,
         }
     }
@@ -128,24 +130,31 @@ impl Ring {
 
     /// Starts the thread that gives back what is not used; whether the system lets it.
     fn watch(self: &Arc<Ring>) -> bool {
-        let ring = Arc::downgrade(self);
-        let watch = move || while Ring::is_used(&ring) {};
+        let (ring, idle) = (Arc::downgrade(self), Arc::clone(&self.idle));
+        let watch = move || {
+            let mut is_let_go = idle.wait();
+            while ring.upgrade().is_some_and(|ring| ring.is_used(is_let_go)) {
+                is_let_go = idle.wait();
+            }
+        };
         let thread = thread::Builder::new().name("ingot-pinned".to_owned());
         thread.spawn(watch).is_ok()
     }
 
-    /// Sleeps until slots may be idle, and gives those back that are; whether some are left.
-    fn is_used(ring: &Weak<Ring>) -> bool {
-        thread::sleep(IDLE);
-        let Some(ring) = ring.upgrade() else {
-            return false;
-        };
-        if locked(&ring.state).used.elapsed() >= IDLE {
-            ring.give_back();
+    /// Gives back what has been idle, or all that no copy uses where that is asked for; whether some is left.
+    fn is_used(&self, is_let_go: bool) -> bool {
+        let is_idle = locked(&self.state).used.elapsed() >= IDLE;
+        if is_let_go || is_idle {
+            self.give_back();
         }
-        let mut state = locked(&ring.state);
+        let mut state = locked(&self.state);
         state.is_watched = state.made > 0;
         state.is_watched
+    }
+
+    /// Has the memory that no copy uses given back now, and not when it has been idle for some time.
+    pub(crate) fn let_go(&self) {
+        self.idle.end();
     }
 
     /// The slot, once the copies out of it are done.
@@ -195,7 +204,7 @@ impl Ring {
 
     /// Lets go of a slot of whose copies nobody knows whether they still run: its memory is never used again.
     fn forget(&self, slot: Slot) {
-        std::mem::forget(slot);
+        mem::forget(slot);
         let mut state = locked(&self.state);
         state.made -= 1;
         drop(state);
@@ -210,13 +219,49 @@ impl Ring {
 
     /// Gives the memory of all slots back that no copy uses, which are all where no call is under way.
     pub(crate) fn give_back(&self) {
-        let resting = std::mem::take(&mut locked(&self.state).resting);
-        let (free, busy): (Vec<Slot>, Vec<Slot>) = resting
-            .into_iter()
-            .partition(|slot| slot.is_free().unwrap_or(false));
+        let resting = mem::take(&mut locked(&self.state).resting);
+        let count = resting.len();
+        let mut busy = VecDeque::new();
+        for slot in resting {
+            match slot.is_free() {
+                Ok(true) => drop(slot),
+                // It has taken the memory along, which no call gives back.
+                Err(fault) if fault.is_lost() => mem::forget(slot),
+                Ok(false) | Err(_) => busy.push_back(slot),
+            }
+        }
         let mut state = locked(&self.state);
-        state.made -= free.len();
+        state.made -= count - busy.len();
         state.resting.extend(busy);
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        self.idle.end();
+    }
+}
+
+/// What the thread waits for that gives back what is not used.
+#[derive(Debug, Default)]
+struct Idle {
+    is_over: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Idle {
+    /// Waits until slots may be idle; whether somebody has ended that.
+    fn wait(&self) -> bool {
+        let is_over = locked(&self.is_over);
+        let waited = self
+            .changed
+            .wait_timeout_while(is_over, IDLE, |is_over| !*is_over);
+        mem::take(&mut *waited.unwrap_or_else(PoisonError::into_inner).0)
+    }
+
+    fn end(&self) {
+        *locked(&self.is_over) = true;
+        self.changed.notify_all();
     }
 }
 

@@ -52,6 +52,12 @@ pub fn why_pageable() -> Option<String> {
     systems.values().find_map(|system| system.ring.why_pageable())
 }
 
+/// Has the pinned memory that no copy uses given back now, and not when it has been idle for some time.
+pub fn release_pinned() {
+    let systems = SYSTEMS.lock().unwrap_or_else(PoisonError::into_inner);
+    systems.values().for_each(|system| system.ring.let_go());
+}
+
 impl System {
     fn begin(driver: Option<&Path>) -> Result<System, DeviceFault> {
         let most = pinned_of_environment()?;
