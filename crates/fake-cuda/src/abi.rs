@@ -86,21 +86,6 @@ pub unsafe extern "C" fn cuGetErrorString(error: c_int, text: *mut *const c_char
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> c_int {
-    // SAFETY: the caller's contract.
-    code(unsafe { answer(version, 13_000) })
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> c_int {
-    called("cuDeviceGetCount", |simulator| {
-        let devices = c_int::try_from(simulator.devices()).unwrap_or(c_int::MAX);
-        // SAFETY: the caller's contract.
-        unsafe { answer(count, devices) }
-    })
-}
-
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> c_int {
     called("cuDeviceGet", |simulator| {
         let is_there = ordinal_of(ordinal)? < simulator.devices();
@@ -109,17 +94,6 @@ pub unsafe extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> c_in
         }
         // SAFETY: the caller's contract.
         unsafe { answer(device, ordinal) }
-    })
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, _attribute: c_int, device: c_int) -> c_int {
-    called("cuDeviceGetAttribute", |simulator| {
-        if ordinal_of(device)? >= simulator.devices() {
-            return Err(INVALID_DEVICE);
-        }
-        // SAFETY: the caller's contract.
-        unsafe { answer(value, 0) }
     })
 }
 
@@ -172,20 +146,6 @@ pub unsafe extern "C" fn cuMemHostAlloc(place: *mut *mut c_void, nbytes: usize, 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemFreeHost(place: *mut c_void) -> c_int {
     called("cuMemFreeHost", |simulator| simulator.unpin(place.addr()))
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemAlloc_v2(address: *mut u64, nbytes: usize) -> c_int {
-    within("cuMemAlloc_v2", |simulator, ordinal| {
-        let allocated = simulator.allocate(ordinal, nbytes)?;
-        // SAFETY: the caller's contract.
-        unsafe { answer(address, u64::try_from(allocated).unwrap_or(0)) }
-    })
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuMemFree_v2(address: u64) -> c_int {
-    called("cuMemFree_v2", |simulator| simulator.free(at(address)?))
 }
 
 fn at(address: u64) -> Outcome<usize> {

@@ -1,7 +1,7 @@
 //! What tests ask of the simulator, and tell it. None of it counts as a call of the driver.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 
 use crate::codes::INVALID_VALUE;
 pub use crate::counters::Counters;
@@ -42,17 +42,6 @@ pub unsafe extern "C" fn fake_cuda_counters(into: *mut Counters) {
     let counters = held().get().counters;
     // SAFETY: the contract above.
     unsafe { into.write(counters) };
-}
-
-/// How often the function of this name was called since the reset.
-///
-/// # Safety
-/// `name` is a C string.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fake_cuda_calls(name: *const c_char) -> u64 {
-    // SAFETY: the contract above.
-    let name = unsafe { CStr::from_ptr(name) };
-    name.to_str().map_or(0, |name| held().get().calls_of(name))
 }
 
 /// Begins or ends a capture on a stream of a device.

@@ -1,6 +1,5 @@
 //! The state of the driver, and the scheduler.
 
-use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::codes::{
@@ -33,7 +32,6 @@ pub(crate) struct Simulator {
     pub(crate) pin_limit: usize,
     pub(crate) mistake: Option<Mistake>,
     pub(crate) counters: Counters,
-    calls: BTreeMap<&'static str, u64>,
     /// In how many calls from now one fails, and with what.
     pub(crate) planned: Option<(u64, i32)>,
     /// What every call gives from now on.
@@ -112,7 +110,6 @@ impl Simulator {
             pin_limit: usize::MAX,
             mistake: None,
             counters: Counters::default(),
-            calls: BTreeMap::new(),
             planned: None,
             sticky: None,
         }
@@ -121,7 +118,6 @@ impl Simulator {
     /// Begins a call: whether it fails whatever it does.
     pub(crate) fn call(&mut self, name: &'static str) -> Outcome {
         self.counters.calls += 1;
-        *self.calls.entry(name).or_default() += 1;
         if self.process != std::process::id() {
             self.counters.forked += 1;
             return Err(NOT_INITIALIZED);
@@ -140,10 +136,6 @@ impl Simulator {
             true => Ok(()),
             false => Err(NOT_INITIALIZED),
         }
-    }
-
-    pub(crate) fn calls_of(&self, name: &str) -> u64 {
-        self.calls.get(name).copied().unwrap_or(0)
     }
 
     pub(crate) fn initialize(&mut self) {

@@ -54,9 +54,12 @@ impl Gpu {
             allocate: self.allocate.clone_ref(py),
             stream,
         };
-        let handle = ptr::with_exposed_provenance_mut(handle);
-        // SAFETY: asks for a stream of the device: the framework gave its handle, and the allocator keeps the stream.
-        let onto = unsafe { Onto::new(ordinal, handle, Arc::new(allocator), self.driver.as_deref()) };
+        // The first one starts the driver, which takes long.
+        let onto = py.detach(|| {
+            let handle = ptr::with_exposed_provenance_mut(handle);
+            // SAFETY: asks for a stream of the device: the framework gave its handle, and the allocator keeps the stream.
+            unsafe { Onto::new(ordinal, handle, Arc::new(allocator), self.driver.as_deref()) }
+        });
         onto.map_err(|fault| refused(py, fault))
     }
 }
@@ -142,12 +145,12 @@ impl Homes {
         options: &ReadOptions,
         signals: &Signals,
     ) -> Result<Vec<Found>, Error> {
-        if self.devices.is_empty() {
-            let regions = ingot_io::read(parts, options, signals)?;
-            return Ok(regions.into_iter().map(Found::Host).collect());
-        }
-        let parts: Vec<Part<'a>> = parts.into_iter().map(|part| part.borrow().clone()).collect();
-        ingot_io::read_to(&parts, &self.homes(parts.len()), options, signals)
+        let parts = parts.into_iter();
+        let homes = match self.devices.is_empty() {
+            true => Vec::new(),
+            false => self.homes(parts.clone().count()),
+        };
+        ingot_io::read_to(parts, &homes, options, signals)
     }
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 
 import torch
 
@@ -36,8 +36,12 @@ def mover(device: Any) -> Callable[[torch.Tensor], torch.Tensor] | Gpu | None:
     return gpu(target) or (lambda tensor: tensor.to(target))
 
 
+@cache
 def gpu(target: torch.device) -> Gpu | None:
-    """What reads onto `target`, where that is a GPU whose driver makes the copies; None for other devices."""
+    """What reads onto `target`, where that is a GPU whose driver makes the copies; None for other devices.
+
+    One for each device: a callable that gives each tensor its device names the same few again and again.
+    """
     if target.type != "cuda" or torch.version.cuda is None:
         return None
     return Gpu(partial(_current, target), _allocate)

@@ -1,4 +1,4 @@
-//! A device, as reading and saving use it.
+//! A device, as reading uses it.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Devices with memory of their own, which bytes are copied to and from.
+//! Devices with memory of their own, which bytes are copied to.
 //!
 //! ```text
 //! read ─► Lent (a slot of the Ring) ─send─► copy on the stream of a Gpu ─► memory of a framework

@@ -46,8 +46,9 @@ pub struct Onto {
 }
 
 impl Onto {
-    /// The device of this number among the visible ones, on which `allocator` allocates. `stream` is the caller's, in whose order memory is allocated and
-    /// used; null is the default one. `driver` is a library that does as the driver does: for tests.
+    /// The device of this number among the visible ones, on which `allocator` allocates. `stream` is the caller's, in whose
+    /// order memory is allocated and used; null is the default one. `driver` is a library that does as the driver does: for
+    /// tests.
     ///
     /// # Errors
     /// There is no driver or no such device, or this is the child of a process that used one.

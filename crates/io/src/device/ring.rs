@@ -1,4 +1,4 @@
-//! Pinned memory that bytes pass through on their way to a device or from it: one ring for all devices and all calls.
+//! Pinned memory that bytes pass through on their way to a device: one ring for all devices and all calls.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -190,6 +190,9 @@ impl Ring {
         let mut state = locked(&self.state);
         state.made -= 1;
         if !fault.is_about_memory() {
+            drop(state);
+            // Somebody may wait for a slot, and there is room for one.
+            self.came_back.notify_one();
             return Err(fault);
         }
         if state.made >= FEWEST {
@@ -219,20 +222,23 @@ impl Ring {
 
     /// Gives the memory of all slots back that no copy uses, which are all where no call is under way.
     pub(crate) fn give_back(&self) {
-        let resting = mem::take(&mut locked(&self.state).resting);
-        let count = resting.len();
-        let mut busy = VecDeque::new();
-        for slot in resting {
+        let mut state = locked(&self.state);
+        let mut free = Vec::new();
+        for slot in mem::take(&mut state.resting) {
             match slot.is_free() {
-                Ok(true) => drop(slot),
+                Ok(true) => free.push(slot),
                 // It has taken the memory along, which no call gives back.
-                Err(fault) if fault.is_lost() => mem::forget(slot),
-                Ok(false) | Err(_) => busy.push_back(slot),
+                Err(fault) if fault.is_lost() => {
+                    mem::forget(slot);
+                    state.made -= 1;
+                }
+                Ok(false) | Err(_) => state.resting.push_back(slot),
             }
         }
-        let mut state = locked(&self.state);
-        state.made -= count - busy.len();
-        state.resting.extend(busy);
+        state.made -= free.len();
+        // Freeing pinned memory takes long, and nobody need wait for it.
+        drop(state);
+        drop(free);
     }
 }
 

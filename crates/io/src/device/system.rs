@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::process;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use ingot_remote::{briefly, locked};
 
 use super::device::Device;
 use super::driver::Driver;
@@ -14,6 +17,9 @@ use crate::options::PINNED_VARIABLE;
 /// By the library that is the driver; none for the one of this machine.
 static SYSTEMS: Mutex<BTreeMap<Option<PathBuf>, System>> = Mutex::new(BTreeMap::new());
 
+/// The one that first used a device.
+static PROCESS: OnceLock<u32> = OnceLock::new();
+
 #[derive(Debug)]
 struct System {
     driver: Arc<Driver>,
@@ -23,7 +29,8 @@ struct System {
 
 /// The device of this number.
 pub(super) fn device(ordinal: i32, driver: Option<&Path>) -> Result<Device, DeviceFault> {
-    let mut systems = SYSTEMS.lock().unwrap_or_else(PoisonError::into_inner);
+    refuse_child()?;
+    let mut systems = locked(&SYSTEMS);
     let key = driver.map(Path::to_owned);
     if !systems.contains_key(&key) {
         systems.insert(key.clone(), System::begin(driver)?);
@@ -31,7 +38,6 @@ pub(super) fn device(ordinal: i32, driver: Option<&Path>) -> Result<Device, Devi
     let Some(system) = systems.get_mut(&key) else {
         unreachable!("it was inserted above");
     };
-    system.driver.refuse_child()?;
     let gpu = match system.gpus.get(&ordinal) {
         Some(gpu) => Arc::clone(gpu),
         None => {
@@ -48,14 +54,25 @@ pub(super) fn device(ordinal: i32, driver: Option<&Path>) -> Result<Device, Devi
 
 /// Why slots of the ring are not pinned, where some are not.
 pub fn why_pageable() -> Option<String> {
-    let systems = SYSTEMS.lock().unwrap_or_else(PoisonError::into_inner);
+    // A handle that is asked why it reads as it does waits for nobody.
+    let systems = briefly(&SYSTEMS)?;
     systems.values().find_map(|system| system.ring.why_pageable())
 }
 
 /// Has the pinned memory that no copy uses given back now, and not when it has been idle for some time.
 pub fn release_pinned() {
-    let systems = SYSTEMS.lock().unwrap_or_else(PoisonError::into_inner);
+    let systems = locked(&SYSTEMS);
     systems.values().for_each(|system| system.ring.let_go());
+}
+
+/// Raises in the child of a process that used a device: before the lock, which another thread may have held when it was
+/// forked.
+fn refuse_child() -> Result<(), DeviceFault> {
+    let process = *PROCESS.get_or_init(process::id);
+    match process == process::id() {
+        true => Ok(()),
+        false => Err(DeviceFault::Forked),
+    }
 }
 
 impl System {

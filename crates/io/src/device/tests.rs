@@ -2,8 +2,10 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
 
 use fake_cuda::control::Counters;
 use ingot_format::{Dtype, Format, Index, Limits, Spec, layout, to_u64, to_usize};
@@ -62,9 +64,22 @@ impl Source for CutShort {
 
 /// Reads parts onto a device.
 fn load(fake: &Fake, device: &Device, parts: &[Part<'_>]) -> Result<Vec<DeviceRegion>, Error> {
+    load_on(1, fake, device, parts)
+}
+
+/// The same on so many threads.
+fn load_on(
+    threads: usize,
+    fake: &Fake,
+    device: &Device,
+    parts: &[Part<'_>],
+) -> Result<Vec<DeviceRegion>, Error> {
     let onto = fake.onto(device);
     let homes = vec![Home::Device(&onto); parts.len()];
-    let found = read_to(parts, &homes, &ReadOptions::default(), &Unwatched)?;
+    let options = ReadOptions {
+        threads: NonZeroUsize::new(threads),
+    };
+    let found = read_to(parts, &homes, &options, &Unwatched)?;
     Ok(found.into_iter().map(on_device).collect())
 }
 
@@ -172,8 +187,9 @@ fn whole(archive: &Archive) -> Vec<Part<'_>> {
 }
 
 /// Loads once with the driver set up by `prepare`; the outcome, and what is left of it once all was given back.
-fn attempt(prepare: impl FnOnce(&Fake)) -> (Result<bool, Error>, Counters) {
-    let fake = Fake::new(1, 1, 3);
+fn attempt(threads: usize, prepare: impl FnOnce(&Fake)) -> (Result<bool, Error>, Counters) {
+    // More threads than slots, where there are several: some wait for others.
+    let fake = Fake::new(1, 1, 2);
     let archive = mixed();
     let parts = whole(&archive);
     prepare(&fake);
@@ -181,7 +197,7 @@ fn attempt(prepare: impl FnOnce(&Fake)) -> (Result<bool, Error>, Counters) {
     let outcome = opened
         .map_err(|fault| Failure::from(fault).into())
         .and_then(|device| {
-            let loaded = load(&fake, &device, &parts)?;
+            let loaded = load_on(threads, &fake, &device, &parts)?;
             fake.fail(0, 0);
             Ok(is_right(&fake, &device, &parts, &loaded))
         });
@@ -192,14 +208,26 @@ fn attempt(prepare: impl FnOnce(&Fake)) -> (Result<bool, Error>, Counters) {
 
 #[test]
 fn a_call_that_fails_is_named_and_leaves_nothing_behind() {
-    let (outcome, counters) = attempt(|_| ());
+    fail_each_call(1);
+}
+
+#[test]
+fn the_other_threads_of_a_load_whose_call_fails_wait_for_nobody() {
+    for _ in 0..5 {
+        fail_each_call(4);
+    }
+}
+
+/// Loads on so many threads, once for each call and each code that it may fail with.
+fn fail_each_call(threads: usize) {
+    let (outcome, counters) = attempt(threads, |_| ());
     assert!(outcome.unwrap());
     let calls = counters.calls;
     assert!(calls > 20, "{calls}");
     for code in [1, 2, 999, 700, 719] {
         let mut failed = 0;
         for number in 1..=calls {
-            let (outcome, left) = attempt(|fake| fake.fail(number, code));
+            let (outcome, left) = attempt(threads, |fake| fake.fail(number, code));
             let what = format!("call {number} with {code}");
             match outcome {
                 // Such as memory that could not be pinned, or what is only given back.
@@ -333,4 +361,25 @@ fn a_file_that_is_cut_short_while_copies_run_is_told_of_and_the_memory_is_given_
     device.finish().unwrap();
     assert!(fake.counters().copies > 0);
     assert_eq!(fake.counters().stray, 0);
+}
+
+#[test]
+fn memory_that_is_given_back_while_a_load_wants_it_keeps_nobody_waiting() {
+    let fake = Fake::new(6, 1, 2);
+    let archive = mixed();
+    let parts = whole(&archive);
+    let device = fake.device(0);
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                fake.ring.give_back();
+            }
+        });
+        for _ in 0..200 {
+            let loaded = load(&fake, &device, &parts).unwrap();
+            assert!(is_right(&fake, &device, &parts, &loaded));
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
 }

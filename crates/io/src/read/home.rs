@@ -32,6 +32,13 @@ pub enum Found {
 }
 
 impl Found {
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Found::Host(region) => region.len(),
+            Found::Device(region) => region.len(),
+        }
+    }
+
     /// Where it was read to memory of the host, as it is where no [`Home`] was given.
     #[must_use]
     pub fn host(self) -> Option<Region> {

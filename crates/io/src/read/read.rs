@@ -35,16 +35,36 @@ pub fn read<'a, P: Borrow<Part<'a>>>(
     options: &ReadOptions,
     watch: &dyn Watch,
 ) -> Result<Vec<Region>, Error> {
+    let found = read_to(parts, &[], options, watch)?;
+    Ok(found.into_iter().filter_map(Found::host).collect())
+}
+
+/// The same where each part has a home, or all have that of the host where `homes` is empty: those of the host are views or
+/// in memory of ours, those of a device are read onto it, whatever their file is. All are read at once. What the callers queue on their streams from then on finds them there.
+///
+/// # Errors
+/// As [`read()`]; [`Error::Device`] and [`Error::Refused`]. Then nothing is under way on any device.
+pub fn read_to<'a, P: Borrow<Part<'a>>>(
+    parts: impl IntoIterator<Item = P, IntoIter: Clone>,
+    homes: &[Home<'_>],
+    options: &ReadOptions,
+    watch: &dyn Watch,
+) -> Result<Vec<Found>, Error> {
     let parts = parts.into_iter();
     let (files, ids) = Files::of(parts.clone().map(|part| *part.borrow().tensor()));
     // Before anything is handed out, because touching what is no longer there is fatal.
     files.check_unchanged()?;
-    let mut regions: Vec<Option<Region>> = parts.clone().map(|part| part.borrow().view()).collect();
+    let home = |rank: usize| homes.get(rank).copied().unwrap_or_default();
+    let view = |(rank, part): (usize, P)| match home(rank) {
+        Home::Host => part.borrow().view().map(Found::Host),
+        Home::Device(_) => None,
+    };
+    let mut found: Vec<Option<Found>> = parts.clone().enumerate().map(view).collect();
+    let views = found.iter().flatten().map(|view| to_u64(view.len())).sum();
     let missing: Vec<(usize, P)> = parts
         .enumerate()
-        .filter(|(rank, _)| regions[*rank].is_none())
+        .filter(|(rank, _)| found[*rank].is_none())
         .collect();
-    let views = regions.iter().flatten().map(|view| to_u64(view.len())).sum();
     let total = missing.iter().fold(views, |sum: u64, (_, part)| {
         sum.saturating_add(part.borrow().nbytes())
     });
@@ -59,44 +79,16 @@ pub fn read<'a, P: Borrow<Part<'a>>>(
         let wanted = missing
             .iter()
             .map(|(rank, part)| (part.borrow(), ids[*rank].file));
-        let read = read_owned(&files, &[], wanted, &[], options, watch)?;
-        for ((rank, _), found) in missing.into_iter().zip(read) {
-            regions[rank] = found.host();
+        let homes: Vec<Home<'_>> = match homes {
+            [] => Vec::new(),
+            _ => missing.iter().map(|(rank, _)| home(*rank)).collect(),
+        };
+        let read = read_owned(&files, &[], wanted, &homes, options, watch)?;
+        for ((rank, _), one) in missing.into_iter().zip(read) {
+            found[rank] = Some(one);
         }
         files.check_unchanged()?;
     }
-    Ok(regions.into_iter().flatten().collect())
-}
-
-/// The same where each part has a home: those of the host are views or in memory of ours, those of a device are read onto
-/// it, whatever their file is. All are read at once. What the callers queue on their streams from then on finds them there.
-///
-/// # Errors
-/// As [`read()`]; [`Error::Device`] and [`Error::Refused`]. Then nothing is under way on any device.
-pub fn read_to(
-    parts: &[Part<'_>],
-    homes: &[Home<'_>],
-    options: &ReadOptions,
-    watch: &dyn Watch,
-) -> Result<Vec<Found>, Error> {
-    let (files, ids) = Files::of(parts.iter().map(|part| *part.tensor()));
-    files.check_unchanged()?;
-    let view = |(part, home): (&Part<'_>, &Home<'_>)| match home {
-        Home::Host => part.view().map(Found::Host),
-        Home::Device(..) => None,
-    };
-    let mut found: Vec<Option<Found>> = parts.iter().zip(homes).map(view).collect();
-    let missing: Vec<usize> = (0..parts.len()).filter(|&rank| found[rank].is_none()).collect();
-    let homes: Vec<Home<'_>> = missing.iter().map(|&rank| homes[rank]).collect();
-    let wanted = missing.iter().map(|&rank| (&parts[rank], ids[rank].file));
-    let total = parts.iter().map(Part::nbytes).sum();
-    let before = total - missing.iter().map(|&rank| parts[rank].nbytes()).sum::<u64>();
-    let watch = &After { watch, before, total };
-    let read = read_owned(&files, &[], wanted, &homes, options, watch)?;
-    for (rank, one) in missing.into_iter().zip(read) {
-        found[rank] = Some(one);
-    }
-    files.check_unchanged()?;
     Ok(found.into_iter().flatten().collect())
 }
 
