@@ -13,9 +13,9 @@ use ingot_format::{
 use super::held::Guard;
 use super::origins::Origin;
 use super::records::{Pick, Stored, checksums, settled, unit, with_records};
-use crate::error::{EditError, Error, step};
+use crate::error::{EditError, Error, Stop, step};
 use crate::options::SaveOptions;
-use crate::payload::{Gathered, Payload, Section};
+use crate::payload::{Gathered, Payload};
 use crate::save::save_data;
 use crate::verify::digest_of;
 use crate::watch::Watch;
@@ -108,7 +108,7 @@ pub fn assemble(
     let guard = Guard::new(watch, &check);
     let nbytes = layout.header.data_nbytes();
     let saved = save_data(path, &layout.head, nbytes, &payloads, options, &guard);
-    let saved = saved.map_err(Section::fault).or_else(|fault| match fault {
+    let saved = saved.or_else(|fault| match fault {
         // The likeliest reason for a file that cannot be copied from, and the more useful thing to say.
         Error::Write { .. } => check().and(Err(fault)),
         _ => Err(fault),
@@ -181,12 +181,7 @@ fn unstorable_part(tensor: &Stored<'_>) -> Error {
 }
 
 fn unreadable(path: &Path, source: io::Error) -> Error {
-    Section::fault(Error::Write {
-        path: path.to_owned(),
-        step: step::READ,
-        nbytes: 0,
-        source,
-    })
+    Stop::of(step::READ, source).about(path, 0)
 }
 
 /// Neighbours in the new file that are neighbours in another are one extent.

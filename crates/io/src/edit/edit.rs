@@ -9,9 +9,9 @@ use ingot_format::{
 
 use super::held::{Guard, Held};
 use super::records::{aliases, check_shared};
-use crate::error::{EditError, Error, step};
+use crate::error::{EditError, Error, Stop, step};
 use crate::options::{Durability, SaveOptions};
-use crate::payload::{FileRange, Payload, Section};
+use crate::payload::{FileRange, Payload};
 use crate::save::save_data;
 use crate::verify::renewed;
 use crate::watch::Watch;
@@ -181,14 +181,8 @@ fn head_with_digest(
     payload: &Payload<'_>,
     watch: &dyn Watch,
 ) -> Result<Vec<u8>, Error> {
-    let record = renewed(header, name, payload, watch).map_err(|source| {
-        Section::fault(Error::Write {
-            path: path.to_owned(),
-            step: step::READ,
-            nbytes: header.file_nbytes(),
-            source,
-        })
-    })?;
+    let record = renewed(header, name, payload, watch)
+        .map_err(|source| Stop::of(step::READ, source).about(path, header.file_nbytes()))?;
     let of_all = header
         .metadata()
         .and_then(|metadata| metadata.get(MODEL_SPEC_KEY));

@@ -145,7 +145,7 @@ impl From<io::Error> for Stop {
 
 impl Stop {
     /// An error of the operating system; or that the watch wanted no more while a payload was read, which comes as one.
-    fn of(step: &'static str, source: io::Error) -> Stop {
+    pub(crate) fn of(step: &'static str, source: io::Error) -> Stop {
         let inner = source.get_ref().and_then(|inner| inner.downcast_ref());
         match inner {
             Some(Error::Interrupted) => Stop::Interrupted,
@@ -153,17 +153,19 @@ impl Stop {
         }
     }
 
-    /// The error, about the file at `path` that takes `nbytes` bytes.
+    /// The error, about the file at `path` that takes `nbytes` bytes: that of what a payload was read from, where that is
+    /// why it could not be written.
     pub(crate) fn about(self, path: &Path, nbytes: u64) -> Error {
-        match self {
-            Stop::Interrupted => Error::Interrupted,
-            Stop::Fault { step, source } => Error::Write {
-                path: path.to_owned(),
-                step,
-                nbytes,
-                source,
-            },
-        }
+        let (step, source) = match self {
+            Stop::Interrupted => return Error::Interrupted,
+            Stop::Fault { step, source } => (step, source),
+        };
+        source.downcast::<Error>().unwrap_or_else(|source| Error::Write {
+            path: path.to_owned(),
+            step,
+            nbytes,
+            source,
+        })
     }
 }
 

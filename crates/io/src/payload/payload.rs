@@ -74,7 +74,7 @@ impl Payload<'_> {
     /// As [`Payload::read`], for the thread that made the call: it asks `watch` while another one waits for bytes.
     ///
     /// # Errors
-    /// As [`Payload::read`]; [`Error::Interrupted`] within, which [`Section::fault`] finds again.
+    /// As [`Payload::read`]; [`Error::Interrupted`] within, which [`Stop`](crate::error::Stop) finds again.
     pub(crate) fn read_watched(&self, begin: u64, into: &mut [u8], watch: &dyn Watch) -> io::Result<()> {
         // What does not wait is read here, since what is produced is produced on this thread.
         let read = |stop: StopFlag<'_>| self.read(begin, into, stop);
@@ -145,31 +145,10 @@ impl<'a> Section<'a> {
     }
 
     /// Fills `into` with the bytes from `begin` of the section on. What goes wrong is an [`Error`] of the archive, which
-    /// [`Section::fault`] finds again.
+    /// [`Stop::about`](crate::error::Stop::about) finds again.
     fn read(&self, begin: u64, into: &mut [u8], stop: StopFlag<'_>) -> io::Result<()> {
         read_exactly(self.archive.source(), self.begin + begin, into, stop)
             .map_err(|failure| io::Error::other(self.archive.explain(failure)))
-    }
-
-    /// What went wrong with the archive that was read from, where that is why something could not be written.
-    pub(crate) fn fault(error: Error) -> Error {
-        match error {
-            Error::Write {
-                path,
-                step,
-                nbytes,
-                source,
-            } => match source.downcast::<Error>() {
-                Ok(fault) => fault,
-                Err(source) => Error::Write {
-                    path,
-                    step,
-                    nbytes,
-                    source,
-                },
-            },
-            other => other,
-        }
     }
 }
 

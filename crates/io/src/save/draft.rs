@@ -206,11 +206,7 @@ impl Draft {
 
     /// `source` kept a part of the file from being written.
     pub(crate) fn write_fault(&self, source: io::Error) -> Error {
-        Stop::Fault {
-            step: step::WRITE,
-            source,
-        }
-        .about(&self.path, self.nbytes)
+        Stop::of(step::WRITE, source).about(&self.path, self.nbytes)
     }
 
     /// Gives the file the name of its path.

@@ -11,7 +11,7 @@ use ingot_format::{Layout, to_u64, to_usize};
 use memmap2::MmapMut;
 
 use super::pieces::{PIECE, Pieces};
-use crate::error::Error;
+use crate::error::{Error, Stop, step};
 use crate::payload::{Payload, prove_sizes};
 use crate::watch::Watch;
 use crate::workers::Team;
@@ -68,12 +68,7 @@ impl Snapshot {
                 nbytes: pieces.nbytes(),
                 source: Some(source),
             },
-            CopyFault::Read(source) => Error::Write {
-                path: path.to_path_buf(),
-                step: crate::error::step::READ,
-                nbytes: pieces.nbytes(),
-                source,
-            },
+            CopyFault::Read(source) => Stop::of(step::READ, source).about(path, pieces.nbytes()),
         })?;
         Ok(Snapshot {
             nbytes: pieces.nbytes(),

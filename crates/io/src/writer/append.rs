@@ -8,7 +8,7 @@ use ingot_format::{Dtype, Format, FormatError, Layout, LayoutOptions, Order, Spe
 use super::writer::{PIECE, put};
 use crate::error::{EditError, Error};
 use crate::options::{Existing, SaveOptions};
-use crate::payload::{Payload, Section};
+use crate::payload::Payload;
 use crate::save::draft::Draft;
 use crate::watch::Watch;
 
@@ -166,7 +166,7 @@ impl Appender {
             let count = (payload.nbytes() - begin).min(PIECE);
             let position = self.reserved + self.end + begin;
             put(payload, begin, count, draft.file(), position, &mut buffer, watch)
-                .map_err(|fault| Section::fault(draft.write_fault(fault)))?;
+                .map_err(|fault| draft.write_fault(fault))?;
             begin += count;
         }
         Ok(())

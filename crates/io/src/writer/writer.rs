@@ -15,9 +15,9 @@ use ingot_format::{
 
 use super::journal::{End, Journal, JournalFault, Verdict};
 use super::preamble;
-use crate::error::{EditError, Error};
+use crate::error::{EditError, Error, Stop, step};
 use crate::options::{Existing, SaveOptions};
-use crate::payload::{FileRange, Payload, Section};
+use crate::payload::{FileRange, Payload};
 use crate::save::draft::{Company, Draft, journal_fault};
 use crate::watch::Watch;
 
@@ -416,14 +416,8 @@ impl Filling {
                 }
                 let count = (range.end - begin).min(PIECE);
                 let position = self.header.data_start() + begin;
-                put(payload, done, count, &self.file, position, &mut buffer, watch).map_err(|source| {
-                    Section::fault(Error::Write {
-                        path: self.path.clone(),
-                        step: "write",
-                        nbytes: self.nbytes,
-                        source,
-                    })
-                })?;
+                put(payload, done, count, &self.file, position, &mut buffer, watch)
+                    .map_err(|source| Stop::of(step::WRITE, source).about(&self.path, self.nbytes))?;
                 begin += count;
                 done += count;
             }
