@@ -38,7 +38,8 @@ pub use archive::{Archive, Tensor, TensorId};
 pub use checkpoint::{Backing, Checkpoint, read_index};
 pub use convert::{convert, converts, is_float};
 pub use device::{
-    Allocator, DeviceBlock, DeviceFault, DeviceRegion, Fresh, Onto, Refusal, release_pinned, why_pageable,
+    Allocator, DeviceBlock, DeviceBytes, DeviceFault, DeviceRegion, DeviceStream, Fresh, Onto, Refusal,
+    release_pinned, why_pageable,
 };
 pub use digest::{Algorithm, Digest, Keep, Sealed, Unequal};
 pub use distance::{Distance, distances};

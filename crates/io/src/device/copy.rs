@@ -1,9 +1,9 @@
-//! What a slot of the ring is sent as.
+//! What crosses between a slot of the ring and a device.
 
 use std::ops::Range;
 
-/// Bytes of a slot, and the memory of a device that they go to. [`DeviceDest`](super::DeviceDest) makes them, which was promised
-/// that memory.
+/// Bytes of a slot, and the memory of a device that they go to or come from. [`DeviceDest`](super::DeviceDest) and
+/// [`DeviceBytes`](super::DeviceBytes) make them, which were promised that memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Copy {
     pub(super) begin: usize,

@@ -1,7 +1,8 @@
-//! A device, as reading uses it.
+//! A device, as reading and saving use it.
 
 use std::sync::Arc;
 
+use super::copy::Copy;
 #[cfg(test)]
 use super::driver::Driver;
 use super::driver::Stream;
@@ -53,6 +54,12 @@ impl Device {
     /// A slot that no copy uses. Waits until there is one.
     pub(crate) fn lend(&self) -> Result<Lent, DeviceFault> {
         self.ring.lend(&self.gpu)
+    }
+
+    /// Copies these bytes of the device to their places in a slot, and waits until they are there. Where that fails, nobody has
+    /// the slot any more.
+    pub(crate) fn fetch(&self, slot: &mut Lent, copies: &[Copy]) -> Result<(), DeviceFault> {
+        slot.fetch(&self.gpu, copies)
     }
 
     pub(crate) fn slot_nbytes(&self) -> usize {

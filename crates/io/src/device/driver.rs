@@ -106,6 +106,7 @@ calls! {
     query_event = "cuEventQuery" (*mut c_void);
     finish_event = "cuEventSynchronize" (*mut c_void);
     copy_in = "cuMemcpyHtoDAsync_v2" (u64, *const c_void, usize, *mut c_void);
+    copy_out = "cuMemcpyDtoHAsync_v2" (*mut c_void, u64, usize, *mut c_void);
 }
 
 /// The driver, initialised.
@@ -344,5 +345,21 @@ impl Driver {
         // SAFETY: asks for what the contract above says.
         let code = unsafe { (self.calls.copy_in)(to, from.cast(), nbytes, stream.0) };
         self.check("cuMemcpyHtoDAsync_v2", code)
+    }
+    /// Queues a copy from the memory of a device.
+    ///
+    /// # Safety
+    /// - `to` is the address of `nbytes` bytes that nobody else uses until the copy is done.
+    /// - As many bytes from `from` on stay allocated on the device until then.
+    pub(crate) unsafe fn copy_out(
+        &self,
+        to: *mut u8,
+        from: u64,
+        nbytes: usize,
+        stream: Stream,
+    ) -> Result<(), DeviceFault> {
+        // SAFETY: asks for what the contract above says.
+        let code = unsafe { (self.calls.copy_out)(to.cast(), from, nbytes, stream.0) };
+        self.check("cuMemcpyDtoHAsync_v2", code)
     }
 }

@@ -10,17 +10,19 @@ use fake_cuda::control::Counters;
 use ingot_format::to_u64;
 use libloading::{Library, Symbol};
 
+use super::bytes::DeviceBytes;
 use super::device::Device;
 use super::driver::{Driver, Stream};
 use super::memory::DeviceBlock;
 use super::onto::{Allocator, Fresh, Onto, Refusal};
 use super::ring::Ring;
+use super::stream::DeviceStream;
 
 /// It has one state for the process, so that tests take turns.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// Far more than the tests allocate, and less than a tensor of theirs has.
-const SLOT_NBYTES: usize = 4096;
+/// Less than a tensor of the tests has.
+pub(super) const SMALL_SLOT_NBYTES: usize = 4096;
 
 /// The simulator, begun anew.
 pub(super) struct Fake {
@@ -49,8 +51,13 @@ fn path() -> PathBuf {
 }
 
 impl Fake {
-    /// With so many devices, and a ring of so many slots.
+    /// With so many devices, and a ring of so many small slots.
     pub(super) fn new(seed: u64, devices: usize, slots: usize) -> Fake {
+        Fake::with_slots(seed, devices, slots, SMALL_SLOT_NBYTES)
+    }
+
+    /// The same with slots of another size.
+    pub(super) fn with_slots(seed: u64, devices: usize, slots: usize, slot_nbytes: usize) -> Fake {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: asks for a library that does no harm when it is loaded: the workspace's own.
         let library = Arc::new(unsafe { Library::new(path()) }.unwrap());
@@ -59,7 +66,7 @@ impl Fake {
         Fake {
             library,
             driver,
-            ring: Arc::new(Ring::new(SLOT_NBYTES, slots * SLOT_NBYTES)),
+            ring: Arc::new(Ring::new(slot_nbytes, slots * slot_nbytes)),
             _turn: turn,
         }
     }
@@ -70,14 +77,49 @@ impl Fake {
 
     /// What reads onto a device in the order of the default stream.
     pub(super) fn onto(&self, device: &Device) -> Onto {
-        Onto {
+        let framework = Framework {
+            library: Arc::clone(&self.library),
+            ordinal: usize::try_from(device.ordinal()).unwrap(),
+        };
+        Onto::new(Fake::stream(device), Arc::new(framework))
+    }
+
+    /// The default stream of a device.
+    pub(super) fn stream(device: &Device) -> DeviceStream {
+        DeviceStream {
             device: device.clone(),
             stream: Stream::of_framework(ptr::null_mut()),
-            allocator: Arc::new(Framework {
-                library: Arc::clone(&self.library),
-                ordinal: usize::try_from(device.ordinal()).unwrap(),
-            }),
         }
+    }
+
+    /// Memory of the device with these bytes, as a tensor of the caller's has.
+    pub(super) fn block_of(&self, device: &Device, bytes: &[u8]) -> DeviceBlock {
+        let fresh = Fresh {
+            nbytes: bytes.len(),
+            tensor: None,
+        };
+        let block = self.onto(device).allocator.allocate(&[fresh]).unwrap().remove(0);
+        // What its owner before does with it is over.
+        self.seen_by_caller(device, block.address(), block.len());
+        let write = self.function::<unsafe extern "C" fn(u64, *const u8, usize) -> bool>("fake_cuda_write");
+        // SAFETY: asks for `bytes.len()` bytes.
+        assert!(unsafe { write(block.address(), bytes.as_ptr(), bytes.len()) });
+        block
+    }
+
+    /// Queues what fills the block with `byte`, as a kernel of the caller's does.
+    pub(super) fn queue_fill(&self, device: &Device, block: &DeviceBlock, byte: u8) {
+        type Fill = extern "C" fn(*mut c_void, usize, u64, usize, u8) -> i32;
+        let fill = self.function::<Fill>("fake_cuda_old_owner");
+        let ordinal = usize::try_from(device.ordinal()).unwrap();
+        let filled = fill(ptr::null_mut(), ordinal, block.address(), block.len(), byte);
+        assert_eq!(filled, 0);
+    }
+
+    /// The memory of a block, to be saved.
+    pub(super) fn bytes(device: &Device, block: &DeviceBlock) -> DeviceBytes {
+        // SAFETY: asks for memory that is allocated as long as the result is there: tests keep the block.
+        unsafe { DeviceBytes::new(&Fake::stream(device), block.address(), block.len()) }
     }
 
     fn function<T>(&self, name: &str) -> Symbol<'_, T> {

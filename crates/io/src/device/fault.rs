@@ -1,6 +1,7 @@
 //! Why a device cannot be used.
 
 use std::fmt;
+use std::io;
 
 use ingot_format::Escaped;
 
@@ -128,3 +129,10 @@ impl fmt::Display for DeviceFault {
 }
 
 impl std::error::Error for DeviceFault {}
+
+impl From<DeviceFault> for io::Error {
+    /// For what is met where bytes are read.
+    fn from(fault: DeviceFault) -> io::Error {
+        io::Error::other(fault)
+    }
+}

@@ -205,6 +205,14 @@ impl Ring {
         Ok(Some(Slot::new(Memory::Pageable(vec![0; self.slot_nbytes]))))
     }
 
+    /// Takes back a slot whose copies failed, of which some may be queued.
+    fn abandon(&self, slot: Slot, gpu: &Gpu) {
+        match gpu.finish() {
+            Ok(()) => self.take_back(slot),
+            Err(_) => self.forget(slot),
+        }
+    }
+
     /// Lets go of a slot of whose copies nobody knows whether they still run: its memory is never used again.
     fn forget(&self, slot: Slot) {
         mem::forget(slot);
@@ -342,6 +350,36 @@ impl Lent {
         }
     }
 
+    /// Copies these bytes of a device to their places in the slot, and waits until they are there. Where that fails, nobody
+    /// has the slot any more.
+    pub(super) fn fetch(&mut self, gpu: &Gpu, copies: &[Copy]) -> Result<(), DeviceFault> {
+        let room = self.bytes();
+        let (start, nbytes) = (room.as_mut_ptr(), room.len());
+        let queue = |driver: &Driver, stream: Stream| {
+            for copy in copies {
+                let bytes = copy.bytes();
+                assert!(bytes.end <= nbytes, "a copy ends within its slot");
+                let to = start.wrapping_add(bytes.start);
+                // SAFETY: asks for
+                // - bytes that nobody else uses until the copy is done: those of the slot, which is borrowed until it is,
+                //   and is not lent again before (`abandon`);
+                // - as many on the device: `DeviceBytes`, which makes copies, was promised them.
+                unsafe { driver.copy_out(to, copy.address, bytes.len(), stream) }?;
+            }
+            let copied = gpu.mark(driver)?;
+            let waited = driver.wait_until_done(copied);
+            gpu.give_back(copied);
+            waited
+        };
+        let fetched = gpu.within(queue);
+        if fetched.is_err()
+            && let Some(slot) = self.slot.take()
+        {
+            self.ring.abandon(slot, gpu);
+        }
+        fetched
+    }
+
     /// Queues these copies, and gives the slot back, to be lent again when they are done.
     pub(crate) fn send(mut self, copies: &[Copy]) -> Result<(), DeviceFault> {
         let room = self.bytes();
@@ -376,11 +414,7 @@ impl Lent {
                 Ok(())
             }
             Err(fault) => {
-                // Some of them may be queued.
-                match self.gpu.finish() {
-                    Ok(()) => self.ring.take_back(slot),
-                    Err(_) => self.ring.forget(slot),
-                }
+                self.ring.abandon(slot, &self.gpu);
                 Err(fault)
             }
         }

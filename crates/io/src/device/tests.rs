@@ -1,4 +1,6 @@
-//! Reading onto a device, on the simulated driver.
+//! Reading onto a device, on the simulated driver. Saving is beside it.
+
+mod saving;
 
 use std::collections::BTreeSet;
 use std::io;

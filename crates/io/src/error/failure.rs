@@ -160,6 +160,11 @@ impl Stop {
             Stop::Interrupted => return Error::Interrupted,
             Stop::Fault { step, source } => (step, source),
         };
+        let of_device = |fault: DeviceFault| Failure::from(fault).about(Some(path), None);
+        let source = match source.downcast::<DeviceFault>() {
+            Ok(fault) => return of_device(fault),
+            Err(source) => source,
+        };
         source.downcast::<Error>().unwrap_or_else(|source| Error::Write {
             path: path.to_owned(),
             step,

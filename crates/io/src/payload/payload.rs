@@ -8,6 +8,7 @@ use ingot_remote::StopFlag;
 
 use super::file::FileRange;
 use crate::archive::Archive;
+use crate::device::DeviceBytes;
 use crate::error::Error;
 use crate::memory::{Bytes, Strided};
 use crate::source::read_exactly;
@@ -27,7 +28,9 @@ pub enum Payload<'a> {
     Section(Section<'a>),
     /// They lie apart in another one of these.
     Gathered(&'a dyn Gather),
-    /// They are somewhere else, such as on another device, and are fetched piece by piece.
+    /// They lie in memory of a device that ingot copies from.
+    Device(&'a DeviceBytes),
+    /// They are somewhere else, and are fetched piece by piece.
     Produced(&'a dyn Produce),
 }
 
@@ -41,6 +44,7 @@ impl Payload<'_> {
             Payload::File(range) => range.nbytes(),
             Payload::Section(section) => section.nbytes(),
             Payload::Gathered(gathered) => gathered.nbytes(),
+            Payload::Device(bytes) => to_u64(bytes.len()),
             Payload::Produced(source) => source.nbytes(),
         }
     }
@@ -57,6 +61,7 @@ impl Payload<'_> {
             Payload::File(range) => range.read(begin, into)?,
             Payload::Section(section) => section.read(begin, into, stop)?,
             Payload::Gathered(gathered) => gathered.read(begin, into, stop)?,
+            Payload::Device(bytes) => copied_out(bytes, at()?, into)?,
             Payload::Produced(source) => source.produce(begin, into)?,
         }
         Ok(())
@@ -80,6 +85,15 @@ impl Payload<'_> {
         let read = |stop: StopFlag<'_>| self.read(begin, into, stop);
         watched(self.waits(), read, &Asked(watch)).map_err(|_| io::Error::other(Error::Interrupted))?
     }
+}
+
+fn copied_out(bytes: &DeviceBytes, begin: usize, into: &mut [u8]) -> io::Result<()> {
+    let (range, mut filled) = (begin..begin + into.len(), 0);
+    bytes.each(range, |some| {
+        into[filled..filled + some.len()].copy_from_slice(some);
+        filled += some.len();
+        Ok(())
+    })
 }
 
 /// Proves that `payloads` have just the bytes that `header` promises: one for each tensor, in the order of the data, of its
@@ -167,7 +181,7 @@ pub trait Gather: Debug + Sync {
     fn read(&self, begin: u64, into: &mut [u8], stop: StopFlag<'_>) -> io::Result<()>;
 }
 
-/// Gives the bytes of a tensor piece by piece, such as those of one on another device.
+/// Gives the bytes of a tensor piece by piece, such as those of one on a device that its framework copies from.
 pub trait Produce: Debug + Sync {
     /// The size in bytes.
     fn nbytes(&self) -> u64;

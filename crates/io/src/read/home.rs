@@ -116,7 +116,7 @@ impl<'h> Pools<'h> {
 
     /// Bytes of a chunk at most.
     pub(super) fn chunk_nbytes(&self) -> usize {
-        let slots = self.devices.iter().map(|onto| onto.device.chunk_nbytes());
+        let slots = self.devices.iter().map(|onto| onto.at.device().chunk_nbytes());
         slots.min().unwrap_or(usize::MAX)
     }
 
@@ -135,7 +135,7 @@ impl<'h> Pools<'h> {
         let fresh = fresh(plan, places, parts);
         let mut given = Vec::with_capacity(self.devices.len());
         for (number, onto) in self.devices.iter().enumerate() {
-            onto.refuse_capture()?;
+            onto.at.refuse_capture()?;
             let mine = fresh.iter().zip(pools).filter(|(_, pool)| **pool == number + 1);
             let mine: Vec<Fresh<'_>> = mine.map(|(&fresh, _)| fresh).collect();
             let blocks = onto.allocator.allocate(&mine).map_err(Failure::Refused)?;
@@ -168,20 +168,20 @@ impl<'h> Pools<'h> {
 
     /// Has the copies that follow wait for what the callers' streams do.
     pub(super) fn begin(&self) -> Result<(), DeviceFault> {
-        self.devices.iter().try_for_each(|onto| onto.begin())
+        self.devices.iter().try_for_each(|onto| onto.at.begin())
     }
 
     /// Has the callers' streams wait for the copies; where reading has failed, waits for the copies itself, because the memory
     /// goes.
     pub(super) fn end(&self, outcome: Result<(), InFile>) -> Result<(), InFile> {
         let ended = outcome.and_then(|()| {
-            let held = self.devices.iter().try_for_each(|onto| onto.hold());
+            let held = self.devices.iter().try_for_each(|onto| onto.at.hold());
             held.map_err(|fault| InFile::from(Failure::from(fault)))
         });
         if ended.is_err() {
             for onto in &self.devices {
                 // What went wrong first is told.
-                let _ = onto.device.finish();
+                let _ = onto.at.device().finish();
             }
         }
         ended
@@ -195,7 +195,7 @@ impl<'h> Pools<'h> {
         }
         let keep = |(block, &pool): (Allocated, &usize)| match block {
             Allocated::Host(block) => Kept::Host(Arc::new(Memory::from(block))),
-            Allocated::Device(block) => Kept::Device(self.devices[pool - 1].ordinal(), block),
+            Allocated::Device(block) => Kept::Device(self.devices[pool - 1].at.ordinal(), block),
         };
         let kept: Vec<Kept> = blocks.into_iter().zip(pools).map(keep).collect();
         let found = |place: &Place| match &kept[place.block] {

@@ -7,6 +7,7 @@ use std::ops::Range;
 use ingot_format::{FormatError, Layout, to_u64, to_usize};
 use ingot_remote::StopFlag;
 
+use crate::device::{Copy, Device, Lent};
 use crate::digest::Sealed;
 use crate::disk::write_all_at;
 use crate::memory::Bytes;
@@ -28,6 +29,8 @@ pub struct Pieces<'a> {
     ends: Vec<u64>,
     /// Pieces with bytes that only the saving thread fetches, in order.
     fetched: Vec<usize>,
+    /// Whether bytes of devices are among them.
+    on_device: bool,
     /// What puts digests of everything into the head.
     sealed: Option<&'a Sealed>,
 }
@@ -66,6 +69,7 @@ impl<'a> Pieces<'a> {
             payloads,
             ends: Vec::with_capacity(payloads.len() + 1),
             fetched: Vec::new(),
+            on_device: false,
             sealed: None,
         };
         let mut end = to_u64(head.len());
@@ -74,8 +78,10 @@ impl<'a> Pieces<'a> {
             let begin = end;
             end = end.saturating_add(payload.nbytes());
             pieces.ends.push(end);
-            if matches!(payload, Payload::Produced(_)) {
-                pieces.fetch(begin..end);
+            match payload {
+                Payload::Produced(_) => pieces.fetch(begin..end),
+                Payload::Device(_) => pieces.on_device = true,
+                _ => {}
             }
         }
         pieces
@@ -179,6 +185,11 @@ impl<'a> Pieces<'a> {
     /// # Panics
     /// `into` is shorter than the piece.
     pub fn fill(&self, piece: usize, into: &mut [u8], stop: StopFlag<'_>) -> io::Result<()> {
+        let len = self.len(piece);
+        if let Some(mut slot) = self.slot(piece, stop)? {
+            into[..len].copy_from_slice(&slot.bytes()[..len]);
+            return Ok(());
+        }
         let mut rest = into;
         for span in self.spans(self.range(piece)) {
             let (place, after) = rest.split_at_mut(span.len);
@@ -186,6 +197,51 @@ impl<'a> Pieces<'a> {
             rest = after;
         }
         Ok(())
+    }
+
+    /// The bytes of `piece` in a slot of pinned memory, where some of them lie on a device: there they are copied to straight,
+    /// those of many small tensors by one wait. `None` where none do.
+    ///
+    /// # Errors
+    /// As [`Pieces::fill`].
+    pub(super) fn slot(&self, piece: usize, stop: StopFlag<'_>) -> io::Result<Option<Lent>> {
+        let range = self.range(piece);
+        let first = self
+            .on_device
+            .then(|| self.spans(range.clone()).find_map(|span| span.device()));
+        // In tests, slots have a few KiB.
+        let holds = |device: &&Device| device.slot_nbytes() >= self.len(piece);
+        let Some(device) = first.flatten().filter(holds) else {
+            return Ok(None);
+        };
+        let mut slot = device.lend()?;
+        let mut copies: Vec<(&Device, Vec<Copy>)> = Vec::new();
+        let mut at = 0;
+        for span in self.spans(range) {
+            let end = at + span.len;
+            match span.payload {
+                Payload::Device(bytes) if span.len > 0 => {
+                    let begin = to_usize(span.begin).ok_or(io::ErrorKind::InvalidInput)?;
+                    let copy = bytes.copied_to(at, begin..begin + span.len);
+                    match copies.iter_mut().find(|(known, _)| known.is(bytes.device())) {
+                        Some((_, copies)) => copies.push(copy),
+                        None => copies.push((bytes.device(), vec![copy])),
+                    }
+                }
+                payload => payload.read(span.begin, &mut slot.bytes()[at..end], stop)?,
+            }
+            at = end;
+        }
+        for (device, copies) in copies {
+            device.fetch(&mut slot, &copies)?;
+        }
+        Ok(Some(slot))
+    }
+
+    /// Whether some bytes of these pieces lie on a device.
+    pub(super) fn are_on_device(&self, pieces: Range<usize>) -> bool {
+        let range = self.range(pieces.start).start..self.range(pieces.end.saturating_sub(1)).end;
+        self.on_device && self.spans(range).any(|span| span.device().is_some())
     }
 
     /// Calls `write` with the bytes of `range` of the file, in order: long ones as they are, short ones gathered in
@@ -225,6 +281,14 @@ pub(super) enum WriteRun<'r> {
 }
 
 impl<'p> PartSpan<'p, '_> {
+    /// The device that its bytes lie on.
+    fn device(&self) -> Option<&'p Device> {
+        match self.payload {
+            Payload::Device(bytes) if self.len > 0 => Some(bytes.device()),
+            _ => None,
+        }
+    }
+
     fn straight(&self) -> Option<WriteRun<'p>> {
         if self.len < STRAIGHT {
             return None;
@@ -235,7 +299,11 @@ impl<'p> PartSpan<'p, '_> {
                 Some(WriteRun::Bytes(bytes, begin..begin + self.len))
             }
             Payload::File(range) => Some(WriteRun::File(range, self.begin..self.begin + to_u64(self.len))),
-            Payload::Strided(_) | Payload::Section(_) | Payload::Gathered(_) | Payload::Produced(_) => None,
+            Payload::Strided(_)
+            | Payload::Section(_)
+            | Payload::Gathered(_)
+            | Payload::Device(_)
+            | Payload::Produced(_) => None,
         }
     }
 }

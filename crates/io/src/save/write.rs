@@ -175,9 +175,10 @@ impl PieceWriter<'_, '_> {
 
     /// Writes these pieces, of which none has to be fetched and the last ones may be missing.
     fn write_pieces(&self, pieces: Range<usize>, buffers: &mut Buffers) -> io::Result<()> {
+        let pieces = pieces.start..pieces.end.min(self.pieces.count());
         let range = self.pieces.range(pieces.start).start..self.pieces.range(pieces.end - 1).end;
         match (self.route, &self.sealing) {
-            (Route::Cached(_) | Route::Shared, None) => {
+            (Route::Cached(_) | Route::Shared, None) if !self.pieces.are_on_device(pieces.clone()) => {
                 let mut position = range.start;
                 let Buffers {
                     gathered, passing, ..
@@ -192,16 +193,25 @@ impl PieceWriter<'_, '_> {
                 })?;
             }
             // Digests are taken of a copy, which nobody writes to between that and the writing.
-            (Route::Cached(_) | Route::Shared, Some(_)) | (Route::Direct(_), _) => {
+            _ => {
                 for piece in pieces {
-                    let bytes = buffers.aligned.first(self.pieces.len(piece), PIECE);
-                    self.pieces.fill(piece, bytes, self.team.stop())?;
-                    self.write_filled(bytes, self.pieces.range(piece).start)?;
+                    self.write_copied(piece, buffers)?;
                 }
             }
         }
         self.wrote(range.end - range.start);
         Ok(())
+    }
+
+    /// Writes a piece from a copy of it: in a slot of pinned memory where it comes from a device.
+    fn write_copied(&self, piece: usize, buffers: &mut Buffers) -> io::Result<()> {
+        let (len, position) = (self.pieces.len(piece), self.pieces.range(piece).start);
+        if let Some(mut slot) = self.pieces.slot(piece, self.team.stop())? {
+            return self.write_filled(&slot.bytes()[..len], position);
+        }
+        let bytes = buffers.aligned.first(len, PIECE);
+        self.pieces.fill(piece, bytes, self.team.stop())?;
+        self.write_filled(bytes, position)
     }
 
     fn write_fetched(&self, piece: usize, mut buffer: Aligned) -> io::Result<()> {

@@ -474,11 +474,16 @@ pub(super) fn put(
     buffer: &mut Vec<u8>,
     watch: &dyn Watch,
 ) -> io::Result<()> {
-    if let Payload::Bytes(bytes) = payload
-        && let (Some(begin), Some(count)) = (to_usize(begin), to_usize(count))
-    {
-        return bytes.lend(begin..begin + count, |bytes| {
-            crate::disk::write_all_at(file, bytes, position)
+    let range = || Some(to_usize(begin)?..to_usize(begin + count)?);
+    if let (Payload::Bytes(bytes), Some(range)) = (payload, range()) {
+        return bytes.lend(range, |bytes| crate::disk::write_all_at(file, bytes, position));
+    }
+    if let (Payload::Device(bytes), Some(range)) = (payload, range()) {
+        let mut position = position;
+        return bytes.each(range, |bytes| {
+            crate::disk::write_all_at(file, bytes, position)?;
+            position += to_u64(bytes.len());
+            Ok(())
         });
     }
     if let Payload::File(range) = payload {

@@ -1,0 +1,81 @@
+//! Memory of a device that is saved from.
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+
+use ingot_format::to_u64;
+
+use super::copy::Copy;
+use super::device::Device;
+use super::fault::DeviceFault;
+use super::stream::DeviceStream;
+
+/// Bytes in memory of a device, which are copied to the host piece by piece, by any thread.
+#[derive(Clone, Debug)]
+pub struct DeviceBytes {
+    device: Device,
+    address: u64,
+    nbytes: usize,
+}
+
+impl DeviceBytes {
+    /// `nbytes` bytes from `address` on, of the device of `stream`. They are found as [`DeviceStream::begin`] finds them, which
+    /// is called once they are all queued to be written and before the first is copied.
+    ///
+    /// # Safety
+    /// They are allocated there for as long as this is. That nobody writes to them meanwhile cannot be proven and is not
+    /// asked for: then some of either are saved.
+    pub unsafe fn new(stream: &DeviceStream, address: u64, nbytes: usize) -> DeviceBytes {
+        DeviceBytes {
+            device: stream.device.clone(),
+            address,
+            nbytes,
+        }
+    }
+
+    /// Bytes of it.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.nbytes
+    }
+
+    /// Whether it has none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.nbytes == 0
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The bytes of `range`, to the place of a slot that begins at `at`.
+    ///
+    /// # Panics
+    /// There are not that many.
+    pub(crate) fn copied_to(&self, at: usize, range: Range<usize>) -> Copy {
+        assert!(range.end <= self.nbytes, "a copy is of bytes that there are");
+        Copy {
+            begin: at,
+            address: self.address + to_u64(range.start),
+            nbytes: range.len(),
+        }
+    }
+
+    /// Calls `take` with the bytes of `range`, in order, as many at a time as a slot holds.
+    pub(crate) fn each<E: From<DeviceFault>>(
+        &self,
+        range: Range<usize>,
+        mut take: impl FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut begin = range.start;
+        while begin < range.end {
+            let end = range.end.min(begin + self.device.slot_nbytes());
+            let mut slot = self.device.lend()?;
+            self.device.fetch(&mut slot, &[self.copied_to(0, begin..end)])?;
+            take(&slot.bytes()[..end - begin])?;
+            begin = end;
+        }
+        Ok(())
+    }
+}

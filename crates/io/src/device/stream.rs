@@ -1,0 +1,72 @@
+//! A device, and the stream of the caller there.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::path::Path;
+
+use super::device::Device;
+use super::driver::Stream;
+use super::fault::DeviceFault;
+use super::system;
+
+/// A device, and the caller's stream there, in whose order its memory is used.
+#[derive(Clone, Debug)]
+pub struct DeviceStream {
+    pub(super) device: Device,
+    pub(super) stream: Stream,
+}
+
+impl DeviceStream {
+    /// The device of this number among the visible ones; a null `stream` is the default one. `driver` is a library that does
+    /// as the driver does: for tests.
+    ///
+    /// # Errors
+    /// There is no driver or no such device, or this is the child of a process that used one.
+    ///
+    /// # Safety
+    /// `stream` is null, or a stream of the device's primary context that stays as long as this.
+    pub unsafe fn new(
+        ordinal: i32,
+        stream: *mut c_void,
+        driver: Option<&Path>,
+    ) -> Result<DeviceStream, DeviceFault> {
+        Ok(DeviceStream {
+            device: system::device(ordinal, driver)?,
+            stream: Stream::of_framework(stream),
+        })
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The number of the device.
+    #[must_use]
+    pub fn ordinal(&self) -> i32 {
+        self.device.ordinal()
+    }
+
+    /// Has all that is copied from now on wait for what the caller has queued by now.
+    ///
+    /// # Errors
+    /// The device fails.
+    pub fn begin(&self) -> Result<(), DeviceFault> {
+        self.device.begin(self.stream)
+    }
+
+    /// Has what the caller queues from now on wait for all that was copied.
+    ///
+    /// # Errors
+    /// The device fails.
+    pub fn hold(&self) -> Result<(), DeviceFault> {
+        self.device.end(self.stream)
+    }
+
+    /// Raises where what the caller queues is being recorded into a graph, which a wait would break.
+    ///
+    /// # Errors
+    /// It is; or the device fails.
+    pub fn refuse_capture(&self) -> Result<(), DeviceFault> {
+        self.device.refuse_capture(self.stream)
+    }
+}
