@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from . import paddle as paddle
     from . import tensorflow as tensorflow
     from . import torch as torch
+    from ._background import SaveFuture
     from ._convert import Conversion, convert
     from ._describe import FileMetadata, RepoMetadata, describe, describe_async
     from ._download import Download, download
@@ -88,6 +89,7 @@ __all__ = [
     "RepoMetadata",
     "SafetensorError",
     "SaveError",
+    "SaveFuture",
     "ShardIndex",
     "SharedMemoryError",
     "SliceError",
@@ -132,6 +134,7 @@ _LATER = {
     "Ranges": "_objects",
     "Repair": "_rearrange",
     "RepoMetadata": "_describe",
+    "SaveFuture": "_background",
     "Verification": "_hash",
     "ShardIndex": "_native",
     "StorageOptions": "typing",

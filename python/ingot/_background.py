@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections import deque
-from concurrent.futures import Future, wait
+from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
 from typing import TypeVar
 
@@ -17,6 +17,46 @@ if TYPE_CHECKING:
     from typing import Any
 
 T = TypeVar("T")
+F = TypeVar("F", bound="Future[Any]")
+
+
+class SaveFuture(Future[None]):
+    """A save in the background: what ``save_file(..., background=True)`` returns. Its result is None.
+
+    Attributes
+    ----------
+    staged : concurrent.futures.Future
+        Done when the tensors may change: at once where `snapshot` had them copied, else when all bytes are
+        written, before the file is flushed and gets its name. Its result is None; where the save fails or is
+        cancelled before, it raises what that raises.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        # In the child of a fork this runs again, for whoever has the two.
+        self.staged: Future[None] = self.__dict__.get("staged") or Future()
+        Future.__init__(self.staged)
+        # It is no call that waits for its turn, so it cannot be cancelled.
+        self.staged.set_running_or_notify_cancel()
+        self.add_done_callback(_end_staging)
+
+    def _stage(self) -> None:
+        """Say that the tensors may change."""
+        if not self.staged.done():
+            self.staged.set_result(None)
+
+
+def _end_staging(future: Future[None]) -> None:
+    assert isinstance(future, SaveFuture)
+    fault = CancelledError() if future.cancelled() else future.exception()
+    if fault is None:
+        future._stage()
+    elif not future.staged.done():
+        future.staged.set_exception(fault)
+
+
+# The name by which users know it.
+SaveFuture.__module__ = "ingot"
 
 
 class Line:
@@ -45,9 +85,8 @@ class Line:
         # The one that calls what waits. Others that were started end before they call anything.
         self._thread: threading.Thread | None = None
 
-    def put(self, call: Callable[[], T]) -> Future[T]:
-        """Take `call` on. Its result, or what it raises, is that of the future."""
-        future: Future[T] = Future()
+    def put(self, call: Callable[[], T], future: F) -> F:
+        """Take `call` on. Its result, or what it raises, is that of `future`, which is returned."""
         turn = (future, call)
         try:
             with self._lock:

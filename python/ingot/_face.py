@@ -12,11 +12,11 @@ from ._save import write_file
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from concurrent.futures import Future
     from typing import Any, Literal
 
     from typing_extensions import Buffer, Unpack
 
+    from ._background import SaveFuture
     from ._load import Into
     from ._native import Export
     from ._objects import Source
@@ -244,7 +244,7 @@ class Whole(Generic[Tensor]):
         *,
         background: Literal[True],
         **options: Unpack[SaveOptions],
-    ) -> Future[None]: ...
+    ) -> SaveFuture: ...
 
     @overload
     def save_file(
@@ -266,7 +266,7 @@ class Whole(Generic[Tensor]):
         *,
         background: bool = False,
         **options: Unpack[SaveOptions],
-    ) -> Future[None] | None:
+    ) -> SaveFuture | None:
         """Save tensors to a file.
 
         Parameters
@@ -278,15 +278,15 @@ class Whole(Generic[Tensor]):
             object such as an open binary file or `io.BytesIO` is given the bytes of the file, a piece at a
             time (`ingot.typing.Writable`).
         background : bool
-            Return a `concurrent.futures.Future` soon, and write in a thread. What goes wrong while writing
-            is raised by its ``result()``. Such saves follow one another in the order of the calls. The
-            interpreter does not exit before they are done.
+            Return an `ingot.SaveFuture` soon, and write in a thread. What goes wrong while writing is raised
+            by its ``result()``; when its ``staged`` is done, the tensors may change. Such saves follow one
+            another in the order of the calls. The interpreter does not exit before they are done.
         **options
             How the file is written: `ingot.typing.SaveOptions`.
 
         Returns
         -------
-        None or concurrent.futures.Future
+        None or ingot.SaveFuture
             The future of a save in the background, whose result is None.
 
         Raises
@@ -307,7 +307,7 @@ class Whole(Generic[Tensor]):
         metadata: Mapping[str, str] | None,
         options: SaveOptions,
         background: bool,
-    ) -> Future[None] | None:
+    ) -> SaveFuture | None:
         """What `save_file` does, also where its first argument has another name."""
         return write_file(
             filename,

@@ -202,7 +202,7 @@ class Wrap:
 
 @final
 class Gpu:
-    """A GPU that tensors are read onto by its driver, through pinned memory.
+    """A GPU that tensors are read onto and saved from by its driver, through pinned memory.
 
     ``current()`` gives the number of the device among the visible ones, the caller's current stream, and the
     handle of that. ``allocate(stream, wanted)`` is given codes of dtypes, each with a shape in what the
@@ -481,8 +481,10 @@ def prepare(
 ) -> NewFile:
     """Take over all that goes into a file. Nothing is written yet.
 
-    `payload(name, tensor)` gives a DLPack capsule, ``(code, shape, buffer)`` or ``(code, shape, fetch)``, of
-    which ``fetch(begin, end)`` gives those bytes as a capsule or a buffer. `export` comes first, with a few
+    `payload(name, tensor)` gives a DLPack capsule, ``(code, shape, buffer)``, ``(code, shape, fetch)``, of
+    which ``fetch(begin, end)`` gives those bytes as a capsule or a buffer, or, of a tensor in C order on a
+    GPU, ``(code, shape, (gpu, capsule))``: it is saved as what is queued on the caller's current stream
+    leaves it. `export` comes first, with a few
     hundred tensors at once: its `places` gives the storages that they lie in, and how many elements come
     before the first of each there. Where it raises or gives None, or what DLPack shows of a tensor is of no
     use or reaches past its storage, `payload` is called. `views` is the record of names that share one of the

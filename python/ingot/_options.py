@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any, Literal
 
     from ._native import TensorInfo
-    from .typing import Align, Checksums, Dtype, Format, Progress, Tell
+    from .typing import Align, Checksums, Dtype, Format, Progress, Snapshot, Tell
 
     Leniency = Literal["refuse", "accept", "salvage"]
 
@@ -70,6 +70,7 @@ FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_
 
 FORMATS = ("safetensors", "bintensors")
 ALIGNMENTS = (8, 64, 4096)
+SNAPSHOTS = ("host", "device")
 TENSOR_CHECKSUMS = ("blake3", "sha256", "xxh3", "xxh3_128")
 
 
@@ -295,7 +296,7 @@ class Saving(NamedTuple):
     atomic: bool = True
     replace_read_only: bool = False
     progress: Progress = False
-    snapshot: bool = True
+    snapshot: Snapshot = True
     reserve_header: int = 0
     align: Align = 8
     checksums: Checksums = None
@@ -313,6 +314,12 @@ class Saving(NamedTuple):
             "align": alignment(self.align),
             "checksums": known_checksums(self.checksums),
         }
+
+    def snapshot_of(self) -> str | None:
+        """Where a save in the background copies its tensors to; None for nowhere."""
+        if not isinstance(self.snapshot, str):
+            return "host" if self.snapshot else None
+        return one_of("snapshot", self.snapshot, SNAPSHOTS)
 
     def of_named_file(self) -> dict[str, Any]:
         """What a file with a name is written by, likewise."""

@@ -27,11 +27,11 @@ from .typing import SaveOptions
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from concurrent.futures import Future
 
     from typing_extensions import TypeIs
 
-    from ._native import Export
+    from ._background import SaveFuture
+    from ._native import Export, NewFile
     from .typing import Path, Progress, Tell, Writable
 
     Payload = Callable[[str, Any], Any]
@@ -51,7 +51,8 @@ def write_file(
     shared: str = "copy",
     views: str | None = None,
     background: bool = False,
-) -> Future[None] | None:
+    copies: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+) -> SaveFuture | None:
     """Write a file. The end of every function that does, with tensors of whatever framework.
 
     Parameters
@@ -68,6 +69,9 @@ def write_file(
         As callers gave them.
     background : bool
         As for `ingot.numpy.save_file`.
+    copies : callable
+        Gives copies of tensors that lie where they do, for ``snapshot="device"``. Those of most frameworks
+        need none.
     """
     how = Saving.of(options)
     if is_writable(filename):
@@ -75,7 +79,9 @@ def write_file(
         _stream(filename, tensors, payload, texts(metadata), how, export=export, shared=shared, views=views)
         return None
     path = _native.local_path(filename)
-    write = _telling(how.progress, path, _native.NewFile.write)
+    snapshot = how.snapshot_of()
+    if background and snapshot == "device":
+        tensors = copies(tensors)
     file = _native.prepare(
         # Where a relative path leads now, and not when its turn comes.
         join(getcwd(), fsdecode(path)) if background else path,
@@ -89,15 +95,38 @@ def write_file(
         **how.layout(),
         **how.of_named_file(),
     )
+    write = _native.NewFile.write
     # What is left of the tensors is in `file`.
     del tensors, payload, export
     if not background:
-        return write(file)
-    if how.snapshot:
-        file.snapshot()
-    from ._background import SAVES
+        _telling(how.progress, path, write)(file)
+        return None
+    from ._background import SAVES, SaveFuture
 
-    return SAVES.put(lambda: write(file))
+    future = SaveFuture()
+    if snapshot == "host":
+        file.snapshot()
+    if snapshot is None:
+        write = _staging(future, write)
+    else:
+        future._stage()
+    told = _telling(how.progress, path, write)
+    return SAVES.put(lambda: told(file), future)
+
+
+def _staging(future: SaveFuture, write: Callable[..., None]) -> Callable[..., None]:
+    """`write`, with `future` told when all bytes of the tensors are written: none is read after that."""
+
+    def staging(file: NewFile, tell: Tell | None = None) -> None:
+        def told(done: int, total: int) -> None:
+            if done == total:
+                future._stage()
+            if tell is not None:
+                tell(done, total)
+
+        write(file, told)
+
+    return staging
 
 
 def _telling(progress: Progress, path: str | bytes, work: Callable[..., None]) -> Callable[..., None]:

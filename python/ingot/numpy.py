@@ -24,11 +24,11 @@ except ModuleNotFoundError as error:
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from concurrent.futures import Future
     from typing import Any, Literal
 
     from typing_extensions import Buffer, Unpack
 
+    from ._background import SaveFuture
     from ._hash import Hasher
     from ._load import Memory, Reads, Wanted
     from ._native import Checkpoint
@@ -204,7 +204,7 @@ def save_file(
     *,
     background: Literal[True],
     **options: Unpack[SaveOptions],
-) -> Future[None]: ...
+) -> SaveFuture: ...
 
 
 @overload
@@ -226,7 +226,7 @@ def save_file(
     *,
     background: bool = False,
     **options: Unpack[SaveOptions],
-) -> Future[None] | None:
+) -> SaveFuture | None:
     """Save arrays to a file.
 
     Parameters
@@ -238,15 +238,15 @@ def save_file(
         such as an open binary file or `io.BytesIO` is given the bytes of the file, a piece at a time
         (`ingot.typing.Writable`).
     background : bool
-        Return a `concurrent.futures.Future` soon, and write in a thread. What goes wrong while writing
-        is raised by its ``result()``. Such saves follow one another in the order of the calls. The
-        interpreter does not exit before they are done.
+        Return an `ingot.SaveFuture` soon, and write in a thread. What goes wrong while writing is raised by
+        its ``result()``; when its ``staged`` is done, the tensors may change. Such saves follow one another
+        in the order of the calls. The interpreter does not exit before they are done.
     **options
         How the file is written: `ingot.typing.SaveOptions`.
 
     Returns
     -------
-    None or concurrent.futures.Future
+    None or ingot.SaveFuture
         The future of a save in the background, whose result is None.
 
     Raises

@@ -21,6 +21,7 @@ __all__ = [
     "Progress",
     "ReadOptions",
     "SaveOptions",
+    "Snapshot",
     "StorageOptions",
     "Tell",
     "Writable",
@@ -41,6 +42,8 @@ Device = object | Mapping[str, object] | Callable[[TensorInfo], object]
 #: itself.
 Dtype = object
 
+#: Where a save in the background copies its tensors to. True is ``"host"``, False is nowhere.
+Snapshot = bool | Literal["host", "device"]
 #: Which of the two formats a file is written in.
 Format = Literal["safetensors", "bintensors"]
 #: What the position of the data in a file is a multiple of, in bytes.
@@ -167,10 +170,12 @@ class SaveOptions(TypedDict, total=False):
         True shows a bar: tqdm's if it is installed, else a line on standard error. A callable is told
         ``(bytes done, bytes in all)`` about twenty times a second and at the end, and may raise to stop the
         save; the old file stays then.
-    snapshot : bool
+    snapshot : bool, "host" or "device"
         In the background: copy the tensors before returning, so that they may change while they are written.
-        False copies nothing; they must then stay as they are until the future is done, and what a device
-        still computes must be finished.
+        True and ``"host"`` copy them to the memory of the host. ``"device"`` copies torch tensors where they
+        lie, which is over sooner and takes as much memory there until they are written; other tensors are
+        arrays of the host. False copies nothing: the tensors must stay as they are until ``future.staged`` is
+        done. In every case they are saved as what was queued on the current stream leaves them.
     reserve_header : int
         Bytes of room in the header, so that `ingot.update_metadata` need not write the file anew. They are
         spaces that every reader passes over (FORMAT.md, "Room for later edits, and alignment").
@@ -190,7 +195,7 @@ class SaveOptions(TypedDict, total=False):
     atomic: bool
     replace_read_only: bool
     progress: Progress
-    snapshot: bool
+    snapshot: Snapshot
     reserve_header: int
     align: Align
     checksums: Checksums

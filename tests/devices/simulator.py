@@ -23,6 +23,7 @@ import ml_dtypes
 import numpy as np
 
 from ingot import _native
+from ingot import numpy as arrays
 from ingot._face import Whole
 
 ROOT = Path(__file__).parents[2]
@@ -159,6 +160,8 @@ class Gpus:
         self.library.fake_cuda_fail.argtypes = (ctypes.c_uint64, ctypes.c_int)
         self.library.fake_cuda_pin_limit.argtypes = (ctypes.c_size_t,)
         self.library.fake_cuda_reset(ctypes.c_uint64(seed), ctypes.c_size_t(devices))
+        # A framework has started the driver by the time that it has a tensor.
+        assert self.library.cuInit(0) == 0
         self.gpus = [
             _native.Gpu(lambda ordinal=ordinal: (ordinal, ordinal, 0), self._allocate, driver=self.path)
             for ordinal in range(devices)
@@ -229,13 +232,45 @@ class Gpus:
         assert self.library.fake_cuda_read(array.address, found, array.nbytes)
         return found.raw[: array.nbytes]
 
+    def array(self, values: Any, ordinal: int = 0) -> Array:
+        """A tensor with these values."""
+        code = next(code for code, dtype in KINDS.items() if np.dtype(dtype) == values.dtype)
+        ((array, _),) = self._allocate(ordinal, [(code, values.shape)])
+        # What its owner before does with it is over.
+        self.finish(ordinal)
+        stored = values.tobytes()
+        assert self.library.fake_cuda_write(
+            ctypes.c_uint64(array.address), stored, ctypes.c_size_t(len(stored))
+        )
+        return array
+
+    def fill(self, array: Array, byte: int) -> None:
+        """Queue a kernel that fills a tensor with `byte`, on the default stream."""
+        given = ctypes.c_size_t(array.ordinal), ctypes.c_uint64(array.address), ctypes.c_size_t(array.nbytes)
+        assert self.library.fake_cuda_old_owner(None, *given, ctypes.c_uint8(byte)) == 0
+
+    def capture(self, ordinal: int, is_capturing: bool) -> int:
+        """Begin or end a capture on the default stream of a device; the code that it gives."""
+        code: int = self.library.fake_cuda_capture(
+            None, ctypes.c_size_t(ordinal), ctypes.c_bool(is_capturing)
+        )
+        return code
+
+    def payload(self, name: str, tensor: Any) -> Any:
+        """What is handed over of a tensor that is saved: of the device, or a NumPy array."""
+        if not isinstance(tensor, Array):
+            return arrays.payload(name, tensor)
+        return tensor.code, tensor.shape, (self.gpus[tensor.ordinal], self._capsule(tensor))
+
     def release(self) -> None:
         """Give back what is pinned, and wait until the thread that does it has ended."""
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
             _native.release_pinned()
             threads = [Path(f"/proc/self/task/{task}/comm") for task in os.listdir("/proc/self/task")]
-            if not any("ingot-pinned" in _read(name) for name in threads):
+            # One that has just begun has not got its name yet, and has not given back anything either.
+            is_back = self.is_lost or self.counted()["pinned"] == 0
+            if is_back and not any("ingot-pinned" in _read(name) for name in threads):
                 return
             time.sleep(0.01)
         raise TimeoutError("pinned memory is not given back")
@@ -247,11 +282,12 @@ class Gpus:
     def module(self) -> ModuleType:
         """The module that serves the framework."""
         module: Any = ModuleType("ingot.simulated")
-        # It has no index of its own, and nothing to save.
+        # It has no index of its own.
         unused: Any = None
-        whole: Any = Whole(self.wrap, self.mover, unused, unused)
+        whole: Any = Whole(self.wrap, self.mover, unused, self.payload)
         module.wrap, module.mover, module.at = self.wrap, self.mover, unused
         module.load_file, module.load = whole.load_file, whole.load
+        module.save_file, module.save = whole.save_file, whole.save
         found: ModuleType = module
         return found
 

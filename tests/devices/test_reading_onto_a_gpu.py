@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +13,6 @@ import pytest
 
 import ingot
 import ingot.numpy
-from ingot import _frameworks
 from support.traced import traced
 
 from .simulator import Array, Gpus
@@ -33,24 +30,6 @@ TENSORS: dict[str, Any] = {
     "large": RANDOM.integers(0, 255, (3000, 4001)).astype("u1"),
     "table": RANDOM.normal(size=(500, 64)).astype("f4"),
 }
-
-
-@pytest.fixture
-def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpus]:
-    made = Gpus(tmp_path, devices=2)
-    monkeypatch.setitem(_frameworks.FRAMEWORKS, "simulated", "simulated")
-    monkeypatch.setitem(sys.modules, "ingot.simulated", made.module())
-    yield made
-    made.release()
-    counted = made.counted()
-    assert counted["pinned"] == 0 or made.is_lost
-    for wrong in ("without_context", "forked", "captured", "overlapping", "stray", "deadlocks"):
-        assert counted[wrong] == 0, wrong
-
-
-@pytest.fixture
-def framework(gpus: Gpus) -> ModuleType:
-    return sys.modules["ingot.simulated"]
 
 
 @pytest.fixture

@@ -67,6 +67,89 @@ def test_without_a_snapshot_nothing_is_copied(tmp_path: Path) -> None:
     assert found == [ingot.numpy.save({"a": array})]
 
 
+def test_tensors_may_change_once_they_are_staged(tmp_path: Path) -> None:
+    copied = ingot.numpy.save_file({"a": numpy.zeros(3)}, tmp_path / "copied", background=True)
+    assert copied.staged.done()
+    assert copied.staged.result() is None
+    path, reader, found = pipe(tmp_path)
+    array = numpy.zeros(3, numpy.uint8)
+    expected = ingot.numpy.save({"a": array})
+    future = ingot.numpy.save_file({"a": array}, path, background=True, snapshot=False)
+    waiting = ingot.numpy.save_file({"a": array}, tmp_path / "t", background=True, snapshot=False)
+    assert not future.staged.done()
+    # It tells of a save, and ends none.
+    assert not future.staged.cancel()
+    assert waiting.cancel()
+    with pytest.raises(CancelledError):
+        waiting.staged.result(60)
+    reader.start()
+    assert future.staged.result(60) is None
+    array[:] = 1
+    future.result()
+    reader.join()
+    assert found == [expected]
+
+
+def test_a_save_that_fails_says_so_to_who_waits_for_the_tensors(tmp_path: Path) -> None:
+    future = ingot.numpy.save_file(
+        {"a": numpy.zeros(3)}, tmp_path / "nowhere" / "t", background=True, snapshot=False
+    )
+    with pytest.raises(FileNotFoundError):
+        future.staged.result(60)
+
+    def stop(done: int, total: int) -> None:
+        if done == total:
+            raise ZeroDivisionError
+
+    future = ingot.numpy.save_file(
+        {"a": numpy.zeros(3)}, tmp_path / "t", background=True, snapshot=False, progress=stop
+    )
+    # All had been written when it was stopped.
+    assert future.staged.result(60) is None
+    assert isinstance(future.exception(60), ZeroDivisionError)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_snapshot_is_nowhere_on_the_host_or_on_the_device(tmp_path: Path, background: bool) -> None:
+    for snapshot in (True, False, "host", "device"):
+        array: Any = numpy.arange(5 * MIB)
+        future = ingot.numpy.save_file(
+            {"a": array},
+            tmp_path / "t",
+            background=background,
+            snapshot=snapshot,  # type: ignore[call-overload]
+        )
+        assert future is None or future.result() is None
+        assert numpy.array_equal(ingot.numpy.load_file(tmp_path / "t")["a"], array)
+    with pytest.raises(ingot.OptionError, match="expected one of host, device") as caught:
+        ingot.numpy.save_file({}, tmp_path / "t", background=background, snapshot="gpu")  # type: ignore[call-overload]
+    assert caught.value.code == "unknown-snapshot"
+
+
+def test_torch_tensors_are_copied_where_they_are(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    import ingot.torch
+
+    path, reader, found = pipe(tmp_path)
+    tensors = {"a": torch.arange(6.0), "t": torch.arange(6.0).view(2, 3).T}
+    expected = ingot.torch.save(tensors)
+    future = ingot.torch.save_file(tensors, path, background=True, snapshot="device")
+    assert future.staged.done()
+    for tensor in tensors.values():
+        tensor.zero_()
+    reader.start()
+    future.result()
+    reader.join()
+    assert found == [expected]
+    both = torch.zeros(3)
+    with pytest.raises(ingot.SharedMemoryError):
+        ingot.torch.save_file({"a": both, "b": both}, tmp_path / "t", background=True, snapshot="device")
+    with pytest.raises(ingot.SaveError, match="meta"):
+        ingot.torch.save_file(
+            {"a": torch.zeros(3, device="meta")}, tmp_path / "t", background=True, snapshot="device"
+        )
+
+
 def test_saves_follow_one_another_however_their_path_is_spelt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,12 +221,13 @@ def test_a_child_knows_that_its_parent_saves_and_can_save_itself(tmp_path: Path)
     os.mkfifo(tmp_path / "pipe")
     program = """
 signal.alarm(60)
-running = ingot.numpy.save_file({}, "pipe", background=True)
-waiting = ingot.numpy.save_file({"a": numpy.ones(3)}, "parent", background=True)
+running = ingot.numpy.save_file({}, "pipe", background=True, snapshot=False)
+waiting = ingot.numpy.save_file({"a": numpy.ones(3)}, "parent", background=True, snapshot=False)
+staged = [running.staged, waiting.staged]
 child = os.fork()
 if child == 0:
     try:
-        for future in (running, waiting):
+        for future in (running, waiting, *staged):
             assert isinstance(future.exception(timeout=10), RuntimeError)
         ingot.numpy.save_file({"a": numpy.ones(3)}, "child", background=True).result(10)
         assert not os.path.exists("parent")
@@ -168,7 +252,7 @@ def test_a_line_keeps_no_call_that_is_done() -> None:
 
     held = Held()
     gone = weakref.ref(held)
-    future: Future[None] = line.put(lambda held=held: None)
+    future: Future[None] = line.put(lambda held=held: None, Future())
     del held
     future.result()
     wait_for_no_threads()
@@ -188,7 +272,7 @@ def test_ctrl_c_while_a_thread_starts_keeps_no_later_save_waiting(
         if started:
             start(thread)
         # As a signal handler that saves, and one that raises.
-        others.append(line.put(lambda: called.append("handler")))
+        others.append(line.put(lambda: called.append("handler"), Future()))
         raise KeyboardInterrupt
 
     def first() -> None:
@@ -197,8 +281,8 @@ def test_ctrl_c_while_a_thread_starts_keeps_no_later_save_waiting(
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        line.put(first)
-    others.append(line.put(lambda: called.append("later")))
+        line.put(first, Future())
+    others.append(line.put(lambda: called.append("later"), Future()))
     may_go.set()
     for future in others:
         future.result(60)
@@ -206,7 +290,7 @@ def test_ctrl_c_while_a_thread_starts_keeps_no_later_save_waiting(
     # A call that had begun goes on; one that had not is not made.
     assert called[-2:] == ["handler", "later"]
     assert called[:-2] in ([], ["first"])
-    assert line.put(lambda: 5).result(60) == 5
+    assert line.put(lambda: 5, Future()).result(60) == 5
     wait_for_no_threads()
 
 

@@ -1,4 +1,4 @@
-//! Devices that tensors are read onto, and the frameworks that allocate there.
+//! Devices that tensors are read onto and saved from, and the frameworks that allocate there.
 //!
 //! One of the files in which `unsafe` is allowed, because the memory belongs to a framework.
 #![allow(unsafe_code)]
@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use ingot_format::{Dtype, to_u64};
 use ingot_io::{
-    Allocator, DeviceBlock, DeviceFault, DeviceRegion, Error, Found, Fresh, Home, Onto, Part, ReadOptions,
-    Refusal,
+    Allocator, DeviceBlock, DeviceFault, DeviceRegion, DeviceStream, Error, Found, Fresh, Home, Onto, Part,
+    ReadOptions, Refusal,
 };
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
@@ -23,7 +23,7 @@ use crate::errors::raise;
 use crate::object_fault::Raised;
 use crate::watch::Signals;
 
-/// A device that tensors are read onto. See `_native.pyi`.
+/// A device that tensors are read onto and saved from. See `_native.pyi`.
 #[pyclass(frozen, module = "ingot._native")]
 pub(crate) struct Gpu {
     /// `current()` gives the number of the device, the caller's stream, and the handle of that.
@@ -48,19 +48,47 @@ impl Gpu {
 impl Gpu {
     /// The device, in the order of the stream that is the caller's current one.
     pub(crate) fn onto(&self, py: Python<'_>) -> PyResult<Onto> {
-        let (ordinal, stream, handle): (i32, Py<PyAny>, usize) = self.current.call0(py)?.extract(py)?;
+        let Current { at, stream } = self.current(py)?;
         let allocator = Framework {
-            ordinal,
+            ordinal: at.ordinal(),
             allocate: self.allocate.clone_ref(py),
             stream,
         };
+        Ok(Onto::new(at, Arc::new(allocator)))
+    }
+
+    /// The device, and the stream that is the caller's current one.
+    pub(crate) fn current(&self, py: Python<'_>) -> PyResult<Current> {
+        let (ordinal, stream, handle): (i32, Py<PyAny>, usize) = self.current.call0(py)?.extract(py)?;
         // The first one starts the driver, which takes long.
-        let onto = py.detach(|| {
+        let at = py.detach(|| {
             let handle = ptr::with_exposed_provenance_mut(handle);
-            // SAFETY: asks for a stream of the device: the framework gave its handle, and the allocator keeps the stream.
-            unsafe { Onto::new(ordinal, handle, Arc::new(allocator), self.driver.as_deref()) }
+            // SAFETY: asks for a stream of the device: the framework gave its handle, and `Current` keeps the stream, as does
+            // who has taken it out of that.
+            unsafe { DeviceStream::new(ordinal, handle, self.driver.as_deref()) }
         });
-        onto.map_err(|fault| refused(py, fault))
+        let at = at.map_err(|fault| refused(py, fault))?;
+        Ok(Current { at, stream })
+    }
+}
+
+/// A device, and the caller's current stream there, which is kept.
+pub(crate) struct Current {
+    pub(crate) at: DeviceStream,
+    stream: Py<PyAny>,
+}
+
+impl Current {
+    /// Raises where what the caller queues is being recorded into a graph.
+    pub(crate) fn refuse_capture(&self, py: Python<'_>) -> PyResult<()> {
+        let asked = py.detach(|| self.at.refuse_capture());
+        asked.map_err(|fault| refused(py, fault))
+    }
+
+    /// Has all that is copied from now on wait for what the caller has queued by now.
+    pub(crate) fn begin(&self, py: Python<'_>) -> PyResult<()> {
+        let begun = py.detach(|| self.at.begin());
+        begun.map_err(|fault| refused(py, fault))
     }
 }
 
@@ -119,8 +147,9 @@ impl Homes {
     /// Has the streams that are the caller's current ones now wait for all that was read.
     pub(crate) fn hold(&self, py: Python<'_>) -> PyResult<()> {
         self.gpus.iter().try_for_each(|gpu| {
-            let onto = gpu.get().onto(py)?;
-            py.detach(|| onto.hold()).map_err(|fault| refused(py, fault))
+            let current = gpu.get().current(py)?;
+            py.detach(|| current.at.hold())
+                .map_err(|fault| refused(py, fault))
         })
     }
 

@@ -13,7 +13,6 @@ use pyo3::types::{PyAny, PyDict, PyList};
 use crate::header::{leniency_of, texts};
 use crate::intake::{Exporter, borrowed, metadata};
 use crate::paths::file_path;
-use crate::produced::Raised;
 use crate::remote::Location;
 use crate::serialize::{existing, format_of, save_options};
 use crate::shards;
@@ -58,11 +57,7 @@ pub(crate) fn replace_tensor(
 ) -> PyResult<()> {
     let path = file_path(path)?;
     let items = [(name.clone(), tensor.clone())];
-    let exporter = Exporter {
-        export: None,
-        payload,
-        raised: Raised::default(),
-    };
+    let exporter = Exporter::new(None, payload);
     let options = save_options(durable, Replace::Atomic, false);
     for (name, new) in exporter.take(&items)? {
         let replaced = Signals::detach(payload.py(), |signals| {

@@ -1,5 +1,7 @@
 //! Tensors on their way to a file: names, and bytes where they lie.
 
+use std::cell::RefCell;
+
 use ingot_format::{Dtype, Quoted, SHARED_KEY};
 use ingot_io::RECORD_KEYS;
 use pyo3::buffer::PyUntypedBuffer;
@@ -7,6 +9,7 @@ use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyString, PyTuple};
 
+use crate::device::{Current, Gpu};
 use crate::errors::about_tensor;
 use crate::export::{self, Export, Item};
 use crate::produced::{Producer, Raised};
@@ -16,21 +19,63 @@ use crate::tensor::Imported;
 pub(crate) struct Exporter<'a, 'py> {
     /// Quick, and only of use for tensors in memory.
     pub(crate) export: Option<&'a Bound<'py, Export>>,
-    /// `payload(name, tensor)` gives a capsule, or `(dtype, shape, buffer)`, or `(dtype, shape, fetch)` with a function
-    /// that gives the bytes from `begin` to `end`, for any tensor.
+    /// `payload(name, tensor)` gives a capsule, or `(dtype, shape, buffer)`, or `(dtype, shape, (gpu, capsule))`, or
+    /// `(dtype, shape, fetch)` with a function that gives the bytes from `begin` to `end`, for any tensor.
     pub(crate) payload: &'a Bound<'py, PyAny>,
     /// Takes what those functions raise.
     pub(crate) raised: Raised,
+    /// The devices that tensors lie on.
+    devices: RefCell<Vec<(Py<Gpu>, Current)>>,
 }
 
-impl<'py> Exporter<'_, 'py> {
-    /// The tensors of these items; their names stay with the items.
-    pub(crate) fn take<'a>(&self, items: &'a [Item<'py>]) -> PyResult<Vec<(&'a str, Imported)>> {
-        export::each(self.export, items, |(name, tensor), shown| {
+impl<'a, 'py> Exporter<'a, 'py> {
+    pub(crate) fn new(
+        export: Option<&'a Bound<'py, Export>>,
+        payload: &'a Bound<'py, PyAny>,
+    ) -> Exporter<'a, 'py> {
+        Exporter {
+            export,
+            payload,
+            raised: Raised::default(),
+            devices: RefCell::default(),
+        }
+    }
+
+    /// The tensors of these items; their names stay with the items. Of those on devices the values are those that they have
+    /// once what the caller has queued by now is done.
+    pub(crate) fn take<'i>(&self, items: &'i [Item<'py>]) -> PyResult<Vec<(&'i str, Imported)>> {
+        let taken = export::each(self.export, items, |(name, tensor), shown| {
             let name = tensor_name(name)?;
             let imported = shown.map_or_else(|| self.slowly(name, tensor), Ok)?;
             Ok((name, imported))
-        })
+        })?;
+        let py = self.payload.py();
+        let devices = self.devices.take();
+        devices.iter().try_for_each(|(_, current)| current.begin(py))?;
+        Ok(taken)
+    }
+
+    /// A tensor of `gpu`; `None` where `capsule` has another one.
+    fn on_device(
+        &self,
+        dtype: Dtype,
+        shape: Vec<u64>,
+        gpu: &Bound<'_, Gpu>,
+        capsule: &Bound<'_, PyAny>,
+    ) -> PyResult<Option<Imported>> {
+        let known = self.devices.borrow().iter().position(|(known, _)| known.is(gpu));
+        let number = match known {
+            Some(number) => number,
+            None => {
+                let current = gpu.get().current(gpu.py())?;
+                current.refuse_capture(gpu.py())?;
+                self.devices.borrow_mut().push((gpu.clone().unbind(), current));
+                self.devices.borrow().len() - 1
+            }
+        };
+        let devices = self.devices.borrow();
+        let current = devices.get(number).map(|(_, current)| &current.at);
+        Ok(current.and_then(|stream| Imported::on_device(dtype, shape, stream, capsule)))
     }
 
     fn slowly(&self, name: &str, tensor: &Bound<'_, PyAny>) -> PyResult<Imported> {
@@ -64,6 +109,17 @@ impl<'py> Exporter<'_, 'py> {
             let nbytes = ingot_format::nbytes(dtype, &shape).unwrap_or(0);
             let producer = Producer::new(buffer.unbind(), nbytes, self.raised.clone());
             return Ok(Imported::produced(dtype, shape, Box::new(producer)));
+        }
+        if buffer.is_instance_of::<PyTuple>() {
+            let (gpu, capsule): (Bound<'_, Gpu>, Bound<'_, PyAny>) = buffer.extract()?;
+            let imported = self.on_device(dtype, shape, &gpu, &capsule)?;
+            let elsewhere = || {
+                refuse(
+                    "no-values",
+                    "its elements cannot be read from where they lie".to_owned(),
+                )
+            };
+            return imported.ok_or_else(elsewhere);
         }
         let imported =
             PyUntypedBuffer::get(&buffer).and_then(|buffer| Imported::from_buffer(dtype, shape, buffer));

@@ -43,11 +43,7 @@ pub(crate) fn prepare(
     checksums: Vec<String>,
 ) -> PyResult<NewFile> {
     let path = file_path(path)?;
-    let exporter = Exporter {
-        export,
-        payload,
-        raised: Raised::default(),
-    };
+    let exporter = Exporter::new(export, payload);
     let form = Form {
         format: format_of(format)?,
         options: layout_options(reserve, align)?,
@@ -183,11 +179,7 @@ pub(crate) fn serialize<'py>(
     shared: &str,
     views: Option<String>,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    let exporter = Exporter {
-        export,
-        payload,
-        raised: Raised::default(),
-    };
+    let exporter = Exporter::new(export, payload);
     let form = Form::usual(format)?;
     let pairs = metadata_of_new(metadata, views)?;
     let contents = Contents::new(&items(tensors)?, &exporter, pairs, form, shared, None)?;
@@ -229,11 +221,7 @@ pub(crate) fn stream(
     checksums: Vec<String>,
     progress: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
-    let exporter = Exporter {
-        export,
-        payload,
-        raised: Raised::default(),
-    };
+    let exporter = Exporter::new(export, payload);
     let form = Form {
         format: format_of(format)?,
         options: layout_options(reserve, align)?,

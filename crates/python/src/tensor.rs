@@ -10,7 +10,9 @@ use std::ptr;
 use std::sync::Arc;
 
 use ingot_format::{Dtype, to_u64, to_usize};
-use ingot_io::{Bytes, Dim, Footprint, Memory, Payload, Produce, Region, Source, Strided};
+use ingot_io::{
+    Bytes, DeviceBytes, DeviceStream, Dim, Footprint, Memory, Payload, Produce, Region, Source, Strided,
+};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyMemoryError, PyValueError};
 use pyo3::ffi;
@@ -32,6 +34,7 @@ pub(crate) struct Imported {
 enum Held {
     Bytes(Bytes<'static>),
     Strided(Strided<'static>),
+    Device(DeviceBytes),
     Produced(Box<dyn Produce + Send>),
 }
 
@@ -67,6 +70,7 @@ impl Imported {
         match &self.held {
             Held::Bytes(bytes) => Payload::Bytes(*bytes),
             Held::Strided(strided) => Payload::Strided(strided.clone()),
+            Held::Device(bytes) => Payload::Device(bytes),
             Held::Produced(producer) => Payload::Produced(&**producer),
         }
     }
@@ -76,7 +80,7 @@ impl Imported {
         match &self.held {
             Held::Bytes(bytes) => Some(Footprint::new(bytes.addr(), bytes.len(), &[])),
             Held::Strided(strided) => Some(strided.footprint()),
-            Held::Produced(_) => None,
+            Held::Device(_) | Held::Produced(_) => None,
         }
     }
 
@@ -86,6 +90,32 @@ impl Imported {
         // SAFETY: `take` asks for an owner of the elements: the capsule keeps its tensor.
         Shown::by(capsule, |shown| unsafe { Imported::take(shown, capsule) })
             .ok_or_else(|| PyBufferError::new_err("expected a DLPack capsule that was not used before"))
+    }
+
+    /// The elements of a tensor of `dtype` and `shape` on the device of `stream`, which lies in a DLPack capsule in C order;
+    /// `None` where it does not, or lies elsewhere.
+    pub(crate) fn on_device(
+        dtype: Dtype,
+        shape: Vec<u64>,
+        stream: &DeviceStream,
+        capsule: &Bound<'_, PyAny>,
+    ) -> Option<Imported> {
+        let expected = to_usize(ingot_format::nbytes(dtype, &shape).ok()?)?;
+        let bytes = Shown::by(capsule, |shown| {
+            let count = shown.sizes.iter().try_fold(shown.itemsize()?, |nbytes, &size| {
+                nbytes.checked_mul(usize::try_from(size).ok()?)
+            });
+            let fits = shown.gpu == Some(stream.ordinal()) && shown.is_c_order() && count == Some(expected);
+            // SAFETY: `DeviceBytes::new` asks for memory that is allocated there for as long as the result is: that of the
+            // tensor, which `_owner` keeps; what borrows `self` goes before.
+            fits.then(|| unsafe { DeviceBytes::new(stream, to_u64(shown.start.addr()), expected) })
+        });
+        Some(Imported {
+            dtype,
+            shape,
+            held: Held::Device(bytes.flatten()?),
+            _owner: Owner::Object(capsule.clone().unbind()),
+        })
     }
 
     /// The elements of `buffer` in C order, to be stored as `dtype` with `shape`. Fails when it does not have just the

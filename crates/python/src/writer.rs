@@ -13,7 +13,6 @@ use crate::index;
 use crate::intake::{Exporter, borrowed};
 use crate::open::Checkpoint;
 use crate::paths::file_path;
-use crate::produced::Raised;
 use crate::serialize::{existing, format_of, layout_options, save_options};
 use crate::watch::Signals;
 
@@ -131,11 +130,7 @@ impl Writer {
         let writer = self.opened(py)?;
         let index: Vec<Index> = index::parts(index)?;
         let items = [(name.clone(), tensor.clone())];
-        let exporter = Exporter {
-            export: None,
-            payload,
-            raised: Raised::default(),
-        };
+        let exporter = Exporter::new(None, payload);
         for (name, part) in exporter.take(&items)? {
             let written = Signals::detach(py, |signals| {
                 writer.write(name, &index, part.dtype, &part.shape, &part.payload(), signals)
@@ -266,11 +261,7 @@ impl Appender {
     ) -> PyResult<()> {
         let py = name.py();
         let items = [(name.clone(), tensor.clone())];
-        let exporter = Exporter {
-            export: None,
-            payload,
-            raised: Raised::default(),
-        };
+        let exporter = Exporter::new(None, payload);
         for (name, new) in exporter.take(&items)? {
             let appended = self.with(py, |appender, signals| {
                 appender.append(name, new.dtype, &new.shape, &new.payload(), signals)

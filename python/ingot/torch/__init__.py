@@ -13,10 +13,10 @@ from ._devices import mover as mover
 from ._files import load, load_file, save, save_file, save_with_checksum
 from ._into import IncompatibleKeys, load_into
 from ._model import load_model, save_model
+from ._payload import payload as payload
 from ._sharded import save_sharded
 from ._tensors import DTYPES as DTYPES
 from ._tensors import at as at
-from ._tensors import payload as payload
 from ._tensors import wrap as wrap
 
 __all__ = [

@@ -23,17 +23,18 @@ from ingot.errors import OptionError
 
 from ._devices import mover
 from ._into import destinations, fill_tensors
+from ._payload import payload
 from ._shared import recorded, refuse_shared, restore, views_among
-from ._tensors import _export, _plain_ones, _tensors, at, payload, refuse_strided, wrap
+from ._tensors import _export, _plain_ones, _tensors, at, not_plain, refuse_strided, undisturbed, wrap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from concurrent.futures import Future
     from typing import Any, Literal
 
     from typing_extensions import Buffer, Unpack
 
+    from ingot._background import SaveFuture
     from ingot._hash import Hasher
     from ingot._load import Move, Placement, Reads
     from ingot._native import Checkpoint
@@ -348,7 +349,7 @@ def save_file(
     *,
     background: Literal[True],
     **options: Unpack[TorchSaveOptions],
-) -> Future[None]: ...
+) -> SaveFuture: ...
 
 
 @overload
@@ -372,7 +373,7 @@ def save_file(
     contiguous: Contiguous = "copy",
     background: bool = False,
     **options: Unpack[SaveOptions],
-) -> Future[None] | None:
+) -> SaveFuture | None:
     """Save tensors to a file.
 
     Parameters
@@ -386,15 +387,15 @@ def save_file(
     shared, contiguous
         As for `save`.
     background : bool
-        Return a `concurrent.futures.Future` soon, and write in a thread. What goes wrong while writing
-        is raised by its ``result()``. Such saves follow one another in the order of the calls. The
-        interpreter does not exit before they are done.
+        Return an `ingot.SaveFuture` soon, and write in a thread. What goes wrong while writing is raised by
+        its ``result()``; when its ``staged`` is done, the tensors may change. Such saves follow one another
+        in the order of the calls. The interpreter does not exit before they are done.
     **options
         How the file is written: `ingot.typing.SaveOptions`.
 
     Returns
     -------
-    None or concurrent.futures.Future
+    None or ingot.SaveFuture
         The future of a save in the background, whose result is None.
 
     Raises
@@ -417,6 +418,7 @@ def save_file(
         shared=_native_shared(shared),
         views=rendered(views),
         background=background,
+        copies=partial(_copies, shared),
     )
 
 
@@ -472,6 +474,20 @@ def _payload(tensors: dict[str, torch.Tensor], shared: Shared) -> Callable[[str,
         return payload(name, tensor)
 
     return packed
+
+
+def _copies(shared: Shared, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copies of these tensors, each on its device, but of what cannot be stored: that is refused later."""
+    if shared == "error":
+        # What is copied no longer shares anything.
+        refuse_shared(_plain_ones(tensors))
+    with undisturbed():
+        return {
+            name: tensor
+            if not_plain(tensor) is not None
+            else tensor.detach().clone(memory_format=torch.contiguous_format)
+            for name, tensor in tensors.items()
+        }
 
 
 def _stored(

@@ -12,7 +12,7 @@ from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 from ingot import _native
 from ingot._dtypes import F4_PACKED, NAMES
 from ingot._frameworks import lacks
-from ingot._options import named, unpacked
+from ingot._options import named
 from ingot._save import boxes
 from ingot._text import _quoted
 from ingot.errors import SaveError
@@ -184,20 +184,6 @@ def _part(tensor: torch.Tensor, box: Box) -> torch.Tensor:
     if part.itemsize == 1:
         part = part.view(torch.uint8)
     return part.reshape(-1)[box.within]
-
-
-def payload(name: str, tensor: torch.Tensor) -> Any:
-    """`tensor` as a capsule, as a buffer, or as a function that gives its bytes. Copies nothing."""
-    code = storable(name, tensor)
-    with undisturbed():
-        shape = unpacked(name, tensor.shape) if code == "F4" else list(tensor.shape)
-        plain = tensor.as_subclass(torch.Tensor).detach()
-        if plain.device.type == "cpu" and not plain.is_conj() and not plain.is_neg():
-            if _crosses_by_dlpack(plain.dtype):
-                return _to_dlpack(plain)
-            if plain.is_contiguous():
-                return code, shape, plain.reshape(-1).view(torch.uint8).numpy()
-        return code, shape, fetcher(plain)
 
 
 def storable(name: str, tensor: torch.Tensor) -> str:

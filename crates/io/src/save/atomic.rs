@@ -1,6 +1,7 @@
 //! Saving so that the path always has the whole old file, or the whole new one.
 
 use std::fs::File;
+use std::io;
 
 use super::attributes::inherited;
 use super::direct::DirectWriter;
@@ -13,7 +14,8 @@ use super::temp::{self, Refused, Temp, TempKind};
 use super::write::{self, Route};
 use crate::error::{Step, Stop, step};
 use crate::options::{Durability, SaveOptions};
-use crate::watch::Watch;
+use crate::payload::{FileRange, Payload};
+use crate::watch::{Asked, Watch};
 
 /// From this size on, a flush at the end alone takes long. Smaller files are there before a thread is.
 const LONG_FLUSH: u64 = 32 << 20;
@@ -26,27 +28,65 @@ pub(super) fn save(
 ) -> Result<(), Stop> {
     entry.check(options)?;
     temp::remove_stale(entry);
-    let mut kind = TempKind::Unnamed;
-    loop {
-        let mut temp = fill(entry, pieces, kind, options, watch)?;
-        if watch.interrupted() {
-            return Err(Stop::Interrupted);
+    let mut temp = fill(entry, pieces, TempKind::Unnamed, options, watch)?;
+    match publish(entry, &mut temp, pieces, options, watch) {
+        Err(Unpublished::Nameless) => {
+            let mut named = copy_of(&temp, entry, pieces.nbytes(), options, watch)?;
+            publish(entry, &mut named, pieces, options, watch)
         }
-        match temp.publish(options.existing()) {
-            Ok(()) => {
-                return match options.durable {
-                    Durability::Durable => entry.directory.flush(temp.file()).step(step::FLUSH_DIRECTORY),
-                    Durability::Fast => Ok(()),
-                };
-            }
-            Err(Refused::Fault(fault)) => return Err(fault).step(step::RENAME),
-            // The payloads are still there, so it costs only time to write them again.
-            Err(Refused::Link) if temp.kind() == TempKind::Unnamed => kind = TempKind::Named,
-            Err(Refused::Link | Refused::Rename) => {
-                return in_place::copy_to(entry, temp.file(), pieces, options);
-            }
-        }
+        outcome => outcome,
     }
+    .map_err(|unpublished| match unpublished {
+        Unpublished::Stop(stop) => stop,
+        // One that has a name already is linked to no other.
+        Unpublished::Nameless => Stop::of(step::RENAME, io::ErrorKind::Unsupported.into()),
+    })
+}
+
+/// Why a file that is written has not got its name.
+enum Unpublished {
+    /// The system gives none to a file that was made without one.
+    Nameless,
+    Stop(Stop),
+}
+
+/// Gives `temp`, which has all of `pieces`, the name of the target.
+fn publish(
+    entry: &DirectoryEntry,
+    temp: &mut Temp<'_>,
+    pieces: &Pieces<'_>,
+    options: &SaveOptions,
+    watch: &dyn Watch,
+) -> Result<(), Unpublished> {
+    if watch.interrupted() {
+        return Err(Unpublished::Stop(Stop::Interrupted));
+    }
+    match temp.publish(options.existing()) {
+        Ok(()) => match options.durable {
+            Durability::Durable => entry.directory.flush(temp.file()).step(step::FLUSH_DIRECTORY),
+            Durability::Fast => Ok(()),
+        },
+        Err(Refused::Fault(fault)) => Err(fault).step(step::RENAME),
+        Err(Refused::Link) if temp.kind() == TempKind::Unnamed => return Err(Unpublished::Nameless),
+        Err(Refused::Link | Refused::Rename) => in_place::copy_to(entry, temp.file(), pieces, options),
+    }
+    .map_err(Unpublished::Stop)
+}
+
+/// A file with a name that has the `nbytes` bytes of `temp`. Not those of the payloads, which their owner may change once the
+/// watch has been told that all are written.
+fn copy_of<'p>(
+    temp: &Temp<'_>,
+    entry: &'p DirectoryEntry,
+    nbytes: u64,
+    options: &SaveOptions,
+    watch: &dyn Watch,
+) -> Result<Temp<'p>, Stop> {
+    let all = [Payload::File(FileRange::new(temp.file(), 0, nbytes))];
+    let pieces = Pieces::of_data(&[], nbytes, &all)
+        .map_err(io::Error::other)
+        .step(step::WRITE)?;
+    fill(entry, &pieces, TempKind::Named, options, &Asked(watch))
 }
 
 /// A temporary file with all that the target is to have, but the name.

@@ -1,0 +1,181 @@
+"""Tensors that are saved from a GPU: every way of saving, on a simulated driver."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ingot
+import ingot.numpy
+
+from .simulator import Array, Gpus
+
+RANDOM = np.random.default_rng(7)
+VALUES: dict[str, Any] = {
+    "scalar": np.array(3.5, "f4"),
+    "empty": np.ones((0, 4), "f4"),
+    "small": np.arange(7, dtype="i2"),
+    "half": RANDOM.normal(size=(33, 5)).astype(ml_dtypes.bfloat16),
+    "eighth": RANDOM.normal(size=(40,)).astype(ml_dtypes.float8_e4m3fn),
+    "matrix": RANDOM.normal(size=(300, 200)).astype("f4"),
+    # Several pieces of the file.
+    "large": RANDOM.integers(0, 255, (3000, 4001)).astype("u1"),
+}
+ON_DEVICES = sum(values.nbytes for name, values in VALUES.items() if name != "small")
+
+
+@pytest.fixture
+def tensors(gpus: Gpus) -> dict[str, Any]:
+    """On two devices, and one on the host."""
+    found = {name: gpus.array(values, ordinal=len(name) % 2) for name, values in VALUES.items()}
+    return {**found, "small": VALUES["small"]}
+
+
+def right(path: Path, expected: dict[str, Any] = VALUES) -> bool:
+    found = ingot.numpy.load_file(path)
+    return found.keys() == expected.keys() and all(
+        found[name].tobytes() == expected[name].tobytes() for name in expected
+    )
+
+
+@pytest.mark.parametrize("name", ["t.safetensors", "t.bt"])
+@pytest.mark.parametrize(
+    "options", [{}, {"durable": False}, {"atomic": False}, {"checksums": "sha256"}, {"align": 4096}]
+)
+def test_a_file_has_the_bytes_of_the_devices(
+    framework: ModuleType, gpus: Gpus, tensors: dict[str, Any], tmp_path: Path, name: str, options: Any
+) -> None:
+    if name.endswith(".bt"):
+        options = {key: value for key, value in options.items() if key != "align"}
+    framework.save_file(tensors, tmp_path / name, **options)
+    assert right(tmp_path / name)
+    counted = gpus.counted()
+    assert counted["bytes_out"] == ON_DEVICES
+    assert counted["pageable"] == 0
+    # A piece of the file is a slot: a copy for each tensor in it.
+    assert counted["copies"] <= ON_DEVICES / (4 << 20) + 2 * len(VALUES)
+    assert counted["pinned_most"] <= 128 << 20
+
+
+def test_bytes_streams_and_writers_have_them_too(
+    framework: ModuleType, gpus: Gpus, tensors: dict[str, Any], tmp_path: Path
+) -> None:
+    expected = ingot.numpy.save(VALUES)
+    assert framework.save(tensors) == expected
+    file = io.BytesIO()
+    framework.save_file(tensors, file)
+    assert file.getvalue() == expected
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    found: list[bytes] = []
+    reader = threading.Thread(target=lambda: found.append(pipe.read_bytes()))
+    reader.start()
+    framework.save_file(tensors, pipe)
+    reader.join()
+    assert found == [expected]
+
+
+def test_what_is_queued_on_the_stream_is_in_the_file(
+    framework: ModuleType, gpus: Gpus, tmp_path: Path
+) -> None:
+    step = gpus.array(VALUES["matrix"])
+    for byte in range(9):
+        gpus.fill(step, byte)
+    framework.save_file({"step": step}, tmp_path / "t")
+    # The next step changes nothing of it.
+    gpus.fill(step, 99)
+    assert right(tmp_path / "t", {"step": np.full(VALUES["matrix"].nbytes, 8, "u1")})
+
+
+@pytest.mark.parametrize("snapshot", ["host", False])
+def test_a_save_in_the_background_has_the_step_at_the_call(
+    framework: ModuleType, gpus: Gpus, tmp_path: Path, snapshot: Any
+) -> None:
+    step = gpus.array(VALUES["large"])
+    for byte in range(9):
+        gpus.fill(step, byte)
+    future = framework.save_file({"step": step}, tmp_path / "t", background=True, snapshot=snapshot)
+    assert future.staged.done() or snapshot is False
+    assert future.staged.result(60) is None
+    gpus.fill(step, 99)
+    assert future.result(60) is None
+    assert right(tmp_path / "t", {"step": np.full(VALUES["large"].nbytes, 8, "u1")})
+
+
+def test_seeds_that_order_the_work_in_every_way_change_nothing(tmp_path: Path) -> None:
+    for seed in range(40):
+        (tmp_path / str(seed)).mkdir()
+        gpus = Gpus(tmp_path / str(seed), seed=seed)
+        step = gpus.array(VALUES["matrix"])
+        for byte in range(seed):
+            gpus.fill(step, byte)
+        gpus.module().save_file(
+            {"a": gpus.array(VALUES["eighth"]), "step": step}, tmp_path / "t", durable=False
+        )
+        expected = VALUES["matrix"] if seed == 0 else np.full(VALUES["matrix"].nbytes, seed - 1, "u1")
+        assert right(tmp_path / "t", {"a": VALUES["eighth"], "step": expected}), seed
+        gpus.release()
+
+
+def test_a_tensor_that_was_loaded_onto_a_device_is_saved_from_it(
+    framework: ModuleType, gpus: Gpus, tmp_path: Path
+) -> None:
+    path = tmp_path / "t"
+    ingot.numpy.save_file(VALUES, path)
+    loaded = framework.load_file(path, 1)
+    assert all(isinstance(tensor, Array) for tensor in loaded.values())
+    framework.save_file(loaded, path)
+    assert right(path)
+
+
+def test_a_call_that_fails_is_a_device_error_and_the_old_file_stays(
+    framework: ModuleType, gpus: Gpus, tensors: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "t"
+    path.write_bytes(b"old")
+    gpus.library.fake_cuda_fail(12, 999)
+    with pytest.raises(ingot.DeviceError, match=r"cu\w+ gave CUDA_ERROR_UNKNOWN \(999\)") as caught:
+        framework.save_file(tensors, path)
+    assert caught.value.code == "device"
+    assert path.read_bytes() == b"old"
+    framework.save_file(tensors, path)
+    assert right(path)
+    folder = set(os.listdir(tmp_path))
+    assert not any(name.startswith(".t") for name in folder), folder
+
+
+def test_a_capture_is_refused_by_name_and_goes_on(
+    framework: ModuleType, gpus: Gpus, tensors: dict[str, Any], tmp_path: Path
+) -> None:
+    on_the_first = {"scalar": tensors["scalar"]}
+    assert tensors["scalar"].ordinal == 0
+    assert gpus.capture(0, True) == 0
+    with pytest.raises(ingot.DeviceError) as caught:
+        framework.save_file(on_the_first, tmp_path / "t")
+    assert caught.value.code == "device-capturing"
+    assert gpus.counted()["captured"] == 0
+    assert gpus.capture(0, False) == 0
+    framework.save_file(tensors, tmp_path / "t")
+    assert right(tmp_path / "t")
+
+
+def test_what_lies_elsewhere_than_its_framework_says_is_refused(gpus: Gpus, tmp_path: Path) -> None:
+    from ingot import _native
+
+    array = gpus.array(VALUES["matrix"], 1)
+    wrong = [
+        ("F32", [300, 200], (gpus.gpus[0], gpus._capsule(array))),
+        ("F32", [300, 201], (gpus.gpus[1], gpus._capsule(array))),
+    ]
+    for given in wrong:
+        with pytest.raises(ingot.SaveError, match="tensor `a`") as caught:
+            _native.serialize({"a": array}, lambda name, tensor, given=given: given, None, "safetensors")
+        assert caught.value.code == "no-values"
