@@ -64,6 +64,7 @@ def test_a_file_is_read_onto_the_device_whatever_the_backend(
 
 def test_a_handle_reads_tensors_slices_and_several_onto_it(gpus: Gpus, path: Path) -> None:
     with ingot.safe_open(path, "simulated", device=1) as file:
+        assert (file.backend, file.why) == ("pread", "a GPU is read onto in parallel, from no mapping")
         assert same(file["large"], TENSORS["large"])
         assert file["large"].ordinal == 1
         assert all_same(file.get_tensors(["half", "odd"]), {name: TENSORS[name] for name in ("half", "odd")})

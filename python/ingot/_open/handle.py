@@ -8,7 +8,7 @@ from typing import overload
 
 from ingot._frameworks import adapter
 from ingot._load import Value, moved, on, placing, settled, tensors
-from ingot._native import in_natural_order, why_pageable
+from ingot._native import Gpu, in_natural_order, why_pageable
 from ingot._options import checked_ahead, checked_threads, leniency
 from ingot._text import _escaped, nbytes, plural
 from ingot.errors import ClosedError
@@ -566,7 +566,11 @@ class safe_open(Mapping[str, Value]):
 
         ``"memory"`` for a buffer, ``"object"`` for what else there is to read from.
         """
-        return self._checkpoint.backend
+        return "pread" if self._passes_mapping() else self._checkpoint.backend
+
+    def _passes_mapping(self) -> bool:
+        """Whether tensors are read onto a GPU, which no mapping serves."""
+        return isinstance(self._move, Gpu) and self._checkpoint.backend == "mmap"
 
     @property
     def why(self) -> str:
@@ -574,10 +578,13 @@ class safe_open(Mapping[str, Value]):
 
         Where a GPU is reached through memory that could not be pinned, which is slower, also why not.
         """
+        why = self._checkpoint.why
+        if self._passes_mapping():
+            why = "a GPU is read onto in parallel, from no mapping"
         unpinned = why_pageable()
         if unpinned is None or self._move is None:
-            return self._checkpoint.why
-        return f"{self._checkpoint.why}; the GPU is reached through memory that is not pinned: {unpinned}"
+            return why
+        return f"{why}; the GPU is reached through memory that is not pinned: {unpinned}"
 
     def close(self) -> None:
         """Close the file. Again is allowed.

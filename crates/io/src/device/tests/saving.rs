@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::slice;
 
 use fake_cuda::control::Counters;
 use ingot_format::{Dtype, Format, Layout, Spec, layout, to_u64};
@@ -254,7 +255,7 @@ fn threads_that_write_a_large_tensor_take_turns_at_two_slots() {
     let size = 40 << 20;
     let bytes: Vec<u8> = (0..251).cycle().take(size).collect();
     let block = fake.block_of(&device, &bytes);
-    begin(&[device.clone()]).unwrap();
+    begin(slice::from_ref(&device)).unwrap();
     let (layout, on_device) = (laid_out(&[size, 3]), Fake::bytes(&device, &block));
     let payloads = [Payload::Device(&on_device), Payload::from(&b"end"[..])];
     let folder = tempfile::tempdir().unwrap();
@@ -277,7 +278,7 @@ fn parts_of_a_file_are_written_from_a_device() {
     let device = fake.device(0);
     let bytes = pattern(4, 30_000);
     let block = fake.block_of(&device, &bytes);
-    begin(&[device.clone()]).unwrap();
+    begin(slice::from_ref(&device)).unwrap();
     let on_device = Fake::bytes(&device, &block);
     let payload = Payload::Device(&on_device);
     let folder = tempfile::tempdir().unwrap();
