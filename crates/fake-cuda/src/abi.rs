@@ -98,6 +98,15 @@ pub unsafe extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> c_in
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) -> c_int {
+    called("cuDeviceGetAttribute", |simulator| {
+        let found = simulator.attribute(ordinal_of(device)?, attribute)?;
+        // SAFETY: the caller's contract.
+        unsafe { answer(value, found) }
+    })
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut *mut c_void, device: c_int) -> c_int {
     called("cuDevicePrimaryCtxRetain", |simulator| {
         let retained = simulator.retain(ordinal_of(device)?)?;

@@ -33,6 +33,12 @@ pub extern "C" fn fake_cuda_mistake(number: usize) {
     held().get().mistake = mistake.copied();
 }
 
+/// Has an attribute of a device be `value`.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_cuda_attribute(ordinal: usize, attribute: c_int, value: c_int) -> c_int {
+    code(held().get().set_attribute(ordinal, attribute, value))
+}
+
 /// What was counted since the reset.
 ///
 /// # Safety

@@ -1,10 +1,11 @@
 //! The state of the driver, and the scheduler.
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::codes::{
-    CAPTURE_UNSUPPORTED, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_INITIALIZED, OUT_OF_MEMORY,
-    SUCCESS, UNKNOWN, is_sticky,
+    CAPTURE_UNSUPPORTED, INVALID_CONTEXT, INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, NOT_INITIALIZED,
+    OUT_OF_MEMORY, SUCCESS, UNKNOWN, is_sticky,
 };
 use crate::counters::Counters;
 use crate::memory::{Arena, POISON, Pinned, bytes_of, write_host};
@@ -17,6 +18,9 @@ const MEMORY_NBYTES: usize = 8 << 30;
 const LEGACY: StreamId = 0x100;
 /// Contexts are these numbers and the ordinal, so that one of before a reset is none.
 const CONTEXT: usize = 0x5000_0000;
+
+/// Of a new device: it is not integrated, and on a machine whose memory has no nodes.
+const ATTRIBUTES: [(i32, i32); 2] = [(18, 0), (134, -1)];
 
 pub(crate) type Outcome<T = ()> = Result<T, i32>;
 
@@ -63,6 +67,7 @@ impl Mistake {
 #[derive(Debug)]
 struct Device {
     retained: u64,
+    attributes: BTreeMap<i32, i32>,
     arena: Arena,
 }
 
@@ -93,6 +98,7 @@ impl Simulator {
     fn new(seed: u64, devices: usize, generation: usize) -> Simulator {
         let device = |_| Device {
             retained: 0,
+            attributes: BTreeMap::from(ATTRIBUTES),
             arena: Arena::new(MEMORY_NBYTES),
         };
         let mut streams = Streams::default();
@@ -144,6 +150,18 @@ impl Simulator {
 
     pub(crate) fn devices(&self) -> usize {
         self.devices.len()
+    }
+
+    pub(crate) fn attribute(&self, ordinal: usize, attribute: i32) -> Outcome<i32> {
+        let device = self.devices.get(ordinal).ok_or(INVALID_DEVICE)?;
+        device.attributes.get(&attribute).copied().ok_or(INVALID_VALUE)
+    }
+
+    /// Has a device be like that.
+    pub(crate) fn set_attribute(&mut self, ordinal: usize, attribute: i32, value: i32) -> Outcome {
+        let device = self.devices.get_mut(ordinal).ok_or(INVALID_DEVICE)?;
+        device.attributes.insert(attribute, value);
+        Ok(())
     }
 
     pub(crate) fn retain(&mut self, ordinal: usize) -> Outcome<usize> {

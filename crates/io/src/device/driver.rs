@@ -26,6 +26,8 @@ const NON_BLOCKING: c_uint = 1;
 const SLEEPING: c_uint = 1 | 2;
 /// `CU_STREAM_LEGACY`, which is what a null stream means to frameworks.
 const LEGACY: *mut c_void = ptr::without_provenance_mut(1);
+/// `CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID`, since CUDA 12.2.
+pub(super) const HOST_NUMA_ID: c_int = 134;
 /// `CUDA_SUCCESS` and `CUDA_ERROR_NOT_READY`.
 const SUCCESS: c_int = 0;
 const NOT_READY: c_int = 600;
@@ -89,6 +91,7 @@ calls! {
     error_name = "cuGetErrorName" (c_int, *mut *const c_char);
     error_text = "cuGetErrorString" (c_int, *mut *const c_char);
     device = "cuDeviceGet" (*mut c_int, c_int);
+    attribute = "cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
     retain = "cuDevicePrimaryCtxRetain" (*mut *mut c_void, c_int);
     release = "cuDevicePrimaryCtxRelease_v2" (c_int);
     set_current = "cuCtxSetCurrent" (*mut c_void);
@@ -198,6 +201,15 @@ impl Driver {
         let code = unsafe { (self.calls.retain)(&raw mut context, device) };
         self.check("cuDevicePrimaryCtxRetain", code)?;
         Ok((device, Context(context)))
+    }
+
+    /// What a device is like. Drivers refuse what they do not know yet.
+    pub(crate) fn attribute(&self, device: c_int, attribute: c_int) -> Result<c_int, DeviceFault> {
+        let mut value = 0;
+        // SAFETY: asks for a place for the answer, and a device, which `retain` gave.
+        let code = unsafe { (self.calls.attribute)(&raw mut value, attribute, device) };
+        self.check("cuDeviceGetAttribute", code)?;
+        Ok(value)
     }
 
     pub(crate) fn release(&self, device: c_int) {

@@ -138,6 +138,11 @@ impl Fake {
         self.function::<extern "C" fn(usize)>("fake_cuda_pin_limit")(nbytes);
     }
 
+    pub(super) fn set_attribute(&self, ordinal: usize, attribute: i32, value: i32) {
+        let set = self.function::<extern "C" fn(usize, i32, i32) -> i32>("fake_cuda_attribute");
+        assert_eq!(set(ordinal, attribute, value), 0);
+    }
+
     pub(super) fn capture(&self, is_capturing: bool) {
         let capture = self.function::<extern "C" fn(*mut c_void, usize, bool) -> i32>("fake_cuda_capture");
         assert_eq!(capture(ptr::null_mut(), 0, is_capturing), 0);

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use ingot_remote::locked;
 
-use super::driver::{Context, Driver, Event, Stream};
+use super::driver::{Context, Driver, Event, HOST_NUMA_ID, Stream};
 use super::fault::DeviceFault;
 
 /// A device that is in use.
@@ -15,6 +15,8 @@ pub(crate) struct Gpu {
     device: i32,
     context: Context,
     stream: Stream,
+    /// The node of the host's memory that is near it, where that is known.
+    node: Option<u32>,
     /// Events that nothing waits for.
     events: Mutex<Vec<Event>>,
 }
@@ -26,7 +28,9 @@ impl Gpu {
         let (device, context) = driver.retain(ordinal)?;
         let stream = driver.within(context, || driver.create_stream());
         let stream = stream.inspect_err(|_| driver.release(device))?;
+        let node = driver.attribute(device, HOST_NUMA_ID).ok();
         Ok(Gpu {
+            node: node.and_then(|node| u32::try_from(node).ok()),
             driver: Arc::clone(driver),
             ordinal,
             device,
@@ -38,6 +42,10 @@ impl Gpu {
 
     pub(crate) fn ordinal(&self) -> i32 {
         self.ordinal
+    }
+
+    pub(crate) fn node(&self) -> Option<u32> {
+        self.node
     }
 
     pub(crate) fn driver(&self) -> &Arc<Driver> {

@@ -19,6 +19,7 @@ mod fake;
 mod fault;
 mod gpu;
 mod memory;
+mod numa;
 mod onto;
 mod ring;
 mod stream;

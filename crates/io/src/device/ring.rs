@@ -10,6 +10,7 @@ use super::copy::Copy;
 use super::driver::{Driver, Event, Stream};
 use super::fault::DeviceFault;
 use super::gpu::Gpu;
+use super::numa::near;
 use ingot_remote::locked;
 
 /// Bytes of a slot: a copy of so many takes twenty times as long as it takes to queue it.
@@ -179,7 +180,10 @@ impl Ring {
 
     /// A new slot. `None` where no more can be pinned, and there are enough.
     fn make(&self, gpu: &Arc<Gpu>) -> Result<Option<Slot>, DeviceFault> {
-        let pinned = gpu.within(|driver, _| driver.allocate(self.slot_nbytes));
+        // The driver takes memory near the thread that asks.
+        let pinned = near(gpu.node(), || {
+            gpu.within(|driver, _| driver.allocate(self.slot_nbytes))
+        });
         let fault = match pinned {
             Ok(start) => {
                 let driver = Arc::clone(gpu.driver());

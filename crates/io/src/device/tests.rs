@@ -302,6 +302,22 @@ fn where_memory_cannot_be_pinned_two_slots_do_and_without_any_the_reason_is_told
 }
 
 #[test]
+fn memory_is_pinned_on_the_node_that_the_device_names_and_anywhere_where_it_names_none() {
+    use super::driver::HOST_NUMA_ID;
+    // A node that there is, one that there is not, and what a driver says where there are none.
+    for (said, node) in [(0, Some(0)), (4_000_000, Some(4_000_000)), (-1, None)] {
+        let fake = Fake::new(8, 1, 3);
+        fake.set_attribute(0, HOST_NUMA_ID, said);
+        let device = fake.device(0);
+        assert_eq!(device.gpu.node(), node);
+        let archive = mixed();
+        let parts = whole(&archive);
+        let loaded = load(&fake, &device, &parts).unwrap();
+        assert!(is_right(&fake, &device, &parts, &loaded));
+    }
+}
+
+#[test]
 fn a_stream_that_is_captured_is_refused_by_name_and_the_capture_goes_on() {
     let fake = Fake::new(4, 1, 4);
     let archive = mixed();
