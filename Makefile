@@ -122,8 +122,10 @@ bench-remote: $(VENV)/.ingot $(VENV)/.test $(VENV_PEERS)/.made
 	$(BIN)/python benches/python/objects.py
 
 # For a machine with a GPU.
-bench-gpu: $(VENV)/.ingot $(VENV)/.test
-	$(BIN)/python benches/python/gpu.py --json benches/record/gpu.json
+bench-gpu: $(VENV)/.ingot $(VENV)/.test $(VENV_PEERS)/.made $(VENV_RC)/.made
+	$(VENV_PEERS)/bin/python benches/python/gpu.py --json benches/record/gpu.json
+	$(BIN)/python benches/python/plot.py benches/record/gpu.json benches/record/gpu.svg
+	$(VENV_RC)/bin/python benches/python/gpu.py --loads
 
 bench-formats: $(VENV)/.ingot $(VENV)/.test $(VENV)/.formats $(VENV_FRAMEWORKS)/.made
 	$(BIN)/python benches/formats.py --frameworks $(VENV_FRAMEWORKS)/bin/python

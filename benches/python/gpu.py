@@ -1,23 +1,27 @@
 """Loading onto a GPU and saving from one, against pinned copies of the same bytes and against peers.
 
-Bytes are compared before anything is timed. The peers are safetensors, and fastsafetensors and
-runai-model-streamer where they are installed; pinned copies are what torch makes of the same bytes when they
-lie in pinned memory already, which no loader can pass. Files are warm. `--device cpu --mib 64` tries the
-program where there is no GPU.
+Bytes are compared before anything is timed. The peers are safetensors (from 0.9 on by `prefetch` with a plan
+of all tensors), and fastsafetensors and runai-model-streamer where they are installed; pinned copies are what
+torch makes of the same bytes when they lie in pinned memory already, which no loader can pass. Files are
+warm. `--device cpu --mib 64` tries the program where there is no GPU; `--loads` makes the row of whole loads
+only, for another release of safetensors.
 """
 
 import gc
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file as load_with_safetensors
 
 import ingot.torch
@@ -52,6 +56,8 @@ class Bench:
     def __init__(self, device: str, rounds: int, folder: Path) -> None:
         self.device, self.rounds, self.folder = torch.device(device), rounds, folder
         self.rows: list[dict[str, Any]] = []
+        #: What a plot shows: the seconds of each side.
+        self.loads: dict[str, dict[str, Any]] = {}
 
     def load(self, path: Path) -> Loaded:
         return ingot.torch.load_file(path, device=self.device)
@@ -70,10 +76,14 @@ class Bench:
         del kept
         return seconds
 
-    def medians(self, sides: dict[str, Callable[[], object]]) -> dict[str, float]:
-        """The median of each side, in turn, after one round that is not counted."""
+    def samples(self, sides: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
+        """The seconds of each side, in turn, after one round that is not counted."""
         found = in_turn(self.rounds + 1, lambda side: self.timed(sides[side]), sides)
-        return {side: statistics.median(times[1:]) for side, times in found.items()}
+        return {side: times[1:] for side, times in found.items()}
+
+    def medians(self, sides: dict[str, Callable[[], object]]) -> dict[str, float]:
+        """The median of each side."""
+        return {side: statistics.median(times) for side, times in self.samples(sides).items()}
 
     def tell(self, what: str, figure: float, unit: str, goal: Goal, **facts: float) -> None:
         """Print a row, and keep it."""
@@ -104,9 +114,18 @@ def assert_same(loaded: Loaded, tensors: Loaded, device: torch.device) -> None:
 
 def peers(path: Path, device: torch.device) -> dict[str, Callable[[], Loaded]]:
     """Other loaders that are installed."""
-    found: dict[str, Callable[[], Loaded]] = {
-        "safetensors": lambda: load_with_safetensors(path, device=str(device))
-    }
+    found: dict[str, Callable[[], Loaded]] = {}
+    if hasattr(safe_open, "prefetch"):
+
+        def prefetched() -> Loaded:
+            with safe_open(path, "pt") as file:
+                plan = dict.fromkeys(file.keys())
+                with file.prefetch(plan, device=str(device)) as loader:
+                    return dict(loader)
+
+        found["safetensors"] = prefetched
+    else:
+        found["safetensors"] = lambda: load_with_safetensors(path, device=str(device))
     try:
         from fastsafetensors import SafeTensorsFileLoader, SingleGroup
     except ImportError:
@@ -152,7 +171,16 @@ def whole(bench: Bench, mib: int) -> None:
             name: one.to(bench.device, non_blocking=True, copy=True) for name, one in pinned.items()
         },
     }
-    found = bench.medians(sides)
+    samples = bench.samples(sides)
+    found = {side: statistics.median(times) for side, times in samples.items()}
+    bench.loads = {
+        {"pinned": "raw: torch, from pinned memory"}.get(side, side): {
+            "seconds": found[side],
+            "samples": times,
+            "ratio": found[side] / found["ingot"],
+        }
+        for side, times in samples.items()
+    }
     speeds = {f"{side} GB/s": nbytes / seconds / 1e9 for side, seconds in found.items()}
     gib = nbytes / 2**30
     bench.tell(
@@ -202,9 +230,10 @@ def small(bench: Bench, count: int) -> None:
 
 
 def saves(bench: Bench, mib: int) -> None:
-    """A save from the device over one of the same bytes from the host."""
+    """A save from the device over one from the host, and how long one in the background blocks."""
     _, tensors = file_of(bench, "host.safetensors", max(1, mib // 64), 64 << 20)
     moved = {name: tensor.to(bench.device) for name, tensor in tensors.items()}
+    nbytes = sum(tensor.nbytes for tensor in tensors.values())
     path = bench.folder / "saved.safetensors"
     ingot.torch.save_file(moved, path, durable=False)
     assert_same(ingot.torch.load_file(path), tensors, torch.device("cpu"))
@@ -213,25 +242,61 @@ def saves(bench: Bench, mib: int) -> None:
         "host": lambda: ingot.torch.save_file(tensors, path, durable=False),
     }
     found = bench.medians(sides)
+    speeds = {f"{side} GB/s": nbytes / seconds / 1e9 for side, seconds in found.items()}
     ratio = found["host"] / found["device"]
-    bench.tell("save from the device over one from the host", ratio, "x", Goal(0.9, 1))
+    bench.tell("save from the device over one from the host", ratio, "x", Goal(0.9, 1), **speeds)
+    for snapshot in ("device", "host", False):
+        blocked, staged = [], []
+        for _ in range(bench.rounds):
+            bench.settle()
+            begun = time.perf_counter()
+            future = ingot.torch.save_file(moved, path, background=True, snapshot=snapshot, durable=False)
+            blocked.append(time.perf_counter() - begun)
+            future.staged.result()
+            staged.append(time.perf_counter() - begun)
+            future.result()
+        assert_same(ingot.torch.load_file(path), tensors, torch.device("cpu"))
+        until = {"blocked": statistics.median(blocked), "staged": statistics.median(staged)}
+        bench.tell(
+            f"save in the background, snapshot={snapshot!r}: bytes over the time blocked",
+            nbytes / until["blocked"] / 1e9,
+            "GB/s",
+            Goal(40, 400),
+            **{f"ms until {what}": seconds * 1e3 for what, seconds in until.items()},
+        )
+
+
+def installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def main() -> None:
     parser = options.parser(__doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--mib", type=int, default=8192, help="the size of the large file")
+    parser.add_argument("--loads", action="store_true", help="whole loads only")
     parser.add_argument("--json", type=Path, help="where the record goes")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ingot-bench-") as folder:
         bench = Bench(given.device, given.rounds, Path(folder))
         whole(bench, given.mib)
+        if given.loads:
+            return
         first(bench, min(1024, given.mib))
         small(bench, 20_000 if given.mib >= 1024 else 500)
-        saves(bench, min(2048, given.mib))
+        saves(bench, given.mib)
     if given.json is not None:
         device = torch.cuda.get_device_name() if given.device != "cpu" else "cpu"
-        record = {"device": device, "torch": torch.__version__, "rows": bench.rows}
+        packages = ("torch", "safetensors", "fastsafetensors", "runai-model-streamer")
+        record = {
+            "machine": {"device": device, "cores": os.cpu_count()},
+            "versions": {name: version for name in packages if (version := installed(name))},
+            "rows": bench.rows,
+            "gpu": bench.loads,
+        }
         given.json.write_text(json.dumps(record, indent=1) + "\n")
 
 

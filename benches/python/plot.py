@@ -1,4 +1,4 @@
-"""Draws the record of `fresh_loads.py` as an SVG: a bar for each side, as long as its median."""
+"""Draws the record of `fresh_loads.py` or `gpu.py` as an SVG: a bar for each side, as long as its median."""
 
 import json
 import sys
@@ -10,6 +10,7 @@ TITLES = {
     "warm": "Loading 2 GiB into memory of its own, file in the page cache",
     "cold": "The same, file on the disk",
     "small": "20,000 small tensors, file in the page cache",
+    "gpu": "Loading onto a GPU, file in the page cache",
 }
 OURS, RAW, OTHERS = "#d9822b", "#b8b8b8", "#5c7080"
 
