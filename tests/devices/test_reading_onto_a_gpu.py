@@ -210,8 +210,9 @@ def test_where_memory_cannot_be_pinned_the_reason_is_told(
 PROGRAM = """
 import ingot.numpy, numpy as np
 mark("cpu")
-ingot.numpy.save_file({"a": np.ones(1000, "f4")}, "file.safetensors")
-ingot.numpy.save_file({"a": np.ones(1000, "f4")}, "file.safetensors", background=True, snapshot="device").result()
+tensors = {"a": np.ones(1000, "f4")}
+ingot.numpy.save_file(tensors, "file.safetensors")
+ingot.numpy.save_file(tensors, "file.safetensors", background=True, snapshot="device").result()
 ingot.numpy.load_file("file.safetensors")
 ingot.safe_open("file.safetensors", "np", device="cpu")["a"]
 mark("driver")
