@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import filterfalse, islice
 from typing import Generic, NamedTuple, TypeVar
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     At = Callable[[Any, Any], Any]
 
     # Takes a tensor to a device, or has it read onto one.
-    Move: TypeAlias = "Callable[[Any], Any] | Gpu"
+    Move: TypeAlias = "Callable[[Any], Any] | Gpu | Carrier"
     # Where tensors are read onto: all, or each to its own or to the host.
     Onto: TypeAlias = "Gpu | list[Gpu | None]"
 
@@ -47,12 +48,31 @@ if TYPE_CHECKING:
     Proof = tuple[bool, str | None]
 
 
+# Bytes that are compared with their digests before they go to a device that a framework copies to.
+PROVEN_NBYTES = 64 << 20
+
 Tensor = TypeVar("Tensor")
 if TYPE_CHECKING:
     # What a handle gives: the tensors of a framework, if checkers know which.
     Value = WithDefault("Value", covariant=True, default=Any)
 else:
     Value = TypeVar("Value", covariant=True)
+
+
+class Carrier:
+    """Has tensors read onto a device, or spread over several, by what its framework offers.
+
+    Called with a tensor of the host, it takes that one there.
+    """
+
+    __slots__ = ()
+
+    def read(self, checkpoint: Checkpoint, wanted: Wanted, reads: Reads) -> list[Any]:
+        """What is wanted, on the device. No more of it is in the memory of the host at a time than pieces."""
+        raise NotImplementedError
+
+    def __call__(self, tensor: Any) -> Any:
+        raise NotImplementedError
 
 
 class Placement:
@@ -144,6 +164,25 @@ def on(checkpoint: Checkpoint, name: str, move: Move | Placement | None) -> Gpu 
     return move if isinstance(move, Gpu) else None
 
 
+def carrier(checkpoint: Checkpoint, name: str, move: Move | Placement | None) -> Carrier | None:
+    """What has the tensor `name` read by its framework; None where the extension module reads it."""
+    if isinstance(move, Placement):
+        move = move.of(checkpoint, name)
+    return move if isinstance(move, Carrier) else None
+
+
+def carried(
+    checkpoint: Checkpoint, names: Iterable[str] | None, move: Move | Placement | None
+) -> dict[Carrier | None, list[str]]:
+    """These tensors, or all, by what has them read by its framework; nothing where all are read otherwise."""
+    if not isinstance(move, (Carrier, Placement)) or isinstance(names, str):
+        return {}
+    groups: dict[Carrier | None, list[str]] = {}
+    for name in checkpoint.offset_names() if names is None else dict.fromkeys(names):
+        groups.setdefault(carrier(checkpoint, name, move), []).append(name)
+    return groups if any(groups) else {}
+
+
 class Reads:
     """How many threads read, and what is told ``(bytes done, bytes in all)``. None where nobody cares."""
 
@@ -174,7 +213,8 @@ class Reads:
             return [self] * len(nbytes)
         sizes = [size() for size in nbytes]
         return [
-            Reads(self.threads, _after(tell, sum(sizes[:rank]), sum(sizes))) for rank in range(len(sizes))
+            Reads(self.threads, _after(tell, sum(sizes[:rank]), sum(sizes)), self.proof)
+            for rank in range(len(sizes))
         ]
 
 
@@ -336,11 +376,7 @@ def chosen(
         return tensors(checkpoint, names, wrap, move, reads)
     settled(checkpoint, filterfalse((selected.out or {}).__contains__, names), move)
     refuse_unproven(checkpoint, reads)
-    found = load(checkpoint, selected, names, wrap, move, reads, at, into)
-    if move is not None:
-        for name in found.keys() - (selected.out or {}).keys():
-            found[name] = moved(checkpoint, name, found[name], move)
-    return found
+    return load(checkpoint, selected, names, wrap, move, reads, at, into)
 
 
 def refuse_unproven(checkpoint: Checkpoint, reads: Reads) -> None:
@@ -365,10 +401,10 @@ def load(
     at: At,
     into: Into | None = None,
 ) -> dict[str, Any]:
-    """The tensors of `names`, each with its name in the file. `into` fills those that have a place.
+    """The tensors of `names`, each with its name in the file, on the device that `move` takes it to.
 
-    `at` is for the indices that files are not read by: masks, arrays, several lists. Then the whole tensor is
-    read, as `TensorSlice` does.
+    `into` fills those that have a place. `at` is for the indices that files are not read by: masks, arrays,
+    several lists. Then the whole tensor is read, as `TensorSlice` does.
     """
     out = selected.out or {}
     # There may be many of them, so that no Python code runs for each where it need not.
@@ -390,14 +426,67 @@ def load(
     if out and into is not None:
         # First, because it may be refused.
         into(checkpoint, places, out, filling)
-    onto = landing(checkpoint, others.names, move)
-    read = dict(zip(fresh, checkpoint.parts(others, wrap, onto=onto, **reading.options()), strict=True))
-    for name, index in zip(fresh, others.indices or (), strict=False):
-        asked = selected.of(name)
-        if index is None and asked is not None:
-            read[name] = indexed(checkpoint, names[name], read[name], asked, at)
+    asked = [
+        selected.of(name) if index is None else None
+        for name, index in zip(fresh, others.indices or (), strict=False)
+    ]
+    read = dict(zip(fresh, _read(checkpoint, others, asked, wrap, move, reading, at), strict=True))
     # The first gives the order, the others all values.
     return {**names, **read, **out}
+
+
+def _read(
+    checkpoint: Checkpoint,
+    wanted: Wanted,
+    asked: list[Any],
+    wrap: Wrap,
+    move: Move | Placement | None,
+    reads: Reads,
+    at: At,
+) -> list[Any]:
+    """What is wanted, where `move` takes it. `asked` has the indices that are left to the framework."""
+    groups: dict[Carrier | None, list[int]] = {}
+    if isinstance(move, (Carrier, Placement)):
+        for rank, name in enumerate(wanted.names):
+            is_left = bool(asked) and asked[rank] is not None
+            groups.setdefault(None if is_left else carrier(checkpoint, name, move), []).append(rank)
+    if not any(groups):
+        onto = landing(checkpoint, wanted.names, move)
+        found = checkpoint.parts(wanted, wrap, onto=onto, **reads.options())
+        return _finished(checkpoint, wanted.names, found, asked, move, at)
+    by_rank: dict[int, Any] = {}
+    parts = [wanted.some(ranks) for ranks in groups.values()]
+    shares = reads.shares(*(partial(checkpoint.parts_nbytes, part) for part in parts))
+    for (by, ranks), part, share in zip(groups.items(), parts, shares, strict=True):
+        if by is not None:
+            found = by.read(checkpoint, part, share)
+        else:
+            onto = landing(checkpoint, part.names, move)
+            found = checkpoint.parts(part, wrap, onto=onto, **share.options())
+            left = [asked[rank] for rank in ranks] if asked else []
+            found = _finished(checkpoint, part.names, found, left, move, at)
+        by_rank.update(zip(ranks, found, strict=True))
+    return [by_rank[rank] for rank in range(len(wanted.names))]
+
+
+def _finished(
+    checkpoint: Checkpoint,
+    names: list[str],
+    found: list[Any],
+    asked: list[Any],
+    move: Move | Placement | None,
+    at: At,
+) -> list[Any]:
+    """What was read, with the indices that are left to the framework, and where `move` takes it."""
+    for rank, index in enumerate(asked):
+        if index is not None:
+            found[rank] = indexed(checkpoint, names[rank], found[rank], index, at)
+    if move is None or isinstance(move, Gpu):
+        return found
+    for rank, name in enumerate(names):
+        # One by one, so that what has been moved is freed before the next is.
+        found[rank] = moved(checkpoint, name, found[rank], move)
+    return found
 
 
 def wanted(
@@ -461,6 +550,10 @@ def tensors(
 ) -> dict[str, Any]:
     """The tensors of these names, or all, on the device that `move` takes them to."""
     names = settled(checkpoint, names, move)
+    # The digest of a file is known when all of it has been read, and nothing is handed out before.
+    groups = carried(checkpoint, names, move) if reads.proof[1] is None else {}
+    if groups:
+        return _carry(checkpoint, names, groups, wrap, move, reads)
     onto = landing(checkpoint, names, move)
     # What is mapped is read when it is moved; what is proven is not mapped.
     is_moved = move is not None and onto is None
@@ -485,6 +578,55 @@ def tensors(
     return found
 
 
+def _carry(
+    checkpoint: Checkpoint,
+    names: Iterable[str] | None,
+    groups: dict[Carrier | None, list[str]],
+    wrap: Wrap,
+    move: Move | Placement | None,
+    reads: Reads,
+) -> dict[str, Any]:
+    """What `tensors` gives, where a framework has some of them read."""
+    found: dict[str, Any] = {}
+    shares = reads.shares(*(partial(_nbytes, checkpoint, some) for some in groups.values()))
+    for (by, some), share in zip(groups.items(), shares, strict=True):
+        if by is None:
+            found |= tensors(checkpoint, some, wrap, move, share)
+        elif share.proves():
+            found |= _proven(checkpoint, some, wrap, by, share)
+        else:
+            found |= zip(some, by.read(checkpoint, Wanted(some), share), strict=True)
+    if names is None:
+        _warn_of_total(checkpoint)
+    return {name: found[name] for name in (checkpoint.offset_names() if names is None else names)}
+
+
+def _proven(
+    checkpoint: Checkpoint, names: list[str], wrap: Wrap, by: Carrier, reads: Reads
+) -> dict[str, Any]:
+    """Tensors that are compared with their digests in the memory of the host, some at a time."""
+    batches: list[list[str]] = []
+    filled = 0
+    for name in names:
+        nbytes = checkpoint.info(name).nbytes
+        if not batches or filled + nbytes > PROVEN_NBYTES:
+            batches.append([])
+            filled = 0
+        batches[-1].append(name)
+        filled += nbytes
+    found: dict[str, Any] = {}
+    shares = reads.shares(*(partial(_nbytes, checkpoint, batch) for batch in batches))
+    for batch, share in zip(batches, shares, strict=True):
+        some = checkpoint.proven(batch, wrap, *share.proof, **share.options())
+        for name in batch:
+            found[name] = moved(checkpoint, name, some.pop(name), by)
+    return found
+
+
+def _nbytes(checkpoint: Checkpoint, names: list[str]) -> int:
+    return sum(checkpoint.info(name).nbytes for name in names)
+
+
 def _warn_of_total(checkpoint: Checkpoint) -> None:
     """Tell whoever has just read everything that the index gives another size."""
     wrong = checkpoint.wrong_total()
@@ -498,6 +640,34 @@ def _warn_of_total(checkpoint: Checkpoint) -> None:
             "nothing depends on it",
             stacklevel=4,
         )
+
+
+def tensor(checkpoint: Checkpoint, name: str, wrap: Wrap, move: Move | Placement) -> Any:
+    """One tensor, on the device that `move` takes it to."""
+    settled(checkpoint, (name,), move)
+    by = carrier(checkpoint, name, move)
+    if by is not None:
+        return by.read(checkpoint, Wanted([name]), PLAIN)[0]
+    found = checkpoint.tensor(name, wrap, onto=on(checkpoint, name, move))
+    return moved(checkpoint, name, found, move)
+
+
+def part(
+    checkpoint: Checkpoint, name: str, index: Any, wrap: Wrap, move: Move | Placement | None, at: At
+) -> Any:
+    """What `index` takes of one tensor, on the device that `move` takes it to."""
+    settled(checkpoint, (name,), move)
+    by = carrier(checkpoint, name, move)
+    onto = on(checkpoint, name, move)
+    # As the index of one of many None means all of the tensor.
+    wanted = Wanted([name], [(None,) if index is None else index])
+    if by is not None and _is_read(checkpoint, wanted):
+        return by.read(checkpoint, wanted, PLAIN)[0]
+    try:
+        found = checkpoint.select(name, index, wrap, onto=onto)
+    except NotImplementedError:
+        found = indexed(checkpoint, name, checkpoint.tensor(name, wrap, onto=onto), index, at)
+    return moved(checkpoint, name, found, move)
 
 
 def moved(checkpoint: Checkpoint, name: str, tensor: Any, move: Move | Placement | None) -> Any:

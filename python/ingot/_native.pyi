@@ -387,6 +387,9 @@ class Checkpoint:
         progress: Callable[[int, int], object] | None = None,
     ) -> list[Any]: ...
     def parts_nbytes(self, wanted: Wanted) -> int: ...
+    def outlines(self, wanted: Wanted, wrap: Wrap) -> list[tuple[str, tuple[int, ...]]]:
+        """Give of each the code of its dtype and its shape, as a header would. Refuses what `wrap` does."""
+
     def fill(
         self,
         wanted: Wanted,

@@ -123,6 +123,11 @@ _python.PyCapsule_SetName.argtypes = (ctypes.py_object, ctypes.c_char_p)
 _NAME, _USED = b"dltensor", b"used_dltensor"
 
 
+def capsule_of(managed: Managed) -> Any:
+    """A capsule of a structure, which whoever calls keeps."""
+    return _python.PyCapsule_New(ctypes.addressof(managed), _NAME, None)
+
+
 class Array:
     """A tensor on the device. Its memory goes back when it goes."""
 
@@ -194,7 +199,7 @@ class Gpus:
         place, unit = Device(2, array.ordinal), Unit(*UNITS[array.code], 1)
         shown = Shown(array.address, place, len(array.shape), unit, sizes, None, 0)
         managed = Managed(shown, None, Deleter())
-        capsule = _python.PyCapsule_New(ctypes.addressof(managed), _NAME, None)
+        capsule = capsule_of(managed)
         # The structures are borrowed: whoever allocates keeps them as long as the tensor.
         array.kept = managed, sizes, capsule  # type: ignore[attr-defined]
         return capsule

@@ -11,6 +11,7 @@ import ingot
 import ingot.numpy
 from ingot._load import Reads, Wanted
 from ingot._native import Checkpoint
+from ingot._open import pieces
 
 torch = pytest.importorskip("torch")
 
@@ -26,15 +27,13 @@ ARRAYS = {
 
 @pytest.fixture
 def checkpoint(path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
-    from ingot.torch import _into
-
-    monkeypatch.setattr(_into, "PIECE_NBYTES", 4096)
+    monkeypatch.setattr(pieces, "PIECE_NBYTES", 4096)
     ingot.numpy.save_file(ARRAYS, path, durable=False)
     return Checkpoint.open(path)
 
 
 def test_whole_tensors_are_filled_in_pieces_whatever_their_strides(checkpoint: Checkpoint) -> None:
-    from ingot.torch._into import copy_parts
+    from ingot.torch._filling import Filling
 
     tensors = [
         torch.zeros(array.shape, dtype=torch.float64).mT.contiguous().mT
@@ -43,7 +42,9 @@ def test_whole_tensors_are_filled_in_pieces_whatever_their_strides(checkpoint: C
     ]
     names = [name for name, array in ARRAYS.items() if array.ndim > 1]
     told: list[tuple[int, int]] = []
-    copy_parts(checkpoint, Wanted(names), tensors, Reads(tell=lambda done, total: told.append((done, total))))
+    Filling(checkpoint, Wanted(names), tensors).read(
+        None, Reads(tell=lambda done, total: told.append((done, total)))
+    )
     for name, tensor in zip(names, tensors, strict=True):
         assert np.array_equal(tensor.numpy(), ARRAYS[name])
     total = sum(tensor.nbytes for tensor in tensors)
@@ -53,22 +54,22 @@ def test_whole_tensors_are_filled_in_pieces_whatever_their_strides(checkpoint: C
 
 
 def test_small_tensors_are_read_together_and_converted_by_torch(checkpoint: Checkpoint) -> None:
-    from ingot.torch._into import copy_parts
+    from ingot.torch._filling import Filling
 
     tensors = [torch.zeros((), dtype=torch.float64), torch.zeros(17, dtype=torch.int64)]
-    copy_parts(checkpoint, Wanted(["scalar", "ints"]), tensors, Reads())
+    Filling(checkpoint, Wanted(["scalar", "ints"]), tensors).read(None, Reads())
     assert tensors[0].item() == 2.5
     assert np.array_equal(tensors[1].numpy(), ARRAYS["ints"])
 
 
 def test_slices_are_one_piece_each_and_a_wrong_shape_is_refused(checkpoint: Checkpoint) -> None:
-    from ingot.torch._into import copy_parts
+    from ingot.torch._filling import Filling
 
     wanted = Wanted(["rows", "deep"], [(slice(5, 9),), (slice(None), slice(None), [3, 4])])
     tensors = [torch.zeros(4, 30), torch.zeros(3, 40, 2)]
-    copy_parts(checkpoint, wanted, tensors, Reads())
+    Filling(checkpoint, wanted, tensors).read(None, Reads())
     assert np.array_equal(tensors[0].numpy(), ARRAYS["rows"][5:9])
     assert np.array_equal(tensors[1].numpy(), ARRAYS["deep"][:, :, [3, 4]])
     # torch would repeat the one row.
     with pytest.raises(ingot.DestinationError, match=r"expected \[1, 30\], found \[4, 30\]"):
-        copy_parts(checkpoint, Wanted(["rows"], [(slice(5, 6),)]), [torch.zeros(4, 30)], Reads())
+        Filling(checkpoint, Wanted(["rows"], [(slice(5, 6),)]), [torch.zeros(4, 30)]).read(None, Reads())

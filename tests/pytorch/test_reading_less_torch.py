@@ -9,7 +9,8 @@ import torch
 
 import ingot
 import ingot.torch
-from ingot.torch import _into, load_file, load_into, save_file
+from ingot._open import pieces
+from ingot.torch import _filling, load_file, load_into, save_file
 
 BACKENDS = ("mmap", "pread")
 NARROW = [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz]
@@ -187,17 +188,14 @@ def test_other_dtypes_are_copied_as_load_state_dict_does(tmp_path: Path, backend
 
 
 def test_large_copies_come_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ingot.torch import _into
-
-    monkeypatch.setattr(_into, "PIECE_NBYTES", 24)
+    monkeypatch.setattr(pieces, "PIECE_NBYTES", 24)
     path = tmp_path / "ids.safetensors"
     values = torch.arange(2 * 5 * 7).reshape(2, 5, 7)
     save_file({"ids": values}, path)
     target = {"ids": torch.zeros(2, 5, 7)}
     load_into(target, path)
     same(target["ids"], values.float())
-    pieces = list(_into._pieces((2, 5, 7), 4))
-    assert len(pieces) > 10
+    assert len(list(pieces.pieces(0, None, (2, 5, 7), 64))) > 10
 
 
 def test_a_tensor_without_memory_is_refused(tmp_path: Path) -> None:
@@ -219,7 +217,7 @@ def test_filling_tells_its_bytes_and_those_that_torch_copies(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
-    monkeypatch.setattr(_into, "PIECE_NBYTES", 24)
+    monkeypatch.setattr(pieces, "PIECE_NBYTES", 24)
     path = tmp_path / "mixed.safetensors"
     save_file({"floats": torch.ones(100), "ids": torch.arange(70).reshape(10, 7)}, path)
     told: list[tuple[int, int]] = []
@@ -270,8 +268,8 @@ def test_many_plain_destinations_are_not_looked_at_one_by_one(
     ingot.torch.save_file(stored, tmp_path / "m.safetensors")
     out = {name: torch.zeros_like(tensor) for name, tensor in stored.items()}
     looked: list[str] = []
-    look = _into._memory
-    monkeypatch.setattr(_into, "_memory", lambda *one: looked.append(one[0]) or look(*one))
+    look = _filling._memory
+    monkeypatch.setattr(_filling, "_memory", lambda *one: looked.append(one[0]) or look(*one))
     found = ingot.torch.load_file(tmp_path / "m.safetensors", out=out)
     assert found.keys() == stored.keys()
     assert all(found[name] is out[name] and torch.equal(out[name], stored[name]) for name in stored)

@@ -33,6 +33,9 @@ struct DlDevice {
 /// `kDLCPU`, and `kDLCUDA`.
 const CPU: i32 = 1;
 const CUDA: i32 = 2;
+/// `kDLCUDAHost` and `kDLROCMHost`: memory of the host that is pinned for these.
+const PINNED_CUDA: i32 = 3;
+const PINNED_ROCM: i32 = 11;
 
 /// Where elements lie.
 #[derive(Clone, Copy)]
@@ -697,7 +700,7 @@ impl<'a> Shown<'a> {
             dtype: tensor.dtype,
             sizes,
             strides,
-            is_on_cpu: tensor.device.device_type == CPU,
+            is_on_cpu: matches!(tensor.device.device_type, CPU | PINNED_CUDA | PINNED_ROCM),
             gpu: (tensor.device.device_type == CUDA).then_some(tensor.device.device_id),
         }
     }

@@ -13,7 +13,7 @@ use ingot_io::{
 };
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyString};
+use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
 use crate::chosen::{chosen, file, files, find, found, tensor_name};
 use crate::collector::Pause;
@@ -499,6 +499,16 @@ impl Checkpoint {
     /// Bytes of what is wanted, as `parts` and `fill` give it.
     fn parts_nbytes(&self, py: Python<'_>, wanted: Wanted<'_>) -> PyResult<u64> {
         parts::nbytes(py, &*self.opened(py)?, &wanted)
+    }
+
+    /// What the tensors that are wanted will be: of each the code of its dtype, and its shape.
+    fn outlines<'py>(
+        &self,
+        py: Python<'py>,
+        wanted: Wanted<'py>,
+        wrap: &Wrap,
+    ) -> PyResult<Vec<(&'static str, Bound<'py, PyTuple>)>> {
+        parts::outlines(py, &*self.opened(py)?, &wanted, wrap)
     }
 
     #[pyo3(signature = (wanted, destinations, *, threads = None, progress = None))]

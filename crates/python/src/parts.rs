@@ -4,7 +4,7 @@ use ingot_format::{Dtype, Entry, Index, Quoted};
 use ingot_io::{Checkpoint, Part, ReadOptions};
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyString};
+use pyo3::types::{PyList, PyString, PyTuple};
 
 use crate::chosen::found;
 use crate::collector::Pause;
@@ -76,6 +76,22 @@ impl Wanted<'_> {
 /// Bytes of the tensors that are asked for.
 pub(crate) fn nbytes(py: Python<'_>, checkpoint: &Checkpoint, wanted: &Wanted<'_>) -> PyResult<u64> {
     Ok(parts(py, checkpoint, wanted)?.iter().map(Part::nbytes).sum())
+}
+
+/// What the tensors that are asked for will be: of each the code of its dtype, and its shape as a header would say it.
+///
+/// Fails where the framework takes no such tensor, before any of its bytes are read.
+pub(crate) fn outlines<'py>(
+    py: Python<'py>,
+    checkpoint: &Checkpoint,
+    wanted: &Wanted<'py>,
+    wrap: &Wrap,
+) -> PyResult<Vec<(&'static str, Bound<'py, PyTuple>)>> {
+    let outline = |part: &Part<'_>| {
+        wrap.accepts(py, part.tensor().archive().path(), &entry(part))?;
+        Ok((part.dtype().code(), PyTuple::new(py, part.shape())?))
+    };
+    parts(py, checkpoint, wanted)?.iter().map(outline).collect()
 }
 
 /// The tensors that are asked for, in that order.

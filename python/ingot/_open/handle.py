@@ -7,7 +7,7 @@ from os.path import basename
 from typing import overload
 
 from ingot._frameworks import adapter
-from ingot._load import Value, moved, on, placing, settled, tensors
+from ingot._load import Value, placing, settled, tensor, tensors
 from ingot._native import Gpu, in_natural_order, why_pageable
 from ingot._options import checked_ahead, checked_threads, leniency
 from ingot._text import _escaped, nbytes, plural
@@ -382,9 +382,7 @@ class safe_open(Mapping[str, Value]):
             # Programs ask for a hundred thousand tensors.
             plain: Value = checkpoint.tensor(name, self._adapter.wrap)
             return plain
-        settled(checkpoint, (name,), move)
-        tensor = checkpoint.tensor(name, self._adapter.wrap, onto=on(checkpoint, name, move))
-        found: Value = moved(checkpoint, name, tensor, move)
+        found: Value = tensor(checkpoint, name, self._adapter.wrap, move)
         return found
 
     def get_tensors(self, names: Iterable[str] | None = None) -> dict[str, Value]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Generic
 
 from ingot._frameworks import adapter as adapter_of
-from ingot._load import Value, indexed, moved, on, settled
+from ingot._load import Value, part
 from ingot._text import _quoted
 
 TYPE_CHECKING = False
@@ -79,8 +79,8 @@ class TensorSlice(Generic[Value]):
             The framework lacks the dtype.
         """
         # Of no elements, where it has dimensions: nothing is read.
-        part: Any = self[0:0] if self.ndim else self[()]
-        return part.dtype
+        none: Any = self[0:0] if self.ndim else self[()]
+        return none.dtype
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> numpy.ndarray[Any, Any]:
         """Read all of the tensor into a NumPy array, whatever the framework and the device of the handle.
@@ -136,16 +136,9 @@ class TensorSlice(Generic[Value]):
         DtypeError, StorageError
             As `safe_open.get_tensor` does.
         """
-        checkpoint, name, wrap, move = self._checkpoint, self._info.name, self._adapter.wrap, self._move
-        if move is not None:
-            settled(checkpoint, (name,), move)
-        onto = on(checkpoint, name, move)
-        try:
-            part = checkpoint.select(name, index, wrap, onto=onto)
-        except NotImplementedError:
-            whole = checkpoint.tensor(name, wrap, onto=onto)
-            part = indexed(checkpoint, name, whole, index, self._adapter.at)
-        found: Value = moved(checkpoint, name, part, move)
+        found: Value = part(
+            self._checkpoint, self._info.name, index, self._adapter.wrap, self._move, self._adapter.at
+        )
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -154,8 +147,8 @@ class TensorSlice(Generic[Value]):
     # By a method of the class, so that a pickle names nothing but `ingot.TensorSlice`.
     @classmethod
     def _opened(cls, opens: Callable[..., Any], arguments: tuple[Any, ...], name: str) -> TensorSlice[Any]:
-        part: TensorSlice[Any] = opens(*arguments).get_slice(name)
-        return part
+        opened: TensorSlice[Any] = opens(*arguments).get_slice(name)
+        return opened
 
     def __repr__(self) -> str:
         return f"<slice of tensor {_quoted(self._info.name)}: {self._info.dtype} {self.get_shape()}>"

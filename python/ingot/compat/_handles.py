@@ -276,9 +276,7 @@ class safe_open(_Lent, ingot.safe_open[Any]):
             if self._move is None:
                 tensor = self._checkpoint.tensor(name, self._adapter.wrap)
             else:
-                onto = _load.on(self._checkpoint, name, self._move)
-                tensor = self._checkpoint.tensor(name, self._adapter.wrap, onto=onto)
-                tensor = _load.moved(self._checkpoint, name, tensor, self._move)
+                tensor = _load.tensor(self._checkpoint, name, self._adapter.wrap, self._move)
         except SafetensorError as error:
             begin_as_upstream(error, _OPENING)
             raise

@@ -6,19 +6,25 @@ from functools import cache, partial
 
 import torch
 
+from ingot._load import Carrier
 from ingot._native import Gpu
+from ingot._open.pieces import pieces, room
 from ingot._text import _escaped
 from ingot.errors import DeviceError, OptionError
 
-from ._tensors import DTYPES, _crosses_by_dlpack, _to_dlpack, fake_mode, faked, undisturbed
+from ._filling import Filling, is_widened, packed
+from ._link import Ring, link
+from ._tensors import DTYPES, _crosses_by_dlpack, _to_dlpack, fake_mode, faked, undisturbed, wrap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
+    from ingot._load import Move, Reads, Wanted
+    from ingot._native import Checkpoint
 
-def mover(device: Any) -> Callable[[torch.Tensor], torch.Tensor] | Gpu | None:
+
+def mover(device: Any) -> Move | None:
     """What has tensors read onto `device`, or takes them there; None for the CPU, where they are already."""
     # The usual answer first: torch takes longer to read a device than opening a small file does.
     fake = fake_mode()
@@ -33,7 +39,16 @@ def mover(device: Any) -> Callable[[torch.Tensor], torch.Tensor] | Gpu | None:
         return lambda tensor: faked(tensor, target, fake)
     if target.type == "cpu":
         return None
-    return gpu(target) or (lambda tensor: tensor.to(target))
+    if target.type == "meta":
+        # It has no values, so there is nothing to read.
+        return lambda tensor: tensor.to(target)
+    return gpu(target) or relay(target)
+
+
+def widening(device: Any) -> Move | None:
+    """As `mover`, for what is converted: to wider floats on the device, where that is a GPU too."""
+    move = mover(device)
+    return relay(torch.device(device)) if isinstance(move, Gpu) else move
 
 
 @cache
@@ -65,6 +80,83 @@ def _allocate(
     """Tensors of these dtypes and shapes, for use on `stream`, each with a capsule of its memory."""
     with undisturbed(), torch.cuda.stream(stream):
         return [shown(torch.empty(shape, dtype=DTYPES[code], device=stream.device)) for code, shape in wanted]
+
+
+class Relay(Carrier):
+    """Has tensors read in pieces, which torch copies to a device. `relay` makes them."""
+
+    __slots__ = ("_target",)
+
+    def __init__(self, target: torch.device) -> None:
+        self._target = target
+
+    def read(self, checkpoint: Checkpoint, wanted: Wanted, reads: Reads) -> list[torch.Tensor]:
+        """What is wanted, on the device, in the order of its current stream."""
+        outlines = checkpoint.outlines(wanted, wrap)
+        driver = gpu(self._target)
+        passed = [
+            rank
+            for rank, (name, (code, _)) in enumerate(zip(wanted.names, outlines, strict=True))
+            if driver is None or is_widened(checkpoint.info(name).dtype, code)
+        ]
+        straight = sorted(set(range(len(outlines))).difference(passed))
+        first, second = reads.shares(
+            lambda: checkpoint.parts_nbytes(wanted.some(straight)),
+            lambda: checkpoint.parts_nbytes(wanted.some(passed)),
+        )
+        found: dict[int, torch.Tensor] = {}
+        if straight:
+            parts = checkpoint.parts(wanted.some(straight), wrap, onto=driver, **first.options())
+            found.update(zip(straight, parts, strict=True))
+        if passed:
+            fresh = self._allocate([outlines[rank] for rank in passed])
+            Filling(checkpoint, wanted.some(passed), fresh).read(driver, second)
+            found.update(zip(passed, fresh, strict=True))
+        return [found[rank] for rank in range(len(outlines))]
+
+    def _allocate(self, outlines: list[tuple[str, tuple[int, ...]]]) -> list[torch.Tensor]:
+        device = _usable(self._target)
+        with undisturbed():
+            return [
+                torch.empty(packed(code, shape), dtype=DTYPES[code], device=device)
+                for code, shape in outlines
+            ]
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor`, which lies in the memory of the host, on the device."""
+        device = _usable(self._target)
+        with undisturbed(), torch.no_grad():
+            found = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+            # torch copies its rarer dtypes as bytes only.
+            plain = torch.uint8 if tensor.itemsize == 1 else tensor.dtype
+            given, place = tensor.view(plain), found.view(plain)
+            cut = list(pieces(0, None, tuple(tensor.shape), 8 * tensor.itemsize))
+            with Ring(link(device), room(cut)) as ring:
+                for piece in cut:
+                    # Not from a mapping, whose pages may have to be read first: the host copies those.
+                    memory = ring.take()
+                    values = memory[: piece.nbytes].view(plain).view(piece.shape)
+                    values.copy_(given[piece.place])
+                    ring.copy(place[piece.place], values)
+                    ring.put(memory)
+        return found
+
+
+@cache
+def relay(target: torch.device) -> Relay:
+    """One for each device, as `gpu` gives."""
+    return Relay(target)
+
+
+def _usable(target: torch.device) -> torch.device:
+    """The device with its number, which torch can use."""
+    try:
+        with undisturbed():
+            return torch.empty(0, device=target).device
+    except (RuntimeError, AssertionError) as error:
+        raise DeviceError(
+            f"device {target}: torch cannot use it: {_first_line(error)}", code="no-device", found=str(target)
+        ) from error
 
 
 def shown(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:

@@ -21,8 +21,9 @@ from ingot._save import rendered, write_file
 from ingot._text import _escaped, _quoted
 from ingot.errors import OptionError
 
-from ._devices import mover
-from ._into import destinations, fill_tensors
+from ._devices import mover, widening
+from ._filling import destinations
+from ._into import fill_tensors
 from ._payload import payload
 from ._shared import recorded, refuse_shared, restore, views_among
 from ._tensors import _export, _plain_ones, _tensors, at, not_plain, refuse_strided, undisturbed, wrap
@@ -171,7 +172,8 @@ def load_file(
     SafetensorError
         The record of shared tensors in the metadata is broken (``code`` is ``"invalid-alias"``).
     """
-    move, how = _load.placing(mover, device), Loading.of(options)
+    how = Loading.of(options)
+    move = _load.placing(mover if how.dtype is None else widening, device)
     with _open.loading(filename, how) as (checkpoint, reads):
         found = _loaded(checkpoint, move, shared, Selected.by(how, out), reads)
     return (found, checkpoint.metadata()) if return_metadata else found
@@ -265,11 +267,6 @@ def _parts(
     )
     found = _load.load(checkpoint, selected, sources, wrap, move, first, at, partial(fill_tensors, places))
     others = _load.load(checkpoint, whole, lacking, wrap, move, second, at)
-    if move is not None:
-        for name in sources.keys() - out.keys():
-            found[name] = _load.moved(checkpoint, sources[name], found[name], move)
-        for name in others:
-            others[name] = _load.moved(checkpoint, name, others[name], move)
     shared = {base: others[base] if base in lacking else found[base] for base in bases}
     restore(shared, restored)
     if not restored:

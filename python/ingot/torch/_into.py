@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from math import prod
 from typing import NamedTuple
 
 import torch
 
 from ingot import _open
 from ingot._load import Wanted, fill, misfit
-from ingot._native import Destinations
 from ingot._options import FLOATS, Loading, takes_read_options
 from ingot._text import _escaped
 from ingot.typing import ReadOptions
 
 from ._devices import gpu
+from ._filling import Filling, destinations, refuse_destination
 from ._shared import recorded
-from ._tensors import _CODES, _crosses_by_dlpack, _export, _to_dlpack, not_plain, undisturbed, wrap
+from ._tensors import _CODES, not_plain, wrap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from typing import Any
 
     from typing_extensions import Unpack
 
-    from ingot._load import Memory, Reads
-    from ingot._native import Checkpoint
+    from ingot._load import Reads
+    from ingot._native import Checkpoint, Destinations, Gpu
     from ingot._objects import Source
-
-# Bytes that are read at once for a tensor that torch has to copy.
-PIECE_NBYTES = 64 << 20
 
 
 class IncompatibleKeys(NamedTuple):
@@ -94,41 +90,6 @@ def _ties(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
     return ties
 
 
-def destinations(tensors: Mapping[str, torch.Tensor]) -> Destinations:
-    """Those of the CPU, to be read into. Raises for the first of all that has no memory to be written to."""
-    with undisturbed():
-        return Destinations(tensors, _memory, _export)
-
-
-def _memory(name: str, tensor: torch.Tensor) -> Memory | None:
-    """The code of a tensor's dtype, and its memory as a capsule; None for one of another device.
-
-    Asked of those that `_export` does not show.
-    """
-    refuse_destination(name, tensor)
-    if not tensor.is_cpu:
-        return None
-    code = _CODES.get(tensor.dtype)
-    if code is None:
-        raise misfit(
-            name, f"no file has tensors of the destination's dtype, {tensor.dtype}", "destination-dtype"
-        )
-    # The elements of dtypes that DLPack of this torch lacks are of one byte.
-    plain = tensor if _crosses_by_dlpack(tensor.dtype) else tensor.detach().view(torch.uint8)
-    return code, _to_dlpack(plain), False
-
-
-def refuse_destination(name: str, tensor: torch.Tensor) -> None:
-    """Raise for what has no memory of its own to be written to."""
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name!r}: expected a torch.Tensor, found {type(tensor).__name__}")
-    reason = not_plain(tensor)
-    if reason is not None:
-        raise misfit(name, reason)
-    if tensor.is_conj() or tensor.is_neg():
-        raise misfit(name, "the destination is a lazy view of other values: resolve it first")
-
-
 def _refuse_shape(checkpoint: Checkpoint, source: str, name: str, tensor: torch.Tensor) -> None:
     info = checkpoint.info(source)
     shape = [*info.shape]
@@ -163,76 +124,32 @@ def _read(checkpoint: Checkpoint, wanted: list[tuple[str, str, torch.Tensor]], r
     first, second = reads.shares(
         lambda: checkpoint.parts_nbytes(requests), lambda: sum(tensor.nbytes for tensor in elsewhere)
     )
+    fillings = _by_device(checkpoint, _wanted(others), elsewhere)
     fill(checkpoint, requests, places, first)
-    copy_parts(checkpoint, _wanted(others), elsewhere, second)
+    _fill(fillings, second)
 
 
 def _wanted(pairs: list[tuple[str, str]]) -> Wanted:
     return Wanted([source for source, _ in pairs], None, [code for _, code in pairs])
 
 
-def copy_parts(checkpoint: Checkpoint, wanted: Wanted, tensors: list[torch.Tensor], reads: Reads) -> None:
-    """Have torch copy what is wanted to `tensors`, read in pieces: onto their device where it can be."""
-    total, done = sum(tensor.nbytes for tensor in tensors), 0
-    gpus = {device: gpu(device) for device in {tensor.device for tensor in tensors}}
-    with torch.no_grad():
-        for batch in _batches(wanted, tensors):
-            ranks = [rank for rank, _ in batch]
-            part = wanted.some(ranks)._replace(indices=[index for _, index in batch])
-            onto = [gpus[tensors[rank].device] for rank in ranks]
-            found = checkpoint.parts(part, wrap, onto=onto if any(onto) else None, threads=reads.threads)
-            for (rank, index), values in zip(batch, found, strict=True):
-                place = tensors[rank] if wanted.indices is not None else tensors[rank][index]
-                if values.shape != place.shape:
-                    reason = f"expected {list(values.shape)}, found {list(place.shape)}"
-                    raise misfit(
-                        wanted.names[rank],
-                        f"the destination has another shape: {reason}",
-                        "destination-shape",
-                    )
-                place.copy_(values)
-                done += place.nbytes
-            if reads.tell is not None:
-                reads.tell(done, total)
-
-
-def _batches(wanted: Wanted, tensors: list[torch.Tensor]) -> Iterator[list[tuple[int, Any]]]:
-    """Parts that are read at once, each the number of a tensor and an index into what the file has of it.
-
-    A tensor of more than `PIECE_NBYTES` is cut, unless it is a slice that is wanted.
-    """
-    batch: list[tuple[int, Any]] = []
-    nbytes = 0
+def _by_device(
+    checkpoint: Checkpoint, wanted: Wanted, tensors: list[torch.Tensor]
+) -> list[tuple[Gpu | None, Filling]]:
+    """What is wanted for the tensors of each device, and the device where it can be read onto."""
+    devices: dict[torch.device, list[int]] = defaultdict(list)
     for rank, tensor in enumerate(tensors):
-        if wanted.indices is not None:
-            pieces = iter([wanted.indices[rank]])
-        else:
-            pieces = _pieces(tuple(tensor.shape), tensor.itemsize)
-        for piece in pieces:
-            size = min(tensor.nbytes, PIECE_NBYTES)
-            if batch and nbytes + size > PIECE_NBYTES:
-                yield batch
-                batch, nbytes = [], 0
-            batch.append((rank, piece))
-            nbytes += size
-    if batch:
-        yield batch
+        devices[tensor.device].append(rank)
+    return [
+        (gpu(device), Filling(checkpoint, wanted.some(ranks), [tensors[rank] for rank in ranks]))
+        for device, ranks in devices.items()
+    ]
 
 
-def _pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[Any, ...]]:
-    """Indices that cut a shape into pieces of bounded size that lie together."""
-    if not shape or itemsize * prod(shape) <= PIECE_NBYTES:
-        yield ()
-        return
-    row = itemsize * prod(shape[1:])
-    if row > PIECE_NBYTES:
-        for at in range(shape[0]):
-            for rest in _pieces(shape[1:], itemsize):
-                yield (at, *rest)
-        return
-    step = PIECE_NBYTES // row
-    for begin in range(0, shape[0], step):
-        yield (slice(begin, begin + step),)
+def _fill(fillings: list[tuple[Gpu | None, Filling]], reads: Reads) -> None:
+    shares = reads.shares(*(filling.nbytes for _, filling in fillings))
+    for (device, filling), share in zip(fillings, shares, strict=True):
+        filling.read(device, share)
 
 
 def fill_tensors(
@@ -249,11 +166,18 @@ def fill_tensors(
     here = [rank for rank, tensor in enumerate(tensors.values()) if tensor.is_cpu]
     others = [rank for rank, tensor in enumerate(tensors.values()) if not tensor.is_cpu]
     elsewhere = [tensor for tensor in tensors.values() if not tensor.is_cpu]
+    part = wanted.some(others)
+    for name, tensor, (code, _) in zip(part.names, elsewhere, checkpoint.outlines(part, wrap), strict=True):
+        if _CODES.get(tensor.dtype) != code:
+            reason = f"the destination has another dtype: expected {code}, found {tensor.dtype}"
+            raise misfit(name, reason, "destination-dtype")
+    # All refusals come before the first byte is read.
+    fillings = _by_device(checkpoint, part, elsewhere)
     first, second = reads.shares(
         lambda: checkpoint.parts_nbytes(wanted.some(here)), lambda: sum(tensor.nbytes for tensor in elsewhere)
     )
     fill(checkpoint, wanted.some(here), places, first)
-    copy_parts(checkpoint, wanted.some(others), elsewhere, second)
+    _fill(fillings, second)
 
 
 def _strict_message(where: str, target: object, missing: list[str], unexpected: list[str]) -> str:

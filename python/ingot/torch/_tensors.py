@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from functools import cache
+from functools import cache, partial
 from operator import attrgetter
 
 import torch
@@ -16,6 +16,8 @@ from ingot._options import named
 from ingot._save import boxes
 from ingot._text import _quoted
 from ingot.errors import SaveError
+
+from ._link import link
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -152,23 +154,35 @@ def faked(tensor: torch.Tensor, device: torch.device, mode: Any) -> torch.Tensor
 def fetcher(tensor: torch.Tensor) -> Callable[[int, int], Any]:
     """A function that gives the bytes of `tensor` from `begin` to `end`, in C order, as a capsule.
 
-    It takes only those to the CPU, and resolves a lazy conjugation or negation for only those.
+    It takes only those to the CPU, and resolves a lazy conjugation or negation for only those. Whichever
+    thread calls it, and whatever was queued on the device since, the values are those that what was queued on
+    the caller's current stream by now leaves there.
     """
     itemsize = tensor.itemsize
+    with undisturbed():
+        way = link(tensor.device)
+        since = None if way is None else way.mark()
 
     def fetch(begin: int, end: int) -> Any:
         first = begin // itemsize
+        elements = partial(_packed, tensor, first, -(-end // itemsize))
         with undisturbed():
-            part = _elements(tensor, first, -(-end // itemsize))
-            # torch copies its rarer dtypes as bytes only, and conjugates none of them.
-            if part.itemsize == 1:
-                part = part.view(torch.uint8)
-            packed = part.resolve_conj().resolve_neg().cpu().contiguous()
-            # A single element counts as contiguous whatever its stride; another dtype takes only 1.
-            plain = packed.as_strided(packed.shape, (1,)).view(torch.uint8)
+            packed = elements().cpu() if way is None else way.pull(since, elements)
+            plain = packed.view(torch.uint8)
             return torch._C._to_dlpack(plain[begin - first * itemsize : end - first * itemsize])
 
     return fetch
+
+
+def _packed(tensor: torch.Tensor, begin: int, end: int) -> torch.Tensor:
+    """The elements from `begin` to `end` together in memory, as they are stored."""
+    part = _elements(tensor, begin, end)
+    # torch copies its rarer dtypes as bytes only, and conjugates none of them.
+    if part.itemsize == 1:
+        part = part.view(torch.uint8)
+    packed = part.resolve_conj().resolve_neg().contiguous()
+    # A single element counts as contiguous whatever its stride; another dtype takes only 1.
+    return packed.as_strided(packed.shape, (1,))
 
 
 def _elements(tensor: torch.Tensor, begin: int, end: int) -> torch.Tensor:

@@ -1,0 +1,131 @@
+"""Reading in pieces of bounded size, for devices that frameworks reach and the extension module does not."""
+
+from __future__ import annotations
+
+from math import prod
+from operator import index as integer
+from typing import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import Any
+
+    # What an index takes along one dimension: a place, a stretch with a step, or a list of places.
+    Taken = int | range | list[int]
+    Box = tuple[slice, ...]
+
+# Bytes that are read at once: eight threads have work, and two of them are what a load may pin.
+PIECE_NBYTES = 64 << 20
+# Where what is read begins in memory, in bytes: a multiple of every element, and a line of the cache.
+ALIGNMENT = 64
+
+
+class Piece(NamedTuple):
+    """A part of what is wanted of one tensor.
+
+    Attributes
+    ----------
+    rank : int
+        The number of the tensor among those that are wanted.
+    index : object
+        What of the tensor in the file; None for all of it.
+    place : tuple of slice
+        Where it belongs in what is wanted, without the dimensions of size 1 that an index adds.
+    shape, whole : tuple of int
+        Its elements along each dimension, and those of all that is wanted, without these likewise.
+    nbytes : int
+        Its bytes as it is read.
+    """
+
+    rank: int
+    index: Any
+    place: Box
+    shape: tuple[int, ...]
+    whole: tuple[int, ...]
+    nbytes: int
+
+
+def pieces(rank: int, index: Any, shape: tuple[int, ...], nbits: int) -> Iterator[Piece]:
+    """Cut what `index` takes of a tensor of this shape, with elements of `nbits`, into pieces in C order.
+
+    Nothing comes of what has no elements.
+    """
+    along = taken(index, shape)
+    lengths = tuple(len(one) for one in along if not isinstance(one, int))
+    if not all(lengths):
+        return
+    for box in _boxes(lengths, nbits, 8 * PIECE_NBYTES):
+        sizes = tuple(cut.stop - cut.start for cut in box)
+        # What is whole is read the fastest where no index says so.
+        asked = None if index is None and sizes == lengths else within(along, box)
+        yield Piece(rank, asked, box, sizes, lengths, (prod(sizes) * nbits + 7) // 8)
+
+
+def batches(some: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """These pieces, together as many as `PIECE_NBYTES` hold at multiples of `ALIGNMENT`."""
+    batch: list[Piece] = []
+    filled = 0
+    for piece in some:
+        if batch and filled + piece.nbytes > PIECE_NBYTES:
+            yield batch
+            batch, filled = [], 0
+        batch.append(piece)
+        filled += aligned(piece.nbytes)
+    if batch:
+        yield batch
+
+
+def room(some: Iterable[Piece]) -> int:
+    """Bytes of memory that the largest batch of these needs at most."""
+    return min(sum(aligned(piece.nbytes) for piece in some), PIECE_NBYTES)
+
+
+def aligned(nbytes: int) -> int:
+    """The next multiple of `ALIGNMENT`."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def taken(index: Any, shape: tuple[int, ...]) -> list[Taken]:
+    """What `index` takes along each dimension of a tensor. It is one that files are read by, and fits."""
+    given = () if index is None else index if isinstance(index, tuple) else (index,)
+    parts = [part for part in given if part is not None]
+    rest = next((place for place, part in enumerate(parts) if part is ...), len(parts))
+    others = len(parts) - (rest < len(parts))
+    parts[rest : rest + 1] = [slice(None)] * (len(shape) - others)
+    return [_along(part, size) for part, size in zip(parts, shape, strict=True)]
+
+
+def _along(part: Any, size: int) -> Taken:
+    if isinstance(part, slice):
+        return range(*part.indices(size))
+    if isinstance(part, list):
+        return [integer(place) for place in part]
+    return integer(part)
+
+
+def within(along: list[Taken], box: Box) -> tuple[Any, ...]:
+    """The index that takes, of what these take, the part in a box."""
+    cuts = iter(box)
+    return tuple(one if isinstance(one, int) else _cut(one[next(cuts)]) for one in along)
+
+
+def _cut(some: range | list[int]) -> slice | list[int]:
+    return slice(some.start, some.stop, some.step) if isinstance(some, range) else some
+
+
+def _boxes(lengths: tuple[int, ...], nbits: int, most: int) -> Iterator[Box]:
+    """Boxes of at most `most` bits that cover a shape, in C order: none of its dimensions is 0."""
+    inner = nbits * prod(lengths[1:])
+    rest = tuple(slice(0, length) for length in lengths[1:])
+    if not lengths:
+        yield ()
+    elif inner <= most:
+        # An even number along the last, because two elements of F4 share a byte.
+        step = most // inner if rest else max(most // inner // 2 * 2, 2)
+        for begin in range(0, lengths[0], step):
+            yield (slice(begin, min(begin + step, lengths[0])), *rest)
+    else:
+        for begin in range(lengths[0]):
+            for box in _boxes(lengths[1:], nbits, most):
+                yield (slice(begin, begin + 1), *box)

@@ -1,0 +1,215 @@
+"""Tensors that are there already, and are read into: straight, or in pieces that torch copies."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import torch
+
+from ingot._load import Reads, fill, misfit
+from ingot._native import Destinations
+from ingot._open.pieces import aligned, batches, pieces, room
+from ingot._options import FLOATS
+
+from ._link import Ring, link
+from ._tensors import _CODES, DTYPES, _crosses_by_dlpack, _export, _to_dlpack, not_plain, undisturbed, wrap
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Mapping
+
+    from ingot._load import Memory, Wanted
+    from ingot._native import Checkpoint, Gpu
+    from ingot._open.pieces import Piece
+
+
+def destinations(tensors: Mapping[str, torch.Tensor]) -> Destinations:
+    """Those of the CPU, to be read into. Raises for the first of all that has no memory to be written to."""
+    with undisturbed():
+        return Destinations(tensors, _memory, _export)
+
+
+def _memory(name: str, tensor: torch.Tensor) -> Memory | None:
+    """The code of a tensor's dtype, and its memory as a capsule; None for one of another device.
+
+    Asked of those that `_export` does not show.
+    """
+    refuse_destination(name, tensor)
+    if not tensor.is_cpu:
+        return None
+    code = _CODES.get(tensor.dtype)
+    if code is None:
+        raise misfit(
+            name, f"no file has tensors of the destination's dtype, {tensor.dtype}", "destination-dtype"
+        )
+    # The elements of dtypes that DLPack of this torch lacks are of one byte.
+    plain = tensor if _crosses_by_dlpack(tensor.dtype) else tensor.detach().view(torch.uint8)
+    return code, _to_dlpack(plain), False
+
+
+def refuse_destination(name: str, tensor: torch.Tensor) -> None:
+    """Raise for what has no memory of its own to be written to."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name!r}: expected a torch.Tensor, found {type(tensor).__name__}")
+    reason = not_plain(tensor)
+    if reason is not None:
+        raise misfit(name, reason)
+    if tensor.is_conj() or tensor.is_neg():
+        raise misfit(name, "the destination is a lazy view of other values: resolve it first")
+
+
+# Floats that others hold exactly. What is to become one of those is sent to a device as it is stored, since
+# fewer bytes cross, and converted there: both libraries give the same values.
+_SMALL = dict.fromkeys(FLOATS[4:], ("F16", "BF16", "F32", "F64"))
+_WIDER: dict[str, tuple[str, ...]] = {
+    "F32": ("F64",),
+    **dict.fromkeys(("F16", "BF16"), ("F32", "F64")),
+    **_SMALL,
+}
+
+
+def is_widened(stored: str, code: str) -> bool:
+    """Whether what is stored as the one is converted to the other on the device that it goes to."""
+    return code in _WIDER.get(stored, ())
+
+
+class Filling:
+    """What is wanted of a file, and tensors of one device that torch is to fill with it.
+
+    Raises `DestinationError` for the first that has another shape, before anything is read.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, wanted: Wanted, tensors: list[torch.Tensor]) -> None:
+        self._checkpoint = checkpoint
+        self._tensors = tensors
+        outlines = checkpoint.outlines(wanted, wrap)
+        if any(not tensor.is_cpu for tensor in tensors):
+            kept = [checkpoint.info(name).dtype for name in wanted.names]
+            codes = [
+                stored if is_widened(stored, code) else code
+                for stored, (code, _) in zip(kept, outlines, strict=True)
+            ]
+            wanted = wanted._replace(dtypes=codes)
+            outlines = [(code, shape) for code, (_, shape) in zip(codes, outlines, strict=True)]
+        self._wanted = wanted
+        self._outlines = outlines
+        for name, tensor, (code, shape) in zip(wanted.names, tensors, outlines, strict=True):
+            expected = packed(code, shape)
+            if tuple(tensor.shape) != expected:
+                raise misfit(
+                    name,
+                    f"the destination has another shape: expected {list(expected)}, found "
+                    f"{list(tensor.shape)}",
+                    "destination-shape",
+                )
+
+    def read(self, gpu: Gpu | None, reads: Reads) -> None:
+        """Fill them, a batch of pieces after the other. `gpu` is their device where it can be read onto."""
+        if not self._tensors:
+            return
+        device = self._tensors[0].device
+        is_readable = gpu is not None or device.type == "cpu"
+        steps = self._convert(gpu, reads.threads) if is_readable else self._pass(device, reads.threads)
+        total, done = self.nbytes(), 0
+        with closing(steps):
+            for nbytes in steps:
+                done += nbytes
+                if reads.tell is not None:
+                    reads.tell(done, total)
+
+    def nbytes(self) -> int:
+        """Bytes of the tensors."""
+        return sum(tensor.nbytes for tensor in self._tensors)
+
+    def _convert(self, gpu: Gpu | None, threads: int | None) -> Generator[int]:
+        """Have the pieces read to where the tensors are, and torch do there what is left to do.
+
+        Gives the bytes that each batch fills.
+        """
+        for batch in batches(self._cut()):
+            # By a function, since what it reads takes memory that the next batch needs.
+            yield self._convert_some(batch, gpu, threads)
+
+    def _convert_some(self, batch: list[Piece], gpu: Gpu | None, threads: int | None) -> int:
+        found = self._checkpoint.parts(self._part(batch), wrap, onto=gpu, threads=threads)
+        places = [self._place(piece) for piece in batch]
+        with undisturbed(), torch.no_grad():
+            for place, values in zip(places, found, strict=True):
+                place.copy_(values)
+        return sum(place.nbytes for place in places)
+
+    def _pass(self, device: torch.device, threads: int | None) -> Generator[int]:
+        """Likewise through memory of the host, which is pinned where torch has such memory for the device."""
+        with undisturbed():
+            way = link(device)
+        with Ring(way, room(self._cut())) as ring:
+            for batch in batches(self._cut()):
+                with undisturbed():
+                    memory = ring.take()
+                    laid = self._laid(batch, memory)
+                fill(self._checkpoint, self._part(batch), destinations(laid), Reads(threads))
+                places = [self._place(piece) for piece in batch]
+                with undisturbed(), torch.no_grad():
+                    for place, values in zip(places, laid.values(), strict=True):
+                        cross(ring, place, values)
+                    ring.put(memory)
+                yield sum(place.nbytes for place in places)
+
+    def _cut(self) -> Iterator[Piece]:
+        indices = self._wanted.indices or [None] * len(self._tensors)
+        for rank, (name, index, (code, _)) in enumerate(
+            zip(self._wanted.names, indices, self._outlines, strict=True)
+        ):
+            shape = self._checkpoint.info(name).shape
+            yield from pieces(rank, index, shape, _nbits(code))
+
+    def _part(self, batch: list[Piece]) -> Wanted:
+        """What is to be read for a batch."""
+        some = self._wanted.some([piece.rank for piece in batch])
+        return some._replace(indices=[piece.index for piece in batch])
+
+    def _laid(self, batch: list[Piece], memory: torch.Tensor) -> dict[str, torch.Tensor]:
+        """A tensor in `memory` for each piece."""
+        laid, begin = {}, 0
+        for number, piece in enumerate(batch):
+            code, _ = self._outlines[piece.rank]
+            own = memory[begin : begin + piece.nbytes].view(DTYPES[code])
+            laid[f"{self._wanted.names[piece.rank]} {number}"] = own.view(packed(code, piece.shape))
+            begin += aligned(piece.nbytes)
+        return laid
+
+    def _place(self, piece: Piece) -> torch.Tensor:
+        """Where a piece belongs in its tensor."""
+        tensor, (code, _) = self._tensors[piece.rank], self._outlines[piece.rank]
+        with undisturbed():
+            # Without the dimensions of size 1 that an index adds, which is a view whatever the strides are.
+            whole = tensor.reshape(packed(code, piece.whole))
+            if piece.shape == piece.whole:
+                return whole
+            *outer, last = piece.place
+            if code == "F4":
+                last = slice(last.start // 2, last.stop // 2)
+            return whole[(*outer, last)]
+
+
+def packed(code: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that torch gives a tensor whose shape in the header this is: of F4 a byte is an element."""
+    return (*shape[:-1], shape[-1] // 2) if code == "F4" else tuple(shape)
+
+
+def _nbits(code: str) -> int:
+    return 4 if code == "F4" else 8 * DTYPES[code].itemsize
+
+
+def cross(ring: Ring, place: torch.Tensor, values: torch.Tensor) -> None:
+    """Copy `values`, which lie in a piece of the ring, to another device, and convert them there."""
+    if values.dtype != place.dtype:
+        # torch would convert them on the host, and have more bytes cross, out of memory that is not pinned.
+        raw = torch.empty(values.shape, dtype=values.dtype, device=place.device)
+        cross(ring, raw, values)
+        place.copy_(raw)
+    elif values.itemsize == 1:
+        # torch copies its rarer dtypes as bytes only.
+        ring.copy(place.view(torch.uint8), values.view(torch.uint8))
+    else:
+        ring.copy(place, values)

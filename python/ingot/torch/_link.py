@@ -1,0 +1,152 @@
+"""Copies between the host and a device that torch makes: through pinned memory, in the order of streams.
+
+The calls are the same for every accelerator of torch: CUDA, ROCm, XPU, MTIA, and what an extension registers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import contextmanager, suppress
+from functools import cache
+
+import torch
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import TracebackType
+    from typing import Any, Self
+
+# Pieces of a ring: one is filled while the other is copied.
+RING = 2
+
+
+class Link:
+    """The way to a device whose copies go on while the host does other things."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        # For what is copied to the host later than it was asked for.
+        self._stream: torch.Stream | None = None
+
+    def memory(self, nbytes: int) -> torch.Tensor:
+        """Pinned memory of the host. Raises `RuntimeError` where no more can be pinned."""
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+
+    def copy(self, into: torch.Tensor, values: torch.Tensor) -> None:
+        """Queue a copy on the device's current stream."""
+        into.copy_(values, non_blocking=True)
+
+    def mark(self) -> Any:
+        """What is queued on the device's current stream by now, as an event to be waited for."""
+        event = torch.Event(self._device)
+        event.record(torch.accelerator.current_stream(self._device))
+        return event
+
+    @contextmanager
+    def aside(self, since: Any) -> Iterator[None]:
+        """Have another stream be the current one, which waits for what `since` marks and nothing later."""
+        if self._stream is None:
+            self._stream = torch.Stream(self._device)
+        with self._stream:
+            self._stream.wait_event(since)
+            yield
+
+    def pull(self, since: Any, values: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """What `values` gives in the memory of the host, as what is queued before `since` leaves it.
+
+        It is there when this returns. It has to lie together in memory.
+        """
+        with self.aside(since):
+            packed = values()
+            try:
+                found = self.memory(packed.nbytes).view(packed.dtype).view(packed.shape)
+            except RuntimeError:
+                # No more memory can be pinned. This copy is done when it returns.
+                return packed.cpu()
+            self.copy(found, packed)
+            self.mark().synchronize()
+        return found
+
+
+@cache
+def link(device: torch.device) -> Link | None:
+    """The way to `device`; None where torch has no pinned memory or no streams for it."""
+    # What MPS has of the two saves nothing: its memory is the host's.
+    if device.type in ("cpu", "meta", "mps") or not _is_the_accelerator(device):
+        return None
+    found = Link(device)
+    try:
+        found.memory(1)
+        found.mark().synchronize()
+    except (RuntimeError, TypeError, ValueError):
+        # Backends without one of them raise `NotImplementedError`, which is a `RuntimeError`.
+        return None
+    return found
+
+
+def _is_the_accelerator(device: torch.device) -> bool:
+    """Whether torch's functions for accelerators speak of devices of this type."""
+    # Older releases of torch have none.
+    accelerator = getattr(torch, "accelerator", None)
+    current = None if accelerator is None else accelerator.current_accelerator()
+    return current is not None and current.type == device.type
+
+
+class Ring:
+    """Memory of the host that tensors pass on their way to a device, used again when its copies are done.
+
+    At the end of a ``with`` all copies are done, and the memory goes back to torch, which keeps some of what
+    is pinned for those who ask next. Without a way that has streams it is one piece, and is not pinned.
+    """
+
+    def __init__(self, way: Link | None, nbytes: int) -> None:
+        self._way = way
+        self._nbytes = nbytes
+        # In the order of their use, each with what was queued then.
+        self._used: deque[tuple[torch.Tensor, Any]] = deque()
+
+    def take(self) -> torch.Tensor:
+        """A piece that no copy reads any more."""
+        if len(self._used) < (1 if self._way is None else RING):
+            fresh = self._fresh()
+            if fresh is not None:
+                return fresh
+        piece, queued = self._used.popleft()
+        if queued is not None:
+            queued.synchronize()
+        return piece
+
+    def _fresh(self) -> torch.Tensor | None:
+        if self._way is not None:
+            try:
+                return self._way.memory(self._nbytes)
+            except RuntimeError:
+                # No more memory can be pinned. A load never fails for that.
+                if self._used:
+                    return None
+                self._way = None
+        return torch.empty(self._nbytes, dtype=torch.uint8, device="cpu")
+
+    def copy(self, into: torch.Tensor, values: torch.Tensor) -> None:
+        """Copy from a piece that was taken."""
+        if self._way is None:
+            into.copy_(values)
+        else:
+            self._way.copy(into, values)
+
+    def put(self, piece: torch.Tensor) -> None:
+        """Give back a piece, of which copies may be under way."""
+        self._used.append((piece, None if self._way is None else self._way.mark()))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._way is not None:
+            # All of them, also of a piece that was not given back. What went wrong first is what is told.
+            with suppress(*() if error is None else (RuntimeError,)):
+                self._way.mark().synchronize()
+        self._used.clear()
