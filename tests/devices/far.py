@@ -20,14 +20,17 @@ torch = pytest.importorskip("torch")
 registration = pytest.importorskip("torch.utils.backend_registration")
 if not hasattr(registration, "_setup_privateuseone_for_python_backend"):
     pytest.skip("this torch makes no backends in Python", allow_module_level=True)
+if torch.cuda.is_available():
+    pytest.skip("a process has one accelerator, and there is a real one", allow_module_level=True)
 
 #: `kDLExtDev`, which torch has for devices that extensions register.
 EXTENSION = 12
 
 #: Bytes of each copy, to the device and from it.
 copies: dict[str, list[int]] = {"in": [], "out": []}
-#: Memory that is allocated; and how much there is.
+#: Bytes that are allocated, by their address; how many there were at most; and how many there may be.
 allocated: dict[int, int] = {}
+most: list[int] = [0]
 room: list[int] = []
 
 
@@ -40,6 +43,7 @@ def counted() -> Iterator[dict[str, list[int]]]:
     """The copies that are made within."""
     for sizes in copies.values():
         sizes.clear()
+    most[0] = sum(allocated.values())
     yield copies
 
 
@@ -59,8 +63,7 @@ _alive: dict[int, Any] = {}
 
 @Deleter
 def _let_go(managed: Any) -> None:
-    address = ctypes.addressof(managed.contents)
-    _, _, owner = _alive.pop(address)
+    _, _, owner = _alive.pop(ctypes.addressof(managed.contents))
     if isinstance(owner, ctypes.Array):
         allocated.pop(ctypes.addressof(owner))
 
@@ -87,10 +90,11 @@ def _allocate(shape: Any, strides: Any, dtype: Any) -> Any:
     memory = (ctypes.c_char * nbytes)()
     ctypes.memset(memory, 0xDB, nbytes)
     allocated[ctypes.addressof(memory)] = nbytes
+    most[0] = max(most[0], sum(allocated.values()))
     return _over(memory, ctypes.addressof(memory), dtype, shape, strides)
 
 
-def _host(tensor: Any) -> Any:
+def host(tensor: Any) -> Any:
     """A tensor of the host on the same memory."""
     if tensor.device.type != "far":
         return tensor
@@ -142,7 +146,7 @@ def _as_strided(tensor: Any, size: Any, stride: Any, offset: Any = None) -> Any:
 
 @_kernel("view")
 def _view(tensor: Any, size: Any) -> Any:
-    alike = _host(tensor).view(size)
+    alike = host(tensor).view(size)
     return _over(tensor, tensor.data_ptr(), tensor.dtype, alike.shape, alike.stride())
 
 
@@ -155,7 +159,7 @@ def _reshape_alias(tensor: Any, size: Any, stride: Any) -> Any:
 def _copy_from(values: Any, into: Any, non_blocking: bool = False) -> Any:
     if values.device != into.device:
         copies["out" if into.device.type == "cpu" else "in"].append(values.nbytes)
-    _host(into).copy_(_host(values))
+    host(into).copy_(host(values))
     return into
 
 
@@ -165,19 +169,19 @@ def _other(function: Any, *given: Any, **named: Any) -> Any:
 
     known: dict[int, Any] = {}
 
-    def host(tensor: Any) -> Any:
-        found = _host(tensor)
+    def on_host(tensor: Any) -> Any:
+        found = host(tensor)
         known[id(found)] = tensor
         return found
 
-    given, named = tree_map_only(torch.Tensor, host, (given, named))
+    given, named = tree_map_only(torch.Tensor, on_host, (given, named))
     found = function(*given, **named)
 
     def far(tensor: Any) -> Any:
         if id(tensor) in known:
             return known[id(tensor)]
         made = _allocate(tensor.shape, _dense(tensor.shape), tensor.dtype)
-        _host(made).copy_(tensor)
+        host(made).copy_(tensor)
         return made
 
     return tree_map_only(torch.Tensor, far, found)
