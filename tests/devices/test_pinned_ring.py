@@ -1,0 +1,176 @@
+"""The order of copies to and from devices, on streams that do everything as late as they may."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ingot
+from ingot._open import pieces
+
+torch = pytest.importorskip("torch")
+
+from ingot import torch as framework  # noqa: E402  # It is there, as the line above found.
+from ingot.torch import _devices, _filling, _link, _tensors  # noqa: E402
+
+from . import far  # noqa: E402  # It makes the device.
+from .streams import Streams  # noqa: E402
+
+SEEDS = range(60)
+GENERATOR = torch.Generator().manual_seed(5)
+TENSORS: dict[str, Any] = {
+    "large": torch.randn(40, 100, generator=GENERATOR),
+    "half": torch.randn(33, 50, generator=GENERATOR).bfloat16(),
+    "bytes": torch.arange(5000).to(torch.uint8),
+    "scalar": torch.tensor(2.5),
+}
+
+
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "PIECE_NBYTES", 2048)
+
+
+@pytest.fixture
+def path(path: Path) -> Path:
+    framework.save_file(TENSORS, path)
+    return path
+
+
+Make = Callable[[int], Streams]
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Gives the device other streams."""
+
+    def made(seed: int) -> Streams:
+        streams = Streams(seed)
+
+        def link(device: Any) -> Streams | None:
+            return streams if device.type == "far" else None
+
+        for module in (_devices, _filling, _tensors):
+            monkeypatch.setattr(module, "link", link)
+        return streams
+
+    return made
+
+
+def all_same(found: dict[str, Any], streams: Streams) -> bool:
+    streams.finish()
+    return all(torch.equal(far.host(found[name]), tensor) for name, tensor in TENSORS.items())
+
+
+def corrupted(path: Path, make: Make) -> int:
+    """Of how many seeds a load has wrong bytes."""
+    count = 0
+    for seed in SEEDS:
+        streams = make(seed)
+        count += not all_same(framework.load_file(path, "far"), streams)
+    return count
+
+
+def test_what_is_queued_after_a_load_finds_the_tensors_whatever_the_order(path: Path, make: Make) -> None:
+    assert corrupted(path, make) == 0
+
+
+def test_handles_and_what_is_read_ahead_wait_as_well(path: Path, make: Make) -> None:
+    for seed in SEEDS:
+        streams = make(seed)
+        with ingot.safe_open(path, "pt", "far") as file:
+            assert all_same({name: file[name] for name in file}, streams)
+            assert all_same(dict(file.iter_tensors()), streams)
+        out = {name: torch.zeros_like(tensor).to("far") for name, tensor in TENSORS.items()}
+        assert all_same(framework.load_file(path, out=out), streams)
+
+
+def test_a_piece_that_is_used_again_without_waiting_is_found(
+    path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def take(self: Any) -> Any:
+        if len(self._used) < _link.RING:
+            return self._fresh()
+        return self._used.popleft()[0]
+
+    monkeypatch.setattr(_link.Ring, "take", take)
+    assert corrupted(path, make) > len(SEEDS) // 2
+
+
+def test_memory_that_is_given_back_without_waiting_is_found(
+    path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_link.Ring, "__exit__", lambda self, *error: self._used.clear())
+    assert corrupted(path, make) > len(SEEDS) // 2
+
+
+def test_two_pieces_are_pinned_and_given_back(path: Path, make: Make) -> None:
+    streams = make(1)
+    found = framework.load_file(path, "far")
+    assert streams.most_pinned == _link.RING * 2048
+    assert streams.pinned == 0
+    # One for each piece that is used again, and one at the end.
+    total = sum(tensor.nbytes for tensor in TENSORS.values())
+    assert streams.waits <= 1.2 * total / 2048
+    del found
+    # A small one needs no more than it is.
+    with ingot.safe_open(path, "pt", "far") as file:
+        streams.most_pinned = 0
+        file["scalar"]
+    assert 4 <= streams.most_pinned <= 64
+
+
+@pytest.mark.parametrize("room", [0, 2048, 3000])
+def test_where_memory_cannot_be_pinned_a_load_goes_on_without(path: Path, make: Make, room: int) -> None:
+    for seed in SEEDS:
+        streams = make(seed)
+        streams.room = room
+        assert all_same(framework.load_file(path, "far"), streams)
+        assert streams.most_pinned <= room
+
+
+def test_what_fails_halfway_leaves_nothing_pinned_and_no_copy_under_way(path: Path, make: Make) -> None:
+    def stop(done: int, total: int) -> None:
+        raise LookupError("enough")
+
+    for seed in SEEDS:
+        streams = make(seed)
+        with pytest.raises(LookupError, match="enough"):
+            framework.load_file(path, "far", progress=stop)
+        assert not any(streams._queues)
+        assert streams.pinned == 0
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["now", "background"])
+def test_what_the_callers_stream_has_queued_is_in_the_file_and_what_comes_later_is_not(
+    tmp_path: Path, make: Make, background: bool
+) -> None:
+    for seed in SEEDS:
+        streams = make(seed)
+        weight = torch.zeros(64, 32).to("far")
+        streams.later(lambda weight=weight: far.host(weight).fill_(7))
+        future = framework.save_file({"weight": weight}, tmp_path / "saved", background=background)
+        streams.later(lambda weight=weight: far.host(weight).fill_(9))
+        streams.finish()
+        if background:
+            future.result()
+        assert (framework.load_file(tmp_path / "saved")["weight"] == 7).all(), seed
+        assert (far.host(weight) == 9).all()
+        assert streams.pinned == 0
+
+
+def test_values_that_are_taken_without_waiting_are_found(
+    tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_link.Link, "pull", lambda self, since, values: values().cpu())
+    wrong = 0
+    for seed in SEEDS:
+        streams = make(seed)
+        weight = torch.zeros(64, 32).to("far")
+        streams.later(lambda weight=weight: far.host(weight).fill_(7))
+        framework.save_file({"weight": weight}, tmp_path / "saved")
+        wrong += not (framework.load_file(tmp_path / "saved")["weight"] == 7).all()
+    assert wrong > len(SEEDS) // 4
