@@ -25,6 +25,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["INGOT_DURABLE"] = "0"
 
 
+# Four devices of jax on the CPU, for what is spread over several. It is looked at when jax is first used.
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """Where a test puts its file. A module whose tests want one there overrides this."""

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer, Unpack
 
     from ._background import SaveFuture
-    from ._load import Into
-    from ._native import Export
+    from ._load import Carrier, Into
+    from ._native import Export, Gpu
     from ._objects import Source
     from ._save import Payload
     from .typing import Device, Format, LoadOptions, Path, SaveOptions, Writable
@@ -52,7 +52,7 @@ class Whole(Generic[Tensor]):
     def __init__(
         self,
         wrap: _native.Wrap,
-        mover: Callable[[Any], Callable[[Any], Tensor] | None],
+        mover: Callable[[Any], Callable[[Any], Tensor] | Gpu | Carrier | None],
         at: Callable[[Any, Any], Any],
         payload: Payload,
         *,

@@ -9,18 +9,18 @@ from .errors import DtypeError, OptionError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import Any, Protocol
 
-    from ._native import Gpu, Wrap
+    from ._native import Wrap
 
     class Adapter(Protocol):
         """What a module such as `ingot.torch` gives to `safe_open`."""
 
         wrap: Wrap
 
-        def mover(self, device: object) -> Callable[[Any], Any] | Gpu | None:
-            """What takes a tensor to `device`, or reads it onto one; None where it may stay."""
+        def mover(self, device: object) -> Any:
+            """A `_load.Move`, which takes a tensor to `device` or reads it onto one; None if it may stay."""
 
         def at(self, tensor: Any, index: Any) -> Any:
             """`tensor[index]` by the framework's own rules."""

@@ -680,13 +680,18 @@ def moved(checkpoint: Checkpoint, name: str, tensor: Any, move: Move | Placement
     try:
         return move(tensor)
     except DtypeError as error:
-        raise DtypeError(
-            f"{_where(checkpoint)}tensor {_quoted(name)}: {error}",
-            code=error.code,
-            path=checkpoint.path,
-            tensor=name,
-            found=checkpoint.info(name).dtype if error.found is None else error.found,
-        ) from error.__cause__
+        raise about(checkpoint, name, error) from error.__cause__
+
+
+def about(checkpoint: Checkpoint, name: str, error: DtypeError) -> DtypeError:
+    """What a framework says of a dtype, about a tensor of a file."""
+    return DtypeError(
+        f"{_where(checkpoint)}tensor {_quoted(name)}: {error}",
+        code=error.code,
+        path=checkpoint.path,
+        tensor=name,
+        found=checkpoint.info(name).dtype if error.found is None else error.found,
+    )
 
 
 def indexed(checkpoint: Checkpoint, name: str, tensor: Any, index: Any, at: Callable[[Any, Any], Any]) -> Any:

@@ -2,8 +2,9 @@
 
 ``device`` is a `jax.Device`, a `jax.sharding.Sharding`, a platform such as ``"cpu"``, one of its devices
 such as ``"gpu:1"``, the number of a device, or None for jax's default device. Tensors go there straight
-from the file. On the CPU, those that start at a multiple of 64 bytes in memory, as jax asks, are views of
-the file where it is mapped; the others are copied.
+from the file. Of a sharding each device is given its own part, and what several devices have is read once;
+of a sharding over many processes each reads what its devices have. On the CPU, what starts at a multiple of
+64 bytes in memory, as jax asks, is a view of the file where it is mapped; the rest is copied.
 
 64-bit dtypes (``F64``, ``I64``, ``U64``) need ``jax_enable_x64``. Without it jax would make them 32-bit
 ones, so they are refused, each tensor by itself. ``F4`` is unpacked, one element to a byte.
@@ -11,12 +12,17 @@ ones, so they are refused, each tensor by itself. ``F4`` is unpacked, one elemen
 
 from __future__ import annotations
 
+from functools import partial
+from math import prod
+
 from . import _native
 from ._dtypes import F4_LOOSE, NAMES
 from ._face import Whole
 from ._frameworks import lacks, missing, not_a_tensor, unknown_device
-from ._text import _quoted
-from .errors import DtypeError, SaveError
+from ._load import Carrier, Reads, Wanted, about
+from ._open.pieces import Piece, batches, taken, within
+from ._text import _escaped, _quoted
+from .errors import DtypeError, OptionError, SaveError
 
 try:
     import jax
@@ -36,10 +42,13 @@ else:
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
-    from ._save import Box
+    from . import _save
+    from ._load import Move
+    from ._native import Checkpoint
+    from ._open.pieces import Box
 
 __all__ = ["load", "load_file", "save", "save_file"]
 
@@ -57,32 +66,199 @@ def _resolve(code: str) -> Any:
 wrap: _native.Wrap = _native.Wrap.buffer(numpy.ndarray, _resolve, strided=True)
 
 
-def mover(device: Any) -> Callable[[arrays.Array], jax.Array]:
-    """The function that makes a jax array on `device` of a NumPy view."""
-    put = narrowing(device)
-
-    def put_whole(array: arrays.Array) -> jax.Array:
-        # Asked each time, since 64 bits can be switched at any time, and for a `with` block only.
-        if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
-            raise DtypeError(
-                f"jax without 64 bits would make {array.dtype} a 32-bit dtype: "
-                'jax.config.update("jax_enable_x64", True) keeps it',
-                code="dtype-not-in-framework",
-            )
-        return put(array)
-
-    return put_whole
+def mover(device: Any) -> Move:
+    """What makes jax arrays on `device`."""
+    return _placed(device, _keep_64_bits)
 
 
-def narrowing(device: Any) -> Callable[[arrays.Array], jax.Array]:
+def narrowing(device: Any) -> Move:
     """As `mover`, with 32 bits for 64 where jax has no more. For `ingot.compat`: upstream does so."""
+    return _placed(device, None)
+
+
+def _placed(device: Any, check: Callable[[numpy.dtype[Any]], None] | None) -> Move:
     target = _target(device)
+    if target is None or (isinstance(target, jax.Device) and _is_host(target)):
+        # Arrays of the host are what is there already, so that there is nothing to be read for them.
+        return partial(_put, target, check)
+    if isinstance(target, jax.sharding.Sharding):
+        return Spread(target, check)
+    return Spread(jax.sharding.SingleDeviceSharding(target), check)
 
-    def put(array: arrays.Array) -> jax.Array:
-        moved: jax.Array = jax.device_put(array, target)
-        return moved
 
-    return put
+def _put(target: Any, check: Callable[[numpy.dtype[Any]], None] | None, array: arrays.Array) -> jax.Array:
+    if check is not None:
+        check(array.dtype)
+    moved: jax.Array = jax.device_put(array, target)
+    return moved
+
+
+def _keep_64_bits(dtype: numpy.dtype[Any]) -> None:
+    # Asked each time, since 64 bits can be switched at any time, and for a `with` block only.
+    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        raise DtypeError(
+            f"jax without 64 bits would make {dtype} a 32-bit dtype: "
+            'jax.config.update("jax_enable_x64", True) keeps it',
+            code="dtype-not-in-framework",
+        )
+
+
+def _is_host(device: jax.Device) -> bool:
+    return bool(device.platform == "cpu")
+
+
+class Spread(Carrier):
+    """Has arrays read onto the devices of a sharding, each of them what it shall have and nothing else."""
+
+    __slots__ = ("_check", "_sharding")
+
+    def __init__(
+        self, sharding: jax.sharding.Sharding, check: Callable[[numpy.dtype[Any]], None] | None
+    ) -> None:
+        self._sharding = sharding
+        self._check = check
+
+    def __call__(self, array: arrays.Array) -> jax.Array:
+        return _put(self._sharding, self._check, array)
+
+    def read(self, checkpoint: Checkpoint, wanted: Wanted, reads: Reads) -> list[jax.Array]:
+        """What is wanted. In the memory of the host each part is once, and two batches of parts at most."""
+        outlines = checkpoint.outlines(wanted, wrap)
+        dtypes = [_dtype(code) for code, _ in outlines]
+        homes = [
+            self._homes(checkpoint, name, dtype, shape)
+            for name, dtype, (_, shape) in zip(wanted.names, dtypes, outlines, strict=True)
+        ]
+        cut = [
+            piece
+            for rank, boxes in enumerate(homes)
+            for piece in _cut(checkpoint, wanted, rank, outlines[rank][1], dtypes[rank], boxes)
+        ]
+        told = _telling(reads, checkpoint.parts_nbytes(wanted), sum(piece.nbytes for piece in cut))
+        shards: list[dict[jax.Device, jax.Array]] = [{} for _ in outlines]
+        under_way: list[jax.Array] = []
+        for batch in batches(cut):
+            found = _values(checkpoint, wanted, batch, dtypes, reads.threads, self._is_host())
+            # Only now, so that the copies of one batch go on while the next is read.
+            jax.block_until_ready(under_way)
+            under_way = []
+            for piece, values in zip(batch, found, strict=True):
+                for device, box in homes[piece.rank].items():
+                    if box == piece.place:
+                        shard = jax.device_put(values, self._alone(device))
+                        shards[piece.rank][device] = shard
+                        under_way.append(shard)
+            told(batch)
+        jax.block_until_ready(under_way)
+        return [
+            jax.make_array_from_single_device_arrays(
+                shape, self._sharding, [own[device] for device in boxes], dtype=dtype
+            )
+            for (_, shape), own, boxes, dtype in zip(outlines, shards, homes, dtypes, strict=True)
+        ]
+
+    def _homes(
+        self, checkpoint: Checkpoint, name: str, dtype: numpy.dtype[Any], shape: tuple[int, ...]
+    ) -> dict[jax.Device, Box]:
+        """What each device of this process shall have of one array."""
+        try:
+            if self._check is not None:
+                self._check(dtype)
+            indices = self._sharding.addressable_devices_indices_map(shape)
+        except DtypeError as error:
+            raise about(checkpoint, name, error) from None
+        except ValueError as error:
+            path = "" if checkpoint.path is None else f"{_escaped(checkpoint.path)}: "
+            raise OptionError(
+                f"{path}tensor {_quoted(name)}: its shape {list(shape)} does not fit the sharding: "
+                f"{_escaped(str(error).partition(chr(10))[0])}",
+                code="no-device",
+                path=checkpoint.path,
+                tensor=name,
+                found=self._sharding,
+            ) from error
+        whole = [slice(None)] * len(shape)
+        return {
+            device: tuple(
+                slice(*part.indices(size)[:2]) for part, size in zip(index or whole, shape, strict=True)
+            )
+            for device, index in indices.items()
+        }
+
+    def _is_host(self) -> bool:
+        return all(map(_is_host, self._sharding.addressable_devices))
+
+    def _alone(self, device: jax.Device) -> jax.sharding.Sharding:
+        return jax.sharding.SingleDeviceSharding(device, memory_kind=self._sharding.memory_kind)
+
+
+def _cut(
+    checkpoint: Checkpoint,
+    wanted: Wanted,
+    rank: int,
+    shape: tuple[int, ...],
+    dtype: numpy.dtype[Any],
+    boxes: dict[jax.Device, Box],
+) -> Iterator[Piece]:
+    """The parts of one array, each once however many devices have it."""
+    asked = None if wanted.indices is None else wanted.indices[rank]
+    along = taken(asked, checkpoint.info(wanted.names[rank]).shape)
+    # Slices cannot be looked up in a set before Python 3.12.
+    seen: list[Box] = []
+    for box in boxes.values():
+        if box in seen:
+            continue
+        seen.append(box)
+        sizes = tuple(cut.stop - cut.start for cut in box)
+        # Dimensions of size 1 are taken whole, and may be those that the index adds.
+        cuts = iter([cut for cut, size in zip(box, shape, strict=True) if size != 1])
+        of_file = tuple(
+            slice(0, 1) if len(one) == 1 else next(cuts) for one in along if not isinstance(one, int)
+        )
+        index = None if asked is None and sizes == shape else within(along, of_file)
+        yield Piece(rank, index, box, sizes, shape, prod(sizes) * dtype.itemsize)
+
+
+def _values(
+    checkpoint: Checkpoint,
+    wanted: Wanted,
+    batch: list[Piece],
+    dtypes: list[numpy.dtype[Any]],
+    threads: int | None,
+    is_host: bool,
+) -> list[arrays.Array]:
+    """The parts of a batch in the memory of the host; if they are to stay there, views of a mapped file."""
+    part = wanted.some([piece.rank for piece in batch])._replace(indices=[piece.index for piece in batch])
+    if is_host or any(dtypes[piece.rank].name == F4_LOOSE for piece in batch):
+        found = checkpoint.parts(part, wrap, threads=threads)
+        return [values.reshape(piece.shape) for values, piece in zip(found, batch, strict=True)]
+    fresh = [numpy.empty(piece.shape, dtypes[piece.rank]) for piece in batch]
+    # By the shapes that are read, which lack the dimensions that an index adds.
+    shapes = [shape for _, shape in checkpoint.outlines(part, wrap)]
+    places = {
+        f"{name} {number}": values.reshape(shape)
+        for number, (name, values, shape) in enumerate(zip(part.names, fresh, shapes, strict=True))
+    }
+    arrays._fill(checkpoint, part, places, Reads(threads))
+    return fresh
+
+
+def _dtype(code: str) -> numpy.dtype[Any]:
+    """What arrays of this code have."""
+    return numpy.dtype(getattr(jnp, F4_LOOSE)) if code == "F4" else _resolve(code)  # type: ignore[no-any-return]
+
+
+def _telling(reads: Reads, total: int, nbytes: int) -> Callable[[list[Piece]], None]:
+    """What tells how much of `total` has been read after each batch, of `nbytes` that this process reads."""
+    done = 0
+
+    def told(batch: list[Piece]) -> None:
+        nonlocal done
+        done += sum(piece.nbytes for piece in batch)
+        if reads.tell is not None:
+            reads.tell(total * done // max(nbytes, 1), total)
+
+    return told
 
 
 def _target(device: Any) -> Any:
@@ -121,7 +297,7 @@ def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:
     return arrays.payload(name, numpy.asarray(array))
 
 
-def _puller(array: jax.Array) -> Callable[[Box], arrays.Array]:
+def _puller(array: jax.Array) -> Callable[[_save.Box], arrays.Array]:
     """The function that takes a box of `array` to the CPU.
 
     Not the array itself: jax keeps the copy that it makes of one for NumPy as long as it keeps the array. And
@@ -130,7 +306,7 @@ def _puller(array: jax.Array) -> Callable[[Box], arrays.Array]:
     # Of what is on several devices, once.
     shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
 
-    def pull(box: Box) -> arrays.Array:
+    def pull(box: _save.Box) -> arrays.Array:
         pulled = numpy.empty(box.sizes, array.dtype)
         for shard in shards:
             _pull(shard, box, pulled)
@@ -139,7 +315,7 @@ def _puller(array: jax.Array) -> Callable[[Box], arrays.Array]:
     return pull
 
 
-def _pull(shard: jax.Shard, box: Box, into: arrays.Array) -> None:
+def _pull(shard: jax.Shard, box: _save.Box, into: arrays.Array) -> None:
     """Copy what `shard` has of `box`."""
     offsets = [part.start or 0 for part in shard.index]
     begins = [max(pair) for pair in zip(offsets, box.starts, strict=True)]

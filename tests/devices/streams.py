@@ -1,7 +1,7 @@
 """Streams, events and pinned memory that keep the word of torch's, and no more of it.
 
 A copy spoils its destination at once, and reads its source when its turn comes: as late as somebody waits for
-it, and before that whenever a seed says so. Pinned memory that is given back is spoilt. So whoever uses either
+it, and before that whenever a seed says so. Pinned memory that is given back is spoilt. Whoever uses either
 too early has wrong bytes, whatever a real device would have done this time.
 """
 
