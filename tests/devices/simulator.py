@@ -164,6 +164,7 @@ class Gpus:
         self.library.fake_cuda_read.restype = ctypes.c_bool
         self.library.fake_cuda_fail.argtypes = (ctypes.c_uint64, ctypes.c_int)
         self.library.fake_cuda_pin_limit.argtypes = (ctypes.c_size_t,)
+        self.library.fake_cuda_attribute.argtypes = (ctypes.c_size_t, ctypes.c_int, ctypes.c_int)
         self.library.fake_cuda_reset(ctypes.c_uint64(seed), ctypes.c_size_t(devices))
         # A framework has started the driver by the time that it has a tensor.
         assert self.library.cuInit(0) == 0

@@ -5,10 +5,12 @@
 #![allow(unsafe_code)]
 
 use std::fs::File;
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 
 use ingot_format::{to_u64, to_usize};
+use rustix::fs::{Advice, fadvise};
 
 /// Bytes that are asked about at once. The system looks at each page: 1 µs for these, 7 ms for 2 GiB (2026-11).
 const WINDOW_NBYTES: u64 = 64 << 10;
@@ -32,6 +34,18 @@ pub(crate) fn is_cold(file: &File, range: &Range<u64>, windows: u64) -> bool {
         at += step;
     }
     2 * cached < asked
+}
+
+/// Has the system give up the pages that hold these bytes, those at the borders too. It keeps what was not yet written to
+/// the disk, and what somebody has mapped and touched.
+pub(crate) fn forget(file: &File, span: &Range<u64>) {
+    let page = to_u64(rustix::param::page_size());
+    let begin = span.start - span.start % page;
+    let nbytes = span.end.next_multiple_of(page).saturating_sub(begin);
+    // A length of 0 would mean all that follows. Advice: where it is refused, all goes on as before.
+    if let Some(nbytes) = NonZeroU64::new(nbytes).filter(|_| !span.is_empty()) {
+        let _ = fadvise(file, begin, Some(nbytes), Advice::DontNeed);
+    }
 }
 
 /// Bytes of the pages in the cache, which Linux 6.5 and later count.
@@ -78,7 +92,6 @@ fn by_mincore(file: &File, window: &Range<u64>) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::fs::{Advice, fadvise};
 
     #[test]
     fn what_was_written_is_in_the_cache_and_what_was_dropped_is_not() {
@@ -99,5 +112,23 @@ mod tests {
             assert!(is_cold(&file, &(0..nbytes), 4));
         }
         assert!(!is_cold(&file, &(0..0), 4), "nothing is not cold");
+    }
+
+    #[test]
+    fn what_is_forgotten_leaves_the_rest_where_it_is() {
+        let file = tempfile::tempfile().unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, &vec![7; 4 << 20], 0).unwrap();
+        file.sync_all().unwrap();
+        let cached = |span: Range<u64>| by_cachestat(&file, &span).or_else(|| by_mincore(&file, &span));
+        forget(&file, &(7..7));
+        let before = cached(0..4 << 20);
+        // Not on the border of a page, either of them.
+        forget(&file, &((1 << 20) + 5..(3 << 20) - 5));
+        // A file system in memory has nowhere else to keep them.
+        if before.is_some() && cached((1 << 20)..(3 << 20)) == Some(0) {
+            assert!(before >= Some(4 << 20));
+            // Less than all of it, where pages come in groups.
+            assert!(cached(0..4 << 20) > Some(0));
+        }
     }
 }

@@ -31,6 +31,11 @@ impl Device {
         self.gpu.ordinal()
     }
 
+    /// Whether its memory is that of the host, so that a file in the page cache takes of it.
+    pub(crate) fn is_integrated(&self) -> bool {
+        self.gpu.is_integrated()
+    }
+
     /// Raises where what the caller queues on `stream` is being recorded into a graph.
     pub(super) fn refuse_capture(&self, stream: Stream) -> Result<(), DeviceFault> {
         self.gpu.refuse_capture(stream)

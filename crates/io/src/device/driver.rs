@@ -28,6 +28,8 @@ const SLEEPING: c_uint = 1 | 2;
 const LEGACY: *mut c_void = ptr::without_provenance_mut(1);
 /// `CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID`, since CUDA 12.2.
 pub(super) const HOST_NUMA_ID: c_int = 134;
+/// `CU_DEVICE_ATTRIBUTE_INTEGRATED`: whether the memory of the device is that of the host.
+pub(super) const INTEGRATED: c_int = 18;
 /// `CUDA_SUCCESS` and `CUDA_ERROR_NOT_READY`.
 const SUCCESS: c_int = 0;
 const NOT_READY: c_int = 600;

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use ingot_remote::locked;
 
-use super::driver::{Context, Driver, Event, HOST_NUMA_ID, Stream};
+use super::driver::{Context, Driver, Event, HOST_NUMA_ID, INTEGRATED, Stream};
 use super::fault::DeviceFault;
 
 /// A device that is in use.
@@ -17,6 +17,8 @@ pub(crate) struct Gpu {
     stream: Stream,
     /// The node of the host's memory that is near it, where that is known.
     node: Option<u32>,
+    /// Whether its memory is that of the host.
+    is_integrated: bool,
     /// Events that nothing waits for.
     events: Mutex<Vec<Event>>,
 }
@@ -29,6 +31,7 @@ impl Gpu {
         let stream = driver.within(context, || driver.create_stream());
         let stream = stream.inspect_err(|_| driver.release(device))?;
         let node = driver.attribute(device, HOST_NUMA_ID).ok();
+        let is_integrated = driver.attribute(device, INTEGRATED).is_ok_and(|value| value != 0);
         Ok(Gpu {
             node: node.and_then(|node| u32::try_from(node).ok()),
             driver: Arc::clone(driver),
@@ -36,6 +39,7 @@ impl Gpu {
             device,
             context,
             stream,
+            is_integrated,
             events: Mutex::default(),
         })
     }
@@ -46,6 +50,10 @@ impl Gpu {
 
     pub(crate) fn node(&self) -> Option<u32> {
         self.node
+    }
+
+    pub(crate) fn is_integrated(&self) -> bool {
+        self.is_integrated
     }
 
     pub(crate) fn driver(&self) -> &Arc<Driver> {

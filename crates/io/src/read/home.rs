@@ -187,6 +187,11 @@ impl<'h> Pools<'h> {
         ended
     }
 
+    /// Whether one of the devices has the host's memory for its own.
+    pub(super) fn is_integrated(&self) -> bool {
+        self.devices.iter().any(|onto| onto.at.device().is_integrated())
+    }
+
     /// What was read of each part.
     pub(super) fn found(&self, blocks: Vec<Allocated>, places: &[Place], pools: &[usize]) -> Vec<Found> {
         enum Kept {

@@ -260,6 +260,23 @@ impl<'p> Plan<'p> {
         spans.into_iter().map(Option::unwrap_or_default).collect()
     }
 
+    /// The bytes that are read, each stretch that lies together with the number of its file.
+    pub(super) fn stretches(&self) -> Vec<(usize, Range<u64>)> {
+        let of_piece = |piece: &Piece<'_>| (piece.file, piece.begin()..piece.end());
+        let mut pieces: Vec<_> = self.pieces.iter().map(of_piece).collect();
+        pieces.sort_unstable_by_key(|(file, span)| (*file, span.start));
+        let mut joined: Vec<(usize, Range<u64>)> = Vec::new();
+        for (file, span) in pieces {
+            match joined.last_mut() {
+                Some((last, reached)) if *last == file && span.start <= reached.end => {
+                    reached.end = reached.end.max(span.end);
+                }
+                _ => joined.push((file, span)),
+            }
+        }
+        joined
+    }
+
     /// Bytes of memory that will be filled.
     #[must_use]
     pub fn nbytes(&self) -> u64 {

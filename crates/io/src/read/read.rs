@@ -121,6 +121,12 @@ pub(crate) fn read_owned<'p, 'a: 'p>(
         watch,
     );
     pools.end(outcome).map_err(|fault| files.explain(fault))?;
+    if pools.is_integrated() {
+        // What the system read ahead of a thread, and keeps in groups of pages, more than a thread gave up.
+        for (file, span) in plan.stretches() {
+            sources[file].forget(span);
+        }
+    }
     Ok(pools.found(blocks, &places, &pool_of))
 }
 

@@ -1,6 +1,7 @@
 //! Chunks that go to a device: they are read into a pinned slot, and sent on from there.
 
 use std::mem;
+use std::ops::Range;
 
 use ingot_format::to_usize;
 use ingot_remote::StopFlag;
@@ -104,6 +105,7 @@ impl<'p, 'd> Group<'p, 'd> {
             return gather::read(source, witness, self.chunks, stage, stop);
         };
         let copies = self.copies();
+        let span = self.span();
         let mut slot = device.lend()?;
         let mut room = slot.bytes();
         let mut at = 0;
@@ -116,7 +118,19 @@ impl<'p, 'd> Group<'p, 'd> {
         }
         let nbytes = gather::read(source, witness, chunks, stage, stop)?;
         slot.send(&copies)?;
+        if device.is_integrated() {
+            // Else the memory would hold the file as well as the tensors.
+            source.forget(span);
+        }
         Ok(nbytes)
+    }
+
+    /// What is read of the file, from the first byte to the last.
+    fn span(&self) -> Range<u64> {
+        let spans = self.chunks.iter().map(|chunk| &chunk.span);
+        let reach =
+            |whole: Range<u64>, span: &Range<u64>| whole.start.min(span.start)..whole.end.max(span.end);
+        spans.fold(u64::MAX..0, reach)
     }
 
     /// What takes the bytes to the device: one copy for neighbours.

@@ -13,7 +13,7 @@ use super::Source;
 use super::direct::DirectReader;
 use crate::disk::remote_file_system;
 #[cfg(target_os = "linux")]
-use crate::residency::is_cold;
+use crate::residency::{self, is_cold};
 
 /// A regular file. Reading by position needs no seeking, so any number of threads may do it.
 #[derive(Debug)]
@@ -178,6 +178,11 @@ impl Source for FileSource {
     #[cfg(target_os = "linux")]
     fn is_cold(&self, span: &Range<u64>) -> bool {
         self.remote.is_none() && is_cold(&self.file, span, WINDOWS)
+    }
+
+    #[cfg(target_os = "linux")]
+    fn forget(&self, span: Range<u64>) {
+        residency::forget(&self.file, &span);
     }
 
     fn nbytes_now(&self) -> io::Result<Option<u64>> {

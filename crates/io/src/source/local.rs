@@ -167,6 +167,16 @@ impl Source for LocalFile {
         }
     }
 
+    fn forget(&self, span: Range<u64>) {
+        match &self.descriptor {
+            Descriptor::Kept(file) => file.forget(span),
+            // One that was closed meanwhile is not opened again for advice.
+            Descriptor::Lent(lent) => {
+                lent.pool.find(&lent.slot).inspect(|file| file.forget(span));
+            }
+        }
+    }
+
     fn nbytes_now(&self) -> io::Result<Option<u64>> {
         match &self.descriptor {
             Descriptor::Kept(file) => file.nbytes_now(),

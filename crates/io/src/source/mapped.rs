@@ -106,6 +106,10 @@ impl Source for MappedSource {
         self.file.is_cold(span)
     }
 
+    fn forget(&self, span: Range<u64>) {
+        self.file.forget(span);
+    }
+
     fn nbytes_now(&self) -> io::Result<Option<u64>> {
         self.file.nbytes_now()
     }

@@ -93,6 +93,9 @@ pub trait Source: Send + Sync + Debug {
         false
     }
 
+    /// Gives up the page cache's copy of these bytes, which nobody here reads again soon. Advice: it may stay.
+    fn forget(&self, _span: Range<u64>) {}
+
     /// Bytes there are now. Differs from [`Source::nbytes`] when someone wrote to the file since; `None` when
     /// they were overwritten and their number is the same.
     ///
