@@ -384,3 +384,51 @@ def test_tensors_are_saved_from_it_whatever_their_strides(tmp_path: Path, backgr
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         assert raw(found[name]) == raw(tensor), name
+
+
+class ByDriver:
+    """An open file whose parts a driver reads onto the device, as that of a GPU does."""
+
+    def __init__(self, checkpoint: Any) -> None:
+        self._checkpoint = checkpoint
+        self.nbytes: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._checkpoint, name)
+
+    def parts(
+        self, wanted: Any, wrap: Any, *, onto: Any, threads: Any = None, progress: Any = None
+    ) -> list[Any]:
+        assert onto == "the driver"
+        found = self._checkpoint.parts(wanted, wrap, threads=threads)
+        self.nbytes.append(sum(tensor.nbytes for tensor in found))
+        return [tensor.to("far") for tensor in found]
+
+
+def test_what_a_driver_reads_is_widened_in_pieces_and_the_rest_is_read_straight(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ingot._load import Reads, Wanted
+    from ingot.torch import _devices
+
+    monkeypatch.setattr(_devices, "gpu", lambda device: "the driver")
+    checkpoint: Any = ByDriver(ingot._native.Checkpoint.open(path))
+    names = ["half", "matrix", "long", "deep"]
+    told: list[tuple[int, int]] = []
+    before = sum(far.allocated.values())
+    with far.counted():
+        found = _devices.relay(torch.device("far")).read(
+            checkpoint,
+            Wanted(names, [slice(20), None, None, (slice(None), slice(5, 40))], "F64"),
+            Reads(tell=lambda *numbers: told.append(numbers)),
+        )
+        # What is wanted, and a piece.
+        assert far.most[0] - before <= sum(tensor.nbytes for tensor in found) + PIECE_NBYTES
+    floats = [TENSORS["half"][:20], TENSORS["matrix"], TENSORS["deep"][:, 5:40]]
+    expected = [tensor.double() for tensor in floats]
+    expected.insert(2, TENSORS["long"])
+    assert all(map(same, found, expected))
+    # Straight comes what stays as it is, and the floats as they are stored.
+    assert checkpoint.nbytes[0] == TENSORS["long"].nbytes
+    assert max(checkpoint.nbytes[1:]) <= PIECE_NBYTES
+    assert sum(checkpoint.nbytes[1:]) == sum(tensor.nbytes for tensor in floats)

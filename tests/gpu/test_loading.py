@@ -105,6 +105,62 @@ def test_slices_conversion_handles_and_prefetch_come_as_on_the_host(
     assert same(out["matrix"].contiguous(), matrix)
 
 
+@pytest.mark.parametrize(("stored", "wanted"), [("BF16", "F32"), ("F16", "F64"), ("F8_E4M3", "BF16")])
+def test_floats_are_widened_on_the_gpu_in_pieces_with_the_values_of_the_host(
+    tmp_path: Path, stored: str, wanted: str
+) -> None:
+    dtype, wide = ingot.torch.DTYPES[stored], ingot.torch.DTYPES[wanted]
+    path = tmp_path / "narrow.safetensors"
+    values = torch.randn(70_000_001, generator=torch.Generator().manual_seed(3)).to(dtype)
+    rows = torch.randn(999, 1001, generator=torch.Generator().manual_seed(4)).to(dtype)
+    ingot.torch.save_file({"large": values, "rows": rows, "ids": torch.arange(9)}, path)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    found = ingot.torch.load_file(path, device="cuda", dtype=wanted, slices={"rows": (slice(3, 900, 2),)})
+    nbytes = sum(tensor.nbytes for tensor in found.values())
+    # A piece of 64 MiB, and what the allocator adds to it.
+    assert torch.cuda.max_memory_allocated() - before <= nbytes + (66 << 20)
+    expected = {"large": values.to(wide), "rows": rows[3:900:2].to(wide), "ids": torch.arange(9)}
+    assert all(same(found[name], tensor) for name, tensor in expected.items())
+    target = {name: torch.zeros_like(tensor) for name, tensor in found.items() if name != "rows"}
+    ingot.torch.load_into(target, path, strict=False)
+    assert all(same(target[name], expected[name]) for name in target)
+
+
+def test_tensors_that_are_strided_are_saved_as_the_callers_stream_left_them(tmp_path: Path) -> None:
+    path, side = tmp_path / "strided.safetensors", torch.cuda.Stream()
+    weight = torch.zeros(2000, 3000, device="cuda").T
+    torch.cuda.synchronize()
+    for background in (False, True):
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(200_000_000)
+            weight.fill_(7)
+            future = ingot.torch.save_file({"weight": weight}, path, background=background)
+            if future is not None:
+                future.result()
+            weight.zero_()
+        assert (ingot.torch.load_file(path)["weight"] == 7).all()
+    side.synchronize()
+
+
+def test_tensors_come_and_go_through_the_pinned_pieces_of_torch_as_well(
+    path: Path, tensors: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As they do to accelerators whose driver is not called.
+    monkeypatch.setattr(ingot.torch._devices, "gpu", lambda target: None)
+    monkeypatch.setattr(ingot.torch._into, "gpu", lambda target: None)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        found = ingot.torch.load_file(path, device="cuda")
+        assert all(same(found[name], expected) for name, expected in tensors.items())
+        out = {"matrix": torch.zeros(777, 1000, device="cuda").T}
+        ingot.torch.load_file(path, keys=["matrix"], out=out)
+        assert same(out["matrix"].contiguous(), tensors["matrix"])
+        with ingot.safe_open(path, "pt", device="cuda") as file:
+            assert all(same(tensor, tensors[name]) for name, tensor in file.iter_tensors())
+
+
 def test_memory_is_the_allocators_and_comes_back(path: Path) -> None:
     ingot.torch.load_file(path, device="cuda")
     torch.cuda.synchronize()

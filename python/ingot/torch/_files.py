@@ -108,8 +108,9 @@ def load_file(
         `ingot.safe_open`.
     device : str, int, torch.device, dict or callable
         Where the tensors are placed: what `torch.device` takes. ``"meta"`` gives shapes and dtypes and reads
-        nothing. Onto a GPU (``"cuda"``) tensors are read through pinned memory, into memory of torch's own
-        allocator: when this returns, what is queued on the current stream finds them there. A dict has
+        nothing. Onto a GPU (``"cuda"``) and other accelerators tensors are read through pinned memory, into
+        memory of torch's own allocator: when this returns, what is queued on the current stream finds them
+        there. A dict has
         patterns of names (`fnmatch`), each with a device, such as ``{"layers.0.*": "cuda:0", "*": "cpu"}``:
         the first that fits decides. A callable is given what `ingot.safe_open.info` gives, and returns the
         device. Names that share memory go where the one goes that the file holds. Tensors of `out` stay where
@@ -163,8 +164,8 @@ def load_file(
         keeps no digest of a tensor (``"no-digest"``), or a record that cannot be used
         (``"invalid-checksums"``).
     DeviceError
-        The GPU cannot be used: no driver, no such device, the child of a fork, a capture into a graph, a call
-        of the driver that fails. Memory that it lacks is `torch.OutOfMemoryError`.
+        The device cannot be used: no driver, no such device, the child of a fork, a capture into a graph, a
+        call of the driver that fails. Memory that it lacks is `torch.OutOfMemoryError`.
     OptionError
         `device`, `backend`, `shared`, `dtype` or `threads` is not one of the choices; no pattern of `device`
         fits a name; or `slices` or `out` have a tensor that the other options leave out; or what is asked for

@@ -235,7 +235,9 @@ def load_into(
     -----
     Tensors are read straight into the memory of the CPU, and converted on the way where both dtypes are
     floating point. For other devices and other dtypes they are read in pieces of 64 MiB at most, which torch
-    then copies. The module's own loading hooks do not run: `load_model` runs them.
+    then copies: onto a GPU where that has a driver that is called, else through pinned memory where torch has
+    some for the device. To wider floats a device converts them, else the host. The copies are ordered by the
+    device's current stream. The module's own loading hooks do not run: `load_model` runs them.
     """
     with _open.loading(source, Loading.of(options, ReadOptions)) as (checkpoint, reads):
         return into(target, checkpoint, strict, reads)
