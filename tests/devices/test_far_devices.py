@@ -252,7 +252,7 @@ def test_a_place_that_does_not_fit_is_refused_before_anything_is_read(path: Path
 def test_a_module_is_filled_where_it_is_and_converted_on_the_way(path: Path, backend: str) -> None:
     target = {
         "half": torch.zeros(33, 5, device="far"),
-        "matrix": torch.zeros(300, 20, dtype=torch.bfloat16, device="far"),
+        "matrix": torch.nn.Parameter(torch.zeros(300, 20, dtype=torch.bfloat16, device="far")),
         "long": torch.zeros(7, device="far"),
         "deep": torch.zeros(3, 40, 50),
     }

@@ -135,7 +135,8 @@ class Filling:
         places = [self._place(piece) for piece in batch]
         with undisturbed(), torch.no_grad():
             for place, values in zip(places, found, strict=True):
-                place.copy_(values)
+                into, given = _plainly(place, values)
+                into.copy_(given)
         return sum(place.nbytes for place in places)
 
     def _pass(self, device: torch.device, threads: int | None) -> Generator[int]:
@@ -181,7 +182,7 @@ class Filling:
     def _place(self, piece: Piece) -> torch.Tensor:
         """Where a piece belongs in its tensor."""
         tensor, (code, _) = self._tensors[piece.rank], self._outlines[piece.rank]
-        with undisturbed():
+        with undisturbed(), torch.no_grad():
             # Without the dimensions of size 1 that an index adds, which is a view whatever the strides are.
             whole = tensor.reshape(packed(code, piece.whole))
             if piece.shape == piece.whole:
@@ -208,8 +209,12 @@ def cross(ring: Ring, place: torch.Tensor, values: torch.Tensor) -> None:
         raw = torch.empty(values.shape, dtype=values.dtype, device=place.device)
         cross(ring, raw, values)
         place.copy_(raw)
-    elif values.itemsize == 1:
-        # torch copies its rarer dtypes as bytes only.
-        ring.copy(place.view(torch.uint8), values.view(torch.uint8))
     else:
-        ring.copy(place, values)
+        ring.copy(*_plainly(place, values))
+
+
+def _plainly(place: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The two as bytes, where one dtype has elements of a byte: torch copies its rarer ones as bytes only."""
+    if place.dtype == values.dtype and values.itemsize == 1:
+        return place.view(torch.uint8), values.view(torch.uint8)
+    return place, values
