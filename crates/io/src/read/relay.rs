@@ -127,10 +127,9 @@ impl<'p, 'd> Group<'p, 'd> {
 
     /// What is read of the file, from the first byte to the last.
     fn span(&self) -> Range<u64> {
-        let spans = self.chunks.iter().map(|chunk| &chunk.span);
-        let reach =
-            |whole: Range<u64>, span: &Range<u64>| whole.start.min(span.start)..whole.end.max(span.end);
-        spans.fold(u64::MAX..0, reach)
+        let spans = || self.chunks.iter().map(|chunk| &chunk.span);
+        let begin = spans().map(|span| span.start).min().unwrap_or_default();
+        begin..spans().map(|span| span.end).max().unwrap_or_default()
     }
 
     /// What takes the bytes to the device: one copy for neighbours.
