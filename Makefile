@@ -1,4 +1,4 @@
-# make demo | test | test-all | test-frameworks | test-clients | test-candle | lint | bench | bench-loads | bench-remote | bench-formats | fuzz | clean
+# make demo | test | test-all | test-frameworks | test-browser | test-clients | test-candle | lint | bench | bench-loads | bench-remote | bench-formats | fuzz | clean
 #
 # Every target sets itself up: it checks for Rust and Python, makes .venv, installs the pinned tools and builds the
 # extension module. Nothing runs twice while its inputs stay the same. What may be set, here or in the environment:
@@ -27,7 +27,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # The wheel, the tests and the benches use one profile, and the versions of Cargo.lock.
 CARGO_FLAGS := --release --locked
 
-.PHONY: help demo test test-all test-rust test-python test-slow test-frameworks test-clients test-gpu test-candle lint lint-rust lint-python lint-text lint-types bench bench-loads bench-remote bench-gpu bench-formats fuzz clean tools rebuild
+.PHONY: help demo test test-all test-rust test-python test-slow test-frameworks test-clients test-browser test-gpu test-candle lint lint-rust lint-python lint-text lint-types bench bench-loads bench-remote bench-gpu bench-formats fuzz clean tools rebuild
 .DELETE_ON_ERROR:
 # Cargo holds one lock and the benches want the machine for themselves.
 .NOTPARALLEL:
@@ -61,6 +61,10 @@ test-frameworks: $(VENV)/.ingot $(VENV_FRAMEWORKS)/.made
 
 test-clients: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo $(VENV_CLIENTS)/.made
 	$(VENV_CLIENTS)/bin/python -m pytest tests/clients
+
+# The viewer in a real browser, which `make test` leaves out where there is none.
+test-browser: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
+	$(BIN)/python -m pytest tests/viewer
 
 # What `make test` leaves out where there is no GPU, alone.
 test-gpu: $(VENV)/.ingot $(VENV)/.test

@@ -216,10 +216,11 @@ export declare function readIndex(
 
 /**
  * The headers of a model. `source` is the address of a file, of an index, of a directory (with a slash at its end) or
- * of a repository of the Hub; or a `File`, or all files of a folder. What an index says is checked against its shards.
+ * of a repository of the Hub; or a `File`, or all files of a folder; or what `openSource` gave, one or several. What an
+ * index says is checked against its shards.
  */
 export declare function readModel(
-  source: URL | string | Blob | Iterable<File>,
+  source: URL | string | Blob | Source | Iterable<File | Source>,
   options?: ModelOptions,
 ): Promise<Model>;
 

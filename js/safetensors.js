@@ -1385,14 +1385,15 @@ function totalSizeWarnings(index, shards) {
 
 /**
  * The headers of a model: of one file, or of all shards that an index names. `source` is a URL of a file, an index or
- * a directory, an address of the Hub, a `File`, or several of them, as they come from a folder that was dropped.
+ * a directory, an address of the Hub, a `File`, or several of them, as they come from a folder that was dropped; or what
+ * `openSource` gave, one or several.
  */
 export async function readModel(source, options = {}) {
   const settings = new Settings(options);
   const folder =
     typeof source === "string" || source instanceof URL
       ? new RemoteFolder(urlOf(source, settings), settings)
-      : new FileFolder(isBlob(source) ? [source] : [...source], settings);
+      : new FileFolder(isBlob(source) || isSource(source) ? [source] : [...source], settings);
   const { index, name } = await folder.locate();
   const config = folder.config();
   // Both are asked for at once; the one that nobody waits for yet must not count as unhandled.
@@ -1544,11 +1545,12 @@ function decodedBytes(escapes) {
   return LENIENT_UTF8.decode(Uint8Array.from(escapes.split("%").slice(1), (digits) => parseInt(digits, 16)));
 }
 
-/** Files that the user chose or dropped. */
+/** Files that the user chose or dropped, or that were opened by `openSource`. */
 class FileFolder {
   constructor(files, settings) {
     this.settings = settings;
-    if (!files.every(isBlob)) throw new TypeError("source must be a URL, a Blob or several Files");
+    const isFile = (file) => isBlob(file) || isSource(file);
+    if (!files.every(isFile)) throw new TypeError("source must be a URL, a Blob or several Files");
     const pathOf = (file, place) => file.webkitRelativePath || file.name || `blob ${place + 1}`;
     this.files = new Map(files.map((file, place) => [pathOf(file, place), file]));
     if (this.files.size < files.length) throw new TypeError("two of the files have one name");

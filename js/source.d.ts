@@ -6,6 +6,8 @@ export interface Source {
   readonly name: string | null;
   /** Bytes in the file. */
   readonly size: number;
+  /** Of what is behind a URL: the version that every answer has to be of; null where the file came whole. */
+  readonly version?: string | null;
   /** The bytes from `begin` to before `end`, counted from the start of the file. */
   read(begin: number, end: number, signal?: AbortSignal): Promise<Uint8Array>;
 }
@@ -17,6 +19,10 @@ export interface OpenOptions
   > {
   /** Ends the opening; later reads have signals of their own. */
   signal?: AbortSignal;
+  /** What errors call the file, in place of its address. */
+  name?: string;
+  /** The `version` of a source of the same file, which has to be met again. */
+  version?: string | null;
 }
 
 /**

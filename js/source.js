@@ -62,7 +62,8 @@ const NOTHING = new Uint8Array(0);
  *   and must not change; a `File` or `Blob`; or an address: `https://…`, `hf://owner/name/file`, or one
  *   relative to the page.
  * @param {object} [options] Those of `readHeader`: `fetch`, `headers`, `timeout`, `retries`, `allowPrivateRedirects`,
- *   `firstBytes`, `hub`; they hold for every later read. `signal` ends the opening only.
+ *   `firstBytes`, `hub`; they hold for every later read. `signal` ends the opening only. `name` is what errors call the
+ *   file, in place of its address. `version`, which is that of a source of the same file, has to be met again.
  * @returns {Promise<Source>}
  * @throws {SafetensorError} `invalid-url`, `network`, `timeout`, `http-status`, `redirect-refused`, `range-ignored`,
  *   `wrong-range`, `content-encoded`, `malformed-response` or `short-read`.
@@ -70,7 +71,7 @@ const NOTHING = new Uint8Array(0);
 export async function openSource(source, options = {}) {
   if (isBuffer(source) || isBlob(source)) return asSource(source);
   const transport = new Transport(options);
-  return UrlSource.open(urlOf(source, transport), transport);
+  return UrlSource.open(urlOf(source, transport), transport, options);
 }
 
 /**
@@ -278,8 +279,9 @@ class ForeignSource extends OwnSource {
 export class UrlSource extends OwnSource {
   #version = null;
 
-  constructor(url, transport) {
-    super(showUrl(url), 0);
+  constructor(url, transport, { name, version } = {}) {
+    super(name ?? showUrl(url), 0);
+    this.#version = version ?? null;
     this.url = url;
     this.transport = transport.withSignal(null);
     this.retries = transport.retries;
@@ -287,10 +289,15 @@ export class UrlSource extends OwnSource {
     this.head = NOTHING;
   }
 
-  static async open(url, transport) {
-    const source = new UrlSource(url, transport);
+  static async open(url, transport, known) {
+    const source = new UrlSource(url, transport, known);
     await namingLater(source.name, () => retrying(transport, (signal) => source.#start(transport.firstBytes, signal)));
     return source;
+  }
+
+  /** What every answer has to be of; null where the file came whole. It is text, which can be sent to a worker. */
+  get version() {
+    return this.#version;
   }
 
   async #start(nbytes, signal) {

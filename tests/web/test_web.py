@@ -90,3 +90,23 @@ def test_the_modules_need_nothing_but_each_other() -> None:
         imported = re.findall(r"\bfrom \"([^\"]*)\"|^import \"", code, re.MULTILINE)
         assert set(imported) <= set(below)
         assert len(imported) == len(re.findall(r"(?m)^import\b", code))
+
+
+def test_the_modules_of_the_viewer_stand_on_each_other_without_a_circle() -> None:
+    modules = {path.name: path.read_text("utf-8") for path in (JS / "viewer").glob("*.js")}
+    assert len(modules) > 10
+    below: dict[str, set[str]] = {}
+    for name, module in modules.items():
+        code = re.sub(r"(?m)^ *(//|\*|/\*).*$", "", module)
+        assert not re.search(
+            r"\bimport\(|\brequire\b|\beval\b|\bFunction\(|innerHTML|outerHTML|insertAdjacent|\.write\(", code
+        )
+        imported = re.findall(r"^import \{[^}]*\} from \"([^\"]*)\";$", code, re.MULTILINE)
+        assert len(imported) == len(re.findall(r"(?m)^import\b", code))
+        public = {"../safetensors.js", "../source.js", "../decode.js"}
+        assert {path for path in imported if path.startswith("..")} <= public
+        below[name] = {path.removeprefix("./") for path in imported} - public
+    while free := [name for name, needs in below.items() if not needs & below.keys()]:
+        for name in free:
+            del below[name]
+    assert below == {}

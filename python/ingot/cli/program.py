@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Each command stands in the module of its name, and is imported when it is used.
 SECTIONS = {
-    "Look": ("summary", "ls", "tree", "info", "params", "layers", "stats", "cat", "mem"),
+    "Look": ("summary", "ls", "tree", "info", "params", "layers", "stats", "cat", "mem", "view"),
     "Check": ("check", "verify", "hash", "diff", "doctor"),
     "Metadata": ("meta", "modelspec"),
     "Make other files": ("convert", "export", "split", "merge", "rename", "cast", "repair"),

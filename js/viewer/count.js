@@ -1,0 +1,251 @@
+// What the values of a tensor are, from its pieces in one pass: as `ingot stats` has it. Values of up to 16 bits are
+// counted by their bit patterns, from which everything follows exactly. Wider ones are folded block by block, and joined
+// by the formula of Chan, Golub and LeVeque, so that squares are never subtracted from each other.
+
+import { valuesOf } from "../decode.js";
+import { Numbers } from "./numbers.js";
+
+/** Values that are folded together: they stay in a core's cache between the mean and the deviations from it. */
+const BLOCK = 16_384;
+
+/** Dtypes of 6 bits have no settled packing, and no statistics. */
+export function hasStatistics(dtype) {
+  return !dtype.startsWith("F6");
+}
+
+export function counterOf(dtype) {
+  if (dtype === "F4") return new Patterns(dtype, valuesOf("F4"), 8);
+  if (/^(F16|BF16|[IU]16)$/.test(dtype)) return new Patterns(dtype, valuesOfPatterns(dtype), 16);
+  if (/^(F8|[IU]8|BOOL)/.test(dtype)) return new Patterns(dtype, valuesOfPatterns(dtype), 8);
+  return new Wide(dtype);
+}
+
+function valuesOfPatterns(dtype) {
+  const arrays = { I8: Int8Array, U8: Uint8Array, BOOL: Uint8Array, I16: Int16Array, U16: Uint16Array };
+  const array = arrays[dtype];
+  return array ? array.from({ length: 256 ** array.BYTES_PER_ELEMENT }, (_, pattern) => pattern) : valuesOf(dtype);
+}
+
+/** Places of a histogram of equal parts of a range. */
+export class Bins {
+  constructor(low, high, length) {
+    this.low = Number(low);
+    this.counts = new Float64Array(length);
+    // Halves, because the difference of two large numbers may be none.
+    const half = Number(high) / 2 - this.low / 2;
+    const scale = half > 0 ? length / half / 2 : 0;
+    this.scale = Number.isFinite(scale) ? scale : 0;
+  }
+
+  place(value) {
+    const apart = value - this.low;
+    const place = Number.isFinite(apart) ? apart * this.scale : value * this.scale - this.low * this.scale;
+    return Math.max(0, Math.min(this.counts.length - 1, Math.floor(place)));
+  }
+
+  addAll(numbers) {
+    const { counts, low, scale } = this;
+    const last = counts.length - 1;
+    for (let n = 0; n < numbers.length; n++) {
+      const value = numbers[n];
+      const place = (value - low) * scale;
+      // Not a number, or infinite, or a distance that is no number.
+      if (!(place - place === 0)) {
+        if (value - value === 0) counts[this.place(value)]++;
+      } else if (value - value === 0) counts[place >= last ? last : place < 0 ? 0 : place | 0]++;
+    }
+  }
+}
+
+class Patterns {
+  /** Histograms need no second pass. */
+  isExact = true;
+
+  constructor(dtype, values, width) {
+    Object.assign(this, { dtype, values, width });
+    this.totals = new Float64Array(2 ** width);
+    this.counts = Array.from({ length: width === 8 ? 4 : 2 }, () => new Uint32Array(2 ** width));
+  }
+
+  add(bytes) {
+    const words = new Uint32Array(bytes.buffer, bytes.byteOffset, bytes.length >> 2);
+    // Tables side by side: one that is added to twice in a row waits for itself.
+    if (this.width === 8) countBytes(words, ...this.counts);
+    else countHalves(words, ...this.counts);
+    const rest = bytes.subarray(words.length * 4);
+    if (this.width === 8) for (const byte of rest) this.counts[0][byte]++;
+    else if (rest.length > 0) this.counts[0][rest[0] | (rest[1] << 8)]++;
+    for (const counts of this.counts) {
+      for (let pattern = 0; pattern < counts.length; pattern++) this.totals[pattern] += counts[pattern];
+      counts.fill(0);
+    }
+  }
+
+  /** How often each value stands there. */
+  #each(told) {
+    if (this.dtype !== "F4") return this.totals.forEach((count, pattern) => count > 0 && told(this.values[pattern], count));
+    const nibbles = new Float64Array(16);
+    this.totals.forEach((count, byte) => {
+      nibbles[byte & 15] += count;
+      nibbles[byte >> 4] += count;
+    });
+    nibbles.forEach((count, pattern) => count > 0 && told(this.values[pattern], count));
+  }
+
+  told() {
+    const found = { count: 0, zeros: 0, nans: 0, infinities: 0, malformed: 0, min: null, max: null, mean: null, std: null };
+    let [sum, squares] = [0, 0];
+    this.#each((value, count) => {
+      found.count += count;
+      if (Number.isNaN(value)) found.nans += count;
+      else if (!Number.isFinite(value)) found.infinities += count;
+      else {
+        if (value === 0) found.zeros += count;
+        if (this.dtype === "BOOL" && value > 1) found.malformed += count;
+        found.min = found.min === null || value < found.min ? value : found.min;
+        found.max = found.max === null || value > found.max ? value : found.max;
+        sum += value * count;
+      }
+    });
+    const finite = found.count - found.nans - found.infinities;
+    if (finite === 0) return found;
+    const mean = sum / finite;
+    this.#each((value, count) => Number.isFinite(value) && (squares += count * (value - mean) ** 2));
+    return { ...found, mean, std: Math.sqrt(squares / finite) };
+  }
+
+  bins(length, { min, max }) {
+    const bins = new Bins(min, max, length);
+    this.#each((value, count) => Number.isFinite(value) && (bins.counts[bins.place(value)] += count));
+    return bins.counts;
+  }
+}
+
+function countBytes(words, a, b, c, d) {
+  for (let n = 0; n < words.length; n++) {
+    const word = words[n];
+    a[word & 255]++;
+    b[(word >>> 8) & 255]++;
+    c[(word >>> 16) & 255]++;
+    d[word >>> 24]++;
+  }
+}
+
+function countHalves(words, a, b) {
+  for (let n = 0; n < words.length; n++) {
+    const word = words[n];
+    a[word & 65535]++;
+    b[word >>> 16]++;
+  }
+}
+
+class Wide {
+  constructor(dtype) {
+    this.dtype = dtype;
+    this.numbers = new Numbers(dtype);
+    this.isInteger = /^[IU]/.test(dtype);
+    Object.assign(this, { count: 0, zeros: 0, nans: 0, infinities: 0, low: Infinity, high: -Infinity, mean: 0, squares: 0 });
+    // The upper halves of floats of 32 bits give a histogram without a second pass, to one part in 128 of each value.
+    this.tops = dtype === "F32" ? new Float64Array(65536) : null;
+    this.counts = dtype === "F32" ? new Uint32Array(65536) : null;
+    this.edges = dtype === "I64" || dtype === "U64" ? { low: null, high: null } : null;
+  }
+
+  add(bytes) {
+    const numbers = this.numbers.of(bytes);
+    for (let at = 0; at < numbers.length; at += BLOCK) this.#fold(numbers.subarray(at, at + BLOCK));
+    if (this.tops) this.#countTops(bytes);
+    if (this.edges) this.#widen(bytes, numbers);
+  }
+
+  #fold(block) {
+    let [sum, low, high, zeros] = [0, Infinity, -Infinity, 0];
+    for (let n = 0; n < block.length; n++) {
+      const value = block[n];
+      sum += value;
+      if (value < low) low = value;
+      if (value > high) high = value;
+      if (value === 0) zeros++;
+    }
+    this.count += block.length;
+    // One value that is not finite leaves no finite sum.
+    if (sum - sum !== 0) return this.#foldAny(block);
+    this.zeros += zeros;
+    this.#join(block, block.length, sum, low, high);
+  }
+
+  #foldAny(block) {
+    const finite = block.filter(Number.isFinite);
+    for (const value of block) {
+      if (Number.isNaN(value)) this.nans++;
+      else if (!Number.isFinite(value)) this.infinities++;
+      else if (value === 0) this.zeros++;
+    }
+    if (finite.length === 0) return;
+    let [mean, low, high] = [0, Infinity, -Infinity];
+    // Divided first: a sum of the largest numbers is none.
+    for (const value of finite) {
+      mean += value / finite.length;
+      if (value < low) low = value;
+      if (value > high) high = value;
+    }
+    this.#join(finite, finite.length, mean * finite.length, low, high, mean);
+  }
+
+  #join(block, length, sum, low, high, mean = sum / length) {
+    let squares = 0;
+    for (let n = 0; n < length; n++) {
+      const apart = block[n] - mean;
+      squares += apart * apart;
+    }
+    const before = this.finite ?? 0;
+    const part = length / (before + length);
+    const apart = mean - this.mean;
+    this.squares += squares + apart * apart * before * part;
+    this.mean = Number.isFinite(apart) ? this.mean + apart * part : this.mean * (1 - part) + mean * part;
+    this.finite = before + length;
+    if (low < this.low) this.low = low;
+    if (high > this.high) this.high = high;
+  }
+
+  #countTops(bytes) {
+    const { counts, tops } = this;
+    const halves = new Uint16Array(bytes.buffer, bytes.byteOffset, bytes.length >> 1);
+    for (let n = 1; n < halves.length; n += 2) counts[halves[n]]++;
+    for (let top = 0; top < 65536; top++) tops[top] += counts[top];
+    counts.fill(0);
+  }
+
+  /** The exact range of numbers that have no doubles. */
+  #widen(bytes, numbers) {
+    const exact = new (this.dtype === "I64" ? BigInt64Array : BigUint64Array)(bytes.buffer, bytes.byteOffset, numbers.length);
+    const { edges, low, high } = this;
+    for (let n = 0; n < numbers.length; n++) {
+      if (numbers[n] <= low && (edges.low === null || exact[n] < edges.low)) edges.low = exact[n];
+      if (numbers[n] >= high && (edges.high === null || exact[n] > edges.high)) edges.high = exact[n];
+    }
+  }
+
+  told() {
+    const { count, zeros, nans, infinities, finite = 0 } = this;
+    const found = { count, zeros, nans, infinities, malformed: 0, min: null, max: null, mean: null, std: null };
+    if (finite === 0) return found;
+    const [min, max] = this.edges ? [this.edges.low, this.edges.high] : [this.low, this.high];
+    return { ...found, min, max, mean: this.mean, std: Math.sqrt(this.squares / finite) };
+  }
+
+  /** Without a second pass: each upper half in the place of its middle. Null where there are none. */
+  bins(length, { min, max }) {
+    if (!this.tops) return null;
+    const bins = new Bins(min, max, length);
+    const [word, value] = [new Uint32Array(1), new Float32Array(1)];
+    const bytes = new Uint8Array(word.buffer);
+    this.tops.forEach((number, top) => {
+      if (number === 0) return;
+      word[0] = ((top << 16) | (top & 0x7fff ? 0x8000 : 0)) >>> 0;
+      value[0] = new Float32Array(bytes.buffer)[0];
+      if (Number.isFinite(value[0])) bins.counts[bins.place(Math.max(min, Math.min(max, value[0])))] += number;
+    });
+    return bins.counts;
+  }
+}

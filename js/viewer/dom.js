@@ -1,0 +1,61 @@
+// Elements, made from text only: names and metadata come from files, and none of them becomes markup.
+
+/** An element with attributes, listeners (`onclick`), and children, of which strings are text. Null children are left out. */
+export function h(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) element.setAttribute(name, value);
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+export function button(text, onclick, attributes = {}) {
+  return h("button", { type: "button", onclick, ...attributes }, text);
+}
+
+/** A choice of one of `options`, which are texts, or pairs of value and text. */
+export function select(label, options, value, onchange) {
+  const choices = options.map((option) => {
+    const [key, text] = [option].flat();
+    return h("option", { value: key, selected: String(key) === String(value) }, text ?? key);
+  });
+  return h("label", {}, `${label} `, h("select", { onchange: (event) => onchange(event.target.value) }, choices));
+}
+
+/** Facts as a list: pairs of a word and what is said, null for none. */
+export function facts(pairs) {
+  const shown = pairs.filter(([, value]) => value !== null && value !== undefined);
+  return h("dl", {}, shown.map(([term, value]) => [h("dt", {}, term), h("dd", {}, value)]).flat());
+}
+
+/** A table of rows of cells; `right` are the numbers of the columns that hold numbers. */
+export function table(caption, head, rows, right = []) {
+  const cell = (tag, of) => (value, column) => h(tag, { ...of, class: right.includes(column) ? "number" : null }, value);
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    h("table", {}, h("caption", {}, caption),
+      h("thead", {}, h("tr", {}, head.map(cell("th", { scope: "col" })))),
+      h("tbody", {}, rows.map((row) => h("tr", {}, row.map(cell("td", {})))))));
+}
+
+/** What went wrong, with its code. */
+export function card(error) {
+  const code = error?.code ?? error?.name ?? "error";
+  return h("section", { class: "card fault", role: "alert" },
+    h("h2", {}, "This cannot be shown"), h("p", {}, String(error?.message ?? error)), h("p", {}, h("code", {}, String(code))));
+}
+
+/** Puts text into the clipboard, and says so on the button. */
+export function copying(text, label = "Copy") {
+  return button(label, async (event) => {
+    const pressed = event.currentTarget;
+    try {
+      await navigator.clipboard.writeText(text());
+      pressed.textContent = "Copied";
+    } catch {
+      pressed.textContent = "Not allowed";
+    }
+  });
+}

@@ -1,0 +1,49 @@
+// The page's side of the worker.
+
+let worker = null;
+let next = 0;
+const waiting = new Map();
+
+/** Beside the script of the page; or, where the page is one file, that script again. */
+function started() {
+  const script = document.querySelector("script[src]");
+  const made = script
+    ? new Worker(new URL("work.js", script.src), { type: "module" })
+    : new Worker(URL.createObjectURL(new Blob([document.querySelector("#viewer").textContent], { type: "text/javascript" })));
+  made.addEventListener("message", ({ data: { number, progress, ...ended } }) => {
+    const job = waiting.get(number);
+    if (progress !== undefined) return job?.tell(progress);
+    waiting.delete(number);
+    if (ended.error) job?.reject(Object.assign(new Error(ended.error.message), ended.error));
+    else job?.resolve(ended.result);
+  });
+  made.addEventListener("error", (event) => {
+    for (const job of waiting.values()) job.reject(new Error(event.message || "the worker could not be started"));
+    waiting.clear();
+    worker = null;
+  });
+  return made;
+}
+
+/**
+ * Has the worker do a job. An aborted `signal` ends it, and the promise fails with its reason at once; `tell` is given
+ * what comes before the end.
+ */
+export function run(job, given, { signal, tell = () => {} } = {}) {
+  worker ??= started();
+  const number = next++;
+  return new Promise((resolve, reject) => {
+    signal?.throwIfAborted();
+    signal?.addEventListener("abort", () => {
+      worker?.postMessage({ number });
+      waiting.delete(number);
+      reject(signal.reason);
+    });
+    waiting.set(number, { resolve, reject, tell });
+    worker.postMessage({ number, job, given });
+  });
+}
+
+export function isAbort(error) {
+  return error?.name === "AbortError";
+}

@@ -1,0 +1,93 @@
+// Rows and columns of a tensor of any number of dimensions, of which only what is shown is read: by ranges, those that lie
+// close to each other as one.
+
+import { decode } from "../decode.js";
+import { readRange } from "../source.js";
+import { unitOf } from "./numbers.js";
+
+/** Bytes that are read for nothing rather than by another request. */
+const GAP = 16 << 10;
+const MOST_NBYTES = 2 << 20;
+/** A browser has six connections to a server. */
+const CONCURRENCY = 6;
+
+/**
+ * What of a tensor is shown as a matrix: `down` and `across` are numbers of dimensions, `fixed` has a number for each
+ * other one. A tensor of one dimension is folded into rows of `fold` elements; then both are null.
+ */
+export class Matrix {
+  constructor(shape, { down = null, across = null, fixed = [], fold = 512 } = {}) {
+    const strides = shape.map((_, dim) => shape.slice(dim + 1).reduce((product, one) => product * one, 1));
+    this.total = shape.reduce((product, dim) => product * dim, 1);
+    if (down === null) {
+      this.across = Math.min(fold, this.total);
+      Object.assign(this, { base: 0, down: Math.ceil(this.total / Math.max(1, this.across)), rowStride: this.across, stride: 1 });
+    } else {
+      this.base = shape.reduce((sum, _, dim) => (dim === down || dim === across ? sum : sum + (fixed[dim] ?? 0) * strides[dim]), 0);
+      Object.assign(this, { down: shape[down], across: shape[across], rowStride: strides[down], stride: strides[across] });
+    }
+    // A fold may end in the middle of its last row.
+    this.isFold = down === null;
+  }
+
+  /** First element of a run of a row, and how many there are. */
+  run(row, first, count) {
+    const begin = this.base + row * this.rowStride + first * this.stride;
+    return { begin, count: this.isFold ? Math.max(0, Math.min(count, this.total - begin)) : count };
+  }
+}
+
+/**
+ * Calls `take(number, values)` for each of `rows`, in no order, with the decoded elements of `columns`.
+ *
+ * @param {number[]} rows Ascending.
+ * @param {{first: number, count: number}} columns
+ */
+export async function readLines(source, { dtype, position }, matrix, rows, columns, take, signal) {
+  const unit = unitOf(dtype);
+  const runs = rows.map((row, number) => {
+    const { begin, count } = matrix.run(row, columns.first, columns.count);
+    const end = begin + (Math.max(1, count) - 1) * matrix.stride + 1;
+    const [from, upto] = [Math.floor(begin / unit.elements), Math.ceil(end / unit.elements)];
+    return { number, count, first: begin - from * unit.elements, from: from * unit.nbytes, upto: upto * unit.nbytes };
+  });
+  const batches = batched(runs.filter(({ count }) => count > 0));
+  const work = async () => {
+    for (let batch = batches.shift(); batch; batch = batches.shift()) {
+      const bytes = await readRange(source, position + batch.from, position + batch.upto, { signal });
+      for (const { number, count, first, from, upto } of batch.runs) {
+        const own = bytes.subarray(from - batch.from, upto - batch.from);
+        take(number, decode(dtype, own, { first, step: matrix.stride, count }));
+      }
+    }
+  };
+  await Promise.all(Array.from({ length: CONCURRENCY }, work));
+}
+
+function batched(runs) {
+  const batches = [];
+  for (const run of runs.toSorted((a, b) => a.from - b.from)) {
+    const batch = batches.at(-1);
+    if (batch && run.from - batch.upto <= GAP && run.upto - batch.from <= MOST_NBYTES) {
+      batch.runs.push(run);
+      batch.upto = Math.max(batch.upto, run.upto);
+    } else batches.push({ from: run.from, upto: run.upto, runs: [run] });
+  }
+  return batches;
+}
+
+/** Values as numbers; of complex ones the magnitudes. */
+export function asNumbers(dtype, values) {
+  if (dtype === "C64") return Float64Array.from({ length: values.length / 2 }, (_, n) => Math.hypot(values[2 * n], values[2 * n + 1]));
+  return dtype.endsWith("64") && dtype !== "F64" ? Float64Array.from(values, Number) : values;
+}
+
+/** Values as text, in all digits that tell them from their neighbours. */
+export function asTexts(dtype, values) {
+  if (dtype === "C64") return Array.from({ length: values.length / 2 }, (_, n) => `${short(values[2 * n])}${values[2 * n + 1] < 0 ? "−" : "+"}${short(Math.abs(values[2 * n + 1]))}i`);
+  return Array.from(values, dtype.startsWith("F") || dtype === "BF16" ? (value) => (dtype === "F64" ? String(value) : short(value)) : String);
+}
+
+function short(value) {
+  return Object.is(value, -0) ? "-0" : String(Number(value.toPrecision(8)));
+}

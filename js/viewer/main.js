@@ -1,0 +1,278 @@
+// The page: what is open, the screen that the address asks for, and the keys.
+
+import { escapeName } from "../safetensors.js";
+import { Comparison } from "./compare.js";
+import { fromAddress, fromFiles, fromReport, fromServer } from "./doors.js";
+import { button, card, h } from "./dom.js";
+import { isAbort } from "./jobs.js";
+import { fileMap } from "./map.js";
+import { meantOf } from "./meant.js";
+import { overview } from "./overview.js";
+import { Rows } from "./rows.js";
+import { State } from "./state.js";
+import { tensorScreen } from "./tensor.js";
+import { Tree, filterOf } from "./tree.js";
+import { whole } from "./wording.js";
+
+const KEYS = {
+  "/": "filter the tensors", "[": "previous tensor", "]": "next tensor", o: "overview", m: "file map", c: "comparison",
+  r: "quantised weights as stored, and as meant", Esc: "cancel what runs, or leave the filter", "?": "these keys",
+  "Arrows, Home, End": "move in the tree; letters go to the next row that begins so", Enter: "open a module or a tensor",
+};
+const FIRST_ROWS = 60;
+const RECENT = "ingot-recent";
+
+class Page {
+  constructor() {
+    this.state = new State();
+    this.token = this.state.takeToken();
+    /** The model, and the one that it is compared with. */
+    this.tables = [null, null];
+    this.controller = new AbortController();
+    this.screen = h("main", { tabindex: "-1", id: "screen" });
+    this.filter = h("input", { type: "search", placeholder: "name, /regex/, dtype:BF16, size:>10MB", "aria-label": "Filter the tensors", oninput: () => this.state.set({ find: this.filter.value || null }, true) });
+    this.told = h("p", { class: "told", role: "status" });
+    this.side = h("aside", { "aria-label": "Tensors", hidden: true }, this.filter, this.told);
+    this.nav = h("nav", { "aria-label": "Screens" });
+    this.help = h("dialog", { "aria-label": "Keys" }, h("h2", {}, "Keys"),
+      h("dl", {}, Object.entries(KEYS).map(([key, text]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, text)]).flat()), button("Close", () => this.help.close()));
+    document.body.replaceChildren(h("header", {}, h("h1", {}, "ingot"), this.nav), h("div", { class: "panes" }, this.side, this.screen), this.help);
+    this.state.addEventListener("change", () => this.render());
+    addEventListener("keydown", (event) => this.#key(event));
+    addEventListener("dragover", (event) => event.preventDefault());
+    addEventListener("drop", (event) => this.#drop(event));
+    this.opening = h("p", { role: "status" }, "Opening…");
+  }
+
+  /** Opens what the page was made or started with. */
+  async start() {
+    const report = document.querySelector("#report");
+    try {
+      if (report) await this.#open([() => fromReport(JSON.parse(report.textContent))]);
+      else if (this.token) await this.#open(await fromServer(this.token));
+      else if (this.state.a) await this.#open([this.state.a, this.state.b].filter(Boolean).map((address) => () => fromAddress(address)));
+      else this.render();
+    } catch (error) {
+      this.#fail(error);
+    }
+  }
+
+  /** Opens models, the first from scratch; `place` 1 puts one beside it. */
+  async #open(doors, place = 0) {
+    this.screen.replaceChildren(this.opening);
+    for (const [number, door] of doors.slice(0, 2).entries()) this.tables[place + number] = await door();
+    if (place === 0 && doors.length === 1) this.tables[1] = null;
+    this.comparison = null;
+    this.#showTree();
+    if (this.tables[1] && this.state.go === null && this.state.t === null) this.state.go = "compare";
+    this.render();
+  }
+
+  /** The same for who opened it by hand: with what went wrong as a card. */
+  open(doors, changes, place = 0) {
+    // The new model begins at its overview.
+    this.state.set({ ...(place === 0 ? { a: null, b: null, t: null, s: null, w: null, q: null, find: null, go: null } : { go: "compare" }), ...changes }, true);
+    return this.#open(doors, place).catch((error) => this.#fail(error));
+  }
+
+  #fail(error) {
+    if (isAbort(error)) return;
+    this.failed = card(error);
+    this.render();
+    this.failed = null;
+  }
+
+  #showTree() {
+    const [table] = this.tables;
+    this.tree = new Tree(table);
+    if (Object.hasOwn({ parameters: 1, bytes: 1, dtype: 1, shape: 1 }, this.state.sort ?? "")) this.tree.orderBy(this.state.sort);
+    this.tree.openFirst(FIRST_ROWS);
+    this.meant = null;
+    this.#putRows();
+    document.title = `${escapeName(table.label)} – ingot`;
+  }
+
+  #putRows() {
+    this.rows?.element.remove();
+    const sort = (column) => {
+      this.tree.orderBy(column);
+      this.state.set({ sort: column === "name" ? null : column }, true);
+      this.#putRows();
+      this.render();
+    };
+    this.rows = new Rows(this.tree, { open: (number) => this.openTensor(number), sort });
+    this.side.append(this.rows.element);
+    this.side.hidden = false;
+    this.found = undefined;
+    this.pointed = undefined;
+  }
+
+  openTensor(number) {
+    this.state.set({ go: "tensor", t: this.tables[0].tensors[number].name, s: null, w: null });
+  }
+
+  get screenName() {
+    const { go, t } = this.state;
+    return ["overview", "map", "compare", "tensor"].includes(go) ? go : t !== null ? "tensor" : "overview";
+  }
+
+  render() {
+    this.controller.abort();
+    this.controller = new AbortController();
+    const [table] = this.tables;
+    const name = this.screenName;
+    const screens = { overview: "Overview", map: "File map", compare: "Compare" };
+    this.nav.replaceChildren(...(table ? Object.entries(screens).map(([key, text]) =>
+      button(text, () => this.state.set({ go: key }), { "aria-current": name === key ? "page" : null })) : []),
+      ...(table?.report ? [] : [button("Open…", () => this.screen.replaceChildren(this.#door()))]), button("Keys", () => this.help.showModal()));
+    if (table) this.#renderTree(name);
+    try {
+      this.screen.replaceChildren(...[this.failed, table ? this.#screen(name) : this.#door()].filter(Boolean));
+    } catch (error) {
+      this.screen.replaceChildren(card(error));
+    }
+  }
+
+  #renderTree(screen) {
+    const { find, t } = this.state;
+    if (this.found !== find) {
+      if (document.activeElement !== this.filter) this.filter.value = find ?? "";
+      try {
+        this.rows.show(filterOf(find));
+        this.told.textContent = find ? `${whole(this.rows.length)} of ${whole(this.tables[0].tensors.length)} tensors` : "";
+        this.found = find;
+      } catch (error) {
+        this.told.textContent = error.message;
+      }
+    }
+    if (screen === "tensor" && this.pointed !== t) {
+      this.pointed = t;
+      const number = this.tables[0].numberOf(t);
+      if (number === undefined) return;
+      const node = this.tree.reveal(number);
+      if (!find) this.rows.show(null);
+      this.rows.point(node);
+    }
+  }
+
+  #screen(name) {
+    const [table, other] = this.tables;
+    const openTensor = (number) => this.openTensor(number);
+    const look = { table, state: this.state, signal: this.controller.signal };
+    if (name === "overview") return overview(table, { openTensor });
+    if (name === "map") return fileMap(table, { openTensor });
+    if (name === "compare") {
+      if (!other) return h("article", {}, h("h2", {}, "Comparison"), h("p", {}, "Open the model to compare with."), this.#chooser(1));
+      this.comparison ??= new Comparison(table, other);
+      return this.comparison.screen(look);
+    }
+    const number = table.numberOf(this.state.t);
+    if (number === undefined) return h("article", {}, h("h2", {}, "No such tensor"), h("p", {}, `The model has no tensor \`${escapeName((this.state.t ?? "").slice(0, 300))}\`.`));
+    this.meant ??= meantOf(table);
+    return tensorScreen({ ...look, number, meant: table.report ? null : this.meant(number) });
+  }
+
+  // --- What opens models by hand ---
+
+  #door() {
+    const recent = recents();
+    return h("article", { class: "door" }, h("h2", {}, "Open a model"), this.#chooser(0),
+      recent.length > 0 ? h("p", {}, `Opened before: ${recent.map(escapeName).join(", ")}`) : null,
+      h("p", {}, "Nothing leaves this machine: the page reads the parts of a file that it shows, and sends nothing anywhere."));
+  }
+
+  #chooser(place) {
+    const files = (attributes, text) => {
+      const input = h("input", { type: "file", ...attributes, onchange: () => input.files.length > 0 && this.#files([...input.files], place) });
+      return h("label", {}, `${text} `, input);
+    };
+    const address = h("input", { type: "text", size: 40, placeholder: "https://… or hf://owner/name", "aria-label": "Address" });
+    const go = (event) => {
+      event.preventDefault();
+      const text = address.value.trim();
+      if (text !== "") this.open([() => fromAddress(text)], { [place === 0 ? "a" : "b"]: text }, place);
+    };
+    return h("div", { class: "drop" }, h("p", {}, "Drop a file or a folder here, or"), files({ multiple: true }, "choose files"), files({ webkitdirectory: true }, "choose a folder"),
+      h("form", { onsubmit: go }, h("label", {}, "open an address ", address), h("button", {}, "Open")));
+  }
+
+  #files(files, place) {
+    remember(files);
+    return this.open([() => fromFiles(files)], {}, place);
+  }
+
+  async #drop(event) {
+    event.preventDefault();
+    const entries = [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
+    const files = (await Promise.all(entries.map((entry) => filesOf(entry)))).flat();
+    if (files.length > 0) await this.#files(files, this.tables[0] && this.screenName === "compare" ? 1 : 0);
+  }
+
+  // --- Keys ---
+
+  #key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || this.help.open) return;
+    const isTyping = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
+    if (event.key === "Escape") {
+      if (event.target === this.filter) this.rows?.element.focus();
+      this.comparison?.cancel();
+      for (const cancel of document.querySelectorAll(".cancel")) cancel.click();
+      return;
+    }
+    if (isTyping) return;
+    const go = (screen) => () => this.tables[0] && this.state.set({ go: screen });
+    const actions = {
+      "/": () => this.filter.focus(), "?": () => this.help.showModal(), o: go("overview"), m: go("map"), c: go("compare"),
+      "[": () => this.#step(-1), "]": () => this.#step(1), r: () => this.state.set({ q: this.state.q === "raw" ? null : "raw", s: null, w: null }),
+    };
+    const action = actions[event.key];
+    if (!action) return;
+    event.preventDefault();
+    action();
+  }
+
+  #step(by) {
+    const [table] = this.tables;
+    if (!table || table.tensors.length === 0) return;
+    const now = table.numberOf(this.state.t) ?? (by > 0 ? -1 : 0);
+    this.openTensor((now + by + table.tensors.length) % table.tensors.length);
+  }
+}
+
+async function filesOf(entry) {
+  if (entry.isFile) {
+    const file = await new Promise((resolve, reject) => entry.file(resolve, reject));
+    // A dropped folder does not say where in it a file lies.
+    if (entry.fullPath.split("/").length > 2) Object.defineProperty(file, "webkitRelativePath", { value: entry.fullPath.slice(1) });
+    return [file];
+  }
+  const reader = entry.createReader();
+  const found = [];
+  for (;;) {
+    const some = await new Promise((resolve, reject) => reader.readEntries(resolve, reject));
+    if (some.length === 0) return (await Promise.all(found.map(filesOf))).flat();
+    found.push(...some);
+  }
+}
+
+/** Names of files that were opened, which is all that is kept. */
+function recents() {
+  try {
+    return JSON.parse(localStorage.getItem(RECENT) ?? "[]").filter((name) => typeof name === "string").slice(0, 5);
+  } catch {
+    return [];
+  }
+}
+
+function remember(files) {
+  try {
+    const name = files[0].webkitRelativePath.split("/")[0] || files[0].name;
+    localStorage.setItem(RECENT, JSON.stringify([name, ...recents().filter((other) => other !== name)].slice(0, 5)));
+  } catch {
+    // A page of one file may have no place to keep them.
+  }
+}
+
+export function start() {
+  return new Page().start();
+}

@@ -1,0 +1,139 @@
+// What a model is, at a glance.
+
+import { escapeName } from "../safetensors.js";
+import { copying, facts, h, table as tableOf } from "./dom.js";
+import { unitOf } from "./numbers.js";
+import { DTYPE_NAMES } from "./table.js";
+import { count, nbytes, shapeText, share, whole } from "./wording.js";
+
+const LARGEST = 10;
+const MOST_WARNINGS = 20;
+const LONGEST_VALUE = 4000;
+/** A picture from a file is shown where it is one of these, and no larger than 1 MB. */
+const THUMBNAIL = /^data:image\/(?:png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]+$/;
+const MOST_THUMBNAIL = 1_400_000;
+
+export function overview(table, { openTensor }) {
+  const { stored, logical } = table.counts();
+  const metadata = table.metadata();
+  const config = table.model.config;
+  const isQuantised = stored.parameterTotal !== logical.parameterTotal;
+  const method = config?.quantization_config?.quant_method;
+  return h("article", {},
+    h("h2", {}, escapeName(table.label)),
+    facts([
+      ["Format", table.files[0].header.format],
+      ["Files", whole(table.files.length)],
+      ["Tensors", whole(table.tensors.length)],
+      ["Parameters", `${count(logical.parameterTotal)} (${whole(logical.parameterTotal)})`],
+      ["Parameters as stored", isQuantised ? `${count(stored.parameterTotal)} (${whole(stored.parameterTotal)})` : null],
+      ["Quantisation", typeof method === "string" ? escapeName(method) : null],
+      ["Size", `${nbytes(table.nbytes)} (${whole(table.nbytes)} bytes)`],
+    ]),
+    warnings(table), specCard(metadata), loraCard(metadata), dtypes(table), largest(table, openTensor), raw(metadata));
+}
+
+function dtypes(table) {
+  const found = new Map();
+  table.tensors.forEach((tensor, number) => {
+    const one = found.get(tensor.dtype) ?? { tensors: 0, elements: 0, nbytes: 0 };
+    found.set(tensor.dtype, { tensors: one.tensors + 1, elements: one.elements + table.elements[number], nbytes: one.nbytes + tensor.nbytes });
+  });
+  const rows = [...found].sort(([, a], [, b]) => b.nbytes - a.nbytes);
+  const all = rows.reduce((sum, [, { nbytes: size }]) => sum + size, 0);
+  const bar = h("div", { class: "bar", "aria-hidden": "true" }, rows.map(([dtype, { nbytes: size }]) => {
+    const part = h("span", { class: `dtype-${DTYPE_NAMES.indexOf(dtype) % 8}`, title: dtype });
+    part.style.flexGrow = String(size);
+    return part;
+  }));
+  return h("section", {}, h("h3", {}, "Dtypes"), bar,
+    tableOf("Dtypes", ["Dtype", "Tensors", "Elements", "Size", "Share"],
+      rows.map(([dtype, one]) => [dtype, whole(one.tensors), count(one.elements), nbytes(one.nbytes), share(one.nbytes, all)]), [1, 2, 3, 4]));
+}
+
+function largest(table, openTensor) {
+  const numbers = Uint32Array.from(table.tensors.keys()).sort((a, b) => table.tensors[b].nbytes - table.tensors[a].nbytes);
+  const link = (number) => h("button", { type: "button", class: "link", onclick: () => openTensor(number) }, shortName(table.tensors[number].name));
+  return h("section", {}, h("h3", {}, "Largest tensors"),
+    tableOf("Largest tensors", ["Name", "Dtype", "Shape", "Size"], [...numbers.subarray(0, LARGEST)].map((number) => {
+      const tensor = table.tensors[number];
+      return [link(number), tensor.dtype, shapeText(tensor), nbytes(tensor.nbytes)];
+    }), [3]));
+}
+
+export function shortName(name) {
+  return name === "" ? "(no name)" : name.length > 120 ? `${escapeName(name.slice(0, 120))}…` : escapeName(name);
+}
+
+/** What is odd, each with a word for it. */
+function warnings(table) {
+  const found = table.model.warnings.map((text) => ["total-size", text]);
+  const misaligned = table.tensors.filter((tensor, number) => isMisaligned(table, number));
+  if (misaligned.length > 0) {
+    const names = misaligned.slice(0, 3).map(({ name }) => shortName(name)).join(", ");
+    found.push(["misaligned", `${whole(misaligned.length)} tensors do not begin at a multiple of their element size, which costs speed: ${names}`]);
+  }
+  const empty = table.tensors.filter(({ nbytes: size }) => size === 0).length;
+  if (empty > 0) found.push(["empty-tensor", `${whole(empty)} tensors have no elements`]);
+  if (found.length === 0) return null;
+  return h("section", { class: "card" }, h("h3", {}, "Warnings"),
+    h("ul", {}, found.slice(0, MOST_WARNINGS).map(([code, text]) => h("li", {}, h("code", {}, code), ` ${text}`))));
+}
+
+export function isMisaligned(table, number) {
+  return table.position(number) % Math.min(8, unitOf(table.tensors[number].dtype).nbytes) !== 0 && table.tensors[number].nbytes > 0;
+}
+
+function text(value, most = 300) {
+  return value === undefined ? null : escapeName(value.slice(0, most)) + (value.length > most ? "…" : "");
+}
+
+function specCard(metadata) {
+  const of = (key) => metadata.get(`modelspec.${key}`);
+  const keys = [...metadata.keys()].filter((key) => key.startsWith("modelspec.") && key !== "modelspec.thumbnail");
+  if (keys.length === 0) return null;
+  const thumbnail = of("thumbnail") ?? "";
+  const isShown = thumbnail.length <= MOST_THUMBNAIL && THUMBNAIL.test(thumbnail);
+  return h("section", { class: "card" }, h("h3", {}, text(of("title")) ?? "ModelSpec"),
+    isShown ? h("img", { src: thumbnail, alt: "Thumbnail of the model", width: 128 }) : null,
+    facts(keys.filter((key) => key !== "modelspec.title").map((key) => [text(key.slice("modelspec.".length)), text(metadata.get(key))])));
+}
+
+function loraCard(metadata) {
+  const of = (key) => text(metadata.get(`ss_${key}`));
+  if (![...metadata.keys()].some((key) => key.startsWith("ss_"))) return null;
+  const tags = tagsOf(metadata.get("ss_tag_frequency"));
+  return h("section", { class: "card" }, h("h3", {}, `LoRA ${of("output_name") ?? ""}`),
+    facts([
+      ["Base model", of("sd_model_name") ?? of("base_model_version")],
+      ["Version of the base", of("base_model_version")],
+      ["Module", of("network_module")],
+      ["Rank", of("network_dim")],
+      ["Alpha", of("network_alpha")],
+      ["Resolution", of("resolution")],
+      ["Images", of("num_train_images")],
+      ["Epochs", of("num_epochs") ?? of("epoch")],
+      ["Steps", of("steps")],
+      ["Learning rate", of("learning_rate")],
+      ["Tags", tags.length > 0 ? tags.map(([tag, times]) => `${text(tag, 60)} (${whole(times)})`).join(", ") : null],
+    ]));
+}
+
+/** The words of the captions that a LoRA was trained with, the most frequent first. */
+function tagsOf(json) {
+  try {
+    const sums = new Map();
+    for (const folder of Object.values(JSON.parse(json ?? "{}"))) {
+      for (const [tag, times] of Object.entries(folder)) if (Number.isFinite(times)) sums.set(tag, (sums.get(tag) ?? 0) + times);
+    }
+    return [...sums].sort(([, a], [, b]) => b - a).slice(0, 24);
+  } catch {
+    return [];
+  }
+}
+
+function raw(metadata) {
+  if (metadata.size === 0) return null;
+  const rows = [...metadata].slice(0, 500).map(([key, value]) => [text(key), h("div", { class: "value" }, text(value, LONGEST_VALUE)), copying(() => value)]);
+  return h("details", {}, h("summary", {}, `Metadata (${whole(metadata.size)})`), tableOf("Metadata", ["Key", "Value", "Copy"], rows));
+}

@@ -1,0 +1,76 @@
+// A picture of a matrix: of each row that is drawn the mean of what falls into a cell, with a note of what is no number.
+
+import { Matrix, asNumbers } from "./lines.js";
+import { unitOf } from "./numbers.js";
+
+/** Rows that are read for the first picture, before all of them are. */
+const FIRST_ROWS = 48;
+/** Bytes that one picture may take. */
+const MOST_NBYTES = 24 << 20;
+
+export const HAS_NAN = 1;
+export const HAS_INFINITY = 2;
+
+/** The part of a window that is read: of rows that are too long for a picture, the beginning. */
+export function windowOf(matrix, dtype, cells, [row = 0, rows = matrix.down, column = 0, columns = matrix.across] = []) {
+  const first = { row: clamp(row, 0, matrix.down - 1), column: clamp(column, 0, matrix.across - 1) };
+  const { elements, nbytes } = unitOf(dtype);
+  const down = clamp(rows, 1, matrix.down - first.row);
+  const longest = Math.floor(((MOST_NBYTES / Math.min(down, cells)) * elements) / nbytes / matrix.stride);
+  return { ...first, rows: down, columns: clamp(columns, 1, Math.min(matrix.across - first.column, Math.max(1, longest))) };
+}
+
+function clamp(value, low, high) {
+  return Math.max(low, Math.min(high, Math.floor(value)));
+}
+
+/**
+ * Draws by and by: `tell` is given each picture that is better than the one before, of which the last is given back.
+ * `read` is `readLines` of the tensor.
+ */
+export async function picture(read, tensor, { layout, window, cells, kind }, tell) {
+  // Rows that lie across the memory are read as columns, and the picture is turned.
+  const isTurned = layout.down !== null && layout.down > layout.across;
+  const turned = isTurned ? { ...layout, down: layout.across, across: layout.down } : layout;
+  const [rowCells, columnCells] = isTurned ? [...cells].reverse() : cells;
+  const matrix = new Matrix(tensor.shape, turned);
+  const part = isTurned ? [window[2], window[3], window[0], window[1]] : window;
+  const seen = windowOf(matrix, tensor.dtype, rowCells, part);
+  const columns = Math.min(columnCells, seen.columns);
+  let drawn;
+  for (const most of seen.rows > FIRST_ROWS ? [FIRST_ROWS, rowCells] : [rowCells]) {
+    const rows = Math.min(most, seen.rows);
+    const numbers = Array.from({ length: rows }, (_, n) => seen.row + Math.floor(((n + 0.5) * seen.rows) / rows));
+    const cellsOf = { values: new Float32Array(rows * columns), marks: new Uint8Array(rows * columns) };
+    const take = (row, values) => fill(cellsOf, row * columns, columns, seen.columns, asNumbers(tensor.dtype, values), kind);
+    await read(matrix, numbers, { first: seen.column, count: seen.columns }, take);
+    drawn = { ...cellsOf, rows, columns, seen, isSampled: rows < seen.rows };
+    if (isTurned) drawn = turnedOver(drawn);
+    tell(drawn);
+  }
+  return drawn;
+}
+
+function fill({ values, marks }, at, cells, columns, numbers, kind) {
+  for (let cell = 0; cell < cells; cell++) {
+    const from = Math.floor((cell * columns) / cells);
+    const upto = Math.min(Math.floor(((cell + 1) * columns) / cells), numbers.length);
+    let [sum, most, count, mark] = [0, 0, 0, 0];
+    for (let n = from; n < upto; n++) {
+      const value = numbers[n];
+      if (value - value === 0) {
+        sum += value;
+        count++;
+        if (Math.abs(value) > Math.abs(most)) most = value;
+      } else mark |= value !== value ? HAS_NAN : HAS_INFINITY;
+    }
+    values[at + cell] = count === 0 ? NaN : kind === "largest" ? most : sum / count;
+    marks[at + cell] = mark;
+  }
+}
+
+function turnedOver({ values, marks, rows, columns, seen, ...rest }) {
+  const turn = (array) => array.map((_, at) => array[(at % rows) * columns + Math.floor(at / rows)]);
+  const own = { row: seen.column, rows: seen.columns, column: seen.row, columns: seen.rows };
+  return { ...rest, values: turn(values), marks: turn(marks), rows: columns, columns: rows, seen: own };
+}

@@ -1,0 +1,135 @@
+// Histograms and pictures, drawn on canvases that carry their numbers as text as well.
+
+import { h } from "./dom.js";
+import { HAS_INFINITY, HAS_NAN } from "./picture.js";
+import { count, real, whole } from "./wording.js";
+
+/** Stops of scales that the colour-blind can read: from below zero over zero to above, and from low to high. */
+const DIVERGING = [[5, 48, 97], [67, 147, 195], [247, 247, 247], [214, 96, 77], [103, 0, 31]];
+const RISING = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
+const NAN_COLOUR = [255, 0, 200];
+const INFINITY_COLOUR = [255, 150, 0];
+
+function at(stops, part) {
+  const place = Math.max(0, Math.min(1, part)) * (stops.length - 1);
+  const low = Math.min(stops.length - 2, Math.floor(place));
+  return stops[low].map((from, channel) => from + (stops[low + 1][channel] - from) * (place - low));
+}
+
+function colourOf(element, name) {
+  return getComputedStyle(element).getPropertyValue(name).trim();
+}
+
+/** A canvas that is drawn again where its width or the colours of the page change. */
+function canvas(label, height, draw) {
+  const element = h("canvas", { role: "img", "aria-label": label });
+  const redraw = () => {
+    const width = element.clientWidth;
+    if (width === 0) return;
+    const ratio = devicePixelRatio || 1;
+    [element.width, element.height] = [width * ratio, height * ratio];
+    const context = element.getContext("2d");
+    context.scale(ratio, ratio);
+    draw(context, width, height, element);
+  };
+  element.style.height = `${height}px`;
+  new ResizeObserver(redraw).observe(element);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  return element;
+}
+
+/**
+ * A histogram, or two on one axis. `series` have `bins` of equal parts of `min` to `max`. `scale` is `linear` or `log`.
+ */
+export function histogram(series, scale = "linear") {
+  const [low, high] = [Math.min(...series.map(({ min }) => Number(min))), Math.max(...series.map(({ max }) => Number(max)))];
+  const most = Math.max(1, ...series.flatMap(({ bins }) => [...bins]));
+  const height = (number) => (number === 0 ? 0 : scale === "log" ? (1 + Math.log(number)) / (1 + Math.log(most)) : number / most);
+  const label = `Histogram from ${real(low)} to ${real(high)}; the fullest of ${series[0].bins.length} bins has ${whole(most)} values`;
+  const drawn = canvas(label, 180, (context, width, tall, element) => {
+    const x = (value) => (high === low ? 0 : ((value - low) / (high - low)) * width);
+    series.forEach(({ bins, min, max }, number) => {
+      const [from, upto] = high === low ? [0, width] : [x(Number(min)), x(Number(max))];
+      const step = (upto - from) / bins.length;
+      context.fillStyle = colourOf(element, number === 0 ? "--one" : "--two");
+      context.globalAlpha = series.length > 1 ? 0.6 : 1;
+      bins.forEach((value, bin) => {
+        // No value at all is another thing than few.
+        const bar = value === 0 ? 0 : Math.max(1, height(value) * (tall - 4));
+        context.fillRect(from + bin * step, tall - bar, Math.max(1, step - (step > 3 ? 1 : 0)), bar);
+      });
+    });
+    context.globalAlpha = 1;
+    if (low < 0 && high > 0) {
+      context.fillStyle = colourOf(element, "--ink");
+      context.fillRect(x(0), 0, 1, tall);
+    }
+  });
+  return h("figure", {}, drawn, h("figcaption", { class: "axis" }, h("span", {}, real(low)), h("span", {}, `most: ${count(most)}`), h("span", {}, real(high))));
+}
+
+/** The range of colours: of the given part of all numbers, the middle ones. */
+export function domainOf({ values }, part) {
+  const sorted = values.filter(Number.isFinite).sort();
+  if (sorted.length === 0) return [0, 0];
+  const cut = Math.floor(((1 - part) / 2) * (sorted.length - 1));
+  return [sorted[cut], sorted[sorted.length - 1 - cut]];
+}
+
+/** A picture as a canvas, with the legend of its colours. `choose(row, rows, column, columns)` is given what is dragged over. */
+export function heatmap(picture, { domain, choose, label }) {
+  const { values, marks, rows, columns, seen } = picture;
+  let [low, high] = domain;
+  const isDiverging = low < 0 && high > 0;
+  if (isDiverging) [low, high] = [-Math.max(-low, high), Math.max(-low, high)];
+  const stops = isDiverging ? DIVERGING : RISING;
+  const image = new ImageData(Math.max(1, columns), Math.max(1, rows));
+  let [nans, infinities] = [0, 0];
+  values.forEach((value, cell) => {
+    if (marks[cell] & HAS_NAN) nans++;
+    if (marks[cell] & HAS_INFINITY) infinities++;
+    const colour = marks[cell] & HAS_NAN ? NAN_COLOUR : marks[cell] & HAS_INFINITY ? INFINITY_COLOUR : at(stops, high === low ? 0.5 : (value - low) / (high - low));
+    image.data.set([...colour, 255], 4 * cell);
+  });
+  const element = h("canvas", { role: "img", class: "heat", "aria-label": label });
+  [element.width, element.height] = [image.width, image.height];
+  element.getContext("2d").putImageData(image, 0, 0);
+  const aspect = Math.max(1 / 6, Math.min(1, seen.rows / seen.columns));
+  element.style.aspectRatio = `1 / ${aspect}`;
+  if (choose) dragging(element, seen, choose);
+  const ramp = canvas(`Colours from ${real(low)} to ${real(high)}`, 12, (context, width) => {
+    for (let x = 0; x < width; x++) {
+      context.fillStyle = `rgb(${at(stops, x / width).map(Math.round)})`;
+      context.fillRect(x, 0, 1, 12);
+    }
+  });
+  const swatch = (colour, text) => h("span", { class: `swatch ${colour}` }, text);
+  return h("figure", {}, element, ramp,
+    h("figcaption", { class: "axis" }, h("span", {}, real(low)), nans > 0 ? swatch("nan", `NaN in ${whole(nans)} cells`) : null,
+      infinities > 0 ? swatch("infinite", `infinite in ${whole(infinities)} cells`) : null, h("span", {}, real(high))));
+}
+
+function dragging(element, seen, choose) {
+  const place = (event) => {
+    const box = element.getBoundingClientRect();
+    const part = (value, length) => Math.max(0, Math.min(1, value / length));
+    return [part(event.clientY - box.top, box.height), part(event.clientX - box.left, box.width)];
+  };
+  let start = null;
+  element.addEventListener("pointerdown", (event) => {
+    start = place(event);
+    element.setPointerCapture(event.pointerId);
+  });
+  element.addEventListener("pointerup", (event) => {
+    if (start === null) return;
+    const [from, upto] = [start, place(event)];
+    start = null;
+    const [top, bottom] = [from[0], upto[0]].sort((a, b) => a - b);
+    const [left, right] = [from[1], upto[1]].sort((a, b) => a - b);
+    // A click is no window: it takes the quarter around it.
+    const isClick = bottom - top < 0.01 && right - left < 0.01;
+    const span = isClick ? [Math.max(0, top - 0.25), 0.5, Math.max(0, left - 0.25), 0.5] : [top, bottom - top, left, right - left];
+    choose(seen.row + Math.floor(span[0] * seen.rows), Math.max(1, Math.ceil(span[1] * seen.rows)),
+      seen.column + Math.floor(span[2] * seen.columns), Math.max(1, Math.ceil(span[3] * seen.columns)));
+  });
+}

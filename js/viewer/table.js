@@ -1,0 +1,72 @@
+// The tensors of a model as columns: by number, over the headers that the reader has proven.
+
+import { DTYPES, parameterCount } from "../safetensors.js";
+
+export const DTYPE_NAMES = [...DTYPES.keys()];
+const DTYPE_NUMBERS = new Map(DTYPE_NAMES.map((dtype, number) => [dtype, number]));
+
+export class Table {
+  constructor(model, sources, label, { isRemote = false, isServed = false } = {}) {
+    Object.assign(this, { model, label, isRemote, isServed });
+    /** Files by the name that the model has for them. */
+    this.files = [...model.shards].map(([name, header]) => ({ name, header, source: sourceOf(sources, name, model) }));
+    this.tensors = this.files.flatMap(({ header }) => header.tensors);
+    const { length } = this.tensors;
+    this.file = new Uint32Array(length);
+    this.elements = new Float64Array(length);
+    this.dtype = new Uint8Array(length);
+    this.#numbers = null;
+    let at = 0;
+    for (const [number, { header }] of this.files.entries()) {
+      for (const { dtype, shape, nbytes } of header.tensors) {
+        this.file[at] = number;
+        this.elements[at] = nbytes === 0 ? 0 : shape.reduce((product, dim) => product * dim, 1);
+        this.dtype[at++] = DTYPE_NUMBERS.get(dtype);
+      }
+    }
+  }
+
+  #numbers;
+
+  /** The number of the tensor of this name; undefined where there is none. */
+  numberOf(name) {
+    this.#numbers ??= new Map(this.tensors.map((tensor, number) => [tensor.name, number]));
+    return this.#numbers.get(name);
+  }
+
+  /** First byte of a tensor, counted from the start of its file. */
+  position(number) {
+    return this.files[this.file[number]].header.dataStart + this.tensors[number].begin;
+  }
+
+  /** What a worker needs to read a tensor. */
+  wired(number) {
+    const { dtype, shape, nbytes } = this.tensors[number];
+    return { wire: this.files[this.file[number]].source.wire, dtype, shape, nbytes, position: this.position(number) };
+  }
+
+  get nbytes() {
+    return this.files.reduce((total, { header }) => total + header.fileSize, 0);
+  }
+
+  /** Parameters as they are stored, and as they are meant, with how many of each dtype. */
+  counts() {
+    return { stored: parameterCount(this.model, { count: "stored" }), logical: parameterCount(this.model) };
+  }
+
+  /** The text beside the tensors: of the only file, or of the index and all files together. */
+  metadata() {
+    const found = new Map();
+    for (const { header } of this.files) for (const [key, value] of header.metadata ?? []) found.set(key, value);
+    for (const [key, value] of Object.entries(this.model.index?.metadata ?? {})) {
+      found.set(key, typeof value === "string" ? value : JSON.stringify(value));
+    }
+    return found;
+  }
+}
+
+function sourceOf(sources, name, model) {
+  const base = (model.path ?? "").replace(/[^/]*$/, "");
+  const pathOf = (source) => source.webkitRelativePath || source.name;
+  return sources.find((source) => pathOf(source) === base + name) ?? sources.find((source) => pathOf(source) === name) ?? sources[0];
+}

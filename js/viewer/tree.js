@@ -1,0 +1,284 @@
+// Tensors by module path, in columns and not in objects: a model may have 500,000 of them. Node 0 is the root. Every node
+// comes after its parent, so that subtotals are one pass backwards.
+
+import { compareNames } from "../safetensors.js";
+import { DTYPE_NAMES } from "./table.js";
+
+/** Deeper paths are names with many dots in them. */
+const DEEPEST = 16;
+const NONE = -1;
+const COLLATOR = new Intl.Collator("en", { numeric: true });
+
+/** The order of names as people have it: `layers.2` before `layers.10`. */
+export function natural(a, b) {
+  return COLLATOR.compare(a, b) || compareNames(a, b);
+}
+
+export const SORTS = { name: "Name", parameters: "Params", bytes: "Size", dtype: "Dtype", shape: "Shape" };
+
+export class Tree {
+  #maps = [new Map()];
+  #signatures = new Map();
+  #ordered = [];
+  #leaves = null;
+
+  constructor(table) {
+    this.table = table;
+    this.size = 1;
+    this.labels = [""];
+    const room = 2 * table.tensors.length + 16;
+    for (const column of ["parent", "tensor", "next", "first", "level"]) this[column] = new Int32Array(room);
+    for (const column of ["count", "parameters", "bytes"]) this[column] = new Float64Array(room);
+    this.dtypes = new Uint32Array(room);
+    this.tensor[0] = this.next[0] = this.first[0] = this.parent[0] = NONE;
+    this.#insertAll(table.tensors);
+    this.#total();
+    /** Nodes from here on stand for several: `members` has which, and they are made when they are shown. */
+    this.ownSize = this.size;
+    this.members = new Map();
+    this.expanded = new Set();
+    this.sort = "name";
+  }
+
+  #add(parent, label, tensor) {
+    const node = this.size++;
+    if (node === this.parent.length) this.#grow();
+    this.labels.push(label);
+    this.parent[node] = parent;
+    this.tensor[node] = tensor;
+    this.level[node] = this.level[parent] + 1;
+    this.first[node] = NONE;
+    this.next[node] = this.first[parent];
+    this.first[parent] = node;
+    return node;
+  }
+
+  #grow() {
+    for (const [name, column] of Object.entries(this)) {
+      if (!ArrayBuffer.isView(column)) continue;
+      this[name] = new column.constructor(2 * column.length);
+      this[name].set(column);
+    }
+  }
+
+  #insertAll(tensors) {
+    // Neighbours in a file mostly have a path in common, which is not looked up again.
+    const [path, parts] = [[0], []];
+    for (const [number, { name }] of tensors.entries()) {
+      let [depth, at, shared] = [0, 0, true];
+      for (let dot = name.indexOf("."); dot >= 0 && depth < DEEPEST; dot = name.indexOf(".", at), depth++) {
+        const part = name.slice(at, dot);
+        shared &&= parts[depth] === part;
+        if (!shared) [path[depth + 1], parts[depth]] = [this.#module(path[depth], part), part];
+        at = dot + 1;
+      }
+      parts.length = depth;
+      this.#add(path[depth], name.slice(at), number);
+    }
+  }
+
+  #module(parent, label) {
+    const children = (this.#maps[parent] ??= new Map());
+    let node = children.get(label);
+    if (node === undefined) children.set(label, (node = this.#add(parent, label, NONE)));
+    return node;
+  }
+
+  #total() {
+    const { table } = this;
+    for (let node = this.size - 1; node > 0; node--) {
+      const tensor = this.tensor[node];
+      if (tensor !== NONE) {
+        this.count[node] = 1;
+        this.parameters[node] = table.elements[tensor];
+        this.bytes[node] = table.tensors[tensor].nbytes;
+        this.dtypes[node] = 1 << table.dtype[tensor];
+      }
+      this.#addTo(this.parent[node], node);
+    }
+  }
+
+  #addTo(above, node) {
+    for (const column of ["count", "parameters", "bytes"]) this[column][above] += this[column][node];
+    this.dtypes[above] |= this.dtypes[node];
+  }
+
+  dtypeText(node) {
+    return DTYPE_NAMES.filter((_, number) => this.dtypes[node] & (1 << number)).join(", ");
+  }
+
+  isModule(node) {
+    return this.tensor[node] === NONE;
+  }
+
+  /** The whole path of a node, but for one that stands for several. */
+  pathOf(node) {
+    const parts = [];
+    for (let at = node; at > 0; at = this.parent[at]) if (!this.members.has(at)) parts.unshift(this.labels[at]);
+    return parts.join(".");
+  }
+
+  /** The children of a node in the order that is set, neighbours that are alike as one. */
+  children(node) {
+    return (this.#ordered[node] ??= this.members.get(node) ?? this.#grouped(node, this.#sorted(node)));
+  }
+
+  orderBy(sort) {
+    this.sort = sort;
+    this.#ordered = [];
+    this.members = new Map();
+    this.expanded.forEach((node) => node >= this.ownSize && this.expanded.delete(node));
+  }
+
+  #sorted(node) {
+    const found = [];
+    for (let child = this.first[node]; child !== NONE; child = this.next[child]) found.push(child);
+    return found.sort((a, b) => this.compare(a, b));
+  }
+
+  compare(a, b) {
+    const { sort } = this;
+    if (sort === "parameters" || sort === "bytes") return this[sort][b] - this[sort][a] || natural(this.labels[a], this.labels[b]);
+    if (sort === "dtype") return natural(this.dtypeText(a), this.dtypeText(b)) || natural(this.labels[a], this.labels[b]);
+    if (sort === "shape") return natural(String(this.shapeOf(a)), String(this.shapeOf(b))) || natural(this.labels[a], this.labels[b]);
+    return natural(this.labels[a], this.labels[b]);
+  }
+
+  shapeOf(node) {
+    return this.isModule(node) ? "" : this.table.tensors[this.tensor[node]].shape;
+  }
+
+  /** Modules with numbers for names that follow each other and are alike become one node: `0–31`. */
+  #grouped(parent, children) {
+    if (this.sort !== "name") return children;
+    const [result, isNumbered] = [[], (node) => this.isModule(node) && /^\d+$/.test(this.labels[node])];
+    for (let at = 0; at < children.length; ) {
+      let upto = at + 1;
+      if (isNumbered(children[at])) {
+        const signature = this.#signature(children[at]);
+        const follows = (node, before) => Number(this.labels[node]) === Number(this.labels[before]) + 1;
+        while (upto < children.length && isNumbered(children[upto]) && follows(children[upto], children[upto - 1]) &&
+          this.#signature(children[upto]) === signature) upto++;
+      }
+      result.push(upto - at > 1 ? this.#group(parent, children.slice(at, upto)) : children[at]);
+      at = upto;
+    }
+    return result;
+  }
+
+  #group(parent, members) {
+    const label = `${this.labels[members[0]]}–${this.labels[members.at(-1)]}`;
+    const node = this.#add(parent, label, NONE);
+    // It is nobody's child: only `members` knows it.
+    this.first[parent] = this.next[node];
+    this.next[node] = NONE;
+    for (const member of members) this.#addTo(node, member);
+    this.members.set(node, members);
+    return node;
+  }
+
+  /** One number for all modules with the same names, dtypes and shapes below them. */
+  #signature(node) {
+    const kept = this.#signatures;
+    const parts = [];
+    for (let child = this.first[node]; child !== NONE; child = this.next[child]) {
+      const tensor = this.table.tensors[this.tensor[child]];
+      parts.push(`${this.labels[child]}\0${tensor ? `${tensor.dtype}\0${tensor.shape}` : this.#signature(child)}`);
+    }
+    const text = parts.sort().join("\n");
+    if (!kept.has(text)) kept.set(text, kept.size);
+    return kept.get(text);
+  }
+
+  /** Opens modules from the root on while there are few rows. */
+  openFirst(most) {
+    let [rows, level] = [this.children(0).length, this.children(0)];
+    while (level.length > 0) {
+      const below = [];
+      for (const node of level) {
+        if (!this.isModule(node) || this.members.has(node)) continue;
+        const children = this.children(node);
+        if (rows + children.length > most) return;
+        rows += children.length;
+        this.expanded.add(node);
+        below.push(...children);
+      }
+      level = below;
+    }
+  }
+
+  /** Opens all that a tensor is in, and gives its node. */
+  reveal(tensor) {
+    let node = this.#leafOf(tensor);
+    const leaf = node;
+    for (node = this.parent[node]; node > 0; node = this.parent[node]) {
+      this.expanded.add(node);
+      for (const [group, members] of this.members) if (members.includes(node)) this.expanded.add(group);
+    }
+    return leaf;
+  }
+
+  #leafOf(tensor) {
+    if (this.#leaves === null) {
+      this.#leaves = new Int32Array(this.table.tensors.length);
+      for (let node = 1; node < this.ownSize; node++) if (!this.isModule(node)) this.#leaves[this.tensor[node]] = node;
+    }
+    return this.#leaves[tensor];
+  }
+
+  /** The nodes that are to be seen, from the top, with the indent of each. */
+  visible(filter) {
+    if (filter) return this.#matching(filter);
+    const [nodes, indents, waiting] = [[], [], this.children(0).map((node) => [node, 0]).reverse()];
+    while (waiting.length > 0) {
+      const [node, indent] = waiting.pop();
+      nodes.push(node);
+      indents.push(indent);
+      if (!this.expanded.has(node)) continue;
+      const children = this.children(node);
+      for (let at = children.length - 1; at >= 0; at--) waiting.push([children[at], indent + 1]);
+    }
+    return { nodes, indents };
+  }
+
+  #matching(filter) {
+    const { tensors } = this.table;
+    const found = tensors.flatMap((tensor, number) => (filter(tensor, number) ? [this.#leafOf(number)] : []));
+    const [sort, names] = [this.sort, (node) => tensors[this.tensor[node]].name];
+    const nodes = sort === "name" ? found.sort((a, b) => natural(names(a), names(b))) : found.sort((a, b) => this.compare(a, b));
+    return { nodes, indents: new Uint8Array(nodes.length) };
+  }
+}
+
+const UNITS = { "": 1, B: 1, KB: 1e3, MB: 1e6, GB: 1e9, KIB: 1024, MIB: 1024 ** 2, GIB: 1024 ** 3 };
+
+/**
+ * What a filter asks for: words that all have to fit. `dtype:BF16`, `size:>10MB`, `/regular expression/`, or a part of the
+ * name. Null where it asks for nothing.
+ *
+ * @throws {SyntaxError} For a regular expression or a size that there is not.
+ */
+export function filterOf(text) {
+  const tests = (text ?? "").trim().split(/\s+/).filter(Boolean).map(testOf);
+  return tests.length === 0 ? null : (tensor) => tests.every((test) => test(tensor));
+}
+
+function testOf(word) {
+  const [, key, said] = /^(dtype|size|shape):(.*)$/i.exec(word) ?? [];
+  if (key?.toLowerCase() === "dtype") return (tensor) => tensor.dtype.startsWith(said.toUpperCase());
+  if (key?.toLowerCase() === "shape") return (tensor) => tensor.shape.join(",") === said.replace(/[[\]]/g, "");
+  if (key?.toLowerCase() === "size") return sizeTest(said);
+  if (word.length > 2 && word.startsWith("/") && word.endsWith("/")) {
+    const pattern = new RegExp(word.slice(1, -1), "u");
+    return (tensor) => pattern.test(tensor.name);
+  }
+  const part = word.toLowerCase();
+  return (tensor) => tensor.name.toLowerCase().includes(part);
+}
+
+function sizeTest(said) {
+  const [, sign = "", number, unit = ""] = /^([<>]?)(\d+(?:\.\d+)?)([a-z]*)$/i.exec(said) ?? [];
+  const size = Number(number) * UNITS[unit.toUpperCase()];
+  if (!(size >= 0)) throw new SyntaxError(`size:${said}: expected a size such as size:>10MB`);
+  return ({ nbytes }) => (sign === ">" ? nbytes > size : sign === "<" ? nbytes < size : nbytes === size);
+}

@@ -1,0 +1,67 @@
+// Parts of quantised weights, decoded: of each scheme that `meant.js` knows, rows and columns of what is meant.
+
+import { valuesOf } from "../decode.js";
+import { Matrix, asNumbers, readLines } from "./lines.js";
+
+/** As `readLines`, for rows and columns of a matrix that is meant. `open` gives the source of a part. */
+export async function readMeant(open, tensor, rows, { first, count }, take, signal) {
+  /** Rows of a part, by their numbers; `shape` is that of a matrix with the same elements. */
+  const read = async (part, wanted, from, upto, shape = part.shape) => {
+    const unique = [...new Set(wanted)].sort((a, b) => a - b);
+    const found = new Map();
+    const matrix = new Matrix(shape, { down: 0, across: 1 });
+    const keep = (number, values) => found.set(unique[number], asNumbers(part.dtype, values));
+    await readLines(await open(part, signal), part, matrix, unique, { first: from, count: upto - from }, keep, signal);
+    return found;
+  };
+  const valueOf = await SCHEMES[tensor.scheme](tensor, read, rows, first, first + count);
+  rows.forEach((row, number) => take(number, Float32Array.from({ length: count }, (_, at) => valueOf(row, first + at))));
+}
+
+const SCHEMES = {
+  async gptq({ bits, shape, add, roles: { packed, zeros, scales, groups } }, read, rows, first, end) {
+    const [each, mask] = [32 / bits, 2 ** bits - 1];
+    const size = shape[0] / scales.shape[0];
+    const indexes = groups ? (await read(groups, [0], 0, shape[0], [1, shape[0]])).get(0) : null;
+    const groupOf = (row) => (indexes ? indexes[row] : Math.floor(row / size));
+    const wanted = rows.map(groupOf);
+    const zero = Math.floor(first / each);
+    const words = await read(packed, rows.map((row) => Math.floor(row / each)), first, end);
+    const points = await read(zeros, wanted, zero, Math.ceil(end / each));
+    const factors = await read(scales, wanted, first, end);
+    return (row, column) => {
+      const weight = (words.get(Math.floor(row / each))[column - first] >>> ((row % each) * bits)) & mask;
+      const group = groupOf(row);
+      const point = ((points.get(group)[Math.floor(column / each) - zero] >>> ((column % each) * bits)) & mask) + add;
+      return (weight - point) * factors.get(group)[column - first];
+    };
+  },
+
+  async scaled({ block, grid, roles: { weight, scales } }, read, rows, first, end) {
+    const weights = await read(weight, rows, first, end);
+    const from = Math.floor(first / block[1]);
+    const factors = await read(scales, rows.map((row) => Math.floor(row / block[0])), from, Math.ceil(end / block[1]), grid);
+    return (row, column) => weights.get(row)[column - first] * factors.get(Math.floor(row / block[0]))[Math.floor(column / block[1]) - from];
+  },
+
+  async packed({ bits, shape, roles: { weight, scales } }, read, rows, first, end) {
+    const [each, mask, half] = [32 / bits, 2 ** bits - 1, 2 ** (bits - 1)];
+    const size = shape[1] / scales.shape[1];
+    const [word, group] = [Math.floor(first / each), Math.floor(first / size)];
+    const words = await read(weight, rows, word, Math.ceil(end / each));
+    const factors = await read(scales, rows, group, Math.ceil(end / size));
+    return (row, column) =>
+      (((words.get(row)[Math.floor(column / each) - word] >>> ((column % each) * bits)) & mask) - half) * factors.get(row)[Math.floor(column / size) - group];
+  },
+
+  async blocks({ shape, roles: { weight, scales } }, read, rows, first, end) {
+    const [values, powers] = [valuesOf("F4"), valuesOf("F8_E8M0")];
+    const [from, group] = [Math.floor(first / 2), Math.floor(first / 32)];
+    const bytes = await read(weight, rows, from, Math.ceil(end / 2), [shape[0], shape[1] / 2]);
+    const factors = await read(scales, rows, group, Math.ceil(end / 32), [shape[0], shape[1] / 32]);
+    return (row, column) => {
+      const byte = bytes.get(row)[Math.floor(column / 2) - from];
+      return values[column % 2 === 0 ? byte & 15 : byte >> 4] * powers[factors.get(row)[Math.floor(column / 32) - group]];
+    };
+  },
+};

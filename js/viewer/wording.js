@@ -1,0 +1,37 @@
+// Numbers and sizes for people, as the command `ingot` writes them.
+
+function scaled(number, units, step = 1000) {
+  let [value, at] = [number, 0];
+  while (value >= step * 0.9995 && at < units.length - 1) [value, at] = [value / step, at + 1];
+  return at === 0 ? `${number}${units[0]}` : `${value < 10 ? value.toFixed(2) : value < 100 ? value.toFixed(1) : value.toFixed(0)}${units[at]}`;
+}
+
+/** A size in bytes: `90.9 MB`. */
+export function nbytes(number) {
+  return scaled(number, [" B", " kB", " MB", " GB", " TB", " PB"]);
+}
+
+/** A number of parameters: `22.7M`. */
+export function count(number) {
+  return scaled(number, ["", "K", "M", "B", "T", "Q"]);
+}
+
+/** All digits, in groups. */
+export function whole(number) {
+  return number.toLocaleString("en");
+}
+
+export function shapeText(tensor) {
+  return `[${(tensor.exactShape ?? tensor.shape).join(", ")}]`;
+}
+
+/** A value in as many digits as a person compares. */
+export function real(value) {
+  if (value === null || value === undefined) return "–";
+  if (typeof value === "bigint" || Number.isInteger(value)) return String(value);
+  return Number.isFinite(value) ? String(Number(value.toPrecision(6))) : String(value);
+}
+
+export function share(part, all) {
+  return all === 0 ? "–" : `${Number(((100 * part) / all).toPrecision(3))} %`;
+}

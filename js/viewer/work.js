@@ -1,0 +1,5 @@
+// The worker's entry, where modules are served.
+
+import { listen } from "./worker.js";
+
+listen();

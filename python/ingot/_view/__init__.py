@@ -1,0 +1,1 @@
+"""The viewer: `shelf` holds the files, `server` serves their bytes to the page."""

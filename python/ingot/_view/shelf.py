@@ -1,0 +1,304 @@
+"""The files that a viewer may read: found once, held open, known to the page by their numbers only."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from stat import S_ISREG
+
+from ingot import _open
+from ingot._native import ShardIndex, Wrap, is_url, local_path, shown_url, url_file_name
+from ingot.errors import CheckpointError, SafetensorError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import BinaryIO
+
+    from ingot._native import Checkpoint, TensorInfo
+
+# Bytes of a remote file that are in memory at a time.
+_PIECE = 4 << 20
+# Of a `config.json`, as the reader in JavaScript has it.
+_MAX_CONFIG = 10_000_000
+_KINDS = (".safetensors", ".bt", ".index.json")
+
+
+class LocalFile:
+    """A file of this machine. It is opened here, and never by name again."""
+
+    def __init__(self, path: str, name: str) -> None:
+        self.name = name
+        # Open for as long as the shelf is.
+        self.stream: BinaryIO = open(path, "rb")  # noqa: SIM115
+        if not S_ISREG(os.fstat(self.stream.fileno()).st_mode):
+            self.stream.close()
+            raise CheckpointError(f"{path}: is no regular file", path=path)
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file, as it is now."""
+        return os.fstat(self.stream.fileno()).st_size
+
+    @property
+    def version(self) -> str:
+        """What tells the file from itself after it was changed."""
+        found = os.fstat(self.stream.fileno())
+        return f"{found.st_mtime_ns:x}-{found.st_size:x}"
+
+    def close(self) -> None:
+        self.stream.close()
+
+
+class RemoteFile:
+    """A file behind a URL, read through ingot: credentials stay here.
+
+    The page gets the header that was proven, written anew as `.safetensors`, and after it the bytes of the
+    tensors.
+    """
+
+    def __init__(
+        self, name: str, handle: Checkpoint, metadata: dict[str, str] | None, infos: list[TensorInfo]
+    ) -> None:
+        self.name = name
+        self.version = os.urandom(8).hex()
+        self._handle = handle
+        self._infos = infos
+        self._head = _rendered(metadata, infos)
+        self.size = len(self._head) + (infos[-1].end if infos else 0)
+
+    def pieces(self, begin: int, end: int) -> Iterator[bytes | memoryview]:
+        """The bytes from `begin` to before `end`."""
+        if begin < len(self._head):
+            yield self._head[begin:end]
+        begin, end = (max(position - len(self._head), 0) for position in (begin, end))
+        for info in _overlapping(self._infos, begin, end):
+            within = max(begin, info.begin) - info.begin, min(end, info.end) - info.begin
+            yield from _bytes_of(self._handle, info, *within)
+
+    def close(self) -> None:
+        """Nothing: the handle is that of all files of its model."""
+
+
+class Document:
+    """A short text that the page reads as a file."""
+
+    def __init__(self, name: str, text: bytes) -> None:
+        self.name, self.text, self.size = name, text, len(text)
+        self.version = os.urandom(8).hex()
+
+    def pieces(self, begin: int, end: int) -> Iterator[bytes | memoryview]:
+        """The bytes from `begin` to before `end`."""
+        yield self.text[begin:end]
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+File = LocalFile | RemoteFile | Document
+
+
+class Model:
+    """The files of one path, and what people call it."""
+
+    def __init__(self, label: str, files: list[File], is_remote: bool) -> None:
+        self.label, self.files, self.is_remote = label, files, is_remote
+
+
+class Shelf:
+    """The models that are looked at, one or two. Close it to close their files."""
+
+    def __init__(self, sources: Sequence[str | Checkpoint]) -> None:
+        self.models: list[Model] = []
+        try:
+            for source in sources:
+                self.models.append(_found(source))
+        except BaseException:
+            self.close()
+            raise
+        self.files = [file for model in self.models for file in model.files]
+
+    def listed(self) -> dict[str, object]:
+        """What the page is told: models, their files by number, and the version that each has now."""
+        numbers = iter(range(len(self.files)))
+        return {
+            "models": [
+                {
+                    "label": model.label,
+                    "remote": model.is_remote,
+                    "files": [
+                        {
+                            "number": next(numbers),
+                            "name": file.name,
+                            "size": file.size,
+                            "version": file.version,
+                        }
+                        for file in model.files
+                    ],
+                }
+                for model in self.models
+            ]
+        }
+
+    def close(self) -> None:
+        for model in self.models:
+            for file in model.files:
+                file.close()
+
+
+def _found(source: str | Checkpoint) -> Model:
+    if not isinstance(source, str):
+        return _of_handle(source, source.path or "bytes in memory")
+    if is_url(source):
+        return _of_handle(_open.open_checkpoint(source, "auto"), source)
+    path = os.fsdecode(local_path(source))
+    named = _in_folder(path) if os.path.isdir(path) else _with_neighbours(path)
+    files: list[File] = []
+    try:
+        for place, name in named:
+            files.append(LocalFile(place, name))
+    except BaseException:
+        for file in files:
+            file.close()
+        raise
+    return Model(path, files, is_remote=False)
+
+
+def _in_folder(folder: str) -> list[tuple[str, str]]:
+    """The files of a folder, by path and name, that a page may want. Which of them it opens, it says."""
+    names = sorted(name for name in os.listdir(folder) if name.endswith(_KINDS) or name == "config.json")
+    if names in ([], ["config.json"]):
+        raise CheckpointError(
+            f"{folder}: the directory holds no checkpoint: expected a .safetensors or .bt file, or an index",
+            path=folder,
+            code="no-checkpoint",
+        )
+    for index in [name for name in names if name.endswith(".index.json")]:
+        names += [shard for shard in _shards(os.path.join(folder, index)) if shard not in names]
+    places = [(os.path.join(folder, name), name) for name in names]
+    return [place for place in places if os.path.isfile(place[0])]
+
+
+def _with_neighbours(path: str) -> list[tuple[str, str]]:
+    """A file with what belongs to it: the shards of an index, and how a model was quantised."""
+    folder, name = os.path.split(path)
+    # A file of another name is opened as the only one there is.
+    config = ["config.json"] if name.endswith(_KINDS) else []
+    names = [name, *(_shards(path) if name.endswith(".json") else []), *config]
+    others = [(os.path.join(folder, other), other) for other in names[1:]]
+    return [(path, name), *(place for place in others if os.path.isfile(place[0]))]
+
+
+def _shards(index: str) -> list[str]:
+    # What is wrong with an index, the page shows.
+    with suppress(SafetensorError, OSError):
+        return ShardIndex.read(index).shards
+    return []
+
+
+# Through a handle. --------------------------------------------------------------------------------------
+
+
+def _of_handle(handle: Checkpoint, path: str) -> Model:
+    shown = shown_url(path)
+    files: list[File] = []
+    index = handle.index()
+    if index is not None:
+        text = json.dumps({"metadata": index.metadata() or {}, "weight_map": index.weight_map()}).encode()
+        files.append(Document("model.safetensors.index.json", text))
+    for name, metadata, infos in handle.headers():
+        own = (
+            name if index is not None else url_file_name(shown) if is_url(shown) else os.path.basename(shown)
+        )
+        files.append(RemoteFile(own, handle, metadata, infos))
+    if is_url(path):
+        with suppress(SafetensorError, OSError):
+            from ingot._native import fetch_beside
+
+            files.append(Document("config.json", fetch_beside(path, "config.json", _MAX_CONFIG)[1]))
+    return Model(shown, files, is_remote=True)
+
+
+def _rendered(metadata: dict[str, str] | None, infos: list[TensorInfo]) -> bytes:
+    header: dict[str, object] = {} if metadata is None else {"__metadata__": metadata}
+    for info in infos:
+        header[info.name] = {"dtype": info.dtype, "shape": info.shape, "data_offsets": [info.begin, info.end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    # To a multiple of 8 bytes, as every writer does.
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _overlapping(infos: list[TensorInfo], begin: int, end: int) -> Iterator[TensorInfo]:
+    from bisect import bisect_right
+
+    for number in range(bisect_right(infos, begin, key=lambda info: info.end), len(infos)):
+        if infos[number].begin >= end:
+            return
+        if infos[number].nbytes:
+            yield infos[number]
+
+
+def _bytes_of(handle: Checkpoint, info: TensorInfo, begin: int, end: int) -> Iterator[memoryview]:
+    """The bytes of a tensor from `begin` on: by slices of it, which are what a handle reads."""
+    inner = info.nbytes
+    index: tuple[int, ...] = ()
+    shape = list(info.shape)
+    # Down to the first dimension whose elements are small enough to read one more of them than are wanted.
+    while shape:
+        inner //= shape[0]
+        if inner <= _PIECE or len(shape) == 1:
+            break
+        if begin // inner != (end - 1) // inner:
+            for row in range(begin // inner, (end - 1) // inner + 1):
+                at = row * inner
+                yield from _bytes_of(handle, info, max(begin, at), min(end, at + inner))
+            return
+        index = (*index, begin // inner)
+        shape = shape[1:]
+    start = _position(info, index)
+    if not shape or info.nbytes * 8 % _elements(info) or info.nbytes < _elements(info):
+        # A scalar; and elements of less than a byte, of which a slice may not begin everywhere.
+        whole = _raw(handle, info.name, ())
+        for at in range(begin, end, _PIECE):
+            yield whole[at : min(end, at + _PIECE)]
+        return
+    for at in range(begin - start, end - start, _PIECE):
+        upto = min(end - start, at + _PIECE)
+        first, last = at // inner, -(-upto // inner)
+        part = _raw(handle, info.name, (*index, slice(first, last)))
+        yield part[at - first * inner : upto - first * inner]
+
+
+def _position(info: TensorInfo, index: tuple[int, ...]) -> int:
+    at, inner = 0, info.nbytes
+    for number, dim in zip(index, info.shape, strict=False):
+        inner //= dim
+        at += number * inner
+    return at
+
+
+def _elements(info: TensorInfo) -> int:
+    from math import prod
+
+    return prod(info.shape)
+
+
+def _raw(handle: Checkpoint, name: str, index: tuple[int | slice, ...]) -> memoryview:
+    if index:
+        found: memoryview = handle.select(name, index, _BYTES)
+    else:
+        found = handle.tensor(name, _BYTES)
+    return found
+
+
+def _memory(shape: object, dtype: object, buffer: memoryview) -> memoryview:
+    return memoryview(buffer).cast("B")
+
+
+def _itself(code: str) -> str:
+    return code
+
+
+_BYTES = Wrap.buffer(_memory, _itself)

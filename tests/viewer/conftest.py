@@ -1,0 +1,123 @@
+"""A real browser, and pages of the viewer in it. Every page is held to what holds of all of them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingot._view.server import Server
+from ingot._view.shelf import Shelf
+
+PROGRAM = "chromium-headless-shell"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    program = shutil.which(PROGRAM)
+    if program is None:
+        pytest.skip(f"{PROGRAM} is not installed")
+    sync_api = pytest.importorskip("playwright.sync_api", reason="chromium needs playwright to be driven")
+    with sync_api.sync_playwright() as playwright:
+        # Its sandbox needs rights that containers do not give.
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Look:
+    """A page of the viewer, with what it asked for and complained of."""
+
+    def __init__(self, page: Any, allowed: str) -> None:
+        self.page = page
+        self.requests: list[Any] = []
+        self.faults: list[str] = []
+        self.allowed = allowed
+        page.set_default_timeout(30_000)
+        page.on("request", lambda request: self.requests.append(request))
+        page.on("pageerror", lambda error: self.faults.append(str(error)))
+        page.on("console", lambda message: message.type == "error" and self.faults.append(message.text))
+
+    def text(self, selector: str = "main") -> str:
+        return str(self.page.inner_text(selector))
+
+    def facts(self) -> dict[str, str]:
+        """The facts of the screen, by their words."""
+        found: dict[str, str] = self.page.evaluate(
+            "() => Object.fromEntries([...document.querySelectorAll('main dt')].map((term) => "
+            "[term.textContent, term.nextElementSibling.textContent]))"
+        )
+        return found
+
+    def wait(self, text: str) -> None:
+        """Until the screen says it."""
+        self.page.wait_for_function("(text) => document.body.innerText.includes(text)", arg=text)
+
+    def settle(self) -> None:
+        """Until no job runs any more, and no picture is still to be made better."""
+        self.page.wait_for_function(
+            "() => document.querySelector('main article, main .card') "
+            "&& !document.querySelector('[aria-busy]')"
+        )
+
+    def rows(self) -> list[list[str]]:
+        """The rows of the tree that are in the document."""
+        found: list[list[str]] = self.page.evaluate(
+            "() => [...document.querySelectorAll('.rows .row:not([hidden])')].sort((a, b) => "
+            "a.ariaRowIndex - b.ariaRowIndex).map((row) => [...row.children].map((cell) => cell.textContent))"
+        )
+        return found
+
+    def check(self) -> None:
+        """What holds of every page: nothing is asked for elsewhere, and nothing fails in it."""
+        elsewhere = [
+            one.url for one in self.requests if not one.url.startswith((self.allowed, "blob:", "data:"))
+        ]
+        assert elsewhere == []
+        assert self.faults == []
+
+
+Opener = Callable[..., Look]
+
+
+@pytest.fixture
+def viewed(chromium: Any) -> Iterator[Opener]:
+    """Opens the viewer on paths, at a fragment; the page is checked in the end."""
+    looks: list[Look] = []
+    with ExitStack() as stack:
+
+        def view(*paths: Path | str, at: str = "", **settings: Any) -> Look:
+            shelf = Shelf([str(path) for path in paths])
+            stack.callback(shelf.close)
+            server = Server(shelf)
+            stack.callback(server.close)
+            context = chromium.new_context(viewport={"width": 1200, "height": 800}, **settings)
+            stack.callback(context.close)
+            look = Look(context.new_page(), server.origin)
+            looks.append(look)
+            look.page.goto(server.url + (f"&{at}" if at else ""))
+            look.settle()
+            return look
+
+        yield view
+        for look in looks:
+            look.check()
+
+
+@pytest.fixture
+def opened_by_hand(chromium: Any) -> Iterator[Look]:
+    """The viewer with nothing open."""
+    shelf = Shelf([])
+    server = Server(shelf)
+    context = chromium.new_context(viewport={"width": 1200, "height": 800})
+    look = Look(context.new_page(), server.origin)
+    look.page.goto(server.origin)
+    look.settle()
+    yield look
+    look.check()
+    context.close()
+    server.close()

@@ -1,0 +1,171 @@
+"""Models that the viewer is tried on: quantised, very long, and with names that nobody should trust."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+Array = numpy.ndarray[Any, Any]
+Raw = dict[str, tuple[str, tuple[int, ...], bytes]]
+
+HOSTILE_NAMES = (
+    "<img src=x onerror=alert(1)>",
+    "</script><script>alert(1)</script>",
+    "__proto__",
+    "constructor.prototype.toString",
+    "x" * 10_000,
+    "a." * 5_000,
+    "\u202eright-to-left\u202c",
+    "bell\x07escape\x1b[31mzero\x00",
+    "line\nfeed",
+    "",
+    ".",
+    "'; rm -rf / #",
+    '"""; import os',
+    "${alert(1)}",
+    "名前",
+)
+
+
+def write_raw(path: Path, tensors: Raw, metadata: dict[str, str] | None = None) -> Path:
+    """A file of these bytes, in their order."""
+    header: dict[str, object] = {} if metadata is None else {"__metadata__": metadata}
+    end = 0
+    for name, (dtype, shape, data) in tensors.items():
+        begin, end = end, end + len(data)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.writelines(data for _, _, data in tensors.values())
+    return path
+
+
+def hostile(path: Path) -> Path:
+    """Names and metadata that try to be markup, code or control."""
+    text = "<b onclick=alert(1)>x</b>\x1b[2J\u202e"
+    metadata = {
+        "<script>alert(1)</script>": text,
+        "modelspec.title": text,
+        "modelspec.thumbnail": "javascript:alert(1)",
+        "modelspec.architecture": "<img src=x onerror=alert(1)>",
+        "ss_output_name": text,
+        "ss_tag_frequency": '{"a": {"<i>": 3, "__proto__": 2}}',
+        "long": "y" * 100_000,
+    }
+    return write_raw(path, dict.fromkeys(HOSTILE_NAMES, ("F32", (1,), b"\x00\x00\x80?")), metadata)
+
+
+def many(path: Path, tensors: int = 100_000) -> Path:
+    """A header as long as that of the largest models, over a hole of data."""
+    header: dict[str, object] = {}
+    for number in range(tensors):
+        layer, expert = divmod(number, 1000)
+        kind = ("gate_proj", "up_proj", "down_proj")[expert % 3]
+        begin = number * 64
+        header[f"model.layers.{layer}.mlp.experts.{expert // 3}.{kind}.{expert}.weight"] = {
+            "dtype": "BF16",
+            "shape": [4, 8],
+            "data_offsets": [begin, begin + 64],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + tensors * 64)
+    return path
+
+
+def gptq(folder: Path) -> Array:
+    """A matrix in GPTQ's words of 4 bits, with groups in no order; gives what it means."""
+    random = numpy.random.default_rng(3)
+    rows, columns, group = 256, 64, 32
+    weights = random.integers(0, 16, (rows, columns), dtype=numpy.uint32)
+    zeros = random.integers(0, 15, (rows // group, columns), dtype=numpy.uint32)
+    scales = random.random((rows // group, columns), dtype=numpy.float32).astype(numpy.float16)
+    groups = random.permutation(numpy.repeat(numpy.arange(rows // group), group)).astype(numpy.int32)
+    shifts = numpy.arange(8, dtype=numpy.uint32) * 4
+    packed = (weights.reshape(rows // 8, 8, columns) << shifts[None, :, None]).sum(1).astype(numpy.uint32)
+    points = (zeros.reshape(-1, columns // 8, 8) << shifts[None, None, :]).sum(2).astype(numpy.uint32)
+    config = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": group}}
+    (folder / "config.json").write_text(json.dumps(config))
+    write_raw(
+        folder / "model.safetensors",
+        {
+            "layer.0.q.g_idx": ("I32", groups.shape, groups.tobytes()),
+            "layer.0.q.qweight": ("I32", packed.shape, packed.tobytes()),
+            "layer.0.q.qzeros": ("I32", points.shape, points.tobytes()),
+            "layer.0.q.scales": ("F16", scales.shape, scales.tobytes()),
+        },
+    )
+    meant: Array = (weights.astype(numpy.int64) - (zeros[groups].astype(numpy.int64) + 1)) * scales[
+        groups
+    ].astype(numpy.float64)
+    return meant
+
+
+def fp8(folder: Path) -> Array:
+    """A matrix of 8-bit floats with a scale for each block of 128 by 128; gives what it means."""
+    import ml_dtypes
+
+    random = numpy.random.default_rng(4)
+    weights = random.standard_normal((200, 300)).astype(ml_dtypes.float8_e4m3fn)
+    scales = random.random((2, 3), dtype=numpy.float32)
+    (folder / "config.json").write_text(
+        json.dumps({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}})
+    )
+    write_raw(
+        folder / "model.safetensors",
+        {
+            "layer.0.weight_scale_inv": ("F32", scales.shape, scales.tobytes()),
+            "layer.0.weight": ("F8_E4M3", weights.shape, weights.tobytes()),
+        },
+    )
+    spread = numpy.kron(scales, numpy.ones((128, 128)))[:200, :300]
+    meant: Array = weights.astype(numpy.float64) * spread
+    return meant
+
+
+def mxfp4(folder: Path) -> Array:
+    """A matrix of 4-bit floats in blocks of 32, each with a power of two; gives what it means."""
+    random = numpy.random.default_rng(5)
+    bytes_of = random.integers(0, 256, (3, 4, 2, 16), dtype=numpy.uint8)
+    scales = random.integers(120, 134, (3, 4, 2), dtype=numpy.uint8)
+    values = numpy.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    values = numpy.concatenate([values, -values])
+    halves = numpy.stack([values[bytes_of & 15], values[bytes_of >> 4]], axis=-1).reshape(3, 4, 2, 32)
+    write_raw(
+        folder / "model.safetensors",
+        {
+            "experts.up_proj_blocks": ("U8", bytes_of.shape, bytes_of.tobytes()),
+            "experts.up_proj_scales": ("U8", scales.shape, scales.tobytes()),
+        },
+    )
+    meant: Array = (halves * 2.0 ** (scales.astype(int) - 127)[..., None]).reshape(12, 64)
+    return meant
+
+
+def pack_quantized(folder: Path) -> Array:
+    """A matrix as compressed-tensors packs it: words of 4 bits along its columns; gives what it means."""
+    random = numpy.random.default_rng(6)
+    weights = random.integers(0, 16, (24, 128), dtype=numpy.uint32)
+    scales = random.random((24, 4), dtype=numpy.float32)
+    packed = (
+        (weights.reshape(24, 16, 8) << (numpy.arange(8, dtype=numpy.uint32) * 4)).sum(2).astype(numpy.uint32)
+    )
+    groups = {"group_0": {"weights": {"num_bits": 4}, "targets": ["Linear"]}}
+    config = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
+    (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
+    write_raw(
+        folder / "model.safetensors",
+        {
+            "layer.0.weight_packed": ("I32", packed.shape, packed.tobytes()),
+            "layer.0.weight_scale": ("F32", scales.shape, scales.tobytes()),
+        },
+    )
+    meant: Array = (weights.astype(numpy.float64) - 8) * numpy.repeat(scales, 32, axis=1)
+    return meant
