@@ -145,9 +145,9 @@ def test_other_sites_are_given_no_data(server: Server, site: str) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        *("/f/1", "/f/-1", "/f/00000000", "/f/x", "/f/0/", "/f/../f/0x", "/f/%30", "//f/0", "/f/0?x=1"),
+        *("/f/1", "/f/-1", "/f/00000000", "/f/x", "/f/0/", "/f/../f/0x", "/f/%30", "/f/0?x=1"),
         *("/../pyproject.toml", "/viewer/../../errors.py", "/etc/passwd", "/model.safetensors", "/viewer/"),
-        *("/viewer/%2e%2e/safetensors.js", "/\x7f", "/package.json", "/README.md"),
+        *("/viewer/%2e%2e/safetensors.js", "/package.json", "/README.md"),
     ],
 )
 def test_there_is_nothing_but_the_page_and_the_files_of_the_list(server: Server, path: str) -> None:
@@ -182,12 +182,13 @@ def test_a_ticket_is_good_once(server: Server) -> None:
     assert ask(server, path).status == 404
 
 
-def test_many_connections_do_not_keep_it_from_ending(server: Server) -> None:
+def test_connections_are_counted(server: Server) -> None:
     address = urlsplit(server.origin)
-    idle = [socket.create_connection((str(address.hostname), address.port)) for _ in range(100)]
-    for one in idle[:32]:
-        one.close()
-    for one in idle[32:]:
+    idle = [socket.create_connection((str(address.hostname), address.port)) for _ in range(40)]
+    # Those that found no room are closed at once, and the others wait.
+    idle[-1].settimeout(20)
+    assert idle[-1].recv(1) == b""
+    for one in idle:
         one.close()
 
 
@@ -203,7 +204,7 @@ def test_what_is_no_file_is_told_at_the_start(tmp_path: Path, kind: str) -> None
     if kind == "directory":
         path.mkdir()
     ended = run("view", "--no-browser", path)
-    assert ended.code == 1
+    assert ended.code == (2 if kind == "missing" else 1)
     assert str(path) in ended.err
 
 

@@ -11,7 +11,7 @@ import hmac
 import json
 import re
 import secrets
-from functools import cache
+from functools import cache, partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from threading import BoundedSemaphore, Thread
@@ -55,7 +55,9 @@ class Server:
         # Loaded before the first request, so that a fault is one of the start.
         _static()
         self._http = _Http(shelf, port, _POLICY.format(ancestors=ancestors))
-        self._thread = Thread(target=self._http.serve_forever, name="ingot-view", daemon=True)
+        # Seconds until it notices that it is to end.
+        serve = partial(self._http.serve_forever, poll_interval=0.1)
+        self._thread = Thread(target=serve, name="ingot-view", daemon=True)
         self._thread.start()
 
     @property
@@ -82,6 +84,7 @@ class Server:
 
 class _Http(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 64
 
     def __init__(self, shelf: Shelf, port: int, policy: str) -> None:
         super().__init__(("127.0.0.1", port), _Handler)

@@ -30,8 +30,8 @@ class LocalFile:
 
     def __init__(self, path: str, name: str) -> None:
         self.name = name
-        # Open for as long as the shelf is.
-        self.stream: BinaryIO = open(path, "rb")  # noqa: SIM115
+        # A pipe must not be waited for.
+        self.stream: BinaryIO = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
         if not S_ISREG(os.fstat(self.stream.fileno()).st_mode):
             self.stream.close()
             raise CheckpointError(f"{path}: is no regular file", path=path)
@@ -242,41 +242,29 @@ def _overlapping(infos: list[TensorInfo], begin: int, end: int) -> Iterator[Tens
 
 def _bytes_of(handle: Checkpoint, info: TensorInfo, begin: int, end: int) -> Iterator[memoryview]:
     """The bytes of a tensor from `begin` on: by slices of it, which are what a handle reads."""
-    inner = info.nbytes
-    index: tuple[int, ...] = ()
-    shape = list(info.shape)
-    # Down to the first dimension whose elements are small enough to read one more of them than are wanted.
-    while shape:
-        inner //= shape[0]
-        if inner <= _PIECE or len(shape) == 1:
-            break
-        if begin // inner != (end - 1) // inner:
-            for row in range(begin // inner, (end - 1) // inner + 1):
-                at = row * inner
-                yield from _bytes_of(handle, info, max(begin, at), min(end, at + inner))
-            return
-        index = (*index, begin // inner)
-        shape = shape[1:]
-    start = _position(info, index)
-    if not shape or info.nbytes * 8 % _elements(info) or info.nbytes < _elements(info):
+    if not info.shape or info.nbytes % _elements(info):
         # A scalar; and elements of less than a byte, of which a slice may not begin everywhere.
-        whole = _raw(handle, info.name, ())
-        for at in range(begin, end, _PIECE):
-            yield whole[at : min(end, at + _PIECE)]
+        yield _raw(handle, info.name, ())[begin:end]
         return
+    # Down to the first dimension of which a slice fits, or one that holds but a part of what is wanted.
+    index: tuple[int, ...] = ()
+    start, inner = 0, info.nbytes
+    for at, dim in enumerate(info.shape):
+        inner //= dim
+        first, last = (begin - start) // inner, (end - 1 - start) // inner
+        if inner <= _PIECE or at == len(info.shape) - 1:
+            break
+        if first != last:
+            for row in range(first, last + 1):
+                from_row = start + row * inner
+                yield from _bytes_of(handle, info, max(begin, from_row), min(end, from_row + inner))
+            return
+        index, start = (*index, first), start + first * inner
     for at in range(begin - start, end - start, _PIECE):
         upto = min(end - start, at + _PIECE)
         first, last = at // inner, -(-upto // inner)
         part = _raw(handle, info.name, (*index, slice(first, last)))
         yield part[at - first * inner : upto - first * inner]
-
-
-def _position(info: TensorInfo, index: tuple[int, ...]) -> int:
-    at, inner = 0, info.nbytes
-    for number, dim in zip(index, info.shape, strict=False):
-        inner //= dim
-        at += number * inner
-    return at
 
 
 def _elements(info: TensorInfo) -> int:
@@ -293,8 +281,9 @@ def _raw(handle: Checkpoint, name: str, index: tuple[int | slice, ...]) -> memor
     return found
 
 
-def _memory(shape: object, dtype: object, buffer: memoryview) -> memoryview:
-    return memoryview(buffer).cast("B")
+def _memory(shape: object, dtype: object, buffer: memoryview, offset: int = 0) -> memoryview:
+    # More may follow: whoever asks knows how many bytes are theirs.
+    return memoryview(buffer).cast("B")[offset:]
 
 
 def _itself(code: str) -> str:
