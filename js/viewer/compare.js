@@ -96,7 +96,7 @@ export class Comparison {
       // Two at a time, so that one is read while the other is counted.
       await Promise.all([work(), work()]);
       const differing = this.pairs.filter(({ found }) => found?.different > 0).length;
-      this.status.textContent = `${whole(done)} tensors compared in ${((performance.now() - started) / 1000).toFixed(2)} s: ${whole(differing)} differ.`;
+      this.status.textContent = `${whole(done)} tensors compared in ${((performance.now() - started) / 1000).toFixed(2)} s: ${whole(differing)} differ in values.`;
     } catch (error) {
       controller.abort();
       if (isAbort(error)) this.status.textContent = `Cancelled after ${whole(done)} tensors.`;

@@ -10,7 +10,7 @@ const BLOCK = 16_384;
 
 /** Dtypes of 6 bits have no settled packing, and no statistics. */
 export function hasStatistics(dtype) {
-  return !dtype.startsWith("F6");
+  return !dtype.startsWith("F6_");
 }
 
 export function counterOf(dtype) {

@@ -8,7 +8,7 @@ const ELEMENTS = 1 << 18;
 
 /** Null where the shapes are not the same, or the values of a dtype are not known: those of 6 bits. */
 export async function distance([one, two], sources, tell, signal) {
-  if (String(one.shape) !== String(two.shape) || [one, two].some(({ dtype }) => dtype.startsWith("F6"))) return null;
+  if (String(one.shape) !== String(two.shape) || [one, two].some(({ dtype }) => dtype.startsWith("F6_"))) return null;
   const apart = new Apart(one.dtype === two.dtype && /^[IU]64$/.test(one.dtype));
   const streams = [one, two].map(({ dtype, position, nbytes }, side) => {
     const unit = unitOf(dtype);

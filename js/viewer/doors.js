@@ -63,14 +63,14 @@ export async function fromServer(token) {
   const answer = await fetch("files", { headers });
   if (!answer.ok) throw new SafetensorError(`the server answers ${answer.status}: open the address that \`ingot view\` printed`, { code: "http-status" });
   const { models } = await answer.json();
-  return models.map(({ label, remote: isRemote, files }) => async () => {
+  return models.map(({ label, format, files }) => async () => {
     const open = ({ number, name }) => remote(new URL(`f/${number}`, location.href), { headers, name });
-    return tableOf(await limited(files, open), label, { isRemote, isServed: true });
+    return tableOf(await limited(files, open), label, { format, isServed: true });
   });
 }
 
 /** What was written into the page itself: headers, statistics, thumbnails. */
-export async function fromReport({ label, files, statistics, thumbnails }) {
+export async function fromReport({ label, format, files, statistics, thumbnails }) {
   const sources = files.map(({ name, size, head }) => {
     const bytes = fromBase64(head);
     const read = async (begin, end) => {
@@ -79,7 +79,8 @@ export async function fromReport({ label, files, statistics, thumbnails }) {
     };
     return { name, size, read, wire: { report: true } };
   });
-  const table = await tableOf(sources, label, { isRemote: true });
+  // No more than the header is there to be read.
+  const table = await tableOf(sources, label, { format }, { firstBytes: 8 });
   return Object.assign(table, { report: { statistics, thumbnails } });
 }
 
@@ -87,9 +88,8 @@ export function fromBase64(text) {
   return Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
 }
 
-async function tableOf(sources, label, about = {}) {
-  // The configuration is read where one stands beside the model; a file of another format beside it does not matter.
-  const model = await readModel(sources, LIMITS);
+async function tableOf(sources, label, about = {}, options = {}) {
+  const model = await readModel(sources, { ...LIMITS, ...options });
   return new Table(model, sources, label, about);
 }
 

@@ -36,7 +36,8 @@ class Page {
     this.nav = h("nav", { "aria-label": "Screens" });
     this.help = h("dialog", { "aria-label": "Keys" }, h("h2", {}, "Keys"),
       h("dl", {}, Object.entries(KEYS).map(([key, text]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, text)]).flat()), button("Close", () => this.help.close()));
-    document.body.replaceChildren(h("header", {}, h("h1", {}, "ingot"), this.nav), h("div", { class: "panes" }, this.side, this.screen), this.help);
+    // Beside the scripts, where the page is one file: the worker is made of one, and the report is in another.
+    document.body.append(h("header", {}, h("h1", {}, "ingot"), this.nav), h("div", { class: "panes" }, this.side, this.screen), this.help);
     this.state.addEventListener("change", () => this.render());
     addEventListener("keydown", (event) => this.#key(event));
     addEventListener("dragover", (event) => event.preventDefault());

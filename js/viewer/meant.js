@@ -41,16 +41,17 @@ function gptq(stem, part, config) {
 }
 
 /** Floats of 8 bits with a scale for each block of a matrix, each row, or all of it. */
-function scaled(stem, part) {
+function scaled(stem, part, config) {
   const weight = part(`${stem}weight`);
   const scales = part(`${stem}weight_scale_inv`) ?? part(`${stem}weight_scale`);
   if (!isMatrix(weight, ["F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I8"]) || scales === null || !/^(F32|BF16|F16)$/.test(scales.dtype)) return null;
   const grid = scales.shape.length === 2 ? scales.shape : [scales.shape[0] ?? 1, 1];
   if (scales.shape.length > 2 || grid.some((dim) => dim === 0)) return null;
-  // The last block may be a part of one: blocks are of 128, or divide the matrix.
+  // The last block may be a part of one.
   const block = grid.map((dim, axis) => {
-    const whole = weight.shape[axis] / dim;
-    return dim === 1 ? weight.shape[axis] : Number.isInteger(whole) ? whole : Math.ceil(weight.shape[axis] / 128) === dim ? 128 : 0;
+    const length = weight.shape[axis];
+    const likely = [config.weight_block_size?.[axis], 128, length / dim].filter((size) => Number.isInteger(size) && size > 0);
+    return dim === 1 ? length : (likely.find((size) => Math.ceil(length / size) === dim) ?? 0);
   });
   if (block.includes(0)) return null;
   return { kind: `${weight.dtype}, scales for blocks of ${block.join(" × ")}`, scheme: "scaled", shape: weight.shape, parts: [weight, scales], roles: { weight, scales }, block, grid };

@@ -4,7 +4,7 @@ import { DECODED, decode } from "../decode.js";
 
 /** Elements of a whole number of bytes, and those bytes: a part of a tensor is read in these. */
 export function unitOf(dtype) {
-  if (dtype.startsWith("F6")) return { elements: 4, nbytes: 3 };
+  if (dtype.startsWith("F6_")) return { elements: 4, nbytes: 3 };
   if (dtype === "F4") return { elements: 2, nbytes: 1 };
   const places = dtype === "C64" ? 2 : 1;
   const { BYTES_PER_ELEMENT: wide } = DECODED.get(dtype);

@@ -22,7 +22,7 @@ export function overview(table, { openTensor }) {
   return h("article", {},
     h("h2", {}, escapeName(table.label)),
     facts([
-      ["Format", table.files[0].header.format],
+      ["Format", table.format],
       ["Files", whole(table.files.length)],
       ["Tensors", whole(table.tensors.length)],
       ["Parameters", `${count(logical.parameterTotal)} (${whole(logical.parameterTotal)})`],

@@ -6,10 +6,12 @@ export const DTYPE_NAMES = [...DTYPES.keys()];
 const DTYPE_NUMBERS = new Map(DTYPE_NAMES.map((dtype, number) => [dtype, number]));
 
 export class Table {
-  constructor(model, sources, label, { isRemote = false, isServed = false } = {}) {
-    Object.assign(this, { model, label, isRemote, isServed });
+  /** `format` is that of files which the page sees rewritten: where bytes lie in them, it does not know. */
+  constructor(model, sources, label, { format = null, isServed = false } = {}) {
+    Object.assign(this, { model, label, isServed, isRemote: format !== null });
     /** Files by the name that the model has for them. */
     this.files = [...model.shards].map(([name, header]) => ({ name, header, source: sourceOf(sources, name, model) }));
+    this.format = format ?? this.files[0].header.format;
     this.tensors = this.files.flatMap(({ header }) => header.tensors);
     const { length } = this.tensors;
     this.file = new Uint32Array(length);

@@ -17,6 +17,7 @@ from importlib.resources import files
 from threading import BoundedSemaphore, Thread
 
 from .shelf import LocalFile, Shelf
+from .whole import without_comments
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -174,7 +175,8 @@ class _Handler(BaseHTTPRequestHandler):
         version, size = f'"{file.version}"', file.size
         fields = {"Content-Type": "application/octet-stream", "ETag": version, "Accept-Ranges": "bytes"}
         asked = self._only("Range")
-        if asked is None or self.headers.get("If-Range", version) != version:
+        # Of an empty file there is no range; a refusal would stand on the console of the page.
+        if asked is None or size == 0 or self.headers.get("If-Range", version) != version:
             return self._body(file, 0, size, 200, fields)
         match = _RANGE.fullmatch(asked)
         begin = int(match[1]) if match else size
@@ -225,5 +227,6 @@ def _static() -> dict[str, tuple[bytes, str]]:
         for file in folder.iterdir():
             kind = _TYPES.get(file.name[file.name.rfind(".") :])
             if kind is not None:
-                found[above + file.name] = (file.read_bytes(), f"{kind}; charset=utf-8")
+                text = without_comments(file.read_text("utf-8"))
+                found[above + file.name] = (text.encode(), f"{kind}; charset=utf-8")
     return found

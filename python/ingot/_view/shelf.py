@@ -8,7 +8,7 @@ from contextlib import suppress
 from stat import S_ISREG
 
 from ingot import _open
-from ingot._native import ShardIndex, Wrap, is_url, local_path, shown_url, url_file_name
+from ingot._native import ShardIndex, Wrap, fetch_beside, is_url, local_path, shown_url
 from ingot.errors import CheckpointError, SafetensorError
 
 TYPE_CHECKING = False
@@ -51,8 +51,8 @@ class LocalFile:
         self.stream.close()
 
 
-class RemoteFile:
-    """A file behind a URL, read through ingot: credentials stay here.
+class ReadFile:
+    """A file that is read through a handle, as one behind a URL is: credentials stay here.
 
     The page gets the header that was proven, written anew as `.safetensors`, and after it the bytes of the
     tensors.
@@ -65,14 +65,15 @@ class RemoteFile:
         self.version = os.urandom(8).hex()
         self._handle = handle
         self._infos = infos
-        self._head = _rendered(metadata, infos)
-        self.size = len(self._head) + (infos[-1].end if infos else 0)
+        # All that comes before the tensors.
+        self.head = _rendered(metadata, infos)
+        self.size = len(self.head) + (infos[-1].end if infos else 0)
 
     def pieces(self, begin: int, end: int) -> Iterator[bytes | memoryview]:
         """The bytes from `begin` to before `end`."""
-        if begin < len(self._head):
-            yield self._head[begin:end]
-        begin, end = (max(position - len(self._head), 0) for position in (begin, end))
+        if begin < len(self.head):
+            yield self.head[begin:end]
+        begin, end = (max(position - len(self.head), 0) for position in (begin, end))
         for info in _overlapping(self._infos, begin, end):
             within = max(begin, info.begin) - info.begin, min(end, info.end) - info.begin
             yield from _bytes_of(self._handle, info, *within)
@@ -85,25 +86,27 @@ class Document:
     """A short text that the page reads as a file."""
 
     def __init__(self, name: str, text: bytes) -> None:
-        self.name, self.text, self.size = name, text, len(text)
+        self.name, self.head, self.size = name, text, len(text)
         self.version = os.urandom(8).hex()
 
     def pieces(self, begin: int, end: int) -> Iterator[bytes | memoryview]:
         """The bytes from `begin` to before `end`."""
-        yield self.text[begin:end]
+        yield self.head[begin:end]
 
     def close(self) -> None:
         """Nothing."""
 
 
-File = LocalFile | RemoteFile | Document
+File = LocalFile | ReadFile | Document
 
 
 class Model:
     """The files of one path, and what people call it."""
 
-    def __init__(self, label: str, files: list[File], is_remote: bool) -> None:
-        self.label, self.files, self.is_remote = label, files, is_remote
+    def __init__(self, label: str, files: Sequence[File], format: str | None = None) -> None:
+        self.label, self.files = label, files
+        # That of files that are read through a handle, which the page cannot see.
+        self.format = format
 
 
 class Shelf:
@@ -126,7 +129,7 @@ class Shelf:
             "models": [
                 {
                     "label": model.label,
-                    "remote": model.is_remote,
+                    "format": model.format,
                     "files": [
                         {
                             "number": next(numbers),
@@ -149,9 +152,9 @@ class Shelf:
 
 def _found(source: str | Checkpoint) -> Model:
     if not isinstance(source, str):
-        return _of_handle(source, source.path or "bytes in memory")
+        return read_through(source, source.path or "bytes in memory")
     if is_url(source):
-        return _of_handle(_open.open_checkpoint(source, "auto"), source)
+        return read_through(_open.open_checkpoint(source, "auto"), source)
     path = os.fsdecode(local_path(source))
     named = _in_folder(path) if os.path.isdir(path) else _with_neighbours(path)
     files: list[File] = []
@@ -162,7 +165,7 @@ def _found(source: str | Checkpoint) -> Model:
         for file in files:
             file.close()
         raise
-    return Model(path, files, is_remote=False)
+    return Model(path, files)
 
 
 def _in_folder(folder: str) -> list[tuple[str, str]]:
@@ -200,24 +203,32 @@ def _shards(index: str) -> list[str]:
 # Through a handle. --------------------------------------------------------------------------------------
 
 
-def _of_handle(handle: Checkpoint, path: str) -> Model:
+def read_through(handle: Checkpoint, path: str) -> Model:
+    """The files of an open checkpoint, which was opened at `path`."""
     shown = shown_url(path)
-    files: list[File] = []
+    files: list[ReadFile | Document] = []
     index = handle.index()
     if index is not None:
         text = json.dumps({"metadata": index.metadata() or {}, "weight_map": index.weight_map()}).encode()
         files.append(Document("model.safetensors.index.json", text))
     for name, metadata, infos in handle.headers():
-        own = (
-            name if index is not None else url_file_name(shown) if is_url(shown) else os.path.basename(shown)
-        )
-        files.append(RemoteFile(own, handle, metadata, infos))
-    if is_url(path):
-        with suppress(SafetensorError, OSError):
-            from ingot._native import fetch_beside
+        # The page goes by the ending, which an address or bytes in memory may lack.
+        files.append(ReadFile(name if index is not None else "model.safetensors", handle, metadata, infos))
+    config = _config_beside(path)
+    if config is not None:
+        files.append(Document("config.json", config))
+    return Model(shown, files, handle.format)
 
-            files.append(Document("config.json", fetch_beside(path, "config.json", _MAX_CONFIG)[1]))
-    return Model(shown, files, is_remote=True)
+
+def _config_beside(path: str) -> bytes | None:
+    """How a model was quantised, where a file says so."""
+    with suppress(SafetensorError, OSError):
+        if is_url(path):
+            return fetch_beside(path, "config.json", _MAX_CONFIG)[1]
+        folder = path if os.path.isdir(path) else os.path.dirname(path)
+        with open(os.path.join(folder, "config.json"), "rb") as file:
+            return file.read(_MAX_CONFIG)
+    return None
 
 
 def _rendered(metadata: dict[str, str] | None, infos: list[TensorInfo]) -> bytes:
@@ -275,9 +286,9 @@ def _elements(info: TensorInfo) -> int:
 
 def _raw(handle: Checkpoint, name: str, index: tuple[int | slice, ...]) -> memoryview:
     if index:
-        found: memoryview = handle.select(name, index, _BYTES)
+        found: memoryview = handle.select(name, index, bytes_wrap)
     else:
-        found = handle.tensor(name, _BYTES)
+        found = handle.tensor(name, bytes_wrap)
     return found
 
 
@@ -290,4 +301,4 @@ def _itself(code: str) -> str:
     return code
 
 
-_BYTES = Wrap.buffer(_memory, _itself)
+bytes_wrap = Wrap.buffer(_memory, _itself)

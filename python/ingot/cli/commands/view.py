@@ -2,36 +2,57 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from ingot.cli import arguments
+from ingot.cli.progress import bar
 from ingot.cli.screen import Screen, printing
+from ingot.cli.wording import nbytes, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ingot._options import Existing
     from ingot._view.shelf import Shelf
 
 
 @click.command(short_help="Look into a model, or compare two, in a browser.")
 @click.argument(
     "paths",
-    metavar="PATH...",
+    metavar="[PATH]...",
     nargs=-1,
-    required=True,
     callback=arguments.anywhere,
     shell_complete=arguments.paths,
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of 127.0.0.1. One that is free.")
 @click.option("--no-browser", is_flag=True, help="Print the address, and open nothing.")
+@click.option(
+    "--html", metavar="FILE", callback=arguments.local, help="Write a page of one file, and serve nothing."
+)
+@arguments.existing
 @printing
-def command(screen: Screen, paths: tuple[str, ...], port: int, no_browser: bool) -> int:
+def command(
+    screen: Screen,
+    paths: tuple[str, ...],
+    port: int,
+    no_browser: bool,
+    html: str | None,
+    existing: Existing,
+) -> int:
     """Show the files, checkpoints or URLs PATH in a browser, until Ctrl-C. Two of them are compared.
 
     The address that is printed is good for this machine only, and for who has the token in it. The page reads
     what it shows, and nothing is sent elsewhere. What is behind a URL is read by this command: credentials do
     not reach the browser.
+
+    With --html a report of PATH is written, which opens by a double click: headers, statistics, thumbnails.
+    Without a PATH it is the viewer itself, for files that are dropped on it.
     """
-    if len(paths) > 2:
+    if html is not None:
+        _write(screen, paths, html, existing)
+        return 0
+    if not 1 <= len(paths) <= 2:
         raise click.UsageError(f"expected one PATH, or two to compare, found {len(paths)}")
     from ingot._view.shelf import Shelf
 
@@ -41,6 +62,32 @@ def command(screen: Screen, paths: tuple[str, ...], port: int, no_browser: bool)
     finally:
         shelf.close()
     return 0
+
+
+def _write(screen: Screen, paths: tuple[str, ...], html: str, existing: Existing) -> None:
+    if len(paths) > 1:
+        raise click.UsageError(f"expected one PATH, or none, for --html, found {len(paths)}")
+    from ingot._view import report, whole
+
+    target = arguments.target(html, existing)
+    with bar(screen, "Reading") as tell:
+        text = whole.page(report.made(paths[0], tell) if paths else None)
+    _replace(target, text)
+    screen.answer({"file": html, "nbytes": len(text.encode())})
+    screen.say(f"{shown(html)}: {nbytes(len(text.encode()))}")
+
+
+def _replace(target: str, text: str) -> None:
+    """Write a file which is there whole, or not at all."""
+    from ingot import _native
+
+    aside = _native.Aside.create(target)
+    try:
+        with open(os.path.join(os.path.dirname(target), aside.draft_name), "w", encoding="utf-8") as file:
+            file.write(text)
+        aside.commit()
+    finally:
+        aside.close()
 
 
 def _serve(screen: Screen, shelf: Shelf, port: int, no_browser: bool) -> None:

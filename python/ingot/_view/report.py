@@ -1,0 +1,85 @@
+"""What a report holds: headers, statistics, thumbnails of the largest tensors. None is whole in it."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from os import fsdecode
+
+from ingot import _open
+from ingot._native import is_url, local_path, statistics
+
+from .shelf import Document, ReadFile, bytes_wrap, read_through
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ingot._native import Checkpoint, Statistics, TensorInfo
+
+_BINS = 64
+# Rows and columns of a thumbnail, and how many tensors have one.
+_CELLS = 32
+_MOST_THUMBNAILS = 300
+# What a double holds exactly.
+_LARGEST_INTEGER = 1 << 53
+
+
+def made(path: str, progress: Callable[[int, int], object] | None = None) -> str:
+    """A report of a file or a checkpoint, as JSON. All of it is read, in little memory."""
+    place = path if is_url(path) else fsdecode(local_path(path))
+    checkpoint = _open.open_checkpoint(place, "auto")
+    model = read_through(checkpoint, place)
+    names = checkpoint.names()
+    counted = statistics(checkpoint, names, bins=_BINS, progress=progress)
+    report = {
+        "label": model.label,
+        "format": model.format,
+        "files": [
+            {"name": file.name, "size": file.size, "head": b64encode(file.head).decode()}
+            for file in model.files
+            if isinstance(file, (Document, ReadFile))
+        ],
+        "statistics": {
+            name: _told(found) for name, found in zip(names, counted, strict=True) if found is not None
+        },
+        "thumbnails": dict(_thumbnails(checkpoint)),
+    }
+    return json.dumps(report, separators=(",", ":"), allow_nan=False)
+
+
+def _told(found: Statistics) -> dict[str, object]:
+    fields = ("count", "zeros", "nans", "infinities", "malformed", "min", "max", "mean", "std")
+    facts: dict[str, object] = {field: _plain(getattr(found, field)) for field in fields}
+    return facts | {"bins": found.bins if found.min is not None else []}
+
+
+def _plain(value: int | float | None) -> object:
+    """A number as JSON and JavaScript have it: as text where they do not."""
+    if value is None or (
+        value - value == 0 and not (isinstance(value, int) and abs(value) > _LARGEST_INTEGER)
+    ):
+        return value
+    return str(value)
+
+
+def _thumbnails(checkpoint: Checkpoint) -> Iterator[tuple[str, dict[str, object]]]:
+    infos = sorted(filter(_has_picture, checkpoint.infos()), key=lambda info: -info.nbytes)
+    for info in infos[:_MOST_THUMBNAILS]:
+        steps = [-(-dim // _CELLS) for dim in info.shape[-2:]]
+        shape = [-(-dim // step) for dim, step in zip(info.shape[-2:], steps, strict=True)]
+        index = (*(0 for _ in info.shape[:-2]), *(slice(None, None, step) for step in steps))
+        data: memoryview = checkpoint.select(info.name, index, bytes_wrap)
+        nbytes = shape[0] * shape[1] * _element_nbytes(info)
+        yield info.name, {"shape": shape, "data": b64encode(data[:nbytes]).decode()}
+
+
+def _has_picture(info: TensorInfo) -> bool:
+    """Whether it is a matrix, of values that each take bytes of their own."""
+    return len(info.shape) >= 2 and info.nbytes > 0 and info.dtype not in ("C64", "F4", "F6_E2M3", "F6_E3M2")
+
+
+def _element_nbytes(info: TensorInfo) -> int:
+    from math import prod
+
+    return info.nbytes // prod(info.shape)

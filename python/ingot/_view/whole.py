@@ -1,0 +1,113 @@
+"""The viewer as one file, which opens by a double click: alone, or with a report in it.
+
+Browsers load no modules from a folder that is opened so. Each module becomes a function that gives what it
+exports, in one script, which is that of the page and that of its worker.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from hashlib import sha256
+from importlib.resources import files
+
+from ingot.errors import SafetensorError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
+_IMPORT = re.compile(r'^import \{([^}]*)\} from "([^"]*)";\n', re.MULTILINE)
+_EXPORT = re.compile(r"^export ((?:async )?(?:function\*?|class|const) (\w+))", re.MULTILINE)
+_AGAIN = re.compile(r"^export \{([^}]*)\};\n", re.MULTILINE)
+# Lines that are comments and nothing else. They hold a third of the bytes.
+_COMMENT = re.compile(r"^[ ]*(?://.*|/\*\*.*|\*(?: .*|/)?)\n", re.MULTILINE)
+# The page may ask for what its user opens, and for nothing else.
+_POLICY = (
+    "default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; connect-src https: blob:; "
+    "img-src data: blob:; worker-src blob:; base-uri 'none'; form-action 'none'"
+)
+
+
+def page(report: str | None = None) -> str:
+    """The viewer as HTML, with a report of `report.made` in it or with nothing open.
+
+    Parameters
+    ----------
+    report
+        JSON.
+    """
+    web = files("ingot") / "web"
+    script = bundle(web)
+    style = without_comments((web / "viewer" / "viewer.css").read_text("utf-8"))
+    policy = _POLICY.format(script=_hash(script), style=_hash(style))
+    # The one thing in it that comes from a file: nothing in it may end the element.
+    data = "" if report is None else report.replace("<", "\\u003c")
+    element = "" if report is None else f'<script type="application/json" id="report">{data}</script>\n'
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        f'<title>ingot</title>\n<link rel="icon" href="data:,">\n<style>{style}</style>\n</head>\n<body>\n'
+        f'{element}<script id="viewer">{script}</script>\n</body>\n</html>\n'
+    )
+
+
+def _hash(text: str) -> str:
+    return b64encode(sha256(text.encode()).digest()).decode()
+
+
+def bundle(web: Traversable) -> str:
+    """One script of all modules that the page and the worker need."""
+    modules: dict[str, str] = {}
+    for entry in ("viewer/main.js", "viewer/worker.js"):
+        _add(web, entry, modules)
+    body = "".join(modules.values())
+    return (
+        f'"use strict";\n{body}'
+        f'if (typeof document === "undefined") {_name("viewer/worker.js")}.listen();\n'
+        f"else {_name('viewer/main.js')}.start();\n"
+    )
+
+
+def _add(web: Traversable, path: str, modules: dict[str, str]) -> None:
+    """Put a module after those that it needs."""
+    if path in modules:
+        return
+    text = without_comments(web.joinpath(*path.split("/")).read_text("utf-8"))
+    folder = path.rpartition("/")[0]
+    below = {given: _resolved(folder, given) for _, given in _IMPORT.findall(text)}
+    for needed in below.values():
+        _add(web, needed, modules)
+
+    def imported(match: re.Match[str]) -> str:
+        names = match[1].replace(" as ", ": ")
+        return f"const {{{names}}} = {_name(below[match[2]])};\n"
+
+    exported = [name for _, name in _EXPORT.findall(text)]
+    exported += [name.strip() for names in _AGAIN.findall(text) for name in names.split(",") if name.strip()]
+    text = _AGAIN.sub("", _EXPORT.sub(r"\1", _IMPORT.sub(imported, text)))
+    if re.search(r"^(?:import|export)\b|\bimport\(|\bimport\.meta\b", text, re.MULTILINE):
+        raise SafetensorError(f"{path}: has an import or an export that cannot be put into one file")
+    if "</script" in text.lower() or "<!--" in text:
+        raise SafetensorError(f"{path}: has text that would end the script")
+    modules[path] = f"const {_name(path)} = (() => {{\n{text}return {{ {', '.join(exported)} }};\n}})();\n"
+
+
+def _resolved(folder: str, given: str) -> str:
+    parts = folder.split("/") if folder else []
+    for part in given.split("/"):
+        if part == "..":
+            parts.pop()
+        elif part != ".":
+            parts.append(part)
+    return "/".join(parts)
+
+
+def _name(path: str) -> str:
+    return "$" + re.sub(r"\W", "_", path.removesuffix(".js"))
+
+
+def without_comments(text: str) -> str:
+    """A module or a style sheet without the lines that are comments."""
+    return _COMMENT.sub("", text)

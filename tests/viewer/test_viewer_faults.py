@@ -1,0 +1,185 @@
+"""What goes wrong under the viewer is a card with a word for it, and never a broken page."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy
+
+import ingot
+import ingot.numpy
+from cli.models import save
+from vectors.case import vectors
+from viewer.conftest import Look, Opener
+from viewer.made_models import write_raw
+
+OPEN = """async (text) => {
+  const { Table } = await import("/viewer/table.js");
+  const { fromFiles } = await import("/viewer/doors.js");
+  const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+  try { return [(await fromFiles([new File([bytes], "model.safetensors")])) instanceof Table, null]; }
+  catch (error) { return [false, error.code ?? String(error)]; }
+}"""
+
+
+def test_every_vector_opens_or_has_a_code(opened_by_hand: Look) -> None:
+    import base64
+
+    for vector in vectors():
+        if vector.limit is not None:
+            continue
+        is_open, code = opened_by_hand.page.evaluate(OPEN, base64.b64encode(vector.file()).decode())
+        assert (is_open, code) == (vector.accepted, vector.code), vector.name
+
+
+def test_a_bad_file_is_a_card(viewed: Opener, tmp_path: Path) -> None:
+    shown: set[str] = set()
+    for vector in vectors():
+        if vector.accepted or vector.limit is not None or vector.code in shown or len(shown) == 8:
+            continue
+        shown.add(vector.code)
+        path = tmp_path / "bad.safetensors"
+        path.write_bytes(vector.file())
+        look = viewed(path)
+        assert vector.code in look.text(".fault"), vector.name
+        # The page is whole: another model can be opened.
+        assert look.page.is_visible("input[type=file]")
+        look.page.context.close()
+    assert len(shown) == 8
+
+
+def test_a_folder_that_says_nothing_of_its_files_is_a_card(viewed: Opener, tmp_path: Path) -> None:
+    for name in ("a.safetensors", "b.safetensors"):
+        save(tmp_path / name)
+    assert "ambiguous-checkpoint" in viewed(tmp_path).text(".fault")
+
+
+def test_a_missing_shard_is_a_card(viewed: Opener, tmp_path: Path) -> None:
+    ingot.split(save(tmp_path / "model.safetensors"), tmp_path / "shards", "100kB")
+    next((tmp_path / "shards").glob("*-00002-of-*")).unlink()
+    assert "missing-shards" in viewed(tmp_path / "shards").text(".fault")
+
+
+def test_a_file_that_changes_is_told_of(viewed: Opener, tmp_path: Path) -> None:
+    array = numpy.ones((1000, 1000), numpy.float32)
+    path = save(tmp_path / "model.safetensors", {"x": array, "y": array})
+    look = viewed(path)
+    with path.open("r+b") as file:
+        file.seek(-4, os.SEEK_END)
+        file.write(b"abcd")
+    os.utime(path, ns=(1, 1))
+    look.page.evaluate("() => { location.hash = 't=x'; }")
+    look.wait("the file changed while it was read")
+
+
+def test_a_file_that_is_cut_is_told_of(viewed: Opener, tmp_path: Path) -> None:
+    path = save(tmp_path / "model.safetensors", {"x": numpy.ones((1000, 1000), numpy.float32)})
+    look = viewed(path, at="t=x&view=values")
+    os.truncate(path, 5000)
+    look.page.click("text=Statistics")
+    look.page.wait_for_selector(".fault")
+    # Browsers write refused ranges on the console.
+    look.faults.clear()
+
+
+def test_a_server_that_stops_giving_ranges_is_told_of(viewed: Opener, tmp_path: Path) -> None:
+    look = viewed(save(tmp_path / "model.safetensors", {"x": numpy.ones((1000, 1000), numpy.float32)}))
+    look.page.context.route("**/f/*", lambda route: route.fulfill(status=200, body="x" * 10))
+    look.page.evaluate("() => { location.hash = 't=x'; }")
+    look.page.wait_for_selector(".fault")
+
+
+def test_a_connection_that_drops_is_told_of(viewed: Opener, tmp_path: Path) -> None:
+    look = viewed(save(tmp_path / "model.safetensors", {"x": numpy.ones((1000, 1000), numpy.float32)}))
+    look.page.context.route("**/f/*", lambda route: route.abort("connectionreset"))
+    look.page.evaluate("() => { location.hash = 't=x'; }")
+    look.page.wait_for_selector(".fault")
+    assert "network" in look.text(".fault")
+    look.page.context.unroute_all()
+    look.faults.clear()
+    # It is there again when the server is.
+    look.page.click("text=Values")
+    look.page.wait_for_selector("main tbody")
+
+
+def test_tensors_without_anything_to_show(viewed: Opener, tmp_path: Path) -> None:
+    path = save(
+        tmp_path / "model.safetensors",
+        {
+            "nan": numpy.full((4, 4), numpy.nan, numpy.float32),
+            "none": numpy.zeros((0, 5), numpy.float32),
+            "scalar": numpy.array(3.0),
+        },
+    )
+    look = viewed(path, at="t=nan")
+    assert "No value is finite." in look.text()
+    look.page.click("text=Picture")
+    look.wait("NaN in 16 cells")
+    for view in ("statistics", "picture", "values", "code"):
+        for name in ("none", "scalar"):
+            look.page.evaluate("(hash) => { location.hash = hash; }", f"t={name}&view={view}&go=tensor")
+            look.settle()
+            look.page.wait_for_function(
+                "(name) => document.querySelector('main h2').textContent === name", arg=name
+            )
+            assert look.page.locator(".fault").count() == 0
+    look.page.evaluate("() => { location.hash = 't=none'; }")
+    look.wait("The tensor has no elements.")
+
+
+def test_a_file_without_tensors(viewed: Opener, tmp_path: Path) -> None:
+    look = viewed(write_raw(tmp_path / "empty.safetensors", {}, {"a": "b"}))
+    assert look.facts()["Tensors"] == "0"
+    for key in ("m", "c", "]", "o"):
+        look.page.keyboard.press(key)
+    assert look.page.locator(".fault").count() == 0
+
+
+def test_fragments_that_mean_nothing(viewed: Opener, tmp_path: Path) -> None:
+    array = numpy.arange(24, dtype=numpy.int32).reshape(2, 3, 4)
+    path = save(tmp_path / "model.safetensors", {"x": array})
+    for fragment in (
+        "t=x&view=values&s=9,9,9",
+        "t=x&view=values&s=:,:,:",
+        "t=x&view=values&s=0,:&w=a,b",
+        "t=x&view=values&w=99999,1,99999,1",
+        "t=x&view=picture&w=99999,1,99999,0",
+        "t=x&view=picture&w=1e9,-1,5,1",
+        "t=x&view=none&go=none&sort=__proto__&q=x",
+        "t=__proto__&view=constructor",
+        "go=map&find=%2F%28%2F",
+    ):
+        look = viewed(path, at=fragment)
+        assert look.page.locator(".fault").count() == 0, fragment
+        look.check()
+
+
+def test_a_tensor_too_large_for_the_window(viewed: Opener, tmp_path: Path) -> None:
+    """A file of 2 GiB, which is a hole; of it only what is shown is read."""
+    header = {
+        "tall": {"dtype": "F32", "shape": [2**28, 1], "data_offsets": [0, 2**30]},
+        "wide": {"dtype": "U8", "shape": [1, 2**30], "data_offsets": [2**30, 2**31]},
+    }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path = tmp_path / "large.safetensors"
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + 2**31)
+    for name in ("tall", "wide"):
+        look = viewed(path, at=f"t={name}&view=values&w=0,32,{2**30 - 5 if name == 'wide' else 0},12")
+        assert "0" in look.text("main table")
+        look.page.click("text=Picture")
+        look.page.wait_for_selector(".heat")
+        look.settle()
+        look.page.click("text=Statistics")
+        look.wait("A sample of 6.25 %")
+        look.settle()
+        sizes = [one.headers.get("range", "0-0") for one in look.requests if "/f/" in one.url]
+        read = sum(
+            int(end) - int(begin) + 1
+            for begin, end in (size.removeprefix("bytes=").split("-") for size in sizes)
+        )
+        assert read < 200 << 20

@@ -1,0 +1,149 @@
+"""The viewer as one file, alone and with a report in it; opened by a double click, as people open it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+import ingot
+import ingot.numpy
+from cli.commands import good, run
+from cli.models import minilm, save
+from ingot._view import whole
+from viewer import made_models
+from viewer.conftest import Look
+
+NAME = "embeddings.word_embeddings.weight"
+DoubleClick = Callable[[Path], Look]
+
+
+@pytest.fixture
+def double_click(chromium: Any) -> Iterator[DoubleClick]:
+    looks: list[Look] = []
+
+    def opened(path: Path) -> Look:
+        context = chromium.new_context(viewport={"width": 1200, "height": 800})
+        look = Look(context.new_page(), "file://")
+        looks.append(look)
+        look.page.goto(path.as_uri())
+        look.settle()
+        return look
+
+    yield opened
+    for look in looks:
+        look.check()
+        look.page.context.close()
+
+
+def test_all_of_it_is_small() -> None:
+    assert len(gzip.compress(whole.page().encode(), 9)) <= 80_000
+
+
+def test_the_viewer_is_one_file(double_click: DoubleClick, tmp_path: Path) -> None:
+    path = tmp_path / "viewer.html"
+    good("view", "--html", path)
+    assert run("view", "--html", path).code == 2
+    good("view", "--html", path, "--overwrite")
+    look = double_click(path)
+    look.page.set_input_files("input[type=file] >> nth=0", minilm())
+    look.wait("22,713,728")
+    look.page.evaluate("(name) => { location.hash = `t=${name}&view=statistics`; }", NAME)
+    look.wait("Standard deviation")
+    assert look.facts()["Maximum"] == "1.0494"
+    for view in ("Picture", "Values", "Code"):
+        look.page.click(f".tabs button:has-text('{view}')")
+        look.settle()
+        assert look.page.locator(".fault").count() == 0
+    # It asks for nothing: neither of a network nor of the disk beside it.
+    assert [one.url.partition("#")[0] for one in look.requests if not one.url.startswith("blob:")] == [
+        path.as_uri()
+    ]
+
+
+@pytest.mark.parametrize("kind", ["one file", "many files", "bt"])
+def test_a_report_shows_what_the_page_shows(double_click: DoubleClick, tmp_path: Path, kind: str) -> None:
+    model = minilm()
+    if kind == "many files":
+        ingot.split(model, tmp_path / "shards", "30MB")
+        model = tmp_path / "shards"
+    if kind == "bt":
+        model = tmp_path / "model.bt"
+        ingot.rewrite(minilm(), model)
+    path = tmp_path / "report.html"
+    answer = good("view", model, "--html", path, "--json").json()
+    assert answer == {"file": str(path), "nbytes": path.stat().st_size}
+    assert path.stat().st_size < 1_000_000
+    look = double_click(path)
+    facts = look.facts()
+    assert facts["Parameters"] == "22.7M (22,713,728)"
+    assert facts["Files"] == ("3" if kind == "many files" else "1")
+    assert facts["Format"] == ("bintensors" if kind == "bt" else "safetensors")
+    look.page.evaluate("(name) => { location.hash = `t=${name}&view=statistics`; }", NAME)
+    look.wait("Standard deviation")
+    assert look.facts()["Maximum"] == "1.0494"
+    assert look.page.locator("main canvas").count() == 1
+    look.page.click(".tabs button:has-text('Picture')")
+    look.wait("values, spread evenly over the tensor")
+    look.page.click(".tabs button:has-text('Values')")
+    look.wait("The report holds no values.")
+    look.page.click("text=File map")
+    assert look.page.locator(".strip").count() >= 1
+
+
+def test_no_tensor_is_whole_in_a_report(tmp_path: Path) -> None:
+    secret = numpy.arange(10_000, dtype=numpy.int64) * 7919
+    path = save(tmp_path / "model.safetensors", {"x": secret.reshape(100, 100)})
+    good("view", path, "--html", tmp_path / "report.html")
+    report = json.loads(
+        (tmp_path / "report.html").read_text().partition('id="report">')[2].partition("</script>")[0]
+    )
+    assert len(report["thumbnails"]["x"]["data"]) < 12_000
+    assert report["statistics"]["x"]["max"] == int(secret.max())
+
+
+def test_a_report_of_hostile_names_is_data(double_click: DoubleClick, tmp_path: Path) -> None:
+    path = made_models.hostile(tmp_path / "hostile.safetensors")
+    good("view", path, "--html", tmp_path / "report.html")
+    look = double_click(tmp_path / "report.html")
+    assert look.facts()["Tensors"] == str(len(made_models.HOSTILE_NAMES))
+    assert look.page.locator("script").count() == 2
+    assert look.page.locator("main img, main script, main b, main i").count() == 0
+
+
+def test_values_that_json_has_not_are_in_a_report(double_click: DoubleClick, tmp_path: Path) -> None:
+    arrays = {
+        "big": numpy.array([2**63 - 1, -(2**63)]),
+        "nan": numpy.array([numpy.nan]),
+        "none": numpy.zeros((0, 3)),
+        "bool": numpy.array([[True, False]]),
+    }
+    path = save(tmp_path / "model.safetensors", arrays)
+    good("view", path, "--html", tmp_path / "report.html")
+    look = double_click(tmp_path / "report.html")
+    look.page.evaluate("() => { location.hash = 't=big&view=statistics'; }")
+    look.wait("9223372036854775807")
+    for name in ("nan", "none", "bool"):
+        for view in ("statistics", "picture"):
+            look.page.evaluate("(hash) => { location.hash = hash; }", f"t={name}&view={view}&go=tensor")
+            look.settle()
+            assert look.page.locator(".fault").count() == 0
+
+
+def test_a_module_that_cannot_be_put_into_one_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "viewer").mkdir()
+    for text in (
+        'import x from "./y.js";\n',
+        "export default 1;\n",
+        'await import("./y.js");\n',
+        "const x = '</script>';\n",
+    ):
+        for name in ("main", "worker"):
+            (tmp_path / "viewer" / f"{name}.js").write_text(text)
+        with pytest.raises(ingot.SafetensorError, match=r"viewer/main\.js"):
+            whole.bundle(tmp_path)
