@@ -8,7 +8,7 @@ import { Table } from "./table.js";
 /** Enough for the header of most files; a longer one takes a second request. */
 const FIRST_NBYTES = 16_384;
 const CONCURRENCY = 6;
-const LIMITS = { maxHeaderBytes: 100_000_000, config: true };
+const LIMITS = { maxHeaderBytes: 100_000_000 };
 
 /** The door of a worker: the same file, of the same version. */
 export async function reopened(wire, signal) {
@@ -89,8 +89,14 @@ export function fromBase64(text) {
 }
 
 async function tableOf(sources, label, about = {}, options = {}) {
-  const model = await readModel(sources, { ...LIMITS, ...options });
-  return new Table(model, sources, label, about);
+  const read = (config) => readModel(sources, { ...LIMITS, ...options, config });
+  try {
+    return new Table(await read(true), sources, label, about);
+  } catch (error) {
+    if (!/config/.test(error?.code ?? "")) throw error;
+    // How a model was quantised is good to know, and no more.
+    return new Table(await read(false), sources, label, { ...about, warnings: [[error.code, error.message]] });
+  }
 }
 
 async function limited(items, work) {

@@ -67,7 +67,7 @@ export function shortName(name) {
 
 /** What is odd, each with a word for it. */
 function warnings(table) {
-  const found = table.model.warnings.map((text) => ["total-size", text]);
+  const found = [...table.warnings];
   const misaligned = table.tensors.filter((tensor, number) => isMisaligned(table, number));
   if (misaligned.length > 0) {
     const names = misaligned.slice(0, 3).map(({ name }) => shortName(name)).join(", ");

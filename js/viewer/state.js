@@ -29,22 +29,29 @@ export class State extends EventTarget {
   /** Goes there. What is not named stays; null takes away. `quiet` makes no step that Back goes to. */
   set(changes, quiet = false) {
     Object.assign(this, changes);
-    history[quiet ? "replaceState" : "pushState"](null, "", this.link());
+    this.#write(quiet ? "replaceState" : "pushState");
     this.dispatchEvent(new Event("change"));
   }
 
-  /** The address of this look with `changes`. */
-  link(changes = {}) {
-    const pairs = KEYS.map((key) => [key, { ...this, ...changes }[key]]).filter(([, value]) => value !== null && value !== undefined);
-    return `#${new URLSearchParams(pairs)}`;
+  #write(how) {
+    const pairs = KEYS.map((key) => [key, this[key]]).filter(([, value]) => value !== null && value !== undefined);
+    try {
+      history[how](null, "", `#${new URLSearchParams(pairs)}`);
+    } catch {
+      // A page in a frame of a notebook may have no address.
+    }
   }
 
   /** Takes the token out of the address; it stays with this tab. */
   takeToken() {
-    if (this.token !== null) {
-      sessionStorage.setItem("ingot-token", this.token);
-      history.replaceState(null, "", this.link());
+    const { token } = this;
+    if (token !== null) this.#write("replaceState");
+    try {
+      if (token !== null) sessionStorage.setItem("ingot-token", token);
+      return sessionStorage.getItem("ingot-token");
+    } catch {
+      // In a frame of another site browsers may keep nothing.
+      return token;
     }
-    return sessionStorage.getItem("ingot-token");
   }
 }

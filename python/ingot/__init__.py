@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     )
     from ._rearrange import Repair, merge, repair, rewrite, split
     from ._serialize import deserialize, serialize, serialize_file
+    from ._view.notebook import View, view
     from ._writer import Writer
     from .typing import StorageOptions
 
@@ -100,6 +101,7 @@ __all__ = [
     "TensorNotFoundError",
     "TensorSlice",
     "Verification",
+    "View",
     "Writer",
     "__version__",
     "convert",
@@ -122,6 +124,7 @@ __all__ = [
     "split",
     "update_metadata",
     "verify",
+    "view",
     "warm",
 ]
 
@@ -136,6 +139,7 @@ _LATER = {
     "RepoMetadata": "_describe",
     "SaveFuture": "_background",
     "Verification": "_hash",
+    "View": "_view.notebook",
     "ShardIndex": "_native",
     "StorageOptions": "typing",
     "TensorInfo": "_native",
@@ -160,6 +164,7 @@ _LATER = {
     "split": "_rearrange",
     "update_metadata": "_edit",
     "verify": "_hash",
+    "view": "_view.notebook",
     "warm": "_open",
     # Parts of what others give, under the names by which they are pickled.
     "Compared": "_hash",

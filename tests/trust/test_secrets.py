@@ -195,6 +195,9 @@ def environment(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         monkeypatch.setenv(name, server.url(""))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    # It ends as soon as it has said where it serves, and opens nothing.
+    monkeypatch.setattr("ingot.cli.commands.view._wait", lambda: None)
+    monkeypatch.setattr("webbrowser.open", lambda url: True)
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
@@ -388,8 +391,8 @@ def test_the_functions_that_take_places_are_found() -> None:
     expected = (
         "ingot.safe_open ingot.Writer ingot.Writer.join ingot.convert ingot.download ingot.hash ingot.merge "
         "ingot.describe ingot.describe_async ingot.read_index ingot.read_metadata ingot.replace_tensor "
-        "ingot.rewrite ingot.serialize_file ingot.split ingot.update_metadata ingot.verify ingot.warm "
-        "ingot.numpy.load_file ingot.numpy.save_file"
+        "ingot.rewrite ingot.serialize_file ingot.split ingot.update_metadata ingot.verify ingot.view "
+        "ingot.warm ingot.numpy.load_file ingot.numpy.save_file"
     )
     assert set(expected.split()) - set(FUNCTIONS) == set()
 

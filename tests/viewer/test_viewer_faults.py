@@ -56,6 +56,15 @@ def test_a_folder_that_says_nothing_of_its_files_is_a_card(viewed: Opener, tmp_p
     assert "ambiguous-checkpoint" in viewed(tmp_path).text(".fault")
 
 
+def test_a_bad_configuration_is_a_warning(viewed: Opener, tmp_path: Path) -> None:
+    save(tmp_path / "model.safetensors")
+    for text in ("{", "[]"):
+        (tmp_path / "config.json").write_text(text)
+        look = viewed(tmp_path)
+        assert "invalid-config" in look.text(".card")
+        assert look.facts()["Format"] == "safetensors"
+
+
 def test_a_missing_shard_is_a_card(viewed: Opener, tmp_path: Path) -> None:
     ingot.split(save(tmp_path / "model.safetensors"), tmp_path / "shards", "100kB")
     next((tmp_path / "shards").glob("*-00002-of-*")).unlink()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from os import fsdecode
 
-from ingot import _open
-from ingot._native import is_url, local_path, statistics
+from ingot._native import statistics
 
-from .shelf import Document, ReadFile, bytes_wrap, read_through
+from .shelf import Document, ReadFile, bytes_wrap, opened, read_through
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,10 +23,9 @@ _MOST_THUMBNAILS = 300
 _LARGEST_INTEGER = 1 << 53
 
 
-def made(path: str, progress: Callable[[int, int], object] | None = None) -> str:
+def made(source: str | Checkpoint, progress: Callable[[int, int], object] | None = None) -> str:
     """A report of a file or a checkpoint, as JSON. All of it is read, in little memory."""
-    place = path if is_url(path) else fsdecode(local_path(path))
-    checkpoint = _open.open_checkpoint(place, "auto")
+    checkpoint, place = opened(source)
     model = read_through(checkpoint, place)
     names = checkpoint.names()
     counted = statistics(checkpoint, names, bins=_BINS, progress=progress)

@@ -151,10 +151,8 @@ class Shelf:
 
 
 def _found(source: str | Checkpoint) -> Model:
-    if not isinstance(source, str):
-        return read_through(source, source.path or "bytes in memory")
-    if is_url(source):
-        return read_through(_open.open_checkpoint(source, "auto"), source)
+    if not isinstance(source, str) or is_url(source):
+        return read_through(*opened(source))
     path = os.fsdecode(local_path(source))
     named = _in_folder(path) if os.path.isdir(path) else _with_neighbours(path)
     files: list[File] = []
@@ -201,6 +199,14 @@ def _shards(index: str) -> list[str]:
 
 
 # Through a handle. --------------------------------------------------------------------------------------
+
+
+def opened(source: str | Checkpoint) -> tuple[Checkpoint, str]:
+    """The handle of a model, and what it was opened by."""
+    if not isinstance(source, str):
+        return source, source.path or "bytes in memory"
+    place = source if is_url(source) else os.fsdecode(local_path(source))
+    return _open.open_checkpoint(place, "auto"), place
 
 
 def read_through(handle: Checkpoint, path: str) -> Model:

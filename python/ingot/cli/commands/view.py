@@ -64,6 +64,13 @@ def command(
     return 0
 
 
+def _wait() -> None:
+    """Wait for Ctrl-C."""
+    from threading import Event
+
+    Event().wait()
+
+
 def _write(screen: Screen, paths: tuple[str, ...], html: str, existing: Existing) -> None:
     if len(paths) > 1:
         raise click.UsageError(f"expected one PATH, or none, for --html, found {len(paths)}")
@@ -92,7 +99,6 @@ def _replace(target: str, text: str) -> None:
 
 def _serve(screen: Screen, shelf: Shelf, port: int, no_browser: bool) -> None:
     from contextlib import suppress
-    from threading import Event
 
     from ingot._view.server import Server
 
@@ -107,6 +113,6 @@ def _serve(screen: Screen, shelf: Shelf, port: int, no_browser: bool) -> None:
             webbrowser.open(server.ticket())
         # Ctrl-C is how it ends.
         with suppress(KeyboardInterrupt):
-            Event().wait()
+            _wait()
     finally:
         server.close()

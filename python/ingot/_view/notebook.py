@@ -1,0 +1,155 @@
+"""`ingot.view`: the viewer in a notebook, or wherever a program wants its address."""
+
+from __future__ import annotations
+
+import os
+from html import escape
+from weakref import finalize
+
+from ingot import _open
+from ingot._native import is_url, local_path
+from ingot._options import one_of
+
+from . import report, whole
+from .server import Server
+from .shelf import Shelf
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any, Self
+
+    from ingot._native import Checkpoint
+    from ingot._objects import Source
+    from ingot.typing import StorageOptions
+
+_HOW = ("auto", "server", "page")
+# Notebooks whose browser is on another machine than their kernel.
+_REMOTE = ("SSH_CONNECTION", "JUPYTERHUB_SERVICE_PREFIX", "COLAB_RELEASE_TAG", "KUBERNETES_SERVICE_HOST")
+# A notebook on this machine may show the page in a frame.
+_ANCESTORS = "http://localhost:* http://127.0.0.1:*"
+
+
+class View:
+    """The viewer on a model, which a notebook shows. `url` is None for a page that stands by itself.
+
+    The server ends with `close`, at the end of a ``with`` block, or with the object.
+    """
+
+    def __init__(self, server: Server | None, page: str | None, height: int) -> None:
+        self._server, self._page, self._height = server, page, height
+        self._close: finalize[..., Any] | None = None
+
+    @property
+    def url(self) -> str | None:
+        """The address, for browsers on this machine. Who has it can read the files: a token is in it."""
+        return None if self._server is None else self._server.url
+
+    def close(self) -> None:
+        """End the server. Nothing happens where there is none, or it has ended."""
+        if self._close is not None:
+            self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the page in a frame."""
+        page = f'sandbox="allow-scripts" srcdoc="{escape(self._page or "")}"'
+        what = f'src="{escape(self.url)}"' if self.url else page
+        style = f"width: 100%; height: {self._height}px; border: 1px solid #8888"
+        return f'<iframe {what} title="ingot" style="{style}"></iframe>'
+
+    def __repr__(self) -> str:
+        return f"<ingot.View {self._server.origin if self._server else 'page'}>"
+
+
+def view(
+    source: Source,
+    other: Source | None = None,
+    *,
+    how: str = "auto",
+    height: int = 600,
+    storage_options: StorageOptions | None = None,
+) -> View:
+    """Show a model in a notebook: its tensors, their statistics, pictures and values.
+
+    >>> import ingot
+    >>> ingot.view("model.safetensors")  # doctest: +SKIP
+
+    Parameters
+    ----------
+    source
+        A path, the directory or the index of a checkpoint, a URL, an object with bytes, or what
+        `ingot.safe_open` gave. That stays the caller's, and has to stay open.
+    other
+        A second model, to compare with.
+    how
+        ``"server"`` serves the page from this process, for browsers on this machine; tensors are read when
+        they are looked at. ``"page"`` makes a page that stands by itself, for a browser elsewhere: all of the
+        model is read now, and the page has headers, statistics and thumbnails. ``"auto"``, the default, is a
+        page where the environment says that the notebook runs elsewhere (over SSH, JupyterHub, Colab,
+        Kubernetes).
+    height
+        Of the frame, in pixels.
+    storage_options
+        How URLs are read, as `ingot.safe_open` takes it.
+
+    Returns
+    -------
+    View
+        Last in a cell of a notebook it is shown.
+
+    Raises
+    ------
+    OSError
+        A file cannot be opened.
+    HeaderError, CheckpointError, StorageError
+        A remote model, or that of a page, is invalid or cannot be read. What is wrong with a file at hand,
+        the page of the server shows.
+    OptionError
+        `how` is none of the three, or a page is asked for with two models.
+    """
+    one_of("how", how, _HOW)
+    models = [_opened(one, storage_options) for one in (source, other) if one is not None]
+    is_page = how == "page" or (how == "auto" and other is None and any(map(os.environ.get, _REMOTE)))
+    if is_page:
+        if other is not None:
+            from ingot.errors import OptionError
+
+            raise OptionError("how='page' shows one model: expected no `other`")
+        return View(None, whole.page(report.made(models[0])), height)
+    shelf = Shelf(models)
+    try:
+        server = Server(shelf, ancestors=_ANCESTORS)
+    except BaseException:
+        shelf.close()
+        raise
+    shown = View(server, None, height)
+    shown._close = finalize(shown, _ended, server, shelf)
+    return shown
+
+
+def _ended(server: Server, shelf: Shelf) -> None:
+    server.close()
+    shelf.close()
+
+
+def _opened(source: Any, storage_options: StorageOptions | None) -> str | Checkpoint:
+    """A path of this machine as it is, for the page to read by itself; all others through a handle."""
+    if isinstance(source, _open.safe_open):
+        source._check_open()
+        checkpoint: Checkpoint = source._checkpoint
+        return checkpoint
+    is_path = isinstance(source, (str, bytes, os.PathLike))
+    if is_path and not (isinstance(source, str) and is_url(source)):
+        return os.fsdecode(local_path(source))
+    return _open.open_checkpoint(source, "auto", storage_options=storage_options)
