@@ -45,6 +45,7 @@ SILENT = {
     "ingot.TensorIterator.close",
     "ingot.TensorSlice.get_dtype",
     "ingot.TensorSlice.get_shape",
+    "ingot.View.close",
     "ingot.Writer.close",
     "ingot.compat.install",
     "ingot.compat.uninstall",

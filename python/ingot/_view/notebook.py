@@ -36,6 +36,9 @@ class View:
     The server ends with `close`, at the end of a ``with`` block, or with the object.
     """
 
+    # The name by which users know it.
+    __module__ = "ingot"
+
     def __init__(self, server: Server | None, page: str | None, height: int) -> None:
         self._server, self._page, self._height = server, page, height
         self._close: finalize[..., Any] | None = None
@@ -73,7 +76,7 @@ class View:
 
 
 def view(
-    source: Source,
+    filename: Source,
     other: Source | None = None,
     *,
     how: str = "auto",
@@ -87,7 +90,7 @@ def view(
 
     Parameters
     ----------
-    source
+    filename
         A path, the directory or the index of a checkpoint, a URL, an object with bytes, or what
         `ingot.safe_open` gave. That stays the caller's, and has to stay open.
     other
@@ -119,7 +122,7 @@ def view(
         `how` is none of the three, or a page is asked for with two models.
     """
     one_of("how", how, _HOW)
-    models = [_opened(one, storage_options) for one in (source, other) if one is not None]
+    models = [_opened(one, storage_options) for one in (filename, other) if one is not None]
     is_page = how == "page" or (how == "auto" and other is None and any(map(os.environ.get, _REMOTE)))
     if is_page:
         if other is not None:
