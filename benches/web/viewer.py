@@ -2,8 +2,8 @@
 
     .venv/bin/python benches/web/viewer.py --json benches/record/viewer.json
 
-Each number is the median of several looks, with the fastest and the slowest beside it. Files are warm. What the page
-shows is compared with what Python reads before anything is timed.
+Each number is the median of several looks, with the fastest and the slowest beside it. Files are warm. What
+the page shows is held against what is known of the files.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from typing import Any
 
 from playwright.sync_api import sync_playwright
 
-TESTS = Path(__file__).parents[2] / "tests"
-sys.path[:0] = [str(TESTS), str(TESTS / "viewer")]
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "viewer"))
 
-from cli.models import minilm
-from support.sparse_models import write_file
 from made_models import many
 
 import ingot
 import ingot.numpy
+from cli.models import minilm
 from ingot._view import whole
 from ingot._view.server import Server
 from ingot._view.shelf import Shelf
+from support.sparse_models import write_file
 
 # When the overview stands there, by the clock that began with the navigation.
 FIRST = """() => new Promise((done) => {
@@ -80,7 +80,8 @@ PRESS = """([text, until]) => new Promise((done) => {
   look();
 })"""
 CANCEL = """() => new Promise((done) => {
-  [...document.querySelectorAll("main button")].find((one) => one.textContent === "Compare all values").click();
+  const buttons = [...document.querySelectorAll("main button")];
+  buttons.find((one) => one.textContent === "Compare all values").click();
   setTimeout(() => {
     const begin = performance.now();
     document.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape", bubbles: true }));
@@ -124,7 +125,8 @@ class Bench:
         }
         self.rows.append(row)
         print(
-            f"{what:<62} {median(values):>9.4g} {unit:<5} ({min(values):.4g} to {max(values):.4g}); owed {owed}",
+            f"{what:<62} {median(values):>9.4g} {unit:<5} "
+            f"({min(values):.4g} to {max(values):.4g}); owed {owed}",
             flush=True,
         )
 

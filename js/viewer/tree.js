@@ -7,11 +7,29 @@ import { DTYPE_NAMES } from "./table.js";
 /** Deeper paths are names with many dots in them. */
 const DEEPEST = 16;
 const NONE = -1;
-const COLLATOR = new Intl.Collator("en", { numeric: true });
+const isDigit = (unit) => unit >= 48 && unit <= 57;
 
 /** The order of names as people have it: `layers.2` before `layers.10`. */
 export function natural(a, b) {
-  return COLLATOR.compare(a, b) || compareNames(a, b);
+  for (let [i, j] = [0, 0]; i < a.length && j < b.length; ) {
+    const [x, y] = [a.charCodeAt(i), b.charCodeAt(j)];
+    if (isDigit(x) && isDigit(y)) {
+      const [one, two] = [digits(a, i), digits(b, j)];
+      // Without zeros in front the longer number is the larger one.
+      const apart = one.text.length - two.text.length || (one.text < two.text ? -1 : one.text > two.text ? 1 : 0);
+      if (apart !== 0) return apart;
+      [i, j] = [one.end, two.end];
+    } else if (x !== y) return compareNames(a.slice(i), b.slice(j));
+    else [i, j] = [i + 1, j + 1];
+  }
+  return compareNames(a, b);
+}
+
+function digits(text, from) {
+  let end = from;
+  while (isDigit(text.charCodeAt(end))) end++;
+  while (from < end - 1 && text.charCodeAt(from) === 48) from++;
+  return { text: text.slice(from, end), end };
 }
 
 export const SORTS = { name: "Name", parameters: "Params", bytes: "Size", dtype: "Dtype", shape: "Shape" };

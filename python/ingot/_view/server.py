@@ -17,7 +17,7 @@ from importlib.resources import files
 from threading import BoundedSemaphore, Thread
 
 from .shelf import LocalFile, Shelf
-from .whole import without_comments
+from .whole import bundle, without_comments
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -220,7 +220,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 @cache
 def _static() -> dict[str, tuple[bytes, str]]:
-    """The page and its modules, by the path of their address."""
+    """The page and its modules, by the path of their address.
+
+    The entries hold all that they need: a browser asks for modules one level after the other, and waits for
+    each.
+    """
     web = files("ingot") / "web"
     found = {"/": ((web / "index.html").read_bytes(), "text/html; charset=utf-8")}
     for folder, above in ((web, "/"), (web / "viewer", "/viewer/")):
@@ -229,4 +233,5 @@ def _static() -> dict[str, tuple[bytes, str]]:
             if kind is not None:
                 text = without_comments(file.read_text("utf-8"))
                 found[above + file.name] = (text.encode(), f"{kind}; charset=utf-8")
-    return found
+    whole = (bundle(web).encode(), "text/javascript; charset=utf-8")
+    return found | {"/viewer/page.js": whole, "/viewer/work.js": whole}
