@@ -104,6 +104,7 @@ export class Rows {
     const shown = label === "" ? "(no name)" : escapeName(label.slice(0, LONGEST)) + (label.length > LONGEST ? "…" : "");
     cells[0].style.paddingInlineStart = `${6 + 14 * this.#indents[at]}px`;
     cells[0].textContent = `${isModule ? (tree.expanded.has(node) ? "▾ " : "▸ ") : ""}${shown}${members ? ` ×${members}` : ""}`;
+    cells[0].title = shown;
     cells[1].textContent = count(tree.parameters[node]);
     cells[1].title = whole(tree.parameters[node]);
     cells[2].textContent = nbytes(tree.bytes[node]);
