@@ -16,6 +16,8 @@ import pytest
 import ingot
 import ingot.numpy
 from cli.models import minilm, save, transformer
+from ingot import _native
+from remote.servers import good, serving
 from viewer.conftest import Look, Opener
 from viewer.made_models import HOSTILE_NAMES, hostile, many, write_raw
 
@@ -153,6 +155,41 @@ def test_the_token_goes_nowhere_but_into_one_field(viewed: Opener) -> None:
         assert token not in request.url.partition("#")[0]
         said = {name: value for name, value in request.headers.items() if token in value}
         assert set(said) <= {"authorization"}
+
+
+def test_the_page_can_ask_nobody_else(viewed: Opener) -> None:
+    look = viewed(minilm())
+    with serving(good(b"x")) as other:
+        asked = "(url) => fetch(url, { mode: 'no-cors' }).then(() => 'asked', () => 'refused')"
+        assert look.page.evaluate(asked, other.url("/x")) == "refused"
+        assert other.requests == []
+    assert all("Content Security Policy" in fault for fault in look.faults)
+    look.faults.clear()
+    look.requests = [one for one in look.requests if one.url.startswith(look.allowed)]
+
+
+def test_names_are_in_the_order_of_the_command(viewed: Opener) -> None:
+    names = [info.name for info in _native.Checkpoint.open(minilm()).infos()]
+    names += [
+        "a.10",
+        "a.9",
+        "a.09",
+        "a.b",
+        "a",
+        "A",
+        "",
+        "10",
+        "9",
+        "0" * 30,
+        "1" * 30,
+        "2" * 29,
+        "é",
+        "\ue000",
+        "🦀",
+    ]
+    look = viewed(minilm())
+    order = "async (names) => names.sort((await import('/viewer/tree.js')).natural)"
+    assert look.page.evaluate(order, names) == _native.in_natural_order(names)
 
 
 def test_axes_are_chosen(viewed: Opener, tmp_path: Path) -> None:
