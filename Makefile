@@ -27,7 +27,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # The wheel, the tests and the benches use one profile, and the versions of Cargo.lock.
 CARGO_FLAGS := --release --locked
 
-.PHONY: help demo test test-all test-rust test-python test-slow test-frameworks test-clients test-browser test-gpu test-candle lint lint-rust lint-python lint-text lint-types bench bench-loads bench-remote bench-gpu bench-formats fuzz clean tools rebuild
+.PHONY: help demo test test-all test-rust test-python test-slow test-frameworks test-clients test-browser test-gpu test-candle lint lint-rust lint-python lint-text lint-types bench bench-loads bench-remote bench-browser bench-gpu bench-formats fuzz clean tools rebuild
 .DELETE_ON_ERROR:
 # Cargo holds one lock and the benches want the machine for themselves.
 .NOTPARALLEL:
@@ -124,6 +124,10 @@ bench-loads: $(VENV)/.ingot $(VENV)/.test $(VENV_PEERS)/.made
 bench-remote: $(VENV)/.ingot $(VENV)/.test $(VENV_PEERS)/.made
 	$(VENV_PEERS)/bin/python benches/python/remote.py
 	$(BIN)/python benches/python/objects.py
+
+# With chromium-headless-shell.
+bench-browser: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
+	$(BIN)/python benches/web/viewer.py --json benches/record/viewer.json
 
 # For a machine with a GPU.
 bench-gpu: $(VENV)/.ingot $(VENV)/.test $(VENV_PEERS)/.made $(VENV_RC)/.made

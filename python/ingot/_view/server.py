@@ -118,7 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
     timeout = _PATIENCE
     disable_nagle_algorithm = True
-    server: _Http
+    server: _Http  # pyright: ignore[reportIncompatibleVariableOverride]
     connection: socket
 
     def do_GET(self) -> None:
