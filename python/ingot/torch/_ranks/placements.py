@@ -41,7 +41,7 @@ class Part(NamedTuple):
         return tuple(map(_length, self.intervals))
 
     @property
-    def count(self) -> int:
+    def numel(self) -> int:
         """Elements."""
         return prod(self.local_shape)
 
@@ -57,7 +57,7 @@ class Part(NamedTuple):
 
     def run(self) -> int:
         """Elements that lie together in the tensor, of the shortest of the part's runs."""
-        if not self.count:
+        if not self.numel:
             return 0
         length = 1
         for size, intervals in zip(reversed(self.shape), reversed(self.intervals), strict=True):
@@ -77,6 +77,40 @@ def _placed(intervals: Sequence[Interval]) -> Iterator[tuple[slice, slice]]:
     for begin, end in intervals:
         yield slice(begin, end), slice(at, at + end - begin)
         at += end - begin
+
+
+def pieces(box: Box, limit: int | None) -> Iterator[Box]:
+    """The box in blocks that come in C order, each of `limit` elements at most where there is a limit."""
+    row, cut = 1, len(box)
+    # Dimensions that are taken whole in each block, from the last on.
+    while cut and (limit is None or row * (box[cut - 1].stop - box[cut - 1].start) <= limit):
+        cut -= 1
+        row *= box[cut].stop - box[cut].start
+    if not cut:
+        yield box
+        return
+    step = max(1, (limit or 1) // max(1, row))
+    sides = [[*_steps(side, 1)] for side in box[: cut - 1]] + [[*_steps(box[cut - 1], step)]]
+    for leading in product(*sides):
+        yield (*leading, *box[cut:])
+
+
+def _steps(side: slice, step: int) -> Iterator[slice]:
+    for begin in range(side.start, side.stop, step):
+        yield slice(begin, min(begin + step, side.stop))
+
+
+def moved(box: Box, origin: Box, inner: Box) -> Box:
+    """Where `inner`, which lies in `origin`, lies when that is `box`."""
+    return tuple(
+        slice(to.start + side.start - of.start, to.start + side.stop - of.start)
+        for to, of, side in zip(box, origin, inner, strict=True)
+    )
+
+
+def in_elements(box: Box) -> Box:
+    """A box of bytes with two elements each, such as those of F4, as a file counts it."""
+    return (*box[:-1], slice(2 * box[-1].start, 2 * box[-1].stop)) if box else box
 
 
 def part(

@@ -1,0 +1,27 @@
+"""Ranks that are pretended, one after the other in this process: for what none asks of another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import pytest
+import torch.distributed
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+Pretend = Callable[[int, int], AbstractContextManager[None]]
+
+
+@contextmanager
+def _pretended(rank: int, size: int) -> Iterator[None]:
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="session")
+def as_rank() -> Pretend:
+    """`with as_rank(1, 4):` makes this process that rank of so many."""
+    return _pretended
