@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 import pytest
 import torch.distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from support.ranks import Ranks
 
 Pretend = Callable[[int, int], AbstractContextManager[None]]
 
@@ -25,3 +28,19 @@ def _pretended(rank: int, size: int) -> Iterator[None]:
 def as_rank() -> Pretend:
     """`with as_rank(1, 4):` makes this process that rank of so many."""
     return _pretended
+
+
+@pytest.fixture(scope="session")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Four ranks, for all tests of them."""
+    ranks = Ranks(4, tmp_path_factory.mktemp("four"))
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture
+def some(tmp_path: Path) -> Iterator[Ranks]:
+    """Three ranks for one test, which may kill them."""
+    ranks = Ranks(3, tmp_path)
+    yield ranks
+    ranks.close()

@@ -7,12 +7,10 @@ from typing import NamedTuple
 
 import torch
 
-from ingot import _open
 from ingot._load import Wanted, fill, misfit
-from ingot._options import FLOATS, Loading, takes_read_options
+from ingot._options import FLOATS
 from ingot._text import _escaped, _quoted
 from ingot.errors import DestinationError
-from ingot.typing import ReadOptions
 
 from ._devices import gpu
 from ._filling import Filling, destinations, refuse_destination
@@ -26,11 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
-    from typing_extensions import Unpack
-
     from ingot._load import Reads
     from ingot._native import Checkpoint, Destinations, Gpu
-    from ingot._objects import Source
 
     from ._ranks.placements import Box
 
@@ -46,15 +41,15 @@ class IncompatibleKeys(NamedTuple):
 IncompatibleKeys.__module__ = "ingot.torch"
 
 
-def into(
-    target: torch.nn.Module | Mapping[str, torch.Tensor], checkpoint: Checkpoint, strict: bool, reads: Reads
-) -> IncompatibleKeys:
-    """Fill the tensors of `target`, and say which names did not fit."""
+def slots(
+    target: torch.nn.Module | Mapping[str, torch.Tensor], checkpoint: Checkpoint, strict: bool
+) -> tuple[list[Slot], IncompatibleKeys]:
+    """What is filled of the tensors of `target`, and which names did not fit."""
     where = "" if checkpoint.path is None else f"{_escaped(checkpoint.path)}: "
     views = recorded(checkpoint)
     stored = {name: name for name in checkpoint.offset_names()}
     stored |= {name: place["of"] for name, place in views.items() if "shape" not in place}
-    own = _tensors(target)
+    own = tensors_of(target)
     taken = {name: tensor for name, tensor in own.items() if name in stored}
     ties = _ties(own)
     filled = {ties[name] for name in taken}
@@ -67,8 +62,7 @@ def into(
     found = {name: slot(name, stored[name], tensor) for name, tensor in taken.items()}
     # The last of those that share one tensor, as where each is copied in turn.
     last = {ties[name]: name for name in taken}
-    read(checkpoint, [found[name] for name in last.values()], reads)
-    return IncompatibleKeys(missing, unexpected)
+    return [found[name] for name in last.values()], IncompatibleKeys(missing, unexpected)
 
 
 class Slot(NamedTuple):
@@ -95,7 +89,7 @@ def slot(name: str, source: str, tensor: torch.Tensor) -> Slot:
     return Slot(name, source, None if part.is_whole() else part, local)
 
 
-def _tensors(target: torch.nn.Module | Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def tensors_of(target: torch.nn.Module | Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     if isinstance(target, torch.nn.Module):
         _refuse_flat(target)
         # Extra state is whatever a module says it is; no file of tensors has it.
@@ -258,59 +252,3 @@ def _strict_message(where: str, target: object, missing: list[str], unexpected: 
             listed = ", ".join(f'"{_escaped(name)}"' for name in names)
             lines.append(f"    {what}: {listed}")
     return "\n".join(lines)
-
-
-@takes_read_options
-def load_into(
-    target: torch.nn.Module | Mapping[str, torch.Tensor],
-    source: Source,
-    *,
-    strict: bool = True,
-    **options: Unpack[ReadOptions],
-) -> IncompatibleKeys:
-    """Load a file into the tensors of a module, without a second copy of them.
-
-    Parameters
-    ----------
-    target : torch.nn.Module or dict of str to torch.Tensor
-        What to fill: the module's parameters and persistent buffers, or the tensors of the dict. They stay
-        the objects that they are, on the device where they are, laid out in memory as they are; no gradient
-        is recorded. Of a DTensor (FSDP2, tensor, expert parallel) each rank fills and reads its part only.
-    source : str, bytes, os.PathLike, or an object to read from
-        As for `load_file`.
-    strict : bool
-        Refuse a file that lacks a tensor of `target`, or has one that `target` lacks.
-    **options
-        How the file is read: `ingot.typing.ReadOptions`.
-
-    Returns
-    -------
-    IncompatibleKeys
-        ``missing_keys``, tensors of `target` that the file lacks, and ``unexpected_keys``, those of the file
-        that `target` lacks: as `torch.nn.Module.load_state_dict` gives them. A name that shares its tensor
-        with one that the file has is not missing.
-
-    Raises
-    ------
-    DestinationError
-        A tensor has another shape than in the file, no memory (on ``"meta"``: call `to_empty` first), or
-        memory that it shares with another in part; a DTensor has a ``Partial`` placement, or keeps its values
-        in another class; the module has the flat parameters of ``FullyShardedDataParallel``. Nothing has been
-        read.
-    RuntimeError
-        `strict` is set and a tensor is missing or unexpected. Nothing has been read.
-    TypeError
-        A value of the dict is not a tensor.
-    OSError, HeaderError, DtypeError, StorageError, OptionError
-        As `load_file` does. What was read before a failure, of `progress` too, stays in the tensors.
-
-    Notes
-    -----
-    Tensors are read straight into the memory of the CPU, and converted on the way where both dtypes are
-    floating point. For other devices and other dtypes they are read in pieces of 64 MiB at most, which torch
-    then copies: onto a GPU where that has a driver that is called, else through pinned memory where torch has
-    some for the device. To wider floats a device converts them, else the host. The copies are ordered by the
-    device's current stream. The module's own loading hooks do not run: `load_model` runs them.
-    """
-    with _open.loading(source, Loading.of(options, ReadOptions)) as (checkpoint, reads):
-        return into(target, checkpoint, strict, reads)
