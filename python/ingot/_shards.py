@@ -17,7 +17,7 @@ from .errors import OptionError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from typing import Any
 
     from .typing import Path
@@ -154,12 +154,29 @@ def write(
     `save` writes one of the shards to the path that it is given. A directory that was made for them goes
     again if this fails.
     """
+
+    def save_all(paths: Mapping[str, str]) -> None:
+        for name, path in paths.items():
+            save(path, shards[name])
+
+    write_all(place, shards, save_all, index, durable, existing)
+
+
+def write_all(
+    place: Place,
+    names: Collection[str],
+    save: Callable[[Mapping[str, str]], None],
+    index: dict[str, object] | None,
+    durable: bool,
+    existing: Existing,
+) -> None:
+    """Do as `write` does, where `save` writes all files: it is given their paths by their names."""
     with _made(place.directory):
         stale = place.leftovers()
         with hidden() as prefix:
-            stale += _write_aside(place, shards, save, index, durable, existing, prefix)
+            stale += _write_aside(place, names, save, index, durable, existing, prefix)
     if existing.overwrite:
-        stale += [name for name in place.files() if name not in shards]
+        stale += [name for name in place.files() if name not in names]
     _remove(place, stale)
 
 
@@ -183,8 +200,8 @@ def _made(directory: str) -> Iterator[None]:
 
 def _write_aside(
     place: Place,
-    shards: Mapping[str, Shard],
-    save: Callable[[str, Shard], None],
+    names: Collection[str],
+    save: Callable[[Mapping[str, str]], None],
     index: dict[str, object] | None,
     durable: bool,
     existing: Existing,
@@ -195,16 +212,15 @@ def _write_aside(
     made: list[str] = []
     rename = os.replace if existing.overwrite else _rename_new
     try:
-        for name, shard in shards.items():
-            made.append(prefix + name)
-            save(place.path(prefix + name), shard)
+        made += [prefix + name for name in names]
+        save({name: place.path(prefix + name) for name in names})
         if index is not None:
             made.append(prefix + place.index)
             _write_text(place.path(prefix + place.index), json.dumps(index, indent=2), durable)
         # What was made meanwhile has to stay too.
         place.check(existing)
-        kept = _keep_old(place, shards, durable)
-        for name in shards:
+        kept = _keep_old(place, names, durable)
+        for name in names:
             rename(place.path(prefix + name), place.path(name))
             if not existing.overwrite:
                 made.append(name)

@@ -101,8 +101,7 @@ def test_each_element_is_read_once_and_comes_to_whoever_wants_it(job, scope):
                 for block in blocks:
                     read.update((block.tensor, element) for element in elements(block.box))
                     for rank, of in block.pattern.wanted:
-                        box = tuple((side.start, side.stop) for side in block.box)
-                        for inner, _ in sent(of, box):
+                        for inner, _ in sent(of, block.box):
                             some = [(block.tensor, element) for element in elements(inner)]
                             got[rank].update(some)
                             received[rank] += len(some) * block.pattern.tensor.itemsize
@@ -120,7 +119,7 @@ def test_what_arrives_is_put_where_the_part_has_it(job):
     tensors, held, _ = job
     for tensor, of in zip(tensors, (parts for parts in zip(*held, strict=True)), strict=True):
         for one in filter(None, of):
-            whole = tuple((0, size) for size in tensor.shape)
+            whole = tuple(slice(0, size) for size in tensor.shape)
             if one.numel:
                 assert sent(one, whole) == tuple(one.boxes())
 

@@ -108,6 +108,13 @@ def moved(box: Box, origin: Box, inner: Box) -> Box:
     )
 
 
+def within(origin: Box, inner: Box) -> Box:
+    """Where `inner`, which lies in `origin`, lies from where that begins."""
+    return tuple(
+        slice(side.start - of.start, side.stop - of.start) for of, side in zip(origin, inner, strict=True)
+    )
+
+
 def in_elements(box: Box) -> Box:
     """A box of bytes with two elements each, such as those of F4, as a file counts it."""
     return (*box[:-1], slice(2 * box[-1].start, 2 * box[-1].stop)) if box else box

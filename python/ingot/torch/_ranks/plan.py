@@ -18,7 +18,7 @@ from itertools import accumulate
 from math import prod
 from typing import NamedTuple
 
-from .placements import pieces
+from .placements import moved, pieces
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -142,8 +142,12 @@ class Pattern(NamedTuple):
             return True
         if any(part.run() * self.tensor.itemsize < DIRECT_NBYTES for _, part in self.wanted):
             return False
+        return not self.overlaps()
+
+    def overlaps(self) -> bool:
+        """Whether two ranks want the same element."""
         parts = [part for _, part in self.wanted]
-        return len(set(parts)) == len(parts) and not any(
+        return len(set(parts)) < len(parts) or any(
             _overlap(one, other) for rank, one in enumerate(parts) for other in parts[:rank]
         )
 
@@ -151,6 +155,8 @@ class Pattern(NamedTuple):
         """What the ranks want together, and what lies between in all dimensions but the first."""
         if not self.tensor.shape:
             return [()]
+        if 0 in self.tensor.shape:
+            return []
         sides = [
             _union(part.intervals[dim] for _, part in self.wanted) for dim in range(len(self.tensor.shape))
         ]
@@ -210,14 +216,14 @@ def plan(
     rank
         One of those that read for each other.
     """
-    return _plan_for(tensors, wants, _spread(nodes) if scope == "job" else _of_node(nodes, nodes[rank]))
+    return _plan_for(tensors, wants, spread(nodes) if scope == "job" else _of_node(nodes, nodes[rank]))
 
 
 def _of_node(nodes: Sequence[int], node: int) -> list[int]:
     return [rank for rank, of in enumerate(nodes) if of == node]
 
 
-def _spread(nodes: Sequence[int]) -> list[int]:
+def spread(nodes: Sequence[int]) -> list[int]:
     """All ranks, one of each node in turn: few owners are then of many nodes."""
     turns: dict[int, int] = {}
     keys = []
@@ -245,7 +251,7 @@ def _plan_for(tensors: Sequence[Tensor], wants: Sequence[Wants], ranks: list[int
     shares = _shares(total, [*read.values()])
     finest = max(_LEAST_NBYTES, max(shares, default=0) // _SHARES)
     cuts = [
-        _cut(pattern, len(ranks), finest) if is_owned else None
+        cut(pattern, len(ranks), finest) if is_owned else None
         for pattern, is_owned in zip(patterns, owned, strict=True)
     ]
     return Plan(ranks, numbers, patterns, cuts, _dealt(numbers, cuts, len(ranks), shares))
@@ -271,7 +277,7 @@ def _patterns(
     return numbers, patterns
 
 
-def _cut(pattern: Pattern, ranks: int, finest: int) -> Cuts:
+def cut(pattern: Pattern, ranks: int, finest: int) -> Cuts:
     """Blocks of `finest` bytes at most, of each of which no rank wants too much.
 
     Of all owners together a rank then receives no more than a window in a round.
@@ -297,20 +303,20 @@ def _dealt(
     ends = [*accumulate(shares)]
     turn = at = 0
     for tensor, number in enumerate(numbers):
-        if number is None or (cut := cuts[number]) is None:
+        if number is None or (cuts_of := cuts[number]) is None:
             continue
-        first, count = 0, len(cut.boxes)
+        first, count = 0, len(cuts_of.boxes)
         while first < count:
             last = count
-            if turn + 1 < len(ends) and at + cut.before[count] > ends[turn]:
+            if turn + 1 < len(ends) and at + cuts_of.before[count] > ends[turn]:
                 # To the block that ends nearest to where the share does.
-                last = bisect_right(cut.before, ends[turn] - at + cut.sizes[0] // 2) - 1
+                last = bisect_right(cuts_of.before, ends[turn] - at + cuts_of.sizes[0] // 2) - 1
             if last > first:
                 owned[turn].append(Span(tensor, number, first, last))
                 first = last
             if first < count:
                 turn += 1
-        at += cut.before[count]
+        at += cuts_of.before[count]
     return owned
 
 
@@ -331,20 +337,19 @@ def _shares(total: int, read: list[int]) -> list[int]:
     return [max(0, level - one) for one in read[:owners]]
 
 
-@lru_cache(maxsize=1 << 16)
-def sent(part: Part, block: tuple[Interval, ...]) -> tuple[tuple[Box, Box], ...]:
+def sent(part: Part, block: Box) -> tuple[tuple[Box, Box], ...]:
     """Of a block what belongs to `part`: boxes in the tensor, and where each lies in the part."""
+    return _sent(part, tuple((side.start, side.stop) for side in block))
+
+
+@lru_cache(maxsize=1 << 16)
+def _sent(part: Part, block: tuple[Interval, ...]) -> tuple[tuple[Box, Box], ...]:
     found = []
     for index, place in part.boxes():
-        inner = [
-            (max(side.start, begin), min(side.stop, end))
+        inner = tuple(
+            slice(max(side.start, begin), min(side.stop, end))
             for side, (begin, end) in zip(index, block, strict=True)
-        ]
-        if all(begin < end for begin, end in inner):
-            box = tuple(slice(begin, end) for begin, end in inner)
-            there = tuple(
-                slice(to.start + begin - of.start, to.start + end - of.start)
-                for to, of, (begin, end) in zip(place, index, inner, strict=True)
-            )
-            found.append((box, there))
+        )
+        if all(side.start < side.stop for side in inner):
+            found.append((inner, moved(place, index, inner)))
     return tuple(found)

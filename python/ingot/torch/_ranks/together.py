@@ -15,8 +15,9 @@ from ingot.torch._filling import destinations
 from ingot.torch._into import Slot, read
 from ingot.torch._tensors import DTYPES
 
+from .exchange import Run, packed, padded, raw, sides
 from .peers import this_node
-from .placements import Part, in_elements, moved
+from .placements import Part, in_elements, within
 from .plan import Tensor, Wants, plan, sent
 
 TYPE_CHECKING = False
@@ -29,11 +30,6 @@ if TYPE_CHECKING:
     from .peers import Peers
     from .placements import Box
     from .plan import Block, Plan
-
-# What bytes are moved as: values of no dtype are changed by that.
-_RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# Where a block or a piece begins, so that it may be looked at as any dtype.
-_ALIGNMENT = 16
 
 
 def scope(checkpoint: Checkpoint, asked: str | bool, peers: Peers) -> tuple[str | None, list[int]]:
@@ -81,12 +77,22 @@ def load(
 
 
 class _Piece(NamedTuple):
-    """Bytes that go from one rank to another."""
+    """What comes to this rank: the number of a tensor, and where in this rank's part of it."""
 
-    # In a block, or in a tensor of this rank.
+    tensor: int
     place: Box
     shape: tuple[int, ...]
-    nbytes: int
+    itemsize: int
+
+
+class _Packed(NamedTuple):
+    """The bytes of one round."""
+
+    to_each: list[int]
+    data: torch.Tensor
+    from_each: list[int]
+    # In the order in which they come.
+    arriving: list[_Piece]
 
 
 class Load:
@@ -143,7 +149,7 @@ class Load:
         except BaseException as error:
             fault = error
         while True:
-            packed = _Packed([], [], torch.empty(0, dtype=torch.uint8), [])
+            window = _Packed([], torch.empty(0, dtype=torch.uint8), [], [])
             following = None
             if fault is None:
                 try:
@@ -151,23 +157,21 @@ class Load:
                     following = next(rounds, None)
                     # Its buffer is not that which is packed from now.
                     stage = ahead.submit(self._stage, following, by_others)
-                    packed = self._pack(windows, staged)
+                    window = self._pack(windows, staged)
                 except BaseException as error:
                     fault = error
             if not peers.agree(fault, doing, more=windows is not None):
                 return
-            received = peers.exchange(packed.to_each, packed.from_each, packed.data, doing)
+            received = peers.exchange(window.to_each, window.from_each, window.data, doing)
             try:
-                self._unpack(packed, received)
-                self._tell(packed, by_others)
+                self._unpack(window.arriving, received)
+                self._tell(window.arriving, by_others)
             except BaseException as error:
                 fault = error
             windows = following
 
-    def _tell(self, packed: _Packed, reads: Reads) -> None:
-        self._done += sum(
-            prod(piece.shape) * self._own[number].tensor.itemsize for number, piece in packed.arriving
-        )
+    def _tell(self, pieces: list[_Piece], reads: Reads) -> None:
+        self._done += sum(prod(piece.shape) * self._own[piece.tensor].tensor.itemsize for piece in pieces)
         if reads.tell is not None:
             reads.tell(self._done, self._nbytes)
 
@@ -176,79 +180,56 @@ class Load:
     ) -> list[tuple[Block, torch.Tensor]]:
         """Read the window of this rank: each block as elements of no dtype."""
         mine = dict(windows or []).get(self._peers.rank, [])
-        memory = torch.empty(sum(_padded(block.nbytes) for block in mine), dtype=torch.uint8)
-        found: list[tuple[Block, torch.Tensor]] = []
-        tensors: dict[str, torch.Tensor] = {}
-        indices: list[Box] = []
-        at = 0
-        for block in mine:
-            info = self._infos[block.tensor]
-            shape = tuple(side.stop - side.start for side in block.box)
-            raw = memory[at : at + block.nbytes].view(_RAW[block.pattern.tensor.itemsize]).view(shape)
-            found.append((block, raw))
-            tensors[f"{info.name}#{len(tensors)}"] = raw.view(DTYPES[info.dtype])
-            indices.append(in_elements(block.box) if info.dtype == "F4" else block.box)
-            at += _padded(block.nbytes)
-        names = [self._infos[block.tensor].name for block in mine]
-        fill(self._checkpoint, Wanted(names, indices), destinations(tensors), Reads(reads.threads))
+        shapes = [(sides(block.box), block.pattern.tensor.itemsize) for block in mine]
+        memory = Run(torch.empty(sum(padded(*one) for one in shapes), dtype=torch.uint8))
+        found = [(block, memory.take(*one)) for block, one in zip(mine, shapes, strict=True)]
+        infos = [self._infos[block.tensor] for block in mine]
+        tensors = {
+            f"{info.name}#{number}": elements.view(DTYPES[info.dtype])
+            for number, (info, (_, elements)) in enumerate(zip(infos, found, strict=True))
+        }
+        indices = [
+            in_elements(block.box) if info.dtype == "F4" else block.box
+            for info, block in zip(infos, mine, strict=True)
+        ]
+        wanted = Wanted([info.name for info in infos], indices)
+        fill(self._checkpoint, wanted, destinations(tensors), Reads(reads.threads))
         return found
 
     def _pack(
         self, windows: list[tuple[int, list[Block]]] | None, staged: list[tuple[Block, torch.Tensor]]
     ) -> _Packed:
         """What this rank sends of its window, and what comes to it of all."""
-        for_each: list[list[tuple[torch.Tensor, int]]] = [[] for _ in range(self._peers.size)]
-        for block, raw in staged:
+        for_each: list[list[torch.Tensor]] = [[] for _ in range(self._peers.size)]
+        for block, elements in staged:
             for rank, part in block.pattern.wanted:
-                for box, _ in sent(part, _interval(block.box)):
-                    piece = raw[moved(_of(raw), block.box, box)]
-                    for_each[rank].append((piece, piece.numel() * piece.element_size()))
-        to_each = [sum(_padded(nbytes) for _, nbytes in pieces) for pieces in for_each]
-        data = torch.empty(sum(to_each), dtype=torch.uint8)
-        at = 0
-        for piece, nbytes in (one for pieces in for_each for one in pieces):
-            data[at : at + nbytes].view(piece.dtype).view(piece.shape).copy_(piece)
-            at += _padded(nbytes)
+                for box, _ in sent(part, block.box):
+                    for_each[rank].append(elements[within(block.box, box)])
         from_each = [0] * self._peers.size
-        arriving: list[tuple[int, _Piece]] = []
+        arriving: list[_Piece] = []
         for rank, blocks in sorted(windows or [], key=itemgetter(0)):
             coming = [*self._arriving(blocks)]
-            from_each[rank] += sum(_padded(piece.nbytes) for _, piece in coming)
+            from_each[rank] += sum(padded(piece.shape, piece.itemsize) for piece in coming)
             arriving += coming
-        return _Packed(to_each, from_each, data, arriving)
+        return _Packed(*packed(for_each), from_each, arriving)
 
-    def _arriving(self, blocks: list[Block]) -> Iterator[tuple[int, _Piece]]:
+    def _arriving(self, blocks: list[Block]) -> Iterator[_Piece]:
         for block in blocks:
             for rank, part in block.pattern.wanted:
                 if rank == self._peers.rank:
-                    for box, place in sent(part, _interval(block.box)):
-                        shape = tuple(side.stop - side.start for side in box)
-                        nbytes = prod(shape) * block.pattern.tensor.itemsize
-                        yield block.tensor, _Piece(place, shape, nbytes)
+                    for box, place in sent(part, block.box):
+                        yield _Piece(block.tensor, place, sides(box), block.pattern.tensor.itemsize)
 
-    def _unpack(self, packed: _Packed, received: torch.Tensor) -> None:
-        at = 0
+    def _unpack(self, pieces: list[_Piece], received: torch.Tensor) -> None:
+        run = Run(received)
         with torch.no_grad():
-            for number, piece in packed.arriving:
-                dtype = DTYPES[self._infos[number].dtype]
-                own = self._own[number].tensor
-                found = received[at : at + piece.nbytes]
+            for piece in pieces:
+                dtype = DTYPES[self._infos[piece.tensor].dtype]
+                own, found = self._own[piece.tensor].tensor, run.take(piece.shape, piece.itemsize)
                 if own.dtype == dtype:
-                    raw = _RAW[dtype.itemsize]
-                    own.detach().view(raw)[piece.place].copy_(found.view(raw).view(piece.shape))
+                    raw(own)[piece.place].copy_(found)
                 else:
-                    own[piece.place].copy_(found.view(dtype).view(piece.shape))
-                at += _padded(piece.nbytes)
-
-
-class _Packed(NamedTuple):
-    """The bytes of one round."""
-
-    to_each: list[int]
-    from_each: list[int]
-    data: torch.Tensor
-    # In the order in which they come.
-    arriving: list[tuple[int, _Piece]]
+                    own[piece.place].copy_(found.view(dtype))
 
 
 def _tensor(info: TensorInfo) -> Tensor:
@@ -263,17 +244,3 @@ def _packed(kinds: list[int]) -> Any:
     from array import array
 
     return array("I", kinds)
-
-
-def _padded(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-
-
-def _interval(box: Box) -> tuple[tuple[int, int], ...]:
-    """As it may be looked up."""
-    return tuple((side.start, side.stop) for side in box)
-
-
-def _of(tensor: torch.Tensor) -> Box:
-    """All of a tensor, as a box."""
-    return tuple(slice(0, size) for size in tensor.shape)
