@@ -154,27 +154,25 @@ def write(
     `save` writes one of the shards to the path that it is given. A directory that was made for them goes
     again if this fails.
     """
-
-    def save_all(paths: Mapping[str, str]) -> None:
+    with aside(place, shards, index, durable, existing) as paths:
         for name, path in paths.items():
             save(path, shards[name])
 
-    write_all(place, shards, save_all, index, durable, existing)
 
-
-def write_all(
+@contextmanager
+def aside(
     place: Place,
     names: Collection[str],
-    save: Callable[[Mapping[str, str]], None],
     index: dict[str, object] | None,
     durable: bool,
     existing: Existing,
-) -> None:
-    """Do as `write` does, where `save` writes all files: it is given their paths by their names."""
+) -> Iterator[dict[str, str]]:
+    """Give paths for files of these names, and put what the block writes there in place, as `write` does."""
     with _made(place.directory):
         stale = place.leftovers()
-        with hidden() as prefix:
-            stale += _write_aside(place, names, save, index, durable, existing, prefix)
+        with hidden() as prefix, _replacing(place, names, index, durable, existing, prefix) as kept:
+            yield {name: place.path(prefix + name) for name in names}
+        stale += kept
     if existing.overwrite:
         stale += [name for name in place.files() if name not in names]
     _remove(place, stale)
@@ -198,28 +196,31 @@ def _made(directory: str) -> Iterator[None]:
         raise
 
 
-def _write_aside(
+@contextmanager
+def _replacing(
     place: Place,
     names: Collection[str],
-    save: Callable[[Mapping[str, str]], None],
     index: dict[str, object] | None,
     durable: bool,
     existing: Existing,
     prefix: str,
-) -> list[str]:
-    """Write all files under names with `prefix`, then rename them. Gives the names of what they replace."""
+) -> Iterator[list[str]]:
+    """Rename the files that the block has written under names with `prefix`.
+
+    Gives a list that has the names of what they replaced in the end.
+    """
     # The names of what is made here and goes again when this fails.
-    made: list[str] = []
+    made = [prefix + name for name in names]
+    kept: list[str] = []
     rename = os.replace if existing.overwrite else _rename_new
     try:
-        made += [prefix + name for name in names]
-        save({name: place.path(prefix + name) for name in names})
+        yield kept
         if index is not None:
             made.append(prefix + place.index)
             _write_text(place.path(prefix + place.index), json.dumps(index, indent=2), durable)
         # What was made meanwhile has to stay too.
         place.check(existing)
-        kept = _keep_old(place, names, durable)
+        kept += _keep_old(place, names, durable)
         for name in names:
             rename(place.path(prefix + name), place.path(name))
             if not existing.overwrite:
@@ -237,7 +238,6 @@ def _write_aside(
     except BaseException:
         _remove(place, made)
         raise
-    return kept
 
 
 def _rename_new(source: str, destination: str) -> None:

@@ -125,7 +125,7 @@ def save_sharded(
         name: (tensor.device, storage_ptr(tensor), storage_size(tensor)) for name, tensor in tensors.items()
     }
     sizes = {name: _size(tensor) for name, tensor in tensors.items()}
-    names, of_file, of_index = _planned(place, sizes, homes, limit, texts(metadata) or {}, shared)
+    names, of_file, of_index = planned(place, sizes, homes, limit, texts(metadata) or {}, shared)
     files = {file: {name: tensors[name] for name in own} for file, own in names.items()}
 
     def save(path: str, shard: dict[str, torch.Tensor]) -> None:
@@ -158,7 +158,7 @@ def _save_together(
     # In one process the storages of empty tensors are alike.
     homes = {name: name if spec.nbytes else None for name, spec in specs.items()}
     sizes = {name: spec.nbytes for name, spec in specs.items()}
-    files = Files(*_planned(place, sizes, homes, limit, of_user, together.shared))
+    files = Files(*planned(place, sizes, homes, limit, of_user, together.shared))
     write(together, files, place, flush, existing, peers)
 
 
@@ -167,7 +167,7 @@ def _shared(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     return {dropped: kept for kept, others in duplicate_names(tensors).items() for dropped in others}
 
 
-def _planned(
+def planned(
     place: Place,
     sizes: Mapping[str, int],
     homes: Mapping[str, Hashable],

@@ -221,7 +221,8 @@ def write(
         fill(None)
     else:
         try:
-            _shards.write_all(place, files.tensors, fill, files.weight_map, durable, existing)
+            with _shards.aside(place, files.tensors, files.weight_map, durable, existing) as paths:
+                fill(paths)
         except BaseException as fault:
             # What the others have not heard of: while all ranks wrote, each step was agreed on.
             if not isinstance(fault, RankError) and not fill.is_under_way:
@@ -242,7 +243,7 @@ class _Fill:
         peers.agree(None, "preparing the directory")
         self.is_under_way = True
         told = peers.gather((this_node(), paths), "preparing the files")
-        paths = told[0][1] or {}
+        paths = dict(told[0][1] or {})
         nodes = [node for node, _ in told]
         order = spread([nodes.index(node) for node in nodes])
         owners = {name: order[number % peers.size] for number, name in enumerate(paths)}
