@@ -38,6 +38,14 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     ranks.close()
 
 
+@pytest.fixture(scope="session")
+def eight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Eight ranks, likewise."""
+    ranks = Ranks(8, tmp_path_factory.mktemp("eight"))
+    yield ranks
+    ranks.close()
+
+
 @pytest.fixture
 def some(tmp_path: Path) -> Iterator[Ranks]:
     """Three ranks for one test, which may kill them."""
