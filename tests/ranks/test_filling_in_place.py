@@ -67,7 +67,7 @@ def test_each_rank_fills_its_part(path, as_rank, backend, piece, dtype, monkeypa
         with as_rank(rank, 4):
             expected = distributed(lambda tensor: tensor.to(dtype))
             target = distributed(lambda tensor: torch.full_like(tensor, 1, dtype=dtype))
-            assert load_into(target, path, backend=backend) == IncompatibleKeys([], [])
+            assert load_into(target, path, backend=backend, read_once=False) == IncompatibleKeys([], [])
             for name, tensor in expected.items():
                 assert torch.equal(local(target[name]), local(tensor)), name
 
@@ -86,10 +86,10 @@ def test_a_module_that_was_made_without_memory_is_filled_once_it_has_some(path, 
         with pytest.raises(
             DestinationError, match=r"`rows`: a meta .* call `model\.to_empty\(device=…\)` first"
         ):
-            load_into(model, path, strict=False)
+            load_into(model, path, strict=False, read_once=False)
         model.to_empty(device="cpu")
         model.again = model.rows
-        found = load_into(model, path, strict=False)
+        found = load_into(model, path, strict=False, read_once=False)
         # The file has one of two names of one parameter.
         assert found.missing_keys == []
         assert torch.equal(model.rows.to_local(), WHOLE["rows"][3:6])
@@ -100,7 +100,7 @@ def test_a_rank_outside_of_the_mesh_has_nothing_to_fill(path, as_rank):
         rows = DTensor.from_local(
             torch.zeros(0), DeviceMesh("cpu", [0, 1]), [Shard(0)], shape=(10, 6), stride=(6, 1)
         )
-        load_into({"rows": rows}, path, strict=False)
+        load_into({"rows": rows}, path, strict=False, read_once=False)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_rank_outside_of_the_mesh_has_nothing_to_fill(path, as_rank):
 )
 def test_what_has_no_bytes_of_its_own_is_refused_by_name(path, as_rank, tensor, message):
     with as_rank(0, 4), pytest.raises(DestinationError, match=message):
-        load_into({"rows": tensor(init_device_mesh("cpu", (4,)))}, path, strict=False)
+        load_into({"rows": tensor(init_device_mesh("cpu", (4,)))}, path, strict=False, read_once=False)
 
 
 def test_flat_parameters_are_refused_with_what_to_use(path, as_rank):

@@ -119,7 +119,9 @@ def test_each_rank_has_its_part_however_it_is_read(four, path, read_once):
     assert all(four.run(loads, path, read_once))
 
 
-@pytest.mark.parametrize("window", [(4096, 256, 1 << 40), (64 << 10, 1 << 10, 4096)], ids=["tiny", "small"])
+@pytest.mark.parametrize(
+    "window", [(16 << 10, 256, 1 << 40), (64 << 10, 1 << 10, 4096)], ids=["tiny", "small"]
+)
 @pytest.mark.parametrize("read_once", ["node", "job"])
 def test_each_rank_has_its_part_in_many_windows(four, path, read_once, window):
     four.run(loads, path, read_once, None, window, [0, 1, 0, 1])
@@ -127,7 +129,7 @@ def test_each_rank_has_its_part_in_many_windows(four, path, read_once, window):
 
 def test_values_are_converted_where_they_arrive(four, path):
     four.run(loads, path, "job", torch.float64)
-    four.run(loads, path, "job", torch.float32, (4096, 256, 1 << 40))
+    four.run(loads, path, "job", torch.float32, (64 << 10, 1 << 10, 1 << 40))
 
 
 def bytes_asked_for(path, read_once, nodes=None):
@@ -214,6 +216,7 @@ def test_ranks_have_to_be_asked_for_the_same(four, path):
         assert "rank 1 of 4 has another read_once than rank 0" in str(found)
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_late_is_waited_for(four, path):
     assert four.run(fails, path, "job", "late") == [None] * 4
 

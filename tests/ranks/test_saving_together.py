@@ -150,11 +150,12 @@ def wrong(folder, case):
         tensors["rows"] = DTensor.from_local(torch.zeros(4), mesh, [Partial()])
     if case == "another shape" and rank == 2:
         tensors["rows"] = torch.zeros(3)
+    options = {"max_shard_size": 1 << 20 if case == "another size" and rank == 2 else 1000}
     if case == "a hole" and rank == 2:
         tensors = {}
     if case == "meta" and rank == 2:
         tensors["plain"] = torch.zeros(3, device="meta")
-    save_sharded(tensors, folder, process_group=dist.group.WORLD)
+    save_sharded(tensors, folder, process_group=dist.group.WORLD, **options)
 
 
 @pytest.mark.parametrize(
@@ -162,6 +163,7 @@ def wrong(folder, case):
     [
         ("partial", SaveError, "`rows`: .*Partial.*`.redistribute"),
         ("another shape", RankError, r"rank 2 of 4 has another tensor `rows`.* \[103, 256\].* \[3\]"),
+        ("another size", RankError, "rank 2 of 4 has another max_shard_size .*expected 1000, found 1048576"),
         ("a hole", SaveError, r"`rows`: the ranks together do not hold each element once: expected 26368"),
         (
             "meta",

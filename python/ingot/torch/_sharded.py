@@ -150,6 +150,15 @@ def _save_together(
     from ._ranks.saving import Files, Together, write
 
     peers = Peers(process_group)
+    options = {
+        "max_shard_size": limit,
+        "filename_pattern": place.index,
+        "metadata": of_user,
+        "durable": flush,
+        "overwrite": existing.overwrite,
+        "replace_read_only": existing.replace_read_only,
+    }
+    peers.same(options, "comparing options")
     with peers.step(f"looking at {place.directory}"):
         if not peers.rank:
             place.check(existing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from typing import NamedTuple
 
 import torch
 
@@ -35,14 +36,23 @@ def sides(box: Box) -> tuple[int, ...]:
     return tuple(side.stop - side.start for side in box)
 
 
-def packed(for_each: Sequence[Sequence[torch.Tensor]]) -> tuple[list[int], torch.Tensor]:
-    """The bytes for each rank, and all of them, one rank's after the other's."""
-    sizes = [sum(padded(piece.shape, piece.itemsize) for piece in pieces) for pieces in for_each]
-    run = Run(torch.empty(sum(sizes), dtype=torch.uint8))
-    for pieces in for_each:
-        for piece in pieces:
-            run.take(tuple(piece.shape), piece.itemsize).copy_(raw(piece))
-    return sizes, run.memory
+class Parcels(NamedTuple):
+    """What a rank sends to each other and receives from each: bytes, one rank's after the other's."""
+
+    to_each: list[int]
+    sent: torch.Tensor
+    from_each: list[int]
+    received: torch.Tensor
+
+    @classmethod
+    def of(cls, for_each: Sequence[Sequence[torch.Tensor]], from_each: list[int]) -> Parcels:
+        """Pieces that are sent, packed, and memory for so many bytes that come."""
+        sizes = [sum(padded(piece.shape, piece.itemsize) for piece in pieces) for pieces in for_each]
+        run = Run(torch.empty(sum(sizes), dtype=torch.uint8))
+        for pieces in for_each:
+            for piece in pieces:
+                run.take(tuple(piece.shape), piece.itemsize).copy_(raw(piece))
+        return cls(sizes, run.memory, from_each, torch.empty(sum(from_each), dtype=torch.uint8))
 
 
 class Run:

@@ -20,8 +20,10 @@ from ingot.errors import RankError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Any
+
+    from .exchange import Parcels
 
 
 # Seconds for which a rank that found a failure waits for the others to say that they are there.
@@ -83,6 +85,16 @@ class Peers:
             fault = error
         self.agree(fault, doing)
 
+    def same(self, mine: Mapping[str, Any], doing: str) -> None:
+        """Raise on all ranks where one was given something else than the first."""
+        first, *others = self.gather(dict(mine), doing)
+        for rank, other in enumerate(others, 1):
+            for what, expected in first.items():
+                if other[what] != expected:
+                    found = f"expected {expected!r}, found {other[what]!r}"
+                    reason = f"has another {what} than rank 0, {doing}: {found}"
+                    raise self.error(rank, reason, "ranks-differ")
+
     def agree(self, fault: BaseException | None, doing: str, more: bool = False) -> bool:
         """Raise on all ranks where one has a `fault`. Says whether one of them has `more` to do."""
         code = torch.tensor([2 if fault is not None else int(more)])
@@ -96,16 +108,14 @@ class Peers:
             raise fault
         raise self.error(first.rank, f"failed in {first.doing}: {first.error}", "rank-failed")
 
-    def exchange(
-        self, to_each: list[int], from_each: list[int], sent: torch.Tensor, doing: str
-    ) -> torch.Tensor:
-        """Send each rank its bytes of `sent`, one rank's after the other's, and give what they sent."""
-        received = torch.empty(sum(from_each), dtype=torch.uint8)
+    def exchange(self, parcels: Parcels, doing: str) -> None:
+        """Send each rank its bytes, and receive those that each sends. All memory is there already."""
         self._wait(
-            lambda: dist.all_to_all_single(received, sent, from_each, to_each, self._cpu, async_op=True),
+            lambda: dist.all_to_all_single(
+                parcels.received, parcels.sent, parcels.from_each, parcels.to_each, self._cpu, async_op=True
+            ),
             doing,
         )
-        return received
 
     def error(self, rank: int, reason: str, code: str) -> RankError:
         return RankError(f"rank {rank} of {self.size} {reason}", code=code, rank=rank)
@@ -162,5 +172,7 @@ def _on_cpu(group: Any) -> Any:
         return group
     key = group.group_name
     if key not in _ON_CPU:
-        _ON_CPU[key] = dist.new_group(dist.get_process_group_ranks(group), backend="gloo")
+        ranks = dist.get_process_group_ranks(group)
+        # Other ranks need not take part, and do not.
+        _ON_CPU[key] = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
     return _ON_CPU[key]

@@ -21,7 +21,7 @@ from ingot._writer import Writer
 from ingot.errors import RankError, SaveError
 from ingot.torch._tensors import DTYPES, storable
 
-from .exchange import Run, packed, padded, sides
+from .exchange import Parcels, Run, padded, sides
 from .local import held, identity, is_dtensor
 from .peers import this_node
 from .placements import Part, in_elements, within
@@ -338,12 +338,11 @@ class _Sending:
         peers, rounds = self._peers, self._plan.rounds()
         while windows := next(rounds, None):
             with step("sending"):
-                to_each, data = packed(self._pieces(windows))
                 blocks = dict(windows).get(peers.rank, [])
-                from_each = self._sizes(blocks)
-            received = peers.exchange(to_each, from_each, data, "sending")
+                parcels = Parcels.of(self._pieces(windows), self._sizes(blocks))
+            peers.exchange(parcels, "sending")
             with step("writing"):
-                self._write_blocks(blocks, received, from_each)
+                self._write_blocks(blocks, parcels)
 
     def _pieces(self, windows: list[tuple[int, list[Block]]]) -> list[list[torch.Tensor]]:
         """What this rank sends to each."""
@@ -365,8 +364,8 @@ class _Sending:
                     sizes[rank] += padded(sides(box), block.pattern.tensor.itemsize)
         return sizes
 
-    def _write_blocks(self, blocks: list[Block], received: torch.Tensor, from_each: list[int]) -> None:
-        runs = [Run(memory) for memory in torch.split(received, from_each)]
+    def _write_blocks(self, blocks: list[Block], parcels: Parcels) -> None:
+        runs = [Run(memory) for memory in torch.split(parcels.received, parcels.from_each)]
         for block in blocks:
             itemsize = block.pattern.tensor.itemsize
             whole = Run(torch.empty(block.nbytes, dtype=torch.uint8)).take(sides(block.box), itemsize)

@@ -15,7 +15,7 @@ from ingot.torch._filling import destinations
 from ingot.torch._into import Slot, read
 from ingot.torch._tensors import DTYPES
 
-from .exchange import Run, packed, padded, raw, sides
+from .exchange import Parcels, Run, padded, raw, sides
 from .peers import this_node
 from .placements import Part, in_elements, within
 from .plan import Tensor, Wants, plan, sent
@@ -37,31 +37,24 @@ def scope(checkpoint: Checkpoint, asked: str | bool, peers: Peers) -> tuple[str 
 
     Raises on all ranks where they have different files or were asked for different things.
     """
-    mine = asked, fingerprint(checkpoint), this_node(), checkpoint.backend == "mmap"
-    facts = peers.gather(mine, "looking at the file")
-    for rank, other in enumerate(facts):
-        for what, first, found in zip(("read_once", "file"), facts[0], other, strict=False):
-            if first != found:
-                where = checkpoint.path or "what was given to load from"
-                reason = f"has another {what} than rank 0: {where}" + (
-                    f": expected {first!r}, found {found!r}" if what == "read_once" else ""
-                )
-                raise peers.error(rank, reason, "ranks-differ")
-    names = [*dict.fromkeys(node for *_, node, _ in facts)]
-    nodes = [names.index(node) for *_, node, _ in facts]
+    looking = f"looking at {checkpoint.path or 'the file'}"
+    peers.same({"read_once": asked, "file": fingerprint(checkpoint)}, looking)
+    facts = peers.gather((this_node(), checkpoint.backend == "mmap"), looking)
+    names = [*dict.fromkeys(node for node, _ in facts)]
+    nodes = [names.index(node) for node, _ in facts]
     if asked != "auto":
         return (asked if isinstance(asked, str) else None), nodes
     # The ranks of a machine have one cache of what is mapped; all else comes over a network.
-    is_far = not all(is_mapped for *_, is_mapped in facts)
+    is_far = not all(is_mapped for _, is_mapped in facts)
     return ("job" if is_far and len(names) > 1 else None), nodes
 
 
 def fingerprint(checkpoint: Checkpoint) -> str:
     """Equal for files with the same tensors at the same places."""
-    digest = sha256()
-    for info in checkpoint.infos():
+    digest, infos = sha256(), checkpoint.infos()
+    for info in infos:
         digest.update(f"{info.name}\0{info.dtype}{info.shape}{info.begin}:{info.end}\0".encode())
-    return digest.hexdigest()
+    return f"{len(infos)} tensors, digest {digest.hexdigest()[:16]}"
 
 
 def load(
@@ -85,16 +78,6 @@ class _Piece(NamedTuple):
     itemsize: int
 
 
-class _Packed(NamedTuple):
-    """The bytes of one round."""
-
-    to_each: list[int]
-    data: torch.Tensor
-    from_each: list[int]
-    # In the order in which they come.
-    arriving: list[_Piece]
-
-
 class Load:
     """One load by all ranks of a process group."""
 
@@ -115,8 +98,9 @@ class Load:
             else:
                 self._alone.append(one)
         wants = peers.gather(self._wants(), "planning")
-        tensors = [_tensor(info) for info in self._infos]
-        self._plan: Plan = plan(tensors, wants, nodes, scope, peers.rank)
+        with peers.step("planning"):
+            tensors = [_tensor(info) for info in self._infos]
+            self._plan: Plan = plan(tensors, wants, nodes, scope, peers.rank)
 
     def _wants(self) -> Wants:
         known: dict[Part, int] = {}
@@ -149,7 +133,7 @@ class Load:
         except BaseException as error:
             fault = error
         while True:
-            window = _Packed([], torch.empty(0, dtype=torch.uint8), [], [])
+            window: tuple[Parcels, list[_Piece]] | None = None
             following = None
             if fault is None:
                 try:
@@ -160,12 +144,13 @@ class Load:
                     window = self._pack(windows, staged)
                 except BaseException as error:
                     fault = error
-            if not peers.agree(fault, doing, more=windows is not None):
+            if not peers.agree(fault, doing, more=windows is not None) or window is None:
                 return
-            received = peers.exchange(window.to_each, window.from_each, window.data, doing)
+            parcels, arriving = window
+            peers.exchange(parcels, doing)
             try:
-                self._unpack(window.arriving, received)
-                self._tell(window.arriving, by_others)
+                self._unpack(arriving, parcels.received)
+                self._tell(arriving, by_others)
             except BaseException as error:
                 fault = error
             windows = following
@@ -198,7 +183,7 @@ class Load:
 
     def _pack(
         self, windows: list[tuple[int, list[Block]]] | None, staged: list[tuple[Block, torch.Tensor]]
-    ) -> _Packed:
+    ) -> tuple[Parcels, list[_Piece]]:
         """What this rank sends of its window, and what comes to it of all."""
         for_each: list[list[torch.Tensor]] = [[] for _ in range(self._peers.size)]
         for block, elements in staged:
@@ -211,7 +196,7 @@ class Load:
             coming = [*self._arriving(blocks)]
             from_each[rank] += sum(padded(piece.shape, piece.itemsize) for piece in coming)
             arriving += coming
-        return _Packed(*packed(for_each), from_each, arriving)
+        return Parcels.of(for_each, from_each), arriving
 
     def _arriving(self, blocks: list[Block]) -> Iterator[_Piece]:
         for block in blocks:
