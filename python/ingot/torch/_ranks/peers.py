@@ -159,6 +159,11 @@ class Peers:
         return self.error(missing[0], f"is gone, or does not answer: the others wait in {doing}", "rank-lost")
 
 
+def _takes_cpu(group: Any) -> bool:
+    """Whether tensors on the CPU can be sent: not so by NCCL alone."""
+    return "cpu" in {device.type for device in group._device_types}
+
+
 def _spelled(fault: BaseException) -> str:
     """What was raised, and what that came of."""
     text = f"{type(fault).__name__}: {fault}"
@@ -168,7 +173,7 @@ def _spelled(fault: BaseException) -> str:
 
 def _on_cpu(group: Any) -> Any:
     """A process group of the same ranks that takes what is on the CPU."""
-    if "cpu" in {device.type for device in group._device_types}:
+    if _takes_cpu(group):
         return group
     key = group.group_name
     if key not in _ON_CPU:
