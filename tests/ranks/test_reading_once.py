@@ -193,7 +193,7 @@ def fails(path, read_once, case):
 @pytest.mark.parametrize(
     ("case", "own", "message"),
     [
-        ("raises", ingot.StorageError, "rank 1 of 4 failed in reading.*the cable is out"),
+        ("raises", ingot.StorageError, "rank 1 of 4 failed in reading.*the object raised OSError$"),
         ("no file", FileNotFoundError, "rank 1 of 4 failed in opening: FileNotFoundError"),
         ("another file", RankError, "rank 1 of 4 has another file than rank 0"),
         ("destination", ingot.DestinationError, "rank 1 of 4 failed in .*`columns`.*another shape"),

@@ -84,6 +84,20 @@ def test_destinations_and_indices_have_to_pair_up(path, framework, slices, keys,
         load(path, slices=slices, out=out, keys=keys)
 
 
+def test_names_that_share_a_tensor_have_parts_of_it(tmp_path):
+    whole = torch.tensor(WHOLE)
+    path = tmp_path / "shared.safetensors"
+    ingot.torch.save_file({"a": whole, "alias": whole, "view": whole[2:4]}, path, shared="alias")
+    out = [torch.empty(2, 20), torch.empty(3, 20)]
+    parts = [slice(0, 2), slice(5, 8)]
+    ingot.torch.load_file(path, keys=["alias"], slices={"alias": parts}, out={"alias": out})
+    assert torch.equal(torch.cat(out), torch.cat([whole[:2], whole[5:8]]))
+    with pytest.raises(OptionError, match="`view` is stored as part of `a`"):
+        ingot.torch.load_file(
+            path, keys=["view"], slices={"view": [0, 1]}, out={"view": [out[0][0], out[1][0]]}
+        )
+
+
 def test_destinations_that_overlap_are_refused_before_anything_is_read(path, framework):
     load, make = framework
     memory = make(np.zeros((3, 20), np.float32))

@@ -246,8 +246,9 @@ def _parts(
     def is_cut(name: str) -> bool:
         return name in out or selected.of(name) is not None
 
-    for name in filter(is_cut, views):
-        if "shape" in views[name]:
+    several = selected.several or {}
+    for name in views:
+        if "shape" in views[name] and (is_cut(name) or name in several):
             raise OptionError(
                 f"{where}tensor {_quoted(name)} is stored as part of {_quoted(views[name]['of'])}: it cannot "
                 "be sliced or given a place while it is loaded",

@@ -101,7 +101,8 @@ class Peers:
         self._wait(lambda: dist.all_reduce(code, dist.ReduceOp.MAX, self._cpu, async_op=True), doing)
         if int(code) < 2:
             return bool(code)
-        mine = None if fault is None else Problem(self.rank, doing, _spelled(fault))
+        # Without what it came of: that may be a caller's own error, with secrets in it.
+        mine = None if fault is None else Problem(self.rank, doing, f"{type(fault).__name__}: {fault}")
         first = next(one for one in self.gather(mine, doing) if one is not None)
         if fault is not None:
             fault.add_note(f"rank {self.rank} of {self.size}, in {doing}: the other ranks were told")
@@ -162,13 +163,6 @@ class Peers:
 def _takes_cpu(group: Any) -> bool:
     """Whether tensors on the CPU can be sent: not so by NCCL alone."""
     return "cpu" in {device.type for device in group._device_types}
-
-
-def _spelled(fault: BaseException) -> str:
-    """What was raised, and what that came of."""
-    text = f"{type(fault).__name__}: {fault}"
-    cause = fault.__cause__
-    return text if cause is None else f"{text} ({_spelled(cause)})"
 
 
 def _on_cpu(group: Any) -> Any:
