@@ -122,12 +122,12 @@ def _is_shared(target: Target, read_once: ReadOnce) -> bool:
                 found=read_once,
             )
         return True
-    # Imported by whoever has made a DTensor: others load without it.
-    return read_once == "auto" and any(map(is_dtensor, tensors_of(target).values())) and _has_ranks()
+    return read_once == "auto" and _has_ranks() and any(map(is_dtensor, tensors_of(target).values()))
 
 
 def _has_ranks() -> bool:
-    return torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+    is_there = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return is_there and torch.distributed.get_world_size() > 1
 
 
 def _together(
