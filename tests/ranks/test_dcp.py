@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file as load_by_safetensors
-from test_saving_together import contents
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.device_mesh import init_device_mesh
@@ -20,6 +19,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 import ingot
 import ingot.dcp
 from ingot.torch import save_file, save_sharded
+from support.ranks import contents
 
 # torch says so of each save and load without a process group.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from test_saving_together import contents
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from ingot.torch import load_file, load_into, save_sharded
 from ingot.torch._ranks import peers
+from support.ranks import contents
 
 
 def whole(number):

@@ -7,7 +7,6 @@ from itertools import product
 import pytest
 import torch
 import torch.distributed as dist
-from test_saving_together import contents
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -16,6 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from ingot.torch import load_into, save_sharded
+from support.ranks import contents
 
 LAYOUTS = {
     4: ["fsdp", "tensor", "fsdp and tensor", "hsdp", "strided"],

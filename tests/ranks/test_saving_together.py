@@ -20,7 +20,7 @@ import ingot
 from ingot import RankError, SaveError
 from ingot.torch import save_sharded
 from ingot.torch._ranks import peers, plan, saving
-from support.ranks import GONE
+from support.ranks import GONE, contents
 
 
 def whole():
@@ -84,10 +84,6 @@ def saves(folder, options, nodes=None, window=None):
         plan.WINDOW_NBYTES = saving.WINDOW_NBYTES = 32 << 20
     # Every rank finds the files there when it comes back.
     return sorted(os.listdir(folder))
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)

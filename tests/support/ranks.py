@@ -19,6 +19,11 @@ _context.set_forkserver_preload(["torch.distributed.tensor", "torch.distributed.
 GONE = "gone"
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """The bytes of all files of a folder."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 def _work(rank: int, size: int, store: str, path: list[str], calls: Connection) -> None:
     sys.path[:] = path
     import datetime
