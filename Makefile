@@ -1,4 +1,4 @@
-# make demo | test | test-all | test-frameworks | test-clients | test-candle | lint | bench | bench-loads | bench-remote | bench-formats | fuzz | clean
+# make demo | demo-ranks | test | test-all | test-frameworks | test-clients | test-candle | lint | bench | bench-loads | bench-remote | bench-ranks | bench-formats | fuzz | clean
 #
 # Every target sets itself up: it checks for Rust and Python, makes .venv, installs the pinned tools and builds the
 # extension module. Nothing runs twice while its inputs stay the same. What may be set, here or in the environment:
@@ -27,7 +27,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # The wheel, the tests and the benches use one profile, and the versions of Cargo.lock.
 CARGO_FLAGS := --release --locked
 
-.PHONY: help demo test test-all test-rust test-python test-slow test-frameworks test-clients test-gpu test-candle lint lint-rust lint-python lint-text lint-types bench bench-loads bench-remote bench-gpu bench-formats fuzz clean tools rebuild
+.PHONY: help demo demo-ranks test test-all test-rust test-python test-slow test-frameworks test-clients test-gpu test-candle lint lint-rust lint-python lint-text lint-types bench bench-loads bench-remote bench-ranks bench-gpu bench-formats fuzz clean tools rebuild
 .DELETE_ON_ERROR:
 # Cargo holds one lock and the benches want the machine for themselves.
 .NOTPARALLEL:
@@ -37,6 +37,10 @@ help:
 
 demo: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
 	$(BIN)/python examples/demo.py
+
+# Four ranks on this machine: trains, saves by all of them, and loads on another mesh.
+demo-ranks: $(VENV)/.ingot $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -m torch.distributed.run --standalone --nproc-per-node 4 examples/ranks.py
 
 # What a change is tried with: a few minutes. What is slow by nature - kills, gigabytes, stress - is marked so, and
 # runs in `make test-all`, with which a change is done.
@@ -120,6 +124,10 @@ bench-loads: $(VENV)/.ingot $(VENV)/.test $(VENV_PEERS)/.made
 bench-remote: $(VENV)/.ingot $(VENV)/.test $(VENV_PEERS)/.made
 	$(VENV_PEERS)/bin/python benches/python/remote.py
 	$(BIN)/python benches/python/objects.py
+
+# Four ranks of one machine, with gloo between them.
+bench-ranks: $(VENV)/.ingot $(VENV)/.test
+	$(BIN)/python benches/python/ranks.py --json benches/record/ranks.json
 
 # For a machine with a GPU.
 bench-gpu: $(VENV)/.ingot $(VENV)/.test $(VENV_PEERS)/.made $(VENV_RC)/.made

@@ -70,7 +70,10 @@ def test_a_public_name_says_what_it_is_in_a_sentence(name: str) -> None:
 
 
 def test_a_function_lists_what_it_raises() -> None:
-    assert {name for name, row in ROWS.items() if row.is_function and not row.raises} == SILENT
+    silent = {name for name, row in ROWS.items() if row.is_function and not row.raises}
+    # What torch calls, not users: the class says what comes of them.
+    of_torch = {name for name in silent if name.startswith(("ingot.dcp.Reader.", "ingot.dcp.Writer."))}
+    assert silent - of_torch == SILENT
 
 
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.raises])
