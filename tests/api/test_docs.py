@@ -10,11 +10,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 # Its programs name servers of others. What they call is tested against servers of our own (tests/remote).
-FAR = "docs/urls.md"
+FAR = "docs/guides/urls.md"
 
 
 def called(page: Path) -> str:
@@ -40,9 +40,10 @@ def test_the_readme_is_read_in_a_minute() -> None:
 
 
 def test_every_page_stands_in_the_list_of_guides() -> None:
-    index = ROOT / "docs" / "README.md"
+    index = ROOT / "docs" / "index.md"
     linked = set(LINK.findall(index.read_text("utf-8")))
-    assert linked == {page.name for page in index.parent.glob("*.md")} - {"README.md"}
+    pages = {page.relative_to(index.parent).as_posix() for page in index.parent.rglob("*.md")}
+    assert linked == pages - {"index.md"}
 
 
 @every_page
