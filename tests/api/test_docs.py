@@ -26,9 +26,11 @@ def programs(page: Path) -> list[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """What its headings are called in links, as GitHub makes them."""
-    heads = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+    """What its headings are called in links, as GitHub makes them, and its rules, as the site does."""
+    text = page.read_text("utf-8")
+    heads = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    rules = re.findall(r"^\*\*([A-Z]\d+)\.\*\*", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads + rules}
 
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=called)
