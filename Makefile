@@ -1,4 +1,4 @@
-# make demo | test | test-all | test-frameworks | test-clients | test-candle | lint | bench | bench-loads | bench-remote | bench-formats | fuzz | clean
+# make demo | test | test-all | test-frameworks | test-clients | test-candle | docs | lint | bench | bench-loads | bench-remote | bench-formats | fuzz | clean
 #
 # Every target sets itself up: it checks for Rust and Python, makes .venv, installs the pinned tools and builds the
 # extension module. Nothing runs twice while its inputs stay the same. What may be set, here or in the environment:
@@ -19,6 +19,8 @@ VENV_CLIENTS := .venv-clients
 VENV_PEERS := .venv-peers
 # The release candidate of the peer, for `make bench` only.
 VENV_RC := .venv-rc
+# What builds the site, in front of everything that .venv holds: for `make docs` only.
+VENV_DOCS := .venv-docs
 BIN := $(VENV)/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
@@ -27,7 +29,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # The wheel, the tests and the benches use one profile, and the versions of Cargo.lock.
 CARGO_FLAGS := --release --locked
 
-.PHONY: help demo test test-all test-rust test-python test-slow test-frameworks test-clients test-gpu test-candle lint lint-rust lint-python lint-text lint-types bench bench-loads bench-remote bench-gpu bench-formats fuzz clean tools rebuild
+.PHONY: help demo test test-all test-rust test-python test-slow test-frameworks test-clients test-gpu test-candle docs lint lint-rust lint-python lint-text lint-types bench bench-loads bench-remote bench-gpu bench-formats fuzz clean tools rebuild
 .DELETE_ON_ERROR:
 # Cargo holds one lock and the benches want the machine for themselves.
 .NOTPARALLEL:
@@ -72,6 +74,12 @@ CANDLE_FLAGS := --locked --target-dir $(or $(CARGO_TARGET_DIR),target)/candle
 test-candle: | tools
 	cargo build $(CANDLE_FLAGS) --manifest-path tests/candle/upstream/Cargo.toml
 	cargo test $(CANDLE_FLAGS) --manifest-path tests/candle/ingot/Cargo.toml
+
+# The site, into `site`: no warning, no broken link, no request to another host.
+docs: $(VENV)/.ingot $(VENV)/.test $(VENV_DOCS)/.made
+	rm -rf site
+	$(VENV_DOCS)/bin/python -m sphinx -b html -W --keep-going -n -q -d $(VENV_DOCS)/doctrees docs site
+	$(BIN)/python -m pytest tests/site
 
 lint: lint-rust lint-python lint-types lint-text
 
@@ -132,7 +140,7 @@ bench-formats: $(VENV)/.ingot $(VENV)/.test $(VENV)/.formats $(VENV_FRAMEWORKS)/
 
 # The default target directory only: another one may be shared with other projects.
 clean:
-	rm -rf $(VENV) $(VENV_RC) $(VENV_PEERS) $(VENV_FRAMEWORKS) $(VENV_CLIENTS) target demo dist .hypothesis .pytest_cache .mypy_cache .ruff_cache python/ingot/_native.*.so
+	rm -rf $(VENV) $(VENV_RC) $(VENV_PEERS) $(VENV_FRAMEWORKS) $(VENV_CLIENTS) $(VENV_DOCS) target demo dist site .hypothesis .pytest_cache .mypy_cache .ruff_cache python/ingot/_native.*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- set-up ---
@@ -178,6 +186,12 @@ $(VENV_PEERS)/.made: requirements/bench-peers.txt $(VENV)/.made
 	"$(PYTHON)" -m venv $(VENV_PEERS)
 	$(VENV_PEERS)/bin/python $(PIP_INSTALL) --no-deps -r $<
 	$(call behind,$(VENV_PEERS))
+	@touch $@
+
+$(VENV_DOCS)/.made: requirements/docs.txt $(VENV)/.test
+	"$(PYTHON)" -m venv $(VENV_DOCS)
+	$(VENV_DOCS)/bin/python $(PIP_INSTALL) -r $<
+	$(call behind,$(VENV_DOCS))
 	@touch $@
 
 # Behind before the installation: pip sees the torch that .venv has, and leaves it where it is.

@@ -98,6 +98,11 @@ pub use tensors::{BinTensors, Binary, Json, Kind, SafeTensors, Tensors};
 pub use view::{TensorView, View};
 pub use window::HeaderWindow;
 
+/// The program in README.md must run.
+#[cfg(all(doctest, feature = "std"))]
+#[doc = include_str!("../README.md")]
+struct ReadmeMd;
+
 /// The programs in FORMAT.md must run.
 #[cfg(doctest)]
 #[doc = include_str!("../FORMAT.md")]
