@@ -79,7 +79,7 @@ test-candle: | tools
 docs: $(VENV)/.ingot $(VENV)/.test $(VENV_DOCS)/.made
 	rm -rf site
 	$(VENV_DOCS)/bin/python -m sphinx -b html -W --keep-going -n -q -d $(VENV_DOCS)/doctrees docs site
-	$(BIN)/python -m pytest tests/site
+	$(VENV_DOCS)/bin/python -m pytest tests/site
 
 lint: lint-rust lint-python lint-types lint-text
 

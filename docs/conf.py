@@ -1,7 +1,7 @@
 """The site: `make docs` builds it, and fails at a warning.
 
-It imports ingot from `python/`, with the module that is built there. Frameworks other than numpy and torch are
-stood in for.
+It imports ingot from `python/`, with the module that is built there. Frameworks other than numpy and torch
+are replaced by empty modules.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "sphinx_llm.txt",
+    "accessible",
     "elsewhere",
     "made",
 ]
