@@ -1,4 +1,4 @@
-# make demo | test | test-all | test-frameworks | test-clients | test-candle | docs | lint | bench | bench-loads | bench-remote | bench-formats | fuzz | clean
+# make demo | test | test-all | test-frameworks | test-clients | test-candle | docs | wheels | check-wheels | lint | bench | bench-loads | bench-remote | bench-formats | fuzz | clean
 #
 # Every target sets itself up: it checks for Rust and Python, makes .venv, installs the pinned tools and builds the
 # extension module. Nothing runs twice while its inputs stay the same. What may be set, here or in the environment:
@@ -21,6 +21,8 @@ VENV_PEERS := .venv-peers
 VENV_RC := .venv-rc
 # What builds the site, in front of everything that .venv holds: for `make docs` only.
 VENV_DOCS := .venv-docs
+# What builds wheels and looks into them: for `make wheels` and `make check-wheels` only.
+VENV_WHEELS := .venv-wheels
 BIN := $(VENV)/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
@@ -29,7 +31,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # The wheel, the tests and the benches use one profile, and the versions of Cargo.lock.
 CARGO_FLAGS := --release --locked
 
-.PHONY: help demo test test-all test-rust test-python test-slow test-frameworks test-clients test-gpu test-candle docs lint lint-rust lint-python lint-text lint-types bench bench-loads bench-remote bench-gpu bench-formats fuzz clean tools rebuild
+.PHONY: help demo test test-all test-rust test-python test-slow test-frameworks test-clients test-gpu test-candle docs wheels check-wheels lint lint-rust lint-python lint-text lint-types lint-workflows bench bench-loads bench-remote bench-gpu bench-formats fuzz clean tools rebuild
 .DELETE_ON_ERROR:
 # Cargo holds one lock and the benches want the machine for themselves.
 .NOTPARALLEL:
@@ -81,7 +83,18 @@ docs: $(VENV)/.ingot $(VENV)/.test $(VENV_DOCS)/.made
 	$(VENV_DOCS)/bin/python -m sphinx -b html -W --keep-going -n -q -d $(VENV_DOCS)/doctrees docs site
 	$(VENV_DOCS)/bin/python -m pytest tests/site
 
-lint: lint-rust lint-python lint-types lint-text
+# Wheels for Linux, each for what WHEELS names (all of them by default), into dist; `rustup` fetches the standard libraries.
+WHEELS ?=
+wheels: $(VENV_WHEELS)/.made
+	$(VENV_WHEELS)/bin/python scripts/wheels build $(WHEELS)
+
+check-wheels: $(VENV_WHEELS)/.made
+	$(VENV_WHEELS)/bin/python scripts/wheels same
+	$(VENV_WHEELS)/bin/python scripts/wheels check
+	$(VENV_WHEELS)/bin/python scripts/wheels smoke
+	@if command -v qemu-aarch64-static apt-get >/dev/null; then scripts/smoke-aarch64; else echo "qemu-user-static is missing: the aarch64 wheel is not run"; fi
+
+lint: lint-rust lint-python lint-types lint-text lint-workflows
 
 lint-rust: | tools $(VENV)/.made
 	cargo fmt --all --check
@@ -98,6 +111,10 @@ lint-text: $(VENV)/.lint
 	scripts/check-floors
 	scripts/licences --check
 	$(BIN)/typos
+
+lint-workflows: $(VENV)/.lint
+	$(BIN)/zizmor --offline --strict-collection --no-progress --quiet --persona pedantic .github/workflows
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 lint-types: $(VENV)/.ingot $(VENV)/.test $(VENV)/.lint
 	$(BIN)/mypy
@@ -140,7 +157,7 @@ bench-formats: $(VENV)/.ingot $(VENV)/.test $(VENV)/.formats $(VENV_FRAMEWORKS)/
 
 # The default target directory only: another one may be shared with other projects.
 clean:
-	rm -rf $(VENV) $(VENV_RC) $(VENV_PEERS) $(VENV_FRAMEWORKS) $(VENV_CLIENTS) $(VENV_DOCS) target demo dist site .hypothesis .pytest_cache .mypy_cache .ruff_cache python/ingot/_native.*.so
+	rm -rf $(VENV) $(VENV_RC) $(VENV_PEERS) $(VENV_FRAMEWORKS) $(VENV_CLIENTS) $(VENV_DOCS) $(VENV_WHEELS) target demo dist site .hypothesis .pytest_cache .mypy_cache .ruff_cache python/ingot/_native.*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- set-up ---
@@ -192,6 +209,11 @@ $(VENV_DOCS)/.made: requirements/docs.txt $(VENV)/.test
 	"$(PYTHON)" -m venv $(VENV_DOCS)
 	$(VENV_DOCS)/bin/python $(PIP_INSTALL) -r $<
 	$(call behind,$(VENV_DOCS))
+	@touch $@
+
+$(VENV_WHEELS)/.made: requirements/wheels.txt | tools
+	"$(PYTHON)" -m venv $(VENV_WHEELS)
+	$(VENV_WHEELS)/bin/python $(PIP_INSTALL) -r $<
 	@touch $@
 
 # Behind before the installation: pip sees the torch that .venv has, and leaves it where it is.
