@@ -83,7 +83,7 @@ docs: $(VENV)/.ingot $(VENV)/.test $(VENV_DOCS)/.made
 	$(VENV_DOCS)/bin/python -m sphinx -b html -W --keep-going -n -q -d $(VENV_DOCS)/doctrees docs site
 	$(VENV_DOCS)/bin/python -m pytest tests/site
 
-# Wheels for Linux, each for what WHEELS names (all of them by default), into dist; `rustup` fetches the standard libraries.
+# Wheels for Linux into dist: those that WHEELS names, or all. rustup fetches the standard library of each.
 WHEELS ?=
 wheels: $(VENV_WHEELS)/.made
 	$(VENV_WHEELS)/bin/python scripts/wheels build $(WHEELS)
