@@ -211,7 +211,7 @@ class StorageOptions(TypedDict, total=False):
     """
 
     #: Sent as ``Authorization: Bearer …``; beside an `access_key_id` of S3, its `session_token`. By default,
-    #: and with True, what the environment has for the kind of URL (docs/credentials.md). False sends none.
+    #: and with True, what the environment has for the kind of URL (docs/guides/credentials.md). False: none.
     token: str | bool | None
     #: Headers to send besides.
     headers: dict[str, str]

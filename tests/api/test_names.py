@@ -1,4 +1,4 @@
-"""docs/names.md has every public name, and each says what it does and what it raises."""
+"""docs/reference/names.md has every public name, and each says what it does and what it raises."""
 
 from __future__ import annotations
 
