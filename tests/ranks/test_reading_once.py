@@ -239,7 +239,7 @@ def dies(path, read_once, step):
     return len(steps)
 
 
-KILLED = [("auto", 0), ("auto", 4), ("job", 3), ("job", 9)]
+KILLED = [("auto", 0), ("auto", 2), ("job", 3), ("job", 9)]
 
 
 @pytest.mark.parametrize(

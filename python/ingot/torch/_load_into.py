@@ -146,7 +146,6 @@ def _together(
     with ExitStack() as opened:
         with peers.step("opening"):
             checkpoint, reads = opened.enter_context(_open.loading(source, how))
-        with peers.step("looking for destinations"):
             found, keys = slots(target, checkpoint, strict)
         scope, nodes = together.scope(checkpoint, read_once, peers)
         if scope is not None:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _ROLL_CALL_SECONDS = 3.0
 # Between two looks at the store, while a rank waits.
 _LOOK_SECONDS = 0.25
+# Of what ranks tell each other that many bytes go in one message with their number.
+_SHORT_NBYTES = 1024
 # Process groups for what is on the CPU, of those that have none; and how often ranks of one have met.
 _ON_CPU: dict[str, Any] = {}
 _MEETINGS: dict[str, int] = {}
@@ -62,16 +64,22 @@ class Peers:
 
     def gather(self, mine: Any, doing: str) -> list[Any]:
         """What each rank gives, of all of them."""
-        data = torch.frombuffer(bytearray(pickle.dumps(mine)), dtype=torch.uint8)
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        self._wait(lambda: dist.all_gather(sizes, torch.tensor([len(data)]), self._cpu, async_op=True), doing)
-        most = int(max(sizes))
-        held = [bytearray(most) for _ in range(self.size)]
-        found = [torch.frombuffer(one, dtype=torch.uint8) for one in held]
-        padded = torch.cat([data, data.new_zeros(most - len(data))])
-        self._wait(lambda: dist.all_gather(found, padded, self._cpu, async_op=True), doing)
+        data = pickle.dumps(mine)
+        head = len(data).to_bytes(8, "little") + data[: _SHORT_NBYTES - 8]
+        heads = self._gathered(head, _SHORT_NBYTES, doing)
+        most = max(int.from_bytes(one[:8], "little") for one in heads)
         # What follows a pickle is not looked at.
-        return [pickle.loads(one) for one in held]
+        if most <= _SHORT_NBYTES - 8:
+            return [pickle.loads(one[8:]) for one in heads]
+        return [pickle.loads(one) for one in self._gathered(data, most, doing)]
+
+    def _gathered(self, mine: bytes, nbytes: int, doing: str) -> list[bytearray]:
+        """So many bytes of each rank, of which the last may be none of its."""
+        held = [bytearray(nbytes) for _ in range(self.size)]
+        found = [torch.frombuffer(one, dtype=torch.uint8) for one in held]
+        sent = torch.frombuffer(bytearray(mine.ljust(nbytes, b"\0")), dtype=torch.uint8)
+        self._wait(lambda: dist.all_gather(found, sent, self._cpu, async_op=True), doing)
+        return held
 
     @contextmanager
     def step(self, doing: str) -> Iterator[None]:
@@ -85,15 +93,16 @@ class Peers:
             fault = error
         self.agree(fault, doing)
 
-    def same(self, mine: Mapping[str, Any], doing: str) -> None:
-        """Raise on all ranks where one was given something else than the first."""
-        first, *others = self.gather(dict(mine), doing)
-        for rank, other in enumerate(others, 1):
-            for what, expected in first.items():
+    def same(self, mine: Mapping[str, Any], doing: str, fact: Any = None) -> list[Any]:
+        """Raise on all ranks where one was given something else than the first. Gives a fact of each."""
+        told = self.gather((dict(mine), fact), doing)
+        for rank, (other, _) in enumerate(told):
+            for what, expected in told[0][0].items():
                 if other[what] != expected:
                     found = f"expected {expected!r}, found {other[what]!r}"
                     reason = f"has another {what} than rank 0, {doing}: {found}"
                     raise self.error(rank, reason, "ranks-differ")
+        return [fact for _, fact in told]
 
     def agree(self, fault: BaseException | None, doing: str, more: bool = False) -> bool:
         """Raise on all ranks where one has a `fault`. Says whether one of them has `more` to do."""

@@ -38,8 +38,8 @@ def scope(checkpoint: Checkpoint, asked: str | bool, peers: Peers) -> tuple[str 
     Raises on all ranks where they have different files or were asked for different things.
     """
     looking = f"looking at {checkpoint.path or 'the file'}"
-    peers.same({"read_once": asked, "file": fingerprint(checkpoint)}, looking)
-    facts = peers.gather((this_node(), checkpoint.backend == "mmap"), looking)
+    given = {"read_once": asked, "file": fingerprint(checkpoint)}
+    facts = peers.same(given, looking, (this_node(), checkpoint.backend == "mmap"))
     names = [*dict.fromkeys(node for node, _ in facts)]
     nodes = [names.index(node) for node, _ in facts]
     if asked != "auto":
