@@ -1,4 +1,4 @@
-# make demo | test | test-all | test-frameworks | test-browser | test-clients | test-candle | lint | bench | bench-loads | bench-remote | bench-formats | fuzz | clean
+# make demo | demo-ranks | test | test-all | test-frameworks | test-browser | test-clients | test-candle | docs | wheels | check-wheels | lint | bench | bench-loads | bench-remote | bench-ranks | bench-formats | fuzz | clean
 #
 # Every target sets itself up: it checks for Rust and Python, makes .venv, installs the pinned tools and builds the
 # extension module. Nothing runs twice while its inputs stay the same. What may be set, here or in the environment:
@@ -19,6 +19,10 @@ VENV_CLIENTS := .venv-clients
 VENV_PEERS := .venv-peers
 # The release candidate of the peer, for `make bench` only.
 VENV_RC := .venv-rc
+# What builds the site, in front of everything that .venv holds: for `make docs` only.
+VENV_DOCS := .venv-docs
+# What builds wheels and looks into them: for `make wheels` and `make check-wheels` only.
+VENV_WHEELS := .venv-wheels
 BIN := $(VENV)/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
@@ -27,7 +31,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # The wheel, the tests and the benches use one profile, and the versions of Cargo.lock.
 CARGO_FLAGS := --release --locked
 
-.PHONY: help demo test test-all test-rust test-python test-slow test-frameworks test-clients test-browser test-gpu test-candle lint lint-rust lint-python lint-text lint-types bench bench-loads bench-remote bench-browser bench-gpu bench-formats fuzz clean tools rebuild
+.PHONY: help demo demo-ranks test test-all test-rust test-python test-slow test-frameworks test-clients test-browser test-gpu test-candle docs wheels check-wheels lint lint-rust lint-python lint-text lint-types lint-workflows bench bench-loads bench-remote bench-browser bench-ranks bench-gpu bench-formats fuzz clean tools rebuild
 .DELETE_ON_ERROR:
 # Cargo holds one lock and the benches want the machine for themselves.
 .NOTPARALLEL:
@@ -37,6 +41,10 @@ help:
 
 demo: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
 	$(BIN)/python examples/demo.py
+
+# Four ranks on this machine: trains, saves by all of them, and loads on another mesh.
+demo-ranks: $(VENV)/.ingot $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -m torch.distributed.run --standalone --nproc-per-node 4 examples/ranks.py
 
 # What a change is tried with: a few minutes. What is slow by nature - kills, gigabytes, stress - is marked so, and
 # runs in `make test-all`, with which a change is done.
@@ -77,7 +85,24 @@ test-candle: | tools
 	cargo build $(CANDLE_FLAGS) --manifest-path tests/candle/upstream/Cargo.toml
 	cargo test $(CANDLE_FLAGS) --manifest-path tests/candle/ingot/Cargo.toml
 
-lint: lint-rust lint-python lint-types lint-text
+# The site, into `site`: no warning, no broken link, no request to another host.
+docs: $(VENV)/.ingot $(VENV)/.test $(VENV_DOCS)/.made
+	rm -rf site
+	$(VENV_DOCS)/bin/python -m sphinx -b html -W --keep-going -n -q -d $(VENV_DOCS)/doctrees docs site
+	$(VENV_DOCS)/bin/python -m pytest tests/site
+
+# Wheels for Linux into dist: those that WHEELS names, or all. rustup fetches the standard library of each.
+WHEELS ?=
+wheels: $(VENV_WHEELS)/.made
+	$(VENV_WHEELS)/bin/python scripts/wheels build $(WHEELS)
+
+check-wheels: $(VENV_WHEELS)/.made
+	$(VENV_WHEELS)/bin/python scripts/wheels same
+	$(VENV_WHEELS)/bin/python scripts/wheels check
+	$(VENV_WHEELS)/bin/python scripts/wheels smoke
+	@if command -v qemu-aarch64-static apt-get >/dev/null; then scripts/smoke-aarch64; else echo "qemu-user-static is missing: the aarch64 wheel is not run"; fi
+
+lint: lint-rust lint-python lint-types lint-text lint-workflows
 
 lint-rust: | tools $(VENV)/.made
 	cargo fmt --all --check
@@ -94,6 +119,10 @@ lint-text: $(VENV)/.lint
 	scripts/check-floors
 	scripts/licences --check
 	$(BIN)/typos
+
+lint-workflows: $(VENV)/.lint
+	$(BIN)/zizmor --offline --strict-collection --no-progress --quiet --persona pedantic .github/workflows
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 lint-types: $(VENV)/.ingot $(VENV)/.test $(VENV)/.lint
 	$(BIN)/mypy
@@ -129,6 +158,10 @@ bench-remote: $(VENV)/.ingot $(VENV)/.test $(VENV_PEERS)/.made
 bench-browser: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
 	$(BIN)/python benches/web/viewer.py --json benches/record/viewer.json
 
+# Four ranks of one machine, with gloo between them.
+bench-ranks: $(VENV)/.ingot $(VENV)/.test
+	$(BIN)/python benches/python/ranks.py --json benches/record/ranks.json
+
 # For a machine with a GPU.
 bench-gpu: $(VENV)/.ingot $(VENV)/.test $(VENV_PEERS)/.made $(VENV_RC)/.made
 	$(VENV_PEERS)/bin/python benches/python/gpu.py --json benches/record/gpu.json
@@ -140,7 +173,7 @@ bench-formats: $(VENV)/.ingot $(VENV)/.test $(VENV)/.formats $(VENV_FRAMEWORKS)/
 
 # The default target directory only: another one may be shared with other projects.
 clean:
-	rm -rf $(VENV) $(VENV_RC) $(VENV_PEERS) $(VENV_FRAMEWORKS) $(VENV_CLIENTS) target demo dist .hypothesis .pytest_cache .mypy_cache .ruff_cache python/ingot/_native.*.so
+	rm -rf $(VENV) $(VENV_RC) $(VENV_PEERS) $(VENV_FRAMEWORKS) $(VENV_CLIENTS) $(VENV_DOCS) $(VENV_WHEELS) target demo dist site .hypothesis .pytest_cache .mypy_cache .ruff_cache python/ingot/_native.*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- set-up ---
@@ -186,6 +219,17 @@ $(VENV_PEERS)/.made: requirements/bench-peers.txt $(VENV)/.made
 	"$(PYTHON)" -m venv $(VENV_PEERS)
 	$(VENV_PEERS)/bin/python $(PIP_INSTALL) --no-deps -r $<
 	$(call behind,$(VENV_PEERS))
+	@touch $@
+
+$(VENV_DOCS)/.made: requirements/docs.txt $(VENV)/.test
+	"$(PYTHON)" -m venv $(VENV_DOCS)
+	$(VENV_DOCS)/bin/python $(PIP_INSTALL) -r $<
+	$(call behind,$(VENV_DOCS))
+	@touch $@
+
+$(VENV_WHEELS)/.made: requirements/wheels.txt | tools
+	"$(PYTHON)" -m venv $(VENV_WHEELS)
+	$(VENV_WHEELS)/bin/python $(PIP_INSTALL) -r $<
 	@touch $@
 
 # Behind before the installation: pip sees the torch that .venv has, and leaves it where it is.

@@ -158,7 +158,7 @@ class Whole(Generic[Tensor]):
         device: Device,
         how: Loading,
         return_metadata: bool,
-        out: Mapping[str, Tensor] | None = None,
+        out: Mapping[str, Tensor | list[Tensor]] | None = None,
     ) -> dict[str, Tensor] | tuple[dict[str, Tensor], dict[str, str] | None]:
         """What `load_file` gives, also where some of it has a place."""
         move = placing(self._mover, device)

@@ -267,11 +267,17 @@ class Selected(NamedTuple, Generic[Tensor]):
     slices: Mapping[str, Any] | None = None
     dtype: str | None = None
     out: Mapping[str, Tensor] | None = None
+    # Of a tensor with several destinations: what each is called among `slices` and `out`.
+    several: Mapping[str, list[str]] | None = None
 
     @classmethod
-    def by(cls, how: Loading, out: Mapping[str, Tensor] | None) -> Selected[Tensor]:
+    def by(cls, how: Loading, out: Mapping[str, Tensor | list[Tensor]] | None) -> Selected[Any]:
         """What the options of a load say."""
-        return cls(how.keys, how.prefix, how.where, how.slices, how.dtype, out)
+        selected: Selected[Any] = cls(how.keys, how.prefix, how.where, how.slices, how.dtype)
+        if out is None or list not in set(map(type, out.values())):
+            return selected._replace(out=out)
+        slices, own, several = _apart(dict(how.slices or {}), out)
+        return selected._replace(slices=slices, out=own, several=several)
 
     def is_everything(self) -> bool:
         """Whether it is the whole file as it is."""
@@ -290,9 +296,19 @@ class Selected(NamedTuple, Generic[Tensor]):
             names = [name for name in names if self.where(checkpoint.info(others.get(name, name)))]
         # There may be many of these, so that no Python code runs for each.
         found = dict(zip(names, map(others.get, names, names), strict=True))
+        for name, labels in (self.several or {}).items():
+            if name in found:
+                found |= dict.fromkeys(labels, found.pop(name))
         for option, mapping in (("slices", self.slices), ("out", self.out)):
             self._refuse_unselected(checkpoint, option, mapping or {}, found, others)
         return found
+
+    def grouped(self, found: dict[str, Any]) -> dict[str, Any]:
+        """What was loaded by the caller's names: a list for a tensor with several destinations."""
+        if self.several is None:
+            return found
+        lists = {name: [found.pop(label) for label in labels] for name, labels in self.several.items()}
+        return found | lists
 
     def _asked(self, checkpoint: Checkpoint, others: Mapping[str, str]) -> list[str]:
         if self.keys is None:
@@ -335,7 +351,9 @@ class Selected(NamedTuple, Generic[Tensor]):
         names: Container[str],
         others: Container[str],
     ) -> None:
-        for name in filterfalse(names.__contains__, mapping):
+        given = {label: name for name, labels in (self.several or {}).items() for label in labels}
+        for label in filterfalse(names.__contains__, mapping):
+            name = given.get(label, label)
             if name not in others:
                 # Says so where there is no such tensor at all.
                 checkpoint.info(name)
@@ -359,6 +377,40 @@ class Selected(NamedTuple, Generic[Tensor]):
         return self.slices is None and self.dtype is None and self.out is None
 
 
+def _apart(
+    slices: dict[str, Any], out: Mapping[str, Tensor | list[Tensor]]
+) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, list[str]]]:
+    """`slices` and `out` with a name for each of several destinations, and these names."""
+    own: dict[str, Any] = {}
+    several: dict[str, list[str]] = {}
+    for name, given in out.items():
+        if not isinstance(given, list):
+            own[name] = given
+            continue
+        indices = slices.pop(name, None)
+        if not isinstance(indices, list) or len(indices) != len(given):
+            found = f"a list of {len(indices)}" if isinstance(indices, list) else type(indices).__name__
+            raise OptionError(
+                f"tensor {_quoted(name)}: out has a list of {len(given)} destinations, so slices needs a "
+                f"list of as many indices: found {found}",
+                code="slices-and-out",
+                tensor=name,
+                expected=len(given),
+                found=indices,
+            )
+        several[name] = [f"{name}{[number]}" for number in range(len(given))]
+        if taken := next(filter(out.__contains__, several[name]), None):
+            raise OptionError(
+                f"tensor {_quoted(taken)}: out has this name, and a list for {_quoted(name)}, whose "
+                "destinations are called so: load one of the two apart",
+                code="slices-and-out",
+                tensor=taken,
+            )
+        own |= zip(several[name], given, strict=True)
+        slices |= zip(several[name], indices, strict=True)
+    return slices, own, several
+
+
 def chosen(
     checkpoint: Checkpoint,
     selected: Selected[Any],
@@ -376,7 +428,7 @@ def chosen(
         return tensors(checkpoint, names, wrap, move, reads)
     settled(checkpoint, filterfalse((selected.out or {}).__contains__, names), move)
     refuse_unproven(checkpoint, reads)
-    return load(checkpoint, selected, names, wrap, move, reads, at, into)
+    return selected.grouped(load(checkpoint, selected, names, wrap, move, reads, at, into))
 
 
 def refuse_unproven(checkpoint: Checkpoint, reads: Reads) -> None:

@@ -17,7 +17,7 @@ from .errors import OptionError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from typing import Any
 
     from .typing import Path
@@ -154,12 +154,27 @@ def write(
     `save` writes one of the shards to the path that it is given. A directory that was made for them goes
     again if this fails.
     """
+    with aside(place, shards, index, durable, existing) as paths:
+        for name, path in paths.items():
+            save(path, shards[name])
+
+
+@contextmanager
+def aside(
+    place: Place,
+    names: Collection[str],
+    index: dict[str, object] | None,
+    durable: bool,
+    existing: Existing,
+) -> Iterator[dict[str, str]]:
+    """Give paths for files of these names, and put what the block writes there in place, as `write` does."""
     with _made(place.directory):
         stale = place.leftovers()
-        with hidden() as prefix:
-            stale += _write_aside(place, shards, save, index, durable, existing, prefix)
+        with hidden() as prefix, _replacing(place, names, index, durable, existing, prefix) as kept:
+            yield {name: place.path(prefix + name) for name in names}
+        stale += kept
     if existing.overwrite:
-        stale += [name for name in place.files() if name not in shards]
+        stale += [name for name in place.files() if name not in names]
     _remove(place, stale)
 
 
@@ -181,30 +196,32 @@ def _made(directory: str) -> Iterator[None]:
         raise
 
 
-def _write_aside(
+@contextmanager
+def _replacing(
     place: Place,
-    shards: Mapping[str, Shard],
-    save: Callable[[str, Shard], None],
+    names: Collection[str],
     index: dict[str, object] | None,
     durable: bool,
     existing: Existing,
     prefix: str,
-) -> list[str]:
-    """Write all files under names with `prefix`, then rename them. Gives the names of what they replace."""
+) -> Iterator[list[str]]:
+    """Rename the files that the block has written under names with `prefix`.
+
+    Gives a list that has the names of what they replaced in the end.
+    """
     # The names of what is made here and goes again when this fails.
-    made: list[str] = []
+    made = [prefix + name for name in names]
+    kept: list[str] = []
     rename = os.replace if existing.overwrite else _rename_new
     try:
-        for name, shard in shards.items():
-            made.append(prefix + name)
-            save(place.path(prefix + name), shard)
+        yield kept
         if index is not None:
             made.append(prefix + place.index)
             _write_text(place.path(prefix + place.index), json.dumps(index, indent=2), durable)
         # What was made meanwhile has to stay too.
         place.check(existing)
-        kept = _keep_old(place, shards, durable)
-        for name in shards:
+        kept += _keep_old(place, names, durable)
+        for name in names:
             rename(place.path(prefix + name), place.path(name))
             if not existing.overwrite:
                 made.append(name)
@@ -221,7 +238,6 @@ def _write_aside(
     except BaseException:
         _remove(place, made)
         raise
-    return kept
 
 
 def _rename_new(source: str, destination: str) -> None:

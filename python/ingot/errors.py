@@ -16,6 +16,7 @@ that both ``except ingot.SafetensorError`` and ``except KeyError`` do what they 
     ├── DtypeError              TypeError     a dtype or a shape that the framework cannot hold
     ├── ConversionError         ValueError    a file of another format that cannot be converted
     ├── DeviceError             RuntimeError  a GPU that cannot be used
+    ├── RankError               RuntimeError  another rank of the job failed, or is gone
     ├── OptionError             ValueError    an argument that is not one of the choices
     └── ClosedError             ValueError    the file was closed
 
@@ -40,6 +41,7 @@ __all__ = [
     "HeaderError",
     "IntegrityError",
     "OptionError",
+    "RankError",
     "SafetensorError",
     "SaveError",
     "SharedMemoryError",
@@ -197,6 +199,21 @@ class ConversionError(SafetensorError, ValueError):
 
 class OptionError(SafetensorError, ValueError):
     """An argument is of the right type but not one of the choices. The message lists them."""
+
+
+class RankError(SafetensorError, RuntimeError):
+    """Another rank of the job failed, and told the others; or it is gone, and they found out.
+
+    ``code`` is ``"rank-failed"``, with what that rank raised in the message, ``"rank-lost"``, or
+    ``"ranks-differ"`` where it was given something else than the others. `rank` is its number in the process
+    group.
+    """
+
+    rank: int | None
+
+    def __init__(self, message: str = "", *, rank: int | None = None, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.rank = rank
 
 
 class DeviceError(SafetensorError, RuntimeError):

@@ -52,7 +52,7 @@ _PLAIN = {numpy.dtype(dtype): code for code, dtype in DTYPES.items()}
 def load_file(
     filename: Source,
     *,
-    out: Mapping[str, Array] | None = None,
+    out: Mapping[str, Array | list[Array]] | None = None,
     return_metadata: Literal[True],
     **options: Unpack[LoadOptions],
 ) -> tuple[dict[str, Array], dict[str, str] | None]: ...
@@ -62,7 +62,7 @@ def load_file(
 def load_file(
     filename: Source,
     *,
-    out: Mapping[str, Array] | None = None,
+    out: Mapping[str, Array | list[Array]] | None = None,
     return_metadata: Literal[False] = False,
     **options: Unpack[LoadOptions],
 ) -> dict[str, Array]: ...
@@ -72,7 +72,7 @@ def load_file(
 def load_file(
     filename: Source,
     *,
-    out: Mapping[str, Array] | None = None,
+    out: Mapping[str, Array | list[Array]] | None = None,
     return_metadata: bool = False,
     **options: Unpack[LoadOptions],
 ) -> dict[str, Array] | tuple[dict[str, Array], dict[str, str] | None]:
@@ -84,10 +84,11 @@ def load_file(
         A `.safetensors` or a `.bt` file, the index of a sharded checkpoint, a directory with one of these,
         a URL, or an object that holds a file, such as an open file, a buffer or `ingot.Ranges`: as for
         `ingot.safe_open`.
-    out : dict of str to numpy.ndarray, optional
+    out : dict of str to numpy.ndarray, or to a list of these, optional
         Read these arrays into memory that is there already, without a second copy, and give the same objects
         back. They may be strided in any way. They need the shape and the dtype of what is read into them, and
-        memory that no other of them has.
+        memory that no other of them has. Several parts of one array go to a list of destinations, with a list
+        of as many indices in `slices`.
     return_metadata : bool
         Return the metadata too, of the same look at the file.
     **options

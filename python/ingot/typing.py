@@ -125,9 +125,10 @@ class LoadOptions(ReadOptions, total=False):
         A tensor has to pass all of `keys`, `prefix` and `where`; nothing is read of those that do not.
     slices : dict of str to index, optional
         For some of these tensors, the part to read: what would stand in ``tensor[...]``, as for
-        `ingot.safe_open.get_slice`. Of rows no other byte is read; of columns in files half as many again at
-        most, where a row of the tensor takes 3 KiB or more. From a URL what lies between two parts is read
-        too where it has up to 128 KiB, which takes less time than another request.
+        `ingot.safe_open.get_slice`. A list may have a `range` among its ints, which stands for all of its
+        own: ``[range(0, 4), range(8, 12)]`` takes eight rows. Of rows no other byte is read; of columns in
+        files half as many again at most, where a row of the tensor takes 3 KiB or more. From a URL what lies
+        between two parts is read too where it has up to 128 KiB, which takes less time than another request.
     dtype : ingot.typing.Dtype, optional
         Convert floating-point tensors to this dtype while they are read, chunk by chunk: ``"BF16"``,
         ``"bfloat16"``, or the framework's own. The values are those of PyTorch's ``tensor.to(dtype)``, and
@@ -210,7 +211,7 @@ class StorageOptions(TypedDict, total=False):
     """
 
     #: Sent as ``Authorization: Bearer …``; beside an `access_key_id` of S3, its `session_token`. By default,
-    #: and with True, what the environment has for the kind of URL (docs/credentials.md). False sends none.
+    #: and with True, what the environment has for the kind of URL (docs/guides/credentials.md). False: none.
     token: str | bool | None
     #: Headers to send besides.
     headers: dict[str, str]

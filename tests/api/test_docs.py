@@ -1,48 +1,80 @@
-"""README.md and docs/: short, with links that lead somewhere, and programs that run."""
+"""README.md and docs/: short, with links that lead somewhere, and blocks of code that run."""
 
 from __future__ import annotations
 
 import re
+import tomllib
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from unittest import SkipTest
 
 import pytest
+from sybil import Sybil
+from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
+
+from remote.servers import Handler, Request, serving
 
 ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = [README, *sorted(DOCS.rglob("*.md"))]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-# Its programs name servers of others. What they call is tested against servers of our own (tests/remote).
-FAR = "docs/urls.md"
+FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# What runs the blocks of a language; of some, on which pages.
+RUN_BY = {
+    "python": None,
+    # tests/cli/test_session.py prints the session again.
+    "console": {"docs/reference/command.md"},
+    # tests/web/docs.test.mjs runs it.
+    "js": {"docs/guides/javascript.md"},
+    # The doc test of crates/format/README.md, which has the same block.
+    "rust": {"docs/guides/rust.md"},
+    "toml": None,
+    # Commands to install, messages and drawings: nothing to run.
+    "": None,
+}
+SYBIL = Sybil(parsers=[PythonCodeBlockParser(), SkipParser()], path=str(ROOT), pattern="*.md")
+# What blocks import that an environment of these tests may lack.
+OPTIONAL = re.compile(r"^(?:import|from) (jax|torch|numpy|h5py|fsspec|obstore)\b", re.MULTILINE)
 
 
 def called(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
+def fences(page: Path) -> list[tuple[str, str]]:
+    """The language and the text of each block."""
+    return FENCE.findall(page.read_text("utf-8"))
+
+
 def programs(page: Path) -> list[str]:
-    return BLOCK.findall(page.read_text("utf-8"))
+    return [text for language, text in fences(page) if language == "python"]
 
 
 def anchors(page: Path) -> set[str]:
-    """What its headings are called in links, as GitHub makes them."""
-    heads = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+    """What its headings are called in links, as GitHub makes them, and its rules, as the site does."""
+    text = page.read_text("utf-8")
+    heads = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    rules = re.findall(r"^\*\*([A-Z]\d+)\.\*\*", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads + rules}
 
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=called)
-every_program = pytest.mark.parametrize("page", list(filter(programs, PAGES)), ids=called)
 
 
 def test_the_readme_is_read_in_a_minute() -> None:
     assert len(README.read_text("utf-8").splitlines()) <= 150
 
 
-def test_every_page_stands_in_the_list_of_guides() -> None:
-    index = ROOT / "docs" / "README.md"
-    linked = set(LINK.findall(index.read_text("utf-8")))
-    assert linked == {page.name for page in index.parent.glob("*.md")} - {"README.md"}
+def test_every_page_stands_in_the_contents_of_the_site() -> None:
+    listed = set()
+    for page in PAGES:
+        for language, text in fences(page):
+            if language == "{toctree}":
+                names = [line for line in text.splitlines() if line and not line.startswith(":")]
+                listed |= {(page.parent / f"{name}.md").relative_to(DOCS).as_posix() for name in names}
+    assert listed == {page.relative_to(DOCS).as_posix() for page in PAGES[1:]} - {"index.md"}
 
 
 @every_page
@@ -55,14 +87,98 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
             assert not anchor or anchor in anchors(target), link
 
 
-@every_program
+@every_page
+def test_something_runs_every_block(page: Path) -> None:
+    for language, text in fences(page):
+        # Directives of the site.
+        if language.startswith("{"):
+            continue
+        assert language in RUN_BY, language
+        assert called(page) in (RUN_BY[language] or {called(page)})
+        if language == "toml":
+            assert tomllib.loads(text)
+
+
+def test_the_block_of_rust_is_one_that_cargo_runs() -> None:
+    blocks = [text for language, text in fences(DOCS / "guides" / "rust.md") if language == "rust"]
+    readme = (ROOT / "crates" / "format" / "README.md").read_text("utf-8")
+    assert blocks
+    assert all(f"```rust\n{block}```" in readme for block in blocks)
+
+
+def files_of_far_servers() -> dict[str, bytes]:
+    """What the pages ask of the Hub and of S3, in small."""
+    import torch
+
+    import ingot.torch
+
+    gpt2 = {"wte.weight": torch.ones(2000, 4), "h.0.weight": torch.ones(4), "h.1.weight": torch.ones(4)}
+    hub = "/{}/resolve/main/{}"
+    index = b'{"weight_map": {"model.norm.weight": "model-00001-of-00001.safetensors"}}'
+    one = ingot.torch.save({"model.norm.weight": torch.ones(4)})
+    return {
+        hub.format("openai-community/gpt2", "model.safetensors"): ingot.torch.save(gpt2),
+        hub.format("deepseek-ai/DeepSeek-V3", "model.safetensors.index.json"): index,
+        hub.format("deepseek-ai/DeepSeek-V3", "model-00001-of-00001.safetensors"): one,
+        "/models/ours.safetensors": one,
+    }
+
+
+@pytest.fixture
+def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A server that stands in for the Hub and for S3."""
+    files = files_of_far_servers()
+
+    def answer(handler: Handler, request: Request) -> None:
+        data = files.get(request.path.partition("?")[0])
+        if data is None:
+            handler.head(404, X_Error_Message="Entry not found", Content_Length=0)
+        else:
+            handler.part(data, request, ETag='"v1"')
+
+    with serving(answer) as server:
+        for variable in ("HF_ENDPOINT", "AWS_ENDPOINT_URL_S3"):
+            monkeypatch.setenv(variable, server.url(""))
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+        monkeypatch.setenv("HF_HUB_OFFLINE", "")
+        yield
+
+
+@pytest.mark.parametrize("page", list(filter(programs, PAGES)), ids=called)
 def test_the_programs_of_a_page_run_in_their_order(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
+    if "hf://" in "".join(programs(page)):
+        pytest.importorskip("torch")
+        request.getfixturevalue("far")
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    for program in programs(page):
-        code = compile(program, called(page), "exec")
-        frameworks = re.findall(r"^import (jax|torch|numpy)\b", program, re.MULTILINE)
-        if called(page) != FAR and all(map(find_spec, frameworks)):
-            exec(code, names)
+    ran = 0
+    for example in SYBIL.parse(page).examples():
+        if all(map(find_spec, OPTIONAL.findall(str(example.parsed)))):
+            try:
+                example.evaluate()
+                ran += 1
+            except SkipTest:
+                continue
+    assert ran or not find_spec("torch")
+
+
+def test_the_variables_that_are_looked_up_are_on_a_page() -> None:
+    """Those of clouds stand where their credentials do."""
+    pages = [DOCS / "reference" / "environment.md", DOCS / "guides" / "credentials.md"]
+    told = {name for page in pages for name in re.findall(r"`(\w+)[`=]", page.read_text("utf-8"))}
+    assert {name for name in looked_up() if name not in told} == set()
+
+
+def looked_up() -> set[str]:
+    """Words of the sources that are like the name of a variable of the environment."""
+    name = re.compile(
+        r'"((?:INGOT|AWS|AZURE|CLOUDSDK|GCE|GOOGLE|GS|HF|HUGGING)_\w+|\w+_(?:OFFLINE|HOST|CACHE)|\w+_proxy)"'
+    )
+    sources = [*ROOT.glob("crates/*/src/**/*.rs"), *ROOT.glob("python/ingot/**/*.py")]
+    found = set()
+    for source in sources:
+        if "fake-cuda" not in source.parts and source.stem != "tests":
+            found |= set(name.findall(source.read_text("utf-8").partition("\nmod tests {")[0]))
+    assert len(found) > 40
+    return found

@@ -34,6 +34,7 @@ BUILTIN = {
     "OptionError": (ValueError,),
     "ClosedError": (ValueError,),
     "DeviceError": (RuntimeError,),
+    "RankError": (RuntimeError,),
 }
 CLASSES = [getattr(errors, name) for name in BUILTIN]
 

@@ -209,7 +209,10 @@ PHRASES = {
     r"will do": "may be given",
 }
 ROOT = Path(__file__).parents[2]
-PAGES = [*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "crates/format/FORMAT.md"]
+PAGES = [
+    *ROOT.glob("docs/**/*.md"),
+    *(ROOT / name for name in ("README.md", "SECURITY.md", "crates/format/FORMAT.md")),
+]
 
 
 def docstrings() -> dict[str, str]:

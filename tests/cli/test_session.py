@@ -1,4 +1,4 @@
-"""The session that docs/command.md shows, printed again.
+"""The session that docs/reference/command.md shows, printed again.
 
 To renew it after a change that is meant, and then look at what `git diff` says of it::
 
@@ -19,7 +19,7 @@ from models import minilm
 from ingot.cli.program import COMMANDS
 from remote.servers import Answer, Handler, Request, Server, serving
 
-PAGE = Path(__file__).parents[2] / "docs" / "command.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "command.md"
 SESSION = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
 # Of an answer with more lines so many are shown of its begin and its end.
 LONGEST, HEAD, TAIL = 16, 7, 3

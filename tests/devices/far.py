@@ -114,7 +114,15 @@ def _dense(shape: Any) -> list[int]:
     return steps[::-1]
 
 
-registration._setup_privateuseone_for_python_backend("far")
+class _Module(registration._DummyBackendModule):  # type: ignore[misc, name-defined]
+    """What torch says of the backend, for the rest of the process."""
+
+    def is_available(self) -> bool:
+        # Else what asks torch for any device that there is takes this one, and wants streams of it.
+        return False
+
+
+registration._setup_privateuseone_for_python_backend("far", backend_module=_Module())
 _kernels = torch.library.Library("aten", "IMPL", "PrivateUse1")
 _others = torch.library.Library("_", "IMPL")
 

@@ -1,4 +1,4 @@
-// The program of docs/javascript.md, run as it stands there: on a page, and with a Hub, of which only what it uses is there.
+// The program of docs/guides/javascript.md, run as it stands there: on a page, and with a Hub, of which only what it uses is there.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -7,7 +7,7 @@ import { test } from "node:test";
 import { fileOf, fileWith } from "./oracle.mjs";
 
 const MODULE = new URL("../../js/safetensors.js", import.meta.url);
-const PAGE = readFileSync(new URL("../../docs/javascript.md", import.meta.url), "utf8");
+const PAGE = readFileSync(new URL("../../docs/guides/javascript.md", import.meta.url), "utf8");
 const SHARD = "model-00001-of-00001.safetensors";
 
 const HUB = {

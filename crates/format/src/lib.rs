@@ -29,6 +29,7 @@
 //! - In [`mod@slice`], an empty range has no bytes; in that crate it has, beside another range or with a step, all bytes of
 //!   the tensor. A range that ends before it begins is refused; there it is a panic. An empty one may stand at the end of
 //!   a dimension, as in slices of Rust.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -97,6 +98,11 @@ pub use sniff::Foreign;
 pub use tensors::{BinTensors, Binary, Json, Kind, SafeTensors, Tensors};
 pub use view::{TensorView, View};
 pub use window::HeaderWindow;
+
+/// The program in README.md must run.
+#[cfg(all(doctest, feature = "std"))]
+#[doc = include_str!("../README.md")]
+struct ReadmeMd;
 
 /// The programs in FORMAT.md must run.
 #[cfg(doctest)]

@@ -1,4 +1,15 @@
 //! Slices as the safetensors crate has them, for programs that come from there. [`Selection`] says more.
+//!
+//! ```
+//! use ingot_format::slice::{IndexOp, InvalidSlice};
+//! use ingot_format::{Dtype, TensorView};
+//!
+//! let table = TensorView::new(Dtype::U8, vec![3, 2], b"abcdef")?;
+//! let column = table.slice((.., 1))?;
+//! assert_eq!((column.newshape(), column.remaining_byte_len()), (vec![3], 3));
+//! assert!(matches!(table.slice(7), Err(InvalidSlice::SliceOutOfRange { dim_size: 3, .. })));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 use alloc::vec::Vec;
 use core::fmt;

@@ -2,6 +2,17 @@
 //!
 //! [`Metadata`] is a header as that crate gives it. [`Header`] says the same and more, and costs a few allocations
 //! instead of some for each tensor.
+//!
+//! ```
+//! use ingot_format::tensor::{Dtype, SafeTensors, TensorView, serialize};
+//!
+//! let bias = TensorView::new(Dtype::F32, vec![2], b"12345678")?;
+//! let file = serialize([("bias", &bias)], None)?;
+//! let (header_nbytes, metadata) = SafeTensors::read_metadata(&file)?;
+//! assert_eq!(header_nbytes + 8 + metadata.data_len(), file.len());
+//! assert_eq!(metadata.info("bias").map(|info| info.data_offsets), Some((0, 8)));
+//! # Ok::<(), ingot_format::FormatError>(())
+//! ```
 
 use alloc::borrow::ToOwned;
 use alloc::collections::BTreeMap;

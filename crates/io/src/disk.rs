@@ -49,9 +49,9 @@ fn remote_name(number: u32) -> Option<&'static str> {
 /// The number of the file system that `file` lies on.
 #[cfg(target_os = "linux")]
 pub(crate) fn file_system(file: &File) -> Option<u32> {
-    let number = rustix::fs::fstatfs(file).ok()?.f_type;
-    // The kernel's numbers have 32 bits; on some machines the field is wider and keeps their sign.
-    u32::try_from(number & 0xFFFF_FFFF).ok()
+    // The kernel's numbers have 32 bits. The field is as wide as a word of the machine, and keeps their sign.
+    let [a, b, c, d, ..] = rustix::fs::fstatfs(file).ok()?.f_type.to_le_bytes();
+    Some(u32::from_le_bytes([a, b, c, d]))
 }
 
 #[cfg(not(target_os = "linux"))]

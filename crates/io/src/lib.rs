@@ -2,6 +2,30 @@
 //!
 //! [`Archive`] opens a file: its header is proven ([`ingot_format::Header`]), its tensors are views of a mapping
 //! or are read in parallel into memory of their own. What is read, and to where, is a [`Plan`].
+//!
+//! ```
+//! use ingot_io::{Archive, Backend, Dtype, OpenOptions, TensorView, serialize_to_file};
+//!
+//! let path = std::env::temp_dir().join(format!("ingot-io-{}.safetensors", std::process::id()));
+//! let bias = TensorView::new(Dtype::F32, vec![2], b"12345678")?;
+//! serialize_to_file([("bias", &bias)], None, &path)?; // on the disk when it returns
+//!
+//! let archive = Archive::open(&path, &OpenOptions::default())?;
+//! assert!(archive.header().metadata().is_none());
+//! for tensor in archive.tensors() {
+//!     println!("{}: {} {:?}", tensor.entry().name, tensor.entry().dtype, tensor.entry().shape);
+//! }
+//! assert_eq!(archive.read("bias")?.to_vec(), b"12345678");
+//!
+//! let missing = archive.read("biass").map(drop).map_err(|error| (error.code(), error.to_string()));
+//! assert!(matches!(missing, Err(("unknown-tensor", said)) if said.contains("did you mean `bias`?")));
+//!
+//! // A file that others may shorten is read, not mapped.
+//! let owned = OpenOptions { backend: Backend::Pread, ..OpenOptions::default() };
+//! assert_eq!(Archive::open(&path, &owned)?.backend(), "pread");
+//! # std::fs::remove_file(path)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 // From the ground up: `options`, `digest`, `convert`, `residency`; `error`; `disk`, `watch`, `memory`, `values`; `source`;
 // `backend`, `workers`; `archive`; `payload`, `checkpoint`; `read`; `distance`, `statistics`, `verify`; `save`;
@@ -76,3 +100,8 @@ pub use watch::{Unwatched, Watch};
 pub use writer::ForeignFile;
 #[cfg(unix)]
 pub use writer::{Appender, Aside, Orphan, Writer};
+
+/// The program in README.md must compile.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeMd;

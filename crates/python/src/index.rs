@@ -3,7 +3,7 @@
 use ingot_format::Index;
 use pyo3::exceptions::{PyNotImplementedError, PyOverflowError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyEllipsis, PyInt, PyList, PySlice, PyTuple};
+use pyo3::types::{PyBool, PyEllipsis, PyInt, PyList, PyRange, PySlice, PyTuple};
 
 /// The index, in parts. Fails with `NotImplementedError` for what only the framework itself can make sense of,
 /// such as masks and arrays.
@@ -37,13 +37,29 @@ fn one(part: &Bound<'_, PyAny>) -> PyResult<Index> {
         });
     }
     if let Ok(list) = part.cast::<PyList>() {
-        return list
-            .iter()
-            .map(|number| integer(&number))
-            .collect::<PyResult<_>>()
-            .map(Index::Pick);
+        return picked(list).map(Index::Pick);
     }
     integer(part).map(Index::At)
+}
+
+/// The places of a list, which may hold ranges among its integers: each stands for all of its own.
+fn picked(list: &Bound<'_, PyList>) -> PyResult<Vec<i64>> {
+    let mut places = Vec::with_capacity(list.len());
+    for one in list {
+        match one.cast::<PyRange>() {
+            Ok(range) => places.extend(of_range(range)?),
+            Err(_) => places.push(integer(&one)?),
+        }
+    }
+    Ok(places)
+}
+
+fn of_range<'py>(range: &Bound<'py, PyRange>) -> PyResult<impl Iterator<Item = i64> + use<'py>> {
+    let bound = |name| range.getattr(name)?.extract::<i64>();
+    let (start, step, count) = (bound("start")?, bound("step")?, range.len()?);
+    // Every place of a range lies before its stop, which fits.
+    let places = std::iter::successors(Some(start), move |place| place.checked_add(step));
+    Ok(places.take(count))
 }
 
 /// An integer, or what counts as one: Python's and numpy's, but neither bools, which numpy reads as masks, nor

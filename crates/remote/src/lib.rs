@@ -6,8 +6,31 @@
 //! over HTTP/1.1; one connection for each thread brings more than streams that share one. No thread outlives a call but
 //! those, 64 at most, in which the system still resolves a name that nobody waits for any more.
 //!
+//! ```no_run
+//! # #[cfg(feature = "network")]
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::io::Read;
+//! use std::sync::Arc;
+//!
+//! use ingot_remote::{Client, Location, RemoteFile, RemoteOptions, Resource, START_NBYTES, StopFlag};
+//!
+//! let (options, stop) = (RemoteOptions::default(), StopFlag::never());
+//! let Location::Remote(remote) = Location::find("hf://openai-community/gpt2/model.safetensors", &options)? else {
+//!     return Err("it lies on this machine".into());
+//! };
+//! let file = RemoteFile::begin(Resource::new(&Arc::new(Client::new(options)), &remote), START_NBYTES, stop)?;
+//! let mut length = [0; 8];
+//! file.reader(0..8, stop).read_exact(&mut length)?;
+//! println!("{} bytes, of which {} are the header", file.nbytes(), u64::from_le_bytes(length));
+//! # Ok(())
+//! # }
+//! # #[cfg(not(feature = "network"))]
+//! # fn main() {}
+//! ```
+//!
 //! Without the feature `network` there are only [`StopFlag`] and the locks, which files on a disk need too.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
 // From the ground up: `lock`, `stop`; `fault`, `network`, `options`, `url`; `http`; `pin`, `secrets`; `store`, `access`;
@@ -56,3 +79,8 @@ pub use {
     secrets::redacted,
     store::hub::{INDEX_FILE, MODEL_FILE},
 };
+
+/// The program in README.md must compile.
+#[cfg(all(doctest, feature = "network"))]
+#[doc = include_str!("../README.md")]
+struct ReadmeMd;

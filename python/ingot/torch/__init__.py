@@ -11,7 +11,8 @@ except ModuleNotFoundError as error:
 
 from ._devices import mover as mover
 from ._files import load, load_file, save, save_file, save_with_checksum
-from ._into import IncompatibleKeys, load_into
+from ._into import IncompatibleKeys
+from ._load_into import load_into
 from ._model import load_model, save_model
 from ._payload import payload as payload
 from ._sharded import save_sharded

@@ -70,7 +70,7 @@ def load_file(
     device: Device = "cpu",
     *,
     shared: Loaded = "alias",
-    out: Mapping[str, torch.Tensor] | None = None,
+    out: Mapping[str, torch.Tensor | list[torch.Tensor]] | None = None,
     return_metadata: Literal[True],
     **options: Unpack[LoadOptions],
 ) -> tuple[dict[str, torch.Tensor], dict[str, str] | None]: ...
@@ -82,7 +82,7 @@ def load_file(
     device: Device = "cpu",
     *,
     shared: Loaded = "alias",
-    out: Mapping[str, torch.Tensor] | None = None,
+    out: Mapping[str, torch.Tensor | list[torch.Tensor]] | None = None,
     return_metadata: Literal[False] = False,
     **options: Unpack[LoadOptions],
 ) -> dict[str, torch.Tensor]: ...
@@ -94,7 +94,7 @@ def load_file(
     device: Device = "cpu",
     *,
     shared: Loaded = "alias",
-    out: Mapping[str, torch.Tensor] | None = None,
+    out: Mapping[str, torch.Tensor | list[torch.Tensor]] | None = None,
     return_metadata: bool = False,
     **options: Unpack[LoadOptions],
 ) -> dict[str, torch.Tensor] | tuple[dict[str, torch.Tensor], dict[str, str] | None]:
@@ -120,10 +120,11 @@ def load_file(
         What to do with the names that ``save_file(..., shared="alias")`` did not write tensors for.
         ``"alias"`` gives them back, on the same memory as the tensor that was written; ``"drop"`` gives what
         the file itself holds. Other files have no such names.
-    out : dict of str to torch.Tensor, optional
+    out : dict of str to torch.Tensor, or to a list of these, optional
         Read these tensors into memory that is there already, without a second copy, and give the same objects
         back. They may be strided in any way, and on other devices. They need the shape and the dtype of what
-        is read into them, and memory that no other of them has.
+        is read into them, and memory that no other of them has. Several parts of one tensor go to a list of
+        destinations, with a list of as many indices in `slices`.
     return_metadata : bool
         Return the metadata too, of the same look at the file.
     **options
@@ -245,8 +246,9 @@ def _parts(
     def is_cut(name: str) -> bool:
         return name in out or selected.of(name) is not None
 
-    for name in filter(is_cut, views):
-        if "shape" in views[name]:
+    several = selected.several or {}
+    for name in views:
+        if "shape" in views[name] and (is_cut(name) or name in several):
             raise OptionError(
                 f"{where}tensor {_quoted(name)} is stored as part of {_quoted(views[name]['of'])}: it cannot "
                 "be sliced or given a place while it is loaded",
@@ -270,9 +272,9 @@ def _parts(
     others = _load.load(checkpoint, whole, lacking, wrap, move, second, at)
     shared = {base: others[base] if base in lacking else found[base] for base in bases}
     restore(shared, restored)
-    if not restored:
-        return found
-    return {name: shared[name] if name in restored else found[name] for name in names}
+    if restored:
+        found = {name: shared[name] if name in restored else found[name] for name in names}
+    return selected.grouped(found)
 
 
 def save(

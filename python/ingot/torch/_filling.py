@@ -51,6 +51,8 @@ def refuse_destination(name: str, tensor: torch.Tensor) -> None:
     """Raise for what has no memory of its own to be written to."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name!r}: expected a torch.Tensor, found {type(tensor).__name__}")
+    if tensor.is_meta:
+        raise misfit(name, "a meta tensor has no memory to be filled: call `model.to_empty(device=…)` first")
     reason = not_plain(tensor)
     if reason is not None:
         raise misfit(name, reason)

@@ -7,27 +7,27 @@ from typing import NamedTuple
 
 import torch
 
-from ingot import _open
 from ingot._load import Wanted, fill, misfit
-from ingot._options import FLOATS, Loading, takes_read_options
-from ingot._text import _escaped
-from ingot.typing import ReadOptions
+from ingot._options import FLOATS
+from ingot._text import _escaped, _quoted
+from ingot.errors import DestinationError
 
 from ._devices import gpu
 from ._filling import Filling, destinations, refuse_destination
+from ._ranks.local import held, identity, is_dtensor
+from ._ranks.placements import Part, in_elements
 from ._shared import recorded
-from ._tensors import _CODES, not_plain, wrap
+from ._tensors import _CODES, not_plain, undisturbed, wrap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from typing import Any
-
-    from typing_extensions import Unpack
 
     from ingot._load import Reads
     from ingot._native import Checkpoint, Destinations, Gpu
-    from ingot._objects import Source
+
+    from ._ranks.placements import Box
 
 
 class IncompatibleKeys(NamedTuple):
@@ -41,15 +41,15 @@ class IncompatibleKeys(NamedTuple):
 IncompatibleKeys.__module__ = "ingot.torch"
 
 
-def into(
-    target: torch.nn.Module | Mapping[str, torch.Tensor], checkpoint: Checkpoint, strict: bool, reads: Reads
-) -> IncompatibleKeys:
-    """Fill the tensors of `target`, and say which names did not fit."""
+def slots(
+    target: torch.nn.Module | Mapping[str, torch.Tensor], checkpoint: Checkpoint, strict: bool
+) -> tuple[list[Slot], IncompatibleKeys]:
+    """What is filled of the tensors of `target`, and which names did not fit."""
     where = "" if checkpoint.path is None else f"{_escaped(checkpoint.path)}: "
     views = recorded(checkpoint)
     stored = {name: name for name in checkpoint.offset_names()}
     stored |= {name: place["of"] for name, place in views.items() if "shape" not in place}
-    own = _tensors(target)
+    own = tensors_of(target)
     taken = {name: tensor for name, tensor in own.items() if name in stored}
     ties = _ties(own)
     filled = {ties[name] for name in taken}
@@ -58,16 +58,40 @@ def into(
     if strict and (missing or unexpected):
         raise RuntimeError(_strict_message(where, target, missing, unexpected))
     for name, tensor in taken.items():
-        refuse_destination(name, tensor)
         _refuse_shape(checkpoint, stored[name], name, tensor)
+    found = {name: slot(name, stored[name], tensor) for name, tensor in taken.items()}
     # The last of those that share one tensor, as where each is copied in turn.
     last = {ties[name]: name for name in taken}
-    _read(checkpoint, [(name, stored[name], taken[name]) for name in last.values()], reads)
-    return IncompatibleKeys(missing, unexpected)
+    return [found[name] for name in last.values()], IncompatibleKeys(missing, unexpected)
 
 
-def _tensors(target: torch.nn.Module | Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+class Slot(NamedTuple):
+    """A tensor that is to be filled: with all of one of the file, or with this rank's part of that."""
+
+    name: str
+    # In the file.
+    source: str
+    # None for all of it.
+    part: Part | None
+    tensor: torch.Tensor
+
+
+def slot(name: str, source: str, tensor: torch.Tensor) -> Slot:
+    """What is filled of `tensor`: of a DTensor the part that this rank has. Raises where nothing can be."""
+    if not is_dtensor(tensor):
+        refuse_destination(name, tensor)
+        return Slot(name, source, None, tensor)
+    try:
+        part, local = held(tensor)
+    except ValueError as fault:
+        raise misfit(name, str(fault)) from None
+    refuse_destination(name, local)
+    return Slot(name, source, None if part.is_whole() else part, local)
+
+
+def tensors_of(target: torch.nn.Module | Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     if isinstance(target, torch.nn.Module):
+        _refuse_flat(target)
         # Extra state is whatever a module says it is; no file of tensors has it.
         state = target.state_dict()
         return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
@@ -77,15 +101,31 @@ def _tensors(target: torch.nn.Module | Mapping[str, torch.Tensor]) -> dict[str, 
     return dict(target)
 
 
+def _refuse_flat(module: torch.nn.Module) -> None:
+    """Raise for FSDP of the first kind: its `state_dict` gives copies, and filling them changes nothing."""
+    for name, inner in module.named_modules():
+        if type(inner).__name__ == "FullyShardedDataParallel":
+            raise DestinationError(
+                f"module {_quoted(name)}: FullyShardedDataParallel keeps its values in flat parameters, "
+                "which cannot be filled in place: wrap it by `torch.distributed.fsdp.fully_shard` instead, "
+                "or call `torch.distributed.checkpoint.state_dict.set_model_state_dict` with what "
+                "`load_file` gives",
+                code="flat-parameters",
+                tensor=name,
+            )
+
+
 def _ties(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
     """A number for each name, equal for names of one tensor."""
     numbers: dict[Any, int] = defaultdict(lambda: len(numbers))
     ties = {}
     for name, tensor in tensors.items():
         plain = tensor.device.type != "meta" and not_plain(tensor) is None and tensor.numel()
-        place = (
-            (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) if plain else name
-        )
+        place: Any = name
+        if is_dtensor(tensor):
+            place = identity(tensor)
+        elif plain:
+            place = tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
         ties[name] = numbers[place]
     return ties
 
@@ -103,34 +143,59 @@ def _refuse_shape(checkpoint: Checkpoint, source: str, name: str, tensor: torch.
         )
 
 
-def _read(checkpoint: Checkpoint, wanted: list[tuple[str, str, torch.Tensor]], reads: Reads) -> None:
-    """Read each tensor, given with its name and that in the file, straight or in pieces."""
-    straight: dict[str, torch.Tensor] = {}
-    elsewhere: list[torch.Tensor] = []
-    # The names in the file, each with the dtype that it is read as.
-    here: list[tuple[str, str]] = []
-    others: list[tuple[str, str]] = []
-    for name, source, tensor in wanted:
-        code = _CODES.get(tensor.dtype)
-        stored = checkpoint.info(source).dtype
+def read(checkpoint: Checkpoint, slots: Iterable[Slot], reads: Reads) -> None:
+    """Fill each: straight from the file, or in pieces that torch copies."""
+    straight, elsewhere = _Requests(), _Requests()
+    for one in slots:
+        code = _CODES.get(one.tensor.dtype)
+        stored = checkpoint.info(one.source).dtype
         converts = stored == code or (stored in (*FLOATS, "F8_E8M0") and code in FLOATS)
-        if code is not None and converts and tensor.is_cpu:
-            straight[name] = tensor
-            here.append((source, code))
-        else:
-            elsewhere.append(tensor)
-            others.append((source, code if code is not None and converts else stored))
-    places, requests = destinations(straight), _wanted(here)
-    first, second = reads.shares(
-        lambda: checkpoint.parts_nbytes(requests), lambda: sum(tensor.nbytes for tensor in elsewhere)
-    )
-    fillings = _by_device(checkpoint, _wanted(others), elsewhere)
-    fill(checkpoint, requests, places, first)
+        read_as = code if code is not None and converts else stored
+        requests = straight if read_as == code and one.tensor.is_cpu else elsewhere
+        requests.add(one, read_as)
+    places, wanted = destinations(straight.tensors), straight.wanted()
+    first, second = reads.shares(lambda: checkpoint.parts_nbytes(wanted), elsewhere.nbytes)
+    fillings = _by_device(checkpoint, elsewhere.wanted(), [*elsewhere.tensors.values()])
+    fill(checkpoint, wanted, places, first)
     _fill(fillings, second)
 
 
-def _wanted(pairs: list[tuple[str, str]]) -> Wanted:
-    return Wanted([source for source, _ in pairs], None, [code for _, code in pairs])
+class _Requests:
+    """What is read of a file, and memory for it: a column for each, as `Wanted` has them."""
+
+    def __init__(self) -> None:
+        #: Each by what messages call it.
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._names: list[str] = []
+        self._codes: list[str] = []
+        self._indices: list[Any] = []
+
+    def add(self, one: Slot, code: str) -> None:
+        """All that fills a tensor, a part of one block by block."""
+        if one.part is None:
+            self._add(one, None, one.name, one.tensor, code)
+            return
+        with undisturbed():
+            for index, place in one.part.boxes():
+                self._add(one, index, _spelled(one.name, index), one.tensor.detach()[place], code)
+
+    def _add(self, one: Slot, index: Box | None, label: str, tensor: torch.Tensor, code: str) -> None:
+        self.tensors[label] = tensor
+        self._names.append(one.source)
+        self._codes.append(code)
+        self._indices.append(index if index is None or code != "F4" else in_elements(index))
+
+    def wanted(self) -> Wanted:
+        # Where all come whole none is asked of each.
+        indices = self._indices if any(index is not None for index in self._indices) else None
+        return Wanted(self._names, indices, self._codes)
+
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+def _spelled(name: str, block: Box) -> str:
+    return f"{name}[{', '.join(f'{side.start}:{side.stop}' for side in block)}]"
 
 
 def _by_device(
@@ -187,57 +252,3 @@ def _strict_message(where: str, target: object, missing: list[str], unexpected: 
             listed = ", ".join(f'"{_escaped(name)}"' for name in names)
             lines.append(f"    {what}: {listed}")
     return "\n".join(lines)
-
-
-@takes_read_options
-def load_into(
-    target: torch.nn.Module | Mapping[str, torch.Tensor],
-    source: Source,
-    *,
-    strict: bool = True,
-    **options: Unpack[ReadOptions],
-) -> IncompatibleKeys:
-    """Load a file into the tensors of a module, without a second copy of them.
-
-    Parameters
-    ----------
-    target : torch.nn.Module or dict of str to torch.Tensor
-        What to fill: the module's parameters and persistent buffers, or the tensors of the dict. They stay
-        the objects that they are, on the device where they are, laid out in memory as they are; no gradient
-        is recorded.
-    source : str, bytes, os.PathLike, or an object to read from
-        As for `load_file`.
-    strict : bool
-        Refuse a file that lacks a tensor of `target`, or has one that `target` lacks.
-    **options
-        How the file is read: `ingot.typing.ReadOptions`.
-
-    Returns
-    -------
-    IncompatibleKeys
-        ``missing_keys``, tensors of `target` that the file lacks, and ``unexpected_keys``, those of the file
-        that `target` lacks: as `torch.nn.Module.load_state_dict` gives them. A name that shares its tensor
-        with one that the file has is not missing.
-
-    Raises
-    ------
-    DestinationError
-        A tensor has another shape than in the file, no memory (on ``"meta"``), or memory that it shares with
-        another in part. Nothing has been read.
-    RuntimeError
-        `strict` is set and a tensor is missing or unexpected. Nothing has been read.
-    TypeError
-        A value of the dict is not a tensor.
-    OSError, HeaderError, DtypeError, StorageError, OptionError
-        As `load_file` does. What was read before a failure, of `progress` too, stays in the tensors.
-
-    Notes
-    -----
-    Tensors are read straight into the memory of the CPU, and converted on the way where both dtypes are
-    floating point. For other devices and other dtypes they are read in pieces of 64 MiB at most, which torch
-    then copies: onto a GPU where that has a driver that is called, else through pinned memory where torch has
-    some for the device. To wider floats a device converts them, else the host. The copies are ordered by the
-    device's current stream. The module's own loading hooks do not run: `load_model` runs them.
-    """
-    with _open.loading(source, Loading.of(options, ReadOptions)) as (checkpoint, reads):
-        return into(target, checkpoint, strict, reads)

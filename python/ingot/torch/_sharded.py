@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from ingot._options import Existing, is_durable, texts
 from ingot._shards import Place, index, nbytes, split, write
+from ingot.errors import OptionError
 
 from ._files import save_file
 from ._model import duplicate_names, storage_ptr, storage_size
+from ._ranks.local import is_dtensor
 from ._tensors import _tensors, storable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
+    from collections.abc import Hashable, Mapping
 
     import torch
+    from torch.distributed import ProcessGroup
 
     from ingot.typing import Checksums, Path
 
@@ -30,6 +32,7 @@ def save_sharded(
     overwrite: bool = False,
     replace_read_only: bool = False,
     checksums: Checksums = None,
+    process_group: ProcessGroup | None = None,
 ) -> None:
     """Save tensors to a directory, in several files where they are too large for one.
 
@@ -64,8 +67,14 @@ def save_sharded(
         As for `save_file`: each file keeps a digest of every tensor in it, which `ingot.verify` and
         ``load_file(destination, verify=True)`` compare. Without it the files are those of huggingface_hub.
 
+    process_group : torch.distributed.ProcessGroup, optional
+        The ranks that save together, where tensors are DTensors: all by default. All of them call this, with
+        the same options. Given, they do so whatever their tensors are.
+
     Raises
     ------
+    RankError
+        Another rank failed, is gone, or has another dtype or shape for a name. The old checkpoint is whole.
     FileExistsError
         A file of a checkpoint is at `destination`, and `overwrite` is not set.
     OSError
@@ -81,6 +90,12 @@ def save_sharded(
 
     Notes
     -----
+    **DTensors** (FSDP2, tensor and expert parallel) are written by the ranks that hold them, each element by
+    one, and the files are byte for byte those that one process would write of the whole tensors. Names that
+    only some ranks have, as those of pipeline stages, are saved too. On one machine all ranks write to all
+    files; of several machines each file is written by one rank, to which the others send, 96 MiB at a time at
+    most. The first rank puts the files in place when each has been flushed by who wrote it.
+
     The index is written last. If the save fails or the power does, the directory holds the old checkpoint or
     the new one, whole: files are written under other names first, and where the old checkpoint has files of
     the same names, its index is pointed to hard links of them meanwhile. Only on a file system without hard
@@ -90,22 +105,28 @@ def save_sharded(
     limit = nbytes(max_shard_size)
     place, flush = Place(destination, filename_pattern), is_durable(durable)
     existing = Existing(overwrite, replace_read_only)
-    place.check(existing)
     own = _tensors(state_dict)
+    if process_group is not None or any(map(is_dtensor, own.values())):
+        if checksums:
+            raise OptionError(
+                "checksums: a digest is of a whole tensor, and each rank has parts of these: save without",
+                code="parts-have-no-digest",
+                found=checksums,
+            )
+        _save_together(own, place, limit, texts(metadata) or {}, flush, existing, process_group)
+        return
+    place.check(existing)
     # All of them before the first file is written.
     for name, tensor in own.items():
         storable(name, tensor)
-    shared = {dropped: kept for kept, others in duplicate_names(own).items() for dropped in others}
+    shared = _shared(own)
     tensors = {name: tensor for name, tensor in own.items() if name not in shared}
-    shards = _split(tensors, limit)
-    of_user = texts(metadata) or {}
-    notes = {name: kept for name, kept in shared.items() if name not in of_user}
-    files = dict(zip(place.names(len(shards)), shards, strict=True))
-    of_file, of_index = {"format": "pt"}, None
-    if len(shards) == 1:
-        of_file |= of_user | notes
-    else:
-        of_index = index(files, sum(map(_size, tensors.values())), of_user | notes)
+    homes = {
+        name: (tensor.device, storage_ptr(tensor), storage_size(tensor)) for name, tensor in tensors.items()
+    }
+    sizes = {name: _size(tensor) for name, tensor in tensors.items()}
+    names, of_file, of_index = planned(place, sizes, homes, limit, texts(metadata) or {}, shared)
+    files = {file: {name: tensors[name] for name in own} for file, own in names.items()}
 
     def save(path: str, shard: dict[str, torch.Tensor]) -> None:
         # What shares memory has been left out already.
@@ -114,27 +135,83 @@ def save_sharded(
     write(place, files, save, of_index, flush, existing)
 
 
+def _save_together(
+    own: Mapping[str, torch.Tensor],
+    place: Place,
+    limit: int,
+    of_user: dict[str, str],
+    flush: bool,
+    existing: Existing,
+    process_group: ProcessGroup | None,
+) -> None:
+    """Save what ranks hold together. All of them call it."""
+    # Imported here: most saves are of one process.
+    from ._ranks.peers import Peers
+    from ._ranks.saving import Files, Together, write
+
+    peers = Peers(process_group)
+    options = {
+        "max_shard_size": limit,
+        "filename_pattern": place.index,
+        "metadata": of_user,
+        "durable": flush,
+        "overwrite": existing.overwrite,
+        "replace_read_only": existing.replace_read_only,
+    }
+    peers.same(options, "comparing options")
+    with peers.step(f"looking at {place.directory}"):
+        if not peers.rank:
+            place.check(existing)
+    together = Together(own, _shared, peers)
+    specs = {name: spec for name, spec in together.specs.items() if name not in together.shared}
+    # In one process the storages of empty tensors are alike.
+    homes = {name: name if spec.nbytes else None for name, spec in specs.items()}
+    sizes = {name: spec.nbytes for name, spec in specs.items()}
+    files = Files(*planned(place, sizes, homes, limit, of_user, together.shared))
+    write(together, files, place, flush, existing, peers)
+
+
+def _shared(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """The names that are not written, each with the one that stands for it."""
+    return {dropped: kept for kept, others in duplicate_names(tensors).items() for dropped in others}
+
+
+def planned(
+    place: Place,
+    sizes: Mapping[str, int],
+    homes: Mapping[str, Hashable],
+    limit: int,
+    of_user: dict[str, str],
+    shared: Mapping[str, str],
+) -> tuple[dict[str, list[str]], dict[str, str], dict[str, object] | None]:
+    """The names of the tensors of each file, the metadata of each, and the index, if there is one."""
+    shards = _split(sizes, homes, limit)
+    files = dict(zip(place.names(len(shards)), shards, strict=True))
+    notes = {name: kept for name, kept in shared.items() if name not in of_user}
+    if len(shards) == 1:
+        return files, {"format": "pt"} | of_user | notes, None
+    return files, {"format": "pt"}, index(files, sum(sizes.values()), of_user | notes)
+
+
 def _size(tensor: torch.Tensor) -> int:
     return tensor.nelement() * tensor.itemsize
 
 
-def _split(tensors: Mapping[str, torch.Tensor], limit: int) -> list[dict[str, torch.Tensor]]:
-    """The tensors of each file.
+def _split(sizes: Mapping[str, int], homes: Mapping[str, Hashable], limit: int) -> list[list[str]]:
+    """The names of each file.
 
-    A tensor goes where one of the same storage went, after what is there already. At this point these are the
-    empty ones, which all have none.
+    A tensor goes where one of the same home, its storage, went, after what is there already. At this point
+    these are the empty ones, which all have none.
     """
-    homes: dict[Any, str] = {}
+    first: dict[Hashable, str] = {}
     followers = []
-    for name, tensor in tensors.items():
-        storage = tensor.device, storage_ptr(tensor), storage_size(tensor)
-        if homes.setdefault(storage, name) != name:
-            followers.append((name, homes[storage]))
-    names = list(homes.values())
+    for name, home in homes.items():
+        if first.setdefault(home, name) != name:
+            followers.append((name, first[home]))
+    names = [*first.values()]
     shards = [
-        {names[number]: tensors[names[number]] for number in numbers}
-        for numbers in split((_size(tensors[name]) for name in names), limit)
+        [names[number] for number in numbers] for numbers in split((sizes[name] for name in names), limit)
     ]
-    for name, first in followers:
-        next(shard for shard in shards if first in shard)[name] = tensors[name]
+    for name, leader in followers:
+        next(shard for shard in shards if leader in shard).append(name)
     return shards

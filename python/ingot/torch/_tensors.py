@@ -105,8 +105,8 @@ def _wrapped(tensor: Any) -> str:
     kind: Any = type(tensor)
     if hasattr(tensor, "full_tensor"):
         return (
-            f"{kind.__name__} is one part of a tensor: save `.full_tensor()`, "
-            "or `.to_local()` in a file per rank"
+            f"{kind.__name__} is one part of a tensor: call `save_sharded` on all ranks, or save "
+            "`.full_tensor()`, or `.to_local()` in a file per rank"
         )
     if kind.__module__.startswith("torch._subclasses.fake"):
         return f"{kind.__name__} has no values: leave the mode that made it, and load or initialise it"

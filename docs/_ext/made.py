@@ -1,0 +1,126 @@
+"""Parts of pages that are made from tables of the repository."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from sphinx.util.docutils import SphinxDirective
+
+if TYPE_CHECKING:
+    from docutils.nodes import Node
+    from sphinx.application import Sphinx
+
+ROOT = Path(__file__).resolve().parents[2]
+DIFFERENCES = ROOT / "tests" / "differential" / "DIFFERENCES.toml"
+FLOORS = ROOT / "scripts" / "check-floors"
+VERDICTS = {
+    "accept": "accepts",
+    "reject": "refuses",
+    "writes-other-bytes": "writes other bytes",
+    "writes-what-it-cannot-read": "writes what it cannot read",
+}
+# Columns of a drawing, without its frame.
+WIDTH = 76
+
+
+def differences() -> str:
+    """A section for each difference, in Markdown."""
+    sections = []
+    for one in tomllib.loads(DIFFERENCES.read_text("utf-8"))["difference"]:
+        codes = ", ".join(f"[`{code}`](/reference/codes.md#{code})" for code in one.get("codes", ()))
+        sections.append(
+            f"## {one['vectors'][0]}\n\n{one['reason'].strip()}\n\n"
+            f"ingot {VERDICTS[one['ours']]}{f' ({codes})' if codes else ''}; "
+            f"the other {VERDICTS[one['upstream']]}. Vectors: "
+            + ", ".join(f"`{vector}`" for vector in one["vectors"])
+            + ".\n"
+        )
+    return "\n".join(sections)
+
+
+def floors() -> str:
+    """A drawing for each crate, its top floor first, in Markdown."""
+    loader = SourceFileLoader("check_floors", str(FLOORS))
+    spec = spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module: ModuleType = module_from_spec(spec)
+    loader.exec_module(module)
+    drawings = []
+    for crate, storeys in module.FLOORS.items():
+        lines = ["┌" + "─" * (WIDTH + 2) + "┐"]
+        for storey in reversed(storeys):
+            lines += [f"│ {line:^{WIDTH}} │" for line in broken("   ".join(storey.split()))]
+            lines.append("├" + "─" * (WIDTH + 2) + "┤")
+        lines[-1] = "└" + "─" * (WIDTH + 2) + "┘"
+        drawings.append(f"### {crate}\n\n```text\n" + "\n".join(lines) + "\n```\n")
+    return "\n".join(drawings)
+
+
+def broken(text: str) -> list[str]:
+    """The words of a text, in lines of at most `WIDTH`."""
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]}   {word}".strip()
+        if len(longer) <= WIDTH:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return lines
+
+
+def commands() -> str:
+    """The help of each command, in Markdown."""
+    import click
+
+    from ingot.cli.program import SECTIONS, program
+
+    settings = {**program.context_settings, "max_content_width": WIDTH + 4, "terminal_width": WIDTH + 4}
+    whole = click.Context(program, info_name="ingot", **settings)
+    parts = [f"## ingot\n\n```text\n{program.get_help(whole)}\n```\n"]
+    for title, names in SECTIONS.items():
+        parts.append(f"## {title}\n")
+        for name in names:
+            command = program.get_command(whole, name)
+            assert command is not None
+            help_text = command.get_help(click.Context(command, parent=whole, info_name=name))
+            parts.append(f"### ingot {name}\n\n```text\n{help_text}\n```\n")
+    return "\n".join(parts)
+
+
+class Commands(SphinxDirective):
+    """The directive ``{commands}``."""
+
+    def run(self) -> list[Node]:
+        """Make the sections."""
+        return self.parse_text_to_nodes(commands(), allow_section_headings=True)
+
+
+class Differences(SphinxDirective):
+    """The directive ``{differences}``."""
+
+    def run(self) -> list[Node]:
+        """Make the sections."""
+        self.env.note_dependency(str(DIFFERENCES))
+        return self.parse_text_to_nodes(differences(), allow_section_headings=True)
+
+
+class Floors(SphinxDirective):
+    """The directive ``{floors}``."""
+
+    def run(self) -> list[Node]:
+        """Make the drawings."""
+        self.env.note_dependency(str(FLOORS))
+        return self.parse_text_to_nodes(floors(), allow_section_headings=True)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """What Sphinx calls."""
+    app.add_directive("commands", Commands)
+    app.add_directive("differences", Differences)
+    app.add_directive("floors", Floors)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

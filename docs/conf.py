@@ -1,0 +1,65 @@
+"""The site: `make docs` builds it, and fails at a warning.
+
+It imports ingot from `python/`, with the module that is built there. Frameworks other than numpy and torch
+are replaced by empty modules.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "docs" / "_ext"), str(ROOT / "python")]
+
+project = "ingot"
+author = "The ingot authors"
+copyright = author
+release = tomllib.loads((ROOT / "Cargo.toml").read_text("utf-8"))["workspace"]["package"]["version"]
+
+# What cannot be found is a warning, and so is a page that nothing leads to.
+nitpicky = True
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_llm.txt",
+    "accessible",
+    "elsewhere",
+    "made",
+]
+# Types in docstrings are prose ("str, optional", "a list of names"); what is ours among them has to be found.
+nitpick_ignore_regex = [("py:(class|obj|exc)", r"(?!ingot\.).*"), ("py:class", r"ingot\..*\._.*")]
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+autodoc_mock_imports = ["jax", "flax", "tensorflow", "mlx", "paddle"]
+autodoc_member_order = "bysource"
+# Signatures as they are typed; what each argument takes is prose below it.
+autodoc_typehints = "none"
+napoleon_google_docstring = False
+napoleon_use_rtype = False
+napoleon_use_ivar = True
+# In a docstring `name` is code, as in Markdown.
+default_role = "literal"
+
+html_theme = "furo"
+html_title = f"ingot {release}"
+html_static_path: list[str] = []
+html_copy_source = False
+html_show_sourcelink = False
+html_show_copyright = False
+copybutton_prompt_text = "$ "
+copybutton_only_copy_prompt_lines = True
+
+# `llms.txt`, and each page as Markdown at its own address with another ending.
+llms_txt_description = (
+    "Stores and loads tensors: safetensors and bintensors files, for torch, numpy and others."
+)
+llms_txt_suffix_mode = "replace"
+llms_txt_nested_enabled = False
+# The marks `*` and `/` of signatures: their text is written all the same.
+llms_txt_suppress_unknown_node_warnings = ["abbreviation"]

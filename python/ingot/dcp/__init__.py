@@ -1,0 +1,27 @@
+"""Storage for `torch.distributed.checkpoint`: it loads from ordinary files, and saves ordinary files.
+
+>>> import torch.distributed.checkpoint as dcp
+>>> dcp.load(state_dict, storage_reader=ingot.dcp.Reader("model"))  # doctest: +SKIP
+>>> dcp.save(state_dict, storage_writer=ingot.dcp.Writer("model"))  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from ingot._frameworks import missing
+
+try:
+    import torch.distributed.checkpoint as _dcp  # noqa: F401
+except ModuleNotFoundError as error:
+    raise missing("torch", error) from None
+
+from .reader import Reader
+from .writer import Writer
+
+__all__ = ["Reader", "Writer"]
+
+for _name in __all__:
+    globals()[_name].__module__ = __name__
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,59 @@
+"""Files that hold parts of tensors: what torch's Hugging Face storage notes in their metadata.
+
+A file is an ordinary one of tensors, and ``DCP_SHARDING_INFO`` in its metadata says of each where it begins
+in the whole. The shape of the whole is nowhere: it is what the parts of all files reach.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from ingot._text import _escaped, _quoted
+from ingot.errors import CheckpointError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ingot._native import Checkpoint
+
+KEY = "DCP_SHARDING_INFO"
+_OFFSETS = "saved_offsets"
+
+
+class Chunk(NamedTuple):
+    """A part of a tensor, a box, and the number of the file that has it."""
+
+    file: int
+    begin: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+def metadata(begins: Mapping[str, Sequence[int]]) -> dict[str, str]:
+    """The metadata of a file whose tensors begin there in the whole ones."""
+    info = {name: {_OFFSETS: [*begin]} for name, begin in begins.items()}
+    return {KEY: json.dumps(info), "DCP_VERSION": "1.0", "format": "pt"}
+
+
+def begins(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]] | None:
+    """Where each tensor of a file begins in the whole one; None for a file of whole tensors."""
+    text = (checkpoint.metadata() or {}).get(KEY)
+    if not isinstance(text, str):
+        return None
+    try:
+        info = json.loads(text)
+        found = {name: tuple(map(int, info[name][_OFFSETS])) for name in checkpoint.offset_names()}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as fault:
+        raise _broken(checkpoint, f"it cannot be read ({type(fault).__name__}: {fault})") from None
+    for name, begin in found.items():
+        if len(begin) != len(checkpoint.info(name).shape) or min(begin, default=0) < 0:
+            raise _broken(checkpoint, f"tensor {_quoted(name)} cannot begin at {[*begin]}")
+    return found
+
+
+def _broken(checkpoint: Checkpoint, reason: str) -> CheckpointError:
+    where = "" if checkpoint.path is None else f"{_escaped(checkpoint.path)}: "
+    return CheckpointError(
+        f"{where}{KEY} in the metadata: {reason}", code="invalid-parts", path=checkpoint.path
+    )

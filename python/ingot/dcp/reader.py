@@ -1,0 +1,206 @@
+"""Loading by `torch.distributed.checkpoint`."""
+
+from __future__ import annotations
+
+import os
+from math import prod
+from uuid import uuid4
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from ingot import _open
+from ingot._frameworks import lacks
+from ingot._load import reading
+from ingot._native import is_url
+from ingot._options import Loading, is_path, takes_read_options
+from ingot._text import _escaped, _quoted
+from ingot.errors import CheckpointError
+from ingot.torch._into import Slot, read
+from ingot.torch._ranks.placements import Part
+from ingot.torch._tensors import DTYPES
+from ingot.typing import ReadOptions
+
+from .parts import Chunk, begins
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+    from typing_extensions import Unpack
+
+    from ingot._native import Checkpoint
+    from ingot._objects import Source
+
+
+class Reader(StorageReader):
+    """Loads from ordinary files: what `torch.distributed.checkpoint.load` takes as its `storage_reader`.
+
+    Parameters
+    ----------
+    path : str, bytes, os.PathLike, or an object to read from
+        A file, the index of a sharded checkpoint, a directory with one of these, a URL, or an object that
+        holds a file, as for `ingot.torch.load_file`. Or a directory whose files hold parts of tensors, as
+        torch's `HuggingFaceStorageWriter(save_distributed=True)` and ``Writer(whole=False)`` write them.
+    **options
+        How the files are read: `ingot.typing.ReadOptions`.
+
+    Raises
+    ------
+    OSError, HeaderError, CheckpointError, DtypeError, StorageError, OptionError
+        In `load`, of which `CheckpointException` has those of all ranks.
+
+    Notes
+    -----
+    Whatever the placements of the DTensors are, each rank reads its own parts, of all tensors at once, into
+    their memory, and converts where both dtypes are floating point. Tensors of a checkpoint that the state
+    dict lacks are not read. An index decides which files belong to a checkpoint: others in the directory are
+    not looked at.
+    """
+
+    @takes_read_options
+    def __init__(self, path: Source, **options: Unpack[ReadOptions]) -> None:
+        self._path = path
+        self._how = Loading.of(options, ReadOptions)
+        self._load_id = uuid4().hex
+        self._files: list[Checkpoint] = []
+
+    @property
+    def checkpoint_id(self) -> Any:
+        """What is loaded from."""
+        return self._path
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin to load from `checkpoint_id`, or from the same again."""
+        if checkpoint_id is not None:
+            self._path = checkpoint_id
+        self._load_id = uuid4().hex
+        self._files = []
+
+    def read_metadata(self) -> Metadata:
+        """Say which tensors there are, and in which parts."""
+        self._files = self._opened()
+        chunks: dict[str, list[Chunk]] = {}
+        codes: dict[str, str] = {}
+        for number, file in enumerate(self._files):
+            places = begins(file)
+            for info in file.infos():
+                shape = (*info.shape[:-1], info.shape[-1] // 2) if info.dtype == "F4" else info.shape
+                begin = (0,) * len(shape) if places is None else places[info.name]
+                if codes.setdefault(info.name, info.dtype) != info.dtype:
+                    raise self._misfit(info.name, f"dtype {codes[info.name]}", f"{info.dtype} in {file.path}")
+                chunks.setdefault(info.name, []).append(Chunk(number, begin, tuple(shape)))
+        tensors = {name: self._tensor(name, codes[name], found) for name, found in chunks.items()}
+        places_of = {
+            MetadataIndex(name, chunk.begin): chunk for name, found in chunks.items() for chunk in found
+        }
+        return Metadata({**tensors}, storage_data=places_of, storage_meta=StorageMeta(load_id=self._load_id))
+
+    def _opened(self) -> list[Checkpoint]:
+        """The checkpoint, or each of the files in a directory that hold parts."""
+        path: Any = self._path
+        options = self._how.storage_options
+        is_folder = is_path(path) and not is_url(os.fsdecode(path)) and os.path.isdir(path)
+        try:
+            return [_open.open_checkpoint(path, self._how.backend, storage_options=options)]
+        except (CheckpointError, IsADirectoryError):
+            names = sorted(os.listdir(path)) if is_folder else []
+            files = [os.path.join(path, name) for name in names if name.endswith(".safetensors")]
+            if len(files) < 2:
+                raise
+            opened = [_open.open_checkpoint(file, self._how.backend, lent=True) for file in files]
+            if any(begins(one) is None for one in opened):
+                # Of whole tensors: what that is a checkpoint of, an index would have to say.
+                raise
+            return opened
+
+    def _tensor(self, name: str, code: str, chunks: list[Chunk]) -> TensorStorageMetadata:
+        dtype = DTYPES.get(code)
+        if dtype is None:
+            raise lacks(f"torch {torch.__version__}", code)
+        sides = zip(*(map(sum, zip(chunk.begin, chunk.shape, strict=True)) for chunk in chunks), strict=True)
+        size = [max(ends) for ends in sides]
+        found, expected = sum(prod(chunk.shape) for chunk in chunks), prod(size)
+        if found != expected:
+            raise self._misfit(
+                name, f"{expected} elements for shape {size}", f"{found} in {len(chunks)} parts"
+            )
+        return TensorStorageMetadata(
+            TensorProperties(dtype=dtype),
+            torch.Size(size),
+            [ChunkStorageMetadata(torch.Size(chunk.begin), torch.Size(chunk.shape)) for chunk in chunks],
+        )
+
+    def _misfit(self, name: str, expected: str, found: str) -> CheckpointError:
+        path: Any = self._path
+        where = f"{_escaped(os.fsdecode(path))}: " if is_path(path) else ""
+        return CheckpointError(
+            f"{where}tensor {_quoted(name)}: the files do not have parts of one tensor: expected {expected}, "
+            f"found {found}",
+            code="invalid-parts",
+            tensor=name,
+            expected=expected,
+            found=found,
+        )
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        """Take what the coordinator read."""
+        self._chunks: dict[MetadataIndex, Chunk] = metadata.storage_data
+        if not self._files:
+            self._files = self._opened()
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Leave the plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Leave the plan as it is."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read all items at once, each into the memory that the planner has for it."""
+        slots: dict[int, list[Slot]] = {}
+        resolved: list[tuple[ReadItem, torch.Tensor]] = []
+        for item in plan.items:
+            name = item.storage_index.fqn
+            if item.type is not LoadItemType.TENSOR:
+                raise self._misfit(name, "a tensor", "an object, which the files have none of")
+            chunk = self._chunks[item.storage_index]
+            tensor = planner.resolve_tensor(item).detach()
+            wanted = zip(item.storage_offsets, item.lengths, strict=True)
+            part = Part(chunk.shape, tuple(((at, at + size),) if size else () for at, size in wanted))
+            one = Slot(_label(item), name, None if part.is_whole() else part, tensor)
+            slots.setdefault(chunk.file, []).append(one)
+            resolved.append((item, tensor))
+        for file, found in slots.items():
+            with reading(self._files[file], self._how) as (checkpoint, reads):
+                read(checkpoint, found, reads)
+        for item, tensor in resolved:
+            planner.commit_tensor(item, tensor)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Say whether it can be read from."""
+        return is_path(checkpoint_id)
+
+
+def _label(item: ReadItem) -> str:
+    """What messages call the memory that it is for: a tensor may have several."""
+    begin = ", ".join(map(str, item.dest_offsets))
+    return f"{item.dest_index.fqn} at [{begin}]" if any(item.dest_offsets) else item.dest_index.fqn

@@ -1,0 +1,156 @@
+"""Loading into tensors that are there already: by one process, or by ranks together."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import torch
+
+from ingot import _open
+from ingot._options import Loading, one_of, takes_read_options
+from ingot.errors import OptionError
+from ingot.typing import ReadOptions
+
+from ._into import IncompatibleKeys, read, slots, tensors_of
+from ._ranks.local import is_dtensor
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Literal, TypeAlias
+
+    from torch.distributed import ProcessGroup
+    from typing_extensions import Unpack
+
+    from ingot._objects import Source
+
+    ReadOnce: TypeAlias = Literal["auto", "job", "node", False]
+    Target: TypeAlias = torch.nn.Module | Mapping[str, torch.Tensor]
+
+READ_ONCE = ("auto", "job", "node")
+
+
+@takes_read_options
+def load_into(
+    target: torch.nn.Module | Mapping[str, torch.Tensor],
+    source: Source,
+    *,
+    strict: bool = True,
+    read_once: ReadOnce = "auto",
+    process_group: ProcessGroup | None = None,
+    **options: Unpack[ReadOptions],
+) -> IncompatibleKeys:
+    """Load a file into the tensors of a module, without a second copy of them.
+
+    Parameters
+    ----------
+    target : torch.nn.Module or dict of str to torch.Tensor
+        What to fill: the module's parameters and persistent buffers, or the tensors of the dict. They stay
+        the objects that they are, on the device where they are, laid out in memory as they are; no gradient
+        is recorded. Of a DTensor (FSDP2, tensor, expert parallel) each rank fills and reads its part only.
+    source : str, bytes, os.PathLike, or an object to read from
+        As for `load_file`.
+    strict : bool
+        Refuse a file that lacks a tensor of `target`, or has one that `target` lacks.
+    read_once : {"auto", "job", "node", False}
+        How ranks share the reading: in ``"job"`` each byte that any of them wants is read by one of them, who
+        sends it to the others; in ``"node"`` by one on each node; with False each rank reads what it wants,
+        and says nothing to the others. ``"auto"`` is False where no tensor is a DTensor or there is only one
+        rank. Else it is ``"job"`` for what comes over a network (a URL, an object, a network file system) to
+        more than one node, and otherwise each reads for itself, as ranks of a machine share what is in its
+        memory. But for False, and in ``"auto"`` without DTensors, all ranks of `process_group` have to call
+        this.
+    process_group : torch.distributed.ProcessGroup, optional
+        The ranks that load together. By default all.
+    **options
+        How the file is read: `ingot.typing.ReadOptions`.
+
+    Returns
+    -------
+    IncompatibleKeys
+        ``missing_keys``, tensors of `target` that the file lacks, and ``unexpected_keys``, those of the file
+        that `target` lacks: as `torch.nn.Module.load_state_dict` gives them. A name that shares its tensor
+        with one that the file has is not missing.
+
+    Raises
+    ------
+    DestinationError
+        A tensor has another shape than in the file, no memory (on ``"meta"``: call `to_empty` first), or
+        memory that it shares with another in part; a DTensor has a ``Partial`` placement, or keeps its values
+        in another class; the module has the flat parameters of ``FullyShardedDataParallel``. Nothing has been
+        read.
+    RankError
+        Another rank failed, is gone, or loads from another file: all of them raise, and the message names the
+        rank and what it raised. The rank that failed raises its own error.
+    RuntimeError
+        `strict` is set and a tensor is missing or unexpected. Nothing has been read.
+    TypeError
+        A value of the dict is not a tensor.
+    OptionError
+        `read_once` is not one of the choices, or there is no process group for it.
+    OSError, HeaderError, DtypeError, StorageError, OptionError
+        As `load_file` does. What was read before a failure, of `progress` too, stays in the tensors.
+
+    Notes
+    -----
+    Tensors are read straight into the memory of the CPU, and converted on the way where both dtypes are
+    floating point. For other devices and other dtypes they are read in pieces of 64 MiB at most, which torch
+    then copies: onto a GPU where that has a driver that is called, else through pinned memory where torch has
+    some for the device. To wider floats a device converts them, else the host. The copies are ordered by the
+    device's current stream. What ranks send each other takes at most 128 MiB of a rank's memory. The module's
+    own loading hooks do not run: `load_model` runs them.
+    """
+    how = Loading.of(options, ReadOptions)
+    if _is_shared(target, read_once):
+        return _together(target, source, strict, read_once, process_group, how)
+    with _open.loading(source, how) as (checkpoint, reads):
+        found, keys = slots(target, checkpoint, strict)
+        read(checkpoint, found, reads)
+    return keys
+
+
+def _is_shared(target: Target, read_once: ReadOnce) -> bool:
+    """Whether ranks load together."""
+    if read_once is not False:
+        one_of("read_once", read_once, READ_ONCE)
+    if read_once in ("job", "node"):
+        if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+            raise OptionError(
+                f"read_once {read_once!r} is for ranks of a process group, and there is none: call "
+                "`torch.distributed.init_process_group` first",
+                code="no-process-group",
+                found=read_once,
+            )
+        return True
+    return read_once == "auto" and _has_ranks() and any(map(is_dtensor, tensors_of(target).values()))
+
+
+def _has_ranks() -> bool:
+    is_there = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return is_there and torch.distributed.get_world_size() > 1
+
+
+def _together(
+    target: Target,
+    source: Source,
+    strict: bool,
+    read_once: ReadOnce,
+    process_group: ProcessGroup | None,
+    how: Loading,
+) -> IncompatibleKeys:
+    # Imported here: most loads are of one process.
+    from ._ranks import together
+    from ._ranks.peers import Peers
+
+    peers = Peers(process_group)
+    with ExitStack() as opened:
+        with peers.step("opening"):
+            checkpoint, reads = opened.enter_context(_open.loading(source, how))
+            found, keys = slots(target, checkpoint, strict)
+        scope, nodes = together.scope(checkpoint, read_once, peers)
+        if scope is not None:
+            together.load(checkpoint, found, reads, peers, nodes, scope)
+        else:
+            with peers.step(f"reading {checkpoint.path or 'what was given to load from'}"):
+                read(checkpoint, found, reads)
+    return keys

@@ -1,0 +1,186 @@
+"""What ranks say to each other: bytes, and that one of them cannot go on.
+
+Nobody enters a collective that another will never come to: before each all agree that none has failed. One
+that was killed is found by those who wait for it, who tell the others by the store of the process group.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from contextlib import contextmanager
+from socket import gethostname
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from ingot.errors import RankError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import Any
+
+    from .exchange import Parcels
+
+
+# Seconds for which a rank that found a failure waits for the others to say that they are there.
+_ROLL_CALL_SECONDS = 3.0
+# Between two looks at the store, while a rank waits.
+_LOOK_SECONDS = 0.25
+# Of what ranks tell each other that many bytes go in one message with their number.
+_SHORT_NBYTES = 1024
+# Process groups for what is on the CPU, of those that have none; and how often ranks of one have met.
+_ON_CPU: dict[str, Any] = {}
+_MEETINGS: dict[str, int] = {}
+
+
+class Problem(NamedTuple):
+    """What a rank raised, as the others say it."""
+
+    rank: int
+    doing: str
+    error: str
+
+
+def this_node() -> str:
+    """What ranks of one machine say alike."""
+    return gethostname()
+
+
+class Peers:
+    """The ranks of a process group, for one load or save that all of them take part in."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        given: Any = dist.group.WORLD if group is None else group
+        self.group = given
+        self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self._cpu = _on_cpu(self.group)
+        name = self.group.group_name
+        number = _MEETINGS[name] = _MEETINGS.get(name, 0) + 1
+        self._store = c10d.PrefixStore(f"ingot/{name}/{number}", c10d._get_default_store())
+
+    def gather(self, mine: Any, doing: str) -> list[Any]:
+        """What each rank gives, of all of them."""
+        data = pickle.dumps(mine)
+        head = len(data).to_bytes(8, "little") + data[: _SHORT_NBYTES - 8]
+        heads = self._gathered(head, _SHORT_NBYTES, doing)
+        most = max(int.from_bytes(one[:8], "little") for one in heads)
+        # What follows a pickle is not looked at.
+        if most <= _SHORT_NBYTES - 8:
+            return [pickle.loads(one[8:]) for one in heads]
+        return [pickle.loads(one) for one in self._gathered(data, most, doing)]
+
+    def _gathered(self, mine: bytes, nbytes: int, doing: str) -> list[bytearray]:
+        """So many bytes of each rank, of which the last may be none of its."""
+        held = [bytearray(nbytes) for _ in range(self.size)]
+        found = [torch.frombuffer(one, dtype=torch.uint8) for one in held]
+        sent = torch.frombuffer(bytearray(mine.ljust(nbytes, b"\0")), dtype=torch.uint8)
+        self._wait(lambda: dist.all_gather(found, sent, self._cpu, async_op=True), doing)
+        return held
+
+    @contextmanager
+    def step(self, doing: str) -> Iterator[None]:
+        """What each rank does by itself, after which all go on, or all raise."""
+        fault: BaseException | None = None
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, RankError):
+                raise
+            fault = error
+        self.agree(fault, doing)
+
+    def same(self, mine: Mapping[str, Any], doing: str, fact: Any = None) -> list[Any]:
+        """Raise on all ranks where one was given something else than the first. Gives a fact of each."""
+        told = self.gather((dict(mine), fact), doing)
+        for rank, (other, _) in enumerate(told):
+            for what, expected in told[0][0].items():
+                if other[what] != expected:
+                    found = f"expected {expected!r}, found {other[what]!r}"
+                    reason = f"has another {what} than rank 0, {doing}: {found}"
+                    raise self.error(rank, reason, "ranks-differ")
+        return [fact for _, fact in told]
+
+    def agree(self, fault: BaseException | None, doing: str, more: bool = False) -> bool:
+        """Raise on all ranks where one has a `fault`. Says whether one of them has `more` to do."""
+        code = torch.tensor([2 if fault is not None else int(more)])
+        self._wait(lambda: dist.all_reduce(code, dist.ReduceOp.MAX, self._cpu, async_op=True), doing)
+        if int(code) < 2:
+            return bool(code)
+        # Without what it came of: that may be a caller's own error, with secrets in it.
+        mine = None if fault is None else Problem(self.rank, doing, f"{type(fault).__name__}: {fault}")
+        first = next(one for one in self.gather(mine, doing) if one is not None)
+        if fault is not None:
+            fault.add_note(f"rank {self.rank} of {self.size}, in {doing}: the other ranks were told")
+            raise fault
+        raise self.error(first.rank, f"failed in {first.doing}: {first.error}", "rank-failed")
+
+    def exchange(self, parcels: Parcels, doing: str) -> None:
+        """Send each rank its bytes, and receive those that each sends. All memory is there already."""
+        self._wait(
+            lambda: dist.all_to_all_single(
+                parcels.received, parcels.sent, parcels.from_each, parcels.to_each, self._cpu, async_op=True
+            ),
+            doing,
+        )
+
+    def error(self, rank: int, reason: str, code: str) -> RankError:
+        return RankError(f"rank {rank} of {self.size} {reason}", code=code, rank=rank)
+
+    def _wait(self, begin: Callable[[], Any], doing: str) -> None:
+        """Until a collective is done. Raises where a rank cannot take part in it any more."""
+        try:
+            work = begin()
+            looked = time.monotonic()
+            pause = 0.0
+            while not work.is_completed():
+                time.sleep(pause)
+                pause = min(0.002, pause + 0.0001)
+                if time.monotonic() - looked > _LOOK_SECONDS:
+                    if self._store.check(["lost"]):
+                        break
+                    looked = time.monotonic()
+            else:
+                work.wait()
+                return
+            fault: BaseException | None = None
+        # What the backends raise: of gloo and NCCL, and of a store whose host is gone.
+        except (RuntimeError, dist.DistError) as error:
+            fault = error
+        raise self._lost(doing, fault) from fault
+
+    def _lost(self, doing: str, fault: BaseException | None) -> RankError:
+        """Who is gone: of those who are there each says so in the store."""
+        try:
+            self._store.set(f"here/{self.rank}", "")
+            self._store.set("lost", "")
+            until = time.monotonic() + _ROLL_CALL_SECONDS
+            missing = [rank for rank in range(self.size) if rank != self.rank]
+            while missing and time.monotonic() < until:
+                time.sleep(0.05)
+                missing = [rank for rank in missing if not self._store.check([f"here/{rank}"])]
+        except (RuntimeError, dist.DistError):
+            return self.error(0, f"hosts the store, and is gone: the others wait in {doing}", "rank-lost")
+        if not missing:
+            return self.error(self.rank, f"lost its connections in {doing}: {fault}", "rank-lost")
+        return self.error(missing[0], f"is gone, or does not answer: the others wait in {doing}", "rank-lost")
+
+
+def _takes_cpu(group: Any) -> bool:
+    """Whether tensors on the CPU can be sent: not so by NCCL alone."""
+    return "cpu" in {device.type for device in group._device_types}
+
+
+def _on_cpu(group: Any) -> Any:
+    """A process group of the same ranks that takes what is on the CPU."""
+    if _takes_cpu(group):
+        return group
+    key = group.group_name
+    if key not in _ON_CPU:
+        ranks = dist.get_process_group_ranks(group)
+        # Other ranks need not take part, and do not.
+        _ON_CPU[key] = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+    return _ON_CPU[key]

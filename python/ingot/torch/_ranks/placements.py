@@ -1,0 +1,206 @@
+"""Which elements of a tensor a rank holds: placements of DTensor as intervals along each dimension.
+
+A rank's part is a product: along each dimension some intervals, and of the tensor what lies in one of each.
+An offset alone does not say it, since a strided shard takes several stretches of one dimension.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any
+
+    # From the first place to that after the last.
+    Interval = tuple[int, int]
+    # For each dimension.
+    Intervals = tuple[tuple[Interval, ...], ...]
+    Box = tuple[slice, ...]
+
+
+class Part(NamedTuple):
+    """What a rank holds of a tensor."""
+
+    #: Of the whole tensor.
+    shape: tuple[int, ...]
+    intervals: Intervals
+
+    @classmethod
+    def whole(cls, shape: Sequence[int]) -> Part:
+        """All of it."""
+        return cls(tuple(shape), tuple(((0, size),) if size else () for size in shape))
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """The shape of what the rank holds."""
+        return tuple(map(_length, self.intervals))
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return prod(self.local_shape)
+
+    def is_whole(self) -> bool:
+        """Whether it is all of the tensor."""
+        return self.local_shape == self.shape
+
+    def boxes(self) -> Iterator[tuple[Box, Box]]:
+        """Blocks that are the part together: where each lies in the tensor, and where in the rank's own."""
+        along = [[*_placed(intervals)] for intervals in self.intervals]
+        for sides in product(*along):
+            yield tuple(side[0] for side in sides), tuple(side[1] for side in sides)
+
+    def run(self) -> int:
+        """Elements that lie together in the tensor, of the shortest of the part's runs."""
+        if not self.numel:
+            return 0
+        length = 1
+        for size, intervals in zip(reversed(self.shape), reversed(self.intervals), strict=True):
+            length *= min(end - begin for begin, end in intervals)
+            if intervals != ((0, size),):
+                break
+        return length
+
+
+def _length(intervals: Sequence[Interval]) -> int:
+    return sum(end - begin for begin, end in intervals)
+
+
+def _placed(intervals: Sequence[Interval]) -> Iterator[tuple[slice, slice]]:
+    """Each interval, and where it lies among those of the rank, one after the other."""
+    at = 0
+    for begin, end in intervals:
+        yield slice(begin, end), slice(at, at + end - begin)
+        at += end - begin
+
+
+def pieces(box: Box, limit: int | None) -> Iterator[Box]:
+    """The box in blocks that come in C order, each of `limit` elements at most where there is a limit."""
+    row, cut = 1, len(box)
+    # Dimensions that are taken whole in each block, from the last on.
+    while cut and (limit is None or row * (box[cut - 1].stop - box[cut - 1].start) <= limit):
+        cut -= 1
+        row *= box[cut].stop - box[cut].start
+    if not cut:
+        yield box
+        return
+    step = max(1, (limit or 1) // max(1, row))
+    sides = [[*_steps(side, 1)] for side in box[: cut - 1]] + [[*_steps(box[cut - 1], step)]]
+    for leading in product(*sides):
+        yield (*leading, *box[cut:])
+
+
+def _steps(side: slice, step: int) -> Iterator[slice]:
+    for begin in range(side.start, side.stop, step):
+        yield slice(begin, min(begin + step, side.stop))
+
+
+def moved(box: Box, origin: Box, inner: Box) -> Box:
+    """Where `inner`, which lies in `origin`, lies when that is `box`."""
+    return tuple(
+        slice(to.start + side.start - of.start, to.start + side.stop - of.start)
+        for to, of, side in zip(box, origin, inner, strict=True)
+    )
+
+
+def within(origin: Box, inner: Box) -> Box:
+    """Where `inner`, which lies in `origin`, lies from where that begins."""
+    return tuple(
+        slice(side.start - of.start, side.stop - of.start) for of, side in zip(origin, inner, strict=True)
+    )
+
+
+def in_elements(box: Box) -> Box:
+    """A box of bytes with two elements each, such as those of F4, as a file counts it."""
+    return (*box[:-1], slice(2 * box[-1].start, 2 * box[-1].stop)) if box else box
+
+
+def part(
+    shape: Sequence[int], mesh_shape: Sequence[int], coordinate: Sequence[int], placements: Sequence[Any]
+) -> Part:
+    """What the rank at `coordinate` of a mesh of this shape holds of a tensor of this shape.
+
+    `placements` are those of DTensor, one for each dimension of the mesh, outermost first: each cuts what
+    those before it left.
+
+    Raises
+    ------
+    ValueError
+        A placement has no values of its own: `Partial`, or one that is not known.
+    """
+    steps = tuple(
+        (step, size, place)
+        for placement, size, place in zip(placements, mesh_shape, coordinate, strict=True)
+        if (step := _step(placement, len(shape))) is not None
+    )
+    return _cut(tuple(shape), steps)
+
+
+def _step(placement: Any, rank: int) -> tuple[int, int | None] | None:
+    """The dimension that a placement cuts, and into how many first; None where it cuts nothing."""
+    split = getattr(placement, "split_factor", None)
+    if split is not None or placement.is_shard():
+        dim = placement.dim if placement.dim >= 0 else placement.dim + rank
+        if not 0 <= dim < rank:
+            raise ValueError(f"{placement} of a tensor of {rank} dimensions")
+        return dim, split
+    if placement.is_replicate():
+        return None
+    raise ValueError(f"the placement {placement!r} has no values that could be stored")
+
+
+@lru_cache(maxsize=4096)
+def _cut(shape: tuple[int, ...], steps: tuple[tuple[tuple[int, int | None], int, int], ...]) -> Part:
+    """A model has few shapes, each with few placements, and many tensors: so it is kept."""
+    whole = Part.whole(shape)
+    intervals = [*whole.intervals]
+    for (dim, split), count, place in steps:
+        length = _length(intervals[dim])
+        stretches = [
+            (first + begin, first + end)
+            for first, size in _chunks(length, split or 1)
+            for begin, end in [_chunk(size, count, place)]
+        ]
+        intervals[dim] = _joined(
+            piece for begin, end in stretches for piece in _taken(intervals[dim], begin, end)
+        )
+    return Part(shape, tuple(intervals))
+
+
+def _chunk(length: int, count: int, place: int) -> Interval:
+    """The chunk with this number of so many, as `torch.chunk` cuts: the last ones are shorter, or empty."""
+    size = -(-length // count)
+    return min(place * size, length), min((place + 1) * size, length)
+
+
+def _chunks(length: int, count: int) -> Iterator[tuple[int, int]]:
+    """Where each chunk begins, and its length."""
+    for place in range(count):
+        begin, end = _chunk(length, count, place)
+        yield begin, end - begin
+
+
+def _taken(intervals: Sequence[Interval], begin: int, end: int) -> Iterator[Interval]:
+    """From `begin` to `end` of what these intervals are, one after the other."""
+    at = 0
+    for first, last in intervals:
+        low, high = max(begin, at), min(end, at + last - first)
+        if low < high:
+            yield first + low - at, first + high - at
+        at += last - first
+
+
+def _joined(intervals: Iterator[Interval]) -> tuple[Interval, ...]:
+    """Those that touch as one. They come in their order."""
+    found: list[Interval] = []
+    for begin, end in intervals:
+        if found and found[-1][1] == begin:
+            found[-1] = (found[-1][0], end)
+        else:
+            found.append((begin, end))
+    return tuple(found)

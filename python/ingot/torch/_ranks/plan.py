@@ -1,0 +1,355 @@
+"""Who reads what of a file that many ranks want, so that each byte is read once.
+
+Every rank makes the same plan from the same numbers: what the file has, what each rank wants of it, and which
+ranks share a node. It knows no file and moves no byte.
+
+A tensor whose parts are long and each of one rank is read by the ranks that want them. All others are
+*owned*: cut into blocks of whole rows, which are dealt out in the order of the file, so that each owner reads
+long stretches, of about as many bytes as the others. In rounds each owner reads a window of its blocks and
+sends every rank what that wants of them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from functools import lru_cache
+from itertools import accumulate
+from math import prod
+from typing import NamedTuple
+
+from .placements import moved, pieces
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from .placements import Box, Interval, Part
+
+#: Bytes that lie together, from which on a rank reads a part of its own by itself.
+DIRECT_NBYTES = 128 << 10
+#: Bytes that a rank holds of what it has read, sends or receives in a round; of each that much.
+WINDOW_NBYTES = 32 << 20
+# Of fewer bytes an owner is not worth its requests.
+_LEAST_NBYTES = 1 << 20
+# Blocks of an owner are this small a part of what it owns, so that owners have about as much.
+_SHARES = 16
+
+
+class Tensor(NamedTuple):
+    """What is stored: the shape in elements of so many bytes."""
+
+    shape: tuple[int, ...]
+    itemsize: int
+
+
+class Wants(NamedTuple):
+    """What one rank wants, a number for each tensor of the file: 0 for nothing, else of its part."""
+
+    parts: list[Part]
+    kinds: Sequence[int]
+
+
+class Block(NamedTuple):
+    """Rows of a tensor that one rank reads."""
+
+    tensor: int
+    pattern: Pattern
+    box: Box
+    nbytes: int
+
+
+class Span(NamedTuple):
+    """Of the blocks of one tensor those that one rank owns, from the first to that after the last."""
+
+    tensor: int
+    pattern: int
+    first: int
+    last: int
+
+
+class Plan(NamedTuple):
+    """Who reads what for some ranks, which read for no others: all ranks, or those of a node."""
+
+    ranks: list[int]
+    #: For each tensor its pattern; None for one that nobody wants anything of.
+    numbers: list[int | None]
+    patterns: list[Pattern]
+    #: For each pattern its blocks; none where each rank reads its part by itself.
+    cuts: list[Cuts | None]
+    #: For each of the ranks, what it owns.
+    owned: list[list[Span]]
+
+    def direct(self, rank: int) -> Iterator[tuple[int, Part]]:
+        """The tensors of which a rank reads its part by itself."""
+        wanted = [
+            None if cuts else dict(one.wanted).get(rank)
+            for one, cuts in zip(self.patterns, self.cuts, strict=True)
+        ]
+        for tensor, number in enumerate(self.numbers):
+            if number is not None and (part := wanted[number]):
+                yield tensor, part
+
+    def rounds(self) -> Iterator[list[tuple[int, list[Block]]]]:
+        """The windows that are exchanged together: each owner's, if it has one left."""
+        turns = [(rank, self._windows(spans)) for rank, spans in zip(self.ranks, self.owned, strict=True)]
+        while found := [(rank, window) for rank, windows in turns if (window := next(windows, None))]:
+            yield found
+
+    def _windows(self, spans: list[Span]) -> Iterator[list[Block]]:
+        most_held = WINDOW_NBYTES // len(self.ranks)
+        window: list[Block] = []
+        nbytes = most = 0
+        for block, share in self._blocks(spans):
+            if window and (nbytes + block.nbytes > WINDOW_NBYTES or most + share > most_held):
+                yield window
+                window, nbytes, most = [], 0, 0
+            window.append(block)
+            nbytes, most = nbytes + block.nbytes, most + share
+        if window:
+            yield window
+
+    def _blocks(self, spans: list[Span]) -> Iterator[tuple[Block, int]]:
+        for tensor, number, first, last in spans:
+            cuts = self.cuts[number]
+            if cuts is not None:
+                for box, nbytes, most in zip(
+                    cuts.boxes[first:last], cuts.sizes[first:last], cuts.most[first:last], strict=True
+                ):
+                    yield Block(tensor, self.patterns[number], box, nbytes), most
+
+
+class Cuts(NamedTuple):
+    """The blocks of tensors of one pattern, a column for each question."""
+
+    boxes: list[Box]
+    sizes: list[int]
+    #: Bytes of each for the rank that wants most of it.
+    most: list[int]
+    #: Bytes of all before each, and of all.
+    before: list[int]
+
+
+class Pattern(NamedTuple):
+    """Tensors of one shape of which the same ranks want the same."""
+
+    tensor: Tensor
+    wanted: tuple[tuple[int, Part], ...]
+
+    def is_direct(self) -> bool:
+        """Whether each of the ranks reads its part by itself."""
+        if len(self.wanted) == 1:
+            return True
+        if any(part.run() * self.tensor.itemsize < DIRECT_NBYTES for _, part in self.wanted):
+            return False
+        return not self.overlaps()
+
+    def overlaps(self) -> bool:
+        """Whether two ranks want the same element."""
+        parts = [part for _, part in self.wanted]
+        return len(set(parts)) < len(parts) or any(
+            _overlap(one, other) for rank, one in enumerate(parts) for other in parts[:rank]
+        )
+
+    def boxes(self) -> list[Box]:
+        """What the ranks want together, and what lies between in all dimensions but the first."""
+        if not self.tensor.shape:
+            return [()]
+        if 0 in self.tensor.shape:
+            return []
+        sides = [
+            _union(part.intervals[dim] for _, part in self.wanted) for dim in range(len(self.tensor.shape))
+        ]
+        within = [slice(side[0][0], side[-1][1]) for side in sides[1:]]
+        return [(slice(begin, end), *within) for begin, end in sides[0]]
+
+    def nbytes(self, box: Box) -> int:
+        count: int = prod(side.stop - side.start for side in box)
+        return self.tensor.itemsize * count
+
+    def most(self, box: Box) -> int:
+        """The bytes of the box that a rank wants, of that which wants most."""
+        return self.tensor.itemsize * max(shared(part, box) for _, part in self.wanted)
+
+
+def shared(part: Part, box: Box) -> int:
+    """The elements of `box` that belong to `part`."""
+    return prod(
+        sum(max(0, min(end, side.stop) - max(begin, side.start)) for begin, end in intervals)
+        for intervals, side in zip(part.intervals, box, strict=True)
+    )
+
+
+def _overlap(one: Part, other: Part) -> bool:
+    return all(
+        any(max(a, c) < min(b, d) for a, b in mine for c, d in theirs)
+        for mine, theirs in zip(one.intervals, other.intervals, strict=True)
+    )
+
+
+def _union(sides: Iterable[tuple[Interval, ...]]) -> list[Interval]:
+    """Intervals that touch as one, in their order."""
+    found: list[Interval] = []
+    for begin, end in sorted({interval for side in sides for interval in side}):
+        if found and begin <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((begin, end))
+    return found
+
+
+def plan(
+    tensors: Sequence[Tensor], wants: Sequence[Wants], nodes: Sequence[int], scope: str, rank: int
+) -> Plan:
+    """Who reads what: the plan that `rank` takes part in.
+
+    Parameters
+    ----------
+    tensors
+        Those of the file, in the order of their bytes.
+    wants
+        What each rank wants of them.
+    nodes
+        The number of each rank's node.
+    scope : {"job", "node"}
+        Whether a byte is read once by all ranks, or once on each node that wants it.
+    rank
+        One of those that read for each other.
+    """
+    return _plan_for(tensors, wants, spread(nodes) if scope == "job" else _of_node(nodes, nodes[rank]))
+
+
+def _of_node(nodes: Sequence[int], node: int) -> list[int]:
+    return [rank for rank, of in enumerate(nodes) if of == node]
+
+
+def spread(nodes: Sequence[int]) -> list[int]:
+    """All ranks, one of each node in turn: few owners are then of many nodes."""
+    turns: dict[int, int] = {}
+    keys = []
+    for rank, node in enumerate(nodes):
+        turns[node] = turns.get(node, -1) + 1
+        keys.append((turns[node], node, rank))
+    return [rank for *_, rank in sorted(keys)]
+
+
+def _plan_for(tensors: Sequence[Tensor], wants: Sequence[Wants], ranks: list[int]) -> Plan:
+    """What these ranks read for each other."""
+    numbers, patterns = _patterns(tensors, wants, ranks)
+    counts = Counter(numbers)
+    owned = [not pattern.is_direct() for pattern in patterns]
+    read = dict.fromkeys(ranks, 0)
+    for number, pattern in enumerate(patterns):
+        for rank, part in pattern.wanted:
+            if not owned[number]:
+                read[rank] += counts[number] * part.numel * pattern.tensor.itemsize
+    total = sum(
+        counts[number] * sum(map(pattern.nbytes, pattern.boxes()))
+        for number, pattern in enumerate(patterns)
+        if owned[number]
+    )
+    shares = _shares(total, [*read.values()])
+    finest = max(_LEAST_NBYTES, max(shares, default=0) // _SHARES)
+    cuts = [
+        cut(pattern, len(ranks), finest) if is_owned else None
+        for pattern, is_owned in zip(patterns, owned, strict=True)
+    ]
+    return Plan(ranks, numbers, patterns, cuts, _dealt(numbers, cuts, len(ranks), shares))
+
+
+def _patterns(
+    tensors: Sequence[Tensor], wants: Sequence[Wants], ranks: list[int]
+) -> tuple[list[int | None], list[Pattern]]:
+    """The pattern of each tensor, by its number. There are many tensors, and few patterns."""
+    patterns: list[Pattern] = []
+    known: dict[tuple[Tensor, tuple[int, ...]], int | None] = {}
+    numbers: list[int | None] = []
+    for key in zip(tensors, zip(*(wants[rank].kinds for rank in ranks), strict=True), strict=True):
+        if key not in known:
+            tensor, kinds = key
+            parts = [
+                (rank, wants[rank].parts[kind - 1]) for rank, kind in zip(ranks, kinds, strict=True) if kind
+            ]
+            wanted = tuple((rank, part) for rank, part in parts if part.numel)
+            known[key] = len(patterns) if wanted else None
+            patterns += [Pattern(tensor, wanted)] if wanted else []
+        numbers.append(known[key])
+    return numbers, patterns
+
+
+def cut(pattern: Pattern, ranks: int, finest: int) -> Cuts:
+    """Blocks of `finest` bytes at most, of each of which no rank wants too much.
+
+    Of all owners together a rank then receives no more than a window in a round.
+    """
+    cuts = Cuts([], [], [], [0])
+    for box in pattern.boxes():
+        whole, most = pattern.nbytes(box), pattern.most(box)
+        limit = min(WINDOW_NBYTES, finest, WINDOW_NBYTES // ranks * whole // max(1, most))
+        for block in pieces(box, max(1, limit // pattern.tensor.itemsize)):
+            if most := pattern.most(block):
+                cuts.boxes.append(block)
+                cuts.sizes.append(pattern.nbytes(block))
+                cuts.most.append(most)
+                cuts.before.append(cuts.before[-1] + cuts.sizes[-1])
+    return cuts
+
+
+def _dealt(
+    numbers: list[int | None], cuts: list[Cuts | None], ranks: int, shares: list[int]
+) -> list[list[Span]]:
+    """Each owner's share of the blocks, one after the other."""
+    owned: list[list[Span]] = [[] for _ in range(ranks)]
+    ends = [*accumulate(shares)]
+    turn = at = 0
+    for tensor, number in enumerate(numbers):
+        if number is None or (cuts_of := cuts[number]) is None:
+            continue
+        first, count = 0, len(cuts_of.boxes)
+        while first < count:
+            last = count
+            if turn + 1 < len(ends) and at + cuts_of.before[count] > ends[turn]:
+                # To the block that ends nearest to where the share does.
+                last = bisect_right(cuts_of.before, ends[turn] - at + cuts_of.sizes[0] // 2) - 1
+            if last > first:
+                owned[turn].append(Span(tensor, number, first, last))
+                first = last
+            if first < count:
+                turn += 1
+        at += cuts_of.before[count]
+    return owned
+
+
+def _shares(total: int, read: list[int]) -> list[int]:
+    """Of `total` bytes what each rank owns, so that all read as much, where that is possible.
+
+    `read` is what each reads by itself. Of few bytes the first ranks own all.
+    """
+    owners = min(len(read), -(-total // _LEAST_NBYTES))
+    levels = sorted(read[:owners])
+    level, below = 0, 0
+    # The height to which the ranks that have read least are filled up.
+    for count, one in enumerate(levels, 1):
+        below += one
+        level = -(-(total + below) // count)
+        if count == len(levels) or level <= levels[count]:
+            break
+    return [max(0, level - one) for one in read[:owners]]
+
+
+def sent(part: Part, block: Box) -> tuple[tuple[Box, Box], ...]:
+    """Of a block what belongs to `part`: boxes in the tensor, and where each lies in the part."""
+    return _sent(part, tuple((side.start, side.stop) for side in block))
+
+
+@lru_cache(maxsize=1 << 16)
+def _sent(part: Part, block: tuple[Interval, ...]) -> tuple[tuple[Box, Box], ...]:
+    found = []
+    for index, place in part.boxes():
+        inner = tuple(
+            slice(max(side.start, begin), min(side.stop, end))
+            for side, (begin, end) in zip(index, block, strict=True)
+        )
+        if all(side.start < side.stop for side in inner):
+            found.append((inner, moved(place, index, inner)))
+    return tuple(found)

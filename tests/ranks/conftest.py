@@ -1,0 +1,54 @@
+"""Ranks that are pretended, one after the other in this process: for what none asks of another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+import torch.distributed
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from support.ranks import Ranks
+
+Pretend = Callable[[int, int], AbstractContextManager[None]]
+
+
+@contextmanager
+def _pretended(rank: int, size: int) -> Iterator[None]:
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="session")
+def as_rank() -> Pretend:
+    """`with as_rank(1, 4):` makes this process that rank of so many."""
+    return _pretended
+
+
+@pytest.fixture(scope="session")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Four ranks, for all tests of them."""
+    ranks = Ranks(4, tmp_path_factory.mktemp("four"))
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="session")
+def eight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Eight ranks, likewise."""
+    ranks = Ranks(8, tmp_path_factory.mktemp("eight"))
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture
+def some(tmp_path: Path) -> Iterator[Ranks]:
+    """Three ranks for one test, which may kill them."""
+    ranks = Ranks(3, tmp_path)
+    yield ranks
+    ranks.close()

@@ -1,0 +1,258 @@
+"""`ingot.dcp`: torch.distributed.checkpoint on ordinary files, beside torch's own storage for them."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file as load_by_safetensors
+from torch.distributed.checkpoint import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+import ingot
+import ingot.dcp
+from ingot.torch import save_file, save_sharded
+from support.ranks import contents
+
+# torch says so of each save and load without a process group.
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+def whole():
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "rows": torch.randn(103, 256, generator=generator),
+        "columns": torch.randn(128, 514, generator=generator).bfloat16(),
+        "both": torch.arange(96 * 7, dtype=torch.int64).view(96, 7),
+        "few": torch.arange(6, dtype=torch.int32).view(3, 2),
+        "replica": torch.randn(30, 1000, generator=generator),
+        "scalar": torch.tensor(3.5),
+        "step": torch.tensor(7),
+        "plain": torch.arange(7) % 2 == 0,
+    }
+
+
+MESHES = {"flat": (4,), "grid": (2, 2)}
+PLACEMENTS = {
+    "flat": {"rows": [Shard(0)], "columns": [Shard(1)], "both": [Shard(0)], "few": [Shard(0)]},
+    "grid": {
+        "rows": [Shard(0), Shard(0)],
+        "columns": [Replicate(), Shard(0)],
+        "both": [Shard(1), Shard(0)],
+        "few": [Shard(1), Replicate()],
+        "scalar": [Replicate(), Replicate()],
+    },
+}
+
+
+def placed(layout, change=lambda tensor: tensor.clone()):
+    mesh = init_device_mesh("cpu", MESHES[layout])
+    replicated = [Replicate()] * len(MESHES[layout])
+    over = {"replica": replicated, **PLACEMENTS[layout]}
+    return {
+        name: distribute_tensor(change(tensor), mesh, over[name], src_data_rank=None)
+        if name in over
+        else change(tensor)
+        for name, tensor in whole().items()
+    }
+
+
+def local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def load(reader, layout, dtype=None):
+    target = placed(layout, lambda tensor: torch.ones_like(tensor, dtype=dtype))
+    dcp.load(target, storage_reader=reader)
+    for name, expected in placed(layout, lambda tensor: tensor.to(dtype or tensor.dtype)).items():
+        assert local(target[name]).dtype == local(expected).dtype
+        assert torch.equal(local(target[name]), local(expected)), name
+
+
+def loads(path, layout, dtype=None, **options):
+    load(ingot.dcp.Reader(path, **options), layout, dtype)
+
+
+def stock_loads(path, layout):
+    load(HuggingFaceStorageReader(str(path)), layout)
+
+
+def saves(path, layout, options, background=False):
+    writer = ingot.dcp.Writer(path, **options)
+    if background:
+        dcp.async_save(placed(layout), storage_writer=writer).result()
+    else:
+        dcp.save(placed(layout), storage_writer=writer)
+
+
+def stock_saves(path):
+    dcp.save(placed("grid"), storage_writer=HuggingFaceStorageWriter(str(path), save_distributed=True))
+
+
+OPTIONS = {"one file": {}, "many files": {"max_shard_size": "50KB", "metadata": {"made": "by hand"}}}
+
+
+@pytest.mark.parametrize("layout", MESHES)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("background", [False, True], ids=["at once", "async"])
+def test_what_is_saved_is_what_one_process_saves(four, tmp_path, layout, options, background):
+    save_sharded(whole(), tmp_path / "one", **options)
+    four.run(saves, tmp_path / "all", layout, options, background)
+    assert contents(tmp_path / "all") == contents(tmp_path / "one")
+
+
+@pytest.mark.parametrize("layout", MESHES)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_each_rank_loads_its_parts_of_ordinary_files(four, tmp_path, layout, options):
+    save_sharded(whole(), tmp_path, **options)
+    four.run(loads, tmp_path, layout)
+    four.run(loads, tmp_path, layout, torch.float64)
+
+
+def test_torch_reads_what_was_saved(four, tmp_path):
+    four.run(saves, tmp_path / "whole", "grid", {"max_shard_size": "50KB"})
+    four.run(stock_loads, tmp_path / "whole", "flat")
+    four.run(saves, tmp_path / "parts", "grid", {"whole": False})
+    four.run(stock_loads, tmp_path / "parts", "flat")
+
+
+@pytest.mark.parametrize("by", ["torch", "ingot"])
+def test_parts_are_loaded_onto_another_mesh(four, tmp_path, by):
+    if by == "torch":
+        four.run(stock_saves, tmp_path)
+    else:
+        four.run(saves, tmp_path, "grid", {"whole": False})
+    assert all(name.startswith("shard-") for name in os.listdir(tmp_path))
+    for layout in MESHES:
+        four.run(loads, tmp_path, layout)
+
+
+def test_parts_of_an_earlier_save_are_not_mixed_in(four, tmp_path):
+    save_file({"rows": torch.zeros(2)}, tmp_path / "shard-00009-model-00001-of-00001.safetensors")
+    for found in four.outcomes(saves, tmp_path, "flat", {"whole": False}):
+        assert isinstance(found, CheckpointException)
+        assert "FileExistsError" in str(found)
+    four.run(saves, tmp_path, "flat", {"whole": False, "overwrite": True})
+    assert len(os.listdir(tmp_path)) == 4
+    four.run(loads, tmp_path, "grid")
+
+
+def one_process(path):
+    """Without a process group."""
+    state = {name: torch.ones_like(tensor) for name, tensor in whole().items()}
+    dcp.load(state, storage_reader=ingot.dcp.Reader(path), no_dist=True)
+    return state
+
+
+def test_one_process_saves_and_loads(tmp_path):
+    dcp.save(whole(), storage_writer=ingot.dcp.Writer(tmp_path / "model"), no_dist=True)
+    found = one_process(tmp_path / "model")
+    for name, tensor in load_by_safetensors(tmp_path / "model" / "model.safetensors").items():
+        assert torch.equal(tensor, whole()[name])
+        assert torch.equal(found[name], whole()[name])
+
+
+def test_checkpoint_id_says_where(tmp_path):
+    dcp.save(
+        whole(), checkpoint_id=tmp_path / "b", storage_writer=ingot.dcp.Writer(tmp_path / "a"), no_dist=True
+    )
+    assert os.listdir(tmp_path) == ["b"]
+    state = {"rows": torch.zeros(103, 256)}
+    dcp.load(
+        state, checkpoint_id=tmp_path / "b", storage_reader=ingot.dcp.Reader(tmp_path / "a"), no_dist=True
+    )
+    assert torch.equal(state["rows"], whole()["rows"])
+
+
+def test_an_index_says_which_files_belong_to_a_checkpoint(tmp_path):
+    save_sharded(whole(), tmp_path, max_shard_size="50KB")
+    save_file({"rows": torch.zeros(103, 256)}, tmp_path / "stray.safetensors")
+    assert torch.equal(one_process(tmp_path)["rows"], whole()["rows"])
+
+
+def save_alone(state, path, **options):
+    dcp.save(state, storage_writer=ingot.dcp.Writer(path, **options), no_dist=True)
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"step": 3}, "`step`: files of tensors cannot hold an object"),
+        ({"optimizer": {"param_groups": [{"lr": 1}]}}, "`optimizer.param_groups.*cannot hold an object"),
+        ({"meta": torch.zeros(3, device="meta")}, "`meta`: a meta tensor has no values"),
+    ],
+)
+def test_what_files_of_tensors_cannot_hold_is_refused_by_name(tmp_path, state, message):
+    with pytest.raises((CheckpointException, ingot.SaveError), match=message):
+        save_alone(state, tmp_path / "model")
+    assert not (tmp_path / "model").exists() or not os.listdir(tmp_path / "model")
+
+
+def test_what_exists_stays_unless_it_is_to_be_replaced(tmp_path):
+    save_alone({"a": torch.zeros(3)}, tmp_path)
+    with pytest.raises((CheckpointException, FileExistsError), match="overwrite=True"):
+        save_alone({"a": torch.ones(3)}, tmp_path)
+    assert load_by_safetensors(tmp_path / "model.safetensors")["a"].tolist() == [0, 0, 0]
+    save_alone({"a": torch.ones(3)}, tmp_path, overwrite=True)
+    assert load_by_safetensors(tmp_path / "model.safetensors")["a"].tolist() == [1, 1, 1]
+
+
+def fails(path):
+    writer = ingot.dcp.Writer(path, overwrite=True)
+    if dist.get_rank() == 2:
+
+        def full(plan, planner):
+            raise OSError(28, "No space left on device")
+
+        writer.write_data = full
+    try:
+        dcp.save(placed("flat"), storage_writer=writer)
+    finally:
+        del writer
+
+
+def test_the_old_checkpoint_stays_where_a_rank_fails(four, tmp_path):
+    save_sharded({"old": torch.zeros(3)}, tmp_path)
+    for found in four.outcomes(fails, tmp_path):
+        assert isinstance(found, CheckpointException)
+        assert re.search("ranks:.*2.*No space left", str(found), re.DOTALL)
+    assert list(load_by_safetensors(tmp_path / "model.safetensors")) == ["old"]
+    save_alone({"new": torch.zeros(3)}, tmp_path, overwrite=True)
+    assert os.listdir(tmp_path) == ["model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda info: "nonsense", "DCP_SHARDING_INFO .* cannot be read"),
+        (lambda info: info.replace("[2]", "[2, 0]"), "tensor `a` cannot begin at"),
+        (
+            lambda info: info.replace("[2]", "[3]"),
+            "`a`: .* expected 5 elements .* found 4 in 2 parts",
+        ),
+        (
+            lambda info: info.replace("[2]", "[1]"),
+            "`a`: .* expected 3 elements .* found 4 in 2 parts",
+        ),
+    ],
+    ids=["no JSON", "another rank", "a hole", "an overlap"],
+)
+def test_parts_that_are_no_tensor_are_refused(tmp_path, change, message):
+    for number, begin in enumerate([0, 2]):
+        info = ingot.dcp.parts.metadata({"a": [begin]})
+        info["DCP_SHARDING_INFO"] = change(info["DCP_SHARDING_INFO"]) if begin else info["DCP_SHARDING_INFO"]
+        save_file({"a": torch.zeros(2)}, tmp_path / f"shard-{number}.safetensors", info)
+    with pytest.raises(ingot.CheckpointError, match=message):
+        ingot.dcp.Reader(tmp_path).read_metadata()
+
+
+def test_a_missing_checkpoint_is_named(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        ingot.dcp.Reader(tmp_path / "nowhere").read_metadata()

@@ -1,0 +1,84 @@
+"""The site in a browser, from its folder: for a keyboard and a screen reader, with a search, and alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SITE = Path(__file__).parents[2] / "site"
+BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
+STANDARDS = ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa", "best-practice"]
+PAGES = [
+    "index",
+    "start/install",
+    "start/five-minutes",
+    "guides/loading",
+    "guides/credentials",
+    "guides/javascript-api",
+    "reference/codes",
+    "reference/commands",
+    "reference/python/ingot",
+    "explained/format",
+    "explained/speed",
+    "project/design",
+    "search",
+    "genindex",
+]
+
+pytestmark = pytest.mark.skipif(
+    not (SITE / "index.html").exists(), reason="the site is not built: `make docs`"
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="requirements/docs.txt is not installed")
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None:
+        (pytest.fail if "CI" in os.environ else pytest.skip)(
+            f"no browser is installed: {', '.join(BROWSERS)}"
+        )
+    with sync_api.sync_playwright() as playwright:
+        # Root, as in containers, gets no sandbox.
+        started = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme"), [*((name, "light") for name in PAGES), *((name, "dark") for name in PAGES[:4])]
+)
+def test_a_page_keeps_the_rules_of_accessibility_and_asks_no_host(
+    browser: Any, name: str, scheme: str
+) -> None:
+    import axe_playwright_python
+
+    context = browser.new_context(color_scheme=scheme, viewport={"width": 1200, "height": 800})
+    page = context.new_page()
+    asked: list[str] = []
+    faults: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.goto((SITE / f"{name}.html").as_uri())
+    page.evaluate((Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text("utf-8"))
+    found = page.evaluate("standards => axe.run({runOnly: standards})", STANDARDS)
+    context.close()
+    assert [(one["id"], one["nodes"][0]["html"]) for one in found["violations"]] == []
+    assert len(found["passes"]) > 20
+    assert asked
+    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+    assert faults == []
+
+
+def test_the_search_finds_pages_without_a_server(browser: Any) -> None:
+    page = browser.new_page()
+    page.goto(f"{(SITE / 'search.html').as_uri()}?q=SIGBUS")
+    page.wait_for_selector("#search-results ul.search li a")
+    found = page.locator("#search-results ul.search li a").all_inner_texts()
+    page.close()
+    assert any("Backends and SIGBUS" in title for title in found)

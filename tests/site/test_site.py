@@ -1,0 +1,148 @@
+"""The site that `make docs` built: nothing is asked of another host, and no link is broken."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+SITE = Path(__file__).parents[2] / "site"
+# What a browser fetches by itself, by element.
+FETCHED = {
+    "audio": "src",
+    "embed": "src",
+    "iframe": "src",
+    "img": "src",
+    "input": "src",
+    "link": "href",
+    "object": "data",
+    "script": "src",
+    "source": "src",
+    "track": "src",
+    "video": "src",
+}
+# Relations of a `link` that nothing is fetched for.
+NAMED_ONLY = {"canonical", "next", "prev", "index", "search", "author", "license", "alternate"}
+
+pytestmark = pytest.mark.skipif(
+    not (SITE / "index.html").exists(), reason="the site is not built: `make docs`"
+)
+
+
+class Page(HTMLParser):
+    """What a page has: places to lead to, links, what is fetched, and its scripts."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.fetched: list[str] = []
+        self.styles: list[str] = []
+        self.scripts: list[str] = []
+        self._inside = ""
+        self.feed(path.read_text("utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        has = {name: value or "" for name, value in attrs}
+        self._inside = tag
+        self.ids |= {has[name] for name in ("id", "name") if name in has}
+        self.styles.append(has.get("style", ""))
+        self.fetched += [has[name] for name in ("srcset", "poster") if name in has]
+        if tag == "a" and "href" in has:
+            self.links.append(has["href"])
+        elif tag in FETCHED and not (tag == "link" and has.get("rel") in NAMED_ONLY):
+            self.fetched.append(has.get(FETCHED[tag], ""))
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "style":
+            self.styles.append(data)
+        elif self._inside == "script":
+            self.scripts.append(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+
+@cache
+def page(path: Path) -> Page:
+    return Page(path)
+
+
+def pages() -> list[Path]:
+    found = sorted(SITE.rglob("*.html"))
+    assert len(found) > 50
+    return found
+
+
+def leads_away(address: str) -> bool:
+    parts = urlsplit(address)
+    return bool(parts.netloc) or parts.scheme not in ("", "data")
+
+
+def test_no_page_asks_another_host() -> None:
+    style = re.compile(r"url\(\s*['\"]?([^'\")]+)|@import\s+['\"]([^'\"]+)")
+    asked = {
+        (path.relative_to(SITE).as_posix(), address) for path in pages() for address in page(path).fetched
+    }
+    sheets = {sheet: sheet.read_text("utf-8") for sheet in SITE.rglob("*.css")}
+    sheets |= {path: "\n".join(page(path).styles) for path in pages()}
+    asked |= {
+        (path.relative_to(SITE).as_posix(), address)
+        for path, text in sheets.items()
+        for found in style.findall(text)
+        for address in found
+    }
+    assert len(asked) > 100
+    assert [(where, address) for where, address in sorted(asked) if leads_away(address)] == []
+
+
+def test_no_script_asks_another_host() -> None:
+    asks = re.compile(
+        r"(?:fetch|import|importScripts|WebSocket|EventSource|sendBeacon|open)\(\s*[`'\"](?:https?:|wss?:)?//"
+    )
+    scripts = {path: path.read_text("utf-8") for path in SITE.rglob("*.js")}
+    scripts |= {path: "\n".join(page(path).scripts) for path in pages()}
+    assert len(scripts) > 50
+    assert [path.name for path, text in scripts.items() if asks.search(text)] == []
+
+
+def test_every_link_leads_to_a_page_and_a_place_on_it() -> None:
+    broken = []
+    for path in pages():
+        for link in page(path).links:
+            if leads_away(link):
+                continue
+            file, _, anchor = link.partition("#")
+            target = (path.parent / unquote(file)).resolve() if file else path
+            is_there = target.is_relative_to(SITE) and target.is_file()
+            if not is_there or (
+                anchor and target.suffix == ".html" and unquote(anchor) not in page(target).ids
+            ):
+                broken.append((path.relative_to(SITE).as_posix(), link))
+    assert broken == []
+
+
+def test_the_rules_of_the_format_are_places_that_codes_lead_to() -> None:
+    links = {link for link in page(SITE / "reference" / "codes.html").links if "format.html#" in link}
+    assert {f"../explained/format.html#{rule}" for rule in ("f1", "f9", "f12", "b3", "i6")} <= links
+
+
+def test_every_page_is_there_as_markdown_and_in_the_list_for_language_models() -> None:
+    listed = re.findall(r"\]\(([^)]+\.md)\)", (SITE / "llms.txt").read_text("utf-8"))
+    assert len(listed) > 40
+    assert all((SITE / name).stat().st_size > 100 for name in listed)
+    made = {path.with_suffix(".md").relative_to(SITE).as_posix() for path in pages()}
+    assert made - {"genindex.md", "py-modindex.md", "search.md"} == set(listed)
+
+
+def test_every_public_name_has_a_place_in_the_reference() -> None:
+    names = re.findall(r"^\| `(\w[\w.]*)", (SITE / "reference" / "names.md").read_text("utf-8"), re.MULTILINE)
+    assert len(names) > 100
+    places = {place for path in pages() if "reference" in path.parts for place in page(path).ids}
+    modules = ("", "torch.", "dcp.", "numpy.", "modelspec.", "typing.", "compat.", "errors.", "flax.")
+    missing = [name for name in names if not any(f"ingot.{module}{name}" in places for module in modules)]
+    assert [name for name in missing if f"module-ingot.{name}" not in places] == []

@@ -1,0 +1,104 @@
+"""Ranks of a process group, each a process of its own, that run functions of tests."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from contextlib import suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+# Forked from one that has imported torch, since that takes seconds.
+_context = get_context("forkserver")
+_context.set_forkserver_preload(["torch.distributed.tensor", "torch.distributed.checkpoint", "ingot.torch"])
+
+
+GONE = "gone"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The bytes of all files of a folder."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def _work(rank: int, size: int, store: str, path: list[str], calls: Connection) -> None:
+    sys.path[:] = path
+    import datetime
+
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(store, size),
+        rank=rank,
+        world_size=size,
+        timeout=datetime.timedelta(seconds=60),
+    )
+    while True:
+        call = calls.recv()
+        if call is None:
+            break
+        function, arguments = call
+        try:
+            calls.send(("gave", function(*arguments)))
+        except BaseException as error:
+            error.add_note("".join(traceback.format_exception(error)))
+            calls.send(("raised", error))
+    dist.destroy_process_group()
+
+
+class Ranks:
+    """So many ranks. `run` has all of them call a function of a test's module."""
+
+    def __init__(self, size: int, folder: Path) -> None:
+        self.size = size
+        self._calls, self._processes = [], []
+        for rank in range(size):
+            ours, theirs = _context.Pipe()
+            process = _context.Process(
+                target=_work, args=(rank, size, str(folder / "store"), sys.path, theirs), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._calls.append(ours)
+            self._processes.append(process)
+
+    def run(self, function: Any, *arguments: Any) -> list[Any]:
+        """What each rank gives."""
+        found = self.outcomes(function, *arguments)
+        for rank, one in enumerate(found):
+            if isinstance(one, BaseException):
+                one.add_note(f"on rank {rank}")
+                raise one
+        return found
+
+    def outcomes(self, function: Any, *arguments: Any, seconds: float = 60) -> list[Any]:
+        """What each rank gives or raises; `GONE` for one that is."""
+        for calls in self._calls:
+            calls.send((function, arguments))
+        found: list[Any] = [GONE] * self.size
+        waiting = {calls: rank for rank, calls in enumerate(self._calls)}
+        while waiting:
+            ready = wait(list(waiting), timeout=seconds)
+            assert ready, f"ranks {sorted(waiting.values())} did not come back from {function.__name__}"
+            for calls in ready:
+                rank = waiting.pop(calls)
+                with suppress(EOFError, ConnectionResetError):
+                    _, found[rank] = calls.recv()
+        return found
+
+    def close(self) -> None:
+        for calls in self._calls:
+            with suppress(OSError):
+                calls.send(None)
+        for process in self._processes:
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+                process.join()
