@@ -76,7 +76,7 @@ class View:
 
 
 def view(
-    filename: Source,
+    source: Source,
     other: Source | None = None,
     *,
     how: str = "auto",
@@ -90,7 +90,7 @@ def view(
 
     Parameters
     ----------
-    filename
+    source
         A path, the directory or the index of a checkpoint, a URL, an object with bytes, or what
         `ingot.safe_open` gave. That stays the caller's, and has to stay open.
     other
@@ -122,13 +122,15 @@ def view(
         `how` is none of the three, or a page is asked for with two models.
     """
     one_of("how", how, _HOW)
-    models = [_opened(one, storage_options) for one in (filename, other) if one is not None]
+    models = [_opened(one, storage_options) for one in (source, other) if one is not None]
     is_page = how == "page" or (how == "auto" and other is None and any(map(os.environ.get, _REMOTE)))
     if is_page:
         if other is not None:
             from ingot.errors import OptionError
 
-            raise OptionError("how='page' shows one model: expected no `other`")
+            raise OptionError(
+                "how='page' shows one model: expected no `other`", code="one-model", found=other
+            )
         return View(None, whole.page(report.made(models[0])), height)
     shelf = Shelf(models)
     try:
