@@ -111,10 +111,13 @@ def distributed() -> torch.Tensor:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, distribute_tensor
 
-    if distributed.GroupMember.WORLD is None:
-        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    mesh = init_device_mesh("cpu", (1,))
-    tensor: torch.Tensor = distribute_tensor(torch.ones(2), mesh, [Replicate()])
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        tensor: torch.Tensor = distribute_tensor(torch.ones(2), mesh, [Replicate()])
+    finally:
+        # There is one for a process, and other tests make theirs.
+        distributed.destroy_process_group()
     return tensor
 
 

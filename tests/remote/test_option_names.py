@@ -24,7 +24,7 @@ def test_the_table_is_one_of_names_that_are_known() -> None:
 
 
 def test_the_table_stands_in_the_documents() -> None:
-    path = Path(__file__).parents[2] / "docs" / "credentials.md"
+    path = Path(__file__).parents[2] / "docs" / "guides" / "credentials.md"
     table = path.read_text().partition("| here | elsewhere |")[2]
     known = set(re.findall(r"`(\w+)`", table))
     assert NAMES.keys() - OPTIONS - known == set()

@@ -309,7 +309,7 @@ def documented_line() -> str:
 
 @pytest.mark.parametrize(("value", "ours"), [("1", True), ("0", False)])
 def test_the_environment_turns_it_on_in_every_process(tmp_path: Path, value: str, ours: bool) -> None:
-    assert documented_line() in (PACKAGE.parents[1] / "docs" / "compat.md").read_text()
+    assert documented_line() in (PACKAGE.parents[1] / "docs" / "guides" / "compat.md").read_text()
     (tmp_path / "ingot-compat.pth").write_text(documented_line() + "\n")
     script = f"""
 import sys
