@@ -26,7 +26,7 @@ impl<'a> DeviceDest<'a> {
     /// - They are allocated on `device` until all that was sent to them is there, which is not before
     ///   [`Device::finish`] where nothing else tells.
     /// - Nobody else uses them for `'a`, but in the order of a stream that the device's copies wait for
-    ///   ([`Device::begin`]) before the first byte is sent, and that waits for them ([`Device::end`]) after the last. Of a
+    ///   ([`DeviceStream::begin`](super::stream::DeviceStream::begin)) before the first byte is sent, and that waits for them ([`DeviceStream::hold`](super::stream::DeviceStream::hold)) after the last. Of a
     ///   fresh block this holds for every byte.
     pub(crate) unsafe fn new(
         device: &'a Device,

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use super::copy::Copy;
 #[cfg(test)]
 use super::driver::Driver;
-use super::driver::Stream;
 use super::fault::DeviceFault;
 use super::gpu::Gpu;
 use super::ring::{Lent, Ring};
@@ -34,21 +33,6 @@ impl Device {
     /// Whether its memory is that of the host, so that a file in the page cache takes of it.
     pub(crate) fn is_integrated(&self) -> bool {
         self.gpu.is_integrated()
-    }
-
-    /// Raises where what the caller queues on `stream` is being recorded into a graph.
-    pub(super) fn refuse_capture(&self, stream: Stream) -> Result<(), DeviceFault> {
-        self.gpu.refuse_capture(stream)
-    }
-
-    /// Has all that is sent from now on wait for what the caller has queued on `stream` by now.
-    pub(super) fn begin(&self, stream: Stream) -> Result<(), DeviceFault> {
-        self.gpu.wait_for(stream)
-    }
-
-    /// Has what the caller queues on `stream` from now on wait for all that was sent.
-    pub(super) fn end(&self, stream: Stream) -> Result<(), DeviceFault> {
-        self.gpu.hold(stream)
     }
 
     /// Waits until all that was sent is there: before memory is given up that it goes to.

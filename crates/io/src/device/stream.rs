@@ -51,7 +51,7 @@ impl DeviceStream {
     /// # Errors
     /// The device fails.
     pub fn begin(&self) -> Result<(), DeviceFault> {
-        self.device.begin(self.stream)
+        self.device.gpu.wait_for(self.stream)
     }
 
     /// Has what the caller queues from now on wait for all that was copied.
@@ -59,7 +59,7 @@ impl DeviceStream {
     /// # Errors
     /// The device fails.
     pub fn hold(&self) -> Result<(), DeviceFault> {
-        self.device.end(self.stream)
+        self.device.gpu.hold(self.stream)
     }
 
     /// Raises where what the caller queues is being recorded into a graph, which a wait would break.
@@ -67,6 +67,6 @@ impl DeviceStream {
     /// # Errors
     /// It is; or the device fails.
     pub fn refuse_capture(&self) -> Result<(), DeviceFault> {
-        self.device.refuse_capture(self.stream)
+        self.device.gpu.refuse_capture(self.stream)
     }
 }
