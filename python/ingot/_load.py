@@ -274,7 +274,8 @@ class Selected(NamedTuple, Generic[Tensor]):
     def by(cls, how: Loading, out: Mapping[str, Tensor | list[Tensor]] | None) -> Selected[Any]:
         """What the options of a load say."""
         selected: Selected[Any] = cls(how.keys, how.prefix, how.where, how.slices, how.dtype)
-        if out is None or list not in set(map(type, out.values())):
+        # Several destinations have as many slices. Looking at each of many takes time.
+        if out is None or not how.slices or list not in set(map(type, out.values())):
             return selected._replace(out=out)
         slices, own, several = _apart(dict(how.slices or {}), out)
         return selected._replace(slices=slices, out=own, several=several)
@@ -720,6 +721,12 @@ def part(
     except NotImplementedError:
         found = indexed(checkpoint, name, checkpoint.tensor(name, wrap, onto=onto), index, at)
     return moved(checkpoint, name, found, move)
+
+
+def no_destination(name: str, expected: str, found: object) -> TypeError:
+    """What is raised where `out` has another object than a tensor."""
+    hint = ": several destinations need a list of as many indices in slices" if type(found) is list else ""
+    return TypeError(f"tensor {_quoted(name)}: expected a {expected}, found {type(found).__name__}{hint}")
 
 
 def moved(checkpoint: Checkpoint, name: str, tensor: Any, move: Move | Placement | None) -> Any:

@@ -462,7 +462,7 @@ def _memory(name: str, array: Any) -> Memory:
     Asked of those that `_export` does not show.
     """
     if not isinstance(array, numpy.ndarray):
-        raise TypeError(f"tensor {_quoted(name)}: expected a numpy.ndarray, found {type(array).__name__}")
+        raise _load.no_destination(name, "numpy.ndarray", array)
     code, lettered = _stored(array.dtype)
     if code is None:
         raise misfit(

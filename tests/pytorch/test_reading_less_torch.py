@@ -309,5 +309,5 @@ def test_a_destination_that_has_lost_its_memory_is_refused_among_many(tmp_path: 
 
 def test_no_tensor_is_no_destination(tmp_path: Path) -> None:
     ingot.torch.save_file({"a": torch.zeros(1)}, tmp_path / "m.safetensors")
-    with pytest.raises(TypeError, match=r"'a': expected a torch.Tensor, found str"):
+    with pytest.raises(TypeError, match=r"`a`: expected a torch.Tensor, found str"):
         ingot.torch.load_file(tmp_path / "m.safetensors", out={"a": "text"})  # type: ignore[dict-item]

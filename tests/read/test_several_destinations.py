@@ -73,7 +73,7 @@ def test_parts_of_one_tensor_go_to_several_destinations(path, framework, backend
     [
         ({"fused": [0]}, None, "`fused`: out has a list of 2 .* found a list of 1"),
         ({"fused": slice(0, 1)}, None, "`fused`: out has a list of 2 .* found slice"),
-        ({}, None, "`fused`: out has a list of 2 .* found NoneType"),
+        ({"other": 0}, None, "`fused`: out has a list of 2 .* found NoneType"),
         ({"fused": [0, 1]}, ["other"], "slices has tensor `fused`, which keys"),
     ],
 )
@@ -82,6 +82,14 @@ def test_destinations_and_indices_have_to_pair_up(path, framework, slices, keys,
     out = {"fused": [make(np.zeros(20, np.float32)) for _ in range(2)]}
     with pytest.raises(OptionError, match=message):
         load(path, slices=slices, out=out, keys=keys)
+
+
+def test_a_list_without_slices_is_no_destination(path, framework):
+    load, make = framework
+    with pytest.raises(
+        TypeError, match=r"`fused`: .* found list: several destinations need a list of as many indices"
+    ):
+        load(path, out={"fused": [make(np.zeros(20, np.float32))]})
 
 
 def test_names_that_share_a_tensor_have_parts_of_it(tmp_path):

@@ -6,7 +6,7 @@ from contextlib import closing
 
 import torch
 
-from ingot._load import Reads, fill, misfit
+from ingot._load import Reads, fill, misfit, no_destination
 from ingot._native import Destinations
 from ingot._open.pieces import aligned, batches, pieces, room
 from ingot._options import FLOATS
@@ -50,7 +50,7 @@ def _memory(name: str, tensor: torch.Tensor) -> Memory | None:
 def refuse_destination(name: str, tensor: torch.Tensor) -> None:
     """Raise for what has no memory of its own to be written to."""
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name!r}: expected a torch.Tensor, found {type(tensor).__name__}")
+        raise no_destination(name, "torch.Tensor", tensor)
     if tensor.is_meta:
         raise misfit(name, "a meta tensor has no memory to be filled: call `model.to_empty(device=…)` first")
     reason = not_plain(tensor)

@@ -31,8 +31,8 @@ const POPULATE_NBYTES: usize = 64 << 10;
 pub(crate) enum Destination<'d> {
     /// Memory that lies together.
     Together(Dest<'d>),
-    /// Memory of a device.
-    Device(DeviceDest<'d>),
+    /// Memory of a device. Boxed, since there may be many that lie together, which are moved about.
+    Device(Box<DeviceDest<'d>>),
     /// Elements here and there. Boxed, since most lie together, and there may be many.
     Apart(Box<StridedDest<'d>>),
     /// Nowhere: so many bytes are shown to the file's witness, if it has one, and forgotten.
@@ -58,7 +58,10 @@ impl<'d> Destination<'d> {
             }
             Destination::Device(dest) => {
                 let (first, rest) = dest.split_at(at);
-                (Destination::Device(first), Destination::Device(rest))
+                (
+                    Destination::Device(Box::new(first)),
+                    Destination::Device(Box::new(rest)),
+                )
             }
             Destination::Apart(strided) => {
                 let (first, rest) = strided.split_at(at);

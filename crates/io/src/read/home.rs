@@ -161,7 +161,8 @@ impl<'h> Pools<'h> {
         blocks.iter_mut().enumerate().map(|(number, block)| match block {
             Allocated::Host(block) => Destination::Together(block.dest()),
             Allocated::Device(block) => {
-                Destination::Device(self.devices[pools[number] - 1].dest(block, number))
+                let dest = self.devices[pools[number] - 1].dest(block, number);
+                Destination::Device(Box::new(dest))
             }
         })
     }

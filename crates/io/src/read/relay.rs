@@ -141,7 +141,7 @@ impl<'p, 'd> Group<'p, 'd> {
             };
             match joined.last_mut() {
                 Some((_, last)) if gap(last, dest).is_some() => *last = last.reaching(dest.end()),
-                _ => joined.push((place, *dest)),
+                _ => joined.push((place, **dest)),
             }
         }
         joined
