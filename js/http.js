@@ -108,31 +108,44 @@ function tooLate(timeout) {
 
 /**
  * The time that one request may keep its reader waiting: `timeout` for each part of the answer, and in all no longer
- * than its bytes take at `MIN_RATE`. What the reader itself does between two parts does not count.
+ * than its bytes take at `MIN_RATE`. What the reader itself does between two parts does not count. An answer may have
+ * tens of thousands of parts, so one timer and one listener serve them all.
  */
 export class Patience {
   #controller;
   #timeout;
   #waited = 0;
   #received = 0;
+  /** Of the wait that is under way: when it began, and how it is left. */
+  #since = null;
+  #leave = null;
+  #timer = null;
+  #rings = 0;
 
   constructor(settings) {
     const { controller, signal } = linked(settings.signal);
     this.signal = signal;
     this.#controller = controller;
     this.#timeout = settings.timeout;
+    signal.addEventListener("abort", () => this.#leave?.(signal.reason));
   }
 
-  /** What `work` gives, which honours `signal` or is left behind. */
+  /** What `work` gives, which honours `signal` or is left behind. One at a time. */
   async wait(work) {
+    this.signal.throwIfAborted();
     const begin = performance.now();
-    const allowed = this.#timeout + (this.#received / MIN_RATE) * 1000 - this.#waited;
-    const rings = Math.max(0, Math.min(allowed, this.#timeout, LONGEST_TIMER));
-    const timer = setTimeout(() => this.end(tooLate(this.#timeout)), rings);
+    this.#since = begin;
+    this.#watch();
     try {
-      return await unlessAborted(this.signal, work);
+      return await new Promise((resolve, reject) => {
+        this.#leave = reject;
+        work().then(resolve, reject);
+      });
+    } catch (fault) {
+      // Whatever else it led to, this is why.
+      throw this.signal.aborted ? this.signal.reason : fault;
     } finally {
-      clearTimeout(timer);
+      this.#since = this.#leave = null;
       this.#waited += performance.now() - begin;
     }
   }
@@ -142,9 +155,34 @@ export class Patience {
     this.#received += nbytes;
   }
 
+  /** Nothing more is waited for. */
+  rest() {
+    clearTimeout(this.#timer);
+    this.#timer = null;
+  }
+
   /** Ends the request, and frees its connection. */
   end(reason) {
+    this.rest();
     this.#controller.abort(reason);
+  }
+
+  /** Sees to it that the timer rings no later than the patience with this wait ends. */
+  #watch() {
+    const allowed = this.#timeout + (this.#received / MIN_RATE) * 1000 - this.#waited;
+    const rings = this.#since + Math.max(0, Math.min(allowed, this.#timeout));
+    if (rings === Infinity || (this.#timer !== null && this.#rings <= rings)) return;
+    clearTimeout(this.#timer);
+    this.#rings = rings;
+    this.#timer = setTimeout(() => this.#ring(), Math.min(rings - performance.now(), LONGEST_TIMER));
+  }
+
+  #ring() {
+    this.#timer = null;
+    if (this.#since === null) return;
+    // It was set for an earlier wait, or is the longest that there is.
+    this.#watch();
+    if (this.#rings <= performance.now()) this.end(tooLate(this.#timeout));
   }
 }
 
@@ -319,7 +357,11 @@ export async function versionOf(response, total) {
   const etag = await onlyValue(response, "etag", /(?:W\/)?"[^"]*"|[^\s,"]+/g);
   const modified = await onlyValue(response, "last-modified", /[^\s,].*?(?:GMT|$)/g);
   const isStrong = etag !== null && !etag.startsWith("W/");
-  return JSON.stringify([total, etag, isStrong ? null : modified]);
+  return versionText(total, etag, isStrong ? null : modified);
+}
+
+export function versionText(size, etag, modified) {
+  return JSON.stringify([size, etag, modified]);
 }
 
 /** A header's value. Where it stands there twice, `fetch` gives both with a comma between them, as `each` tells. */

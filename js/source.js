@@ -25,6 +25,7 @@ import {
   sizeOption,
   unlessAborted,
   versionOf,
+  versionText,
   wrongLength,
 } from "./http.js";
 
@@ -71,7 +72,13 @@ const NOTHING = new Uint8Array(0);
 export async function openSource(source, options = {}) {
   if (isBuffer(source) || isBlob(source)) return asSource(source);
   const transport = new Transport(options);
-  return UrlSource.open(urlOf(source, transport), transport, options);
+  const url = urlOf(source, transport);
+  return options.known ? new UrlSource(url, transport, { name: options.name, ...options.known }) : UrlSource.open(url, transport, options);
+}
+
+/** What is known of a file by its size and a strong ETag, which somebody has told: nothing is asked for to open it. */
+export function knownBy(size, etag, head = NOTHING) {
+  return { size, head, version: versionText(size, etag, null) };
 }
 
 /**
@@ -119,6 +126,14 @@ export function streamRange(source, begin, end, { signal, pieceBytes = PIECE_NBY
   checkRange(from, begin, end);
   if (sizeOption(pieceBytes, "pieceBytes") === 0) throw new RangeError("pieceBytes must be 1 or more");
   return pieces(from, begin, end, signal, pieceBytes);
+}
+
+/** The same bytes in parts of any length: `fill(view)` fills all of a view with the next ones, `close()` ends it. */
+export function openRange(source, begin, end, signal) {
+  const from = asSource(source);
+  checkRange(from, begin, end);
+  const reading = new Reading(from, begin, end, signal);
+  return { fill: (view) => namingLater(from.name, () => reading.fill(view)), close: () => reading.close() };
 }
 
 async function* pieces(source, begin, end, signal, pieceBytes) {
@@ -242,7 +257,8 @@ class BlobSource extends OwnSource {
   }
 
   async open(begin, end, signal) {
-    return new Stream(this.blob.slice(begin, end).stream(), (work) => unlessAborted(signal, work), unreadable);
+    const patience = new Patience({ signal: signal ?? null, timeout: Infinity });
+    return new Stream(this.blob.slice(begin, end).stream(), patience, unreadable);
   }
 }
 
@@ -279,14 +295,14 @@ class ForeignSource extends OwnSource {
 export class UrlSource extends OwnSource {
   #version = null;
 
-  constructor(url, transport, { name, version } = {}) {
-    super(name ?? showUrl(url), 0);
+  constructor(url, transport, { name, version, size = 0, head = NOTHING } = {}) {
+    super(name ?? showUrl(url), size);
     this.#version = version ?? null;
     this.url = url;
     this.transport = transport.withSignal(null);
     this.retries = transport.retries;
     /** The first bytes, which came on opening. */
-    this.head = NOTHING;
+    this.head = head;
   }
 
   static async open(url, transport, known) {
@@ -327,12 +343,7 @@ export class UrlSource extends OwnSource {
     const patience = new Patience(this.transport.withSignal(signal ?? null));
     try {
       const response = await patience.wait(() => this.#part(begin, end, patience.signal));
-      const wait = async (work) => {
-        const chunk = await patience.wait(work);
-        patience.receive(chunk?.value?.byteLength ?? 0);
-        return chunk;
-      };
-      return new Stream(response.body, wait, brokenOff);
+      return new Stream(response.body, patience, brokenOff);
     } catch (fault) {
       patience.end();
       throw fault;
@@ -480,18 +491,18 @@ class Memory {
 
 /**
  * The bytes of a stream. Where it fills memory of its reader, one buffer goes round; else each chunk is memory of its
- * own, and of it what did not fit is kept. `wait` is how a read is waited for, `faultOf` what an error means.
+ * own, and of it what did not fit is kept. `patience` is that with its reads, `faultOf` says what an error means.
  */
 class Stream {
   #reader;
   #scratch;
-  #wait;
+  #patience;
   #faultOf;
   #rest = NOTHING;
   #received = 0;
 
-  constructor(stream, wait, faultOf) {
-    [this.#wait, this.#faultOf] = [wait, faultOf];
+  constructor(stream, patience, faultOf) {
+    [this.#patience, this.#faultOf] = [patience, faultOf];
     // Some answers have no body, which is one of no bytes.
     const body = stream ?? new Blob([]).stream();
     try {
@@ -517,18 +528,23 @@ class Stream {
     for (;;) {
       let done, value;
       try {
-        ({ done, value } = await this.#wait(chunk));
+        ({ done, value } = await this.#patience.wait(chunk));
       } catch (error) {
+        this.#patience.rest();
         throw this.#faultOf(error, this.#received);
       }
       if (this.#scratch && value) this.#scratch = value.buffer;
-      if (done) return NOTHING;
+      if (done) break;
       this.#received += value.length;
+      this.#patience.receive(value.length);
       if (value.length > 0) return value;
     }
+    this.#patience.rest();
+    return NOTHING;
   }
 
   async close() {
+    this.#patience.rest();
     // This ends the request. A connection that is cut is no fault here, and nobody waits for one that hangs.
     this.#reader.cancel().catch(() => {});
   }
