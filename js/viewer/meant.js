@@ -14,7 +14,7 @@ export function meantOf(table) {
   };
   return (number) => {
     const { name } = table.tensors[number];
-    const found = /^(.*?)(qweight|qzeros|scales|g_idx|weight_packed|weight_scale_inv|weight_scale|weight_zero_point|weight_shape|weight|_blocks|_scales)$/s.exec(name);
+    const found = /^(.*?)(qweight|qzeros|scales|g_idx|weight_packed|weight_scale_inv|weight_scale|weight_zero_point|weight_g_idx|weight_shape|weight|_blocks|_scales)$/s.exec(name);
     if (!found) return null;
     const stem = found[1];
     for (const scheme of SCHEMES) {
@@ -25,14 +25,16 @@ export function meantOf(table) {
   };
 }
 
+const FLOATS = ["F16", "BF16", "F32"];
 const isMatrix = (part, dtypes) => part !== null && part.shape.length === 2 && dtypes.includes(part.dtype);
+const hasShape = (part, shape) => String(part.shape) === String(shape);
 
 /** Words of 32 bits along the rows; zero points that are one too small; the group of a row by `g_idx`, or by its place. */
 function gptq(stem, part, config) {
   const [packed, zeros, scales, groups] = ["qweight", "qzeros", "scales", "g_idx"].map((name) => part(stem + name));
   const bits = config.bits ?? 4;
   const isOurs = (config.quant_method ?? "gptq") === "gptq" && (bits === 4 || bits === 8);
-  if (!isOurs || !isMatrix(packed, ["I32"]) || !isMatrix(scales, ["F16", "BF16", "F32"]) || !isMatrix(zeros, ["I32"])) return null;
+  if (!isOurs || !isMatrix(packed, ["I32"]) || !isMatrix(scales, FLOATS) || !isMatrix(zeros, ["I32"])) return null;
   const each = 32 / bits;
   const shape = [packed.shape[0] * each, packed.shape[1]];
   if (scales.shape[1] !== shape[1] || zeros.shape[1] * each !== shape[1] || shape[0] % scales.shape[0] !== 0) return null;
@@ -40,11 +42,24 @@ function gptq(stem, part, config) {
   return { kind: `GPTQ, ${bits} bits`, scheme: "gptq", bits, shape, parts, roles: { packed, zeros, scales, groups }, add: config.checkpoint_format === "gptq_v2" ? 0 : 1 };
 }
 
-/** Floats of 8 bits with a scale for each block of a matrix, each row, or all of it. */
+/** Words of 32 bits along the columns, in the order of AutoAWQ's "gemm"; zero points as they are. */
+function awq(stem, part, config) {
+  const [packed, zeros, scales] = ["qweight", "qzeros", "scales"].map((name) => part(stem + name));
+  const isOurs = (config.quant_method ?? "awq") === "awq" && (config.bits ?? 4) === 4 && /^gemm$/i.test(config.version ?? "gemm");
+  if (!isOurs || !isMatrix(packed, ["I32"]) || !isMatrix(scales, FLOATS) || !isMatrix(zeros, ["I32"])) return null;
+  const shape = [packed.shape[0], packed.shape[1] * 8];
+  const groups = scales.shape[0];
+  if (!hasShape(scales, [groups, shape[1]]) || !hasShape(zeros, [groups, packed.shape[1]]) || shape[0] % groups !== 0) return null;
+  return { kind: "AWQ, 4 bits", scheme: "awq", shape, parts: [packed, zeros, scales], roles: { packed, zeros, scales } };
+}
+
+/** Floats of 8 bits with a scale for each block of a matrix, each row, or all of it; integers, which may have zero points. */
 function scaled(stem, part, config) {
   const weight = part(`${stem}weight`);
   const scales = part(`${stem}weight_scale_inv`) ?? part(`${stem}weight_scale`);
-  if (!isMatrix(weight, ["F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I8"]) || scales === null || !/^(F32|BF16|F16)$/.test(scales.dtype)) return null;
+  const zeros = part(`${stem}weight_zero_point`);
+  if (!isMatrix(weight, ["F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I8"]) || scales === null || !FLOATS.includes(scales.dtype)) return null;
+  if (zeros !== null && (zeros.dtype !== "I8" || !hasShape(zeros, scales.shape))) return null;
   const grid = scales.shape.length === 2 ? scales.shape : [scales.shape[0] ?? 1, 1];
   if (scales.shape.length > 2 || grid.some((dim) => dim === 0)) return null;
   // The last block may be a part of one.
@@ -54,18 +69,38 @@ function scaled(stem, part, config) {
     return dim === 1 ? length : (likely.find((size) => Math.ceil(length / size) === dim) ?? 0);
   });
   if (block.includes(0)) return null;
-  return { kind: `${weight.dtype}, scales for blocks of ${block.join(" × ")}`, scheme: "scaled", shape: weight.shape, parts: [weight, scales], roles: { weight, scales }, block, grid };
+  return { kind: `${weight.dtype}, scales for blocks of ${block.join(" × ")}`, scheme: "scaled", shape: weight.shape, parts: [weight, scales, zeros].filter(Boolean), roles: { weight, scales, zeros }, block, grid };
 }
 
-/** compressed-tensors: words of 32 bits along the columns, each number less half of the range. */
+/**
+ * compressed-tensors: words of 32 bits along the columns. Zero points are packed along the rows, and half of the range where
+ * there are none; the group of a column is that of `weight_g_idx`, or goes by its place.
+ */
 function packed(stem, part, config) {
-  const [weight, scales, shape] = ["weight_packed", "weight_scale", "weight_shape"].map((name) => part(stem + name));
-  if (!isMatrix(weight, ["I32"]) || !isMatrix(scales, ["F16", "BF16", "F32"]) || part(`${stem}weight_zero_point`) !== null) return null;
-  const bits = Object.values(config.config_groups ?? {})[0]?.weights?.num_bits ?? 4;
-  if (bits !== 4 && bits !== 8) return null;
-  const meant = [weight.shape[0], (weight.shape[1] * 32) / bits];
-  if (scales.shape[0] !== meant[0] || meant[1] % scales.shape[1] !== 0) return null;
-  return { kind: `pack-quantized, ${bits} bits`, scheme: "packed", bits, shape: meant, parts: [weight, scales, shape].filter(Boolean), roles: { weight, scales } };
+  const names = ["weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape"];
+  const parts = names.map((name) => part(stem + name));
+  const [weight, scales, zeros, groups] = parts;
+  if (!isMatrix(weight, ["I32"]) || !isMatrix(scales, FLOATS)) return null;
+  const found = packingOf(config, weight, scales);
+  if (found === null) return null;
+  const { bits, shape } = found;
+  if (zeros !== null && !(zeros.dtype === "I32" && hasShape(zeros, [Math.ceil((shape[0] * bits) / 32), scales.shape[1]]))) return null;
+  if (groups !== null && !hasShape(groups, [shape[1]])) return null;
+  return { kind: `pack-quantized, ${bits} bits`, scheme: "packed", bits, shape, parts: parts.filter(Boolean), roles: { weight, scales, zeros, groups } };
+}
+
+/** Bits of a number, and the shape, by the first group of the configuration that fits; null where none does. */
+function packingOf({ config_groups: groups }, weight, scales) {
+  for (const group of Object.values(groups ?? {})) {
+    const { num_bits: bits = 4, group_size: size } = group?.weights ?? {};
+    if (bits !== 4 && bits !== 8) continue;
+    const room = (weight.shape[1] * 32) / bits;
+    const columns = size > 0 ? scales.shape[1] * size : room;
+    // The last word of a row may be full in part.
+    const isFull = columns <= room && columns > room - 32 / bits && columns % scales.shape[1] === 0;
+    if (isFull && scales.shape[0] === weight.shape[0]) return { bits, shape: [weight.shape[0], columns] };
+  }
+  return null;
 }
 
 /** MXFP4: blocks of 32 numbers in 16 bytes, the lower half of each byte first, with a power of two for each block. */
@@ -77,4 +112,4 @@ function blocks(stem, part) {
   return { kind: "MXFP4", scheme: "blocks", shape, parts: [weight, scales], roles: { weight, scales } };
 }
 
-const SCHEMES = [gptq, packed, scaled, blocks];
+const SCHEMES = [gptq, awq, packed, scaled, blocks];

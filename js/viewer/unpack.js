@@ -18,6 +18,9 @@ export async function readMeant(open, tensor, rows, { first, count }, take, sign
   rows.forEach((row, number) => take(number, Float32Array.from({ length: count }, (_, at) => valueOf(row, first + at))));
 }
 
+/** The place of each of eight columns in a word of AutoAWQ's "gemm", of which the even ones come first. */
+const AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7];
+
 const SCHEMES = {
   async gptq({ bits, shape, add, roles: { packed, zeros, scales, groups } }, read, rows, first, end) {
     const [each, mask] = [32 / bits, 2 ** bits - 1];
@@ -37,21 +40,52 @@ const SCHEMES = {
     };
   },
 
-  async scaled({ block, grid, roles: { weight, scales } }, read, rows, first, end) {
-    const weights = await read(weight, rows, first, end);
-    const from = Math.floor(first / block[1]);
-    const factors = await read(scales, rows.map((row) => Math.floor(row / block[0])), from, Math.ceil(end / block[1]), grid);
-    return (row, column) => weights.get(row)[column - first] * factors.get(Math.floor(row / block[0]))[Math.floor(column / block[1]) - from];
+  async awq({ shape, roles: { packed, zeros, scales } }, read, rows, first, end) {
+    const size = shape[0] / scales.shape[0];
+    const groupOf = (row) => Math.floor(row / size);
+    const wanted = rows.map(groupOf);
+    const [word, upto] = [Math.floor(first / 8), Math.ceil(end / 8)];
+    const words = await read(packed, rows, word, upto);
+    const points = await read(zeros, wanted, word, upto);
+    const factors = await read(scales, wanted, first, end);
+    return (row, column) => {
+      const [at, shift, group] = [Math.floor(column / 8) - word, AWQ_PLACES[column % 8] * 4, groupOf(row)];
+      const weight = (words.get(row)[at] >>> shift) & 15;
+      const point = (points.get(group)[at] >>> shift) & 15;
+      return (weight - point) * factors.get(group)[column - first];
+    };
   },
 
-  async packed({ bits, shape, roles: { weight, scales } }, read, rows, first, end) {
+  async scaled({ block, grid, roles: { weight, scales, zeros } }, read, rows, first, end) {
+    const weights = await read(weight, rows, first, end);
+    const wanted = rows.map((row) => Math.floor(row / block[0]));
+    const [from, upto] = [Math.floor(first / block[1]), Math.ceil(end / block[1])];
+    const factors = await read(scales, wanted, from, upto, grid);
+    const points = zeros ? await read(zeros, wanted, from, upto, grid) : null;
+    return (row, column) => {
+      const [group, at] = [Math.floor(row / block[0]), Math.floor(column / block[1]) - from];
+      return (weights.get(row)[column - first] - (points?.get(group)[at] ?? 0)) * factors.get(group)[at];
+    };
+  },
+
+  async packed({ bits, shape, roles: { weight, scales, zeros, groups } }, read, rows, first, end) {
     const [each, mask, half] = [32 / bits, 2 ** bits - 1, 2 ** (bits - 1)];
     const size = shape[1] / scales.shape[1];
-    const [word, group] = [Math.floor(first / each), Math.floor(first / size)];
+    const indexes = groups ? (await read(groups, [0], first, end, [1, shape[1]])).get(0) : null;
+    // Those that were never set say -1.
+    const isIndexed = indexes !== null && indexes.every((group) => group >= 0);
+    const groupOf = (column) => (isIndexed ? indexes[column - first] : Math.floor(column / size));
+    const [word, from] = [Math.floor(first / each), isIndexed ? 0 : groupOf(first)];
+    const upto = isIndexed ? scales.shape[1] : Math.ceil(end / size);
     const words = await read(weight, rows, word, Math.ceil(end / each));
-    const factors = await read(scales, rows, group, Math.ceil(end / size));
-    return (row, column) =>
-      (((words.get(row)[Math.floor(column / each) - word] >>> ((column % each) * bits)) & mask) - half) * factors.get(row)[Math.floor(column / size) - group];
+    const factors = await read(scales, rows, from, upto);
+    const points = zeros ? await read(zeros, rows.map((row) => Math.floor(row / each)), from, upto) : null;
+    const pointOf = (row, group) => (points ? (points.get(Math.floor(row / each))[group] >>> ((row % each) * bits)) & mask : half);
+    return (row, column) => {
+      const group = groupOf(column) - from;
+      const value = (words.get(row)[Math.floor(column / each) - word] >>> ((column % each) * bits)) & mask;
+      return (value - pointOf(row, group)) * factors.get(row)[group];
+    };
   },
 
   async blocks({ shape, roles: { weight, scales } }, read, rows, first, end) {

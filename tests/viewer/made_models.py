@@ -154,18 +154,119 @@ def pack_quantized(folder: Path) -> Array:
     random = numpy.random.default_rng(6)
     weights = random.integers(0, 16, (24, 128), dtype=numpy.uint32)
     scales = random.random((24, 4), dtype=numpy.float32)
-    packed = (
-        (weights.reshape(24, 16, 8) << (numpy.arange(8, dtype=numpy.uint32) * 4)).sum(2).astype(numpy.uint32)
-    )
-    groups = {"group_0": {"weights": {"num_bits": 4}, "targets": ["Linear"]}}
-    config = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
+    _write_packed(folder, 4, 32, _words(weights, 4), scales)
+    meant: Array = (weights.astype(numpy.float64) - 8) * numpy.repeat(scales, 32, axis=1)
+    return meant
+
+
+def awq(folder: Path) -> Array:
+    """A matrix as AutoAWQ's "gemm" packs it; gives what it means."""
+    random = numpy.random.default_rng(7)
+    rows, columns, group = 256, 64, 64
+    weights = random.integers(0, 16, (rows, columns), dtype=numpy.uint32)
+    zeros = random.integers(0, 16, (rows // group, columns), dtype=numpy.uint32)
+    scales = random.random((rows // group, columns), dtype=numpy.float32).astype(numpy.float16)
+    packed, points = _awq_words(weights), _awq_words(zeros)
+    config = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm", "zero_point": True}
     (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
     write_raw(
         folder / "model.safetensors",
         {
-            "layer.0.weight_packed": ("I32", packed.shape, packed.tobytes()),
-            "layer.0.weight_scale": ("F32", scales.shape, scales.tobytes()),
+            "layer.0.q.qweight": ("I32", packed.shape, packed.tobytes()),
+            "layer.0.q.qzeros": ("I32", points.shape, points.tobytes()),
+            "layer.0.q.scales": ("F16", scales.shape, scales.tobytes()),
         },
     )
-    meant: Array = (weights.astype(numpy.float64) - 8) * numpy.repeat(scales, 32, axis=1)
+    apart = weights.astype(numpy.float64) - numpy.repeat(zeros, group, axis=0)
+    meant: Array = apart * numpy.repeat(scales.astype(numpy.float64), group, axis=0)
+    return meant
+
+
+def _awq_words(numbers: Array) -> Array:
+    """Eight columns in a word: the four bits of number `place` are those of column `order[place]`."""
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    words = numpy.zeros((numbers.shape[0], numbers.shape[1] // 8), numpy.uint32)
+    for place, column in enumerate(order):
+        words |= numbers[:, column::8] << numpy.uint32(4 * place)
+    return words
+
+
+def pack_quantized_with_zero_points(folder: Path) -> Array:
+    """The same with zero points, packed along the rows, whose number no word divides; gives what it means."""
+    random = numpy.random.default_rng(8)
+    rows, columns, group = 26, 128, 32
+    weights = random.integers(0, 16, (rows, columns), dtype=numpy.uint32)
+    zeros = random.integers(0, 16, (rows, columns // group), dtype=numpy.uint32)
+    scales = random.random((rows, columns // group), dtype=numpy.float32)
+    padded = numpy.concatenate([zeros, numpy.zeros((-rows % 8, zeros.shape[1]), numpy.uint32)])
+    _write_packed(folder, 4, group, _words(weights, 4), scales, _words(padded.T, 4).T)
+    meant: Array = (weights.astype(numpy.float64) - numpy.repeat(zeros, group, axis=1)) * numpy.repeat(
+        scales.astype(numpy.float64), group, axis=1
+    )
+    return meant
+
+
+def pack_quantized_in_any_order(folder: Path) -> Array:
+    """The same with 8 bits, a last word that is full in part, and columns whose groups are in no order."""
+    random = numpy.random.default_rng(9)
+    rows, columns, group = 24, 90, 30
+    weights = random.integers(0, 256, (rows, columns), dtype=numpy.uint32)
+    scales = random.random((rows, columns // group), dtype=numpy.float32)
+    groups = random.permutation(numpy.repeat(numpy.arange(columns // group), group)).astype(numpy.int32)
+    padded = numpy.concatenate([weights, numpy.zeros((rows, -columns % 4), numpy.uint32)], axis=1)
+    _write_packed(folder, 8, group, _words(padded, 8), scales, groups=groups)
+    meant: Array = (weights.astype(numpy.float64) - 128) * scales.astype(numpy.float64)[:, groups]
+    return meant
+
+
+def _words(numbers: Array, bits: int) -> Array:
+    """Numbers along the last axis in words of 32 bits, the first in the lowest bits."""
+    each = 32 // bits
+    shifts = numpy.arange(each, dtype=numpy.uint32) * numpy.uint32(bits)
+    words: Array = (numbers.reshape(numbers.shape[0], -1, each) << shifts).sum(2).astype(numpy.uint32)
+    return words
+
+
+def _write_packed(
+    folder: Path,
+    bits: int,
+    group: int,
+    packed: Array,
+    scales: Array,
+    zeros: Array | None = None,
+    groups: Array | None = None,
+) -> None:
+    weights = {"num_bits": bits, "group_size": group, "strategy": "group", "symmetric": zeros is None}
+    config = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"weights": weights, "targets": ["Linear"]}},
+    }
+    (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
+    tensors: Raw = {
+        "layer.0.weight_packed": ("I32", packed.shape, packed.tobytes()),
+        "layer.0.weight_scale": ("F32", scales.shape, scales.tobytes()),
+    }
+    if zeros is not None:
+        tensors["layer.0.weight_zero_point"] = ("I32", zeros.shape, zeros.tobytes())
+    if groups is not None:
+        tensors["layer.0.weight_g_idx"] = ("I32", groups.shape, groups.tobytes())
+    write_raw(folder / "model.safetensors", tensors)
+
+
+def int8(folder: Path) -> Array:
+    """A matrix of integers with a scale and a zero point for each row; gives what it means."""
+    random = numpy.random.default_rng(10)
+    weights = random.integers(-128, 128, (40, 70)).astype(numpy.int8)
+    scales = random.random((40, 1), dtype=numpy.float32)
+    zeros = random.integers(-128, 128, (40, 1)).astype(numpy.int8)
+    write_raw(
+        folder / "model.safetensors",
+        {
+            "layer.0.weight_scale": ("F32", scales.shape, scales.tobytes()),
+            "layer.0.weight": ("I8", weights.shape, weights.tobytes()),
+            "layer.0.weight_zero_point": ("I8", zeros.shape, zeros.tobytes()),
+        },
+    )
+    meant: Array = (weights.astype(numpy.float64) - zeros) * scales.astype(numpy.float64)
     return meant
