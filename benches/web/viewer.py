@@ -75,8 +75,9 @@ SCROLL = """(pixels) => new Promise((done) => {
 PRESS = """([text, until]) => new Promise((done) => {
   [...document.querySelectorAll("main button")].find((one) => one.textContent.startsWith(text)).click();
   const begin = performance.now();
-  const look = () => (document.querySelector("main").innerText.includes(until)
-    ? done(performance.now() - begin) : setTimeout(look, 2));
+  // Not by innerText, which lays the page out again each time.
+  const look = () => (document.querySelector("main").textContent.includes(until)
+    ? done(performance.now() - begin) : setTimeout(look, 5));
   look();
 })"""
 CANCEL = """() => new Promise((done) => {

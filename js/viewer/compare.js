@@ -1,12 +1,13 @@
 // Two models side by side: what is only in one, what differs in dtype or shape, and how far apart the values are.
 
+import { escapeName } from "../safetensors.js";
 import { button, card, h, table as tableOf } from "./dom.js";
 import { isAbort, run } from "./jobs.js";
 import { Matrix } from "./lines.js";
-import { shortName } from "./overview.js";
+import { nameOf, shortName } from "./overview.js";
 import { domainOf, heatmap, histogram } from "./plots.js";
 import { natural } from "./tree.js";
-import { real, share, shapeText, whole } from "./wording.js";
+import { many, real, share, shapeText, whole } from "./wording.js";
 
 /** Rows in the document; an export has all of them. */
 const MOST_ROWS = 150;
@@ -39,6 +40,7 @@ function suggestRenames(rows, one, two) {
   }
 }
 
+const WORDS = { same: "alike", dtype: "of another dtype", shape: "of another shape" };
 const COLUMNS = ["Name", "Headers", "Shape", "Equal", "Largest |Δ|", "Relative L2", "Cosine"];
 const SORTS = {
   Name: () => 0,
@@ -67,8 +69,10 @@ export class Comparison {
     this.status = h("p", { role: "status" });
     this.#list();
     const kinds = ["added", "removed", "shape", "dtype", "same"].map((kind) => [kind, this.rows.filter((row) => row.kind === kind).length]);
+    const told = kinds.filter(([kind, number]) => number > 0 || kind === "same").map(([kind, number]) => `${whole(number)} ${WORDS[kind] ?? kind}`);
+    const model = ({ label }) => h("b", { title: escapeName(label) }, shortName(nameOf(label)));
     return h("article", {}, h("h2", {}, "Comparison"),
-      h("p", {}, h("b", {}, shortName(this.one.label)), " and ", h("b", {}, shortName(this.two.label)), `: ${kinds.map(([kind, number]) => `${whole(number)} ${{ same: "alike", dtype: "of another dtype", shape: "of another shape" }[kind] ?? kind}`).join(", ")}.`),
+      h("p", {}, model(this.one), " and ", model(this.two), `: ${told.join(", ")}.`),
       h("div", { class: "controls" }, button("Compare all values", () => this.all()), button("Cancel", () => this.cancel(), { "aria-keyshortcuts": "Escape" }), this.bar,
         ["JSON", "Markdown", "CSV"].map((kind) => button(`Save ${kind}`, () => this.#save(kind)))),
       this.status, chosen?.one !== undefined && chosen?.two !== undefined ? this.#detail(chosen) : null, this.list);
@@ -85,18 +89,15 @@ export class Comparison {
     this.bar.hidden = false;
     const started = performance.now();
     let done = 0;
+    const tell = (news) => {
+      for (const [place, found] of news) this.pairs[place].found = found;
+      this.bar.value = done += news.length;
+    };
     try {
-      const waiting = [...this.pairs];
-      const work = async () => {
-        for (let row = waiting.shift(); row; row = waiting.shift()) {
-          await this.#compare(row, controller.signal);
-          this.bar.value = ++done;
-        }
-      };
-      // Two at a time, so that one is read while the other is counted.
-      await Promise.all([work(), work()]);
+      const found = await this.#distances(this.pairs, { signal: controller.signal, tell });
+      this.pairs.forEach((row, place) => (row.found = found[place]));
       const differing = this.pairs.filter(({ found }) => found?.different > 0).length;
-      this.status.textContent = `${whole(done)} tensors compared in ${((performance.now() - started) / 1000).toFixed(2)} s: ${whole(differing)} differ in values.`;
+      this.status.textContent = `${whole(found.length)} tensors compared in ${((performance.now() - started) / 1000).toFixed(2)} s: ${many(differing, "differs", "differ")} in values.`;
     } catch (error) {
       controller.abort();
       if (isAbort(error)) this.status.textContent = `Cancelled after ${whole(done)} tensors.`;
@@ -106,8 +107,8 @@ export class Comparison {
     this.#list();
   }
 
-  async #compare(row, signal) {
-    row.found = await run("distance", { tensors: [this.one.wired(row.one), this.two.wired(row.two)] }, { signal });
+  #distances(rows, how) {
+    return run("distances", { pairs: rows.map((row) => [this.one.wired(row.one), this.two.wired(row.two)]) }, how);
   }
 
   #list() {
@@ -115,8 +116,8 @@ export class Comparison {
     const rows = this.rows.toSorted((a, b) => rank(a) - rank(b));
     const head = COLUMNS.map((column) => (SORTS[column] ? button(column, () => { this.sort = column; this.#list(); }, { class: "link", "aria-pressed": String(this.sort === column) }) : column));
     const cells = rows.slice(0, MOST_ROWS).map((row) => [
-      row.two !== undefined && row.one !== undefined ? button(shortName(row.name), () => this.look.state.set({ t: row.name }), { class: "link" }) : shortName(row.name),
-      row.maybe === undefined ? row.kind : `${row.kind}, perhaps renamed: ${shortName(row.maybe)}`,
+      row.two !== undefined && row.one !== undefined ? button(shortName(row.name), () => this.look.state.set({ t: row.name }), { class: "link" }) : h("span", { class: "long" }, shortName(row.name)),
+      row.maybe === undefined ? row.kind : h("span", { class: "long" }, `${row.kind}, perhaps renamed: ${shortName(row.maybe)}`),
       shapeText(row.one === undefined ? this.two.tensors[row.two] : this.one.tensors[row.one]),
       ...(row.found ? [share(row.found.count - row.found.different, row.found.count), real(row.found.largest), real(row.found.relative), real(row.found.cosine)] : ["", "", "", ""]),
     ]);
@@ -137,11 +138,11 @@ export class Comparison {
     const drawing = [h("h3", {}, shortName(row.name))];
     const statistics = await Promise.all(tensors.map((tensor) => run("statistics", { tensor, bins: BINS, most: SAMPLE, exact: tensor.nbytes <= SAMPLE }, { signal })));
     const series = statistics.filter((found) => found?.bins.length > 0);
-    if (series.length > 0) drawing.push(histogram(series), h("p", { class: "legend" }, h("span", { class: "swatch one" }, shortName(this.one.label)), h("span", { class: "swatch two" }, shortName(this.two.label))));
+    if (series.length > 0) drawing.push(histogram(series), h("p", { class: "legend" }, h("span", { class: "swatch one" }, shortName(nameOf(this.one.label))), h("span", { class: "swatch two" }, shortName(nameOf(this.two.label)))));
     if (row.kind !== "shape" && tensors[0].nbytes > 0) {
-      row.found ?? (await this.#compare(row, signal));
+      row.found ??= (await this.#distances([row], { signal }))[0];
       if (row.found) drawing.push(h("p", {}, `${share(row.found.count - row.found.different, row.found.count)} of the values are equal; largest |Δ| ${real(row.found.largest)}, relative L2 ${real(row.found.relative)}, cosine ${real(row.found.cosine)}.`));
-      drawing.push(h("p", {}, "Difference, the second less the first:"), await this.#difference(tensors, signal));
+      if (row.found?.different !== 0) drawing.push(h("p", {}, "Difference, the second less the first:"), await this.#difference(tensors, signal));
     }
     place.replaceChildren(...drawing);
   }

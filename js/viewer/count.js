@@ -1,12 +1,14 @@
 // What the values of a tensor are, from its pieces in one pass: as `ingot stats` has it. Values of up to 16 bits are
 // counted by their bit patterns, from which everything follows exactly. Wider ones are folded block by block, and joined
-// by the formula of Chan, Golub and LeVeque, so that squares are never subtracted from each other.
+// by the formula of Chan, Golub and LeVeque.
 
 import { valuesOf } from "../decode.js";
 import { Numbers } from "./numbers.js";
 
-/** Values that are folded together: they stay in a core's cache between the mean and the deviations from it. */
+/** Values that are folded together. */
 const BLOCK = 16_384;
+/** Counts of 32 bits are emptied into doubles before they can overflow. */
+const MOST_COUNTED = 2 ** 31;
 
 /** Dtypes of 6 bits have no settled packing, and no statistics. */
 export function hasStatistics(dtype) {
@@ -57,35 +59,59 @@ export class Bins {
   }
 }
 
+/** How often each number below `length` came, from tables side by side: one that is added to twice in a row waits for itself. */
+class Counts {
+  #pending = 0;
+
+  constructor(length, tables) {
+    this.totals = new Float64Array(length);
+    this.tables = Array.from({ length: tables }, () => new Uint32Array(length));
+  }
+
+  /** Gives what `count(...tables)` does, which is called to count `number` more. */
+  add(number, count) {
+    if (this.#pending + number > MOST_COUNTED) this.settle();
+    this.#pending += number;
+    return count(...this.tables);
+  }
+
+  settle() {
+    this.#pending = 0;
+    for (const table of this.tables) {
+      for (let at = 0; at < table.length; at++) this.totals[at] += table[at];
+      table.fill(0);
+    }
+    return this.totals;
+  }
+}
+
 class Patterns {
   /** Histograms need no second pass. */
   isExact = true;
 
   constructor(dtype, values, width) {
     Object.assign(this, { dtype, values, width });
-    this.totals = new Float64Array(2 ** width);
-    this.counts = Array.from({ length: width === 8 ? 4 : 2 }, () => new Uint32Array(2 ** width));
+    this.counts = new Counts(2 ** width, width === 8 ? 4 : 2);
   }
 
   add(bytes) {
     const words = new Uint32Array(bytes.buffer, bytes.byteOffset, bytes.length >> 2);
-    // Tables side by side: one that is added to twice in a row waits for itself.
-    if (this.width === 8) countBytes(words, ...this.counts);
-    else countHalves(words, ...this.counts);
     const rest = bytes.subarray(words.length * 4);
-    if (this.width === 8) for (const byte of rest) this.counts[0][byte]++;
-    else if (rest.length > 0) this.counts[0][rest[0] | (rest[1] << 8)]++;
-    for (const counts of this.counts) {
-      for (let pattern = 0; pattern < counts.length; pattern++) this.totals[pattern] += counts[pattern];
-      counts.fill(0);
-    }
+    const isBytes = this.width === 8;
+    this.counts.add(bytes.length, (...tables) => {
+      if (isBytes) countBytes(words, ...tables);
+      else countHalves(words, ...tables);
+      if (isBytes) for (const byte of rest) tables[0][byte]++;
+      else if (rest.length > 0) tables[0][rest[0] | (rest[1] << 8)]++;
+    });
   }
 
   /** How often each value stands there. */
   #each(told) {
-    if (this.dtype !== "F4") return this.totals.forEach((count, pattern) => count > 0 && told(this.values[pattern], count));
+    const totals = this.counts.settle();
+    if (this.dtype !== "F4") return totals.forEach((count, pattern) => count > 0 && told(this.values[pattern], count));
     const nibbles = new Float64Array(16);
-    this.totals.forEach((count, byte) => {
+    totals.forEach((count, byte) => {
       nibbles[byte & 15] += count;
       nibbles[byte >> 4] += count;
     });
@@ -139,39 +165,109 @@ function countHalves(words, a, b) {
   }
 }
 
+/** Counts the upper halves of floats of 32 bits, and gives how many of them are zeros. */
+function countTops(words, a, b, c, d) {
+  let zeros = 0;
+  const whole = words.length & ~3;
+  for (let n = 0; n < whole; n += 4) {
+    const one = words[n];
+    const two = words[n + 1];
+    const three = words[n + 2];
+    const four = words[n + 3];
+    a[one >>> 16]++;
+    b[two >>> 16]++;
+    c[three >>> 16]++;
+    d[four >>> 16]++;
+    // Of zero all bits but the sign are none.
+    if (one << 1 === 0) zeros++;
+    if (two << 1 === 0) zeros++;
+    if (three << 1 === 0) zeros++;
+    if (four << 1 === 0) zeros++;
+  }
+  for (let n = whole; n < words.length; n++) {
+    a[words[n] >>> 16]++;
+    if (words[n] << 1 === 0) zeros++;
+  }
+  return zeros;
+}
+
+/**
+ * The range of values, and the sums of their distances from `near` and of the squares, in one pass. `near` is a mean near by, so
+ * that the distances are small, and nothing is lost when they are squared. Where a block lies far from the one before, what
+ * lies between the two is larger than what is lost.
+ */
+function foldNear(block, near) {
+  const { length } = block;
+  let low = Infinity;
+  let high = -Infinity;
+  // Two sums of each kind: one that is added to twice in a row waits for itself.
+  let sum = 0;
+  let squares = 0;
+  let others = 0;
+  let othersSquared = 0;
+  for (let n = 1; n < length; n += 2) {
+    const one = block[n - 1];
+    const two = block[n];
+    const apart = one - near;
+    const other = two - near;
+    sum += apart;
+    others += other;
+    squares += apart * apart;
+    othersSquared += other * other;
+    if (one < low) low = one;
+    if (one > high) high = one;
+    if (two < low) low = two;
+    if (two > high) high = two;
+  }
+  if (length % 2 === 1) {
+    const last = block[length - 1];
+    const apart = last - near;
+    sum += apart;
+    squares += apart * apart;
+    if (last < low) low = last;
+    if (last > high) high = last;
+  }
+  return { low, high, sum: sum + others, squares: squares + othersSquared };
+}
+
+function zerosOf(numbers) {
+  let zeros = 0;
+  for (let n = 0; n < numbers.length; n++) if (numbers[n] === 0) zeros++;
+  return zeros;
+}
+
 class Wide {
   constructor(dtype) {
     this.dtype = dtype;
     this.numbers = new Numbers(dtype);
-    this.isInteger = /^[IU]/.test(dtype);
-    Object.assign(this, { count: 0, zeros: 0, nans: 0, infinities: 0, low: Infinity, high: -Infinity, mean: 0, squares: 0 });
+    Object.assign(this, { count: 0, finite: 0, zeros: 0, nans: 0, infinities: 0, low: Infinity, high: -Infinity, mean: 0, squares: 0 });
+    /** The mean of the block before, from which the next one is measured. */
+    this.near = null;
     // The upper halves of floats of 32 bits give a histogram without a second pass, to one part in 128 of each value.
-    this.tops = dtype === "F32" ? new Float64Array(65536) : null;
-    this.counts = dtype === "F32" ? new Uint32Array(65536) : null;
+    this.tops = dtype === "F32" ? new Counts(65536, 4) : null;
     this.edges = dtype === "I64" || dtype === "U64" ? { low: null, high: null } : null;
   }
 
   add(bytes) {
     const numbers = this.numbers.of(bytes);
+    this.count += numbers.length;
     for (let at = 0; at < numbers.length; at += BLOCK) this.#fold(numbers.subarray(at, at + BLOCK));
-    if (this.tops) this.#countTops(bytes);
+    this.zeros += this.tops ? this.#countTops(bytes) : zerosOf(numbers);
     if (this.edges) this.#widen(bytes, numbers);
   }
 
+  #countTops(bytes) {
+    const words = new Uint32Array(bytes.buffer, bytes.byteOffset, bytes.length >> 2);
+    return this.tops.add(words.length, (...tables) => countTops(words, ...tables));
+  }
+
   #fold(block) {
-    let [sum, low, high, zeros] = [0, Infinity, -Infinity, 0];
-    for (let n = 0; n < block.length; n++) {
-      const value = block[n];
-      sum += value;
-      if (value < low) low = value;
-      if (value > high) high = value;
-      if (value === 0) zeros++;
-    }
-    this.count += block.length;
-    // One value that is not finite leaves no finite sum.
-    if (sum - sum !== 0) return this.#foldAny(block);
-    this.zeros += zeros;
-    this.#join(block, block.length, sum, low, high);
+    this.near ??= Number.isFinite(block[0]) ? block[0] : 0;
+    const { length } = block;
+    const { low, high, sum, squares } = foldNear(block, this.near);
+    // One value that is not finite leaves no finite sum, nor do those whose squares are too large.
+    if (squares - squares !== 0) return this.#foldAny(block);
+    this.#join(length, this.near + sum / length, Math.max(0, squares - (sum / length) * sum), low, high);
   }
 
   #foldAny(block) {
@@ -179,41 +275,28 @@ class Wide {
     for (const value of block) {
       if (Number.isNaN(value)) this.nans++;
       else if (!Number.isFinite(value)) this.infinities++;
-      else if (value === 0) this.zeros++;
     }
     if (finite.length === 0) return;
-    let [mean, low, high] = [0, Infinity, -Infinity];
+    let [mean, squares, low, high] = [0, 0, Infinity, -Infinity];
     // Divided first: a sum of the largest numbers is none.
     for (const value of finite) {
       mean += value / finite.length;
       if (value < low) low = value;
       if (value > high) high = value;
     }
-    this.#join(finite, finite.length, mean * finite.length, low, high, mean);
+    for (const value of finite) squares += (value - mean) ** 2;
+    this.#join(finite.length, mean, squares, low, high);
   }
 
-  #join(block, length, sum, low, high, mean = sum / length) {
-    let squares = 0;
-    for (let n = 0; n < length; n++) {
-      const apart = block[n] - mean;
-      squares += apart * apart;
-    }
-    const before = this.finite ?? 0;
-    const part = length / (before + length);
+  #join(length, mean, squares, low, high) {
+    const part = length / (this.finite + length);
     const apart = mean - this.mean;
-    this.squares += squares + apart * apart * before * part;
+    this.squares += squares + apart * apart * this.finite * part;
     this.mean = Number.isFinite(apart) ? this.mean + apart * part : this.mean * (1 - part) + mean * part;
-    this.finite = before + length;
+    this.near = mean;
+    this.finite += length;
     if (low < this.low) this.low = low;
     if (high > this.high) this.high = high;
-  }
-
-  #countTops(bytes) {
-    const { counts, tops } = this;
-    const halves = new Uint16Array(bytes.buffer, bytes.byteOffset, bytes.length >> 1);
-    for (let n = 1; n < halves.length; n += 2) counts[halves[n]]++;
-    for (let top = 0; top < 65536; top++) tops[top] += counts[top];
-    counts.fill(0);
   }
 
   /** The exact range of numbers that have no doubles. */
@@ -227,7 +310,7 @@ class Wide {
   }
 
   told() {
-    const { count, zeros, nans, infinities, finite = 0 } = this;
+    const { count, zeros, nans, infinities, finite } = this;
     const found = { count, zeros, nans, infinities, malformed: 0, min: null, max: null, mean: null, std: null };
     if (finite === 0) return found;
     const [min, max] = this.edges ? [this.edges.low, this.edges.high] : [this.low, this.high];
@@ -240,7 +323,7 @@ class Wide {
     const bins = new Bins(min, max, length);
     const [word, value] = [new Uint32Array(1), new Float32Array(1)];
     const bytes = new Uint8Array(word.buffer);
-    this.tops.forEach((number, top) => {
+    this.tops.settle().forEach((number, top) => {
       if (number === 0) return;
       word[0] = ((top << 16) | (top & 0x7fff ? 0x8000 : 0)) >>> 0;
       value[0] = new Float32Array(bytes.buffer)[0];

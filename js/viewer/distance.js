@@ -1,30 +1,115 @@
-// How far apart the values of two tensors are, in one pass over both, as `ingot diff --values` has it.
+// How far apart the values of tensors are, in one pass over both, as `ingot diff --values` has it. Tensors that lie beside
+// each other in both files are read as one range of each: a model has many small ones, and a request for each would take
+// longer than their bytes.
 
-import { streamRange } from "../source.js";
+import { openRange } from "../source.js";
 import { Numbers, unitOf } from "./numbers.js";
 
 /** Elements that are compared at a time: whole bytes of every dtype. */
-const ELEMENTS = 1 << 18;
+const ELEMENTS = 1 << 16;
+/** Bytes that are read for nothing rather than by another request. */
+const GAP = 64 << 10;
+/** Runs that are read at a time, so that one is read while another is counted. */
+const CONCURRENCY = 2;
 
-/** Null where the shapes are not the same, or the values of a dtype are not known: those of 6 bits. */
-export async function distance([one, two], sources, tell, signal) {
-  if (String(one.shape) !== String(two.shape) || [one, two].some(({ dtype }) => dtype.startsWith("F6_"))) return null;
-  const apart = new Apart(one.dtype === two.dtype && /^[IU]64$/.test(one.dtype));
-  const streams = [one, two].map(({ dtype, position, nbytes }, side) => {
-    const unit = unitOf(dtype);
-    const pieceBytes = (ELEMENTS / unit.elements) * unit.nbytes;
-    return streamRange(sources[side], position, position + nbytes, { signal, pieceBytes });
-  });
-  const numbers = [one, two].map(({ dtype }) => new Numbers(dtype));
+/**
+ * Calls `take(place, found)` for each of `pairs` of tensors, in no order. It is null where the shapes are not the same, or
+ * the values of a dtype are not known: those of 6 bits. `open` gives the source of a tensor.
+ */
+export async function distances(pairs, open, take, signal) {
+  const known = [];
+  pairs.forEach((tensors, place) => (hasDistance(tensors) ? known.push({ tensors, place }) : take(place, null)));
+  const runs = runsOf(known);
+  const work = async () => {
+    for (let run = runs.shift(); run; run = runs.shift()) await compareRun(run, open, take, signal);
+  };
+  await Promise.all(Array.from({ length: CONCURRENCY }, work));
+}
+
+function hasDistance([one, two]) {
+  return String(one.shape) === String(two.shape) && ![one, two].some(({ dtype }) => dtype.startsWith("F6_"));
+}
+
+/** Pairs in the order of the first file, in runs of those that follow each other in both. */
+function runsOf(pairs) {
+  const numbers = new Map();
+  const fileOf = ({ wire }) => {
+    if (!numbers.has(wire)) numbers.set(wire, numbers.size);
+    return numbers.get(wire);
+  };
+  const placed = pairs.map((pair) => ({ ...pair, files: pair.tensors.map(fileOf) }));
+  placed.sort((a, b) => a.files[0] - b.files[0] || a.tensors[0].position - b.tensors[0].position);
+  const runs = [];
+  for (const pair of placed) {
+    const last = runs.at(-1)?.at(-1);
+    const follows = (side) => {
+      const gap = pair.tensors[side].position - last.tensors[side].position - last.tensors[side].nbytes;
+      return last.files[side] === pair.files[side] && gap >= 0 && gap <= GAP;
+    };
+    if (last && follows(0) && follows(1)) runs.at(-1).push(pair);
+    else runs.push([pair]);
+  }
+  return runs;
+}
+
+async function compareRun(run, open, take, signal) {
+  const sides = [];
+  // Where one side fails, the other is not read on.
+  const controller = new AbortController();
+  const both = AbortSignal.any([signal, controller.signal]);
   try {
-    for (;;) {
-      const pieces = await Promise.all(streams.map((stream) => stream.next()));
-      if (pieces.some(({ done }) => done)) return apart.told();
-      apart.add(...pieces.map(({ value }, side) => numbers[side].of(value)), pieces.map(({ value }) => value));
-      tell(pieces[0].value.length);
+    for (const side of [0, 1]) sides.push(await Side.of(run.map(({ tensors }) => tensors[side]), open, both));
+    for (const { tensors, place } of run) {
+      const apart = new Apart(tensors[0].dtype === tensors[1].dtype && /^[IU]64$/.test(tensors[0].dtype));
+      const numbers = tensors.map(({ dtype }) => new Numbers(dtype));
+      const total = tensors[0].shape.reduce((product, dim) => product * dim, 1);
+      for (let at = 0; at < total; at += ELEMENTS) {
+        const count = Math.min(ELEMENTS, total - at);
+        const bytes = await Promise.all(sides.map((side, number) => side.next(tensors[number], at, count)));
+        apart.add(...bytes.map((own, number) => numbers[number].of(own)), bytes);
+      }
+      take(place, apart.told());
     }
   } finally {
-    await Promise.all(streams.map((stream) => stream.return()));
+    controller.abort();
+    await Promise.all(sides.map((side) => side.close()));
+  }
+}
+
+/** The bytes of one side of a run, one after the other. */
+class Side {
+  #range;
+  #at;
+  #memory = new Uint8Array(0);
+
+  static async of(tensors, open, signal) {
+    const [begin, last] = [tensors[0].position, tensors.at(-1)];
+    return new Side(openRange(await open(tensors[0]), begin, last.position + last.nbytes, signal), begin);
+  }
+
+  constructor(range, at) {
+    [this.#range, this.#at] = [range, at];
+  }
+
+  /** The bytes of `count` elements of a tensor from element `first` on. The next ones overwrite them. */
+  async next({ dtype, position }, first, count) {
+    const unit = unitOf(dtype);
+    const bytesOf = (elements) => (elements / unit.elements) * unit.nbytes;
+    const begin = position + bytesOf(first);
+    while (this.#at < begin) await this.#fill(Math.min(begin - this.#at, GAP));
+    return this.#fill(bytesOf(count));
+  }
+
+  async #fill(nbytes) {
+    if (this.#memory.length < nbytes) this.#memory = new Uint8Array(nbytes);
+    const view = this.#memory.subarray(0, nbytes);
+    await this.#range.fill(view);
+    this.#at += nbytes;
+    return view;
+  }
+
+  close() {
+    return this.#range.close();
   }
 }
 
@@ -43,30 +128,11 @@ class Apart {
   }
 
   add(one, two, bytes) {
-    const words = this.isWide ? bytes.map((own) => new Uint32Array(own.buffer, own.byteOffset, own.length / 4)) : null;
-    let [different, largest, squares, ours, theirs, products] = [0, this.largest, 0, 0, 0, 0];
-    for (let n = 0; n < one.length; n++) {
-      const [x, y] = [one[n], two[n]];
-      const apart = x - y;
-      if (apart - apart !== 0) {
-        // Two infinities of one sign are no distance apart, and a NaN equals every other.
-        if (x === y || (x !== x && y !== y)) continue;
-      }
-      if (words === null ? apart !== 0 : words[0][2 * n] !== words[1][2 * n] || words[0][2 * n + 1] !== words[1][2 * n + 1]) different++;
-      const size = Math.abs(apart);
-      if (size > largest || size !== size) largest = size;
-      squares += apart * apart;
-      ours += x * x;
-      theirs += y * y;
-      products += x * y;
-    }
+    const found = sumsOf(one, two);
     this.count += one.length;
-    this.different += different;
-    this.largest = largest;
-    this.squares += squares;
-    this.ours += ours;
-    this.theirs += theirs;
-    this.products += products;
+    this.different += this.isWide ? differingWords(...bytes) : found.different;
+    if (found.largest > this.largest || found.largest !== found.largest) this.largest = found.largest;
+    for (const sum of ["squares", "ours", "theirs", "products"]) this[sum] += found[sum];
   }
 
   told() {
@@ -76,4 +142,35 @@ class Apart {
     const cosine = Math.max(-1, Math.min(1, products / norms));
     return { count, different, largest, relative: ours === 0 ? null : Math.sqrt(squares) / Math.sqrt(ours), cosine: norms === 0 ? null : cosine };
   }
+}
+
+function sumsOf(one, two) {
+  let different = 0;
+  let largest = 0;
+  let squares = 0;
+  let ours = 0;
+  let theirs = 0;
+  let products = 0;
+  for (let n = 0; n < one.length; n++) {
+    const x = one[n];
+    const y = two[n];
+    const apart = x - y;
+    // Two infinities of one sign are no distance apart, and a NaN equals every other.
+    if (apart - apart !== 0 && (x === y || (x !== x && y !== y))) continue;
+    if (apart !== 0) different++;
+    const size = apart < 0 ? -apart : apart;
+    if (size > largest || size !== size) largest = size;
+    squares += apart * apart;
+    ours += x * x;
+    theirs += y * y;
+    products += x * y;
+  }
+  return { different, largest, squares, ours, theirs, products };
+}
+
+function differingWords(...bytes) {
+  const [one, two] = bytes.map((own) => new Uint32Array(own.buffer, own.byteOffset, own.length / 4));
+  let different = 0;
+  for (let n = 0; n < one.length; n += 2) if (one[n] !== two[n] || one[n + 1] !== two[n + 1]) different++;
+  return different;
 }

@@ -2,10 +2,10 @@
 // `Table` over sources of one interface, and each source has a `wire`: what a worker opens the same file by.
 
 import { SafetensorError, hubUrl, readIndex, readModel } from "../safetensors.js";
-import { openSource } from "../source.js";
+import { knownBy, openSource } from "../source.js";
 import { Table } from "./table.js";
 
-/** Enough for the header of most files; a longer one takes a second request. */
+/** Enough for the header of most files, where nobody says how long it is; a longer one takes a second request. */
 const FIRST_NBYTES = 16_384;
 const CONCURRENCY = 6;
 const LIMITS = { maxHeaderBytes: 100_000_000 };
@@ -14,12 +14,13 @@ const LIMITS = { maxHeaderBytes: 100_000_000 };
 export async function reopened(wire, signal) {
   if (wire.blob) return wire.blob;
   if (wire.report) throw new SafetensorError("the report does not hold the values of this tensor", { code: "not-in-report" });
-  return openSource(wire.url, { ...wire, firstBytes: 1, signal });
+  return openSource(wire.url, { ...wire, signal });
 }
 
 async function remote(url, options = {}) {
   const source = await openSource(url, { firstBytes: FIRST_NBYTES, ...options });
-  source.wire = { url: String(url), headers: options.headers, name: source.name, version: source.version };
+  const { name, size, version } = source;
+  source.wire = { url: String(url), headers: options.headers, name, known: { size, version } };
   return source;
 }
 
@@ -64,7 +65,10 @@ export async function fromServer(token) {
   if (!answer.ok) throw new SafetensorError(`the server answers ${answer.status}: open the address that \`ingot view\` printed`, { code: "http-status" });
   const { models } = await answer.json();
   return models.map(({ label, format, files }) => async () => {
-    const open = ({ number, name }) => remote(new URL(`f/${number}`, location.href), { headers, name });
+    const open = ({ number, name, size, etag, head, headNbytes }) => {
+      const known = head === null ? null : knownBy(size, etag, fromBase64(head));
+      return remote(new URL(`f/${number}`, location.href), { headers, name, known, firstBytes: headNbytes ?? FIRST_NBYTES });
+    };
     return tableOf(await limited(files, open), label, { format, isServed: true });
   });
 }

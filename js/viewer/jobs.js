@@ -4,12 +4,12 @@ let worker = null;
 let next = 0;
 const waiting = new Map();
 
-/** Beside the script of the page; or, where the page is one file, that script again. */
+/** Of the script of the page, where that is one file; else beside it. */
 function started() {
-  const script = document.querySelector("script[src]");
-  const made = script
-    ? new Worker(new URL("work.js", script.src), { type: "module" })
-    : new Worker(URL.createObjectURL(new Blob([document.querySelector("#viewer").textContent], { type: "text/javascript" })));
+  const whole = document.querySelector("#viewer");
+  const made = whole
+    ? new Worker(URL.createObjectURL(new Blob([whole.textContent], { type: "text/javascript" })))
+    : new Worker(new URL("work.js", document.querySelector("script[src]").src), { type: "module" });
   made.addEventListener("message", ({ data: { number, progress, ...ended } }) => {
     const job = waiting.get(number);
     if (progress !== undefined) return job?.tell(progress);

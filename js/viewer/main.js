@@ -7,7 +7,7 @@ import { button, card, h } from "./dom.js";
 import { isAbort } from "./jobs.js";
 import { fileMap } from "./map.js";
 import { meantOf } from "./meant.js";
-import { overview } from "./overview.js";
+import { nameOf, overview } from "./overview.js";
 import { Rows } from "./rows.js";
 import { State } from "./state.js";
 import { tensorScreen } from "./tensor.js";
@@ -20,6 +20,8 @@ const KEYS = {
   "Arrows, Home, End": "move in the tree; letters go to the next row that begins so", Enter: "open a module or a tensor",
 };
 const FIRST_ROWS = 60;
+/** Milliseconds until a page says that it opens a model. Before, it would only be laid out and painted twice. */
+const PATIENCE = 200;
 const RECENT = "ingot-recent";
 
 class Page {
@@ -36,18 +38,25 @@ class Page {
     this.nav = h("nav", { "aria-label": "Screens" });
     this.help = h("dialog", { "aria-label": "Keys" }, h("h2", {}, "Keys"),
       h("dl", {}, Object.entries(KEYS).map(([key, text]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, text)]).flat()), button("Close", () => this.help.close()));
-    // Beside the scripts, where the page is one file: the worker is made of one, and the report is in another.
-    document.body.append(h("header", {}, h("h1", {}, "ingot"), this.nav), h("div", { class: "panes" }, this.side, this.screen), this.help);
+    this.shell = [h("header", {}, h("h1", {}, "ingot"), this.nav), h("div", { class: "panes" }, this.side, this.screen), this.help];
     this.state.addEventListener("change", () => this.render());
     addEventListener("keydown", (event) => this.#key(event));
     addEventListener("dragover", (event) => event.preventDefault());
     addEventListener("drop", (event) => this.#drop(event));
     this.opening = h("p", { role: "status" }, "Opening…");
+    this.screen.append(this.opening);
+  }
+
+  /** Puts the page into the document, once there is something on it. */
+  #show() {
+    // Beside the scripts, where the page is one file: the worker is made of one, and the report is in another.
+    if (!this.screen.isConnected) document.body.append(...this.shell);
   }
 
   /** Opens what the page was made or started with. */
   async start() {
     const report = document.querySelector("#report");
+    setTimeout(() => this.#show(), PATIENCE);
     try {
       if (report) await this.#open([() => fromReport(JSON.parse(report.textContent))]);
       else if (this.token) await this.#open(await fromServer(this.token));
@@ -90,7 +99,7 @@ class Page {
     this.tree.openFirst(FIRST_ROWS);
     this.meant = null;
     this.#putRows();
-    document.title = `${escapeName(table.label)} – ingot`;
+    document.title = `${escapeName(nameOf(table.label))} – ingot`;
   }
 
   #putRows() {
@@ -125,13 +134,14 @@ class Page {
     const screens = { overview: "Overview", map: "File map", compare: "Compare" };
     this.nav.replaceChildren(...(table ? Object.entries(screens).map(([key, text]) =>
       button(text, () => this.state.set({ go: key }), { "aria-current": name === key ? "page" : null })) : []),
-      ...(table?.report ? [] : [button("Open…", () => this.screen.replaceChildren(this.#door()))]), button("Keys", () => this.help.showModal()));
+      ...(!table || table.report ? [] : [button("Open…", () => this.screen.replaceChildren(this.#door()))]), button("Keys", () => this.help.showModal()));
     if (table) this.#renderTree(name);
     try {
       this.screen.replaceChildren(...[this.failed, table ? this.#screen(name) : this.#door()].filter(Boolean));
     } catch (error) {
       this.screen.replaceChildren(card(error));
     }
+    this.#show();
   }
 
   #renderTree(screen) {
@@ -193,9 +203,9 @@ class Page {
       const text = address.value.trim();
       if (text !== "") this.open([() => fromAddress(text)], { [place === 0 ? "a" : "b"]: text }, place);
     };
-    return h("div", { class: "drop" }, h("p", {}, "Drop a file or a folder here, or"), files({ multiple: true }, "choose files"), files({ webkitdirectory: true }, "choose a folder"),
+    return h("div", { class: "drop" }, h("p", {}, "Drop a file or a folder here, or choose."), files({ multiple: true }, "Files"), files({ webkitdirectory: true }, "A folder"),
       // The page of the local server asks nobody else: `ingot view URL` reads what is behind addresses.
-      this.token ? null : h("form", { onsubmit: go }, h("label", {}, "open an address ", address), h("button", {}, "Open")));
+      this.token ? null : h("form", { onsubmit: go }, h("label", {}, "An address ", address), h("button", {}, "Open")));
   }
 
   #files(files, place) {

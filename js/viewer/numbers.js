@@ -2,8 +2,16 @@
 
 import { DECODED, decode } from "../decode.js";
 
+const units = new Map();
+
 /** Elements of a whole number of bytes, and those bytes: a part of a tensor is read in these. */
 export function unitOf(dtype) {
+  // Asked for each tensor of a model.
+  if (!units.has(dtype)) units.set(dtype, madeUnit(dtype));
+  return units.get(dtype);
+}
+
+function madeUnit(dtype) {
   if (dtype.startsWith("F6_")) return { elements: 4, nbytes: 3 };
   if (dtype === "F4") return { elements: 2, nbytes: 1 };
   const places = dtype === "C64" ? 2 : 1;

@@ -4,11 +4,13 @@ import { escapeName } from "../safetensors.js";
 import { copying, facts, h, table as tableOf } from "./dom.js";
 import { unitOf } from "./numbers.js";
 import { DTYPE_NAMES } from "./table.js";
-import { count, nbytes, shapeText, share, whole } from "./wording.js";
+import { count, many, nbytes, shapeText, share, whole } from "./wording.js";
 
 const LARGEST = 10;
 const MOST_WARNINGS = 20;
 const LONGEST_VALUE = 4000;
+/** A longer one, or one of many lines, may scroll in its cell. */
+const SHORT_VALUE = 100;
 /** A picture from a file is shown where it is one of these, and no larger than 1 MB. */
 const THUMBNAIL = /^data:image\/(?:png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]+$/;
 const MOST_THUMBNAIL = 1_400_000;
@@ -19,9 +21,11 @@ export function overview(table, { openTensor }) {
   const config = table.model.config;
   const isQuantised = stored.parameterTotal !== logical.parameterTotal;
   const method = config?.quantization_config?.quant_method;
+  const name = nameOf(table.label);
   return h("article", {},
-    h("h2", {}, escapeName(table.label)),
+    h("h2", {}, escapeName(name)),
     facts([
+      ["Path", name === table.label ? null : escapeName(table.label)],
       ["Format", table.format],
       ["Files", whole(table.files.length)],
       ["Tensors", whole(table.tensors.length)],
@@ -31,6 +35,11 @@ export function overview(table, { openTensor }) {
       ["Size", `${nbytes(table.nbytes)} (${whole(table.nbytes)} bytes)`],
     ]),
     warnings(table), specCard(metadata), loraCard(metadata), dtypes(table), largest(table, openTensor), raw(metadata));
+}
+
+/** What a model is called: the last part of its path. */
+export function nameOf(label) {
+  return /[^/\\]+(?=[/\\]*$)/.exec(label)?.[0] ?? label;
 }
 
 function dtypes(table) {
@@ -71,10 +80,10 @@ function warnings(table) {
   const misaligned = table.tensors.filter((tensor, number) => isMisaligned(table, number));
   if (misaligned.length > 0) {
     const names = misaligned.slice(0, 3).map(({ name }) => shortName(name)).join(", ");
-    found.push(["misaligned", `${whole(misaligned.length)} tensors do not begin at a multiple of their element size, which costs speed: ${names}`]);
+    found.push(["misaligned", `${many(misaligned.length, "tensor does", "tensors do")} not begin at a multiple of the element size, which costs speed: ${names}`]);
   }
   const empty = table.tensors.filter(({ nbytes: size }) => size === 0).length;
-  if (empty > 0) found.push(["empty-tensor", `${whole(empty)} tensors have no elements`]);
+  if (empty > 0) found.push(["empty-tensor", `${many(empty, "tensor has", "tensors have")} no elements`]);
   if (found.length === 0) return null;
   return h("section", { class: "card" }, h("h3", {}, "Warnings"),
     h("ul", {}, found.slice(0, MOST_WARNINGS).map(([code, text]) => h("li", {}, h("code", {}, code), ` ${text}`))));
@@ -134,6 +143,6 @@ function tagsOf(json) {
 
 function raw(metadata) {
   if (metadata.size === 0) return null;
-  const rows = [...metadata].slice(0, 500).map(([key, value]) => [text(key), h("div", { class: "value" }, text(value, LONGEST_VALUE)), copying(() => value)]);
+  const rows = [...metadata].slice(0, 500).map(([key, value]) => [h("span", { class: "long" }, text(key)), h("div", { class: "value", tabindex: value.length > SHORT_VALUE ? "0" : null }, text(value, LONGEST_VALUE)), copying(() => value)]);
   return h("details", {}, h("summary", {}, `Metadata (${whole(metadata.size)})`), tableOf("Metadata", ["Key", "Value", "Copy"], rows));
 }

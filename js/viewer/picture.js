@@ -55,7 +55,10 @@ function fill({ values, marks }, at, cells, columns, numbers, kind) {
   for (let cell = 0; cell < cells; cell++) {
     const from = Math.floor((cell * columns) / cells);
     const upto = Math.min(Math.floor(((cell + 1) * columns) / cells), numbers.length);
-    let [sum, most, count, mark] = [0, 0, 0, 0];
+    let sum = 0;
+    let most = 0;
+    let count = 0;
+    let mark = 0;
     for (let n = from; n < upto; n++) {
       const value = numbers[n];
       if (value - value === 0) {

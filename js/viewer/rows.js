@@ -9,6 +9,8 @@ import { count, nbytes, shapeText, whole } from "./wording.js";
 const ROW = 24;
 /** Rows above and below what is in sight. */
 const SPARE = 8;
+/** Pixels of a tree that is not laid out yet. */
+const LIKELY_HEIGHT = 800;
 /** Browsers have no taller elements than about 33 million pixels. */
 const MOST_ROWS = 1_300_000;
 const LONGEST = 300;
@@ -19,6 +21,7 @@ export class Rows {
   #indents = [];
   #cursor = 0;
   #typed = { text: "", at: 0 };
+  #isLaidOut = false;
 
   /** `open(tensor)` is called for a tensor that is chosen, `sort(column)` for a heading. */
   constructor(tree, { open, sort }) {
@@ -31,7 +34,7 @@ export class Rows {
     this.element = h("div", { role: "treegrid", class: "tree", tabindex: "0", "aria-label": "Tensors",
       onscroll: () => this.#soon(), onkeydown: (event) => this.#key(event), onclick: (event) => this.#click(event) },
     h("div", { role: "rowgroup", class: "heads" }, h("div", { role: "row", class: "row" }, head)), this.body);
-    new ResizeObserver(() => this.#soon()).observe(this.element);
+    new ResizeObserver(() => this.#resized()).observe(this.element);
   }
 
   show(filter) {
@@ -45,6 +48,13 @@ export class Rows {
 
   get length() {
     return this.#nodes.length;
+  }
+
+  /** Before it is laid out, nobody knows what is in sight. */
+  #resized() {
+    if (this.#isLaidOut) return this.#soon();
+    this.#isLaidOut = true;
+    this.#move(this.#cursor);
   }
 
   /** Puts the cursor on a node, and that into sight. */
@@ -63,8 +73,8 @@ export class Rows {
   #frame = null;
 
   #draw(all) {
-    const first = Math.max(0, Math.floor(this.element.scrollTop / ROW) - SPARE);
-    const room = Math.ceil((this.element.clientHeight || 600) / ROW) + 2 * SPARE;
+    const first = this.#isLaidOut ? Math.max(0, Math.floor(this.element.scrollTop / ROW) - SPARE) : 0;
+    const room = Math.ceil((this.#isLaidOut ? this.element.clientHeight : LIKELY_HEIGHT) / ROW) + 2 * SPARE;
     while (this.#pool.length < room) this.#pool.push(this.#row());
     const last = Math.min(this.#nodes.length, first + this.#pool.length);
     for (let at = first; at < first + this.#pool.length; at++) {
@@ -77,7 +87,7 @@ export class Rows {
   }
 
   #row() {
-    const cells = Array.from({ length: 5 }, () => h("span", { role: "gridcell" }));
+    const cells = Array.from({ length: 5 }, (_, column) => h("span", { role: "gridcell" }, column === 0 ? h("bdi") : null));
     const element = h("div", { role: "row", class: "row", id: `row-${this.#pool.length}` }, cells);
     this.body.append(element);
     return { element, cells, at: -1, isHidden: false };
@@ -97,13 +107,13 @@ export class Rows {
     element.setAttribute("aria-selected", at === this.#cursor);
     if (isModule) element.setAttribute("aria-expanded", tree.expanded.has(node));
     else element.removeAttribute("aria-expanded");
-    element.className = `row${isModule ? " module" : ""}`;
+    element.className = `row${isModule ? " module" : ""}${this.isFlat ? " flat" : ""}`;
     const tensor = isModule ? null : tree.table.tensors[tree.tensor[node]];
     const members = tree.members.get(node)?.length;
     const label = this.isFlat ? tensor.name : tree.labels[node];
     const shown = label === "" ? "(no name)" : escapeName(label.slice(0, LONGEST)) + (label.length > LONGEST ? "…" : "");
     cells[0].style.paddingInlineStart = `${6 + 14 * this.#indents[at]}px`;
-    cells[0].textContent = `${isModule ? (tree.expanded.has(node) ? "▾ " : "▸ ") : ""}${shown}${members ? ` ×${members}` : ""}`;
+    cells[0].firstChild.textContent = `${isModule ? (tree.expanded.has(node) ? "▾ " : "▸ ") : ""}${shown}${members ? ` ×${members}` : ""}`;
     cells[0].title = shown;
     cells[1].textContent = count(tree.parameters[node]);
     cells[1].title = whole(tree.parameters[node]);

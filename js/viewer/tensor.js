@@ -19,6 +19,7 @@ const CELLS = 256;
 const VALUE_ROWS = 32;
 const VALUE_COLUMNS = 12;
 const LONGEST_NAME = 2000;
+const SHORT_NAME = 100;
 
 const VIEWS = { statistics: "Statistics", picture: "Picture", values: "Values", code: "Code" };
 
@@ -33,7 +34,8 @@ export function tensorScreen(look) {
   const seen = look.meant && state.q !== "raw" ? look.meant : null;
   const shown = { ...look, tensor: seen ?? { ...table.wired(number) } };
   return h("article", {},
-    h("h2", { class: "name" }, name === "" ? "(no name)" : escapeName(name) + (tensor.name.length > LONGEST_NAME ? "…" : "")),
+    // Only a long one scrolls.
+    h("h2", { class: "name", tabindex: name.length > SHORT_NAME ? "0" : null }, name === "" ? "(no name)" : escapeName(name) + (tensor.name.length > LONGEST_NAME ? "…" : "")),
     factsOf(table, number),
     look.meant ? meantCard(look) : null,
     h("div", { class: "tabs", role: "group", "aria-label": "What to show" }, tabs),

@@ -6,6 +6,8 @@ import { DTYPE_NAMES } from "./table.js";
 
 /** Deeper paths are names with many dots in them. */
 const DEEPEST = 16;
+/** Children of a module that are looked through; of more there is a map. Most modules have few, and a map takes much memory. */
+const FEW = 8;
 const NONE = -1;
 const isDigit = (unit) => unit >= 48 && unit <= 57;
 
@@ -35,10 +37,11 @@ function digits(text, from) {
 export const SORTS = { name: "Name", parameters: "Params", bytes: "Size", dtype: "Dtype", shape: "Shape" };
 
 export class Tree {
-  #maps = [new Map()];
+  #maps = new Map();
   #signatures = new Map();
   #ordered = [];
   #leaves = null;
+  #byName = null;
 
   constructor(table) {
     this.table = table;
@@ -50,6 +53,7 @@ export class Tree {
     this.dtypes = new Uint32Array(room);
     this.tensor[0] = this.next[0] = this.first[0] = this.parent[0] = NONE;
     this.#insertAll(table.tensors);
+    this.#maps.clear();
     this.#total();
     /** Nodes from here on stand for several: `members` has which, and they are made when they are shown. */
     this.ownSize = this.size;
@@ -96,10 +100,25 @@ export class Tree {
   }
 
   #module(parent, label) {
-    const children = (this.#maps[parent] ??= new Map());
-    let node = children.get(label);
-    if (node === undefined) children.set(label, (node = this.#add(parent, label, NONE)));
-    return node;
+    const map = this.#maps.get(parent);
+    if (map) {
+      if (!map.has(label)) map.set(label, this.#add(parent, label, NONE));
+      return map.get(label);
+    }
+    let children = 0;
+    for (let child = this.first[parent]; child !== NONE; child = this.next[child], children++) {
+      if (this.tensor[child] === NONE && this.labels[child] === label) return child;
+    }
+    if (children >= FEW) this.#map(parent);
+    return children >= FEW ? this.#module(parent, label) : this.#add(parent, label, NONE);
+  }
+
+  #map(parent) {
+    const map = new Map();
+    for (let child = this.first[parent]; child !== NONE; child = this.next[child]) {
+      if (this.tensor[child] === NONE) map.set(this.labels[child], child);
+    }
+    this.#maps.set(parent, map);
   }
 
   #total() {
@@ -117,7 +136,9 @@ export class Tree {
   }
 
   #addTo(above, node) {
-    for (const column of ["count", "parameters", "bytes"]) this[column][above] += this[column][node];
+    this.count[above] += this.count[node];
+    this.parameters[above] += this.parameters[node];
+    this.bytes[above] += this.bytes[node];
     this.dtypes[above] |= this.dtypes[node];
   }
 
@@ -261,9 +282,11 @@ export class Tree {
 
   #matching(filter) {
     const { tensors } = this.table;
-    const found = tensors.flatMap((tensor, number) => (filter(tensor, number) ? [this.#leafOf(number)] : []));
-    const [sort, names] = [this.sort, (node) => tensors[this.tensor[node]].name];
-    const nodes = sort === "name" ? found.sort((a, b) => natural(names(a), names(b))) : found.sort((a, b) => this.compare(a, b));
+    // In order once, and not for each letter of a filter.
+    this.#byName ??= Uint32Array.from(tensors.keys()).sort((a, b) => natural(tensors[a].name, tensors[b].name));
+    const nodes = [];
+    for (const number of this.#byName) if (filter(tensors[number])) nodes.push(this.#leafOf(number));
+    if (this.sort !== "name") nodes.sort((a, b) => this.compare(a, b));
     return { nodes, indents: new Uint8Array(nodes.length) };
   }
 }

@@ -36,3 +36,8 @@ export function real(value) {
 export function share(part, all) {
   return all === 0 ? "–" : `${Number(((100 * part) / all).toPrecision(3))} %`;
 }
+
+/** `1 tensor has`, `2 tensors have`. */
+export function many(number, one, more) {
+  return `${whole(number)} ${number === 1 ? one : more}`;
+}

@@ -2,15 +2,20 @@
 
 import { streamRange } from "../source.js";
 import { Bins, counterOf, hasStatistics } from "./count.js";
-import { distance } from "./distance.js";
+import { distances } from "./distance.js";
 import { reopened } from "./doors.js";
 import { Matrix, asTexts, readLines } from "./lines.js";
 import { Numbers } from "./numbers.js";
 import { picture } from "./picture.js";
 import { readMeant } from "./unpack.js";
 
-/** Bytes of a piece: memory that goes round, and a chance to hear of a cancelled job. */
-const PIECE = 3 << 19;
+/**
+ * Bytes of a piece: memory that goes round, and a chance to hear of a cancelled job. Less than a browser holds of an answer that
+ * nobody reads, so that it is read on while a piece is counted.
+ */
+const PIECE = 3 << 16;
+/** Milliseconds between two words of how far a job is. */
+const TELLS = 33;
 /** A sample is read in runs of this many bytes. */
 const RUN = 1 << 18;
 
@@ -19,7 +24,7 @@ const opened = new Map();
 /** The file behind a wire, opened once. */
 function sourceOf({ wire }, signal) {
   if (wire.blob || wire.report) return reopened(wire, signal);
-  const key = `${wire.url} ${wire.version}`;
+  const key = `${wire.url} ${wire.known?.version}`;
   if (!opened.has(key)) {
     opened.set(key, reopened(wire));
     opened.get(key).catch(() => opened.delete(key));
@@ -92,8 +97,18 @@ const JOBS = {
     return texts;
   },
 
-  async distance({ tensors }, tell, signal) {
-    return distance(tensors, await Promise.all(tensors.map((tensor) => sourceOf(tensor, signal))), tell, signal);
+  /** Of pairs of tensors, in their order; `tell` is given those that were found since, as pairs of place and what was found. */
+  async distances({ pairs }, tell, signal) {
+    const found = [];
+    let [news, last] = [[], 0];
+    const take = (place, one) => {
+      news.push([place, (found[place] = one)]);
+      if (performance.now() - last < TELLS) return;
+      tell(news);
+      [news, last] = [[], performance.now()];
+    };
+    await distances(pairs, (tensor) => sourceOf(tensor, signal), take, signal);
+    return found;
   },
 };
 
@@ -103,10 +118,10 @@ async function run({ number, job, given }) {
   const controller = new AbortController();
   running.set(number, controller);
   let last = 0;
-  // Pictures are told of each time, progress thirty times a second.
+  // Pictures are told of each time, and what was found.
   const tell = (progress) => {
     const now = performance.now();
-    if (typeof progress === "number" && job !== "distance" && now - last < 33) return;
+    if (typeof progress === "number" && now - last < TELLS) return;
     last = now;
     postMessage({ number, progress });
   };

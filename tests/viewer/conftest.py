@@ -95,7 +95,7 @@ def viewed(chromium: Any) -> Iterator[Opener]:
             stack.callback(shelf.close)
             server = Server(shelf)
             stack.callback(server.close)
-            context = chromium.new_context(viewport={"width": 1200, "height": 800}, **settings)
+            context = chromium.new_context(**{"viewport": {"width": 1200, "height": 800}} | settings)
             stack.callback(context.close)
             look = Look(context.new_page(), server.origin)
             looks.append(look)

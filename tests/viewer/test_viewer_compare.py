@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import ingot
 import ingot.numpy
 from cli.models import minilm, save
 from viewer.conftest import Opener
+from viewer.made_models import HOSTILE_NAMES, hostile
 
 NAME = "encoder.layer.3.attention.self.query.weight"
 
@@ -52,7 +54,7 @@ def test_all_values_are_compared(viewed: Opener, other: Path, tmp_path: Path) ->
     look = viewed(minilm(), other)
     look.page.click("text=Compare all values")
     look.wait("102 tensors compared in")
-    look.wait("1 differ in values.")
+    look.wait("1 differs in values.")
     look.page.click("main th button:has-text('Largest')")
     rows = rows_of(look.text("main tbody"))
     first = next(iter(rows))
@@ -120,7 +122,7 @@ def test_a_second_model_is_opened_by_hand(viewed: Opener, other: Path) -> None:
     look.page.set_input_files("input[type=file] >> nth=0", other)
     look.wait("101 alike.")
     look.page.click("text=Compare all values")
-    look.wait("1 differ in values.")
+    look.wait("1 differs in values.")
 
 
 def test_a_folder_is_compared_with_a_file(viewed: Opener, tmp_path: Path) -> None:
@@ -129,3 +131,24 @@ def test_a_folder_is_compared_with_a_file(viewed: Opener, tmp_path: Path) -> Non
     look.page.click("text=Compare all values")
     look.wait("104 tensors compared in")
     look.wait("0 differ in values.")
+
+
+def test_hostile_names_are_compared_as_text(viewed: Opener, tmp_path: Path) -> None:
+    one, two = (hostile(tmp_path / f"{name}.safetensors") for name in ("one", "two"))
+    look = viewed(one, two)
+    look.page.click("text=Compare all values")
+    look.wait("0 differ in values.")
+    assert look.page.locator("main img, main script, main b b, main i").count() == 0
+    assert not any(character in look.page.content() for character in "\u202e\x1b\x07")
+    for kind in ("JSON", "Markdown", "CSV"):
+        with look.page.expect_download() as waited:
+            look.page.click(f"text=Save {kind}")
+        text = Path(waited.value.path()).read_bytes().decode()
+        if kind == "JSON":
+            assert {row["name"] for row in json.loads(text)["tensors"]} == set(HOSTILE_NAMES)
+        if kind == "CSV":
+            assert len(list(csv.DictReader(io.StringIO(text, newline="")))) == len(HOSTILE_NAMES)
+        if kind == "Markdown":
+            assert len(text.splitlines()) == len(HOSTILE_NAMES) + 2
+            # What would begin an element has a backslash before it.
+            assert "<img" not in text.replace("\\<", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +27,11 @@ ELEMENTS = 40_004
 RUN = """async ([job, given]) => {
   const { run } = await import("/viewer/jobs.js");
   const headers = { authorization: `Bearer ${sessionStorage.getItem("ingot-token")}` };
-  for (const tensor of given.tensors ?? [given.tensor]) tensor.wire = { ...tensor.wire, headers };
+  // Tensors of one file have one wire.
+  const wires = {};
+  for (const tensor of given.pairs?.flat() ?? [given.tensor]) {
+    tensor.wire = wires[tensor.wire.url] ??= { ...tensor.wire, headers };
+  }
   const found = await run(job, given);
   const each = (value) => Object.fromEntries(Object.entries(value).map(([key, one]) => [key, plain(one)]));
   const plain = (value) => typeof value === "bigint" ? `int:${value}`
@@ -85,7 +90,7 @@ def wired(path: Path, name: str, number: int = 0) -> dict[str, Any]:
 
 
 def job(look: Look, name: str, **given: Any) -> Any:
-    for tensor in given.get("tensors", [given.get("tensor")]):
+    for tensor in itertools.chain(*given["pairs"]) if "pairs" in given else [given["tensor"]]:
         tensor["wire"]["url"] = look.allowed + tensor["wire"]["url"]
     return look.page.evaluate(RUN, [name, given])
 
@@ -205,34 +210,50 @@ def test_distances_are_those_of_the_command(viewed: Opener, every: Path, tmp_pat
     other = write_raw(tmp_path / "other.safetensors", tensors)
     look = viewed(every, other)
     one, two = _native.Checkpoint.open(every), _native.Checkpoint.open(other)
-    for name in BITS:
+    # Of all of them at once, which are read as a few ranges; and each with itself.
+    pairs = [[wired(every, name), wired(other, name, 1)] for name in BITS]
+    told = job(look, "distances", pairs=pairs)
+    ours = job(look, "distances", pairs=[[wired(every, name), wired(every, name)] for name in BITS])
+    assert len([one for one in look.requests if "/f/" in one.url]) < 20
+    for name, found, same in zip(BITS, told, ours, strict=True):
         (expected,) = _native.distances(one, two, [name])
-        found = job(look, "distance", tensors=[wired(every, name), wired(other, name, 1)])
         if name.startswith("F6_"):
             assert found is None
             continue
         assert expected is not None
         assert found["different"] == expected.different, name
-        for ours, theirs in (("largest", "max_abs"), ("relative", "relative_l2"), ("cosine", "cosine")):
+        for field, theirs in (("largest", "max_abs"), ("relative", "relative_l2"), ("cosine", "cosine")):
             value = getattr(expected, theirs)
-            assert number(found[ours]) == (
+            assert number(found[field]) == (
                 value if value is None else pytest.approx(float(value), rel=1e-9, nan_ok=True)
-            ), (name, ours)
-        same = job(look, "distance", tensors=[wired(every, name), wired(every, name)])
+            ), (name, field)
         assert (same["different"], same["largest"]) == (0, 0)
 
 
-QUANTISED: dict[str, tuple[Callable[[Path], Array], str]] = {
-    "GPTQ, 4 bits": (made_models.gptq, "layer.0.q.qweight"),
-    "F8_E4M3, scales for blocks of 128 × 128": (made_models.fp8, "layer.0.weight"),
-    "MXFP4": (made_models.mxfp4, "experts.up_proj_blocks"),
-    "pack-quantized, 4 bits": (made_models.pack_quantized, "layer.0.weight_packed"),
+# By what the test is about: the model, a tensor of it, and what the page calls it.
+QUANTISED: dict[str, tuple[Callable[[Path], Array], str, str]] = {
+    "gptq": (made_models.gptq, "layer.0.q.qweight", "GPTQ, 4 bits"),
+    "awq": (made_models.awq, "layer.0.q.qweight", "AWQ, 4 bits"),
+    "fp8": (made_models.fp8, "layer.0.weight", "F8_E4M3, scales for blocks of 128 × 128"),
+    "int8 with zero points": (made_models.int8, "layer.0.weight", "I8, scales for blocks of 1 × 70"),
+    "mxfp4": (made_models.mxfp4, "experts.up_proj_blocks", "MXFP4"),
+    "packed": (made_models.pack_quantized, "layer.0.weight_packed", "pack-quantized, 4 bits"),
+    "packed with zero points": (
+        made_models.pack_quantized_with_zero_points,
+        "layer.0.weight_packed",
+        "pack-quantized, 4 bits",
+    ),
+    "packed in any order": (
+        made_models.pack_quantized_in_any_order,
+        "layer.0.weight_packed",
+        "pack-quantized, 8 bits",
+    ),
 }
 
 
-@pytest.mark.parametrize("kind", QUANTISED)
-def test_quantised_weights_are_shown_as_what_they_mean(viewed: Opener, tmp_path: Path, kind: str) -> None:
-    make, name = QUANTISED[kind]
+@pytest.mark.parametrize("scheme", QUANTISED)
+def test_quantised_weights_are_shown_as_what_they_mean(viewed: Opener, tmp_path: Path, scheme: str) -> None:
+    make, name, kind = QUANTISED[scheme]
     meant = make(tmp_path)
     look = viewed(tmp_path, at=f"t={name}&view=values&w=0,32,0,12")
     assert f"{kind}: stands for [{', '.join(map(str, meant.shape))}] numbers" in look.text()

@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -98,6 +99,37 @@ def test_ranges(server: Server, asked: str | None, status: int, expected: slice)
         assert found.headers["Content-Range"] == f"bytes */{len(DATA)}"
 
 
+def test_ranges_where_the_system_does_not_send_files(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ingot._view import server as server_module
+    from ingot._view import shelf as shelf_module
+
+    monkeypatch.setattr(server_module, "_SENDS_FILES", False)
+    monkeypatch.setattr(shelf_module, "_PIECE", 7)
+    with ThreadPoolExecutor(8) as pool:
+        ranges = [(begin, begin + 301) for begin in range(0, len(DATA) - 301, 97)]
+        asked = [f"bytes={begin}-{end - 1}" for begin, end in ranges]
+        found = list(pool.map(lambda value: ask(server, "/f/0", Range=value).body, asked))
+    assert found == [DATA[begin:end] for begin, end in ranges]
+
+
+def test_the_list_says_how_long_a_header_is(tmp_path: Path) -> None:
+    length = int.from_bytes(DATA[:8], "little")
+    texts = {
+        "whole": (DATA, 8 + length),
+        "cut": (DATA[: 8 + length - 1], None),
+        "short": (b"1234567", None),
+        "empty": (b"", None),
+        "none": (bytes(16), None),
+        "text": (b"PK\x03\x04 something else", None),
+    }
+    for name, (data, expected) in texts.items():
+        path = tmp_path / f"{name}.safetensors"
+        path.write_bytes(data)
+        shelf = Shelf([str(path)])
+        assert [file.head_nbytes for file in shelf.files] == [expected], name
+        shelf.close()
+
+
 def test_a_range_of_another_version_is_the_whole_file(server: Server, model: Path) -> None:
     before = ask(server, "/f/0", "HEAD")
     assert (before.status, before.body) == (200, b"")
@@ -163,7 +195,11 @@ def test_every_answer_has_the_headers_that_keep_others_out(server: Server) -> No
     for path, token in (("/", False), ("/f/0", True), ("/f/0", False), ("/nothing", True)):
         headers = ask(server, path, token=token).headers
         policy = headers["Content-Security-Policy"]
-        assert "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';" in policy
+        assert re.match(
+            r"default-src 'none'; script-src 'self' 'sha256-[\w+/=]+'; style-src 'sha256-[\w+/=]+'; "
+            r"connect-src 'self'; img-src data: blob:; worker-src blob:; base-uri 'none'; ",
+            policy,
+        )
         assert "frame-ancestors 'none'" in policy
         assert headers["X-Content-Type-Options"] == "nosniff"
         assert headers["Referrer-Policy"] == "no-referrer"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import os
 import re
 import secrets
 from functools import cache, partial
@@ -17,7 +18,7 @@ from importlib.resources import files
 from threading import BoundedSemaphore, Thread
 
 from .shelf import LocalFile, Shelf
-from .whole import bundle, without_comments
+from .whole import Parts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,11 +32,13 @@ _MOST_CONNECTIONS = 32
 # Seconds that a connection may lie idle, or a client may take none of the bytes it asked for.
 _PATIENCE = 60
 _MOST_FIELDS = 64
+# Without it `socket.sendfile` would read by the place in the file that all threads share.
+_SENDS_FILES = hasattr(os, "sendfile")
 _RANGE = re.compile(r"bytes=(\d{1,16})-(\d{0,16})")
-_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+_TYPES = {".js": "text/javascript", ".css": "text/css"}
 _POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data: blob:; "
-    "worker-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors {ancestors}"
+    "default-src 'none'; script-src 'self' {script}; style-src {style}; connect-src 'self'; "
+    "img-src data: blob:; worker-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors {ancestors}"
 )
 
 
@@ -54,8 +57,9 @@ class Server:
 
     def __init__(self, shelf: Shelf, port: int = 0, ancestors: str = "'none'") -> None:
         # Loaded before the first request, so that a fault is one of the start.
+        hashes = _page().hashes
         _static()
-        self._http = _Http(shelf, port, _POLICY.format(ancestors=ancestors))
+        self._http = _Http(shelf, port, _POLICY.format(ancestors=ancestors, **hashes))
         # Seconds until it notices that it is to end.
         serve = partial(self._http.serve_forever, poll_interval=0.1)
         self._thread = Thread(target=serve, name="ingot-view", daemon=True)
@@ -194,7 +198,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         # Whatever breaks off in the middle must not be followed by another answer.
         self.close_connection, keep = True, self.close_connection
-        if isinstance(file, LocalFile):
+        if isinstance(file, LocalFile) and _SENDS_FILES:
             sent = self.connection.sendfile(file.stream, begin, end - begin)
         else:
             sent = sum(self.wfile.write(piece) for piece in file.pieces(begin, end))
@@ -219,19 +223,21 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @cache
-def _static() -> dict[str, tuple[bytes, str]]:
-    """The page and its modules, by the path of their address.
+def _page() -> Parts:
+    return Parts(files("ingot") / "web")
 
-    The entries hold all that they need: a browser asks for modules one level after the other, and waits for
-    each.
+
+@cache
+def _static() -> dict[str, tuple[bytes, str]]:
+    """The page, by the path of its address, and the modules that it is made of.
+
+    The page is one document: a browser asks for modules one level after the other, and waits for each.
     """
     web = files("ingot") / "web"
-    found = {"/": ((web / "index.html").read_bytes(), "text/html; charset=utf-8")}
+    found = {"/": (_page().page().encode(), "text/html; charset=utf-8")}
     for folder, above in ((web, "/"), (web / "viewer", "/viewer/")):
         for file in folder.iterdir():
             kind = _TYPES.get(file.name[file.name.rfind(".") :])
             if kind is not None:
-                text = without_comments(file.read_text("utf-8"))
-                found[above + file.name] = (text.encode(), f"{kind}; charset=utf-8")
-    whole = (bundle(web).encode(), "text/javascript; charset=utf-8")
-    return found | {"/viewer/page.js": whole, "/viewer/work.js": whole}
+                found[above + file.name] = (file.read_bytes(), f"{kind}; charset=utf-8")
+    return found

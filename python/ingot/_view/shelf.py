@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from base64 import b64encode
 from contextlib import suppress
 from stat import S_ISREG
+from threading import Lock
 
 from ingot import _open
 from ingot._native import ShardIndex, Wrap, fetch_beside, is_url, local_path, shown_url
@@ -14,7 +16,7 @@ from ingot.errors import CheckpointError, SafetensorError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import BinaryIO
+    from io import FileIO
 
     from ingot._native import Checkpoint, TensorInfo
 
@@ -23,6 +25,12 @@ _PIECE = 4 << 20
 # Of a `config.json`, as the reader in JavaScript has it.
 _MAX_CONFIG = 10_000_000
 _KINDS = (".safetensors", ".bt", ".index.json")
+# Of a header, as every reader has it.
+_MAX_HEADER = 100_000_000
+# Of a header that the list of files brings along, so that the page need not ask for it.
+_SHORT_HEAD = 1 << 16
+# A pipe must not be waited for. Windows has no such flags, and translates line ends unless told not to.
+_OPENING = os.O_RDONLY | sum(getattr(os, flag, 0) for flag in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
 
 
 class LocalFile:
@@ -30,8 +38,9 @@ class LocalFile:
 
     def __init__(self, path: str, name: str) -> None:
         self.name = name
-        # A pipe must not be waited for.
-        self.stream: BinaryIO = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+        self.stream: FileIO = os.fdopen(os.open(path, _OPENING), "rb", buffering=0)
+        # The place in the file is that of all threads.
+        self._lock = Lock()
         if not S_ISREG(os.fstat(self.stream.fileno()).st_mode):
             self.stream.close()
             raise CheckpointError(f"{path}: is no regular file", path=path)
@@ -46,6 +55,28 @@ class LocalFile:
         """What tells the file from itself after it was changed."""
         found = os.fstat(self.stream.fileno())
         return f"{found.st_mtime_ns:x}-{found.st_size:x}"
+
+    @property
+    def head_nbytes(self) -> int | None:
+        """Bytes up to the end of the header, so that the page is given just these; None where nobody knows.
+
+        The page reads the length again, and judges it. Of JSON all of it is wanted.
+        """
+        if self.name.endswith(".json"):
+            return min(_MAX_CONFIG, self.size)
+        length = int.from_bytes(b"".join(self.pieces(0, 8)), "little")
+        return 8 + length if 2 <= length <= min(_MAX_HEADER, self.size - 8) else None
+
+    def pieces(self, begin: int, end: int) -> Iterator[bytes]:
+        """The bytes from `begin` to before `end`, or to the end of a file that is shorter by now."""
+        while begin < end:
+            with self._lock:
+                self.stream.seek(begin)
+                piece = self.stream.read(min(_PIECE, end - begin))
+            if not piece:
+                return
+            begin += len(piece)
+            yield piece
 
     def close(self) -> None:
         self.stream.close()
@@ -69,6 +100,10 @@ class ReadFile:
         self.head = _rendered(metadata, infos)
         self.size = len(self.head) + (infos[-1].end if infos else 0)
 
+    @property
+    def head_nbytes(self) -> int:
+        return len(self.head)
+
     def pieces(self, begin: int, end: int) -> Iterator[bytes | memoryview]:
         """The bytes from `begin` to before `end`."""
         if begin < len(self.head):
@@ -87,6 +122,7 @@ class Document:
 
     def __init__(self, name: str, text: bytes) -> None:
         self.name, self.head, self.size = name, text, len(text)
+        self.head_nbytes = self.size
         self.version = os.urandom(8).hex()
 
     def pieces(self, begin: int, end: int) -> Iterator[bytes | memoryview]:
@@ -123,7 +159,7 @@ class Shelf:
         self.files = [file for model in self.models for file in model.files]
 
     def listed(self) -> dict[str, object]:
-        """What the page is told: models, their files by number, and the version that each has now."""
+        """What the page is told: models, their files by number and version, and headers that are short."""
         numbers = iter(range(len(self.files)))
         return {
             "models": [
@@ -135,7 +171,9 @@ class Shelf:
                             "number": next(numbers),
                             "name": file.name,
                             "size": file.size,
-                            "version": file.version,
+                            "etag": f'"{file.version}"',
+                            "headNbytes": file.head_nbytes,
+                            "head": _short_head(file),
                         }
                         for file in model.files
                     ],
@@ -148,6 +186,13 @@ class Shelf:
         for model in self.models:
             for file in model.files:
                 file.close()
+
+
+def _short_head(file: File) -> str | None:
+    nbytes = file.head_nbytes
+    if nbytes is None or nbytes > _SHORT_HEAD:
+        return None
+    return b64encode(b"".join(file.pieces(0, nbytes))).decode()
 
 
 def _found(source: str | Checkpoint) -> Model:

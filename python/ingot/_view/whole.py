@@ -24,9 +24,27 @@ _AGAIN = re.compile(r"^export \{([^}]*)\};\n", re.MULTILINE)
 _COMMENT = re.compile(r"^[ ]*(?://.*|/\*\*.*|\*(?: .*|/)?)\n", re.MULTILINE)
 # The page may ask for what its user opens, and for nothing else.
 _POLICY = (
-    "default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; connect-src https: blob:; "
+    "default-src 'none'; script-src {script}; style-src {style}; connect-src https: blob:; "
     "img-src data: blob:; worker-src blob:; base-uri 'none'; form-action 'none'"
 )
+
+
+class Parts:
+    """The script and the style of the page, and the hashes by which a policy allows them."""
+
+    def __init__(self, web: Traversable) -> None:
+        self.script = bundle(web)
+        self.style = (web / "viewer" / "viewer.css").read_text("utf-8")
+        self.hashes = {"script": _hash(self.script), "style": _hash(self.style)}
+
+    def page(self, head: str = "", body: str = "") -> str:
+        """The document, with more elements in its head, and in its body before the script."""
+        return (
+            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            f'{head}<title>ingot</title>\n<link rel="icon" href="data:,">\n<style>{self.style}</style>\n'
+            f'</head>\n<body>\n{body}<script id="viewer">{self.script}</script>\n</body>\n</html>\n'
+        )
 
 
 def page(report: str | None = None) -> str:
@@ -37,24 +55,16 @@ def page(report: str | None = None) -> str:
     report
         JSON.
     """
-    web = files("ingot") / "web"
-    script = bundle(web)
-    style = without_comments((web / "viewer" / "viewer.css").read_text("utf-8"))
-    policy = _POLICY.format(script=_hash(script), style=_hash(style))
+    parts = Parts(files("ingot") / "web")
+    policy = _POLICY.format(**parts.hashes)
     # The one thing in it that comes from a file: nothing in it may end the element.
     data = "" if report is None else report.replace("<", "\\u003c")
     element = "" if report is None else f'<script type="application/json" id="report">{data}</script>\n'
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        f'<title>ingot</title>\n<link rel="icon" href="data:,">\n<style>{style}</style>\n</head>\n<body>\n'
-        f'{element}<script id="viewer">{script}</script>\n</body>\n</html>\n'
-    )
+    return parts.page(f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n', element)
 
 
 def _hash(text: str) -> str:
-    return b64encode(sha256(text.encode()).digest()).decode()
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
 def bundle(web: Traversable) -> str:
@@ -109,5 +119,5 @@ def _name(path: str) -> str:
 
 
 def without_comments(text: str) -> str:
-    """A module or a style sheet without the lines that are comments."""
+    """A module without the lines that are comments. In a style sheet such a line may be a rule for `*`."""
     return _COMMENT.sub("", text)
