@@ -93,6 +93,17 @@ CANCEL = """() => new Promise((done) => {
 })"""
 
 
+# Bytes of files that the page was given: short headers with their list, all others as ranges.
+BYTES = """async () => {
+  const authorization = `Bearer ${sessionStorage.getItem("ingot-token")}`;
+  const { models } = await (await fetch("/files", { headers: { authorization } })).json();
+  const heads = models.flatMap(({ files }) => files).map(({ head }) => atob(head ?? "").length);
+  const asked = performance.getEntriesByType("resource").filter(({ name }) => /\\/f\\/\\d+$/.test(name));
+  const ranges = asked.map(({ encodedBodySize }) => encodedBodySize);
+  return [...heads, ...ranges].reduce((sum, one) => sum + one, 0);
+}"""
+
+
 class Bench:
     """Pages of one browser, and the table of what they took."""
 
@@ -136,13 +147,21 @@ class Bench:
 
 
 def first_screen(bench: Bench) -> None:
+    read: list[float] = []
+    with minilm().open("rb") as file:
+        header = 8 + int.from_bytes(file.read(8), "little")
+    config = (minilm().parent / "config.json").stat().st_size
+
     def take() -> float:
         with bench.page(minilm()) as page:
             took = float(page.evaluate(FIRST))
             assert "22,713,728" in page.inner_text("main")
+            read.append(float(page.evaluate(BYTES)))
+            assert read[-1] == header + config
             return took
 
     bench.tell("first screen of 90.9 MB", bench.each(take), "ms", "150, aim 50")
+    bench.tell("first screen of 90.9 MB: read, header and config.json", read, "bytes", "header only")
 
 
 def long_header(bench: Bench, folder: Path) -> None:
@@ -188,6 +207,9 @@ def large_tensor(bench: Bench, folder: Path) -> None:
                     page.wait_for_selector("main figure")
                 memory.append(peak[0])
                 assert page.locator(".card button").count() == 0
+                # All of it was counted: it is a hole, of zeros.
+                zeros = {"f32": 250_000_000, "bf16": 500_000_000}[name]
+                assert f"{zeros:,} (100 %)" in page.inner_text("main")
                 return took
 
         times = bench.each(take)
