@@ -137,8 +137,8 @@ class Bench:
         }
         self.rows.append(row)
         print(
-            f"{what:<62} {median(values):>9.4g} {unit:<5} "
-            f"({min(values):.4g} to {max(values):.4g}); owed {owed}",
+            f"{what:<62} {median(values):>9.5g} {unit:<5} "
+            f"({min(values):.5g} to {max(values):.5g}); owed {owed}",
             flush=True,
         )
 

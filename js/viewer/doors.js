@@ -20,7 +20,9 @@ export async function reopened(wire, signal) {
 async function remote(url, options = {}) {
   const source = await openSource(url, { firstBytes: FIRST_NBYTES, ...options });
   const { name, size, version } = source;
-  source.wire = { url: String(url), headers: options.headers, name, known: { size, version } };
+  // A server that gives no parts has sent the whole file, and tells no version by which a part would be known.
+  const known = version === null ? undefined : { size, version };
+  source.wire = { url: String(url), headers: options.headers, name, known };
   return source;
 }
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy
@@ -64,6 +69,38 @@ def test_the_viewer_is_one_file(double_click: DoubleClick, tmp_path: Path) -> No
     assert [one.url.partition("#")[0] for one in look.requests if not one.url.startswith("blob:")] == [
         path.as_uri()
     ]
+
+
+def test_the_folder_is_a_web_site(chromium: Any, tmp_path: Path) -> None:
+    """Its modules as they are, on a server that knows nothing of them, nor of ranges."""
+    folder = tmp_path / "viewer"
+    shutil.copytree(str(files("ingot") / "web"), folder)
+    save(tmp_path / "model.safetensors", {"x": numpy.arange(6.0).reshape(2, 3)})
+    handler = partial(Quiet, directory=tmp_path)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    origin = f"http://127.0.0.1:{server.server_port}"
+    context = chromium.new_context(viewport={"width": 1200, "height": 800})
+    look = Look(context.new_page(), origin)
+    try:
+        look.page.goto(f"{origin}/viewer/index.html#a=../model.safetensors&t=x&view=values")
+        look.page.wait_for_selector("main tbody")
+        assert [line.split("\t")[1:] for line in look.text("main tbody").split("\n")] == [
+            ["0", "1", "2"],
+            ["3", "4", "5"],
+        ]
+        look.page.click("text=Statistics")
+        look.wait("Standard deviation")
+        look.check()
+    finally:
+        context.close()
+        server.shutdown()
+        server.server_close()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
 
 
 @pytest.mark.parametrize("kind", ["one file", "many files", "bt"])
