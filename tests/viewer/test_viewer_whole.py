@@ -99,6 +99,11 @@ def test_the_folder_is_a_web_site(chromium: Any, tmp_path: Path) -> None:
 
 
 class Quiet(SimpleHTTPRequestHandler):
+    def end_headers(self) -> None:
+        # Of what a browser keeps it makes ranges by itself.
+        self.send_header("Cache-Control", "no-store")
+        super().end_headers()
+
     def log_message(self, format: str, *args: object) -> None:
         pass
 
