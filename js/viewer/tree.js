@@ -218,15 +218,17 @@ export class Tree {
 
   /** One number for all modules with the same names, dtypes and shapes below them. */
   #signature(node) {
-    const kept = this.#signatures;
     const parts = [];
     for (let child = this.first[node]; child !== NONE; child = this.next[child]) {
-      const tensor = this.table.tensors[this.tensor[child]];
-      parts.push(`${this.labels[child]}\0${tensor ? `${tensor.dtype}\0${tensor.shape}` : this.#signature(child)}`);
+      const tensor = this.tensor[child];
+      const what = tensor === NONE ? this.#signature(child) : `${this.table.dtype[tensor]}:${this.table.tensors[tensor].shape}`;
+      parts.push(`${what}\0${this.labels[child]}`);
     }
-    const text = parts.sort().join("\n");
-    if (!kept.has(text)) kept.set(text, kept.size);
-    return kept.get(text);
+    // Most modules have a child or two.
+    const text = parts.length === 1 ? parts[0] : parts.sort().join("\n");
+    let number = this.#signatures.get(text);
+    if (number === undefined) this.#signatures.set(text, (number = this.#signatures.size));
+    return number;
   }
 
   /** Opens modules from the root on while there are few rows. */
