@@ -50,7 +50,8 @@ def led_to_pages(text: str, file: Path, page: str) -> str:
         if target.is_relative_to(DOCS) and target.suffix == ".md":
             return f"[{words}](/{target.relative_to(DOCS).as_posix()}{anchor})"
         if name == VIEWER:
-            return f'<a class="reference internal" href="{os.path.relpath(DOCS / "viewer.html", here)}">{words}</a>'
+            viewer = os.path.relpath(DOCS / "viewer.html", here)
+            return f'<a class="reference internal" href="{viewer}">{words}</a>'
         if target.is_dir():
             return f"{words} (`{name}` in the repository)"
         return f"[{words}]({os.path.relpath(target, here)})"

@@ -59,4 +59,6 @@ def test_the_oldest_versions_that_are_tried_are_those_that_the_extras_ask_for() 
 def test_the_pythons_that_are_tried_are_those_that_the_package_names(installed: Distribution) -> None:
     table = tomllib.loads((ROOT / "requirements" / "versions.toml").read_text("utf-8"))
     named = installed.metadata.get_all("Classifier")
-    assert all(f"Programming Language :: Python :: {version}" in named for version in table["python"]["versions"])
+    assert all(
+        f"Programming Language :: Python :: {version}" in named for version in table["python"]["versions"]
+    )
