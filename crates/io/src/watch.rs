@@ -25,6 +25,7 @@ pub(crate) const POLL: Duration = Duration::from_millis(50);
 /// }
 ///
 /// let file = tempfile::NamedTempFile::new()?;
+/// std::fs::write(&file, "abc")?;
 /// let cancelled = Cancelled(AtomicBool::new(true));
 /// let outcome = hash(file.path(), Definition::File(Algorithm::Blake3), &cancelled);
 /// assert!(matches!(outcome, Err(Error::Interrupted)));

@@ -153,25 +153,6 @@ pub(crate) fn read_owned<'p, 'a: 'p>(
 
 /// Reads parts of tensors, of any files, in parallel, into memory of others.
 ///
-/// ```
-/// use ingot_io::{
-///     Archive, Dest, Dtype, OpenOptions, Part, ReadOptions, StridedDest, Target, TensorView, Unwatched, fill,
-///     serialize_to_file,
-/// };
-///
-/// let folder = tempfile::tempdir()?;
-/// let path = folder.path().join("model.safetensors");
-/// serialize_to_file([("bias", &TensorView::new(Dtype::F32, vec![2], b"12345678")?)], None, &path)?;
-///
-/// let archive = Archive::open(&path, &OpenOptions::default())?;
-/// let part = Part::new(archive.find("bias")?, &[], None)?;
-/// let mut memory = [0; 8];
-/// let target = Target { dtype: Dtype::F32, shape: &[2], memory: StridedDest::from(Dest::from(&mut memory[..])) };
-/// fill(&[part], vec![target], &ReadOptions::default(), &Unwatched)?;
-/// assert_eq!(&memory, b"12345678");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-///
 /// # Errors
 /// [`Error::Destination`] where a target does not fit its part, or shares memory with another target, before anything
 /// is read; then as [`read`]. What has been read by then stays in the targets.
