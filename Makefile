@@ -1,4 +1,4 @@
-# make demo | demo-ranks | test | test-all | test-frameworks | test-browser | test-clients | test-candle | docs | wheels | check-wheels | lint | bench | bench-loads | bench-remote | bench-ranks | bench-formats | fuzz | clean
+# make demo | demo-ranks | test | test-all | test-frameworks | test-browser | test-clients | test-candle | test-versions | docs | wheels | check-wheels | lint | bench | bench-loads | bench-remote | bench-ranks | bench-formats | fuzz | clean
 #
 # Every target sets itself up: it checks for Rust and Python, makes .venv, installs the pinned tools and builds the
 # extension module. Nothing runs twice while its inputs stay the same. What may be set, here or in the environment:
@@ -31,7 +31,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # The wheel, the tests and the benches use one profile, and the versions of Cargo.lock.
 CARGO_FLAGS := --release --locked
 
-.PHONY: help demo demo-ranks test test-all test-rust test-python test-slow test-frameworks test-clients test-browser test-gpu test-candle docs wheels check-wheels lint lint-rust lint-python lint-text lint-types lint-workflows bench bench-loads bench-remote bench-browser bench-ranks bench-gpu bench-formats fuzz clean tools rebuild
+.PHONY: help demo demo-ranks test test-all test-rust test-oldest-rust test-python test-slow test-frameworks test-clients test-browser test-gpu test-candle test-versions docs wheels check-wheels check-crates lint lint-rust lint-python lint-text lint-types lint-workflows bench bench-loads bench-remote bench-browser bench-ranks bench-gpu bench-formats fuzz clean tools rebuild
 .DELETE_ON_ERROR:
 # Cargo holds one lock and the benches want the machine for themselves.
 .NOTPARALLEL:
@@ -53,6 +53,13 @@ test-all: test test-slow
 
 test-rust: | tools $(VENV)/.made
 	cargo test $(CARGO_FLAGS) --workspace --no-fail-fast
+
+# With exactly the version that Cargo.toml names, in a folder of its own: `rustup toolchain install` has to have fetched it.
+OLDEST_RUST := $(shell sed -n 's/^rust-version = "\(.*\)"$$/\1/p' Cargo.toml)
+OLDEST_FLAGS := --locked --target-dir $(or $(CARGO_TARGET_DIR),target)/oldest-rust
+test-oldest-rust: | tools $(VENV)/.made
+	cargo +$(OLDEST_RUST) check $(OLDEST_FLAGS) --workspace
+	cargo +$(OLDEST_RUST) test $(OLDEST_FLAGS) --package ingot-format --package ingot-remote --package ingot-io --all-features --lib
 
 test-python: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
 	$(BIN)/python -m pytest tests -m "not slow" -n auto --dist worksteal
@@ -85,6 +92,12 @@ test-candle: | tools
 	cargo build $(CANDLE_FLAGS) --manifest-path tests/candle/upstream/Cargo.toml
 	cargo test $(CANDLE_FLAGS) --manifest-path tests/candle/ingot/Cargo.toml
 
+# The oldest and the newest versions that are supported, each in an environment of its own: those that VERSIONS names, or
+# all. Gigabytes are installed, and removed again.
+VERSIONS ?=
+test-versions: $(VENV)/.ingot
+	$(BIN)/python scripts/test-versions $(VERSIONS)
+
 # The site, into `site`: no warning, no broken link, no request to another host.
 docs: $(VENV)/.ingot $(VENV)/.test $(VENV_DOCS)/.made
 	rm -rf site
@@ -100,7 +113,13 @@ check-wheels: $(VENV_WHEELS)/.made
 	$(VENV_WHEELS)/bin/python scripts/wheels same
 	$(VENV_WHEELS)/bin/python scripts/wheels check
 	$(VENV_WHEELS)/bin/python scripts/wheels smoke
-	@if command -v qemu-aarch64-static apt-get >/dev/null; then scripts/smoke-aarch64; else echo "qemu-user-static is missing: the aarch64 wheel is not run"; fi
+	@if command -v qemu-aarch64-static apt-get >/dev/null; then $(VENV_WHEELS)/bin/python scripts/smoke-emulated; else echo "qemu-user-static is missing: wheels for other machines are not run"; fi
+
+# The crates as they would be published, each after those that it asks for; and, once there is a release, what changed in
+# what they promise.
+check-crates: | tools
+	cargo publish --dry-run --locked --package ingot-format --package ingot-remote --package ingot-io
+	scripts/check-semver
 
 lint: lint-rust lint-python lint-types lint-text lint-workflows
 

@@ -29,6 +29,7 @@ extensions = [
     "accessible",
     "elsewhere",
     "made",
+    "viewer",
 ]
 # Types in docstrings are prose ("str, optional", "a list of names"); what is ours among them has to be found.
 nitpick_ignore_regex = [("py:(class|obj|exc)", r"(?!ingot\.).*"), ("py:class", r"ingot\..*\._.*")]

@@ -27,6 +27,8 @@ PAGES = {
     "crates/remote/README.md": "guides/remote-crate.md",
     "js/README.md": "guides/javascript-api.md",
 }
+# What opens in the repository by a server only, and is one file on the site.
+VIEWER = "js/index.html"
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 IMAGE = re.compile(r"!\[([^\]]*)\]\((?!https?:)([^)\s]+)\)")
 RULE = re.compile(r"^\*\*([A-Z]\d+)\.\*\*", re.MULTILINE)
@@ -47,6 +49,9 @@ def led_to_pages(text: str, file: Path, page: str) -> str:
             return f"[{words}]({anchor if is_rule else f'/{PAGES[name]}{anchor}'})"
         if target.is_relative_to(DOCS) and target.suffix == ".md":
             return f"[{words}](/{target.relative_to(DOCS).as_posix()}{anchor})"
+        if name == VIEWER:
+            viewer = os.path.relpath(DOCS / "viewer.html", here)
+            return f'<a class="reference internal" href="{viewer}">{words}</a>'
         if target.is_dir():
             return f"{words} (`{name}` in the repository)"
         return f"[{words}]({os.path.relpath(target, here)})"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 DIFFERENCES = ROOT / "tests" / "differential" / "DIFFERENCES.toml"
 FLOORS = ROOT / "scripts" / "check-floors"
+VERSIONS = ROOT / "requirements" / "versions.toml"
 VERDICTS = {
     "accept": "accepts",
     "reject": "refuses",
@@ -73,6 +74,18 @@ def broken(text: str) -> list[str]:
     return lines
 
 
+def versions() -> str:
+    """A table of what is supported, in Markdown."""
+    table = tomllib.loads(VERSIONS.read_text("utf-8"))
+    pythons = table["python"]["versions"]
+    lines = ["| | oldest | newest tested |", "|---|---|---|", f"| Python | {pythons[0]} | {pythons[-1]} |"]
+    for name, ends in table.items():
+        if "oldest" in ends:
+            oldest, newest = (ends[end][0].partition("==")[2] for end in ("oldest", "newest"))
+            lines.append(f"| {name} | {oldest} | {newest} |")
+    return "\n".join(lines)
+
+
 def commands() -> str:
     """The help of each command, in Markdown."""
     import click
@@ -118,9 +131,19 @@ class Floors(SphinxDirective):
         return self.parse_text_to_nodes(floors(), allow_section_headings=True)
 
 
+class Versions(SphinxDirective):
+    """The directive ``{versions}``."""
+
+    def run(self) -> list[Node]:
+        """Make the table."""
+        self.env.note_dependency(str(VERSIONS))
+        return self.parse_text_to_nodes(versions())
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """What Sphinx calls."""
     app.add_directive("commands", Commands)
     app.add_directive("differences", Differences)
     app.add_directive("floors", Floors)
+    app.add_directive("versions", Versions)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

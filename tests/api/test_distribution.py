@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import tomllib
 from importlib.metadata import Distribution, distribution
+from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+# `convert` asks for libraries that are tried at their newest only.
+EXTRAS_TRIED = ("numpy", "torch", "jax", "tensorflow", "mlx", "paddle", "cli")
 
 
 @pytest.fixture(scope="module")
@@ -30,3 +37,28 @@ def test_it_says_which_pythons_and_who_made_it(installed: Distribution) -> None:
     assert said["Requires-Python"] == ">=3.11"
     assert said["Author"] == "The ingot authors"
     assert said["License-Expression"] == "Apache-2.0"
+
+
+def test_the_oldest_versions_that_are_tried_are_those_that_the_extras_ask_for() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    asked = {
+        (wanted.name, spec.version)
+        for extra in EXTRAS_TRIED
+        for wanted in map(Requirement, extras[extra])
+        if wanted.marker is None or wanted.marker.evaluate({"sys_platform": "linux"})
+        for spec in wanted.specifier
+    }
+    table = tomllib.loads((ROOT / "requirements" / "versions.toml").read_text("utf-8"))
+    tried = [Requirement(pin) for ends in table.values() for pin in ends.get("oldest", ())]
+    assert len(asked) > 8
+    for name, version in asked:
+        pins = {str(pin.specifier) for pin in tried if pin.name.removesuffix("-cpu") == name}
+        assert any(f"{pin}.".startswith(f"=={version}.") for pin in pins), (name, version, pins)
+
+
+def test_the_pythons_that_are_tried_are_those_that_the_package_names(installed: Distribution) -> None:
+    table = tomllib.loads((ROOT / "requirements" / "versions.toml").read_text("utf-8"))
+    named = installed.metadata.get_all("Classifier")
+    assert all(
+        f"Programming Language :: Python :: {version}" in named for version in table["python"]["versions"]
+    )

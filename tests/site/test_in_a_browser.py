@@ -12,6 +12,7 @@ import pytest
 
 SITE = Path(__file__).parents[2] / "site"
 BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
+OF_THIS_MACHINE = ("file:", "data:", "blob:")
 STANDARDS = ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa", "best-practice"]
 PAGES = [
     "index",
@@ -26,6 +27,7 @@ PAGES = [
     "explained/format",
     "explained/speed",
     "project/design",
+    "viewer",
     "search",
     "genindex",
 ]
@@ -71,7 +73,32 @@ def test_a_page_keeps_the_rules_of_accessibility_and_asks_no_host(
     assert [(one["id"], one["nodes"][0]["html"]) for one in found["violations"]] == []
     assert len(found["passes"]) > 20
     assert asked
-    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+    assert [url for url in asked if not url.startswith(OF_THIS_MACHINE)] == []
+    assert faults == []
+
+
+def test_the_viewer_opens_a_file_that_is_dropped_on_it_and_asks_no_host(browser: Any, tmp_path: Path) -> None:
+    import numpy as np
+
+    from ingot.numpy import save_file
+
+    model = tmp_path / "model.safetensors"
+    save_file({"encoder.weight": np.eye(64, dtype=np.float32)}, model)
+    page = browser.new_page()
+    asked: list[str] = []
+    faults: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    # What its policy refuses, a script of other bytes for one, is an error on the console.
+    page.on("console", lambda message: message.type == "error" and faults.append(message.text))
+    page.goto((SITE / "viewer.html").as_uri())
+    page.set_input_files("input[type=file] >> nth=0", model)
+    # Functions: its policy lets no text be run as a script.
+    page.wait_for_function("() => document.body.innerText.includes('4,096')")
+    page.evaluate("() => { location.hash = 't=encoder.weight&view=statistics'; }")
+    page.wait_for_function("() => document.body.innerText.includes('Standard deviation')")
+    page.close()
+    assert [url for url in asked if not url.startswith(OF_THIS_MACHINE)] == []
     assert faults == []
 
 

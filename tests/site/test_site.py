@@ -126,6 +126,13 @@ def test_every_link_leads_to_a_page_and_a_place_on_it() -> None:
     assert broken == []
 
 
+def test_the_viewer_is_linked_from_the_first_page_and_from_its_guide() -> None:
+    for name in ("index", "guides/viewer"):
+        path = SITE / f"{name}.html"
+        targets = [(path.parent / link.partition("#")[0]).resolve() for link in page(path).links]
+        assert SITE / "viewer.html" in targets, name
+
+
 def test_the_rules_of_the_format_are_places_that_codes_lead_to() -> None:
     links = {link for link in page(SITE / "reference" / "codes.html").links if "format.html#" in link}
     assert {f"../explained/format.html#{rule}" for rule in ("f1", "f9", "f12", "b3", "i6")} <= links
@@ -136,7 +143,7 @@ def test_every_page_is_there_as_markdown_and_in_the_list_for_language_models() -
     assert len(listed) > 40
     assert all((SITE / name).stat().st_size > 100 for name in listed)
     made = {path.with_suffix(".md").relative_to(SITE).as_posix() for path in pages()}
-    assert made - {"genindex.md", "py-modindex.md", "search.md"} == set(listed)
+    assert made - {"genindex.md", "py-modindex.md", "search.md", "viewer.md"} == set(listed)
 
 
 def test_every_public_name_has_a_place_in_the_reference() -> None:

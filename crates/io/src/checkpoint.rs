@@ -35,6 +35,23 @@ use shards::Difference;
 /// Of more shards of a directory than a process should have descriptors for, those that were not read for the longest
 /// are closed, and opened again when they are read: [`Error::Changed`] when another file has the name by then, or it was
 /// written to. The only file of a checkpoint stays open.
+///
+/// ```
+/// use ingot_io::{Checkpoint, CheckpointOptions, Dtype, TensorView, serialize_to_file};
+///
+/// let folder = tempfile::tempdir()?;
+/// let two = TensorView::new(Dtype::F32, vec![2], b"12345678")?;
+/// serialize_to_file([("wte", &two)], None, &folder.path().join("a.safetensors"))?;
+/// serialize_to_file([("wpe", &two)], None, &folder.path().join("b.safetensors"))?;
+/// let index = r#"{"weight_map": {"wte": "a.safetensors", "wpe": "b.safetensors"}}"#;
+/// std::fs::write(folder.path().join("model.safetensors.index.json"), index)?;
+///
+/// let model = Checkpoint::open(folder.path(), &CheckpointOptions::default())?;
+/// assert_eq!((model.len(), model.files()), (2, 2));
+/// assert_eq!(model.find("wpe")?.entry().shape, [2]);
+/// assert_eq!(model.parameter_count()?, [(Dtype::F32, 4)]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Checkpoint {
     files: Contents,

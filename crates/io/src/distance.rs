@@ -80,6 +80,26 @@ impl Distance {
 
 /// How far apart the tensors of each pair are, in their order; `None` where all their values are equal.
 ///
+/// ```
+/// use ingot_io::{
+///     Archive, Dtype, Number, OpenOptions, ReadOptions, TensorView, Unwatched, distances, serialize_to_file,
+/// };
+///
+/// let folder = tempfile::tempdir()?;
+/// let saved = |name: &str, value: i32| {
+///     let path = folder.path().join(name);
+///     let bytes = value.to_le_bytes();
+///     serialize_to_file([("step", &TensorView::new(Dtype::I32, vec![1], &bytes)?)], None, &path)?;
+///     Ok::<_, Box<dyn std::error::Error>>(Archive::open(&path, &OpenOptions::default())?)
+/// };
+/// let (one, two) = (saved("one.safetensors", 3)?, saved("two.safetensors", 5)?);
+/// let pairs = [(one.find("step")?, two.find("step")?), (one.find("step")?, one.find("step")?)];
+/// let found = distances(&pairs, &ReadOptions::default(), &Unwatched)?;
+/// assert_eq!(found[0].as_ref().and_then(|apart| apart.max_abs), Some(Number::Integer(2)));
+/// assert_eq!(found[1], None);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// As [`read`](fn@crate::read).
 pub fn distances(

@@ -26,6 +26,10 @@
 //! # std::fs::remove_file(path)?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! With the feature `remote`, files behind URLs are opened ([`Checkpoint::open_url`]) and downloaded ([`download`]).
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 // From the ground up: `options`, `digest`, `convert`, `residency`; `error`; `disk`, `watch`, `memory`, `values`; `source`;
 // `backend`, `workers`; `archive`; `payload`, `checkpoint`; `read`; `distance`, `statistics`, `verify`; `save`;

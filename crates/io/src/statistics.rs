@@ -52,6 +52,25 @@ pub struct Statistics {
 /// What the values of these tensors are, in their order; `None` for those of a dtype without [`has_values`]. A
 /// histogram of `bins` parts takes a second look at the files.
 ///
+/// ```
+/// use ingot_io::{
+///     Archive, Dtype, Number, OpenOptions, ReadOptions, TensorView, Unwatched, serialize_to_file, statistics,
+/// };
+///
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("model.safetensors");
+/// let values: Vec<u8> = [1.0_f32, 2.0, 3.0, f32::NAN].iter().flat_map(|value| value.to_le_bytes()).collect();
+/// serialize_to_file([("weight", &TensorView::new(Dtype::F32, vec![4], &values)?)], None, &path)?;
+///
+/// let archive = Archive::open(&path, &OpenOptions::default())?;
+/// let found = statistics(&[archive.find("weight")?], 2, &ReadOptions::default(), &Unwatched)?;
+/// let weight = found[0].as_ref().ok_or("a dtype without values")?;
+/// assert_eq!((weight.count, weight.nans, weight.mean), (4, 1, Some(2.0)));
+/// assert_eq!(weight.range, Some((Number::Float(1.0), Number::Float(3.0))));
+/// assert_eq!(weight.bins, [1, 2]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// As [`read`](fn@crate::read).
 pub fn statistics(

@@ -10,6 +10,27 @@ use crate::error::Error;
 pub(crate) const POLL: Duration = Duration::from_millis(50);
 
 /// Asked and told now and then, on the thread that made the call.
+///
+/// ```
+/// use std::sync::atomic::{AtomicBool, Ordering};
+///
+/// use ingot_io::{Algorithm, Definition, Error, Watch, hash};
+///
+/// struct Cancelled(AtomicBool);
+///
+/// impl Watch for Cancelled {
+///     fn interrupted(&self) -> bool {
+///         self.0.load(Ordering::Relaxed)
+///     }
+/// }
+///
+/// let file = tempfile::NamedTempFile::new()?;
+/// std::fs::write(&file, "abc")?;
+/// let cancelled = Cancelled(AtomicBool::new(true));
+/// let outcome = hash(file.path(), Definition::File(Algorithm::Blake3), &cancelled);
+/// assert!(matches!(outcome, Err(Error::Interrupted)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait Watch: Sync {
     /// Whether to stop. Asked at least every 100 ms.
     fn interrupted(&self) -> bool {

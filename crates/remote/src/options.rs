@@ -7,6 +7,14 @@ use std::time::Duration;
 use crate::fault::{Fault, FaultKind};
 
 /// Text that no error and no log may show.
+///
+/// ```
+/// use ingot_remote::Secret;
+///
+/// let token = Secret::new("hf_1234\n"); // as a file has it
+/// assert_eq!(format!("{token:?}"), "…");
+/// assert_eq!(token, Secret::new("hf_1234"));
+/// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 

@@ -29,6 +29,14 @@ const OTHER_NAMES: &[(&str, &str)] = &[
 ];
 
 /// Whether `text` begins as a URL does, of a known scheme or another: such a thing is never taken for a path.
+///
+/// ```
+/// use ingot_remote::is_url;
+///
+/// assert!(is_url("s3://bucket/model.safetensors"));
+/// assert!(is_url("file:///models/model.safetensors"));
+/// assert!(!is_url("C:\\models\\model.safetensors"));
+/// ```
 #[must_use]
 pub fn is_url(text: &str) -> bool {
     split_scheme(text).is_some() || local_path(text).is_some()
@@ -61,6 +69,16 @@ fn unknown_scheme(text: &str) -> Fault {
 }
 
 /// Where a file is.
+///
+/// ```
+/// use ingot_remote::{Location, RemoteOptions};
+///
+/// let Location::Remote(remote) = Location::find("https://host/model.safetensors", &RemoteOptions::default())? else {
+///     panic!("it is on no disk");
+/// };
+/// assert_eq!((remote.backend, remote.path()), ("http", "/model.safetensors"));
+/// # Ok::<(), ingot_remote::Fault>(())
+/// ```
 #[derive(Debug)]
 pub enum Location {
     /// On this machine: named as a file, or in a cache of the Hub. What is missing there can be had from the Hub, if it may be asked.
@@ -247,6 +265,12 @@ impl Remote {
 }
 
 /// What the file behind `url` is called. Empty where the URL names none.
+///
+/// ```
+/// use ingot_remote::url_file_name;
+///
+/// assert_eq!(url_file_name("https://host/models/a%20b.safetensors?download=true"), "a b.safetensors");
+/// ```
 #[must_use]
 pub fn url_file_name(url: &str) -> String {
     match hub_file(url, &environment) {
@@ -266,6 +290,13 @@ pub fn url_file_name(url: &str) -> String {
 }
 
 /// Whether `url` names a repository of the Hub, or a folder of one, whose model is meant.
+///
+/// ```
+/// use ingot_remote::is_repository;
+///
+/// assert!(is_repository("hf://openai-community/gpt2"));
+/// assert!(!is_repository("hf://openai-community/gpt2/model.safetensors"));
+/// ```
 #[must_use]
 pub fn is_repository(url: &str) -> bool {
     matches!(hub_file(url, &environment), Some(Ok(file)) if file.is_folder())

@@ -18,6 +18,13 @@ const LEAST_NBYTES: usize = 4;
 const VERSION: &str = "?versionId=";
 
 /// `text` without what may be secret in it, whether it is a proper URL or not: users with their passwords, and queries.
+///
+/// ```
+/// use ingot_remote::redacted;
+///
+/// assert_eq!(redacted("https://me:secret@host/model?X-Amz-Signature=9f"), "https://host/model?…");
+/// assert_eq!(redacted("hf://owner/repo@main/model"), "hf://owner/repo@main/model");
+/// ```
 #[must_use]
 pub fn redacted(text: &str) -> String {
     let Some((scheme, rest)) = split_scheme(text).or_else(|| split_collapsed(text)) else {

@@ -53,6 +53,23 @@ pub enum Way {
 
 /// Changes the metadata of the file at `path`. No tensor is read.
 ///
+/// ```
+/// use ingot_io::{
+///     Archive, Dtype, MetadataChange, OpenOptions, SaveOptions, TensorView, Unwatched, Way, serialize_to_file,
+///     update_metadata,
+/// };
+///
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("model.safetensors");
+/// serialize_to_file([("bias", &TensorView::new(Dtype::F32, vec![2], b"12345678")?)], None, &path)?;
+///
+/// let change = MetadataChange { set: &[("title", "first")], remove: &[] };
+/// update_metadata(&path, &change, Way::InPlace, &SaveOptions::default(), &Unwatched)?;
+/// let archive = Archive::open(&path, &OpenOptions::default())?;
+/// assert_eq!(archive.header().metadata().and_then(|metadata| metadata.get("title")), Some("first"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// [`Error::Shared`] for a record of shared tensors that is none of this file's, which a reader would refuse or which
 /// would give names to tensors that never had them. What opening the file may give; [`Error::Unstorable`] when the
@@ -106,6 +123,21 @@ pub fn update_metadata(
 /// out: it would be wrong, and to make another takes reading everything.
 ///
 /// It is always a new file: tensors are longer than what can be changed at once, and a reader must not see half of one.
+///
+/// ```
+/// use ingot_io::{
+///     Archive, Dtype, OpenOptions, Payload, SaveOptions, TensorView, Unwatched, replace_tensor, serialize_to_file,
+/// };
+///
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("model.safetensors");
+/// serialize_to_file([("bias", &TensorView::new(Dtype::F32, vec![2], b"12345678")?)], None, &path)?;
+///
+/// let new = Payload::from(&b"abcdefgh"[..]);
+/// replace_tensor(&path, "bias", Dtype::F32, &[2], &new, &SaveOptions::default(), &Unwatched)?;
+/// assert_eq!(Archive::open(&path, &OpenOptions::default())?.read("bias")?.to_vec(), b"abcdefgh");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// [`Error::UnknownTensor`]; [`Error::Shared`] for the name of a part of a tensor; [`Error::Edit`] with

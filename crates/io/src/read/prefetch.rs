@@ -48,6 +48,28 @@ pub struct Fetched {
 /// What is read and not handed out takes no more memory than it was told, or than one tensor where that is larger.
 /// Where the file is mapped its bytes are brought into the page cache, and the tensors are views as ever.
 /// Dropping it stops the thread, waits for it, and frees what was not handed out.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use ingot_io::{
+///     Checkpoint, CheckpointOptions, Dtype, Prefetch, ReadOptions, Request, TensorView, Unwatched, serialize_to_file,
+/// };
+///
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("model.safetensors");
+/// let two = TensorView::new(Dtype::F32, vec![2], b"12345678")?;
+/// serialize_to_file([("a", &two), ("b", &two)], None, &path)?;
+///
+/// let model = Arc::new(Checkpoint::open(&path, &CheckpointOptions::default())?);
+/// let request = |name| Ok::<_, ingot_io::Error>(Request { tensor: model.id(name)?, index: None, onto: None });
+/// let requests = vec![request("b")?, request("a")?];
+/// let ahead = Prefetch::new(Arc::clone(&model), requests, 64 << 20, ReadOptions::default());
+/// while let Some((rank, fetched)) = ahead.next(&Unwatched)? {
+///     println!("{rank}: {:?}", fetched.shape);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Prefetch {
     shared: Arc<Shared>,

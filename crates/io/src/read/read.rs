@@ -28,6 +28,27 @@ use crate::workers::Reading;
 /// The parts are gone through more than once, so that those of many tensors need not be kept: a list of 20,000 takes
 /// longer to write than it takes to find their views.
 ///
+/// ```
+/// use ingot_format::Index;
+/// use ingot_io::{
+///     Archive, Dtype, OpenOptions, Part, ReadOptions, TensorView, Unwatched, read, serialize_to_file,
+/// };
+///
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("model.safetensors");
+/// let values: Vec<u8> = [1.0_f32, 2.0, 3.0, 4.0].iter().flat_map(|value| value.to_le_bytes()).collect();
+/// serialize_to_file([("weight", &TensorView::new(Dtype::F32, vec![2, 2], &values)?)], None, &path)?;
+///
+/// let archive = Archive::open(&path, &OpenOptions::default())?;
+/// let weight = archive.find("weight")?;
+/// let row = Part::new(weight, &[Index::At(1)], None)?;
+/// let half = Part::new(weight, &[], Some(Dtype::BF16))?;
+/// let found = read([&row, &half], &ReadOptions::default(), &Unwatched)?;
+/// assert_eq!(found[0].to_vec(), &values[8..]);
+/// assert_eq!((half.shape(), found[1].len()), (&[2, 2][..], 8));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// [`Error::Read`] and [`Error::Changed`] when the bytes cannot be had, [`Error::OutOfMemory`], [`Error::Interrupted`].
 pub fn read<'a, P: Borrow<Part<'a>>>(

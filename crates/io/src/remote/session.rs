@@ -64,6 +64,21 @@ impl Checkpoint {
     ///
     /// What the Hub's clients have in their cache is read from there.
     ///
+    /// ```
+    /// use ingot_format::Limits;
+    /// use ingot_io::{Checkpoint, Dtype, RemoteOptions, TensorView, Unwatched, serialize_to_file};
+    ///
+    /// let folder = tempfile::tempdir()?;
+    /// let path = folder.path().join("model.safetensors");
+    /// serialize_to_file([("bias", &TensorView::new(Dtype::F32, vec![2], b"12345678")?)], None, &path)?;
+    ///
+    /// // Or `hf://owner/repo`, `s3://bucket/model.safetensors`, …
+    /// let url = format!("file://{}", path.display());
+    /// let model = Checkpoint::open_url(&url, &RemoteOptions::default(), &Limits::default(), &Unwatched)?;
+    /// assert_eq!(model.find("bias")?.entry().shape, [2]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Open`] with a [`Fault`] inside, whose kind is that of a file which is missing or not to be read where
     /// the server says so; [`Error::Header`]; [`Error::Index`]; [`Error::Interrupted`].

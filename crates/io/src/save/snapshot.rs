@@ -28,6 +28,21 @@ const THREADS: usize = 8;
 ///
 /// The time it takes is that of the system finding memory, so the memory is of huge pages, each populated just before it
 /// is written to.
+///
+/// ```
+/// use ingot_format::{Dtype, Format, Spec, layout};
+/// use ingot_io::{Payload, SaveOptions, Snapshot, Unwatched};
+///
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("step-1.safetensors");
+/// let mut weights = *b"12345678";
+/// let new = layout(&[Spec { name: "w", dtype: Dtype::F32, shape: &[2] }], None, Format::Safetensors)?;
+/// let copy = Snapshot::take(&new, &[Payload::from(&weights[..])], &path, &Unwatched)?;
+/// weights.fill(0); // training goes on
+/// copy.save(&path, &new, &SaveOptions::default(), &Unwatched)?;
+/// assert!(std::fs::read(&path)?.ends_with(b"12345678"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Snapshot {
     blocks: Vec<MmapMut>,

@@ -88,6 +88,21 @@ pub(crate) fn sha256_from(text: &str) -> Option<Digest> {
 /// The digests guard against bytes that changed by accident. Whoever changes a file on purpose can change its digests
 /// too; `sha256`, from elsewhere, guards against that as well.
 ///
+/// ```
+/// use ingot_io::{Algorithm, Definition, Digest, Dtype, TensorView, Unwatched, hash, serialize_to_file, verify};
+///
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("model.safetensors");
+/// serialize_to_file([("bias", &TensorView::new(Dtype::F32, vec![2], b"12345678")?)], None, &path)?;
+/// let published = hash(&path, Definition::File(Algorithm::Sha256), &Unwatched)?;
+///
+/// let expected = Digest::from_hex(Algorithm::Sha256, &published);
+/// let report = verify(&path, expected, &Unwatched)?;
+/// assert!(report.is_ok());
+/// assert_eq!(report.unchecked, ["bias"]); // the file keeps no digest of its own
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// [`Error::Checksums`] when the record of digests is broken or of an unknown algorithm, and what [`super::hash`] says.
 /// Digests that differ are no error here: they stand in the report.

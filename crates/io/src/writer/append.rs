@@ -13,6 +13,20 @@ use crate::save::draft::Draft;
 use crate::watch::Watch;
 
 /// A file to which tensors are appended. Its header has space in front, which is filled when it is committed.
+///
+/// ```
+/// use ingot_io::{Appender, Archive, Dtype, OpenOptions, Payload, SaveOptions, Unwatched};
+///
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("grown.safetensors");
+/// let mut file = Appender::create(&path, 4096, None, &SaveOptions::default(), &Unwatched)?;
+/// for name in ["a", "b"] {
+///     file.append(name, Dtype::F32, &[2], &Payload::from(&b"12345678"[..]), &Unwatched)?;
+/// }
+/// file.commit(&Unwatched)?;
+/// assert_eq!(Archive::open(&path, &OpenOptions::default())?.tensors().count(), 2);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Appender {
     /// `None` once it is committed.
     draft: Option<Draft>,

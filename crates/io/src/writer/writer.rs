@@ -28,6 +28,24 @@ const TRIES: usize = 100;
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// A file that is filled in any order. Any number of threads may do it at once.
+///
+/// ```
+/// use ingot_format::{Dtype, Format, Index, LayoutOptions, Spec};
+/// use ingot_io::{Archive, OpenOptions, Payload, SaveOptions, Unwatched, Writer};
+///
+/// let folder = tempfile::tempdir()?;
+/// let path = folder.path().join("large.safetensors");
+/// let rows = Spec { name: "rows", dtype: Dtype::U8, shape: &[4, 2] };
+/// let (layout, options) = (LayoutOptions::default(), SaveOptions::default());
+/// let writer = Writer::create(&path, &[rows], None, Format::Safetensors, &layout, &options, &Unwatched)?;
+/// for (first, bytes) in [(2, b"5678"), (0, b"1234")] {
+///     let two = Index::from(first..first + 2);
+///     writer.write("rows", &[two], Dtype::U8, &[2, 2], &Payload::from(&bytes[..]), &Unwatched)?;
+/// }
+/// writer.commit(&Unwatched)?; // until then, nothing has the name
+/// assert_eq!(Archive::open(&path, &OpenOptions::default())?.read("rows")?.to_vec(), b"12345678");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Writer {
     draft: Mutex<Draft>,
     /// The same file, for writing without the lock.
