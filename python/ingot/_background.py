@@ -46,6 +46,14 @@ class SaveFuture(Future[None]):
             self.staged.set_result(None)
 
 
+class SharedSaveFuture(SaveFuture):
+    """Of a save by several ranks: it cannot be cancelled, since the others would wait for this one."""
+
+    def cancel(self) -> bool:
+        """Say that it goes on."""
+        return False
+
+
 def _end_staging(future: Future[None]) -> None:
     assert isinstance(future, SaveFuture)
     fault = CancelledError() if future.cancelled() else future.exception()

@@ -82,18 +82,16 @@ def write_file(
     snapshot = how.snapshot_of()
     if background and snapshot == "device":
         tensors = copies(tensors)
-    file = _native.prepare(
+    file = new_file(
         # Where a relative path leads now, and not when its turn comes.
         join(getcwd(), fsdecode(path)) if background else path,
         tensors,
         payload,
-        texts(metadata),
-        format_for(path, how.format),
+        metadata,
+        how,
         export=export,
         shared=shared,
         views=views,
-        **how.layout(),
-        **how.of_named_file(),
     )
     write = _native.NewFile.write
     # What is left of the tensors is in `file`.
@@ -107,17 +105,38 @@ def write_file(
     if snapshot == "host":
         file.snapshot()
     if snapshot is None:
-        write = _staging(future, write)
+        write = staging(future, write)
     else:
         future._stage()
     told = _telling(how.progress, path, write)
     return SAVES.put(lambda: told(file), future)
 
 
-def _staging(future: SaveFuture, write: Callable[..., None]) -> Callable[..., None]:
+def new_file(
+    path: str | bytes,
+    tensors: dict[str, Any],
+    payload: Payload,
+    metadata: Mapping[str, str] | None,
+    how: Saving,
+    **shown: Any,
+) -> NewFile:
+    """A file that is yet to be written. `shown` is how the tensors are handed over."""
+    return _native.prepare(
+        path,
+        tensors,
+        payload,
+        texts(metadata),
+        format_for(path, how.format),
+        **shown,
+        **how.layout(),
+        **how.of_named_file(),
+    )
+
+
+def staging(future: SaveFuture, write: Callable[..., None]) -> Callable[..., None]:
     """`write`, with `future` told when all bytes of the tensors are written: none is read after that."""
 
-    def staging(file: NewFile, tell: Tell | None = None) -> None:
+    def told_of(file: NewFile, tell: Tell | None = None) -> None:
         def told(done: int, total: int) -> None:
             if done == total:
                 future._stage()
@@ -126,7 +145,7 @@ def _staging(future: SaveFuture, write: Callable[..., None]) -> Callable[..., No
 
         write(file, told)
 
-    return staging
+    return told_of
 
 
 def _telling(progress: Progress, path: str | bytes, work: Callable[..., None]) -> Callable[..., None]:

@@ -148,13 +148,14 @@ def write(
     index: dict[str, object] | None,
     durable: bool,
     existing: Existing,
+    prefix: str | None = None,
 ) -> None:
     """Write all files under other names, then put them in place, the index last, and remove what was there.
 
-    `save` writes one of the shards to the path that it is given. A directory that was made for them goes
-    again if this fails.
+    `save` writes one of the shards to the path that it is given: the directory's, and before the name a
+    prefix, which may be given. A directory that was made for them goes again if this fails.
     """
-    with aside(place, shards, index, durable, existing) as paths:
+    with aside(place, shards, index, durable, existing, prefix) as paths:
         for name, path in paths.items():
             save(path, shards[name])
 
@@ -166,11 +167,12 @@ def aside(
     index: dict[str, object] | None,
     durable: bool,
     existing: Existing,
+    prefix: str | None = None,
 ) -> Iterator[dict[str, str]]:
     """Give paths for files of these names, and put what the block writes there in place, as `write` does."""
     with _made(place.directory):
         stale = place.leftovers()
-        with hidden() as prefix, _replacing(place, names, index, durable, existing, prefix) as kept:
+        with hidden(prefix) as prefix, _replacing(place, names, index, durable, existing, prefix) as kept:
             yield {name: place.path(prefix + name) for name in names}
         stale += kept
     if existing.overwrite:
@@ -348,13 +350,18 @@ def _remove(place: Place, names: Iterable[str]) -> None:
             os.remove(place.path(name))
 
 
+def new_prefix() -> str:
+    """What names begin with of files that are yet to get their own."""
+    return f".ingot-{token_hex(4)}."
+
+
 @contextmanager
-def hidden() -> Iterator[str]:
+def hidden(prefix: str | None = None) -> Iterator[str]:
     """Give what such names begin with, before the name that the file is to have.
 
     What is raised in the block speaks of the latter, which is the one that the user knows.
     """
-    prefix = f".ingot-{token_hex(4)}."
+    prefix = prefix or new_prefix()
     with called(prefix, ""):
         yield prefix
 

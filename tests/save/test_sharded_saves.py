@@ -244,3 +244,54 @@ def test_the_distributed_checkpoint_of_torch_is_read(tmp_path: Path) -> None:
         assert file.metadata() == {"total_size": 40}
         np.testing.assert_array_equal(file.get_tensor("a"), tensors["a"].numpy())
         np.testing.assert_array_equal(file.get_tensor("b"), tensors["b"].numpy())
+
+
+def many(value: float) -> dict[str, Any]:
+    return {f"layers.{number}": torch.full((50, 7), value + number) for number in range(9)}
+
+
+@pytest.mark.parametrize("snapshot", [True, "device", False])
+def test_a_save_in_the_background_has_what_the_tensors_were(tmp_path: Path, snapshot: Any) -> None:
+    tensors = many(1.0)
+    ingot.torch.save_sharded(tensors, tmp_path / "one", max_shard_size="4KB")
+    future = ingot.torch.save_sharded(
+        tensors, tmp_path / "all", max_shard_size="4KB", background=True, snapshot=snapshot
+    )
+    assert future.staged.result(60) is None
+    for tensor in tensors.values():
+        tensor.zero_()
+    assert future.result(60) is None
+    assert files(tmp_path / "all") == files(tmp_path / "one")
+
+
+def test_a_save_in_the_background_goes_where_a_path_led_at_the_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    futures = [
+        ingot.torch.save_sharded(many(value), "model", background=True, overwrite=True)
+        for value in (1.0, 2.0)
+    ]
+    monkeypatch.chdir("/")
+    for future in futures:
+        future.result(60)
+    assert os.listdir(tmp_path / "model") == ["model.safetensors"]
+    assert ingot.torch.load_file(tmp_path / "model")["layers.0"][0, 0] == 2
+
+
+def test_a_save_in_the_background_that_fails_leaves_the_old_checkpoint(tmp_path: Path) -> None:
+    ingot.torch.save_sharded(many(1.0), tmp_path / "model", max_shard_size="4KB")
+    before = files(tmp_path / "model")
+    # What is there already is known at the call.
+    with pytest.raises(FileExistsError):
+        ingot.torch.save_sharded(many(2.0), tmp_path / "model", background=True)
+    with pytest.raises(ingot.OptionError, match="expected one of host, device"):
+        ingot.torch.save_sharded(many(2.0), tmp_path / "new", background=True, snapshot="gpu")  # type: ignore[call-overload]
+    (tmp_path / "file").write_bytes(b"")
+    future = ingot.torch.save_sharded(many(2.0), tmp_path / "file" / "model", background=True, snapshot=False)
+    with pytest.raises(NotADirectoryError):
+        future.result(60)
+    with pytest.raises(NotADirectoryError):
+        future.staged.result(0)
+    assert files(tmp_path / "model") == before
+    assert sorted(os.listdir(tmp_path)) == ["file", "model"]

@@ -21,12 +21,13 @@ from ingot._save import rendered, write_file
 from ingot._text import _escaped, _quoted
 from ingot.errors import OptionError
 
+from ._copies import copied
 from ._devices import mover, widening
 from ._filling import destinations
 from ._into import fill_tensors
 from ._payload import payload
 from ._shared import recorded, refuse_shared, restore, views_among
-from ._tensors import _export, _plain_ones, _tensors, at, not_plain, refuse_strided, undisturbed, wrap
+from ._tensors import _export, _plain_ones, _tensors, at, refuse_strided, wrap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -481,13 +482,7 @@ def _copies(shared: Shared, tensors: dict[str, torch.Tensor]) -> dict[str, torch
     if shared == "error":
         # What is copied no longer shares anything.
         refuse_shared(_plain_ones(tensors))
-    with undisturbed():
-        return {
-            name: tensor
-            if not_plain(tensor) is not None
-            else tensor.detach().clone(memory_format=torch.contiguous_format)
-            for name, tensor in tensors.items()
-        }
+    return copied(tensors, "device")
 
 
 def _stored(

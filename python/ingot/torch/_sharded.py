@@ -2,23 +2,68 @@
 
 from __future__ import annotations
 
-from ingot._options import Existing, is_durable, texts
-from ingot._shards import Place, index, nbytes, split, write
+import os
+from functools import partial
+from typing import overload
+
+from ingot._native import NewFile
+from ingot._options import Existing, Saving, is_durable, texts
+from ingot._save import new_file, staging
+from ingot._shards import Place, index, nbytes, new_prefix, split, write
 from ingot.errors import OptionError
 
-from ._files import save_file
+from ._copies import copied
 from ._model import duplicate_names, storage_ptr, storage_size
+from ._payload import payload
 from ._ranks.local import is_dtensor
-from ._tensors import _tensors, storable
+from ._tensors import _export, _tensors, storable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Callable, Hashable, Mapping
+    from typing import Literal
 
     import torch
     from torch.distributed import ProcessGroup
 
-    from ingot.typing import Checksums, Path
+    from ingot._background import SaveFuture
+    from ingot.typing import Checksums, Path, Snapshot
+
+
+@overload
+def save_sharded(
+    state_dict: Mapping[str, torch.Tensor],
+    destination: Path,
+    max_shard_size: int | str = "5GB",
+    *,
+    filename_pattern: str = "model{suffix}.safetensors",
+    metadata: Mapping[str, str] | None = None,
+    durable: bool | None = None,
+    overwrite: bool = False,
+    replace_read_only: bool = False,
+    checksums: Checksums = None,
+    process_group: ProcessGroup | None = None,
+    background: Literal[True],
+    snapshot: Snapshot = True,
+) -> SaveFuture: ...
+
+
+@overload
+def save_sharded(
+    state_dict: Mapping[str, torch.Tensor],
+    destination: Path,
+    max_shard_size: int | str = "5GB",
+    *,
+    filename_pattern: str = "model{suffix}.safetensors",
+    metadata: Mapping[str, str] | None = None,
+    durable: bool | None = None,
+    overwrite: bool = False,
+    replace_read_only: bool = False,
+    checksums: Checksums = None,
+    process_group: ProcessGroup | None = None,
+    background: Literal[False] = False,
+    snapshot: Snapshot = True,
+) -> None: ...
 
 
 def save_sharded(
@@ -33,7 +78,9 @@ def save_sharded(
     replace_read_only: bool = False,
     checksums: Checksums = None,
     process_group: ProcessGroup | None = None,
-) -> None:
+    background: bool = False,
+    snapshot: Snapshot = True,
+) -> SaveFuture | None:
     """Save tensors to a directory, in several files where they are too large for one.
 
     The files, their names and the index are those of huggingface_hub's ``save_torch_state_dict``, byte
@@ -70,6 +117,17 @@ def save_sharded(
     process_group : torch.distributed.ProcessGroup, optional
         The ranks that save together, where tensors are DTensors: all by default. All of them call this, with
         the same options. Given, they do so whatever their tensors are.
+    background : bool
+        Return an `ingot.SaveFuture` soon, and write in a thread: as for `save_file`.
+    snapshot : bool, "host" or "device"
+        Likewise: where the tensors are copied to before the call returns. Of DTensors and replicas a rank
+        copies what it writes.
+
+    Returns
+    -------
+    None or ingot.SaveFuture
+        The future of a save in the background, whose result is None. Where ranks save together, it raises on
+        all of them where one fails, and cannot be cancelled.
 
     Raises
     ------
@@ -94,7 +152,9 @@ def save_sharded(
     one, and the files are byte for byte those that one process would write of the whole tensors. Names that
     only some ranks have, as those of pipeline stages, are saved too. On one machine all ranks write to all
     files; of several machines each file is written by one rank, to which the others send, 96 MiB at a time at
-    most. The first rank puts the files in place when each has been flushed by who wrote it.
+    most. The first rank puts the files in place when each has been flushed by who wrote it. In the background
+    they agree over connections of their own (gloo), so that the program's collectives may go on; what was
+    planned is agreed on before the call returns, and raised by it.
 
     The index is written last. If the save fails or the power does, the directory holds the old checkpoint or
     the new one, whole: files are written under other names first, and where the old checkpoint has files of
@@ -102,9 +162,12 @@ def save_sharded(
     links is there a moment, while files are renamed, in which neither is whole. What an interrupted save left
     behind, the next one removes. Two saves to one directory at the same time are not foreseen.
     """
-    limit = nbytes(max_shard_size)
+    limit, how = nbytes(max_shard_size), Saving(durable=durable, snapshot=snapshot, checksums=checksums)
     place, flush = Place(destination, filename_pattern), is_durable(durable)
-    existing = Existing(overwrite, replace_read_only)
+    if background:
+        # Where a relative path leads now, and not when its turn comes.
+        place = Place(os.path.join(os.getcwd(), place.directory), filename_pattern)
+    existing, where = Existing(overwrite, replace_read_only), how.snapshot_of()
     own = _tensors(state_dict)
     if process_group is not None or any(map(is_dtensor, own.values())):
         if checksums:
@@ -113,8 +176,9 @@ def save_sharded(
                 code="parts-have-no-digest",
                 found=checksums,
             )
-        _save_together(own, place, limit, texts(metadata) or {}, flush, existing, process_group)
-        return
+        return _save_together(
+            own, place, limit, texts(metadata) or {}, flush, existing, process_group, background, where
+        )
     place.check(existing)
     # All of them before the first file is written.
     for name, tensor in own.items():
@@ -126,13 +190,50 @@ def save_sharded(
     }
     sizes = {name: _size(tensor) for name, tensor in tensors.items()}
     names, of_file, of_index = planned(place, sizes, homes, limit, texts(metadata) or {}, shared)
-    files = {file: {name: tensors[name] for name in own} for file, own in names.items()}
+    if background and where == "device":
+        tensors = copied(tensors, where)
+    prefix = new_prefix()
+    files = {
+        file: new_file(
+            place.path(prefix + file),
+            {name: tensors[name] for name in inside},
+            payload,
+            of_file,
+            how,
+            export=_export,
+            # What shares memory has been left out already.
+            shared="copy",
+            views=None,
+        )
+        for file, inside in names.items()
+    }
 
-    def save(path: str, shard: dict[str, torch.Tensor]) -> None:
-        # What shares memory has been left out already.
-        save_file(shard, path, of_file, shared="copy", durable=flush, checksums=checksums)
+    def put(write_last: Callable[[NewFile], None] = NewFile.write) -> None:
+        last = [*files.values()][-1]
 
-    write(place, files, save, of_index, flush, existing)
+        def save(path: str, file: NewFile) -> None:
+            (write_last if file is last else NewFile.write)(file)
+
+        write(place, files, save, of_index, flush, existing, prefix)
+
+    if not background:
+        put()
+        return None
+    return _put_later(put, [*files.values()], where)
+
+
+def _put_later(put: Callable[..., None], files: list[NewFile], snapshot: str | None) -> SaveFuture:
+    """Call `put` in the background. `files` are what it writes, the last of them last."""
+    from ingot._background import SAVES, SaveFuture
+
+    future = SaveFuture()
+    if snapshot == "host":
+        for file in files:
+            file.snapshot()
+    if snapshot is not None:
+        future._stage()
+    write_last = staging(future, NewFile.write)
+    return SAVES.put(lambda: put(write_last), future)
 
 
 def _save_together(
@@ -143,11 +244,13 @@ def _save_together(
     flush: bool,
     existing: Existing,
     process_group: ProcessGroup | None,
-) -> None:
+    background: bool,
+    snapshot: str | None,
+) -> SaveFuture | None:
     """Save what ranks hold together. All of them call it."""
     # Imported here: most saves are of one process.
     from ._ranks.peers import Peers
-    from ._ranks.saving import Files, Together, write
+    from ._ranks.saving import Files, Together, look, write, write_later
 
     peers = Peers(process_group)
     options = {
@@ -157,18 +260,22 @@ def _save_together(
         "durable": flush,
         "overwrite": existing.overwrite,
         "replace_read_only": existing.replace_read_only,
+        "background": background,
     }
     peers.same(options, "comparing options")
     with peers.step(f"looking at {place.directory}"):
         if not peers.rank:
             place.check(existing)
-    together = Together(own, _shared, peers)
+    together = Together(partial(look, own, _shared), peers)
     specs = {name: spec for name, spec in together.specs.items() if name not in together.shared}
     # In one process the storages of empty tensors are alike.
     homes = {name: name if spec.nbytes else None for name, spec in specs.items()}
     sizes = {name: spec.nbytes for name, spec in specs.items()}
     files = Files(*planned(place, sizes, homes, limit, of_user, together.shared))
+    if background:
+        return write_later(together, files, place, flush, existing, peers, snapshot)
     write(together, files, place, flush, existing, peers)
+    return None
 
 
 def _shared(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:

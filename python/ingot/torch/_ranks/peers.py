@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import pickle
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from copy import copy
+from datetime import timedelta
+from functools import partial
 from socket import gethostname
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch.distributed.constants import default_pg_timeout
 
 from ingot.errors import RankError
 
@@ -32,8 +37,11 @@ _ROLL_CALL_SECONDS = 3.0
 _LOOK_SECONDS = 0.25
 # Of what ranks tell each other that many bytes go in one message with their number.
 _SHORT_NBYTES = 1024
-# Process groups for what is on the CPU, of those that have none; and how often ranks of one have met.
-_ON_CPU: dict[str, Any] = {}
+# Within which all ranks have to be connected apart.
+_CONNECT_SECONDS = 60.0
+# Process groups for what is on the CPU, of those that have none.
+_ON_CPU: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+# How often ranks of a group have met. The name of a group may be given again, on the same store.
 _MEETINGS: dict[str, int] = {}
 
 
@@ -50,6 +58,21 @@ def this_node() -> str:
     return gethostname()
 
 
+class _Apart:
+    """Connections between the ranks of a group that nothing but background saves of these ranks uses."""
+
+    def __init__(self, gloo: Any, number: int) -> None:
+        self.gloo = gloo
+        # The same on all ranks.
+        self.number = number
+        #: Not once a rank was lost: what others sent before may still lie in them.
+        self.are_whole = True
+
+
+# They go with the group.
+_APART: WeakKeyDictionary[Any, _Apart] = WeakKeyDictionary()
+
+
 class Peers:
     """The ranks of a process group, for one load or save that all of them take part in."""
 
@@ -59,8 +82,46 @@ class Peers:
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         self._cpu = _on_cpu(self.group)
         name = self.group.group_name
-        number = _MEETINGS[name] = _MEETINGS.get(name, 0) + 1
-        self._store = c10d.PrefixStore(f"ingot/{name}/{number}", c10d._get_default_store())
+        self._number = _MEETINGS[name] = _MEETINGS.get(name, 0) + 1
+        self._store = c10d.PrefixStore(f"ingot/{name}/{self._number}", c10d._get_default_store())
+        self._apart: _Apart | None = None
+
+    def apart(self) -> Peers:
+        """The same ranks over connections of their own, for a thread beside the program's own collectives.
+
+        All of them call it. No collective of the caller's group is begun by that thread, where the order of
+        collectives has to be the same on all ranks; and nothing is found wanting when the program is done and
+        destroys its process groups meanwhile.
+        """
+        own = _APART.get(self.group)
+        numbers = self.gather(own.number if own and own.are_whole else 0, "connecting")
+        if own is None or set(numbers) != {own.number}:
+            with self.step("connecting"):
+                own = _APART[self.group] = _Apart(self._connected(), self._number)
+        there = copy(self)
+        there._cpu, there._apart = own.gloo, own
+        # The thread shares no lock with those who wait for a key of the store.
+        store: Any = c10d._get_default_store()
+        store = store.clone() if hasattr(store, "clone") else store
+        there._store = c10d.PrefixStore(f"ingot/{self.group.group_name}/{self._number}/apart", store)
+        return there
+
+    def leave(self) -> None:
+        """Take no part any more: those who wait for this rank give up, and say that it is gone."""
+        # Connections end with the last who has them, and what others wait for on them.
+        if _APART.get(self.group) is self._apart:
+            _APART.pop(self.group, None)
+        self._cpu = self._apart = None
+        with suppress(RuntimeError, dist.DistError):
+            self._store.set("lost", "")
+
+    def _connected(self) -> Any:
+        store = c10d.PrefixStore("connections", self._store)
+        timeout = timedelta(seconds=_CONNECT_SECONDS)
+        gloo = dist.ProcessGroupGloo(store, self.rank, self.size, timeout=timeout)
+        # A rank may write for as long as it takes: who is gone is found out by those who look.
+        gloo._set_default_timeout(default_pg_timeout)
+        return gloo
 
     def gather(self, mine: Any, doing: str) -> list[Any]:
         """What each rank gives, of all of them."""
@@ -120,18 +181,20 @@ class Peers:
 
     def exchange(self, parcels: Parcels, doing: str) -> None:
         """Send each rank its bytes, and receive those that each sends. All memory is there already."""
-        self._wait(
-            lambda: dist.all_to_all_single(
-                parcels.received, parcels.sent, parcels.from_each, parcels.to_each, self._cpu, async_op=True
-            ),
-            doing,
-        )
+        given = parcels.received, parcels.sent, parcels.from_each, parcels.to_each
+        # torch's function asks for what a backend by itself has another name for.
+        send = partial(dist.all_to_all_single, group=self._cpu, async_op=True)
+        if self._apart is not None:
+            send = self._apart.gloo.alltoall_base
+        self._wait(lambda: send(*given), doing)
 
     def error(self, rank: int, reason: str, code: str) -> RankError:
         return RankError(f"rank {rank} of {self.size} {reason}", code=code, rank=rank)
 
     def _wait(self, begin: Callable[[], Any], doing: str) -> None:
         """Until a collective is done. Raises where a rank cannot take part in it any more."""
+        if self._apart is not None and not self._apart.are_whole:
+            raise self._lost(doing, None)
         try:
             work = begin()
             looked = time.monotonic()
@@ -154,6 +217,8 @@ class Peers:
 
     def _lost(self, doing: str, fault: BaseException | None) -> RankError:
         """Who is gone: of those who are there each says so in the store."""
+        if self._apart is not None:
+            self._apart.are_whole = False
         try:
             self._store.set(f"here/{self.rank}", "")
             self._store.set("lost", "")
@@ -178,9 +243,8 @@ def _on_cpu(group: Any) -> Any:
     """A process group of the same ranks that takes what is on the CPU."""
     if _takes_cpu(group):
         return group
-    key = group.group_name
-    if key not in _ON_CPU:
+    if group not in _ON_CPU:
         ranks = dist.get_process_group_ranks(group)
         # Other ranks need not take part, and do not.
-        _ON_CPU[key] = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
-    return _ON_CPU[key]
+        _ON_CPU[group] = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+    return _ON_CPU[group]

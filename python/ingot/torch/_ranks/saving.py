@@ -16,13 +16,15 @@ from typing import NamedTuple
 import torch
 
 from ingot import _shards
+from ingot._background import SAVES, SharedSaveFuture
 from ingot._text import _quoted
 from ingot._writer import Writer
 from ingot.errors import RankError, SaveError
+from ingot.torch._copies import as_of_now, copied
 from ingot.torch._tensors import DTYPES, storable
 
 from .exchange import Parcels, Run, padded, sides
-from .local import held, identity, is_dtensor
+from .local import Held, held, identity, is_dtensor
 from .peers import this_node
 from .placements import Part, in_elements, within
 from .plan import WINDOW_NBYTES, Pattern, Plan, Span, Tensor, cut, sent, spread
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import Any
 
+    from ingot._background import SaveFuture
     from ingot._options import Existing
     from ingot._shards import Place
 
@@ -72,12 +75,45 @@ class _Mine(NamedTuple):
     shared: dict[str, str]
 
 
+class Looked(NamedTuple):
+    """What a rank has in memory of each tensor; and names that share one, each with that which is kept."""
+
+    held: dict[str, Held]
+    shared: dict[str, str]
+
+
+def look(tensors: Mapping[str, torch.Tensor], shared: Callable[..., dict[str, str]]) -> Looked:
+    """What this rank has of DTensors, and of plain tensors, of which `shared` says what share one.
+
+    Raises `SaveError` for a DTensor whose values are not there.
+    """
+    found: dict[str, Held] = {}
+    ties: dict[Any, list[str]] = {}
+    plain = {}
+    for name, tensor in tensors.items():
+        if not is_dtensor(tensor):
+            found[name] = Held(Part.whole(tensor.shape), tensor)
+            plain[name] = tensor
+            continue
+        try:
+            found[name] = held(tensor)
+        except ValueError as fault:
+            raise SaveError(
+                f"tensor {_quoted(name)}: {fault}", code="no-values", tensor=name, found=type(tensor).__name__
+            ) from None
+        ties.setdefault(identity(tensor), []).append(name)
+    dropped = shared(plain)
+    for names in ties.values():
+        kept = min(names)
+        dropped |= {name: kept for name in names if name != kept}
+    return Looked(found, dropped)
+
+
 class Together:
     """What all ranks save: the names, in one order, and which rank writes what of each."""
 
-    def __init__(
-        self, tensors: Mapping[str, torch.Tensor], shared: Callable[..., dict[str, str]], peers: Peers
-    ) -> None:
+    def __init__(self, look: Callable[[], Looked], peers: Peers) -> None:
+        """`look` is called once, where all ranks hear of what it raises."""
         self._peers = peers
         #: This rank's memory.
         self.local: dict[str, torch.Tensor] = {}
@@ -86,46 +122,36 @@ class Together:
         #: Names that need not be written, each with that which is.
         self.shared: dict[str, str] = {}
         with peers.step("looking at the tensors"):
-            mine = self._look(tensors, shared)
+            mine = self._look(look())
         told = self._tell(mine)
         self._holders = self._merge(told)
         with peers.step("planning"):
             self.writers = self._writers()
+
+    def keep(self, where: str | None) -> list[torch.Tensor]:
+        """Let go of what others write, and copy the rest, unless it stays where it is: what is left of it."""
+        mine = {
+            name: self.local[name]
+            for name, writers in self.writers.items()
+            if any(rank == self._peers.rank for rank, _ in writers)
+        }
+        self.local = mine if where is None else copied(mine, where)
+        return [*self.local.values()]
 
     def write(self, writer: Writer, name: str, box: Box, values: torch.Tensor) -> None:
         """Write a block of a tensor, which is `values`."""
         index = in_elements(box) if self.specs[name].code == "F4" else box
         writer.write(name, values, index or ...)
 
-    def _look(self, tensors: Mapping[str, torch.Tensor], shared: Callable[..., dict[str, str]]) -> _Mine:
+    def _look(self, looked: Looked) -> _Mine:
         """What this rank has. Raises for what cannot be stored."""
         known: dict[Part, int] = {}
         kinds, specs = array("I"), []
-        ties: dict[Any, list[str]] = {}
-        plain = {}
-        for name, tensor in tensors.items():
-            if is_dtensor(tensor):
-                try:
-                    part, local = held(tensor)
-                except ValueError as fault:
-                    raise SaveError(
-                        f"tensor {_quoted(name)}: {fault}",
-                        code="no-values",
-                        tensor=name,
-                        found=type(tensor).__name__,
-                    ) from None
-                ties.setdefault(identity(tensor), []).append(name)
-            else:
-                part, local = Part.whole(tensor.shape), tensor
-                plain[name] = tensor
-            specs.append(Spec(storable(name, local), tuple(tensor.shape), local.itemsize))
+        for name, (part, local) in looked.held.items():
+            specs.append(Spec(storable(name, local), part.shape, local.itemsize))
             self.local[name] = local
             kinds.append(known.setdefault(part, len(known)))
-        dropped = shared(plain)
-        for names in ties.values():
-            kept = min(names)
-            dropped |= {name: kept for name in names if name != kept}
-        return _Mine([*tensors], specs, kinds, [*known], dropped)
+        return _Mine([*looked.held], specs, kinds, [*known], looked.shared)
 
     def _tell(self, mine: _Mine) -> list[_Mine]:
         """What each rank has. Names are sent only where they are not the same on all ranks."""
@@ -211,11 +237,53 @@ class Files(NamedTuple):
     weight_map: dict[str, object] | None
 
 
+def write_later(
+    together: Together,
+    files: Files,
+    place: Place,
+    durable: bool,
+    existing: Existing,
+    peers: Peers,
+    snapshot: str | None,
+) -> SaveFuture:
+    """Copy what this rank writes, and do as `write` in a thread. When this returns all ranks have agreed.
+
+    The saves of a process follow one another, and what ranks were asked for in one order comes in it on each.
+    """
+    with peers.step("copying the tensors"):
+        in_order = as_of_now(together.keep(snapshot))
+    apart, future = peers.apart(), SharedSaveFuture()
+    if snapshot is not None:
+        future._stage()
+
+    def work() -> None:
+        with ExitStack() as streams:
+            with apart.step("waiting for the device"):
+                streams.enter_context(in_order())
+            write(together, files, place, durable, existing, apart, future._stage)
+
+    try:
+        return SAVES.put(work, future)
+    except BaseException:
+        # Ctrl-C. The others do not wait for what is never begun here.
+        apart.leave()
+        raise
+
+
 def write(
-    together: Together, files: Files, place: Place, durable: bool, existing: Existing, peers: Peers
+    together: Together,
+    files: Files,
+    place: Place,
+    durable: bool,
+    existing: Existing,
+    peers: Peers,
+    stage: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write the files by all ranks, put them in place by the first, and raise on all where one fails."""
-    fill = _Fill(together, files, durable, peers)
+    """Write the files by all ranks, put them in place by the first, and raise on all where one fails.
+
+    `stage` is called when no more is read of this rank's tensors.
+    """
+    fill = _Fill(together, files, durable, peers, stage)
     saving = f"saving to {place.directory}"
     if peers.rank:
         fill(None)
@@ -234,8 +302,11 @@ def write(
 class _Fill:
     """All files under names of their own, written by all ranks. The first has the paths."""
 
-    def __init__(self, together: Together, files: Files, durable: bool, peers: Peers) -> None:
+    def __init__(
+        self, together: Together, files: Files, durable: bool, peers: Peers, stage: Callable[[], None]
+    ) -> None:
         self._together, self._files, self._durable, self._peers = together, files, durable, peers
+        self._stage = stage
         self.is_under_way = False
 
     def __call__(self, paths: Mapping[str, str] | None) -> None:
@@ -258,6 +329,7 @@ class _Fill:
                 _Sending(self._together, self._files, owners, writers, peers).run(
                     lambda doing: self._step(doing, paths)
                 )
+            self._stage()
             with self._step("flushing", paths):
                 for name in self._own(owners):
                     writers[name].commit()
