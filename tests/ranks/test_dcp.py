@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from pathlib import Path
@@ -11,15 +12,19 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file as load_by_safetensors
-from torch.distributed.checkpoint import CheckpointException
+from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import ingot
+import ingot._open
 import ingot.dcp
+from ingot.dcp import writer as writing
 from ingot.torch import save_file, save_sharded
-from support.ranks import contents
+from ingot.torch._ranks import peers, saving
+from support.ranks import Counting, contents
 
 # torch says so of each save and load without a process group.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -76,20 +81,27 @@ def load(reader, layout, dtype=None):
         assert torch.equal(local(target[name]), local(expected)), name
 
 
-def loads(path, layout, dtype=None, **options):
-    load(ingot.dcp.Reader(path, **options), layout, dtype)
+def loads(path, layout, dtype=None, read_once=False):
+    load(ingot.dcp.Reader(path, read_once=read_once), layout, dtype)
 
 
 def stock_loads(path, layout):
     load(HuggingFaceStorageReader(str(path)), layout)
 
 
-def saves(path, layout, options, background=False):
+def saves(path, layout, options, background=False, nodes=None):
+    rank = dist.get_rank()
+    for module in (saving, writing):
+        module.this_node = lambda: "node" if nodes is None else f"node {nodes[rank]}"
     writer = ingot.dcp.Writer(path, **options)
-    if background:
-        dcp.async_save(placed(layout), storage_writer=writer).result()
-    else:
-        dcp.save(placed(layout), storage_writer=writer)
+    try:
+        if background:
+            dcp.async_save(placed(layout), storage_writer=writer).result()
+        else:
+            dcp.save(placed(layout), storage_writer=writer)
+    finally:
+        for module in (saving, writing):
+            module.this_node = peers.this_node
 
 
 def stock_saves(path):
@@ -102,10 +114,107 @@ OPTIONS = {"one file": {}, "many files": {"max_shard_size": "50KB", "metadata": 
 @pytest.mark.parametrize("layout", MESHES)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("background", [False, True], ids=["at once", "async"])
-def test_what_is_saved_is_what_one_process_saves(four, tmp_path, layout, options, background):
+@pytest.mark.parametrize("nodes", [None, [0, 0, 1, 1], [0, 1, 2, 3]], ids=["one", "two", "four machines"])
+def test_what_is_saved_is_what_one_process_saves(four, tmp_path, layout, options, background, nodes):
     save_sharded(whole(), tmp_path / "one", **options)
-    four.run(saves, tmp_path / "all", layout, options, background)
+    four.run(saves, tmp_path / "all", layout, options, background, nodes)
     assert contents(tmp_path / "all") == contents(tmp_path / "one")
+
+
+def saves_twice_the_same_tensor(path):
+    """As `ShardedTensor` may have it: two parts of one tensor on a rank."""
+    rank = dist.get_rank()
+    writing.this_node = lambda: f"node {rank}"
+
+    class Twice(DefaultSavePlanner):
+        def create_local_plan(self):
+            plan = super().create_local_plan()
+            return dataclasses.replace(plan, items=plan.items * 2)
+
+        def create_global_plan(self, plans):
+            return plans, Metadata({})
+
+    mesh = init_device_mesh("cpu", (4,))
+    state = {"a": distribute_tensor(torch.zeros(8), mesh, [Shard(0)], src_data_rank=None)}
+    try:
+        dcp.save(state, storage_writer=ingot.dcp.Writer(path), planner=Twice())
+    finally:
+        writing.this_node = peers.this_node
+
+
+def test_several_parts_of_a_tensor_are_not_sent_to_other_machines(four, tmp_path):
+    for found in four.outcomes(saves_twice_the_same_tensor, tmp_path / "model"):
+        assert isinstance(found, CheckpointException)
+        assert "`a`: a rank has several parts of it" in str(found)
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("read_once", ["auto", "node", "job"])
+def test_ranks_read_for_each_other(four, tmp_path, read_once):
+    save_sharded(whole(), tmp_path / "whole", max_shard_size="50KB")
+    four.run(loads, tmp_path / "whole", "flat", torch.float64, read_once)
+    four.run(saves, tmp_path / "parts", "grid", {"whole": False})
+    for layout in MESHES:
+        four.run(loads, tmp_path / "parts", layout, None, read_once)
+
+
+def bytes_asked_for(path, read_once):
+    store = Counting(path)
+    load(ingot.dcp.Reader(ingot.Ranges(store, "model"), read_once=read_once), "flat")
+    return store.nbytes
+
+
+def test_each_byte_is_read_once_by_the_job(four, tmp_path):
+    save_sharded(whole(), tmp_path)
+    path = tmp_path / "model.safetensors"
+    nbytes = path.stat().st_size
+    assert 0.9 * nbytes <= sum(four.run(bytes_asked_for, path, "job")) <= 1.02 * nbytes
+    assert sum(four.run(bytes_asked_for, path, False)) > 1.3 * nbytes
+
+
+def reads_wrongly(path, case):
+    rank = dist.get_rank()
+    target = placed("flat", torch.ones_like)
+    planner = DefaultLoadPlanner()
+    if case == "raises" and rank == 1:
+
+        def full(item):
+            raise MemoryError("no room for it")
+
+        planner.resolve_tensor = full
+    if case == "another file" and rank == 1:
+        reader = ingot.dcp.Reader(path, read_once="job")
+        reader.set_up_storage_reader = lambda metadata, is_coordinator: vars(reader).update(
+            _chunks=metadata.storage_data,
+            _files=[ingot._open.open_checkpoint(path.with_name("other"), "auto")],
+        )
+    else:
+        reader = ingot.dcp.Reader(path, read_once="job")
+    dcp.load(target, storage_reader=reader, planner=planner)
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("raises", "rank 1 of 4 failed in planning: MemoryError: no room for it"),
+        ("another file", "rank 1 of 4 has another file than rank 0"),
+    ],
+)
+def test_all_ranks_raise_where_one_of_those_that_read_together_fails(four, tmp_path, case, message):
+    save_sharded(whole(), tmp_path / "model")
+    save_sharded({"other": torch.zeros(3)}, tmp_path / "other")
+    for found in four.outcomes(reads_wrongly, tmp_path / "model", case):
+        assert isinstance(found, CheckpointException)
+        assert message in str(found)
+
+
+def test_how_ranks_share_the_reading_is_checked_at_once(tmp_path):
+    with pytest.raises(ingot.OptionError, match="read_once 'twice' is unknown"):
+        ingot.dcp.Reader(tmp_path, read_once="twice")
+    with pytest.raises(
+        ingot.OptionError, match=r"there is none: call `torch\.distributed\.init_process_group`"
+    ):
+        ingot.dcp.Reader(tmp_path, read_once="job")
 
 
 @pytest.mark.parametrize("layout", MESHES)

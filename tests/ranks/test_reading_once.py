@@ -18,7 +18,7 @@ import ingot
 from ingot import OptionError, RankError
 from ingot.torch import load_into, save_file
 from ingot.torch._ranks import peers, plan, together
-from support.ranks import GONE
+from support.ranks import GONE, Counting
 
 
 def whole():
@@ -53,27 +53,6 @@ def placed(tensors):
     }
     found = {name: distribute_tensor(tensors[name], *over[name], src_data_rank=None) for name in over}
     return found | {"plain": tensors["plain"].clone()}
-
-
-class Counting:
-    """A store that notes how many bytes it is asked for, and what else is to happen."""
-
-    def __init__(self, path, happens=None):
-        self.path, self.happens, self.nbytes = path, happens, 0
-
-    def head(self, path):
-        return {"size": os.stat(self.path).st_size}
-
-    def get_ranges(self, path, *, starts, ends):
-        # The header is read by each rank, as it opens the file.
-        if min(starts) > 0:
-            self.nbytes += sum(ends) - sum(starts)
-            if self.happens is not None:
-                self.happens()
-        with open(self.path, "rb") as file:
-            return [
-                os.pread(file.fileno(), end - start, start) for start, end in zip(starts, ends, strict=True)
-            ]
 
 
 def same(found, expected):

@@ -24,6 +24,27 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+class Counting:
+    """A store that notes how many bytes it is asked for, and what else is to happen."""
+
+    def __init__(self, path: Path, happens: Any = None) -> None:
+        self.path, self.happens, self.nbytes = path, happens, 0
+
+    def head(self, path: str) -> dict[str, int]:
+        return {"size": os.stat(self.path).st_size}
+
+    def get_ranges(self, path: str, *, starts: list[int], ends: list[int]) -> list[bytes]:
+        # The header is read by each rank, as it opens the file.
+        if min(starts) > 0:
+            self.nbytes += sum(ends) - sum(starts)
+            if self.happens is not None:
+                self.happens()
+        with open(self.path, "rb") as file:
+            return [
+                os.pread(file.fileno(), end - start, start) for start, end in zip(starts, ends, strict=True)
+            ]
+
+
 def _work(rank: int, size: int, store: str, path: list[str], calls: Connection) -> None:
     sys.path[:] = path
     import datetime
@@ -50,7 +71,8 @@ def _work(rank: int, size: int, store: str, path: list[str], calls: Connection) 
         except BaseException as error:
             error.add_note("".join(traceback.format_exception(error)))
             calls.send(("raised", error))
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 class Ranks:
@@ -69,9 +91,9 @@ class Ranks:
             self._calls.append(ours)
             self._processes.append(process)
 
-    def run(self, function: Any, *arguments: Any) -> list[Any]:
+    def run(self, function: Any, *arguments: Any, seconds: float = 60) -> list[Any]:
         """What each rank gives."""
-        found = self.outcomes(function, *arguments)
+        found = self.outcomes(function, *arguments, seconds=seconds)
         for rank, one in enumerate(found):
             if isinstance(one, BaseException):
                 one.add_note(f"on rank {rank}")

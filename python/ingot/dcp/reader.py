@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from math import prod
 from uuid import uuid4
 
@@ -27,6 +28,9 @@ from ingot._options import Loading, is_path, takes_read_options
 from ingot._text import _escaped, _quoted
 from ingot.errors import CheckpointError
 from ingot.torch._into import Slot, read
+from ingot.torch._load_into import has_ranks, known_read_once
+from ingot.torch._ranks import together
+from ingot.torch._ranks.peers import Peers
 from ingot.torch._ranks.placements import Part
 from ingot.torch._tensors import DTYPES
 from ingot.typing import ReadOptions
@@ -37,11 +41,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from torch.distributed import ProcessGroup
     from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
     from typing_extensions import Unpack
 
     from ingot._native import Checkpoint
     from ingot._objects import Source
+    from ingot.torch._load_into import ReadOnce
 
 
 class Reader(StorageReader):
@@ -53,12 +59,18 @@ class Reader(StorageReader):
         A file, the index of a sharded checkpoint, a directory with one of these, a URL, or an object that
         holds a file, as for `ingot.torch.load_file`. Or a directory whose files hold parts of tensors, as
         torch's `HuggingFaceStorageWriter(save_distributed=True)` and ``Writer(whole=False)`` write them.
+    read_once : {"auto", "job", "node", False}
+        How ranks share the reading, as for `ingot.torch.load_into`; here by default each reads its own parts.
+        But for False all ranks of `process_group` load together, and have to be those that `load` is called
+        by: not with its ``no_dist=True``.
+    process_group : torch.distributed.ProcessGroup, optional
+        The ranks that load together, as `load` is given it. By default all.
     **options
         How the files are read: `ingot.typing.ReadOptions`.
 
     Raises
     ------
-    OSError, HeaderError, CheckpointError, DtypeError, StorageError, OptionError
+    OSError, HeaderError, CheckpointError, DtypeError, StorageError, RankError, OptionError
         In `load`, of which `CheckpointException` has those of all ranks.
 
     Notes
@@ -70,8 +82,16 @@ class Reader(StorageReader):
     """
 
     @takes_read_options
-    def __init__(self, path: Source, **options: Unpack[ReadOptions]) -> None:
+    def __init__(
+        self,
+        path: Source,
+        *,
+        read_once: ReadOnce = False,
+        process_group: ProcessGroup | None = None,
+        **options: Unpack[ReadOptions],
+    ) -> None:
         self._path = path
+        self._read_once, self._group = known_read_once(read_once), process_group
         self._how = Loading.of(options, ReadOptions)
         self._load_id = uuid4().hex
         self._files: list[Checkpoint] = []
@@ -105,7 +125,13 @@ class Reader(StorageReader):
         places_of = {
             MetadataIndex(name, chunk.begin): chunk for name, found in chunks.items() for chunk in found
         }
-        return Metadata({**tensors}, storage_data=places_of, storage_meta=StorageMeta(load_id=self._load_id))
+        return Metadata(
+            {**tensors},
+            # No name is nested. Planners ask for it where they load some names into an empty dict.
+            planner_data={name: (name,) for name in tensors},
+            storage_data=places_of,
+            storage_meta=StorageMeta(load_id=self._load_id),
+        )
 
     def _opened(self) -> list[Checkpoint]:
         """The checkpoint, or each of the files in a directory that hold parts."""
@@ -172,6 +198,29 @@ class Reader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read all items at once, each into the memory that the planner has for it."""
+        peers = None if self._read_once is False or not has_ranks() else Peers(self._group)
+        with nullcontext() if peers is None else peers.step("planning"):
+            slots, resolved = self._resolved(plan, planner)
+        if peers is None:
+            for number, found in slots.items():
+                with reading(self._files[number], self._how) as (checkpoint, reads):
+                    read(checkpoint, found, reads)
+        else:
+            peers.same({"number of files": len(self._files)}, "opening")
+            # All ranks come to each file, of which some may want nothing.
+            for number, file in enumerate(self._files):
+                with reading(file, self._how) as (checkpoint, reads):
+                    together.load(checkpoint, slots.get(number, []), reads, peers, self._read_once)
+        for item, tensor in resolved:
+            planner.commit_tensor(item, tensor)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _resolved(
+        self, plan: LoadPlan, planner: LoadPlanner
+    ) -> tuple[dict[int, list[Slot]], list[tuple[ReadItem, torch.Tensor]]]:
+        """What is read of each file, and the memory that the planner has for each item."""
         slots: dict[int, list[Slot]] = {}
         resolved: list[tuple[ReadItem, torch.Tensor]] = []
         for item in plan.items:
@@ -185,14 +234,7 @@ class Reader(StorageReader):
             one = Slot(_label(item), name, None if part.is_whole() else part, tensor)
             slots.setdefault(chunk.file, []).append(one)
             resolved.append((item, tensor))
-        for file, found in slots.items():
-            with reading(self._files[file], self._how) as (checkpoint, reads):
-                read(checkpoint, found, reads)
-        for item, tensor in resolved:
-            planner.commit_tensor(item, tensor)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+        return slots, resolved
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 from contextlib import ExitStack
-from socket import gethostname
+from functools import partial
 from typing import NamedTuple
 from uuid import uuid4
 
 import torch
 from torch.distributed.checkpoint.metadata import StorageMeta
-from torch.distributed.checkpoint.planner import WriteItemType
+from torch.distributed.checkpoint.planner import SavePlanner, WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
@@ -21,6 +21,10 @@ from ingot._shards import Place, aside, called, nbytes
 from ingot._text import _quoted
 from ingot.errors import OptionError, SaveError
 from ingot.torch._files import save_file
+from ingot.torch._ranks.local import Held
+from ingot.torch._ranks.peers import Peers, this_node
+from ingot.torch._ranks.placements import Part
+from ingot.torch._ranks.saving import Files, Looked, Together, write
 from ingot.torch._sharded import planned
 from ingot.torch._tensors import storable
 
@@ -31,8 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+    from torch.distributed import ProcessGroup
     from torch.distributed.checkpoint.metadata import Metadata
-    from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+    from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
     from ingot.typing import Path
 
@@ -52,6 +57,8 @@ class _Global(NamedTuple):
     paths: dict[str, str]
     files: dict[str, str]
     rank: int
+    # Of ranks of several machines, who send what they have: the names in their order.
+    names: list[str] | None = None
 
 
 class Writer(StorageWriter):
@@ -64,15 +71,18 @@ class Writer(StorageWriter):
     max_shard_size, filename_pattern, metadata, durable, overwrite, replace_read_only
         As for `ingot.torch.save_sharded`.
     whole : bool
-        Write whole tensors, as every program reads them: all ranks write to the same files. This needs them
-        to be on one machine. With False each rank writes a file of its own, of the parts that it has, with
-        ``DCP_SHARDING_INFO`` in its metadata as torch's `HuggingFaceStorageWriter(save_distributed=True)`
-        has it: `Reader` and torch's `HuggingFaceStorageReader` read these, other programs do not. Of the
-        options above only `durable`, `overwrite` and `replace_read_only` go with that.
+        Write whole tensors, as every program reads them: all ranks of a machine write to the same files, and
+        of several machines each file has one writer, as in `ingot.torch.save_sharded`. With False each rank
+        writes a file of its own, of the parts that it has, with ``DCP_SHARDING_INFO`` in its metadata as
+        torch's `HuggingFaceStorageWriter(save_distributed=True)` has it: `Reader` and torch's
+        `HuggingFaceStorageReader` read these, other programs do not. Of the options above
+        only `durable`, `overwrite` and `replace_read_only` go with that.
+    process_group : torch.distributed.ProcessGroup, optional
+        The ranks that save together, as `save` is given it. By default all.
 
     Raises
     ------
-    FileExistsError, OSError, StorageError, SaveError, OptionError
+    FileExistsError, OSError, StorageError, SaveError, RankError, OptionError
         In `save`, of which `CheckpointException` has those of all ranks. The old checkpoint is whole.
 
     Notes
@@ -96,12 +106,13 @@ class Writer(StorageWriter):
         overwrite: bool = False,
         replace_read_only: bool = False,
         whole: bool = True,
+        process_group: ProcessGroup | None = None,
     ) -> None:
         self._limit = nbytes(max_shard_size)
         self._pattern, self._durable = filename_pattern, is_durable(durable)
         self._metadata = texts(metadata) or {}
         self._existing = Existing(overwrite, replace_read_only)
-        self._whole = whole
+        self._whole, self._group = whole, process_group
         self._save_id = uuid4().hex
         self._place = Place(path, filename_pattern)
         self._saving: ExitStack | None = None
@@ -149,8 +160,11 @@ class Writer(StorageWriter):
                     code="no-tensor",
                     tensor=item.index.fqn,
                 )
+        if not getattr(plan, "usable", True):
+            # It stands for the one that the planner has kept, with what was noted there.
+            return plan
         names = [item.index.fqn for item in plan.items]
-        return dataclasses.replace(plan, storage_data=_Local(gethostname(), names))
+        return dataclasses.replace(plan, storage_data=_Local(this_node(), names))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Plan the files, and make them."""
@@ -160,18 +174,16 @@ class Writer(StorageWriter):
                 dataclasses.replace(plan, storage_data=_Global({}, {}, rank))
                 for rank, plan in enumerate(plans)
             ]
+        plans = _complete(plans)
+        specs = _specs(plans)
         nodes = {plan.storage_data.node for plan in plans if plan.items}
         if len(nodes) > 1:
-            raise OptionError(
-                f"whole tensors are written by ranks of one machine, and these are of {len(nodes)}: call "
-                "ingot.torch.save_sharded on all ranks, or write parts by ingot.dcp.Writer(…, whole=False)",
-                code="several-machines",
-                found=sorted(nodes),
-            )
-        specs = _specs(plans)
-        sizes = {name: spec.nbytes for name, spec in specs.items()}
-        homes = {name: name if spec.nbytes else None for name, spec in specs.items()}
-        tensors, of_file, index = planned(self._place, sizes, homes, self._limit, self._metadata, {})
+            self._place.check(self._existing)
+            return [
+                dataclasses.replace(plan, storage_data=_Global({}, {}, rank, [*specs]))
+                for rank, plan in enumerate(plans)
+            ]
+        tensors, of_file, index = self._files({name: spec.nbytes for name, spec in specs.items()})
         with ExitStack() as saving:
             self._place.check(self._existing)
             paths = saving.enter_context(aside(self._place, tensors, index, self._durable, self._existing))
@@ -186,12 +198,20 @@ class Writer(StorageWriter):
             for rank, plan in enumerate(plans)
         ]
 
+    def _files(self, sizes: dict[str, int]) -> Files:
+        """What is written of tensors of so many bytes, in their order."""
+        homes = {name: name if nbytes else None for name, nbytes in sizes.items()}
+        return Files(*planned(self._place, sizes, homes, self._limit, self._metadata, {}))
+
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's items."""
-        where: _Global = plan.storage_data
-        write = self._write_whole if self._whole else self._write_parts
+        where = plan.storage_data
+        if not isinstance(where, _Global):
+            raise _other_plans()
+        whole = self._write_whole if where.names is None else self._send
+        work = whole if self._whole else self._write_parts
         try:
-            results = write(plan, planner, where)
+            results = work(plan, planner, where)
         except BaseException:
             # Of the coordinator: nobody will put the files in place.
             self._give_up()
@@ -219,6 +239,18 @@ class Writer(StorageWriter):
                     writers[file].write(item.index.fqn, tensor, box or ...)
                 results.append(WriteResult(item.index, tensor.nbytes, file))
         return results
+
+    def _send(self, plan: SavePlan, planner: SavePlanner, where: _Global) -> list[WriteResult]:
+        """Save with ranks of other machines: a rank writes each file, and the first puts all in place."""
+        peers = Peers(self._group)
+        together = Together(partial(_looked, plan, planner), peers)
+        files = self._files({name: together.specs[name].nbytes for name in where.names or ()})
+        write(together, files, self._place, self._durable, self._existing, peers)
+        homes = {tensor: name for name, own in files.tensors.items() for tensor in own}
+        return [
+            WriteResult(item.index, together.local[item.index.fqn].nbytes, homes[item.index.fqn])
+            for item in plan.items
+        ]
 
     def _write_parts(self, plan: SavePlan, planner: SavePlanner, where: _Global) -> list[WriteResult]:
         # A file has one tensor of a name: a second part of it goes to another file.
@@ -267,7 +299,9 @@ class Writer(StorageWriter):
                 os.remove(self._place.path(name))
             return
         saving, self._saving = self._saving, None
-        assert saving is not None
+        if saving is None:
+            # Ranks of several machines have agreed that all is in place.
+            return
         with saving:
             for writer in self._writers.values():
                 writer.commit()
@@ -277,6 +311,27 @@ class Writer(StorageWriter):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Say whether it can be written to."""
         return is_path(checkpoint_id)
+
+
+def _complete(plans: list[SavePlan]) -> list[SavePlan]:
+    """The plans of all ranks, where the planner keeps them and gives only those that are others than before.
+
+    The files have other names in each save, so that each rank needs a plan that says them.
+    """
+    if all(getattr(plan, "usable", True) for plan in plans):
+        return plans
+    kept = [one for one in SavePlanner._cached_global_plan.values() if len(one) == len(plans)]
+    if len(kept) != 1 or not all(isinstance(plan.storage_data, _Local) for plan in kept[0]):
+        raise _other_plans()
+    return kept[0]
+
+
+def _other_plans() -> OptionError:
+    return OptionError(
+        "enable_plan_caching: torch has kept plans of another planner or writer in this process, and these "
+        "are not among them: use one of each with it, or DefaultSavePlanner(enable_plan_caching=False)",
+        code="other-kept-plans",
+    )
 
 
 class _Spec(NamedTuple):
@@ -308,6 +363,25 @@ def _specs(plans: list[SavePlan]) -> dict[str, _Spec]:
     # A replica is written by any rank, and stands where it stood before that was decided.
     order = dict.fromkeys(name for plan in plans for name in plan.storage_data.names)
     return {name: found[name] for name in order if name in found}
+
+
+def _looked(plan: SavePlan, planner: SavePlanner) -> Looked:
+    """What this rank has of each tensor that it was given to write."""
+    found: dict[str, Held] = {}
+    for item in plan.items:
+        assert item.tensor_data is not None
+        name, sizes = item.index.fqn, item.tensor_data.chunk.sizes
+        if name in found:
+            raise SaveError(
+                f"tensor {_quoted(name)}: a rank has several parts of it, and ranks of several machines send "
+                "each other one: write parts by ingot.dcp.Writer(…, whole=False)",
+                code="several-parts",
+                tensor=name,
+            )
+        sides = zip(_begin(item), sizes, strict=True)
+        intervals = tuple(((at, at + size),) if size else () for at, size in sides)
+        found[name] = Held(Part(tuple(item.tensor_data.size), intervals), _values(planner, item))
+    return Looked(found, {})
 
 
 def _values(planner: SavePlanner, item: WriteItem) -> torch.Tensor:

@@ -111,23 +111,32 @@ def load_into(
 
 def _is_shared(target: Target, read_once: ReadOnce) -> bool:
     """Whether ranks load together."""
+    if known_read_once(read_once) in ("job", "node"):
+        return True
+    return read_once == "auto" and has_ranks() and any(map(is_dtensor, tensors_of(target).values()))
+
+
+def known_read_once(read_once: ReadOnce) -> ReadOnce:
+    """`read_once`, which must be one of the choices, and have ranks to be chosen."""
     if read_once is not False:
         one_of("read_once", read_once, READ_ONCE)
-    if read_once in ("job", "node"):
-        if not torch.distributed.is_available() or not torch.distributed.is_initialized():
-            raise OptionError(
-                f"read_once {read_once!r} is for ranks of a process group, and there is none: call "
-                "`torch.distributed.init_process_group` first",
-                code="no-process-group",
-                found=read_once,
-            )
-        return True
-    return read_once == "auto" and _has_ranks() and any(map(is_dtensor, tensors_of(target).values()))
+    if read_once in ("job", "node") and not _has_group():
+        raise OptionError(
+            f"read_once {read_once!r} is for ranks of a process group, and there is none: call "
+            "`torch.distributed.init_process_group` first",
+            code="no-process-group",
+            found=read_once,
+        )
+    return read_once
 
 
-def _has_ranks() -> bool:
-    is_there = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return is_there and torch.distributed.get_world_size() > 1
+def _has_group() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def has_ranks() -> bool:
+    """Whether there is more than one."""
+    return _has_group() and torch.distributed.get_world_size() > 1
 
 
 def _together(
@@ -147,10 +156,5 @@ def _together(
         with peers.step("opening"):
             checkpoint, reads = opened.enter_context(_open.loading(source, how))
             found, keys = slots(target, checkpoint, strict)
-        scope, nodes = together.scope(checkpoint, read_once, peers)
-        if scope is not None:
-            together.load(checkpoint, found, reads, peers, nodes, scope)
-        else:
-            with peers.step(f"reading {checkpoint.path or 'what was given to load from'}"):
-                read(checkpoint, found, reads)
+        together.load(checkpoint, found, reads, peers, read_once)
     return keys

@@ -57,16 +57,14 @@ def fingerprint(checkpoint: Checkpoint) -> str:
     return f"{len(infos)} tensors, digest {digest.hexdigest()[:16]}"
 
 
-def load(
-    checkpoint: Checkpoint,
-    slots: list[Slot],
-    reads: Reads,
-    peers: Peers,
-    nodes: list[int],
-    scope: str,
-) -> None:
-    """Fill each rank's tensors. All ranks call it, whatever they want."""
-    Load(checkpoint, slots, peers, nodes, scope).run(reads)
+def load(checkpoint: Checkpoint, slots: list[Slot], reads: Reads, peers: Peers, asked: str | bool) -> None:
+    """Fill each rank's tensors, read as it was asked for. All ranks call it, whatever they want."""
+    whose, nodes = scope(checkpoint, asked, peers)
+    if whose is not None:
+        Load(checkpoint, slots, peers, nodes, whose).run(reads)
+        return
+    with peers.step(f"reading {checkpoint.path or 'what was given to load from'}"):
+        read(checkpoint, slots, reads)
 
 
 class _Piece(NamedTuple):
