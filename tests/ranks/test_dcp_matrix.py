@@ -253,6 +253,16 @@ def plans_kept(path, by, to):
     return True
 
 
+def tied(path, by, to):
+    """Two names of one tensor, loaded into two names of one."""
+    weight = torch.arange(12.0).view(3, 4)
+    dcp.save({"embed": weight, "head": weight}, storage_writer=writer(by, path))
+    one = torch.zeros(3, 4)
+    target = {"embed": one, "head": one}
+    dcp.load(target, storage_reader=reader(to, path))
+    return equal(target, {"embed": weight, "head": weight})
+
+
 class Halved(DefaultSavePlanner):
     """Saves in another dtype, as torch's documentation has it."""
 
@@ -324,7 +334,7 @@ def in_the_background(path, by, to):
 
 
 PLANNERS = (
-    *(nested, nothing_given, some_names, partial, some_of_the_file, plans_kept),
+    *(nested, nothing_given, some_names, partial, some_of_the_file, plans_kept, tied),
     *(converted, put_in_place, renamed, in_the_background),
 )
 # Of torch's storage, likewise.

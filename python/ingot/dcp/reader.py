@@ -221,7 +221,8 @@ class Reader(StorageReader):
         self, plan: LoadPlan, planner: LoadPlanner
     ) -> tuple[dict[int, list[Slot]], list[tuple[ReadItem, torch.Tensor]]]:
         """What is read of each file, and the memory that the planner has for each item."""
-        slots: dict[int, list[Slot]] = {}
+        # Of items that go to one place, as those of tied weights, the last, as where each is copied in turn.
+        by_place: dict[Any, tuple[int, Slot]] = {}
         resolved: list[tuple[ReadItem, torch.Tensor]] = []
         for item in plan.items:
             name = item.storage_index.fqn
@@ -232,8 +233,12 @@ class Reader(StorageReader):
             wanted = zip(item.storage_offsets, item.lengths, strict=True)
             part = Part(chunk.shape, tuple(((at, at + size),) if size else () for at, size in wanted))
             one = Slot(_label(item), name, None if part.is_whole() else part, tensor)
-            slots.setdefault(chunk.file, []).append(one)
+            place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+            by_place[place if tensor.numel() else id(item)] = chunk.file, one
             resolved.append((item, tensor))
+        slots: dict[int, list[Slot]] = {}
+        for file, one in by_place.values():
+            slots.setdefault(file, []).append(one)
         return slots, resolved
 
     @classmethod
