@@ -21,8 +21,10 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.futures import Future
 
 import ingot
 import ingot.dcp
@@ -125,8 +127,17 @@ class Counting:
             return [os.pread(file.fileno(), end - start, start) for start, end in ranges]
 
 
+class Nothing(ingot.dcp.Reader):
+    """A reader that says what there is and reads none of it: what `dcp.load` takes by itself."""
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+
 def loads(folder: Path, expected: Tensors, rounds: int, cold: bool) -> dict[str, Any]:
-    """By load_into, and by torch.distributed.checkpoint with our reader and with torch's."""
+    """By load_into, and by torch.distributed.checkpoint with our reader, with torch's, and with none."""
 
     def load(side: str) -> list[float]:
         target = touched(expected)
@@ -138,12 +149,15 @@ def loads(folder: Path, expected: Tensors, rounds: int, cold: bool) -> dict[str,
             "HuggingFaceStorageReader": lambda: dcp.load(
                 target, storage_reader=HuggingFaceStorageReader(str(folder))
             ),
+            "dcp.load of nothing": lambda: dcp.load(target, storage_reader=Nothing(folder)),
         }
         seconds = timed(works[side])
-        same(target, expected)
+        if side != "dcp.load of nothing":
+            same(target, expected)
         return seconds
 
-    return in_turn(rounds, load, ("load_into", "ingot.dcp.Reader", "HuggingFaceStorageReader"))
+    sides = ("load_into", "ingot.dcp.Reader", "HuggingFaceStorageReader", "dcp.load of nothing")
+    return in_turn(rounds, load, sides)
 
 
 def columns(folder: Path, rounds: int) -> dict[str, Any]:

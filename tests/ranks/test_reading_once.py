@@ -218,7 +218,7 @@ def dies(path, read_once, step):
     return len(steps)
 
 
-KILLED = [("auto", 0), ("auto", 2), ("job", 3), ("job", 9)]
+KILLED = [("auto", 0), ("auto", 1), ("job", 2), ("job", 9)]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
 from math import prod
 from uuid import uuid4
 
@@ -198,24 +197,33 @@ class Reader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read all items at once, each into the memory that the planner has for it."""
-        peers = None if self._read_once is False or not has_ranks() else Peers(self._group)
-        with nullcontext() if peers is None else peers.step("planning"):
+        if self._read_once is False or not has_ranks():
             slots, resolved = self._resolved(plan, planner)
-        if peers is None:
             for number, found in slots.items():
                 with reading(self._files[number], self._how) as (checkpoint, reads):
                     read(checkpoint, found, reads)
         else:
-            peers.same({"number of files": len(self._files)}, "opening")
-            # All ranks come to each file, of which some may want nothing.
-            for number, file in enumerate(self._files):
-                with reading(file, self._how) as (checkpoint, reads):
-                    together.load(checkpoint, slots.get(number, []), reads, peers, self._read_once)
+            resolved = self._read_together(plan, planner)
         for item, tensor in resolved:
             planner.commit_tensor(item, tensor)
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    def _read_together(self, plan: LoadPlan, planner: LoadPlanner) -> list[tuple[ReadItem, torch.Tensor]]:
+        """Read with all ranks, who come to each file, of which some may want nothing."""
+        peers = Peers(self._group)
+        with peers.step("planning"):
+            slots, resolved = self._resolved(plan, planner)
+        peers.same(lambda: ({"number of files": len(self._files)}, None), "opening")
+        for number, file in enumerate(self._files):
+            self._read_one(file, slots.get(number, []), peers)
+        return resolved
+
+    def _read_one(self, file: Checkpoint, slots: list[Slot], peers: Peers) -> None:
+        with reading(file, self._how) as (checkpoint, reads):
+            looked = together.Looked(checkpoint, slots, reads)
+            together.load(lambda: looked, peers, self._read_once)
 
     def _resolved(
         self, plan: LoadPlan, planner: LoadPlanner

@@ -151,10 +151,14 @@ def _together(
     from ._ranks import together
     from ._ranks.peers import Peers
 
-    peers = Peers(process_group)
+    found: list[IncompatibleKeys] = []
     with ExitStack() as opened:
-        with peers.step("opening"):
+
+        def look() -> together.Looked:
             checkpoint, reads = opened.enter_context(_open.loading(source, how))
-            found, keys = slots(target, checkpoint, strict)
-        together.load(checkpoint, found, reads, peers, read_once)
-    return keys
+            wanted, keys = slots(target, checkpoint, strict)
+            found.append(keys)
+            return together.Looked(checkpoint, wanted, reads)
+
+        together.load(look, Peers(process_group), read_once)
+    return found[0]

@@ -262,7 +262,7 @@ def _save_together(
         "replace_read_only": existing.replace_read_only,
         "background": background,
     }
-    peers.same(options, "comparing options")
+    peers.same(lambda: (options, None), "comparing options")
     with peers.step(f"looking at {place.directory}"):
         if not peers.rank:
             place.check(existing)

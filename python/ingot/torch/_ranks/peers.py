@@ -154,16 +154,26 @@ class Peers:
             fault = error
         self.agree(fault, doing)
 
-    def same(self, mine: Mapping[str, Any], doing: str, fact: Any = None) -> list[Any]:
-        """Raise on all ranks where one was given something else than the first. Gives a fact of each."""
-        told = self.gather((dict(mine), fact), doing)
-        for rank, (other, _) in enumerate(told):
+    def same(self, look: Callable[[], tuple[Mapping[str, Any], Any]], doing: str) -> list[Any]:
+        """Raise on all ranks where one was given something else than the first. Gives a fact of each.
+
+        `look` gives what has to be the same, and the fact. Where it raises on one rank, all raise.
+        """
+        fault: BaseException | None = None
+        mine: tuple[Mapping[str, Any], Any] = {}, None
+        try:
+            mine = look()
+        except BaseException as error:
+            fault = error
+        told = self.gather((*mine, self._problem(fault, doing)), doing)
+        self._raise(fault, [problem for *_, problem in told], doing)
+        for rank, (other, *_) in enumerate(told):
             for what, expected in told[0][0].items():
                 if other[what] != expected:
                     found = f"expected {expected!r}, found {other[what]!r}"
                     reason = f"has another {what} than rank 0, {doing}: {found}"
                     raise self.error(rank, reason, "ranks-differ")
-        return [fact for _, fact in told]
+        return [fact for _, fact, _ in told]
 
     def agree(self, fault: BaseException | None, doing: str, more: bool = False) -> bool:
         """Raise on all ranks where one has a `fault`. Says whether one of them has `more` to do."""
@@ -171,13 +181,21 @@ class Peers:
         self._wait(lambda: dist.all_reduce(code, dist.ReduceOp.MAX, self._cpu, async_op=True), doing)
         if int(code) < 2:
             return bool(code)
+        self._raise(fault, self.gather(self._problem(fault, doing), doing), doing)
+        return False
+
+    def _problem(self, fault: BaseException | None, doing: str) -> Problem | None:
         # Without what it came of: that may be a caller's own error, with secrets in it.
-        mine = None if fault is None else Problem(self.rank, doing, f"{type(fault).__name__}: {fault}")
-        first = next(one for one in self.gather(mine, doing) if one is not None)
+        return None if fault is None else Problem(self.rank, doing, f"{type(fault).__name__}: {fault}")
+
+    def _raise(self, fault: BaseException | None, problems: list[Problem | None], doing: str) -> None:
+        """Raise what this rank met, or that of the first that met something. All ranks have heard of it."""
         if fault is not None:
             fault.add_note(f"rank {self.rank} of {self.size}, in {doing}: the other ranks were told")
             raise fault
-        raise self.error(first.rank, f"failed in {first.doing}: {first.error}", "rank-failed")
+        for one in problems:
+            if one is not None:
+                raise self.error(one.rank, f"failed in {one.doing}: {one.error}", "rank-failed")
 
     def exchange(self, parcels: Parcels, doing: str) -> None:
         """Send each rank its bytes, and receive those that each sends. All memory is there already."""

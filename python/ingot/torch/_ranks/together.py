@@ -22,7 +22,7 @@ from .plan import Tensor, Wants, plan, sent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     from ingot._native import Checkpoint, TensorInfo
@@ -32,14 +32,43 @@ if TYPE_CHECKING:
     from .plan import Block, Plan
 
 
-def scope(checkpoint: Checkpoint, asked: str | bool, peers: Peers) -> tuple[str | None, list[int]]:
+class Looked(NamedTuple):
+    """What a rank has found: a file, what it wants of it, and how that is read."""
+
+    checkpoint: Checkpoint
+    slots: list[Slot]
+    reads: Reads
+
+
+def load(look: Callable[[], Looked], peers: Peers, asked: str | bool) -> None:
+    """Fill each rank's tensors, read as it was asked for. All ranks call it, whatever they want.
+
+    Raises on all ranks where `look` raises on one, and where they have different files or were asked for
+    different things.
+    """
+    looked: list[Looked] = []
+
+    def met() -> tuple[dict[str, object], tuple[str, bool]]:
+        one = look()
+        looked.append(one)
+        given: dict[str, object] = {"read_once": asked, "file": fingerprint(one.checkpoint)}
+        return given, (this_node(), one.checkpoint.backend == "mmap")
+
+    facts = peers.same(met, "opening")
+    ((checkpoint, slots, reads),) = looked
+    whose, nodes = scope(asked, facts)
+    if whose is not None:
+        Load(checkpoint, slots, peers, nodes, whose).run(reads)
+        return
+    with peers.step(f"reading {checkpoint.path or 'what was given to load from'}"):
+        read(checkpoint, slots, reads)
+
+
+def scope(asked: str | bool, facts: list[tuple[str, bool]]) -> tuple[str | None, list[int]]:
     """Who reads for whom, "job", "node" or None for nobody; and the number of each rank's node.
 
-    Raises on all ranks where they have different files or were asked for different things.
+    `facts` are each rank's node, and whether the file is mapped there.
     """
-    looking = f"looking at {checkpoint.path or 'the file'}"
-    given = {"read_once": asked, "file": fingerprint(checkpoint)}
-    facts = peers.same(given, looking, (this_node(), checkpoint.backend == "mmap"))
     names = [*dict.fromkeys(node for node, _ in facts)]
     nodes = [names.index(node) for node, _ in facts]
     if asked != "auto":
@@ -55,16 +84,6 @@ def fingerprint(checkpoint: Checkpoint) -> str:
     for info in infos:
         digest.update(f"{info.name}\0{info.dtype}{info.shape}{info.begin}:{info.end}\0".encode())
     return f"{len(infos)} tensors, digest {digest.hexdigest()[:16]}"
-
-
-def load(checkpoint: Checkpoint, slots: list[Slot], reads: Reads, peers: Peers, asked: str | bool) -> None:
-    """Fill each rank's tensors, read as it was asked for. All ranks call it, whatever they want."""
-    whose, nodes = scope(checkpoint, asked, peers)
-    if whose is not None:
-        Load(checkpoint, slots, peers, nodes, whose).run(reads)
-        return
-    with peers.step(f"reading {checkpoint.path or 'what was given to load from'}"):
-        read(checkpoint, slots, reads)
 
 
 class _Piece(NamedTuple):
