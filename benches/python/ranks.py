@@ -349,6 +349,8 @@ def show(figures: dict[str, Any]) -> None:
     line("load, warm, against dcp.load", against(figures["warm"], "load_into", peer), Goal(3, 6))
     line("load, cold, against dcp.load", against(figures["cold"], "load_into", peer), Goal(1.5, 2))
     line("dcp.load by ingot.dcp.Reader, warm", against(figures["warm"], "ingot.dcp.Reader", peer), Goal(3, 6))
+    most = against(figures["warm"], "dcp.load of nothing", peer)
+    print(f"    {'the most that any reader can win of dcp.load, warm':<62} {most:6.2f} x", flush=True)
     line(
         "bytes of 4 nodes, column shards: slices over read once", nodes["slices"] / nodes["job"], Goal(3.5, 4)
     )
