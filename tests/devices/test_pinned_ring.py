@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from ingot._open import pieces
 torch = pytest.importorskip("torch")
 
 from ingot import torch as framework  # noqa: E402  # It is there, as the line above found.
-from ingot.torch import _devices, _filling, _link, _tensors  # noqa: E402
+from ingot.torch import _copies, _devices, _filling, _link, _tensors  # noqa: E402
 
 from . import far  # noqa: E402  # It makes the device.
 from .streams import Streams  # noqa: E402
@@ -53,7 +53,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Make:
         def link(device: Any) -> Streams | None:
             return streams if device.type == "far" else None
 
-        for module in (_devices, _filling, _tensors):
+        for module in (_copies, _devices, _filling, _tensors):
             monkeypatch.setattr(module, "link", link)
         return streams
 
@@ -159,6 +159,39 @@ def test_what_the_callers_stream_has_queued_is_in_the_file_and_what_comes_later_
             future.result()
         assert (framework.load_file(tmp_path / "saved")["weight"] == 7).all(), seed
         assert (far.host(weight) == 9).all()
+        assert streams.pinned == 0
+
+
+@pytest.fixture
+def group() -> Iterator[Any]:
+    """A process group of this process alone."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield torch.distributed.group.WORLD
+    torch.distributed.destroy_process_group()
+
+
+# A copy on the device is made by torch, in the order of its stream.
+@pytest.mark.parametrize("snapshot", ["host", False])
+def test_ranks_save_in_the_background_what_the_callers_stream_had_queued(
+    tmp_path: Path, make: Make, group: Any, snapshot: Any
+) -> None:
+    for seed in SEEDS:
+        streams = make(seed)
+        weight = torch.zeros(64, 32).to("far")
+        streams.later(lambda weight=weight: far.host(weight).fill_(7))
+        future = framework.save_sharded(
+            {"weight": weight},
+            tmp_path / "saved",
+            overwrite=True,
+            process_group=group,
+            background=True,
+            snapshot=snapshot,
+        )
+        future.staged.result(60)
+        streams.later(lambda weight=weight: far.host(weight).fill_(9))
+        streams.finish()
+        future.result(60)
+        assert (framework.load_file(tmp_path / "saved")["weight"] == 7).all(), seed
         assert streams.pinned == 0
 
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 import torch.utils.dlpack
 
-from ingot._open.pieces import PIECE_NBYTES
+from ingot._open import pieces
 
 from ._link import link
 from ._tensors import fetcher, not_plain, undisturbed
@@ -32,8 +32,8 @@ def _copy(tensor: torch.Tensor, where: str) -> torch.Tensor:
         return tensor.clone(memory_format=torch.contiguous_format)
     # Through pinned memory, of which only a piece is taken.
     memory, fetch = torch.empty(tensor.nbytes, dtype=torch.uint8), fetcher(tensor)
-    for begin in range(0, tensor.nbytes, PIECE_NBYTES):
-        end = min(begin + PIECE_NBYTES, tensor.nbytes)
+    for begin in range(0, tensor.nbytes, pieces.PIECE_NBYTES):
+        end = min(begin + pieces.PIECE_NBYTES, tensor.nbytes)
         memory[begin:end] = torch.utils.dlpack.from_dlpack(fetch(begin, end))
     return memory.view(tensor.dtype).view(tensor.shape)
 
