@@ -33,9 +33,11 @@ PLAIN: dict[str, torch.Tensor] = {
     "imaginary part of a conjugate": torch.ones(2, dtype=torch.complex64).conj().imag[:1],
     "parameter": torch.nn.Parameter(torch.ones(2)),
     "requires grad": torch.ones(2, requires_grad=True) * 2,
-    "buffer": torch.nn.Buffer(torch.ones(2)),
     "row": torch.ones(100, 2)[4:5],
 }
+# From torch 2.5 on.
+if hasattr(torch.nn, "Buffer"):
+    PLAIN["buffer"] = torch.nn.Buffer(torch.ones(2))
 
 
 @pytest.mark.parametrize("name", [*STRIDED, *PLAIN])
