@@ -104,15 +104,15 @@ def _serve(screen: Screen, shelf: Shelf, port: int, no_browser: bool) -> None:
 
     server = Server(shelf, port)
     try:
-        screen.answer({"url": server.url})
-        screen.result(server.url)
-        screen.out.flush()
-        if not no_browser:
-            import webbrowser
-
-            webbrowser.open(server.ticket())
-        # Ctrl-C is how it ends.
+        # Ctrl-C is how it ends, and may come as soon as the address is out.
         with suppress(KeyboardInterrupt):
+            screen.answer({"url": server.url})
+            screen.result(server.url)
+            screen.out.flush()
+            if not no_browser:
+                import webbrowser
+
+                webbrowser.open(server.ticket())
             _wait()
     finally:
         server.close()
