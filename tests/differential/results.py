@@ -14,8 +14,7 @@ import torch
 def seen(value: Any) -> Any:
     """A plain value in place of `value`."""
     if isinstance(value, torch.Tensor):
-        data = value.detach().contiguous().reshape(-1).view(torch.uint8).tolist() if value.numel() else []
-        return type(value).__name__, str(value.dtype), tuple(value.shape), str(value.device), data
+        return type(value).__name__, str(value.dtype), tuple(value.shape), str(value.device), bytes_of(value)
     if isinstance(value, numpy.ndarray):
         return "ndarray", value.dtype.str, value.shape, value.tobytes()
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -32,9 +31,20 @@ def seen(value: Any) -> Any:
         return type(value).__name__, [seen(one) for one in value]
     if isinstance(value, (set, frozenset)):
         return "set", sorted(map(repr, value))
+    if isinstance(value, int) and value > 1 << 32:
+        return "an address"
     if value is None or isinstance(value, (str, int, float, type, torch.dtype, numpy.dtype)):
         return type(value).__name__, str(value)
     return f"a {type(value).__name__}"
+
+
+def bytes_of(tensor: torch.Tensor) -> Any:
+    """Its values, or why it has none: those of some kinds cannot be told from outside."""
+    try:
+        plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        return bytes(plain.reshape(-1).view(torch.uint8).tolist()) if tensor.numel() else b""
+    except (RuntimeError, NotImplementedError) as fault:
+        return type(fault).__name__
 
 
 def file_of(data: bytes) -> Any:

@@ -90,6 +90,8 @@ CALLS: dict[str, tuple[int, tuple[tuple[str, int], ...]]] = {
     "openat2": (437, (("at", 1),)),
     "faccessat2": (439, (("at", 1),)),
 }
+#: An `openat` of a directory, which no signal interrupts.
+OPENDIR = "openat of a directory"
 NAMES = {number: name for name, (number, _) in CALLS.items()}
 
 AUDIT_ARCH_X86_64 = 0xC000003E
@@ -209,6 +211,8 @@ def _answer(
         return
     number, pid, _, call, _, _, *arguments = struct.unpack("=QIIiIQ6Q", asked)
     name, verdict = NAMES[call], 0
+    if name == "openat" and arguments[2] & os.O_DIRECTORY:
+        name = OPENDIR
     if _touches(name, pid, arguments, folder):
         calls.append(name)
         counts[name] = counts.get(name, 0) + 1
@@ -229,7 +233,7 @@ FICLONE = 0x40049409
 def _touches(name: str, pid: int, arguments: list[int], folder: str) -> bool:
     if name == "ioctl" and arguments[1] != FICLONE:
         return False
-    of = CALLS[name][1]
+    of = CALLS["openat" if name == OPENDIR else name][1]
     # A new thread touches everything.
     return not of or any(_path(kind, at, pid, arguments).startswith(folder) for kind, at in of)
 
