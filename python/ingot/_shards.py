@@ -138,7 +138,7 @@ class Place:
                 existing.check(self.path(name))
 
     def flush(self, so_far: str = "") -> None:
-        """Bring to the disk what was renamed and removed here. `so_far` is what to say of it if that fails."""
+        """Bring to the disk what was renamed and removed here. `so_far` is what to say if that fails."""
         try:
             _flush(self.directory)
         except OSError as fault:
@@ -220,7 +220,8 @@ def _replacing(
 ) -> Iterator[list[str]]:
     """Rename the files that the block has written under names with `prefix`.
 
-    Gives a list that has the names of what they replaced in the end. If this fails, those have their own again.
+    Gives a list that has the names of what they replaced in the end. If this fails, those have their own
+    again.
     """
     # The names of what is made here and goes again when this fails.
     made = [prefix + name for name in names]
@@ -291,7 +292,7 @@ def _keep_old(place: Place, shards: Iterable[str], durable: bool) -> list[str]:
 def _link_old(
     place: Place, old: dict[str, Any], replaced: list[str], durable: bool, prefix: str
 ) -> list[str]:
-    """Give the `replaced` files and the index a second name with `prefix`, and the index `old` those names."""
+    """Give the `replaced` files and the index a second name with `prefix`, and have the index name those."""
     links: list[str] = []
     if not replaced:
         return links

@@ -1,7 +1,7 @@
-"""What `ingot.compat` gives and raises, held against the wheel of safetensors: 2,800 calls of `calls`, run on both.
+"""What `ingot.compat` gives and raises, held against the wheel of safetensors: 2,800 calls, run on both.
 
-What one returns or writes the other does too. What ours raises is caught by the same `except` clauses, and begins with
-the same words. Where they part is listed in MESSAGES.toml, all of it and nothing else.
+What one returns or writes the other does too. What ours raises is caught by the same `except` clauses, and
+begins with the same words. Where they part is listed in MESSAGES.toml, all of it and nothing else.
 """
 
 from __future__ import annotations

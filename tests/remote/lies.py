@@ -1,8 +1,8 @@
 """A server whose every answer is drawn from a seed: as it should be, or wrong in a way that can be told.
 
-It has two versions of each file, of one size. What it cannot be caught at it does not do: to give other bytes with all
-the headers of the right ones, or to say of two versions that they are one. Whatever else it says, a client
-has right bytes in the end, those of one version, or an error.
+It has two versions of each file, of one size. What it cannot be caught at it does not do: to give other bytes
+with all the headers of the right ones, or to say of two versions that they are one. Whatever else it says, a
+client has right bytes in the end, those of one version, or an error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,19 @@ from .servers import Handler, Request
 STALL = 0.5
 DATES = ["Mon, 01 Jan 2024 00:00:00 GMT", "Tue, 02 Jan 2024 00:00:00 GMT"]
 TAGS = ['"one"', '"two"']
-GARBAGE = ["", " ", "\x7f", "-1", "99999999999999999999999", "bytes", '"', "a, b", "ü", "x" * 2000, "bytes */*"]
+GARBAGE = [
+    "",
+    " ",
+    "\x7f",
+    "-1",
+    "99999999999999999999999",
+    "bytes",
+    '"',
+    "a, b",
+    "ü",
+    "x" * 2000,
+    "bytes */*",
+]
 
 
 def _tensors(version: int) -> dict[str, np.ndarray]:
@@ -141,7 +153,10 @@ def truth(asked: Asked, version: int) -> Reply:
     end = min(asked.end, len(data))
     if begin >= len(data):
         return Reply(416, [("Content-Range", f"bytes */{len(data)}"), ("Content-Length", "0")], b"")
-    headers = [("Content-Range", f"bytes {begin}-{end - 1}/{len(data)}"), ("Content-Length", str(end - begin))]
+    headers = [
+        ("Content-Range", f"bytes {begin}-{end - 1}/{len(data)}"),
+        ("Content-Length", str(end - begin)),
+    ]
     said = {"ETag": TAGS[version], "Last-Modified": DATES[version]}
     headers += [(name, said[name]) for name in asked.case.says]
     return Reply(206, headers, data[begin:end])
@@ -189,8 +204,18 @@ def header_spelt_otherwise(reply: Reply, asked: Asked) -> None:
     name = _header(reply, asked)
     value = reply.get(name) or ""
     reply.drop(name)
-    spelt = [name.upper(), name.lower(), f"{name} ", f" {name}", name.replace("-", "_"), f"{name}\t", f"{name}\0"]
-    reply.headers.append((asked.random.choice(spelt), asked.random.choice([value, f" {value} ", f"\t{value}"])))
+    spelt = [
+        name.upper(),
+        name.lower(),
+        f"{name} ",
+        f" {name}",
+        name.replace("-", "_"),
+        f"{name}\t",
+        f"{name}\0",
+    ]
+    reply.headers.append(
+        (asked.random.choice(spelt), asked.random.choice([value, f" {value} ", f"\t{value}"]))
+    )
 
 
 def header_folded(reply: Reply, asked: Asked) -> None:
@@ -233,7 +258,16 @@ def less_of_the_range(reply: Reply, asked: Asked) -> None:
 
 def length_changed(reply: Reply, asked: Asked) -> None:
     length = len(reply.body)
-    says = [length - 1, length + 1, length // 2, 0, f"+{length}", f"{length}, {length}", f"{length}.0", f"0x{length:x}"]
+    says = [
+        length - 1,
+        length + 1,
+        length // 2,
+        0,
+        f"+{length}",
+        f"{length}, {length}",
+        f"{length}.0",
+        f"0x{length:x}",
+    ]
     reply.set("Content-Length", str(asked.random.choice(says)))
 
 
@@ -269,12 +303,16 @@ def broken_off(reply: Reply, asked: Asked) -> None:
 def compressed(reply: Reply, asked: Asked) -> None:
     reply.body = gzip.compress(reply.body, 1)
     reply.set("Content-Length", str(len(reply.body)))
-    for coding in asked.random.choice([["gzip"], ["identity", "gzip"], ["GZIP"], ["gzip, identity"], ["x-gzip"]]):
+    for coding in asked.random.choice(
+        [["gzip"], ["identity", "gzip"], ["GZIP"], ["gzip, identity"], ["x-gzip"]]
+    ):
         reply.headers.append(("Content-Encoding", coding))
 
 
 def called_compressed(reply: Reply, asked: Asked) -> None:
-    reply.headers.append(("Content-Encoding", asked.random.choice(["gzip", "br", "identity", "", "x", "gzip, gzip"])))
+    reply.headers.append(
+        ("Content-Encoding", asked.random.choice(["gzip", "br", "identity", "", "x", "gzip, gzip"]))
+    )
 
 
 def whole_file(reply: Reply, asked: Asked) -> None:
@@ -293,16 +331,41 @@ def parts(reply: Reply, asked: Asked) -> None:
 def chunked(reply: Reply, asked: Asked) -> None:
     """In chunks, rightly or not."""
     size = f"{len(reply.body):x}"
-    size = asked.random.choice([size, size.upper(), f"{size};x=y", "ffffffffffffffff", "10000000000000000", f"-{size}", ""])
+    size = asked.random.choice(
+        [size, size.upper(), f"{size};x=y", "ffffffffffffffff", "10000000000000000", f"-{size}", ""]
+    )
     ending = asked.random.choice([b"0\r\n\r\n", b"0\r\nETag: x\r\n\r\n", b"", b"0\r\n", b"0\n\n"])
     reply.body = size.encode() + b"\r\n" + reply.body + b"\r\n" + ending
     if asked.random.random() < 0.8:
         reply.drop("Content-Length")
-    reply.headers.append(("Transfer-Encoding", asked.random.choice(["chunked", "chunked", "identity", "gzip, chunked"])))
+    reply.headers.append(
+        ("Transfer-Encoding", asked.random.choice(["chunked", "chunked", "identity", "gzip, chunked"]))
+    )
 
 
 def another_status(reply: Reply, asked: Asked) -> None:
-    statuses = [100, 101, 199, 201, 204, 205, 207, 226, 300, 304, 400, 401, 403, 404, 408, 409, 410, 412, 416, 418]
+    statuses = [
+        100,
+        101,
+        199,
+        201,
+        204,
+        205,
+        207,
+        226,
+        300,
+        304,
+        400,
+        401,
+        403,
+        404,
+        408,
+        409,
+        410,
+        412,
+        416,
+        418,
+    ]
     reply.status = asked.random.choice([*statuses, 425, 429, 451, 500, 502, 503, 504, 507, 599, 0, 99, 1000])
     if asked.random.random() < 0.3:
         waits = ["0", "1", "315360000", "soon", "-1", "Thu, 31 Dec 2099 23:59:59 GMT"]
@@ -339,9 +402,13 @@ def redirected(reply: Reply, asked: Asked) -> None:
 def told_again(reply: Reply, asked: Asked) -> None:
     """What the client sent, in whatever the client may show."""
     said = asked.random.choice(secrets(asked.request) or ["nothing"])
-    said = asked.random.choice([said, said.upper(), f"bad token {said}!", base64.b64encode(said.encode()).decode()])
+    said = asked.random.choice(
+        [said, said.upper(), f"bad token {said}!", base64.b64encode(said.encode()).decode()]
+    )
     status = asked.random.choice([400, 401, 403, 404, 500, 206, 302])
-    way = asked.random.choice(["X-Error-Message", "WWW-Authenticate", "Content-Range", "ETag", "reason", "body", "Location"])
+    way = asked.random.choice(
+        ["X-Error-Message", "WWW-Authenticate", "Content-Range", "ETag", "reason", "body", "Location"]
+    )
     if way == "ETag" and asked.case.moves_after is not None:
         way = "X-Error-Message"
     reply.status = status
@@ -359,9 +426,24 @@ def told_again(reply: Reply, asked: Asked) -> None:
 
 
 def no_head(reply: Reply, asked: Asked) -> None:
-    heads = [b"", b"\0" * 100, b"SSH-2.0-OpenSSH_9.9\r\n", b"HTTP/1.1\r\n\r\n", b"HTTP/0.9 206 x\r\n\r\n", b"HTTP/1.1 206"]
-    heads += [b"HTTP/1.1 206 x\r\nX: " + b"y" * 70_000, b"HTTP/1.1 206 x\r\n" + b"X: y\r\n" * 12_000 + b"\r\n"]
-    heads += [b"HTTP/1.1 206x y\r\n\r\n", b"HTTP/1.1 2 06 x\r\n\r\n", b"\r\n" * 100, b"HTTP/1.1 100 x\r\n\r\n" * 500]
+    heads = [
+        b"",
+        b"\0" * 100,
+        b"SSH-2.0-OpenSSH_9.9\r\n",
+        b"HTTP/1.1\r\n\r\n",
+        b"HTTP/0.9 206 x\r\n\r\n",
+        b"HTTP/1.1 206",
+    ]
+    heads += [
+        b"HTTP/1.1 206 x\r\nX: " + b"y" * 70_000,
+        b"HTTP/1.1 206 x\r\n" + b"X: y\r\n" * 12_000 + b"\r\n",
+    ]
+    heads += [
+        b"HTTP/1.1 206x y\r\n\r\n",
+        b"HTTP/1.1 2 06 x\r\n\r\n",
+        b"\r\n" * 100,
+        b"HTTP/1.1 100 x\r\n\r\n" * 500,
+    ]
     reply.before = asked.random.choice(heads)
 
 

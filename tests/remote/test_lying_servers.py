@@ -192,7 +192,13 @@ def attempt(client: Client) -> Outcome:
             wrong.append(f"other bytes, {len(found)} of them")
     except (ingot.SafetensorError, OSError) as fault:
         verdict = getattr(fault, "code", None) or type(fault).__name__
-        parts = [str(fault), repr(fault), repr(vars(fault)), repr(fault.args), *traceback.format_exception(fault)]
+        parts = [
+            str(fault),
+            repr(fault),
+            repr(vars(fault)),
+            repr(fault.args),
+            *traceback.format_exception(fault),
+        ]
         wrong += [f"{secret} stands in the error: {fault}" for secret in shown("\n".join(parts))]
         if not str(fault):
             wrong.append("an error that says nothing")

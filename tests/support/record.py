@@ -1,4 +1,4 @@
-"""What a run of the generators leaves for `make proof`: a line of JSON for each, where `INGOT_RECORD` names a file."""
+"""What a run of the generators leaves for `make proof`: a line of JSON, where `INGOT_RECORD` names a file."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""A child process whose system calls its parent sees first: they pass, fail, or are where the child is killed.
+"""A child whose system calls its parent sees first: they pass, they fail, or the child is killed there.
 
-By the notifications of seccomp. strace counts the calls of each thread apart, and needs a process of its own for every
-fault, of which there are thousands here; a library that is loaded first (`LD_PRELOAD`) sees nothing of rustix, which
-makes its calls without libc. This sees all of them, in the order in which they are made, and a fault costs a fork.
+By the notifications of seccomp. strace counts the calls of each thread apart, and needs a process of its own
+for every fault, of which there are thousands here; a library that is loaded first (`LD_PRELOAD`) sees nothing
+of rustix, which makes its calls without libc. This sees all of them, in the order in which they are made, and
+a fault costs a fork.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# The calls that are seen, by their names: the number on x86-64, and which arguments say what they touch. `fd` is a
-# descriptor, `path` a path, `at` a path below the descriptor before it.
+# The calls that are seen, by their names: the number on x86-64, and which arguments say what they touch. `fd`
+# is a descriptor, `path` a path, `at` a path below the descriptor before it.
 CALLS: dict[str, tuple[int, tuple[tuple[str, int], ...]]] = {
     "read": (0, (("fd", 0),)),
     "write": (1, (("fd", 0),)),
@@ -104,8 +105,8 @@ AT_FDCWD = -100
 
 #: In place of an error's number: the child is killed before the call is made.
 KILL = -1
-#: Given the name of a call, how many of that name there were with it, and how many in all: 0 lets it pass, the number
-#: of an error makes it fail.
+#: Given the name of a call, how many of that name there were with it, and how many in all: 0 lets it pass, the
+#: number of an error makes it fail.
 Decide = Callable[[str, int, int], int]
 
 
@@ -123,7 +124,9 @@ class Ended:
 
 def is_possible() -> bool:
     """Whether this machine can do it."""
-    return sys.platform == "linux" and os.uname().machine == "x86_64" and supervised(int, Path("/")) is not None
+    return (
+        sys.platform == "linux" and os.uname().machine == "x86_64" and supervised(int, Path("/")) is not None
+    )
 
 
 def supervised(
@@ -131,8 +134,8 @@ def supervised(
 ) -> Ended | None:
     """Do `work` in a child, whose calls that touch `folder` are decided on; its threads are asked about too.
 
-    This process must have no other threads, and the child's working directory is its own. None where the system does
-    not allow it. A child that makes no call for `patience` seconds is killed.
+    This process must have no other threads, and the child's working directory is its own. None where the
+    system does not allow it. A child that makes no call for `patience` seconds is killed.
     """
     ours, theirs = socket.socketpair()
     reading, writing = os.pipe()

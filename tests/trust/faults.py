@@ -1,4 +1,4 @@
-"""What one way to write does when any of its system calls fails, is interrupted, or is where the process is killed.
+"""What a way to write does when any of its system calls fails, is interrupted, or is the last before a kill.
 
 Runs in a process of its own, without other threads, in the folder that `furnish` has filled.
 """
@@ -28,7 +28,7 @@ from support.supervised import KILL, OPENDIR, Decide, Ended, is_possible, superv
 OLD = {"a": numpy.ones(20_000), "b": numpy.arange(7)}
 MODEL, NEW = "model.safetensors", "new.safetensors"
 
-# The error that each call fails with: what a system says where it goes wrong. None for calls that cannot fail here.
+# The error that each call fails with: what a system says where it goes wrong. EIO for all others.
 FAILS = {
     "open": errno.EMFILE,
     "openat": errno.EMFILE,

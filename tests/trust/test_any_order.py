@@ -1,4 +1,4 @@
-"""Any order of everything that writes and reads files, as `machine` has it, and that the machine finds faults."""
+"""Any order of all that writes and reads files, as `machine` has it; and that the machine finds faults."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Every system call of everything that writes: it fails, it is interrupted, and the process is killed before it.
+"""Every system call of all that writes: it fails, it is interrupted, and the process is killed before it.
 
-`test_failing_calls` has whole kinds of calls fail, and looks at what the errors say. Here each call fails alone, and what is
-there afterwards is looked at: the old files or the new ones, whole, as the caller was told, and nothing beside them.
+`test_failing_calls` has whole kinds of calls fail, and looks at what the errors say. Here each call fails
+alone, and what is there afterwards is looked at: the old files or the new ones, whole, as the caller was
+told, and nothing beside them.
 """
 
 from __future__ import annotations
