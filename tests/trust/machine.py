@@ -2,7 +2,7 @@
 
 `Files` is a state machine of hypothesis. Its model of a file is a dict of arrays, all of which are numbered,
 so that bytes of one save tell from those of any other. Its model of an open handle is that of the file that
-was opened: whatever is done to the file since, the handle gives those bytes or says that the file was changed.
+was opened: whatever is done to the file since, the handle gives those bytes or says that it was changed.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ FILES = ["a.safetensors", "b.safetensors", "c.bt"]
 # Each has files of one pattern: others would stay beside them.
 FOLDERS = {"s": "model{suffix}.safetensors", "t": "model{suffix}.bt"}
 MOST_HANDLES = 6
-# What a handle says of a file that was written to. A checkpoint opens its files when it needs them, and by then
-# there may be none of that name, or one with other tensors.
+# What a handle says of a file that was written to. A checkpoint opens its files when it needs them, and by
+# then there may be none of that name, or one with other tensors.
 CHANGED = (ingot.StorageError, ingot.CheckpointError, FileNotFoundError)
 
 
@@ -248,7 +248,7 @@ class Files(RuleBasedStateMachine):
             assert found.metadata == model.metadata
 
     def written_into(self, name: str, *, into_data: bool) -> None:
-        """The file `name` is about to be written to, where it stands; or files in that folder are replaced."""
+        """The file `name` is about to be written to, where it stands; or files in that folder replaced."""
         path = self.folder / name
         inode = path.stat().st_ino if path.exists() else None
         for held in self.held:
