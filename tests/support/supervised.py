@@ -105,11 +105,8 @@ AT_FDCWD = -100
 
 #: In place of an error's number: the child is killed before the call is made.
 KILL = -1
-KILL = -1
 #: Given the name of a call, how many of that name there were with it, and how many in all: 0 lets it
 #: pass, the number of an error makes it fail.
-#: the number of an error makes it fail.
-#: number of an error makes it fail.
 Decide = Callable[[str, int, int], int]
 
 
