@@ -371,10 +371,7 @@ impl Drop for Writer {
         if self.membership == Membership::Guest || self.check_process().is_err() {
             return;
         }
-        let is_committed = matches!(
-            self.filling.journal.abandon(),
-            Ok(Verdict::Ended(End::Committed))
-        );
+        let is_committed = matches!(self.filling.journal.abandon(), Ok(Verdict::Ended(End::Committed)));
         // A commit of this one that stands there, without its having been read, is one that nobody acts on.
         if is_committed && !*self.is_unanswered.get_mut() {
             return;
