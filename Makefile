@@ -1,4 +1,4 @@
-# make demo | demo-ranks | test | test-all | test-frameworks | test-browser | test-clients | test-candle | test-versions | docs | wheels | check-wheels | lint | bench | bench-loads | bench-remote | bench-ranks | bench-formats | fuzz | clean
+# make demo | demo-ranks | test | test-all | test-frameworks | test-browser | test-clients | test-candle | test-versions | docs | wheels | check-wheels | lint | bench | bench-loads | bench-remote | bench-ranks | bench-formats | fuzz | nightly | proof | clean
 #
 # Every target sets itself up: it checks for Rust and Python, makes .venv, installs the pinned tools and builds the
 # extension module. Nothing runs twice while its inputs stay the same. What may be set, here or in the environment:
@@ -31,7 +31,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # The wheel, the tests and the benches use one profile, and the versions of Cargo.lock.
 CARGO_FLAGS := --release --locked
 
-.PHONY: help demo demo-ranks test test-all test-rust test-oldest-rust test-python test-slow test-frameworks test-clients test-browser test-gpu test-candle test-versions docs wheels check-wheels check-crates lint lint-rust lint-python lint-text lint-types lint-workflows bench bench-loads bench-remote bench-browser bench-ranks bench-gpu bench-formats fuzz clean tools rebuild
+.PHONY: help demo demo-ranks test test-all test-rust test-oldest-rust test-python test-slow test-frameworks test-clients test-browser test-gpu test-candle test-versions docs wheels check-wheels check-crates lint lint-rust lint-python lint-text lint-types lint-workflows bench bench-loads bench-remote bench-browser bench-ranks bench-gpu bench-formats fuzz nightly proof clean tools rebuild
 .DELETE_ON_ERROR:
 # Cargo holds one lock and the benches want the machine for themselves.
 .NOTPARALLEL:
@@ -152,6 +152,23 @@ lint-types: $(VENV)/.ingot $(VENV)/.test $(VENV)/.lint
 FUZZ_SECONDS ?= 5
 fuzz: | tools
 	PYTHON="$(PYTHON)" scripts/fuzz $(FUZZ_SECONDS)
+
+# The generators for as long as nobody waits, where `make test` runs each for seconds: steps of the state machine, answers
+# of the lying server, kills, every system call, and the fuzz targets. `make proof` prints what ran.
+RECORD := $(CURDIR)/target/proof.jsonl
+STEPS ?= 1000000
+ANSWERS ?= 100000
+KILLS ?= 5000
+nightly: export INGOT_RECORD := $(RECORD)
+nightly: $(VENV)/.ingot $(VENV)/.test
+	rm -f $(RECORD)
+	INGOT_STEPS=$(STEPS) INGOT_ANSWERS=$(ANSWERS) INGOT_KILLS=$(KILLS) $(BIN)/python -m pytest \
+		tests/trust/test_any_order.py tests/trust/test_every_call.py tests/remote/test_lying_servers.py
+	PYTHON="$(PYTHON)" scripts/fuzz $(FUZZ_SECONDS)
+	scripts/proof $(RECORD)
+
+proof:
+	@scripts/proof $(RECORD)
 
 bench: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo $(VENV_RC)/.made
 	cargo bench --locked --workspace

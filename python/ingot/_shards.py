@@ -13,7 +13,8 @@ from typing import TypeVar
 from ._native import RECORD_KEYS, ShardIndex, local_path
 from ._options import Existing
 from ._save import Storage
-from .errors import OptionError
+from ._text import _escaped
+from .errors import OptionError, StorageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -136,9 +137,17 @@ class Place:
             for name in [*self.files(), self.index]:
                 existing.check(self.path(name))
 
-    def flush(self) -> None:
-        """Bring to the disk what was renamed and removed here."""
-        _flush(self.directory)
+    def flush(self, so_far: str = "") -> None:
+        """Bring to the disk what was renamed and removed here. `so_far` is what to say if that fails."""
+        try:
+            _flush(self.directory)
+        except OSError as fault:
+            raise StorageError(
+                f"{_escaped(self.directory)}: could not flush the directory{so_far}: {fault.strerror}",
+                errno=fault.errno,
+                code="write",
+                path=self.directory,
+            ) from fault
 
 
 def write(
@@ -175,8 +184,10 @@ def aside(
         with hidden(prefix) as prefix, _replacing(place, names, index, durable, existing, prefix) as kept:
             yield {name: place.path(prefix + name) for name in names}
         stale += kept
+    # The new checkpoint is whole: what cannot be found or removed now, the next save removes.
     if existing.overwrite:
-        stale += [name for name in place.files() if name not in names]
+        with suppress(OSError):
+            stale += [name for name in place.files() if name not in names]
     _remove(place, stale)
 
 
@@ -209,11 +220,13 @@ def _replacing(
 ) -> Iterator[list[str]]:
     """Rename the files that the block has written under names with `prefix`.
 
-    Gives a list that has the names of what they replaced in the end.
+    Gives a list that has the names of what they replaced in the end. If this fails, those have their own
+    again.
     """
     # The names of what is made here and goes again when this fails.
     made = [prefix + name for name in names]
     kept: list[str] = []
+    is_whole = False
     rename = os.replace if existing.overwrite else _rename_new
     try:
         yield kept
@@ -227,18 +240,22 @@ def _replacing(
             rename(place.path(prefix + name), place.path(name))
             if not existing.overwrite:
                 made.append(name)
-        if durable:
-            place.flush()
         if index is not None:
+            if durable:
+                place.flush()
             rename(place.path(prefix + place.index), place.path(place.index))
-        elif existing.overwrite:
-            _remove(place, [place.index])
+        elif existing.overwrite and os.path.lexists(place.path(place.index)):
+            if durable:
+                place.flush()
+            os.remove(place.path(place.index))
         # The new checkpoint is whole, and stays.
-        made.clear()
+        is_whole = True
         if durable:
-            place.flush()
+            place.flush(", though the checkpoint is written")
     except BaseException:
-        _remove(place, made)
+        if not is_whole:
+            _remove(place, made)
+            _undo(place, kept)
         raise
 
 
@@ -275,29 +292,47 @@ def _keep_old(place: Place, shards: Iterable[str], durable: bool) -> list[str]:
 def _link_old(
     place: Place, old: dict[str, Any], replaced: list[str], durable: bool, prefix: str
 ) -> list[str]:
-    """Give the `replaced` files a second name with `prefix`, and the index `old` those names."""
+    """Give the `replaced` files and the index a second name with `prefix`, and have the index name those."""
     links: list[str] = []
+    if not replaced:
+        return links
     try:
-        for name in replaced:
+        for name in [*replaced, place.index]:
             os.link(place.path(name), place.path(prefix + name))
             links.append(prefix + name)
     except OSError:
         # The file system has none, or the old checkpoint is not whole.
         _remove(place, links)
         return []
-    if links:
-        old["weight_map"] = {
-            tensor: prefix + file if file in replaced else file for tensor, file in old["weight_map"].items()
-        }
+    old["weight_map"] = {
+        tensor: prefix + file if file in replaced else file for tensor, file in old["weight_map"].items()
+    }
+    with hidden() as another:
         try:
-            _write_text(place.path(prefix + place.index), json.dumps(old, indent=2), durable)
-            os.replace(place.path(prefix + place.index), place.path(place.index))
+            _write_text(place.path(another + place.index), json.dumps(old, indent=2), durable)
+            os.replace(place.path(another + place.index), place.path(place.index))
+            if durable:
+                place.flush()
         except BaseException:
-            _remove(place, [prefix + place.index, *links])
+            _remove(place, [another + place.index])
+            _undo(place, links)
             raise
-        if durable:
-            place.flush()
     return links
+
+
+def _undo(place: Place, links: list[str]) -> None:
+    """Give the old files their names again, the index last, which names `links` until then.
+
+    Where that fails it goes on naming them: the old checkpoint is whole, and the next save cleans up.
+    """
+    with suppress(OSError), hidden() as prefix:
+        for link in links:
+            name = PREFIX.sub("", link, count=1)
+            os.link(place.path(link), place.path(prefix + name))
+            os.replace(place.path(prefix + name), place.path(name))
+            # Where both were one file already, the system leaves both names.
+            _remove(place, [prefix + name])
+        _remove(place, links)
 
 
 def update_index(path: str, set: Mapping[str, str], remove: Iterable[str], durable: bool) -> None:
@@ -345,8 +380,9 @@ def _write_text(path: str, text: str, durable: bool) -> None:
 
 
 def _remove(place: Place, names: Iterable[str]) -> None:
+    """Remove what is there, as far as that can be done."""
     for name in names:
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             os.remove(place.path(name))
 
 

@@ -1,7 +1,7 @@
-"""What `ingot.compat` raises, held against the wheel of safetensors: 2,800 calls of `calls`, run on both.
+"""What `ingot.compat` gives and raises, held against the wheel of safetensors: 2,800 calls, run on both.
 
-Ours is caught by the same `except` clauses, and begins with the same words. Where they part is listed in
-MESSAGES.toml, all of it and nothing else.
+What one returns or writes the other does too. What ours raises is caught by the same `except` clauses, and
+begins with the same words. Where they part is listed in MESSAGES.toml, all of it and nothing else.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import importlib.util
 import re
 import tomllib
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,9 +24,10 @@ import safetensors.torch
 import ingot.compat
 from differential.calls import GROUPS, Call
 from differential.givens import furnish
+from differential.results import seen, written
 
 LISTED = tomllib.loads((Path(__file__).parent / "MESSAGES.toml").read_text("utf-8"))["difference"]
-KINDS = ("ours-accepts", "ours-refuses", "class", "words")
+KINDS = ("ours-accepts", "ours-refuses", "class", "words", "result")
 
 pytestmark = pytest.mark.skipif(
     any(map(importlib.util.find_spec, ("tensorflow", "jax", "mlx", "paddle"))),
@@ -52,7 +54,7 @@ def differences(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str
                     said = outcome(call, real, place), outcome(call, ours, place)
                     kind = compared(*said)
                     if kind is not None:
-                        found[name] = kind, "\n  ".join(f"{type(one).__name__}: {one!s:.300}" for one in said)
+                        found[name] = kind, "\n  ".join(map(told, said))
         finally:
             ingot.compat.uninstall()
     # What a call wrote is beside the files that it was given.
@@ -60,19 +62,37 @@ def differences(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str
     return found
 
 
-def outcome(call: Call, modules: SimpleNamespace, place: Path) -> BaseException | None:
+@dataclass(frozen=True)
+class Result:
+    """What a call returned, and what it wrote."""
+
+    value: Any
+    file: Any
+
+
+Outcome = Result | BaseException
+
+
+def outcome(call: Call, modules: SimpleNamespace, place: Path) -> Outcome:
     try:
-        call(modules, place)
+        value = seen(call(modules, place))
     except BaseException as error:  # PyO3's panics are no `Exception`.
+        written(place)
         return error
-    return None
+    return Result(value, written(place))
 
 
-def compared(theirs: BaseException | None, ours: BaseException | None) -> str | None:
+def told(one: Outcome) -> str:
+    return f"{one!r:.300}" if isinstance(one, Result) else f"{type(one).__name__}: {one!s:.300}"
+
+
+def compared(theirs: Outcome, ours: Outcome) -> str | None:
     """In which way the two differ; None where they do not."""
-    if theirs is None:
-        return None if ours is None else "ours-refuses"
-    if ours is None:
+    if isinstance(theirs, Result):
+        if not isinstance(ours, Result):
+            return "ours-refuses"
+        return None if ours == theirs else "result"
+    if isinstance(ours, Result):
         return "ours-accepts"
     if not isinstance(ours, type(theirs)):
         return "class"
@@ -138,9 +158,11 @@ def test_each_call_has_a_name_of_its_own() -> None:
 
 def test_a_difference_is_noticed() -> None:
     error = safetensors.SafetensorError("Error while serializing: I/O error: x (os error 20) at path 3")
-    assert compared(None, None) is None
-    assert compared(error, None) == "ours-accepts"
-    assert compared(None, error) == "ours-refuses"
+    one, other = Result(("int", "3"), None), Result(("int", "3"), b"3")
+    assert compared(one, one) is None
+    assert compared(one, other) == "result"
+    assert compared(error, one) == "ours-accepts"
+    assert compared(one, error) == "ours-refuses"
     assert compared(error, ValueError(str(error))) == "class"
     assert compared(error, safetensors.SafetensorError("Error while serializing")) == "words"
     assert compared(error, safetensors.SafetensorError(beginning(str(error)) + ": more")) is None

@@ -22,49 +22,12 @@ if sys.platform != "linux":
 
 # Every way to write the file at `path`, or a checkpoint in `shards`. All differ from what `models` has there.
 WRITERS = """
-import ingot._background, ingot._edit, ingot._rearrange, ingot._shards, ingot._writer
+from writers import editors, savers, writers
 
 path, durable = sys.argv[1], sys.argv[2] == "durable"
-small = {"a": numpy.full(3000, 2.0), "b": numpy.full(500, 3, numpy.int16).reshape(5, 100).T}
-# Past the page cache, where the file system can, and by several threads.
-large = {"a": numpy.full(36 << 20, 2, numpy.uint8), "b": numpy.zeros((7, 3)).T}
-# What NumPy imports when an array is first saved.
-ingot.numpy.save(small)
-
-def save(tensors, **options):
-    saved = ingot.numpy.save_file(tensors, path, durable=durable, **options)
-    if saved is not None:
-        saved.result()
-
-def fill(writer):
-    with writer:
-        for name, tensor in small.items():
-            writer.write(name, tensor)
-        writer.commit()
-
-spec = {"a": {"dtype": "U8", "shape": [3], "data": b"abc"}}
-anew = {"durable": durable, "overwrite": True}
-WRITERS = {
-    "small": lambda: save(small),
-    "large": lambda: save(large),
-    "background": lambda: save(large, background=True),
-    "background without snapshot": lambda: save(small, background=True, snapshot=False),
-    "checksums": lambda: save(small, checksums=True),
-    "large with checksums": lambda: save(large, checksums=["sha256", "modelspec"]),
-    "bintensors": lambda: save(small, format="bintensors"),
-    "buffers": lambda: ingot.serialize_file(spec, path, durable=durable),
-    "merge": lambda: ingot.merge(["model.safetensors", "other.safetensors"], path, **anew),
-    "rewrite": lambda: ingot.rewrite("other.safetensors", path, rename=str.upper, **anew),
-    "writer": lambda: fill(ingot.Writer(path, small, durable=durable)),
-    "appender": lambda: fill(ingot.Writer(path, reserve=500, durable=durable)),
-}
-EDITORS = {
-    "metadata": lambda: ingot.update_metadata(path, set={"k": "v" * 5000}, durable=durable),
-    "tensor": lambda: ingot.replace_tensor(path, "a", numpy.zeros(20_000), durable=durable),
-    "split": lambda: ingot.split(path, "shards", 50, **anew),
-}
+WRITERS = writers(path, durable)
 if path == "model.safetensors":
-    WRITERS |= EDITORS
+    WRITERS |= editors(path, durable)
 """
 
 ATTEMPTS = """
@@ -174,12 +137,8 @@ def assert_refused(models: Path, name: str, fault: str, step: str, spared: set[s
 
 
 IN_PLACE = """
-def save(tensors, **options):
-    saved = ingot.numpy.save_file(tensors, path, durable=durable, atomic=False, **options)
-    if saved is not None:
-        saved.result()
-
-WRITERS = {name: write for name, write in WRITERS.items() if name in sys.argv[3:]}
+written = savers(path, durable, atomic=False)
+WRITERS = {name: write for name, write in written.items() if name in sys.argv[3:]}
 """
 WRITTEN_IN_PLACE = ["small", "large", "background", "checksums", "bintensors"]
 

@@ -480,7 +480,11 @@ impl fmt::Display for Error {
             Error::Write {
                 step, nbytes, source, ..
             } => {
-                write!(f, "could not {step}: {source}: the file needs {nbytes} bytes")?;
+                write!(f, "could not {step}: {source}")?;
+                // Nothing is said of the notes beside a file, nor of one whose size is not known yet.
+                if *nbytes > 0 {
+                    write!(f, ": the file needs {nbytes} bytes")?;
+                }
                 self.hint().map_or(Ok(()), |hint| write!(f, " — {hint}"))
             }
             Error::UnknownBackend { found } => write!(

@@ -141,7 +141,11 @@ fn name_new(entry: &DirectoryEntry, name: &OsStr) -> Option<io::Result<()>> {
     let directory = &entry.directory;
     // Unlike a plain rename, a link replaces nothing that was made in the meantime.
     match fs::linkat(directory, name, directory, &*entry.name, AtFlags::empty()) {
-        Ok(()) => Some(fs::unlinkat(directory, name, AtFlags::empty()).map_err(io::Error::from)),
+        Ok(()) => {
+            // The file has its name. Where it keeps the other one too, the next save takes that away.
+            let _ = fs::unlinkat(directory, name, AtFlags::empty());
+            Some(Ok(()))
+        }
         Err(Errno::EXIST) => Some(Err(Errno::EXIST.into())),
         Err(_) => rename_new(entry, name),
     }

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -53,6 +54,8 @@ pub struct Writer {
     options: SaveOptions,
     pub(super) membership: Membership,
     pub(super) process: u32,
+    /// Whether it was to commit, and never learned what became of that.
+    is_unanswered: AtomicBool,
 }
 
 /// What becomes of a file whose writer was killed.
@@ -109,6 +112,7 @@ impl Writer {
                 options: *options,
                 membership: Membership::Founder,
                 process: std::process::id(),
+                is_unanswered: AtomicBool::new(false),
             }),
             Err(fault) => {
                 draft.discard();
@@ -214,6 +218,7 @@ impl Writer {
             options: *options,
             membership: Membership::Guest,
             process: std::process::id(),
+            is_unanswered: AtomicBool::new(false),
         })
     }
 
@@ -312,7 +317,9 @@ impl Writer {
         self.check_process()?;
         self.check_owner()?;
         let filling = &self.filling;
-        let verdict = self.noted(filling.journal.commit())?;
+        let found = filling.journal.commit();
+        self.is_unanswered.store(found.is_err(), Ordering::Relaxed);
+        let verdict = self.noted(found)?;
         if verdict == Verdict::Incomplete {
             return Err(filling.refuse(filling.missing()));
         }
@@ -364,7 +371,9 @@ impl Drop for Writer {
         if self.membership == Membership::Guest || self.check_process().is_err() {
             return;
         }
-        if matches!(self.filling.journal.abandon(), Ok(Verdict::Ended(End::Committed))) {
+        let is_committed = matches!(self.filling.journal.abandon(), Ok(Verdict::Ended(End::Committed)));
+        // A commit of this one that stands there, without its having been read, is one that nobody acts on.
+        if is_committed && !*self.is_unanswered.get_mut() {
             return;
         }
         self.draft().discard();

@@ -1,0 +1,267 @@
+"""What a way to write does when any of its system calls fails, is interrupted, or is the last before a kill.
+
+Runs in a process of its own, without other threads, in the folder that `furnish` has filled.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from writers import SMALL, Writers, editors, writers
+
+import ingot
+import ingot._convert
+import ingot.numpy
+import ingot.torch
+from support.supervised import KILL, OPENDIR, Decide, Ended, is_possible, supervised
+
+OLD = {"a": numpy.ones(20_000), "b": numpy.arange(7)}
+MODEL, NEW = "model.safetensors", "new.safetensors"
+
+# The error that each call fails with: what a system says where it goes wrong. EIO for all others.
+FAILS = {
+    "open": errno.EMFILE,
+    "openat": errno.EMFILE,
+    OPENDIR: errno.EMFILE,
+    "openat2": errno.EMFILE,
+    "write": errno.ENOSPC,
+    "pwrite64": errno.ENOSPC,
+    "writev": errno.ENOSPC,
+    "pwritev": errno.ENOSPC,
+    "pwritev2": errno.ENOSPC,
+    "fallocate": errno.ENOSPC,
+    "mkdir": errno.ENOSPC,
+    "mkdirat": errno.ENOSPC,
+    "link": errno.ENOSPC,
+    "linkat": errno.ENOSPC,
+    "flock": errno.ENOLCK,
+    "fchmod": errno.EPERM,
+    "fchown": errno.EPERM,
+    "fsetxattr": errno.EPERM,
+    "mmap": errno.ENOMEM,
+    "clone": errno.EAGAIN,
+    "clone3": errno.EAGAIN,
+    "ioctl": errno.EOPNOTSUPP,
+}
+# Those without which a file that is to go is not found, or not removed.
+CLEANING = ("unlink", "stat", "newfstatat", "fstat", "statx", "getdents64", OPENDIR)
+# Those that a signal may interrupt, after which they are made again.
+INTERRUPTED = ["open", "openat", "read", "pread64", "write", "pwrite64", "fallocate", "ftruncate", "flock"]
+INTERRUPTED += ["fsync", "fdatasync", "preadv", "pwritev", "copy_file_range", "sendfile"]
+
+
+def furnish(folder: Path) -> None:
+    """A folder with a file, another, and the first one split."""
+    folder.mkdir()
+    ingot.numpy.save_file(OLD, folder / MODEL, {"format": "np"}, durable=False)
+    ingot.numpy.save_file({"c": numpy.ones(9)}, folder / "other.safetensors", durable=False)
+    ingot.split(folder / MODEL, folder / "shards", 100_000, durable=False)
+
+
+def ways(durable: bool) -> Writers:
+    """All ways to write, each of which changes `MODEL` or `shards` or makes `NEW`, always to the same."""
+    anew: dict[str, Any] = {"durable": durable, "overwrite": True}
+    state = {name: torch.from_numpy(numpy.ascontiguousarray(array)) for name, array in SMALL.items()}
+    return {
+        **writers(MODEL, durable),
+        **editors(MODEL, durable),
+        "sharded": lambda: ingot.torch.save_sharded(state, "shards", 1000, **anew),
+        "convert": lambda: ingot.convert("other.safetensors", MODEL, source_format="safetensors", **anew),
+        "repair": lambda: ingot.repair("other.safetensors", MODEL, **anew),
+        "first save": lambda: ingot.numpy.save_file(SMALL, NEW, durable=durable),
+        "first merge": lambda: ingot.merge([MODEL, "other.safetensors"], NEW, durable=durable),
+    }
+
+
+def tree() -> dict[str, bytes]:
+    found = {}
+    for folder, _, files in os.walk("."):
+        for name in files:
+            path = Path(folder, name)
+            found[str(path)] = path.read_bytes()
+    return found
+
+
+def restore(files: dict[str, bytes], *, but_for_leftovers: bool = False) -> None:
+    """What was there before, and perhaps what was left behind since."""
+    for path in Path().rglob("*"):
+        if path.is_file() and str(path) not in files and not (but_for_leftovers and path.name[0] == "."):
+            path.unlink()
+    for name, data in files.items():
+        path = Path(name)
+        path.parent.mkdir(exist_ok=True)
+        if not path.exists() or path.read_bytes() != data:
+            path.write_bytes(data)
+
+
+def without_leftovers(files: dict[str, bytes]) -> dict[str, bytes]:
+    """What is there, but for what the next save is to take away."""
+    return {name: data for name, data in files.items() if not os.path.basename(name).startswith(".")}
+
+
+def differing(one: dict[str, bytes], other: dict[str, bytes]) -> list[str]:
+    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+
+
+class Way:
+    """One way to write, what it makes of what is there, and what was found wrong about it."""
+
+    def __init__(self, name: str, durable: bool = True) -> None:
+        self.name, self.write = name, ways(durable)[name]
+        self.before, self.old = tree(), self.values()
+        self.wrong: list[str] = []
+        self.count = 0
+        begun = time.monotonic()
+        assert os.waitpid(self.begun(), 0)[1] == 0
+        self.took = time.monotonic() - begun
+        self.after, self.new = tree(), self.values()
+        assert self.after != self.before
+        assert without_leftovers(self.after) == self.after
+        restore(self.before)
+
+    def begun(self) -> int:
+        """A child that does it, and exits with 0 where it succeeds."""
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                code = int(self.outcome() != ["done"])
+            finally:
+                os._exit(code)
+        return child
+
+    def outcome(self) -> list[Any]:
+        """In a child: what the caller is told."""
+        try:
+            self.write()
+        except (ingot.SafetensorError, OSError, MemoryError) as fault:
+            return ["refused", type(fault).__name__, str(fault)]
+        return ["done"]
+
+    def note(self, what: str, found: str, ended: Ended | None = None) -> None:
+        how = "" if ended is None else f"; exit {ended.code}, said {ended.said}"
+        self.wrong.append(f"{self.name}, {what}: {found}{how}")
+
+    def values(self) -> Any:
+        """What whoever loads the file and the checkpoint that are there is given."""
+        files = without_leftovers(tree())
+        if self.name not in ("split", "sharded"):
+            return files
+        try:
+            loaded = ingot.numpy.load_file("shards")
+        except (ingot.SafetensorError, OSError) as fault:
+            return str(fault)
+        return files[MODEL], {name: array.tobytes() for name, array in loaded.items()}
+
+    def after_a_kill(self, what: str) -> None:
+        """Old or new, whole, and the next time takes away what is left."""
+        self.count += 1
+        if self.values() not in (self.old, self.new):
+            self.note(what, f"neither old nor new: {differing(tree(), self.before)}")
+        restore(self.before, but_for_leftovers=True)
+        if os.waitpid(self.begun(), 0)[1] != 0 or tree() != self.after:
+            self.note(what, f"the next time: {differing(tree(), self.after)}")
+        restore(self.before)
+
+    def killed_at(self, moment: float) -> None:
+        """Killed so many seconds after it began."""
+        child = self.begun()
+        time.sleep(moment)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        self.after_a_kill(f"killed after {moment:.6f} s")
+
+
+class Watched(Way):
+    """The same, with faults in its system calls."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.folder = Path.cwd()
+        clean = self.done(lambda *call: 0)
+        assert clean.said == ["done"], clean
+        self.calls = clean.calls
+        restore(self.before)
+
+    def done(self, decide: Decide) -> Ended:
+        ended = supervised(self.outcome, self.folder, decide)
+        assert ended is not None
+        return ended
+
+    def kinds(self) -> Iterator[tuple[str, int]]:
+        for name, count in Counter(self.calls).items():
+            for nth in range(1, count + 1):
+                yield name, nth
+
+    def failing(self, name: str, nth: int, number: int) -> Ended:
+        return self.done(lambda call, count, _: number if (call, count) == (name, nth) else 0)
+
+    def each_fails(self) -> None:
+        """Old or new, whole, as the caller was told, and nothing beside it."""
+        for name, nth in self.kinds():
+            number = FAILS.get(name, errno.EIO)
+            ended = self.failing(name, nth, number)
+            self.judge(f"{name} {nth} fails with {errno.errorcode[number]}", ended, tree())
+            restore(self.before)
+
+    def judge(self, what: str, ended: Ended, files: dict[str, bytes]) -> None:
+        self.count += 1
+        if what.startswith(CLEANING) or "is written" in str(ended.said):
+            # What cannot be found or removed stays for the next time.
+            files = without_leftovers(files)
+        if ended.code != 0 or not ended.said:
+            self.note(what, "it neither returned nor raised", ended)
+        elif ended.said == ["done"]:
+            if files != self.after:
+                self.note(what, f"false success: {differing(files, self.after)}", ended)
+        elif files != self.before and not ("is written" in ended.said[2] and files == self.after):
+            self.note(what, f"refused, and changed {differing(files, self.before)}", ended)
+
+    def each_is_interrupted(self) -> None:
+        """A signal that came in between is no failure."""
+        for name, nth in self.kinds():
+            if name in INTERRUPTED:
+                self.count += 1
+                ended = self.failing(name, nth, errno.EINTR)
+                if ended.said != ["done"] or tree() != self.after:
+                    found = differing(tree(), self.after)
+                    self.note(f"{name} {nth} is interrupted", f"differs in {found}", ended)
+                restore(self.before)
+
+    def each_is_the_last(self) -> None:
+        """Killed before any of its calls."""
+        for last in range(1, len(self.calls) + 1):
+            self.done(lambda name, nth, number, last=last: KILL if number == last else 0)
+            self.after_a_kill(f"killed before call {last}, {self.calls[last - 1]}")
+
+
+def findings(name: str, what: str) -> tuple[int, list[str]] | None:
+    """How many faults there were, and what was wrong; None where calls cannot be seen."""
+    if not is_possible():
+        return None
+    way = Watched(name)
+    {"fail": way.each_fails, "interrupted": way.each_is_interrupted, "killed": way.each_is_the_last}[what]()
+    return way.count, way.wrong
+
+
+def killed_at_random(kills: int, seed: int) -> tuple[int, list[str]]:
+    """Kills of all ways in turn, each at any moment of its own."""
+    chance = random.Random(seed)
+    names = list(ways(durable=True))
+    known: dict[tuple[str, bool], Way] = {}
+    for kill in range(kills):
+        which = names[kill % len(names)], chance.random() < 0.3
+        if which not in known:
+            known[which] = Way(*which)
+        known[which].killed_at(chance.uniform(0, 1.2 * known[which].took))
+    return sum(way.count for way in known.values()), [found for way in known.values() for found in way.wrong]

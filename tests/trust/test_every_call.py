@@ -1,0 +1,101 @@
+"""Every system call of all that writes: it fails, it is interrupted, and the process is killed before it.
+
+`test_failing_calls` has whole kinds of calls fail, and looks at what the errors say. Here each call fails
+alone, and what is there afterwards is looked at: the old files or the new ones, whole, as the caller was
+told, and nothing beside them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from support.processes import run
+from support.record import note
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = """
+import faults
+say(faults.findings(sys.argv[1], sys.argv[2]))
+"""
+WAYS = ["small", "large", "background", "background without snapshot", "checksums", "large with checksums"]
+WAYS += ["bintensors", "buffers", "merge", "rewrite", "writer", "appender", "metadata", "tensor", "split"]
+WAYS += ["sharded", "convert", "repair", "first save", "first merge"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    import faults
+
+    faults.furnish(tmp_path / "models")
+    return tmp_path / "models"
+
+
+def findings(folder: Path, way: str, what: str) -> tuple[int, list[str]]:
+    said = run(PROGRAM, way, what, folder=folder).said()
+    if said is None:
+        pytest.skip("the calls of a process cannot be seen here")
+    count, wrong = said
+    note(f"system calls: {what}", count, len(wrong))
+    return count, wrong
+
+
+@pytest.mark.parametrize("what", ["fail", "interrupted", "killed"])
+@pytest.mark.parametrize("way", WAYS)
+def test_any_call_may_go_wrong(folder: Path, way: str, what: str) -> None:
+    count, wrong = findings(folder, way, what)
+    assert not wrong, "\n".join(wrong)
+    assert count > 3
+
+
+def test_all_ways_are_tried(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import faults
+
+    monkeypatch.chdir(folder)
+    assert sorted(faults.ways(durable=True)) == sorted(WAYS)
+
+
+PLANTED = """
+import faults
+from pathlib import Path
+
+def careless():
+    "Writes in place, and takes no notice of what goes wrong."
+    try:
+        with open("model.safetensors", "wb") as file:
+            file.write(b"new")
+            os.fsync(file.fileno())
+    except OSError:
+        pass
+
+faults.ways = lambda durable: {"careless": careless}
+say([faults.findings("careless", what) for what in ("fail", "killed")])
+"""
+
+
+def test_a_careless_writer_is_found_out(folder: Path) -> None:
+    failing, killed = run(PLANTED, folder=folder).said()
+    if failing is None:
+        pytest.skip("the calls of a process cannot be seen here")
+    assert any("false success" in found for found in failing[1])
+    assert any("neither" in found for found in killed[1])
+
+
+MOMENTS = """
+import faults
+say(faults.killed_at_random(int(sys.argv[1]), int(sys.argv[2])))
+"""
+
+
+KILLS_OF_ONE_SEED = 200
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("INGOT_KILLS", "200")) // KILLS_OF_ONE_SEED))
+def test_a_kill_at_any_moment_leaves_old_or_new(folder: Path, seed: int) -> None:
+    done, wrong = run(MOMENTS, KILLS_OF_ONE_SEED, seed, folder=folder).said()
+    note("kills at random moments", done, len(wrong))
+    assert not wrong, f"seed {seed}:\n" + "\n".join(wrong)
+    assert done == KILLS_OF_ONE_SEED

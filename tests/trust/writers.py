@@ -1,0 +1,72 @@
+"""Every way to write a file or a checkpoint, for tests that make their calls fail or kill them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+
+import ingot
+import ingot._background
+import ingot._edit
+import ingot._rearrange
+import ingot._shards
+import ingot._writer
+import ingot.numpy
+
+SMALL = {"a": numpy.full(3000, 2.0), "b": numpy.full(500, 3, numpy.int16).reshape(5, 100).T}
+# Past the page cache, where the file system can, and by several threads.
+LARGE = {"a": numpy.full(36 << 20, 2, numpy.uint8), "b": numpy.zeros((7, 3)).T}
+# What NumPy imports when an array is first saved.
+ingot.numpy.save(SMALL)
+
+Writers = dict[str, Callable[[], object]]
+
+
+def savers(path: str, durable: bool, **options: Any) -> Writers:
+    """Ways to save arrays at `path`."""
+
+    def save(tensors: dict[str, Any], **others: Any) -> None:
+        saved = ingot.numpy.save_file(tensors, path, durable=durable, **options, **others)
+        if saved is not None:
+            saved.result()
+
+    return {
+        "small": lambda: save(SMALL),
+        "large": lambda: save(LARGE),
+        "background": lambda: save(LARGE, background=True),
+        "background without snapshot": lambda: save(SMALL, background=True, snapshot=False),
+        "checksums": lambda: save(SMALL, checksums=True),
+        "large with checksums": lambda: save(LARGE, checksums=["sha256", "modelspec"]),
+        "bintensors": lambda: save(SMALL, format="bintensors"),
+    }
+
+
+def fill(writer: ingot.Writer) -> None:
+    with writer:
+        for name, tensor in SMALL.items():
+            writer.write(name, tensor)
+        writer.commit()
+
+
+def writers(path: str, durable: bool) -> Writers:
+    """Ways to write the file at `path`. All differ from what is there; `other.safetensors` is another."""
+    spec = {"a": {"dtype": "U8", "shape": [3], "data": b"abc"}}
+    anew: dict[str, Any] = {"durable": durable, "overwrite": True}
+    return savers(path, durable) | {
+        "buffers": lambda: ingot.serialize_file(spec, path, durable=durable),
+        "merge": lambda: ingot.merge(["model.safetensors", "other.safetensors"], path, **anew),
+        "rewrite": lambda: ingot.rewrite("other.safetensors", path, rename=str.upper, **anew),
+        "writer": lambda: fill(ingot.Writer(path, SMALL, durable=durable)),
+        "appender": lambda: fill(ingot.Writer(path, reserve=500, durable=durable)),
+    }
+
+
+def editors(path: str, durable: bool) -> Writers:
+    """Ways to change the file that is at `path`, and to make a checkpoint of it."""
+    return {
+        "metadata": lambda: ingot.update_metadata(path, set={"k": "v" * 5000}, durable=durable),
+        "tensor": lambda: ingot.replace_tensor(path, "a", numpy.zeros(20_000), durable=durable),
+        "split": lambda: ingot.split(path, "shards", 50, durable=durable, overwrite=True),
+    }
