@@ -85,7 +85,8 @@ def ranks(
                 str(HERE / "with_vllm.py"),
                 json.dumps({**asked, "rank": rank, "report": str(place / f"{rank}.json")}),
             ],
-            env={**ENVIRONMENT, "HOME": str(place)},
+            # vLLM keeps what it has learnt of a class of models, which takes a process.
+            env={**ENVIRONMENT, "HOME": str(place), "VLLM_CACHE_ROOT": str(place.parent / "cache")},
             cwd=place,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
