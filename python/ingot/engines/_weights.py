@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from errno import ENOENT
 from typing import NamedTuple
 
 import torch
 
 from ingot._native import in_natural_order
-from ingot._open import AHEAD, BACKENDS, read_index, safe_open
+from ingot._open import AHEAD, BACKENDS, safe_open
 from ingot._options import checked_ahead, checked_threads, one_of
 from ingot._text import _escaped, _quoted
 from ingot.errors import CheckpointError, OptionError
@@ -137,21 +136,6 @@ def has_place_for(model: torch.nn.Module, name: str, missing: tuple[type, ...]) 
             return not isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict)
         module = child
     return not isinstance(module, missing)
-
-
-def refuse_incomplete(folder: str, index: str) -> None:
-    """Raise `FileNotFoundError` where files that the index of that name lists are not in `folder`."""
-    path = os.path.join(folder, index)
-    if not os.path.isfile(path):
-        return
-    lacking = [shard for shard in read_index(path).shards if not os.path.isfile(os.path.join(folder, shard))]
-    if lacking:
-        shown = ", ".join(map(_escaped, in_natural_order(lacking)[:3])) + (", …" if len(lacking) > 3 else "")
-        raise FileNotFoundError(
-            ENOENT,
-            f"the index lists {len(lacking)} files that are not there ({shown}): download them again",
-            path,
-        )
 
 
 def without_files(folder: str) -> CheckpointError:

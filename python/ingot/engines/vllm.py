@@ -21,7 +21,7 @@ from vllm.model_executor.models.utils import PPMissingLayer, StageMissingLayer
 from ingot._native import in_natural_order
 from ingot.errors import OptionError
 
-from ._weights import READ, Reading, has_place_for, refuse_incomplete, weights, without_files
+from ._weights import READ, Reading, has_place_for, weights, without_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class ModelLoader(DefaultModelLoader):  # type: ignore[misc]
         fall_back_to_pt: bool,
         allow_patterns_overrides: list[str] | None,
     ) -> tuple[str, list[str], bool, str]:
-        """Find the files, and download them, as vLLM does. A folder that lacks some is refused."""
+        """Find the files, and download them, as vLLM does. A folder without one is refused."""
         arguments = (subfolder, revision, fall_back_to_pt, allow_patterns_overrides)
         try:
             found: tuple[str, list[str], bool, str] = super()._prepare_weights(model_name_or_path, *arguments)
@@ -92,8 +92,6 @@ class ModelLoader(DefaultModelLoader):  # type: ignore[misc]
                 raise
             raise without_files(folder) from fault
         folder, files, is_safetensors, index = found
-        if allow_patterns_overrides is None:
-            refuse_incomplete(folder, index)
         return folder, in_natural_order(files), is_safetensors, index
 
     def _get_weights_iterator(self, source: Any) -> Weights:
