@@ -1,4 +1,4 @@
-# make demo | demo-ranks | test | test-all | test-frameworks | test-browser | test-clients | test-candle | test-versions | docs | wheels | check-wheels | lint | bench | bench-loads | bench-remote | bench-ranks | bench-formats | fuzz | nightly | proof | clean
+# make demo | demo-ranks | test | test-all | test-frameworks | test-browser | test-clients | test-engines | test-candle | test-versions | docs | wheels | check-wheels | lint | bench | bench-loads | bench-remote | bench-ranks | bench-formats | fuzz | nightly | proof | clean
 #
 # Every target sets itself up: it checks for Rust and Python, makes .venv, installs the pinned tools and builds the
 # extension module. Nothing runs twice while its inputs stay the same. What may be set, here or in the environment:
@@ -15,6 +15,8 @@ VENV := .venv
 VENV_FRAMEWORKS := .venv-frameworks
 # Libraries that use safetensors, for `make test-clients` only, in front of everything that .venv holds.
 VENV_CLIENTS := .venv-clients
+# vLLM and SGLang, unpacked, and Lightning, for `make test-engines` only, in front of everything that .venv holds.
+VENV_ENGINES := .venv-engines
 # Other peers that load safetensors files, for `make bench-loads` and `make bench-remote` only.
 VENV_PEERS := .venv-peers
 # The release candidate of the peer, for `make bench` only.
@@ -31,7 +33,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # The wheel, the tests and the benches use one profile, and the versions of Cargo.lock.
 CARGO_FLAGS := --release --locked
 
-.PHONY: help demo demo-ranks test test-all test-rust test-oldest-rust test-python test-slow test-frameworks test-clients test-browser test-gpu test-candle test-versions docs wheels check-wheels check-crates lint lint-rust lint-python lint-text lint-types lint-workflows bench bench-loads bench-remote bench-browser bench-ranks bench-gpu bench-formats fuzz nightly proof clean tools rebuild
+.PHONY: help demo demo-ranks test test-all test-rust test-oldest-rust test-python test-slow test-frameworks test-clients test-engines test-browser test-gpu test-candle test-versions docs wheels check-wheels check-crates lint lint-rust lint-python lint-text lint-types lint-workflows bench bench-loads bench-remote bench-browser bench-ranks bench-gpu bench-formats fuzz nightly proof clean tools rebuild
 .DELETE_ON_ERROR:
 # Cargo holds one lock and the benches want the machine for themselves.
 .NOTPARALLEL:
@@ -76,6 +78,10 @@ test-frameworks: $(VENV)/.ingot $(VENV_FRAMEWORKS)/.made
 
 test-clients: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo $(VENV_CLIENTS)/.made
 	$(VENV_CLIENTS)/bin/python -m pytest tests/clients
+
+# The files are named: without the engines there would be none of them to run.
+test-engines: $(VENV)/.ingot $(VENV)/.test $(VENV_ENGINES)/.made
+	$(VENV_ENGINES)/bin/python -m pytest tests/engines/test_vllm.py tests/engines/test_sglang.py tests/engines/test_lightning.py
 
 # The viewer in a real browser, which `make test` leaves out where there is none.
 test-browser: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
@@ -209,7 +215,7 @@ bench-formats: $(VENV)/.ingot $(VENV)/.test $(VENV)/.formats $(VENV_FRAMEWORKS)/
 
 # The default target directory only: another one may be shared with other projects.
 clean:
-	rm -rf $(VENV) $(VENV_RC) $(VENV_PEERS) $(VENV_FRAMEWORKS) $(VENV_CLIENTS) $(VENV_DOCS) $(VENV_WHEELS) target demo dist site .hypothesis .pytest_cache .mypy_cache .ruff_cache python/ingot/_native.*.so
+	rm -rf $(VENV) $(VENV_RC) $(VENV_PEERS) $(VENV_FRAMEWORKS) $(VENV_CLIENTS) $(VENV_ENGINES) $(VENV_DOCS) $(VENV_WHEELS) target demo dist site .hypothesis .pytest_cache .mypy_cache .ruff_cache python/ingot/_native.*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- set-up ---
@@ -273,6 +279,15 @@ $(VENV_CLIENTS)/.made: requirements/clients.txt $(VENV)/.test
 	"$(PYTHON)" -m venv $(VENV_CLIENTS)
 	$(call behind,$(VENV_CLIENTS))
 	$(VENV_CLIENTS)/bin/python $(PIP_INSTALL) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -r $<
+	@touch $@
+
+# Behind before the installation, as above.
+$(VENV_ENGINES)/.made: requirements/engines.txt requirements/engine-sources.txt scripts/engine-sources $(VENV)/.test
+	"$(PYTHON)" -m venv $(VENV_ENGINES)
+	$(call behind,$(VENV_ENGINES))
+	$(VENV_ENGINES)/bin/python $(PIP_INSTALL) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -r $<
+	$(VENV_ENGINES)/bin/python scripts/engine-sources $(VENV_ENGINES)/sources
+	echo "$(CURDIR)/$(VENV_ENGINES)/sources" >"$$($(VENV_ENGINES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/sources.pth"
 	@touch $@
 
 # The sources of ingot, with the module that .venv has built among them.

@@ -37,7 +37,7 @@ nitpick_ignore_regex = [("py:(class|obj|exc)", r"(?!ingot\.).*"), ("py:class", r
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
-autodoc_mock_imports = ["jax", "flax", "tensorflow", "mlx", "paddle"]
+autodoc_mock_imports = ["lightning", "jax", "flax", "tensorflow", "mlx", "paddle"]
 autodoc_member_order = "bysource"
 # Signatures as they are typed; what each argument takes is prose below it.
 autodoc_typehints = "none"

@@ -36,7 +36,7 @@ RUN_BY = {
 }
 SYBIL = Sybil(parsers=[PythonCodeBlockParser(), SkipParser()], path=str(ROOT), pattern="*.md")
 # What blocks import that an environment of these tests may lack.
-OPTIONAL = re.compile(r"^(?:import|from) (jax|torch|numpy|h5py|fsspec|obstore)\b", re.MULTILINE)
+OPTIONAL = re.compile(r"^(?:import|from) (jax|torch|numpy|h5py|fsspec|lightning|obstore)\b", re.MULTILINE)
 
 
 def called(page: Path) -> str:

@@ -1,0 +1,246 @@
+"""Lightning saves and loads its checkpoints by ingot: tensors in ordinary files, and no pickle.
+
+>>> from ingot.engines.lightning import CheckpointIO  # doctest: +SKIP
+>>> trainer = Trainer(plugins=[CheckpointIO()])  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from types import new_class
+
+import torch
+
+from ingot._options import Saving, takes_save_options
+from ingot._text import _escaped
+from ingot.errors import CheckpointError
+from ingot.torch import load_file, save_file
+from ingot.typing import SaveOptions
+
+from ._tree import KEY, put_together, taken_apart
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from concurrent.futures import Future
+    from typing import Any
+
+    from typing_extensions import Unpack
+
+    from ingot import SaveFuture
+    from ingot.typing import Path
+
+    Base: Any = object
+else:
+    # One library under two names, each with a class of its own that its trainer asks for.
+    HOMES = ("lightning.fabric.plugins", "lightning_fabric.plugins")
+
+    def _theirs(home: str) -> list[type]:
+        try:
+            return [import_module(home).CheckpointIO]
+        except ModuleNotFoundError as error:
+            if error.name != home.partition(".")[0]:
+                raise
+            return []
+
+    theirs = [kind for home in HOMES for kind in _theirs(home)]
+    if not theirs:
+        raise ModuleNotFoundError(
+            "ingot.engines.lightning needs lightning, which is not installed: pip install lightning",
+            name="lightning",
+        )
+    Base = new_class("Base", tuple(theirs))
+
+__all__ = ["CheckpointIO"]
+
+
+class CheckpointIO(Base):  # type: ignore[misc]
+    """Saves and loads checkpoints: what Lightning's ``Trainer`` and ``Fabric`` take among their `plugins`.
+
+    Parameters
+    ----------
+    background : bool
+        Go on training while a checkpoint is written. Its tensors are copied first, and one is written at a
+        time: the next save waits for it. What went wrong is raised by the next save, or when the trainer is
+        done. A checkpoint that Lightning removes meanwhile stays until the one that is being written is
+        whole.
+    **options
+        How files are written: `ingot.typing.SaveOptions`.
+
+    Raises
+    ------
+    TypeError
+        An option is unknown.
+
+    Notes
+    -----
+    A checkpoint is one file of tensors, each named after its place: ``state_dict.layer.weight``,
+    ``optimizer_states.0.state.0.exp_avg``. All the rest stands as JSON under ``ingot.tree`` in its metadata:
+    numbers, texts, None, lists, tuples, sets, bytes, dicts with any keys (`OrderedDict`, `defaultdict`,
+    `Counter`), paths, dtypes, devices, arrays of NumPy. What only pickle could store, such as a module or a
+    function among the hyperparameters, is refused with its place. No code of a checkpoint runs when it is
+    loaded.
+
+    On the CPU the file is that of all ranks, as they have the same: of strategies that shard a model
+    (``FSDPStrategy``, ``ModelParallelStrategy``) Lightning saves by itself, and asks no plugin.
+    """
+
+    @takes_save_options
+    def __init__(self, *, background: bool = False, **options: Unpack[SaveOptions]) -> None:
+        super().__init__()
+        # What is unknown is refused now.
+        Saving.of(options)
+        self._background = background
+        self._options: SaveOptions = options
+        self._saving: SaveFuture | None = None
+
+    def save_checkpoint(
+        self, checkpoint: Mapping[str, Any], path: Path, storage_options: object = None
+    ) -> None:
+        """Save a checkpoint.
+
+        Parameters
+        ----------
+        checkpoint : dict
+            What Lightning has to save: tensors, and what the class says beside them.
+        path : str or os.PathLike
+            The file, whose directory is made if it is not there, or a URL that fsspec writes to.
+        storage_options : None
+            Lightning's, which this takes none of.
+
+        Raises
+        ------
+        SaveError
+            Only pickle could store something (``code`` is ``"not-plain"``), or a tensor cannot be stored.
+        TypeError
+            `storage_options` are given.
+        OSError, StorageError, OptionError
+            As `ingot.torch.save_file` does; for the save before, where that was in the background.
+        """
+        if storage_options is not None:
+            raise TypeError(
+                "storage_options are not for ingot's CheckpointIO: it takes its options when it is made"
+            )
+        self.teardown()
+        tensors, tree = taken_apart(checkpoint)
+        metadata = {"format": "pt", KEY: tree}
+        files, inner = _place(path)
+        if not _is_local(files):
+            with files.transaction, files.open(inner, "wb") as file:
+                save_file(tensors, file, metadata, shared="alias", **self._options)
+            return
+        os.makedirs(os.path.dirname(inner), exist_ok=True)
+        if self._background:
+            self._saving = save_file(
+                tensors, inner, metadata, shared="alias", background=True, **self._options
+            )
+        else:
+            save_file(tensors, inner, metadata, shared="alias", **self._options)
+
+    def load_checkpoint(
+        self, path: Path, map_location: object = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Load a checkpoint.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            The file, or a URL that fsspec reads.
+        map_location : str, int or torch.device, optional
+            Where the tensors are placed. On the CPU by default.
+        weights_only : bool, optional
+            Lightning's, about pickles. There is none.
+
+        Returns
+        -------
+        dict
+            What was saved. The tensors have memory of their own.
+
+        Raises
+        ------
+        CheckpointError
+            The file has no tree (``code`` is ``"no-tree"``: another program wrote it), or a damaged one
+            (``"invalid-tree"``).
+        HeaderError
+            It is no file of tensors, such as a checkpoint that Lightning wrote by itself.
+        TypeError
+            `map_location` is a dict or a function: these are about a pickle's storages.
+        OSError, StorageError, DtypeError, OptionError
+            As `ingot.torch.load_file` does.
+        """
+        if map_location is not None and not isinstance(map_location, str | int | torch.device):
+            raise TypeError(
+                f"map_location must be a device, found {type(map_location).__name__}: these say where a "
+                "pickle's storages go, and ingot's checkpoints have none"
+            )
+        self.teardown()
+        import fsspec
+
+        # Not mapped: what is resumed from may be removed or replaced while its tensors are used.
+        tensors, metadata = load_file(
+            fsspec.open(os.fspath(path)), map_location or "cpu", backend="pread", return_metadata=True
+        )
+        shown = _escaped(os.fspath(path))
+        if metadata is None or KEY not in metadata:
+            raise CheckpointError(
+                f"{shown}: expected a checkpoint that ingot's CheckpointIO wrote, found a file without {KEY} "
+                "in its metadata: load its tensors by ingot.torch.load_file",
+                code="no-tree",
+                path=os.fspath(path),
+            )
+        found: dict[str, Any] = put_together(metadata[KEY], tensors, shown)
+        return found
+
+    def remove_checkpoint(self, path: Path) -> None:
+        """Remove a checkpoint, after the one that is being written is whole.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            The file. Where there is none, there is nothing to remove.
+
+        Raises
+        ------
+        OSError
+            It cannot be removed. Of one that is removed later, the log says so.
+        """
+
+        def remove(saving: Future[None] | None) -> None:
+            if saving is not None and (saving.cancelled() or saving.exception() is not None):
+                return
+            files, inner = _place(path)
+            if files.exists(inner):
+                files.rm(inner, recursive=True)
+
+        if self._saving is None or self._saving.done():
+            remove(self._saving)
+        else:
+            self._saving.add_done_callback(remove)
+
+    def teardown(self) -> None:
+        """Wait for the checkpoint that is being written.
+
+        Raises
+        ------
+        OSError, StorageError
+            Writing it failed.
+        """
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
+
+
+def _place(path: Path) -> tuple[Any, str]:
+    """The file system that has `path`, and what it is called there."""
+    # Imported here: Lightning has it imported.
+    from fsspec.core import url_to_fs
+
+    files, inner = url_to_fs(os.fspath(path))
+    return files, inner
+
+
+def _is_local(files: Any) -> bool:
+    from fsspec.implementations.local import LocalFileSystem
+
+    return isinstance(files, LocalFileSystem)

@@ -1,0 +1,119 @@
+"""SGLang loads weights by ingot: ``SGLANG_PLUGINS=ingot sglang serve --model-path MODEL``.
+
+SGLang calls `register` by its entry point, in every process, where `SGLANG_PLUGINS` does not leave it out.
+docs/guides/engines.md says which versions were tested, and what options there are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from sglang.srt.environ import envs
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from ._weights import Reading, has_place_for, weights
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from torch.nn import Module
+
+    from ._weights import Weights
+
+__all__ = ["register"]
+
+OPTION = "model_loader_extra_config"
+HOME = "sglang.srt.model_loader"
+# What gives the tensors of safetensors files, by one thread or by several.
+ITERATORS = ("safetensors_weights_iterator", "buffered_multi_thread_safetensors_weights_iterator")
+
+
+class _Loading(NamedTuple):
+    """What is known of a loader that loads by ingot."""
+
+    how: Reading
+    model: Module | None = None
+
+
+_loadings: WeakKeyDictionary[Any, _Loading] = WeakKeyDictionary()
+# That of the loader which is just asking for an iterator. Iterators are not told who asks for them.
+_asking: list[_Loading] = []
+
+
+def register() -> None:
+    """Put ingot into SGLang's loader, where a user has named it in `SGLANG_PLUGINS`.
+
+    SGLang calls every plugin that is installed if that is not set, and nobody's server shall load otherwise
+    than before because a library is there.
+    """
+    if "ingot" not in [name.strip() for name in (envs.SGLANG_PLUGINS.get() or "").split(",")]:
+        return
+    for name, hook in (
+        ("loader.DefaultModelLoader.__init__", _made),
+        ("loader.DefaultModelLoader._get_all_weights", _for_model),
+        ("loader.DefaultModelLoader._get_weights_iterator", _asked),
+        *((f"weight_utils.{name}", _given) for name in ITERATORS),
+    ):
+        HookRegistry.register(f"{HOME}.{name}", hook, HookType.AROUND)
+
+
+def _made(original: Callable[..., None], self: Any, load_config: Any) -> None:
+    """Take ``"ingot"`` out of the options of a loader, which knows its own."""
+    options = load_config.model_loader_extra_config or {}
+    given = options.get("ingot", {})
+    if given is False:
+        others = {name: value for name, value in options.items() if name != "ingot"}
+        original(self, replace(load_config, model_loader_extra_config=others))
+        return
+    where = f'{OPTION}["ingot"]'
+    if not isinstance(given, dict):
+        raise TypeError(f"{where} must be a dict of options, or false, found {type(given).__name__}")
+    how = Reading.of(given, where)
+    others = {name: value for name, value in options.items() if name != "ingot"}
+    original(self, replace(load_config, model_loader_extra_config=others))
+    _loadings[self] = _Loading(how)
+
+
+def _for_model(original: Callable[..., Weights], self: Any, model_config: Any, model: Module) -> Weights:
+    """Note for which model weights are loaded."""
+    if self in _loadings:
+        _loadings[self] = _loadings[self]._replace(model=model)
+    return original(self, model_config, model)
+
+
+def _asked(original: Callable[..., Weights], self: Any, *args: Any, **kwargs: Any) -> Weights:
+    """Note which loader asks for an iterator, for as long as it does."""
+    loading = _loadings.get(self)
+    if loading is None:
+        return original(self, *args, **kwargs)
+    _asking.append(loading)
+    try:
+        return original(self, *args, **kwargs)
+    finally:
+        _asking.pop()
+
+
+def _given(
+    original: Callable[..., Weights], hf_weights_files: list[str], *args: Any, **kwargs: Any
+) -> Weights:
+    """The weights of files, by ingot where a loader asks for them that is to load so."""
+    if not _asking:
+        return original(hf_weights_files, *args, **kwargs)
+    # Imported here: SGLang calls its plugins before it has these.
+    from sglang.srt.distributed.parallel_state import (
+        get_tensor_model_parallel_world_size,
+        model_parallel_is_initialized,
+    )
+    from sglang.srt.layers.utils import PPMissingLayer
+
+    how, model = _asking[-1]
+    ranks = get_tensor_model_parallel_world_size() if model_parallel_is_initialized() else 1
+    return weights(
+        hf_weights_files,
+        how.decided(ranks),
+        lambda name: model is None or has_place_for(model, name, (PPMissingLayer,)),
+    )

@@ -1,0 +1,140 @@
+"""vLLM loads weights by ingot: ``vllm serve MODEL --load-format ingot``.
+
+vLLM calls `register` by its entry point, in every process. docs/guides/engines.md says which versions were
+tested, and what options there are.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+
+from tqdm.auto import tqdm
+from vllm.distributed import get_tensor_model_parallel_world_size, model_parallel_is_initialized
+from vllm.model_executor.model_loader import register_model_loader
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+from vllm.model_executor.model_loader.ep_weight_filter import should_skip_weight
+from vllm.model_executor.model_loader.weight_utils import enable_tqdm
+from vllm.model_executor.models.utils import PPMissingLayer, StageMissingLayer
+
+from ingot._native import in_natural_order
+from ingot.errors import OptionError
+
+from ._weights import READ, Reading, has_place_for, weights, without_files
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from torch.nn import Module
+
+    from ._weights import Says, Weights
+
+__all__ = ["register"]
+
+OPTION = "model_loader_extra_config"
+# Options of vLLM's own loader that hold for this one as well.
+OF_VLLM = ("enable_weights_track",)
+MISSING = (PPMissingLayer, StageMissingLayer)
+
+
+def register() -> None:
+    """Have vLLM know ``--load-format ingot``."""
+    register_model_loader("ingot")(ModelLoader)
+
+
+class ModelLoader(DefaultModelLoader):  # type: ignore[misc]
+    """vLLM's loader, with what reads the files exchanged: everything else of it stays."""
+
+    # When the first source began, for what vLLM says of the time.
+    counter_before_loading_weights: float
+
+    def __init__(self, load_config: Any) -> None:
+        given = load_config.model_loader_extra_config
+        if not isinstance(given, dict):
+            raise TypeError(f"{OPTION} must be a dict for load format ingot, found {type(given).__name__}")
+        theirs = {name: value for name, value in given.items() if name in OF_VLLM}
+        ours = {name: value for name, value in given.items() if name not in OF_VLLM}
+        self._how = Reading.of(ours, OPTION, OF_VLLM)
+        if load_config.safetensors_load_strategy is not None:
+            raise OptionError(
+                f"safetensors_load_strategy {load_config.safetensors_load_strategy!r} is for vLLM's own "
+                f"reading: load format ingot takes `read` in {OPTION} ({', '.join(READ)})",
+                code="unknown-loader-option",
+                expected=READ,
+                found=load_config.safetensors_load_strategy,
+            )
+        # What vLLM looks for, downloads and checks is what it does for this format.
+        super().__init__(replace(load_config, load_format="safetensors", model_loader_extra_config=theirs))
+        self._model: Module | None = None
+
+    def get_all_weights(self, model_config: Any, model: Module) -> Weights:
+        """Give all weights, and note which model they are for."""
+        self._model = model
+        return super().get_all_weights(model_config, model)  # type: ignore[no-any-return]
+
+    def _prepare_weights(
+        self,
+        model_name_or_path: str,
+        subfolder: str | None,
+        revision: str | None,
+        fall_back_to_pt: bool,
+        allow_patterns_overrides: list[str] | None,
+    ) -> tuple[str, list[str], bool, str]:
+        """Find the files, and download them, as vLLM does. A folder without one is refused."""
+        arguments = (subfolder, revision, fall_back_to_pt, allow_patterns_overrides)
+        try:
+            found: tuple[str, list[str], bool, str] = super()._prepare_weights(model_name_or_path, *arguments)
+        except RuntimeError as fault:
+            folder = os.path.join(model_name_or_path, subfolder or "")
+            if not os.path.isdir(folder):
+                raise
+            raise without_files(folder) from fault
+        folder, files, is_safetensors, index = found
+        return folder, in_natural_order(files), is_safetensors, index
+
+    def _get_weights_iterator(self, source: Any) -> Weights:
+        """Give the weights of a source, read ahead or where they are used."""
+        if self.load_config.safetensors_load_strategy == "torchao":
+            # vLLM has found tensors of torchao, which it makes of several of the file.
+            return super()._get_weights_iterator(source)  # type: ignore[no-any-return]
+        _, files, is_safetensors, _ = self._prepare_weights(
+            source.model_or_path,
+            source.subfolder,
+            source.revision,
+            source.fall_back_to_pt,
+            source.allow_patterns_overrides,
+        )
+        if not is_safetensors:
+            # A model may name the files that are its weights.
+            return super()._get_weights_iterator(source)  # type: ignore[no-any-return]
+        if self.counter_before_loading_weights == 0.0:
+            self.counter_before_loading_weights = time.perf_counter()
+        ranks = get_tensor_model_parallel_world_size() if model_parallel_is_initialized() else 1
+        shown = tqdm(
+            files, "Loading shards by ingot", disable=not enable_tqdm(self.load_config.use_tqdm_on_load)
+        )
+        found = weights(shown, self._how.decided(ranks), self._is_used(source), self._is_left_out)
+        return ((source.prefix + name, tensor) for name, tensor in found)
+
+    def _is_left_out(self, name: str) -> bool:
+        """Whether it is an expert of another rank, as vLLM itself says."""
+        return should_skip_weight(name, self.local_expert_ids)  # type: ignore[no-any-return]
+
+    def _is_used(self, source: Any) -> Says:
+        """What says whether a weight is expected to be used, by what vLLM knows of its model."""
+        model = self._model
+        mapper = getattr(model, "hf_to_vllm_mapper", None)
+        # Of a model of which only the encoder is wanted.
+        lacks_most = self._encoder_only_lm_prefixes is not None
+
+        def is_used(name: str) -> bool:
+            if lacks_most or (source.is_unused_weight is not None and source.is_unused_weight(name)):
+                return False
+            places = [source.prefix + name]
+            if mapper is not None:
+                places = mapper.apply_list(places)
+            return any(model is None or has_place_for(model, place, MISSING) for place in places)
+
+        return is_used

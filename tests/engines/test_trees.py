@@ -1,0 +1,192 @@
+"""State that is stored without pickle: what goes in comes out, and what cannot is named."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ingot
+from ingot.engines._tree import put_together, taken_apart
+
+
+def again(tree: dict[str, Any]) -> dict[str, Any]:
+    tensors, text = taken_apart(tree)
+    # As it stands in a file: text and tensors, and nothing else.
+    assert json.dumps(json.loads(text), separators=(",", ":")) == text
+    return put_together(text, tensors, "file")
+
+
+def versioned() -> OrderedDict[str, Any]:
+    made = OrderedDict(b=1, a=2)
+    made._metadata = OrderedDict({"": {"version": 2}})  # type: ignore[attr-defined]
+    return made
+
+
+VALUES: dict[str, Any] = {
+    "none": None,
+    "bools": [True, False],
+    "numbers": [0, -1, 2**70, 0.1, -0.0, 1e300],
+    "infinite": [math.inf, -math.inf],
+    "complex": complex(1, -math.inf),
+    "text": "a\n\u20ac\ud800 $ \U0001f600",
+    "bytes": bytes(range(256)),
+    "tuple": (1, (2, []), [(3,)]),
+    "sets": [{1, "a", (2, 3)}, frozenset({1})],
+    "dicts": [{}, {"a": {"b": 1}}, {1: "one", None: 0, (1, 2): 3, 2.5: False}],
+    "dollars": {"$tuple": [1], "a": {"$tensor": "b"}},
+    "ordered": OrderedDict([("z", 1), (0, 2)]),
+    "counter": Counter({4: 2, 7: 1}),
+    "default": [defaultdict(list, {"a": [1]}), defaultdict(None, {1: 2})],
+    "path": Path("a") / "b",
+    "torch": [torch.Size([2, 3]), torch.bfloat16, torch.device("cuda", 1), torch.device("cpu")],
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_value_comes_back_as_it_was(name: str) -> None:
+    found = again({"state": VALUES[name]})["state"]
+    assert found == VALUES[name]
+    assert type(found) is type(VALUES[name])
+    assert repr(found) == repr(VALUES[name])
+
+
+def test_not_a_number_comes_back() -> None:
+    assert math.isnan(again({"a": math.nan})["a"])
+
+
+def test_the_order_of_dicts_is_kept_and_what_a_state_dict_knows_of_its_modules() -> None:
+    found = again({"state": versioned(), "plain": {"b": 1, "a": 2}})
+    assert list(found["state"]) == list(found["plain"]) == ["b", "a"]
+    assert found["state"]._metadata == versioned()._metadata  # type: ignore[attr-defined]
+
+
+def test_tensors_are_named_after_their_places() -> None:
+    tree = {
+        "state_dict": {"layer.weight": torch.ones(2)},
+        "optimizer_states": [{"state": {0: {"step": torch.tensor(3.0)}}}],
+    }
+    tensors, text = taken_apart(tree)
+    assert list(tensors) == ["state_dict.layer.weight", "optimizer_states.0.state.0.step"]
+    assert tensors["state_dict.layer.weight"] is tree["state_dict"]["layer.weight"]  # type: ignore[call-overload]
+    found = put_together(text, tensors, "file")
+    assert found["optimizer_states"][0]["state"][0]["step"] == 3
+
+
+def test_places_that_are_spelt_alike_are_told_apart() -> None:
+    tree = {"a": {"b.c": torch.tensor(1), "b": {"c": torch.tensor(2)}}, "a.b": {"c": torch.tensor(3)}}
+    found = again(tree)
+    assert [found["a"]["b.c"], found["a"]["b"]["c"], found["a.b"]["c"]] == [1, 2, 3]
+
+
+def test_arrays_and_numbers_of_numpy_come_back() -> None:
+    tree = {
+        "array": np.arange(6, dtype=np.int16).reshape(2, 3),
+        "number": np.float64(0.1),
+        "bool": np.bool_(True),
+    }
+    found = again(tree)
+    assert np.array_equal(found["array"], tree["array"])
+    assert found["array"].dtype == np.int16
+    assert (found["number"], type(found["number"])) == (0.1, np.float64)
+    assert (found["bool"], type(found["bool"])) == (True, np.bool_)
+
+
+class Own:
+    """A class of a user's."""
+
+
+class Named(dict[str, int]):
+    """A dict of a user's, whose class would be lost."""
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "object": (Own(), "test_trees.Own"),
+    "class": (Own, "the class Own"),
+    "function": (math.sqrt, "builtins.builtin_function_or_method"),
+    "module": (torch.nn.Linear(1, 1), "torch.nn.modules.linear.Linear"),
+    "dict": (Named(a=1), "test_trees.Named"),
+    "factory": (defaultdict(Own), "collections.defaultdict"),
+    "texts of numpy": (np.array(["a"]), "numpy.ndarray"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_only_pickle_could_store_is_named(name: str) -> None:
+    value, called = REFUSED[name]
+    with pytest.raises(ingot.SaveError) as caught:
+        taken_apart({"callbacks": {"mine": [1, {"deep": value}]}})
+    assert caught.value.code == "not-plain"
+    assert caught.value.tensor == "callbacks.mine.1.deep"
+    assert f"only pickle could store {called}" in str(caught.value)
+
+
+def test_a_hyperparameter_is_refused_with_what_leaves_it_out() -> None:
+    with pytest.raises(ingot.SaveError, match=r"save_hyperparameters\(ignore=\['loss'\]\)"):
+        taken_apart({"hyper_parameters": {"lr": 0.1, "loss": torch.nn.MSELoss()}})
+
+
+def test_what_contains_itself_is_refused() -> None:
+    tree: dict[str, Any] = {"a": []}
+    tree["a"].append(tree["a"])
+    with pytest.raises(ingot.SaveError, match="contains itself"):
+        taken_apart(tree)
+
+
+BROKEN = [
+    "", "[]", "1", "{", '{"a": {"$tensor": "no"}}', '{"a": {"$tensor": ["no"]}}', '{"a": {"$os": 1}}',
+    '{"a": {"$tuple": [], "$set": []}}', '{"a": {"$tuple": 3}}', '{"a": {"$dict": [[[], 1]]}}',
+    '{"a": {"$dtype": "save"}}', '{"a": {"$device": "nowhere"}}', '{"a": {"$bytes": 3}}',
+    '{"a": {"$default": ["eval", []]}}', '{"a": {"$set": [{}]}}', '{"a": {"$path": 3}}',
+    '{"a": {"$float": "one"}}', '{"a": {"$ordered": []}}', '{"a": {"$size": ["b"]}}',
+    '{"a": ' + "9" * 5000 + "}",
+    '{"a":' * 100_000 + "1" + "}" * 100_000, '{"a": {"$array": "no"}}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", BROKEN, ids=lambda text: text[:40])
+def test_a_text_that_is_no_tree_is_refused(text: str) -> None:
+    with pytest.raises(ingot.CheckpointError, match=r"^model.ckpt: ingot.tree in the metadata") as caught:
+        put_together(text, {}, "model.ckpt")
+    assert caught.value.code == "invalid-tree"
+
+
+def test_reading_a_tree_imports_and_calls_nothing_that_it_names() -> None:
+    before = set(sys.modules)
+    for name in ("os.system", "antigravity", "__import__"):
+        for tag in ("$tensor", "$dtype", "$default", f"${name}"):
+            with pytest.raises(ingot.CheckpointError):
+                put_together(json.dumps({"a": {tag: [name, []]}}), {}, "file")
+    assert set(sys.modules) == before
+
+
+plain: Callable[..., Any] = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5)
+    | st.binary(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(alphabet="$ab.", max_size=3), inner, max_size=3)
+        | st.dictionaries(st.integers() | st.tuples(st.text(max_size=2)), inner, max_size=3)
+    ),
+    max_leaves=12,
+)  # type: ignore[assignment]
+
+
+@given(st.dictionaries(st.text(max_size=4), plain, max_size=4))  # type: ignore[arg-type]
+def test_any_tree_comes_back(tree: dict[str, Any]) -> None:
+    assert repr(again(tree)) == repr(tree)
