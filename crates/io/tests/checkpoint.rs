@@ -231,7 +231,6 @@ fn many(directory: &Path) -> (PathBuf, Vec<String>) {
     (path, names)
 }
 
-#[cfg(unix)]
 #[test]
 fn a_shard_that_was_closed_is_refused_when_another_file_has_its_name() {
     for backend in [Backend::Mmap, Backend::Pread] {

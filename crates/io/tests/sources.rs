@@ -277,14 +277,18 @@ fn what_is_no_regular_file_is_refused_at_once() {
         open(&folder.path().join("none")).system().unwrap().kind(),
         io::ErrorKind::NotFound
     );
-    let fifo = folder.path().join("fifo");
-    rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR).unwrap();
-    assert_eq!(
-        open(&fifo).to_string(),
-        format!("{}: not a regular file", fifo.display())
-    );
+    #[cfg(unix)]
+    {
+        let fifo = folder.path().join("fifo");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR).unwrap();
+        assert_eq!(
+            open(&fifo).to_string(),
+            format!("{}: not a regular file", fifo.display())
+        );
+    }
+    let device = if cfg!(windows) { "NUL" } else { "/dev/zero" };
     assert!(
-        open(Path::new("/dev/zero"))
+        open(Path::new(device))
             .to_string()
             .ends_with("not a regular file")
     );
@@ -370,7 +374,7 @@ impl Source for Distant {
             .broken
             .is_some_and(|broken| position <= broken && broken < end)
         {
-            return Err(rustix::io::Errno::IO.into());
+            return Err(io::Error::from_raw_os_error(5));
         }
         let rest = &self.bytes[usize::try_from(position).unwrap()..];
         let count = dest.len().min(rest.len());
@@ -409,10 +413,7 @@ fn a_failing_device_is_named_with_the_tensor_and_the_bytes() {
     let (begin, end) = fault.range().unwrap();
     assert_eq!((fault.code(), fault.tensor()), ("read", Some(&**name)));
     assert!((begin..end).contains(&broken), "{fault}");
-    assert_eq!(
-        fault.system().unwrap().raw_os_error(),
-        Some(rustix::io::Errno::IO.raw_os_error())
-    );
+    assert_eq!(fault.system().unwrap().raw_os_error(), Some(5));
     assert!(archive.read("t03").is_ok(), "the others can be read");
 }
 
