@@ -75,10 +75,20 @@ fn folder() -> (TempDir, PathBuf) {
     (folder, path)
 }
 
+/// Whether it is a file that was deleted and that somebody has open: older versions of Windows, and wine, list its name until
+/// it is closed, and open it no more.
+fn is_going(path: &Path) -> bool {
+    cfg!(windows)
+        && !path.is_dir()
+        && File::open(path).is_err_and(|fault| fault.kind() == io::ErrorKind::PermissionDenied)
+}
+
 fn names(folder: &Path) -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(folder)
         .unwrap()
-        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+        .map(|entry| entry.unwrap())
+        .filter(|entry| !is_going(&entry.path()))
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
         .collect();
     names.sort();
     names
@@ -269,7 +279,11 @@ fn a_temporary_file_is_removed_when_nobody_holds_it() {
     assert!(live.exists());
     assert!(of_another.exists());
     // Closing would not do: a child that another test starts may hold the file for a moment longer.
-    lock.unlock().unwrap();
+    match cfg!(windows) {
+        // There no child has it, and what a child of another test has is not this.
+        true => drop(lock),
+        false => lock.unlock().unwrap(),
+    }
     put(&path, b"new", &SaveOptions::default()).unwrap();
     assert!(!live.exists());
 }
@@ -298,7 +312,11 @@ fn savers_of_one_path_leave_whole_files_only() {
             .collect();
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
-                let found = fs::read(&path).unwrap();
+                let found = match fs::read(&path) {
+                    // Where the system puts no file in the place of one that this thread has open, there is none for a moment.
+                    Err(fault) if cfg!(windows) && fault.kind() == io::ErrorKind::NotFound => continue,
+                    found => found.unwrap(),
+                };
                 assert!(found == fill(found[0]), "a mixed file of {} bytes", found.len());
             }
         });

@@ -169,7 +169,7 @@ fn every_source_gives_the_same_bytes() {
     for (backend, name) in [
         (Backend::Mmap, "mmap"),
         (Backend::Pread, "pread"),
-        (Backend::Auto, "mmap"),
+        (Backend::Auto, if cfg!(windows) { "pread" } else { "mmap" }),
     ] {
         let archive = open(&path, backend);
         assert_eq!(archive.backend(), name, "{}", archive.why());
@@ -222,6 +222,10 @@ fn a_file_that_shrank_or_was_written_to_is_noticed() {
     let (bytes, _) = file();
     let folder = tempfile::tempdir().unwrap();
     for backend in [Backend::Mmap, Backend::Pread] {
+        if cfg!(windows) && backend == Backend::Mmap {
+            // There a file that is mapped cannot be shortened.
+            continue;
+        }
         let path = folder.path().join(format!("{backend}.safetensors"));
         std::fs::write(&path, &bytes).unwrap();
         let archive = open(&path, backend);
@@ -260,6 +264,10 @@ fn a_file_replaced_by_rename_is_read_on_as_it_was() {
         let archive = open(&path, backend);
         let other = folder.path().join("new.safetensors");
         std::fs::write(&other, b"\x02\0\0\0\0\0\0\0{}").unwrap();
+        if cfg!(windows) {
+            // One that is mapped is not replaced there, but may be renamed.
+            std::fs::rename(&path, folder.path().join(format!("{backend}"))).unwrap();
+        }
         std::fs::rename(&other, &path).unwrap();
         suite(&archive, &tensors);
     }

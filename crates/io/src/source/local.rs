@@ -368,6 +368,10 @@ mod tests {
     fn replace(path: &Path, with: &[u8]) {
         let other = path.with_extension("new");
         std::fs::write(&other, with).unwrap();
+        if cfg!(windows) {
+            // Not every version of Windows replaces a file that is open, but all rename it.
+            std::fs::rename(path, path.with_extension("old")).unwrap();
+        }
         std::fs::rename(other, path).unwrap();
     }
 

@@ -11,12 +11,12 @@ use windows_sys::Win32::Foundation::{
     ERROR_ACCESS_DENIED, ERROR_USER_MAPPED_FILE, GENERIC_READ, GENERIC_WRITE,
 };
 use windows_sys::Win32::Storage::FileSystem::{
-    FILE_FLAG_BACKUP_SEMANTICS, FILE_FLAG_OPEN_REPARSE_POINT, MOVEFILE_REPLACE_EXISTING,
-    MOVEFILE_WRITE_THROUGH, WRITE_DAC,
+    FILE_ATTRIBUTE_READONLY, FILE_FLAG_BACKUP_SEMANTICS, FILE_FLAG_OPEN_REPARSE_POINT,
+    MOVEFILE_REPLACE_EXISTING, MOVEFILE_WRITE_THROUGH, WRITE_DAC,
 };
 
 use super::calls;
-use super::fault::{has_number, is_shared_by_nobody, patiently};
+use super::fault::{has_number, is_shared_by_nobody, numbered, patiently};
 use super::file::{facts, looked_at};
 use super::name::verbatim;
 use crate::disk::{Birth, Facts, Kind, Opening, Unlinked, facts_at};
@@ -98,6 +98,10 @@ impl Directory {
 
     /// Fails where this process may not write to the file `name`.
     pub(crate) fn check_writable(&self, name: &OsStr) -> io::Result<()> {
+        let is_read_only = |facts: Facts| facts.mode & FILE_ATTRIBUTE_READONLY != 0;
+        if self.facts(name)?.is_some_and(is_read_only) {
+            return Err(numbered(ERROR_ACCESS_DENIED));
+        }
         match File::options().write(true).open(self.path(name)) {
             Err(fault) if has_number(&fault, ERROR_ACCESS_DENIED) => Err(fault),
             // Removed a moment ago, or somebody has it.
